@@ -1,0 +1,1 @@
+"""What did happen: traffic, timeline, throughput."""

@@ -1,0 +1,1 @@
+"""How it is shown: objects that draw themselves in one palette."""

@@ -1,0 +1,22 @@
+"""One set of colours for every picture: the same thing has the same colour in all notebooks."""
+
+INK = "#1f2933"
+MUTED = "#6b7280"
+GRID = "#e5e7eb"
+PAPER = "#ffffff"
+
+RANKS = ("#3b6fb6", "#e07b39", "#4a9d6b", "#a05bb0", "#c2a13a", "#3aa6b9", "#c8506f", "#7a6a58")
+
+PHASES = {"forward": "#7fb069", "backward": "#3b6fb6", "communication": "#e8a33d",
+          "exposed": "#d1495b", "optimizer": "#8e6fae", "other": "#c5ccd3"}
+
+MEMORY = {"parameters": "#3b6fb6", "gradients": "#e07b39", "optimizer state": "#8e6fae",
+          "activations": "#7fb069", "buffers": "#e8a33d", "other": "#c5ccd3"}
+
+PREDICTED = INK  # the formula's tick
+GUESSED = "#d1495b"  # the student's tick
+
+
+def rank(number: int) -> str:
+    """The colour of a rank; it repeats after eight."""
+    return RANKS[number % len(RANKS)]

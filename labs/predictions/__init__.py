@@ -1,0 +1,1 @@
+"""What should happen: closed forms with their sources; starts no process."""

@@ -1,0 +1,1 @@
+"""What every lab trains: models, data, and the plain training loop."""

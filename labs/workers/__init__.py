@@ -1,0 +1,1 @@
+"""How code gets onto ranks: launch, devices, output, faults, and the watch for hangs."""

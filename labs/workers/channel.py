@@ -1,0 +1,34 @@
+"""The worker's end of the line to the process that called `launch`."""
+
+import threading
+
+_channel = None
+
+
+class Channel:
+    """Messages to the caller: (kind, content) pairs, from any thread."""
+
+    def __init__(self, connection, rank: int):
+        self.connection = connection
+        self.rank = rank
+        self._lock = threading.Lock()
+
+    def send(self, kind: str, content=None) -> None:
+        with self._lock:
+            self.connection.send((kind, content))
+
+    def open(self) -> None:
+        """Makes this the channel that `report` uses."""
+        global _channel
+        _channel = self
+
+
+def report(step=None, total=None, **metrics) -> None:
+    """Streams numbers from rank 0 to the caller: a progress bar now, a series afterwards.
+
+    step counts from 0; total is the number of steps, if known; each metric is a number or a
+    one-element tensor. On other ranks, and outside a launch, it does nothing.
+    """
+    if _channel is None or _channel.rank != 0:
+        return
+    _channel.send("report", (step, total, {name: float(value) for name, value in metrics.items()}))

@@ -1,0 +1,85 @@
+"""Which backend, which devices, how many ranks: chosen by what the machine has, and said."""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the ranks of one launch run.
+
+    ranks: world size. backend: what `init_process_group` gets. devices: one name per rank.
+    threads: intra-op threads per rank. reason: one sentence for the student.
+    """
+
+    ranks: int
+    backend: str
+    devices: tuple
+    threads: int
+    reason: str
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def gpus() -> int:
+    """GPUs that can be used, counted without making a CUDA context."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def default_ranks() -> int:
+    """One rank per GPU where there are several; otherwise 2 to 4, by the number of cores."""
+    return gpus() if gpus() > 1 else min(4, max(2, cores()))
+
+
+def plan(ranks=None, device=None) -> Plan:
+    """The plan for `ranks` ranks (None: what the machine offers) on `device` (None, cpu, cuda)."""
+    ranks = default_ranks() if ranks is None else _checked(ranks)
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device={device!r}: choose 'cpu', 'cuda', or leave it out")
+    found = 0 if device == "cpu" else gpus()
+    if device == "cuda" and not found:
+        raise ValueError("device='cuda', but this machine has no usable GPU: leave device out")
+    threads = max(1, cores() // ranks)
+    if not found:
+        why = "as asked" if device == "cpu" else "no GPU here"
+        return Plan(ranks, "gloo", ("cpu",) * ranks, threads,
+                    f"ranks run on the CPU with gloo ({why}): bytes and calls are those of a "
+                    "GPU node, seconds are not")
+    devices = tuple(f"cuda:{rank % found}" for rank in range(ranks))
+    if ranks <= found:
+        # gloo beside NCCL, so that a CPU tensor can be communicated too
+        return Plan(ranks, "cpu:gloo,cuda:nccl", devices, threads,
+                    f"one GPU per rank with NCCL ({found} found)")
+    return Plan(ranks, "gloo", devices, threads,
+                f"{ranks} ranks share {found} GPU{'s' * (found > 1)} with gloo, because NCCL "
+                "wants one GPU per rank")
+
+
+def crowding(ranks: int):
+    """A warning when there are more ranks than this machine runs sensibly, or None."""
+    if ranks <= max(8, 4 * cores()):
+        return None
+    return (f"{ranks} ranks on {cores()} cores: it will work, but slowly, "
+            f"and each rank takes about 0.1 GB of memory")
+
+
+def device() -> torch.device:
+    """On a rank: the device of this rank. Elsewhere: the CPU."""
+    return torch.device(os.environ.get("LABS_DEVICE", "cpu"))
+
+
+def _checked(ranks) -> int:
+    if isinstance(ranks, bool) or not isinstance(ranks, int):
+        raise TypeError(f"ranks={ranks!r}: give a whole number, for example ranks=4")
+    if ranks < 1:
+        raise ValueError(f"ranks={ranks}: at least 1 rank is needed")
+    return ranks

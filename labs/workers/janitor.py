@@ -1,0 +1,30 @@
+"""Loaded into the fork server: the last one out turns off the light.
+
+The fork server outlives a kernel that was killed by a moment. It uses it to remove the private
+directory (its own socket, the rendezvous files) that nobody else is left to remove.
+"""
+
+import atexit
+import os
+import shutil
+import sys
+from multiprocessing import forkserver
+
+
+def _remove_private_directory():
+    address = forkserver._forkserver._forkserver_address
+    if isinstance(address, str) and os.path.basename(os.path.dirname(address)).startswith("pymp-"):
+        shutil.rmtree(os.path.dirname(address), ignore_errors=True)
+
+
+def _forget_labs():
+    # Workers inherit this process's modules, and must import the labs that is on disk by then.
+    for name in [name for name in sys.modules if name.split(".")[0] == "labs"]:
+        del sys.modules[name]
+
+
+if sys.argv[:1] == ["-c"]:  # only in the fork server, which is started with `python -c`
+    if hasattr(os, "setsid"):
+        os.setsid()  # a signal to the kernel's process group must not take the janitor along
+    atexit.register(_remove_private_directory)
+    os.register_at_fork(after_in_child=_forget_labs)

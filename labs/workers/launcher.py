@@ -1,0 +1,88 @@
+"""`launch`: run a function on real ranks, from a notebook cell or a script."""
+
+import os
+import sys
+import time
+import warnings
+from dataclasses import dataclass, field
+
+from labs.workers import devices
+from labs.workers.crew import Crew
+from labs.workers.failures import LaunchError, remember
+from labs.workers.payload import pack
+
+_said = set()
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be set for one launch.
+
+    device: "cpu" or "cuda" instead of what the machine offers.
+    hang_after: seconds without progress in a collective before the ranks are stopped.
+    verify: name a mismatched collective at once (a barrier per collective: off where time counts).
+    quiet: show nothing of what the ranks print or report; it is still in the results.
+    environment: variables to set on the ranks, beside those of this process.
+    """
+
+    device: str = None
+    hang_after: float = 10.0
+    verify: bool = True
+    quiet: bool = False
+    environment: dict = field(default_factory=dict)
+
+
+class Results(list):
+    """results[r] is what the function returned on rank r.
+
+    series: name -> values that rank 0 reported. output[r]: all that rank r printed.
+    seconds: from the call of `launch` to the last result.
+    """
+
+    def __init__(self, values, series, output, seconds):
+        super().__init__(values)
+        self.series, self.output, self.seconds = series, output, seconds
+
+
+def launch(fn, *args, ranks=None, **options) -> Results:
+    """Runs `fn(*args)` on `ranks` ranks at once, each a fresh process; entry r of the result is
+    what rank r returned.
+
+    Inside `fn` the process group is up, `torch.distributed` works as usual and the rank's device
+    is set. `fn` may be defined in a cell; what it closes over travels with it. ranks=None takes
+    what the machine offers; the options are those of `Options`.
+
+    Raises RankFailed when a rank raises, leaves or is killed; RanksStuck when ranks wait for one
+    another; CannotSend when something cannot travel. No process is left behind, whatever happens.
+    """
+    if "LABS_RANK" in os.environ:
+        raise LaunchError("launch was called on a rank: call it from the notebook, "
+                          "not inside a function that already runs on ranks")
+    began = time.monotonic()
+    chosen = _options(options)
+    plan = devices.plan(ranks, chosen.device)
+    _announce(plan, chosen.quiet)
+    crew = Crew(plan, pack(fn, args), chosen)
+    try:
+        values = crew.run()
+    except LaunchError as error:
+        raise remember(error) from error.__cause__
+    return Results(values, crew.progress.series, crew.screen.text, time.monotonic() - began)
+
+
+def _options(given) -> Options:
+    unknown = set(given) - set(Options.__dataclass_fields__)
+    if unknown:
+        raise TypeError(f"launch has no option {', '.join(sorted(unknown))}; it has ranks, "
+                        f"{', '.join(Options.__dataclass_fields__)}. Arguments of the function "
+                        "go by position")
+    return Options(**given)
+
+
+def _announce(plan, quiet):
+    """Says once what was chosen and why, and warns of more ranks than sensible."""
+    if warning := devices.crowding(plan.ranks):
+        warnings.warn(warning, stacklevel=3)
+    if plan.reason not in _said and not quiet:
+        _said.add(plan.reason)
+        print(plan.reason, file=sys.stdout, flush=True)

@@ -1,0 +1,70 @@
+"""Where a line of code is, in the student's own terms: cell number, line, source text."""
+
+import linecache
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+
+_LABS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = tuple({os.path.realpath(sysconfig.get_paths()[name])
+                    for name in ("stdlib", "purelib", "platlib")})
+
+
+@dataclass(frozen=True)
+class Place:
+    """One frame: file, line (from 1) and function name."""
+
+    filename: str
+    line: int
+    function: str
+
+    @property
+    def is_students(self) -> bool:
+        """Whether the frame is the student's own, not a library's and not ours."""
+        if self.filename.startswith("<") and not self.filename.startswith("<ipython"):
+            return False
+        path = os.path.realpath(self.filename)
+        return not (path.startswith((*_LIBRARIES, _LABS + os.sep)) or "site-packages" in path)
+
+    @property
+    def source(self) -> str:
+        linecache.checkcache(self.filename)
+        return linecache.getline(self.filename, self.line).strip()
+
+    def __str__(self):
+        return f"{_cell(self.filename) or os.path.basename(self.filename)} line {self.line}"
+
+
+def students(stack) -> list:
+    """The student's own places on a stack, outermost first; if none is theirs, the last one."""
+    own = [place for place in stack if place.is_students]
+    return own or [place for place in stack if not place.filename.startswith(_LABS)][-1:]
+
+
+def stack_of(frame) -> list:
+    """The places of a running frame and its callers, outermost first."""
+    places = []
+    while frame is not None:
+        places.append(Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return places[::-1]
+
+
+def traceback_of(error) -> list:
+    """The places an exception passed through, outermost first."""
+    places, step = [], error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        places.append(Place(code.co_filename, step.tb_lineno, code.co_name))
+        step = step.tb_next
+    return places
+
+
+def _cell(filename):
+    """`In [3]` for the source of a notebook cell; only the kernel knows, and only privately."""
+    try:
+        shell = sys.modules["IPython"].get_ipython()
+        return f"In [{shell.compile._filename_map[filename]}]"
+    except Exception:
+        return None

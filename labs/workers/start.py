@@ -1,0 +1,79 @@
+"""Starts fresh processes fast: a fork server that has imported the third-party packages once."""
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import threading
+from multiprocessing import util
+
+import torch.multiprocessing as mp
+
+# Third-party only: a preloaded module stays as it was when the server started.
+PRELOAD = [
+    "labs.workers.janitor",  # stands alone, and forgets that labs was ever imported
+    "numpy",
+    "cloudpickle",
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",  # torch.optim imports it at the first step
+    "torch.profiler",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+]
+
+_lock = threading.RLock()
+
+
+def start_method() -> str:
+    """`forkserver`, or `spawn` where the platform has none or LABS_START_METHOD says so."""
+    chosen = os.environ.get("LABS_START_METHOD")
+    available = multiprocessing.get_all_start_methods()
+    return chosen or ("forkserver" if "forkserver" in available else "spawn")
+
+
+def context():
+    """The multiprocessing context that ranks are started from."""
+    return mp.get_context(start_method())
+
+
+def warm_up() -> None:
+    """Starts the fork server and returns at once; the imports go on in the background."""
+    if start_method() != "forkserver":
+        return
+    # No preloaded module may touch the CUDA driver, or the workers could not use it.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    from multiprocessing import forkserver
+
+    with _lock, _main_hidden():
+        context().set_forkserver_preload(PRELOAD)
+        forkserver.ensure_running()
+
+
+def start(target, args):
+    """A started process running `target(*args)`; it will not import the caller's script."""
+    warm_up()
+    with _lock, _main_hidden():
+        process = context().Process(target=target, args=args)
+        process.start()
+    return process
+
+
+def private_directory() -> str:
+    """This process's directory for rendezvous files: mode 0700, gone when the process is."""
+    return util.get_temp_dir()
+
+
+@contextlib.contextmanager
+def _main_hidden():
+    """multiprocessing would run the caller's script again in each worker to import it as main;
+    functions of main travel by value, so nothing needs that."""
+    main = sys.modules["__main__"]
+    hidden = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__")
+              if name in main.__dict__}
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)

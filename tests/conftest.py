@@ -1,0 +1,38 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_sessionstart(session):
+    """The fork server imports torch while the tests are being collected."""
+    import labs
+
+    labs.warm_up()
+
+
+@pytest.fixture(scope="session")
+def warm_launcher():
+    """The first launch waits for those imports; no test's time should."""
+    import labs
+
+    labs.launch(int, ranks=1, quiet=True)
+
+
+@pytest.fixture
+def nothing_left(warm_launcher):
+    """Fails the test when it leaves a worker process or a rendezvous file behind."""
+    import os
+
+    import leftovers
+
+    from labs.workers import start
+
+    shared = leftovers.shared_memory()
+    yield
+    assert leftovers.until(lambda: not leftovers.workers_of(os.getpid()), 2)
+    assert not [name for name in os.listdir(start.private_directory())
+                if name.startswith("rendezvous")]
+    assert leftovers.shared_memory() <= shared

@@ -1,0 +1,154 @@
+"""What the student sees when ranks fail or wait for one another."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from labs import RankFailed, RanksStuck, last_failure, launch
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def failure(fn, kind=RankFailed, ranks=3, **options):
+    """(message lines, seconds) of a launch that must fail."""
+    began = time.monotonic()
+    with pytest.raises(kind) as caught:
+        launch(fn, ranks=ranks, quiet=True, **options)
+    assert last_failure() is caught.value
+    return str(caught.value).splitlines(), time.monotonic() - began
+
+
+def test_the_root_cause_comes_first_with_line_and_source():
+    def inner(tensor):
+        if dist.get_rank() == 1:
+            raise ValueError("not this one")
+        dist.all_reduce(tensor)
+
+    def work():
+        inner(torch.ones(2))
+
+    lines, seconds = failure(work)
+    line = inner.__code__.co_firstlineno + 2
+    assert lines[0] == "rank 1 raised ValueError: not this one"
+    assert lines[1].strip() == (
+        f'test_failures.py line {line}, in inner:  raise ValueError("not this one")')
+    assert lines[2].strip().startswith("called at test_failures.py") and "inner(torch" in lines[2]
+    assert lines[3].startswith("ranks 0 and 2 wait in all_reduce (#1) at test_failures.py")
+    assert seconds < 1.5
+    assert "ValueError: not this one" in last_failure().traceback
+    assert isinstance(last_failure().cause, ValueError)
+
+
+def test_an_error_inside_a_hook_in_backward():
+    def work():
+        weight = torch.ones(2, requires_grad=True)
+
+        def hook(gradient):
+            raise KeyError("in a hook")
+
+        weight.register_hook(hook)
+        weight.sum().backward()
+
+    lines, _ = failure(work, ranks=2)
+    assert lines[0] == "rank 0 raised KeyError: 'in a hook'" or lines[0].startswith("rank 1")
+    assert "raise KeyError" in lines[1] and "did the same" in lines[-1]
+
+
+def test_a_rank_that_returns_early_is_named_at_once():
+    def work():
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        if dist.get_rank() != 1:
+            dist.all_reduce(tensor)
+
+    lines, seconds = failure(work, RanksStuck)
+    assert "ranks 0 and 2 wait in all_reduce (#2) at test_failures.py" in lines[1]
+    assert lines[2] == "rank 1 already returned"
+    assert lines[3] == "rank 1 never joined all_reduce: every rank must call every collective."
+    assert seconds < 4  # certain after a second; no need to wait for hang_after
+
+
+def test_a_rank_that_computes_for_ever_is_found_after_hang_after():
+    def work():
+        while dist.get_rank() == 0:
+            pass
+        dist.all_reduce(torch.ones(1))
+
+    lines, seconds = failure(work, RanksStuck, hang_after=2)
+    assert lines[0] == "no progress in a collective for 2 s; all ranks were stopped"
+    assert lines[1].startswith("rank 0 computes at test_failures.py line")
+    assert lines[2].startswith("ranks 1 and 2 wait in all_reduce (#1)")
+    assert 2 < seconds < 6
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_different_collectives(verify):
+    def work():
+        if dist.get_rank() == 0:
+            dist.broadcast(torch.ones(2), 0)
+        else:
+            dist.all_reduce(torch.ones(2))
+
+    kind = RankFailed if verify else RanksStuck
+    lines, seconds = failure(work, kind, hang_after=2, verify=verify)
+    assert "broadcast" in lines[1] and lines[1].startswith("rank 0")
+    assert "all_reduce" in lines[2] and lines[2].startswith("ranks 1 and 2")
+    assert "same" in lines[3]
+    if verify:
+        assert lines[0].startswith("the ranks are not in the same collective") and seconds < 2
+
+
+def test_different_shapes_are_named_at_once():
+    def work():
+        dist.all_reduce(torch.ones(2 + dist.get_rank()))
+
+    lines, seconds = failure(work, ranks=2)
+    assert "rank 0 calls all_reduce with float [2] (#1)" in lines[1]
+    assert "rank 1 calls all_reduce with float [3] (#1)" in lines[2]
+    assert seconds < 2
+
+
+def test_a_subgroup_may_go_on_after_another_rank_has_returned():
+    """Not a deadlock: ranks 0 and 1 work in their own group, rank 2 is done."""
+
+    def work():
+        group = dist.new_group([0, 1])
+        if dist.get_rank() == 2:
+            return "done"
+        if dist.get_rank() == 0:
+            time.sleep(2)
+        dist.all_reduce(torch.ones(1), group=group)
+        return "done"
+
+    assert launch(work, ranks=3, quiet=True) == ["done"] * 3
+
+
+@pytest.mark.parametrize("deed, words", [
+    (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by signal 9 (SIGKILL), probably"),
+    (lambda: os.kill(os.getpid(), signal.SIGSEGV), "was killed by signal 11 (SIGSEGV)"),
+    (lambda: os._exit(3), "ended its process with exit code 3"),
+    (lambda: sys.exit(3), "called sys.exit(3)")], ids=["SIGKILL", "SIGSEGV", "_exit", "exit"])
+def test_a_rank_that_leaves_is_named_for_what_it_did(deed, words):
+    def work():
+        if dist.get_rank() == 1:
+            deed()
+        dist.all_reduce(torch.ones(1))
+
+    lines, seconds = failure(work)
+    assert lines[0].startswith(f"rank 1 {words}")
+    assert all("connection" in line or "wait" in line for line in lines[1:] if "rank" in line[:5])
+    assert seconds < 2
+
+
+def test_a_keyboard_on_a_rank():
+    lines, _ = failure(lambda: input("your name? "), ranks=1)
+    assert "a rank has no keyboard" in lines[0]
+
+
+def test_the_next_launch_works_after_every_failure():
+    assert launch(dist.get_rank, ranks=2, quiet=True) == [0, 1]

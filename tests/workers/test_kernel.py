@@ -1,0 +1,134 @@
+"""The launcher inside a live Jupyter kernel: cells, interrupts, restarts, and a killed kernel."""
+
+import os
+import queue
+import signal
+import time
+
+import leftovers
+import pytest
+from jupyter_client.manager import KernelManager
+
+HANGING = """
+import time, torch, torch.distributed as dist
+from labs import launch
+def work():
+    print("ready")
+    {body}
+launch(work, ranks=2, hang_after=60)
+"""
+
+
+class Kernel:
+    """A kernel and what its cells print."""
+
+    def __init__(self):
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel()
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        self.pid = self.manager.provisioner.process.pid
+
+    def start(self, code):
+        self.client.execute(code)
+
+    def finish(self, until=None, timeout=60):
+        """(text printed, error text or None) of the running cell; with `until`, up to that text."""
+        text, error, deadline = "", None, time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            try:
+                message = self.client.get_iopub_msg(timeout=1)
+            except queue.Empty:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                text += content["text"]
+            elif kind in ("execute_result", "display_data"):
+                text += content["data"].get("text/plain", "")
+            elif kind == "error":
+                error = "\n".join(content["traceback"])
+            if (until and until in text) or (
+                    kind == "status" and content["execution_state"] == "idle" and text + str(error)
+                    and message["parent_header"]["msg_type"] == "execute_request"):
+                return text, error
+        raise TimeoutError(text)
+
+    def run(self, code):
+        self.start(code)
+        return self.finish()
+
+    def close(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    kernel = Kernel()
+    kernel.run("import torch, torch.distributed as dist\nfrom labs import launch\nprint('ok')")
+    yield kernel
+    kernel.close()
+
+
+def test_a_function_from_a_cell_runs_on_ranks(kernel):
+    text, error = kernel.run("""
+def work(x):
+    print("hello from", dist.get_rank())
+    total = torch.tensor([x])
+    dist.all_reduce(total)
+    return total.item()
+launch(work, 3, ranks=2)""")
+    assert error is None, error
+    assert "rank 0 │ hello from 0\nrank 1 │ hello from 1\n" in text and "[6, 6]" in text
+
+
+def test_an_error_names_cell_and_line_and_nothing_of_ours(kernel):
+    text, error = kernel.run("""def broken():
+    if dist.get_rank() == 1:
+        raise ValueError("mine")
+    dist.all_reduce(torch.ones(1))
+launch(broken, ranks=2)""")
+    assert "RankFailed: rank 1 raised ValueError: mine" in error
+    assert 'line 3, in broken:  raise ValueError("mine")' in error and "In [" in error
+    assert "rank 0 waits in all_reduce (#1) at In [" in error
+    assert "labs/workers" not in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("body", ["dist.recv(torch.ones(1), 1 - dist.get_rank())",
+                                  "time.sleep(60)"], ids=["collective", "compute"])
+def test_an_interrupt_leaves_nothing_and_the_next_cell_works(kernel, body):
+    kernel.start(HANGING.format(body=body))
+    kernel.finish(until="rank 1 │ ready")
+    assert len(leftovers.workers_of(kernel.pid)) == 2
+    kernel.manager.interrupt_kernel()
+    _, error = kernel.finish(timeout=5)
+    assert "interrupted; all ranks were stopped" in error and "line" in error
+    assert leftovers.until(lambda: not leftovers.workers_of(kernel.pid), 2)
+    assert "[0, 1]" in kernel.run("launch(dist.get_rank, ranks=2)")[0]
+
+
+def _end_with(action):
+    """Starts a hanging launch in a new kernel, ends the kernel by `action`; what was left."""
+    before = leftovers.private_directories()
+    kernel = Kernel()
+    try:
+        kernel.start(HANGING.format(body="dist.recv(torch.ones(1), 1 - dist.get_rank())"))
+        kernel.finish(until="rank 1 │ ready")
+        workers = leftovers.workers_of(kernel.pid)
+        servers = [worker.parent() for worker in workers[:1]]
+        assert len(workers) == 2 and leftovers.private_directories() > before
+        action(kernel)
+        gone = leftovers.until(
+            lambda: not any(p.is_running() and p.status() != "zombie" for p in workers + servers), 5)
+        return gone and leftovers.until(lambda: leftovers.private_directories() <= before, 3)
+    finally:
+        kernel.close()
+
+
+def test_a_killed_kernel_takes_its_ranks_and_files_along():
+    assert _end_with(lambda kernel: os.kill(kernel.pid, signal.SIGKILL))
+
+
+def test_a_restarted_kernel_takes_its_ranks_and_files_along():
+    assert _end_with(lambda kernel: kernel.manager.restart_kernel(now=True))

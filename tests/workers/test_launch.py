@@ -1,0 +1,259 @@
+"""What a launch gives back: results, output, reports; who it runs on; what cannot travel."""
+
+import os
+import threading
+import time
+import warnings
+
+import leftovers
+import pytest
+import torch
+import torch.distributed as dist
+
+import labs
+from labs import launch
+from labs.workers import devices
+from labs.workers.payload import CannotSend
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def test_results_come_back_by_rank_from_a_closure():
+    bias = torch.tensor([1.0, 2.0])
+
+    def work(scale):
+        total = torch.full((2,), float(dist.get_rank()))
+        dist.all_reduce(total)
+        return dist.get_rank(), total * scale + bias
+
+    results = launch(work, 10, ranks=4, quiet=True)
+    assert [rank for rank, _ in results] == [0, 1, 2, 3]
+    # 0 + 1 + 2 + 3 on every rank, times 10, plus the captured bias
+    assert all(value.tolist() == [61.0, 62.0] for _, value in results)
+    assert results.seconds > 0
+
+
+def test_ranks_are_fresh_processes_with_their_share_of_the_cores():
+    def work():
+        return (os.getpid(), torch.get_num_threads(), os.environ["RANK"], str(labs.device()),
+                os.environ.get("LABS_TEST_VARIABLE"))
+
+    first = launch(work, ranks=2, quiet=True)
+    os.environ["LABS_TEST_VARIABLE"] = "changed"
+    try:
+        second = launch(work, ranks=2, quiet=True)
+    finally:
+        del os.environ["LABS_TEST_VARIABLE"]
+    assert len({pid for pid, *_ in [*first, *second]}) == 4
+    assert [row[1:] for row in first] == [(max(1, devices.cores() // 2), str(r), "cpu", None)
+                                          for r in range(2)]
+    assert [row[4] for row in second] == ["changed", "changed"]
+
+
+def test_printed_lines_arrive_whole_in_rank_order(capfd):
+    def work():
+        print("first", dist.get_rank())
+        os.write(1, b"from C\n")
+        print("no newline at the end", end="")
+
+    results = launch(work, ranks=3)
+    shown = capfd.readouterr().out.splitlines()
+    lines = [line for line in shown if line.startswith("rank ")]
+    assert lines == [f"rank {r} │ {text}" for r in range(3)
+                     for text in (f"first {r}", "from C", "no newline at the end")]
+    assert results.output[2] == "first 2\nfrom C\nno newline at the end"
+
+
+def test_output_is_live(capfd):
+    """A line is shown while its rank still runs."""
+    seen = []
+
+    def work():
+        print("early")
+        time.sleep(1.2)
+
+    thread = threading.Thread(target=lambda: seen.append(launch(work, ranks=1)))
+    thread.start()
+    time.sleep(0.9)
+    early = capfd.readouterr().out
+    thread.join()
+    assert "rank 0 │ early" in early and not leftovers.workers_of(os.getpid())
+
+
+def test_reports_stream_from_rank_0():
+    def work():
+        for step in range(4):
+            labs.report(step=step, total=4, loss=torch.tensor(1.0 / (step + 1)), lr=0.1)
+
+    series = launch(work, ranks=2, quiet=True).series
+    assert series["step"] == [0, 1, 2, 3]
+    assert series["loss"] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+    assert series["lr"] == [0.1] * 4
+
+
+def test_only_loopback_listens_while_a_launch_runs():
+    found = []
+
+    def work():
+        dist.all_reduce(torch.ones(1))
+        time.sleep(0.8)
+
+    thread = threading.Thread(target=lambda: launch(work, ranks=2, quiet=True))
+    thread.start()
+    assert leftovers.until(lambda: len(leftovers.workers_of(os.getpid())) == 2)
+    while thread.is_alive():
+        found += leftovers.listening_elsewhere(leftovers.workers_of(os.getpid()))
+        time.sleep(0.05)
+    assert not found
+
+
+def test_a_script_is_not_run_again_on_its_ranks(tmp_path):
+    """A solution runs as a plain script: no `if __name__ == "__main__"` is needed."""
+    import subprocess
+    import sys
+
+    script = tmp_path / "plain.py"
+    script.write_text("print('top')\nfrom labs import launch\n"
+                      "def f(x):\n    return x + 1\n"
+                      "print(launch(f, 1, ranks=2, quiet=True))\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["top", "[2, 2]"], done.stderr
+
+
+def test_an_edited_user_module_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "users_module.py"
+
+    def work():
+        import users_module
+
+        return users_module.VALUE
+
+    module.write_text("VALUE = 'old'\n")
+    assert launch(work, ranks=1, quiet=True) == ["old"]
+    module.write_text("VALUE = 'newer'\n")
+    assert launch(work, ranks=1, quiet=True) == ["newer"]
+
+
+def test_spawn_where_there_is_no_fork_server(monkeypatch):
+    monkeypatch.setenv("LABS_START_METHOD", "spawn")
+
+    def work():
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item()
+
+    assert launch(work, ranks=2, quiet=True) == [2.0, 2.0]
+
+
+def test_two_launches_at_once():
+    def work(value):
+        total = torch.tensor([value])
+        dist.all_reduce(total)
+        return total.item()
+
+    results = {}
+
+    def run(value):
+        results[value] = launch(work, value, ranks=2, quiet=True)
+
+    threads = [threading.Thread(target=run, args=(value,)) for value in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert results == {value: [2 * value] * 2 for value in range(4)}
+
+
+@pytest.mark.parametrize("ranks, error, phrase", [
+    (0, ValueError, "at least 1"), (-1, ValueError, "at least 1"),
+    ("four", TypeError, "whole number"), (True, TypeError, "whole number")])
+def test_a_wrong_number_of_ranks_is_one_sentence(ranks, error, phrase):
+    with pytest.raises(error, match=phrase):
+        launch(print, ranks=ranks)
+
+
+def test_an_unknown_option_is_named():
+    with pytest.raises(TypeError, match="no option rank; it has ranks, device"):
+        launch(print, rank=2)
+
+
+def test_a_launch_inside_a_launch_is_refused():
+    def work():
+        try:
+            launch(print, ranks=2)
+        except labs.LaunchError as error:
+            return str(error)
+
+    assert "on a rank" in launch(work, ranks=1, quiet=True)[0]
+
+
+def test_what_cannot_travel_is_named():
+    lock = threading.Lock()
+
+    def work():
+        return lock
+
+    with pytest.raises(CannotSend, match=r"'lock', used in work\(\), cannot be sent .* a lock"):
+        launch(work, ranks=2)
+    with pytest.raises(CannotSend, match="argument 1 cannot be sent .* a generator"):
+        launch(print, (i for i in range(3)), ranks=2)
+
+
+def test_a_large_captured_value_is_warned_about():
+    table = torch.zeros(15_000_000)
+
+    def work():
+        return table.numel()
+
+    with pytest.warns(UserWarning, match=r"60 MB travel to every rank, most of it 'table'"):
+        assert launch(work, ranks=1, quiet=True) == [15_000_000]
+
+
+def test_a_result_that_cannot_travel_is_named_with_its_rank():
+    def work():
+        return threading.Lock() if dist.get_rank() == 1 else 1
+
+    with pytest.raises(labs.RankFailed, match="rank 1 returned a lock, which cannot be sent back"):
+        launch(work, ranks=2, quiet=True)
+
+
+def test_the_plan_says_what_was_chosen_and_why(monkeypatch):
+    monkeypatch.setattr(devices, "gpus", lambda: 0)
+    assert (devices.plan(3).backend, devices.plan(3).devices) == ("gloo", ("cpu",) * 3)
+    assert "no GPU here" in devices.plan(3).reason
+    monkeypatch.setattr(devices, "gpus", lambda: 1)
+    assert devices.plan().ranks == devices.default_ranks() >= 2
+    assert devices.plan(2).backend == "gloo" and devices.plan(2).devices == ("cuda:0", "cuda:0")
+    assert "share 1 GPU" in devices.plan(2).reason
+    monkeypatch.setattr(devices, "gpus", lambda: 8)
+    assert devices.plan().ranks == 8 and "nccl" in devices.plan().backend
+    assert devices.plan(2, "cpu").devices == ("cpu", "cpu")
+
+
+def test_many_ranks_are_a_warning(monkeypatch):
+    assert devices.crowding(8) is None
+    assert "9999 ranks" in devices.crowding(9999)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_ranks_run_on_the_gpu():
+    def work():
+        value = torch.ones(2, device=labs.device())
+        dist.all_reduce(value)
+        return value
+
+    ranks = max(2, torch.cuda.device_count())
+    results = launch(work, ranks=ranks, quiet=True)
+    assert all(value.is_cuda and value.tolist() == [ranks] * 2 for value in results)
+
+
+def test_no_needless_warnings():
+    def work():
+        x = torch.ones(4)
+        out = torch.empty(8)
+        dist.all_gather_into_tensor(out, x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = launch(work, ranks=2, quiet=True)
+    assert results.output == ["", ""]
