@@ -1,0 +1,49 @@
+"""What a cell of the workbook may not be: too long, too wordy, or plotting."""
+
+import html
+import re
+
+MAX_WORDS = 80
+MAX_LINES = 16
+PLOTTING = re.compile(r"^\s*(import|from)\s+matplotlib\b|\bplt\.|^\s*%matplotlib\b")
+
+
+def count_words(markdown):
+    """Words a reader sees in a text cell.
+
+    Headings, tables, code and link texts count; link targets, HTML tags, HTML comments and
+    styles do not; a formula, `$...$` or `$$...$$`, is one word. Something without a letter or a
+    digit ('|', '---', '→') is no word.
+    """
+    text = re.sub(r"<!--.*?-->|<style.*?</style>", " ", markdown, flags=re.DOTALL)
+    text = re.sub(r"\$\$.+?\$\$|\$(?=\S)[^$\n]+(?<=\S)\$(?!\d)", " formula ", text, flags=re.DOTALL)
+    text = re.sub(r"\]\([^)]*\)|\]\[[^\]]*\]", "] ", text)
+    text = html.unescape(re.sub(r"</?[a-zA-Z][^<>]*>", " ", text))
+    return sum(any(map(str.isalnum, word)) for word in text.split())
+
+
+def lint(cell):
+    """Yields one sentence for each thing wrong with the cell."""
+    if cell.kind == "markdown":
+        words = count_words(cell.source)
+        if words > MAX_WORDS:
+            yield cell.problem(0, f"{words} words; a text cell has at most {MAX_WORDS}.")
+    elif cell.kind == "code":
+        yield from _lint_code(cell)
+
+
+def _lint_code(cell):
+    shown = cell.solution_lines()
+    if len(shown) > MAX_LINES:
+        yield cell.problem(
+            shown[MAX_LINES][0] - cell.line,
+            f"{len(shown)} lines; a code cell has at most {MAX_LINES}.",
+        )
+    for number, text in shown:
+        if PLOTTING.search(text.split("# ")[0]):
+            yield cell.problem(
+                number - cell.line,
+                f"plotting code, {text.strip()!r}, belongs in "
+                "labs/; let the cell end with an object that "
+                "draws itself.",
+            )
