@@ -10,6 +10,7 @@ from itertools import count
 from multiprocessing.connection import wait
 
 from labs.workers import failures, start, worker
+from labs.workers.calls import Ledger
 from labs.workers.failures import Outcome, RankFailed, RanksStuck
 from labs.workers.progress import Progress
 from labs.workers.screen import Screen
@@ -45,6 +46,7 @@ class Crew:
     def __init__(self, plan, payload: bytes, options):
         self.plan, self.payload, self.options = plan, payload, options
         self.members = []
+        self.ledger = Ledger()
         self.screen = Screen(plan.ranks, options.quiet)
         self.progress = Progress(options.quiet)
         self.rendezvous = os.path.join(start.private_directory(),
@@ -114,6 +116,9 @@ class Crew:
         if progress != member.progress:
             member.progress, member.changed = progress, time.monotonic()
 
+    def _on_call(self, member, call):
+        self.ledger.enter(member.rank, call)
+
     def _on_where(self, member, where):
         member.where = where
 
@@ -144,6 +149,9 @@ class Crew:
 
     def _judge(self):
         """Raises when the launch can no longer succeed."""
+        if self.ledger.mismatch:
+            raise RanksStuck("the ranks are not in the same collective", self._calls(),
+                             "All must call the same ones, in the same order, on the same shapes.")
         root = failures.root_cause([m.outcome for m in self.members if m.settled])
         if root is not None:
             # victims are often heard first: give the one to blame the time to speak
@@ -168,6 +176,13 @@ class Crew:
         patience = max(limit, 10)
         silent = [m.rank for m in self.members if not m.settled and now - m.heard > patience]
         return f"rank {silent[0]} has not answered for {patience:g} s" if silent else None
+
+    def _calls(self) -> list:
+        """What each rank calls where they disagree; a rank that has called nothing yet is asked."""
+        self._listen(0.1)
+        calls = self.ledger.mismatch
+        return [Outcome(rank, "calls", call=str(calls[rank])) if rank in calls else outcome
+                for rank, outcome in enumerate(self._outcomes())]
 
     def _outcomes(self) -> list:
         """What became of every rank by now; those still running are asked where they are."""

@@ -5,7 +5,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 
-from labs.workers import mismatch, places
+from labs.workers import places
 
 _last = None
 
@@ -28,20 +28,17 @@ class RankFailed(LaunchError):
     def __init__(self, root, outcomes):
         self.rank, self.cause, self.outcomes = root.rank, root.error, outcomes
         self.traceback = root.traceback
-        lines = [root.headline(), *root.where(), *grouped(outcomes, root)]
-        if mismatch.own_call(root.message):
-            lines = ["the ranks are not in the same collective; all ranks were stopped",
-                     *grouped(outcomes), _advice(outcomes)]
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join([root.headline(), *root.where(), *grouped(outcomes, root)]))
         self.__cause__ = root.error
 
 
 class RanksStuck(LaunchError):
-    """Ranks that wait for one another and never get on. outcomes: one per rank."""
+    """Ranks that wait for one another and never get on, or that are not in the same collective.
+    outcomes: one per rank."""
 
-    def __init__(self, why, outcomes):
+    def __init__(self, why, outcomes, advice=""):
         self.outcomes = outcomes
-        lines = [f"{why}; all ranks were stopped", *grouped(outcomes), _advice(outcomes)]
+        lines = [f"{why}; all ranks were stopped", *grouped(outcomes), advice or _advice(outcomes)]
         super().__init__("\n".join(line for line in lines if line))
 
 
@@ -49,7 +46,8 @@ class RanksStuck(LaunchError):
 class Outcome:
     """What became of one rank.
 
-    kind: returned, failed, died, waits (in a collective), computes, silent or starting.
+    kind: returned, failed, died, waits (in a collective), calls (one that others do not),
+    computes, silent or starting.
     call, number: the collective it waits in, from 1; for one that returned, number is how many it
     called. since: seconds. at: when it failed, seconds since the epoch.
     """
@@ -82,8 +80,8 @@ class Outcome:
         """What the rank did, as the rest of a sentence that begins with its number."""
         own = places.students(self.stack)
         place = f" at {own[-1]}" if own else ""
-        if call := mismatch.own_call(self.message):
-            return f"calls {call}{place}"
+        if self.kind == "calls":
+            return f"calls {self.call}"
         if self.kind == "failed":
             return _raised(self)
         if self.kind == "died":
@@ -191,7 +189,7 @@ def _plural(deed, count) -> str:
 def _advice(outcomes) -> str:
     waiting = [o for o in outcomes if o.kind == "waits"]
     if not waiting:
-        return "All ranks must call the same collectives, in the same order, on the same shapes."
+        return ""
     left = [o.rank for o in outcomes if o.kind == "returned" and o.number is not None
             and waiting[0].number is not None and o.number < waiting[0].number]
     if left:

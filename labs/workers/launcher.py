@@ -20,7 +20,7 @@ class Options:
 
     device: "cpu" or "cuda" instead of what the machine offers.
     hang_after: seconds without progress in a collective before the ranks are stopped.
-    verify: name a mismatched collective at once (a barrier per collective: off where time counts).
+    verify: name a collective that does not match the other ranks' at once.
     quiet: show nothing of what the ranks print or report; it is still in the results.
     environment: variables to set on the ranks, beside those of this process.
     """

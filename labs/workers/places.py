@@ -1,5 +1,6 @@
 """Where a line of code is, in the student's own terms: cell number, line, source text."""
 
+import functools
 import linecache
 import os
 import sys
@@ -22,10 +23,7 @@ class Place:
     @property
     def is_students(self) -> bool:
         """Whether the frame is the student's own, not a library's and not ours."""
-        if self.filename.startswith("<") and not self.filename.startswith("<ipython"):
-            return False
-        path = os.path.realpath(self.filename)
-        return not (path.startswith((*_LIBRARIES, _LABS + os.sep)) or "site-packages" in path)
+        return _is_students(self.filename)
 
     @property
     def source(self) -> str:
@@ -34,6 +32,14 @@ class Place:
 
     def __str__(self):
         return f"{_cell(self.filename) or os.path.basename(self.filename)} line {self.line}"
+
+
+@functools.cache
+def _is_students(filename) -> bool:
+    if filename.startswith("<") and not filename.startswith("<ipython"):
+        return False
+    path = os.path.realpath(filename)
+    return not (path.startswith((*_LIBRARIES, _LABS + os.sep)) or "site-packages" in path)
 
 
 def students(stack) -> list:

@@ -7,8 +7,10 @@ import time
 
 HOLD = 0.2  # seconds a line may wait, so that lines of the same moment appear in rank order
 
-# What torch's C++ prints when a peer has gone: the diagnosis says it better. Kept in `text`.
-_NOISE = re.compile(r"(\[rank\d+\]:)?\[[EW]\d{4} [\d:.]+ (ProcessGroup|Utils|socket)\w*\.cpp")
+# What torch's C++ prints when a peer has gone (the diagnosis says it better), and its profiler
+# at every start. Kept in `text`.
+_NOISE = re.compile(r"(\[rank\d+\]:)?\[[EW]\d{4} [\d:.]+ (ProcessGroup|Utils|socket)\w*\.cpp"
+                    r"|USDT:.*ProfilerHandler")
 
 
 class Screen:

@@ -7,12 +7,9 @@ import threading
 import time
 from dataclasses import dataclass
 
-import torch.distributed as dist
-
 from labs.workers import places
 
 HEARTBEAT = 0.5  # seconds
-_NOT_COUNTED = {"send", "recv", "batch_isend_irecv", "new_group", "init_process_group"}
 _COLLECTIVES = {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
                 "all_gather_single", "all_gather_object", "all_gather_coalesced", "gather",
                 "scatter", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single",
@@ -43,7 +40,7 @@ class Watch(threading.Thread):
         return sys._current_frames()[self.main]
 
     def progress(self):
-        return Progress(*_counts(), *_call(self._frame()))
+        return Progress(*_counts(), _call(self._frame()))
 
     def _where(self):
         frame, progress, pending = self._frame(), self.progress(), _pending()
@@ -61,14 +58,12 @@ class Progress:
     """How far a rank has come in the default group.
 
     issued, done: collectives (None where torch does not tell). call: the torch.distributed
-    function that the main thread is in, or None. on_all: whether that call is one every rank of
-    the default group must join.
+    function that the main thread is in, or None.
     """
 
     issued: int = None
     done: int = None
     call: str = None
-    on_all: bool = False
 
     @property
     def waiting(self) -> bool:
@@ -77,7 +72,7 @@ class Progress:
     @property
     def number(self):
         """The number of the collective it waits in, from 1; None if it is not one of all ranks."""
-        if self.done is not None and ((self.issued or 0) > self.done or self.on_all):
+        if self.done is not None and (self.issued or 0) > self.done:
             return self.done + 1
         return None
 
@@ -88,14 +83,12 @@ class Progress:
 
 
 def _call(frame):
-    """(name, on_all) of the outermost torch.distributed call that `frame` is inside of."""
-    found = (None, False)
+    """The outermost torch.distributed call that `frame` is inside of, or None."""
+    found = None
     while frame is not None:
         name = frame.f_code.co_name
         if name in _COLLECTIVES and frame.f_code.co_filename.endswith("distributed_c10d.py"):
-            group = frame.f_locals.get("group")
-            on_all = name not in _NOT_COUNTED and (group is None or group is dist.group.WORLD)
-            found = (name, on_all)
+            found = name
         frame = frame.f_back
     return found
 

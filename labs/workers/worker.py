@@ -10,7 +10,7 @@ import traceback
 import warnings
 from dataclasses import dataclass, field
 
-from labs.workers import payload, places
+from labs.workers import calls, payload, places
 from labs.workers.channel import Channel
 from labs.workers.watch import Watch
 
@@ -42,7 +42,7 @@ def main(orders, connection, output):
         fn_and_args = connection.recv_bytes()
         watch = Watch(channel)
         watch.start()
-        _become(orders)
+        _become(orders, channel)
         fn, args = payload.unpack(fn_and_args)
         del fn_and_args
         result = payload.pack_result(fn(*args))
@@ -90,7 +90,7 @@ class _NoKeyboard:
     read = fileno = readline
 
 
-def _become(orders):
+def _become(orders, channel):
     """Environment, threads, device and process group of this rank."""
     os.environ.clear()
     os.environ.update(orders.environment)
@@ -106,9 +106,10 @@ def _become(orders):
     if orders.device != "cpu":
         torch.cuda.set_device(orders.device)
     _quieten()
-    dist.set_debug_level(dist.DebugLevel.DETAIL if orders.verify else dist.DebugLevel.OFF)
     dist.init_process_group(orders.backend, rank=orders.rank, world_size=orders.ranks,
                             store=dist.FileStore(orders.rendezvous, orders.ranks))
+    if orders.verify:
+        calls.tell(channel)
 
 
 def _quieten():

@@ -94,8 +94,7 @@ def test_different_collectives(verify):
         else:
             dist.all_reduce(torch.ones(2))
 
-    kind = RankFailed if verify else RanksStuck
-    lines, seconds = failure(work, kind, hang_after=2, verify=verify)
+    lines, seconds = failure(work, RanksStuck, hang_after=2, verify=verify)
     assert "broadcast" in lines[1] and lines[1].startswith("rank 0")
     assert "all_reduce" in lines[2] and lines[2].startswith("ranks 1 and 2")
     assert "same" in lines[3]
@@ -107,10 +106,40 @@ def test_different_shapes_are_named_at_once():
     def work():
         dist.all_reduce(torch.ones(2 + dist.get_rank()))
 
-    lines, seconds = failure(work, ranks=2)
-    assert "rank 0 calls all_reduce with float [2] (#1)" in lines[1]
-    assert "rank 1 calls all_reduce with float [3] (#1)" in lines[2]
+    lines, seconds = failure(work, RanksStuck, ranks=2)
+    line = work.__code__.co_firstlineno + 1
+    assert lines[1] == (
+        f"rank 0 calls all_reduce of float32 [2] (#1) at test_failures.py line {line}")
+    assert lines[2].startswith("rank 1 calls all_reduce of float32 [3] (#1)")
     assert seconds < 2
+
+
+def test_a_different_order_of_two_collectives():
+    def work():
+        first, second = torch.ones(2), torch.ones(3)
+        for tensor in (first, second) if dist.get_rank() else (second, first):
+            dist.all_reduce(tensor)
+
+    lines, seconds = failure(work, RanksStuck, ranks=2)
+    assert "float32 [3] (#1)" in lines[1] and "float32 [2] (#1)" in lines[2] and seconds < 2
+
+
+def test_collectives_made_of_collectives_and_torchs_own_are_no_mismatch():
+    """Object collectives are made of others, DDP calls from C++, groups count apart."""
+
+    def work():
+        rank = dist.get_rank()
+        pair = dist.new_group([0, 1])
+        if rank < 2:
+            dist.all_reduce(torch.ones(2), group=pair)
+        gathered = [None] * 3
+        dist.all_gather_object(gathered, {"rank": rank} if rank else [rank] * 50)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+        model(torch.ones(2, 4)).sum().backward()
+        dist.broadcast(torch.ones(3), src=1)
+        return len(gathered)
+
+    assert launch(work, ranks=3, quiet=True) == [3, 3, 3]
 
 
 def test_a_subgroup_may_go_on_after_another_rank_has_returned():

@@ -108,6 +108,10 @@ def test_an_interrupt_leaves_nothing_and_the_next_cell_works(kernel, body):
     assert "[0, 1]" in kernel.run("launch(dist.get_rank, ranks=2)")[0]
 
 
+def _runs(process):
+    return process.is_running() and process.status() != "zombie"
+
+
 def _end_with(action):
     """Starts a hanging launch in a new kernel, ends the kernel by `action`; what was left."""
     before = leftovers.private_directories()
@@ -119,8 +123,7 @@ def _end_with(action):
         servers = [worker.parent() for worker in workers[:1]]
         assert len(workers) == 2 and leftovers.private_directories() > before
         action(kernel)
-        gone = leftovers.until(
-            lambda: not any(p.is_running() and p.status() != "zombie" for p in workers + servers), 5)
+        gone = leftovers.until(lambda: not any(map(_runs, workers + servers)), 5)
         return gone and leftovers.until(lambda: leftovers.private_directories() <= before, 3)
     finally:
         kernel.close()
