@@ -1,0 +1,24 @@
+# Sourced by scripts/lab and scripts/test: finds a Python, makes or renews .venv, activates it.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+
+# Any Python will do to start _setup.py, which looks for a fitting one itself.
+any_python() {
+  local candidate recent="import sys; sys.exit(sys.version_info < (3, 6))"
+  for candidate in "$root/.venv/bin/python" "${PYTHON:-}" \
+    python3 python3.14 python3.13 python3.12 python3.11; do
+    if [ -n "$candidate" ] && "$candidate" -c "$recent" >/dev/null 2>&1; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo "No Python was found: install Python 3.11 or newer, or set PYTHON to one, and run this again." >&2
+  return 1
+}
+
+set_up() {
+  local python
+  python=$(any_python) || exit 1
+  "$python" "$root/scripts/_setup.py" || exit $?
+  export VIRTUAL_ENV="$root/.venv" PATH="$root/.venv/bin:$PATH"
+}

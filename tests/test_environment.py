@@ -1,0 +1,419 @@
+"""The three lists of dependencies agree, and set-up does what it says, or says why it cannot."""
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "scripts"
+LOCK = (ROOT / "requirements.lock").read_text()
+CUDA = re.compile(r"(nvidia-|cuda-|triton$|setuptools$)")
+
+
+def load(name):
+    """Import one of the private modules in scripts/."""
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(SCRIPTS))
+
+
+trouble = load("_trouble")
+load("_checkout")
+pythons = load("_pythons")
+setup = load("_setup")
+
+
+def pins():
+    """Return {canonical name: (version, marker)} of the lock."""
+    lines = [line for line in LOCK.splitlines() if not line.startswith("#")]
+    needs = [Requirement(line) for line in lines]
+    return {
+        canonicalize_name(need.name): (next(iter(need.specifier)).version, need.marker)
+        for need in needs
+    }
+
+
+def declared():
+    """Return every dependency of pyproject.toml, extras included."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    lines = project["dependencies"] + [line for extra in extras for line in extra]
+    return [Requirement(line) for line in lines]
+
+
+# ---- the three lists
+
+
+def test_each_line_of_the_lock_is_an_exact_pin_and_sorted():
+    lines = [line for line in LOCK.splitlines() if not line.startswith("#")]
+    assert all(re.match(r"[\w.-]+==[\w.]+( ; .+)?$", line) for line in lines)
+    assert lines == sorted(lines, key=lambda line: line.split("==")[0].lower())
+
+
+def test_torch_is_pinned_to_one_public_version():
+    assert re.findall(r"^torch.*$", LOCK, re.MULTILINE) == ["torch==2.13.0"]
+
+
+@pytest.mark.parametrize("need", declared(), ids=str)
+def test_each_declared_dependency_is_pinned_within_its_bound(need):
+    version, _ = pins()[canonicalize_name(need.name)]
+    assert need.specifier.contains(version, prereleases=True)
+
+
+def test_the_lock_is_closed_under_what_its_packages_require():
+    missing = set()
+    for name in pins():
+        try:
+            needs = [Requirement(line) for line in requires(name) or []]
+        except PackageNotFoundError:
+            continue
+        wanted = [n for n in needs if not n.marker or n.marker.evaluate({"extra": ""})]
+        names = {canonicalize_name(need.name) for need in wanted}
+        missing |= {n for n in names - set(pins()) if not CUDA.match(n)}
+    assert not missing
+
+
+def test_the_lock_has_no_package_for_one_platform_without_a_marker():
+    assert not [name for name in pins() if CUDA.match(name)]
+    assert "Darwin" in str(pins()["appnope"][1])
+
+
+def test_conda_installs_the_same_lock_and_this_package():
+    text = (ROOT / "environment.yml").read_text()
+    pip_part = text.split("- pip:")[1]
+    assert re.findall(r"^\s+- (.+)$", pip_part, re.MULTILINE) == ["-r requirements.lock", "-e ."]
+    assert "name: data-parallel-workbook" in text
+
+
+def test_conda_and_pyproject_ask_for_the_same_oldest_python():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = f">={pythons.spell(pythons.OLDEST)}"
+    assert project["requires-python"] == oldest
+    assert f"python {oldest}" in (ROOT / "environment.yml").read_text()
+
+
+def test_torch_bound_is_the_one_set_up_keeps_an_installed_torch_by():
+    bound = next(need for need in declared() if need.name == "torch").specifier
+    for version in ("2.10.1", "2.11.0", "2.13.0", "3.0"):
+        assert pythons.fits(version) == bound.contains(version)
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "pyproject.toml", "environment.yml"])
+def test_no_list_names_a_host_or_an_index(name):
+    text = (ROOT / name).read_text()
+    assert not re.search(r"https?:|file:|://|index-url|find-links|\.(com|org|io)\b", text)
+
+
+# ---- the sentences
+
+
+def python(version, venv=True, torch=None, in_venv=False):
+    path = f"/usr/bin/python{version}"
+    numbers = [int(part) for part in version.split(".")]
+    return dict(path=path, version=numbers, venv=venv, torch=torch, in_venv=in_venv)
+
+
+def choose(monkeypatch, found, environ=None):
+    """Choose a base Python on a machine that has the given ones, by name."""
+    monkeypatch.setattr(pythons, "probe", found.get)
+    return pythons.choose_base(environ or {})
+
+
+def refusal(monkeypatch, found, environ=None):
+    """Return the sentence with which the choice of a Python is refused."""
+    with pytest.raises(trouble.Trouble) as caught:
+        choose(monkeypatch, found, environ)
+    return str(caught.value)
+
+
+def test_an_old_python_is_refused_with_its_version(monkeypatch):
+    said = refusal(monkeypatch, {"python3": python("3.9")})
+    assert "3.11 or newer" in said and "3.9" in said and "install Python" in said
+
+
+def test_a_named_python_that_does_not_run_is_named(monkeypatch):
+    said = refusal(monkeypatch, {}, {"PYTHON": "/opt/none"})
+    assert "PYTHON=/opt/none does not run" in said
+
+
+def test_a_python_without_venv_is_refused_with_the_package_to_install(monkeypatch):
+    said = refusal(monkeypatch, {"python3": python("3.11", venv=False)})
+    assert "apt install python3.11-venv" in said
+
+
+def test_the_newest_usable_python_is_taken(monkeypatch):
+    found = {
+        "python3.13": python("3.13", venv=False),
+        "python3.12": python("3.12"),
+        "python3.11": python("3.11"),
+        "python3": python("3.9"),
+    }
+    assert choose(monkeypatch, found)["version"] == [3, 12]
+
+
+def test_a_python_with_a_fitting_torch_comes_first(monkeypatch):
+    found = {"python3.13": python("3.13"), "python3": python("3.11", torch="2.11.0+cu130")}
+    assert choose(monkeypatch, found)["torch"] == "2.11.0+cu130"
+
+
+def test_the_torch_of_an_active_environment_does_not_count(monkeypatch):
+    active = python("3.11", torch="2.11.0", in_venv=True)
+    assert choose(monkeypatch, {"python3.13": python("3.13"), "python3": active})["torch"] is None
+
+
+@pytest.mark.parametrize(
+    ("log", "start"),
+    [
+        ("NewConnectionError: ... \nERROR: ResolutionImpossible: x", "No network"),
+        ("ReadTimeoutError ... Max retries exceeded", "No network"),
+        ("OSError: [Errno 28] No space left on device", "The disk filled up"),
+        ("ERROR: ResolutionImpossible: for help visit", "pip found no set of versions"),
+        ("ERROR: No matching distribution found for torch==9", "The package index has no build"),
+        ("something never seen", "Installing torch failed"),
+    ],
+)
+def test_a_failed_pip_is_explained(log, start):
+    said = trouble.why_pip_failed(log, "torch", "3.11")
+    assert said.startswith(start) and "torch" in said and "\n" not in said
+
+
+def test_too_little_disk_is_refused_before_anything_is_installed(monkeypatch, tmp_path):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1_200_000_000)
+    monkeypatch.setattr(setup.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(trouble.Trouble, match=r"about 2.5 GB and .* has 1.2 GB free"):
+        setup.check_disk(str(tmp_path), setup.CPU_GB)
+
+
+def test_a_folder_that_cannot_be_written_is_named(checkout, monkeypatch, capsys):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(setup, "open", refuse, raising=False)
+    monkeypatch.setattr(setup, "is_current", lambda place: False)
+    assert setup.main(str(checkout)) == 1
+    assert f"cannot write in {checkout} (Permission denied)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["_setup", "_checkout", "_pythons", "_trouble"])
+def test_set_up_is_readable_by_old_pythons(name):
+    ast.parse((SCRIPTS / f"{name}.py").read_text(), feature_version=(3, 6))
+
+
+# ---- when it installs
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout with an empty .venv that has no pip of its own."""
+    root = tmp_path / "workbook"
+    shutil.copytree(SCRIPTS, root / "scripts")
+    for name in ("requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, root / name)
+    (root / "notebooks").mkdir()
+    (root / "notebooks" / "00_start_here.ipynb").write_text("{}")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / ".venv"], check=True)
+    return root.resolve()
+
+
+@pytest.fixture
+def installed(checkout, monkeypatch):
+    """The pip calls that set-up makes in `checkout`, where nothing is really installed."""
+    calls = []
+    monkeypatch.setattr(setup, "has_pip", lambda place: True)
+    monkeypatch.setattr(setup, "check_disk", lambda *_: None)
+    monkeypatch.setattr(setup, "pip", lambda place, held, what, *rest: calls.append(rest))
+    return calls
+
+
+def test_torch_is_installed_first_and_alone_then_the_rest_then_the_package(checkout, installed):
+    assert setup.main(str(checkout)) == 0
+    torch, rest, package = installed
+    assert torch[-1] == "torch==2.13.0" and "-r" not in torch
+    assert Path(rest[1]).read_text() == "torch==2.13.0\n"
+    assert torch[1] == rest[3] and "torch==" not in Path(rest[3]).read_text()
+    assert package == ("--no-deps", "-e", str(checkout))
+
+
+def test_a_second_start_installs_nothing_and_a_changed_lock_does(checkout, installed):
+    setup.main(str(checkout))
+    setup.main(str(checkout))
+    assert len(installed) == 3
+    with open(checkout / "requirements.lock", "a") as lock:
+        lock.write("another==1.0\n")
+    setup.main(str(checkout))
+    assert len(installed) == 6
+
+
+def test_an_interrupted_set_up_is_taken_up_again(checkout, installed, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setup, "install_rest", interrupt)
+        assert setup.main(str(checkout)) == 130
+    assert "run this again" in capsys.readouterr().err
+    assert setup.main(str(checkout)) == 0 and len(installed) == 4
+
+
+def put_torch(checkout, version, complete=True):
+    """Put the metadata of a torch into .venv, as if pip had installed it to the end or not."""
+    packages = next((checkout / ".venv" / "lib").glob("python*")) / "site-packages"
+    folder = packages / f"torch-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    if complete:
+        (folder / "RECORD").write_text("")
+
+
+def test_a_fitting_torch_in_the_environment_is_kept(checkout, installed, capsys):
+    put_torch(checkout, "2.11.0+cu130")
+    setup.main(str(checkout))
+    assert "keeping torch 2.11.0+cu130" in capsys.readouterr().out
+    assert len(installed) == 2 and "torch==2.11.0+cu130" in Path(installed[0][1]).read_text()
+
+
+def test_a_torch_that_set_up_installed_follows_the_lock(checkout, installed):
+    setup.main(str(checkout))
+    put_torch(checkout, "2.13.0+cpu")
+    lock = checkout / "requirements.lock"
+    lock.write_text(lock.read_text().replace("torch==2.13.0", "torch==2.14.0"))
+    setup.main(str(checkout))
+    assert installed[3][-1] == "torch==2.14.0"
+
+
+def test_a_torch_too_old_is_replaced(checkout, installed):
+    put_torch(checkout, "2.6.0")
+    setup.main(str(checkout))
+    assert installed[0][-1] == "torch==2.13.0"
+
+
+def test_a_torch_that_was_only_half_installed_does_not_count(checkout, installed):
+    put_torch(checkout, "2.12.0", complete=False)
+    setup.main(str(checkout))
+    assert installed[0][-1] == "torch==2.13.0"
+
+
+def test_a_torch_of_the_base_python_is_kept(checkout, installed, monkeypatch, capsys):
+    base = python("3.11", torch="2.11.0+cu130") | {"path": sys.executable}
+    monkeypatch.setattr(setup, "choose_base", lambda environ: base)
+    (checkout / ".venv" / "bin" / "python").unlink()
+    assert setup.main(str(checkout)) == 0
+    assert "keeping torch" in capsys.readouterr().out
+    assert "system-site-packages = true" in (checkout / ".venv" / "pyvenv.cfg").read_text()
+    assert len(installed) == 2 and "--no-deps" in installed[0]
+
+
+def test_a_broken_environment_is_made_again(checkout, installed, monkeypatch):
+    (checkout / ".venv" / "bin" / "python").unlink()
+    monkeypatch.setenv("PYTHON", sys.executable)
+    assert setup.main(str(checkout)) == 0
+    assert pythons.probe(str(checkout / ".venv" / "bin" / "python"))["venv"]
+
+
+# ---- the commands
+
+
+@pytest.fixture
+def ready(checkout, installed):
+    """A checkout that is set up, whose JupyterLab prints its arguments and leaves."""
+    setup.main(str(checkout))
+    packages = next((checkout / ".venv" / "lib").glob("python*")) / "site-packages"
+    (packages / "jupyterlab.py").write_text("import json, sys; print(json.dumps(sys.argv[1:]))")
+    return checkout
+
+
+def lab(checkout, *arguments):
+    """Run scripts/lab; return what JupyterLab was given and the seconds it took."""
+    start = time.monotonic()
+    command = [checkout / "scripts" / "lab", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), time.monotonic() - start
+
+
+def test_lab_opens_the_first_notebook_on_loopback_and_passes_arguments_on(ready):
+    given, _ = lab(ready, "--no-browser", "--port", "8899")
+    assert "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb" in given
+    assert given[-3:] == ["--no-browser", "--port", "8899"]
+    assert "--ServerApp.ip=127.0.0.1" in given
+    assert ("--allow-root" in given) == (os.getuid() == 0)
+    assert not [option for option in given if "token" in option or "password" in option]
+
+
+def test_lab_opens_the_notebook_it_is_given(ready):
+    other = ready / "notebooks" / "02_manual_ddp.ipynb"
+    other.write_text("{}")
+    address = "--LabApp.default_url=/lab/tree/notebooks/02_manual_ddp.ipynb"
+    assert address in lab(ready, str(other))[0]
+
+
+def test_lab_opens_a_notebook_outside_the_workbook(ready, tmp_path):
+    other = tmp_path / "mine.ipynb"
+    other.write_text("{}")
+    assert lab(ready, str(other))[0][-1] == str(other.resolve())
+
+
+def test_a_second_start_takes_less_than_a_second(ready):
+    assert min(lab(ready)[1] for _ in range(3)) < 1.0
+
+
+def test_lab_names_a_notebook_that_is_not_there(ready):
+    command = [ready / "scripts" / "lab", "notebooks/99_none.ipynb"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "no notebook notebooks/99_none.ipynb" in done.stderr
+
+
+def test_a_path_without_tests_is_an_error_sentence(tmp_path):
+    (tmp_path / "test_empty.py").write_text("")
+    command = [sys.executable, SCRIPTS / "_stages.py"]
+    done = subprocess.run([*command, "none.py"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and "There is no none.py" in done.stdout
+    done = subprocess.run([*command, "test_empty.py"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and "No test is selected by" in done.stdout
+    assert done.stdout.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+def test_stages_count_what_pytest_counts(tmp_path):
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert False\n"
+        "@pytest.mark.skip\n"
+        "def test_left_out(): pass\n"
+    )
+    command = [sys.executable, SCRIPTS / "_stages.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "1 passed, 1 failed, 1 skipped"
+
+
+@pytest.mark.slow
+def test_without_a_network_set_up_says_so(checkout):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
+    environment.update(
+        PIP_CONFIG_FILE=os.devnull, PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="0"
+    )
+    command = [checkout / "scripts" / "lab", "--no-browser"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    assert done.returncode == 1
+    assert done.stderr.startswith("No network") and "Traceback" not in done.stderr
+    assert not (checkout / ".venv" / "setup.stamp").exists()
