@@ -1,0 +1,223 @@
+"""Checks of exercises 2.5 to 2.7: how buckets are cut, how one travels, and when it leaves."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from labs.exercises import Wrong, check
+from labs.manual_ddp import twin as twins
+from labs.manual_ddp.checks import follow_twin, on_ranks
+from labs.meters.traffic import Call, Mark, Traffic
+from labs.training import data
+from labs.training.models import TrapModel, count, trainable
+
+
+@check("2.5")
+def check_make_buckets(make_buckets):
+    """make_buckets(parameters, cap_bytes): lists of trainable parameters, the last one first."""
+    model = TrapModel()
+    for cap in (900, 400, 2000, 10**6):
+        buckets = make_buckets(model.parameters(), cap)
+        _check_buckets(buckets, model, cap)
+    mixed = TrapModel()
+    mixed.second.to(torch.float64)
+    _check_buckets(make_buckets(mixed.parameters(), 900), mixed, 900)
+    return "every trainable parameter is in one bucket, last layer first, within the cap"
+
+
+def _check_buckets(buckets, model, cap):
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    try:
+        order = [names[id(parameter)] for bucket in buckets for parameter in bucket]
+    except (TypeError, KeyError):
+        raise Wrong("make_buckets must return lists of the model's own parameters",
+                    "A list of lists, with the parameters themselves, not copies.") from None
+    want = [name for name, _ in trainable(model)][::-1]
+    _check_complete(order, want)
+    if [] in [list(bucket) for bucket in buckets]:
+        raise Wrong("one bucket is empty", "Open a bucket only when there is something for it.")
+    if order != want:
+        raise Wrong(f"the first bucket begins with {order[0]!r}, not with the last layer",
+                    "Backward reaches the last layer first: go through the parameters in reverse.")
+    sizes = [[p.numel() * p.element_size() for p in bucket] for bucket in buckets]
+    for number, bucket in enumerate(sizes):
+        if len(bucket) > 1 and sum(bucket) > cap:
+            raise Wrong(f"bucket {number} has {sum(bucket)} bytes, the cap is {cap}",
+                        "Close a bucket before it would exceed the cap; count bytes, not elements.")
+    _check_full(buckets, sizes, cap)
+
+
+def _check_complete(order, want):
+    frozen = [name for name in order if name not in want]
+    if frozen:
+        raise Wrong(f"{frozen[0]!r} is frozen and has no gradient to send",
+                    "Leave out parameters with requires_grad=False.")
+    missing = [name for name in want if name not in order]
+    if missing:
+        raise Wrong(f"{', '.join(map(repr, missing))} is in no bucket",
+                    "Is the last bucket, not full, kept too?")
+    if len(order) > len(want):
+        twice = next(name for name in order if order.count(name) > 1)
+        raise Wrong(f"{twice!r} is in {order.count(twice)} buckets", "Once is enough.")
+
+
+def _check_full(buckets, sizes, cap):
+    for number in range(len(buckets) - 1):
+        fits = sum(sizes[number]) + sizes[number + 1][0] <= cap
+        same_type = buckets[number][-1].dtype == buckets[number + 1][0].dtype
+        if fits and same_type:
+            raise Wrong(f"with a cap of {cap} bytes, bucket {number} has {sum(sizes[number])} "
+                        f"bytes and the next parameter has {sizes[number + 1][0]}: it would fit",
+                        "Fill a bucket before you open the next.")
+
+
+@check("2.6")
+def check_bucket(start, finish):
+    """start(bucket) begins one all-reduce of all its gradients; finish(bucket, *started) waits and
+    gives every parameter its averaged gradient."""
+    on_ranks(_one_bucket, start, finish)
+    return "one asynchronous all-reduce per bucket; every gradient comes back averaged"
+
+
+def _one_bucket(start, finish):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    shapes = [(3, 5), (7,), (2, 2, 2), (1,)]
+    bucket = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    for number, parameter in enumerate(bucket):
+        if rank != 1 or number != 2:  # a parameter that rank 1 did not use
+            parameter.grad = torch.arange(parameter.numel()).view(parameter.shape) + 100.0 * rank
+    own = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in bucket]
+    want = [gradient.clone() for gradient in own]
+    for gradient in want:
+        dist.all_reduce(gradient)
+        gradient /= ranks
+    _delay_the_last_rank()
+    with Traffic() as traffic:
+        started = start(bucket)
+        if not isinstance(started, tuple | list):
+            started = (started,)
+        _check_one_call(traffic, sum(p.numel() for p in bucket))
+        finish(bucket, *started)
+    _check_gradients(bucket, want, own)
+
+
+def _delay_the_last_rank():
+    """So that a `finish` that does not wait reads gradients that have not been summed yet."""
+    import time
+
+    dist.barrier()
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(0.2)
+
+
+def _check_one_call(traffic, elements):
+    calls = traffic.of("all_reduce")
+    if len(calls) != 1 or len(traffic.calls) != 1:
+        kinds = ", ".join(call.kind for call in traffic.calls) or "nothing"
+        raise Wrong(f"start called {len(traffic.calls)} collectives ({kinds}), not one all_reduce",
+                    "Put the gradients one after the other in one flat tensor.")
+    if calls[0].elements != elements:
+        raise Wrong(f"the all-reduce carries {calls[0].elements} elements, the bucket has "
+                    f"{elements}", "A gradient that is None travels as zeros.")
+    if not calls[0].asynchronous:
+        raise Wrong("start waits for its all-reduce: backward would stand still",
+                    "dist.all_reduce(..., async_op=True) returns at once; wait in finish.")
+
+
+def _check_gradients(bucket, want, own):
+    for number, parameter in enumerate(bucket):
+        who = f"rank {dist.get_rank()}, gradient {number} of the bucket"
+        if parameter.grad is None or parameter.grad.shape != parameter.shape:
+            shape = None if parameter.grad is None else tuple(parameter.grad.shape)
+            raise Wrong(f"{who}: shape {shape}, not {tuple(parameter.shape)}",
+                        "Cut the flat tensor up again, in the same order, with the same shapes.")
+        if not twins.close(parameter.grad, want[number]):
+            sentence, hint = twins.fault(parameter.grad, want[number], own[number])
+            raise Wrong(f"{who} {sentence}", hint)
+
+
+@check("2.7")
+def check_overlap(wrap):
+    """wrap(model): a bucketed module whose buckets leave during backward."""
+    def work():
+        everywhere, _, _ = follow_twin(_watched(wrap), steps=4)
+        sometimes, _, _ = follow_twin(wrap, steps=3, rare=lambda rank: rank == 0)
+        return max(everywhere, sometimes)
+
+    return (f"the first bucket leaves before backward ends, and the numbers are the twin's "
+            f"(max difference {max(on_ranks(work)):.0e})")
+
+
+def _watched(wrap):
+    """Wraps as the student does, and checks the order of events in one backward."""
+    def wrapped(model):
+        rehearsal = TrapModel(seed=0)
+        events = order_of_events(wrap, rehearsal)
+        _check_overlap(events, rehearsal)
+        return wrap(model)
+
+    return wrapped
+
+
+def order_of_events(wrap, model, batch=None) -> list:
+    """One forward and backward of `wrap(model)`: gradients that got ready (marks), collectives,
+    and waits, in the order in which they happened on this rank."""
+    traffic = Traffic()
+    for name, parameter in trainable(model):  # before the student's hooks, so it is seen first
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: traffic.mark(f"ready {name}"))
+    with twins.torchs_own_refused():
+        module = wrap(model)
+    if batch is None:
+        [whole] = data.xy_batches(1, twins.BATCH)
+        batch = {**data.shard(whole, dist.get_rank(), dist.get_world_size()), "use_rare": True}
+    loss = module(**batch).loss
+    with traffic, _waits_marked(traffic):
+        traffic.mark("backward begins")
+        loss.backward()
+        traffic.mark("backward ends")
+    return traffic.events
+
+
+@contextlib.contextmanager
+def _waits_marked(traffic):
+    original = c10d.Work.wait
+
+    def wait(self, *args, **kwargs):
+        traffic.mark("wait")
+        return original(self, *args, **kwargs)
+
+    c10d.Work.wait = wait
+    try:
+        yield
+    finally:
+        c10d.Work.wait = original
+
+
+def _check_overlap(events, model):
+    calls = [i for i, event in enumerate(events) if isinstance(event, Call)]
+    ready = [i for i, event in enumerate(events)
+             if isinstance(event, Mark) and event.what.startswith("ready")]
+    waits = [i for i, event in enumerate(events)
+             if isinstance(event, Mark) and event.what == "wait"]
+    if not calls:
+        raise Wrong("backward communicates nothing",
+                    "Start a bucket when its last gradient is ready.")
+    if len(calls) == 1:
+        raise Wrong("one all-reduce carries everything: it can only leave when all is ready",
+                    "Send each bucket by itself.")
+    if calls[0] > ready[-1]:
+        raise Wrong("the first all-reduce is issued after the last gradient is ready: nothing "
+                    "overlaps with backward", "Start a bucket in gradient_ready, not at the end.")
+    if not all(events[i].asynchronous for i in calls[:-1]):
+        raise Wrong("an all-reduce during backward is not asynchronous: backward stands still",
+                    "Use the start of exercise 2.6 and wait at the end of backward.")
+    if waits and waits[0] < ready[-1]:
+        raise Wrong("a bucket is waited for while gradients are still being computed",
+                    "Wait for all buckets in backward_done.")
+    sent = sum(events[i].bytes for i in calls)
+    if sent != 4 * count(model):
+        raise Wrong(f"rank {dist.get_rank()} sent {sent:,} bytes; its gradients have "
+                    f"{4 * count(model):,}", "Each bucket once, also the last one.")

@@ -1,0 +1,32 @@
+"""How fast variants of the same work are, measured side by side on the ranks."""
+
+import statistics
+import time
+
+import torch.distributed as dist
+
+
+def race(steps: dict, rounds: int = 7, warmup: int = 2, repeat: int = 1) -> dict:
+    """On a rank: seconds per step of each variant, one value per round.
+
+    steps: name -> function of no arguments that does one step. The variants take turns, so that a
+    machine that slows down slows all of them; each turn begins with a barrier and takes `repeat`
+    steps. Compare medians, as ratios.
+    """
+    seconds = {name: [] for name in steps}
+    for round_ in range(warmup + rounds):
+        for name, step in steps.items():
+            dist.barrier()
+            began = time.perf_counter()
+            for _ in range(repeat):
+                step()
+            if round_ >= warmup:
+                seconds[name].append((time.perf_counter() - began) / repeat)
+    return seconds
+
+
+def medians(results, tokens: int) -> dict:
+    """Tokens per second of all ranks together, by variant: `results` is what `race` returned on
+    each rank, tokens what all ranks process in one step. The slowest rank sets the pace."""
+    return {name: tokens / max(statistics.median(result[name]) for result in results)
+            for name in results[0]}

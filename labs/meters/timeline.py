@@ -1,0 +1,117 @@
+"""Where the time of a step went: spans of computing and of communication, from torch's profiler."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+
+@dataclass(frozen=True)
+class Span:
+    """name of what ran, its category (forward, backward, optimizer, compute, communication), and
+    begin and end in seconds from the start of the step."""
+
+    name: str
+    category: str
+    begin: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The spans of one step on one rank, in order of their begin."""
+
+    spans: tuple
+
+    def of(self, *categories) -> list:
+        return [span for span in self.spans if span.category in categories]
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the step to the end of its last phase."""
+        return max(span.end for span in self.of("forward", "backward", "optimizer"))
+
+    @property
+    def communication(self) -> float:
+        """Seconds in which at least one collective was under way."""
+        return length(union(self.of("communication")))
+
+    @property
+    def exposed(self) -> list:
+        """(begin, end) of communication during which this rank computed nothing."""
+        return minus(union(self.of("communication")), union(self.of("compute")))
+
+    @property
+    def exposed_seconds(self) -> float:
+        return length(self.exposed)
+
+
+def record(module, optimizer, batch) -> Timeline:
+    """Runs one step of the plain loop under the profiler. Recording slows the step down; the
+    shape is right, the seconds are not those of an unrecorded step."""
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as recorded:
+        with record_function("labs::forward"):
+            loss = module(**batch).loss
+        with record_function("labs::backward"):
+            loss.backward()
+        with record_function("labs::optimizer"):
+            optimizer.step()
+            optimizer.zero_grad()
+    return read(recorded.profiler.kineto_results.events())
+
+
+def read(events) -> Timeline:
+    """The timeline in a profiler's raw events."""
+    spans = [(event, _category(event.name())) for event in events]
+    spans = [(event, category) for event, category in spans if category]
+    start = min(event.start_ns() for event, category in spans if category == "forward")
+    return Timeline(tuple(sorted(
+        (Span(event.name().removeprefix("labs::"), category, (event.start_ns() - start) / 1e9,
+              (event.start_ns() + event.duration_ns() - start) / 1e9)
+         for event, category in spans), key=lambda span: span.begin)))
+
+
+def _category(name: str):
+    if name.startswith("labs::"):
+        return name.removeprefix("labs::")
+    if name.startswith(("gloo:", "nccl")):
+        return "communication"
+    return "compute" if name.startswith("aten::") else None
+
+
+def union(spans) -> list:
+    """Disjoint (begin, end) stretches that the spans cover, in order."""
+    stretches = []
+    for begin, end in sorted((span.begin, span.end) for span in spans):
+        if stretches and begin <= stretches[-1][1]:
+            stretches[-1] = (stretches[-1][0], max(end, stretches[-1][1]))
+        else:
+            stretches.append((begin, end))
+    return stretches
+
+
+def minus(stretches, others) -> list:
+    """What is left of disjoint stretches where none of the disjoint `others` lies over them."""
+    left = []
+    for begin, end in stretches:
+        for other_begin, other_end in others:
+            if other_end <= begin or other_begin >= end:
+                continue
+            if other_begin > begin:
+                left.append((begin, other_begin))
+            begin = max(begin, other_end)
+        if begin < end:
+            left.append((begin, end))
+    return left
+
+
+def length(stretches) -> float:
+    """Seconds that disjoint stretches last."""
+    return sum(end - begin for begin, end in stretches)

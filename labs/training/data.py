@@ -1,0 +1,44 @@
+"""Real text that is on every machine: the sources of the running Python's standard library."""
+
+import functools
+import sysconfig
+from pathlib import Path
+
+import torch
+
+
+@functools.cache
+def text(nbytes: int = 1_000_000) -> torch.Tensor:
+    """The first `nbytes` bytes of the standard library's sources, as a uint8 tensor."""
+    data = bytearray()
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        data += path.read_bytes()
+        if len(data) >= nbytes:
+            break
+    return torch.frombuffer(data[:nbytes], dtype=torch.uint8)
+
+
+def windows(size: int, context: int, seed: int = 0) -> torch.Tensor:
+    """`size` random stretches of text, int64, shape (size, context + 1)."""
+    source = text()
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(len(source) - context - 1, (size, 1), generator=generator)
+    return source[starts + torch.arange(context + 1)].long()
+
+
+def lm_batches(steps: int, size: int, context: int, seed: int = 0) -> list:
+    """Batches for a Hugging Face language model: "input_ids" and "labels", (size, context)."""
+    return [{"input_ids": window[:, :-1], "labels": window[:, :-1]}
+            for window in (windows(size, context, seed + step) for step in range(steps))]
+
+
+def xy_batches(steps: int, size: int, context: int = 8, seed: int = 0) -> list:
+    """Batches for `TrapModel`: {"x", "y"}, y being the byte that follows x."""
+    return [{"x": window[:, :-1], "y": window[:, 1:]}
+            for window in (windows(size, context, seed + step) for step in range(steps))]
+
+
+def shard(batch: dict, rank: int, ranks: int) -> dict:
+    """Rank `rank`'s equal share of a batch; what is not a tensor is shared by all."""
+    return {name: value.chunk(ranks)[rank] if isinstance(value, torch.Tensor) else value
+            for name, value in batch.items()}

@@ -1,0 +1,59 @@
+"""Models built from scratch: real transformers for measuring, one small model full of traps."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+VOCABULARY = 256  # the data is bytes
+
+
+def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64, seed: int = 0):
+    """A GPT-2 from Hugging Face's classes with random weights; no dropout, so that runs agree."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(GPT2Config(
+        vocab_size=VOCABULARY, n_positions=context, n_embd=hidden, n_layer=layers, n_head=heads,
+        embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, use_cache=False,
+        bos_token_id=None, eos_token_id=None))
+
+
+class TrapModel(nn.Module):
+    """A small model with everything that breaks a careless data-parallel wrapper.
+
+    Tied weights (embedding and head), a frozen parameter (scale), a buffer (shift), sizes that
+    divide by nothing, and a branch (`rare`) that only some batches use. forward(x, y, use_rare)
+    takes bytes x, y of shape (batch, sequence); the loss is the mean over all positions.
+    """
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(VOCABULARY, 7)
+        self.first = nn.Linear(7, 13)
+        self.rare = nn.Linear(13, 13)
+        self.second = nn.Linear(13, 7)
+        self.scale = nn.Parameter(torch.rand(7) + 0.5, requires_grad=False)
+        self.register_buffer("shift", torch.randn(7))
+        self.head = nn.Linear(7, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x, y, use_rare: bool = False):
+        hidden = torch.tanh(self.first(self.embedding(x) * self.scale + self.shift))
+        if use_rare:
+            hidden = hidden + torch.tanh(self.rare(hidden))
+        logits = self.head(self.second(hidden))
+        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        return SimpleNamespace(logits=logits, loss=loss)
+
+
+def trainable(model) -> list:
+    """(name, parameter) of the parameters that get gradients; a tied one once."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def count(model) -> int:
+    """Trainable parameters of a model."""
+    return sum(parameter.numel() for _, parameter in trainable(model))
