@@ -14,7 +14,7 @@ _HOME = {
     "RanksStuck": "labs.workers.failures",
     "LaunchError": "labs.workers.failures",
     "device": "labs.workers.devices",
-    "machine": "labs.workers.devices",
+    "machine": "labs.pictures.machine",
     "warm_up": "labs.workers.start",
     "guess": "labs.exercises",
 }

@@ -42,6 +42,11 @@ def _check_buckets(buckets, model, cap):
         raise Wrong(f"the first bucket begins with {order[0]!r}, not with the last layer",
                     "Backward reaches the last layer first: go through the parameters in reverse.")
     sizes = [[p.numel() * p.element_size() for p in bucket] for bucket in buckets]
+    for number, bucket in enumerate(buckets):
+        types = sorted({str(p.dtype).removeprefix("torch.") for p in bucket})
+        if len(types) > 1:
+            raise Wrong(f"bucket {number} mixes {' and '.join(types)}: no tensor can hold both",
+                        "Open a new bucket where the dtype changes.")
     for number, bucket in enumerate(sizes):
         if len(bucket) > 1 and sum(bucket) > cap:
             raise Wrong(f"bucket {number} has {sum(bucket)} bytes, the cap is {cap}",
@@ -140,7 +145,9 @@ def _check_gradients(bucket, want, own):
 
 @check("2.7")
 def check_overlap(wrap):
-    """wrap(model): a bucketed module whose buckets leave during backward."""
+    """wrap(model, cap_bytes): a bucketed module whose buckets leave during backward."""
+    wrap = small_buckets(wrap)
+
     def work():
         everywhere, _, _ = follow_twin(_watched(wrap), steps=4)
         sometimes, _, _ = follow_twin(wrap, steps=3, rare=lambda rank: rank == 0)
@@ -148,6 +155,11 @@ def check_overlap(wrap):
 
     return (f"the first bucket leaves before backward ends, and the numbers are the twin's "
             f"(max difference {max(on_ranks(work)):.0e})")
+
+
+def small_buckets(wrap):
+    """wrap with a cap so small that the trap model has several buckets."""
+    return lambda model: wrap(model, 900)
 
 
 def _watched(wrap):

@@ -21,7 +21,8 @@ class Bucketed(Wrapper):
     During backward it calls `self.gradient_ready(parameter)` for every trainable parameter, the
     moment its gradient is complete, and `self.backward_done()` once, at the end of backward, after
     all of them. A parameter that a step does not use is never ready. While `self.synchronise` is
-    False it calls neither.
+    False it calls neither. self.ready (a set) and self.started (a list) are the subclass's own, and
+    empty again after every backward.
     """
 
     def __init__(self, module, buckets):
@@ -51,3 +52,4 @@ class Bucketed(Wrapper):
     def _end(self):
         self._in_backward = False
         self.backward_done()
+        self.ready, self.started = set(), []

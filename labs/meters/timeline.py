@@ -1,15 +1,20 @@
 """Where the time of a step went: spans of computing and of communication, from torch's profiler."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 
 @dataclass(frozen=True)
 class Span:
-    """name of what ran, its category (forward, backward, optimizer, compute, communication), and
-    begin and end in seconds from the start of the step."""
+    """name of what ran, its category, and begin and end in seconds from the start of the step.
+
+    Categories: forward, backward, optimizer (the phases); compute, communication (what ran in
+    them); issued (a collective was called); ready (a parameter's gradient was complete).
+    """
 
     name: str
     category: str
@@ -42,8 +47,9 @@ class Timeline:
 
     @property
     def exposed(self) -> list:
-        """(begin, end) of communication during which this rank computed nothing."""
-        return minus(union(self.of("communication")), union(self.of("compute")))
+        """(begin, end) of communication during which this rank did not compute. Gaps of less than
+        half a millisecond between two operations are Python's, and count as computing."""
+        return minus(union(self.of("communication")), union(self.of("compute"), gap=5e-4))
 
     @property
     def exposed_seconds(self) -> float:
@@ -67,30 +73,51 @@ def record(module, optimizer, batch) -> Timeline:
     return read(recorded.profiler.kineto_results.events())
 
 
+def mark_gradients(model) -> None:
+    """From now on a recorded backward also says when each gradient was complete. To be seen
+    before a wrapper's own hooks, the marks must be set before the model is wrapped."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(functools.partial(_mark, name))
+
+
+def _mark(name, parameter):
+    with record_function(f"labs::ready {name}"):
+        pass
+
+
 def read(events) -> Timeline:
-    """The timeline in a profiler's raw events."""
-    spans = [(event, _category(event.name())) for event in events]
-    spans = [(event, category) for event, category in spans if category]
+    """The timeline in a profiler's raw events; where a GPU worked, its kernels are the computing
+    and the communication, not the calls that launched them."""
+    on_gpu = any(event.device_type() == DeviceType.CUDA for event in events)
+    spans = [(event, category) for event in events
+             if (category := _category(event.name(), event.device_type(), on_gpu))]
     start = min(event.start_ns() for event, category in spans if category == "forward")
     return Timeline(tuple(sorted(
-        (Span(event.name().removeprefix("labs::"), category, (event.start_ns() - start) / 1e9,
+        (Span(event.name().removeprefix("labs::ready ").removeprefix("labs::"), category,
+              (event.start_ns() - start) / 1e9,
               (event.start_ns() + event.duration_ns() - start) / 1e9)
          for event, category in spans), key=lambda span: span.begin)))
 
 
-def _category(name: str):
+def _category(name, device, on_gpu):
     if name.startswith("labs::"):
-        return name.removeprefix("labs::")
+        return name.removeprefix("labs::").split()[0]
+    if name.startswith("c10d::"):
+        return "issued"
+    if on_gpu and device != DeviceType.CUDA:
+        return None
     if name.startswith(("gloo:", "nccl")):
         return "communication"
-    return "compute" if name.startswith("aten::") else None
+    return "compute" if on_gpu or name.startswith("aten::") else None
 
 
-def union(spans) -> list:
-    """Disjoint (begin, end) stretches that the spans cover, in order."""
+def union(spans, gap: float = 0.0) -> list:
+    """Disjoint (begin, end) stretches that the spans cover, in order; gaps of up to `gap` seconds
+    are closed."""
     stretches = []
     for begin, end in sorted((span.begin, span.end) for span in spans):
-        if stretches and begin <= stretches[-1][1]:
+        if stretches and begin <= stretches[-1][1] + gap:
             stretches[-1] = (stretches[-1][0], max(end, stretches[-1][1]))
         else:
             stretches.append((begin, end))

@@ -27,8 +27,9 @@ _ALIKE = {
     "all_to_all_single": None, "barrier": None, "all_gather_object": None,
     "broadcast_object_list": None, "gather_object": None, "scatter_object_list": None,
 }
-_PLAIN_NAME = {"all_gather_into_tensor": "all_gather", "all_gather_single": "all_gather",
-               "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_single": "reduce_scatter"}
+_PLAIN = {"all_gather_into_tensor": "all_gather", "all_gather_single": "all_gather",
+          "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_single": "reduce_scatter",
+          "all_to_all_single": "all_to_all"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Call:
 
     def __str__(self):
         return f"{self.like} (#{self.number}) at {self.place}"
+
+
+def plain(name: str) -> str:
+    """A collective's name without its variant: all_gather_into_tensor is an all_gather."""
+    return _PLAIN.get(name, name)
 
 
 def tell(channel) -> None:
@@ -102,7 +108,7 @@ def _call(counts, name, argument, signature, args, kwargs):
     title = getattr(group, "group_name", "")
     counts[title] += 1
     return Call(title, tuple(dist.get_process_group_ranks(group)), counts[title],
-                _PLAIN_NAME.get(name, name) + _tensor(given.get(argument)) + _root(given),
+                plain(name) + _tensor(given.get(argument)) + _root(given),
                 _place(sys._getframe(2)))
 
 

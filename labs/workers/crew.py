@@ -179,10 +179,11 @@ class Crew:
 
     def _calls(self) -> list:
         """What each rank calls where they disagree; a rank that has called nothing yet is asked."""
-        self._listen(0.1)
-        calls = self.ledger.mismatch
-        return [Outcome(rank, "calls", call=str(calls[rank])) if rank in calls else outcome
-                for rank, outcome in enumerate(self._outcomes())]
+        calls, deadline = self.ledger.mismatch, time.monotonic() + 0.3
+        while len(calls) < len(next(iter(calls.values())).members) and time.monotonic() < deadline:
+            self._listen(0.05)
+        return [Outcome(rank, "calls", call=str(calls[rank]), stack=[calls[rank].place])
+                if rank in calls else outcome for rank, outcome in enumerate(self._outcomes())]
 
     def _outcomes(self) -> list:
         """What became of every rank by now; those still running are asked where they are."""

@@ -104,9 +104,10 @@ class Outcome:
 
 def root_cause(outcomes):
     """The outcome to blame: a death (it makes victims of others, and no error of another rank
-    causes one), else the earliest exception that is not a victim's."""
+    causes one), else the exception of the lowest rank that is not a victim. Ranks that raise stay
+    alive, so one exception does not cause another; the lowest rank gives the same answer always."""
     def blame(outcome):
-        return (outcome.is_victim, outcome.kind != "died", outcome.at)
+        return (outcome.is_victim, outcome.kind != "died", outcome.rank)
     return min((o for o in outcomes if o.kind in ("failed", "died")), key=blame, default=None)
 
 

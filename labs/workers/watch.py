@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from labs.workers import places
+from labs.workers import calls, places
 
 HEARTBEAT = 0.5  # seconds
 _COLLECTIVES = {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
@@ -88,7 +88,7 @@ def _call(frame):
     while frame is not None:
         name = frame.f_code.co_name
         if name in _COLLECTIVES and frame.f_code.co_filename.endswith("distributed_c10d.py"):
-            found = name
+            found = calls.plain(name)
         frame = frame.f_back
     return found
 

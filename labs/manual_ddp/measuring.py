@@ -1,0 +1,124 @@
+"""Measures variants of data parallelism side by side: traffic, timeline and throughput."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from labs.exercises import shows
+from labs.manual_ddp import twin as twins
+from labs.meters import throughput, timeline
+from labs.meters.traffic import Traffic
+from labs.training import data, models
+from labs.training.presets import Preset
+from labs.workers import devices
+from labs.workers.launcher import launch
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What `measure` found, by variant. traffic: one rank's calls of one step. timelines: one per
+    rank. tokens_per_s: all ranks together. seconds: per step, by rank and round."""
+
+    preset: Preset
+    parameters: int
+    traffic: dict
+    timelines: dict
+    tokens_per_s: dict
+    seconds: list
+    buckets: dict
+
+    def __repr__(self):
+        return "\n".join(f"{name:28s} {rate:10,.0f} tokens/s"
+                         for name, rate in self.tokens_per_s.items())
+
+
+def torch_ddp(model, cap_bytes: int = None):
+    """torch's own DistributedDataParallel, with buckets of the same size."""
+    cap = {} if cap_bytes is None else {"bucket_cap_mb": cap_bytes / 2**20}
+    return DistributedDataParallel(model, **cap)
+
+
+def build(wrap, preset):
+    """On a rank: (module, optimizer) of one variant, on the rank's device."""
+    model = models.gpt2(preset.layers, preset.hidden, preset.heads, preset.context)
+    module = wrap(model.to(devices.device()))
+    return module, torch.optim.AdamW(module.parameters(), lr=1e-3)
+
+
+def batches(preset, steps: int) -> list:
+    """On a rank: its own batches, on its device."""
+    rank = torch.distributed.get_rank()
+    return [{name: value.to(devices.device()) for name, value in batch.items()}
+            for batch in data.lm_batches(steps, preset.batch, preset.context, seed=1000 * rank)]
+
+
+@shows("2.7")
+def measure(variants: dict, preset: Preset, rounds: int = 7) -> Measured:
+    """Trains each variant (name -> function that wraps a model) on `preset.ranks` ranks."""
+    results = launch(_measure, variants, preset, rounds, ranks=preset.ranks, quiet=True,
+                     verify=False, hang_after=60)
+    first = results[0]
+    return Measured(
+        preset, first["parameters"], first["traffic"],
+        {name: [result["timelines"][name] for result in results] for name in variants},
+        throughput.medians([result["seconds"] for result in results], preset.tokens),
+        [result["seconds"] for result in results], first["buckets"])
+
+
+def race_variants(variants: dict, preset: Preset, rounds: int) -> list:
+    """By rank: variant -> seconds per step of each round, the variants taking turns."""
+    def work():
+        built = {name: build(wrap, preset) for name, wrap in variants.items()}
+        batch = batches(preset, 1)[0]
+        return throughput.race({name: _step(*parts, batch) for name, parts in built.items()},
+                               rounds, repeat=2)
+
+    return launch(work, ranks=preset.ranks, quiet=True, verify=False, hang_after=60)
+
+
+def _measure(variants, preset, rounds) -> dict:
+    built = {name: build(wrap, preset) for name, wrap in variants.items()}
+    batch = batches(preset, 1)[0]
+    steps = {name: _step(*parts, batch) for name, parts in built.items()}
+    seconds = throughput.race(steps, rounds, repeat=2)
+    traffic = {name: _traffic(step) for name, step in steps.items()}
+    timelines = {name: timeline.record(module, optimizer, batch)
+                 for name, (module, optimizer) in built.items()}
+    model = next(iter(built.values()))[0]
+    return {"parameters": models.count(model), "traffic": traffic, "timelines": timelines,
+            "seconds": seconds, "buckets": {name: bucket_names(module)
+                                            for name, (module, _) in built.items()}}
+
+
+def _step(module, optimizer, batch):
+    def step():
+        module(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _traffic(step):
+    with Traffic() as traffic:
+        step()
+    return traffic.calls
+
+
+def bucket_names(module):
+    """Names of the parameters in each bucket, or None for a module that does not tell."""
+    names = {id(parameter): name.removeprefix("module.").removeprefix("transformer.")
+             for name, parameter in module.named_parameters()}
+    return [[names[id(p)] for p in bucket] for bucket in getattr(module, "buckets", [])] or None
+
+
+def gradients_before_and_after(average_gradients) -> list:
+    """On a rank: [(name, gradient before, gradient after)] of the small model with traps."""
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    model = models.TrapModel(seed=0)
+    [batch] = data.xy_batches(1, twins.BATCH)
+    model(**data.shard(batch, rank, ranks), use_rare=rank == 0).loss.backward()
+    before = twins.gradients(model)
+    average_gradients(model)
+    return [(name, before[name], after) for name, after in twins.gradients(model).items()]

@@ -1,0 +1,183 @@
+"""Who holds what: the numbers on every rank before and after a collective, coloured by origin."""
+
+import math
+from dataclasses import dataclass
+
+from matplotlib import patheffects
+
+from labs.pictures import palette
+from labs.pictures.picture import Picture
+from labs.pictures.sheet import WIDTH, arrow, box, chip, sheet, write
+
+LABELS = 0.86  # inches for the ranks' names
+ROW = 0.46  # inches from one rank to the next
+TOP = 0.62  # inches above the first rank: title and piece numbers
+
+
+@dataclass(frozen=True)
+class State:
+    """held[rank] is a list of numbers; title stands above them, arrow names how they came about."""
+
+    title: str
+    held: list
+    arrow: str = ""
+
+
+def origins(value, ranks: int) -> list:
+    """[(rank, piece), ...] of the numbers that were summed to `value`, read off its digits: the
+    first digit, of as many as there are ranks, is rank 0's and says piece + 1; 0 means nothing.
+    Empty where the digits make no sense."""
+    if value != int(value) or not 0 < value < 10**ranks:
+        return []
+    digits = f"{int(value):0{ranks}d}"
+    return [(rank, int(digit) - 1) for rank, digit in enumerate(digits) if digit != "0"]
+
+
+def places(numbers: list, ranks: int) -> list:
+    """One entry per piece, None where nothing is held. A list shorter than the whole is put where
+    its pieces belong; if that cannot be told, at the left."""
+    if len(numbers) >= ranks:
+        return list(numbers)
+    row = [None] * ranks
+    for number, value in enumerate(numbers):
+        pieces = {piece for _, piece in origins(value, ranks)}
+        place = pieces.pop() if len(pieces) == 1 else number
+        place = place if place < ranks and row[place] is None else row.index(None)
+        row[place] = value
+    return row
+
+
+def who_holds_what(states: list, note: str = "") -> Picture:
+    """A panel for each State, an arrow between them; note is written below."""
+    ranks = len(states[0].held)
+    layout = _Layout(ranks, len(states), gap=1.2 if len(states) < 3 else 0.92)
+    figure, ax = sheet(layout.width, layout.height + (0.3 if note else 0))
+    for number, state in enumerate(states):
+        x, y = layout.corner(number)
+        _panel(ax, x, y, state, layout.cell, named=layout.first(number))
+        if number:
+            _step(ax, layout, number, state.arrow)
+    if note:
+        write(ax, 0.1, layout.height + 0.1, note, colour=palette.INK)
+    return Picture(figure, _words(states, note), data=states)
+
+
+def ring(states: list) -> Picture:
+    """The states of a ring all-reduce, one after the other; what just changed has a dark frame."""
+    ranks = len(states[0].held)
+    half = math.ceil((len(states) + 1) / 2)
+    layout = _Layout(ranks, 2 * half, gap=0.26, across=min(half, 4))
+    figure, ax = sheet(layout.width, layout.height)
+    for number, state in enumerate(states):
+        slot = number if number < half else number + 1  # the second half begins with the circle
+        x, y = layout.corner(slot)
+        before = states[number - 1].held if number else state.held
+        _panel(ax, x, y, state, layout.cell, named=layout.first(slot), before=before)
+    x, y = layout.corner(half)
+    _circle(ax, x + layout.cell * ranks / 2, y + TOP + ROW * ranks / 2, ranks, layout.cell * ranks)
+    return Picture(figure, _words(states), data=states)
+
+
+class _Layout:
+    """Where the panels go: as many side by side as fit."""
+
+    def __init__(self, ranks, panels, gap, across=None):
+        self.ranks, self.gap = ranks, gap
+        smallest = max(0.45, 0.07 * ranks + 0.14)
+        fits = int((WIDTH - LABELS + gap) // (smallest * ranks + gap))
+        self.across = across or (panels if panels <= fits else 1)
+        room = (WIDTH - LABELS - gap * (self.across - 1)) / self.across / ranks
+        self.cell = min(room, 0.95 if ranks > 4 else 0.78)
+        self.rows = math.ceil(panels / self.across)
+        self.panel = self.cell * ranks
+        self.width = LABELS + self.across * self.panel + (self.across - 1) * gap + 0.05
+        self.height = self.rows * self.row_height - 0.12
+
+    @property
+    def row_height(self):
+        return TOP + self.ranks * ROW + 0.2
+
+    def first(self, number):
+        return number % self.across == 0
+
+    def corner(self, number):
+        return (LABELS + number % self.across * (self.panel + self.gap),
+                number // self.across * self.row_height)
+
+
+def _panel(ax, x, y, state, cell, named, before=None):
+    ranks = len(state.held)
+    rows = [places(row, ranks) for row in state.held]
+    columns = max(map(len, rows))
+    cell = cell * ranks / columns
+    write(ax, x + cell * columns / 2, y + 0.16, state.title, size=10.5, weight="bold", ha="center")
+    for piece in range(columns):
+        write(ax, x + cell * (piece + 0.5), y + 0.46, f"{piece}", size=9, colour=palette.MUTED,
+              ha="center")
+    if named:
+        write(ax, x - 0.12, y + 0.46, "piece", size=9, colour=palette.MUTED, ha="right")
+    for rank, row in enumerate(rows):
+        if named:
+            chip(ax, x - LABELS / 2 - 0.05, y + TOP + ROW * (rank + 0.5), rank)
+        for piece, value in enumerate(row):
+            fresh = before is not None and before[rank][piece] != value
+            _cell(ax, x + cell * piece, y + TOP + ROW * rank, cell, value, ranks, fresh)
+
+
+def _cell(ax, x, y, width, value, ranks, fresh=False):
+    inset = 0.03
+    area = (x + inset, y + inset, width - 2 * inset, ROW - 2 * inset)
+    if value is None:
+        box(ax, *area, edge="#c5ccd3", dashed=True, line=1.0)
+        return
+    givers = origins(value, ranks)
+    colours = [palette.rank(rank) for rank, _ in givers] or ["#9aa3ad"]
+    box(ax, *area, colours, edge=palette.INK if fresh else None, line=2.4)
+    digits = f"{value:g}" if value != int(value) else f"{int(value)}"
+    size = min(11.5, width * 72 / (0.92 * max(len(digits), ranks, 3)))
+    if size < 8.5:
+        return  # colour alone
+    stripes = list(digits) if len(givers) == ranks else [digits]  # each digit on its own stripe
+    for number, words in enumerate(stripes):
+        middle = area[0] + area[2] * (number + 0.5) / len(stripes)
+        text = write(ax, middle, y + ROW / 2, words, size=size, colour="white", weight="bold",
+                     ha="center")
+        text.set_path_effects([patheffects.withStroke(linewidth=2, foreground="#1f2933aa")])
+
+
+def _step(ax, layout, number, words):
+    """The arrow into panel `number`, with the collective's name."""
+    x, y = layout.corner(number)
+    middle = y + TOP + ROW * layout.ranks / 2
+    if layout.first(number):
+        x, y = x + layout.panel / 2, y - 0.2
+        arrow(ax, (x, y + 0.02), (x, y + 0.24))
+        write(ax, x + 0.2, y + 0.08, words, size=10, style="italic")
+        return
+    arrow(ax, (x - layout.gap + 0.12, middle), (x - 0.12, middle))
+    words = words.replace("_", "_\n") if layout.gap < 1 else words
+    write(ax, x - layout.gap / 2, middle - 0.1, words, size=10, ha="center", va="bottom",
+          style="italic")
+
+
+def _circle(ax, x, y, ranks, room):
+    """The ring itself: each rank sends to the next."""
+    radius = min(room, ROW * ranks) / 2 - 0.3
+    points = [(x + radius * math.sin(2 * math.pi * r / ranks),
+               y - radius * math.cos(2 * math.pi * r / ranks)) for r in range(ranks)]
+    for rank, (px, py) in enumerate(points):
+        qx, qy = points[(rank + 1) % ranks]
+        length = math.hypot(qx - px, qy - py) or 1
+        ux, uy = (qx - px) / length, (qy - py) / length
+        arrow(ax, (px + 0.2 * ux, py + 0.2 * uy), (qx - 0.2 * ux, qy - 0.2 * uy), bend=0.18)
+        chip(ax, px, py, rank, width=0.3, height=0.28, words=f"{rank}")
+    write(ax, x, y, "the ring", size=9, colour=palette.MUTED, ha="center")
+
+
+def _words(states, note=""):
+    lines = []
+    for rank in range(len(states[0].held)):
+        steps = " → ".join(" ".join(f"{v:g}" for v in state.held[rank]) or "nothing"
+                           for state in states)
+        lines.append(f"rank {rank}: {steps}")
+    return "\n".join([*lines, note] if note else lines)

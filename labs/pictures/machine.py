@@ -1,0 +1,168 @@
+"""What this machine is: its cores, memory, GPUs and links, and the ranks that it will run."""
+
+import re
+import subprocess
+import textwrap
+from dataclasses import dataclass
+
+import psutil
+
+from labs.pictures.picture import Picture
+from labs.pictures.sheet import WIDTH, box, chip, sheet, write
+from labs.workers import devices, start
+
+GIB = 2**30
+DRAWN = 40  # at most so many cores are drawn one by one
+
+
+@dataclass(frozen=True)
+class Facts:
+    """cores; memory in bytes; gpus: [(name, bytes), ...]; links: {"NV12": pairs, ...} as
+    `nvidia-smi topo -m` names them; plan: where a launch without further wishes puts its ranks."""
+
+    cores: int
+    memory: int
+    gpus: list
+    links: dict
+    plan: devices.Plan
+
+
+class Machine(Picture):
+    """The drawing; facts holds what it shows, ranks is what `launch` runs by itself."""
+
+    @property
+    def facts(self) -> Facts:
+        return self.data
+
+    @property
+    def ranks(self) -> int:
+        return self.data.plan.ranks
+
+
+def machine() -> Machine:
+    """Draws this machine. Meanwhile, what starts the ranks is made ready in the background."""
+    start.warm_up()
+    return draw(look())
+
+
+def look() -> Facts:
+    """What is there. Makes no CUDA context."""
+    found = devices.gpus()
+    gpus = parse_gpus(_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits"))
+    gpus = (gpus + [("GPU", 0)] * found)[:found]
+    links = parse_links(_smi("topo", "-m"), found) if found > 1 else {}
+    return Facts(devices.cores(), psutil.virtual_memory().total, gpus, links, devices.plan())
+
+
+def parse_gpus(table: str) -> list:
+    """[(name, bytes), ...] from nvidia-smi's name and memory.total, which counts in MiB."""
+    rows = [line.rsplit(",", 1) for line in table.splitlines() if "," in line]
+    return [(name.strip().removeprefix("NVIDIA "), int(mib) * 2**20)
+            for name, mib in rows if mib.strip().isdigit()]
+
+
+def parse_links(topology: str, gpus: int) -> dict:
+    """How many pairs of GPUs are joined by each kind of link, from `nvidia-smi topo -m`."""
+    kinds = {}
+    for line in topology.splitlines():
+        row = re.match(r"GPU(\d+)\s+(.*)", line)
+        if row and int(row[1]) < gpus:
+            for kind in row[2].split()[int(row[1]) + 1 : gpus]:
+                kinds[kind] = kinds.get(kind, 0) + 1
+    return kinds
+
+
+def link_words(links: dict) -> str:
+    """`12 NVLinks between every pair`, or how many pairs have what."""
+    def name(kind):
+        if kind.startswith("NV"):
+            return f"{kind[2:]} NVLinks"
+        return "PCIe" if kind in ("PIX", "PXB", "PHB") else "PCIe and the CPUs' link"
+
+    if len(links) == 1:
+        return f"{name(*links)} between every pair of GPUs"
+    return ", ".join(f"{name(kind)}: {pairs} pairs" for kind, pairs in links.items())
+
+
+def draw(facts: Facts) -> Machine:
+    """The picture of a machine; see `Facts`."""
+    rows = -(-min(facts.cores, DRAWN) // 10)
+    reason = textwrap.wrap(_sentence(facts), 112)
+    gpus = (1.6 if facts.links else 1.25) if facts.gpus else 0
+    figure, ax = sheet(WIDTH, 0.75 + 0.28 * rows + gpus + 0.22 * len(reason))
+    bottom = _cpu(ax, facts, rows)
+    if facts.gpus:
+        bottom = _gpus(ax, facts, bottom + 0.2)
+    for number, line in enumerate(reason):
+        write(ax, 0.12, bottom + 0.24 + 0.22 * number, line)
+    return Machine(figure, words(facts), data=facts)
+
+
+def _sentence(facts) -> str:
+    reason = facts.plan.reason
+    return (f"A launch starts {facts.plan.ranks} ranks here unless you ask for another number. "
+            f"{reason[0].upper()}{reason[1:]}.")
+
+
+def words(facts: Facts) -> str:
+    lines = [f"{facts.cores} CPU cores, {facts.memory / GIB:.0f} GiB memory"]
+    lines += [f"GPU {number}: {name}, {memory / GIB:.0f} GiB"
+              for number, (name, memory) in enumerate(facts.gpus)] or ["no GPU"]
+    lines += [link_words(facts.links)] if facts.links else []
+    return "\n".join([*lines, f"{facts.plan.ranks} ranks: {facts.plan.reason}"])
+
+
+def _cpu(ax, facts, rows) -> float:
+    height = 0.5 + 0.28 * rows
+    box(ax, 0.1, 0.08, WIDTH - 0.2, height, ["#f6f7f9"], edge="#c5ccd3")
+    more = f" ({DRAWN} drawn)" if facts.cores > DRAWN else ""
+    write(ax, 0.28, 0.3, f"{facts.cores} CPU core{'s' * (facts.cores > 1)}{more}", size=11,
+          weight="bold")
+    _squares(ax, 0.28, min(facts.cores, DRAWN), 10)
+    on_cpu = [r for r, device in enumerate(facts.plan.devices) if device == "cpu"]
+    across, block = (8, 8) if on_cpu else (19, 8)
+    while facts.memory / GIB / block > across * rows:
+        block *= 2
+    write(ax, 3.25, 0.3, f"{facts.memory / GIB:.0f} GiB memory, {block} a square", size=10.5,
+          weight="bold")
+    _squares(ax, 3.25, round(facts.memory / GIB / block) or 1, across, "#b7c0ca")
+    if on_cpu:
+        write(ax, 5.85, 0.3, "ranks of a launch", size=11, weight="bold")
+    for place, rank in enumerate(on_cpu):
+        chip(ax, 6.18 + place * 0.74, 0.61, rank)
+    return 0.08 + height
+
+
+def _squares(ax, x, count, across, colour="#8795a5"):
+    for number in range(count):
+        box(ax, x + number % across * 0.28, 0.48 + number // across * 0.28, 0.23, 0.23, [colour])
+
+
+def _gpus(ax, facts, top) -> float:
+    count = len(facts.gpus)
+    width = min(2.2, (WIDTH - 0.2 - 0.12 * (count - 1)) / count)
+    for number, (name, memory) in enumerate(facts.gpus):
+        x = 0.1 + number * (width + 0.12)
+        box(ax, x, top, width, 1.05, ["#eef6ea"], edge="#7fb069")
+        short = name.split("-")[0] if width < 1.3 else name
+        write(ax, x + width / 2, top + 0.2, short, size=9.5, weight="bold", ha="center")
+        write(ax, x + width / 2, top + 0.44, f"{memory / GIB:.0f} GiB", size=9.5, ha="center")
+        here = [r for r, d in enumerate(facts.plan.devices) if d in ("cuda", f"cuda:{number}")]
+        for place, rank in enumerate(here):
+            chip(ax, x + width / 2 + (place - (len(here) - 1) / 2) * 0.72, top + 0.8, rank)
+    if not facts.links:
+        return top + 1.05
+    box(ax, 0.1, top + 1.14, count * (width + 0.12) - 0.12, 0.24, ["#7fb069"])
+    write(ax, 0.1 + (count * (width + 0.12) - 0.12) / 2, top + 1.26, link_words(facts.links),
+          size=9.5, colour="white", weight="bold", ha="center")
+    return top + 1.4
+
+
+def _smi(*arguments) -> str:
+    """What nvidia-smi prints, or nothing where there is none."""
+    try:
+        done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True,
+                              timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)  # topo underlines its heading

@@ -1,0 +1,53 @@
+"""A blank sheet measured in inches, and the few things that are drawn on it freely."""
+
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+
+from labs.pictures import palette
+from labs.pictures.picture import canvas
+
+WIDTH = 9.0  # inches: as wide as JupyterLab shows without scaling
+
+
+def sheet(width: float, height: float):
+    """(figure, axes) whose coordinates are inches, y counted downwards from the top."""
+    figure, ax = canvas(width, height)
+    figure.set_layout_engine("none")
+    ax.set_position((0, 0, 1, 1))
+    ax.set_xlim(0, width)
+    ax.set_ylim(height, 0)
+    ax.axis("off")
+    return figure, ax
+
+
+def box(ax, x, y, width, height, colours=(), edge=None, dashed=False, line=1.2):
+    """A rounded box, upper left corner at (x, y), filled with equal stripes of `colours`."""
+    shape = FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.06",
+                           facecolor="none", edgecolor=edge or "none", linewidth=line,
+                           linestyle=(0, (2, 2)) if dashed else "solid", zorder=3)
+    for number, colour in enumerate(colours):
+        stripe = width / len(colours)
+        part = Rectangle((x + number * stripe, y), stripe, height, facecolor=colour,
+                         edgecolor="none", zorder=2)
+        ax.add_patch(part)
+        part.set_clip_path(FancyBboxPatch((x, y), width, height, transform=ax.transData,
+                                          boxstyle="round,pad=0,rounding_size=0.06"))
+    ax.add_patch(shape)
+    return shape
+
+
+def chip(ax, x, y, rank, width=0.66, height=0.26, words=None):
+    """A rank's name tag in its colour, centred at (x, y)."""
+    box(ax, x - width / 2, y - height / 2, width, height, [palette.rank(rank)])
+    write(ax, x, y, words or f"rank {rank}", size=9.5, colour="white", weight="bold", ha="center")
+
+
+def write(ax, x, y, words, size=10.0, colour=palette.INK, ha="left", va="center", **style):
+    """Text; x and y in inches, size in points."""
+    return ax.text(x, y, words, fontsize=size, color=colour, ha=ha, va=va, zorder=5, **style)
+
+
+def arrow(ax, start, end, colour=palette.MUTED, bend=0.0, width=1.6):
+    """An arrow between two points."""
+    ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=13, color=colour,
+                                 linewidth=width, connectionstyle=f"arc3,rad={bend}",
+                                 shrinkA=0, shrinkB=0, zorder=4))

@@ -1,0 +1,49 @@
+"""Sizes that fit the machine: chosen by what it has, overridable in a notebook's first cell."""
+
+from dataclasses import dataclass, replace
+
+from labs.workers import devices
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a notebook trains. batch counts sequences per rank and step; context counts tokens;
+    cap_bytes is the size of a gradient bucket."""
+
+    name: str
+    ranks: int
+    layers: int
+    hidden: int
+    heads: int
+    context: int
+    batch: int
+    cap_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that all ranks together process in one step."""
+        return self.ranks * self.batch * self.context
+
+    def __str__(self):
+        return (f"{self.name}: {self.ranks} ranks, GPT-2 with {self.layers} layers of width "
+                f"{self.hidden}, {self.batch} × {self.context} tokens per rank and step, "
+                f"buckets of {self.cap_bytes / 1e6:g} MB")
+
+    __repr__ = __str__
+
+
+_LAPTOP = Preset("laptop", 2, 6, 128, 4, 64, 8, 800_000)
+_ONE_GPU = Preset("one-gpu", 2, 8, 512, 8, 256, 8, 8_000_000)
+_NODE = Preset("node", 8, 12, 1024, 16, 512, 8, 25_000_000)
+
+
+def preset(name: str = None, **changes) -> Preset:
+    """The preset for this machine, or the one called `name`; changes override single sizes."""
+    known = {p.name: p for p in (_LAPTOP, _ONE_GPU, _NODE)}
+    if name is not None and name not in known:
+        raise ValueError(f"no preset {name!r}: choose {', '.join(known)}, or leave it out")
+    gpus = devices.gpus()
+    chosen = known[name or ("laptop" if gpus == 0 else "one-gpu" if gpus == 1 else "node")]
+    if chosen.name == "node":
+        chosen = replace(chosen, ranks=max(2, gpus))
+    return replace(chosen, **changes)

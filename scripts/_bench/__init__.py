@@ -1,0 +1,1 @@
+"""Measurements of speed: each bench prints a table, or with --json one JSON object."""

@@ -1,0 +1,53 @@
+"""Command line of scripts/bench."""
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import platform
+import sys
+
+BENCHES = {
+    "launch": "launching ranks: labs.launch beside torch.multiprocessing.spawn and accelerate",
+    "ddp": "the solution's data-parallel modules beside torch's DDP, on CPU ranks",
+}
+
+
+def main() -> int:
+    arguments = _arguments()
+    bench = importlib.import_module(f"_bench.{arguments.bench}")
+    with _only_json_on_stdout(arguments.json) as out:
+        result = bench.run(arguments)
+        result["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"
+        print(json.dumps(result) if arguments.json else bench.table(result), file=out)
+    return 0
+
+
+def _arguments():
+    listed = "\n".join(f"  {name:8s}{what}" for name, what in BENCHES.items())
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Measure one thing, interleaved with its peers, in one run.",
+        epilog=f"benches:\n{listed}\n\nOnly ratios measured in one run can be compared; "
+               "these machines' seconds drift.")
+    parser.add_argument("bench", choices=list(BENCHES))
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    parser.add_argument("--rounds", type=int, help="turns of each variant (default: the bench's)")
+    parser.add_argument("--ranks", type=int, nargs="+", help="world sizes (default: the bench's)")
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def _only_json_on_stdout(wanted):
+    """With --json, what anything else prints goes to stderr."""
+    out = os.fdopen(os.dup(1), "w")
+    if wanted:
+        sys.stdout.flush()
+        os.dup2(2, 1)
+    yield out
+    out.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

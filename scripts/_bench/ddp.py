@@ -1,0 +1,50 @@
+"""Throughput of the solution's data-parallel modules, as a share of torch DDP's."""
+
+import statistics
+
+from _build.definitions import definitions
+
+from _bench.progress import done, say
+from labs.manual_ddp.measuring import race_variants, torch_ddp
+from labs.training.presets import preset
+
+RANKS = (2,)
+ROUNDS = 31
+
+
+def run(arguments) -> dict:
+    """Ratios by variant: throughput of ours over torch DDP's, for the first world size given."""
+    ranks = (arguments.ranks or RANKS)[0]
+    size = preset("laptop", ranks=ranks)
+    solution = definitions("02_manual_ddp", PRESET=size)
+    variants = {
+        "one call per parameter": solution.ManualDDP,
+        "bucketed, after backward": solution.bucketed,
+        "bucketed, overlapped": solution.overlapped,
+        "torch DDP": lambda model: torch_ddp(model, size.cap_bytes),
+        "torch DDP, default buckets": torch_ddp,
+    }
+    rounds = arguments.rounds or ROUNDS
+    say(f"{len(variants)} variants take turns on {ranks} ranks, {rounds} rounds")
+    results = race_variants(variants, size, rounds)
+    done()
+    # the slowest rank sets the pace of a round
+    seconds = {name: [max(times) for times in zip(*(r[name] for r in results), strict=True)]
+               for name in variants}
+    ratios = {name: statistics.median(theirs / ours for ours, theirs in
+                                      zip(times, seconds["torch DDP"], strict=True))
+              for name, times in seconds.items()}
+    return {"ranks": ranks, "model": str(size), "rounds": rounds,
+            "tokens_per_s": {name: size.tokens / statistics.median(times)
+                             for name, times in seconds.items()},
+            "throughput_ratio_to_torch_ddp": ratios}
+
+
+def table(result) -> str:
+    """The result for a terminal."""
+    lines = [result["model"], f"{result['rounds']} rounds, the variants take turns; medians",
+             f"{'variant':28s} {'tokens/s':>10} {'of torch DDP':>13}"]
+    for name, rate in result["tokens_per_s"].items():
+        lines.append(f"{name:28s} {rate:>10,.0f} "
+                     f"{result['throughput_ratio_to_torch_ddp'][name]:>12.2f}x")
+    return "\n".join(lines)

@@ -1,0 +1,438 @@
+# %% [markdown]
+# # 00 · Start here
+#
+# | | |
+# |:--|:--|
+# | **Time** | 45 minutes |
+# | **Needs** | any machine with 2 cores; no GPU |
+# | **On a rented 8×A100 node** | 1 minute of compute, about $0.37 |
+#
+# The node's minute is estimated from our CPU run plus NCCL's start-up; its price is Lambda's list
+# price of September 2026, $22.32 an hour.
+#
+# Everything in this workbook runs on **real ranks**: separate processes that talk through
+# `torch.distributed`, started from a cell.
+
+# %% [markdown]
+# ## You will be able to
+#
+# - run a function on any number of ranks and read what each one did;
+# - say, for five collectives, who holds what before and after;
+# - build all-reduce from two of them, and count the bytes it moves;
+# - tell a failed rank from a deadlock, and find the line that caused it.
+#
+# Run a cell with Shift+Enter. Where you see `# your code here`, it is your turn.
+
+# %% [markdown]
+# ## This machine
+
+# %%
+import torch
+import torch.distributed as dist
+
+import labs
+import labs.start_here as lab
+from labs import launch
+
+labs.machine()
+
+# %% [markdown]
+# A **rank** is one process of a group of N, numbered from 0. On a node with GPUs each rank gets a
+# GPU of its own, and NCCL carries the data. On a CPU, gloo does. We take at least four ranks, so
+# that the pictures have something to show; two cores are enough.
+
+# %%
+RANKS = max(4, labs.machine().ranks)  # or any number from 2 to 8
+
+# %% [markdown]
+# ## The first launch
+#
+# `launch(function, ranks=N)` starts N processes, and in each of them runs the function. What a
+# rank prints arrives marked with its number; entry r of the result is what rank r returned. The
+# process group is already up inside.
+
+# %%
+def hello():
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    print(f"I am one of {ranks}, and I compute on {labs.device()}")
+    return 10 * rank
+
+
+launch(hello, ranks=RANKS)
+
+# %% [markdown]
+# The same code ran on every rank; only `dist.get_rank()` differed. And ranks share no memory: each
+# gets a copy of what the function uses, and what it changes stays with it. What does `notes` hold
+# here, after four ranks have written into it?
+
+# %% tags=["nbval-check-output"]
+notes = []
+
+
+def write_down():
+    notes.append(dist.get_rank())
+    return notes
+
+
+print("on the ranks:", launch(write_down, ranks=RANKS))
+print("here:        ", notes)
+
+# %% [markdown]
+# Nothing. To learn what another rank holds, a rank must **communicate**, and in data-parallel
+# training nearly all communication is **collective**: every rank of the group takes part in the
+# same call. `dist.all_reduce(x)` replaces `x` on every rank by the sum of all ranks' `x`.
+
+# %% [markdown]
+# ## Guess, then run, then look
+#
+# Before most runs you write a guess down; the picture shows it beside what happened. A wrong guess
+# that you can see teaches more than a right one you never made.
+#
+# Ranks 0, 1, 2 and 3 hold 1, 4, 9 and 16. What is their mean?
+
+# %%
+# Exercise 0.1: first a guess; put a number in place of the dots
+### BEGIN SOLUTION
+my_guess = 10
+### END SOLUTION
+
+labs.guess("mean over ranks", my_guess)
+
+# %% [markdown]
+# ### Exercise 0.1: the mean over ranks
+#
+# Data-parallel training averages gradients over ranks, so here is its heart in three lines. Every
+# rank must return the mean of all ranks' `mine`. The owner of `mine` still needs it: leave it as
+# it is.
+
+# %%
+# Exercise 0.1: the mean over ranks
+def mean_over_ranks(mine):
+    """The mean of all ranks' tensors, on every rank; `mine` stays unchanged."""
+    ### BEGIN SOLUTION
+    everyone = mine.clone()
+    dist.all_reduce(everyone)
+    return everyone / dist.get_world_size()
+    ### END SOLUTION
+
+
+# %% tags=["nbval-check-output"]
+lab.check_mean_over_ranks(mean_over_ranks)
+
+# %%
+lab.before_and_after_mean(mean_over_ranks, ranks=4, guess="mean over ranks")
+
+# %% [markdown]
+# Notice that every rank holds the same number afterwards. The check ran your function on 2, 3 and 4
+# ranks and compared each rank's result with the true mean. It says which rank broke which rule,
+# never just "wrong": try it, leave the division out.
+
+# %% [markdown]
+# ## Who holds what
+#
+# Every picture below comes from a real run. A row is a rank, a column is a piece of its tensor, a
+# colour is the rank the number came from. With four ranks, rank 0 starts with 1000, 2000, 3000,
+# 4000, rank 1 with 100, 200, …, so the digits of a sum tell who gave what: 2222 is everybody's
+# piece 1.
+
+# %%
+def broadcast(mine):
+    dist.broadcast(mine, src=0)
+    return mine
+
+
+lab.who_holds_what(broadcast, RANKS)
+
+# %% [markdown]
+# **Broadcast**: rank 0's tensor overwrites everybody's. This is how all ranks begin with the same
+# parameters.
+
+# %%
+def all_reduce(mine):
+    dist.all_reduce(mine)
+    return mine
+
+
+lab.who_holds_what(all_reduce, RANKS)
+
+# %% [markdown]
+# **All-reduce**: everybody gets the sum of everything. This is DDP's gradient step. Four stripes
+# in a cell: four ranks are in that number.
+
+# %%
+def all_gather(mine):  # each rank begins with one piece, its shard
+    everything = mine.new_empty(dist.get_world_size())
+    dist.all_gather_into_tensor(everything, mine)
+    return everything
+
+
+lab.who_holds_what(all_gather, RANKS, begin="shard")
+
+# %% [markdown]
+# **All-gather**: each rank owns a shard, afterwards everybody has the whole. Nothing was added: one
+# colour per column. FSDP does this to a layer's parameters just before it needs them.
+#
+# Now predict. **Reduce-scatter** sums like all-reduce, but piece r of the sum goes to rank r alone.
+# Which number will rank 2 hold?
+
+# %%
+# Exercise 0.2: first a guess
+### BEGIN SOLUTION
+my_guess = 2222
+### END SOLUTION
+
+labs.guess("what rank 2 will hold", my_guess)
+
+# %%
+def reduce_scatter(mine):
+    piece = torch.empty_like(mine[:1])
+    dist.reduce_scatter_tensor(piece, mine)
+    return piece
+
+
+lab.who_holds_what(reduce_scatter, RANKS, guess="what rank 2 will hold")
+
+# %% [markdown]
+# Ranks, like pieces, count from 0. Each rank holds 1/N of the sum: this is how ZeRO and FSDP shard
+# gradients.
+#
+# The last one sums nothing. **All-to-all**: piece r of every rank goes to rank r. The picture is
+# turned over its diagonal, like a transposed matrix. Mixture-of-experts layers use it.
+
+# %%
+def all_to_all(mine):
+    arrived = torch.empty_like(mine)
+    dist.all_to_all_single(arrived, mine)
+    return arrived
+
+
+lab.who_holds_what(all_to_all, RANKS)
+
+# %% [markdown]
+# ### Exercise 0.2: all-reduce from two halves
+#
+# Look at the pictures again: what reduce-scatter leaves is what all-gather starts from. So build
+# all-reduce from the two. The length of `mine` divides by the number of ranks. The check counts
+# your collectives: one of each, and no `all_reduce`.
+
+# %%
+# Exercise 0.2: all-reduce from reduce-scatter and all-gather
+def all_reduce_in_two(mine):
+    """The sum of all ranks' `mine`, on every rank."""
+    ### BEGIN SOLUTION
+    shard = mine.new_empty(len(mine) // dist.get_world_size())
+    dist.reduce_scatter_tensor(shard, mine)
+    whole = torch.empty_like(mine)
+    dist.all_gather_into_tensor(whole, shard)
+    return whole
+    ### END SOLUTION
+
+
+# %% tags=["nbval-check-output"]
+lab.check_all_reduce(all_reduce_in_two)
+
+# %%
+lab.two_steps(all_reduce_in_two, RANKS)
+
+# %% [markdown]
+# This identity, **all-reduce = reduce-scatter + all-gather**, carries the whole workbook. DDP calls
+# them back to back; ZeRO stops after the first half, updates its shard, and only then gathers.
+# Same bytes, less memory.
+
+# %% [markdown]
+# ## What it costs: the ring
+#
+# How is a collective made when ranks can only send and receive? Put them in a ring; each sends to
+# the next. Cut the tensor into N pieces. In every step each rank passes **one piece** on: first it
+# **adds** what arrives, until each rank has one finished piece, then it **copies**. This cell is
+# the whole algorithm.
+
+# %%
+def ring_all_reduce(mine):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    pieces = mine.chunk(ranks)
+    arriving = torch.empty_like(pieces[0])
+    for step in range(2 * (ranks - 1)):
+        leaving = pieces[(rank - step) % ranks]
+        place = pieces[(rank - step - 1) % ranks]
+        lab.pass_on(leaving, arriving)  # send to the next rank, receive from the one before
+        if step < ranks - 1:
+            place += arriving
+        else:
+            place.copy_(arriving)
+    return mine
+
+
+lab.ring_steps(ring_all_reduce, ranks=4)
+
+# %% [markdown]
+# The dark frames are what just arrived: one piece per rank and step, so every link of the ring is
+# busy all the time. After step 3 each rank holds one complete sum: that was the reduce-scatter.
+#
+# Now guess: four ranks all-reduce a tensor of 12 MB. How many MB does **each** rank send?
+
+# %%
+# Exercise 0.3: first a guess, in MB
+### BEGIN SOLUTION
+my_guess = 24
+### END SOLUTION
+
+labs.guess("MB sent by each of 4 ranks", my_guess)
+
+# %% [markdown]
+# ### Exercise 0.3: the bytes of a ring
+#
+# Write the formula for any size and any number of ranks: how many steps, and how many bytes leave a
+# rank in each? The check does not know the answer either: it runs rings on 2, 3 and 4 ranks and
+# counts the bytes given to `send`.
+
+# %%
+# Exercise 0.3: the bytes of a ring
+def ring_bytes(size, ranks):
+    """Bytes that each rank sends while a ring of `ranks` all-reduces `size` bytes."""
+    ### BEGIN SOLUTION
+    steps = 2 * (ranks - 1)
+    return steps * size / ranks
+    ### END SOLUTION
+
+
+# %% tags=["nbval-check-output"]
+lab.check_ring_bytes(ring_bytes)
+
+# %%
+lab.ring_traffic(ring_bytes, guess="MB sent by each of 4 ranks")
+
+# %% [markdown]
+# Notice the limit: **2(N−1)/N · S**, less than twice the tensor, however many ranks there are. No
+# algorithm made of sends and receives needs less (Patarasuk and Yuan, 2009). On a CPU, bytes and
+# calls are true, seconds are not: this notebook measures no time.
+
+# %% [markdown]
+# ## When a rank fails
+#
+# Sooner or later a rank raises an exception. The others know nothing of it: they wait in their next
+# collective for a rank that will never come. `launch` stops them all and shows the root cause
+# first, with the cell and the line. `lab.diagnose` draws what `launch` would raise.
+
+# %%
+def share_the_work():
+    batches = 12 // dist.get_rank()
+    total = torch.tensor(batches, device=labs.device())
+    dist.all_reduce(total)
+    return total.item()
+
+
+lab.diagnose(share_the_work, RANKS)
+
+# %% [markdown]
+# Rank 0 is to blame: 12 // 0. The others did nothing wrong, they wait. Read the first line of a
+# failure first, and look for your own line in it.
+
+# %% [markdown]
+# ## A deadlock, on purpose
+#
+# Worse than an exception is silence. Below, rank r has r + 2 batches, as happens when data does not
+# divide evenly, and the ranks average their loss after every batch. One of them leaves early, and
+# the others wait for it, for ever. Which rank will be missing?
+
+# %%
+# Exercise 0.4: first a guess, the number of the rank
+### BEGIN SOLUTION
+my_guess = 3
+### END SOLUTION
+
+labs.guess("the missing rank", my_guess)
+
+# %%
+def mean_losses(losses):
+    means = []
+    for loss in losses:
+        total = torch.tensor(loss, device=labs.device())
+        dist.all_reduce(total)
+        means.append(total.item() / dist.get_world_size())
+    return means
+
+
+def train_unevenly():
+    batches = 2 + dist.get_rank()
+    return mean_losses([1.0] * batches)
+
+
+lab.diagnose(train_unevenly, RANKS, guess="the missing rank")
+
+# %% [markdown]
+# Read it from left to right: all ranks finished all-reduce #1 and #2, then rank 0 ran out of
+# batches and returned, and the others stand in #3, at the line shown. So the question is always:
+# **who is not there, and where did it go?** Without `launch`'s watch the cell would hang: on the
+# CPU, torch gives up after 30 minutes.
+
+# %% [markdown]
+# ### Exercise 0.4: repair it
+#
+# Make the ranks stop together: after as many steps as the rank with the **fewest** batches has. No
+# rank knows that number by itself. `mean_losses` itself is fine and may be used.
+
+# %%
+# Exercise 0.4: stop together
+def mean_losses_together(losses):
+    """The mean over ranks of each step's loss; as many steps as every rank can take."""
+    ### BEGIN SOLUTION
+    steps = torch.tensor(len(losses), device=labs.device())
+    dist.all_reduce(steps, op=dist.ReduceOp.MIN)
+    return mean_losses(losses[: steps.item()])
+    ### END SOLUTION
+
+
+# %% tags=["nbval-check-output"]
+lab.check_mean_losses(mean_losses_together)
+
+# %% [markdown]
+# There is a second way to miss each other: everybody comes, but to different places. Here rank 1
+# broadcasts while the others all-reduce. `launch` compares what ranks call, and says so at once.
+
+# %%
+def different_places():
+    total = torch.ones(1, device=labs.device())
+    if dist.get_rank() == 1:
+        dist.broadcast(total, src=1)
+    else:
+        dist.all_reduce(total)
+
+
+lab.diagnose(different_places, RANKS)
+
+# %% [markdown]
+# ## I can …
+#
+# - [ ] run a function on N ranks, and say what they share (nothing)
+# - [ ] draw who holds what before and after five collectives
+# - [ ] build all-reduce from two halves
+# - [ ] compute what a ring all-reduce of S bytes makes each of N ranks send
+# - [ ] read a diagnosis: who waits, where, for whom
+
+# %% [markdown]
+# ## How it usually goes wrong
+#
+# - **`if rank == 0:` around a collective**, to log a loss, say: rank 0 waits alone. Call it on
+#   all ranks, print on one.
+# - **Uneven data**: as above.
+# - **`all_reduce` overwrites** its argument; keep a clone.
+# - **A sum where a mean was meant**: it still trains, with gradients N times too large.
+# - **isend and irecv one after the other**: gloo lets it pass, NCCL hangs. Use one batch.
+
+# %% [markdown]
+# ## What to read
+#
+# - P. Patarasuk, X. Yuan, [Bandwidth optimal all-reduce](https://doi.org/10.1016/j.jpdc.2008.09.002),
+#   JPDC 2009. *Why can no rank send less?*
+# - [NCCL tests, performance](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
+#   *Why multiply "algbw" by 2(N−1)/N? What becomes comparable?*
+# - [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html). *Which collectives
+#   of this notebook have an `async_op`, and what may you not touch until `wait`?*
+
+# %% [markdown]
+# ## What comes next
+#
+# **01 Memory math** asks why one GPU is not enough: where every byte of training goes.
+# **[02 Manual DDP](02_manual_ddp.ipynb)** turns your `mean_over_ranks` into data-parallel training
+# that keeps up with PyTorch's own.

@@ -1,0 +1,410 @@
+# %% [markdown]
+# # 02 · Manual DDP
+#
+# | | |
+# |:--|:--|
+# | **Time** | 90 minutes |
+# | **Needs** | any machine with 2 cores; no GPU |
+#
+# Data parallelism keeps a whole model on every rank and gives each rank its own part of the batch.
+# What makes N copies behave like one model is a single averaging per step. You build it three
+# times: one call per parameter, in buckets, and overlapped with backward, and then race it
+# against torch's own.
+
+# %% [markdown]
+# ## You will be able to
+#
+# - say why averaging gradients is right, and when it needs weights;
+# - build a module that trains on N ranks exactly as one process would;
+# - cut gradients into buckets and send each while backward goes on;
+# - read from a timeline which communication is hidden and which is exposed.
+
+# %%
+import contextlib
+
+import torch
+import torch.distributed as dist
+
+import labs
+import labs.manual_ddp as lab
+
+labs.warm_up()
+PRESET = lab.preset()  # or lab.preset("laptop", ranks=4): any size can be changed
+PRESET
+
+# %% [markdown]
+# ## Why averaging is right
+#
+# The loss of a batch B is a mean over its examples, and so is its gradient. Cut B into shards Bᵢ
+# and the mean of B is the weighted mean of the shards' means:
+#
+# $$\nabla L(B) = \sum_i \frac{|B_i|}{|B|}\, \nabla L(B_i)$$
+#
+# With equal shards all weights are 1/N: the plain average. With unequal ones it is not.
+
+# %%
+# Exercise 2.1: the full batch's gradient from the gradients of its shards
+def combine(gradients, sizes):
+    """gradients[i]: gradient of the mean loss of shard i, which has sizes[i] examples."""
+    ### BEGIN SOLUTION
+    total = sum(sizes)
+    return sum(gradient * (size / total) for gradient, size in zip(gradients, sizes))
+    ### END SOLUTION
+
+
+lab.check_combine(combine)
+
+# %% [markdown]
+# ## One start for all
+#
+# Equal gradients keep copies equal only if they begin equal. Every rank builds its model with
+# another seed here, as an unlucky script would. Rank 0's state must reach everyone: parameters,
+# frozen ones too, **and buffers**, for example a BatchNorm's running mean.
+
+# %%
+# Exercise 2.2: every rank takes over rank 0's state
+def broadcast_state(model):
+    """Writes rank 0's parameters and buffers into the model of every rank."""
+    ### BEGIN SOLUTION
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), src=0)
+    ### END SOLUTION
+
+
+lab.check_broadcast_state(broadcast_state)
+
+# %% [markdown]
+# ## Average the gradients
+#
+# After backward each rank holds the gradient of its own shard. One all-reduce per parameter and a
+# division turn it into the full batch's.
+#
+# A trap: a parameter that a rank did not use has `grad` None there, but not elsewhere. Every rank
+# must call the same collectives, so it takes part with zeros. Frozen parameters stay out.
+
+# %%
+# Exercise 2.3: after backward, every gradient becomes the mean over ranks
+def average_gradients(model):
+    """Communicates each trainable parameter's gradient once."""
+    ### BEGIN SOLUTION
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+    ### END SOLUTION
+
+
+lab.check_average_gradients(average_gradients)
+
+# %% [markdown]
+# Each strip shows the largest values of one gradient: red negative, blue positive. Only rank 0's shard
+# uses the branch `rare`.
+
+# %%
+lab.show_gradients(average_gradients, ranks=3)
+
+# %% [markdown]
+# **Notice:** before, every rank has an opinion of its own; after, all strips of a row are alike.
+# From here on the same optimizer does the same step on every rank, and the copies stay equal
+# without ever sending a parameter.
+
+# %% [markdown]
+# ## A module that averages by itself
+#
+# The training loop should not change: forward, `loss.backward()`, `optimizer.step()`. So averaging
+# must happen *inside* backward. `parameter.register_post_accumulate_grad_hook(f)` calls
+# `f(parameter)` as soon as that parameter's gradient is complete. It receives the **parameter**,
+# not the gradient, and must return None. `lab.Wrapper` only passes `forward` on to the module.
+
+# %%
+# Exercise 2.4: the loop stays plain, the module averages
+class ManualDDP(lab.Wrapper):
+    def __init__(self, module):
+        super().__init__(module)
+        ### BEGIN SOLUTION
+        broadcast_state(module)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self.average)
+        ### END SOLUTION
+
+    def average(self, parameter):
+        ### BEGIN SOLUTION
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+        ### END SOLUTION
+
+# %%
+lab.check_manual_ddp(ManualDDP)
+
+# %% [markdown]
+# ## Buckets
+#
+# One call per parameter is many small calls, and each has a fixed price. So gradients travel
+# together, in **buckets** of a few megabytes. Backward reaches the last layer first; a bucket that
+# begins at the end of the model is complete early. A bucket holds one dtype.
+
+# %%
+# Exercise 2.5: cut the parameters into buckets
+def make_buckets(parameters, cap_bytes):
+    """Lists of trainable parameters, the last one first. A bucket is closed before it would
+    exceed cap_bytes; a parameter larger than that has one to itself."""
+    buckets, size = [], 0
+    ### BEGIN SOLUTION
+    for parameter in reversed([p for p in parameters if p.requires_grad]):
+        nbytes = parameter.numel() * parameter.element_size()
+        fits = buckets and size + nbytes <= cap_bytes
+        if not fits or buckets[-1][0].dtype != parameter.dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter)
+        size += nbytes
+    ### END SOLUTION
+    return buckets
+
+# %%
+lab.check_make_buckets(make_buckets)
+
+# %% [markdown]
+# Move the cap and see how the model falls into buckets. A small cap lets the first bucket leave
+# early, a large one means fewer calls. How many all-reduces will a step take with the preset's cap?
+
+# %%
+lab.explore_buckets(make_buckets, PRESET)
+
+# %%
+# Exercise 2.6: first a guess
+### BEGIN SOLUTION
+my_guess = 6
+### END SOLUTION
+
+labs.guess("calls per step, bucketed", my_guess)
+
+# %% [markdown]
+# ## One bucket travels
+#
+# `start` copies a bucket's gradients into one flat tensor and begins its all-reduce;
+# `async_op=True` returns a handle at once, while gloo or NCCL works on. `finish` waits for the
+# handle, divides, and gives each parameter its piece. A gradient that is None travels as zeros.
+
+# %%
+# Exercise 2.6: one all-reduce for a whole bucket
+def start(bucket):
+    """Begins the all-reduce of the bucket's gradients; returns what finish needs."""
+    ### BEGIN SOLUTION
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    return flat, dist.all_reduce(flat, async_op=True)
+    ### END SOLUTION
+
+# %%
+# Exercise 2.6, second half
+def finish(bucket, flat, handle):
+    """Waits, and gives every parameter of the bucket its averaged gradient."""
+    ### BEGIN SOLUTION
+    handle.wait()
+    flat /= dist.get_world_size()
+    pieces = flat.split([parameter.numel() for parameter in bucket])
+    for parameter, piece in zip(bucket, pieces):
+        parameter.grad = piece.view_as(parameter)
+    ### END SOLUTION
+
+
+lab.check_bucket(start, finish)
+
+# %% [markdown]
+# `lab.Bucketed` holds `self.buckets` and calls `self.backward_done()` at the end of every backward.
+# Here is the simplest use of your two functions: everything is sent after backward, so
+# nothing overlaps.
+
+# %%
+class BucketedDDP(lab.Bucketed):
+    def backward_done(self):
+        for bucket in self.buckets:
+            finish(bucket, *start(bucket))
+
+
+def bucketed(model, cap_bytes=PRESET.cap_bytes):
+    broadcast_state(model)
+    return BucketedDDP(model, make_buckets(model.parameters(), cap_bytes))
+
+# %% [markdown]
+# ## Overlap
+#
+# A bucket can leave the moment its last gradient is ready, while backward computes the layers
+# below. `lab.Bucketed` also calls `self.gradient_ready(parameter)` for each gradient.
+#
+# All ranks must start the buckets in the **same order**, even if one rank did not use some
+# parameter: bucket i leaves only after bucket i-1. What never got ready leaves in `backward_done`.
+
+# %%
+# Exercise 2.7: start a bucket as soon as it is complete
+class OverlappedDDP(lab.Bucketed):
+    """self.ready is a set and self.started a list: both yours, both empty before backward."""
+
+    def gradient_ready(self, parameter):
+        ### BEGIN SOLUTION
+        self.ready.add(parameter)
+        for bucket in self.buckets[len(self.started):]:
+            if not self.ready.issuperset(bucket):
+                break
+            self.started.append(start(bucket))
+        ### END SOLUTION
+
+    def backward_done(self):
+        ### BEGIN SOLUTION
+        for bucket in self.buckets[len(self.started):]:
+            self.started.append(start(bucket))
+        for bucket, begun in zip(self.buckets, self.started):
+            finish(bucket, *begun)
+        ### END SOLUTION
+
+# %% [markdown]
+# Now the check: numbers on 2, 3 and 4 ranks, also when only rank 0 uses a branch, and the **order of
+# events**: an all-reduce must be issued before the last gradient is ready, and nothing may wait
+# until then.
+
+# %%
+def overlapped(model, cap_bytes=PRESET.cap_bytes):
+    broadcast_state(model)
+    return OverlappedDDP(model, make_buckets(model.parameters(), cap_bytes))
+
+
+lab.check_overlap(overlapped)
+
+# %%
+lab.show_flights(overlapped, PRESET)
+
+# %% [markdown]
+# **Notice:** the first bucket leaves long before backward ends. The last one, which holds the
+# embeddings, cannot: its gradients are ready only at the very end, and nothing is left to hide it
+# behind.
+
+# %% [markdown]
+# ## Accumulate without communicating
+#
+# A large batch can be split into micro-batches whose gradients add up before one step. Averaging
+# after each of them would be waste. `with module.no_sync():` lowers a flag; backward inside
+# only accumulates, the next one outside averages it all. `lab.Bucketed` calls nothing while
+# `self.synchronise` is False.
+
+# %%
+# Exercise 2.8: no_sync
+class AccumulatingDDP(OverlappedDDP):
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Inside the block, backward accumulates and communicates nothing."""
+        ### BEGIN SOLUTION
+        self.synchronise = False
+        try:
+            yield
+        finally:
+            self.synchronise = True
+        ### END SOLUTION
+
+# %%
+def accumulating(model, cap_bytes=PRESET.cap_bytes):
+    broadcast_state(model)
+    return AccumulatingDDP(model, make_buckets(model.parameters(), cap_bytes))
+
+
+lab.check_no_sync(accumulating)
+
+# %% [markdown]
+# Micro-batches of unequal size need weights, as in exercise 2.1: `module(**part).loss` is a mean
+# over the examples of that part only.
+
+# %%
+# Exercise 2.9: accumulate over unequal micro-batches, synchronise once
+def accumulate(module, micro_batches):
+    """micro_batches: list of {"x", "y"}; leaves the gradient of the mean over all examples."""
+    ### BEGIN SOLUTION
+    examples = sum(len(part["x"]) for part in micro_batches)
+    for number, part in enumerate(micro_batches, 1):
+        last = number == len(micro_batches)
+        with contextlib.nullcontext() if last else module.no_sync():
+            (module(**part).loss * (len(part["x"]) / examples)).backward()
+    ### END SOLUTION
+
+
+lab.check_accumulate(accumulate, accumulating)
+
+# %% [markdown]
+# ## Measured
+#
+# Four modules train the same GPT-2 on the same data. First your guess: the
+# throughput of your overlapped module, as a share of torch DDP's, for example 0.8.
+
+# %%
+# Exercise 2.9: a last guess
+### BEGIN SOLUTION
+my_guess = 0.9
+### END SOLUTION
+
+labs.guess("overlapped, as a share of torch DDP's throughput", my_guess)
+
+# %%
+variants = {
+    "one call per parameter": ManualDDP,
+    "bucketed, after backward": bucketed,
+    "bucketed, overlapped": overlapped,
+    "torch DDP": lambda model: lab.torch_ddp(model, PRESET.cap_bytes),
+}
+measured = lab.measure(variants, PRESET)
+measured
+
+# %%
+lab.show_calls(measured)
+
+# %%
+lab.show_bytes(measured)
+
+# %% [markdown]
+# **Notice:** buckets change the number of calls, never the bytes: every gradient travels once, 4
+# bytes for each parameter. These two charts are the same on a node with GPUs.
+
+# %%
+lab.show_timelines(measured, "bucketed, after backward", "bucketed, overlapped")
+
+# %%
+lab.show_shares(measured)
+
+# %% [markdown]
+# **Notice:** overlap does not make communication shorter, it hides it: what turns from red to
+# orange is time the rank spends computing instead of waiting. On a CPU the ranks also *share* the
+# cores with gloo's threads, so hidden communication is not free here; on GPUs, NCCL takes a few of
+# many multiprocessors.
+
+# %%
+lab.show_throughput(measured)
+
+# %% [markdown]
+# **Notice:** how close your few lines come to torch's DDP. On two CPU cores the order of the four
+# may change from run to run; what a node shows is the same picture with slower links and faster
+# computing, where exposed communication costs far more.
+
+# %% [markdown]
+# ## I can …
+#
+# - ☐ derive the weights for shards of unequal size
+# - ☐ name three kinds of state that must be broadcast
+# - ☐ explain why every rank must start its buckets in the same order
+# - ☐ find the exposed communication in a timeline
+#
+# **How it usually goes wrong:** sum instead of mean; buffers forgotten; a parameter unused on one
+# rank (a deadlock); the last, half-full bucket forgotten; waiting for each bucket right after
+# starting it.
+
+# %% [markdown]
+# ## Read on
+#
+# - Li et al., *PyTorch Distributed* (VLDB 2020), section 3.2: why is the first bucket of torch's
+#   DDP smaller than the others?
+# - `torch/nn/parallel/distributed.py`, `find_unused_parameters`: what does it cost, and what does
+#   your module do instead?
+# - Goyal et al., *Accurate, Large Minibatch SGD* (2017), section 3: which mistakes in averaging do
+#   they warn of?
+#
+# **Next:** 03 ZeRO stages. Every rank still holds everything; must it?

@@ -1,0 +1,54 @@
+"""What became of each rank, drawn from outcomes as the launcher gives them."""
+
+import pytest
+from drawn import on_the_sheet
+
+from labs.pictures import outcomes
+from labs.workers.failures import Outcome, RankFailed, RanksStuck
+from labs.workers.places import Place
+
+HERE = Place(__file__, 1, "train")
+
+
+def stuck(*found):
+    return RanksStuck("deadlock", list(found))
+
+
+def test_lanes_of_a_deadlock():
+    error = stuck(Outcome(0, "returned", number=2),
+                  Outcome(1, "waits", call="all_reduce", number=3, stack=[HERE]),
+                  Outcome(2, "computes", stack=[HERE]))
+    picture = outcomes.picture(error, guessed=0)
+    assert [(lane.done, lane.deed) for lane in picture.data] == [
+        (2, "returned"), (2, "waits in all_reduce #3"), (None, "computes")]
+    assert "rank 0 it is" in picture.text
+    on_the_sheet(picture)
+
+
+def test_lanes_of_a_failure():
+    error = ValueError("a long story " * 30)
+    root = Outcome(0, "failed", error, "ValueError", str(error), [HERE])
+    picture = outcomes.picture(RankFailed(root, [root, Outcome(1, "died", exit_code=-9),
+                                                 Outcome(2, "silent")]))
+    assert [lane.deed for lane in picture.data] == [
+        "raised ValueError", "was killed by signal 9", "does not answer"]
+    on_the_sheet(picture)
+
+
+@pytest.mark.parametrize("guessed, words", [
+    (2, "You guessed rank 2; the missing one is rank 0."), (None, "")])
+def test_a_guess_is_compared(guessed, words):
+    error = stuck(Outcome(0, "returned", number=0), Outcome(1, "waits", call="barrier", number=1))
+    assert outcomes.picture(error, guessed).text.endswith(words or "every collective.")
+
+
+def test_long_past_is_cut_short():
+    error = stuck(Outcome(0, "returned", number=1000),
+                  Outcome(1, "waits", call="all_reduce", number=1001, stack=[HERE]))
+    on_the_sheet(outcomes.picture(error))
+
+
+def test_all_is_well():
+    picture = outcomes.all_is_well([1, list(range(1000))])
+    assert picture.text.startswith("rank 0 returned 1")
+    on_the_sheet(picture)

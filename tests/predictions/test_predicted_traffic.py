@@ -1,0 +1,41 @@
+"""Predicted bytes against the sources, and against bytes counted on real ranks."""
+
+import pytest
+
+from labs.predictions import rent, traffic
+from labs.start_here import ring
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 1024])
+def test_an_all_reduce_is_its_two_halves(ranks):
+    size = 96
+    halves = traffic.reduce_scatter(size, ranks) + traffic.all_gather(size, ranks)
+    assert traffic.all_reduce(size, ranks) == pytest.approx(halves)
+    assert halves == pytest.approx(2 * (ranks - 1) / ranks * size)
+
+
+@pytest.mark.parametrize("function, factor", [
+    (traffic.all_reduce, 2 * 7 / 8), (traffic.reduce_scatter, 7 / 8), (traffic.all_gather, 7 / 8),
+    (traffic.broadcast, 1), (traffic.reduce, 1), (traffic.all_to_all, 7 / 8)])
+def test_factors_are_those_of_nccl_tests(function, factor):
+    assert function(1, 8) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("function", [traffic.all_reduce, traffic.reduce_scatter,
+                                      traffic.all_gather, traffic.broadcast, traffic.all_to_all])
+def test_one_rank_alone_sends_nothing(function):
+    assert function(1000, 1) == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_real_ring_sends_what_is_predicted(warm_launcher, ranks):
+    assert set(ring.counted_bytes(ranks, 96)) == {traffic.all_reduce(96, ranks)}
+
+
+def test_no_ranks_make_no_sense():
+    with pytest.raises(ValueError, match="at least 1 rank"):
+        traffic.all_reduce(1, 0)
+
+
+def test_a_node_is_rented_by_the_minute():
+    assert rent.node_dollars(60) == pytest.approx(22.32)

@@ -1,0 +1,217 @@
+"""Notebook 00: its answers pass its checks, its pictures show what really happened, and what its
+text claims is so."""
+
+import ast
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import labs
+import labs.start_here as lab
+from labs import exercises
+from labs.predictions import rent
+from labs.start_here import ring
+
+SOURCE = Path(__file__).parents[1] / "solutions" / "00_start_here.py"
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+
+def functions_of(path):
+    """The functions that a notebook's cells define, by name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = ast.FunctionDef | ast.Import | ast.ImportFrom
+    tree.body = [node for node in tree.body if isinstance(node, kinds)]
+    names = {"__name__": "a_notebook"}
+    exec(compile(tree, str(path), "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    return functions_of(SOURCE)
+
+
+@pytest.mark.parametrize("check, answer", [
+    ("check_mean_over_ranks", "mean_over_ranks"), ("check_all_reduce", "all_reduce_in_two"),
+    ("check_ring_bytes", "ring_bytes"), ("check_mean_losses", "mean_losses_together")])
+def test_the_solutions_pass(notebook, check, answer):
+    verdict = getattr(lab, check)(notebook[answer])
+    assert verdict.passed, verdict
+
+
+def test_the_ring_in_the_notebook_is_the_one_that_is_counted(notebook):
+    def body(tree):
+        statements = [s for s in tree.body if not isinstance(s, ast.Expr) or
+                      not isinstance(s.value, ast.Constant)]
+        return [ast.unparse(s).replace("lab.pass_on", "pass_on") for s in statements]
+
+    def ring_in(path):
+        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+        return next(node for node in tree.body if getattr(node, "name", "") == "ring_all_reduce")
+
+    assert body(ring_in(SOURCE)) == body(ring_in(ring.__file__))
+
+
+# pictures
+
+
+@pytest.mark.parametrize("name, begin, after", [
+    ("broadcast", "whole", lambda rank: [100, 200, 300]),
+    ("all_reduce", "whole", lambda rank: [111, 222, 333]),
+    ("all_gather", "shard", lambda rank: [100, 20, 3]),
+    ("reduce_scatter", "whole", lambda rank: [111 * (rank + 1)]),
+    ("all_to_all", "whole", lambda rank: [k * (rank + 1) for k in (100, 10, 1)])])
+def test_who_holds_what_after_a_collective(notebook, name, begin, after):
+    before, end = lab.who_holds_what(notebook[name], ranks=3, begin=begin).data
+    whole = [[100, 200, 300], [10, 20, 30], [1, 2, 3]]
+    assert before.held == ([[whole[r][r]] for r in range(3)] if begin == "shard" else whole)
+    assert end.arrow == name
+    assert end.held == [after(rank) for rank in range(3)]
+
+
+def test_the_two_halves_with_what_lies_between(notebook):
+    picture = lab.two_steps(notebook["all_reduce_in_two"], ranks=3)
+    assert [state.arrow for state in picture.data] == ["", "reduce_scatter", "all_gather"]
+    assert picture.data[1].held == [[111], [222], [333]]
+    assert picture.data[2].held == [[111, 222, 333]] * 3
+
+
+def test_a_picture_shows_a_wrong_answer_as_it_is():
+    def all_but_the_last(mine):
+        if dist.get_rank() == dist.get_world_size() - 1:
+            mine = mine.clone().zero_()
+        dist.all_reduce(mine)
+        return mine
+
+    assert lab.two_steps(all_but_the_last, ranks=3).data[-1].held == [[110, 220, 330]] * 3
+
+
+def test_the_ring_step_by_step(notebook):
+    states = lab.ring_steps(notebook["ring_all_reduce"], ranks=3).data
+    assert [s.title for s in states] == ["before", "step 1: add", "step 2: add", "step 3: copy",
+                                         "step 4: copy"]
+    assert states[-1].held == [[111, 222, 333]] * 3
+    for old, new in zip(states, states[1:], strict=False):
+        changed = [(rank, piece) for rank in range(3) for piece in range(3)
+                   if old.held[rank][piece] != new.held[rank][piece]]
+        assert [rank for rank, _ in changed] == [0, 1, 2]  # one piece each
+    finished = [[n in (111, 222, 333) for n in row] for row in states[2].held]
+    assert all(sum(row) == 1 for row in finished)  # the reduce-scatter is done
+
+
+def test_mean_picture_and_its_guess(notebook):
+    labs.guess("the mean", 10)
+    picture = lab.before_and_after_mean(notebook["mean_over_ranks"], ranks=4, guess="the mean")
+    assert picture.data == ([1, 4, 9, 16], [7.5] * 4, 10)
+
+
+def test_ring_traffic_is_counted_on_real_ranks(notebook):
+    labs.guess("MB", 24)
+    rows = lab.ring_traffic(notebook["ring_bytes"], guess="MB").data
+    assert [row.measured for row in rows] == [12, 16, 18, 21]
+    assert [row.predicted for row in rows] == [12, 16, 18, 21]
+    assert [row.guessed for row in rows] == [None, None, 24, None]
+
+
+@pytest.mark.parametrize("guess, words", [
+    (222, "rank 1 holds it"), (22, "no rank holds it"), (..., "no guess yet: a sum")])
+def test_guess_of_what_a_rank_holds(notebook, guess, words):
+    labs.guess("a sum", guess)
+    picture = lab.who_holds_what(notebook["reduce_scatter"], ranks=3, guess="a sum")
+    assert picture.text.endswith(words)
+
+
+@pytest.mark.parametrize("show", ["before_and_after_mean", "two_steps"])
+def test_pictures_of_unfilled_exercises_wait(show):
+    def gap(mine):
+        raise NotImplementedError({"two_steps": "Exercise 0.2"}.get(show, "Exercise 0.1"))
+
+    verdict = getattr(lab, show)(gap, ranks=2)
+    assert isinstance(verdict, exercises.Verdict) and verdict.passed is None
+
+
+def test_picture_of_the_unfilled_formula_waits():
+    def gap(size, ranks):
+        raise NotImplementedError("Exercise 0.3")
+
+    assert lab.ring_traffic(gap).passed is None
+
+
+# failures
+
+
+def test_diagnosis_of_the_uneven_training(notebook):
+    labs.guess("missing", 0)
+    picture = lab.diagnose(notebook["train_unevenly"], ranks=3, guess="missing")
+    first, *others = picture.data
+    assert (first.done, first.deed) == (2, "returned")
+    assert {(lane.done, lane.deed, lane.source) for lane in others} == {
+        (2, "waits in all_reduce #3", "dist.all_reduce(total)")}
+    assert "RanksStuck: deadlock" in picture.text
+    assert picture.text.endswith("You guessed rank 0, and rank 0 it is.")
+
+
+def test_diagnosis_of_one_failing_rank(notebook):
+    picture = lab.diagnose(notebook["share_the_work"], ranks=3)
+    assert picture.text.startswith("launch raised RankFailed: rank 0 raised ZeroDivisionError")
+    assert picture.data[0].deed == "raised ZeroDivisionError"
+    assert picture.data[0].source == "batches = 12 // dist.get_rank()"
+
+
+def test_diagnosis_of_different_collectives(notebook):
+    picture = lab.diagnose(notebook["different_places"], ranks=3)
+    assert "not in the same collective" in picture.text
+    assert picture.data[1].deed.startswith("calls broadcast")
+    assert picture.data[1].source == "dist.broadcast(total, src=1)"
+
+
+def test_diagnosis_when_nothing_is_wrong():
+    picture = lab.diagnose(lambda: dist.get_rank(), ranks=2)
+    assert picture.text == "rank 0 returned 0\nrank 1 returned 1"
+
+
+# claims of the text
+
+
+def test_gloo_gives_up_after_30_minutes():
+    from torch.distributed.distributed_c10d import default_pg_timeout
+
+    assert default_pg_timeout == timedelta(minutes=30)
+
+
+def test_the_price_in_the_header():
+    header = SOURCE.read_text(encoding="utf-8").split("# %%")[1]
+    minutes, dollars = map(float, re.search(r"(\d+) minutes? of compute, about \$([\d.]+)",
+                                            header).groups())
+    hour = float(re.search(r"\$([\d.]+) an hour", header)[1])
+    assert dollars == pytest.approx(rent.node_dollars(minutes), abs=0.005)
+    assert hour == pytest.approx(rent.node_dollars(60), abs=0.005)
+
+
+def test_everything_in_the_lab_can_be_found():
+    assert all(callable(getattr(lab, name)) for name in lab.__all__)
+    with pytest.raises(AttributeError, match="it offers check_mean_over_ranks"):
+        lab.check_mean  # noqa: B018
+
+
+def test_a_rank_does_not_load_what_draws():
+    def loaded():
+        import sys
+
+        import labs.start_here.checks  # noqa: F401
+
+        return "matplotlib" in sys.modules
+
+    assert labs.launch(loaded, ranks=1, quiet=True) == [False]
+
+
+def test_numbers_of_the_pictures_hold_the_digits_of_nine_ranks():
+    from labs.start_here.ranks import pieces_of
+
+    total = sum(pieces_of(rank, 9) for rank in range(9))
+    assert total.tolist() == [int(f"{piece}" * 9) for piece in range(1, 10)]
+    assert total.dtype == torch.int64

@@ -1,0 +1,385 @@
+"""What the checks of notebook 00 must reject, with the words that must say why; and what they
+must accept."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+import labs.start_here as lab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+
+def _sum(mine):
+    everyone = mine.clone()
+    dist.all_reduce(everyone)
+    return everyone
+
+
+def _halves(mine):
+    shard = mine.new_empty(len(mine) // dist.get_world_size())
+    dist.reduce_scatter_tensor(shard, mine)
+    whole = torch.empty_like(mine)
+    dist.all_gather_into_tensor(whole, shard)
+    return whole
+
+
+def _means(losses):
+    return [_sum(torch.tensor(loss)).item() / dist.get_world_size() for loss in losses]
+
+
+def _fewest(losses):
+    steps = torch.tensor(len(losses))
+    dist.all_reduce(steps, op=dist.ReduceOp.MIN)
+    return steps.item()
+
+
+# 0.1: the mean over ranks
+
+
+def own_value(mine):
+    return mine
+
+
+def sum_not_mean(mine):
+    return _sum(mine)
+
+
+def divided_by_two(mine):
+    return _sum(mine) / 2
+
+
+def only_rank_0(mine):
+    mean = _sum(mine) / dist.get_world_size()
+    return mean if dist.get_rank() == 0 else mine
+
+
+def reduced_to_rank_0(mine):
+    total = mine.clone()
+    dist.reduce(total, dst=0)
+    return total / dist.get_world_size() if dist.get_rank() == 0 else total * 0
+
+
+def overwrites_its_argument(mine):
+    dist.all_reduce(mine)
+    return mine / dist.get_world_size()
+
+
+def one_number_for_all(mine):
+    return (_sum(mine) / dist.get_world_size()).mean()
+
+
+def other_dtype(mine):
+    return (_sum(mine) / dist.get_world_size()).double()
+
+
+def returns_nothing(mine):
+    _sum(mine)
+
+
+def maximum(mine):
+    highest = mine.clone()
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    return highest
+
+
+def rank_0_alone_reduces(mine):
+    return _sum(mine) / dist.get_world_size() if dist.get_rank() == 0 else mine
+
+
+def other_shapes(mine):
+    return _sum(mine[: dist.get_rank() + 1]) / dist.get_world_size()
+
+
+def misspelt(mine):
+    return _sum(mine) / dist.get_worldsize()
+
+
+MEAN = [
+    (own_value, "its own tensor"),
+    (sum_not_mean, "the SUM over ranks, 2x"),
+    (divided_by_two, "rank 0 of 3 holds the sum divided by 2, not by 3"),
+    (only_rank_0, "rank 1 of 2 returned its own tensor"),
+    (reduced_to_rank_0, "rank 1 of 2 does not hold the mean, though rank 0 does"),
+    (overwrites_its_argument, "`mine` was changed"),
+    (one_number_for_all, "returned shape [], its tensor has [3, 2]"),
+    (other_dtype, "returned torch.float64, its tensor is torch.float32"),
+    (returns_nothing, "returned nothing (None)"),
+    (maximum, "rank 0 of 2 holds"),
+    (rank_0_alone_reduces, "never joined all_reduce"),
+    (other_shapes, "not in the same collective"),
+    (misspelt, "get_worldsize"),
+]
+
+
+def mean_of_stack(mine):
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    return torch.stack(everyone).mean(dim=0)
+
+
+def shares_added(mine):
+    return _sum(mine / dist.get_world_size())
+
+
+def there_and_back(mine):
+    total = mine.clone()
+    dist.reduce(total, dst=0)
+    dist.broadcast(total, src=0)
+    return total.div_(dist.get_world_size())
+
+
+# 0.2: all-reduce from two halves
+
+
+def all_reduce_itself(mine):
+    return _sum(mine)
+
+
+def all_reduce_under_another_name(mine):
+    return functional.all_reduce(mine, "sum", dist.group.WORLD) + 0
+
+
+def gathers_and_sums(mine):
+    everything = mine.new_empty(len(mine) * dist.get_world_size())
+    dist.all_gather_into_tensor(everything, mine)
+    return everything.view(dist.get_world_size(), -1).sum(dim=0)
+
+
+def stops_half_way(mine):
+    shard = mine.new_empty(len(mine) // dist.get_world_size())
+    dist.reduce_scatter_tensor(shard, mine)
+    return shard
+
+
+def gathers_in_vain(mine):
+    shard = mine.new_empty(len(mine) // dist.get_world_size())
+    dist.reduce_scatter_tensor(shard, mine)
+    dist.all_gather_into_tensor(torch.empty_like(mine), shard)
+    return shard
+
+
+def rotated(mine):
+    return _halves(mine).roll(len(mine) // dist.get_world_size())
+
+
+def mean_of_halves(mine):
+    return _halves(mine) / dist.get_world_size()
+
+
+def own_pieces_gathered(mine):
+    ranks = dist.get_world_size()
+    dist.reduce_scatter_tensor(mine.new_empty(len(mine) // ranks), mine)
+    whole = torch.empty_like(mine)
+    dist.all_gather_into_tensor(whole, mine.chunk(ranks)[dist.get_rank()].contiguous())
+    return whole
+
+
+def gathers_whole_tensors(mine):
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    padded = torch.zeros_like(mine)
+    dist.reduce_scatter_tensor(padded.chunk(ranks)[rank], mine)
+    everything = mine.new_empty(len(mine) * ranks)
+    dist.all_gather_into_tensor(everything, padded)
+    return everything.view(ranks, -1).sum(dim=0)
+
+
+def twice(mine):
+    _halves(mine)
+    return _halves(mine)
+
+
+def only_rank_0_gathers(mine):
+    shard = mine.new_empty(len(mine) // dist.get_world_size())
+    dist.reduce_scatter_tensor(shard, mine)
+    whole = torch.empty_like(mine)
+    if dist.get_rank() == 0:
+        dist.all_gather_into_tensor(whole, shard)
+    return whole
+
+
+HALVES = [
+    (all_reduce_itself, "called all_reduce itself"),
+    (all_reduce_under_another_name, "called all_reduce itself"),
+    (gathers_and_sums, "no reduce-scatter"),
+    (stops_half_way, "no all-gather"),
+    (gathers_in_vain, "only its shard"),
+    (rotated, "rank 0 of 2, piece 0: holds"),
+    (mean_of_halves, "holds the mean"),
+    (own_pieces_gathered, "piece 0: holds"),
+    (gathers_whole_tensors, "24 came out of the all-gather; both must be 12"),
+    (twice, "not reduce_scatter + all_gather"),
+    (only_rank_0_gathers, "never joined all_gather"),
+]
+
+
+def with_lists(mine):
+    pieces = [piece.contiguous() for piece in mine.chunk(dist.get_world_size())]
+    shard = torch.empty_like(pieces[0])
+    dist.reduce_scatter(shard, pieces)
+    dist.all_gather(pieces, shard)
+    return torch.cat(pieces)
+
+
+def in_place(mine):
+    shard = mine.chunk(dist.get_world_size())[dist.get_rank()].clone()
+    dist.reduce_scatter_tensor(shard, mine)
+    dist.all_gather_into_tensor(mine, shard)
+    return mine
+
+
+def asynchronous(mine):
+    shard, whole = mine.new_empty(len(mine) // dist.get_world_size()), torch.empty_like(mine)
+    dist.reduce_scatter_tensor(shard, mine, async_op=True).wait()
+    dist.all_gather_into_tensor(whole, shard, async_op=True).wait()
+    return whole
+
+
+# 0.3: the bytes of a ring
+
+BYTES = [
+    (lambda size, ranks: (ranks - 1) * size / ranks, "one of the two halves"),
+    (lambda size, ranks: 2 * size, "the limit for very many ranks"),
+    (lambda size, ranks: (ranks - 1) * size, "the whole tensor to every other rank"),
+    (lambda size, ranks: 2 * (ranks - 1) * size, "it sends one piece"),
+    (lambda size, ranks: 2 * (ranks - 1) // ranks * size, "as if the tensor went round once"),
+    (lambda size, ranks: 2 * (ranks - 1), "the number of steps"),
+    (lambda size, ranks: 2 * (ranks - 1) * (size / 4) / ranks, "4-byte numbers"),
+    (lambda size, ranks: 2 * (ranks - 1) * size / ranks / 1e6, "counted in MB"),
+    (lambda size, ranks: 1.5 * size, "on 3 ranks: each sent 128"),
+    (lambda size, ranks: 2 * (ranks + 1) * size / ranks, "your formula says 240"),
+    (lambda size, ranks: None, "returned nothing (None), not a number"),
+    (lambda size, ranks: size / (ranks - ranks), "ZeroDivisionError"),
+    (lambda size: size, "cannot be called"),
+]
+
+
+def counted_up(size, ranks):
+    return sum(size / ranks for _ in range(2 * (ranks - 1)))
+
+
+def in_whole_numbers(size, ranks):
+    return 2 * (ranks - 1) * size // ranks
+
+
+# 0.4: stop together
+
+
+def does_not_agree(losses):
+    return _means(losses)
+
+
+def always_two(losses):
+    return _means(losses[:2])
+
+
+def longest(losses):
+    steps = torch.tensor(len(losses))
+    dist.all_reduce(steps, op=dist.ReduceOp.MAX)
+    return _means(losses + [0.0] * (steps.item() - len(losses)))
+
+
+def sums_together(losses):
+    return [mean * dist.get_world_size() for mean in _means(losses[: _fewest(losses)])]
+
+
+def own_losses(losses):
+    return losses[: _fewest(losses)]
+
+
+def last_batches(losses):
+    return _means(losses[-_fewest(losses) :])
+
+
+def rank_0_decides(losses):
+    steps = torch.tensor(len(losses))
+    dist.broadcast(steps, src=0)
+    return _means(losses[: steps.item()])
+
+
+def rank_0_returns(losses):
+    means = _means(losses[: _fewest(losses)])
+    return means if dist.get_rank() == 0 else None
+
+
+def mean_over_steps(losses):
+    means = _means(losses[: _fewest(losses)])
+    return [sum(means) / len(means)] * len(means)
+
+
+def running_mean(losses):
+    return [sum(losses[: step + 1]) / (step + 1) for step in range(_fewest(losses))]
+
+
+LOSSES = [
+    (does_not_agree, "never joined all_reduce"),
+    (always_two, "returned 2 means; the shortest rank has 3 batches"),
+    (longest, "returned 5 means; the shortest rank has 2 batches"),
+    (sums_together, "the SUM over ranks, 2x"),
+    (own_losses, "the rank's own loss"),
+    (last_batches, "is not the mean over ranks"),
+    (rank_0_decides, "never joined all_reduce"),
+    (rank_0_returns, "rank 1 of 2 returned nothing (None), not a list"),
+    (mean_over_steps, "is not the mean over ranks"),
+    (running_mean, "the rank's own loss"),
+]
+
+
+def agrees_first(losses):
+    return _means(losses[: _fewest(losses)])
+
+
+def gathers_all(losses):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, losses)
+    return [sum(step) / len(step) for step in zip(*everyone, strict=False)]
+
+
+def asks_before_each_step(losses):
+    means = []
+    while True:
+        more = torch.tensor(int(len(means) < len(losses)))
+        dist.all_reduce(more, op=dist.ReduceOp.MIN)
+        if not more:
+            return means
+        means += _means([losses[len(means)]])
+
+
+CHECKS = {"0.1": lab.check_mean_over_ranks, "0.2": lab.check_all_reduce,
+          "0.3": lab.check_ring_bytes, "0.4": lab.check_mean_losses}
+WRONG = {"0.1": MEAN, "0.2": HALVES, "0.3": BYTES, "0.4": LOSSES}
+RIGHT = {"0.1": [mean_of_stack, shares_added, there_and_back],
+         "0.2": [with_lists, in_place, asynchronous], "0.3": [counted_up, in_whole_numbers],
+         "0.4": [agrees_first, gathers_all, asks_before_each_step]}
+
+
+@pytest.mark.parametrize("exercise, answer, words", [
+    pytest.param(exercise, answer, words, id=f"{exercise}-{answer.__name__}-{number}")
+    for exercise, answers in WRONG.items() for number, (answer, words) in enumerate(answers)])
+def test_rejected_with_the_reason(exercise, answer, words):
+    verdict = CHECKS[exercise](answer)
+    assert verdict.passed is False, verdict
+    assert words in verdict.sentence
+    print(verdict)
+
+
+@pytest.mark.parametrize("exercise, answer", [(exercise, answer) for exercise in RIGHT
+                                              for answer in RIGHT[exercise]])
+def test_right_in_another_way(exercise, answer):
+    verdict = CHECKS[exercise](answer)
+    assert verdict.passed is True, verdict
+
+
+@pytest.mark.parametrize("exercise", CHECKS)
+def test_unfilled_waits(exercise):
+    def gap(*_):
+        raise NotImplementedError(f"Exercise {exercise}")
+
+    for answer in (gap, ...):
+        verdict = CHECKS[exercise](answer)
+        assert verdict.passed is None and "waiting" in verdict.sentence
