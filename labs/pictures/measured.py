@@ -25,8 +25,9 @@ def bars(rows: list, unit: str, title: str = "", limit: tuple = None) -> Picture
     figure, ax = canvas(9, 1.05 + 0.46 * len(rows))
     for place, row in enumerate(rows):
         ax.barh(place, row.measured, height=0.62, color=row.colour)
-        ax.text(max(filter(None, (row.measured, row.guessed, row.predicted))), place,
-                f"  {_number(row.measured)} {unit}", va="center", fontsize=10)
+        ax.annotate(f"{_number(row.measured)} {unit}", (row.measured, place), xytext=(8, 0),
+                    textcoords="offset points", va="center", fontsize=10, zorder=6,
+                    bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})
         _tick(ax, row.predicted, place, palette.PREDICTED)
         _tick(ax, row.guessed, place, palette.GUESSED)
     if limit:

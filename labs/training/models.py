@@ -23,21 +23,21 @@ def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64, 
 class TrapModel(nn.Module):
     """A small model with everything that breaks a careless data-parallel wrapper.
 
-    Tied weights (embedding and head), a frozen parameter (scale), a buffer (shift), sizes that
-    divide by nothing, and a branch (`rare`) that only some batches use. forward(x, y, use_rare)
+    Tied weights (embedding and head), a frozen parameter (scale), a buffer (shift), a prime number
+    of trainable parameters (1597), and a branch (`rare`) that only some batches use. forward(x, y, use_rare)
     takes bytes x, y of shape (batch, sequence); the loss is the mean over all positions.
     """
 
     def __init__(self, seed: int = 0):
         super().__init__()
         torch.manual_seed(seed)
-        self.embedding = nn.Embedding(VOCABULARY, 7)
-        self.first = nn.Linear(7, 13)
-        self.rare = nn.Linear(13, 13)
-        self.second = nn.Linear(13, 7)
-        self.scale = nn.Parameter(torch.rand(7) + 0.5, requires_grad=False)
-        self.register_buffer("shift", torch.randn(7))
-        self.head = nn.Linear(7, VOCABULARY, bias=False)
+        self.embedding = nn.Embedding(VOCABULARY, 5)
+        self.first = nn.Linear(5, 13)
+        self.rare = nn.Linear(13, 13, bias=False)
+        self.second = nn.Linear(13, 5)
+        self.scale = nn.Parameter(torch.rand(5) + 0.5, requires_grad=False)
+        self.register_buffer("shift", torch.randn(5))
+        self.head = nn.Linear(5, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, x, y, use_rare: bool = False):

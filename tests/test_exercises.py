@@ -1,0 +1,85 @@
+"""What a check says: passed, wrong, waiting, or broken in a line of the student's."""
+
+import pytest
+import torch.distributed as dist
+
+import labs
+from labs import exercises, launch
+from labs.exercises import Verdict, Wrong, check, shows
+
+
+@check("9.1")
+def check_double(double):
+    if double(2) != 4:
+        raise Wrong("double(2) is not 4", "Times two.")
+    return "doubles"
+
+
+@check("9.2")
+def check_on_ranks(function):
+    return f"rank 0 says {launch(function, ranks=2, quiet=True)[0]}"
+
+
+def unfilled(*_):
+    raise NotImplementedError("Exercise 9.1")
+
+
+def test_passed_wrong_and_waiting():
+    assert str(check_double(lambda x: 2 * x)) == "✓ Exercise 9.1  doubles"
+    wrong = "✗ Exercise 9.1  double(2) is not 4\n  Hint: Times two."
+    assert str(check_double(lambda x: x)) == wrong
+    assert str(check_double(unfilled)) == "○ Exercise 9.1  is waiting for your code"
+    assert str(check_double(...)) == "○ Exercise 9.1  is waiting for your answer"
+    assert "waits for Exercise 9.1" in str(check_on_ranks(unfilled))
+
+
+def test_the_students_own_error_is_shown_with_its_line():
+    def double(x):
+        return x + "2"
+
+    verdict = check_double(double)
+    assert verdict.passed is False
+    assert 'return x + "2"' in str(verdict) and "test_exercises.py line" in str(verdict)
+
+
+def test_our_own_mistakes_are_not_hidden():
+    @check("9.3")
+    def broken(_):
+        raise ZeroDivisionError
+
+    # here the check itself is in a test file, so it counts as the student's; a library's does not
+    assert broken(1).passed is False
+    with pytest.raises(TypeError):
+        check_double()
+
+
+def test_a_failure_on_a_rank_is_a_verdict(warm_launcher):
+    def fails():
+        if dist.get_rank() == 1:
+            raise ValueError("mine")
+
+    verdict = check_on_ranks(fails)
+    assert verdict.passed is False and "rank 1 raised ValueError: mine" in str(verdict)
+
+
+def test_a_verdict_passes_through_what_needs_it():
+    @shows("9.1")
+    def picture(result):
+        return f"picture of {result}"
+
+    waiting = check_double(unfilled)
+    assert picture(waiting) is waiting and picture(3) == "picture of 3"
+
+
+def test_html_is_escaped():
+    html = Verdict("9.1", False, "a < b", "use <=")._repr_html_()
+    assert "a &lt; b" in html and "use &lt;=" in html and "<b" in html
+
+
+def test_guesses():
+    assert repr(labs.guess("bytes", 3)) == "your guess, bytes: 3"
+    assert exercises.guessed("bytes") == 3
+    assert "put a number in place of ..." in repr(labs.guess("bytes", ...))
+    assert exercises.guessed("bytes") is None
+    with pytest.raises(TypeError, match="a guess is one number"):
+        labs.guess("bytes", "many")

@@ -1,0 +1,90 @@
+"""Notebook 02's harness: the order of events it sees, what it measures, what it draws."""
+
+import pytest
+from _build.definitions import definitions
+
+import labs.manual_ddp as lab
+from labs.manual_ddp import buckets, measuring
+from labs.meters.traffic import Call
+from labs.training.models import TrapModel, count
+from labs.training.presets import preset
+from labs.workers.launcher import launch
+
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+SMALL = preset("laptop", layers=2, hidden=32, heads=2, context=16, batch=2, cap_bytes=40_000)
+
+
+@pytest.fixture(scope="module")
+def solution():
+    return definitions("02_manual_ddp", PRESET=SMALL)
+
+
+@pytest.fixture(scope="module")
+def measured(solution):
+    return lab.measure({"one call per parameter": solution.ManualDDP,
+                        "bucketed, overlapped": solution.overlapped,
+                        "torch DDP": lambda model: lab.torch_ddp(model, SMALL.cap_bytes)},
+                       SMALL, rounds=2)
+
+
+def test_the_order_of_events_in_one_backward(solution):
+    def work():
+        events = buckets.order_of_events(lambda m: solution.overlapped(m, 900), TrapModel())
+        return [event.kind if isinstance(event, Call) else event.what for event in events]
+
+    events = launch(work, ranks=2, quiet=True)[0]
+    assert events[0] == "backward begins" and events[-1] == "backward ends"
+    assert events.index("all_reduce") > events.index("ready second.weight")
+    assert events.index("all_reduce") < events.index("ready embedding.weight")
+    assert events.index("wait") > events.index("ready embedding.weight")
+
+
+def test_measured_traffic_is_what_the_model_predicts(measured):
+    for calls in measured.traffic.values():
+        assert {call.kind for call in calls} == {"all_reduce"}
+        assert sum(call.bytes for call in calls) == 4 * measured.parameters
+    model = launch(lambda: count(measuring.build(lambda m: m, SMALL)[0]), ranks=1, quiet=True)[0]
+    assert measured.parameters == model
+    assert len(measured.traffic["bucketed, overlapped"]) == len(
+        measured.buckets["bucketed, overlapped"])
+
+
+def test_the_pictures_hold_what_was_measured(measured):
+    for show in (lab.show_calls, lab.show_bytes, lab.show_throughput, lab.show_shares,
+                 lab.show_timelines):
+        picture = show(measured)
+        assert picture.png().startswith(b"\x89PNG") and "bucketed, overlapped" in repr(picture)
+    [row] = [row for row in lab.show_bytes(measured).data if row.name == "torch DDP"]
+    assert row.measured == pytest.approx(row.predicted) == 4 * measured.parameters / 1e6
+
+
+def test_gradients_are_alike_afterwards(solution):
+    data = lab.show_gradients(solution.average_gradients, ranks=2).data
+    for (_, before0, after0), (_, before1, after1) in zip(*data, strict=True):
+        assert not before0.equal(before1) and after0.equal(after1)
+
+
+def test_flights_are_in_the_order_of_the_buckets(solution):
+    rows = lab.show_flights(solution.overlapped, SMALL).data["rows"]
+    left = [row[1] for row in rows]
+    assert left == sorted(left) and len(rows) > 2
+    assert all(arrived >= sent for _, sent, (_, arrived) in rows)
+
+
+def test_the_slider_redraws_quickly_and_stands_still_without_a_kernel(solution):
+    slider = lab.explore_buckets(solution.make_buckets, SMALL)
+    assert "all-reduces per step" in repr(slider)
+    bundle, _ = slider._repr_mimebundle_()
+    assert {"image/png", "text/plain"} <= set(bundle)
+    few, many = slider.picture(25.0), slider.picture(0.04)
+    assert len(few.data) == 1 < len(many.data)
+
+
+def test_an_unfilled_exercise_makes_every_picture_wait():
+    def unfilled(*_):
+        raise NotImplementedError("Exercise 2.5")
+
+    verdicts = [lab.measure({"mine": unfilled}, SMALL), lab.explore_buckets(unfilled, SMALL),
+                lab.show_flights(unfilled, SMALL), lab.show_gradients(unfilled)]
+    verdicts.append(lab.show_calls(verdicts[0]))
+    assert all(verdict.passed is None and "2.5" in str(verdict) for verdict in verdicts)

@@ -1,0 +1,53 @@
+"""What every lab trains: the models, the data, the loop and the presets."""
+
+import pytest
+import torch
+
+from labs.training import data, models
+from labs.training.loop import train
+from labs.training.presets import preset
+from labs.workers import devices
+
+
+def test_the_data_is_this_pythons_own_source():
+    text = bytes(data.text(50_000).tolist())
+    assert len(text) == 50_000 and b"import" in text and b"def " in text
+
+
+def test_shards_are_the_batch():
+    [batch] = data.xy_batches(1, 12)
+    parts = [data.shard({**batch, "flag": True}, rank, 3) for rank in range(3)]
+    assert all(part["flag"] is True for part in parts)
+    assert torch.equal(torch.cat([part["x"] for part in parts]), batch["x"])
+    assert torch.equal(batch["x"][:, 1:], batch["y"][:, :-1])
+
+
+def test_the_trap_model_has_its_traps():
+    model = models.TrapModel()
+    assert model.head.weight is model.embedding.weight
+    assert not model.scale.requires_grad and dict(model.named_buffers())
+    assert models.count(model) == 256 * 5 + 5 * 13 + 13 + 13 * 13 + 13 * 5 + 5 == 1597
+    assert all(1597 % n for n in range(2, 1597))
+    model(**data.xy_batches(1, 2)[0]).loss.backward()
+    assert model.rare.weight.grad is None and model.first.weight.grad is not None
+
+
+def test_a_gpt2_learns_under_the_plain_loop():
+    model = models.gpt2(layers=1, hidden=32, heads=2, context=32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = train(model, optimizer, data.lm_batches(12, 8, 32))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_same_seed_gives_the_same_model():
+    pairs = zip(models.gpt2(1, 32, 2).parameters(), models.gpt2(1, 32, 2).parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_presets_follow_the_machine(monkeypatch):
+    for gpus, name, ranks in ((0, "laptop", 2), (1, "one-gpu", 2), (4, "node", 4)):
+        monkeypatch.setattr(devices, "gpus", lambda gpus=gpus: gpus)
+        assert (preset().name, preset().ranks) == (name, ranks)
+    assert preset("laptop", ranks=3).tokens == 3 * 8 * 64
+    with pytest.raises(ValueError, match="no preset 'tiny': choose laptop, one-gpu, node"):
+        preset("tiny")
