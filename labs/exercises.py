@@ -2,12 +2,15 @@
 
 import functools
 import html
+import re
+import sys
 from dataclasses import dataclass
 
 from labs.workers import places
 from labs.workers.failures import LaunchError, RankFailed
 
-_COLOURS = {True: "#1a7f37", False: "#b42318", None: "#6b7280"}
+_COLOURS = {True: "#2a9347", False: "#d43c30", None: "#7d8590"}  # on white as on black
+_GUESSED = "#d1495b"  # as labs.pictures.palette.GUESSED
 _SIGNS = {True: "✓", False: "✗", None: "○"}
 
 
@@ -38,14 +41,18 @@ class Verdict:
     __repr__ = __str__
 
     def _repr_html_(self):
-        colour = _COLOURS[self.passed]
-        hint = f"<div style='color:#6b7280;margin-top:2px'>{_html(self.hint)}</div>"
         title = f"{_SIGNS[self.passed]} Exercise {self.exercise}"
-        sentence = html.escape(self.sentence)
-        return (f"<div style='border-left:4px solid {colour};padding:6px 12px;margin:4px 0'>"
-                f"<b style='color:{colour}'>{title}</b>&ensp;"
-                f"<span style='white-space:pre-wrap'>{sentence}</span>"
-                f"{hint * bool(self.hint)}</div>")
+        return _card(_COLOURS[self.passed], title, self.sentence, self.hint)
+
+
+def _card(colour, title, sentence, hint=""):
+    """HTML with a bar of `colour` at the left; readable on a light and on a dark page."""
+    first, *more = sentence.split("\n", 1)
+    more = "".join(f"<div style='font-family:var(--jp-code-font-family,monospace);"
+                   f"white-space:pre-wrap;margin-top:4px'>{_html(text)}</div>" for text in more)
+    hint = f"<div style='opacity:0.7;margin-top:2px'>{_html(hint)}</div>" if hint else ""
+    return (f"<div style='border-left:4px solid {colour};padding:5px 12px;margin:4px 0'>"
+            f"<b style='color:{colour}'>{title}</b>&ensp;{_html(first)}{more}{hint}</div>")
 
 
 def check(exercise: str):
@@ -69,11 +76,19 @@ def _judged(exercise, finish, function):
         if any(answer is ... for answer in answers):
             return Verdict(exercise, None, "is waiting for your answer")
         try:
-            return finish(function(*answers, **options))
+            return _told(finish(function(*answers, **options)))
         except Exception as error:
-            return _verdict(exercise, error)
+            return _told(_verdict(exercise, error))
 
     return judged
+
+
+def _told(result):
+    """In a plain script nobody draws the last expression of a cell: there it is printed."""
+    ipython = sys.modules.get("IPython")
+    if ipython is None or ipython.get_ipython() is None:
+        print(result)
+    return result
 
 
 def _verdict(exercise, error) -> Verdict:
@@ -93,7 +108,9 @@ def _verdict(exercise, error) -> Verdict:
 
 
 def _html(text):
-    return html.escape(text).replace("\n", "<br>")
+    """Escaped; a number like 1e-06 is not broken over two lines."""
+    text = re.sub(r"(\de)-(\d)", "\\1\N{NON-BREAKING HYPHEN}\\2", html.escape(text))
+    return text.replace("\n", "<br>")
 
 
 @dataclass(frozen=True)
@@ -107,6 +124,12 @@ class Guess:
         if self.value is None:
             return f"○ no guess yet for {self.name}: put a number in place of ..."
         return f"your guess, {self.name}: {self.value:g}"
+
+    def _repr_html_(self):
+        if self.value is None:
+            return _card(_COLOURS[None], f"{_SIGNS[None]} No guess yet",
+                         f"for {self.name}: put a number in place of ...")
+        return _card(_GUESSED, f"Your guess: {self.value:g}", self.name)
 
 
 _guesses = {}

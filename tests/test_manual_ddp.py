@@ -1,6 +1,8 @@
 """Notebook 02's harness: the order of events it sees, what it measures, what it draws."""
 
 import pytest
+import torch
+import torch.distributed as dist
 from _build.definitions import definitions
 
 import labs.manual_ddp as lab
@@ -78,6 +80,15 @@ def test_the_slider_redraws_quickly_and_stands_still_without_a_kernel(solution):
     assert {"image/png", "text/plain"} <= set(bundle)
     few, many = slider.picture(25.0), slider.picture(0.04)
     assert len(few.data) == 1 < len(many.data)
+
+
+def test_torch_closes_a_bucket_when_its_cap_is_reached():
+    """Said in the notebook: torch's count of calls can differ from the student's."""
+    parameters = [torch.nn.Parameter(torch.zeros(10)) for _ in range(4)]  # 40 bytes each
+    theirs, _ = dist._compute_bucket_assignment_by_size(parameters, [60], [False] * 4)
+    assert [len(bucket) for bucket in theirs] == [2, 2]
+    assert [len(bucket) for bucket in definitions("02_manual_ddp", PRESET=SMALL).make_buckets(
+        parameters, 60)] == [1, 1, 1, 1]
 
 
 def test_an_unfilled_exercise_makes_every_picture_wait():

@@ -11,6 +11,8 @@ import nbclient
 import nbformat
 import pytest
 
+from labs.predictions import rent
+
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "solutions").glob("*.py"))
 EXERCISE = re.compile(r"raise NotImplementedError\(\"Exercise (\d+\.\d+)\"\)")
@@ -59,6 +61,14 @@ def test_a_solution_passes_every_check(name):
     assert [source for source, text in checks if "✓ Exercise" not in text] == []
     everything = "\n".join(text for _, text in outputs(notebook))
     assert "is waiting" not in everything and "no guess yet" not in everything
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_price_in_the_header_is_computed(name):
+    source = (ROOT / "solutions" / f"{name}.py").read_text()
+    minutes, dollars = map(float, re.search(r"(\d+) minutes? of compute, about \$([\d.]+)",
+                                            source).groups())
+    assert dollars == pytest.approx(rent.node_dollars(minutes), abs=0.005)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from labs.exercises import shows
@@ -12,6 +13,7 @@ from labs.meters.traffic import Traffic
 from labs.training import data, models
 from labs.training.presets import Preset
 from labs.workers import devices
+from labs.workers.channel import report
 from labs.workers.launcher import launch
 
 
@@ -48,7 +50,7 @@ def build(wrap, preset):
 
 def batches(preset, steps: int) -> list:
     """On a rank: its own batches, on its device."""
-    rank = torch.distributed.get_rank()
+    rank = dist.get_rank()
     return [{name: value.to(devices.device()) for name, value in batch.items()}
             for batch in data.lm_batches(steps, preset.batch, preset.context, seed=1000 * rank)]
 
@@ -113,9 +115,29 @@ def bucket_names(module):
     return [[names[id(p)] for p in bucket] for bucket in getattr(module, "buckets", [])] or None
 
 
+def train(wrap, preset, steps: int, ranks: int) -> list:
+    """The full batch's loss at each step of a training on `ranks` ranks. The batches do not depend
+    on `ranks`: each rank gets its share of the same `preset.ranks * preset.batch` sequences."""
+    def work():
+        module, optimizer = build(wrap, preset)
+        share = [data.shard(batch, dist.get_rank(), ranks) for batch in
+                 data.lm_batches(steps, preset.ranks * preset.batch, preset.context)]
+        for step, batch in enumerate(share):
+            batch = {name: value.to(devices.device()) for name, value in batch.items()}
+            loss = module(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            report(step=step, total=steps, loss=mean / ranks)
+
+    return launch(work, ranks=ranks, verify=False, hang_after=60).series["loss"]
+
+
 def gradients_before_and_after(average_gradients) -> list:
     """On a rank: [(name, gradient before, gradient after)] of the small model with traps."""
-    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     model = models.TrapModel(seed=0)
     [batch] = data.xy_batches(1, twins.BATCH)
     model(**data.shard(batch, rank, ranks), use_rare=rank == 0).loss.backward()

@@ -1,11 +1,9 @@
 """The pictures of notebook 02, each made from a run of the student's own code."""
 
-import statistics
-
 from labs.exercises import guessed, shows
 from labs.manual_ddp import measuring
 from labs.meters import timeline
-from labs.pictures import gradients, measured, palette, timelines
+from labs.pictures import curves, gradients, measured, palette, timelines
 from labs.predictions import traffic as predicted
 from labs.training.presets import Preset
 from labs.workers.launcher import launch
@@ -35,6 +33,17 @@ def _flight(wrap, preset):
     warm, batch = measuring.batches(preset, 2)
     timeline.record(module, optimizer, warm)
     return timeline.record(module, optimizer, batch), measuring.bucket_names(module)
+
+
+@shows("2.7")
+def show_training(wrap, preset: Preset, steps: int = 30):
+    """The loss on `preset.ranks` ranks beside one rank's with the whole batch: the same model, the
+    same batches, the plain loop."""
+    alone = measuring.train(lambda model: model, preset, steps, ranks=1)
+    together = measuring.train(wrap, preset, steps, ranks=preset.ranks)
+    difference = max(abs(a - b) for a, b in zip(alone, together, strict=True))
+    return curves.losses({"1 rank, the whole batch": alone,
+                          f"{preset.ranks} ranks, a share each": together}, difference)
 
 
 @shows("2.7")
@@ -84,12 +93,5 @@ def _guess(results, name):
 
 @shows("2.7")
 def show_shares(results):
-    """Where a recorded step went, mean over ranks: computing, and exposed communication."""
-    return timelines.shares({name: [statistics.mean(values) for values in zip(*(
-        (line.of("forward")[0].seconds, line.of("backward")[0].seconds - _exposed(line),
-         _exposed(line), line.of("optimizer")[0].seconds, line.communication)
-        for line in lines), strict=True)] for name, lines in results.timelines.items()})
-
-
-def _exposed(line):
-    return line.exposed_seconds
+    """Where a recorded step went, mean over ranks: the phases, and exposed communication."""
+    return timelines.shares(results.timelines)

@@ -55,6 +55,14 @@ class Timeline:
     def exposed_seconds(self) -> float:
         return length(self.exposed)
 
+    @property
+    def shares(self) -> dict:
+        """Seconds of the step by phase, with exposed communication taken out of backward."""
+        forward, backward, optimizer = (sum(span.seconds for span in self.of(phase))
+                                        for phase in ("forward", "backward", "optimizer"))
+        return {"forward": forward, "backward": backward - self.exposed_seconds,
+                "exposed": self.exposed_seconds, "optimizer": optimizer}
+
 
 def record(module, optimizer, batch) -> Timeline:
     """Runs one step of the plain loop under the profiler. Recording slows the step down; the

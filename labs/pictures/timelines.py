@@ -3,7 +3,7 @@
 from matplotlib.patches import Patch
 
 from labs.pictures import palette
-from labs.pictures.picture import Picture, canvas
+from labs.pictures.picture import WIDTH, Picture, canvas
 
 MS = 1e3
 
@@ -13,7 +13,7 @@ def by_rank(timelines: dict) -> Picture:
     communication below, red where the rank computed nothing meanwhile."""
     rows = [(variant, rank, timeline) for variant, group in timelines.items()
             for rank, timeline in enumerate(group)]
-    figure, ax = canvas(9, 1.1 + 0.52 * len(rows) + 0.3 * len(timelines))
+    figure, ax = canvas(WIDTH, 1.1 + 0.52 * len(rows) + 0.3 * len(timelines))
     y, ticks = 0.0, []
     for number, (variant, rank, timeline) in enumerate(rows):
         if rank == 0:
@@ -32,15 +32,15 @@ def by_rank(timelines: dict) -> Picture:
     figure.legend(handles=[Patch(color=palette.PHASES[name], label=words) for name, words in
                            (("forward", "forward"), ("backward", "backward"),
                             ("optimizer", "optimizer"),
-                            ("communication", "communication, hidden behind computing"),
-                            ("exposed", "exposed"))],
-                  loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+                            ("communication", "communication, hidden"),
+                            ("exposed", "communication, exposed"))],
+                  loc="outside upper left", ncols=5, frameon=False, fontsize=9.5, columnspacing=1.4)
     return Picture(figure, "\n".join(_headline(v, group) for v, group in timelines.items()),
                    data=timelines)
 
 
 def _headline(variant, group) -> str:
-    exposed, total = (sum(getattr(t, name) for t in group) / len(group) * MS
+    exposed, total = (_mean(getattr(line, name) for line in group) * MS
                       for name in ("exposed_seconds", "communication"))
     return f"{variant}: {total:.1f} ms of communication, {exposed:.1f} ms exposed"
 
@@ -66,54 +66,75 @@ def flights(timeline, buckets: list) -> Picture:
     [backward] = timeline.of("backward")
     sent = sorted(span.begin * MS for span in timeline.of("issued"))
     under_way = sorted((span.begin * MS, span.end * MS) for span in timeline.of("communication"))
-    figure, ax = canvas(9, 1.3 + 0.42 * len(buckets))
-    ax.axvspan(backward.begin * MS, backward.end * MS, color=palette.PHASES["backward"], alpha=0.08)
+    figure, ax = canvas(WIDTH, 1.3 + 0.42 * len(buckets))
+    computed = max((*ready.values(), *sent), default=backward.end * MS)
+    _spans(ax, {"backward": (backward.begin * MS, computed),
+                "exposed": (computed, backward.end * MS)})
     rows = list(zip(buckets, sent, under_way, strict=False))
     for row, (names, left, (_, arrived)) in enumerate(rows):
         times = [ready[name] for name in names if name in ready]
         ax.barh(row, arrived - left, left=left, height=0.5, color=palette.PHASES["communication"])
-        ax.plot(times, [row] * len(times), "o", markersize=4.5, color=palette.PHASES["backward"])
-        ax.plot([left], [row], marker=">", markersize=8, color=palette.INK)
+        ax.plot(times, [row] * len(times), "o", markersize=5.5, color=palette.PHASES["backward"],
+                markeredgecolor="white", markeredgewidth=0.7)
+        ax.annotate("▶", (left, row), xytext=(2, -0.5), textcoords="offset points", va="center",
+                    color="white", fontsize=11)
     ax.set_yticks(range(len(buckets)), [_bucket_label(n, names) for n, names in enumerate(buckets)])
     ax.tick_params(axis="y", labelcolor=palette.INK, labelsize=9)
     ax.set_ylim(len(buckets) - 0.4, -0.9)
     ax.set_xlabel("milliseconds since the step began")
-    ax.text(backward.begin * MS, -0.62, " backward", color=palette.PHASES["backward"], fontsize=10)
     first = rows[0][1] - backward.begin * MS
     words = (f"{len(rows)} buckets; the first leaves {first:.1f} ms into a backward of "
              f"{backward.seconds * MS:.1f} ms")
-    ax.set_title("• a gradient is ready    ▶ its bucket leaves    the bar ends when it has arrived",
-                 fontsize=9.5, color=palette.MUTED, loc="left")
+    figure.suptitle("●  a gradient is ready      ▶  its bucket leaves      "
+                    "the bar ends when it has arrived", fontsize=9.5, x=0.012, ha="left")
     return Picture(figure, words, data={"rows": rows, "backward": backward})
+
+
+def _spans(ax, spans):
+    """The parts of backward: while it computes, and while it only waits for what is under way."""
+    names = {"backward": "backward computes", "exposed": "waits"}
+    for phase, (begin, end) in spans.items():
+        ax.axvspan(begin, end, color=palette.PHASES[phase], alpha=0.1, linewidth=0)
+        ax.text(begin, -0.62, f" {names[phase]}", color=palette.PHASES[phase], fontsize=10)
 
 
 def _bucket_label(number, names):
     return f"bucket {number}: {names[0]}" + (f" … +{len(names) - 1}" if len(names) > 1 else "")
 
 
-def shares(seconds: dict) -> Picture:
-    """seconds: variant -> [forward, backward without exposed communication, exposed, optimizer,
-    all communication], in seconds. Stacked bars, and the ratio of communication to computing."""
-    names = ("forward", "backward", "exposed", "optimizer")
-    figure, ax = canvas(9, 1.2 + 0.5 * len(seconds))
-    lines = []
-    for row, (variant, (*parts, communication)) in enumerate(seconds.items()):
-        left = 0.0
-        for name, part in zip(names, parts, strict=True):
-            ax.barh(row, part * MS, left=left * MS, height=0.62, color=palette.PHASES[name])
-            left += part
-        ratio = communication / (left - parts[2])
-        ax.text(left * MS, row, f"  communication / computing = {ratio:.2f}", va="center",
-                fontsize=9.5)
-        lines.append(f"{variant}: forward {parts[0] * MS:.1f} ms, backward {parts[1] * MS:.1f} ms, "
-                     f"exposed {parts[2] * MS:.1f} ms; communication / computing = {ratio:.2f}")
-    ax.set_yticks(range(len(seconds)), list(seconds))
+def shares(by_variant: dict) -> Picture:
+    """by_variant: variant -> one timeline per rank. Stacked bars of the mean step, and how much
+    communication there was for the computing, hidden or not."""
+    figure, ax = canvas(9, 1.2 + 0.5 * len(by_variant))
+    words, longest = [], 0.0
+    for row, (variant, group) in enumerate(by_variant.items()):
+        parts = {name: _mean(line.shares[name] for line in group) * MS for name in group[0].shares}
+        left = _stack(ax, row, parts)
+        communication = _mean(line.communication for line in group) * MS
+        ratio = f"communication / computing = {communication / (left - parts['exposed']):.2f}"
+        ax.text(left, row, f"  {ratio}", va="center", fontsize=9.5)
+        longest = max(longest, left)
+        words.append(f"{variant}: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in parts.items())
+                     + f"; {ratio}")
+    ax.set_yticks(range(len(by_variant)), list(by_variant))
     ax.tick_params(axis="y", labelcolor=palette.INK)
-    ax.set_ylim(len(seconds) - 0.5, -0.5)
-    ax.set_xlim(0, 1.4 * max(sum(parts[:4]) for parts in seconds.values()) * MS)
+    ax.set_ylim(len(by_variant) - 0.5, -0.5)
+    ax.set_xlim(0, 1.45 * longest)
     ax.set_xlabel("milliseconds of a recorded step, mean over ranks")
-    figure.legend(handles=[Patch(color=palette.PHASES[name], label=words) for name, words in
-                           (("forward", "forward"), ("backward", "backward"),
-                            ("exposed", "exposed communication"), ("optimizer", "optimizer"))],
+    figure.legend(handles=[Patch(color=palette.PHASES[name], label=name) for name in
+                           ("forward", "backward", "exposed", "optimizer")],
                   loc="outside upper left", ncols=4, frameon=False)
-    return Picture(figure, "\n".join(lines), data=seconds)
+    return Picture(figure, "\n".join(words), data=by_variant)
+
+
+def _stack(ax, row, parts) -> float:
+    left = 0.0
+    for name, length in parts.items():
+        ax.barh(row, length, left=left, height=0.62, color=palette.PHASES[name])
+        left += length
+    return left
+
+
+def _mean(values) -> float:
+    values = list(values)
+    return sum(values) / len(values)

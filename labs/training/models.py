@@ -14,18 +14,21 @@ def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64, 
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(seed)
-    return GPT2LMHeadModel(GPT2Config(
+    model = GPT2LMHeadModel(GPT2Config(
         vocab_size=VOCABULARY, n_positions=context, n_embd=hidden, n_layer=layers, n_head=heads,
         embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, use_cache=False,
         bos_token_id=None, eos_token_id=None))
+    model.loss_type = "ForCausalLM"  # what it takes anyway; unset, it says so on every rank
+    return model
 
 
 class TrapModel(nn.Module):
     """A small model with everything that breaks a careless data-parallel wrapper.
 
     Tied weights (embedding and head), a frozen parameter (scale), a buffer (shift), a prime number
-    of trainable parameters (1597), and a branch (`rare`) that only some batches use. forward(x, y, use_rare)
-    takes bytes x, y of shape (batch, sequence); the loss is the mean over all positions.
+    of trainable parameters (1597), and a branch (`rare`) that only some batches use.
+    forward(x, y, use_rare) takes bytes x, y of shape (batch, sequence); the loss is the mean over
+    all positions.
     """
 
     def __init__(self, seed: int = 0):

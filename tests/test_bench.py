@@ -1,0 +1,37 @@
+"""The benches run, and with --json print one JSON object; nothing here judges a speed."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.slow
+
+
+def bench(*arguments):
+    done = subprocess.run([ROOT / "scripts" / "bench", *arguments], capture_output=True, text=True,
+                          timeout=180)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_launch():
+    result = json.loads(bench("launch", "--ranks", "2", "--rounds", "1", "--json"))
+    for key in ("launch_s", "mp_spawn_s", "ratio_to_mp_spawn", "notebook_launcher_s"):
+        assert result[key]["2"] > 0, key
+    assert result["ratio_to_mp_spawn"]["2"] == pytest.approx(
+        result["mp_spawn_s"]["2"] / result["launch_s"]["2"])
+
+
+def test_ddp():
+    result = json.loads(bench("ddp", "--rounds", "2", "--json"))
+    ratios = result["throughput_ratio_to_torch_ddp"]
+    assert ratios["torch DDP"] == 1 and ratios["bucketed, overlapped"] > 0
+    assert set(ratios) == set(result["tokens_per_s"])
+
+
+def test_the_table_is_for_people():
+    text = bench("ddp", "--rounds", "1")
+    assert "bucketed, overlapped" in text and "of torch DDP" in text
