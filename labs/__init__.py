@@ -11,6 +11,7 @@ _HOME = {
     "report": "labs.workers.channel",
     "last_failure": "labs.workers.failures",
     "RankFailed": "labs.workers.failures",
+    "OutOfMemory": "labs.workers.failures",
     "RanksStuck": "labs.workers.failures",
     "LaunchError": "labs.workers.failures",
     "device": "labs.workers.devices",

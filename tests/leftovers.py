@@ -1,11 +1,37 @@
 """What a launch may leave behind: nothing. Looks at processes, files, ports of this machine."""
 
+import contextlib
 import os
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
+
+
+class Snapshot:
+    """What process `pid` holds now; `left` says what it holds more, later. temporary: a directory
+    that nobody else uses. The fork server, which stays by design, does not count."""
+
+    def __init__(self, pid: int = None, temporary: str = None):
+        self.pid, self.temporary = pid or os.getpid(), temporary
+        self.before = self._look()
+
+    def _look(self) -> dict:
+        return {"processes": {worker.pid for worker in workers_of(self.pid)},
+                "listening": {str(c.laddr) for c in _listening([psutil.Process(self.pid)])},
+                "temporary files": temporary_files(self.temporary),
+                "shared memory": shared_memory()}
+
+    def left(self, seconds: float = 3.0) -> dict:
+        """What is there more than before, after `seconds` to clear up; empty if nothing is."""
+        until(lambda: not self._more(), seconds)
+        return self._more()
+
+    def _more(self) -> dict:
+        now = self._look()
+        return {what: now[what] - self.before[what] for what in now
+                if now[what] - self.before[what]}
 
 
 def workers_of(pid: int) -> list:
@@ -28,14 +54,24 @@ def _is_worker(process) -> bool:
 
 def listening_elsewhere(processes) -> list:
     """Listening sockets of the processes that are not on the loopback interface."""
+    return [c.laddr for c in _listening(processes) if c.laddr.ip not in ("127.0.0.1", "::1")]
+
+
+def _listening(processes) -> list:
     found = []
     for process in processes:
-        try:
-            found += [c.laddr for c in process.net_connections(kind="inet")
-                      if c.status == psutil.CONN_LISTEN and c.laddr.ip not in ("127.0.0.1", "::1")]
-        except psutil.NoSuchProcess:
-            pass
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [c for c in process.net_connections(kind="inet")
+                      if c.status == psutil.CONN_LISTEN]
     return found
+
+
+def temporary_files(directory) -> set:
+    """Files and directories below `directory`; torch's own cache, one for all processes, apart."""
+    if directory is None:
+        return set()
+    found = {path.relative_to(directory) for path in Path(directory).rglob("*")}
+    return {str(path) for path in found if not path.parts[0].startswith("torchinductor_")}
 
 
 def private_directories() -> set:

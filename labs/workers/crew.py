@@ -2,42 +2,16 @@
 
 import contextlib
 import os
-import pickle
-import signal
 import time
-from dataclasses import dataclass
-from itertools import count
 from multiprocessing.connection import wait
 
-from labs.workers import failures, start, worker
+from labs.workers import failures, judge, places, start, worker
 from labs.workers.calls import Ledger
-from labs.workers.failures import Outcome, RankFailed, RanksStuck
+from labs.workers.failures import Interrupted, Outcome, RanksStuck
+from labs.workers.interrupts import held
+from labs.workers.member import Member
 from labs.workers.progress import Progress
 from labs.workers.screen import Screen
-from labs.workers.watch import Progress as RankProgress
-
-PROOF = 1.0  # seconds that a deadlock must look certain before it is called one
-_number = count()
-
-
-@dataclass
-class Member:
-    """One rank: its process, its two lines to us, and the last we heard of it."""
-
-    rank: int
-    process: object
-    connection: object
-    output: object
-    progress: RankProgress = RankProgress()
-    changed: float = 0.0  # monotonic seconds when `progress` last changed
-    heard: float = 0.0  # monotonic seconds when it last said anything
-    result: bytes = None
-    outcome: Outcome = None  # set once it has returned, failed or died
-    where: dict = None
-
-    @property
-    def settled(self) -> bool:
-        return self.outcome is not None
 
 
 class Crew:
@@ -49,39 +23,48 @@ class Crew:
         self.ledger = Ledger()
         self.screen = Screen(plan.ranks, options.quiet)
         self.progress = Progress(options.quiet)
-        self.rendezvous = os.path.join(start.private_directory(),
-                                       f"rendezvous-{os.getpid()}-{next(_number)}")
+        self.news = judge.Newscaster()
+        self.began = time.monotonic()
 
     def run(self) -> list:
         """What the function returned on each rank. Raises RankFailed, RanksStuck, Interrupted."""
         try:
-            self._start()
-            while not all(m.settled and m.outcome.kind == "returned" for m in self.members):
-                self._listen(timeout=0.05)
-                self.screen.show()
-                self._judge()
-            return [pickle.loads(member.result) for member in self.members]
+            with start.rendezvous() as meeting:
+                self._start(meeting)
+                while not all(m.settled and m.outcome.kind == "returned" for m in self.members):
+                    self._listen(timeout=0.05)
+                    self.screen.show()
+                    self._judge()
+                return [member.value() for member in self.members]
         except KeyboardInterrupt:
             raise Interrupted(self._outcomes()) from None
         finally:
-            self._end()
+            with held():
+                self._end()
 
-    def _start(self):
+    def _start(self, meeting):
         environment = {**os.environ, **self.options.environment}
         for rank in range(self.plan.ranks):
-            connection, theirs = start.context().Pipe()
-            output, their_output = start.context().Pipe(duplex=False)
-            orders = worker.Orders(
+            self._start_one(worker.Orders(
                 rank, self.plan.ranks, self.plan.backend, self.plan.devices[rank],
-                self.plan.threads, self.rendezvous, self.options.verify, environment)
-            process = start.start(worker.main, (orders, theirs, their_output))
-            theirs.close()
-            their_output.close()
-            now = time.monotonic()
-            self.members.append(Member(rank, process, connection, output, changed=now, heard=now))
+                self.plan.threads, meeting, self.options.verify, self.options.memory_limit,
+                environment))
         for member in self.members:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 member.connection.send_bytes(self.payload)
+
+    def _start_one(self, orders):
+        connection, theirs = start.context().Pipe()
+        output, their_output = start.context().Pipe(duplex=False)
+        # known before it is started: an interrupt may come at any moment, and ends all members
+        member = Member(orders.rank, connection, output)
+        self.members.append(member)
+        try:
+            member.process = start.start(worker.main, (orders, theirs, their_output))
+        finally:
+            theirs.close()
+            their_output.close()
+        member.changed = member.heard = time.monotonic()
 
     # listening
 
@@ -92,11 +75,12 @@ class Crew:
             sources[member.output] = (self._read_output, member)
             if member.connection:
                 sources[member.connection] = (self._receive, member)
-            if not member.settled:
+            if member.process and not member.settled:
                 sources[member.process.sentinel] = (self._bury, member)
         for source in wait([s for s in sources if s], timeout):
             handle, member = sources[source]
-            handle(member)
+            with held():  # half a message read would be the end of the conversation
+                handle(member)
 
     def _read_output(self, member):
         if member.output and not self.screen.read(member.rank, member.output.fileno()):
@@ -110,40 +94,38 @@ class Crew:
             member.connection = None
             return
         member.heard = time.monotonic()
-        getattr(self, f"_on_{kind}")(member, content)
+        if kind == "call":
+            self.ledger.enter(member.rank, content)
+        elif kind == "report":
+            self.progress.take(*content)
+        elif kind == "warning":
+            self.screen.warn(member.rank, *content)
+        elif kind == "where":
+            member.where = content
+        else:
+            getattr(member, kind)(content)
+            if kind == "piece":
+                self._show_arrival()
 
-    def _on_alive(self, member, progress):
-        if progress != member.progress:
-            member.progress, member.changed = progress, time.monotonic()
-
-    def _on_call(self, member, call):
-        self.ledger.enter(member.rank, call)
-
-    def _on_where(self, member, where):
-        member.where = where
-
-    def _on_report(self, member, content):
-        self.progress.take(*content)
-
-    def _on_returned(self, member, content):
-        member.progress, member.result = content
-        member.outcome = Outcome(member.rank, "returned", number=member.progress.issued)
-
-    def _on_failed(self, member, content):
-        try:
-            error = pickle.loads(content.pop("error"))
-        except Exception:
-            error = None
-        member.outcome = Outcome(member.rank, "failed", error, **content)
+    def _show_arrival(self):
+        arriving = [m.result for m in self.members if m.result]
+        self.progress.arrived(sum(r.received for r in arriving), sum(r.total for r in arriving))
 
     def _bury(self, member):
         """A process ended without a word, or its last words are still in the line."""
         while member.connection and not member.settled and member.connection.poll():
             self._receive(member)
         if not member.settled:
-            member.process.join(1)
-            member.outcome = Outcome(member.rank, "died", exit_code=member.process.exitcode,
-                                     at=failures.now())
+            self._drain(member)
+            member.died(self._printed(member))
+
+    def _drain(self, member):
+        deadline = time.monotonic() + 1  # somebody it left behind may print for ever
+        while member.output and member.output.poll() and time.monotonic() < deadline:
+            self._read_output(member)
+
+    def _printed(self, member) -> str:
+        return self.screen.reels[member.rank].text[-20_000:]
 
     # judging
 
@@ -152,91 +134,68 @@ class Crew:
         if self.ledger.mismatch:
             raise RanksStuck("the ranks are not in the same collective", self._calls(),
                              "All must call the same ones, in the same order, on the same shapes.")
-        root = failures.root_cause([m.outcome for m in self.members if m.settled])
-        if root is not None:
-            # victims are often heard first: give the one to blame the time to speak
-            patience = 0.5 if root.is_victim or root.kind == "died" else 0.1
-            if (all(m.settled for m in self.members) or failures.now() - root.at > patience):
-                outcomes = self._outcomes()
-                raise RankFailed(failures.root_cause(outcomes), outcomes)
-        elif why := self._deadlock():
+        if judge.to_blame(self.members):
+            raise failures.failure(self._outcomes())
+        if why := judge.why_stuck(self.members, self.options.hang_after):
             raise RanksStuck(why, self._outcomes())
+        timeout = self.options.timeout
+        if timeout is not None and time.monotonic() - self.began > timeout:
+            raise RanksStuck(f"not done after {timeout:g} s", self._outcomes(),
+                             f"That is the timeout={timeout:g} of this launch.")
+        if self.news.is_due(self._last_sign()):
+            self._tell_news()
 
-    def _deadlock(self):
-        """Why the ranks will not get on, in words, or None while they may."""
-        now, limit = time.monotonic(), self.options.hang_after
-        waiting = [m for m in self.members if not m.settled and m.progress.waiting]
-        returned = [m for m in self.members if m.settled]
-        for member in waiting:
-            if now - member.changed > limit:
-                return f"no progress in a collective for {limit:g} s"
-            if now - member.changed > PROOF and any(
-                    member.progress.can_never_be_joined_by(other.progress) for other in returned):
-                return "deadlock"
-        patience = max(limit, 10)
-        silent = [m.rank for m in self.members if not m.settled and now - m.heard > patience]
-        return f"rank {silent[0]} has not answered for {patience:g} s" if silent else None
+    def _last_sign(self) -> float:
+        """When something last happened that a student could take for progress."""
+        arriving = [m.heard for m in self.members if m.result and not m.settled]
+        return max(self.began, self.screen.changed, self.progress.changed, *arriving,
+                   *(m.changed for m in self.members))
+
+    def _tell_news(self):
+        seconds = time.monotonic() - self._last_sign()
+        lines = failures.grouped(self._outcomes())
+        self.screen.say(f"nothing new for {seconds:.0f} s: {'; '.join(lines)}. Interrupt the cell "
+                        "if that is not meant; launch(..., timeout=60) would stop it by itself.")
 
     def _calls(self) -> list:
         """What each rank calls where they disagree; a rank that has called nothing yet is asked."""
-        calls, deadline = self.ledger.mismatch, time.monotonic() + 0.3
-        while len(calls) < len(next(iter(calls.values())).members) and time.monotonic() < deadline:
-            self._listen(0.05)
+        calls = self.ledger.mismatch
+        members = next(iter(calls.values())).members
+        self._listen_until(0.3, lambda: len(calls) == len(members))
         return [Outcome(rank, "calls", call=str(calls[rank]), stack=[calls[rank].place])
                 if rank in calls else outcome for rank, outcome in enumerate(self._outcomes())]
 
     def _outcomes(self) -> list:
         """What became of every rank by now; those still running are asked where they are."""
-        running = [m for m in self.members if not m.settled]
-        for member in running:
-            member.where = None
-            with contextlib.suppress(OSError, AttributeError):
-                member.connection.send("where")
-        deadline = time.monotonic() + 0.4
-        while time.monotonic() < deadline and any(
-                m.where is None and not m.settled for m in running):
+        for member in self.members:
+            member.ask_where()
+        self._listen_until(0.4, lambda: all(m.where or m.settled for m in self.members))
+        silent = [member for member in self.members if member.silent]
+        outcomes = [member.whereabouts() for member in self.members]
+        for member in silent:
+            outcomes[member.rank] = self._wake(member)
+        return outcomes
+
+    def _wake(self, member) -> Outcome:
+        """Where a rank is that answers nothing. What wakes it may also set it going again, so
+        that what it says from now on is no longer true of the moment."""
+        member.ask_for_stack()
+        self._listen_until(0.5, lambda: places.dumped(self._printed(member)))
+        return Outcome(member.rank, "silent", stack=places.dumped(self._printed(member)))
+
+    def _listen_until(self, seconds, condition):
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
             self._listen(0.05)
-        return [member.outcome or _whereabouts(member) for member in self.members]
 
     # ending
 
     def _end(self):
         """Kills every rank with its children, shows what is left of the output, tidies up."""
         for member in self.members:
-            with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
-                os.killpg(member.process.pid, signal.SIGKILL)
-            member.process.kill()
+            member.kill()
         for member in self.members:
-            member.process.join(5)
-            member.process.close()
-            while member.output and member.output.poll():
-                self._read_output(member)
-            for line in (member.output, member.connection):
-                if line:
-                    line.close()
+            self._drain(member)
+            member.close()
         self.screen.finish()
         self.progress.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.rendezvous)
-
-
-class Interrupted(KeyboardInterrupt):
-    """The student interrupted the cell; outcomes says where each rank was."""
-
-    def __init__(self, outcomes):
-        self.outcomes = outcomes
-        super().__init__("\n".join(["interrupted; all ranks were stopped",
-                                    *failures.grouped(outcomes)]))
-
-    def _render_traceback_(self):
-        return [str(self)]
-
-
-def _whereabouts(member) -> Outcome:
-    if member.where is None:
-        kind = "starting" if member.progress == RankProgress() else "silent"
-        return Outcome(member.rank, kind)
-    where = dict(member.where)
-    since = where.pop("since")
-    where["since"] = time.monotonic() - member.changed if since is None else since
-    return Outcome(member.rank, "waits" if where["call"] else "computes", **where)

@@ -1,9 +1,14 @@
 """Which backend, which devices, how many ranks: chosen by what the machine has, and said."""
 
+import contextlib
 import os
 from dataclasses import dataclass
 
 import torch
+
+RANK_BYTES = 100_000_000  # of memory that a rank takes before it does anything
+FILES_PER_RANK = 5  # that the caller keeps open for each rank
+
 
 
 @dataclass(frozen=True)
@@ -64,12 +69,35 @@ def plan(ranks=None, device=None) -> Plan:
                 "wants one GPU per rank")
 
 
+def most_ranks() -> int:
+    """The most ranks that can be started here: each takes memory and, in this process and for its
+    connections to the others, open files; beyond 64 to a core they would never meet."""
+    import psutil
+
+    by_memory = int(psutil.virtual_memory().available / RANK_BYTES)
+    return max(1, min(by_memory, _open_files() // FILES_PER_RANK, 64 * cores()))
+
+
+def _open_files() -> int:
+    """How many files may be open here, after asking for as many as the system allows."""
+    try:
+        import resource
+    except ImportError:
+        return 1_000_000
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != most:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 100_000) if most > 0
+                                                        else 100_000, most))
+    return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200, FILES_PER_RANK)
+
+
 def crowding(ranks: int):
     """A warning when there are more ranks than this machine runs sensibly, or None."""
     if ranks <= max(8, 4 * cores()):
         return None
     return (f"{ranks} ranks on {cores()} cores: it will work, but slowly, "
-            f"and each rank takes about 0.1 GB of memory")
+            "and each rank takes about 0.1 GB of memory")
 
 
 def device() -> torch.device:
@@ -82,4 +110,8 @@ def _checked(ranks) -> int:
         raise TypeError(f"ranks={ranks!r}: give a whole number, for example ranks=4")
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: at least 1 rank is needed")
+    if ranks > 8 and ranks > most_ranks():
+        raise ValueError(f"ranks={ranks} is more than this machine can run at once: at most "
+                         f"{most_ranks()} ({cores()} cores; each rank takes about 0.1 GB of memory "
+                         f"and {FILES_PER_RANK} open files)")
     return ranks

@@ -2,17 +2,20 @@
 
 import dataclasses
 import signal
-import time
 from dataclasses import dataclass, field
 
 from labs.workers import places
+from labs.workers.memory import Shortage
 
+LONGEST, MOST_LINES = 2_000, 20  # characters, lines of one exception's message
 _last = None
 
 
 class LaunchError(RuntimeError):
     """A launch that could not give results. In a notebook it shows its message, and no
-    traceback through the launcher."""
+    traceback through the launcher. output[r]: all that rank r had printed."""
+
+    output = ()
 
     def _render_traceback_(self):
         return [f"{type(self).__name__}: {self}"]
@@ -32,6 +35,20 @@ class RankFailed(LaunchError):
         self.__cause__ = root.error
 
 
+class OutOfMemory(RankFailed):
+    """A rank wanted more memory than its `memory_limit`, or than the machine has.
+
+    asked, held, allowed: bytes, as in `memory.Shortage`, of the rank that failed first; None where
+    unknown. shortages: a map from each rank that ran out to its Shortage.
+    """
+
+    def __init__(self, root, outcomes):
+        super().__init__(root, outcomes)
+        self.shortages = {o.rank: o.shortage for o in outcomes if o.shortage}
+        self.asked, self.held = root.shortage.asked, root.shortage.held
+        self.allowed = root.shortage.allowed
+
+
 class RanksStuck(LaunchError):
     """Ranks that wait for one another and never get on, or that are not in the same collective.
     outcomes: one per rank."""
@@ -40,6 +57,17 @@ class RanksStuck(LaunchError):
         self.outcomes = outcomes
         lines = [f"{why}; all ranks were stopped", *grouped(outcomes), advice or _advice(outcomes)]
         super().__init__("\n".join(line for line in lines if line))
+
+
+class Interrupted(KeyboardInterrupt):
+    """The student interrupted the cell; outcomes says where each rank was."""
+
+    def __init__(self, outcomes):
+        self.outcomes = outcomes
+        super().__init__("\n".join(["interrupted; all ranks were stopped", *grouped(outcomes)]))
+
+    def _render_traceback_(self):
+        return [str(self)]
 
 
 @dataclass
@@ -64,6 +92,7 @@ class Outcome:
     number: int = None
     since: float = 0.0
     at: float = 0.0
+    shortage: Shortage = None
 
     @property
     def is_victim(self) -> bool:
@@ -86,14 +115,15 @@ class Outcome:
             return _raised(self)
         if self.kind == "died":
             return _died(self.exit_code)
+        if self.kind == "silent":
+            return f"does not answer: it is blocked in C++ code{place}"
         if self.kind == "waits":
             number = f" (#{self.number})" if self.number else ""
             since = f" for {self.since:.0f} s" if self.since >= 1 else ""
             return f"waits in {self.call}{number}{place}{since}"
         if self.kind == "computes":
             return f"computes{place}"
-        return {"returned": "already returned", "starting": "was still starting",
-                "silent": "does not answer: it is blocked in C++ code"}[self.kind]
+        return {"returned": "already returned", "starting": "was still starting"}[self.kind]
 
     def where(self) -> list:
         """The student's own lines that led here, innermost first, with their source."""
@@ -109,6 +139,12 @@ def root_cause(outcomes):
     def blame(outcome):
         return (outcome.is_victim, outcome.kind != "died", outcome.rank)
     return min((o for o in outcomes if o.kind in ("failed", "died")), key=blame, default=None)
+
+
+def failure(outcomes) -> RankFailed:
+    """The exception for a launch in which a rank failed or died."""
+    root = root_cause(outcomes)
+    return (OutOfMemory if root.shortage else RankFailed)(root, outcomes)
 
 
 def remember(error):
@@ -130,10 +166,18 @@ def _raised(outcome) -> str:
         return "raised KeyboardInterrupt"
     if outcome.is_victim:
         return "lost its connection: another rank had left"
-    message = outcome.message.strip()
+    if outcome.shortage:
+        return f"ran out of memory: it {outcome.shortage}"
+    message = _bounded(outcome.message.strip())
     if outcome.error_type == "CannotSend":
         return message.removeprefix("it ")
     return f"raised {outcome.error_type}" + (f": {message}" if message else "")
+
+
+def _bounded(message) -> str:
+    lines = message[:LONGEST].splitlines()
+    cut = len(message) > LONGEST or len(lines) > MOST_LINES
+    return "\n".join(lines[:MOST_LINES]) + " … (all of it: labs.last_failure().traceback)" * cut
 
 
 def _died(code) -> str:
@@ -142,6 +186,7 @@ def _died(code) -> str:
     name = signal.Signals(-code).name
     guess = {"SIGKILL": ", probably because the machine ran out of memory",
              "SIGSEGV": ": a crash in C++ code",
+             "SIGBUS": ": a crash in C++ code; /dev/shm may be too small",
              "SIGABRT": ": C++ code gave up; its last words are in the output above"}
     return f"was killed by signal {-code} ({name}){guess.get(name, '')}"
 
@@ -162,7 +207,11 @@ def _alike(outcome, root):
 
 def _did_the_same(outcome, root) -> bool:
     return (root is not None and outcome.kind == root.kind == "failed"
-            and (outcome.error_type, outcome.message) == (root.error_type, root.message))
+            and (outcome.error_type, _gist(outcome)) == (root.error_type, _gist(root)))
+
+
+def _gist(outcome):
+    return outcome.shortage.asked if outcome.shortage else outcome.message
 
 
 def _deed_of(group, root) -> str:
@@ -181,7 +230,8 @@ def _plural(deed, count) -> str:
         return deed
     for one, many in (("waits in", "wait in"), ("computes", "compute"), ("was ", "were "),
                       ("calls", "call"), ("lost its", "lost their"),
-                      ("does not answer: it is", "do not answer: they are")):
+                      ("does not answer: it is", "do not answer: they are"),
+                      ("ran out of memory: it", "ran out of memory: each")):
         if deed.startswith(one):
             return many + deed[len(one):]
     return deed
@@ -189,6 +239,10 @@ def _plural(deed, count) -> str:
 
 def _advice(outcomes) -> str:
     waiting = [o for o in outcomes if o.kind == "waits"]
+    busy = [o.rank for o in outcomes if o.kind in ("computes", "silent")]
+    if busy:
+        who = f"rank {busy[0]} needs" if len(busy) == 1 else f"ranks {_list(busy)} need"
+        return f"If {who} that long, launch(..., hang_after=60) waits longer."
     if not waiting:
         return ""
     left = [o.rank for o in outcomes if o.kind == "returned" and o.number is not None
@@ -201,7 +255,3 @@ def _advice(outcomes) -> str:
     if len(waiting) == len(outcomes):
         return "Every rank must call every collective with tensors of the same shape and dtype."
     return "Every rank must call every collective, in the same order and with the same shapes."
-
-
-def now() -> float:
-    return time.time()

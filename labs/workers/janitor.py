@@ -23,8 +23,15 @@ def _forget_labs():
         del sys.modules[name]
 
 
+def _say_nothing_of_an_interrupt(kind, error, traceback):
+    # A caller that was interrupted while it started a rank leaves the rank without its orders.
+    if kind is not EOFError:
+        sys.__excepthook__(kind, error, traceback)
+
+
 if sys.argv[:1] == ["-c"]:  # only in the fork server, which is started with `python -c`
     if hasattr(os, "setsid"):
         os.setsid()  # a signal to the kernel's process group must not take the janitor along
     atexit.register(_remove_private_directory)
     os.register_at_fork(after_in_child=_forget_labs)
+    sys.excepthook = _say_nothing_of_an_interrupt

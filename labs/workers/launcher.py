@@ -4,9 +4,9 @@ import os
 import sys
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from labs.workers import devices
+from labs.workers import devices, memory, places
 from labs.workers.crew import Crew
 from labs.workers.failures import LaunchError, remember
 from labs.workers.payload import pack
@@ -21,6 +21,8 @@ class Options:
     device: "cpu" or "cuda" instead of what the machine offers.
     hang_after: seconds without progress in a collective before the ranks are stopped.
     verify: name a collective that does not match the other ranks' at once.
+    timeout: seconds after which ranks are stopped even if they compute (None: never).
+    memory_limit: bytes that each rank may take beyond what it starts with; more is OutOfMemory.
     quiet: show nothing of what the ranks print or report; it is still in the results.
     environment: variables to set on the ranks, beside those of this process.
     """
@@ -28,6 +30,8 @@ class Options:
     device: str = None
     hang_after: float = 10.0
     verify: bool = True
+    timeout: float = None
+    memory_limit: float = None
     quiet: bool = False
     environment: dict = field(default_factory=dict)
 
@@ -52,8 +56,9 @@ def launch(fn, *args, ranks=None, **options) -> Results:
     is set. `fn` may be defined in a cell; what it closes over travels with it. ranks=None takes
     what the machine offers; the options are those of `Options`.
 
-    Raises RankFailed when a rank raises, leaves or is killed; RanksStuck when ranks wait for one
-    another; CannotSend when something cannot travel. No process is left behind, whatever happens.
+    Raises RankFailed when a rank raises, leaves or is killed (OutOfMemory when it wanted too much);
+    RanksStuck when ranks wait for one another; CannotSend when something cannot travel. No process
+    is left behind, whatever happens.
     """
     if "LABS_RANK" in os.environ:
         raise LaunchError("launch was called on a rank: call it from the notebook, "
@@ -61,11 +66,14 @@ def launch(fn, *args, ranks=None, **options) -> Results:
     began = time.monotonic()
     chosen = _options(options)
     plan = devices.plan(ranks, chosen.device)
+    memory_limit = memory.checked(chosen.memory_limit, plan.devices[0])
+    chosen = replace(chosen, memory_limit=memory_limit)
     _announce(plan, chosen.quiet)
     crew = Crew(plan, pack(fn, args), chosen)
     try:
         values = crew.run()
     except LaunchError as error:
+        error.output = crew.screen.text
         raise remember(error) from error.__cause__
     return Results(values, crew.progress.series, crew.screen.text, time.monotonic() - began)
 
@@ -82,7 +90,7 @@ def _options(given) -> Options:
 def _announce(plan, quiet):
     """Says once what was chosen and why, and warns of more ranks than sensible."""
     if warning := devices.crowding(plan.ranks):
-        warnings.warn(warning, stacklevel=3)
+        warnings.warn(warning, stacklevel=places.steps_to_caller())
     if plan.reason not in _said and not quiet:
         _said.add(plan.reason)
         print(plan.reason, file=sys.stdout, flush=True)

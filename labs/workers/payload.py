@@ -6,8 +6,7 @@ import pickle
 import types
 import warnings
 
-import cloudpickle
-
+from labs.workers import places, results
 from labs.workers.failures import LaunchError
 
 LARGE = 50_000_000  # bytes
@@ -22,7 +21,7 @@ def pack(fn, args) -> bytes:
     if not callable(fn):
         raise TypeError(f"launch(fn, ...): fn must be a function, not {_described(fn)}")
     try:
-        data = cloudpickle.dumps((fn, args))
+        data = results.dumps((fn, args))
     except Exception as error:
         name, value = _culprit(fn, args) or ("the function", fn)
         raise CannotSend(
@@ -34,7 +33,7 @@ def pack(fn, args) -> bytes:
                          key=lambda pair: pair[1], default=("the function", len(data)))
         warnings.warn(f"{len(data) / 1e6:.0f} MB travel to every rank, most of it {name} "
                       f"({size / 1e6:.0f} MB): make it inside the function instead",
-                      stacklevel=3)
+                      stacklevel=places.steps_to_caller())
     return data
 
 
@@ -43,10 +42,12 @@ def unpack(data: bytes):
     return pickle.loads(data)
 
 
-def pack_result(value) -> bytes:
-    """A rank's return value as bytes. Raises CannotSend."""
+def pack_result(value) -> list:
+    """A rank's return value as `results.pack` packs it. Raises CannotSend."""
     try:
-        return cloudpickle.dumps(value)
+        return results.pack(value)
+    except MemoryError:
+        raise
     except Exception as error:
         raise CannotSend(f"it returned {_described(value)}, which cannot be sent back "
                          f"({_short(error)}). Return numbers, tensors, lists or dicts.") from None
@@ -79,7 +80,7 @@ def _culprit(fn, args):
 
 def _size(value):
     try:
-        return len(cloudpickle.dumps(value))
+        return len(results.dumps(value))
     except Exception:
         return None
 

@@ -3,6 +3,7 @@
 import functools
 import linecache
 import os
+import re
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -65,6 +66,21 @@ def traceback_of(error) -> list:
         places.append(Place(code.co_filename, step.tb_lineno, code.co_name))
         step = step.tb_next
     return places
+
+
+def dumped(text) -> list:
+    """The places in what faulthandler wrote last, outermost first: the main thread's."""
+    block = re.split(r"^(?:Current t|T)hread 0x.*$", text, flags=re.M)[-1]
+    found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', block, flags=re.M)
+    return [Place(name, int(line), function) for name, line, function in found][::-1]
+
+
+def steps_to_caller() -> int:
+    """How many frames up the first one outside of labs is: a `stacklevel` for warnings."""
+    frame, steps = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LABS + os.sep):
+        frame, steps = frame.f_back, steps + 1
+    return steps
 
 
 def _cell(filename):

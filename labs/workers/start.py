@@ -4,10 +4,14 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import tempfile
 import threading
+from itertools import count
 from multiprocessing import util
 
 import torch.multiprocessing as mp
+
+from labs.workers.failures import LaunchError
 
 # Third-party only: a preloaded module stays as it was when the server started.
 PRELOAD = [
@@ -24,6 +28,7 @@ PRELOAD = [
 ]
 
 _lock = threading.RLock()
+_number = count()
 
 
 def start_method() -> str:
@@ -47,6 +52,7 @@ def warm_up() -> None:
     from multiprocessing import forkserver
 
     with _lock, _main_hidden():
+        private_directory()
         context().set_forkserver_preload(PRELOAD)
         forkserver.ensure_running()
 
@@ -61,8 +67,42 @@ def start(target, args):
 
 
 def private_directory() -> str:
-    """This process's directory for rendezvous files: mode 0700, gone when the process is."""
-    return util.get_temp_dir()
+    """This process's directory for sockets and rendezvous files: mode 0700, gone when the process
+    is. Where /tmp is full it is made elsewhere."""
+    try:
+        return util.get_temp_dir()
+    except OSError:
+        return _elsewhere()
+
+
+def _elsewhere() -> str:
+    usual, tempfile.tempdir = tempfile.tempdir, None
+    try:
+        for tempfile.tempdir in ("/dev/shm", "/var/tmp", os.path.expanduser("~"), os.getcwd()):
+            with contextlib.suppress(OSError):
+                return util.get_temp_dir()
+    finally:
+        tempfile.tempdir = usual
+    raise LaunchError(f"there is no room left in {tempfile.gettempdir()}, nor anywhere else where "
+                      "ranks could meet: delete something there")
+
+
+@contextlib.contextmanager
+def rendezvous():
+    """The path of an empty file in which ranks meet; on Linux it is in memory, on no disk."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("rendezvous")
+        try:
+            yield f"/proc/{os.getpid()}/fd/{file}"
+        finally:
+            os.close(file)
+        return
+    path = os.path.join(private_directory(), f"rendezvous-{os.getpid()}-{next(_number)}")
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What a worker process does: become a rank, run the function, send back what it returned."""
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -10,7 +11,9 @@ import traceback
 import warnings
 from dataclasses import dataclass, field
 
-from labs.workers import calls, payload, places
+import cloudpickle
+
+from labs.workers import calls, memory, payload, places, results
 from labs.workers.channel import Channel
 from labs.workers.watch import Watch
 
@@ -28,6 +31,7 @@ class Orders:
     threads: int
     rendezvous: str
     verify: bool
+    memory_limit: int = None
     environment: dict = field(repr=False, default_factory=dict)
 
 
@@ -36,6 +40,7 @@ def main(orders, connection, output):
     caller ends it when all ranks are done."""
     _leave_with_caller()
     _redirect(output)
+    _tell_stack()
     channel = Channel(connection, orders.rank)
     channel.open()
     try:
@@ -45,12 +50,15 @@ def main(orders, connection, output):
         _become(orders, channel)
         fn, args = payload.unpack(fn_and_args)
         del fn_and_args
-        result = payload.pack_result(fn(*args))
+        if orders.memory_limit:
+            memory.limit(orders.memory_limit, orders.device)
+        packed = payload.pack_result(fn(*args))
         _flush()
-        channel.send("returned", (watch.progress(), result))
+        results.send(channel, watch.progress(), packed)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are outcomes too
+        memory.lift()
         _flush()
-        channel.send("failed", _described(error))
+        channel.send("failed", _described(error, orders))
     threading.Event().wait()
 
 
@@ -82,6 +90,14 @@ def _redirect(output):
     sys.stdin = _NoKeyboard()
 
 
+def _tell_stack():
+    """A crash, and the caller's question when nothing else is answered, print the stack of every
+    thread. C code does it, so it works also while C++ holds the interpreter."""
+    faulthandler.enable(file=2)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, file=2)
+
+
 class _NoKeyboard:
     def readline(self, *_):
         raise RuntimeError("a rank has no keyboard: ask in the notebook, and pass the answer "
@@ -105,26 +121,41 @@ def _become(orders, channel):
     torch.set_num_threads(orders.threads)
     if orders.device != "cpu":
         torch.cuda.set_device(orders.device)
-    _quieten()
+    _quieten(channel)
+    sys.dont_write_bytecode = True  # two edits of a module within a second look alike to it
     dist.init_process_group(orders.backend, rank=orders.rank, world_size=orders.ranks,
                             store=dist.FileStore(orders.rendezvous, orders.ranks))
     if orders.verify:
         calls.tell(channel)
 
 
-def _quieten():
+def _quieten(channel):
     # torch 2.13 warns once per rank that these collectives were renamed; 2.11 has no other names.
     warnings.filterwarnings("ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor).*")
+    usual = warnings.showwarning
+
+    def show(message, category, filename, lineno, file=None, line=None):
+        if file is not None:
+            return usual(message, category, filename, lineno, file, line)
+        place = places.Place(filename, lineno, "")
+        channel.send("warning", (f"{category.__name__}: {message}", place))
+
+    warnings.showwarning = show
 
 
-def _described(error) -> dict:
+def _described(error, orders) -> dict:
     """An exception as plain data, and itself where it can travel."""
     try:
-        packed = payload.pack_result(error)
+        message = str(error)
+    except Exception as another:
+        message = f"(its message cannot be shown: {type(another).__name__})"
+    try:
+        packed = cloudpickle.dumps(error)
     except Exception:
         packed = None
     stack = places.traceback_of(error)
-    return {"error": packed, "error_type": type(error).__name__, "message": str(error),
+    return {"error": packed, "error_type": type(error).__name__, "message": message,
+            "shortage": memory.shortage(error, message, orders.memory_limit),
             "stack": [place for place in stack if place.filename != __file__] or stack,
             "traceback": "".join(traceback.format_exception(error)), "at": time.time()}
 

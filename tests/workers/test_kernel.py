@@ -1,13 +1,11 @@
 """The launcher inside a live Jupyter kernel: cells, interrupts, restarts, and a killed kernel."""
 
 import os
-import queue
 import signal
-import time
 
 import leftovers
 import pytest
-from jupyter_client.manager import KernelManager
+from kernels import Kernel
 
 HANGING = """
 import time, torch, torch.distributed as dist
@@ -17,50 +15,6 @@ def work():
     {body}
 launch(work, ranks=2, hang_after=60)
 """
-
-
-class Kernel:
-    """A kernel and what its cells print."""
-
-    def __init__(self):
-        self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel()
-        self.client = self.manager.blocking_client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
-        self.pid = self.manager.provisioner.process.pid
-
-    def start(self, code):
-        self.client.execute(code)
-
-    def finish(self, until=None, timeout=60):
-        """(text printed, error text or None) of the running cell; with `until`, up to that text."""
-        text, error, deadline = "", None, time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            try:
-                message = self.client.get_iopub_msg(timeout=1)
-            except queue.Empty:
-                continue
-            kind, content = message["msg_type"], message["content"]
-            if kind == "stream":
-                text += content["text"]
-            elif kind in ("execute_result", "display_data"):
-                text += content["data"].get("text/plain", "")
-            elif kind == "error":
-                error = "\n".join(content["traceback"])
-            if (until and until in text) or (
-                    kind == "status" and content["execution_state"] == "idle" and text + str(error)
-                    and message["parent_header"]["msg_type"] == "execute_request"):
-                return text, error
-        raise TimeoutError(text)
-
-    def run(self, code):
-        self.start(code)
-        return self.finish()
-
-    def close(self):
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=True)
 
 
 @pytest.fixture(scope="module")
@@ -114,24 +68,25 @@ def _runs(process):
 
 def _end_with(action):
     """Starts a hanging launch in a new kernel, ends the kernel by `action`; what was left."""
-    before = leftovers.private_directories()
     kernel = Kernel()
     try:
         kernel.start(HANGING.format(body="dist.recv(torch.ones(1), 1 - dist.get_rank())"))
         kernel.finish(until="rank 1 │ ready")
         workers = leftovers.workers_of(kernel.pid)
         servers = [worker.parent() for worker in workers[:1]]
-        assert len(workers) == 2 and leftovers.private_directories() > before
+        assert len(workers) == 2 and os.listdir(kernel.temporary)
         action(kernel)
-        gone = leftovers.until(lambda: not any(map(_runs, workers + servers)), 5)
-        return gone and leftovers.until(lambda: leftovers.private_directories() <= before, 3)
+        leftovers.until(lambda: not any(map(_runs, workers + servers))
+                        and not leftovers.temporary_files(kernel.temporary), 5)
+        return (list(filter(_runs, workers + servers)),
+                leftovers.temporary_files(kernel.temporary))
     finally:
         kernel.close()
 
 
 def test_a_killed_kernel_takes_its_ranks_and_files_along():
-    assert _end_with(lambda kernel: os.kill(kernel.pid, signal.SIGKILL))
+    assert _end_with(lambda kernel: os.kill(kernel.pid, signal.SIGKILL)) == ([], set())
 
 
 def test_a_restarted_kernel_takes_its_ranks_and_files_along():
-    assert _end_with(lambda kernel: kernel.manager.restart_kernel(now=True))
+    assert _end_with(lambda kernel: kernel.manager.restart_kernel(now=True)) == ([], set())

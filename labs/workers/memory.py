@@ -1,0 +1,97 @@
+"""`memory_limit`: a ceiling for each rank, and what an allocation that hit it says about itself."""
+
+import contextlib
+import re
+import sys
+from dataclasses import dataclass
+
+_UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) ?(bytes|[KMGT]iB|B)\b")
+_base = _hard_limit = None  # set on a rank that has a limit
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """An allocation that failed, in bytes.
+
+    asked: what it was for (None where the error does not tell). held: what the rank had by then,
+    beyond what it started with. allowed: its memory_limit, or None if only the machine was too
+    small.
+    """
+
+    asked: int = None
+    held: int = None
+    allowed: int = None
+
+    def __str__(self):
+        asked = f"asked for {_mb(self.asked)}" if self.asked else "asked for more"
+        held = f"held {_mb(self.held)} and " if self.held is not None else ""
+        ceiling = (f"its memory_limit is {_mb(self.allowed)}" if self.allowed
+                   else "the machine has no more")
+        return f"{held}{asked}; {ceiling}"
+
+
+def checked(limit, device):
+    """memory_limit as whole bytes, or None. Raises ValueError or TypeError with advice."""
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+        raise TypeError(f"memory_limit={limit!r}: give bytes per rank, for example 2e9 for 2 GB")
+    if not limit >= 1_000_000:
+        raise ValueError(f"memory_limit={limit!r} is in bytes: 2 GB are memory_limit=2e9")
+    if device == "cpu" and sys.platform != "linux":
+        raise ValueError("memory_limit needs Linux or a GPU: this system limits no process")
+    return int(limit)
+
+
+def limit(allowed: int, device: str) -> None:
+    """On a rank: from now on it gets at most `allowed` bytes more than it has."""
+    global _base, _hard_limit
+    if device != "cpu":
+        import torch
+
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total), device)
+        return
+    import resource
+
+    _base = _data_size()
+    _hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (_base + allowed, _hard_limit))
+
+
+def lift() -> None:
+    """On a rank: ends the limit on the CPU, so that there is memory to report a failure."""
+    if _base is not None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (_hard_limit, _hard_limit))
+
+
+def shortage(error, text: str, allowed=None):
+    """The Shortage that an exception with this text tells of, or None if it is another matter."""
+    if not (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            or "can't allocate memory" in text):
+        return None
+    found = _ASKED.search(text)
+    asked = round(float(found[1]) * _UNITS[found[2]]) if found else None
+    return Shortage(asked, _held(error), allowed)
+
+
+def _held(error):
+    if type(error).__name__ == "OutOfMemoryError":
+        import torch
+
+        return torch.cuda.memory_allocated()
+    return _data_size() - _base if _base is not None else None
+
+
+def _data_size() -> int:
+    """Bytes of private writable memory of this process: what RLIMIT_DATA counts."""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as file:
+        return 1024 * int(next(line for line in file if line.startswith("VmData")).split()[1])
+    return 0
+
+
+def _mb(size) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"

@@ -1,0 +1,76 @@
+"""Every fault of the table, in this process and in the cells of a live kernel."""
+
+import re
+import time
+
+import pytest
+from faults import deeds
+from faults.table import FAULTS
+
+import labs
+from labs import launch
+
+ROWS = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+
+
+@ROWS
+def test_from_a_script(fault, next_launch_works, capfd, recwarn):
+    began = time.monotonic()
+    if fault.error is None:
+        assert launch(fault.deed, **{"ranks": 2, **fault.options}) == fault.result
+        shown = capfd.readouterr().out + "".join(f"{w.category.__name__}: {w.message}\n"
+                                                 for w in recwarn)
+    else:
+        with pytest.raises(labs.LaunchError) as caught:
+            launch(fault.deed, **{"ranks": 2, **fault.options})
+        shown = f"{caught.type.__name__}: {caught.value}"
+        assert len(str(caught.value)) < 5_000
+    assert time.monotonic() - began < fault.within
+    assert_says(fault, shown)
+    if fault.at:
+        line = fault.deed.__code__.co_firstlineno + fault.line - 1
+        assert f"deeds.py line {line}" in shown, shown
+
+
+@ROWS
+def test_from_a_cell(fault, in_kernel):
+    in_kernel.run(fault.source)
+    options = "".join(f", {name}={value}" for name, value in {"ranks": 2, **fault.options}.items())
+    began = time.monotonic()
+    shown, error = in_kernel.run(f"result = launch({fault.name}{options})\nprint(result)")
+    assert time.monotonic() - began < fault.within
+    if fault.error is None:
+        assert error is None, error
+        assert str(fault.result) in shown
+        assert len(shown) < 200_000
+    else:
+        assert error is not None, shown
+        assert "labs/workers" not in error and "Traceback" not in error
+        shown = error
+    assert_says(fault, shown)
+    if fault.at:
+        assert re.search(rf"In \[\d+\] line {fault.line}\b", shown), shown
+
+
+def assert_says(fault, shown):
+    for piece in (*fault.says, f"{fault.error}: " if fault.error else ""):
+        assert piece in shown, shown
+
+
+def test_out_of_memory_is_data_too(next_launch_works):
+    with pytest.raises(labs.OutOfMemory) as caught:
+        launch(deeds.wants_too_much_on_one, ranks=2, memory_limit=2e8, quiet=True)
+    error = caught.value
+    assert (error.rank, error.asked, error.allowed) == (1, 400_000_000, 200_000_000)
+    assert 0 <= error.held < 200_000_000
+    assert error.shortages == {1: error.outcomes[1].shortage}
+
+
+def test_the_output_of_a_failed_launch_is_kept(next_launch_works):
+    def work():
+        print("this far")
+        raise ValueError
+
+    with pytest.raises(labs.RankFailed):
+        launch(work, ranks=2, quiet=True)
+    assert labs.last_failure().output == ["this far\n"] * 2
