@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from matplotlib import patheffects
 
 from labs.pictures import palette
-from labs.pictures.picture import Picture
-from labs.pictures.sheet import WIDTH, arrow, box, chip, sheet, write
+from labs.pictures.picture import WIDTH, Picture
+from labs.pictures.sheet import arrow, box, chip, sheet, write
 
 LABELS = 0.86  # inches for the ranks' names
 ROW = 0.46  # inches from one rank to the next
@@ -50,7 +50,7 @@ def places(numbers: list, ranks: int) -> list:
 def who_holds_what(states: list, note: str = "") -> Picture:
     """A panel for each State, an arrow between them; note is written below."""
     ranks = len(states[0].held)
-    layout = _Layout(ranks, len(states), gap=1.2 if len(states) < 3 else 0.92)
+    layout = _Layout(ranks, len(states), gap=1.36 if len(states) < 3 else 0.92)
     figure, ax = sheet(layout.width, layout.height + (0.3 if note else 0))
     for number, state in enumerate(states):
         x, y = layout.corner(number)

@@ -1,7 +1,7 @@
 """The gradients of every rank, before and after they are averaged."""
 
 from labs.pictures import palette
-from labs.pictures.picture import Picture, canvas
+from labs.pictures.picture import WIDTH, Picture, canvas
 
 SHOWN = 28  # values of each gradient that are drawn
 
@@ -10,7 +10,7 @@ def before_and_after(by_rank: list) -> Picture:
     """by_rank[r]: list of (parameter name, gradient before, gradient after) of rank r. Every strip
     shows the values of one gradient on one rank: equal strips are equal gradients."""
     ranks, names = len(by_rank), [name for name, _, _ in by_rank[0]]
-    figure, axes = canvas(9, 0.75 + 0.5 * len(names), nrows=len(names), ncols=2 * ranks + 1,
+    figure, axes = canvas(WIDTH, 0.75 + 0.5 * len(names), nrows=len(names), ncols=2 * ranks + 1,
                           gridspec_kw={"width_ratios": [1] * ranks + [0.12] + [1] * ranks})
     for row, name in enumerate(names):
         scale = max(gradients[row][1].abs().max().item() for gradients in by_rank) or 1.0

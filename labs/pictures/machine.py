@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from labs.pictures.picture import Picture
-from labs.pictures.sheet import WIDTH, box, chip, sheet, write
+from labs.pictures import palette
+from labs.pictures.picture import WIDTH, Picture
+from labs.pictures.sheet import box, chip, sheet, write
 from labs.workers import devices, start
 
 GIB = 2**30
@@ -87,7 +88,7 @@ def link_words(links: dict) -> str:
 def draw(facts: Facts) -> Machine:
     """The picture of a machine; see `Facts`."""
     rows = -(-min(facts.cores, DRAWN) // 10)
-    reason = textwrap.wrap(_sentence(facts), 112)
+    reason = textwrap.wrap(_sentence(facts), 106)
     gpus = (1.6 if facts.links else 1.25) if facts.gpus else 0
     figure, ax = sheet(WIDTH, 0.75 + 0.28 * rows + gpus + 0.22 * len(reason))
     bottom = _cpu(ax, facts, rows)
@@ -120,16 +121,17 @@ def _cpu(ax, facts, rows) -> float:
           weight="bold")
     _squares(ax, 0.28, min(facts.cores, DRAWN), 10)
     on_cpu = [r for r, device in enumerate(facts.plan.devices) if device == "cpu"]
-    across, block = (8, 8) if on_cpu else (19, 8)
+    across, block = (8, 8) if on_cpu else (18, 8)
     while facts.memory / GIB / block > across * rows:
         block *= 2
-    write(ax, 3.25, 0.3, f"{facts.memory / GIB:.0f} GiB memory, {block} a square", size=10.5,
-          weight="bold")
-    _squares(ax, 3.25, round(facts.memory / GIB / block) or 1, across, "#b7c0ca")
+    write(ax, 3.2, 0.3, f"{facts.memory / GIB:.0f} GiB memory", size=11, weight="bold")
+    box(ax, 4.76, 0.225, 0.17, 0.17, ["#b7c0ca"])
+    write(ax, 4.98, 0.31, f"{block} GiB", size=9, colour=palette.MUTED)
+    _squares(ax, 3.2, round(facts.memory / GIB / block) or 1, across, "#b7c0ca")
     if on_cpu:
-        write(ax, 5.85, 0.3, "ranks of a launch", size=11, weight="bold")
+        write(ax, 5.62, 0.3, "ranks of a launch", size=11, weight="bold")
     for place, rank in enumerate(on_cpu):
-        chip(ax, 6.18 + place * 0.74, 0.61, rank)
+        chip(ax, 5.95 + place * 0.72, 0.6, rank)
     return 0.08 + height
 
 

@@ -6,7 +6,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from labs.pictures import palette
-from labs.pictures.picture import Picture, canvas
+from labs.pictures.picture import WIDTH, Picture, canvas
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,13 @@ class Row:
 
 def bars(rows: list, unit: str, title: str = "", limit: tuple = None) -> Picture:
     """Horizontal bars with ticks. limit: (value, name) of a line across all of them."""
-    figure, ax = canvas(9, 1.05 + 0.46 * len(rows))
+    figure, ax = canvas(WIDTH, 1.05 + 0.46 * len(rows))
+    widest = max(v for row in rows for v in
+                 (row.measured, row.predicted, row.guessed, limit and limit[0]) if v)
     for place, row in enumerate(rows):
         ax.barh(place, row.measured, height=0.62, color=row.colour)
-        ax.annotate(f"{_number(row.measured)} {unit}", (row.measured, place), xytext=(8, 0),
-                    textcoords="offset points", va="center", fontsize=10, zorder=6,
+        ax.annotate(f"{_number(row.measured)} {unit}", (_label_at(row, unit, widest), place),
+                    xytext=(8, 0), textcoords="offset points", va="center", fontsize=10, zorder=3,
                     bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})
         _tick(ax, row.predicted, place, palette.PREDICTED)
         _tick(ax, row.guessed, place, palette.GUESSED)
@@ -36,16 +38,16 @@ def bars(rows: list, unit: str, title: str = "", limit: tuple = None) -> Picture
     ax.set_yticks(range(len(rows)), [row.name for row in rows])
     ax.tick_params(axis="y", labelcolor=palette.INK)
     ax.set_ylim(len(rows) - 0.5, -0.55)
-    ax.set_xlim(0, 1.13 * max(v for row in rows for v in
-                              (row.measured, row.predicted, row.guessed, limit and limit[0]) if v))
+    ax.set_xlim(0, max(widest * 1.03, *(_label_end(row, unit, widest) for row in rows)))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     ax.set_xlabel(f"{unit} {title}".strip())
     _legend(figure, rows)
     return Picture(figure, _words(rows, unit, title), data=rows)
 
 
 def before_and_after(before: list, after: list, guessed: float = None) -> Picture:
-    """One number per rank: a pale bar before, a full line after, the guess as a red line."""
-    figure, ax = canvas(9, 2.5)
+    """One number per rank: a pale bar before, a full line after, the guess as a dashed line."""
+    figure, ax = canvas(WIDTH, 2.5)
     for rank, (old, new) in enumerate(zip(before, after, strict=True)):
         ax.bar(rank, old, width=0.62, color=palette.rank(rank), alpha=0.45)
         ax.hlines(new, rank - 0.36, rank + 0.36, color=palette.rank(rank), linewidth=5)
@@ -69,6 +71,22 @@ def before_and_after(before: list, after: list, guessed: float = None) -> Pictur
 
 def _number(value) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
+
+
+def _label_room(row, unit, widest) -> float:
+    """What the words beside a bar take of the axis, in its unit."""
+    return widest * 0.0155 * len(f"   {_number(row.measured)} {unit}")
+
+
+def _label_at(row, unit, widest) -> float:
+    """Right of the bar and the formula's tick, and of the guess where that would be in the way."""
+    end = max(row.measured, row.predicted or 0)
+    hidden = row.guessed and end < row.guessed < end + _label_room(row, unit, widest)
+    return row.guessed if hidden else end
+
+
+def _label_end(row, unit, widest) -> float:
+    return _label_at(row, unit, widest) + _label_room(row, unit, widest)
 
 
 def _tick(ax, value, place, colour):

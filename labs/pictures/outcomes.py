@@ -5,8 +5,8 @@ import textwrap
 from dataclasses import dataclass
 
 from labs.pictures import palette
-from labs.pictures.picture import Picture
-from labs.pictures.sheet import WIDTH, box, chip, sheet, write
+from labs.pictures.picture import WIDTH, Picture
+from labs.pictures.sheet import box, chip, sheet, write
 
 ROW = 0.42  # inches from one rank to the next
 TRACK = 0.95  # inches: where a rank's collectives begin
@@ -33,7 +33,7 @@ def picture(error, guessed: float = None) -> Picture:
     lanes = [_lane(outcome) for outcome in getattr(error, "outcomes", [])]
     title = f"launch raised {type(error).__name__}"
     message = [part for line in str(error).splitlines()
-               for part in textwrap.wrap(line, 106, subsequent_indent="    ") or [""]]
+               for part in textwrap.wrap(line, 102, subsequent_indent="    ") or [""]]
     note = _compared(error, guessed)
     return _drawn(title, FAILED, lanes, message, note,
                   "\n".join([f"{title}: {error}", *([note] if note else [])]))
@@ -70,7 +70,7 @@ def _deed(outcome) -> str:
 
 def _drawn(title, colour, lanes, message, note, text) -> Picture:
     under = 0.62 + ROW * len(lanes)
-    height = under + (0.36 + 0.19 * len(message) if message else 0) + (0.34 if note else 0) + 0.05
+    height = under + (0.24 + 0.19 * len(message) if message else 0) + (0.36 if note else 0) + 0.04
     figure, ax = sheet(WIDTH, height)
     ax.vlines(0.1, 0.08, 0.38, color=colour, linewidth=5)
     write(ax, 0.24, 0.23, title, size=12, weight="bold", colour=colour)
@@ -83,7 +83,7 @@ def _drawn(title, colour, lanes, message, note, text) -> Picture:
         for number, line in enumerate(message):
             write(ax, 0.2, under + 0.2 + 0.19 * number, line, size=9, family="monospace")
     if note:
-        write(ax, 0.1, height - 0.2, note, colour=palette.INK)
+        write(ax, 0.1, height - 0.18, note, colour=palette.INK)
     return Picture(figure, text, data=lanes)
 
 

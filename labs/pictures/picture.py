@@ -10,6 +10,7 @@ from PIL import Image
 from labs.pictures import palette
 
 SHARPNESS = 2  # pixels per CSS pixel
+WIDTH = 8.625  # inches; as wide as JupyterLab shows unscaled in a window of 1280 pixels
 _STYLE = {"font.size": 10, "axes.edgecolor": palette.MUTED, "axes.labelcolor": palette.INK,
           "text.color": palette.INK, "xtick.color": palette.MUTED, "ytick.color": palette.MUTED}
 
@@ -49,14 +50,17 @@ def _small(file) -> bytes:
     return small.getvalue()
 
 
-def canvas(width: float = 9, height: float = 3, **subplots):
-    """(figure, axes) in the house style; inches, at most 9.5 wide so that no front end scales it.
-    Takes no pyplot, so nothing is drawn twice and no figure stays open."""
+def canvas(width: float = WIDTH, height: float = 3, **subplots):
+    """(figure, axes) in the house style; inches, at most WIDTH wide so that no front end scales it,
+    and rounded to whole pixels, or every line would be blurred. Takes no pyplot, so nothing is
+    drawn twice and no figure stays open."""
     import matplotlib
 
+    width, height = (round(96 * inches) / 96 for inches in (width, height))
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained", facecolor=palette.PAPER)
         FigureCanvasAgg(figure)
+        figure.get_layout_engine().set(rect=(0.006, 0.012, 0.988, 0.976))
         axes = figure.subplots(**subplots)
     for ax in getattr(axes, "flat", [axes]):
         plain(ax)

@@ -5,8 +5,6 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from labs.pictures import palette
 from labs.pictures.picture import canvas
 
-WIDTH = 9.0  # inches: as wide as JupyterLab shows without scaling
-
 
 def sheet(width: float, height: float):
     """(figure, axes) whose coordinates are inches, y counted downwards from the top."""
@@ -21,18 +19,20 @@ def sheet(width: float, height: float):
 
 def box(ax, x, y, width, height, colours=(), edge=None, dashed=False, line=1.2):
     """A rounded box, upper left corner at (x, y), filled with equal stripes of `colours`."""
-    shape = FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.06",
-                           facecolor="none", edgecolor=edge or "none", linewidth=line,
-                           linestyle=(0, (2, 2)) if dashed else "solid", zorder=3)
-    for number, colour in enumerate(colours):
+    def rounded(**style):
+        return FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.06",
+                              **style)
+
+    filled = colours[0] if len(colours) == 1 else "none"
+    for number, colour in enumerate(colours if len(colours) > 1 else ()):
         stripe = width / len(colours)
         part = Rectangle((x + number * stripe, y), stripe, height, facecolor=colour,
                          edgecolor="none", zorder=2)
         ax.add_patch(part)
-        part.set_clip_path(FancyBboxPatch((x, y), width, height, transform=ax.transData,
-                                          boxstyle="round,pad=0,rounding_size=0.06"))
-    ax.add_patch(shape)
-    return shape
+        part.set_clip_path(rounded(transform=ax.transData))
+    return ax.add_patch(rounded(facecolor=filled, edgecolor=edge or "none", linewidth=line,
+                                linestyle=(0, (2, 2)) if dashed else "solid",
+                                zorder=2 if filled != "none" else 3))
 
 
 def chip(ax, x, y, rank, width=0.66, height=0.26, words=None):

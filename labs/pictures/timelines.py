@@ -1,5 +1,6 @@
 """Where the time of a step went, drawn: phases, communication, what of it is exposed, flights."""
 
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from labs.pictures import palette
@@ -76,8 +77,7 @@ def flights(timeline, buckets: list) -> Picture:
         ax.barh(row, arrived - left, left=left, height=0.5, color=palette.PHASES["communication"])
         ax.plot(times, [row] * len(times), "o", markersize=5.5, color=palette.PHASES["backward"],
                 markeredgecolor="white", markeredgewidth=0.7)
-        ax.annotate("▶", (left, row), xytext=(2, -0.5), textcoords="offset points", va="center",
-                    color="white", fontsize=11)
+        ax.vlines(left, row - 0.36, row + 0.36, color=palette.INK, linewidth=2, zorder=1.9)
     ax.set_yticks(range(len(buckets)), [_bucket_label(n, names) for n, names in enumerate(buckets)])
     ax.tick_params(axis="y", labelcolor=palette.INK, labelsize=9)
     ax.set_ylim(len(buckets) - 0.4, -0.9)
@@ -85,8 +85,12 @@ def flights(timeline, buckets: list) -> Picture:
     first = rows[0][1] - backward.begin * MS
     words = (f"{len(rows)} buckets; the first leaves {first:.1f} ms into a backward of "
              f"{backward.seconds * MS:.1f} ms")
-    figure.suptitle("●  a gradient is ready      ▶  its bucket leaves      "
-                    "the bar ends when it has arrived", fontsize=9.5, x=0.012, ha="left")
+    figure.legend(handles=[Line2D([], [], marker="o", linestyle="none", label="a gradient is ready",
+                                  color=palette.PHASES["backward"]),
+                           Line2D([], [], marker="|", linestyle="none", markersize=12,
+                                  markeredgewidth=2, color=palette.INK, label="its bucket leaves"),
+                           Patch(color=palette.PHASES["communication"], label="and is under way")],
+                  loc="outside upper left", ncols=3, frameon=False)
     return Picture(figure, words, data={"rows": rows, "backward": backward})
 
 
@@ -105,7 +109,7 @@ def _bucket_label(number, names):
 def shares(by_variant: dict) -> Picture:
     """by_variant: variant -> one timeline per rank. Stacked bars of the mean step, and how much
     communication there was for the computing, hidden or not."""
-    figure, ax = canvas(9, 1.2 + 0.5 * len(by_variant))
+    figure, ax = canvas(WIDTH, 1.2 + 0.5 * len(by_variant))
     words, longest = [], 0.0
     for row, (variant, group) in enumerate(by_variant.items()):
         parts = {name: _mean(line.shares[name] for line in group) * MS for name in group[0].shares}
@@ -119,7 +123,7 @@ def shares(by_variant: dict) -> Picture:
     ax.set_yticks(range(len(by_variant)), list(by_variant))
     ax.tick_params(axis="y", labelcolor=palette.INK)
     ax.set_ylim(len(by_variant) - 0.5, -0.5)
-    ax.set_xlim(0, 1.45 * longest)
+    ax.set_xlim(0, 1.6 * longest)
     ax.set_xlabel("milliseconds of a recorded step, mean over ranks")
     figure.legend(handles=[Patch(color=palette.PHASES[name], label=name) for name in
                            ("forward", "backward", "exposed", "optimizer")],

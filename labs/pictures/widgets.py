@@ -1,6 +1,6 @@
 """Pictures that follow a slider where a kernel is live, and stand still where none is."""
 
-from labs.pictures.picture import Picture
+from labs.pictures.picture import WIDTH, Picture
 
 
 class Slider:
@@ -30,9 +30,11 @@ class Slider:
         slider = ipywidgets.SelectionSlider(
             options=[(f"{value:g}", value) for value in self.values], value=self.value,
             description=self.name, continuous_update=True,
-            layout=ipywidgets.Layout(width="420px"))
+            style={"description_width": "initial"},
+            layout=ipywidgets.Layout(width="420px", margin="4px 2px 4px 10px"))
         image = ipywidgets.Image(value=self.still.png(), format="png",
-                                 layout=ipywidgets.Layout(width="864px", height="auto"))
+                                 layout=ipywidgets.Layout(
+                                     width=f"{round(96 * WIDTH)}px", height="auto"))
 
         def redraw(change):
             image.value = self.picture(change["new"]).png()

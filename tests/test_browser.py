@@ -1,0 +1,125 @@
+"""JupyterLab as `scripts/lab` starts it, in a real browser: what a student sees and does."""
+
+import re
+
+import leftovers
+import nbformat
+import pytest
+from browsing import CHROMIUM, FLAGS, ROOT, Lab, Notebook, opened
+
+api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(
+    not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}: install the system's chromium")]
+
+ENDLESS = """import time
+
+def endless():
+    print("working")
+    time.sleep(600)
+
+launch(endless, ranks=2)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    running = Lab(tmp_path_factory.mktemp("lab"))
+    yield running
+    assert not running.close()
+
+
+@pytest.fixture(scope="module")
+def page(lab):
+    """JupyterLab as the address that scripts/lab prints shows it."""
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield opened(browser, lab)
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def first_notebook(page):
+    """Notebook 00 of a student who did nothing but Run All Cells."""
+    notebook = Notebook(page, "notebooks/00_start_here.ipynb")
+    notebook.run_all()
+    notebook.untouched = notebook.cells()
+    return notebook
+
+
+def text_of(cell) -> str:
+    """All that a cell has put out."""
+    parts = [part for output in cell["outputs"] for part in
+             (output.get("text", ""), output.get("data", {}).get("text/plain", ""))]
+    return "\n".join("".join(part) for part in parts)
+
+
+def assert_untouched(cells):
+    """Every cell ran without an error, and every gap says that it is waiting."""
+    code = [cell for cell in cells if cell["kind"] == "code"]
+    wrong = [cell for cell in code for output in cell["outputs"]
+             if output["output_type"] == "error" or output.get("name") == "stderr"]
+    assert not wrong
+    sources = "\n".join(cell["source"] for cell in code)
+    printed = "\n".join(text_of(cell) for cell in code)
+    gaps = set(re.findall(r'NotImplementedError\("Exercise ([\d.]+)"\)', sources))
+    waiting = set(re.findall(r"○ Exercise ([\d.]+)  (?:is waiting|waits)", printed))
+    assert gaps and waiting == gaps
+    assert printed.count("○ no guess yet") == sources.count("my_guess = ...") > 0
+
+
+def answer(name, beginning):
+    """The source of the solution's cell that begins so."""
+    solution = nbformat.read(ROOT / "solutions" / f"{name}.ipynb", as_version=4)
+    [source] = [cell.source for cell in solution.cells if cell.source.startswith(beginning)]
+    return source
+
+
+def test_an_untouched_first_notebook_runs(first_notebook):
+    assert_untouched(first_notebook.untouched)
+    [launched] = [text_of(cell) for cell in first_notebook.untouched
+                  if "launch(hello" in cell["source"] and cell["kind"] == "code"]
+    assert "rank 1 │ I am one of" in launched and "[0, 10, 20, 30" in launched
+
+
+def test_a_right_answer_is_typed_and_accepted(first_notebook):
+    exercise = "# Exercise 0.1: the mean over ranks"
+    cell = first_notebook.find(exercise)
+    first_notebook.type(cell, answer("00_start_here", exercise))
+    first_notebook.run_cell(cell)
+    verdict = first_notebook.run_cell(first_notebook.find("lab.check_mean_over_ranks("))
+    api.expect(verdict).to_contain_text("✓ Exercise 0.1")
+    picture = first_notebook.run_cell(first_notebook.find("lab.before_and_after_mean("))
+    api.expect(picture.locator("img")).to_be_visible()
+
+
+def test_the_stop_button_ends_a_launch(first_notebook, lab):
+    cell = first_notebook.find("launch(write_down")
+    first_notebook.type(cell, ENDLESS)
+    first_notebook.start_cell(cell)
+    output = first_notebook.output(cell)
+    api.expect(output).to_contain_text("rank 1 │ working")
+    assert leftovers.workers_of(lab.pid)
+    first_notebook.press("notebook:interrupt-kernel")
+    first_notebook.wait()
+    api.expect(output).to_contain_text("interrupted; all ranks were stopped")
+    assert leftovers.until(lambda: not leftovers.workers_of(lab.pid), 2)
+
+
+def test_an_untouched_manual_ddp_runs(page):
+    notebook = Notebook(page, "notebooks/02_manual_ddp.ipynb")
+    notebook.run_all()
+    assert_untouched(notebook.cells())
+
+
+def test_the_slider_of_the_solution_moves_the_buckets(page):
+    notebook = Notebook(page, "solutions/02_manual_ddp.ipynb")
+    for text in ("import labs.manual_ddp as lab", "def make_buckets("):
+        notebook.run_cell(notebook.find(text))
+    output = notebook.run_cell(notebook.find("lab.explore_buckets("))
+    picture, slider = output.locator("img"), output.get_by_role("slider")
+    api.expect(output.locator(".widget-readout")).to_have_text("0.8")
+    before, source = picture.screenshot(), picture.get_attribute("src")
+    slider.press("ArrowRight")
+    api.expect(output.locator(".widget-readout")).to_have_text("1.6")
+    api.expect(picture).not_to_have_attribute("src", source)
+    assert picture.screenshot() != before
