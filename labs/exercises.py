@@ -2,15 +2,16 @@
 
 import functools
 import html
+import math
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from labs.workers import places
 from labs.workers.failures import LaunchError, RankFailed
 
 _COLOURS = {True: "#2a9347", False: "#d43c30", None: "#7d8590"}  # on white as on black
-_GUESSED = "#d1495b"  # as labs.pictures.palette.GUESSED
+_GUESSED = "#d6249f"  # as labs.pictures.palette.GUESSED
 _SIGNS = {True: "✓", False: "✗", None: "○"}
 
 
@@ -27,47 +28,54 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """passed: True, False, or None while the exercise waits. Draws itself in a notebook."""
+    """passed: True, False, or None while the exercise waits. printed: what the failing rank printed
+    while it was checked. Draws itself in a notebook."""
 
     exercise: str
     passed: bool
     sentence: str
     hint: str = ""
+    printed: str = ""
 
     def __str__(self):
         hint = f"\n  Hint: {self.hint}" if self.hint else ""
-        return f"{_SIGNS[self.passed]} Exercise {self.exercise}  {self.sentence}{hint}"
+        printed = f"\n{self.printed}" if self.printed else ""
+        return f"{_SIGNS[self.passed]} Exercise {self.exercise}  {self.sentence}{hint}{printed}"
 
     __repr__ = __str__
 
     def _repr_html_(self):
         title = f"{_SIGNS[self.passed]} Exercise {self.exercise}"
-        return _card(_COLOURS[self.passed], title, self.sentence, self.hint)
+        return _card(_COLOURS[self.passed], title, self.sentence, self.hint, self.printed)
 
 
-def _card(colour, title, sentence, hint=""):
+def _card(colour, title, sentence, hint="", printed=""):
     """HTML with a bar of `colour` at the left; readable on a light and on a dark page."""
     first, *more = sentence.split("\n", 1)
-    more = "".join(f"<div style='font-family:var(--jp-code-font-family,monospace);"
-                   f"white-space:pre-wrap;margin-top:4px'>{_html(text)}</div>" for text in more)
+    more, printed = ("".join(f"<div style='font-family:var(--jp-code-font-family,monospace);"
+                             f"white-space:pre-wrap;margin-top:4px'>{_html(text)}</div>"
+                             for text in texts if text) for texts in (more, [printed]))
     hint = f"<div style='opacity:0.7;margin-top:2px'>{_html(hint)}</div>" if hint else ""
     return (f"<div style='border-left:4px solid {colour};padding:5px 12px;margin:4px 0'>"
-            f"<b style='color:{colour}'>{title}</b>&ensp;{_html(first)}{more}{hint}</div>")
+            f"<b style='color:{colour}'>{title}</b>&ensp;{_html(first)}{more}{hint}{printed}</div>")
 
 
-def check(exercise: str):
+def check(exercise: str, hints: dict = None):
     """Makes a check of a function that returns a sentence when all is well and raises `Wrong`
-    when not. The check returns a Verdict and never raises because of the student's code."""
-    return functools.partial(_judged, exercise, lambda verdict_or_sentence: Verdict(
+    when not. The check returns a Verdict and never raises because of the student's code.
+
+    hints: a part of a message -> the hint to give with it, for what is said by somebody else.
+    """
+    return functools.partial(_judged, exercise, hints, lambda verdict_or_sentence: Verdict(
         exercise, True, verdict_or_sentence))
 
 
 def shows(exercise: str):
     """For pictures made with the student's code: the picture, or a Verdict that says why not."""
-    return functools.partial(_judged, exercise, lambda picture: picture)
+    return functools.partial(_judged, exercise, None, lambda picture: picture)
 
 
-def _judged(exercise, finish, function):
+def _judged(exercise, hints, finish, function):
     @functools.wraps(function)
     def judged(*answers, **options):
         verdicts = [answer for answer in answers if isinstance(answer, Verdict)]
@@ -78,9 +86,14 @@ def _judged(exercise, finish, function):
         try:
             return _told(finish(function(*answers, **options)))
         except Exception as error:
-            return _told(_verdict(exercise, error))
+            return _told(_hinted(_verdict(exercise, error), hints or {}))
 
     return judged
+
+
+def _hinted(verdict, hints):
+    hint = next((hint for part, hint in hints.items() if part in verdict.sentence), "")
+    return verdict if verdict.hint or not hint else replace(verdict, hint=hint)
 
 
 def _told(result):
@@ -97,14 +110,21 @@ def _verdict(exercise, error) -> Verdict:
         own = str(cause) == f"Exercise {exercise}"
         return Verdict(exercise, None, "is waiting for your code" if own else f"waits for {cause}")
     if isinstance(cause, Wrong):
-        return Verdict(exercise, False, cause.sentence, cause.hint)
+        return Verdict(exercise, False, cause.sentence, cause.hint, _printed(error))
     if isinstance(error, LaunchError):
-        return Verdict(exercise, False, str(error))
+        return Verdict(exercise, False, str(error), printed=_printed(error))
     own = [place for place in places.traceback_of(error) if place.is_students]
     if not own:
         raise error  # no line of the student's is involved: a mistake of ours must not be hidden
     return Verdict(exercise, False, f"{type(error).__name__}: {error}\n"
                                     f"    {own[-1]}, in {own[-1].function}:  {own[-1].source}")
+
+
+def _printed(error, most: int = 20) -> str:
+    """The last lines that the failing rank printed (rank 0, if it is all of them that failed)."""
+    rank = getattr(error, "rank", 0)
+    lines = (error.output[rank] if len(getattr(error, "output", ())) > rank else "").splitlines()
+    return "\n".join(f"rank {rank} │ {line}" for line in lines[-most:])
 
 
 def _html(text):
@@ -140,10 +160,19 @@ def guess(name: str, value) -> Guess:
     if value is ...:
         _guesses.pop(name, None)
         return Guess(name, None)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    value = _number(value)
+    if value is None:
         raise TypeError(f"a guess is one number, for example labs.guess({name!r}, 1.5)")
     _guesses[name] = float(value)
     return Guess(name, float(value))
+
+
+def _number(value):
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) and not isinstance(value, bool) else None
 
 
 def guessed(name: str):

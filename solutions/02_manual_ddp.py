@@ -1,16 +1,14 @@
 # %% [markdown]
 # # 02 · Manual DDP
 #
-# | | |
-# |:--|:--|
-# | **Time** | 90 minutes |
-# | **Needs** | any machine with 2 cores; no GPU |
-# | **On a rented 8×A100 node** | 2 minutes of compute, about $0.74 |
+# **90 minutes** · any machine with 2 cores, no GPU
 #
-# Data parallelism keeps a whole model on every rank and gives each rank its own part of the batch.
-# What makes N copies behave like one model is a single averaging per step. You build it three
-# times: one call per parameter, in buckets, and overlapped with backward, and then race it
-# against torch's own.
+# Distributed data parallelism (DDP) keeps a whole model on every rank and gives each rank its own
+# share of the batch. What makes N copies behave like one model is a single averaging per step. You
+# build it three times: one call per parameter, in buckets, and overlapped with backward; then
+# you race it against torch's own.
+#
+# *On a rented 8×A100 node: 2 minutes of compute, about $0.74.*
 
 # %% [markdown]
 # ## You will be able to
@@ -19,6 +17,9 @@
 # - build a module that trains on N ranks exactly as one process would;
 # - cut gradients into buckets and send each while backward goes on;
 # - read from a timeline which communication is hidden and which is exposed.
+
+# %% [markdown]
+# ## What is trained here
 
 # %%
 import contextlib
@@ -36,8 +37,8 @@ PRESET
 # %% [markdown]
 # ## Why averaging is right
 #
-# The loss of a batch B is a mean over its examples, and so is its gradient. Cut B into shards Bᵢ
-# and the mean of B is the weighted mean of the shards' means:
+# The loss of a batch $B$ is a mean over its examples, and so is its gradient. Cut $B$ into shards
+# $B_i$, and the mean of $B$ is the weighted mean of the shards' means:
 #
 # $$\nabla L(B) = \sum_i \frac{|B_i|}{|B|}\, \nabla L(B_i)$$
 #
@@ -55,12 +56,21 @@ def combine(gradients, sizes):
 
 lab.check_combine(combine)
 
+# %%
+lab.show_combine(combine)
+
+# %% [markdown]
+# **Notice:** for shards of 1, 3 and 8 examples the plain mean points elsewhere. It would train, on
+# the wrong gradient, and nobody would see an error.
+
 # %% [markdown]
 # ## One start for all
 #
 # Equal gradients keep copies equal only if they begin equal. Every rank builds its model with
 # another seed here, as an unlucky script would. Rank 0's state must reach everyone: parameters,
 # frozen ones too, **and buffers**, for example a BatchNorm's running mean.
+#
+# `.detach()` gives a tensor with the same memory that autograd does not watch: write into that.
 
 # %%
 # Exercise 2.2: every rank takes over rank 0's state
@@ -82,6 +92,8 @@ lab.check_broadcast_state(broadcast_state)
 #
 # A trap: a parameter that a rank did not use has `grad` None there, but not elsewhere. Every rank
 # must call the same collectives, so it takes part with zeros. Frozen parameters stay out.
+#
+# The checks compare with a **twin**: the same model, trained by one process on the whole batch.
 
 # %%
 # Exercise 2.3: after backward, every gradient becomes the mean over ranks
@@ -100,8 +112,8 @@ def average_gradients(model):
 lab.check_average_gradients(average_gradients)
 
 # %% [markdown]
-# Each strip shows the largest values of one gradient: red negative, blue positive. Only rank 0's shard
-# uses the branch `rare`.
+# Each strip shows the largest values of one gradient: red negative, blue positive. The small model
+# here has a layer, `rare`, that only rank 0's share of the batch uses.
 
 # %%
 lab.show_gradients(average_gradients, ranks=3)
@@ -114,10 +126,13 @@ lab.show_gradients(average_gradients, ranks=3)
 # %% [markdown]
 # ## A module that averages by itself
 #
-# The training loop should not change: forward, `loss.backward()`, `optimizer.step()`. So averaging
-# must happen *inside* backward. `parameter.register_post_accumulate_grad_hook(f)` calls
-# `f(parameter)` as soon as that parameter's gradient is complete. It receives the **parameter**,
-# not the gradient, and must return None. `lab.Wrapper` only passes `forward` on to the module.
+# The training loop should not change, so averaging must happen *inside* `loss.backward()`. A
+# **hook** is a function that autograd calls: after
+# `parameter.register_post_accumulate_grad_hook(f)` it calls `f(parameter)` whenever that gradient
+# is complete. It passes the **parameter**, and wants None back.
+#
+# In `__init__`, let all ranks begin alike and register a hook on every trainable parameter.
+# This first version needs every rank to use every parameter; exercise 2.7 lifts that.
 
 # %%
 # Exercise 2.4: the loop stays plain, the module averages
@@ -145,7 +160,8 @@ lab.check_manual_ddp(ManualDDP)
 #
 # One call per parameter is many small calls, and each has a fixed price. So gradients travel
 # together, in **buckets** of a few megabytes. Backward reaches the last layer first; a bucket that
-# begins at the end of the model is complete early. A bucket holds one dtype.
+# begins at the end of the model is complete early. A bucket becomes one flat tensor, so all its
+# parameters have one dtype.
 
 # %%
 # Exercise 2.5: cut the parameters into buckets
@@ -169,31 +185,35 @@ def make_buckets(parameters, cap_bytes):
 lab.check_make_buckets(make_buckets)
 
 # %% [markdown]
-# Move the cap and see how the model falls into buckets. A small cap lets the first bucket leave
-# early, a large one means fewer calls. How many all-reduces will a step take with the preset's cap?
+# The preset, printed at the top, says how large a bucket may be. GPT-2 has about 0.8 MB of
+# gradients in each block of width 128. How many all-reduces will a step take? Guess, then look.
+
+# %%
+# A guess, for exercise 2.5
+### BEGIN SOLUTION
+my_guess = 6
+### END SOLUTION
+labs.guess("calls per step, bucketed", my_guess)
 
 # %%
 lab.explore_buckets(make_buckets, PRESET)
 
-# %%
-# Exercise 2.6: first a guess
-### BEGIN SOLUTION
-my_guess = 6
-### END SOLUTION
-
-labs.guess("calls per step, bucketed", my_guess)
+# %% [markdown]
+# **Notice:** move the cap: a small one lets the first bucket leave early, a large one means fewer
+# calls. The last bucket holds what is left.
 
 # %% [markdown]
 # ## One bucket travels
 #
 # `start` copies a bucket's gradients into one flat tensor and begins its all-reduce;
-# `async_op=True` returns a handle at once, while gloo or NCCL works on. `finish` waits for the
-# handle, divides, and gives each parameter its piece. A gradient that is None travels as zeros.
+# `async_op=True` returns a handle at once, while gloo or NCCL works on. `finish` calls
+# `handle.wait()`, and only then divides and gives each parameter its piece. A gradient that is None
+# travels as zeros.
 
 # %%
 # Exercise 2.6: one all-reduce for a whole bucket
 def start(bucket):
-    """Begins the all-reduce of the bucket's gradients; returns what finish needs."""
+    """Begins the all-reduce of the bucket's gradients; returns (flat, handle)."""
     ### BEGIN SOLUTION
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -239,11 +259,13 @@ def bucketed(model, cap_bytes=PRESET.cap_bytes):
 #
 # All ranks must start the buckets in the **same order**, even if one rank did not use some
 # parameter: bucket i leaves only after bucket i-1. What never got ready leaves in `backward_done`.
+#
+# `parameter in bucket` would compare numbers; ask a set: `self.ready.issuperset(bucket)`.
 
 # %%
 # Exercise 2.7: start a bucket as soon as it is complete
 class OverlappedDDP(lab.Bucketed):
-    """self.ready is a set and self.started a list: both yours, both empty before backward."""
+    """self.ready (a set) and self.started (a list) are yours; each backward finds them empty."""
 
     def gradient_ready(self, parameter):
         ### BEGIN SOLUTION
@@ -279,9 +301,9 @@ lab.check_overlap(overlapped)
 lab.show_flights(overlapped, PRESET)
 
 # %% [markdown]
-# **Notice:** the first bucket leaves long before backward ends. The last one, which holds the
-# embeddings, cannot: its gradients are ready only at the very end, and nothing is left to hide it
-# behind.
+# **Notice:** the first bucket leaves long before backward ends. The last one cannot: it holds the
+# embeddings, which are ready only at the very end. GPT-2's head is **tied** to them: one weight,
+# used first and last, with one gradient, complete when both uses have added to it.
 
 # %% [markdown]
 # Does it train? The same model, batches and loop on one rank with the whole batch, and on several
@@ -298,9 +320,12 @@ lab.show_training(overlapped, PRESET)
 # ## Accumulate without communicating
 #
 # A large batch can be split into micro-batches whose gradients add up before one step. Averaging
-# after each of them would be waste. `with module.no_sync():` lowers a flag; backward inside
-# only accumulates, the next one outside averages it all. `lab.Bucketed` calls nothing while
-# `self.synchronise` is False.
+# after each would be waste. Inside `with module.no_sync():` backward only accumulates; the next
+# one outside averages it all. `lab.Bucketed` calls none of your methods while `self.synchronize` is
+# False.
+#
+# `@contextlib.contextmanager`: what stands before `yield` runs on entering the block, what
+# stands after it on leaving.
 
 # %%
 # Exercise 2.8: no_sync
@@ -309,11 +334,11 @@ class AccumulatingDDP(OverlappedDDP):
     def no_sync(self):
         """Inside the block, backward accumulates and communicates nothing."""
         ### BEGIN SOLUTION
-        self.synchronise = False
+        self.synchronize = False
         try:
             yield
         finally:
-            self.synchronise = True
+            self.synchronize = True
         ### END SOLUTION
 
 # %%
@@ -326,12 +351,12 @@ lab.check_no_sync(accumulating)
 
 # %% [markdown]
 # Micro-batches of unequal size need weights, as in exercise 2.1: `module(**part).loss` is a mean
-# over the examples of that part only.
+# over the examples of that part only. Each rank gets its own list; the sizes are the same on all.
 
 # %%
-# Exercise 2.9: accumulate over unequal micro-batches, synchronise once
+# Exercise 2.9: accumulate over unequal micro-batches, synchronize once
 def accumulate(module, micro_batches):
-    """micro_batches: list of {"x", "y"}; leaves the gradient of the mean over all examples."""
+    """micro_batches: this rank's, each {"x", "y"}. Leaves the gradient of the mean over all."""
     ### BEGIN SOLUTION
     examples = sum(len(part["x"]) for part in micro_batches)
     for number, part in enumerate(micro_batches, 1):
@@ -346,18 +371,18 @@ lab.check_accumulate(accumulate, accumulating)
 # %% [markdown]
 # ## Measured
 #
-# Four modules train the same GPT-2 on the same data. First your guess: the
+# Four modules train the same GPT-2 on the same data, taking turns. First your guess: the
 # throughput of your overlapped module, as a share of torch DDP's, for example 0.8.
 
 # %%
-# Exercise 2.9: a last guess
+# A guess, for exercise 2.10
 ### BEGIN SOLUTION
 my_guess = 0.9
 ### END SOLUTION
-
 labs.guess("overlapped, as a share of torch DDP's throughput", my_guess)
 
 # %%
+# Exercise 2.10: nothing to write, all to look at
 variants = {
     "one call per parameter": ManualDDP,
     "bucketed, after backward": bucketed,
@@ -381,43 +406,56 @@ lab.show_bytes(measured)
 # %%
 lab.show_timelines(measured, "bucketed, after backward", "bucketed, overlapped")
 
+# %% [markdown]
+# **Notice:** overlap does not shorten communication. Here it even takes longer, because gloo's
+# threads share the cores with backward; an all-reduce also includes waiting for the slower rank.
+# What counts is the **exposed** part, in red, during which a rank only waits.
+
 # %%
 lab.show_shares(measured)
 
 # %% [markdown]
-# **Notice:** overlap does not make communication shorter, it hides it: what turns from red to
-# orange is time the rank spends computing instead of waiting. On a CPU the ranks also *share* the
-# cores with gloo's threads, so hidden communication is not free here; on GPUs, NCCL takes a few of
-# many multiprocessors.
+# **Notice:** "communication / computing" counts all communication, hidden or not. A ratio above 1
+# could not be hidden even in principle. This is one recorded step, and on a shared CPU
+# steps differ; trust the throughput below, which is a median of turns.
 
 # %%
 lab.show_throughput(measured)
 
 # %% [markdown]
-# **Notice:** how close your few lines come to torch's DDP. On two CPU cores the order of the four
-# may change from run to run; what a node shows is the same picture with slower links and faster
-# computing, where exposed communication costs far more.
+# **Notice:** how close your few lines come to torch's DDP. On two CPU cores the order of the last
+# three may change from run to run. A GPU computes so much faster that the same exposed
+# communication would be a far larger share of the step: seconds on a CPU cannot show that.
 
 # %% [markdown]
 # ## I can …
 #
-# - ☐ derive the weights for shards of unequal size
-# - ☐ name three kinds of state that must be broadcast
-# - ☐ explain why every rank must start its buckets in the same order
-# - ☐ find the exposed communication in a timeline
-#
-# **How it usually goes wrong:** sum instead of mean; buffers forgotten; a parameter unused on one
-# rank (a deadlock); the last, half-full bucket forgotten; waiting for each bucket right after
-# starting it.
+# - [ ] derive the weights for shards of unequal size
+# - [ ] name three kinds of state that must be broadcast
+# - [ ] explain why every rank must start its buckets in the same order
+# - [ ] find the exposed communication in a timeline
 
 # %% [markdown]
-# ## Read on
+# ## How it usually goes wrong
 #
-# - Li et al., *PyTorch Distributed* (VLDB 2020), section 3.2: why is the first bucket of torch's
-#   DDP smaller than the others?
-# - `torch/nn/parallel/distributed.py`, `find_unused_parameters`: what does it cost, and what does
-#   your module do instead?
-# - Goyal et al., *Accurate, Large Minibatch SGD* (2017), section 3: which mistakes in averaging do
-#   they warn of?
+# - **A sum where a mean was meant**: it trains, with gradients N times too large.
+# - **Buffers forgotten**: the copies agree in every parameter and drift apart all the same.
+# - **A parameter unused on one rank**: the others wait for it in an all-reduce.
+# - **The last, half-full bucket forgotten**: the first layers train on their own shard.
+# - **Waiting right after starting**: correct, and nothing overlaps.
+
+# %% [markdown]
+# ## What to read
 #
-# **Next:** 03 ZeRO stages. Every rank still holds everything; must it?
+# - S. Li et al., [PyTorch Distributed](https://arxiv.org/abs/2006.15704), VLDB 2020, section 3.2.
+#   *Why is the first bucket of torch's DDP smaller than the others?*
+# - [DistributedDataParallel](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html),
+#   `find_unused_parameters`. *What does it cost, and what does your module do instead?*
+# - P. Goyal et al., [Accurate, Large Minibatch SGD](https://arxiv.org/abs/1706.02677), 2017,
+#   section 3. *Which mistakes in averaging do they warn of?*
+
+# %% [markdown]
+# ## What comes next
+#
+# Notebook **03 ZeRO stages**: every rank still holds all parameters, gradients and optimizer
+# state. Must it?

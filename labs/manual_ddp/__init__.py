@@ -12,8 +12,8 @@ _HOME = {
     "check_no_sync": "checks", "check_accumulate": "checks",
     "check_make_buckets": "buckets", "check_bucket": "buckets", "check_overlap": "buckets",
     "measure": "measuring", "torch_ddp": "measuring",
-    "show_gradients": "show", "show_training": "show", "show_flights": "show",
-    "show_timelines": "show", "show_calls": "show", "show_bytes": "show",
+    "show_combine": "show", "show_gradients": "show", "show_training": "show",
+    "show_flights": "show", "show_timelines": "show", "show_calls": "show", "show_bytes": "show",
     "show_throughput": "show", "show_shares": "show",
     "explore_buckets": "explore",
 }

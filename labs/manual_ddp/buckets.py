@@ -18,16 +18,17 @@ from labs.training.models import TrapModel, count, trainable
 def check_make_buckets(make_buckets):
     """make_buckets(parameters, cap_bytes): lists of trainable parameters, the last one first."""
     model = TrapModel()
-    for cap in (900, 400, 2000, 10**6):
-        buckets = make_buckets(model.parameters(), cap)
-        _check_buckets(buckets, model, cap)
-    mixed = TrapModel()
-    mixed.second.to(torch.float64)
-    _check_buckets(make_buckets(mixed.parameters(), 2000), mixed, 2000)
+    for cap in (900, 400, 2000, 280, 10**6):  # 280: the last two parameters fill it exactly
+        judge_buckets(make_buckets(model.parameters(), cap), model, cap)
+    for part in ("second", "first"):
+        mixed = TrapModel()
+        getattr(mixed, part).to(torch.float64)
+        judge_buckets(make_buckets(mixed.parameters(), 900), mixed, 900)
     return "every trainable parameter is in one bucket, last layer first, within the cap"
 
 
-def _check_buckets(buckets, model, cap):
+def judge_buckets(buckets, model, cap=None):
+    """Raises Wrong where the buckets are not as exercise 2.5 wants them; cap None: of any size."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     try:
         order = [names[id(parameter)] for bucket in buckets for parameter in bucket]
@@ -47,6 +48,8 @@ def _check_buckets(buckets, model, cap):
         if len(types) > 1:
             raise Wrong(f"bucket {number} mixes {' and '.join(types)}: no tensor can hold both",
                         "Open a new bucket where the dtype changes.")
+    if cap is None:
+        return
     for number, bucket in enumerate(sizes):
         if len(bucket) > 1 and sum(bucket) > cap:
             raise Wrong(f"bucket {number} has {sum(bucket)} bytes, the cap is {cap}",
@@ -78,7 +81,8 @@ def _check_full(buckets, sizes, cap):
                         "Fill a bucket before you open the next.")
 
 
-@check("2.6")
+@check("2.6", hints={"missing 1 required positional": "start returns what finish needs: the flat "
+                                                     "tensor and the handle."})
 def check_bucket(start, finish):
     """start(bucket) begins one all-reduce of all its gradients; finish(bucket, *started) waits and
     gives every parameter its averaged gradient."""
@@ -99,13 +103,14 @@ def _one_bucket(start, finish):
         dist.all_reduce(gradient)
         gradient /= ranks
     _delay_the_last_rank()
-    with Traffic() as traffic:
+    with Traffic() as traffic, waits_marked(traffic):
         started = start(bucket)
-        if not isinstance(started, tuple | list):
-            started = (started,)
-        _check_one_call(traffic, sum(p.numel() for p in bucket))
-        finish(bucket, *started)
-    _check_gradients(bucket, want, own)
+        # no meeting of the ranks in between: a finish that does not wait must be seen not to
+        wrong = _wrong_start(traffic, sum(p.numel() for p in bucket), started)
+        if wrong is None:
+            finish(bucket, *started)
+    waited = any(getattr(event, "what", "") == "wait" for event in traffic.events)
+    twins.together(_judge_bucket, wrong, bucket, want, own, waited)
 
 
 def _delay_the_last_rank():
@@ -117,7 +122,20 @@ def _delay_the_last_rank():
         time.sleep(0.2)
 
 
-def _check_one_call(traffic, elements):
+def _wrong_start(*found):
+    try:
+        _judge_start(*found)
+    except Wrong as wrong:
+        return wrong
+
+
+def _judge_bucket(wrong, *found):
+    if wrong:
+        raise wrong
+    _judge_gradients(*found)
+
+
+def _judge_start(traffic, elements, started):
     calls = traffic.of("all_reduce")
     if len(calls) != 1 or len(traffic.calls) != 1:
         kinds = ", ".join(call.kind for call in traffic.calls) or "nothing"
@@ -126,12 +144,15 @@ def _check_one_call(traffic, elements):
     if calls[0].elements != elements:
         raise Wrong(f"the all-reduce carries {calls[0].elements} elements, the bucket has "
                     f"{elements}", "A gradient that is None travels as zeros.")
-    if not calls[0].asynchronous:
+    if not calls[0].asynchronous or len(traffic.events) > 1:
         raise Wrong("start waits for its all-reduce: backward would stand still",
                     "dist.all_reduce(..., async_op=True) returns at once; wait in finish.")
+    if not isinstance(started, tuple | list):
+        what = "nothing (None)" if started is None else f"one {type(started).__name__}"
+        raise Wrong(f"start returned {what}", "Return two things: the flat tensor and the handle.")
 
 
-def _check_gradients(bucket, want, own):
+def _judge_gradients(bucket, want, own, waited):
     for number, parameter in enumerate(bucket):
         who = f"rank {dist.get_rank()}, gradient {number} of the bucket"
         if parameter.grad is None or parameter.grad.shape != parameter.shape:
@@ -139,14 +160,18 @@ def _check_gradients(bucket, want, own):
             raise Wrong(f"{who}: shape {shape}, not {tuple(parameter.shape)}",
                         "Cut the flat tensor up again, in the same order, with the same shapes.")
         if not twins.close(parameter.grad, want[number]):
+            if not waited:
+                raise Wrong(f"{who} was used before it arrived: finish does not wait",
+                            "Call handle.wait() before you touch the flat tensor.")
             sentence, hint = twins.fault(parameter.grad, want[number], own[number])
             raise Wrong(f"{who} {sentence}", hint)
 
 
-@check("2.7")
+@check("2.7", hints={"The size of tensor a": "`in` compares tensors by value. Ask a set, as in "
+                                            "self.ready.issuperset(bucket)."})
 def check_overlap(wrap):
     """wrap(model, cap_bytes): a bucketed module whose buckets leave during backward."""
-    wrap = small_buckets(wrap)
+    wrap = complete_buckets(small_buckets(wrap))
 
     def work():
         everywhere, _, _ = follow_twin(_watched(wrap), steps=4)
@@ -154,7 +179,7 @@ def check_overlap(wrap):
         return max(everywhere, sometimes)
 
     return (f"the first bucket leaves before backward ends, and the numbers are the twin's "
-            f"(max difference {max(on_ranks(work)):.0e})")
+            f"(to {max(on_ranks(work)):.0e})")
 
 
 def small_buckets(wrap):
@@ -167,8 +192,23 @@ def _watched(wrap):
     def wrapped(model):
         rehearsal = TrapModel(seed=0)
         events = order_of_events(wrap, rehearsal)
-        _check_overlap(events, rehearsal)
+        twins.together(_check_overlap, events, rehearsal)
         return wrap(model)
+
+    return wrapped
+
+
+def complete_buckets(wrap):
+    """wrap, but its buckets are looked at first: what is wrong there is no fault of the hooks."""
+    def wrapped(model, *args):
+        module = wrap(model, *args)
+        if hasattr(module, "buckets"):
+            try:
+                judge_buckets(module.buckets, model)
+            except Wrong as wrong:
+                raise Wrong(f"its buckets are not those of exercise 2.5: {wrong.sentence}",
+                            wrong.hint) from None
+        return module
 
     return wrapped
 
@@ -186,7 +226,7 @@ def order_of_events(wrap, model, batch=None) -> list:
         [whole] = data.xy_batches(1, twins.BATCH)
         batch = {**data.shard(whole, dist.get_rank(), dist.get_world_size()), "use_rare": True}
     loss = module(**batch).loss
-    with traffic, _waits_marked(traffic):
+    with traffic, waits_marked(traffic):
         traffic.mark("backward begins")
         loss.backward()
         traffic.mark("backward ends")
@@ -194,7 +234,7 @@ def order_of_events(wrap, model, batch=None) -> list:
 
 
 @contextlib.contextmanager
-def _waits_marked(traffic):
+def waits_marked(traffic):
     original = c10d.Work.wait
 
     def wait(self, *args, **kwargs):

@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labs.exercises import shows
 from labs.manual_ddp import twin as twins
+from labs.manual_ddp.buckets import complete_buckets
 from labs.meters import throughput, timeline
 from labs.meters.traffic import Traffic
 from labs.training import data, models
@@ -16,14 +17,18 @@ from labs.workers import devices
 from labs.workers.channel import report
 from labs.workers.launcher import launch
 
+RECORDED = 3  # steps of each variant that are recorded; the typical one is shown
+
 
 @dataclass(frozen=True)
 class Measured:
     """What `measure` found, by variant. traffic: one rank's calls of one step. timelines: one per
-    rank. tokens_per_s: all ranks together. seconds: per step, by rank and round."""
+    rank. tokens_per_s: all ranks together. seconds: per step, by rank and round. parameters,
+    tensors: how many numbers, and how many tensors of them, the model trains."""
 
     preset: Preset
     parameters: int
+    tensors: int
     traffic: dict
     timelines: dict
     tokens_per_s: dict
@@ -31,8 +36,8 @@ class Measured:
     buckets: dict
 
     def __repr__(self):
-        return "\n".join(f"{name:28s} {rate:10,.0f} tokens/s"
-                         for name, rate in self.tokens_per_s.items())
+        return (f"measured {len(self.traffic)} variants on {self.preset.ranks} ranks: "
+                f"{self.parameters:,} parameters in {self.tensors} tensors")
 
 
 def torch_ddp(model, cap_bytes: int = None):
@@ -44,7 +49,7 @@ def torch_ddp(model, cap_bytes: int = None):
 def build(wrap, preset):
     """On a rank: (module, optimizer) of one variant, on the rank's device."""
     model = models.gpt2(preset.layers, preset.hidden, preset.heads, preset.context)
-    module = wrap(model.to(devices.device()))
+    module = complete_buckets(wrap)(model.to(devices.device()))
     return module, torch.optim.AdamW(module.parameters(), lr=1e-3)
 
 
@@ -55,17 +60,25 @@ def batches(preset, steps: int) -> list:
             for batch in data.lm_batches(steps, preset.batch, preset.context, seed=1000 * rank)]
 
 
-@shows("2.7")
+@shows("2.10")
 def measure(variants: dict, preset: Preset, rounds: int = 7) -> Measured:
     """Trains each variant (name -> function that wraps a model) on `preset.ranks` ranks."""
     results = launch(_measure, variants, preset, rounds, ranks=preset.ranks, quiet=True,
                      verify=False, hang_after=60)
     first = results[0]
     return Measured(
-        preset, first["parameters"], first["traffic"],
-        {name: [result["timelines"][name] for result in results] for name in variants},
+        preset, first["parameters"], first["tensors"], first["traffic"],
+        {name: _typical([result["timelines"][name] for result in results]) for name in variants},
         throughput.medians([result["seconds"] for result in results], preset.tokens),
         [result["seconds"] for result in results], first["buckets"])
+
+
+def _typical(by_rank) -> list:
+    """One recorded step for each rank: the one with the median exposed communication, so that a
+    hiccup of the machine is not what is looked at."""
+    steps = sorted(zip(*by_rank, strict=True), key=lambda step: sum(
+        line.exposed_seconds for line in step))
+    return list(steps[len(steps) // 2])
 
 
 def race_variants(variants: dict, preset: Preset, rounds: int) -> list:
@@ -85,10 +98,11 @@ def _measure(variants, preset, rounds) -> dict:
     steps = {name: _step(*parts, batch) for name, parts in built.items()}
     seconds = throughput.race(steps, rounds, repeat=2)
     traffic = {name: _traffic(step) for name, step in steps.items()}
-    timelines = {name: timeline.record(module, optimizer, batch)
-                 for name, (module, optimizer) in built.items()}
+    timelines = {name: [timeline.record(*parts, batch) for _ in range(RECORDED)]
+                 for name, parts in built.items()}
     model = next(iter(built.values()))[0]
-    return {"parameters": models.count(model), "traffic": traffic, "timelines": timelines,
+    return {"parameters": models.count(model), "tensors": len(models.trainable(model)),
+            "traffic": traffic, "timelines": timelines,
             "seconds": seconds, "buckets": {name: bucket_names(module)
                                             for name, (module, _) in built.items()}}
 

@@ -1,12 +1,21 @@
 """The pictures of notebook 02, each made from a run of the student's own code."""
 
 from labs.exercises import guessed, shows
-from labs.manual_ddp import measuring
+from labs.manual_ddp import checks, measuring
 from labs.meters import timeline
 from labs.pictures import curves, gradients, measured, palette, timelines
 from labs.predictions import traffic as predicted
 from labs.training.presets import Preset
 from labs.workers.launcher import launch
+
+
+@shows("2.1")
+def show_combine(combine):
+    """The gradient of a batch in shards of 1, 3 and 8: whole, combined, plainly averaged."""
+    whole, pieces = checks.gradients_of_shards([1, 3, 8])
+    combined = checks.as_gradient(combine([piece.clone() for piece in pieces], [1, 3, 8]), whole)
+    return gradients.rows({"the whole batch": whole, "your combine": combined,
+                           "plain mean": sum(pieces) / len(pieces)})
 
 
 @shows("2.3")
@@ -46,14 +55,14 @@ def show_training(wrap, preset: Preset, steps: int = 30):
                           f"{preset.ranks} ranks, a share each": together}, difference)
 
 
-@shows("2.7")
+@shows("2.10")
 def show_timelines(results, *variants):
     """One recorded step of the named variants (all, if none is named), on every rank."""
     chosen = variants or results.timelines
     return timelines.by_rank({name: results.timelines[name] for name in chosen})
 
 
-@shows("2.7")
+@shows("2.10")
 def show_calls(results):
     """Collectives per step of each variant, with the count that its buckets predict."""
     rows = [measured.Row(name, len(calls), _predicted_calls(results, name),
@@ -63,11 +72,12 @@ def show_calls(results):
 
 
 def _predicted_calls(results, name):
-    buckets = results.buckets[name]
-    return len(buckets) if buckets else None
+    if results.buckets[name]:
+        return len(results.buckets[name])
+    return results.tensors if "per parameter" in name else None
 
 
-@shows("2.7")
+@shows("2.10")
 def show_bytes(results):
     """Bytes per step of each variant, with the predicted 4 bytes per parameter."""
     want = predicted.gradient_bytes(results.parameters) / 1e6
@@ -76,12 +86,12 @@ def show_bytes(results):
     return measured.bars(rows, "MB", "all-reduced per step and rank (logical bytes)")
 
 
-@shows("2.7")
+@shows("2.10")
 def show_throughput(results):
     """Tokens per second of all ranks together, by variant, and the student's guess."""
     rows = [measured.Row(name, rate, guessed=_guess(results, name), colour=palette.RANKS[0])
             for name, rate in results.tokens_per_s.items()]
-    return measured.bars(rows, "tokens/s", "all ranks together, median of turns in one run")
+    return measured.bars(rows, "tokens/s", "of all ranks together (median of turns)")
 
 
 def _guess(results, name):
@@ -91,7 +101,7 @@ def _guess(results, name):
     return ratio * results.tokens_per_s["torch DDP"]
 
 
-@shows("2.7")
+@shows("2.10")
 def show_shares(results):
     """Where a recorded step went, mean over ranks: the phases, and exposed communication."""
     return timelines.shares(results.timelines)

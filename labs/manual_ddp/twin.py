@@ -39,6 +39,24 @@ class Twin:
         return gradients(alone)
 
 
+def together(judge, *args):
+    """`judge(*args)` on every rank; where one raises Wrong, all raise it, that of the lowest rank.
+
+    It is where ranks meet after the student's code, so one that is still stuck in there is told
+    from one that left: the launcher sees that they are not in the same collective.
+    """
+    result, wrong = None, None
+    try:
+        result = judge(*args)
+    except Wrong as error:
+        wrong = error
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, wrong)
+    for first in filter(None, everyone):
+        raise first
+    return result
+
+
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 

@@ -20,7 +20,7 @@ class Bucketed(Wrapper):
 
     During backward it calls `self.gradient_ready(parameter)` for every trainable parameter, the
     moment its gradient is complete, and `self.backward_done()` once, at the end of backward, after
-    all of them. A parameter that a step does not use is never ready. While `self.synchronise` is
+    all of them. A parameter that a step does not use is never ready. While `self.synchronize` is
     False it calls neither. self.ready (a set) and self.started (a list) are the subclass's own, and
     empty again after every backward.
     """
@@ -29,7 +29,7 @@ class Bucketed(Wrapper):
         super().__init__(module)
         self.buckets = buckets
         self.ready, self.started = set(), []
-        self.synchronise = True
+        self.synchronize = True
         self._in_backward = False
         for parameter in module.parameters():
             if parameter.requires_grad:
@@ -42,7 +42,7 @@ class Bucketed(Wrapper):
         """For a subclass to fill."""
 
     def _complete(self, parameter):
-        if not self.synchronise:
+        if not self.synchronize:
             return
         if not self._in_backward:
             self._in_backward = True

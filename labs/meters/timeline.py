@@ -4,6 +4,7 @@ import functools
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -71,6 +72,8 @@ def record(module, optimizer, batch) -> Timeline:
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as recorded:
+        if dist.is_initialized():
+            dist.barrier()  # so that the ranks' clocks begin together
         with record_function("labs::forward"):
             loss = module(**batch).loss
         with record_function("labs::backward"):
@@ -101,6 +104,7 @@ def read(events) -> Timeline:
     spans = [(event, category) for event in events
              if (category := _category(event.name(), event.device_type(), on_gpu))]
     start = min(event.start_ns() for event, category in spans if category == "forward")
+    spans = [(event, category) for event, category in spans if event.start_ns() >= start]
     return Timeline(tuple(sorted(
         (Span(event.name().removeprefix("labs::ready ").removeprefix("labs::"), category,
               (event.start_ns() - start) / 1e9,

@@ -28,6 +28,21 @@ def before_and_after(by_rank: list) -> Picture:
     return Picture(figure, _words(by_rank, names), data=by_rank)
 
 
+def rows(named: dict) -> Picture:
+    """named: name -> gradient, all of one shape. A strip each, and how far it is from the first."""
+    first, *_ = named.values()
+    figure, axes = canvas(WIDTH, 0.35 + 0.5 * len(named), nrows=len(named))
+    shown, scale, words = _shown([first]), first.abs().max().item(), []
+    for ax, (name, values) in zip(axes, named.items(), strict=True):
+        _strip(ax, values, shown, scale)
+        ax.set_ylabel(name, rotation=0, ha="right", va="center", labelpad=8, fontsize=9.5)
+        distance = (values - first).abs().max().item()
+        far = "" if values is first else f"largest difference {distance:.1e}"
+        ax.set_title(far, fontsize=9, loc="right", pad=2, color=palette.MUTED)
+        words.append(f"{name}: {far or f'norm {first.norm().item():.3f}'}")
+    return Picture(figure, "\n".join(words), data=named)
+
+
 def _shown(gradients):
     """Which values to draw: the largest over all ranks, in their order."""
     size = sum(gradient.flatten().abs() for gradient in gradients)

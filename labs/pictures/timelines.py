@@ -3,6 +3,7 @@
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from labs.meters.timeline import minus, union
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 
@@ -10,8 +11,8 @@ MS = 1e3
 
 
 def by_rank(timelines: dict) -> Picture:
-    """timelines: variant -> one timeline per rank. Two lanes a rank: the phases of the step, and
-    communication below, red where the rank computed nothing meanwhile."""
+    """timelines: variant -> one timeline per rank. Two lanes a rank: the phases of the step, with a
+    gap where the rank only waits, and communication below, red where it is waited for."""
     rows = [(variant, rank, timeline) for variant, group in timelines.items()
             for rank, timeline in enumerate(group)]
     figure, ax = canvas(WIDTH, 1.1 + 0.52 * len(rows) + 0.3 * len(timelines))
@@ -48,8 +49,8 @@ def _headline(variant, group) -> str:
 
 def _lanes(ax, y, timeline):
     for phase in ("forward", "backward", "optimizer"):
-        for span in timeline.of(phase):
-            ax.barh(y + 0.2, span.seconds * MS, left=span.begin * MS, height=0.38,
+        for begin, end in minus(union(timeline.of(phase)), timeline.exposed):
+            ax.barh(y + 0.2, (end - begin) * MS, left=begin * MS, height=0.38,
                     color=palette.PHASES[phase])
     for span in timeline.of("communication"):
         ax.barh(y + 0.62, span.seconds * MS, left=span.begin * MS, height=0.34,

@@ -46,4 +46,14 @@ def preset(name: str = None, **changes) -> Preset:
     chosen = known[name or ("laptop" if gpus == 0 else "one-gpu" if gpus == 1 else "node")]
     if chosen.name == "node":
         chosen = replace(chosen, ranks=max(2, gpus))
-    return replace(chosen, **changes)
+    return replace(chosen, **_checked(changes))
+
+
+def _checked(changes) -> dict:
+    sizes = [name for name in Preset.__dataclass_fields__ if name != "name"]
+    for name, value in changes.items():
+        if name not in sizes:
+            raise ValueError(f"a preset has no {name!r}; it has {', '.join(sizes)}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r}: give a whole number of at least 1")
+    return changes

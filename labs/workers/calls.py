@@ -44,6 +44,8 @@ class Call:
     place: places.Place
 
     def __str__(self):
+        if self.place.is_ours:
+            return "no further collective: it has left your function"
         return f"{self.like} (#{self.number}) at {self.place}"
 
 
@@ -108,13 +110,14 @@ def _call(counts, name, argument, signature, args, kwargs):
     title = getattr(group, "group_name", "")
     counts[title] += 1
     return Call(title, tuple(dist.get_process_group_ranks(group)), counts[title],
-                plain(name) + _tensor(given.get(argument)) + _root(given),
+                plain(name) + _tensor(given, argument) + _root(given),
                 _place(sys._getframe(2)))
 
 
-def _tensor(tensor) -> str:
+def _tensor(given, argument) -> str:
+    tensor = given.get(argument)
     if not isinstance(tensor, torch.Tensor):
-        return ""
+        return f" of {tensor!r:.20}" if argument in given else ""
     return f" of {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
@@ -127,9 +130,7 @@ def _root(given) -> str:
 
 
 def _place(frame) -> places.Place:
-    while frame is not None:
-        place = places.Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        if place.is_students:
-            return place
-        frame = frame.f_back
-    return place
+    """The student's line that calls; failing that, ours."""
+    stack = places.stack_of(frame)[::-1]
+    return next((place for place in stack if place.is_students), None) or next(
+        (place for place in stack if place.is_ours), stack[0])

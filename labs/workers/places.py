@@ -27,6 +27,11 @@ class Place:
         return _is_students(self.filename)
 
     @property
+    def is_ours(self) -> bool:
+        """Whether the frame is one of the workbook's own."""
+        return self.filename.startswith(_LABS + os.sep)
+
+    @property
     def source(self) -> str:
         linecache.checkcache(self.filename)
         return linecache.getline(self.filename, self.line).strip()

@@ -51,3 +51,7 @@ def test_presets_follow_the_machine(monkeypatch):
     assert preset("laptop", ranks=3).tokens == 3 * 8 * 64
     with pytest.raises(ValueError, match="no preset 'tiny': choose laptop, one-gpu, node"):
         preset("tiny")
+    with pytest.raises(ValueError, match="no 'width'; it has ranks, layers, hidden"):
+        preset(width=100)
+    with pytest.raises(ValueError, match="ranks=0: give a whole number of at least 1"):
+        preset(ranks=0)

@@ -130,7 +130,8 @@ WRONG[lab.check_broadcast_state] = [
     (Broadcast.from_the_last_rank, "rank 0's own state changed"),
     (Broadcast.into_a_copy, "is still this rank's own"),
     (Broadcast.new_parameters, "replaced by new ones"),
-    (Broadcast.only_on_rank_0, "rank 1, parameter 'scale' is still this rank's own")]
+    (Broadcast.only_on_rank_0,
+     "rank 1 calls no further collective: it has left your function")]
 
 
 # 2.3 average_gradients
@@ -172,6 +173,11 @@ class Average:
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= N()
 
+    def none_communicated(model):
+        for parameter in trainable(model):
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= N()
+
     def reduced_to_rank_0(model):
         for parameter in zeros_for_none(model):
             dist.reduce(parameter.grad, dst=0)
@@ -211,7 +217,8 @@ WRONG[lab.check_average_gradients] = [
     (Average.divided_by_two, "is 1.5x the twin's on 3 ranks"),
     (Average.divided_twice, "mean divided by 2 once more"),
     (Average.parameters_averaged, "parameter 'scale'|parameter 'embedding.weight' after averaging"),
-    (Average.none_skipped, "not in the same collective"),
+    (Average.none_skipped, "takes part with zeros"),
+    (Average.none_communicated, "all_reduce of None .*at .*\n.*\n.*takes part with zeros|of None"),
     (Average.reduced_to_rank_0, "rank 1, parameter"),
     (Average.rank_0s_gradients, "differs from the twin's|still this rank's own"),
     (Average.first_parameter_only, "parameter 'first.weight': gradient is still this rank's own"),
@@ -260,7 +267,7 @@ class Sums(Base):
 
 
 class Once(Base):
-    """Synchronises in the first step only."""
+    """Synchronizes in the first step only."""
 
     def average(self, parameter):
         if parameter not in self.__dict__.setdefault("done", set()):
@@ -332,7 +339,7 @@ class InForward(lab.Wrapper):
 
 
 WRONG[lab.check_manual_ddp] = [
-    (DoesNothing, "rank 0, step 0, parameter .* still this rank's own"),
+    (DoesNothing, "rank 1, parameter 'scale' after wrapping: it differs from the twin's"),
     (TorchInside, "torch's own DistributedDataParallel does the work"),
     (NoStart, "rank 1, parameter 'scale' after wrapping"),
     (Sums, "step 0, parameter .* is the SUM over ranks"),
@@ -422,10 +429,21 @@ WRONG[lab.check_make_buckets] = [
 
 
 class Bucket:
-    def waits_in_start(bucket):
+    def two_calls(bucket):
         flat, handle = start(bucket)
         dist.all_reduce(flat.clone())
         return flat, handle
+
+    def waits_in_start(bucket):
+        flat, handle = start(bucket)
+        handle.wait()
+        return flat, handle
+
+    def returns_nothing(bucket):
+        start(bucket)
+
+    def returns_one(bucket):
+        return start(bucket)[0]
 
     def synchronous(bucket):
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten()
@@ -482,12 +500,15 @@ def pieces(bucket, flat):
 
 WRONG_PAIRS = [
     (Bucket.nothing, finish, "start called 0 collectives"),
-    (Bucket.waits_in_start, finish, "start called 2 collectives"),
+    (Bucket.two_calls, finish, "start called 2 collectives"),
+    (Bucket.waits_in_start, finish, "start waits for its all-reduce"),
+    (Bucket.returns_nothing, finish, "start returned nothing .None."),
+    (Bucket.returns_one, finish, "start returned one Tensor"),
     (Bucket.synchronous, finish, "start waits for its all-reduce"),
     (Bucket.one_call_each, finish, "start called 4 collectives|not in the same collective"),
     (Bucket.none_left_out, finish, "not in the same collective|A gradient that is None|elements"),
     (Bucket.last_one_dropped, finish, "carries 23 elements, the bucket has 24|elements"),
-    (start, Bucket.does_not_wait, "divided by . *: nothing was summed|differs from the twin's"),
+    (start, Bucket.does_not_wait, "was used before it arrived: finish does not wait"),
     (start, Bucket.a_sum, "is the SUM over ranks"),
     (start, Bucket.not_put_back, "still this rank's own|is None|shape None"),
     (start, Bucket.stays_flat, "shape|grad"),
@@ -534,6 +555,15 @@ class UnusedForgotten(OverlappedDDP):
     def backward_done(self):
         for bucket, one in zip(self.buckets, self.started, strict=False):
             finish(bucket, *one)
+
+
+class AsksTheList(lab.Bucketed):
+    """`in` on a list of tensors compares numbers."""
+
+    def gradient_ready(self, parameter):
+        for bucket in self.buckets:
+            if parameter in bucket:
+                self.ready.add(parameter)
 
 
 class AsTheyGetReady(lab.Bucketed):
@@ -590,9 +620,11 @@ WRONG[lab.check_overlap] = [
     (wrapping(WaitsAtOnce), "waited for while gradients are still being computed"),
     (wrapping(Synchronous), "is not asynchronous"),
     (wrapping(UnusedForgotten), "still this rank's own|differs|never joined|not in the same"),
+    (wrapping(AsksTheList), "Ask a set"),
     (wrapping(AsTheyGetReady), "not in the same collective"),
     (wrapping(NotFinished), "still this rank's own"),
-    (wrapping(LastBucketDropped), "bytes; its gradients have")]
+    (wrapping(LastBucketDropped),
+     "its buckets are not those of exercise 2.5: 'embedding.weight' is in no bucket")]
 
 
 # 2.8 no_sync
@@ -610,27 +642,27 @@ def does_nothing(self):
 
 
 def never_raised_again(self):
-    self.synchronise = False
+    self.synchronize = False
     yield
 
 
 def not_after_an_exception(self):
-    self.synchronise = False
+    self.synchronize = False
     yield
-    self.synchronise = True
+    self.synchronize = True
 
 
 def drops_what_was_accumulated(self):
-    self.synchronise = False
+    self.synchronize = False
     try:
         yield
     finally:
-        self.synchronise = True
+        self.synchronize = True
         self.module.zero_grad()
 
 
 def own_gradients_lost(self):
-    self.synchronise = False
+    self.synchronize = False
     def clear(parameter):
         parameter.grad = None
 
@@ -638,8 +670,12 @@ def own_gradients_lost(self):
     try:
         yield
     finally:
-        self.synchronise = True
+        self.synchronize = True
         [hook.remove() for hook in hooks]
+
+
+def not_a_generator(self):
+    self.synchronize = False
 
 
 def other_flag(self):
@@ -652,7 +688,8 @@ def other_flag(self):
 
 WRONG[lab.check_no_sync] = [
     (no_sync_by(does_nothing), "inside no_sync"),
-    (no_sync_by(other_flag), "inside no_sync"),
+    (no_sync_by(other_flag), "inside no_sync, self.synchronize is still True"),
+    (no_sync_by(not_a_generator), "must `yield` once"),
     (no_sync_by(never_raised_again), "after no_sync, backward still communicates nothing"),
     (no_sync_by(not_after_an_exception), "an exception inside no_sync left the flag down"),
     (no_sync_by(drops_what_was_accumulated), "after no_sync, parameter"),
@@ -679,16 +716,20 @@ class Accumulate:
             with contextlib.nullcontext() if number == len(parts) else module.no_sync():
                 (module(**part).loss / len(parts)).backward()
 
-    def synchronised_each_time(module, parts):
+    def synchronized_each_time(module, parts):
         total = sum(len(part["x"]) for part in parts)
         for part in parts:
             (module(**part).loss * len(part["x"]) / total).backward()
 
-    def never_synchronised(module, parts):
+    def never_synchronized(module, parts):
         total = sum(len(part["x"]) for part in parts)
         for part in parts:
             with module.no_sync():
                 (module(**part).loss * len(part["x"]) / total).backward()
+
+    def all_at_once(module, parts):
+        total = sum(len(part["x"]) for part in parts)
+        sum(module(**part).loss * len(part["x"]) / total for part in parts).backward()
 
     def cleared_between(module, parts):
         total = sum(len(part["x"]) for part in parts)
@@ -703,8 +744,9 @@ WRONG_ACCUMULATE = [
     (Accumulate.only_the_last, "differs from the full batch's"),
     (Accumulate.unweighted_sum, "the sum of the micro-batches' mean losses"),
     (Accumulate.plain_mean, "the plain mean of the micro-batches' mean losses"),
-    (Accumulate.synchronised_each_time, "collectives for 3 micro-batches|differs"),
-    (Accumulate.never_synchronised, "differs from the full batch's|0 collectives"),
+    (Accumulate.synchronized_each_time, "collectives for 3 micro-batches|differs"),
+    (Accumulate.never_synchronized, "differs from the full batch's|0 collectives"),
+    (Accumulate.all_at_once, "1 backward for 3 micro-batches"),
     (Accumulate.cleared_between, "differs from the full batch's")]
 
 
