@@ -227,6 +227,7 @@ GAPS = {
     "### BEGIN SOLUTION\nx.y = 1\n### END SOLUTION": "only 'name = value' lines",
     "### BEGIN SOLUTION\nx = 1\nprint(x)\n### END SOLUTION": "only 'name = value' lines",
     "### BEGIN SOLUTION\n# nothing\n### END SOLUTION": "the solution is empty",
+    "# A guess\n### BEGIN SOLUTION\n# nothing\n### END SOLUTION": "the solution is empty",
     "### BEGIN SOLUTION\nx = (\n### END SOLUTION\n1)": "not Python by itself",
     "def f():\n    return (\n    ### BEGIN SOLUTION\n        1\n    ### END SOLUTION\n    )": (
         "with its solution cut out the cell is not Python"
@@ -249,6 +250,19 @@ def test_solution_without_an_exercise_number(tree):
     found = only_problem(tree(text + "# %%\n### BEGIN SOLUTION\nx = 1\n### END SOLUTION\n"))
     assert found.startswith("solutions/03_tiny.py:5: cell 2 (")
     assert "without an exercise number" in found
+
+
+def test_a_guess_needs_no_exercise_number(tree):
+    guess = "# A guess, for exercise 3.1: a number\n### BEGIN SOLUTION\nmine = 10\n### END SOLUTION"
+    (cell,) = texts(lesson(tree(f"# %%\n{guess}\n\nprint(mine)\n")).student)
+    assert cell.splitlines()[1:] == ["mine = ...  # your answer", "", "print(mine)"]
+
+
+@pytest.mark.parametrize("code", [
+    "# A guess\ndef f():\n    ### BEGIN SOLUTION\n    return 1\n    ### END SOLUTION",
+    "# My answer\n# A guess\n### BEGIN SOLUTION\nx = 1\n### END SOLUTION"])
+def test_only_a_guess_of_names_needs_no_number(tree, code):
+    assert "without an exercise number" in only_problem(tree(f"# %%\n{code}\n"))
 
 
 def test_solution_in_a_student_only_cell(tree):

@@ -6,6 +6,7 @@ import re
 import textwrap
 
 EXERCISE = re.compile(r"""[\s#*_>"']*(?:<[^>]+>\s*)*[*_]*Exercise\s+(\d+\.\d+)""")
+GUESS = re.compile(r"#\s*A guess\b")
 HEADING = re.compile(r"#+\s.*\bExercise\s+(\d+\.\d+)")
 TRIVIAL = re.compile(
     r"""(?:import|from)\s.*                       # an import
@@ -85,13 +86,14 @@ def _leaks(cells, sources):
 def _gap(cell, region, exercise):
     if cell.role == "student-only":
         raise GapError(region.begin, "a solution in a student-only cell.")
-    if not exercise:
-        raise GapError(
-            region.begin,
-            "a solution without an exercise number; start the cell with '# Exercise N.M: ...'.",
-        )
     if not region.code:
         raise GapError(region.begin, "the solution is empty.")
+    if not exercise and not _is_guess(cell, region):
+        raise GapError(
+            region.begin,
+            "a solution without an exercise number; start the cell with '# Exercise N.M: ...', or "
+            "with '# A guess ...' where it only sets names.",
+        )
     if region.indent == 0:
         return _waiting_names(region)
     if not _in_function(cell, region):
@@ -105,6 +107,12 @@ def _gap(cell, region, exercise):
         f"{indent}# your code here",
         f'{indent}raise NotImplementedError("Exercise {exercise}")',
     ]
+
+
+def _is_guess(cell, region):
+    """Whether the gap will hold names alone, in a cell that says that it is a guess: nothing in it
+    raises, so it needs no number of an exercise."""
+    return region.indent == 0 and bool(GUESS.match(cell.lines[0]))
 
 
 def _waiting_names(region):
