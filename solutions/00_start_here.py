@@ -5,13 +5,13 @@
 # |:--|:--|
 # | **Time** | 45 minutes |
 # | **Needs** | any machine with 2 cores; no GPU |
-# | **On a rented 8×A100 node** | 1 minute of compute, about $0.37 |
-#
-# The node's minute is estimated from our CPU run plus NCCL's start-up; its price is Lambda's list
-# price of September 2026, $22.32 an hour.
 #
 # Everything in this workbook runs on **real ranks**: separate processes that talk through
 # `torch.distributed`, started from a cell.
+#
+# <small>On a rented 8×A100 node: 1 minute of compute, about $0.37 (the minute is estimated from
+# our CPU run plus the start-up of the GPUs, the price is Lambda's list price of September 2026,
+# 22.32 dollars an hour).</small>
 
 # %% [markdown]
 # ## You will be able to
@@ -38,18 +38,24 @@ labs.machine()
 
 # %% [markdown]
 # A **rank** is one process of a group of N, numbered from 0. On a node with GPUs each rank gets a
-# GPU of its own, and NCCL carries the data. On a CPU, gloo does. We take at least four ranks, so
-# that the pictures have something to show; two cores are enough.
+# GPU of its own, and **NCCL**, NVIDIA's library for communication, carries the data; between CPUs
+# **gloo**, Meta's library, does.
+#
+# The picture shows the ranks of a launch that asks for no number. We ask for at least four, so that
+# there is something to see; two cores are enough.
 
 # %%
-RANKS = max(4, labs.machine().ranks)  # or any number from 2 to 8
+RANKS = max(4, labs.machine().ranks)  # any number from 2 to 8 will do
 
 # %% [markdown]
 # ## The first launch
 #
 # `launch(function, ranks=N)` starts N processes, and in each of them runs the function. What a
-# rank prints arrives marked with its number; entry r of the result is what rank r returned. The
-# process group is already up inside.
+# rank prints arrives marked with its number; entry r of the result is what rank r returned.
+#
+# Inside, the **process group** is up: the ranks know one another and can communicate. Outside there
+# is none. When torch says "Default process group has not been initialized", a function that should
+# run inside `launch` was called without it.
 
 # %%
 def hello():
@@ -74,13 +80,14 @@ def write_down():
     return notes
 
 
-print("on the ranks:", launch(write_down, ranks=RANKS))
+print("on the ranks:", launch(write_down, ranks=4))
 print("here:        ", notes)
 
 # %% [markdown]
 # Nothing. To learn what another rank holds, a rank must **communicate**, and in data-parallel
 # training nearly all communication is **collective**: every rank of the group takes part in the
-# same call. `dist.all_reduce(x)` replaces `x` on every rank by the sum of all ranks' `x`.
+# same call. `dist.all_reduce(x)` replaces `x` on every rank by the sum of all ranks' `x`. Like the
+# other collectives it **writes into its tensor and returns None**.
 
 # %% [markdown]
 # ## Guess, then run, then look
@@ -91,7 +98,7 @@ print("here:        ", notes)
 # Ranks 0, 1, 2 and 3 hold 1, 4, 9 and 16. What is their mean?
 
 # %%
-# Exercise 0.1: first a guess; put a number in place of the dots
+# A guess, for exercise 0.1: put a number in place of the dots
 ### BEGIN SOLUTION
 my_guess = 10
 ### END SOLUTION
@@ -126,6 +133,9 @@ lab.before_and_after_mean(mean_over_ranks, ranks=4, guess="mean over ranks")
 # Notice that every rank holds the same number afterwards. The check ran your function on 2, 3 and 4
 # ranks and compared each rank's result with the true mean. It says which rank broke which rule,
 # never just "wrong": try it, leave the division out.
+#
+# Checks run quietly: of prints they show only those of a rank that fails. To see all that your
+# function prints, launch it: `launch(mean_over_ranks, torch.ones(2), ranks=2)`.
 
 # %% [markdown]
 # ## Who holds what
@@ -141,7 +151,7 @@ def broadcast(mine):
     return mine
 
 
-lab.who_holds_what(broadcast, RANKS)
+lab.who_holds_what(broadcast, ranks=RANKS)
 
 # %% [markdown]
 # **Broadcast**: rank 0's tensor overwrites everybody's. This is how all ranks begin with the same
@@ -153,30 +163,33 @@ def all_reduce(mine):
     return mine
 
 
-lab.who_holds_what(all_reduce, RANKS)
+lab.who_holds_what(all_reduce, ranks=RANKS)
 
 # %% [markdown]
-# **All-reduce**: everybody gets the sum of everything. This is DDP's gradient step. Four stripes
-# in a cell: four ranks are in that number.
+# **All-reduce**: everybody gets the sum of everything. A cell has a stripe for every rank that is
+# in its number. This is the gradient step of **DDP**, distributed data parallel: every rank holds
+# the whole model and trains it on its own share of each batch.
 
 # %%
-def all_gather(mine):  # each rank begins with one piece, its shard
+def all_gather(mine):  # each rank begins with one piece, its shard: here, one number
     everything = mine.new_empty(dist.get_world_size())
     dist.all_gather_into_tensor(everything, mine)
     return everything
 
 
-lab.who_holds_what(all_gather, RANKS, begin="shard")
+lab.who_holds_what(all_gather, ranks=RANKS, begin="shard")
 
 # %% [markdown]
-# **All-gather**: each rank owns a shard, afterwards everybody has the whole. Nothing was added: one
-# colour per column. FSDP does this to a layer's parameters just before it needs them.
+# **All-gather**: each rank owns a **shard**, its piece of a tensor that was cut up; afterwards
+# everybody has the whole. Nothing was added: one colour per column. **FSDP**, fully sharded data
+# parallel, does this to a layer's parameters just before it needs them. Mind the order of the
+# arguments: **(output, input)**.
 #
 # Now predict. **Reduce-scatter** sums like all-reduce, but piece r of the sum goes to rank r alone.
-# Which number will rank 2 hold?
+# With four ranks, which number will rank 2 hold?
 
 # %%
-# Exercise 0.2: first a guess
+# A guess: the number that rank 2 will hold
 ### BEGIN SOLUTION
 my_guess = 2222
 ### END SOLUTION
@@ -185,16 +198,16 @@ labs.guess("what rank 2 will hold", my_guess)
 
 # %%
 def reduce_scatter(mine):
-    piece = torch.empty_like(mine[:1])
+    piece = torch.empty_like(mine[:1])  # one number: here, that is a piece
     dist.reduce_scatter_tensor(piece, mine)
     return piece
 
 
-lab.who_holds_what(reduce_scatter, RANKS, guess="what rank 2 will hold")
+lab.who_holds_what(reduce_scatter, ranks=4, guess="what rank 2 will hold")
 
 # %% [markdown]
-# Ranks, like pieces, count from 0. Each rank holds 1/N of the sum: this is how ZeRO and FSDP shard
-# gradients.
+# Ranks, like pieces, count from 0. Each rank holds 1/N of the sum: this is how FSDP and **ZeRO**,
+# the zero redundancy optimizer, shard gradients.
 #
 # The last one sums nothing. **All-to-all**: piece r of every rank goes to rank r. The picture is
 # turned over its diagonal, like a transposed matrix. Mixture-of-experts layers use it.
@@ -206,14 +219,14 @@ def all_to_all(mine):
     return arrived
 
 
-lab.who_holds_what(all_to_all, RANKS)
+lab.who_holds_what(all_to_all, ranks=RANKS)
 
 # %% [markdown]
 # ### Exercise 0.2: all-reduce from two halves
 #
 # Look at the pictures again: what reduce-scatter leaves is what all-gather starts from. So build
-# all-reduce from the two. The length of `mine` divides by the number of ranks. The check counts
-# your collectives: one of each, and no `all_reduce`.
+# all-reduce from the two. `mine` may be longer than in the pictures, but its length divides by the
+# number of ranks. The check counts your collectives: one of each, and no `all_reduce`.
 
 # %%
 # Exercise 0.2: all-reduce from reduce-scatter and all-gather
@@ -232,7 +245,7 @@ def all_reduce_in_two(mine):
 lab.check_all_reduce(all_reduce_in_two)
 
 # %%
-lab.two_steps(all_reduce_in_two, RANKS)
+lab.two_steps(all_reduce_in_two, ranks=RANKS)
 
 # %% [markdown]
 # This identity, **all-reduce = reduce-scatter + all-gather**, carries the whole workbook. DDP calls
@@ -267,12 +280,13 @@ lab.ring_steps(ring_all_reduce, ranks=4)
 
 # %% [markdown]
 # The dark frames are what just arrived: one piece per rank and step, so every link of the ring is
-# busy all the time. After step 3 each rank holds one complete sum: that was the reduce-scatter.
+# busy all the time. After step 3 each rank holds one complete sum: that was the reduce-scatter,
+# shifted by one, since rank 0 holds piece 1.
 #
 # Now guess: four ranks all-reduce a tensor of 12 MB. How many MB does **each** rank send?
 
 # %%
-# Exercise 0.3: first a guess, in MB
+# A guess, for exercise 0.3: the MB that each rank sends
 ### BEGIN SOLUTION
 my_guess = 24
 ### END SOLUTION
@@ -322,7 +336,7 @@ def share_the_work():
     return total.item()
 
 
-lab.diagnose(share_the_work, RANKS)
+lab.diagnose(share_the_work, ranks=RANKS)
 
 # %% [markdown]
 # Rank 0 is to blame: 12 // 0. The others did nothing wrong, they wait. Read the first line of a
@@ -336,7 +350,7 @@ lab.diagnose(share_the_work, RANKS)
 # the others wait for it, for ever. Which rank will be missing?
 
 # %%
-# Exercise 0.4: first a guess, the number of the rank
+# A guess, for exercise 0.4: the number of the missing rank
 ### BEGIN SOLUTION
 my_guess = 3
 ### END SOLUTION
@@ -358,7 +372,7 @@ def train_unevenly():
     return mean_losses([1.0] * batches)
 
 
-lab.diagnose(train_unevenly, RANKS, guess="the missing rank")
+lab.diagnose(train_unevenly, ranks=RANKS, guess="the missing rank")
 
 # %% [markdown]
 # Read it from left to right: all ranks finished all-reduce #1 and #2, then rank 0 ran out of
@@ -370,7 +384,8 @@ lab.diagnose(train_unevenly, RANKS, guess="the missing rank")
 # ### Exercise 0.4: repair it
 #
 # Make the ranks stop together: after as many steps as the rank with the **fewest** batches has. No
-# rank knows that number by itself. `mean_losses` itself is fine and may be used.
+# rank knows that number by itself, but `dist.all_reduce(x, op=dist.ReduceOp.MIN)` keeps the
+# smallest `x` of all ranks. `mean_losses` itself is fine and may be used.
 
 # %%
 # Exercise 0.4: stop together
@@ -387,6 +402,9 @@ def mean_losses_together(losses):
 lab.check_mean_losses(mean_losses_together)
 
 # %% [markdown]
+# Trainers that do not know how many batches will come ask before each step: every rank all-reduces
+# a flag, 1 for "I have data", and all stop as soon as one has none. The check accepts that too.
+#
 # There is a second way to miss each other: everybody comes, but to different places. Here rank 1
 # broadcasts while the others all-reduce. `launch` compares what ranks call, and says so at once.
 
@@ -399,7 +417,7 @@ def different_places():
         dist.all_reduce(total)
 
 
-lab.diagnose(different_places, RANKS)
+lab.diagnose(different_places, ranks=RANKS)
 
 # %% [markdown]
 # ## I can …

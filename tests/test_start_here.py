@@ -100,7 +100,8 @@ def test_the_ring_step_by_step(notebook):
                    if old.held[rank][piece] != new.held[rank][piece]]
         assert [rank for rank, _ in changed] == [0, 1, 2]  # one piece each
     finished = [[n in (111, 222, 333) for n in row] for row in states[2].held]
-    assert all(sum(row) == 1 for row in finished)  # the reduce-scatter is done
+    assert finished == [[piece == (rank + 1) % 3 for piece in range(3)]  # shifted by one
+                        for rank in range(3)]
 
 
 def test_mean_picture_and_its_guess(notebook):
@@ -123,6 +124,19 @@ def test_guess_of_what_a_rank_holds(notebook, guess, words):
     labs.guess("a sum", guess)
     picture = lab.who_holds_what(notebook["reduce_scatter"], ranks=3, guess="a sum")
     assert picture.text.endswith(words)
+
+
+def test_eight_ranks_in_words_have_whole_numbers(notebook):
+    labs.guess("a sum", 33333333)
+    text = lab.who_holds_what(notebook["reduce_scatter"], ranks=8, guess="a sum").text
+    assert "rank 2: 100000 200000 300000" in text and " → 33333333\n" in text
+    assert text.endswith("your guess, a sum: 33333333; rank 2 holds it")
+
+
+def test_infinity_is_drawn_and_so_is_a_function_without_a_collective():
+    picture = lab.who_holds_what(lambda mine: mine / 0, ranks=2)
+    assert [state.arrow for state in picture.data] == ["", "no collective"]
+    assert picture.text.splitlines()[0] == "rank 0: 10 20 → inf inf"
 
 
 @pytest.mark.parametrize("show", ["before_and_after_mean", "two_steps"])
@@ -183,11 +197,37 @@ def test_gloo_gives_up_after_30_minutes():
     assert default_pg_timeout == timedelta(minutes=30)
 
 
+def test_outside_of_launch_there_is_no_process_group():
+    with pytest.raises(ValueError, match="Default process group has not been initialized"):
+        dist.all_reduce(torch.ones(1))
+
+
+def test_a_checked_function_can_be_launched_to_see_its_prints(notebook):
+    def chatty(mine):
+        print("I hold", mine.tolist())
+        return notebook["mean_over_ranks"](mine)
+
+    means = labs.launch(chatty, torch.ones(2), ranks=2)  # as the text says
+    assert [mean.tolist() for mean in means] == [[1, 1], [1, 1]]
+
+
+def test_collectives_return_nothing_and_take_the_output_first():
+    def tried(mine):
+        shard, whole = mine.new_empty(1), torch.empty_like(mine)
+        returned = [dist.all_reduce(mine.clone()), dist.broadcast(mine, src=0),
+                    dist.reduce_scatter_tensor(shard, mine),
+                    dist.all_gather_into_tensor(whole, shard),
+                    dist.all_to_all_single(whole, mine)]
+        return returned == [None] * 5
+
+    assert labs.launch(tried, torch.ones(2), ranks=2, quiet=True) == [True, True]
+
+
 def test_the_price_in_the_header():
     header = SOURCE.read_text(encoding="utf-8").split("# %%")[1]
     minutes, dollars = map(float, re.search(r"(\d+) minutes? of compute, about \$([\d.]+)",
                                             header).groups())
-    hour = float(re.search(r"\$([\d.]+) an hour", header)[1])
+    hour = float(re.search(r"([\d.]+)[\s#]+dollars an hour", header)[1])
     assert dollars == pytest.approx(rent.node_dollars(minutes), abs=0.005)
     assert hour == pytest.approx(rent.node_dollars(60), abs=0.005)
 

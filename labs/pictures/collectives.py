@@ -27,10 +27,15 @@ def origins(value, ranks: int) -> list:
     """[(rank, piece), ...] of the numbers that were summed to `value`, read off its digits: the
     first digit, of as many as there are ranks, is rank 0's and says piece + 1; 0 means nothing.
     Empty where the digits make no sense."""
-    if value != int(value) or not 0 < value < 10**ranks:
+    if not 0 < value < 10**ranks or value != int(value):  # nan and inf fail the first
         return []
-    digits = f"{int(value):0{ranks}d}"
-    return [(rank, int(digit) - 1) for rank, digit in enumerate(digits) if digit != "0"]
+    return [(rank, int(digit) - 1) for rank, digit in enumerate(f"{int(value):0{ranks}d}")
+            if digit != "0"]
+
+
+def digits(value) -> str:
+    """A whole number whole, 33333333 and not 3.33333e+07; any other in short."""
+    return f"{int(value)}" if math.isfinite(value) and value == int(value) else f"{value:g}"
 
 
 def places(numbers: list, ranks: int) -> list:
@@ -133,11 +138,11 @@ def _cell(ax, x, y, width, value, ranks, fresh=False):
     givers = origins(value, ranks)
     colours = [palette.rank(rank) for rank, _ in givers] or ["#9aa3ad"]
     box(ax, *area, colours, edge=palette.INK if fresh else None, line=2.4)
-    digits = f"{value:g}" if value != int(value) else f"{int(value)}"
-    size = min(11.5, width * 72 / (0.92 * max(len(digits), ranks, 3)))
+    shown = digits(value)
+    size = min(11.5, width * 72 / (0.92 * max(len(shown), ranks, 3)))
     if size < 8.5:
         return  # colour alone
-    stripes = list(digits) if len(givers) == ranks else [digits]  # each digit on its own stripe
+    stripes = list(shown) if len(givers) == ranks else [shown]  # each digit on its own stripe
     for number, words in enumerate(stripes):
         middle = area[0] + area[2] * (number + 0.5) / len(stripes)
         text = write(ax, middle, y + ROW / 2, words, size=size, colour="white", weight="bold",
@@ -177,7 +182,7 @@ def _circle(ax, x, y, ranks, room):
 def _words(states, note=""):
     lines = []
     for rank in range(len(states[0].held)):
-        steps = " → ".join(" ".join(f"{v:g}" for v in state.held[rank]) or "nothing"
+        steps = " → ".join(" ".join(map(digits, state.held[rank])) or "nothing"
                            for state in states)
         lines.append(f"rank {rank}: {steps}")
     return "\n".join([*lines, note] if note else lines)

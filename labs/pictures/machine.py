@@ -110,7 +110,7 @@ def words(facts: Facts) -> str:
     lines += [f"GPU {number}: {name}, {memory / GIB:.0f} GiB"
               for number, (name, memory) in enumerate(facts.gpus)] or ["no GPU"]
     lines += [link_words(facts.links)] if facts.links else []
-    return "\n".join([*lines, f"{facts.plan.ranks} ranks: {facts.plan.reason}"])
+    return "\n".join([*lines, _sentence(facts)])
 
 
 def _cpu(ax, facts, rows) -> float:

@@ -6,18 +6,21 @@ import torch
 
 from labs import exercises
 from labs.exercises import Wrong
+from labs.start_here import answers, ring
 from labs.start_here import ranks as on
-from labs.start_here import ring
 
 LOSSES = (5, 2, 3, 4)  # batches of each rank in check 0.4; another order follows
+AGREE = "Agree on the number of steps first: a collective can take a minimum."
+RETURNS_NONE = {"NoneType": "A collective writes into its tensor and returns None: call it on a "
+                            "line of its own, then use the tensor."}
 RING_SIZES = (96, 96_000)  # bytes, divisible by 4-byte numbers on 2, 3 and 4 ranks
 
 
-@exercises.check("0.1")
+@exercises.check("0.1", hints=RETURNS_NONE)
 def check_mean_over_ranks(mean_over_ranks):
     """Every rank must hold the mean of all ranks' tensors, and still hold its own tensor."""
     for ranks in on.TRIED:
-        seen = on.run(on.try_mean, mean_over_ranks, ranks=ranks)
+        seen = on.run_answer(on.try_mean, mean_over_ranks, ranks=ranks)
         own = [before for before, _, _ in seen]
         mean = sum(own) / ranks
         for rank, (_, result, _) in enumerate(seen):
@@ -31,11 +34,11 @@ def check_mean_over_ranks(mean_over_ranks):
     return "on 2, 3 and 4 ranks, every rank holds the mean and kept its own tensor"
 
 
-@exercises.check("0.2")
+@exercises.check("0.2", hints=RETURNS_NONE)
 def check_all_reduce(all_reduce_in_two):
     """The sum on every rank, by one reduce-scatter and one all-gather of the shards."""
     for ranks in on.TRIED:
-        seen = on.run(on.try_all_reduce, all_reduce_in_two, ranks=ranks)
+        seen = on.run_answer(on.try_all_reduce, all_reduce_in_two, ranks=ranks)
         for rank, (_, _, names, _) in enumerate(seen):
             _two_calls(rank, ranks, names)
         total = sum(own for own, _, _, _ in seen)
@@ -49,25 +52,24 @@ def check_all_reduce(all_reduce_in_two):
 @exercises.check("0.3")
 def check_ring_bytes(ring_bytes):
     """The formula must give the bytes that a ring of sends and receives was seen to send."""
-    _takes_size_and_ranks(ring_bytes)
+    takes_size_and_ranks(ring_bytes)
     for ranks in reversed(on.TRIED):  # on 2 ranks too many formulas agree
         for size in RING_SIZES:
             counted = max(ring.counted_bytes(ranks, size))
             said = ring_bytes(size, ranks)
-            if isinstance(said, bool) or not isinstance(said, int | float):
-                raise Wrong(f"it returned {_kind(said)}, not a number of bytes",
-                            "Return the number; do not print it.")
+            answers.must_be_bytes(said)
             if abs(said - counted) > 1e-6 * counted:
                 raise _not_the_bytes(said, counted, size, ranks)
     return "your formula equals the bytes counted on rings of 2, 3 and 4 ranks"
 
 
-@exercises.check("0.4")
+@exercises.check("0.4", hints=RETURNS_NONE | {
+    "deadlock": AGREE, "no progress": AGREE, "IndexError": AGREE})
 def check_mean_losses(mean_losses):
     """Ranks with different numbers of batches must all stop after the shortest rank's last."""
     for ranks in on.TRIED:
         for lengths in (LOSSES[:ranks], LOSSES[:ranks][::-1], (3,) * ranks):
-            seen = on.run(on.try_losses, mean_losses, lengths, ranks=ranks)
+            seen = on.run_answer(on.try_losses, mean_losses, lengths, ranks=ranks)
             for rank, (means, _) in enumerate(seen):
                 _are_the_means(rank, means, [own for _, own in seen])
     return "2, 3 and 4 ranks with unequal batches stop together, with the right means"
@@ -75,8 +77,7 @@ def check_mean_losses(mean_losses):
 
 def _is_like(rank, ranks, result, own):
     where = f"rank {rank} of {ranks}"
-    if not isinstance(result, torch.Tensor):
-        raise Wrong(f"{where} returned {_kind(result)}, not a tensor", "Does it end with `return`?")
+    answers.must_be_tensor(rank, ranks, result)
     if result.shape != own.shape:
         raise Wrong(f"{where} returned shape {list(result.shape)}, its tensor has "
                     f"{list(own.shape)}", "The mean is taken number by number, over ranks only.")
@@ -133,8 +134,7 @@ def _only_shards(rank, ranks, elements, whole):
 
 def _is_whole(rank, ranks, result, own):
     where = f"rank {rank} of {ranks}"
-    if not isinstance(result, torch.Tensor):
-        raise Wrong(f"{where} returned {_kind(result)}, not a tensor", "Does it end with `return`?")
+    answers.must_be_tensor(rank, ranks, result)
     if result.numel() == own.numel() // ranks != own.numel():
         raise Wrong(f"{where} returned {result.numel()} numbers of {own.numel()}: only its shard",
                     "Return what was gathered.")
@@ -156,7 +156,8 @@ def _pieces_agree(rank, ranks, result, total):
                 "Piece r is summed on rank r; all pieces are gathered in the order of the ranks.")
 
 
-def _takes_size_and_ranks(ring_bytes):
+def takes_size_and_ranks(ring_bytes):
+    """Raises Wrong unless it can be called as ring_bytes(size, ranks)."""
     try:
         inspect.signature(ring_bytes).bind(96, 4)
     except TypeError as error:
@@ -183,13 +184,17 @@ def _are_the_means(rank, means, losses):
     ranks, steps = len(losses), min(map(len, losses))
     where = f"rank {rank} of {ranks}"
     if not isinstance(means, list):
-        raise Wrong(f"{where} returned {_kind(means)}, not a list", "One mean for each step.")
+        raise Wrong(f"{where} returned {answers.kind(means)}, not a list",
+                    "Return a list with one mean for each step.")
     if len(means) != steps:
         raise Wrong(f"{where} returned {len(means)} means; the shortest rank has {steps} batches",
-                    "Agree on the number of steps first: a collective can take a minimum.")
+                    AGREE)
     for step in range(steps):
         each = [own[step] for own in losses]
-        if abs(means[step] - sum(each) / ranks) > 1e-4:
+        if not isinstance(means[step], float):
+            raise Wrong(f"{where}, step {step}: {answers.kind(means[step])}, not a number",
+                        "Return a list with one mean for each step.")
+        if not abs(means[step] - sum(each) / ranks) <= 1e-4:  # so written, it rejects nan too
             raise Wrong(f"{where}, step {step}: {_wrong_mean(means[step], each, rank)}",
                         "Sum over ranks, then divide by the world size.")
 
@@ -204,10 +209,3 @@ def _wrong_mean(value, each, rank) -> str:
 
 def _first(tensor) -> str:
     return f"{tensor.reshape(-1)[0].item():.4g}, …"
-
-
-def _kind(value) -> str:
-    if value is None:
-        return "nothing (None)"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

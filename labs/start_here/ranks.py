@@ -6,8 +6,11 @@ Nothing here or in what it imports draws: a rank would pay half a second to load
 import torch
 import torch.distributed as dist
 
+from labs.exercises import Wrong
+from labs.start_here import answers
 from labs.start_here.recorder import Recorder
 from labs.workers import devices
+from labs.workers.failures import RankFailed
 from labs.workers.launcher import launch
 
 TRIED = (2, 3, 4)  # the world sizes on which every check runs
@@ -20,6 +23,17 @@ def run(function, *args, ranks: int, **options):
     options.setdefault("quiet", True)
     options.setdefault("hang_after", PATIENCE)
     return launch(function, *args, ranks=ranks, **options)
+
+
+def run_answer(function, answer, *args, ranks: int):
+    """`run` for one of the functions below with a student's `answer`; a Wrong that a rank raised
+    is raised here too."""
+    try:
+        return run(function, answer, *args, ranks=ranks)
+    except RankFailed as error:
+        if not isinstance(error.cause, Wrong):
+            raise
+        raise answers.explained(error) from error
 
 
 def pieces_of(rank: int, ranks: int) -> torch.Tensor:
@@ -39,15 +53,21 @@ def watch_collective(collective, begin):
     before = mine.tolist()
     with Recorder() as recorder:
         result = collective(mine)
+    answers.must_be_tensor(rank, ranks, result)
     between = [tensor.tolist() for tensor in recorder.left[:-1]]
     return recorder.names, [before, *between, result.reshape(-1).tolist()]
 
 
 def watch_sends(algorithm):
     """What this rank holds before each send of an algorithm that works in place, and at the end."""
-    mine = pieces_of(dist.get_rank(), dist.get_world_size())
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine = pieces_of(rank, ranks)
     with Recorder(watched=mine) as recorder:
         result = algorithm(mine)
+    answers.must_be_tensor(rank, ranks, result)
+    if result.shape != mine.shape:
+        raise Wrong(f"rank {rank} of {ranks} returned shape {list(result.shape)}, not "
+                    f"{list(mine.shape)}", "A ring works in place: return `mine`.")
     return [copy.tolist() for copy in [*recorder.copies, result]]
 
 
@@ -62,9 +82,14 @@ def count_bytes(algorithm, size):
 
 def try_one_number(mean_over_ranks):
     """(number before, number after) of this rank, (rank + 1)² at first."""
-    mine = torch.tensor([float((dist.get_rank() + 1) ** 2)], device=devices.device())
-    before = mine.item()
-    return before, float(mean_over_ranks(mine))
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine = torch.tensor([float((rank + 1) ** 2)], device=devices.device())
+    before, result = mine.item(), mean_over_ranks(mine)
+    answers.must_be_tensor(rank, ranks, result)
+    if result.numel() != 1:
+        raise Wrong(f"rank {rank} of {ranks} returned {result.numel()} numbers, its tensor has 1",
+                    "The mean is taken number by number, over ranks only.")
+    return before, float(result)
 
 
 def try_mean(mean_over_ranks):
@@ -91,7 +116,13 @@ def try_losses(mean_losses, lengths):
     rank = dist.get_rank()
     losses = [8.0 / (step + 1) + rank**2 for step in range(lengths[rank])]
     means = mean_losses(list(losses))
-    return ([float(mean) for mean in means] if isinstance(means, list | tuple) else means), losses
+    return (list(map(_number, means)) if isinstance(means, list | tuple) else means), losses
+
+
+def _number(value):
+    """A float, also of a tensor with one number; anything else as it is."""
+    one = isinstance(value, int | float) or isinstance(value, torch.Tensor) and value.numel() == 1
+    return float(value) if one else _cpu(value)
 
 
 def _cpu(value):

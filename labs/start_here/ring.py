@@ -48,5 +48,5 @@ def counted_bytes(ranks: int, size: int) -> tuple:
 def watch(algorithm, ranks: int) -> list:
     """What every rank holds before each send of `algorithm(mine)` and at the end:
     states[k][rank] is a list of numbers, k = 0 before the first."""
-    seen = on.run(on.watch_sends, algorithm, ranks=ranks)
+    seen = on.run_answer(on.watch_sends, algorithm, ranks=ranks)
     return [list(state) for state in zip(*seen, strict=True)]

@@ -4,14 +4,22 @@ import pytest
 from drawn import on_the_sheet
 
 from labs.pictures import collectives
-from labs.pictures.collectives import State, origins, places
+from labs.pictures.collectives import State, digits, origins, places
 
 
 @pytest.mark.parametrize("value, expected", [
     (3000, [(0, 2)]), (3, [(3, 2)]), (2222, [(0, 1), (1, 1), (2, 1), (3, 1)]),
-    (220, [(1, 1), (2, 1)]), (0, []), (-10, []), (10000, []), (1.5, [])])
+    (220, [(1, 1), (2, 1)]), (0, []), (-10, []), (10000, []), (1.5, []),
+    (float("inf"), []), (float("nan"), [])])
 def test_origins(value, expected):
     assert origins(value, ranks=4) == expected
+
+
+@pytest.mark.parametrize("value, expected", [
+    (33333333, "33333333"), (2222.0, "2222"), (7.5, "7.5"), (1 / 3, "0.333333"),
+    (float("inf"), "inf"), (float("nan"), "nan")])
+def test_whole_numbers_are_written_whole(value, expected):
+    assert digits(value) == expected
 
 
 @pytest.mark.parametrize("numbers, expected", [

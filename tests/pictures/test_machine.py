@@ -49,6 +49,7 @@ def test_every_machine_fits_its_picture(facts):
     on_the_sheet(picture)
     assert picture.ranks == facts.plan.ranks
     assert str(facts.cores) in picture.text
+    assert f"A launch starts {facts.plan.ranks} ranks here unless you ask" in picture.text
 
 
 def test_this_machine():

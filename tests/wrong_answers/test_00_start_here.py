@@ -1,5 +1,5 @@
-"""What the checks of notebook 00 must reject, with the words that must say why; and what they
-must accept."""
+"""What the checks and pictures of notebook 00 must reject, with the words that must say why and,
+as a third entry, words of the hint; and what they must accept."""
 
 import sys
 
@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import labs.start_here as lab
+from labs.exercises import Verdict
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
@@ -82,6 +83,18 @@ def returns_nothing(mine):
     _sum(mine)
 
 
+def returns_a_word(mine):
+    return "mean"
+
+
+def returns_what_the_collective_returns(mine):
+    return dist.all_reduce(mine.clone())
+
+
+def divides_what_the_collective_returns(mine):
+    return dist.all_reduce(mine.clone()) / dist.get_world_size()
+
+
 def maximum(mine):
     highest = mine.clone()
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
@@ -109,7 +122,11 @@ MEAN = [
     (overwrites_its_argument, "`mine` was changed"),
     (one_number_for_all, "returned shape [], its tensor has [3, 2]"),
     (other_dtype, "returned torch.float64, its tensor is torch.float32"),
-    (returns_nothing, "returned nothing (None)"),
+    (returns_nothing, "rank 0 of 2 returned nothing (None)", "Does it end with `return`?"),
+    (returns_a_word, "rank 0 of 2 returned a str, not a tensor", "Return the tensor"),
+    (returns_what_the_collective_returns, "returned nothing (None)", "A collective itself returns"),
+    (divides_what_the_collective_returns, "unsupported operand type(s) for /: 'NoneType' and 'int'",
+     "writes into its tensor and returns None"),
     (maximum, "rank 0 of 2 holds"),
     (rank_0_alone_reduces, "never joined all_reduce"),
     (other_shapes, "not in the same collective"),
@@ -203,6 +220,40 @@ def only_rank_0_gathers(mine):
     return whole
 
 
+def shard_as_in_the_picture(mine):
+    shard = torch.empty_like(mine[:1])
+    dist.reduce_scatter_tensor(shard, mine)
+    whole = torch.empty_like(mine)
+    dist.all_gather_into_tensor(whole, shard)
+    return whole
+
+
+def input_first(mine):
+    shard = mine.new_empty(len(mine) // dist.get_world_size())
+    dist.reduce_scatter_tensor(mine, shard)
+    return shard
+
+
+def gathers_input_first(mine):
+    shard, whole = mine.new_empty(len(mine) // dist.get_world_size()), torch.empty_like(mine)
+    dist.reduce_scatter_tensor(shard, mine)
+    dist.all_gather_into_tensor(shard, whole)
+    return whole
+
+
+def the_pictures_functions(mine):
+    shard, everything = torch.empty_like(mine[:1]), mine.new_empty(dist.get_world_size())
+    dist.reduce_scatter_tensor(shard, mine)
+    dist.all_gather_into_tensor(everything, shard)
+    return everything
+
+
+def gathers_what_the_other_returns(mine):
+    shard, whole = mine.new_empty(len(mine) // dist.get_world_size()), torch.empty_like(mine)
+    dist.all_gather_into_tensor(whole, dist.reduce_scatter_tensor(shard, mine))
+    return whole
+
+
 HALVES = [
     (all_reduce_itself, "called all_reduce itself"),
     (all_reduce_under_another_name, "called all_reduce itself"),
@@ -215,6 +266,17 @@ HALVES = [
     (gathers_whole_tensors, "24 came out of the all-gather; both must be 12"),
     (twice, "not reduce_scatter + all_gather"),
     (only_rank_0_gathers, "never joined all_gather"),
+    (shard_as_in_the_picture, "reduce_scatter_tensor(output, input): the input has 12 numbers, so "
+     "on 2 ranks the output needs 6; yours has 1.\n", "The output comes first"),
+    (the_pictures_functions, "the output needs 6; yours has 1.\n", "1/2 of the input"),
+    (input_first, "the input has 6 numbers, so on 2 ranks the output needs 3; yours has 12.",
+     "The output comes first"),
+    (gathers_input_first, "all_gather_into_tensor(output, input): the input has 12 numbers, so on "
+     "2 ranks the output needs 24; yours has 6.", "longer one: 2x the input"),
+    (gathers_what_the_other_returns, "NoneType", "returns None: call it on a line of its own"),
+    (returns_nothing, "called all_reduce itself"),
+    (lambda mine: None, "called nothing: no reduce-scatter"),
+    (lambda mine: [_halves(mine)], "rank 0 of 2 returned a list, not a tensor"),
 ]
 
 
@@ -253,7 +315,8 @@ BYTES = [
     (lambda size, ranks: 2 * (ranks - 1) * size / ranks / 1e6, "counted in MB"),
     (lambda size, ranks: 1.5 * size, "on 3 ranks: each sent 128"),
     (lambda size, ranks: 2 * (ranks + 1) * size / ranks, "your formula says 240"),
-    (lambda size, ranks: None, "returned nothing (None), not a number"),
+    (lambda size, ranks: None, "returned nothing (None), not a number", "Return the number"),
+    (lambda size, ranks: float("nan"), "returned nan, not a number"),
     (lambda size, ranks: size / (ranks - ranks), "ZeroDivisionError"),
     (lambda size: size, "cannot be called"),
 ]
@@ -302,6 +365,31 @@ def rank_0_decides(losses):
     return _means(losses[: steps.item()])
 
 
+def all_steps_of_all_ranks(losses):
+    steps = torch.tensor(len(losses))
+    dist.all_reduce(steps)
+    return _means(losses[: steps.item()])
+
+
+def runs_out_of_losses(losses):
+    steps = torch.tensor(len(losses))
+    dist.all_reduce(steps, op=dist.ReduceOp.MAX)
+    return _means([losses[step] for step in range(steps.item())])
+
+
+def takes_what_the_collective_returns(losses):
+    steps = dist.all_reduce(torch.tensor(len(losses)), op=dist.ReduceOp.MIN)
+    return _means([losses[step] for step in range(steps)])
+
+
+def no_numbers(losses):
+    return [None] * _fewest(losses)
+
+
+def not_a_number(losses):
+    return [float("nan")] * _fewest(losses)
+
+
 def rank_0_returns(losses):
     means = _means(losses[: _fewest(losses)])
     return means if dist.get_rank() == 0 else None
@@ -317,13 +405,18 @@ def running_mean(losses):
 
 
 LOSSES = [
-    (does_not_agree, "never joined all_reduce"),
+    (does_not_agree, "never joined all_reduce", "Agree on the number of steps first"),
     (always_two, "returned 2 means; the shortest rank has 3 batches"),
     (longest, "returned 5 means; the shortest rank has 2 batches"),
     (sums_together, "the SUM over ranks, 2x"),
     (own_losses, "the rank's own loss"),
     (last_batches, "is not the mean over ranks"),
-    (rank_0_decides, "never joined all_reduce"),
+    (rank_0_decides, "never joined all_reduce", "Agree on the number of steps first"),
+    (all_steps_of_all_ranks, "never joined all_reduce", "a collective can take a minimum"),
+    (runs_out_of_losses, "IndexError: list index out of range", "a collective can take a minimum"),
+    (takes_what_the_collective_returns, "NoneType", "writes into its tensor and returns None"),
+    (no_numbers, "rank 0 of 2, step 0: nothing (None), not a number", "one mean for each step"),
+    (not_a_number, "step 0: nan is not the mean over ranks"),
     (rank_0_returns, "rank 1 of 2 returned nothing (None), not a list"),
     (mean_over_steps, "is not the mean over ranks"),
     (running_mean, "the rank's own loss"),
@@ -358,14 +451,75 @@ RIGHT = {"0.1": [mean_of_stack, shares_added, there_and_back],
          "0.4": [agrees_first, gathers_all, asks_before_each_step]}
 
 
-@pytest.mark.parametrize("exercise, answer, words", [
-    pytest.param(exercise, answer, words, id=f"{exercise}-{answer.__name__}-{number}")
-    for exercise, answers in WRONG.items() for number, (answer, words) in enumerate(answers)])
-def test_rejected_with_the_reason(exercise, answer, words):
+@pytest.mark.parametrize("exercise, answer, words, hint", [
+    pytest.param(exercise, answer, words, "".join(hint),
+                 id=f"{exercise}-{answer.__name__}-{number}")
+    for exercise, answers in WRONG.items()
+    for number, (answer, words, *hint) in enumerate(answers)])
+def test_rejected_with_the_reason(exercise, answer, words, hint):
     verdict = CHECKS[exercise](answer)
     assert verdict.passed is False, verdict
-    assert words in verdict.sentence
+    assert words in verdict.sentence and hint in verdict.hint
     print(verdict)
+
+
+# pictures of answers that cannot be drawn
+
+
+def returns_two_numbers(mine):
+    return torch.cat([mine, mine])
+
+
+def one_rank_returns_nothing(mine):
+    return None if dist.get_rank() == 1 else mine
+
+
+NOTHING = "rank 0 of 2 returned nothing (None), not a tensor"
+RETURN = "Does it end with `return`?"
+RANKS = "give a whole number from 2 to 8"
+NOT_DRAWN = [
+    (lab.before_and_after_mean, returns_nothing, 2, NOTHING, RETURN),
+    (lab.before_and_after_mean, returns_a_word, 2, "returned a str, not a tensor", "the tensor"),
+    (lab.before_and_after_mean, returns_two_numbers, 2, "returned 2 numbers", "number by number"),
+    (lab.before_and_after_mean, returns_nothing, 40, RANKS, ""),
+    (lab.two_steps, returns_nothing, 2, NOTHING, RETURN),
+    (lab.two_steps, input_first, 2, "the input has 1 number, so on 2 ranks the output needs 0.5",
+     "The output comes first"),
+    (lab.two_steps, returns_nothing, "2", RANKS, ""),
+    (lab.who_holds_what, lambda mine: None, 4, "rank 0 of 4 returned nothing (None)", RETURN),
+    (lab.who_holds_what, one_rank_returns_nothing, 4, "rank 1 of 4 returned nothing", RETURN),
+    (lab.who_holds_what, lambda mine: mine.tolist(), 2, "returned a list, not a tensor", ""),
+    (lab.who_holds_what, input_first, 2, "the output needs 0.5; yours has 2.\n", "output"),
+    (lab.who_holds_what, own_value, "4", f"ranks='4': {RANKS}", ""),
+    (lab.who_holds_what, own_value, 40, f"ranks=40: {RANKS}", ""),
+    (lab.who_holds_what, own_value, 1, f"ranks=1: {RANKS}", ""),
+    (lab.who_holds_what, own_value, 4.0, f"ranks=4.0: {RANKS}", ""),
+    (lab.ring_steps, returns_nothing, 2, NOTHING, RETURN),
+    (lab.ring_steps, returns_two_numbers, 2, "returned shape [4], not [2]", "return `mine`"),
+    (lab.ring_steps, own_value, 9, f"ranks=9: {RANKS}", ""),
+]
+
+
+@pytest.mark.parametrize("show, answer, ranks, words, hint", NOT_DRAWN)
+def test_not_drawn_with_the_reason(show, answer, ranks, words, hint):
+    verdict = show(answer, ranks=ranks)
+    assert isinstance(verdict, Verdict) and verdict.passed is False
+    assert words in verdict.sentence and hint in verdict.hint
+    judged = show in (lab.before_and_after_mean, lab.two_steps)
+    named = "✗ Exercise 0." if judged else f"✗ {show.__name__}  "
+    assert str(verdict).startswith(named)
+    assert named.strip() in verdict._repr_html_()
+    print(verdict)
+
+
+@pytest.mark.parametrize("answer, words", [
+    (lambda size, ranks: None, "returned nothing (None), not a number"),
+    (lambda size, ranks: "24", "returned a str, not a number"),
+    (lambda size, ranks: float("inf"), "returned inf, not a number"),
+    (lambda size: size, "cannot be called")])
+def test_a_formula_that_cannot_be_drawn(answer, words):
+    verdict = lab.ring_traffic(answer)
+    assert verdict.passed is False and words in verdict.sentence and verdict.hint
 
 
 @pytest.mark.parametrize("exercise, answer", [(exercise, answer) for exercise in RIGHT
@@ -383,3 +537,13 @@ def test_unfilled_waits(exercise):
     for answer in (gap, ...):
         verdict = CHECKS[exercise](answer)
         assert verdict.passed is None and "waiting" in verdict.sentence
+
+
+@pytest.mark.parametrize("exercise, answer", [
+    ("0.1", divides_what_the_collective_returns), ("0.2", shard_as_in_the_picture)])
+def test_prints_of_a_rank_that_fails_are_shown(exercise, answer):
+    def chatty(mine):
+        print("length", len(mine))
+        return answer(mine)
+
+    assert CHECKS[exercise](chatty).printed.startswith("rank 0 │ length")
