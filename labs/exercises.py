@@ -84,9 +84,9 @@ def _judged(exercise, hints, finish, function):
         if any(answer is ... for answer in answers):
             return Verdict(exercise, None, "is waiting for your answer")
         try:
-            return _told(finish(function(*answers, **options)))
+            return told(finish(function(*answers, **options)))
         except Exception as error:
-            return _told(_hinted(_verdict(exercise, error), hints or {}))
+            return told(_hinted(_verdict(exercise, error), hints or {}))
 
     return judged
 
@@ -96,7 +96,7 @@ def _hinted(verdict, hints):
     return verdict if verdict.hint or not hint else replace(verdict, hint=hint)
 
 
-def _told(result):
+def told(result):
     """In a plain script nobody draws the last expression of a cell: there it is printed."""
     ipython = sys.modules.get("IPython")
     if ipython is None or ipython.get_ipython() is None:
@@ -143,13 +143,13 @@ class Guess:
     def __repr__(self):
         if self.value is None:
             return f"○ no guess yet for {self.name}: put a number in place of ..."
-        return f"your guess, {self.name}: {self.value:g}"
+        return f"your guess, {self.name}: {self.value:.10g}"
 
     def _repr_html_(self):
         if self.value is None:
             return _card(_COLOURS[None], f"{_SIGNS[None]} No guess yet",
                          f"for {self.name}: put a number in place of ...")
-        return _card(_GUESSED, f"Your guess: {self.value:g}", self.name)
+        return _card(_GUESSED, f"Your guess: {self.value:.10g}", self.name)
 
 
 _guesses = {}

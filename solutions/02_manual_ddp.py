@@ -60,7 +60,7 @@ lab.check_combine(combine)
 lab.show_combine(combine)
 
 # %% [markdown]
-# **Notice:** for shards of 1, 3 and 8 examples the plain mean points elsewhere. It would train, on
+# **Notice:** for shards of 1, 1 and 10 examples the plain mean points elsewhere. It would train, on
 # the wrong gradient, and nobody would see an error.
 
 # %% [markdown]

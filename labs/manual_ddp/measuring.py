@@ -132,7 +132,10 @@ def bucket_names(module):
 def train(wrap, preset, steps: int, ranks: int) -> list:
     """The full batch's loss at each step of a training on `ranks` ranks. The batches do not depend
     on `ranks`: each rank gets its share of the same `preset.ranks * preset.batch` sequences."""
+    threads = devices.plan(preset.ranks).threads  # one rank gets no more of the cores than several
+
     def work():
+        torch.set_num_threads(threads)
         module, optimizer = build(wrap, preset)
         share = [data.shard(batch, dist.get_rank(), ranks) for batch in
                  data.lm_batches(steps, preset.ranks * preset.batch, preset.context)]

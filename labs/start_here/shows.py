@@ -34,7 +34,7 @@ def _refuses(show):
         try:
             return show(*arguments, **options)
         except Wrong as wrong:
-            return exercises._told(NotDrawn(show.__name__, False, wrong.sentence, wrong.hint))
+            return exercises.told(NotDrawn(show.__name__, False, wrong.sentence, wrong.hint))
 
     return refusing
 
