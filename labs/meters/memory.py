@@ -1,0 +1,169 @@
+"""What a rank's memory really holds, by category, over the steps of the plain loop.
+
+On a CPU it is exact: torch's profiler reports every allocation, those of C++ included, and every
+block is followed from its allocation to its end.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from labs.training.categories import Memory
+
+PHASES = ("build", "forward", "backward", "step")
+_MARK = "labs::mark "
+_COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduce_scatter",
+                  "fsdp::", "c10d::", "gloo:", "DistributedDataParallel")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Bytes by category at the end of each phase of the last step, and at the moment of the run at
+    which the total was highest."""
+
+    phases: dict
+    peak: Memory
+
+    def __repr__(self):
+        rows = {**self.phases, "peak": self.peak}
+        return "\n".join(f"{name:10s}{memory.total:>14,} bytes  " + ", ".join(
+            f"{category} {value:,}" for category, value in memory.by_name().items() if value)
+            for name, memory in rows.items())
+
+
+@dataclass
+class Block:
+    """One allocation: its address, its bytes, and when it began and ended (nanoseconds).
+    spans: names of what was running when it was made."""
+
+    address: int
+    nbytes: int
+    begin: int
+    spans: tuple
+    end: int = 2**63
+    category: str = ""
+
+
+def record(build, batches) -> Report:
+    """On a rank with its tensors on the CPU: runs the plain loop over the batches and reports.
+
+    build() returns (module, optimizer); it is called inside, so that all it allocates is seen.
+    Make the batches before. Two steps at least show what lasts from step to step.
+    """
+    marks, saved = [], set()
+
+    def keep(tensor):
+        saved.add(_address(tensor))
+        return tensor
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        module, optimizer = build()
+        _mark(marks, "build", module, optimizer)
+        for batch in batches:
+            with saved_tensors_hooks(keep, lambda tensor: tensor):
+                loss = module(**batch).loss
+            _mark(marks, "forward", module, optimizer, saved)
+            loss.backward()
+            del loss
+            _mark(marks, "backward", module, optimizer)
+            optimizer.step()
+            _mark(marks, "step", module, optimizer)
+            optimizer.zero_grad()
+            _mark(marks, "boundary", module, optimizer)
+            saved.clear()
+    tree = recorded.profiler.kineto_results.experimental_event_tree()
+    return _report(*_read(tree), marks)
+
+
+def _mark(marks, name, module, optimizer, saved=()):
+    """Notes which addresses hold what at this moment."""
+    parameters = list(module.parameters())
+    held = {"parameters": parameters + list(module.buffers()),
+            "gradients": [p.grad for p in parameters if p.grad is not None],
+            "optimizer_state": [value for state in optimizer.state.values()
+                                for value in state.values() if isinstance(value, torch.Tensor)]}
+    addresses = {category: {_address(t) for t in tensors} for category, tensors in held.items()}
+    with record_function(f"{_MARK}{len(marks)}"):
+        marks.append((name, {**addresses, "activations": set(saved)}))
+
+
+def _address(tensor) -> int:
+    local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor: this rank's shard
+    return local.untyped_storage().data_ptr()
+
+
+def _read(tree) -> tuple:
+    """(blocks, times of the marks) from the profiler's events."""
+    events, times, todo = [], {}, [(event, ()) for event in tree]
+    while todo:
+        event, spans = todo.pop()
+        if "Allocation" in str(event.tag):
+            fields = event.extra_fields
+            events.append((event.start_time_ns, fields.ptr, fields.alloc_size, spans))
+        elif event.name.startswith(_MARK):
+            times[int(event.name.removeprefix(_MARK))] = event.start_time_ns
+        todo += [(child, (*spans, event.name)) for child in event.children]
+    return _blocks(events), [times[number] for number in sorted(times)]
+
+
+def _blocks(events) -> list:
+    blocks, live = [], {}
+    for time, address, nbytes, spans in sorted(events, key=lambda event: event[0]):
+        if nbytes > 0:
+            live[address] = Block(address, nbytes, time, spans)
+            blocks.append(live[address])
+        elif address in live:
+            live.pop(address).end = time
+    return blocks
+
+
+def _report(blocks, times, marks) -> Report:
+    _categorise(blocks, times, marks)
+    last = {name: time for (name, _), time in zip(marks, times, strict=True)}
+    return Report({phase: _held(blocks, last[phase]) for phase in PHASES},
+                  _held(blocks, _highest(blocks)))
+
+
+def _categorise(blocks, times, marks):
+    """A block is, for its whole life, what it was found to be at any mark; else what its birth
+    and its length of life say."""
+    alive = [[b for b in blocks if b.begin <= time < b.end] for time in times]
+    for category in ("parameters", "gradients", "optimizer_state", "activations"):
+        for here, (_, held) in zip(alive, marks, strict=True):
+            for block in here:
+                if not block.category and block.address in held[category]:
+                    block.category = category
+    boundaries = [time for (name, _), time in zip(marks, times, strict=True) if name == "boundary"]
+    for block in blocks:
+        block.category = block.category or _by_birth(block, boundaries, times, marks)
+
+
+def _by_birth(block, boundaries, times, marks) -> str:
+    lasts = sum(block.begin <= time < block.end for time in boundaries) > 1
+    if lasts or any(span.startswith(_COMMUNICATION) for span in block.spans):
+        return "buffers"
+    before = bisect_right(times, block.begin) - 1
+    phase = marks[before][0] if before >= 0 else ""
+    return "activations" if phase in ("build", "boundary", "forward") else "other"
+
+
+def _held(blocks, time) -> Memory:
+    totals = {}
+    for block in blocks:
+        if block.begin <= time < block.end:
+            totals[block.category] = totals.get(block.category, 0) + block.nbytes
+    return Memory(**totals)
+
+
+def _highest(blocks) -> int:
+    """When most bytes were held."""
+    changes = sorted([(b.begin, b.nbytes) for b in blocks] + [(b.end, -b.nbytes) for b in blocks])
+    total = most = when = 0
+    for time, nbytes in changes:
+        total += nbytes
+        if total > most:
+            most, when = total, time
+    return when

@@ -1,0 +1,103 @@
+"""The memory meter: parameters, gradients and optimizer state to the byte, on real ranks."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from labs import launch
+from labs.meters import memory
+from labs.training import data, models
+
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+MODEL = {"layers": 2, "hidden": 64, "heads": 4, "context": 32}
+
+
+def plain(model):
+    return model
+
+
+def ddp(model):
+    return DistributedDataParallel(model)
+
+
+def ddp_with_views(model):
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def fsdp2(model):
+    for block in model.transformer.h:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def measured(wrap, ranks):
+    def work():
+        def build():
+            module = wrap(models.gpt2(**MODEL))
+            return module, torch.optim.AdamW(module.parameters(), lr=1e-3)
+
+        report = memory.record(build, data.lm_batches(2, 4, 32, seed=dist.get_rank()))
+        model = models.gpt2(**MODEL)
+        return report, 4 * sum(p.numel() for p in model.parameters()), len(list(model.parameters()))
+
+    return launch(work, ranks=ranks, quiet=True, verify=False, device="cpu")
+
+
+@pytest.mark.parametrize("wrap, ranks, buckets", [
+    (plain, 1, 0), (ddp, 2, 1), (ddp_with_views, 2, 0)])
+def test_what_is_not_sharded_is_there_to_the_byte(wrap, ranks, buckets):
+    for report, size, tensors in measured(wrap, ranks):
+        assert {phase: m.parameters for phase, m in report.phases.items()} == dict.fromkeys(
+            memory.PHASES, size)
+        assert report.phases["backward"].gradients == size
+        # with views the gradients are the buckets, and those stay from step to step
+        assert report.phases["forward"].gradients == (size if wrap is ddp_with_views else 0)
+        # two moments, and AdamW's step counter of 4 bytes for each tensor
+        assert report.phases["step"].optimizer_state == 2 * size + 4 * tensors
+        # DDP's copy of the gradients, which gradient_as_bucket_view takes away
+        assert report.phases["step"].buffers == pytest.approx(buckets * size, rel=0.02, abs=2000)
+        assert report.phases["forward"].activations > report.phases["step"].activations
+        assert report.peak.total >= max(m.total for m in report.phases.values())
+
+
+def test_what_is_sharded_is_there_by_its_share():
+    reports = measured(fsdp2, 2)
+    size, tensors = reports[0][1:]
+    share = {"parameters": ("build", 1), "gradients": ("backward", 1)}
+    for category, (phase, times) in share.items():
+        total = sum(getattr(report.phases[phase], category) for report, _, _ in reports)
+        assert total == times * size
+    states = sum(report.phases["step"].optimizer_state for report, _, _ in reports)
+    assert states == 2 * size + 2 * 4 * tensors
+    assert all(report.peak.buffers > 0 for report, _, _ in reports)
+
+
+def test_the_peak_is_the_allocators_own():
+    """The running sum of all allocations, taken without any categories."""
+    def work():
+        from torch.profiler import ProfilerActivity, profile
+
+        batches = data.lm_batches(2, 4, 32)
+
+        def build():
+            module = models.gpt2(**MODEL)
+            return module, torch.optim.AdamW(module.parameters())
+
+        report = memory.record(build, batches)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            module, optimizer = build()
+            for batch in batches:
+                module(**batch).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        total = most = 0
+        events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+        for event in sorted(events, key=lambda e: e.start_ns()):
+            total += event.nbytes()
+            most = max(most, total)
+        return report.peak.total, most
+
+    ours, allocators = launch(work, ranks=1, quiet=True)[0]
+    assert ours == pytest.approx(allocators, rel=0.001)
