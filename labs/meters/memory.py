@@ -5,9 +5,11 @@ block is followed from its allocation to its end.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -59,7 +61,9 @@ def record(build, batches) -> Report:
         saved.add(_address(tensor))
         return tensor
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    everywhere = _ExperimentalConfig(profile_all_threads=True)  # gloo's threads free blocks too
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True,
+                 experimental_config=everywhere) as recorded:
         module, optimizer = build()
         _mark(marks, "build", module, optimizer)
         for batch in batches:
@@ -110,11 +114,16 @@ def _read(tree) -> tuple:
 
 
 def _blocks(events) -> list:
-    blocks, live = [], {}
+    blocks, live, early = [], {}, Counter()
     for time, address, nbytes, spans in sorted(events, key=lambda event: event[0]):
         if nbytes > 0:
+            if address in live:  # another thread's clock: the old block's end is told too late
+                live[address].end = time
+                early[address] += 1
             live[address] = Block(address, nbytes, time, spans)
             blocks.append(live[address])
+        elif early[address]:
+            early[address] -= 1
         elif address in live:
             live.pop(address).end = time
     return blocks

@@ -101,3 +101,10 @@ def test_the_peak_is_the_allocators_own():
 
     ours, allocators = launch(work, ranks=1, quiet=True)[0]
     assert ours == pytest.approx(allocators, rel=0.001)
+
+
+def test_an_end_that_is_told_after_the_next_begin():
+    """Threads' clocks differ by microseconds: the address is used again before it was free."""
+    events = [(0, 7, 100, ()), (10, 7, 50, ()), (11, 7, -100, ()), (20, 7, -50, ())]
+    assert [(b.nbytes, b.begin, b.end) for b in memory._blocks(events)] == [
+        (100, 0, 10), (50, 10, 20)]
