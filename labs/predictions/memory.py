@@ -119,14 +119,13 @@ def _final_norm(tape, z):
 
 
 def _head(tape, z, checkpointed):
-    """Logits, their fp32 copy, and the loss (transformers 5, loss/loss_utils.py: ForCausalLMLoss)."""
-    for name in ("embeddings", *(() if checkpointed else ("mask", "places"))):
-        tape.free(name) if name in tape.live else None
+    """Logits, their fp32 copy, the loss (transformers 5, loss/loss_utils.py: ForCausalLMLoss)."""
+    tape.drop("embeddings", *(() if checkpointed else ("mask", "places")))
     tape.make(logits=z.logits)
     if z.element < 4:
         tape.make(logits32=z.logits32)
-    tape.make(padded=(z.tokens + z.batch) * 8)
-    tape.keep("model", labels=z.tokens * 8, logsoftmax=z.logits32, weight=4)
+    tape.make(padded=(z.tokens + z.batch) * 8 if z.batch > 1 else 0)
+    tape.keep("model", labels=z.labels, logsoftmax=z.logits32, weight=4)
     tape.make(loss=4)
     tape.free("logits", "padded", *(("logits32",) if z.element < 4 else ()))
 
@@ -140,14 +139,18 @@ def _backward(tape, z, strategy, checkpointed):
             _recompute(tape, unit, z)
         _family(z).backward(tape, unit, z)
         if checkpointed:
-            tape.release(unit, "generator", *(("input",) if (unit, "input") in tape.live else ()))
+            tape.drop((unit, "generator"), (unit, "input"))
         strategy.after_backward(unit)
+    _last(tape)
     _embed_backward(tape, z, strategy)
+    tape.free("loss")
     strategy.finish()
 
 
 def _head_backward(tape, z, strategy):
+    tape.make(seed=4)
     tape.make(gnll=z.logits32)
+    tape.free("seed")
     tape.release("model", "labels", "weight")
     tape.make(glogits=z.logits32)
     tape.free("gnll")
@@ -192,6 +195,11 @@ def _recompute(tape, unit, z):
 
 def _embed_backward(tape, z, strategy):
     size = z.shape.vocabulary * z.shape.hidden
+    if z.shape.dropout[0]:
+        tape.make(undropped=z.x)
+        tape.free("gx")
+        tape.rename("undropped", "gx")
+        tape.release("model", "dropped")
     if z.shape.positions:
         tape.make(gplaces=z.x // z.batch)
         tape.gradient(z.shape.positions * z.shape.hidden)
@@ -205,15 +213,11 @@ def _embed_backward(tape, z, strategy):
     else:
         tape.gradient(size)
         tape.free("gx")
-    _last(tape)
 
 
 def _last(tape):
     """What the model's forward shared among blocks goes with the last of them."""
-    for name in ("cosine", "sine", "dropped"):
-        if ("model", name) in tape.live:
-            tape.release("model", name)
-    tape.free(*(name for name in ("mask", "places", "loss") if name in tape.live))
+    tape.drop(("model", "cosine"), ("model", "sine"), "mask", "places")
 
 
 def _steps(strategy, z) -> float:

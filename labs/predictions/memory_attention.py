@@ -11,20 +11,23 @@ ends with the output "out" saved. Backward begins with its gradient "go" and end
 """
 
 
+INSIDE = ("q2", "k2", "v2", "scale", "p32", "p", "dropmask", "dropped")
+
+
 def forward(tape, unit, z):
     """Queries, keys and values become the output, which the unit saves."""
     if z.fused:
         return tape.keep(unit, out=z.q, lse=z.lse)
     _copies(tape, unit, z)
     _probabilities(tape, unit, z)
-    tape.make(flat=z.q)
+    tape.make(flat=z.q * z.scores_element // z.element)
     tape.keep(unit, out=z.q)
     tape.free("flat")
 
 
 def forget(tape, unit, z):
     """Selective checkpointing: forward's inside is dropped; only inputs and output stay."""
-    tape.release(unit, *(name for name in _inside(z) if (unit, name) in tape.live))
+    tape.drop(*((unit, name) for name in INSIDE))
 
 
 def again(tape, unit, z):
@@ -34,20 +37,17 @@ def again(tape, unit, z):
     tape.temporary(z.q)
 
 
-def _inside(z):
-    return "q2", "k2", "v2", "p32", "p", "dropmask", "dropped"
-
-
 def _copies(tape, unit, z):
     """matmul wants each head's rows side by side: one copy each; math-mode SDPA casts to fp32."""
-    core = z.scores_element // z.element
-    tape.keep(unit, q2=z.q * core, k2=z.q * core, v2=z.q * core)
+    queries, keys, values = z.factors
+    tape.keep(unit, q2=queries, k2=keys, v2=values)
 
 
 def _probabilities(tape, unit, z):
     """Scores, scaled and masked, through softmax and dropout."""
     tape.make(a=z.scores)
     tape.make(b=z.scores)
+    tape.keep(unit, scale=z.constants(1) if z.attention == "eager" else 0)
     tape.free("a")
     tape.make(a=z.scores)
     tape.free("b")
@@ -115,6 +115,7 @@ def _softmax_backward(tape, unit, z):
         tape.make(gs1=z.scores)
         tape.free("gs0")
     tape.make(gs=z.scores)
+    tape.release(unit, "scale")
     tape.free("gs1" if z.softmax_upcast else "gs0")
 
 

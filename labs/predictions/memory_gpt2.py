@@ -1,10 +1,7 @@
 """A GPT-2 block, tensor by tensor, forward and backward, as transformers 5 runs it
 (models/gpt2/modeling_gpt2.py; activations.py for the activation functions)."""
 
-from math import prod
-
 from labs.predictions import memory_attention
-from labs.predictions.parameters import block
 
 
 def forward(tape, unit, z):
@@ -67,7 +64,7 @@ def _activation(tape, unit, z):
         tape.keep(unit, half=z.f)
         tape.make(cube=z.f, scaled=z.f)
         tape.free("cube", "scaled")
-        tape.keep(unit, tanh=z.f, one=z.f)
+        tape.keep(unit, tanh=z.f, one=z.f, constants=z.constants(3))
     tape.keep(unit, product=z.f)
     if z.shape.activation == "relu":
         tape.release(unit, "fc")
@@ -75,7 +72,7 @@ def _activation(tape, unit, z):
 
 def backward(tape, unit, z):
     """"gx", the gradient of the residual stream, becomes that of the block's input."""
-    sizes = {name: prod(size) for name, size in block(z.shape).items()}
+    sizes = z.block_sizes
     _mlp_backward(tape, unit, z, sizes)
     norm_backward(tape, unit, z, sizes["ln_2.weight"], "2")
     _attention_backward(tape, unit, z, sizes)
@@ -135,6 +132,7 @@ def _gelu_new_backward(tape, unit, z):
     tape.release(unit, "fc")
     tape.make(rest=z.f)
     tape.free("ghalf", "rest")
+    tape.release(unit, "constants")
 
 
 def norm_backward(tape, unit, z, weight, which, residual=True):

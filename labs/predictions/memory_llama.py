@@ -1,10 +1,7 @@
 """A Llama or Qwen2 block, tensor by tensor, forward and backward, as transformers 5 runs it
 (models/llama/modeling_llama.py, models/qwen2/modeling_qwen2.py)."""
 
-from math import prod
-
 from labs.predictions import memory_attention
-from labs.predictions.parameters import block
 
 
 def forward(tape, unit, z):
@@ -74,7 +71,7 @@ def _rotate(tape, name, size):
 
 def backward(tape, unit, z):
     """"gx", the gradient of the residual stream, becomes that of the block's input."""
-    sizes = {name: prod(size) for name, size in block(z.shape).items()}
+    sizes = z.block_sizes
     _mlp_backward(tape, unit, z, sizes)
     norm_backward(tape, unit, z, sizes["post_attention_layernorm.weight"], "2")
     _attention_backward(tape, unit, z, sizes)

@@ -94,6 +94,9 @@ class ZeRO2(ZeRO1):
         self.tape.add(gradients=size / self.ranks)
         self.tape.free("bucket")
 
+    def finish(self):
+        self.after_backward("root")
+
 
 class FSDP(Plain):
     """FSDP2: everything divided; a unit's parameters are gathered for its forward and backward.
@@ -148,32 +151,28 @@ class FSDP(Plain):
         self.tape.make("buffers", w=self._whole(unit))
         self.tape.rename("w", (unit, "whole"))
 
-    def _drop(self, unit, name):
-        if (unit, name) in self.tape.live:
-            self.tape.free((unit, name))
-
     def before_forward(self, unit):
         if unit not in self.units:
             return
         self._gather(unit)
         for other in self.order:
             if other != unit:
-                self._drop(other, "gathered")
+                self.tape.drop((other, "gathered"))
         self._copy_out(unit)
 
     def after_forward(self, unit):
         if unit == "root":
             for other in self.order:
-                self._drop(other, "gathered")
+                self.tape.drop((other, "gathered"))
         elif unit in self.units and self.reshard:
-            self._drop(unit, "whole")
+            self.tape.drop((unit, "whole"))
 
     def before_backward(self, unit):
         if unit not in self.units:
             return
         self._gather(unit)
         self._copy_out(unit)
-        self._drop(unit, "gathered")
+        self.tape.drop((unit, "gathered"))
         place = self.order.index(unit)
         if place > 0:
             self._gather(self.order[place - 1])
@@ -182,9 +181,8 @@ class FSDP(Plain):
         if unit not in self.units:
             return
         reduced = self.padded[unit] * self.recipe.gradients
-        self._drop(unit, "whole")
-        if "reducing" in self.tape.live:
-            self.tape.free("reducing")
+        self.tape.drop((unit, "whole"))
+        self.tape.drop("reducing")
         self.tape.make("buffers", reducing=reduced * self.ranks)
         made = sum(map(prod, self.units[unit])) * self.recipe.compute
         self.tape.add(gradients=-made)

@@ -16,7 +16,8 @@ class Tape:
     def __init__(self):
         self.now = Counter()
         self.live = {}
-        self.peak = Memory()
+        self.total = 0
+        self.most, self._at_most = 0, {}
         self.gradient = None
 
     def make(self, category="activations", **tensors):
@@ -29,6 +30,11 @@ class Tape:
         for name in names:
             size, category = self.live.pop(name)
             self.now[category] -= size
+            self.total -= size
+
+    def drop(self, *names):
+        """Frees those of these tensors that are there."""
+        self.free(*(name for name in names if name in self.live))
 
     def keep(self, unit, **tensors):
         """Allocates what `unit` saves for backward: name=bytes."""
@@ -47,13 +53,13 @@ class Tape:
         """Adds bytes that stay to categories; negative ones take them away."""
         for category, size in sizes.items():
             self.now[category] += size
+            self.total += size
         self._look()
 
     def temporary(self, size: float, category="activations"):
         """Allocates and frees at once, so that only the peak sees it."""
-        self.now[category] += size
-        self._look()
-        self.now[category] -= size
+        self.make(category, _temporary=size)
+        self.free("_temporary")
 
     def snapshot(self) -> Memory:
         """What is held now."""
@@ -61,15 +67,21 @@ class Tape:
 
     def start_peak(self):
         """Forgets the peak so far: from here on a new one is sought."""
-        self.peak = self.snapshot()
+        self.most, self._at_most = self.total, dict(self.now)
+
+    @property
+    def peak(self) -> Memory:
+        """What was held when it was most."""
+        return Memory(**self._at_most)
 
     def _start(self, name, size, category):
         if name in self.live:
             raise KeyError(f"{name} is already held")
         self.live[name] = (size, category)
         self.now[category] += size
+        self.total += size
         self._look()
 
     def _look(self):
-        if sum(self.now.values()) > self.peak.total:
-            self.peak = self.snapshot()
+        if self.total > self.most:
+            self.most, self._at_most = self.total, dict(self.now)

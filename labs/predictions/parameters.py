@@ -108,6 +108,11 @@ def embedding(shape: Shape) -> dict:
     return tokens | ({"wpe.weight": (shape.positions, shape.hidden)} if shape.positions else {})
 
 
+def block_sizes(shape: Shape) -> dict:
+    """One transformer block: parameter name -> elements."""
+    return {name: prod(size) for name, size in block(shape).items()}
+
+
 def block(shape: Shape) -> dict:
     """One transformer block: parameter name -> shape."""
     return _gpt2_block(shape) if shape.family == "gpt2" else _llama_block(shape)

@@ -1,0 +1,84 @@
+"""GPUs as a memory and speed budget, and what CUDA and NCCL take before the first tensor.
+
+Sources: NVIDIA data sheets: T4 (2019), A10 (2021), A100 SXM (2022), H100 SXM (2023), H200 SXM
+(2024) and HGX B200 (2025), all dense, without sparsity. `usable` is the capacity that CUDA reports,
+as PyTorch prints it when memory runs out ("has a total capacity of 79.25 GiB"); it differs by some
+0.3 GiB between machines (driver, ECC, MIG). Measured bus bandwidth and fixed overheads: stas00/
+ml-engineering, network/README.md and training/performance/README.md @744d01e.
+"""
+
+from dataclasses import dataclass
+
+from labs.training.categories import GB, GiB
+
+
+@dataclass(frozen=True)
+class GPU:
+    """nominal and usable: bytes. flops: 16-bit FLOP/s, dense, bf16 (T4: fp16; it has no bf16).
+    bandwidth: of its memory, bytes/s. nvlink and pcie: bytes/s in one direction (data sheets print
+    both directions together); nvlink is 0 where there is none. busbw: measured bytes/s of ring
+    all-reduce on 8 GPUs of a node, where published; else None."""
+
+    name: str
+    nominal: float
+    usable: float
+    flops: float
+    bandwidth: float
+    nvlink: float
+    pcie: float
+    busbw: float = None
+
+
+def _gpu(name, nominal, usable, teraflops, bandwidth, nvlink, pcie, busbw=None):
+    return GPU(name, nominal * GB, usable * GiB, teraflops * 1e12, bandwidth * GB, nvlink * GB,
+               pcie * GB, busbw and busbw * GB)
+
+
+GPUS = {gpu.name: gpu for gpu in (
+    _gpu("T4", 16, 14.56, 65, 300, 0, 16),
+    _gpu("A10", 24, 22.0, 125, 600, 0, 32),
+    _gpu("A100-40", 40, 39.50, 312, 1555, 300, 32),
+    _gpu("A100-80", 80, 79.25, 312, 2039, 300, 32),
+    _gpu("H100", 80, 79.11, 989, 3350, 450, 64),
+    _gpu("H200", 141, 139.8, 989, 4800, 450, 64, 367.2),
+    _gpu("B200", 180, 178.3, 2250, 8000, 900, 64, 682.2),
+)}
+"""Name -> GPU. H200's and B200's bus bandwidths are those of 16 and 8 GiB, ring."""
+
+CUDA_CONTEXT = {
+    "torch 1.10": 1.78 * GiB,
+    "torch 1.13": 0.90 * GiB,
+    "torch 2.1, eager loading": 0.92 * GiB,
+    "torch 2.1, lazy loading": 0.47 * GiB,
+}
+"""Bytes that a CUDA context takes on an A100 before the first tensor; lazy loading of kernels is
+CUDA's default since 12.2. It counts in nvidia-smi, not in torch.cuda.memory_allocated."""
+
+NCCL_FIRST_CALL = 1.45 * GiB
+"""Further bytes after the first barrier over NCCL: its communicator and buffers. Not allocated by
+PyTorch either."""
+
+CUBLAS_WORKSPACE = {"sm90": 32 * 2**20}
+"""Bytes of cuBLAS's workspace per handle and stream on Hopper (NVIDIA/Megatron-LM PR 6936);
+cuBLASLt has another as large. It is allocated by PyTorch, and stays."""
+
+
+def gpu(name) -> GPU:
+    """The GPU with this name (or a `GPU`, which is returned as it is)."""
+    if isinstance(name, GPU):
+        return name
+    if name not in GPUS:
+        raise ValueError(f"no GPU {name!r} in the table: choose {', '.join(GPUS)}")
+    return GPUS[name]
+
+
+def overhead(ranks: int = 1, architecture: str = "sm90") -> float:
+    """Bytes beside the tensors of one rank: context, cuBLAS and, from 2 ranks on, NCCL."""
+    context = CUDA_CONTEXT["torch 2.1, lazy loading"]
+    workspace = 2 * CUBLAS_WORKSPACE.get(architecture, CUBLAS_WORKSPACE["sm90"])
+    return context + workspace + (NCCL_FIRST_CALL if ranks > 1 else 0)
+
+
+def fits(needed: float, name, ranks: int = 1) -> bool:
+    """Whether `needed` bytes of tensors fit on this GPU beside `overhead`."""
+    return needed + overhead(ranks) <= gpu(name).usable

@@ -1,0 +1,36 @@
+"""The table of GPUs, and whether a job fits."""
+
+import pytest
+
+from labs.predictions.hardware import GPUS, fits, gpu, overhead
+from labs.predictions.memory_recipes import model_states
+from labs.training.categories import GiB
+
+
+def test_every_gpu_is_plausible():
+    for each in GPUS.values():
+        assert 0.9 * each.nominal < each.usable <= 1.08 * each.nominal
+        assert each.busbw is None or each.busbw < each.nvlink
+
+
+def test_newer_is_larger_and_faster():
+    found = [GPUS[name] for name in ("T4", "A10", "A100-40", "A100-80", "H200", "B200")]
+    assert found == sorted(found, key=lambda each: each.usable)
+    assert found == sorted(found, key=lambda each: each.bandwidth)
+
+
+def test_what_cuda_takes():
+    assert overhead(1) == pytest.approx(0.5325 * GiB)  # context, cuBLAS and cuBLASLt
+    assert overhead(2) - overhead(1) == 1.45 * GiB
+
+
+def test_13b_on_four_a100_80():
+    # The self-check of notebook 01: 12 bytes per parameter, model states only.
+    whole, shard = (model_states(13e9, "bf16, fp32 moments", ranks=4, stage=stage).total
+                    for stage in (0, 3))
+    assert not fits(whole, "A100-80", ranks=4) and fits(shard, "A100-80", ranks=4)
+
+
+def test_an_unknown_gpu_is_turned_away():
+    with pytest.raises(ValueError, match="no GPU 'V100' in the table"):
+        gpu("V100")
