@@ -5,11 +5,9 @@ block is followed from its allocation to its end.
 """
 
 from bisect import bisect_right
-from collections import Counter
 from dataclasses import dataclass
 
 import torch
-from torch._C._profiler import _ExperimentalConfig
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -61,9 +59,7 @@ def record(build, batches) -> Report:
         saved.add(_address(tensor))
         return tensor
 
-    everywhere = _ExperimentalConfig(profile_all_threads=True)  # gloo's threads free blocks too
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True,
-                 experimental_config=everywhere) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         module, optimizer = build()
         _mark(marks, "build", module, optimizer)
         for batch in batches:
@@ -114,22 +110,29 @@ def _read(tree) -> tuple:
 
 
 def _blocks(events) -> list:
-    blocks, live, early = [], {}, Counter()
+    blocks, live = [], {}
     for time, address, nbytes, spans in sorted(events, key=lambda event: event[0]):
         if nbytes > 0:
-            if address in live:  # another thread's clock: the old block's end is told too late
+            if address in live:  # its end was not told
                 live[address].end = time
-                early[address] += 1
             live[address] = Block(address, nbytes, time, spans)
             blocks.append(live[address])
-        elif early[address]:
-            early[address] -= 1
         elif address in live:
             live.pop(address).end = time
     return blocks
 
 
+def _end_broadcasts(blocks, times):
+    """The flat copies that DDP broadcasts a model's state in: where gloo's thread is the last to
+    let go of one, the profiler, which does not watch that thread, never tells its end."""
+    for block in blocks:
+        if "aten::flatten_dense_tensors" in block.spans:
+            after = bisect_right(times, block.begin)
+            block.end = min([block.end, *times[after:after + 1]])
+
+
 def _report(blocks, times, marks) -> Report:
+    _end_broadcasts(blocks, times)
     _categorise(blocks, times, marks)
     last = {name: time for (name, _), time in zip(marks, times, strict=True)}
     return Report({phase: _held(blocks, last[phase]) for phase in PHASES},
