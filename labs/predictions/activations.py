@@ -68,7 +68,7 @@ def attention(z: Sizes) -> float:
     """Queries, keys and values, T(q + 2k)e, the output, Tqe, and the inside: with fused attention
     4Ta (one fp32 number per query and head), otherwise the scores."""
     if z.fused:
-        cache = 2 * z.k if z.shape.family == "gpt2" and z.shape.use_cache else 0
+        cache = 2 * z.k if z.shape.family == "gpt2" and z.cached else 0
         return z.q + 2 * z.k + z.q + z.lse + cache
     return scores(z) + sum(z.factors) + z.q
 

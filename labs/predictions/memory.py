@@ -79,6 +79,8 @@ def _forward(tape, z, strategy, checkpointed):
     for unit in _blocks(z):
         strategy.before_forward(unit)
         (_checkpointed_forward if checkpointed else _family(z).forward)(tape, unit, z)
+        if z.cached and not z.fused and not z.selective and z.batch > 1:
+            tape.make(**{f"cache of {unit}": 2 * z.k})  # fused attention saves it anyway
         if unit == "block 0" and z.element < 4 and z.shape.family != "gpt2" and not checkpointed:
             tape.make(embeddings=z.x)
         strategy.after_forward(unit)
@@ -127,6 +129,7 @@ def _head(tape, z, checkpointed):
     tape.make(padded=(z.tokens + z.batch) * 8 if z.batch > 1 else 0)
     tape.keep("model", labels=z.labels, logsoftmax=z.logits32, weight=4)
     tape.make(loss=4)
+    tape.drop(*(f"cache of {unit}" for unit in _blocks(z)))
     tape.free("logits", "padded", *(("logits32",) if z.element < 4 else ()))
 
 
@@ -227,14 +230,16 @@ def _steps(strategy, z) -> float:
 
 
 def _step_temporaries(strategy, z) -> float:
-    """AdamW's square root of the second moment and its quotient: of one parameter at a time on the
-    CPU, the root of all at once on CUDA (torch.optim.adam, _single_tensor_ and _multi_tensor_)."""
+    """AdamW's square root of the second moment: of all parameters at once on CUDA; one after the
+    other on the CPU, with a quotient as large, while the last parameter's quotient is still held
+    (torch/optim/adam.py, _multi_tensor_adam and _single_tensor_adam)."""
     if strategy.recipe.optimizer != "AdamW":
         return 0
     each = strategy.recipe.optimizer_state / (3 if strategy.recipe.optimizer_state == 12 else 2)
     if z.device == "cuda":
         return sum(strategy.owned) * each
-    return 2 * max(strategy.owned) * each
+    last = [0, *strategy.owned]
+    return max(old + 2 * new for old, new in zip(last, strategy.owned, strict=False)) * each
 
 
 __all__ = ["CHECKPOINTING", "PHASES", "predict"]

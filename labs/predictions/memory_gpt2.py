@@ -41,19 +41,12 @@ def _dropout(tape, unit, z, name, saved):
 
 def _attention(tape, unit, z):
     tape.keep(unit, qkv=3 * z.x)
-    if z.shape.use_cache and not z.checkpointed:
-        tape.make(kcache=z.x, vcache=z.x)
-    if z.fused:
-        memory_attention.forward(tape, unit, z)
-    else:
-        memory_attention.forward(tape, unit, z)
-        if z.selective:
-            memory_attention.forget(tape, unit, z)
-    if z.shape.use_cache and not z.checkpointed:
-        if z.fused or z.selective:
-            tape.rename("kcache", (unit, "kcache"))
-            tape.rename("vcache", (unit, "vcache"))
-    if not z.fused and not z.selective:
+    if z.cached and (z.fused or z.selective):
+        tape.keep(unit, cache=2 * z.k)
+    memory_attention.forward(tape, unit, z)
+    if z.selective and not z.fused:
+        memory_attention.forget(tape, unit, z)
+    elif not z.fused:
         tape.release(unit, "qkv")
     tape.make(o=z.x)
 
@@ -157,8 +150,7 @@ def _attention_backward(tape, unit, z, sizes):
     memory_attention.backward(tape, unit, z)
     if z.fused or z.selective:
         tape.release(unit, "qkv")
-        if z.shape.use_cache and not z.checkpointed:
-            tape.release(unit, "kcache", "vcache")
+        tape.drop((unit, "cache"))
     tape.make(gqkv=3 * z.x)
     tape.free("gq", "gk", "gv")
     _conv1d_backward(tape, sizes, "attn.c_attn", "gy", z.x)

@@ -31,6 +31,12 @@ class Sizes:
         return self.attention == "sdpa" and not (self.device == "cpu" and self.attention_dropout)
 
     @cached_property
+    def cached(self) -> bool:
+        """Whether forward fills a key-value cache, as Hugging Face does by default, in training
+        too: a copy of keys and values that lives until the output is dropped."""
+        return self.shape.use_cache and not self.checkpointed
+
+    @cached_property
     def attention_dropout(self) -> float:
         return self.shape.dropout[1]
 
