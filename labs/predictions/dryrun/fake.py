@@ -1,0 +1,116 @@
+"""The stage of a dry run: ranks that do not exist, tensors without numbers, and nothing left over.
+"""
+
+import contextlib
+import unittest.mock
+
+import torch
+import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
+
+
+@contextlib.contextmanager
+def ranks(count: int):
+    """A process group of `count` ranks in which this process is rank 0 and nobody answers."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise RuntimeError("A dry run makes a fake process group, and this process is already in a "
+                           "real one: call dry_run outside launch, or destroy the group first")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def tensors(tracker):
+    """Everything made inside is a fake tensor on the device "cpu", and `tracker` sees it."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_random_states(tracker))
+        stack.enter_context(_whole_sequences())
+        stack.enter_context(_chunks_on_demand())
+        stack.enter_context(_shapes_unseen(tracker))
+        stack.enter_context(FakeTensorMode())
+        stack.enter_context(tracker)
+        yield
+
+
+@contextlib.contextmanager
+def _random_states(tracker):
+    """Checkpointing keeps the generator's state for each layer; it comes past the dispatcher."""
+    original = torch.random.get_rng_state
+
+    def get_rng_state():
+        state = original()
+        tracker.see(state)
+        return state
+
+    with (unittest.mock.patch.object(torch.random, "get_rng_state", get_rng_state),
+          unittest.mock.patch.object(torch, "get_rng_state", get_rng_state)):
+        yield
+
+
+@contextlib.contextmanager
+def _whole_sequences():
+    """transformers looks at the numbers of the positions for several sequences packed in one. A
+    fake tensor has no numbers; the answer for our batches is None, no mask is needed."""
+    try:
+        from transformers import masking_utils
+        original = masking_utils.find_packed_sequence_indices
+    except (ImportError, AttributeError):
+        yield
+        return
+
+    def find(position_ids):
+        original(position_ids)
+
+    with unittest.mock.patch.object(masking_utils, "find_packed_sequence_indices", find):
+        yield
+
+
+@contextlib.contextmanager
+def _shapes_unseen(tracker):
+    """DTensor asks for the shapes of results with fake tensors, which no real run allocates."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    name = "_propagate_tensor_meta_non_cached"
+    original = getattr(ShardingPropagator, name, None)
+    if original is None:
+        yield
+        return
+
+    def propagate(*args, **kwargs):
+        with tracker.paused():
+            return original(*args, **kwargs)
+
+    with unittest.mock.patch.object(ShardingPropagator, name, propagate):
+        yield
+
+
+@contextlib.contextmanager
+def _chunks_on_demand():
+    """FSDP2 cuts each parameter into a view per rank and keeps one: 1024 views took 0.3 s."""
+    try:
+        from torch.distributed.fsdp._fully_shard import _fsdp_param
+        _fsdp_param._chunk_with_empty  # noqa: B018
+    except (ImportError, AttributeError):
+        yield
+        return
+    with unittest.mock.patch.object(_fsdp_param, "_chunk_with_empty", _Chunks):
+        yield
+
+
+class _Chunks:
+    """torch.chunk's parts, each made when it is asked for; past the end they are empty."""
+
+    def __init__(self, tensor, number, dim):
+        self._tensor, self._dim = tensor, dim
+        self._each = -(-tensor.size(dim) // number)
+
+    def __getitem__(self, index):
+        start, size = index * self._each, self._tensor.size(self._dim)
+        if start >= size:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._each, size - start))

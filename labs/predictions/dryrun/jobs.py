@@ -1,0 +1,157 @@
+"""What a dry run trains, and how it is made parallel; the same code serves real ranks."""
+
+import contextlib
+import copy
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+PRECISIONS = ("fp32", "bf16", "mixed")
+STRATEGIES = ("plain", "ddp", "fsdp2")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training job as `dry_run` describes it; `layers` cuts the model to its first blocks."""
+
+    model: Any
+    ranks: int = 1
+    strategy: Any = "plain"
+    batch: int = 1
+    sequence: int = 128
+    precision: str = "fp32"
+    checkpointing: str = "none"
+    optimizer: Any = torch.optim.AdamW
+    inputs: Any = None
+    layers: int = None
+    options: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        _known("precision", self.precision, PRECISIONS)
+        _known("checkpointing", self.checkpointing, ("none", "full"))
+        if not callable(self.strategy):
+            _known("strategy", self.strategy, STRATEGIES)
+        if self.strategy == "plain" and self.ranks != 1:
+            raise ValueError(f"ranks={self.ranks}: plain training has 1 rank; name a strategy")
+
+
+def _known(what, value, known):
+    if value not in known:
+        raise ValueError(f"{what}={value!r}: choose {', '.join(known)}")
+
+
+def build(job: Job) -> nn.Module:
+    """The model, in training mode, with the job's precision, blocks and checkpointing."""
+    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+    model = _made(job, dtype).train()
+    if job.layers is not None:
+        found = blocks(model)
+        del found[job.layers:]
+    if job.checkpointing == "full":
+        _checkpoint(model)
+    return model
+
+
+def _made(job, dtype):
+    if not hasattr(job.model, "to_dict"):
+        with _default(dtype):
+            return job.model()
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(_cut(job.model, job.layers), dtype=dtype)
+    model.loss_type = "ForCausalLM"
+    return model
+
+
+@contextlib.contextmanager
+def _default(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _cut(config, layers):
+    """The configuration with fewer layers, without a cache, which training does not need."""
+    config = copy.deepcopy(config)
+    config.use_cache = False
+    if layers is not None:
+        config.num_hidden_layers = layers
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:layers]
+    return config
+
+
+def blocks(model) -> nn.ModuleList:
+    """The model's repeated layers: the list of modules that holds most parameters."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=lambda found: sum(p.numel() for p in found.parameters()),
+               default=nn.ModuleList())
+
+
+def _checkpoint(model):
+    if hasattr(model, "gradient_checkpointing_enable"):
+        with warnings.catch_warnings():  # transformers 5 has a new name for it, 4 has not
+            warnings.simplefilter("ignore", FutureWarning)
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    found = blocks(model)
+    for index, block in enumerate(found):
+        found[index] = checkpoint_wrapper(block)
+
+
+def wrap(job: Job, model, mesh=None) -> tuple:
+    """(module, optimizer) as the strategy makes them, on this rank."""
+    if callable(job.strategy):
+        return job.strategy(model, job.optimizer, **job.options)
+    module = _WRAPPERS[job.strategy](job, model, mesh)
+    return module, job.optimizer(module.parameters(), lr=1e-3)
+
+
+def _plain(job, model, mesh):
+    return model
+
+
+def _ddp(job, model, mesh):
+    """Fake ranks cannot agree on the initial parameters: there they are not sent."""
+    fake = dist.get_backend() == "fake"
+    return nn.parallel.DistributedDataParallel(model, init_sync=not fake, **job.options)
+
+
+def _fsdp2(job, model, mesh):
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    options = {"mesh": mesh, **job.options}
+    if job.precision == "mixed":
+        options.setdefault("mp_policy", MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    for block in blocks(model):
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+_WRAPPERS = {"plain": _plain, "ddp": _ddp, "fsdp2": _fsdp2}
+
+
+def batch(job: Job, model) -> dict:
+    """One batch of one rank: token numbers and labels, int64, (batch, sequence)."""
+    if job.inputs is not None:
+        return job.inputs()
+    ids = torch.zeros(job.batch, job.sequence, dtype=torch.int64)
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def forward(job: Job, module, data):
+    """The loss; under autocast where mixed precision is not the strategy's business."""
+    if job.precision == "mixed" and job.strategy != "fsdp2":
+        with torch.autocast("cpu", torch.bfloat16):
+            return module(**data).loss
+    return module(**data).loss

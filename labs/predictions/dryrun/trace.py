@@ -1,0 +1,154 @@
+"""One traced run: build, two steps (the first makes the optimizer's state), everything labelled."""
+
+import contextlib
+import unittest.mock
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from labs.meters.traffic import Traffic
+from labs.predictions.dryrun import ddp, fake, jobs
+from labs.predictions.dryrun.tracker import Tracker
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one run left: the tracker's events and labels, and the second step's collectives."""
+
+    events: list
+    labels: dict
+    calls: list
+    gradients: list  # (block's index or None, bytes) in the order in which they are made
+
+
+def trace(job: jobs.Job, threads: int, backend: str = "gloo") -> Trace:
+    """Runs the job's rank 0 with fake tensors; the process group must be up."""
+    tracker, traffic = Tracker(threads, backend), Traffic()
+    mesh = init_device_mesh("cpu", (job.ranks,)) if dist.is_initialized() else None
+    with fake.tensors(tracker), traffic, _labelled_fsdp(tracker):
+        calls, gradients = _run(job, mesh, tracker, traffic)
+    return Trace(tracker.events, tracker.labels, calls, gradients)
+
+
+def _run(job, mesh, tracker, traffic):
+    tracker.mark(("build", "start"))
+    module, optimizer, data = _built(job, mesh, tracker)
+    order = _label_gradients(module, tracker)
+    _label_optimizer(optimizer, tracker)
+    tracker.mark(("first", "start"))
+    _step(job, module, optimizer, data, tracker, first=True)
+    ddp.rebuild_buckets(module, order, tracker)
+    _mark_blocks(jobs.blocks(module), tracker)
+    before = len(traffic.calls)
+    _step(job, module, optimizer, data, tracker)
+    return traffic.calls[before:], _owned(order, jobs.blocks(module))
+
+
+def _owned(order, blocks) -> list:
+    owner = {id(p): index for index, block in enumerate(blocks) for p in block.parameters()}
+    return [(owner.get(id(p)), p.numel() * p.element_size()) for p in dict.fromkeys(order)]
+
+
+def _built(job, mesh, tracker):
+    model = jobs.build(job)
+    tracker.mark(("build", "wrap"))
+    with tracker.making("buffers"):
+        module, optimizer = jobs.wrap(job, model, mesh)
+    tracker.label("parameters", *module.parameters(), *module.buffers())
+    with tracker.making("other"):
+        data = jobs.batch(job, model)
+    ddp.answer(module)
+    return module, optimizer, data
+
+
+def _step(job, module, optimizer, data, tracker, first=False):
+    """One step of the plain loop, with a mark at each phase; of the first only the whole."""
+    mark = (lambda what: None) if first else tracker.mark
+    mark(("forward", "start"))
+    loss = jobs.forward(job, module, data)
+    mark(("backward", "start"))
+    loss.backward()
+    mark(("step", "start"))
+    optimizer.step()
+    mark(("end", "start"))
+    optimizer.zero_grad()
+
+
+def _label_gradients(module, tracker) -> list:
+    """Names gradients when they are made; the list fills with parameters in that order."""
+    order = []
+
+    def made(parameter):
+        order.append(parameter)
+        if parameter.grad is not None:
+            tracker.label("gradients", parameter.grad)
+
+    for parameter in module.parameters():
+        if parameter.requires_grad and not isinstance(parameter, DTensor):
+            parameter.register_post_accumulate_grad_hook(made)
+    return order
+
+
+def _label_optimizer(optimizer, tracker):
+    making = contextlib.ExitStack()
+
+    def before(*_):
+        making.enter_context(tracker.making("other"))
+
+    def after(*_):
+        making.close()
+        tracker.label("optimizer state", *optimizer.state.values())
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(after)
+
+
+def _mark_blocks(blocks, tracker):
+    """Marks where forward enters a block, and where backward does: when the gradient of its
+    output is there."""
+    for index, block in enumerate(blocks):
+        def enter(module, args, index=index):
+            tracker.mark(("block", index))
+
+        def leave(module, args, output, index=index):
+            first = next(iter(_differentiable(output)), None)
+            if first is not None:
+                first.register_hook(lambda gradient: tracker.mark(("block", index)))
+
+        block.register_forward_pre_hook(enter)
+        block.register_forward_hook(leave)
+
+
+def _differentiable(output):
+    found = output if isinstance(output, (tuple, list)) else [output]
+    return [part for part in found if isinstance(part, torch.Tensor) and part.requires_grad]
+
+
+@contextlib.contextmanager
+def _labelled_fsdp(tracker):
+    """What FSDP2 makes while it gathers or reduces is a buffer; what stays is the gradient."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    with contextlib.ExitStack() as stack:
+        for name in ("unshard", "wait_for_unshard", "post_backward"):
+            labelled = _labelled(getattr(FSDPParamGroup, name), tracker)
+            stack.enter_context(unittest.mock.patch.object(FSDPParamGroup, name, labelled))
+        yield
+
+
+def _labelled(method, tracker):
+    def labelled(group, *args, **kwargs):
+        for shard in group.fsdp_params:
+            whole = getattr(shard, "_unsharded_param", None)
+            if whole is not None and whole.grad is not None:
+                tracker.label("gradients", whole.grad)
+        with tracker.making("buffers"):
+            result = method(group, *args, **kwargs)
+        for shard in group.fsdp_params:
+            if shard.sharded_param.grad is not None:
+                tracker.label("gradients", shard.sharded_param.grad)
+        return result
+    return labelled
