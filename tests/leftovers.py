@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -30,8 +31,10 @@ class Snapshot:
 
     def _more(self) -> dict:
         now = self._look()
-        return {what: now[what] - self.before[what] for what in now
-                if now[what] - self.before[what]}
+        more = {what: now[what] - self.before[what] for what in now}
+        if more["shared memory"]:
+            more["shared memory"] -= _in_use_elsewhere(self.pid)
+        return {what: things for what, things in more.items() if things}
 
 
 def workers_of(pid: int) -> list:
@@ -40,14 +43,14 @@ def workers_of(pid: int) -> list:
         children = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    return [child for child in children if _is_worker(child)]
+    return [child for child in children if _is_worker(child, pid)]
 
 
-def _is_worker(process) -> bool:
+def _is_worker(process, pid) -> bool:
     try:
         parent = process.parent()
         return (process.status() != psutil.STATUS_ZOMBIE and parent is not None
-                and "forkserver" in " ".join(parent.cmdline()))
+                and parent.ppid() == pid and "forkserver" in " ".join(parent.cmdline()))
     except psutil.NoSuchProcess:
         return False
 
@@ -81,6 +84,20 @@ def private_directories() -> set:
 
 def shared_memory() -> set:
     return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def _in_use_elsewhere(pid) -> set:
+    """Shared memory of processes that are none of `pid`'s: whoever else works on this machine."""
+    try:
+        ours = {child.pid for child in psutil.Process(pid).children(recursive=True)} | {pid}
+    except psutil.NoSuchProcess:
+        ours = {pid}
+    names = set()
+    for other in set(psutil.pids()) - ours:
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{other}/maps").read_text()
+            names |= {os.path.basename(part) for part in re.findall(r"/dev/shm/(\S+)", maps)}
+    return names
 
 
 def until(condition, seconds: float = 5.0) -> bool:

@@ -1,6 +1,5 @@
 """The ranks of one launch, seen from the caller: start them, listen to them, end them."""
 
-import contextlib
 import os
 import time
 from multiprocessing.connection import wait
@@ -50,8 +49,7 @@ class Crew:
                 self.plan.threads, meeting, self.options.verify, self.options.memory_limit,
                 environment))
         for member in self.members:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                member.connection.send_bytes(self.payload)
+            member.begin(self.payload)
 
     def _start_one(self, orders):
         connection, theirs = start.context().Pipe()
@@ -125,7 +123,7 @@ class Crew:
             self._read_output(member)
 
     def _printed(self, member) -> str:
-        return self.screen.reels[member.rank].text[-20_000:]
+        return self.screen.reels[member.rank].ending
 
     # judging
 
@@ -169,12 +167,14 @@ class Crew:
         """What became of every rank by now; those still running are asked where they are."""
         for member in self.members:
             member.ask_where()
-        self._listen_until(0.4, lambda: all(m.where or m.settled for m in self.members))
+        asked = [member for member in self.members if member.begun]
+        self._listen_until(0.4, lambda: all(m.where or m.settled for m in asked))
         silent = [member for member in self.members if member.silent]
         outcomes = [member.whereabouts() for member in self.members]
         for member in silent:
             outcomes[member.rank] = self._wake(member)
-        return outcomes
+        not_begun = range(len(outcomes), self.plan.ranks)
+        return outcomes + [Outcome(rank, "starting") for rank in not_begun]
 
     def _wake(self, member) -> Outcome:
         """Where a rank is that answers nothing. What wakes it may also set it going again, so

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from labs.workers import devices, memory, places
 from labs.workers.crew import Crew
-from labs.workers.failures import LaunchError, remember
+from labs.workers.failures import Interrupted, LaunchError, remember
 from labs.workers.payload import pack
 
 _said = set()
@@ -39,7 +39,7 @@ class Options:
 class Results(list):
     """results[r] is what the function returned on rank r.
 
-    series: name -> values that rank 0 reported. output[r]: all that rank r printed.
+    series: name -> values that rank 0 reported. output[r]: what rank r printed, its first 16 MB.
     seconds: from the call of `launch` to the last result.
     """
 
@@ -72,6 +72,10 @@ def launch(fn, *args, ranks=None, **options) -> Results:
     crew = Crew(plan, pack(fn, args), chosen)
     try:
         values = crew.run()
+    except Interrupted:
+        raise
+    except KeyboardInterrupt:  # it came while the ranks were being ended
+        raise Interrupted([]) from None
     except LaunchError as error:
         error.output = crew.screen.text
         raise remember(error) from error.__cause__

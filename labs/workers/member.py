@@ -21,6 +21,7 @@ class Member:
     connection: object
     output: object
     process: object = None  # until it has been started
+    begun: bool = False  # it has its orders
     progress: Progress = Progress()
     changed: float = field(default_factory=time.monotonic)  # when `progress` last changed
     heard: float = field(default_factory=time.monotonic)  # when it last said anything
@@ -71,10 +72,17 @@ class Member:
 
     # what we ask
 
+    def begin(self, payload: bytes) -> None:
+        """Sends what it is to do. A rank that hears nothing but the end of its line gives up."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send_bytes(payload)
+        self.begun = True
+
     def ask_where(self) -> None:
         self.where = None
-        with contextlib.suppress(OSError, AttributeError):
-            self.connection.send("where")
+        if self.begun:  # before that it would take the question for its orders
+            with contextlib.suppress(OSError, AttributeError):
+                self.connection.send("where")
 
     def ask_for_stack(self) -> None:
         """Makes it print its stack although it answers nothing (see worker._tell_stack)."""

@@ -13,7 +13,7 @@ SHOWN = 200  # lines of each rank that are shown as they come; of the rest, the 
 LAST = 20
 GATHER = 1.0  # seconds in which the same warning from other ranks may join the first
 WIDEST = 2_000  # characters shown of one line
-KEPT = 64_000_000  # bytes of each rank that are kept
+KEPT = 16_000_000  # bytes of each rank that are kept
 NO_TEXT = "(bytes that are no text; all are in .output)"
 
 # What torch's C++ prints when a peer has gone (the diagnosis says it better), its profiler at
@@ -110,7 +110,7 @@ class Reel:
     def __init__(self):
         self.pending = []
         self._kept, self._size, self._lost = [], 0, 0
-        self._partial = b""
+        self._partial = self._ending = b""
         self._lines = 0  # that were to be shown, so far
         self._last = deque(maxlen=LAST)
         self._after_noise = self._shows_no_text = False
@@ -120,8 +120,14 @@ class Reel:
         lost = f"\n… {self._lost} bytes more were printed, and not kept\n" if self._lost else ""
         return b"".join(self._kept).decode("utf-8", "replace") + lost
 
+    @property
+    def ending(self) -> str:
+        """The last few thousand characters, whether kept or not."""
+        return self._ending.decode("utf-8", "replace")
+
     def feed(self, data: bytes) -> None:
         self.keep(data)
+        self._ending = (self._ending + data)[-20_000:]
         *lines, self._partial = (self._partial + data).split(b"\n")
         if b"\0" in data and len(lines) > 2:  # a blob; a line break in it means nothing
             lines[1:-1] = [b"\xff"]

@@ -2,6 +2,7 @@
 
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import signal
 import sys
@@ -105,6 +106,9 @@ class _NoKeyboard:
 
     read = fileno = readline
 
+    def close(self):
+        """multiprocessing closes it in children of the rank, such as those of a DataLoader."""
+
 
 def _become(orders, channel):
     """Environment, threads, device and process group of this rank."""
@@ -122,6 +126,7 @@ def _become(orders, channel):
     if orders.device != "cpu":
         torch.cuda.set_device(orders.device)
     _quieten(channel)
+    multiprocessing.set_start_method(None, force=True)  # a DataLoader starts its own as elsewhere
     sys.dont_write_bytecode = True  # two edits of a module within a second look alike to it
     dist.init_process_group(orders.backend, rank=orders.rank, world_size=orders.ranks,
                             store=dist.FileStore(orders.rendezvous, orders.ranks))

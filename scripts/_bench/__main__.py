@@ -11,6 +11,8 @@ import sys
 BENCHES = {
     "launch": "launching ranks: labs.launch beside torch.multiprocessing.spawn and accelerate",
     "ddp": "the solution's data-parallel modules beside torch's DDP, on CPU ranks",
+    "faults": "what goes wrong on ranks, through labs.launch, spawn, accelerate and elastic",
+    "soak": "500 launches with faults mixed in, in one kernel: what grows",
 }
 
 

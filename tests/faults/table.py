@@ -47,7 +47,7 @@ class Fault:
 
 QUICK = {"hang_after": 2}
 LIMITED = {"memory_limit": 200_000_000}
-RANK_1 = r"(rank|process|Process)\D{0,3}1\b"
+RANK_0, RANK_1 = (rf"(?i)(rank|process)\W{{0,12}}{rank}\b" for rank in (0, 1))
 ALL_REDUCE = "all_reduce (#1)"
 
 EXCEPTIONS = [
@@ -56,7 +56,7 @@ EXCEPTIONS = [
     Fault(deeds.raises_on_all, ("raised ValueError: not this one", "did the same"),
           "raise ValueError", peers=("not this one",)),
     Fault(deeds.raises_on_rank_0_while_others_wait, ("rank 0 raised ValueError", "rank 1 waits in"),
-          "raise ValueError", peers=(r"(rank|process)\D{0,3}0\b", "not this one")),
+          "raise ValueError", peers=(RANK_0, "not this one")),
     Fault(deeds.raises_in_a_hook, ("rank 1 raised KeyError: 'in the hook'",), "raise KeyError",
           peers=(RANK_1, "in the hook")),
     Fault(deeds.raises_in_a_module, ("rank 1 raised ZeroDivisionError", "users_module.py line 3",
