@@ -9,7 +9,7 @@ _HOME = {
     "Wrapper": "wrappers", "Bucketed": "wrappers",
     "check_combine": "checks", "check_broadcast_state": "checks",
     "check_average_gradients": "checks", "check_manual_ddp": "checks",
-    "check_no_sync": "checks", "check_accumulate": "checks",
+    "check_no_sync": "accumulation", "check_accumulate": "accumulation",
     "check_make_buckets": "buckets", "check_bucket": "buckets", "check_overlap": "buckets",
     "measure": "measuring", "torch_ddp": "measuring",
     "show_combine": "show", "show_gradients": "show", "show_training": "show",
