@@ -5,11 +5,15 @@ directory (its own socket, the rendezvous files) that nobody else is left to rem
 """
 
 import atexit
+import gc
 import os
 import shutil
 import sys
 from functools import partial
 from multiprocessing import forkserver
+
+_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_imported = {}
 
 
 def _leave(server):
@@ -21,12 +25,31 @@ def _leave(server):
     os._exit(0)  # taking down an interpreter that has imported torch takes another second
 
 
-def _forget_labs(server):
-    # Workers inherit this process's modules, and must import the labs that is on disk by then.
+def _ready_a_worker(server):
     if os.getppid() != server:
         return  # a child of a worker
-    for name in [name for name in sys.modules if name.split(".")[0] == "labs"]:
-        del sys.modules[name]
+    gc.freeze()  # what is shared with this process need never be looked through, or copied
+    labs = _modules_of_labs()
+    if os.environ.get("LABS_HOME") != _HOME or _dates(labs) != _imported:
+        for name in labs:  # a worker runs the labs that is on disk, and that of its caller
+            del sys.modules[name]
+
+
+def _modules_of_labs() -> list:
+    return [name for name in sys.modules if name.split(".")[0] == "labs"]
+
+
+def _dates(names) -> dict:
+    """When the file of each module was last changed."""
+    try:
+        return {name: os.stat(sys.modules[name].__file__).st_mtime_ns for name in names}
+    except OSError:
+        return {}
+
+
+def all_is_imported():
+    """Called when the server has imported the workers' own modules: remembers what they were."""
+    _imported.update(_dates(_modules_of_labs()))
 
 
 def _say_nothing_of_an_interrupt(kind, error, traceback):
@@ -39,5 +62,5 @@ if sys.argv[:1] == ["-c"]:  # only in the fork server, which is started with `py
     if hasattr(os, "setsid"):
         os.setsid()  # a signal to the kernel's process group must not take the janitor along
     atexit.register(_leave, os.getpid())
-    os.register_at_fork(after_in_child=partial(_forget_labs, os.getpid()))
+    os.register_at_fork(after_in_child=partial(_ready_a_worker, os.getpid()))
     sys.excepthook = _say_nothing_of_an_interrupt

@@ -13,9 +13,10 @@ import torch.multiprocessing as mp
 
 from labs.workers.failures import LaunchError
 
-# Third-party only: a preloaded module stays as it was when the server started.
+# A preloaded module stays as it was when the server started: third-party ones, and of labs only
+# what a worker begins with, which the janitor drops when a file of it has changed since.
 PRELOAD = [
-    "labs.workers.janitor",  # stands alone, and forgets that labs was ever imported
+    "labs.workers.janitor",
     "numpy",
     "cloudpickle",
     "torch",
@@ -25,6 +26,8 @@ PRELOAD = [
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
+    "labs.workers.worker",
+    "labs.workers.preloaded",
 ]
 
 _lock = threading.RLock()
@@ -49,6 +52,7 @@ def warm_up() -> None:
         return
     # No preloaded module may touch the CUDA driver, or the workers could not use it.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ["LABS_HOME"] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     from multiprocessing import forkserver
 
     with _lock, _main_hidden():

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from labs import launch
 from labs.workers import devices
 
+ROOT = Path(__file__).resolve().parents[2]
 HEAD = """
 import os, sys, tempfile
 import torch, torch.distributed as dist
@@ -38,8 +40,11 @@ def in_a_small_place(mounts, code):
         pytest.skip("needs root on Linux for a mount of its own")
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("may not make a mount namespace here")
-    mounted = " && ".join(f"mount -t tmpfs -o {options} tmpfs {where}"
-                          for where, options in mounts.items())
+    steps = [f"mount -t tmpfs -o {options} tmpfs {where}" for where, options in mounts.items()]
+    if any(ROOT.is_relative_to(where) for where in mounts):  # the checkout must stay in sight
+        steps = [f"mount --bind '{ROOT}' /mnt", *steps, f"mkdir -p '{ROOT}'",
+                 f"mount --bind /mnt '{ROOT}'"]
+    mounted = " && ".join(steps)
     environment = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", f'{mounted} && exec "$@"', "sh", sys.executable, "-c",

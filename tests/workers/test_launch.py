@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import labs
+import labs.workers.places
 from labs import launch
 from labs.workers import devices
 from labs.workers.payload import CannotSend
@@ -133,6 +134,24 @@ def test_an_edited_user_module_is_read_again(tmp_path, monkeypatch):
     assert launch(work, ranks=1, quiet=True) == ["old"]
     module.write_text("VALUE = 'newer'\n")
     assert launch(work, ranks=1, quiet=True) == ["newer"]
+
+
+def test_labs_itself_is_read_again_when_it_was_edited():
+    """Workers share the fork server's copy of labs.workers only while its files are unchanged."""
+    import sys
+
+    def has_the_servers_copy():
+        return "labs.workers.preloaded" in sys.modules
+
+    file = labs.workers.places.__file__
+    before = os.stat(file)
+    assert launch(has_the_servers_copy, ranks=1, quiet=True) == [True]
+    try:
+        os.utime(file)
+        assert launch(has_the_servers_copy, ranks=1, quiet=True) == [False]
+    finally:
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert launch(has_the_servers_copy, ranks=1, quiet=True) == [True]
 
 
 def test_spawn_where_there_is_no_fork_server(monkeypatch):
