@@ -46,6 +46,15 @@ def workers_of(pid: int) -> list:
     return [child for child in children if _is_worker(child, pid)]
 
 
+def workers_below(pid: int) -> list:
+    """The ranks of every process that `pid` started: those of a server's kernels, for example."""
+    try:
+        below = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [worker for process in below for worker in workers_of(process.pid)]
+
+
 def _is_worker(process, pid) -> bool:
     try:
         parent = process.parent()

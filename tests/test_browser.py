@@ -63,7 +63,7 @@ def assert_untouched(cells):
     printed = "\n".join(text_of(cell) for cell in code)
     gaps = set(re.findall(r'NotImplementedError\("Exercise ([\d.]+)"\)', sources))
     waiting = set(re.findall(r"○ Exercise ([\d.]+)  (?:is waiting|waits)", printed))
-    assert gaps and waiting == gaps
+    assert gaps and waiting >= gaps
     assert printed.count("○ no guess yet") == sources.count("my_guess = ...") > 0
 
 
@@ -98,11 +98,11 @@ def test_the_stop_button_ends_a_launch(first_notebook, lab):
     first_notebook.start_cell(cell)
     output = first_notebook.output(cell)
     api.expect(output).to_contain_text("rank 1 │ working")
-    assert leftovers.workers_of(lab.pid)
+    assert leftovers.workers_below(lab.pid)
     first_notebook.press("notebook:interrupt-kernel")
     first_notebook.wait()
     api.expect(output).to_contain_text("interrupted; all ranks were stopped")
-    assert leftovers.until(lambda: not leftovers.workers_of(lab.pid), 2)
+    assert leftovers.until(lambda: not leftovers.workers_below(lab.pid), 2)
 
 
 def test_an_untouched_manual_ddp_runs(page):
