@@ -66,7 +66,7 @@ def test_a_solution_passes_every_check(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_price_in_the_header_is_computed(name):
     source = (ROOT / "solutions" / f"{name}.py").read_text()
-    minutes, dollars = map(float, re.search(r"(\d+) minutes? of compute, about \$([\d.]+)",
+    minutes, dollars = map(float, re.search(r"(\d+) minutes? of compute, about \$(\d+\.\d+)",
                                             source).groups())
     assert dollars == pytest.approx(rent.node_dollars(minutes), abs=0.005)
 
