@@ -216,11 +216,11 @@ WRONG[lab.check_average_gradients] = [
     (Average.only_divided, "own divided by 2: nothing was summed"),
     (Average.divided_by_two, "is 1.5x the twin's on 3 ranks"),
     (Average.divided_twice, "mean divided by 2 once more"),
-    (Average.parameters_averaged, "parameter 'scale'|parameter 'embedding.weight' after averaging"),
+    (Average.parameters_averaged, "parameter 'embedding.weight' after averaging"),
     (Average.none_skipped, "takes part with zeros"),
-    (Average.none_communicated, "all_reduce of None .*at .*\n.*\n.*takes part with zeros|of None"),
+    (Average.none_communicated, "rank 1 calls all_reduce of None"),
     (Average.reduced_to_rank_0, "rank 1, parameter"),
-    (Average.rank_0s_gradients, "differs from the twin's|still this rank's own"),
+    (Average.rank_0s_gradients, "rank 0, parameter .* still this rank's own"),
     (Average.first_parameter_only, "parameter 'first.weight': gradient is still this rank's own"),
     (Average.everything_gathered, "2.0x the .* bytes of its gradients"),
     (Average.frozen_too, "'scale' is frozen, and now has a gradient"),
@@ -348,7 +348,7 @@ WRONG[lab.check_manual_ddp] = [
     (HookReturns, "hooks should return None"),
     (AveragesParameters, "still this rank's own"),
     (FrozenHook, "cannot register a hook on a tensor that doesn't require gradient"),
-    (TwoHooks, "2.0x the .* bytes of its gradients|is the|twin's"),
+    (TwoHooks, "2.0x the 6,388 bytes of its gradients"),
     (InForward, "step 0, parameter .* still this rank's own")]
 
 
@@ -505,13 +505,13 @@ WRONG_PAIRS = [
     (Bucket.returns_nothing, finish, "start returned nothing .None."),
     (Bucket.returns_one, finish, "start returned one Tensor"),
     (Bucket.synchronous, finish, "start waits for its all-reduce"),
-    (Bucket.one_call_each, finish, "start called 4 collectives|not in the same collective"),
-    (Bucket.none_left_out, finish, "not in the same collective|A gradient that is None|elements"),
-    (Bucket.last_one_dropped, finish, "carries 23 elements, the bucket has 24|elements"),
+    (Bucket.one_call_each, finish, "start called 4 collectives"),
+    (Bucket.none_left_out, finish, "not in the same collective"),
+    (Bucket.last_one_dropped, finish, "carries 30 elements, the bucket has 31"),
     (start, Bucket.does_not_wait, "was used before it arrived: finish does not wait"),
     (start, Bucket.a_sum, "is the SUM over ranks"),
-    (start, Bucket.not_put_back, "still this rank's own|is None|shape None"),
-    (start, Bucket.stays_flat, "shape|grad"),
+    (start, Bucket.not_put_back, "gradient 0 of the bucket is still this rank's own"),
+    (start, Bucket.stays_flat, "attempting to assign a gradient of size"),
     (start, Bucket.in_the_wrong_order, "differs from the twin's")]
 
 
@@ -619,7 +619,7 @@ WRONG[lab.check_overlap] = [
     (wrapping(OneForAll), "one all-reduce carries everything"),
     (wrapping(WaitsAtOnce), "waited for while gradients are still being computed"),
     (wrapping(Synchronous), "is not asynchronous"),
-    (wrapping(UnusedForgotten), "still this rank's own|differs|never joined|not in the same"),
+    (wrapping(UnusedForgotten), "rank 1 calls no further collective"),
     (wrapping(AsksTheList), "Ask a set"),
     (wrapping(AsTheyGetReady), "not in the same collective"),
     (wrapping(NotFinished), "still this rank's own"),
@@ -744,8 +744,8 @@ WRONG_ACCUMULATE = [
     (Accumulate.only_the_last, "differs from the full batch's"),
     (Accumulate.unweighted_sum, "the sum of the micro-batches' mean losses"),
     (Accumulate.plain_mean, "the plain mean of the micro-batches' mean losses"),
-    (Accumulate.synchronized_each_time, "collectives for 3 micro-batches|differs"),
-    (Accumulate.never_synchronized, "differs from the full batch's|0 collectives"),
+    (Accumulate.synchronized_each_time, "12 collectives for 3 micro-batches"),
+    (Accumulate.never_synchronized, "differs from the full batch's"),
     (Accumulate.all_at_once, "1 backward for 3 micro-batches"),
     (Accumulate.cleared_between, "differs from the full batch's")]
 
