@@ -4,9 +4,9 @@ The names below are what a student uses. They are looked up on first use, so tha
 `import labs` costs nothing on a rank and needs no Jupyter.
 """
 
-from importlib import import_module
+from labs.lookup import offered
 
-_HOME = {
+__all__, __getattr__, __dir__ = offered(__name__, {
     "launch": "labs.workers.launcher",
     "report": "labs.workers.channel",
     "last_failure": "labs.workers.failures",
@@ -18,16 +18,4 @@ _HOME = {
     "machine": "labs.pictures.machine",
     "warm_up": "labs.workers.start",
     "guess": "labs.exercises",
-}
-
-__all__ = list(_HOME)
-
-
-def __getattr__(name):
-    if name not in _HOME:
-        raise AttributeError(f"labs has no {name!r}; it offers {', '.join(sorted(_HOME))}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__():
-    return sorted([*globals(), *_HOME])
+})

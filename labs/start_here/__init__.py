@@ -4,31 +4,19 @@ The names are looked up on first use, so that a rank that runs one of these modu
 what draws.
 """
 
-from importlib import import_module
+from labs.lookup import offered
 
-_HOME = {
-    "check_mean_over_ranks": "checks",
-    "check_all_reduce": "checks",
-    "check_ring_bytes": "checks",
-    "check_mean_losses": "checks",
-    "pass_on": "ring",
-    "ring_all_reduce": "ring",
-    "before_and_after_mean": "shows",
-    "diagnose": "shows",
-    "ring_steps": "shows",
-    "ring_traffic": "shows",
-    "two_steps": "shows",
-    "who_holds_what": "shows",
-}
-
-__all__ = list(_HOME)
-
-
-def __getattr__(name):
-    if name not in _HOME:
-        raise AttributeError(f"labs.start_here has no {name!r}; it offers {', '.join(_HOME)}")
-    return getattr(import_module(f"labs.start_here.{_HOME[name]}"), name)
-
-
-def __dir__():
-    return sorted([*globals(), *_HOME])
+__all__, __getattr__, __dir__ = offered(__name__, {
+    "check_mean_over_ranks": ".checks",
+    "check_all_reduce": ".checks",
+    "check_ring_bytes": ".checks",
+    "check_mean_losses": ".checks",
+    "pass_on": ".ring",
+    "ring_all_reduce": ".ring",
+    "before_and_after_mean": ".shows",
+    "diagnose": ".shows",
+    "ring_steps": ".shows",
+    "ring_traffic": ".shows",
+    "two_steps": ".shows",
+    "who_holds_what": ".shows",
+})
