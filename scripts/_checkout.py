@@ -4,6 +4,8 @@ import os
 
 from _trouble import Trouble
 
+PEERS = '; extra == "peers"'  # pip and conda pass over a line with this marker
+
 
 class Checkout:
     """The paths that set-up reads and writes in one checkout of the workbook."""
@@ -21,10 +23,18 @@ class Checkout:
         # Says that .venv stands on the packages of the Python it was made with.
         self.on_base = os.path.join(self.venv, "setup.base")
 
-    def pins(self):
-        """Return the requirement lines of the lock."""
+    def lines(self):
+        """Return the requirement lines of the lock, the peers' with their marker."""
         lines = [line.strip() for line in read(self.lock).splitlines()]
         return [line for line in lines if line and not line.startswith("#")]
+
+    def pins(self):
+        """Return the requirement lines of what everybody gets."""
+        return [line for line in self.lines() if not line.endswith(PEERS)]
+
+    def peers(self):
+        """Return the pins, without marker, of what only the tests compare with."""
+        return [line[: -len(PEERS)].strip() for line in self.lines() if line.endswith(PEERS)]
 
     def torch_pin(self):
         """Return the version of torch that the lock names."""

@@ -23,6 +23,9 @@ examples:
   scripts/test tests/test_launch.py -k hang     a part of the Python tests
   scripts/test notebooks/00_start_here.ipynb    one notebook, every cell executed (nbval)
   scripts/test tests -- -x --pdb                arguments for pytest come after --
+
+environment:
+  WORKBOOK_PEERS=0   do not install DeepSpeed, the library that tests compare with
 """
 
 

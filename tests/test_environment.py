@@ -417,3 +417,66 @@ def test_without_a_network_set_up_says_so(checkout):
     assert done.returncode == 1
     assert done.stderr.startswith("No network") and "Traceback" not in done.stderr
     assert not (checkout / ".venv" / "setup.stamp").exists()
+
+
+# ---- the peers
+
+
+peers = load("_peers")
+
+
+@pytest.fixture
+def with_peers(checkout, monkeypatch):
+    """A checkout, and the pip calls that _peers makes in it; nothing is really installed."""
+    calls = []
+    monkeypatch.delenv("WORKBOOK_PEERS", raising=False)
+    monkeypatch.setattr(peers._setup, "pip", lambda place, held, what, *rest: calls.append(rest))
+    return checkout, calls
+
+
+def test_the_lock_marks_what_only_the_peers_need_so_that_pip_passes_over_it():
+    marked = [name for name, (_, marker) in pins().items() if "peers" in str(marker)]
+    assert "deepspeed" in marked and not any(pins()[n][1].evaluate({"extra": ""}) for n in marked)
+    place = setup.Checkout(str(ROOT))
+    assert not [line for line in place.pins() if line.split("==")[0] in marked]
+    assert {line.split("==")[0] for line in place.peers()} == set(marked)
+
+
+def test_set_up_does_not_install_the_peers(checkout, installed):
+    setup.main(str(checkout))
+    files = [Path(argument) for call in installed for argument in call if argument[-4:] == ".txt"]
+    assert files and not any("deepspeed" in file.read_text() for file in files)
+
+
+def test_peers_are_installed_once_without_touching_torch(with_peers):
+    root, calls = with_peers
+    assert peers.main(str(root)) == 0 and peers.main(str(root)) == 0
+    assert len(calls) == 1 and "deepspeed==0.19.8" in calls[0] and "--no-deps" in calls[0]
+    assert not [argument for argument in calls[0] if argument.startswith("torch")]
+
+
+def test_other_peers_in_the_lock_are_installed_again(with_peers):
+    root, calls = with_peers
+    peers.main(str(root))
+    lock = root / "requirements.lock"
+    lock.write_text(lock.read_text().replace("deepspeed==0.19.8", "deepspeed==0.20.0"))
+    peers.main(str(root))
+    assert "deepspeed==0.20.0" in calls[1]
+
+
+def test_peers_can_be_left_out(with_peers, monkeypatch):
+    root, calls = with_peers
+    monkeypatch.setenv("WORKBOOK_PEERS", "0")
+    assert peers.main(str(root)) == 0 and not calls
+
+
+@pytest.mark.parametrize(("wanted", "code"), [("", 0), ("1", 1)])
+def test_peers_that_cannot_be_had_are_one_sentence(with_peers, monkeypatch, capsys, wanted, code):
+    def fail(*_):
+        raise trouble.Trouble(trouble.why_pip_failed("ProxyError", "the peers", "3.11") + ".")
+
+    monkeypatch.setattr(peers._setup, "pip", fail)
+    monkeypatch.setenv("WORKBOOK_PEERS", wanted)
+    assert peers.main(str(with_peers[0])) == code
+    said = capsys.readouterr().err
+    assert said.startswith("No network") and said.count("\n") == 1
