@@ -6,6 +6,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from labs.pictures import palette
+from labs.pictures.marks import beside, number, tick, tick_handles
 from labs.pictures.picture import WIDTH, Picture, canvas
 
 
@@ -27,11 +28,11 @@ def bars(rows: list, unit: str, title: str = "", limit: tuple = None) -> Picture
                  (row.measured, row.predicted, row.guessed, limit and limit[0]) if v)
     for place, row in enumerate(rows):
         ax.barh(place, row.measured, height=0.62, color=row.colour)
-        ax.annotate(f"{_number(row.measured)} {unit}", (_label_at(row, unit, widest), place),
+        ax.annotate(f"{number(row.measured)} {unit}", (_label_at(row, unit, widest), place),
                     xytext=(8, 0), textcoords="offset points", va="center", fontsize=10, zorder=3,
                     bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})
-        _tick(ax, row.predicted, place, palette.PREDICTED)
-        _tick(ax, row.guessed, place, palette.GUESSED)
+        tick(ax, row.predicted, place, palette.PREDICTED)
+        tick(ax, row.guessed, place, palette.GUESSED)
     if limit:
         ax.axvline(limit[0], color=palette.MUTED, linestyle=(0, (4, 3)), linewidth=1, zorder=0)
         ax.text(limit[0], -0.55, limit[1], ha="center", va="bottom", color=palette.MUTED)
@@ -69,45 +70,29 @@ def before_and_after(before: list, after: list, guessed: float = None) -> Pictur
     return Picture(figure, "\n".join(words), data=(before, after, guessed))
 
 
-def _number(value) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
-
-
 def _label_room(row, unit, widest) -> float:
     """What the words beside a bar take of the axis, in its unit."""
-    return widest * 0.0155 * len(f"   {_number(row.measured)} {unit}")
+    return widest * 0.0155 * len(f"   {number(row.measured)} {unit}")
 
 
 def _label_at(row, unit, widest) -> float:
-    """Right of the bar and the formula's tick, and of the guess where that would be in the way."""
-    end = max(row.measured, row.predicted or 0)
-    hidden = row.guessed and end < row.guessed < end + _label_room(row, unit, widest)
-    return row.guessed if hidden else end
+    return beside(row.measured, row.predicted, row.guessed, _label_room(row, unit, widest))
 
 
 def _label_end(row, unit, widest) -> float:
     return _label_at(row, unit, widest) + _label_room(row, unit, widest)
 
 
-def _tick(ax, value, place, colour):
-    if value is not None:
-        ax.vlines(value, place - 0.43, place + 0.43, color=colour, linewidth=3, zorder=4)
-
-
 def _legend(figure, rows):
-    handles = [Patch(color=rows[0].colour, label="measured")]
-    if any(row.predicted is not None for row in rows):
-        handles.append(Line2D([], [], color=palette.PREDICTED, linewidth=3, label="the formula"))
-    if any(row.guessed is not None for row in rows):
-        handles.append(Line2D([], [], color=palette.GUESSED, linewidth=3, label="your guess"))
+    handles = [Patch(color=rows[0].colour, label="measured"), *tick_handles(rows)]
     figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False)
 
 
 def _words(rows, unit, title):
     def line(row):
-        parts = [f"{row.name}: measured {_number(row.measured)} {unit}"]
-        parts += [f"the formula {_number(row.predicted)}"] if row.predicted is not None else []
-        parts += [f"your guess {_number(row.guessed)}"] if row.guessed is not None else []
+        parts = [f"{row.name}: measured {number(row.measured)} {unit}"]
+        parts += [f"the formula {number(row.predicted)}"] if row.predicted is not None else []
+        parts += [f"your guess {number(row.guessed)}"] if row.guessed is not None else []
         return ", ".join(parts)
 
     return "\n".join([f"{unit} {title}".strip(), *map(line, rows)])

@@ -1,0 +1,240 @@
+"""What a rank's memory holds, by category: stacked bars with the formula's and the student's tick,
+the capacities of GPUs, and columns for the phases of a step or for numbers of ranks."""
+
+from dataclasses import dataclass
+
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Patch
+
+from labs.pictures import capacities as lines
+from labs.pictures import palette
+from labs.pictures.marks import CHARACTER, beside, number, tick, tick_handles, unit_for
+from labs.pictures.outcomes import FAILED
+from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.training.categories import Memory
+
+ROW = 0.46  # inches from one bar to the next
+_HIGH = 0.62  # of a bar, in rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rank's memory, in bytes. measured is drawn in full colours; where there is none, the
+    predicted Memory in pale ones. predicted, a Memory or a number, is the formula's tick; guessed
+    the student's. died: it ran out of memory at `limit` bytes (None: at the chart's first capacity)
+    and the bar, if any, is what it held or would have needed."""
+
+    name: str
+    measured: Memory = None
+    predicted: Memory | float = None
+    guessed: float = None
+    died: bool = False
+    limit: float = None
+
+    @property
+    def bar(self) -> Memory:
+        """What is drawn by category."""
+        found = self.measured if self.measured is not None else self.predicted
+        return found if isinstance(found, Memory) else Memory()
+
+    @property
+    def formula(self) -> float:
+        """The predicted bytes together, or None."""
+        whole = isinstance(self.predicted, Memory)
+        return self.predicted.total if whole else self.predicted
+
+    @property
+    def end(self) -> float:
+        """Where the row's rightmost mark is."""
+        return max(self.bar.total, self.formula or 0, self.limit or 0)
+
+
+def stacked(rows: list, title: str = "", capacities=(), unit: str = None) -> Picture:
+    """A horizontal bar for each Row, by category. title: what the axis counts, after its unit, e.g.
+    "of one rank at the peak". capacities: (bytes, name) of lines across all bars; those far beyond
+    the longest bar are left out. unit: "GB" (10^9 bytes), "MB" ...; None: what is handy."""
+    rows = [_with_limit(row, capacities) for row in rows]
+    most = max((max(row.end, row.guessed or 0) for row in rows), default=0) or 1
+    unit, size = unit_for(most, unit)
+    wide = WIDTH - 0.35 - CHARACTER * max(len(row.name) for row in rows)  # inches of the axis
+    seen = lines.shown(capacities, most)
+    right = _right(rows, seen, most, unit, size, wide)
+    named = lines.levels(lines.merged(seen, 0.012 * right), right / wide)
+    heads = 0.17 + lines.LEVEL * max((level for *_, level in named), default=-1) if named else 0
+    figure, ax = canvas(WIDTH, 1.05 + ROW * len(rows) + heads)
+    ax.set_ylim(len(rows) - 0.5, -0.55 - heads / ROW)
+    ax.set_xlim(0, right / size)
+    for place, row in enumerate(rows):
+        _bar(ax, place, row, size)
+        _words_beside(ax, place, row, unit, size, right / wide)
+    lines.upright(ax, named, size, -0.5, ROW)
+    ax.set_yticks(range(len(rows)), [row.name for row in rows])
+    ax.tick_params(axis="y", labelcolor=palette.INK)
+    _scale(ax.xaxis, ax.set_xlabel, unit, title)
+    _legend(figure, [row.bar for row in rows], [row for row in rows if not _pale(row)],
+            pale=any(map(_pale, rows)), full=any(row.measured for row in rows))
+    return Picture(figure, _text(rows, title, seen, unit, size), data=rows)
+
+
+def _with_limit(row, capacities) -> Row:
+    if not row.died or row.limit is not None:
+        return row
+    if not capacities:
+        raise ValueError(f"{row.name!r} died, but at how many bytes? Give the row a limit, or the "
+                         "picture a capacity")
+    return Row(row.name, row.measured, row.predicted, row.guessed, True, min(capacities)[0])
+
+
+def _pale(row) -> bool:
+    return row.measured is None and isinstance(row.predicted, Memory)
+
+
+def _right(rows, seen, most, unit, size, wide) -> float:
+    """Bytes at the axis's right end: room for bars, the words beside them and the lines' names."""
+    def end(row):
+        room = _room(row, unit, size) * most / wide
+        return beside(row.end, row.formula, row.guessed, room) + 1.12 * room
+
+    names = [line[0] + len(line[1]) * lines.SIZE * most / wide for line in seen[-1:]]
+    return max([1.03 * most, *map(end, rows), *(1.12 * name for name in names)])
+
+
+def _room(row, unit, size) -> float:
+    """Inches that the words beside a bar take."""
+    return CHARACTER * len(f"   {_said(row, unit, size)}")
+
+
+def _said(row, unit, size) -> str:
+    """The words beside a bar."""
+    if row.died:
+        return f"✗ out of memory at {number(row.limit / size)} {unit}"
+    if not row.bar.total:
+        return "" if row.formula is None else f"{number(row.formula / size)} {unit}"
+    return f"{number(row.bar.total / size)} {unit}"
+
+
+def _bar(ax, place, row, size):
+    left = 0.0
+    for name, nbytes in row.bar.by_name().items():
+        if nbytes:
+            ax.barh(place, nbytes / size, left=left / size, height=_HIGH,
+                    **_fill(name, _pale(row)))
+            left += nbytes
+    if row.died:
+        _death(ax, place, row, left, size)
+    elif not _pale(row):
+        tick(ax, row.formula and row.formula / size, place, palette.PREDICTED)
+    tick(ax, row.guessed and row.guessed / size, place, palette.GUESSED)
+
+
+def _fill(name, pale) -> dict:
+    """The colour of a category, or a pale hatching of it where nothing was measured."""
+    colour = palette.MEMORY[name]
+    if not pale:
+        return {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5}
+    mixed = tuple(0.45 * part + 0.55 for part in to_rgb(colour))
+    return {"facecolor": mixed, "edgecolor": colour, "linewidth": 0.0, "hatch": "////"}
+
+
+def _death(ax, place, row, end, size):
+    """A grey bar where nothing else is drawn, up to the limit, and a red wall there."""
+    if not end:
+        ax.barh(place, row.limit / size, height=_HIGH, color=palette.MEMORY["other"], alpha=0.5)
+    ax.vlines(row.limit / size, place - 0.45, place + 0.45, color=FAILED, linewidth=5, zorder=4)
+
+
+def _words_beside(ax, place, row, unit, size, per_inch):
+    room = _room(row, unit, size) * per_inch
+    start = beside(row.end, row.formula, row.guessed, room)
+    ax.annotate(_said(row, unit, size), (start / size, place), xytext=(8, 0),
+                textcoords="offset points", va="center", fontsize=10, zorder=3,
+                color=FAILED if row.died else palette.INK,
+                bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})
+
+
+def _scale(axis, set_label, unit, title):
+    axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    powers = {"GB": " (10⁹ bytes)", "MB": " (10⁶ bytes)", "kB": " (10³ bytes)"}
+    set_label(f"{unit}{powers.get(unit, '')} {title}".strip())
+
+
+def _legend(figure, held, ticks, pale=False, full=True):
+    """Categories that occur, then what the marks mean; in two rows where one is too long."""
+    names = [name for name in palette.MEMORY if any(memory.by_name()[name] for memory in held)]
+    first = [Patch(label=name, **_fill(name, pale and not full)) for name in names]
+    second = tick_handles(ticks)
+    if pale and full:
+        second.append(Patch(label="predicted only", **_fill("other", True)))
+    handles = first + second
+    if len(first) + 1.2 * len(second) > 6.5:
+        empty = [Patch(alpha=0, label=" ")] * (len(first) - len(second))
+        handles = [one for pair in zip(first, second + empty, strict=False) for one in pair]
+    figure.legend(handles=handles, loc="outside upper left", frameon=False, fontsize=9.5,
+                  ncols=len(first) if len(handles) > len(first + second) else len(handles) or 1,
+                  handlelength=1.4, columnspacing=1.3)
+
+
+def _text(rows, title, seen, unit, size) -> str:
+    first = [f"{unit} {title}".strip()]
+    return "\n".join([*first, *(_sentence(row, unit, size) for row in rows),
+                      *(f"{name} has {number(at / size)} {unit}" for at, name in seen)])
+
+
+def _sentence(row, unit, size) -> str:
+    parts = [f"out of memory at {number(row.limit / size)} {unit}"] if row.died else []
+    if row.measured is not None:
+        parts.append(f"measured {in_words(row.measured, unit)}")
+    elif isinstance(row.predicted, Memory):
+        parts.append(f"predicted {in_words(row.predicted, unit)}")
+    if row.formula is not None and not _pale(row):
+        parts.append(f"the formula {number(row.formula / size)}")
+    parts += [f"your guess {number(row.guessed / size)}"] if row.guessed is not None else []
+    return f"{row.name}: " + (", ".join(parts) or "nothing yet")
+
+
+def in_words(memory: Memory, unit: str) -> str:
+    """`1.2 GB (parameters 0.4, activations 0.8)`."""
+    _, size = unit_for(memory.total, unit)
+    parts = ", ".join(f"{name} {number(nbytes / size)}"
+                      for name, nbytes in memory.by_name().items() if nbytes)
+    return f"{number(memory.total / size)} {unit}" + (f" ({parts})" if parts else "")
+
+
+def phases(named: dict, predicted: dict = None, title: str = "of one rank") -> Picture:
+    """named: phase ("build", "forward", "backward", "step", "peak") -> Memory; a column each.
+    predicted: phase -> bytes (or a Memory), the formula's tick."""
+    return columns(named, predicted, title)
+
+
+def columns(named: dict, predicted: dict = None, title: str = "", capacities=(), unit: str = None,
+            below: str = "") -> Picture:
+    """A column for each name -> Memory, by category. predicted: name -> bytes or Memory, the
+    formula's tick. capacities: (bytes, name) of lines across. below: what the names are."""
+    rows = [Row(name, held, (predicted or {}).get(name)) for name, held in named.items()]
+    most = max((row.end for row in rows), default=0) or 1
+    unit, size = unit_for(most, unit)
+    seen = lines.shown(capacities, most)
+    top = 1.12 * max([most, *(line[0] for line in seen)])
+    figure, ax = canvas(WIDTH, 3.6)
+    for place, row in enumerate(rows):
+        _column(ax, place, row, size, top)
+    ax.set_ylim(0, top / size)
+    ax.set_xlim(-0.6, len(rows) - 0.4 + (0.13 * len(rows) if seen else 0))
+    lines.lying(ax, lines.merged(seen, 0.012 * top), size, len(rows) - 0.45, 0.065 * top)
+    ax.set_xticks(range(len(rows)), [row.name for row in rows])
+    ax.tick_params(axis="x", labelcolor=palette.INK)
+    ax.set_xlabel(below)
+    _scale(ax.yaxis, ax.set_ylabel, unit, title)
+    _legend(figure, [row.bar for row in rows], rows)
+    return Picture(figure, _text(rows, title, seen, unit, size), data=rows)
+
+
+def _column(ax, place, row, size, top):
+    height = 0.0
+    for name, nbytes in row.bar.by_name().items():
+        if nbytes:
+            ax.bar(place, nbytes / size, bottom=height / size, width=_HIGH, **_fill(name, False))
+            height += nbytes
+    tick(ax, row.formula and row.formula / size, place, palette.PREDICTED, upright=True)
+    ax.text(place, (max(height, row.formula or 0) + 0.015 * top) / size, number(height / size),
+            ha="center", va="bottom", fontsize=10, zorder=3)
