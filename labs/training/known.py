@@ -1,0 +1,52 @@
+"""Models that everybody knows, as Hugging Face configurations: their sizes, no weights.
+
+Source: the `config.json` that each is published with; tests hold the number of parameters of every
+one against the published number.
+"""
+
+import torch
+
+_LLAMA = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+          "intermediate_size", "vocab_size")
+_GPT2 = ("n_embd", "n_layer", "n_head")
+_SIZES = {
+    "GPT-2": ("gpt2", 768, 12, 12),
+    "GPT-2 XL": ("gpt2", 1600, 48, 25),
+    "Llama-2-7B": ("llama", 4096, 32, 32, 32, 11008, 32000),
+    "Llama-2-13B": ("llama", 5120, 40, 40, 40, 13824, 32000),
+    "Llama-3-8B": ("llama", 4096, 32, 32, 8, 14336, 128256),
+    "Llama-3-70B": ("llama", 8192, 80, 64, 8, 28672, 128256),
+    "Qwen2-0.5B": ("qwen2", 896, 24, 14, 2, 4864, 151936),
+    "Qwen2-7B": ("qwen2", 3584, 28, 28, 4, 18944, 152064),
+}
+_TIED = ("Qwen2-0.5B",)
+NAMES = tuple(_SIZES)
+
+
+def config(name: str):
+    """The configuration of the model with this name. Raises ValueError."""
+    if name not in _SIZES:
+        raise ValueError(f"no model {name!r}: choose {', '.join(NAMES)}")
+    family, *sizes = _SIZES[name]
+    if family == "gpt2":
+        return make(family, **dict(zip(_GPT2, sizes, strict=True)))
+    return make(family, tie_word_embeddings=name in _TIED,
+                **dict(zip(_LLAMA, sizes, strict=True)))
+
+
+def make(family: str, **sizes):
+    """A configuration of a family ("gpt2", "llama" or "qwen2") with these sizes, in the names of
+    its Hugging Face class."""
+    import transformers
+
+    classes = {"gpt2": "GPT2Config", "llama": "LlamaConfig", "qwen2": "Qwen2Config"}
+    tokens = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    return getattr(transformers, classes[family])(**tokens | sizes)
+
+
+def on_meta(config):
+    """The model itself with parameters that have shapes and no memory: 70B in half a second."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)

@@ -1,0 +1,23 @@
+"""Well-known models have the sizes they are known for."""
+
+import pytest
+
+from labs.predictions import parameters
+from labs.training import known
+
+PUBLISHED = {
+    "GPT-2": 124_439_808, "GPT-2 XL": 1_557_611_200, "Llama-2-7B": 6_738_415_616,
+    "Llama-2-13B": 13_015_864_320, "Llama-3-8B": 8_030_261_248, "Llama-3-70B": 70_553_706_496,
+    "Qwen2-0.5B": 494_032_768, "Qwen2-7B": 7_615_616_512}
+
+
+@pytest.mark.parametrize("name", known.NAMES)
+def test_parameters_are_the_published_number(name):
+    config = known.config(name)
+    on_meta = sum(p.numel() for p in known.on_meta(config).parameters())
+    assert parameters.count(config) == on_meta == PUBLISHED[name]
+
+
+def test_an_unknown_name_gets_one_sentence():
+    with pytest.raises(ValueError, match="no model 'GPT-5': choose GPT-2, "):
+        known.config("GPT-5")
