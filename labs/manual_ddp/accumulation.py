@@ -4,9 +4,9 @@ import copy
 
 import torch.distributed as dist
 
+from labs.checking import on_ranks
 from labs.exercises import Wrong, check
 from labs.manual_ddp import twin as twins
-from labs.manual_ddp.checks import on_ranks
 from labs.meters.traffic import Traffic
 from labs.training import data
 from labs.training.models import TrapModel

@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from labs.checking import on_ranks
 from labs.exercises import Wrong, check
 from labs.manual_ddp import twin as twins
-from labs.manual_ddp.checks import follow_twin, on_ranks
+from labs.manual_ddp.checks import follow_twin
 from labs.meters.traffic import Call, Mark, Traffic
 from labs.training import data
 from labs.training.models import TrapModel, count, trainable

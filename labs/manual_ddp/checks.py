@@ -4,21 +4,12 @@
 import torch
 import torch.distributed as dist
 
+from labs.checking import on_ranks
 from labs.exercises import Wrong, check
 from labs.manual_ddp import twin as twins
 from labs.meters.traffic import Traffic
 from labs.training import data
 from labs.training.models import TrapModel, count
-from labs.workers.launcher import launch
-
-WORLD_SIZES = (2, 3, 4)
-
-
-def on_ranks(fn, *args, world_sizes=WORLD_SIZES, hang_after=4.0) -> list:
-    """`fn(*args)` on 2, 3 and 4 ranks, one after the other; all results in one list."""
-    return [result for ranks in world_sizes
-            for result in launch(fn, *args, ranks=ranks, quiet=True, device="cpu",
-                                 hang_after=hang_after)]
 
 
 @check("2.1")

@@ -1,19 +1,22 @@
 """The non-parallel twin: the same model, trained on the whole batch by one process, and a
 comparison that says what is wrong with a gradient that is not the twin's."""
 
-import contextlib
 import copy
+import functools
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
+from labs import checking
+from labs.checking import BATCH, close, gradients, together, worst
 from labs.exercises import Wrong
 from labs.training import data
 from labs.training.models import TrapModel, trainable
 
-TOLERANCE = 1e-5  # of float32 sums in another order
-BATCH = 12  # divides by 2, 3 and 4 ranks
+__all__ = ["BATCH", "Twin", "close", "compare_gradients", "compare_state", "fault", "gradients",
+           "sgd", "together", "torchs_own_refused", "worst"]
+
+torchs_own_refused = functools.partial(checking.torchs_own_refused, "DistributedDataParallel")
 
 
 class Twin:
@@ -39,40 +42,8 @@ class Twin:
         return gradients(alone)
 
 
-def together(judge, *args):
-    """`judge(*args)` on every rank; where one raises Wrong, all raise it, that of the lowest rank.
-
-    It is where ranks meet after the student's code, so one that is still stuck in there is told
-    from one that left: the launcher sees that they are not in the same collective.
-    """
-    result, wrong = None, None
-    try:
-        result = judge(*args)
-    except Wrong as error:
-        wrong = error
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, wrong)
-    for first in filter(None, everyone):
-        raise first
-    return result
-
-
 def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-
-
-def gradients(model) -> dict:
-    """name -> gradient, zeros where there is none, of the trainable parameters."""
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
-            for name, p in trainable(model)}
-
-
-def worst(got, want) -> float:
-    return (got - want).abs().max().item() if got.shape == want.shape else float("inf")
-
-
-def close(got, want) -> bool:
-    return worst(got, want) <= TOLERANCE * max(1.0, want.abs().max().item())
 
 
 def compare_gradients(model, want, own, when="") -> float:
@@ -129,19 +100,3 @@ def fault(got, want, own):
                 "Divide by the world size, whatever it is.")
     return (f"differs from the twin's by {worst(got, want):.2g}",
             "It is neither the mean, nor the sum, nor this rank's own.")
-
-
-@contextlib.contextmanager
-def torchs_own_refused():
-    """Inside, torch's DistributedDataParallel cannot be made: the exercise is to build it."""
-    original = DistributedDataParallel.__init__
-
-    def refuse(self, *_, **__):
-        raise Wrong("torch's own DistributedDataParallel does the work",
-                    "Build it from hooks and collectives; torch's is for comparing afterwards.")
-
-    DistributedDataParallel.__init__ = refuse
-    try:
-        yield
-    finally:
-        DistributedDataParallel.__init__ = original
