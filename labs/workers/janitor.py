@@ -28,15 +28,9 @@ def _leave(server):
 def _ready_a_worker(server):
     if os.getppid() != server:
         return  # a child of a worker
-    gc.freeze()  # what is shared with this process need never be looked through, or copied
-    labs = _modules_of_labs()
-    if os.environ.get("LABS_HOME") != _HOME or _dates(labs) != _imported:
-        for name in labs:  # a worker runs the labs that is on disk, and that of its caller
+    if os.environ.get("LABS_HOME") != _HOME or _dates(_imported) != _imported:
+        for name in _imported:  # a worker runs the labs that is on disk, and that of its caller
             del sys.modules[name]
-
-
-def _modules_of_labs() -> list:
-    return [name for name in sys.modules if name.split(".")[0] == "labs"]
 
 
 def _dates(names) -> dict:
@@ -48,8 +42,11 @@ def _dates(names) -> dict:
 
 
 def all_is_imported():
-    """Called when the server has imported the workers' own modules: remembers what they were."""
-    _imported.update(_dates(_modules_of_labs()))
+    """Called when the server has imported all it will: remembers what it has of labs, so that no
+    worker need look through all modules. To touch a shared page is to copy it."""
+    _imported.update(_dates([name for name in sys.modules if name.split(".")[0] == "labs"]))
+    gc.collect()
+    gc.freeze()  # nor need its garbage collector look at what is shared
 
 
 def _say_nothing_of_an_interrupt(kind, error, traceback):

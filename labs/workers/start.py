@@ -13,22 +13,7 @@ import torch.multiprocessing as mp
 
 from labs.workers.failures import LaunchError
 
-# A preloaded module stays as it was when the server started: third-party ones, and of labs only
-# what a worker begins with, which the janitor drops when a file of it has changed since.
-PRELOAD = [
-    "labs.workers.janitor",
-    "numpy",
-    "cloudpickle",
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",  # torch.optim imports it at the first step
-    "torch.profiler",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen2.modeling_qwen2",
-    "labs.workers.worker",
-    "labs.workers.preloaded",
-]
+PRELOAD = ["labs.workers.janitor", "labs.workers.preloaded"]
 
 _lock = threading.RLock()
 _number = count()
