@@ -12,32 +12,31 @@ LEVEL = 0.19  # inches from a name to the next above it
 def shown(capacities, most: float) -> list:
     """Those (bytes, name) that belong on a chart whose longest bar is `most` bytes: all that it
     crosses, and the next, unless that lies so far off that the bars would shrink to nothing."""
-    ordered = sorted(capacities)
-    beyond = [line for line in ordered if line[0] > most][:1]
-    return [line for line in ordered if line[0] <= most] + [
-        line for line in beyond if line[0] <= 4 * most or len(ordered) == 1]
+    beyond = min((size for size, _ in capacities if size > most), default=0)
+    far = len(capacities) > 1 and beyond > 4 * most
+    return [line for line in capacities if line[0] <= max(most, 0 if far else 1.02 * beyond)]
 
 
 def merged(capacities, apart: float) -> list:
-    """[(bytes, name)] where lines less than `apart` bytes from the first of a group share a name,
-    `A100-80, H100`."""
+    """[(bytes, name)], the smallest first; lines less than `apart` bytes from the first of a group
+    become one, with the names of all in the order given: `A100-80, H100`."""
     groups = []
-    for size, name in sorted(capacities):
-        if groups and size - groups[-1][0][0] < apart:
-            groups[-1].append((size, name))
+    for line in sorted(capacities):
+        if groups and line[0] - groups[-1][0][0] < apart:
+            groups[-1].append(line)
         else:
-            groups.append([(size, name)])
-    return [(group[0][0], ", ".join(name for _, name in group)) for group in groups]
+            groups.append([line])
+    return [(group[0][0], ", ".join(line[1] for line in capacities if line in group))
+            for group in groups]
 
 
 def levels(named, per_inch: float) -> list:
-    """[(bytes, name, level)]: a name stands right of its line; where it would run into the next
-    line's name, it moves up one level. per_inch: bytes of the axis to an inch."""
-    placed, free = [], []  # free[level]: the leftmost byte that is taken there
+    """[(bytes, name, level)] of lines, the smallest first: a name stands right of its line, one
+    level above all lines that it would run into. per_inch: bytes of the axis to an inch."""
+    placed = []
     for size, name in reversed(named):
         end = size + (len(name) * SIZE + 0.1) * per_inch
-        level = next((at for at, taken in enumerate(free) if end <= taken), len(free))
-        free[level:level + 1] = [size]
+        level = max((level + 1 for other, _, level in placed if other < end), default=0)
         placed.append((size, name, level))
     return placed[::-1]
 
@@ -52,11 +51,13 @@ def upright(ax, capacities, unit: float, top: float, row: float):
 
 
 def lying(ax, capacities, unit: float, right: float, apart: float):
-    """Horizontal lines with names at their right end, x = `right`, at least `apart` bytes from
-    each other."""
-    lowest = 0.0
+    """Horizontal lines up to x = `right`, and from there a leader to each name; names are at least
+    `apart` bytes from each other. capacities: as `merged` gives them."""
+    left, free = ax.get_xlim()[0], 0.0
     for size, name in capacities:
-        ax.axhline(size / unit, **_LINE)
-        lowest = max(lowest, size - apart / 2)
-        ax.text(right, lowest / unit, f" {name}", ha="left", va="bottom", **_NAME)
-        lowest += apart
+        height = max(size, free)
+        ax.hlines(size / unit, left, right, **_LINE)
+        ax.plot([right, right + 0.2], [size / unit, height / unit], color=palette.MUTED,
+                linewidth=0.7)
+        ax.text(right + 0.2, height / unit, f" {name}", ha="left", va="center", **_NAME)
+        free = height + apart

@@ -70,7 +70,7 @@ def stacked(rows: list, title: str = "", capacities=(), unit: str = None) -> Pic
     lines.upright(ax, named, size, -0.5, ROW)
     ax.set_yticks(range(len(rows)), [row.name for row in rows])
     ax.tick_params(axis="y", labelcolor=palette.INK)
-    _scale(ax.xaxis, ax.set_xlabel, unit, title)
+    ax.set_xlabel(_scale(ax.xaxis, unit, title))
     _legend(figure, [row.bar for row in rows], [row for row in rows if not _pale(row)],
             pale=any(map(_pale, rows)), full=any(row.measured for row in rows))
     return Picture(figure, _text(rows, title, seen, unit, size), data=rows)
@@ -122,7 +122,7 @@ def _bar(ax, place, row, size):
             left += nbytes
     if row.died:
         _death(ax, place, row, left, size)
-    elif not _pale(row):
+    if not _pale(row):
         tick(ax, row.formula and row.formula / size, place, palette.PREDICTED)
     tick(ax, row.guessed and row.guessed / size, place, palette.GUESSED)
 
@@ -152,10 +152,11 @@ def _words_beside(ax, place, row, unit, size, per_inch):
                 bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})
 
 
-def _scale(axis, set_label, unit, title):
+def _scale(axis, unit, title) -> str:
+    """Plain numbers on the axis; what it counts, in words."""
     axis.set_major_formatter(lambda value, _: f"{value:,g}")
     powers = {"GB": " (10⁹ bytes)", "MB": " (10⁶ bytes)", "kB": " (10³ bytes)"}
-    set_label(f"{unit}{powers.get(unit, '')} {title}".strip())
+    return f"{unit}{powers.get(unit, '')} {title}".strip()
 
 
 def _legend(figure, held, ticks, pale=False, full=True):
@@ -166,7 +167,7 @@ def _legend(figure, held, ticks, pale=False, full=True):
     if pale and full:
         second.append(Patch(label="predicted only", **_fill("other", True)))
     handles = first + second
-    if len(first) + 1.2 * len(second) > 6.5:
+    if len(first) + 1.2 * len(second) > 7.45:
         empty = [Patch(alpha=0, label=" ")] * (len(first) - len(second))
         handles = [one for pair in zip(first, second + empty, strict=False) for one in pair]
     figure.legend(handles=handles, loc="outside upper left", frameon=False, fontsize=9.5,
@@ -219,12 +220,12 @@ def columns(named: dict, predicted: dict = None, title: str = "", capacities=(),
     for place, row in enumerate(rows):
         _column(ax, place, row, size, top)
     ax.set_ylim(0, top / size)
-    ax.set_xlim(-0.6, len(rows) - 0.4 + (0.13 * len(rows) if seen else 0))
+    ax.set_xlim(-0.6, len(rows) - 0.4 + (0.03 + 0.13 * len(rows) if seen else 0))
     lines.lying(ax, lines.merged(seen, 0.012 * top), size, len(rows) - 0.45, 0.065 * top)
     ax.set_xticks(range(len(rows)), [row.name for row in rows])
     ax.tick_params(axis="x", labelcolor=palette.INK)
     ax.set_xlabel(below)
-    _scale(ax.yaxis, ax.set_ylabel, unit, title)
+    ax.set_title(_scale(ax.yaxis, unit, title), loc="left", fontsize=10)
     _legend(figure, [row.bar for row in rows], rows)
     return Picture(figure, _text(rows, title, seen, unit, size), data=rows)
 
@@ -237,4 +238,5 @@ def _column(ax, place, row, size, top):
             height += nbytes
     tick(ax, row.formula and row.formula / size, place, palette.PREDICTED, upright=True)
     ax.text(place, (max(height, row.formula or 0) + 0.015 * top) / size, number(height / size),
-            ha="center", va="bottom", fontsize=10, zorder=3)
+            ha="center", va="bottom", fontsize=10, zorder=3, color=palette.INK,
+            bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.8})

@@ -72,11 +72,16 @@ def gpu(name) -> GPU:
     return GPUS[name]
 
 
-def overhead(ranks: int = 1, architecture: str = "sm90") -> float:
-    """Bytes beside the tensors of one rank: context, cuBLAS and, from 2 ranks on, NCCL."""
-    context = CUDA_CONTEXT["torch 2.1, lazy loading"]
+def overheads(ranks: int = 1, architecture: str = "sm90") -> dict:
+    """Name -> bytes beside the tensors of one rank: context, cuBLAS and, from 2 ranks on, NCCL."""
     workspace = 2 * CUBLAS_WORKSPACE.get(architecture, CUBLAS_WORKSPACE["sm90"])
-    return context + workspace + (NCCL_FIRST_CALL if ranks > 1 else 0)
+    return {"CUDA context": CUDA_CONTEXT["torch 2.1, lazy loading"], "cuBLAS": workspace,
+            "NCCL": NCCL_FIRST_CALL if ranks > 1 else 0}
+
+
+def overhead(ranks: int = 1, architecture: str = "sm90") -> float:
+    """Bytes of `overheads` together."""
+    return sum(overheads(ranks, architecture).values())
 
 
 def fits(needed: float, name, ranks: int = 1) -> bool:

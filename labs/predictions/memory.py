@@ -13,24 +13,30 @@ from labs.predictions.parameters import shape_of
 
 CHECKPOINTING = ("none", "selective", "full")
 PHASES = ("build", "forward", "backward", "step", "peak")
+INPUTS = 8 + 8  # bytes of a token's number and of its label, int64
 RNG_STATE = 5056  # bytes of the CPU generator's state that torch.utils.checkpoint keeps per block
 
 
 def predict(config, *, batch: int, sequence: int, ranks: int = 1, rank: int = 0,
             strategy: str = "plain", reshard: bool = True, bucket_view: bool = False,
             wrap: str = "blocks", recipe="fp32", checkpointing: str = "none",
-            attention: str = "sdpa", device: str = "cpu") -> dict:
+            attention: str = "sdpa", device: str = "cpu", backend: str = None,
+            inputs: bool = False) -> dict:
     """Phase -> Memory (bytes by category) of one rank: after "build" (no optimizer state yet),
     "forward", "backward" and "step" of a later step, and at that step's "peak".
 
     config: of a GPT-2, Llama or Qwen2 from Hugging Face, or a `Shape`. batch: sequences per rank;
-    sequence: tokens of each. strategy: one of STRATEGIES. recipe: one of RECIPES.
+    sequence: tokens of each. strategy: one of STRATEGIES. recipe: one of RECIPES. backend: "gloo",
+    whose collectives hold copies, or "nccl", whose do not; None: the one for the device. inputs:
+    count the batch's tokens and labels too, as an allocator does.
     """
     tape, z = Tape(), _sizes(config, batch, sequence, recipe, checkpointing, attention, device)
-    chosen = _strategy(tape, z, recipe, strategy, ranks, rank, reshard, bucket_view, wrap)
+    chosen = _strategy(tape, z, recipe, strategy, ranks, rank, reshard=reshard, wrap=wrap,
+                       bucket_view=bucket_view, copies=_copies(backend, device))
     found = {}
     chosen.build()
     found["build"] = tape.snapshot()
+    tape.add(other=INPUTS * z.tokens if inputs else 0)
     tape.add(optimizer_state=chosen.optimizer_state() + _steps(chosen, z))
     tape.start_peak()
     _forward(tape, z, chosen, checkpointing == "full")
@@ -46,11 +52,22 @@ def _sizes(config, batch, sequence, recipe, checkpointing, attention, device):
     check(attention, device, batch, sequence)
     if checkpointing not in CHECKPOINTING:
         raise ValueError(f"no checkpointing {checkpointing!r}: choose {', '.join(CHECKPOINTING)}")
-    return Sizes(shape_of(config), batch, sequence, recipe_of(recipe).compute, attention, device,
+    shape = shape_of(config)
+    if 0 < shape.positions < sequence:
+        raise ValueError(f"sequence={sequence}: this model has learned positions for only "
+                         f"{shape.positions} tokens")
+    return Sizes(shape, batch, sequence, recipe_of(recipe).compute, attention, device,
                  selective=checkpointing == "selective", checkpointed=checkpointing == "full")
 
 
-def _strategy(tape, z, recipe, strategy, ranks, rank, reshard, bucket_view, wrap):
+def _copies(backend, device) -> bool:
+    chosen = backend or {"cpu": "gloo", "cuda": "nccl"}[device]
+    if chosen not in ("gloo", "nccl"):
+        raise ValueError(f"no backend {backend!r}: choose gloo or nccl")
+    return chosen == "gloo"
+
+
+def _strategy(tape, z, recipe, strategy, ranks, rank, **options):
     known = memory_strategies.STRATEGIES
     if strategy not in known:
         raise ValueError(f"no strategy {strategy!r}: choose {', '.join(known)}")
@@ -59,9 +76,7 @@ def _strategy(tape, z, recipe, strategy, ranks, rank, reshard, bucket_view, wrap
                          f"FSDP does that, {strategy!r} does not")
     if not 0 <= rank < ranks:
         raise ValueError(f"rank {rank} of {ranks} does not exist: ranks count from 0")
-    options = {"reshard": reshard, "bucket_view": bucket_view, "wrap": wrap,
-               "flat": strategy == "fsdp1"}
-    chosen = type(strategy, (known[strategy],), options)
+    chosen = type(strategy, (known[strategy],), {**options, "flat": strategy == "fsdp1"})
     return chosen(tape, z.shape, recipe_of(recipe), ranks, rank)
 
 

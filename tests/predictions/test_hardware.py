@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs.predictions.hardware import GPUS, fits, gpu, overhead
+from labs.predictions.hardware import GPUS, fits, gpu, overhead, overheads
 from labs.predictions.memory_recipes import model_states
 from labs.training.categories import GiB
 
@@ -34,3 +34,8 @@ def test_13b_on_four_a100_80():
 def test_an_unknown_gpu_is_turned_away():
     with pytest.raises(ValueError, match="no GPU 'V100' in the table"):
         gpu("V100")
+
+
+def test_what_cuda_takes_has_names():
+    assert overheads(8).keys() == {"CUDA context", "cuBLAS", "NCCL"}
+    assert overheads(1)["NCCL"] == 0
