@@ -47,13 +47,14 @@ class Block:
     category: str = ""
 
 
-def record(build, batches) -> Report:
+def record(build, batches, held=None) -> Report:
     """On a rank with its tensors on the CPU: runs the plain loop over the batches and reports.
 
     build() returns (module, optimizer); it is called inside, so that all it allocates is seen.
-    Make the batches before. Two steps at least show what lasts from step to step.
+    Make the batches before. Two steps at least show what lasts from step to step. held(module,
+    optimizer) -> category -> tensors, for a library that keeps them in places of its own.
     """
-    marks, saved = [], set()
+    marks, saved, held = [], set(), held or _held_by_torch
 
     def keep(tensor):
         saved.add(_address(tensor))
@@ -61,30 +62,33 @@ def record(build, batches) -> Report:
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         module, optimizer = build()
-        _mark(marks, "build", module, optimizer)
+        _mark(marks, "build", held(module, optimizer))
         for batch in batches:
             with saved_tensors_hooks(keep, lambda tensor: tensor):
                 loss = module(**batch).loss
-            _mark(marks, "forward", module, optimizer, saved)
+            _mark(marks, "forward", held(module, optimizer), saved)
             loss.backward()
             del loss
-            _mark(marks, "backward", module, optimizer)
+            _mark(marks, "backward", held(module, optimizer))
             optimizer.step()
-            _mark(marks, "step", module, optimizer)
+            _mark(marks, "step", held(module, optimizer))
             optimizer.zero_grad()
-            _mark(marks, "boundary", module, optimizer)
+            _mark(marks, "boundary", held(module, optimizer))
             saved.clear()
     tree = recorded.profiler.kineto_results.experimental_event_tree()
     return _report(*_read(tree), marks)
 
 
-def _mark(marks, name, module, optimizer, saved=()):
-    """Notes which addresses hold what at this moment."""
+def _held_by_torch(module, optimizer) -> dict:
     parameters = list(module.parameters())
-    held = {"parameters": parameters + list(module.buffers()),
+    return {"parameters": parameters + list(module.buffers()),
             "gradients": [p.grad for p in parameters if p.grad is not None],
             "optimizer_state": [value for state in optimizer.state.values()
                                 for value in state.values() if isinstance(value, torch.Tensor)]}
+
+
+def _mark(marks, name, held, saved=()):
+    """Notes which addresses hold what at this moment."""
     addresses = {category: {_address(t) for t in tensors} for category, tensors in held.items()}
     with record_function(f"{_MARK}{len(marks)}"):
         marks.append((name, {**addresses, "activations": set(saved)}))
@@ -143,10 +147,10 @@ def _categorise(blocks, times, marks):
     """A block is, for its whole life, what it was found to be at any mark; else what its birth
     and its length of life say."""
     alive = [[b for b in blocks if b.begin <= time < b.end] for time in times]
-    for category in ("parameters", "gradients", "optimizer_state", "activations"):
+    for category in ("parameters", "gradients", "optimizer_state", "buffers", "activations"):
         for here, (_, held) in zip(alive, marks, strict=True):
             for block in here:
-                if not block.category and block.address in held[category]:
+                if not block.category and block.address in held.get(category, ()):
                     block.category = category
     boundaries = [time for (name, _), time in zip(marks, times, strict=True) if name == "boundary"]
     for block in blocks:
