@@ -1,0 +1,12 @@
+"""Notebook 03: ZeRO-1, -2 and -3 by hand, checked for what they promise, beside the real ones.
+
+The names are looked up on first use, so that a rank does not load what draws.
+"""
+
+from labs.lookup import offered
+
+__all__, __getattr__, __dir__ = offered(__name__, {
+    "Flat": ".flat", "ShardedOptimizer": ".optimizer", "Sharded": ".sharded", "layers": ".sharded",
+    "all_gather": ".collectives", "reduce_scatter": ".collectives",
+    "preset": "labs.training.presets",
+})

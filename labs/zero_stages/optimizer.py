@@ -1,0 +1,30 @@
+"""The shell of an optimizer that works on shards."""
+
+import torch
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """An optimizer around another, `inner`, which updates the shards of `flats`.
+
+    Its groups and its state are the inner one's, so that a schedule, `state_dict` and whatever
+    else knows torch's optimizers works on it. zero_grad forgets the gradients of the shards and
+    those of the model's own parameters.
+    """
+
+    def __init__(self, inner, flats):
+        super().__init__([flat.shard for flat in flats], {})
+        self.inner, self.flats = inner, list(flats)
+        self._share()
+
+    def _share(self):
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def zero_grad(self, set_to_none: bool = True):
+        self.inner.zero_grad(set_to_none)
+        for flat in self.flats:
+            for parameter in flat.parameters:
+                parameter.grad = None
+
+    def load_state_dict(self, state_dict):
+        self.inner.load_state_dict(state_dict)
+        self._share()
