@@ -5,7 +5,7 @@ block is followed from its allocation to its end.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -22,10 +22,18 @@ _COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduc
 @dataclass(frozen=True)
 class Report:
     """Bytes by category at the end of each phase of the last step, and at the moment of the run at
-    which the total was highest."""
+    which the total was highest. peaks: phase -> Memory at its highest moment, of the last step too;
+    the whole of building is "build"."""
 
     phases: dict
     peak: Memory
+    peaks: dict = field(default_factory=dict)
+
+    @property
+    def step_peak(self) -> Memory:
+        """Memory at the highest moment of the last step: building is over, and all that the first
+        step makes is there."""
+        return max((self.peaks[phase] for phase in PHASES[1:]), key=lambda held: held.total)
 
     def __repr__(self):
         rows = {**self.phases, "peak": self.peak}
@@ -138,9 +146,13 @@ def _end_broadcasts(blocks, times):
 def _report(blocks, times, marks) -> Report:
     _end_broadcasts(blocks, times)
     _categorise(blocks, times, marks)
-    last = {name: time for (name, _), time in zip(marks, times, strict=True)}
-    return Report({phase: _held(blocks, last[phase]) for phase in PHASES},
-                  _held(blocks, _highest(blocks)))
+    names = [name for name, _ in marks]
+    last = {name: index for index, name in enumerate(names)}
+    begins = {phase: times[last[phase] - 1] if last[phase] else 0 for phase in PHASES}
+    return Report({phase: _held(blocks, times[last[phase]]) for phase in PHASES},
+                  _held(blocks, _highest(blocks)),
+                  {phase: _held(blocks, _highest(blocks, begins[phase], times[last[phase]]))
+                   for phase in PHASES})
 
 
 def _categorise(blocks, times, marks):
@@ -174,12 +186,12 @@ def _held(blocks, time) -> Memory:
     return Memory(**totals)
 
 
-def _highest(blocks) -> int:
-    """When most bytes were held."""
+def _highest(blocks, begin=0, end=2**63) -> int:
+    """When, of this span of time, most bytes were held."""
     changes = sorted([(b.begin, b.nbytes) for b in blocks] + [(b.end, -b.nbytes) for b in blocks])
-    total = most = when = 0
+    total, most, when = 0, _held(blocks, begin).total, begin
     for time, nbytes in changes:
         total += nbytes
-        if total > most:
+        if begin <= time <= end and total > most:
             most, when = total, time
     return when

@@ -103,10 +103,13 @@ class FSDP(Plain):
 
     Gathering needs the parameters twice for a moment: as all-gather's output, rank by rank, and
     copied out, parameter by parameter. In forward the first stays until the next unit's copy is
-    done; in backward the unit before is gathered ahead. ZeRO-3 is the same.
+    done; in backward the unit before is gathered ahead. ZeRO-3 is the same. Over gloo each
+    collective holds one more copy while it runs: all-gather of all outputs, reduce-scatter of its
+    input (ProcessGroupGloo.cpp).
     """
 
     reshard = True
+    copies = False
     wrap = "blocks"
     flat = False  # FSDP1 gathers straight into its flat parameter: no copy
 
@@ -140,8 +143,13 @@ class FSDP(Plain):
             self.tape.make("buffers", low=self.padded[unit] * self.recipe.compute)
         self.tape.make("buffers", **{"g": self._whole(unit)})
         self.tape.rename("g", (unit, "gathered"))
+        self._copied(self._whole(unit))
         if self.recipe.mixed:
             self.tape.free("low")
+
+    def _copied(self, size):
+        if self.copies:
+            self.tape.temporary(size, "buffers")
 
     def _copy_out(self, unit):
         if (unit, "gathered") not in self.tape.live or (unit, "whole") in self.tape.live:
@@ -187,6 +195,7 @@ class FSDP(Plain):
         made = sum(map(prod, self.units[unit])) * self.recipe.compute
         self.tape.add(gradients=-made)
         self.tape.add(gradients=reduced)
+        self._copied(reduced * self.ranks)
 
     def finish(self):
         self.after_backward("root")
