@@ -1,7 +1,8 @@
 """What a rank's memory holds, by category: stacked bars with the formula's and the student's tick,
 the capacities of GPUs, and columns for the phases of a step or for numbers of ranks."""
 
-from dataclasses import dataclass
+import textwrap
+from dataclasses import dataclass, replace
 
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
@@ -15,19 +16,23 @@ from labs.training.categories import Memory
 
 ROW = 0.46  # inches from one bar to the next
 _HIGH = 0.62  # of a bar, in rows
+_BESIDE = {"facecolor": palette.PAPER, "edgecolor": palette.MUTED, "linewidth": 1,
+           "linestyle": (0, (2, 1.5))}
 
 
 @dataclass(frozen=True)
 class Row:
     """One rank's memory, in bytes. measured is drawn in full colours; where there is none, the
     predicted Memory in pale ones. predicted, a Memory or a number, is the formula's tick; guessed
-    the student's. died: it ran out of memory at `limit` bytes (None: at the chart's first capacity)
-    and the bar, if any, is what it held or would have needed."""
+    the student's. overhead: held beside the tensors, by CUDA and NCCL. died: it ran out of memory
+    at `limit` bytes (None: at the chart's first capacity) and the bar, if any, is what it held or
+    would have needed."""
 
     name: str
     measured: Memory = None
     predicted: Memory | float = None
     guessed: float = None
+    overhead: float = 0
     died: bool = False
     limit: float = None
 
@@ -46,34 +51,63 @@ class Row:
     @property
     def end(self) -> float:
         """Where the row's rightmost mark is."""
-        return max(self.bar.total, self.formula or 0, self.limit or 0)
+        return max(self.bar.total + self.overhead, self.formula or 0, self.limit or 0)
 
 
-def stacked(rows: list, title: str = "", capacities=(), unit: str = None) -> Picture:
+def stacked(rows: list, title: str = "", capacities=(), unit: str = None,
+            note: str = "") -> Picture:
     """A horizontal bar for each Row, by category. title: what the axis counts, after its unit, e.g.
     "of one rank at the peak". capacities: (bytes, name) of lines across all bars; those far beyond
-    the longest bar are left out. unit: "GB" (10^9 bytes), "MB" ...; None: what is handy."""
+    the longest bar are left out. unit: "GB" (10^9 bytes), "MB" ...; None: what is handy. note: a
+    sentence above the chart."""
     rows = [_with_limit(row, capacities) for row in rows]
-    most = max((max(row.end, row.guessed or 0) for row in rows), default=0) or 1
-    unit, size = unit_for(most, unit)
-    wide = WIDTH - 0.35 - CHARACTER * max(len(row.name) for row in rows)  # inches of the axis
-    seen = lines.shown(capacities, most)
-    right = _right(rows, seen, most, unit, size, wide)
-    named = lines.levels(lines.merged(seen, 0.012 * right), right / wide)
-    heads = 0.17 + lines.LEVEL * max((level for *_, level in named), default=-1) if named else 0
-    figure, ax = canvas(WIDTH, 1.05 + ROW * len(rows) + heads)
-    ax.set_ylim(len(rows) - 0.5, -0.55 - heads / ROW)
-    ax.set_xlim(0, right / size)
+    room = _Room(rows, capacities, unit)
+    said = textwrap.wrap(note, int(room.wide / 0.075))
+    figure, ax = canvas(WIDTH, 1.05 + ROW * len(rows) + room.heads + 0.22 * len(said))
+    ax.set_title("\n".join(said), loc="left", fontsize=10)
+    ax.set_ylim(len(rows) - 0.5, -0.55 - room.heads / ROW)
+    ax.set_xlim(0, room.right / room.size)
     for place, row in enumerate(rows):
-        _bar(ax, place, row, size)
-        _words_beside(ax, place, row, unit, size, right / wide)
-    lines.upright(ax, named, size, -0.5, ROW)
+        _bar(ax, place, row, room.size)
+        _words_beside(ax, place, row, room)
+    lines.upright(ax, room.lines, room.size, -0.5, ROW)
     ax.set_yticks(range(len(rows)), [row.name for row in rows])
     ax.tick_params(axis="y", labelcolor=palette.INK)
-    ax.set_xlabel(_scale(ax.xaxis, unit, title))
-    _legend(figure, [row.bar for row in rows], [row for row in rows if not _pale(row)],
-            pale=any(map(_pale, rows)), full=any(row.measured for row in rows))
-    return Picture(figure, _text(rows, title, seen, unit, size), data=rows)
+    ax.set_xlabel(_scale(ax.xaxis, room.unit, title))
+    _legend(figure, rows)
+    words = _text(rows, title, room) + (f"\n{note}" if note else "")
+    return Picture(figure, words, data=rows)
+
+
+class _Room:
+    """How the axis of a chart is laid out. most: bytes of the longest bar or tick; unit, size: its
+    name and bytes; right: bytes at the axis's end; wide: inches of it; lines: capacities with the
+    level of their names; heads: inches that the names take."""
+
+    def __init__(self, rows, capacities, unit=None):
+        self.most = max((max(row.end, row.guessed or 0) for row in rows), default=0) or 1
+        self.unit, self.size = unit_for(self.most, unit)
+        self.wide = WIDTH - 0.35 - CHARACTER * max(len(row.name) for row in rows)
+        self.seen = lines.shown(capacities, self.most)
+        self.right = self._right(rows)
+        self.lines = lines.levels(lines.merged(self.seen, 0.012 * self.right),
+                                  self.right / self.wide)
+        levels = [level for *_, level in self.lines]
+        self.heads = 0.17 + lines.LEVEL * max(levels) if levels else 0
+
+    def beside(self, row) -> float:
+        """Inches that the words beside a bar take."""
+        return CHARACTER * len(f"   {_said(row, self)}")
+
+    def _right(self, rows) -> float:
+        """Room for bars, the words beside them and the lines' names."""
+        def end(row):
+            words = self.beside(row) * self.most / self.wide
+            return beside(row.end, row.formula, row.guessed, words) + 1.12 * words
+
+        names = [line[0] + len(line[1]) * lines.SIZE * self.most / self.wide
+                 for line in self.seen[-1:]]
+        return max([1.03 * self.most, *map(end, rows), *(1.12 * name for name in names)])
 
 
 def _with_limit(row, capacities) -> Row:
@@ -82,35 +116,22 @@ def _with_limit(row, capacities) -> Row:
     if not capacities:
         raise ValueError(f"{row.name!r} died, but at how many bytes? Give the row a limit, or the "
                          "picture a capacity")
-    return Row(row.name, row.measured, row.predicted, row.guessed, True, min(capacities)[0])
+    return replace(row, limit=min(capacities)[0])
 
 
 def _pale(row) -> bool:
     return row.measured is None and isinstance(row.predicted, Memory)
 
 
-def _right(rows, seen, most, unit, size, wide) -> float:
-    """Bytes at the axis's right end: room for bars, the words beside them and the lines' names."""
-    def end(row):
-        room = _room(row, unit, size) * most / wide
-        return beside(row.end, row.formula, row.guessed, room) + 1.12 * room
-
-    names = [line[0] + len(line[1]) * lines.SIZE * most / wide for line in seen[-1:]]
-    return max([1.03 * most, *map(end, rows), *(1.12 * name for name in names)])
-
-
-def _room(row, unit, size) -> float:
-    """Inches that the words beside a bar take."""
-    return CHARACTER * len(f"   {_said(row, unit, size)}")
-
-
-def _said(row, unit, size) -> str:
+def _said(row, room) -> str:
     """The words beside a bar."""
+    unit, size = room.unit, room.size
     if row.died:
         return f"✗ out of memory at {number(row.limit / size)} {unit}"
     if not row.bar.total:
         return "" if row.formula is None else f"{number(row.formula / size)} {unit}"
-    return f"{number(row.bar.total / size)} {unit}"
+    beside_it = f" + {number(row.overhead / size)}" if row.overhead else ""
+    return f"{number(row.bar.total / size)}{beside_it} {unit}"
 
 
 def _bar(ax, place, row, size):
@@ -120,6 +141,8 @@ def _bar(ax, place, row, size):
             ax.barh(place, nbytes / size, left=left / size, height=_HIGH,
                     **_fill(name, _pale(row)))
             left += nbytes
+    if row.overhead:
+        ax.barh(place, row.overhead / size, left=left / size, height=_HIGH, **_BESIDE)
     if row.died:
         _death(ax, place, row, left, size)
     if not _pale(row):
@@ -143,10 +166,9 @@ def _death(ax, place, row, end, size):
     ax.vlines(row.limit / size, place - 0.45, place + 0.45, color=FAILED, linewidth=5, zorder=4)
 
 
-def _words_beside(ax, place, row, unit, size, per_inch):
-    room = _room(row, unit, size) * per_inch
-    start = beside(row.end, row.formula, row.guessed, room)
-    ax.annotate(_said(row, unit, size), (start / size, place), xytext=(8, 0),
+def _words_beside(ax, place, row, room):
+    start = beside(row.end, row.formula, row.guessed, room.beside(row) * room.right / room.wide)
+    ax.annotate(_said(row, room), (start / room.size, place), xytext=(8, 0),
                 textcoords="offset points", va="center", fontsize=10, zorder=3,
                 color=FAILED if row.died else palette.INK,
                 bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})
@@ -159,11 +181,14 @@ def _scale(axis, unit, title) -> str:
     return f"{unit}{powers.get(unit, '')} {title}".strip()
 
 
-def _legend(figure, held, ticks, pale=False, full=True):
+def _legend(figure, rows):
     """Categories that occur, then what the marks mean; in two rows where one is too long."""
-    names = [name for name in palette.MEMORY if any(memory.by_name()[name] for memory in held)]
+    pale, full = any(map(_pale, rows)), any(row.measured for row in rows)
+    names = [name for name in palette.MEMORY if any(row.bar.by_name()[name] for row in rows)]
     first = [Patch(label=name, **_fill(name, pale and not full)) for name in names]
-    second = tick_handles(ticks)
+    second = tick_handles([replace(row, predicted=None) if _pale(row) else row for row in rows])
+    if any(row.overhead for row in rows):
+        second.append(Patch(label="CUDA, NCCL", **_BESIDE))
     if pale and full:
         second.append(Patch(label="predicted only", **_fill("other", True)))
     handles = first + second
@@ -175,18 +200,21 @@ def _legend(figure, held, ticks, pale=False, full=True):
                   handlelength=1.4, columnspacing=1.3)
 
 
-def _text(rows, title, seen, unit, size) -> str:
-    first = [f"{unit} {title}".strip()]
-    return "\n".join([*first, *(_sentence(row, unit, size) for row in rows),
-                      *(f"{name} has {number(at / size)} {unit}" for at, name in seen)])
+def _text(rows, title, room) -> str:
+    return "\n".join([f"{room.unit} {title}".strip(), *(_sentence(row, room) for row in rows),
+                      *(f"{name} has {number(at / room.size)} {room.unit}"
+                        for at, name in room.seen)])
 
 
-def _sentence(row, unit, size) -> str:
+def _sentence(row, room) -> str:
+    unit, size = room.unit, room.size
     parts = [f"out of memory at {number(row.limit / size)} {unit}"] if row.died else []
     if row.measured is not None:
         parts.append(f"measured {in_words(row.measured, unit)}")
     elif isinstance(row.predicted, Memory):
         parts.append(f"predicted {in_words(row.predicted, unit)}")
+    if row.overhead:
+        parts.append(f"and {number(row.overhead / size)} {unit} beside its tensors")
     if row.formula is not None and not _pale(row):
         parts.append(f"the formula {number(row.formula / size)}")
     parts += [f"your guess {number(row.guessed / size)}"] if row.guessed is not None else []
@@ -212,22 +240,20 @@ def columns(named: dict, predicted: dict = None, title: str = "", capacities=(),
     """A column for each name -> Memory, by category. predicted: name -> bytes or Memory, the
     formula's tick. capacities: (bytes, name) of lines across. below: what the names are."""
     rows = [Row(name, held, (predicted or {}).get(name)) for name, held in named.items()]
-    most = max((row.end for row in rows), default=0) or 1
-    unit, size = unit_for(most, unit)
-    seen = lines.shown(capacities, most)
-    top = 1.12 * max([most, *(line[0] for line in seen)])
+    room = _Room(rows, capacities, unit)
+    top = 1.12 * max([room.most, *(line[0] for line in room.seen)])
     figure, ax = canvas(WIDTH, 3.6)
     for place, row in enumerate(rows):
-        _column(ax, place, row, size, top)
-    ax.set_ylim(0, top / size)
-    ax.set_xlim(-0.6, len(rows) - 0.4 + (0.03 + 0.13 * len(rows) if seen else 0))
-    lines.lying(ax, lines.merged(seen, 0.012 * top), size, len(rows) - 0.45, 0.065 * top)
+        _column(ax, place, row, room.size, top)
+    ax.set_ylim(0, top / room.size)
+    ax.set_xlim(-0.6, len(rows) - 0.4 + (0.03 + 0.13 * len(rows) if room.seen else 0))
+    lines.lying(ax, lines.merged(room.seen, 0.012 * top), room.size, len(rows) - 0.45, 0.065 * top)
     ax.set_xticks(range(len(rows)), [row.name for row in rows])
     ax.tick_params(axis="x", labelcolor=palette.INK)
     ax.set_xlabel(below)
-    ax.set_title(_scale(ax.yaxis, unit, title), loc="left", fontsize=10)
-    _legend(figure, [row.bar for row in rows], rows)
-    return Picture(figure, _text(rows, title, seen, unit, size), data=rows)
+    ax.set_title(_scale(ax.yaxis, room.unit, title), loc="left", fontsize=10)
+    _legend(figure, rows)
+    return Picture(figure, _text(rows, title, room), data=rows)
 
 
 def _column(ax, place, row, size, top):

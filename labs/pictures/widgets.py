@@ -1,43 +1,94 @@
-"""Pictures that follow a slider where a kernel is live, and stand still where none is."""
+"""Pictures that follow a student's choices where a kernel is live, and stand still where none is.
+"""
+
+from dataclasses import dataclass
 
 from labs.pictures.picture import WIDTH, Picture
 
+_PIXELS = f"{round(96 * WIDTH)}px"
 
-class Slider:
-    """Draws `picture(value)` for the value of a slider over `values`. Where the front end cannot
-    run widgets it is the picture for `value`."""
 
-    def __init__(self, name: str, values: list, value, picture):
-        self.name, self.values, self.value, self.picture = name, values, value, picture
-        self.still: Picture = picture(value)
+@dataclass(frozen=True)
+class Choice:
+    """One control. name: of the keyword that the drawing takes. options: (label, value) pairs;
+    value: the first choice. kind: "slider", "menu" or "buttons"."""
+
+    name: str
+    label: str
+    options: list
+    value: object
+    kind: str = "slider"
+
+
+class Controls:
+    """Draws `picture(**chosen)` for what the controls say. Where the front end cannot run widgets
+    it is the picture for the first choice of each.
+
+    live: the same as HTML, for drawings that a picture is too slow for; columns: of the controls.
+    """
+
+    def __init__(self, choices: list, picture, live=None, columns: int = 1):
+        self.choices, self.picture, self.live, self.columns = choices, picture, live, columns
+        self.first = {choice.name: choice.value for choice in choices}
+        self.still: Picture = picture(**self.first)
 
     def __repr__(self):
         return repr(self.still)
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         data, metadata = self.still._repr_mimebundle_()
-        box = self._box()
+        box = self.box()
         if box is not None:
             data.update(box._repr_mimebundle_() or {})
             data["text/plain"] = repr(self.still)
         return data, metadata
 
-    def _box(self):
+    def box(self):
+        """The controls and the view below them as a widget; None where there is no ipywidgets."""
         try:
             import ipywidgets
         except ImportError:
             return None
-        slider = ipywidgets.SelectionSlider(
-            options=[(f"{value:g}", value) for value in self.values], value=self.value,
-            description=self.name, continuous_update=True,
-            style={"description_width": "initial"},
-            layout=ipywidgets.Layout(width="420px", margin="4px 2px 4px 10px"))
-        image = ipywidgets.Image(value=self.still.png(), format="png",
-                                 layout=ipywidgets.Layout(
-                                     width=f"{round(96 * WIDTH)}px", height="auto"))
+        handles = [_handle(ipywidgets, choice, self.columns > 1) for choice in self.choices]
+        view = self._view(ipywidgets)
 
-        def redraw(change):
-            image.value = self.picture(change["new"]).png()
+        def redraw(_):
+            self._redraw(view, {choice.name: handle.value for choice, handle in
+                                zip(self.choices, handles, strict=True)})
 
-        slider.observe(redraw, names="value")
-        return ipywidgets.VBox([slider, image])
+        for handle in handles:
+            handle.observe(redraw, names="value")
+        grid = ipywidgets.GridBox(handles, layout=ipywidgets.Layout(
+            grid_template_columns=f"repeat({self.columns}, minmax(0, 1fr))", grid_gap="2px 18px",
+            max_width=_PIXELS, margin="2px 2px 6px 8px"))
+        return ipywidgets.VBox([grid, view])
+
+    def _view(self, ipywidgets):
+        if self.live:
+            return ipywidgets.HTML(self.live(**self.first), layout=ipywidgets.Layout(
+                max_width=_PIXELS, margin="0"))
+        return ipywidgets.Image(value=self.still.png(), format="png",
+                                layout=ipywidgets.Layout(width=_PIXELS, height="auto"))
+
+    def _redraw(self, view, chosen):
+        view.value = self.live(**chosen) if self.live else self.picture(**chosen).png()
+
+
+class Slider(Controls):
+    """Draws `picture(value)` for the value of one slider over `values`."""
+
+    def __init__(self, name: str, values: list, value, picture):
+        choice = Choice("value", name, [(f"{each:g}", each) for each in values], value)
+        super().__init__([choice], lambda value: picture(value))
+
+
+def _handle(ipywidgets, choice, gridded):
+    kinds = {"slider": ipywidgets.SelectionSlider, "menu": ipywidgets.Dropdown,
+             "buttons": ipywidgets.ToggleButtons}
+    wide = ("auto" if gridded else "420px") if choice.kind != "buttons" else "auto"
+    style = {"description_width": "104px" if gridded else "initial"}
+    if choice.kind == "buttons":
+        style["button_width"] = "auto"
+    return kinds[choice.kind](options=choice.options, value=choice.value, style=style,
+                              description=choice.label,
+                              layout=ipywidgets.Layout(width=wide, margin="2px"))
