@@ -134,17 +134,19 @@ def _blocks(events) -> list:
     return blocks
 
 
-def _end_broadcasts(blocks, times):
+def _end_broadcasts(blocks, times, marks):
     """The flat copies that DDP broadcasts a model's state in: where gloo's thread is the last to
-    let go of one, the profiler, which does not watch that thread, never tells its end."""
+    let go of one, the profiler, which does not watch that thread, never tells its end. Who lays
+    tensors flat to keep them (DeepSpeed) is known to hold them at a mark."""
+    kept = {address for _, held in marks for addresses in held.values() for address in addresses}
     for block in blocks:
-        if "aten::flatten_dense_tensors" in block.spans:
+        if "aten::flatten_dense_tensors" in block.spans and block.address not in kept:
             after = bisect_right(times, block.begin)
             block.end = min([block.end, *times[after:after + 1]])
 
 
 def _report(blocks, times, marks) -> Report:
-    _end_broadcasts(blocks, times)
+    _end_broadcasts(blocks, times, marks)
     _categorise(blocks, times, marks)
     names = [name for name, _ in marks]
     last = {name: index for index, name in enumerate(names)}

@@ -111,5 +111,23 @@ def test_a_block_whose_end_was_not_told_ends_where_its_address_is_used_again():
 
 def test_the_copy_of_a_broadcast_ends_at_the_next_mark():
     lost = memory.Block(7, 100, 5, ("aten::flatten_dense_tensors", "aten::cat"))
-    memory._end_broadcasts([lost], [1, 9, 20])
+    memory._end_broadcasts([lost], [1, 9, 20], [])
     assert lost.end == 9
+
+
+def test_parameters_laid_flat_to_be_kept_are_held_until_they_go():
+    def work():
+        def build():
+            model = models.gpt2(**MODEL)
+            parameters = list(model.parameters())
+            model.flat = torch._utils._flatten_dense_tensors(parameters)
+            for p, piece in zip(parameters, torch._utils._unflatten_dense_tensors(
+                    model.flat, parameters), strict=True):
+                p.data = piece
+            return model, torch.optim.SGD(parameters, lr=1e-3)
+
+        report = memory.record(build, data.lm_batches(2, 4, 32))
+        return report, 4 * sum(p.numel() for p in models.gpt2(**MODEL).parameters())
+
+    [(report, size)] = launch(work, ranks=1, quiet=True, device="cpu")
+    assert [report.phases[phase].parameters for phase in memory.PHASES] == [size] * 4
