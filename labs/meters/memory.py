@@ -16,7 +16,7 @@ from labs.training.categories import Memory
 PHASES = ("build", "forward", "backward", "step")
 _MARK = "labs::mark "
 _COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduce_scatter",
-                  "fsdp::", "c10d::", "gloo:", "DistributedDataParallel")
+                  "fsdp::", "c10d::", "gloo:", "DistributedDataParallel", "ZeRO::")
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ def record(build, batches, held=None) -> Report:
 
 def _held_by_torch(module, optimizer) -> dict:
     parameters = list(module.parameters())
+    parameters += [p for group in optimizer.param_groups for p in group["params"]]  # and shards
     return {"parameters": parameters + list(module.buffers()),
             "gradients": [p.grad for p in parameters if p.grad is not None],
             "optimizer_state": [value for state in optimizer.state.values()
