@@ -85,9 +85,11 @@ class _Room:
     level of their names; heads: inches that the names take."""
 
     def __init__(self, rows, capacities, unit=None):
-        self.most = max((max(row.end, row.guessed or 0) for row in rows), default=0) or 1
+        self.most = (max((max(row.end, row.guessed or 0) for row in rows), default=0)
+                     or min(capacities, default=(1,))[0])
         self.unit, self.size = unit_for(self.most, unit)
-        self.wide = WIDTH - 0.35 - CHARACTER * max(len(row.name) for row in rows)
+        self.wide = WIDTH - 0.35 - CHARACTER * max(
+            len(line) for row in rows for line in row.name.splitlines())
         self.seen = lines.shown(capacities, self.most)
         self.right = self._right(rows)
         self.lines = lines.levels(lines.merged(self.seen, 0.012 * self.right),
@@ -218,7 +220,7 @@ def _sentence(row, room) -> str:
     if row.formula is not None and not _pale(row):
         parts.append(f"the formula {number(row.formula / size)}")
     parts += [f"your guess {number(row.guessed / size)}"] if row.guessed is not None else []
-    return f"{row.name}: " + (", ".join(parts) or "nothing yet")
+    return f"{', '.join(row.name.splitlines())}: " + (", ".join(parts) or "nothing yet")
 
 
 def in_words(memory: Memory, unit: str) -> str:

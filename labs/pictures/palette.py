@@ -14,6 +14,7 @@ MEMORY = {"parameters": "#3b6fb6", "gradients": "#e07b39", "optimizer state": "#
           "activations": "#7fb069", "buffers": "#e8a33d", "other": "#c5ccd3"}
 
 PREDICTED = INK  # the formula's tick
+FITS, TOO_LARGE = "#2a9347", "#d43c30"  # readable on white as on black
 GUESSED = "#d6249f"  # the student's tick; no rank, no phase and no verdict has it
 
 
