@@ -1,0 +1,44 @@
+"""Small tables that draw themselves: numbers that want to be read, not seen."""
+
+import html
+from dataclasses import dataclass
+
+_CELL = "padding:2px 10px;border:0;text-align:{};font-variant-numeric:tabular-nums"
+_HEAD = "border-bottom:1px solid #8a929c;opacity:0.75;font-weight:600"
+_LAST = "border-top:1px solid #8a929c"
+
+
+@dataclass(frozen=True)
+class Table:
+    """head: names of the columns. rows: their cells, as text; the first column is set to the left,
+    and `left` more of them. total: the last row is a sum. note: a line below."""
+
+    title: str
+    head: tuple
+    rows: list
+    total: bool = False
+    note: str = ""
+    left: int = 0
+
+    def __repr__(self):
+        lines = [self.head, *self.rows]
+        wide = [max(len(str(row[column])) for row in lines) for column in range(len(self.head))]
+        made = ["  ".join(f"{str(cell):{'<' if column <= self.left else '>'}{width}}"
+                          for column, (cell, width) in enumerate(zip(row, wide, strict=True)))
+                for row in lines]
+        return "\n".join([self.title, *(line.rstrip() for line in made),
+                          *([self.note] if self.note else [])])
+
+    def _repr_html_(self):
+        body = "".join(self._row(row, "td", _LAST if self.total and row is self.rows[-1] else "")
+                       for row in self.rows)
+        note = f"<div style='opacity:0.75;margin-top:4px'>{html.escape(self.note)}</div>"
+        return (f"<b>{html.escape(self.title)}</b><table style='border-collapse:collapse;"
+                f"margin:4px 0 0 0'>{self._row(self.head, 'th', _HEAD)}{body}</table>"
+                f"{note if self.note else ''}")
+
+    def _row(self, row, tag, style) -> str:
+        cells = "".join(
+            f"<{tag} style='{_CELL.format('left' if column <= self.left else 'right')};{style}'>"
+            f"{html.escape(str(cell))}</{tag}>" for column, cell in enumerate(row))
+        return f"<tr>{cells}</tr>"
