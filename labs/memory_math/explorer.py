@@ -84,7 +84,7 @@ def _controls() -> list:
             ("batch", "batch per rank", "slider", [2**power for power in range(8)]),
             ("recipe", "recipe", "menu", recipes),
             ("sequence", "sequence", "slider", [2**power for power in range(8, 18)]),
-            ("checkpointing", "checkpointing", "buttons", CHECKPOINTING)]
+            ("checkpointing", "checkpointing", "menu", CHECKPOINTING)]
 
 
 def _parts(recipe) -> str:

@@ -11,7 +11,7 @@ _PIXELS = f"{round(96 * WIDTH)}px"
 @dataclass(frozen=True)
 class Choice:
     """One control. name: of the keyword that the drawing takes. options: (label, value) pairs;
-    value: the first choice. kind: "slider", "menu" or "buttons"."""
+    value: the first choice. kind: "slider" or "menu"."""
 
     name: str
     label: str
@@ -83,12 +83,8 @@ class Slider(Controls):
 
 
 def _handle(ipywidgets, choice, gridded):
-    kinds = {"slider": ipywidgets.SelectionSlider, "menu": ipywidgets.Dropdown,
-             "buttons": ipywidgets.ToggleButtons}
-    wide = ("auto" if gridded else "420px") if choice.kind != "buttons" else "auto"
-    style = {"description_width": "104px" if gridded else "initial"}
-    if choice.kind == "buttons":
-        style["button_width"] = "auto"
-    return kinds[choice.kind](options=choice.options, value=choice.value, style=style,
-                              description=choice.label,
-                              layout=ipywidgets.Layout(width=wide, margin="2px"))
+    kinds = {"slider": ipywidgets.SelectionSlider, "menu": ipywidgets.Dropdown}
+    return kinds[choice.kind](
+        options=choice.options, value=choice.value, description=choice.label,
+        style={"description_width": "104px" if gridded else "initial"},
+        layout=ipywidgets.Layout(width="auto" if gridded else "420px", margin="2px"))
