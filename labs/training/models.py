@@ -67,7 +67,7 @@ class Chain(nn.Module):
     width + 8 more. Activations are few: almost all memory is parameters and what belongs to them.
     """
 
-    def __init__(self, layers: int = 16, width: int = 37, seed: int = 0):
+    def __init__(self, layers: int = 12, width: int = 37, seed: int = 0):
         super().__init__()
         torch.manual_seed(seed)
         self.inlet, self.outlet = nn.Linear(8, width), nn.Linear(width, 8)

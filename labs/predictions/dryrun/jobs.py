@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from labs.training.models import blocks
+
 PRECISIONS = ("fp32", "bf16", "mixed")
 STRATEGIES = ("plain", "ddp", "fsdp2")
 
@@ -86,13 +88,6 @@ def _cut(config, layers):
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:layers]
     return config
-
-
-def blocks(model) -> nn.ModuleList:
-    """The model's repeated layers: the list of modules that holds most parameters."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=lambda found: sum(p.numel() for p in found.parameters()),
-               default=nn.ModuleList())
 
 
 def _checkpoint(model):

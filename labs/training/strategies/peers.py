@@ -1,0 +1,127 @@
+"""Strategies of libraries beside torch: DeepSpeed's ZeRO 1, 2 and 3, and Accelerate."""
+
+import functools
+import importlib.util
+import logging
+import os
+from unittest import mock
+
+from torch import nn
+
+from labs.training.models import blocks
+from labs.workers import devices
+
+
+def has_deepspeed() -> bool:
+    """Whether DeepSpeed is installed: the extra `peers`."""
+    return importlib.util.find_spec("deepspeed") is not None
+
+
+def deepspeed(model, optimizer_class, stage: int, **kwargs):
+    """DeepSpeed's ZeRO of this stage, around the optimizer that is given.
+
+    The plain loop runs as it is: since 0.18 DeepSpeed takes part in `loss.backward()` through hooks
+    of its own, so only `step` leads to its engine, which also clears the gradients. Its buffers and
+    thresholds, made for billions of parameters, are scaled to one block of this model.
+
+    Raises ModuleNotFoundError where DeepSpeed is not installed.
+    """
+    library = _deepspeed()
+    optimizer = optimizer_class(model.parameters(), **kwargs)
+    with mock.patch("deepspeed.comm.torch.build_shm_op", lambda: None):  # compiles for a minute
+        engine, *_ = library.initialize(model=model, optimizer=optimizer,
+                                        config=_config(model, stage), dist_init_required=False)
+    return Engine(engine), EngineOptimizer(engine)
+
+
+deepspeed1 = functools.partial(deepspeed, stage=1)
+deepspeed2 = functools.partial(deepspeed, stage=2)
+deepspeed3 = functools.partial(deepspeed, stage=3)
+
+
+def _deepspeed():
+    if not has_deepspeed():
+        raise ModuleNotFoundError(
+            "DeepSpeed is not installed: it comes with the extra `peers`, which ./scripts/test "
+            "installs; without it, leave DeepSpeed out of the comparison")
+    if devices.device().type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    import deepspeed as library
+
+    library.utils.logger.setLevel(logging.ERROR)
+    return library
+
+
+def _config(model, stage) -> dict:
+    """One block's parameters are a bucket, and what is fetched ahead; nothing is kept gathered from
+    forward to backward; small parameters are divided too."""
+    block = max((sum(p.numel() for p in block.parameters()) for block in blocks(model)),
+                default=sum(p.numel() for p in model.parameters()))
+    zero = {"stage": stage, "reduce_bucket_size": block, "allgather_bucket_size": block,
+            "stage3_prefetch_bucket_size": block, "stage3_max_live_parameters": 2 * block,
+            "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}
+    return {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero,
+            "gradient_clipping": 0.0,  # unasked, DeepSpeed clips at a norm of 1
+            "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+
+
+class Engine(nn.Module):
+    """DeepSpeed's engine as a module."""
+
+    def __init__(self, engine):
+        super().__init__()
+        self.engine = engine
+
+    def forward(self, *inputs, **named_inputs):
+        return self.engine(*inputs, **named_inputs)
+
+
+class EngineOptimizer:
+    """DeepSpeed's engine as an optimizer."""
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    @property
+    def param_groups(self) -> list:
+        return self.engine.optimizer.param_groups
+
+    @property
+    def state(self) -> dict:
+        """Of the optimizer that was given, by its flat partition."""
+        return self.engine.optimizer.optimizer.state
+
+    def step(self):
+        self.engine.step()
+
+    def zero_grad(self, set_to_none: bool = True):
+        """Nothing is left to do: the engine's step has cleared the gradients."""
+
+
+def accelerate_ddp(model, optimizer_class, **kwargs):
+    """Accelerate with nothing asked of it: DDP, around torch's."""
+    return _accelerate(model, optimizer_class(model.parameters(), **kwargs))
+
+
+def accelerate_fsdp2(model, optimizer_class, **kwargs):
+    """Accelerate with its FSDP plugin, version 2. On a CPU Accelerate would silently take DDP
+    instead: here it is told that the job is FSDP."""
+    from accelerate import FullyShardedDataParallelPlugin
+    from accelerate.utils import DistributedType
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in blocks(model)}))
+    return _accelerate(model, optimizer_class(model.parameters(), **kwargs), fsdp_plugin=plugin,
+                       told={"distributed_type": DistributedType.FSDP, "fsdp_plugin": plugin})
+
+
+def _accelerate(model, optimizer, told=None, **options):
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state()  # it remembers the first Accelerator of the process
+    accelerator = Accelerator(cpu=devices.device().type == "cpu", **options)
+    AcceleratorState._shared_state.update(told or {})
+    return accelerator.prepare(model, optimizer)

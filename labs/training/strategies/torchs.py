@@ -1,0 +1,72 @@
+"""Torch's own strategies: DDP, ZeroRedundancyOptimizer, FSDP1 and FSDP2."""
+
+import functools
+import warnings
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from labs.training.models import blocks
+from labs.workers import devices
+
+
+def plain(model, optimizer_class, **kwargs):
+    """The model as it is: each rank for itself."""
+    return model, optimizer_class(model.parameters(), **kwargs)
+
+
+def ddp(model, optimizer_class, cap_bytes: int = None, bucket_view: bool = False, **kwargs):
+    """torch's DistributedDataParallel. cap_bytes: of a gradient bucket (torch takes 25 MiB)."""
+    module = _ddp(model, cap_bytes, bucket_view)
+    return module, optimizer_class(module.parameters(), **kwargs)
+
+
+def zero_redundancy(model, optimizer_class, cap_bytes: int = None, bucket_view: bool = False,
+                    **kwargs):
+    """DDP with torch's ZeroRedundancyOptimizer: ZeRO-1, in which each rank updates whole parameters
+    and broadcasts them."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    module = _ddp(model, cap_bytes, bucket_view)
+    return module, ZeroRedundancyOptimizer(module.parameters(), optimizer_class, **kwargs)
+
+
+def _ddp(model, cap_bytes, bucket_view):
+    cap = {} if cap_bytes is None else {"bucket_cap_mb": cap_bytes / 2**20}
+    return DistributedDataParallel(model, gradient_as_bucket_view=bucket_view, **cap)
+
+
+def fsdp2(model, optimizer_class, reshard: bool = True, mp_policy=None, **kwargs):
+    """FSDP2, `fully_shard`: each block a unit, the rest of the model another.
+
+    reshard: free a block's gathered parameters after its forward, and gather again in backward
+    (ZeRO-3); without, they stay for backward. mp_policy: a MixedPrecisionPolicy.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    options = {"mesh": init_device_mesh(devices.device().type, (dist.get_world_size(),))}
+    if mp_policy is not None:
+        options["mp_policy"] = mp_policy
+    for block in blocks(model):
+        fully_shard(block, reshard_after_forward=reshard, **options)
+    fully_shard(model, reshard_after_forward=reshard, **options)
+    return model, optimizer_class(model.parameters(), **kwargs)
+
+
+fsdp2_no_reshard = functools.partial(fsdp2, reshard=False)
+
+
+def fsdp1(model, optimizer_class, reshard: bool = True, **kwargs):
+    """FSDP1, FullyShardedDataParallel, which torch no longer develops; units as in `fsdp2`."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    chosen = ShardingStrategy.FULL_SHARD if reshard else ShardingStrategy.SHARD_GRAD_OP
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # that FSDP2 is to be preferred
+        module = FullyShardedDataParallel(
+            model, auto_wrap_policy=ModuleWrapPolicy({type(block) for block in blocks(model)}),
+            sharding_strategy=chosen, use_orig_params=True,
+            device_id=devices.device())  # without it FSDP1 looks for an accelerator
+    return module, optimizer_class(module.parameters(), **kwargs)
