@@ -178,6 +178,13 @@ def test_notebooks_are_valid_and_bare(tree):
     assert code[1]["metadata"] == {"tags": ["nbval-check-output"]}
 
 
+def test_what_a_check_says_is_compared_by_nbval(tree):
+    root = tree(SOURCE + "\n# %%\nlab.check_mean(mean)\n\n# %%\nuncheck = lab.check_mean\n")
+    *_, check, other = lesson(root).solution["cells"]
+    assert check["metadata"] == {"tags": ["nbval-check-output"]}
+    assert other["metadata"] == {}
+
+
 def test_ids_are_shared_stable_and_unique(tree):
     before = lesson(tree())
     student = {c["id"] for c in before.student["cells"]}

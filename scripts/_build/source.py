@@ -12,6 +12,8 @@ HEADER = re.compile(r"\A(# ---\n(?:#.*\n)*?# ---\n)")
 CELL_START = re.compile(r"^# ?%%")
 LAYOUT = {"lines_to_next_cell", "cell_marker"}  # jupytext's notes on how the .py file looks
 ROLES = {"solution-only", "student-only"}
+CHECK = re.compile(r"^lab\.check_\w+\(", re.MULTILINE)
+COMPARED = "nbval-check-output"  # what a check says in CI must be what it says in the solution
 
 
 @dataclass
@@ -92,6 +94,8 @@ def _cell(path, number, raw):
     tags = metadata.pop("tags", [])
     role = next((tag for tag in tags if tag in ROLES), "")
     tags = [tag for tag in tags if tag not in ROLES]
+    if raw.cell_type == "code" and CHECK.search(raw.source) and COMPARED not in tags:
+        tags.append(COMPARED)
     if tags:
         metadata["tags"] = tags
     return Cell(path, number, 0, raw.cell_type, raw.source.rstrip(), metadata, role)
