@@ -9,7 +9,7 @@ from labs.predictions.parameters import shape_of
 from labs.training import known
 
 LAYER = ("batch", "sequence", "hidden", "heads", "fused")
-RAN = (2, 64, 128, 4)  # batch, sequence, hidden, heads of the block that the notebook shows
+RAN = (3, 96, 128, 4)  # batch, sequence, hidden, heads of the block that the notebook shows
 
 
 @check("1.4")

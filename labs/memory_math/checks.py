@@ -129,13 +129,13 @@ def _type_slips(weights, gradients, moments, master) -> tuple:
                   "The optimizer keeps it: it belongs to the optimizer state.")],
             [instead(weights.itemsize, gradients.itemsize, "that is the weights' type",
                      "Gradients have a type of their own here.")],
-            [Slip(-each, "only one moment is counted", "Adam keeps two: mean and mean square."),
-             Slip(-4 * master, "the fp32 master copy is missing", "It takes 4 more bytes."),
-             Slip(4 * (not master), "there is no master copy here", "Ask `master`."),
+            [Slip(-4 * master, "the fp32 master copy is missing", "It takes 4 more bytes."),
              Slip(8 - 2 * each, "the moments are taken as fp32",
                   f"They are {each} bytes each here."),
              Slip(2 * weights.itemsize - 2 * each, "the moments are taken in the weights' type",
                   "They have a type of their own."),
+             Slip(-each, "only one moment is counted", "Adam keeps two: mean and mean square."),
+             Slip(4 * (not master), "there is no master copy here", "Ask `master`."),
              Slip((each - 4) * master, "the master copy is taken in the moments' type",
                   "A master copy is fp32, whatever the moments are.")])
 

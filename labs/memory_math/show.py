@@ -136,9 +136,10 @@ def show_saved():
     batch, sequence, hidden, heads = RAN
     unit = batch * sequence * hidden
     found = truth.saved(*RAN, fused=False)
+    parts = PARTS if len(PARTS) == len(found) else [""] * len(found)  # another torch
     rows = [(part, " x ".join(map(str, shape)), str(dtype).removeprefix("torch."),
              f"{nbytes:,}", f"{nbytes / unit:.3g}")
-            for part, (nbytes, shape, dtype) in zip(PARTS, found, strict=True)]
+            for part, (nbytes, shape, dtype) in zip(parts, found, strict=True)]
     total = sum(nbytes for nbytes, _, _ in found)
     return told(Table(
         f"GPT-2 block in bf16 with dropout and eager attention: batch b = {batch}, sequence "

@@ -171,4 +171,4 @@ def show_rest():
 
 
 def _gib(nbytes) -> str:
-    return f"{nbytes / GiB:.2g} GiB"
+    return f"{nbytes / GiB:.3g} GiB"

@@ -1,0 +1,56 @@
+"""A 70B model on 8 to 1024 ranks, in one process: some numbers of ranks by dry run, all by formula.
+"""
+
+import functools
+
+import torch
+
+from labs.exercises import told
+from labs.pictures import memory
+from labs.predictions import hardware
+from labs.predictions.dryrun import dry_run
+from labs.predictions.memory import predict
+from labs.training import known
+
+RANKS = tuple(2**power for power in range(3, 11))
+TRACED = (8, 64, 1024)
+GPUS = ("A100-40", "A100-80", "H100", "H200")
+
+
+def show_scaling(model: str = "Llama-3-70B", traced: tuple = TRACED, ranks: tuple = RANKS,
+                 batch: int = 1, sequence: int = 4096) -> memory.Picture:
+    """One rank of an FSDP2 job (bf16 policy, AdamW, full checkpointing) at its peak, against the
+    number of ranks: full columns from dry runs, pale ones from the closed form, which is the tick
+    on the full ones. batch: sequences per rank; sequence: tokens."""
+    config = known.config(model)
+    runs = {count: dry_run(config, ranks=count, strategy="fsdp2", batch=batch, sequence=sequence,
+                           precision="mixed", checkpointing="full", optimizer=_adamw_of_a_gpu,
+                           threads=1, backend="nccl") for count in traced}
+    formula = {count: predict(config, batch=batch, sequence=sequence, ranks=count, device="cuda",
+                              strategy="fsdp2", recipe="bf16 policy", checkpointing="full")["peak"]
+               for count in sorted({*ranks, *traced})}
+    capacities = [(hardware.gpu(name).usable, name) for name in GPUS]
+    return told(memory.columns(
+        {f"{count}": run.peak for count, run in runs.items()},
+        {f"{count}": held for count, held in formula.items()},
+        f"of one rank of {model} at its peak", capacities, unit="GB", below="ranks (FSDP2)",
+        source="dry run", note=_note(runs, formula)))
+
+
+# On a GPU, AdamW treats all parameters at once (torch.optim, foreach), and its temporaries are as
+# large as they are; on fake CPU tensors it has to be told.
+_adamw_of_a_gpu = functools.partial(torch.optim.AdamW, foreach=True)
+
+
+def _note(runs, formula) -> str:
+    """What was traced and what was computed, and how far the two are from each other."""
+    off = max(abs(formula[count].total / run.peak.total - 1) for count, run in runs.items())
+    one = next(iter(runs.values()))
+    return (f"Dry run on {_listed(runs)} ranks: {one.traced} of {one.layers} layers with fake "
+            f"tensors, {sum(run.seconds for run in runs.values()):.0f} s in one process. The "
+            f"others, pale, and the ticks are the closed form's, at most {100 * off:.2f} % off.")
+
+
+def _listed(counts) -> str:
+    *most, last = map(str, counts)
+    return f"{', '.join(most)} and {last}" if most else last
