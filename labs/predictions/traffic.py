@@ -44,6 +44,44 @@ def gradient_bytes(parameters: int, bytes_each: int = 4) -> int:
     return parameters * bytes_each
 
 
+def passes(kind: str) -> int:
+    """How many times a collective of this kind sends its tensor, on the mean over ranks: each rank
+    sends passes · (N-1)/N · S. An all-reduce is a reduce-scatter and an all-gather; of a broadcast
+    or a reduce every rank but one must get, or give, S."""
+    return {"all_reduce": 2, "barrier": 0}.get(kind, 1)
+
+
+def stage_passes(stage: int, reshard: bool = True) -> dict:
+    """Collective -> how often all Ψ parameters, or their gradients, go through it in one step.
+
+    stage 0 is DDP; in ZeRO-1 and -2 a rank gets the sum of its own gradients alone, and all get the
+    updated parameters; in ZeRO-3 parameters are gathered for forward and again for backward, or
+    only once without `reshard`. No stage ever sends optimizer state. Source: Rajbhandari et al.,
+    "ZeRO", SC 2020 (arXiv 1910.02054), section 7.
+    """
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"stage={stage}: ZeRO has stages 1, 2 and 3; 0 is DDP")
+    if stage == 0:
+        return {"all_reduce": 1}
+    return {"reduce_scatter": 1, "all_gather": 2 if stage == 3 and reshard else 1}
+
+
+def stage_elements(stage: int, parameters: float, ranks: int, reshard: bool = True) -> float:
+    """Elements that each rank sends in one step: 2Ψ or, with ZeRO-3, 3Ψ, times (N-1)/N."""
+    times = sum(passes(kind) * often for kind, often in stage_passes(stage, reshard).items())
+    return times * parameters * (_counted(ranks) - 1) / ranks
+
+
+def stage_bytes(stage: int, parameters: float, ranks: int, reshard: bool = True,
+                gathered: int = 4, reduced: int = 4) -> float:
+    """Bytes that each rank sends in one step; gathered, reduced: bytes of an element of the
+    parameters and of the gradients as they travel (2 in bf16). An all-reduce carries gradients."""
+    each = {"all_gather": gathered}
+    return sum(passes(kind) * often * each.get(kind, reduced)
+               for kind, often in stage_passes(stage, reshard).items()
+               ) * parameters * (_counted(ranks) - 1) / ranks
+
+
 def _counted(ranks: int) -> int:
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: at least 1 rank is needed")

@@ -39,3 +39,23 @@ def test_no_ranks_make_no_sense():
 
 def test_a_node_is_rented_by_the_minute():
     assert rent.node_dollars(60) == pytest.approx(22.32)
+
+
+@pytest.mark.parametrize(("stage", "often"), [(0, 2), (1, 2), (2, 2), (3, 3)])
+def test_stages_send_two_or_three_times_all_parameters(stage, often):
+    assert traffic.stage_elements(stage, 1000, 4) == pytest.approx(often * 1000 * 3 / 4)
+    assert traffic.stage_bytes(stage, 1000, 4) == 4 * traffic.stage_elements(stage, 1000, 4)
+
+
+def test_zero3_without_reshard_sends_what_zero2_sends():
+    assert traffic.stage_elements(3, 7, 2, reshard=False) == traffic.stage_elements(2, 7, 2)
+
+
+def test_zero3_that_gathers_in_bf16_sends_the_bytes_of_ddp_in_fp32():
+    mixed = traffic.stage_bytes(3, 1000, 8, gathered=2, reduced=4)
+    assert mixed == traffic.stage_bytes(0, 1000, 8) == traffic.all_reduce(4000, 8)
+
+
+def test_a_stage_that_zero_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="stages 1, 2 and 3"):
+        traffic.stage_passes(4)
