@@ -14,7 +14,6 @@ from labs.workers.launcher import launch
 WORLD_SIZES = (2, 3, 4)
 TOLERANCE = 1e-5  # of float32 sums in another order
 BATCH = 12  # divides by 2, 3 and 4 ranks
-_SILENT = {"KINETO_LOG_LEVEL": "5"}  # torch's profiler, else, prints a line when it starts
 
 # What may not be made inside a check, and the class whose constructor gives it away.
 _OWN = {
@@ -30,7 +29,7 @@ def on_ranks(fn, *args, world_sizes=WORLD_SIZES, hang_after=4.0) -> list:
     """`fn(*args)` on 2, 3 and 4 ranks, one after the other; all results in one list."""
     return [result for ranks in world_sizes
             for result in launch(fn, *args, ranks=ranks, quiet=True, device="cpu",
-                                 hang_after=hang_after, environment=_SILENT)]
+                                 hang_after=hang_after)]
 
 
 def together(judge, *args):

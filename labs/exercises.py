@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from labs.workers import places
 from labs.workers.failures import LaunchError, RankFailed
+from labs.workers.screen import NOISE
 
 _COLOURS = {True: "#2a9347", False: "#d43c30", None: "#7d8590"}  # on white as on black
 _GUESSED = "#d6249f"  # as labs.pictures.palette.GUESSED
@@ -124,6 +125,7 @@ def _printed(error, most: int = 20) -> str:
     """The last lines that the failing rank printed (rank 0, if it is all of them that failed)."""
     rank = getattr(error, "rank", 0)
     lines = (error.output[rank] if len(getattr(error, "output", ())) > rank else "").splitlines()
+    lines = [line for line in lines if not NOISE.match(line)]
     return "\n".join(f"rank {rank} │ {line}" for line in lines[-most:])
 
 

@@ -18,7 +18,7 @@ NO_TEXT = "(bytes that are no text; all are in .output)"
 
 # What torch's C++ prints when a peer has gone (the diagnosis says it better), its profiler at
 # every start, and what faulthandler writes for us. Kept in `text`.
-_NOISE = re.compile(r"(\[rank\d+\]:)?\[[EW]\d{4} [\d:.]+ (ProcessGroup|Utils|socket)\w*\.cpp"
+NOISE = re.compile(r"(\[rank\d+\]:)?\[[EW]\d{4} [\d:.]+ (ProcessGroup|Utils|socket)\w*\.cpp"
                     r"|USDT:.*ProfilerHandler|Fatal Python error: |(Current t|T)hread 0x"
                     r'|  File ".*", line \d+ in |Extension modules: ')
 _CONTROL = re.compile("\x1b(?!\\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
@@ -171,7 +171,7 @@ class Reel:
         self._last.extend(lines[free:])
 
     def _is_noise(self, line) -> bool:
-        noise = bool(_NOISE.match(line)) or (self._after_noise and not line)
+        noise = bool(NOISE.match(line)) or (self._after_noise and not line)
         self._after_noise = noise
         return noise
 

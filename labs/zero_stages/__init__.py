@@ -8,6 +8,7 @@ from labs.lookup import offered
 __all__, __getattr__, __dir__ = offered(__name__, {
     "Flat": ".flat", "ShardedOptimizer": ".optimizer", "Sharded": ".sharded", "layers": ".sharded",
     "all_gather": ".collectives", "reduce_scatter": ".collectives",
+    "check_cut": ".cutting", "show_owners": ".looking",
     "check_zero1": ".checks", "check_zero2": ".checks", "check_zero3": ".checks",
     "preset": "labs.training.presets",
 })

@@ -173,6 +173,9 @@ def _too_much(phase, category, held, most, promise):
                           "hook that returns None frees nothing.",
              "parameters": "Free a layer's parameters after its forward and after its backward.",
              "rest": "Is something kept that was needed only for a moment?"}
+    if category == "parameters" and promise.stage < 3:
+        hints["parameters"] = ("The shard that is updated must be a view of the whole, not a copy "
+                               "beside it.")
     when = "when it is built" if phase == "build" else f"after {phase}"
     raise Wrong(f"rank {dist.get_rank()} holds {held:,} bytes of {name} {when}; under "
                 f"ZeRO-{promise.stage} on {promise.ranks} ranks it is {int(most):,}{formula}",

@@ -12,23 +12,24 @@ from labs.zero_stages.flat import Flat
 
 
 def layers(model) -> list:
-    """Flats of the model's trainable parameters: first the root's (what belongs to no layer, such
-    as embeddings and the head), then one for each layer, in the order of forward. A layer is an
-    entry of a ModuleList; without one, a child that shares no parameter with another."""
+    """A `Flat` for each group of `grouped`, its module as `.module`."""
     flats = []
-    taken = set()
-    for name, module in _layers_of(model):
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        taken.update(map(id, parameters))
-        flats.append(_named(parameters, name, module))
+    for name, module, parameters in grouped(model):
+        flats.append(Flat(parameters, name))
+        flats[-1].module = module
+    return flats
+
+
+def grouped(model) -> list:
+    """(name, module, parameters) of the model's trainable parameters: first the root's (what
+    belongs to no layer, such as embeddings and the head), then each layer's, in the order of
+    forward. A layer is an entry of a ModuleList; without one, a child that shares no parameter
+    with another."""
+    groups = [(name, module, [p for p in module.parameters() if p.requires_grad])
+              for name, module in _layers_of(model)]
+    taken = {id(p) for _, _, parameters in groups for p in parameters}
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in taken]
-    return ([_named(rest, "root", model)] if rest else []) + flats
-
-
-def _named(parameters, name, module):
-    flat = Flat(parameters, name)
-    flat.module = module
-    return flat
+    return ([("root", model, rest)] if rest else []) + groups
 
 
 def _layers_of(model) -> list:

@@ -43,14 +43,16 @@ class Twin:
         self.model, self.unused = TrapModel(seed=0), unused
         self.optimizer = adamw(self.model)
         self.schedule = schedule(self.optimizer)
+        self.all = []  # the mean gradients of every step so far
 
     def step(self, batch, rare):
         """One step; remembers what it began with, for `explain`."""
         ranks = dist.get_world_size()
         self.before = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
         self.losses = [_loss(self.model, batch, rank, rare) for rank in range(ranks)]
-        self.own = self._gradients([self.losses[dist.get_rank()]])
+        self.alone = [self._gradients([loss]) for loss in self.losses]
         self.mean = self._gradients(self.losses)
+        self.all.append(self.mean)
         self._update(self.model, self.optimizer, self.mean)
         self.schedule.step()
 
@@ -71,29 +73,33 @@ class Twin:
         optimizer.zero_grad()
 
     def candidates(self):
-        """(sentence, hint, parameters by name) of what a step could have done instead."""
+        """(sentence, hint, [parameters by name]) of what a step could have done instead; several
+        where each number may be that of another."""
         n = dist.get_world_size()
-        yield ("is still that of before the step", "After the update every rank needs the pieces "
-               "that the others updated: all-gather the parameters.", self.before[0])
+        yield ("not changed by the step", "After the update every rank needs the pieces "
+               "that the others updated: all-gather the parameters.", [self.before[0]])
+        yield ("updated with the gradient of one rank alone", "Reduce the gradients over the "
+               "ranks first, in every step and for every parameter.",
+               [self._otherwise(gradients) for gradients in self.alone])
         for sentence, hint, changes in (
-                ("was updated with the SUM of the gradients over the ranks, not the mean",
+                ("updated with the SUM of the gradients over the ranks, not the mean",
                  "Divide by the world size.", {"scale": n}),
-                ("was updated with the mean divided by the world size once more", "Divide once.",
+                ("updated with the mean divided by the world size once more", "Divide once.",
                  {"scale": 1 / n}),
-                ("was updated with this rank's own gradient", "Reduce the gradients over the "
-                 "ranks first: every rank must end with the same parameters.", {"own": True}),
-                ("was updated with a learning rate that does not follow the schedule",
+                ("updated with a learning rate that does not follow the schedule",
                  "The schedule changes optimizer.param_groups: they must be the groups that the "
                  "update reads.", {"lr": SETTINGS["lr"]}),
-                ("was updated without weight decay", "Hand all settings (**kwargs) to the "
+                ("updated without weight decay", "Hand all settings (**kwargs) to the "
                  "optimizer that updates the shard.", {"weight_decay": 0.0}),
-                ("was updated as if by a new optimizer: the moments of the earlier steps are lost",
+                ("updated as if by a new optimizer: the moments of the earlier steps are lost",
                  "Make the inner optimizer once, in __init__.", {"fresh": True}),
-                ("was updated with a gradient of zero",
+                ("updated with the gradients of all steps so far", "zero_grad must forget the "
+                 "parameters' gradients, not only those of the shards.", {"accumulated": True}),
+                ("updated with a gradient of zero",
                  "Where did the gradient go before the update?", {"scale": 0})):
-            yield sentence, hint, self._otherwise(**changes)
+            yield sentence, hint, [self._otherwise(self.mean, **changes)]
 
-    def _otherwise(self, scale=1.0, own=False, fresh=False, **group):
+    def _otherwise(self, gradients, scale=1.0, fresh=False, accumulated=False, **group):
         model = TrapModel(seed=0)
         model.load_state_dict(self.before[0])
         optimizer = adamw(model)
@@ -101,7 +107,9 @@ class Twin:
         if not fresh:
             optimizer.load_state_dict(copy.deepcopy(self.before[1]))
         optimizer.param_groups[0].update({"lr": lr, **group})
-        gradients = self.own if own else self.mean
+        if accumulated:
+            gradients = [sum(g for g in every if g is not None)
+                         for every in zip(*self.all, strict=True)]
         self._update(model, optimizer, [g if g is None else g * scale for g in gradients])
         return model.state_dict()
 
@@ -192,11 +200,12 @@ def _explain(name, got, wrong, twin, step):
     who = f"rank {rank}, parameter {name!r} after step {step}"
     if not got.isfinite().all():
         raise Wrong(f"{who}: it is not finite", "Was memory read before it was written?")
-    subject = "it" if count == numel else f"each of {count} of its {numel} numbers"
-    for sentence, hint, parameters in twin.candidates():
-        if not (_differs(got, parameters[name]) & wrong).any():
+    subject = "it was" if count == numel else f"{count} of its {numel} numbers were"
+    for sentence, hint, alternatives in twin.candidates():
+        unlike = [_differs(got, parameters[name]) for parameters in alternatives]
+        if not (torch.stack(unlike).all(0) & wrong).any():
             raise Wrong(f"{who}: {subject} {sentence}", hint)
-    raise Wrong(f"{who}: {subject} differs from the twin's, by up to "
+    raise Wrong(f"{who}: {subject} updated to something else than the twin's, off by up to "
                 f"{worst(got, twin.model.get_parameter(name).detach()):.2g}",
                 "Is every gradient reduced, every shard updated, and every piece put back in its "
                 "place?")

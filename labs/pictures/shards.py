@@ -1,0 +1,58 @@
+"""Who owns which part of a model: its parameters in one line, cut into shards."""
+
+from labs.pictures import palette
+from labs.pictures.picture import WIDTH, Picture
+from labs.pictures.sheet import box, sheet, write
+
+LEFT, HIGH = 0.12, 0.42  # inches
+
+
+def owners(layers: list, rows: dict, ranks: int) -> Picture:
+    """layers: (name, elements), in order, end to end. rows: title -> list of flats, each a list of
+    `ranks` (elements, zeros) shards. Every row is the whole model, coloured by owner."""
+    total = sum(size for _, size in layers)
+    room = WIDTH - 2 * LEFT
+    figure, ax = sheet(WIDTH, 0.75 + 0.95 * len(rows))
+    _names(ax, layers, total, room)
+    lines = []
+    for number, (title, flats) in enumerate(rows.items()):
+        y = 0.92 + 0.95 * number
+        write(ax, LEFT, y - 0.14, title, size=10, weight="bold")
+        _row(ax, y, flats, total, room)
+        lines.append(f"{title}: {_words(flats, ranks)}")
+        write(ax, WIDTH - LEFT, y - 0.14, _words(flats, ranks), size=9.5, ha="right",
+              colour=palette.MUTED)
+    return Picture(figure, "\n".join(lines), data=rows)
+
+
+def _names(ax, layers, total, room):
+    x = LEFT
+    for name, size in layers:
+        width = room * size / total
+        ax.vlines(x, 0.34, 0.52, color=palette.MUTED, linewidth=0.8)
+        if width > 0.072 * len(name):
+            write(ax, x + width / 2, 0.4, name, size=9, ha="center", colour=palette.MUTED)
+        x += width
+    ax.vlines(x, 0.34, 0.52, color=palette.MUTED, linewidth=0.8)
+    write(ax, LEFT, 0.14, f"{total:,} parameters, from the first layer to the last", size=9.5)
+
+
+def _row(ax, y, flats, total, room):
+    x = LEFT
+    for flat in flats:
+        for rank, (size, _) in enumerate(flat):
+            width = room * size / total
+            box(ax, x + 0.008, y, max(width - 0.016, 0.01), HIGH, [palette.rank(rank)])
+            if width > 0.5:
+                write(ax, x + width / 2, y + HIGH / 2, f"rank {rank}", size=9.5, ha="center",
+                      colour="white", weight="bold")
+            x += width
+        ax.vlines(x, y - 0.05, y + HIGH + 0.05, color=palette.INK, linewidth=1)
+
+
+def _words(flats, ranks) -> str:
+    owned = [sum(flat[rank][0] for flat in flats) for rank in range(ranks)]
+    zeros = sum(padding for flat in flats for _, padding in flat)
+    each = " and ".join(f"{size:,}" for size in sorted(set(owned), reverse=True))
+    return (f"{len(flats)} flat tensor{'s' * (len(flats) != 1)}; {each} parameters a rank, "
+            f"{zeros} zeros of padding")
