@@ -89,12 +89,16 @@ class Sizes:
     def factors(self) -> tuple:
         """Queries, keys and values as matrix products save them: copied head by head, keys repeated
         for all query heads, in fp32 where SDPA does it. Of a single sequence views are enough: one
-        key head is not repeated, and GPT-2's queries hold on to all of its "qkv"."""
+        key head is not repeated, and a view into GPT-2's "qkv" holds on to all of it: eager
+        queries, unless keys and values are views too, and the values of plain SDPA, unless they
+        are in a cache."""
         core = self.scores_element // self.element
         if self.batch > 1 or core > 1:
             return self.q * core, self.q * core, self.q * core
-        if self.shape.family == "gpt2" and self.shape.use_cache:
+        if self.shape.family == "gpt2" and self.attention == "eager" and self.shape.use_cache:
             return 3 * self.q, self.q, self.q
+        if self.shape.family == "gpt2" and self.attention == "sdpa" and not self.shape.use_cache:
+            return self.q, self.q, 3 * self.q
         keys = self.k if self.shape.kv_heads == 1 else self.q
         return self.q, keys, keys
 

@@ -192,10 +192,11 @@ class FSDP(Plain):
         self.tape.drop((unit, "whole"))
         self.tape.drop("reducing")
         self.tape.make("buffers", reducing=reduced * self.ranks)
-        made = sum(map(prod, self.units[unit])) * self.recipe.compute
-        self.tape.add(gradients=-made)
+        made = [prod(size) * self.recipe.compute for size in self.units[unit]]
+        self.tape.add(gradients=-sum(made[:-1]))
         self.tape.add(gradients=reduced)
         self._copied(reduced * self.ranks)
+        self.tape.add(gradients=-made[-1])  # foreach_reduce's loop variable held the last one
 
     def finish(self):
         self.after_backward("root")

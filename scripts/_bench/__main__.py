@@ -12,6 +12,7 @@ BENCHES = {
     "launch": "launching ranks: labs.launch beside torch.multiprocessing.spawn and accelerate",
     "ddp": "the solution's data-parallel modules beside torch's DDP, on CPU ranks",
     "faults": "what goes wrong on ranks, through labs.launch, spawn, accelerate and elastic",
+    "memory": "the peak of a training step: predicted, by us and by others, and measured",
     "soak": "500 launches with faults mixed in, in one kernel: what grows",
 }
 
@@ -37,6 +38,12 @@ def _arguments():
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     parser.add_argument("--rounds", type=int, help="turns of each variant (default: the bench's)")
     parser.add_argument("--ranks", type=int, nargs="+", help="world sizes (default: the bench's)")
+    memory = parser.add_argument_group("of the bench memory")
+    memory.add_argument("--only", help="cases whose name contains this, or dryrun_70b_1024, "
+                                       "dryrun_8b_8")
+    memory.add_argument("--cases", type=int, help="that many cases, spread over the grid")
+    memory.add_argument("--device", choices=["cpu", "cuda"],
+                        help="real ranks on the CPU, or one GPU (default: a GPU, if any)")
     return parser.parse_args()
 
 

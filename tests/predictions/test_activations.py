@@ -33,11 +33,13 @@ def test_saved_to_the_byte(name, attention, dtype, size):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("config", [gpt2(dropout=0.1), llama(attention_dropout=0.1)],
-                         ids=["GPT-2", "Llama"])
-def test_saved_with_dropout_to_the_byte(config, attention, dtype):
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("config", [
+    gpt2(dropout=0.1), gpt2(dropout=0.1, use_cache=True), llama(attention_dropout=0.1)],
+    ids=["GPT-2", "GPT-2, cache", "Llama"])
+def test_saved_with_dropout_to_the_byte(config, batch, attention, dtype):
     # SDPA on CPU has no fused kernel with dropout: it saves scores, as eager attention does.
-    _compare(config, attention, dtype, 2, 24)
+    _compare(config, attention, dtype, batch, 24)
 
 
 def _compare(config, attention, dtype, batch, sequence):

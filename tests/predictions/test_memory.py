@@ -5,6 +5,7 @@ import pytest
 import torch
 from measured_memory import gpt2, llama, phases_of_fsdp, phases_of_plain, qwen2
 
+from labs.predictions.dryrun import dry_run
 from labs.predictions.memory import PHASES, predict
 from labs.predictions.memory_shards import buckets, owned, padded, zero_share
 from labs.predictions.parameters import count
@@ -66,6 +67,19 @@ def test_fsdp2(name, ranks, reshard, recipe, checkpointing):
     compare(found, said, 0.02 if "bf16" in recipe else 0.001)
 
 
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("make, ranks, recipe", [
+    (llama, 4, "bf16 policy"), (qwen2, 3, "bf16 policy"), (gpt2, 2, "fp32")])
+def test_gloos_copies_and_the_batch(make, ranks, recipe, backend):
+    # With a large vocabulary the peak is where the root's gradients are reduced: there gloo copies
+    # its input, and FSDP2 still holds the last whole gradient, the head's where it is not tied.
+    config, job = make(vocabulary=4001), dict(batch=1, sequence=16, ranks=ranks, strategy="fsdp2",
+                                              backend=backend)
+    said = predict(config, recipe=recipe, inputs=True, **job)["peak"].total
+    run = dry_run(config, precision="fp32" if recipe == "fp32" else "mixed", **job)
+    assert said == pytest.approx(run.peak.total, abs=150)
+
+
 def test_ddp_copies_all_gradients():
     # Ran, 16 MiB of parameters under DDP with AdamW: 16 + 16 + 16 of buckets + 32.
     config = llama()
@@ -116,7 +130,8 @@ def test_phases():
 @pytest.mark.parametrize("wrong, sentence", [
     (dict(strategy="zero4"), "no strategy 'zero4'"), (dict(recipe="bf16 policy"), "FSDP does that"),
     (dict(checkpointing="some"), "no checkpointing 'some'"), (dict(rank=3, ranks=2), "rank 3 of 2"),
-    (dict(device="tpu"), "no device 'tpu'"), (dict(wrap="all", strategy="fsdp2"), "no wrapping")])
+    (dict(device="tpu"), "no device 'tpu'"), (dict(backend="mpi"), "no backend 'mpi'"),
+    (dict(wrap="all", strategy="fsdp2"), "no wrapping")])
 def test_bad_input_gets_one_sentence(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         predict(llama(), **dict(batch=1, sequence=2) | wrong)

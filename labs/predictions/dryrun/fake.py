@@ -29,7 +29,7 @@ def tensors(tracker):
     """Everything made inside is a fake tensor on the device "cpu", and `tracker` sees it."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_random_states(tracker))
-        stack.enter_context(_whole_sequences())
+        stack.enter_context(whole_sequences())
         stack.enter_context(_chunks_on_demand())
         stack.enter_context(_shapes_unseen(tracker))
         stack.enter_context(FakeTensorMode())
@@ -53,7 +53,7 @@ def _random_states(tracker):
 
 
 @contextlib.contextmanager
-def _whole_sequences():
+def whole_sequences():
     """transformers looks at the numbers of the positions for several sequences packed in one. A
     fake tensor has no numbers; the answer for our batches is None, no mask is needed."""
     try:

@@ -1,0 +1,107 @@
+"""What a training step really holds on a real rank: the yardstick of the memory bench."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from labs import launch
+from labs.meters import memory
+from labs.predictions.dryrun import ddp, jobs
+from labs.workers import start
+
+MOST_RUNS = 5
+AGREE = 1e-3  # two runs found the same
+
+
+def on_ranks(case, most=MOST_RUNS) -> dict:
+    """"bytes" at the highest moment of the second step on a rank, the batch included, from the
+    allocator's own events; "runs" it took and the "spread_pct" of what ranks and runs saw.
+
+    It is the least of all ranks and runs: gloo's threads free their copies whenever they come to
+    it, some of it unseen by the profiler, so a number may be too high, and never too low. Runs are
+    repeated until the least was seen in two. Where shards are uneven, rank 0, which has the most,
+    counts alone.
+    """
+    job, leasts, seen = case.job, [], []
+    while len(leasts) < most and (sorted(leasts)[1:2] or [9e99])[0] > min(leasts, default=0) * (
+            1 + AGREE):
+        held = launch(_step, job, ranks=job.ranks, device="cpu", verify=False, quiet=True)
+        peaks = [peak for shard, peak in held if shard == held[0][0]]
+        leasts.append(min(peaks))
+        seen += peaks
+        if job.ranks == 1:
+            break
+    least = min(leasts)
+    return {"bytes": least, "runs": len(leasts), "spread_pct": 100 * (max(seen) / least - 1)}
+
+
+def _step(job):
+    """On a rank: (bytes of its optimizer's state, bytes at the second step's highest moment)."""
+    def build():
+        mesh = init_device_mesh("cpu", (job.ranks,)) if job.strategy == "fsdp2" else None
+        return jobs.wrap(job, jobs.build(job), mesh)
+
+    # made one by one inside, so that they are seen
+    report = memory.record(build, (jobs.batch(job, None) for _ in range(2)))
+    return report.phases["step"].optimizer_state, report.step_peak.total
+
+
+def on_gpu(case) -> dict:
+    """The same on one GPU, by its caching allocator: real tensors, and where the job has several
+    ranks, a process group whose other ranks are not there."""
+    return {"bytes": in_fresh_process(_step_on_gpu, case), "runs": 1, "spread_pct": 0.0}
+
+
+def _step_on_gpu(case) -> int:
+    job = case.job
+    with fake_ranks(job):
+        mesh = init_device_mesh("cuda", (job.ranks,)) if job.strategy == "fsdp2" else None
+        module, optimizer = jobs.wrap(job, jobs.build(job).cuda(), mesh)
+        ddp.answer(module)
+        data = {name: value.cuda() for name, value in jobs.batch(job, None).items()}
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            jobs.forward(job, module, data).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+
+@contextlib.contextmanager
+def fake_ranks(job):
+    """A process group of the job's ranks in which nobody answers; none for plain training."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if job.strategy == "plain":
+        yield
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=job.ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def in_fresh_process(function, *args):
+    """What function(*args) returns in a process of its own; raises RuntimeError with its words."""
+    receiver, sender = start.context().Pipe(duplex=False)
+    process = start.start(_tell, (sender, function, args))
+    sender.close()
+    try:
+        result, trouble = receiver.recv()
+    except EOFError:
+        result, trouble = None, "the process ended without a word"
+    process.join()
+    if trouble:
+        raise RuntimeError(trouble)
+    return result
+
+
+def _tell(sender, function, args):
+    try:
+        sender.send((function(*args), None))
+    except Exception as error:
+        sender.send((None, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"))
