@@ -4,6 +4,7 @@ the functions that the checks ask."""
 import functools
 from dataclasses import dataclass
 
+from labs.exercises import told
 from labs.pictures import live_memory, memory
 from labs.pictures.marks import number
 from labs.pictures.widgets import Choice, Controls
@@ -70,9 +71,9 @@ def explore_memory(**first) -> Controls:
     if unknown:
         raise TypeError(f"explore_memory has no {unknown.pop()!r}; it has {', '.join(_FIRST)}")
     chosen = {**_FIRST, **first}
-    return Controls([_choice(name, label, kind, options, chosen[name])
-                     for name, label, kind, options in _controls()],
-                    still, live, columns=2)
+    choices = [_choice(name, label, kind, options, chosen[name])
+               for name, label, kind, options in _controls()]
+    return told(Controls(choices, still, live, columns=2))
 
 
 def _controls() -> list:

@@ -33,7 +33,7 @@ def show_scaling(model: str = "Llama-3-70B", traced: tuple = TRACED, ranks: tupl
     return told(memory.columns(
         {f"{count}": run.peak for count, run in runs.items()},
         {f"{count}": held for count, held in formula.items()},
-        f"of one rank of {model} at its peak", capacities, unit="GB", below="ranks (FSDP2)",
+        f"of tensors on one rank of {model} at its peak", capacities, unit="GB", below="ranks (FSDP2)",
         source="dry run", note=_note(runs, formula)))
 
 
@@ -44,11 +44,12 @@ _adamw_of_a_gpu = functools.partial(torch.optim.AdamW, foreach=True)
 
 def _note(runs, formula) -> str:
     """What was traced and what was computed, and how far the two are from each other."""
-    off = max(abs(formula[count].total / run.peak.total - 1) for count, run in runs.items())
+    off = max(abs(formula[count].total / run.peak.total - 1) for count, run in runs.items()) * 100
+    far = f"{off:.2f} % off at most" if off >= 0.01 else "less than 0.01 % off"
     one = next(iter(runs.values()))
     return (f"Dry run on {_listed(runs)} ranks: {one.traced} of {one.layers} layers with fake "
             f"tensors, {sum(run.seconds for run in runs.values()):.0f} s in one process. The "
-            f"others, pale, and the ticks are the closed form's, at most {100 * off:.2f} % off.")
+            f"others, pale, and the ticks are the closed form's, {far}.")
 
 
 def _listed(counts) -> str:

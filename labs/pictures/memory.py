@@ -35,6 +35,7 @@ class Row:
     overhead: float = 0
     died: bool = False
     limit: float = None
+    source: str = "measured"
 
     @property
     def bar(self) -> Memory:
@@ -192,7 +193,7 @@ def _legend(figure, rows):
     if any(row.overhead for row in rows):
         second.append(Patch(label="CUDA, NCCL", **_BESIDE))
     if pale and full:
-        second.append(Patch(label="predicted only", **_fill("other", True)))
+        second.append(Patch(label="formula only", **_fill("other", True)))
     handles = first + second
     if len(first) + 1.2 * len(second) > 7.45:
         empty = [Patch(alpha=0, label=" ")] * (len(first) - len(second))
@@ -212,7 +213,7 @@ def _sentence(row, room) -> str:
     unit, size = room.unit, room.size
     parts = [f"out of memory at {number(row.limit / size)} {unit}"] if row.died else []
     if row.measured is not None:
-        parts.append(f"measured {in_words(row.measured, unit)}")
+        parts.append(f"{row.source} {in_words(row.measured, unit)}")
     elif isinstance(row.predicted, Memory):
         parts.append(f"predicted {in_words(row.predicted, unit)}")
     if row.overhead:
@@ -226,8 +227,8 @@ def _sentence(row, room) -> str:
 def in_words(memory: Memory, unit: str) -> str:
     """`1.2 GB (parameters 0.4, activations 0.8)`."""
     _, size = unit_for(memory.total, unit)
-    parts = ", ".join(f"{name} {number(nbytes / size)}"
-                      for name, nbytes in memory.by_name().items() if nbytes)
+    parts = ", ".join(f"{name} {number(nbytes / size)}" for name, nbytes in memory.by_name().items()
+                      if nbytes > 1e-4 * memory.total)
     return f"{number(memory.total / size)} {unit}" + (f" ({parts})" if parts else "")
 
 
@@ -238,33 +239,40 @@ def phases(named: dict, predicted: dict = None, title: str = "of one rank") -> P
 
 
 def columns(named: dict, predicted: dict = None, title: str = "", capacities=(), unit: str = None,
-            below: str = "") -> Picture:
+            below: str = "", source: str = "measured", note: str = "") -> Picture:
     """A column for each name -> Memory, by category. predicted: name -> bytes or Memory, the
-    formula's tick. capacities: (bytes, name) of lines across. below: what the names are."""
-    rows = [Row(name, held, (predicted or {}).get(name)) for name, held in named.items()]
+    formula's tick; a name that is only there gets a pale column. capacities: (bytes, name) of
+    lines across. below: what the names are. source: how the Memory of `named` was found."""
+    predicted = predicted or {}
+    names = list(predicted if set(named) <= set(predicted) else {**named, **predicted})
+    rows = [Row(name, named.get(name), predicted.get(name), source=source) for name in names]
     room = _Room(rows, capacities, unit)
     top = 1.12 * max([room.most, *(line[0] for line in room.seen)])
-    figure, ax = canvas(WIDTH, 3.6)
+    said = textwrap.wrap(note, 112)
+    figure, ax = canvas(WIDTH, 3.6 + 0.2 * len(said))
     for place, row in enumerate(rows):
         _column(ax, place, row, room.size, top)
     ax.set_ylim(0, top / room.size)
     ax.set_xlim(-0.6, len(rows) - 0.4 + (0.03 + 0.13 * len(rows) if room.seen else 0))
     lines.lying(ax, lines.merged(room.seen, 0.012 * top), room.size, len(rows) - 0.45, 0.065 * top)
-    ax.set_xticks(range(len(rows)), [row.name for row in rows])
+    ax.set_xticks(range(len(rows)), names)
     ax.tick_params(axis="x", labelcolor=palette.INK)
     ax.set_xlabel(below)
-    ax.set_title(_scale(ax.yaxis, room.unit, title), loc="left", fontsize=10)
+    ax.set_title("\n".join([*said, _scale(ax.yaxis, room.unit, title)]), loc="left", fontsize=10)
     _legend(figure, rows)
-    return Picture(figure, _text(rows, title, room), data=rows)
+    words = _text(rows, title, room) + (f"\n{note}" if note else "")
+    return Picture(figure, words, data=rows)
 
 
 def _column(ax, place, row, size, top):
     height = 0.0
     for name, nbytes in row.bar.by_name().items():
         if nbytes:
-            ax.bar(place, nbytes / size, bottom=height / size, width=_HIGH, **_fill(name, False))
+            ax.bar(place, nbytes / size, bottom=height / size, width=_HIGH,
+                   **_fill(name, _pale(row)))
             height += nbytes
-    tick(ax, row.formula and row.formula / size, place, palette.PREDICTED, upright=True)
+    if not _pale(row):
+        tick(ax, row.formula and row.formula / size, place, palette.PREDICTED, upright=True)
     ax.text(place, (max(height, row.formula or 0) + 0.015 * top) / size, number(height / size),
             ha="center", va="bottom", fontsize=10, zorder=3, color=palette.INK,
             bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.8})

@@ -67,9 +67,7 @@ class _Run:
 
     def __init__(self, job, threads, backend):
         self._job, self._threads, self._backend = job, threads, backend
-        with FakeTensorMode():
-            blocks = jobs.blocks(jobs.build(job))
-            self._layers, self._alike = len(blocks), layers.alike(blocks)
+        self._layers, self._alike = _looked_at(job)
 
     def short(self) -> tuple:
         """(segments, calls, layers, layers traced, note) by the short cut if it holds."""
@@ -77,7 +75,7 @@ class _Run:
             return self.whole("Every layer was traced: there are few")
         if not self._alike:
             return self.whole("Every layer was traced: they are not alike")
-        few = {size: self._trace(size) for size in _shown(layers.SIZES)}
+        few = {size: self._trace(size) for size in _shown(layers.SIZES, self._job.ranks)}
         segments = layers.extended({n: t.segments for n, t in few.items()}, self._layers)
         calls = self._calls(few)
         if segments is None or calls is None:
@@ -87,7 +85,7 @@ class _Run:
 
     def whole(self, why) -> tuple:
         """The same from a trace of all layers."""
-        (only,) = (self._trace(None) for _ in _shown([0]))
+        (only,) = (self._trace(None) for _ in _shown([0], self._job.ranks))
         calls = Counter((c.kind, c.bytes) for c in only.calls)
         return only.segments, calls, self._layers, self._layers, why
 
@@ -111,11 +109,30 @@ class _Traced:
         self.calls, self.gradients = traced.calls, traced.gradients
 
 
-def _shown(items):
+def _looked_at(job) -> tuple:
+    """(layers, whether all are alike). Of a configuration once, whatever the ranks: building all
+    layers, even of fake tensors, takes a second."""
+    described = hasattr(job.model, "to_json_string")
+    key = described and (job.model.to_json_string(), job.precision, job.checkpointing)
+    if key not in _LOOKED_AT:
+        with FakeTensorMode():
+            blocks = jobs.blocks(jobs.build(job))
+            found = len(blocks), layers.alike(blocks)
+        if not described:
+            return found
+        _LOOKED_AT[key] = found
+    return _LOOKED_AT[key]
+
+
+_LOOKED_AT = {}
+
+
+def _shown(items, ranks):
     """The items, with a bar of progress if it takes more than two seconds."""
     from tqdm.auto import tqdm
 
-    return tqdm(items, desc="dry run", unit="trace", delay=2, leave=False)
+    words = f"dry run on {ranks} rank{'s' * (ranks > 1)}"
+    return tqdm(items, desc=words, unit="trace", delay=2, leave=False)
 
 
 def _result(job, segments, calls, total, traced, note, seconds) -> DryRun:
