@@ -33,8 +33,8 @@ def show_scaling(model: str = "Llama-3-70B", traced: tuple = TRACED, ranks: tupl
     return told(memory.columns(
         {f"{count}": run.peak for count, run in runs.items()},
         {f"{count}": held for count, held in formula.items()},
-        f"of tensors on one rank of {model} at its peak", capacities, unit="GB", below="ranks (FSDP2)",
-        source="dry run", note=_note(runs, formula)))
+        f"of tensors on one rank of {model} at its peak", capacities, unit="GB",
+        below="ranks (FSDP2)", source="dry run", note=_note(runs, formula)))
 
 
 # On a GPU, AdamW treats all parameters at once (torch.optim, foreach), and its temporaries are as
