@@ -13,6 +13,9 @@ PHASES = {"forward": "#7fb069", "backward": "#3b6fb6", "communication": "#e8a33d
 MEMORY = {"parameters": "#3b6fb6", "gradients": "#e07b39", "optimizer state": "#8e6fae",
           "activations": "#7fb069", "buffers": "#e8a33d", "other": "#c5ccd3"}
 
+COLLECTIVES = {"all_reduce": "#e8a33d", "reduce_scatter": "#e07b39", "all_to_all": "#f2b391",
+               "all_gather": "#3b6fb6", "broadcast": "#8e6fae", "other": "#c5ccd3"}
+
 PREDICTED = INK  # the formula's tick
 FITS, TOO_LARGE = "#2a9347", "#d43c30"  # readable on white as on black
 GUESSED = "#d6249f"  # the student's tick; no rank, no phase and no verdict has it

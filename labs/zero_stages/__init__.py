@@ -10,5 +10,6 @@ __all__, __getattr__, __dir__ = offered(__name__, {
     "all_gather": ".collectives", "reduce_scatter": ".collectives",
     "check_cut": ".cutting", "show_owners": ".looking",
     "check_zero1": ".checks", "check_zero2": ".checks", "check_zero3": ".checks",
+    "compare": ".measuring", "show_memory": ".show", "show_traffic": ".show",
     "preset": "labs.training.presets",
 })

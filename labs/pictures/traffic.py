@@ -1,0 +1,129 @@
+"""What travels in a step, by collective: elements on the left, bytes on the right."""
+
+from dataclasses import dataclass, field
+
+from matplotlib.patches import Patch
+from matplotlib.ticker import MultipleLocator
+
+from labs.pictures import palette
+from labs.pictures.marks import CHARACTER, beside, number, tick, tick_handles, unit_for
+from labs.pictures.picture import WIDTH, Picture, canvas
+
+ROW = 0.42  # inches from one bar to the next
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy. elements, bytes: collective -> what travels through it in a step, in Ψ and in
+    bytes, an all-reduce counted twice. calls: how many. predicted, guessed: Ψ in all;
+    predicted_bytes: bytes in all."""
+
+    name: str
+    elements: dict
+    bytes: dict
+    calls: int = 0
+    predicted: float = None
+    guessed: float = None
+    predicted_bytes: float = None
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """A row of one of the two panels."""
+
+    parts: dict
+    words: str
+    predicted: float = None
+    guessed: float = None
+    total: float = field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "total", sum(self.parts.values()))
+
+    @property
+    def end(self) -> float:
+        return max(self.total, self.predicted or 0)
+
+
+def stacked(rows: list, ranks: int) -> Picture:
+    """Two horizontal bars for each Row, of elements and of bytes, stacked by collective, with the
+    formula's tick and the student's."""
+    most = max(sum(row.bytes.values()) for row in rows)
+    unit, size = unit_for(most)
+    figure, axes = canvas(WIDTH, 1.35 + ROW * len(rows), ncols=2, sharey=True)
+    _panel(axes[0], [_elements(row) for row in rows])
+    axes[0].xaxis.set_major_locator(MultipleLocator(1))
+    _panel(axes[1], [_bytes(row, unit, size) for row in rows])
+    axes[0].set_yticks(range(len(rows)), [row.name for row in rows])
+    axes[0].tick_params(axis="y", labelcolor=palette.INK)
+    axes[0].set_ylim(len(rows) - 0.5, -0.55)
+    axes[0].set_xlabel("Ψ elements that travel per step\n(an all-reduce counts twice)")
+    axes[1].set_xlabel(f"{unit} that travel per step\n(each rank sends {ranks - 1}/{ranks} of it)")
+    handles = [Patch(color=palette.COLLECTIVES[kind], label=kind)
+               for kind in palette.COLLECTIVES if any(_of(row, kind) for row in rows)]
+    handles += tick_handles(rows)
+    figure.legend(handles=handles, loc="outside upper left", frameon=False, fontsize=9.5,
+                  ncols=len(handles), handlelength=1.3, columnspacing=1.1)
+    return Picture(figure, _text(rows, ranks, unit, size), data=rows)
+
+
+def _of(row, kind) -> float:
+    if kind == "other":
+        return sum(n for name, n in row.elements.items() if name not in palette.COLLECTIVES)
+    return row.elements.get(kind, 0)
+
+
+def _elements(row) -> _Bar:
+    calls = f" in {row.calls} call{'s' * (row.calls != 1)}" if row.calls else ""
+    return _Bar(row.elements, f"{_psi(sum(row.elements.values()))}{calls}", row.predicted,
+                row.guessed)
+
+
+def _bytes(row, unit, size) -> _Bar:
+    parts = {kind: nbytes / size for kind, nbytes in row.bytes.items()}
+    predicted = row.predicted_bytes and row.predicted_bytes / size
+    return _Bar(parts, f"{number(sum(parts.values()))} {unit}", predicted)
+
+
+def _panel(ax, bars):
+    inches = 2.6  # that a panel's axis has, at least
+    most = max(max(bar.end, bar.guessed or 0) for bar in bars) or 1
+    rooms = [CHARACTER * (len(bar.words) + 2) for bar in bars]
+    scale = most / (inches - max(rooms))
+    ends = []
+    for place, (bar, room) in enumerate(zip(bars, rooms, strict=True)):
+        _draw(ax, place, bar)
+        start = beside(bar.end, bar.predicted, bar.guessed, room * scale)
+        ends.append(max(start + room * scale, 1.03 * (bar.guessed or 0)))
+        ax.annotate(bar.words, (start, place), xytext=(7, 0), textcoords="offset points",
+                    va="center", fontsize=9.5, zorder=3,
+                    bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.0})
+    ax.set_xlim(0, max(ends))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+
+
+def _draw(ax, place, bar):
+    left = 0.0
+    for kind, size in bar.parts.items():
+        colour = palette.COLLECTIVES.get(kind, palette.COLLECTIVES["other"])
+        ax.barh(place, size, left=left, height=0.62, color=colour, edgecolor="white", linewidth=0.5)
+        left += size
+    tick(ax, bar.predicted, place, palette.PREDICTED)
+    tick(ax, bar.guessed, place, palette.GUESSED)
+
+
+def _psi(value) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".") + "Ψ"
+
+
+def _text(rows, ranks, unit, size) -> str:
+    def line(row):
+        kinds = ", ".join(f"{kind} {_psi(n)}" for kind, n in row.elements.items() if n >= 0.005)
+        said = [f"{_psi(sum(row.elements.values()))} in {row.calls} calls ({kinds})",
+                f"{number(sum(row.bytes.values()) / size)} {unit}"]
+        said += [f"the formula {_psi(row.predicted)}"] if row.predicted is not None else []
+        said += [f"your guess {_psi(row.guessed)}"] if row.guessed is not None else []
+        return f"{row.name}: " + ", ".join(said)
+
+    return "\n".join([f"travels per step, an all-reduce counted twice; each rank sends "
+                      f"{ranks - 1}/{ranks} of it", *map(line, rows)])
