@@ -22,7 +22,7 @@ STRATEGIES = {"DDP": dict(strategy="ddp"), "ZeRO-1": dict(strategy="zero1"),
 RECIPE_NAMES = ("fp32", "bf16", "bf16, fp32 moments", "bf16, fp32 master", "bf16 policy",
                 "megatron")
 _FIRST = dict(model="Llama-3-8B", ranks=8, strategy="ZeRO-3 = FSDP", recipe="bf16, fp32 master",
-              batch=1, sequence=4096, checkpointing="none")
+              batch=1, sequence=4096, checkpointing="full")
 
 
 @dataclass(frozen=True)
