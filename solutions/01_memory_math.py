@@ -238,7 +238,7 @@ lab.show_saved()
 ### BEGIN SOLUTION
 my_guess = 60
 ### END SOLUTION
-labs.guess("activations of a GPT-2 layer, in s*b*h", my_guess)
+labs.guess("activations of a GPT-2 layer, in s·b·h", my_guess)
 
 # %%
 # Exercise 1.4: what one layer saves

@@ -18,7 +18,7 @@ __all__, __getattr__, __dir__ = offered(__name__, {
     "show_price": ".show_runs", "show_kept": ".show_runs", "show_left": ".show_runs",
     "show_self_check": ".show_runs", "show_states": ".show_runs",
     "show_leftovers": ".show_runs", "show_peak": ".show_runs", "show_rest": ".show_runs",
-    "explore_memory": ".explorer",
+    "explore_memory": ".explorer", "show_scaling": ".scaling",
     "preset": "labs.training.presets",
     "gpu": "labs.predictions.hardware", "overhead": "labs.predictions.hardware",
 })

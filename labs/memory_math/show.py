@@ -132,7 +132,7 @@ PARTS = ("norm 1: input", "norm 1: mean", "norm 1: 1 / deviation", "q, k, v: inp
 
 
 def show_saved():
-    """Each tensor that a real GPT-2 block in bf16 saves for backward, in units of s*b*h."""
+    """Each tensor that a real GPT-2 block in bf16 saves for backward, in units of s·b·h."""
     batch, sequence, hidden, heads = RAN
     unit = batch * sequence * hidden
     found = truth.saved(*RAN, fused=False)
@@ -144,23 +144,23 @@ def show_saved():
     return told(Table(
         f"GPT-2 block in bf16 with dropout and eager attention: batch b = {batch}, sequence "
         f"s = {sequence}, hidden h = {hidden}, heads a = {heads}",
-        ("saved for backward", "shape", "type", "bytes", "in s*b*h"),
+        ("saved for backward", "shape", "type", "bytes", "in s·b·h"),
         [*rows, ("together", "", "", f"{total:,}", f"{total / unit:.4g}")], total=True))
 
 
 @shows("1.4")
 def show_layers(layer_activations):
-    """What real blocks save, in units of s*b*h, beside the student's formula."""
+    """What real blocks save, in units of s·b·h, beside the student's formula."""
     m, batch, sequence = shape_of(known.config("GPT-2")), 1, 1024
     unit, rows = batch * sequence * m.hidden, []
     for fused, name in ((False, "GPT-2, eager attention"), (True, "GPT-2, fused attention")):
         sizes = batch, sequence, m.hidden, m.heads, fused
         rows.append(Row(name, sum(nbytes for nbytes, _, _ in truth.saved(*sizes)) / unit,
                         layer_activations(*sizes) / unit,
-                        None if fused else guessed("activations of a GPT-2 layer, in s*b*h")))
+                        None if fused else guessed("activations of a GPT-2 layer, in s·b·h")))
     llama = sum(nbytes for nbytes, _, _ in truth.saved_by_llama(1, 128, 256)) / (128 * 256)
     rows.append(Row("Llama-3's proportions, fused", llama))
-    return bars(rows, "s*b*h", "bytes saved by one block in bf16 (GPT-2 with 1024 tokens)")
+    return bars(rows, "s·b·h", "bytes saved by one block in bf16 (GPT-2 with 1024 tokens)")
 
 
 @shows("1.4")

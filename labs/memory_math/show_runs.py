@@ -30,7 +30,7 @@ def show_price(price, step_flops):
             Row("as torch does it", price.flops[1] / price.flops[0], said, guess),
             Row("time on this CPU", price.seconds[1] / price.seconds[0], said, guess,
                 colour=palette.MUTED)]
-    return bars(rows, "x", "the step without checkpointing (FLOPs counted, time measured)")
+    return bars(rows, "×", "the step without checkpointing (FLOPs counted, time measured)")
 
 
 @shows("1.5")
@@ -49,7 +49,7 @@ def show_left(bytes_left):
         left = bytes_left(*job) / GB
         rows.append((name, f"{left:,.2f}", "fits" if left >= 0 else "does not fit",
                      _largest(bytes_left, job) or "none"))
-    return Table(f"{RANKS} x {GPU}, {BATCH} x {SEQUENCE} tokens per rank, checkpointing, "
+    return Table(f"{RANKS} × {GPU}, {BATCH} × {SEQUENCE} tokens per rank, checkpointing, "
                  f"{sum(RECIPE)} bytes per parameter",
                  ("", "GB left by your function", "", "largest batch"), rows)
 
@@ -74,13 +74,13 @@ def _largest(bytes_left, job) -> int:
 @shows("1.6")
 def show_self_check(bytes_left, per_rank, activations):
     """The student's estimate of each job above the closed form that leaves nothing out."""
-    rows = []
+    rows, guess = [], guessed("GB per rank, 13B with ZeRO-3 on 4 ranks")
     for (name, *job), (_, model, stage) in zip(_jobs(), SELF_CHECK, strict=True):
-        guess = guessed("GB per rank, 13B with ZeRO-3 on 4 ranks")
-        rows += [Stack(name, predicted=_estimate(bytes_left, per_rank, activations, job),
+        mine = _estimate(bytes_left, per_rank, activations, job)
+        rows += [Stack(f"{name}, your estimate", predicted=mine,
                        guessed=guess * GB if guess and name == "13B, ZeRO-3" else None),
-                 Stack("every buffer", predicted=complete(model, stage))]
-    return stacked(rows, f"of one rank, {RANKS} x {GPU}", [(hardware.gpu(GPU).usable, GPU)],
+                 Stack("with every buffer", predicted=complete(model, stage))]
+    return stacked(rows, f"of one rank, {RANKS} × {GPU}", [(hardware.gpu(GPU).usable, GPU)],
                    unit="GB")
 
 
@@ -110,8 +110,7 @@ def complete(model: str, stage: int) -> Memory:
 @shows("1.7")
 def show_states(measured, rank_states):
     """After backward: what each rank holds, and the student's sum."""
-    return stacked([Stack(_name(held), held.after_backward, sum(_said(rank_states, held)),
-                          _megabytes("MB per rank after backward, DDP", held, "DDP"))
+    return stacked([Stack(_name(held), held.after_backward, sum(_said(rank_states, held)))
                     for held in measured], "of one rank after backward", unit="MB")
 
 
@@ -133,8 +132,10 @@ def show_leftovers(measured, rank_states):
 @shows("1.7")
 def show_peak(measured):
     """The step's peak by category, and the closed form's prediction."""
+    guess = guessed("MB per rank at the peak, DDP")
     rows = [Stack(_name(held), held.report.step_peak, held.predicted["peak"].total,
-                  _megabytes("MB per rank at the peak, DDP", held, "DDP")) for held in measured]
+                  guess * 1e6 if guess and held.strategy == "DDP" else None)
+            for held in measured]
     picture = stacked(rows, "of one rank at its fullest moment", unit="MB")
     worst = max(abs(row.formula / row.measured.total - 1) for row in rows)
     picture.text += f"\nthe closed form is off by at most {100 * worst:.2g} %"
@@ -147,11 +148,6 @@ def _said(rank_states, held) -> tuple:
 
 def _name(held) -> str:
     return f"{held.strategy}, {held.ranks} rank{'s' * (held.ranks > 1)}"
-
-
-def _megabytes(name, held, strategy):
-    guess = guessed(name) if held.strategy == strategy else None
-    return guess and guess * 1e6
 
 
 def show_rest():
