@@ -3,8 +3,11 @@ predictions and by other people's."""
 
 import statistics
 
+import torch
+
 from _bench import memory_cases, memory_large, memory_measured, memory_peers
 from _bench.progress import done, say
+from labs.predictions import hardware
 from labs.predictions.dryrun import dry_run
 from labs.predictions.memory import predict
 from labs.workers import devices
@@ -28,13 +31,19 @@ def predicted_by_formula(case, device) -> int:
         reshard=case.reshard, bucket_view=case.view, device=device, inputs=True)["peak"].total
 
 
+def _workspace() -> int:
+    """Bytes that cuBLAS takes from PyTorch's allocator on this GPU; no tensor is behind them."""
+    version = "".join(map(str, torch.cuda.get_device_capability()))
+    return hardware.overheads(architecture=f"sm{version}")["cuBLAS"]
+
+
 def predicted_by_dry_run(case, device) -> int:
     """The dry run's peak."""
     workspace = _workspace() if device == "cuda" else 0
     return workspace + dry_run(
         case.config, ranks=case.ranks, strategy=case.strategy, batch=case.batch,
         sequence=case.sequence, precision=case.precision, checkpointing=case.checkpointing,
-        **case.options).peak.total
+        device=device, backend="nccl" if device == "cuda" else "gloo", **case.options).peak.total
 
 
 def _without_device(method):

@@ -1,6 +1,7 @@
 """What a training step really holds on a real rank: the yardstick of the memory bench."""
 
 import contextlib
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -55,12 +56,12 @@ def on_gpu(case) -> dict:
 
 
 def _step_on_gpu(case) -> int:
-    job = case.job
+    job = replace(case.job, device="cuda")
     with fake_ranks(job):
         mesh = init_device_mesh("cuda", (job.ranks,)) if job.strategy == "fsdp2" else None
-        module, optimizer = jobs.wrap(job, jobs.build(job).cuda(), mesh)
+        module, optimizer = jobs.wrap(job, jobs.build(job), mesh)
         ddp.answer(module)
-        data = {name: value.cuda() for name, value in jobs.batch(job, None).items()}
+        data = jobs.batch(job, None)
         for _ in range(2):
             torch.cuda.reset_peak_memory_stats()
             jobs.forward(job, module, data).backward()

@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 import labs
 from labs.predictions.dryrun import dry_run, jobs, layers
+from labs.predictions.dryrun.tracker import Tracker
 
 SMALL = {"vocab_size": 256, "bos_token_id": None, "eos_token_id": None}
 LLAMA = dict(SMALL, hidden_size=128, intermediate_size=384, num_attention_heads=4,
@@ -196,6 +198,32 @@ def test_wrong_words_are_named():
         dry_run(config("gpt2"), strategy="fsdp3")
     with pytest.raises(ValueError, match="plain training has 1 rank"):
         dry_run(config("gpt2"), ranks=2)
+    with pytest.raises(ValueError, match="choose cpu, cuda"):
+        dry_run(config("gpt2"), device="tpu")
+
+
+def test_tensors_elsewhere_are_not_seen():
+    tracker = Tracker(device="cuda")
+    with FakeTensorMode(), tracker:
+        there = torch.zeros(10, device="cuda")
+        counter = torch.zeros(1)  # of AdamW's steps: it stays on the CPU
+        torch.add(counter, 1)
+    assert tracker.events == [(tracker.see(there), 40)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpus_operators_need_a_gpu():
+    with pytest.raises(RuntimeError, match="needs a machine with a GPU"):
+        dry_run(config("gpt2"), device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{}, {"ranks": 8, "strategy": "fsdp2"}, {
+    "ranks": 8, "strategy": "ddp"}])
+def test_dry_run_of_a_gpus_operators(settings):
+    run = predicted(config("llama"), device="cuda", backend="nccl", **settings)
+    assert run.peak.total == pytest.approx(
+        predicted(config("llama"), backend="nccl", **settings).peak.total, rel=0.2)
 
 
 def test_table_names_categories_and_collectives():

@@ -23,7 +23,7 @@ __all__ = ["Collective", "DryRun", "dry_run"]
 
 def dry_run(model, *, ranks=1, strategy="plain", batch=1, sequence=128, precision="fp32",
             checkpointing="none", optimizer=torch.optim.AdamW, inputs=None, threads=None,
-            backend="gloo", shortcut=True, **options) -> DryRun:
+            backend="gloo", device="cpu", shortcut=True, **options) -> DryRun:
     """What one rank of a job holds and sends, from a run with fake tensors on fake ranks.
 
     model: a Hugging Face configuration, or a function that makes an nn.Module whose forward takes
@@ -35,14 +35,18 @@ def dry_run(model, *, ranks=1, strategy="plain", batch=1, sequence=128, precisio
     "mixed" (fp32 weights; FSDP2's policy with fp32 reduction, autocast elsewhere). checkpointing:
     "none" or "full" (each block). threads: of a rank, for the buffers of CPU kernels; None: this
     machine's cores shared out, as `launch` does. backend: "gloo", whose collectives hold copies, or
-    "nccl", whose do not. shortcut: trace few layers where all are alike.
+    "nccl", whose do not. device: "cpu", or "cuda" on a machine with a GPU: its operators keep other
+    tensors for backward. shortcut: trace few layers where all are alike.
 
     Raises RuntimeError when a real process group is up, or when the model looks at the numbers
     in a tensor: a fake tensor has none.
     """
     began = time.monotonic()
     job = jobs.Job(model, ranks, strategy, batch, sequence, precision, checkpointing, optimizer,
-                   inputs, None, options)
+                   inputs, None, options, device)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("device='cuda': a dry run of a GPU's operators needs a machine with a "
+                           "GPU; leave device out for the CPU's")
     with contextlib.ExitStack() as stack:
         if strategy != "plain":
             stack.enter_context(fake.ranks(ranks))

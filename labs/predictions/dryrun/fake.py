@@ -26,7 +26,7 @@ def ranks(count: int):
 
 @contextlib.contextmanager
 def tensors(tracker):
-    """Everything made inside is a fake tensor on the device "cpu", and `tracker` sees it."""
+    """Everything made inside is a fake tensor, and `tracker` sees it."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_random_states(tracker))
         stack.enter_context(whole_sequences())

@@ -14,6 +14,7 @@ from labs.training.models import blocks
 
 PRECISIONS = ("fp32", "bf16", "mixed")
 STRATEGIES = ("plain", "ddp", "fsdp2")
+DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,12 @@ class Job:
     inputs: Any = None
     layers: int = None
     options: dict = field(default_factory=dict)
+    device: str = "cpu"
 
     def __post_init__(self):
         _known("precision", self.precision, PRECISIONS)
         _known("checkpointing", self.checkpointing, ("none", "full"))
+        _known("device", self.device, DEVICES)
         if not callable(self.strategy):
             _known("strategy", self.strategy, STRATEGIES)
         if self.strategy == "plain" and self.ranks != 1:
@@ -49,7 +52,8 @@ def _known(what, value, known):
 def build(job: Job) -> nn.Module:
     """The model, in training mode, with the job's precision, blocks and checkpointing."""
     dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
-    model = _made(job, dtype).train()
+    with torch.device(job.device):
+        model = _made(job, dtype).train()
     if job.layers is not None:
         found = blocks(model)
         del found[job.layers:]
@@ -138,15 +142,16 @@ _WRAPPERS = {"plain": _plain, "ddp": _ddp, "fsdp2": _fsdp2}
 
 def batch(job: Job, model) -> dict:
     """One batch of one rank: token numbers and labels, int64, (batch, sequence)."""
-    if job.inputs is not None:
-        return job.inputs()
-    ids = torch.zeros(job.batch, job.sequence, dtype=torch.int64)
-    return {"input_ids": ids, "labels": ids.clone()}
+    with torch.device(job.device):
+        if job.inputs is not None:
+            return job.inputs()
+        ids = torch.zeros(job.batch, job.sequence, dtype=torch.int64)
+        return {"input_ids": ids, "labels": ids.clone()}
 
 
 def forward(job: Job, module, data):
     """The loss; under autocast where mixed precision is not the strategy's business."""
     if job.precision == "mixed" and job.strategy != "fsdp2":
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(job.device, torch.bfloat16):
             return module(**data).loss
     return module(**data).loss

@@ -26,8 +26,8 @@ class Trace:
 
 def trace(job: jobs.Job, threads: int, backend: str = "gloo") -> Trace:
     """Runs the job's rank 0 with fake tensors; the process group must be up."""
-    tracker, traffic = Tracker(threads, backend), Traffic()
-    mesh = init_device_mesh("cpu", (job.ranks,)) if dist.is_initialized() else None
+    tracker, traffic = Tracker(threads, backend, job.device), Traffic()
+    mesh = init_device_mesh(job.device, (job.ranks,)) if dist.is_initialized() else None
     with fake.tensors(tracker), traffic, _labelled_fsdp(tracker):
         calls, gradients = _run(job, mesh, tracker, traffic)
     return Trace(tracker.events, tracker.labels, calls, gradients)

@@ -18,11 +18,12 @@ class Tracker(TorchDispatchMode):
     events: (storage key, bytes made or, negative, freed), and (None, what happened) for marks.
     labels: storage key -> category; what has none is a temporary or an activation.
     threads: of a rank; some CPU kernels take a buffer per thread. backend: gloo's collectives copy.
+    device: "cpu" or "cuda"; what lies elsewhere is not seen.
     """
 
-    def __init__(self, threads: int = 1, backend: str = "gloo"):
+    def __init__(self, threads: int = 1, backend: str = "gloo", device: str = "cpu"):
         super().__init__()
-        self._backend = backend
+        self._backend, self._device = backend, device
         self.events, self.labels = [], {}
         self._threads = threads
         self._keys, self._sizes, self._references = {}, {}, {}
@@ -57,7 +58,7 @@ class Tracker(TorchDispatchMode):
 
     def _inside(self, func, args):
         collective = func.namespace == "c10d"
-        if collective and self._backend != "gloo":
+        if collective and self._backend != "gloo" or self._device != "cpu":
             return
         if extra := kernels.temporaries(func, args, self._threads):
             self.momentary(extra, "buffers" if collective else None)
@@ -66,6 +67,8 @@ class Tracker(TorchDispatchMode):
         """The key of a tensor's storage, which is logged if it is new or has grown."""
         storage = tensor.untyped_storage()
         address, size = storage._cdata, storage.nbytes()
+        if tensor.device.type != self._device:
+            size = 0
         if address not in self._keys:
             self._new(storage, address)
         key = self._keys[address]
