@@ -87,7 +87,7 @@ labs.guess("Ψ that travel per step, ZeRO-3", my_guess_3)
 
 # %% [markdown]
 # The lab has the pieces. `flat = lab.Flat(parameters)` makes the parameters views of one padded
-# tensor, `flat.whole`; this rank's piece of it is `flat.shard`, a parameter of its own.
+# tensor, `flat.whole`; this rank's piece of it is the parameter `flat.shard`.
 # `flat.flatten_gradients()` copies the gradients into such a tensor.
 #
 # `lab.reduce_scatter(tensor).wait()` is this rank's piece of the **sum** over ranks, and
@@ -131,3 +131,161 @@ def zero1(model, optimizer_class, **settings):
 
 
 lab.check_zero1(zero1)
+
+# %% [markdown]
+# **Notice:** 2Ψ, as DDP: the all-reduce is only taken apart, and the update stands between its halves.
+# `ZeroRedundancyOptimizer` under torch's DDP keeps the all-reduce and sends the parameters as well: 3Ψ.
+# The chart at the end shows both.
+
+# %% [markdown]
+# ## ZeRO-2: divide the gradients
+#
+# A rank updates one shard, so it needs the gradient of that shard only: 4Ψ/N. But autograd makes all 4Ψ.
+# The remedy is the overlap of notebook 02: as soon as a layer's gradients are complete, they leave
+# in a reduce-scatter and are **freed**, while backward goes on. If you reduce after backward, all of
+# them are in memory at once, and ZeRO-2 saves nothing at the peak.
+
+# %% [markdown]
+# `lab.Sharded` wraps the model and cuts it into `self.units`, a `Flat` for each layer and one for the
+# rest. It calls `self.after_backward(unit)` when all gradients of a unit are there, and
+# `self.backward_done()` at the end, on all ranks in the same order.
+#
+# `lab.reduce_scatter(tensor)` returns at once; `.wait()` on it comes later. Let one be under way while
+# the next layer computes, but only one: each holds a layer's gradients.
+#
+# `unit.add_gradient(mean)` adds to `unit.shard.grad`, if there is one.
+
+# %%
+# Exercise 3.3: a layer's gradients leave during backward
+class ZeRO2(lab.Sharded):
+    sent = None  # (unit, its reduce-scatter), while one is under way
+
+    def after_backward(self, unit):
+        ### BEGIN SOLUTION
+        gradients = unit.flatten_gradients()
+        for parameter in unit.parameters:
+            parameter.grad = None
+        self.backward_done()  # the one before
+        self.sent = unit, lab.reduce_scatter(gradients)
+        ### END SOLUTION
+
+    def backward_done(self):
+        ### BEGIN SOLUTION
+        if self.sent:
+            unit, arriving = self.sent
+            unit.add_gradient(arriving.wait() / dist.get_world_size())
+        self.sent = None
+        ### END SOLUTION
+
+# %%
+class ZeRO2Optimizer(ZeRO1):
+    def reduce(self):
+        """Nothing: backward has done it."""
+
+
+def zero2(model, optimizer_class, **settings):
+    module = ZeRO2(model)
+    return module, ZeRO2Optimizer(module.units, optimizer_class, **settings)
+
+
+lab.check_zero2(zero2)
+
+# %% [markdown]
+# ## ZeRO-3: divide the parameters
+#
+# Now a rank keeps only its shards of the parameters, too. Before a layer computes, its parameters are
+# **gathered** from all ranks; after it, they are **freed**. Backward needs them once more: gathered
+# again, freed again. Then the layer's gradients leave as in ZeRO-2.
+#
+# `unit.free()` gives the memory of `unit.whole` back and keeps `unit.shard`; `unit.allocate()`
+# returns `unit.whole` with memory for an all-gather to fill. `lab.Sharded` calls all four methods.
+
+# %%
+# Exercise 3.4: a layer is whole only while it is used
+class ZeRO3(ZeRO2):
+    def before_forward(self, unit):
+        ### BEGIN SOLUTION
+        lab.all_gather(unit.allocate(), unit.shard)
+        ### END SOLUTION
+
+    def after_forward(self, unit):
+        ### BEGIN SOLUTION
+        unit.free()
+        ### END SOLUTION
+
+    def before_backward(self, unit):
+        ### BEGIN SOLUTION
+        lab.all_gather(unit.allocate(), unit.shard)
+        ### END SOLUTION
+
+    def after_backward(self, unit):
+        ### BEGIN SOLUTION
+        unit.free()
+        super().after_backward(unit)
+        ### END SOLUTION
+
+# %% [markdown]
+# After a step nothing has to be gathered: the next forward will do it. So the optimizer is an ordinary
+# one over the shards.
+
+# %%
+def zero3(model, optimizer_class, kind=ZeRO3, **settings):
+    module = kind(model)
+    for unit in module.units:
+        unit.free()
+    inner = optimizer_class([unit.shard for unit in module.units], **settings)
+    return module, lab.ShardedOptimizer(inner, module.units)
+
+
+lab.check_zero3(zero3)
+
+# %%
+lab.show_layers(zero3, PRESET)
+
+# %% [markdown]
+# **Notice:** at most one layer is whole at a time, besides the root: it holds the embeddings and the head,
+# and is used from the first moment of the forward to the last.
+
+# %% [markdown]
+# ## Prefetch
+#
+# Between two layers everything now waits for a gather. While one layer computes, the next could be
+# fetched: begin its all-gather with `async_op=True`, keep what it returns in `unit.handle`, and
+# let `unit.wait()` wait for it when the layer's turn comes.
+#
+# `self.following(unit)` is the unit that comes next, in forward as in backward, or None.
+# `unit.is_whole` says whether its memory is there, `unit.free()` waits for its gather first. It costs
+# one more layer of memory.
+
+# %%
+# Exercise 3.5: fetch the next layer while this one computes
+class Prefetching(ZeRO3):
+    def fetch(self, unit):
+        """Begins to gather a unit, unless it is None or has been begun."""
+        ### BEGIN SOLUTION
+        if unit is not None and not unit.is_whole:
+            unit.handle = lab.all_gather(unit.allocate(), unit.shard, async_op=True)
+        ### END SOLUTION
+
+    def before_forward(self, unit):
+        ### BEGIN SOLUTION
+        self.fetch(unit)
+        self.fetch(self.following(unit))
+        unit.wait()
+        ### END SOLUTION
+
+    def before_backward(self, unit):
+        self.before_forward(unit)
+
+# %%
+def zero3_prefetch(model, optimizer_class, **settings):
+    return zero3(model, optimizer_class, kind=Prefetching, **settings)
+
+
+lab.check_prefetch(zero3_prefetch)
+
+# %%
+lab.show_layers(zero3_prefetch, PRESET)
+
+# %% [markdown]
+# **Notice:** two layers overlap now, in both directions.

@@ -12,7 +12,7 @@ def owners(layers: list, rows: dict, ranks: int) -> Picture:
     `ranks` (elements, zeros) shards. Every row is the whole model, coloured by owner."""
     total = sum(size for _, size in layers)
     room = WIDTH - 2 * LEFT
-    figure, ax = sheet(WIDTH, 0.75 + 0.95 * len(rows))
+    figure, ax = sheet(WIDTH, 0.6 + 0.95 * len(rows))
     _names(ax, layers, total, room)
     lines = []
     for number, (title, flats) in enumerate(rows.items()):
@@ -47,12 +47,14 @@ def _row(ax, y, flats, total, room):
                 write(ax, x + width / 2, y + HIGH / 2, f"rank {rank}", size=9.5, ha="center",
                       colour="white", weight="bold")
             x += width
-        ax.vlines(x, y - 0.05, y + HIGH + 0.05, color=palette.INK, linewidth=1)
+        if len(flats) > 1:
+            ax.vlines(x, y - 0.05, y + HIGH + 0.05, color=palette.INK, linewidth=1)
 
 
 def _words(flats, ranks) -> str:
     owned = [sum(flat[rank][0] for flat in flats) for rank in range(ranks)]
     zeros = sum(padding for flat in flats for _, padding in flat)
+    zeros = f"{zeros} zero{'s' * (zeros != 1)}"
     each = " and ".join(f"{size:,}" for size in sorted(set(owned), reverse=True))
     return (f"{len(flats)} flat tensor{'s' * (len(flats) != 1)}; {each} parameters a rank, "
-            f"{zeros} zeros of padding")
+            f"{zeros} of padding")

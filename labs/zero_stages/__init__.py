@@ -9,6 +9,7 @@ __all__, __getattr__, __dir__ = offered(__name__, {
     "Flat": ".flat", "ShardedOptimizer": ".optimizer", "Sharded": ".sharded", "layers": ".sharded",
     "all_gather": ".collectives", "reduce_scatter": ".collectives",
     "check_cut": ".cutting", "show_owners": ".looking",
+    "check_prefetch": ".prefetching", "show_layers": ".looking",
     "check_zero1": ".checks", "check_zero2": ".checks", "check_zero3": ".checks",
     "compare": ".measuring", "show_memory": ".show", "show_traffic": ".show",
     "preset": "labs.training.presets",

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
+from labs.exercises import Wrong
 from labs.zero_stages.flat import Flat
 
 
@@ -97,7 +98,7 @@ class Sharded(nn.Module):
         self._in_backward = False
         root = next((unit for unit in self.units if unit.module is self.module), None)
         if root:
-            self.before_forward(root)
+            self._before(root)
         output = self.module(*inputs, **named_inputs)
         if root:
             self._after(root, None, None, output)
@@ -123,10 +124,14 @@ class Sharded(nn.Module):
 
     def _watch(self, unit):
         if unit.module is not self.module:
-            unit.module.register_forward_pre_hook(lambda *_: self.before_forward(unit))
+            unit.module.register_forward_pre_hook(lambda *_: self._before(unit))
             unit.module.register_forward_hook(partial(self._after, unit))
         for parameter in unit.parameters:
             parameter.register_post_accumulate_grad_hook(self._complete)
+
+    def _before(self, unit):
+        self.before_forward(unit)
+        _must_be_whole(unit, "forward")
 
     def _after(self, unit, module, inputs, output):
         for tensor in _tensors(output):
@@ -139,6 +144,7 @@ class Sharded(nn.Module):
         if unit not in self._begun:
             self._begun.add(unit)
             self.before_backward(unit)
+            _must_be_whole(unit, "backward")
 
     def _complete(self, parameter):
         self._begin_backward()
@@ -163,6 +169,13 @@ class Sharded(nn.Module):
         self.backward_done()
         self._ready, self._begun, self._ended = set(), set(), 0
         self._in_backward = False
+
+
+def _must_be_whole(unit, direction):
+    """Without memory behind its parameters the unit would read whatever lies at address 0."""
+    if not unit.is_whole:
+        raise Wrong(f"{direction} of {unit.name!r} begins, and its parameters are not there",
+                    f"Gather them in before_{direction}, every time.")
 
 
 def _tensors(value):

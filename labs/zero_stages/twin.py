@@ -15,6 +15,7 @@ from labs.zero_stages.sharded import Sharded
 # AdamW hides a gradient's scale; a large eps shows it, so that a sum is told from a mean.
 SETTINGS = {"lr": 0.05, "weight_decay": 0.1, "eps": 1e-3}
 STEPS = 6
+PARTS = {4: 3}  # step -> into how many backward passes it is split
 _EVERYBODY, _NOBODY = (lambda rank: True), (lambda rank: False)
 
 
@@ -45,9 +46,10 @@ class Twin:
         self.schedule = schedule(self.optimizer)
         self.all = []  # the mean gradients of every step so far
 
-    def step(self, batch, rare):
-        """One step; remembers what it began with, for `explain`."""
-        ranks = dist.get_world_size()
+    def step(self, batch, rare, parts):
+        """One step; remembers what it began with, for `candidates`. parts: how many backward passes
+        its gradient is summed from elsewhere."""
+        ranks, self.parts = dist.get_world_size(), parts
         self.before = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict()))
         self.losses = [_loss(self.model, batch, rank, rare) for rank in range(ranks)]
         self.alone = [self._gradients([loss]) for loss in self.losses]
@@ -78,6 +80,8 @@ class Twin:
         n = dist.get_world_size()
         yield ("not changed by the step", "After the update every rank needs the pieces "
                "that the others updated: all-gather the parameters.", [self.before[0]])
+        if self.parts > 1:
+            yield from self._candidates_in_parts()
         yield ("updated with the gradient of one rank alone", "Reduce the gradients over the "
                "ranks first, in every step and for every parameter.",
                [self._otherwise(gradients) for gradients in self.alone])
@@ -98,6 +102,15 @@ class Twin:
                 ("updated with a gradient of zero",
                  "Where did the gradient go before the update?", {"scale": 0})):
             yield sentence, hint, [self._otherwise(self.mean, **changes)]
+
+    def _candidates_in_parts(self):
+        """For a step whose gradient is the sum of several backward passes."""
+        n = self.parts
+        yield (f"updated with the gradient of one of {n} backward passes", "A new gradient is added "
+               "to the one that is there.", [self._otherwise(self.mean, scale=1 / n)])
+        yield ("updated with gradients that had been reduced before, in an earlier backward pass",
+               "Once they are reduced, free them: set the parameters' .grad to None. A hook that "
+               "returns None frees nothing.", [self._otherwise(self.mean, scale=(n + 1) / 2)])
 
     def _otherwise(self, gradients, scale=1.0, fresh=False, accumulated=False, **group):
         model = TrapModel(seed=0)
@@ -138,9 +151,10 @@ def follow(strategy, stage: int) -> float:
     for step, (batch, rare) in enumerate(zip(data.xy_batches(STEPS, BATCH), rare_ranks(stage),
                                              strict=True)):
         for twin in twins:
-            twin.step(batch, rare)
-        loss = module(**data.shard(batch, rank, ranks), use_rare=rare(rank)).loss
-        loss.backward()
+            twin.step(batch, rare, PARTS.get(step, 1))
+        for _ in range(PARTS.get(step, 1)):  # gradients must add up
+            loss = module(**data.shard(batch, rank, ranks), use_rare=rare(rank)).loss
+            (loss / PARTS.get(step, 1)).backward()
         together(_judge_loss, loss.detach(), twins, step)
         optimizer.step()
         schedules.step()

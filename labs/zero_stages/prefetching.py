@@ -1,0 +1,77 @@
+"""Check of exercise 3.5: the next layer's gather is begun before this layer computes."""
+
+import torch.distributed as dist
+
+from labs.checking import on_ranks, together, torchs_own_refused
+from labs.exercises import Wrong, check
+from labs.meters.traffic import Call, Traffic
+from labs.training import data
+from labs.training.models import Chain
+from labs.zero_stages import promises
+from labs.zero_stages.twin import SETTINGS, STEPS, built, follow
+
+
+@check("3.5")
+def check_prefetch(strategy):
+    """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-3 in which the
+    next layer's parameters travel while this layer computes."""
+    def work():
+        with torchs_own_refused():
+            together(judge_order, order_of_events(strategy))
+            difference = follow(strategy, 3)
+            promises.keep(strategy, 3)
+        return difference
+
+    return (f"the next layer travels while this one computes, forward and backward, and the "
+            f"numbers are the twin's over {STEPS} steps (to {max(on_ranks(work)):.0e})")
+
+
+def order_of_events(strategy) -> list:
+    """One forward and backward of a chain, after one to warm up: its collectives, and a mark each
+    time a layer computes."""
+    model, traffic = Chain(), Traffic()
+    mine = data.xy_batches(2, 4, seed=dist.get_rank())
+    module, optimizer = built(strategy, model, SETTINGS)
+    module(**mine[0]).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    hooks = []
+    for layer in model.layers:  # after the student's hooks: here the layer really computes
+        hooks.append(layer.register_forward_pre_hook(lambda *_: traffic.mark("forward")))
+        hooks.append(layer.weight.register_hook(lambda _: traffic.mark("backward")))
+    with traffic:
+        loss = module(**mine[1]).loss
+        traffic.mark("turn")
+        loss.backward()
+    for hook in hooks:
+        hook.remove()
+    return traffic.events
+
+
+def judge_order(events) -> None:
+    """Raises Wrong where a layer computes and the next one's gather has not been begun."""
+    turn = next(n for n, event in enumerate(events) if getattr(event, "what", "") == "turn")
+    for direction, part in (("forward", events[:turn]), ("backward", events[turn + 1:])):
+        gathers = [n for n, event in enumerate(part)
+                   if isinstance(event, Call) and event.kind == "all_gather"]
+        computes = [n for n, event in enumerate(part) if getattr(event, "what", "") == direction]
+        if len(gathers) < len(computes):
+            raise Wrong(f"in {direction}, {len(gathers)} gathers are called for {len(computes)} "
+                        "layers", "Each layer's parameters are gathered for each direction.")
+        # the root is gathered first, then one gather for each layer, in order
+        for number, moment in enumerate(computes[:-1]):
+            begun = sum(gather < moment for gather in gathers)
+            if begun < number + 3:
+                raise Wrong(f"in {direction}, when layer number {number + 1} of {len(computes)} "
+                            f"computes, the gather of number {number + 2} has not been begun",
+                            "Begin the gather of self.following(unit) before you wait for this "
+                            "unit's own.")
+        _judge_handles([part[n] for n in gathers], direction)
+
+
+def _judge_handles(gathers, direction):
+    for call in gathers[2:]:
+        if not call.asynchronous:
+            raise Wrong(f"in {direction}, the next layer's gather is called and waited for at "
+                        "once: nothing travels while this layer computes",
+                        "async_op=True returns a handle: wait for it when the layer's turn comes.")

@@ -1,0 +1,272 @@
+"""What the check of ZeRO-2 must reject, and what it must accept. `pytest -s` prints what each wrong
+answer is told."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from zero_answers import N, accepted, averaged, rejected, right, trainable
+
+import labs.zero_stages as lab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules["zero_answers"])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+
+def by(kind, optimizer=right.ZeRO2Optimizer):
+    """The strategy of a module class that is made as right.ZeRO2 is."""
+    def strategy(model, optimizer_class, **settings):
+        module = kind(model)
+        return module, optimizer(module.units, optimizer_class, **settings)
+
+    strategy.__name__ = kind.__name__ if kind is not right.ZeRO2 else optimizer.__name__
+    return strategy
+
+
+def plain(model, optimizer_class, **settings):
+    return model, optimizer_class(trainable(model), **settings)
+
+
+def ddp_by_hand(model, optimizer_class, **settings):
+    optimizer = optimizer_class(trainable(model), **settings)
+    optimizer.register_step_pre_hook(lambda *_: averaged(model))
+    return model, optimizer
+
+
+def torchs_ddp(model, optimizer_class, **settings):
+    return DistributedDataParallel(model), plain(model, optimizer_class, **settings)[1]
+
+
+def torchs_zero(model, optimizer_class, **settings):
+    return model, ZeroRedundancyOptimizer(trainable(model), optimizer_class, **settings)
+
+
+def torchs_fsdp2(model, optimizer_class, **settings):
+    fully_shard(model, reshard_after_forward=False)
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+class Base(right.ZeRO2):
+    """The right answer in pieces that a wrong one replaces."""
+
+    def after_backward(self, unit):
+        gradients = unit.flatten_gradients()
+        self.forget(unit)
+        self.backward_done()
+        self.sent = unit, self.begin(gradients)
+
+    def forget(self, unit):
+        for parameter in unit.parameters:
+            parameter.grad = None
+
+    def begin(self, gradients):
+        return lab.reduce_scatter(gradients)
+
+
+class Nothing(lab.Sharded):
+    pass
+
+
+class AllReduces(Base):
+    """Gives every rank the whole sum, of which it keeps its piece."""
+
+    def after_backward(self, unit):
+        gradients = unit.flatten_gradients()
+        self.forget(unit)
+        dist.all_reduce(gradients)
+        unit.add_gradient(gradients.view(N(), -1)[dist.get_rank()] / N())
+
+
+class NotFreed(Base):
+    """A hook on each gradient that returns None, meant to free it."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        for parameter in trainable(model):
+            parameter.register_hook(lambda gradient: None)
+
+    def forget(self, unit):
+        pass
+
+
+class FreedByZeros(Base):
+    def forget(self, unit):
+        for parameter in unit.parameters:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+
+
+class AfterBackward(Base):
+    """Reduces everything at the end."""
+
+    def after_backward(self, unit):
+        self.__dict__.setdefault("late", []).append(unit)
+
+    def backward_done(self):
+        for unit in self.__dict__.pop("late", []):
+            super().after_backward(unit)
+            super().backward_done()
+
+
+class AllUnderWay(Base):
+    """Starts every reduce-scatter in time and takes none in before the end."""
+
+    def after_backward(self, unit):
+        gradients = unit.flatten_gradients()
+        self.forget(unit)
+        self.__dict__.setdefault("all", []).append((unit, lab.reduce_scatter(gradients)))
+
+    def backward_done(self):
+        for unit, arriving in self.__dict__.pop("all", []):
+            unit.add_gradient(arriving.wait() / N())
+
+
+class FreedAtTheEnd(Base):
+    """In buckets, during backward; the gradients themselves go only in step."""
+
+    def forget(self, unit):
+        self.__dict__.setdefault("waiting", []).append(unit)
+
+    def backward_done(self):
+        super().backward_done()
+        if len(self.__dict__.get("waiting", [])) == len(self.units):
+            for unit in self.__dict__.pop("waiting"):
+                super().forget(unit)
+
+
+class Sums(Base):
+    def backward_done(self):
+        if self.sent:
+            unit, arriving = self.sent
+            unit.add_gradient(arriving.wait())
+        self.sent = None
+
+
+class LastForgotten(right.ZeRO2):
+    """Takes in each when the next one comes; nobody comes after the last."""
+
+    def after_backward(self, unit):
+        super().after_backward(unit)
+        if unit is self.units[0]:
+            self.sent[1].wait()
+            self.sent = None
+
+
+class FreedTooEarly(Base):
+    def after_backward(self, unit):
+        self.forget(unit)
+        super().after_backward(unit)
+
+
+class Overwrites(Base):
+    def backward_done(self):
+        if self.sent:
+            unit, arriving = self.sent
+            unit.shard.grad = arriving.wait() / N()
+        self.sent = None
+
+
+class NeverWaits(Base):
+    """Reads the sum before it is there."""
+
+    def backward_done(self):
+        if self.sent:
+            unit, arriving = self.sent
+            unit.add_gradient(torch.zeros_like(unit.shard))
+            arriving.wait()
+        self.sent = None
+
+
+class GathersGradients(Base):
+    """Puts whole gradients back, so that parameters have a .grad as usual."""
+
+    def backward_done(self):
+        if self.sent:
+            unit = self.sent[0]
+            super().backward_done()
+            lab.all_gather(torch.empty_like(unit.whole), unit.shard.grad)
+
+
+class Stale(right.ZeRO2Optimizer):
+    def gather(self):
+        pass
+
+
+class OnlyTheFirst(right.ZeRO2Optimizer):
+    """Gathers one layer for all."""
+
+    def gather(self):
+        lab.all_gather(self.flats[0].whole, self.flats[0].shard)
+
+
+class WholeStates(right.ZeRO2Optimizer):
+    def __init__(self, flats, optimizer_class, **settings):
+        super().__init__(flats, optimizer_class, **settings)
+        self.spare = [torch.zeros_like(flat.whole) for flat in flats]
+
+
+LATE = "no gradient leaves before the last one is ready"
+WRONG = [
+    (plain, "1270 of its 1280 numbers were updated with the gradient of one rank alone"),
+    (ddp_by_hand, LATE),
+    (torchs_ddp, "torch's own DistributedDataParallel does the work"),
+    (torchs_zero, "torch's own ZeroRedundancyOptimizer does the work"),
+    (torchs_fsdp2, "torch's own fully_shard does the work"),
+    (right.zero1, LATE),
+    (by(Nothing), "not changed by the step"),
+    (by(AllReduces), r"moves 3.0Ψ elements per step .all_reduce 2.0Ψ, all_gather 1.0Ψ.; ZeRO-2"),
+    (by(NotFreed), "after step 4.* gradients that had been reduced before.*\n.*returns None frees"),
+    (by(FreedByZeros), r"bytes of gradients after backward; under ZeRO-2 on 2 ranks .* .4Ψ/N."),
+    (by(AfterBackward), LATE),
+    (by(AllUnderWay), "bytes at the peak of backward"),
+    (by(FreedAtTheEnd), "bytes at the peak of backward"),
+    (by(Sums), "updated with the SUM of the gradients"),
+    (by(LastForgotten), "'embedding.weight' after step 0: it was not changed by the step"),
+    (by(FreedTooEarly), "updated with a gradient of zero"),
+    (by(Overwrites), "after step 4.* updated with the gradient of one of 3 backward passes"),
+    (by(NeverWaits), "updated with a gradient of zero"),
+    (by(GathersGradients), r"moves 3.0Ψ .*\n.*Only parameters are ever gathered"),
+    (by(right.ZeRO2, Stale), "numbers were not changed by the step"),
+    (by(right.ZeRO2, OnlyTheFirst), "numbers were not changed by the step"),
+    (by(right.ZeRO2, WholeStates), "activations, buffers and the rest when it is built")]
+
+
+@pytest.mark.parametrize("answer, words", WRONG, ids=[answer.__name__ for answer, _ in WRONG])
+def test_wrong(answer, words):
+    rejected(lab.check_zero2(answer), words)
+
+
+# right, and written in another way
+
+
+class Waiting(lab.Sharded):
+    """No overlap: each layer is reduced at once."""
+
+    def after_backward(self, unit):
+        total = lab.reduce_scatter(unit.flatten_gradients()).wait()
+        unit.add_gradient(total.div_(N()))
+        for parameter in unit.parameters:
+            parameter.grad = None
+
+
+class TorchsScatter(lab.Sharded):
+    """torch's own collective, and gradients that are divided before they leave."""
+
+    def after_backward(self, unit):
+        flat = unit.flatten_gradients().div_(N())
+        mine = torch.empty_like(unit.shard)
+        dist.reduce_scatter_tensor(mine, flat)
+        unit.add_gradient(mine)
+        for parameter in unit.parameters:
+            parameter.grad = None
+
+
+@pytest.mark.parametrize("answer", [right.zero2, by(Waiting), by(TorchsScatter)])
+def test_right(answer):
+    accepted(lab.check_zero2(answer))

@@ -1,0 +1,371 @@
+"""What the checks of ZeRO-3 and of prefetching must reject, and what they must accept. `pytest -s`
+prints what each wrong answer is told."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from zero_answers import N, accepted, averaged, rejected, right, trainable
+
+import labs.zero_stages as lab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules["zero_answers"])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+
+def by(kind, optimizer=lab.ShardedOptimizer):
+    """The strategy of a module class that is used as right.ZeRO3 is."""
+    def strategy(model, optimizer_class, **settings):
+        module = kind(model)
+        for unit in module.units:
+            unit.free()
+        inner = optimizer_class([unit.shard for unit in module.units], **settings)
+        return module, optimizer(inner, module.units)
+
+    strategy.__name__ = kind.__name__ if optimizer is lab.ShardedOptimizer else optimizer.__name__
+    return strategy
+
+
+def plain(model, optimizer_class, **settings):
+    return model, optimizer_class(trainable(model), **settings)
+
+
+def ddp_by_hand(model, optimizer_class, **settings):
+    optimizer = optimizer_class(trainable(model), **settings)
+    optimizer.register_step_pre_hook(lambda *_: averaged(model))
+    return model, optimizer
+
+
+def torchs_ddp(model, optimizer_class, **settings):
+    return DistributedDataParallel(model), plain(model, optimizer_class, **settings)[1]
+
+
+def torchs_fsdp1(model, optimizer_class, **settings):
+    module = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    return plain(module, optimizer_class, **settings)
+
+
+def torchs_fsdp2(model, optimizer_class, **settings):
+    for child in model.children():
+        fully_shard(child)
+    fully_shard(model)
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+def gather(unit):
+    lab.all_gather(unit.allocate(), unit.shard)
+
+
+class KeptAfterForward(right.ZeRO3):
+    """Gathered in forward and kept for backward."""
+
+    def after_forward(self, unit):
+        pass
+
+    def before_backward(self, unit):
+        pass
+
+
+class GatheredOnce(right.ZeRO3):
+    """Gathered in the first step, and never freed."""
+
+    def before_forward(self, unit):
+        if not unit.is_whole:
+            super().before_forward(unit)
+
+    before_backward = before_forward
+
+    def after_forward(self, unit):
+        pass
+
+    def after_backward(self, unit):
+        right.ZeRO2.after_backward(self, unit)
+
+
+class KeptAfterBackward(right.ZeRO3):
+    def before_forward(self, unit):
+        if not unit.is_whole:
+            super().before_forward(unit)
+
+    def after_backward(self, unit):
+        right.ZeRO2.after_backward(self, unit)
+
+
+class NotForBackward(right.ZeRO3):
+    """Freed after forward, not gathered again."""
+
+    def before_backward(self, unit):
+        pass
+
+
+class NotForForward(right.ZeRO3):
+    def before_forward(self, unit):
+        pass
+
+
+class AllAtOnce(right.ZeRO3):
+    """Gathers the whole model before forward, and frees it layer by layer."""
+
+    def before_forward(self, unit):
+        if unit is self.units[0]:
+            for each in self.units:
+                gather(each)
+        elif not unit.is_whole:
+            gather(unit)
+
+
+class Allocated(right.ZeRO3):
+    """Memory for the layer, and nothing in it but the own shard."""
+
+    def before_forward(self, unit):
+        unit.allocate().view(N(), -1).zero_()[dist.get_rank()] = unit.shard.detach()
+
+    before_backward = before_forward
+
+
+class GathersTwice(right.ZeRO3):
+    def before_forward(self, unit):
+        gather(unit)
+        gather(unit)
+
+
+class ReducesAll(right.ZeRO3):
+    """The whole sum on every rank."""
+
+    def after_backward(self, unit):
+        unit.free()
+        gradients = unit.flatten_gradients()
+        for parameter in unit.parameters:
+            parameter.grad = None
+        dist.all_reduce(gradients)
+        unit.add_gradient(gradients.view(N(), -1)[dist.get_rank()] / N())
+
+
+class AfterBackward(right.ZeRO3):
+    """Parameters are freed in time; gradients wait for the end."""
+
+    def after_backward(self, unit):
+        unit.free()
+        self.__dict__.setdefault("late", []).append(unit)
+
+    def backward_done(self):
+        for unit in self.__dict__.pop("late", []):
+            right.ZeRO2.after_backward(self, unit)
+            right.ZeRO2.backward_done(self)
+
+
+class NotReduced(right.ZeRO3):
+    def after_backward(self, unit):
+        unit.free()
+        unit.add_gradient(unit.flatten_gradients().view(N(), -1)[dist.get_rank()].clone())
+        for parameter in unit.parameters:
+            parameter.grad = None
+
+
+class Sums(right.ZeRO3):
+    def backward_done(self):
+        if self.sent:
+            unit, arriving = self.sent
+            unit.add_gradient(arriving.wait())
+        self.sent = None
+
+
+class GradientsKept(right.ZeRO3):
+    """Frees parameters and forgets that gradients take as much."""
+
+    def after_backward(self, unit):
+        kept = [parameter.grad for parameter in unit.parameters]
+        super().after_backward(unit)
+        self.__dict__.setdefault("kept", {})[unit] = kept
+
+
+class RemainderDropped(right.ZeRO3):
+    """What does not divide is taken from memory that nobody filled."""
+
+    def before_forward(self, unit):
+        super().before_forward(unit)
+        rest = unit.elements % N()
+        if rest:
+            unit.whole[unit.elements - rest:] = 0
+
+    before_backward = before_forward
+
+
+class GathersAfterStep(lab.ShardedOptimizer):
+    """As in ZeRO-1, although the next forward gathers anyway."""
+
+    def gather(self):
+        for flat in self.flats:
+            gather(flat)
+            flat.free()
+
+
+class GathersStates(lab.ShardedOptimizer):
+    def gather(self):
+        for flat in self.flats:
+            for name in ("exp_avg", "exp_avg_sq"):
+                state = self.state[flat.shard].get(name)
+                if state is not None:
+                    lab.all_gather(flat.whole.new_empty(flat.whole.shape), state)
+
+
+WRONG = [
+    (plain, "1270 of its 1280 numbers were updated with the gradient of one rank alone"),
+    (ddp_by_hand, "no gradient leaves before the last one is ready"),
+    (torchs_ddp, "torch's own DistributedDataParallel does the work"),
+    (torchs_fsdp1, "torch's own FullyShardedDataParallel does the work"),
+    (torchs_fsdp2, "torch's own fully_shard does the work"),
+    (right.zero2, r"bytes of parameters when it is built; under ZeRO-3 on 2 ranks .* .4Ψ/N."),
+    (by(KeptAfterForward), "bytes of activations, buffers and the rest after forward"),
+    (by(GatheredOnce), "not changed by the step|the loss is"),
+    (by(KeptAfterBackward), "not changed by the step|the loss is"),
+    (by(NotForBackward), "backward of 'root' begins, and its parameters are not there"),
+    (by(NotForForward), "forward of 'root' begins, and its parameters are not there"),
+    (by(AllAtOnce), "bytes at the peak of forward"),
+    (by(Allocated), "the loss is"),
+    (by(GathersTwice), r"moves 4.0Ψ elements .*ZeRO-3 moves 3Ψ\n.*once for its forward and once"),
+    (by(ReducesAll), r"all_reduce 2.0Ψ.*; ZeRO-3 moves 3Ψ\n.*reduce-scatter"),
+    (by(AfterBackward), "no gradient leaves before the last one is ready"),
+    (by(NotReduced), "updated with the gradient of one rank alone"),
+    (by(Sums), "updated with the SUM of the gradients"),
+    (by(GradientsKept), "bytes of activations, buffers and the rest after backward|of gradients"),
+    (by(RemainderDropped), "before the first step: the loss is"),
+    (by(right.ZeRO3, GathersAfterStep), "moves 4.0Ψ elements"),
+    (by(right.ZeRO3, GathersStates), "moves 5.0Ψ elements")]
+
+
+@pytest.mark.parametrize("answer, words", WRONG, ids=[answer.__name__ for answer, _ in WRONG])
+def test_wrong(answer, words):
+    rejected(lab.check_zero3(answer), words)
+
+
+# right, and written in another way
+
+
+class Listed(lab.Sharded):
+    """The methods of a base class, and torch's own collectives."""
+
+    def before_forward(self, unit):
+        dist.all_gather(list(unit.allocate().view(N(), -1)), unit.shard.detach())
+
+    before_backward = before_forward
+
+    def after_forward(self, unit):
+        unit.free()
+
+    def after_backward(self, unit):
+        flat = unit.flatten_gradients()
+        unit.free()
+        for parameter in unit.parameters:
+            parameter.grad = None
+        unit.add_gradient(lab.reduce_scatter(flat.div_(N())).wait())
+
+
+class RootKept(right.ZeRO3):
+    """The root's backward follows its forward at once: it may stay."""
+
+    def after_forward(self, unit):
+        if unit.module is not self.module:
+            unit.free()
+
+    def before_backward(self, unit):
+        if not unit.is_whole:
+            gather(unit)
+
+
+@pytest.mark.parametrize("answer", [right.zero3, right.zero3_prefetch, by(Listed), by(RootKept)])
+def test_right(answer):
+    accepted(lab.check_zero3(answer))
+
+
+# 3.5 prefetching
+
+
+class AtOnce(right.Prefetching):
+    """Fetches the next one, and waits for it."""
+
+    def fetch(self, unit):
+        if unit is not None and not unit.is_whole:
+            gather(unit)
+
+
+class OnlyForward(right.Prefetching):
+    def before_backward(self, unit):
+        right.ZeRO3.before_backward(self, unit) if not unit.is_whole else unit.wait()
+
+
+class Backwards(right.Prefetching):
+    """Waits first, then begins the next: all the same, the next one travels meanwhile."""
+
+    def before_forward(self, unit):
+        self.fetch(unit)
+        unit.wait()
+        self.fetch(self.following(unit))
+
+
+class AllAhead(right.Prefetching):
+    """Fetches all that follow."""
+
+    def before_forward(self, unit):
+        following = unit
+        while following is not None:
+            self.fetch(following)
+            following = self.following(following)
+        unit.wait()
+
+
+class NeverWaits(right.Prefetching):
+    """Computes with what has arrived by then."""
+
+    def fetch(self, unit):
+        super().fetch(unit)
+        if unit is not None and unit.handle is not None:
+            unit.handle.wait()
+            unit.whole.zero_()
+
+
+class Itself(right.Prefetching):
+    """Asynchronous, and waited for at once."""
+
+    def before_forward(self, unit):
+        self.fetch(unit)
+        unit.wait()
+
+
+class TooLate(right.Prefetching):
+    """Begins the next one when this one has computed."""
+
+    def before_forward(self, unit):
+        self.fetch(unit)
+        unit.wait()
+
+    def after_forward(self, unit):
+        unit.free()
+        self.fetch(self.following(unit))
+
+
+WRONG_PREFETCH = [
+    (right.zero3, "in forward, when layer number 1 of 12 computes, the gather of number 2 has not"),
+    (right.zero2, "in forward, 0 gathers are called for 12 layers"),
+    (by(AtOnce), "called and waited for at once"),
+    (by(OnlyForward), "in backward, when layer number 1 of 12 computes"),
+    (by(Itself), "in forward, when layer number 1 of 12 computes"),
+    (by(TooLate), "in forward, when layer number 1 of 12 computes"),
+    (by(AllAhead), "bytes at the peak of forward"),
+    (by(NeverWaits), "the loss is")]
+
+
+@pytest.mark.parametrize("answer, words", WRONG_PREFETCH,
+                         ids=[answer.__name__ for answer, _ in WRONG_PREFETCH])
+def test_wrong_prefetch(answer, words):
+    rejected(lab.check_prefetch(answer), words)
+
+
+@pytest.mark.parametrize("answer", [right.zero3_prefetch, by(Backwards)])
+def test_right_prefetch(answer):
+    accepted(lab.check_prefetch(answer))
