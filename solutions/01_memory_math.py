@@ -106,7 +106,7 @@ lab.show_outside(block_parameters, model_parameters)
 
 # %% [markdown]
 # **Notice:** a large vocabulary weighs most in a small model. In Llama-3-8B embedding and head are
-# an eighth of all parameters; in Llama-3-70B, with the same vocabulary, a thirtieth.
+# 13 % of all parameters; in Llama-3-70B, with the same vocabulary, 3 %.
 
 # %% [markdown]
 # ## Bytes per parameter
@@ -205,8 +205,8 @@ lab.show_figure_1(per_rank)
 lab.show_70b(per_rank)
 
 # %% [markdown]
-# **Notice:** 227.5 GB, though 210 is often printed: that forgets the 17.5 GB of gradients that each
-# rank still owns. Only ZeRO-3 comes near one GPU.
+# **Notice:** ZeRO-2 leaves 140 + 17.5 + 70 = 227.5 GB. Often 210 is printed, without the gradients
+# that each rank still owns. Even ZeRO-3's 105 GB are more than an A100 has.
 
 # %%
 lab.show_savings(per_rank)

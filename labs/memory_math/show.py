@@ -116,10 +116,11 @@ def show_savings(per_rank):
     """How many times less a rank holds, for more and more ranks."""
     def saving(stage, ranks):
         whole, share = (sum(per_rank(1e9, (2, 2, 12), which, ranks)) for which in (0, stage))
-        return f"{whole / share:,.4g}"
+        return f"{whole / share:,.2f}"
 
-    rows = [(f"{ranks:,}", *(saving(stage, ranks) for stage in (1, 2, 3)))
-            for ranks in (2, 8, 64, 1024, 10**6)]
+    rows = [(name, *(saving(stage, ranks) for stage in (1, 2, 3)))
+            for name, ranks in (("2", 2), ("8", 8), ("64", 64), ("1024", 1024),
+                                ("a million", 10**6))]
     return Table("times less than plain data parallelism, 16 bytes per parameter with K = 12",
                  ("ranks", *STAGES[1:]), rows)
 

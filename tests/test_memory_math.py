@@ -1,0 +1,271 @@
+"""Notebook 01's harness: what its checks hold answers against, what it draws, and the numbers that
+its text states."""
+
+import html
+import math
+
+import pytest
+import torch
+from _build.definitions import definitions
+
+import labs.memory_math as lab
+from labs.exercises import Verdict, guess
+from labs.memory_math import activation_checks, measuring, show, show_runs, truth
+from labs.predictions import hardware, parameters
+from labs.predictions.memory_recipes import RECIPES, model_states
+from labs.predictions.memory_sizes import Sizes
+from labs.training.categories import GB, GiB
+from labs.training.presets import preset
+
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+SMALL = preset("laptop", layers=2, hidden=32, heads=2, context=16, batch=2)
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(scope="module")
+def solution():
+    return definitions("01_memory_math", PRESET=SMALL)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return lab.measure_ranks(SMALL)
+
+
+@pytest.fixture(scope="module")
+def price():
+    return lab.measure_checkpointing(SMALL, rounds=1)
+
+
+def cells(table) -> dict:
+    """First column -> the other cells."""
+    return {row[0].strip(): row[1:] for row in table.rows}
+
+
+# what answers are held against
+
+
+def test_drawn_models_differ_at_every_call_and_have_every_trait():
+    one, other = (truth.drawn_models() for _ in range(2))
+    assert [m for _, m, *_ in one] != [m for _, m, *_ in other]
+    gpt2, llama, qwen2 = (m for _, m, *_ in one)
+    assert not gpt2.tied and gpt2.ffn != 4 * gpt2.hidden and gpt2.positions
+    assert llama.out_bias and llama.mlp_bias and llama.query != llama.hidden
+    assert qwen2.tied and qwen2.qkv_bias and qwen2.kv_heads < qwen2.heads
+    for _, m, block, whole in one:
+        assert whole == parameters.count(m)
+        assert block == parameters.unit_sizes(m)["block 0"]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_real_block_saves_the_formula_and_the_statistics(fused):
+    for batch, sequence, hidden, heads in (activation_checks.RAN, truth.drawn_sizes()):
+        found = sum(size for size, _, _ in truth.saved(batch, sequence, hidden, heads, fused))
+        scores = 0 if fused else 5 * heads * batch * sequence**2
+        said = 34 * batch * sequence * hidden + scores
+        assert found - said == activation_checks.statistics(batch, sequence, heads, fused)
+
+
+def test_saved_tensors_are_named_by_what_they_are():
+    b, s, h, a = activation_checks.RAN
+    shapes = {part: shape for part, (_, shape, _) in
+              zip(show.PARTS, truth.saved(*activation_checks.RAN, False), strict=True)}
+    assert shapes["norm 1: input"] == shapes["norm 2: input"] == (b, s, h)
+    assert shapes["q, k, v: input"] == shapes["up: input"] == (b * s, h)
+    assert shapes["scores: keys"] == (a * b, h // a, s)
+    assert shapes["scores: queries"] == shapes["weighted sum: values"] == (a * b, s, h // a)
+    assert shapes["softmax: output"] == shapes["dropout of scores: mask"] == (b, a, s, s)
+    assert shapes["weighted sum: scores"] == (a * b, s, s)
+    assert shapes["GELU: input"] == (b, s, 4 * h) and shapes["down: input"] == (b * s, 4 * h)
+
+
+def test_flops_are_counted():
+    for widths, tokens in (((3, 5, 2), 7), ((4, 9, 9, 4), 3)):
+        count = sum(a * b for a, b in zip(widths, widths[1:], strict=False))
+        assert truth.counted_flops(widths, tokens, False) == (count, 6 * count * tokens)
+        assert truth.counted_flops(widths, tokens, True) == (count, 8 * count * tokens)
+
+
+def test_recipes_of_real_tensors_are_the_predicted_ones():
+    for name, held in measuring.recipes().items():
+        recipe = RECIPES[name]
+        assert (held.parameters, held.gradients, held.optimizer_state) == (
+            recipe.parameters, recipe.gradients, recipe.optimizer_state)
+
+
+@pytest.mark.parametrize("strategy, ranks", measuring.JUDGED)
+def test_judged_ranks_hold_what_is_predicted(strategy, ranks):
+    count, tensors, held = measuring.judged(strategy, ranks)
+    found, predicted = held.after_backward, held.predicted["backward"]
+    assert (found.parameters, found.gradients) == (predicted.parameters, predicted.gradients)
+    assert found.optimizer_state == predicted.optimizer_state
+    assert found.parameters == 4 * count // (ranks if strategy == "FSDP2" else 1)
+    assert found.total == pytest.approx(predicted.total, abs=measuring.UNSEEN)
+    assert tensors == 28
+
+
+# the solution against the predictions
+
+
+def test_the_solutions_recipes_are_the_predicted_ones(solution):
+    for name, types in solution.RECIPES.items():
+        assert solution.bytes_per_parameter(*types) == (
+            RECIPES[name].parameters, RECIPES[name].gradients, RECIPES[name].optimizer_state)
+
+
+def test_the_solution_gives_the_cells_of_zeros_table_1(solution):
+    for size in (7.5e9, 128e9, 1e12):
+        for ranks in (1, 4, 16, 64, 256, 1024):
+            for stage in (1, 2, 3):
+                said = sum(solution.per_rank(size, (2, 2, 12), stage, ranks))
+                assert said == pytest.approx(model_states(
+                    size, "bf16, fp32 master", ranks=ranks, stage=stage).total)
+
+
+# pictures
+
+
+def test_pictures_draw(solution, measured, price):
+    s = solution
+    guess("GB per rank, 13B with ZeRO-3 on 4 ranks", 39)
+    pictures = [
+        lab.show_outside(s.block_parameters, s.model_parameters),
+        lab.show_recipes(s.bytes_per_parameter, s.RECIPES), lab.show_figure_1(s.per_rank),
+        lab.show_70b(s.per_rank), lab.show_layers(s.layer_activations),
+        lab.show_price(price, s.step_flops), lab.show_kept(price),
+        lab.show_self_check(s.bytes_left, s.per_rank, s.activations),
+        lab.show_states(measured, s.rank_states), lab.show_peak(measured)]
+    assert all(picture.png().startswith(PNG) for picture in pictures)
+
+
+def test_tables_say_the_same_in_html_and_in_words(solution, measured):
+    for table in (lab.show_models(), lab.show_block("GPT-2"), lab.show_saved(), lab.show_rest(),
+                  lab.show_savings(solution.per_rank), lab.show_activations(solution.activations),
+                  lab.show_left(solution.bytes_left),
+                  lab.show_leftovers(measured, solution.rank_states)):
+        page, words = table._repr_html_(), repr(table)
+        assert all(html.escape(str(cell)) in page and str(cell) in words
+                   for row in table.rows for cell in row)
+
+
+def test_nothing_that_ranks_hold_is_without_a_name(solution, measured):
+    for *_, nameless in cells(lab.show_leftovers(measured, solution.rank_states)).values():
+        assert 0 <= int(nameless.replace(",", "")) < 100
+
+
+def test_the_peak_is_within_a_thousandth(measured):
+    for held in measured:
+        assert held.report.step_peak.total == pytest.approx(held.predicted["peak"].total, rel=1e-3)
+
+
+def test_kept_activations_are_predicted(price):
+    assert price.kept == pytest.approx(price.predicted, rel=1e-3)
+    assert price.kept[1] < price.kept[0]
+
+
+def test_an_unfilled_exercise_makes_every_picture_wait(measured, price):
+    def unfilled(*_, **__):
+        raise NotImplementedError("Exercise 1.3")
+
+    for show_it in (lab.show_figure_1, lab.show_70b, lab.show_savings, lab.show_layers,
+                    lab.show_activations, lab.show_left):
+        assert show_it(unfilled).passed is None
+    for verdict in (lab.show_outside(unfilled, unfilled), lab.show_price(price, unfilled),
+                    lab.show_recipes(unfilled, {"fp32": (torch.float32,) * 3 + (False,)}),
+                    lab.show_self_check(unfilled, unfilled, unfilled),
+                    lab.show_states(measured, unfilled), lab.show_leftovers(measured, unfilled)):
+        assert isinstance(verdict, Verdict) and verdict.passed is None
+
+
+def test_a_wrong_estimate_is_not_drawn_as_if_it_were_right(solution):
+    verdict = lab.show_self_check(lambda *job: job[-1].usable, solution.per_rank,
+                                  solution.activations)
+    assert verdict.passed is False and "Run its check first" in str(verdict)
+
+
+# numbers that the text states
+
+
+def test_vocabulary(solution):
+    data = {row.name: row for row in lab.show_outside(
+        solution.block_parameters, solution.model_parameters).data}
+    assert round(data["Llama-3-8B"].measured) == 13 and round(data["Llama-3-70B"].measured) == 3
+    assert all(row.measured == pytest.approx(row.predicted) for row in data.values())
+
+
+def test_gib_are_7_percent_more_and_a_card_of_80_has_them():
+    assert round(100 * (GiB / GB - 1)) == 7
+    assert 79 * GiB < hardware.gpu("A100-80").usable < 80 * GiB
+
+
+def test_quoted_figures(solution):
+    found = cells(lab.show_quoted(solution.bytes_per_parameter, solution.RECIPES))
+    assert found["bf16, fp32 moments"] == ("12", "84", "156", "56")
+    assert found["bf16, fp32 master"][:2] == ("16", "112") and found["fp32"][0] == "16"
+    assert found["bf16"] == ("8", "56", "104", "28")
+
+
+def test_figure_1_and_70b(solution):
+    figure, seventy = lab.show_figure_1(solution.per_rank), lab.show_70b(solution.per_rank)
+    assert [round(row.bar.total / GB, 1) for row in figure.data] == [120, 31.4, 16.6, 1.9]
+    assert [row.bar.total / GB for row in seventy.data] == [840, 350, 227.5, 105]
+    second = seventy.data[2].bar
+    assert (second.parameters / GB, second.gradients / GB, second.optimizer_state / GB) == (
+        140, 17.5, 70)
+    assert 140 + 70 == 210 and 105 * GB > hardware.gpu("A100-80").usable
+
+
+def test_four_and_eight_times_are_limits(solution):
+    found = cells(lab.show_savings(solution.per_rank))
+    assert [f"{float(value):.1f}" for value in found["8"][:2]] == ["2.9", "4.3"]
+    assert found["8"][2] == "8.00" and found["a million"][:2] == ("4.00", "8.00")
+
+
+def test_activations_of_blocks(solution):
+    eager, fused, llama = lab.show_layers(solution.layer_activations).data
+    assert eager.predicted == 34 + 5 * 12 * 1024 / 768 == 114 and fused.predicted == 34
+    assert fused.measured < eager.measured / 2
+    z = Sizes(parameters.shape_of(lab.models()["Llama-3-8B"]), 1, 4096, 2)
+    wide = z.f / (z.x / 2)  # one tensor of feed-forward width, in units of s·b·h
+    assert wide == 7 and math.floor(llama.measured) + wide == 56
+
+
+def test_logits_take_twice_what_checkpoints_take(solution):
+    found = cells(lab.show_activations(solution.activations))
+    assert found["fp32 logits"][1] == "1.96x"
+    with_checkpointing = found["with checkpointing, at the fullest moment"]
+    assert float(with_checkpointing[1][:-1]) == pytest.approx(1 + 1.96)
+
+
+def test_checkpointing_costs_less_than_a_third(solution, price):
+    assert solution.step_flops(1, 1, True) / solution.step_flops(1, 1, False) == 8 / 6
+    as_torch, everything = (price.flops[i] / price.flops[0] for i in (1, 2))
+    assert 1 < as_torch < everything < 8 / 6
+
+
+def test_the_self_check(solution):
+    found = cells(lab.show_left(solution.bytes_left))
+    assert [found[name][1] for name in ("7B, DDP", "7B, ZeRO-3", "13B, DDP", "13B, ZeRO-3")] == [
+        "fits", "fits", "does not fit", "fits"]
+    assert 0 < float(found["7B, DDP"][0]) < 1 and float(found["13B, ZeRO-3"][0]) > 40
+    usable = hardware.gpu("A100-80").usable
+    assert show_runs.complete("Llama-2-7B", 0).total > usable  # what the estimate leaves out
+    assert show_runs.complete("Llama-2-13B", 3).total < usable
+    buckets = show_runs.complete("Llama-2-7B", 0).buffers
+    assert buckets == 2 * parameters.count(lab.models()["Llama-2-7B"])
+
+
+def test_the_largest_batch_fits_and_the_next_does_not(solution):
+    for name, *job in show_runs._jobs():
+        most = show_runs._largest(solution.bytes_left, job)
+        job[4] = most
+        assert most == 0 or solution.bytes_left(*job) >= 0, name
+        job[4] = most + 1
+        assert solution.bytes_left(*job) < 0, name
+
+
+def test_the_laptops_model_has_1_2_million_parameters():
+    from labs.training import models
+
+    p = preset("laptop")
+    assert round(models.count(models.gpt2(p.layers, p.hidden, p.heads, p.context)) / 1e6, 1) == 1.2
