@@ -31,7 +31,7 @@ import labs
 import labs.memory_math as lab
 
 labs.warm_up()
-PRESET = lab.preset()  # or lab.preset("laptop", layers=4): any size can be changed
+PRESET = lab.preset("laptop")  # for what is measured; add layers=4, or another size, to change it
 MODELS = lab.models()
 lab.show_models()
 
@@ -379,8 +379,9 @@ lab.show_self_check(bytes_left, per_rank, activations)
 # ## Predict, then measure
 #
 # Now on real ranks: a small GPT-2 in fp32 with AdamW, plain on one rank, then under DDP and FSDP2
-# (ZeRO-3 in PyTorch) on several. After backward all states are there. **Buffers** are what
-# communication keeps: DDP's copy of the gradients, one number for each. FSDP2 keeps none.
+# (ZeRO-3 in PyTorch) on several. They run on the CPU, whose allocator reports every byte; a GPU's
+# tensors are as large. After backward all states are there. **Buffers** are what communication
+# keeps: DDP's copy of the gradients, one number for each. FSDP2 keeps none.
 
 # %%
 # Exercise 1.7: what a rank holds after backward
@@ -397,8 +398,8 @@ def rank_states(count, strategy, ranks):
 lab.check_rank_states(rank_states)
 
 # %% [markdown]
-# The preset's model has 1.2 million parameters on a laptop. How many MB will a rank of DDP hold at
-# its fullest moment, activations and all?
+# The preset's model has 1.2 million parameters. How many MB will a rank of DDP hold at its fullest
+# moment, activations and all?
 
 # %%
 # A guess, for exercise 1.7
