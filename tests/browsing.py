@@ -44,6 +44,7 @@ class Lab:
     nothing in the checkout."""
 
     def __init__(self, folder: Path):
+        self.folder = folder
         for name in ("notebooks", "solutions"):
             shutil.copytree(ROOT / name, folder / name)
         self._log = folder / "log"

@@ -7,6 +7,8 @@ import nbformat
 import pytest
 from browsing import CHROMIUM, FLAGS, ROOT, Lab, Notebook, opened
 
+from labs.memory_math import explorer
+
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(
     not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}: install the system's chromium")]
@@ -124,3 +126,28 @@ def test_the_slider_of_the_solution_moves_the_buckets(page):
     api.expect(output.locator(".widget-readout")).to_have_text("1.6")
     api.expect(picture).not_to_have_attribute("src", source)
     assert picture.screenshot() != before
+
+
+def test_the_explorer_follows_its_sliders_and_menus(page, lab):
+    cell = nbformat.v4.new_code_cell("import labs.memory_math as lab\n\nlab.explore_memory()")
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=kernel),
+                   lab.folder / "explorer.ipynb")
+    output = Notebook(page, "explorer.ipynb").run_cell(0)
+    chart = output.get_by_role("img")
+    chosen = {choice.name: choice.value for choice in explorer.explore_memory().choices}
+
+    def shows(**changes):
+        chosen.update(changes)
+        api.expect(output).to_contain_text(explorer.verdict(explorer.Setting(**chosen)))
+        return chart.screenshot()
+
+    seen = [shows()]
+    output.get_by_role("slider").nth(0).press("ArrowRight")
+    seen.append(shows(ranks=16))
+    output.get_by_role("combobox").nth(0).select_option("Llama-3-70B")
+    seen.append(shows(model="Llama-3-70B"))
+    assert len(set(seen)) == 3
+    output.get_by_role("combobox").nth(2).select_option(index=4)  # the bf16 policy ...
+    output.get_by_role("combobox").nth(1).select_option("DDP")
+    api.expect(output).to_contain_text("No such job: ")

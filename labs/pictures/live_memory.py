@@ -120,5 +120,6 @@ def _legend(held, beside) -> str:
 def _entry(name, nbytes) -> str:
     words = "" if nbytes is None else f"{number(nbytes / GB)} GB"
     return (f"<span style='opacity:{1 if nbytes else 0.45};white-space:nowrap'>"
-            f"<svg width='16' height='11' style='margin-right:6px'><rect x='1' y='1' width='14' "
-            f"height='9' {_fill(name)}/></svg>{name} <b>{words}</b></span>")
+            f"<svg width='16' height='11' aria-hidden='true' style='margin-right:6px'>"
+            f"<rect x='1' y='1' width='14' height='9' {_fill(name)}/></svg>"
+            f"{name} <b>{words}</b></span>")
