@@ -1,0 +1,158 @@
+"""Slow runs: each with one cause planted, recorded afresh, and the check that wants the cause named
+with its evidence."""
+
+import functools
+import random
+from dataclasses import dataclass, replace
+
+from labs.exercises import Wrong, check
+from labs.fsdp_profiling import recording
+from labs.fsdp_profiling.recording import Job
+from labs.meters import timeline_units as units
+from labs.meters.timeline import length
+
+STEPS = 2
+CAUSES = {
+    "nothing": "None",
+    "item": "one of trace.items: a call that the healthy run does not have",
+    "tiny units": "how many all-gathers a step has on one rank",
+    "one huge unit": "the collective that carries most",
+    "no prefetch": "the name of a unit that was gathered late",
+    "slow data loader": "one of the data loader's labels that took long",
+    "slow rank": "its number"}
+"""Cause -> the evidence that goes with it."""
+_PLANTED = {
+    "nothing": {}, "item": {"fault": "item"}, "tiny units": {"units": "layers"},
+    "one huge unit": {"units": "model"}, "no prefetch": {"prefetch": "off"},
+    "slow data loader": {"fault": "data"}, "slow rank": {"fault": "rank"}}
+
+
+@dataclass(frozen=True)
+class Patients:
+    """healthy: the traces of a run with nothing wrong. runs: letter -> traces with one cause in
+    them; which, `answers` knows."""
+
+    healthy: list
+    runs: dict
+    answers: dict
+
+    def __repr__(self):
+        return "\n".join(f"run {letter}, {traces[0]}" for letter, traces in self.runs.items())
+
+
+def patients(seed: int = 0) -> Patients:
+    """A healthy run and one for each cause, in an order that `seed` decides, recorded now."""
+    causes = list(CAUSES)[1:]
+    random.Random(seed).shuffle(causes)
+    healthy, *rest = recording.run_all(_jobs(["nothing", *causes]))
+    letters = "ABCDEFGH"[:len(rest)]
+    return Patients(healthy, dict(zip(letters, rest, strict=True)),
+                    dict(zip(letters, causes, strict=True)))
+
+
+def _jobs(causes) -> list:
+    sizes = recording.small()
+    return [Job(sizes, "healthy" if cause == "nothing" else f"slow {number}", steps=STEPS,
+                **_PLANTED[cause]) for number, cause in enumerate(causes)]
+
+
+@functools.cache
+def recorded_afresh() -> tuple:
+    """(healthy traces, [(cause, traces)]), with other sizes than those of `patients`; recorded
+    once in a process."""
+    causes = list(CAUSES)
+    random.shuffle(causes)
+    sizes = recording.small(layers=3, batch=3)
+    jobs = [replace(job, preset=sizes, name=f"check {number}")
+            for number, job in enumerate(_jobs(["nothing", *causes]))]
+    healthy, *runs = recording.run_all(jobs)
+    return healthy, list(zip(causes, runs, strict=True))
+
+
+@check("5.8")
+def check_diagnose(diagnose):
+    """diagnose(run, healthy): (cause, evidence) of a slow run, from the traces of its ranks."""
+    healthy, runs = recorded_afresh()
+    for cause, run in runs:
+        got = diagnose(run, healthy)
+        if not isinstance(got, tuple | list) or len(got) != 2:
+            raise Wrong(f"diagnose returned {got!r}, not (cause, evidence)")
+        if got[0] not in CAUSES:
+            raise Wrong(f"{got[0]!r} is none of the causes", f"They are {', '.join(CAUSES)}.")
+        if got[0] != cause:
+            raise Wrong(f"a run with {_called(cause)} was taken for one with {_called(got[0])}",
+                        _HINTS[cause])
+        if not _JUDGES[cause](got[1], run, healthy):
+            raise Wrong(f"{_called(cause)} was named, but {_short(got[1])} is no evidence of it",
+                        f"The evidence is {CAUSES[cause]}.")
+    return f"{len(runs)} runs recorded just now, each named with its evidence"
+
+
+def _called(cause) -> str:
+    return {"nothing": "nothing wrong", "item": "an .item()", "no prefetch": "prefetch off",
+            "slow data loader": "a slow data loader", "slow rank": "a slow rank"}.get(cause, cause)
+
+
+_HINTS = {
+    "nothing": "It is a healthy run, recorded again: its seconds differ from the other's, its "
+               "calls do not.",
+    "item": "Count the calls of .item() outside the optimizer, and compare with the healthy run.",
+    "tiny units": "Count the all-gathers, and compare with the healthy run.",
+    "one huge unit": "Count the all-gathers: fewer than in the healthy run.",
+    "no prefetch": "Exercise 5.5 says which units came late.",
+    "slow data loader": "Add up the labels that begin with enumerate(DataLoader).",
+    "slow rank": "Compare the ranks' computing, lab.length(trace.compute): the others only wait."}
+
+
+def _short(value) -> str:
+    words = " ".join(repr(value).split())
+    return words if len(words) <= 70 else words[:69] + "…"
+
+
+def _whole(value):
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _is_planted_item(item, run, healthy) -> bool:
+    """Read after the model's own forward has ended, before backward: where the fault is planted."""
+    for trace in run:
+        if any(item is one or item == one for one in trace.items):
+            around = trace.around(item.begin, "labs::forward")
+            inside = trace.around(item.begin, "FSDP::") or [
+                span for span in units.working(trace) if span.begin <= item.begin <= span.end]
+            later = [label for label in trace.labelled("FSDP::pre_forward")
+                     if around and item.begin < label.begin < around[0].end]
+            ended = [label for label in trace.labelled("FSDP::post_forward")
+                     if around and around[0].begin < label.begin < item.begin]
+            return bool(around and ended) and not inside and not later
+    return False
+
+
+def _is_count(count, run, healthy) -> bool:
+    gathers = {len(trace.of("all_gather")) for trace in run}
+    return _whole(count) in gathers | {number // STEPS for number in gathers}
+
+
+def _is_largest(one, run, healthy) -> bool:
+    return any(one == other and one.bytes == max(c.bytes for c in trace.collectives)
+               for trace in run for other in trace.collectives)
+
+
+def _is_late(unit, run, healthy) -> bool:
+    return any(unit in units.late(trace) for trace in run)
+
+
+def _is_slow_loading(label, run, healthy) -> bool:
+    usual = max(one.seconds for trace in healthy for one in trace.labelled("enumerate(DataLoader)"))
+    return any(label == one and one.seconds > usual for trace in run
+               for one in trace.labelled("enumerate(DataLoader)"))
+
+
+def _is_slow_rank(number, run, healthy) -> bool:
+    slowest = max(run, key=lambda trace: length(trace.compute))
+    return _whole(number) == slowest.rank
+
+
+_JUDGES = {"nothing": lambda evidence, run, healthy: evidence is None, "item": _is_planted_item,
+           "tiny units": _is_count, "one huge unit": _is_largest, "no prefetch": _is_late,
+           "slow data loader": _is_slow_loading, "slow rank": _is_slow_rank}
