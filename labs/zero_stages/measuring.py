@@ -180,9 +180,13 @@ def record(strategy, size, tries: int = TRIES) -> tuple:
 
 
 def _build(strategy, size, made):
-    module, optimizer = strategy(_model(size), torch.optim.AdamW, **SETTINGS)
-    made["module"], made["optimizer"] = module, optimizer
-    return module, optimizer
+    made["module"], made["optimizer"] = build(strategy, size)
+    return made["module"], made["optimizer"]
+
+
+def build(strategy, size) -> tuple:
+    """On a rank: (module, optimizer) of a strategy around the preset's model."""
+    return strategy(_model(size), torch.optim.AdamW, **SETTINGS)
 
 
 def _model(size):

@@ -11,6 +11,7 @@ import sys
 BENCHES = {
     "launch": "launching ranks: labs.launch beside torch.multiprocessing.spawn and accelerate",
     "ddp": "the solution's data-parallel modules beside torch's DDP, on CPU ranks",
+    "zero": "the solution's ZeRO stages beside torch's and DeepSpeed's: throughput and peak memory",
     "faults": "what goes wrong on ranks, through labs.launch, spawn, accelerate and elastic",
     "memory": "the peak of a training step: predicted, by us and by others, and measured",
     "soak": "500 launches with faults mixed in, in one kernel: what grows",

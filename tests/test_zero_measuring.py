@@ -1,0 +1,129 @@
+"""The chart of notebook 03: what it says is what was measured, and what the formulas say."""
+
+import functools
+import sys
+
+import cloudpickle
+import pytest
+from _build.definitions import definitions
+
+import labs
+from labs import exercises
+from labs.exercises import Verdict
+from labs.meters import memory
+from labs.training import strategies
+from labs.training.categories import Memory
+from labs.training.presets import preset
+from labs.zero_stages import measuring, show
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+RANKS = 2
+SIZE = dict(ranks=RANKS, layers=4, hidden=32, heads=2, context=16)
+TRAVELS = {"DDP": 2, "ZeRO-1": 2, "ZeRO-2": 2, "ZeRO-3": 3, "ZeroRedundancyOptimizer": 3,
+           "FSDP2, no reshard": 2, "FSDP2": 3, "FSDP2, bf16 gathers": 3}
+DEEPSPEED = {"DeepSpeed 1": 3, "DeepSpeed 2": 3} if strategies.has_deepspeed() else {}
+
+
+@functools.cache
+def compared():
+    size = preset("laptop", **SIZE)
+    solution = definitions("03_zero_stages", PRESET=size)
+    mine = {"ZeRO-1": solution.zero1, "ZeRO-2": solution.zero2, "ZeRO-3": solution.zero3}
+    return measuring.compare(mine, size)
+
+
+@pytest.mark.parametrize(("name", "times"), [*TRAVELS.items(), *DEEPSPEED.items()])
+def test_so_many_times_all_parameters_travel(name, times):
+    found = compared()
+    # shards are padded: at most one element for each tensor and rank
+    assert found.results[name].travels(found.parameters) == pytest.approx(times, rel=0.01)
+    assert found.results[name].kind.travels() == times
+
+
+def test_bf16_gathers_move_the_bytes_of_ddp_in_fp32():
+    found = compared()
+
+    def moved(name):
+        return sum(measuring.passes(kind) * n for kind, n in found.results[name].bytes().items())
+
+    assert moved("FSDP2, bf16 gathers") == pytest.approx(moved("DDP"), rel=0.01)
+    assert moved("FSDP2") == pytest.approx(1.5 * moved("DDP"), rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2"])
+def test_states_after_backward_are_those_of_the_formula(name):
+    found = compared()
+    held, want = found.results[name].report.phases["backward"], found.states(name)
+    for category in ("parameters", "gradients", "optimizer_state"):
+        assert getattr(held, category) == pytest.approx(getattr(want, category), rel=0.03), category
+
+
+def test_what_a_layer_is_gathered_into_is_a_buffer():
+    build = compared().results["ZeRO-3"].report.phases
+    assert build["step"].buffers < 1000 and build["step"].parameters == pytest.approx(
+        build["build"].parameters)
+
+
+def test_all_strategies_train_the_same():
+    first, *others = [result.losses for name, result in compared().results.items()
+                      if "bf16" not in name]
+    assert all(losses == pytest.approx(first, rel=1e-5) for losses in others)
+
+
+def test_the_chart_of_memory_draws_the_formula_and_the_guess(monkeypatch):
+    monkeypatch.setattr(exercises, "_guesses", {})
+    labs.guess("MB per rank after backward, ZeRO-2", 0.5)
+    drawn = show.show_memory(compared())
+    rows = {row.name: row for row in drawn.data}
+    assert rows["ZeRO-2"].guessed == 500_000 and rows["DDP"].guessed is None
+    assert rows["ZeRO-2"].formula == compared().states("ZeRO-2").total
+    assert rows["ZeRO-2"].measured.total < rows["ZeRO-1"].measured.total < rows["DDP"].formula
+    assert "ZeRO-2" in drawn.text
+    peak = show.show_memory(compared(), "peak")
+    assert "at the peak of a step" in peak.text
+    assert peak.data[0].measured == compared().results["DDP"].report.step_peak
+
+
+def test_the_chart_of_traffic_says_who_moves_three_times(monkeypatch):
+    monkeypatch.setattr(exercises, "_guesses", {})
+    labs.guess("Ψ that travel per step, ZeRO-1", 3)
+    text = show.show_traffic(compared()).text
+    assert "each rank sends 1/2 of it" in text
+    assert "DDP: 2Ψ in" in text and "the formula 2Ψ, your guess 3Ψ" in text
+    assert "ZeroRedundancyOptimizer: 3Ψ in" in text and "broadcast 1Ψ" in text
+
+
+def test_a_moment_that_is_not_recorded_is_refused():
+    with pytest.raises(ValueError, match="no moment 'lunch'"):
+        show.show_memory(compared(), "lunch")
+
+
+def test_a_stage_that_is_not_built_yet_waits():
+    def unfilled(model, optimizer_class, **settings):
+        raise NotImplementedError("Exercise 3.3")
+
+    verdict = measuring.compare({"ZeRO-2": unfilled}, preset("laptop", **SIZE))
+    assert verdict.passed is None and "waits for Exercise 3.3" in verdict.sentence
+    assert isinstance(show.show_memory(verdict), Verdict)
+
+
+def test_a_name_without_a_stage_is_refused():
+    with pytest.raises(ValueError, match="'mine' does not say which stage"):
+        measuring.compare({"mine": strategies.ddp}, preset("laptop", **SIZE))
+
+
+def test_a_preset_for_gpus_is_cut_down():
+    size = measuring._on_cpu(preset("node", ranks=8))
+    assert (size.name, size.ranks, size.batch) == ("laptop", 4, 1)
+
+
+def test_the_leanest_report_is_phase_by_phase_the_least():
+    def report(forward, backward):
+        phases = {phase: Memory(parameters=backward) for phase in memory.PHASES}
+        phases["forward"] = Memory(parameters=forward)
+        return memory.Report(phases, phases["backward"], phases)
+
+    least = memory.leanest([report(5, 1), report(2, 7)])
+    assert (least.phases["forward"].total, least.phases["backward"].total) == (2, 1)
+    assert least.peak.total == 1
