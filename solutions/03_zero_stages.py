@@ -289,3 +289,177 @@ lab.show_layers(zero3_prefetch, PRESET)
 
 # %% [markdown]
 # **Notice:** two layers overlap now, in both directions.
+
+# %% [markdown]
+# ## The norm of a gradient that nobody has
+#
+# Gradient clipping scales all gradients so that the norm of them all together is at most a limit.
+# Under ZeRO-2 and -3 no rank has all of them: `torch.nn.utils.clip_grad_norm_` would see one shard,
+# and every rank would scale by another factor.
+#
+# The norm is the root of a sum of squares, and sums are what ranks are good at. Padding is zero and adds
+# nothing.
+
+# %%
+# Exercise 3.6: clip by the norm over all ranks
+def clip_grad_norm(optimizer, max_norm):
+    """Scales the shards' gradients in place so that their norm over all ranks is at most
+    max_norm; returns the norm from before."""
+    groups = optimizer.param_groups
+    gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+    ### BEGIN SOLUTION
+    square = sum(gradient.square().sum() for gradient in gradients)
+    dist.all_reduce(square)
+    norm = square.sqrt()
+    for gradient in gradients:
+        gradient *= (max_norm / norm).clamp(max=1.0)
+    ### END SOLUTION
+    return norm
+
+
+lab.check_clip_grad_norm(clip_grad_norm)
+
+# %% [markdown]
+# ## Save and load, on another number of ranks
+#
+# Each rank can write its own shards: of the parameters, and of both moments. Whoever loads them on as many
+# ranks takes them as they are. On another number the pieces must be put together and cut anew; and
+# the old padding must go, or it would lie in the middle.
+
+# %%
+# Exercise 3.7: the shards of another number of ranks
+def reshard(pieces, elements, ranks):
+    """pieces: the shards of all ranks that saved, in order, `elements` numbers and padding.
+    Returns the shards of `ranks` ranks."""
+    ### BEGIN SOLUTION
+    return cut(torch.cat(pieces)[:elements], ranks)
+    ### END SOLUTION
+
+
+lab.check_reshard(reshard, zero1)
+
+# %% [markdown]
+# ## The chart
+#
+# Now all of them on the same model: DDP, your three, torch's `ZeroRedundancyOptimizer` and FSDP2,
+# and DeepSpeed, if it is installed. First two guesses: what a rank holds after backward, in MB,
+# with Ψ = 1.23 million parameters in fp32 and AdamW on 2 ranks. DDP needs 16 bytes for each, and a copy
+# of the gradients in its buckets.
+
+# %%
+# A guess, for exercise 3.9
+### BEGIN SOLUTION
+my_guess_2 = 12.3
+my_guess_3 = 9.8
+### END SOLUTION
+labs.guess("MB per rank after backward, ZeRO-2", my_guess_2)
+labs.guess("MB per rank after backward, ZeRO-3", my_guess_3)
+
+# %%
+# Exercise 3.9: nothing to write, all to look at
+mine = {"ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3_prefetch}
+compared = lab.compare(mine, PRESET)
+compared
+
+# %%
+lab.show_memory(compared)
+
+# %%
+lab.show_memory(compared, "peak")
+
+# %% [markdown]
+# **Notice:** each stage takes away what the one before still kept whole. At the peak, activations and
+# communication buffers come on top; they are the same for all, and no stage of ZeRO divides them.
+
+# %%
+lab.show_traffic(compared)
+
+# %% [markdown]
+# **Notice:** ZeRO-3 moves 1.5 times what DDP moves, not 3 times: 3Ψ against 2Ψ. Nobody ever gathers
+# optimizer states. Gathering in bf16 halves two of the three parts: FSDP2 with bf16 gathers and fp32
+# reduction moves 8Ψ bytes, exactly as fp32 DDP does.
+
+# %% [markdown]
+# ## 210 or 227.5 GB?
+#
+# A model with 70 billion parameters under ZeRO-2 on 8 ranks, at 12 bytes per parameter (bf16
+# parameters and gradients, fp32 moments): how much does each rank hold? Tables that are widely copied
+# say 210 GB. Guess, then count: 2Ψ bytes stay whole, and 10Ψ are divided.
+
+# %%
+# A guess: GB per rank for 70B under ZeRO-2 on 8 ranks
+### BEGIN SOLUTION
+my_guess = 227.5
+### END SOLUTION
+labs.guess("GB per rank, 70B under ZeRO-2 on 8 ranks", my_guess)
+
+# %%
+lab.show_large(70e9, ranks=8)
+
+# %% [markdown]
+# **Notice:** 210 GB is 840/4, a quarter; that ZeRO-2 divides by more than it does. The savings of
+# "4 times" and "8 times" are limits for very many ranks, with 16 bytes per parameter.
+
+# %% [markdown]
+# ## When to use which
+#
+# Each stage saves more and asks more. Stage 1 moves no more than DDP; stage 2 must reduce in every backward
+# pass, also while gradients accumulate; stage 3 gathers twice and sends half as much again. So take the
+# lowest stage that fits.
+#
+# `lab.states(parameters, ranks, stage)` are the bytes of parameters, gradients and states on a rank, in
+# bf16 with an fp32 master copy. Activations come on top.
+
+# %%
+# Exercise 3.8: the lowest stage that fits
+def choose(parameters, ranks, capacity, activations):
+    """0 for DDP, 1, 2 or 3; None where nothing fits. capacity, activations: bytes per rank."""
+    ### BEGIN SOLUTION
+    for stage in (0, 1, 2, 3):
+        if lab.states(parameters, ranks, stage) + activations <= capacity:
+            return stage
+    return None
+    ### END SOLUTION
+
+
+lab.check_choose(choose)
+
+# %%
+lab.show_choices(choose, activations=10e9)
+
+# %% [markdown]
+# **Notice:** more ranks make lower stages possible, up to a point: parameters and gradients that stay whole
+# on every rank do not shrink, however many ranks there are.
+
+# %% [markdown]
+# ## I can …
+#
+# - [ ] say for each stage what a rank holds, and how many Ψ travel
+# - [ ] explain why ZeRO-2 must reduce during backward
+# - [ ] say when a ZeRO-3 layer is whole, and what prefetching costs
+# - [ ] clip gradients and load a checkpoint when no rank has everything
+
+# %% [markdown]
+# ## How it usually goes wrong
+#
+# - **States sharded, gradients all-reduced**: called ZeRO-2, moves 3Ψ, saves nothing.
+# - **A hook that returns None** was meant to free the gradient: it stays.
+# - **The remainder**: what does not divide by N is never updated.
+# - **A sum for a mean**: AdamW almost hides it, and clipping does not.
+# - **Gathered once**: parameters of the first step, for ever.
+# - **A second zero_grad**: the shards forget, the parameters' own gradients pile up.
+
+# %% [markdown]
+# ## What to read
+#
+# - S. Rajbhandari et al., [ZeRO](https://arxiv.org/abs/1910.02054), 2020, sections 5 and 7.
+#   *Why does stage 2 cost no more communication than plain data parallelism?*
+# - Y. Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), 2023, sections 3 and 4.
+#   *What do they flatten, and what does a larger unit cost and save?*
+# - [DeepSpeed ZeRO](https://deepspeed.readthedocs.io/en/latest/zero3.html). *Which of its buckets
+#   is your unit?*
+
+# %% [markdown]
+# ## What comes next
+#
+# Notebook **04 FSDP**: what torch made of ZeRO-3, and a model that DDP has no memory for.

@@ -11,6 +11,9 @@ __all__, __getattr__, __dir__ = offered(__name__, {
     "check_cut": ".cutting", "show_owners": ".looking",
     "check_prefetch": ".prefetching", "show_layers": ".looking",
     "check_zero1": ".checks", "check_zero2": ".checks", "check_zero3": ".checks",
+    "check_clip_grad_norm": ".norms", "check_reshard": ".saving", "check_choose": ".choosing",
+    "saved": ".saving", "load": ".saving", "states": ".choosing",
+    "show_large": ".large", "show_choices": ".large",
     "compare": ".measuring", "show_memory": ".show", "show_traffic": ".show",
     "preset": "labs.training.presets",
 })

@@ -168,6 +168,8 @@ def judge_memory(report, plain, promise) -> None:
 def _too_much(phase, category, held, most, promise):
     name = _SHOWN.get(category, category)
     formula = f" ({promise.formula(category)})" if category != "rest" else ""
+    if category == "parameters" and promise.stage == 3 and phase == "forward":
+        formula = " (4Ψ/N and one layer)"
     hints = {"optimizer_state": "Hand the inner optimizer the shards, nothing else.",
              "gradients": "Free what this rank does not own: set the parameters' .grad to None. A "
                           "hook that returns None frees nothing.",
@@ -184,17 +186,17 @@ def _too_much(phase, category, held, most, promise):
 
 def _judge_peaks(report, plain, promise):
     """From ZeRO-2 on there is never as much as half of all gradients, or of all parameters, more
-    than what stays."""
-    for phase in ("forward", "backward", "step"):
-        usual = plain.phases["forward"].activations * 2 + plain.phases[phase].other
-        stays = sum(promise.bytes("backward").values()) + usual
-        if phase == "step":
-            stays += 2 * promise.shard  # AdamW's temporaries
-        room = BYTES * promise.elements // 2
-        peak = report.peaks[phase].total
-        if peak > stays + room:
+    than what stays; in forward, where only parameters come and go, never a third."""
+    for phase, share in (("forward", 3), ("backward", 2), ("step", 2)):
+        stays = dict(promise.bytes("backward"))
+        if phase == "forward":
+            stays["gradients"] = min(stays["gradients"], report.phases[phase].gradients)
+        stays["usual"] = plain.phases["forward"].activations * 2 + plain.phases[phase].other
+        stays["AdamW"] = 2 * promise.shard if phase == "step" else 0  # its temporaries
+        room, peak = BYTES * promise.elements // share, report.peaks[phase].total
+        if peak > sum(stays.values()) + room:
             what = "gathered parameters" if promise.stage == 3 else "gradients"
             raise Wrong(f"rank {dist.get_rank()} holds {peak:,} bytes at the peak of {phase}; what "
-                        f"stays is {stays:,}, and {what} of a few layers come to less than "
-                        f"{room:,}", "One layer after the other: free it before the next but one "
-                        "comes. What is only freed at the end is in memory at the peak.")
+                        f"stays is {int(sum(stays.values())):,}, and {what} of a few layers come "
+                        f"to less than {room:,}", "One layer after the other: free it before the "
+                        "next but one comes. What is only freed at the end is there at the peak.")

@@ -46,7 +46,7 @@ class Twin:
         self.schedule = schedule(self.optimizer)
         self.all = []  # the mean gradients of every step so far
 
-    def step(self, batch, rare, parts):
+    def step(self, batch, rare, parts=1, scheduled=True):
         """One step; remembers what it began with, for `candidates`. parts: how many backward passes
         its gradient is summed from elsewhere."""
         ranks, self.parts = dist.get_world_size(), parts
@@ -56,7 +56,8 @@ class Twin:
         self.mean = self._gradients(self.losses)
         self.all.append(self.mean)
         self._update(self.model, self.optimizer, self.mean)
-        self.schedule.step()
+        if scheduled:
+            self.schedule.step()
 
     def _gradients(self, losses) -> list:
         self.model.zero_grad()
@@ -79,7 +80,8 @@ class Twin:
         where each number may be that of another."""
         n = dist.get_world_size()
         yield ("not changed by the step", "After the update every rank needs the pieces "
-               "that the others updated: all-gather the parameters.", [self.before[0]])
+               "that the others updated: gather the parameters, anew in every step.",
+               [self.before[0]])
         if self.parts > 1:
             yield from self._candidates_in_parts()
         yield ("updated with the gradient of one rank alone", "Reduce the gradients over the "
@@ -106,8 +108,8 @@ class Twin:
     def _candidates_in_parts(self):
         """For a step whose gradient is the sum of several backward passes."""
         n = self.parts
-        yield (f"updated with the gradient of one of {n} backward passes", "A new gradient is added "
-               "to the one that is there.", [self._otherwise(self.mean, scale=1 / n)])
+        yield (f"updated with the gradient of one of {n} backward passes", "A new gradient is "
+               "added to the one that is there.", [self._otherwise(self.mean, scale=1 / n)])
         yield ("updated with gradients that had been reduced before, in an earlier backward pass",
                "Once they are reduced, free them: set the parameters' .grad to None. A hook that "
                "returns None frees nothing.", [self._otherwise(self.mean, scale=(n + 1) / 2)])

@@ -221,7 +221,7 @@ WRONG = [
     (torchs_fsdp1, "torch's own FullyShardedDataParallel does the work"),
     (torchs_fsdp2, "torch's own fully_shard does the work"),
     (right.zero2, r"bytes of parameters when it is built; under ZeRO-3 on 2 ranks .* .4Ψ/N."),
-    (by(KeptAfterForward), "bytes of activations, buffers and the rest after forward"),
+    (by(KeptAfterForward), "bytes of parameters after forward; under ZeRO-3 on 2 ranks .*4Ψ/N"),
     (by(GatheredOnce), "not changed by the step|the loss is"),
     (by(KeptAfterBackward), "not changed by the step|the loss is"),
     (by(NotForBackward), "backward of 'root' begins, and its parameters are not there"),
@@ -233,7 +233,7 @@ WRONG = [
     (by(AfterBackward), "no gradient leaves before the last one is ready"),
     (by(NotReduced), "updated with the gradient of one rank alone"),
     (by(Sums), "updated with the SUM of the gradients"),
-    (by(GradientsKept), "bytes of activations, buffers and the rest after backward|of gradients"),
+    (by(GradientsKept), "bytes of activations, buffers and the rest after forward"),
     (by(RemainderDropped), "before the first step: the loss is"),
     (by(right.ZeRO3, GathersAfterStep), "moves 4.0Ψ elements"),
     (by(right.ZeRO3, GathersStates), "moves 5.0Ψ elements")]
