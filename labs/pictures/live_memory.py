@@ -113,7 +113,8 @@ def _legend(held, beside) -> str:
     """Each category at its fixed place, with its bytes."""
     sizes = held.by_name() if held else dict.fromkeys(NAMES)
     cells = "".join(_entry(name, nbytes) for name, nbytes in {**sizes, _BESIDE: beside}.items())
-    return (f"<div style='display:grid;grid-template-columns:repeat(4,1fr);gap:2px 12px;"
+    columns = "repeat(auto-fill,minmax(185px,1fr))"
+    return (f"<div style='display:grid;grid-template-columns:{columns};gap:2px 12px;"
             f"padding:6px {_LEFT}px 0'>{cells}</div>")
 
 

@@ -58,9 +58,10 @@ class Controls:
 
         for handle in handles:
             handle.observe(redraw, names="value")
+        least = round(0.8 * 96 * WIDTH / self.columns)  # pixels; a narrow page has fewer columns
         grid = ipywidgets.GridBox(handles, layout=ipywidgets.Layout(
-            grid_template_columns=f"repeat({self.columns}, minmax(0, 1fr))", grid_gap="2px 18px",
-            max_width=_PIXELS, margin="2px 2px 6px 8px"))
+            grid_template_columns=f"repeat(auto-fit, minmax(min({least}px, 100%), 1fr))",
+            grid_gap="2px 18px", max_width=_PIXELS, margin="2px 2px 6px 8px"))
         return ipywidgets.VBox([grid, view])
 
     def _view(self, ipywidgets):
