@@ -59,6 +59,13 @@ def test_states_after_backward_are_those_of_the_formula(name):
         assert getattr(held, category) == pytest.approx(getattr(want, category), rel=0.03), category
 
 
+@pytest.mark.parametrize("name", ["DDP", "ZeroRedundancyOptimizer", "FSDP2", "FSDP2, no reshard"])
+def test_the_peak_is_where_a_step_played_through_has_it(name):
+    rows = {row.name: row for row in show.show_memory(compared(), "peak").data}
+    assert rows[name].measured.total == pytest.approx(rows[name].formula, rel=0.05)
+    assert rows["ZeRO-1"].formula is None  # a step of the student's is not known beforehand
+
+
 def test_what_a_layer_is_gathered_into_is_a_buffer():
     build = compared().results["ZeRO-3"].report.phases
     assert build["step"].buffers < 1000 and build["step"].parameters == pytest.approx(

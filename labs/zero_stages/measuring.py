@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from labs.exercises import shows
 from labs.meters import memory
 from labs.meters.traffic import Traffic
+from labs.predictions.memory import predict
 from labs.predictions.memory_recipes import model_states
 from labs.predictions.traffic import passes, stage_passes
 from labs.training import data, models, strategies
@@ -27,12 +28,14 @@ SETTINGS = {"lr": 1e-3}
 class Kind:
     """What a strategy is expected to do. stage: of ZeRO; its memory after backward is that stage's.
     passes: collective -> how often all Ψ elements go through it in a step. gathered: bytes of a
-    parameter's element as it travels."""
+    parameter's element as it travels. tape: options of labs.predictions.memory.predict, which plays
+    a whole step, where it knows this very library."""
 
     strategy: object
     stage: int
     passes: dict
     gathered: int = 4
+    tape: dict = None
 
     def travels(self) -> float:
         """How many Ψ travel in a step, an all-reduce counted twice."""
@@ -48,12 +51,14 @@ class Kind:
 @dataclass(frozen=True)
 class Result:
     """One strategy, measured. report: memory of one rank (of the one that keeps most states).
-    calls: one rank's collectives in one step. losses: of every step, mean over the ranks."""
+    calls: one rank's collectives in one step. losses: of every step, mean over the ranks.
+    predicted: phase -> Memory, "peak" among them, or {}."""
 
     kind: Kind
     report: memory.Report
     calls: list
     losses: list
+    predicted: dict
 
     def elements(self) -> dict:
         """Collective -> elements that went through it."""
@@ -118,7 +123,7 @@ def _on_cpu(preset) -> Preset:
 
 
 def _baseline() -> dict:
-    return {"DDP": Kind(strategies.ddp, 0, stage_passes(0))}
+    return {"DDP": Kind(strategies.ddp, 0, stage_passes(0), tape={"strategy": "ddp"})}
 
 
 def _mine(name, strategy) -> Kind:
@@ -133,11 +138,16 @@ def _libraries() -> dict:
     gradients, whatever the paper says (`use_multi_rank_bucket_allreduce`, on by default)."""
     half = partial(strategies.fsdp2, mp_policy=_half())
     found = {
-        "ZeroRedundancyOptimizer": Kind(strategies.zero_redundancy, 1,
-                                        {"all_reduce": 1, "broadcast": 1}),
-        "FSDP2, no reshard": Kind(strategies.fsdp2_no_reshard, 3, stage_passes(3, reshard=False)),
-        "FSDP2": Kind(strategies.fsdp2, 3, stage_passes(3)),
-        "FSDP2, bf16 gathers": Kind(half, 3, stage_passes(3), gathered=2),
+        "ZeroRedundancyOptimizer": Kind(
+            strategies.zero_redundancy, 1, {"all_reduce": 1, "broadcast": 1},
+            tape={"strategy": "zero1"}),
+        "FSDP2, no reshard": Kind(
+            strategies.fsdp2_no_reshard, 3, stage_passes(3, reshard=False),
+            tape={"strategy": "fsdp2", "reshard": False}),
+        "FSDP2": Kind(strategies.fsdp2, 3, stage_passes(3), tape={"strategy": "fsdp2"}),
+        "FSDP2, bf16 gathers": Kind(
+            half, 3, stage_passes(3), gathered=2,
+            tape={"strategy": "fsdp2", "recipe": "bf16 policy"}),
     }
     if strategies.has_deepspeed():
         found |= {f"DeepSpeed {stage}": Kind(strategy, stage, {"all_reduce": 1, "all_gather": 1})
@@ -157,7 +167,14 @@ def _measured(kind, size) -> Result:
                      device="cpu", hang_after=60)
     fullest = max((report for report, _, _ in results), key=_states)
     losses = [sum(step) / size.ranks for step in zip(*(r[2] for r in results), strict=True)]
-    return Result(kind, fullest, results[0][1], losses)
+    return Result(kind, fullest, results[0][1], losses, _predicted(kind, size))
+
+
+def _predicted(kind, size) -> dict:
+    if kind.tape is None:
+        return {}
+    return predict(_model(size).config, batch=size.batch, sequence=size.context, ranks=size.ranks,
+                   **kind.tape)
 
 
 def _states(report) -> float:

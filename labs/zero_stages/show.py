@@ -10,12 +10,14 @@ MOMENTS = {"build": "after building", "forward": "after forward", "backward": "a
 
 @shows("3.9")
 def show_memory(compared, moment: str = "backward"):
-    """What a rank holds under each strategy, by category. moment: one of MOMENTS. The formula's
-    tick counts parameters, gradients and optimizer state; after backward nothing else is needed."""
+    """What a rank holds under each strategy, by category. moment: one of MOMENTS.
+
+    The formula's tick after backward counts parameters, gradients and optimizer state: nothing else
+    is needed then. Elsewhere it comes from playing the step through, for torch's strategies.
+    """
     if moment not in MOMENTS:
         raise ValueError(f"no moment {moment!r}: choose {', '.join(MOMENTS)}")
-    rows = [memory.Row(name, _held(result.report, moment),
-                       compared.states(name).total if moment == "backward" else None,
+    rows = [memory.Row(name, _held(result.report, moment), _formula(compared, name, moment),
                        _megabytes(guessed(f"MB per rank {MOMENTS[moment]}, {name}")))
             for name, result in compared.results.items()]
     return memory.stacked(rows, f"of one rank {MOMENTS[moment]}", unit="MB")
@@ -23,6 +25,13 @@ def show_memory(compared, moment: str = "backward"):
 
 def _held(report, moment):
     return report.step_peak if moment == "peak" else report.phases[moment]
+
+
+def _formula(compared, name, moment):
+    if moment == "backward":
+        return compared.states(name).total
+    predicted = compared.results[name].predicted
+    return predicted[moment].total if predicted else None
 
 
 def _megabytes(value):
