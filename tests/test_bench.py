@@ -35,3 +35,9 @@ def test_ddp():
 def test_the_table_is_for_people():
     text = bench("ddp", "--rounds", "1")
     assert "bucketed, overlapped" in text and "of torch DDP" in text
+
+
+def test_explorer():
+    result = json.loads(bench("explorer", "--rounds", "2", "--json"))
+    assert result["png_ms"]["median"] > 0 and "GPT-2" in result["redraw_ms"]
+    assert all(0 < taken["median"] <= taken["worst"] for taken in result["redraw_ms"].values())

@@ -14,6 +14,7 @@ BENCHES = {
     "zero": "the solution's ZeRO stages beside torch's and DeepSpeed's: throughput and peak memory",
     "faults": "what goes wrong on ranks, through labs.launch, spawn, accelerate and elastic",
     "memory": "the peak of a training step: predicted, by us and by others, and measured",
+    "explorer": "the memory explorer: from a slider's move to its drawing",
     "soak": "500 launches with faults mixed in, in one kernel: what grows",
 }
 
@@ -29,7 +30,7 @@ def main() -> int:
 
 
 def _arguments():
-    listed = "\n".join(f"  {name:8s}{what}" for name, what in BENCHES.items())
+    listed = "\n".join(f"  {name:10s}{what}" for name, what in BENCHES.items())
     parser = argparse.ArgumentParser(
         prog="scripts/bench", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Measure one thing, interleaved with its peers, in one run.",

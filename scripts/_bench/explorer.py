@@ -1,0 +1,59 @@
+"""How long the memory explorer takes to redraw when a control moves, and what a picture would."""
+
+import statistics
+import time
+
+from _bench.progress import done, say
+from labs.memory_math import explorer
+
+
+def _milliseconds(draw, rounds) -> dict:
+    taken = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        draw()
+        taken.append((time.perf_counter() - began) * 1e3)
+    return {"median": statistics.median(taken), "worst": max(taken)}
+
+
+def _walk(grid, name, choices):
+    """A function that moves every slider to its end and back, one stop at each call."""
+    moves = []
+    for choice, handle in zip(choices, grid.children, strict=True):
+        if choice.kind == "slider":
+            stops = [value for _, value in choice.options]
+            moves += [(handle, stop) for stop in [*stops, *reversed(stops), choice.value]]
+    grid.children[0].value = name
+    turn = iter(moves)
+
+    def move():
+        handle, stop = next(turn)
+        while handle.value == stop:  # nothing would be redrawn
+            handle, stop = next(turn)
+        handle.value = stop
+
+    return move, len(moves) - 10
+
+
+def run(arguments) -> dict:
+    """Milliseconds from a slider's move to the new drawing, for each model; and of a PNG."""
+    moved = {}
+    controls = explorer.explore_memory(sequence=1024)  # as long as GPT-2 allows
+    for name in explorer.MODELS:
+        say(f"{name}: sliders move")
+        grid, _ = controls.box().children
+        move, moves = _walk(grid, name, controls.choices)
+        moved[name] = _milliseconds(move, min(arguments.rounds or moves, moves))
+    say("the same as a PNG")
+    picture = _milliseconds(lambda: explorer.still(**controls.first).png(), arguments.rounds or 5)
+    done()
+    return {"redraw_ms": moved, "png_ms": picture}
+
+
+def table(result) -> str:
+    """The result for a terminal."""
+    lines = ["the memory explorer: milliseconds from a slider's move to its drawing",
+             f"{'model':>12} {'median':>8} {'worst':>8}"]
+    lines += [f"{name:>12} {taken['median']:>8.1f} {taken['worst']:>8.1f}"
+              for name, taken in {**result["redraw_ms"], "as a PNG": result["png_ms"]}.items()]
+    return "\n".join(lines)
