@@ -9,8 +9,8 @@ CHARACTER = 0.082  # inches that a character of 10 points takes, generously
 
 
 def number(value) -> str:
-    """A number for a label: thousands whole, smaller ones with three digits."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:,.3g}"
+    """A number for a label: thousands whole, 227.5 with four digits, smaller ones with three."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.4g}" if value >= 100 else f"{value:.3g}"
 
 
 def unit_for(most: float, unit: str = None) -> tuple:

@@ -8,6 +8,7 @@ from drawn import on_the_sheet
 from matplotlib.colors import to_hex
 
 from labs.pictures import capacities, live_memory, memory, palette
+from labs.pictures.marks import number
 from labs.pictures.memory import Row
 from labs.pictures.widgets import Choice, Controls
 from labs.predictions.hardware import GPUS
@@ -121,6 +122,13 @@ def test_capacities_that_belong_on_a_chart():
     assert capacities.shown([(100, "the limit")], 1) == [(100, "the limit")]
     assert capacities.shown([], 1) == []
     assert capacities.merged([(20.2, "c"), (20, "b"), (10, "a")], 1) == [(10, "a"), (20, "c, b")]
+
+
+@pytest.mark.parametrize("value, words", [
+    (1234.5, "1,234"), (999.96, "1,000"), (227.5, "227.5"), (840, "840"), (15.55, "15.6"), (0, "0"),
+    (0.1234, "0.123")])
+def test_numbers_of_labels(value, words):
+    assert number(value) == words
 
 
 def test_phases_are_columns():
