@@ -373,7 +373,8 @@ lab.show_self_check(bytes_left, per_rank, activations)
 # %% [markdown]
 # **Notice:** the pair of each job: your estimate, and a closed form that leaves nothing out. DDP
 # copies all gradients into its **buckets**; ZeRO-3 gathers a block's parameters before using them;
-# PyTorch's AdamW needs a temporary as large as a moment. 7B under DDP dies at the first step.
+# PyTorch's AdamW needs a temporary as large as a moment. 7B under DDP dies at the first step; 13B
+# with ZeRO-3 takes 54 of 85 GB.
 
 # %% [markdown]
 # ## Predict, then measure
@@ -443,8 +444,8 @@ lab.show_rest()
 # %% [markdown]
 # ## Explore
 #
-# The explorer asks the same functions as the checks. Find the largest model that 8 A100-80 train
-# under ZeRO-3, then turn checkpointing off.
+# The explorer asks the closed forms that leave nothing out. Find the largest model that 8 A100-80
+# train under ZeRO-3 with checkpointing, then turn checkpointing off.
 
 # %%
 lab.explore_memory()
@@ -455,7 +456,7 @@ lab.explore_memory()
 # Formulas cover three families. A **dry run** covers any model and strategy: it builds the real
 # modules with tensors that have no numbers, on ranks that do not exist, and follows one step's
 # allocations. Here is Llama-3-70B under FSDP2 on 8 to 1024 ranks, from one process on this machine:
-# dry runs at both ends, your kind of formula between.
+# dry runs at both ends, the closed form between.
 
 # %%
 lab.show_scaling(traced=(8, 1024))
@@ -490,7 +491,7 @@ lab.show_scaling(traced=(8, 1024))
 # - V. Korthikanti et al., [Reducing Activation Recomputation](https://arxiv.org/abs/2205.05198),
 #   2022, section 4. *What does sequence parallelism divide that tensor parallelism does not?*
 # - [torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html), `early_stop`.
-#   *What would stop too early, if it were wrong?*
+#   *Which product of a block does it not compute again?*
 
 # %% [markdown]
 # ## What comes next

@@ -218,7 +218,7 @@ def test_figure_1_and_70b(solution):
 def test_four_and_eight_times_are_limits(solution):
     found = cells(lab.show_savings(solution.per_rank))
     assert [f"{float(value):.1f}" for value in found["8"][:2]] == ["2.9", "4.3"]
-    assert found["8"][2] == "8.00" and found["a million"][:2] == ("4.00", "8.00")
+    assert found["8"][2] == "8" and found["a million"][:2] == ("4", "8")
 
 
 def test_activations_of_blocks(solution):
@@ -250,7 +250,8 @@ def test_the_self_check(solution):
     assert 0 < float(found["7B, DDP"][0]) < 1 and float(found["13B, ZeRO-3"][0]) > 40
     usable = hardware.gpu("A100-80").usable
     assert show_runs.complete("Llama-2-7B", 0).total > usable  # what the estimate leaves out
-    assert show_runs.complete("Llama-2-13B", 3).total < usable
+    assert round(show_runs.complete("Llama-2-13B", 3).total / GB) == 54
+    assert round(usable / GB) == 85
     buckets = show_runs.complete("Llama-2-7B", 0).buffers
     assert buckets == 2 * parameters.count(lab.models()["Llama-2-7B"])
 

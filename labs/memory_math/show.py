@@ -31,7 +31,7 @@ def show_models():
     rows = [(name, m.hidden, m.layers, m.heads, m.kv_heads, m.head_dim, f"{m.ffn:,}",
              f"{m.vocabulary:,}", m.positions or "", "tied" if m.tied else "",
              _biases(m)) for name, m in models().items()]
-    return told(Table("sizes, by their names in `m`", (
+    return told(Table("sizes, by their names in m", (
         "", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "positions",
         "tied", "biases"), rows))
 
@@ -116,7 +116,7 @@ def show_savings(per_rank):
     """How many times less a rank holds, for more and more ranks."""
     def saving(stage, ranks):
         whole, share = (sum(per_rank(1e9, (2, 2, 12), which, ranks)) for which in (0, stage))
-        return f"{whole / share:,.2f}"
+        return f"{whole / share:,.2f}".removesuffix(".00")
 
     rows = [(name, *(saving(stage, ranks) for stage in (1, 2, 3)))
             for name, ranks in (("2", 2), ("8", 8), ("64", 64), ("1024", 1024),

@@ -3,7 +3,8 @@
 import html
 from dataclasses import dataclass
 
-_CELL = "padding:2px 10px;border:0;text-align:{};font-variant-numeric:tabular-nums"
+_CELL = ("padding:2px 10px;border:0;white-space:nowrap;text-align:{};"
+         "font-variant-numeric:tabular-nums")
 _HEAD = "border-bottom:1px solid #8a929c;opacity:0.75;font-weight:600"
 _LAST = "border-top:1px solid #8a929c"
 
