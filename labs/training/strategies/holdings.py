@@ -20,6 +20,7 @@ def held(module, optimizer) -> dict:
     for parameter in module.parameters():
         whole = isinstance(module, FSDPModule) and not isinstance(parameter, DTensor)
         (gathered if whole else shards).append(parameter)
+    shards += [p for group in inner.param_groups for p in group["params"]]
     return {"parameters": [*shards, *module.buffers()],
             "gradients": [p.grad for p in [*shards, *gathered] if p.grad is not None],
             "optimizer_state": tensors(inner.state), "buffers": gathered}
