@@ -17,7 +17,7 @@ from labs.training.presets import preset
 from labs.zero_stages import measuring, show
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.usefixtures("warm_launcher")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
 RANKS = 2
 SIZE = dict(ranks=RANKS, layers=4, hidden=32, heads=2, context=16)
 TRAVELS = {"DDP": 2, "ZeRO-1": 2, "ZeRO-2": 2, "ZeRO-3": 3, "ZeroRedundancyOptimizer": 3,

@@ -19,7 +19,7 @@ from labs.training.loop import train
 from labs.training.strategies import peers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.usefixtures("warm_launcher")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
 RANKS, STEPS = 2, 10
 SETTINGS = {"lr": 1e-3, "weight_decay": 0.1}
 TORCHS = ("ddp", "zero_redundancy", "fsdp1", "fsdp2", "fsdp2_no_reshard")
