@@ -59,8 +59,9 @@ lab.check_cut(cut)
 lab.show_owners(cut, PRESET)
 
 # %% [markdown]
-# **Notice:** a shard knows nothing of layers: it begins and ends in the middle of a matrix. That is no
-# harm, because AdamW treats every number by itself.
+# **Notice:** a shard begins and ends in the middle of a matrix. That is no harm, because AdamW treats
+# every number by itself. One flat tensor for all or one for each layer: a rank owns 1/N either way.
+# Layer by layer, less is in use at a time.
 
 # %% [markdown]
 # ## ZeRO-1: divide the optimizer state
@@ -110,6 +111,8 @@ class ZeRO1(lab.ShardedOptimizer):
         for flat in self.flats:
             total = lab.reduce_scatter(flat.flatten_gradients()).wait()
             flat.shard.grad = total / dist.get_world_size()
+            for parameter in flat.parameters:
+                parameter.grad = None
         ### END SOLUTION
 
     def gather(self):  # every flat.whole becomes new
@@ -126,16 +129,25 @@ class ZeRO1(lab.ShardedOptimizer):
 
 # %%
 def zero1(model, optimizer_class, **settings):
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    return model, ZeRO1([lab.Flat(parameters)], optimizer_class, **settings)
+    flats = lab.layers(model)  # a Flat for each layer, and one for the rest
+    return model, ZeRO1(flats, optimizer_class, **settings)
 
 
 lab.check_zero1(zero1)
 
 # %% [markdown]
 # **Notice:** 2Ψ, as DDP: the all-reduce is only taken apart, and the update stands between its halves.
-# `ZeroRedundancyOptimizer` under torch's DDP keeps the all-reduce and sends the parameters as well: 3Ψ.
-# The chart at the end shows both.
+# `ZeroRedundancyOptimizer` under torch's DDP keeps the all-reduce and sends the parameters as well:
+# 3Ψ. The chart at the end shows both.
+
+# %% [markdown]
+# The parts also depend on the backend. gloo has no true reduce-scatter: it all-reduces everything and
+# throws away what is not yours. `lab.reduce_scatter` does an **all-to-all** there instead: rank r
+# gets piece r from everybody, and adds the pieces up. It moves what a reduce-scatter moves. On
+# NCCL, which has a true one, it calls that.
+
+# %%
+lab.show_reduce_scatter(PRESET)
 
 # %% [markdown]
 # ## ZeRO-2: divide the gradients
@@ -288,7 +300,9 @@ lab.check_prefetch(zero3_prefetch)
 lab.show_layers(zero3_prefetch, PRESET)
 
 # %% [markdown]
-# **Notice:** two layers overlap now, in both directions.
+# **Notice:** while a layer computes, the next one is on its way, in both directions. On a CPU gathering
+# takes the same cores as computing, so the step hardly becomes shorter; on GPUs it is links and copy
+# engines that gather, and this hides most of it.
 
 # %% [markdown]
 # ## The norm of a gradient that nobody has

@@ -9,6 +9,7 @@ __all__, __getattr__, __dir__ = offered(__name__, {
     "Flat": ".flat", "ShardedOptimizer": ".optimizer", "Sharded": ".sharded", "layers": ".sharded",
     "all_gather": ".collectives", "reduce_scatter": ".collectives",
     "check_cut": ".cutting", "show_owners": ".looking",
+    "show_reduce_scatter": ".racing",
     "check_prefetch": ".prefetching", "show_layers": ".looking",
     "check_zero1": ".checks", "check_zero2": ".checks", "check_zero3": ".checks",
     "check_clip_grad_norm": ".norms", "check_reshard": ".saving", "check_choose": ".choosing",

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch < 2.13
-_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+torchs_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def all_gather(whole, shard, async_op: bool = False):
@@ -48,7 +48,7 @@ class _Reduced(Arriving):
 
     def begin(self):
         self.received = self.flat.new_empty(self.flat.numel() // dist.get_world_size())
-        return _SCATTER(self.received, self.flat, async_op=True)
+        return torchs_reduce_scatter(self.received, self.flat, async_op=True)
 
     def shard(self):
         return self.received

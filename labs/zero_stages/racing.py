@@ -1,0 +1,44 @@
+"""How long a reduce-scatter takes on this backend, done in three ways."""
+
+import statistics
+
+import torch
+import torch.distributed as dist
+
+from labs.exercises import shows
+from labs.meters import throughput
+from labs.pictures import measured, palette
+from labs.training.presets import Preset
+from labs.workers import devices
+from labs.workers.launcher import launch
+from labs.zero_stages.collectives import reduce_scatter, torchs_reduce_scatter
+
+ELEMENTS = 1 << 20  # 4 MiB in fp32
+ROUNDS = 9
+
+
+@shows("3.2")
+def show_reduce_scatter(preset: Preset):
+    """Milliseconds of a reduce-scatter of 4 MiB: torch's own, the lab's, and the all-reduce of
+    which it is half; medians of the slowest rank."""
+    results = launch(_race, ranks=preset.ranks, quiet=True, verify=False, hang_after=60)
+    rows = [measured.Row(name, 1e3 * max(statistics.median(result[name]) for result in results),
+                         colour=palette.PHASES["communication"]) for name in results[0]]
+    return measured.bars(rows, "ms", f"for 4 MiB on {preset.ranks} ranks, {results[0].backend}")
+
+
+class _Times(dict):
+    backend = ""
+
+
+def _race() -> dict:
+    torch.set_num_threads(1)
+    size = ELEMENTS // dist.get_world_size() * dist.get_world_size()
+    flat = torch.zeros(size, device=devices.device())
+    shard = flat.new_empty(size // dist.get_world_size())
+    times = _Times(throughput.race({
+        "all_reduce, keep a piece": lambda: dist.all_reduce(flat),
+        "torch's reduce_scatter": lambda: torchs_reduce_scatter(shard, flat),
+        "lab.reduce_scatter": lambda: reduce_scatter(flat.clone()).wait()}, ROUNDS))
+    times.backend = dist.get_backend()
+    return times
