@@ -124,3 +124,5 @@ def test_scaling_shows_dry_runs_beside_the_closed_form(monkeypatch):
     assert two.predicted.parameters == pytest.approx(2 * four.measured.parameters, rel=0.02)
     assert four.measured.total == pytest.approx(four.predicted.total, rel=0.05)
     assert "Dry run on 4 ranks: 3 of 3 layers with fake tensors" in picture.text
+    much = four.measured.other > 0.05 * four.measured.total
+    assert ("Other: what AdamW makes for a moment" in picture.text) == much

@@ -49,7 +49,14 @@ def _note(runs, formula) -> str:
     one = next(iter(runs.values()))
     return (f"Dry run on {_listed(runs)} ranks: {one.traced} of {one.layers} layers with fake "
             f"tensors, {sum(run.seconds for run in runs.values()):.0f} s in one process. The "
-            f"others, pale, and the ticks are the closed form's, {far}.")
+            f"others, pale, and the ticks are the closed form's, {far}.{_other(runs)}")
+
+
+def _other(runs) -> str:
+    """What the grey part is, where there is much of it."""
+    if all(run.peak.other < 0.05 * run.peak.total for run in runs.values()):
+        return ""
+    return " Other: what AdamW makes for a moment, for all parameters at once."
 
 
 def _listed(counts) -> str:
