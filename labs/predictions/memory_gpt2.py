@@ -75,8 +75,7 @@ def backward(tape, unit, z):
 def _conv1d_backward(tape, sizes, name, made, size):
     """Gradients of the layer's input, weight and bias, made in one go."""
     tape.make(**{made: size})
-    tape.gradient(sizes[f"{name}.weight"])
-    tape.gradient(sizes[f"{name}.bias"])
+    tape.gradient(sizes[f"{name}.weight"] + sizes[f"{name}.bias"])
 
 
 def _through_dropout(tape, unit, z, saved):

@@ -80,10 +80,8 @@ def backward(tape, unit, z):
 
 def _linear_backward(tape, z, sizes, name, made, size):
     """Gradients of a linear layer's weight and input, made in one go."""
-    for part in (f"{name}.bias", f"{name}.weight"):
-        if part in sizes:
-            tape.gradient(sizes[part])
     tape.make(**{made: size})
+    tape.gradient(sum(sizes.get(f"{name}.{part}", 0) for part in ("weight", "bias")))
 
 
 def _mlp_backward(tape, unit, z, sizes):

@@ -15,6 +15,7 @@ BENCHES = {
     "faults": "what goes wrong on ranks, through labs.launch, spawn, accelerate and elastic",
     "memory": "the peak of a training step: predicted, by us and by others, and measured",
     "explorer": "the memory explorer: from a slider's move to its drawing",
+    "trace": "reading a trace of 100 MB: seconds, and memory at its peak",
     "soak": "500 launches with faults mixed in, in one kernel: what grows",
 }
 
@@ -41,11 +42,12 @@ def _arguments():
     parser.add_argument("--rounds", type=int, help="turns of each variant (default: the bench's)")
     parser.add_argument("--ranks", type=int, nargs="+", help="world sizes (default: the bench's)")
     memory = parser.add_argument_group("of the bench memory")
-    memory.add_argument("--only", help="cases whose name contains this, or dryrun_70b_1024, "
-                                       "dryrun_8b_8")
+    memory.add_argument("--only", nargs="+", help="cases whose name contains one of these; "
+                                                  "dryrun_70b_1024, dryrun_8b_8")
     memory.add_argument("--cases", type=int, help="that many cases, spread over the grid")
     memory.add_argument("--device", choices=["cpu", "cuda"],
                         help="real ranks on the CPU, or one GPU (default: a GPU, if any)")
+    parser.add_argument("--mb", type=float, help="of the bench trace: size of the file (100)")
     return parser.parse_args()
 
 

@@ -46,18 +46,16 @@ def predicted_by_dry_run(case, device) -> int:
         device=device, backend="nccl" if device == "cuda" else "gloo", **case.options).peak.total
 
 
-def _without_device(method):
-    return lambda case, device: method(case)
-
-
 METHODS = {
     "dry run": (predicted_by_dry_run, "the step of any job"),
     "closed form": (predicted_by_formula, "the step of a GPT-2, Llama or Qwen2"),
-    "MemTracker": (_without_device(memory_peers.mem_tracker), "the step; not FSDP2"),
-    "FSDPMemTracker": (_without_device(memory_peers.fsdp_mem_tracker), "the step; FSDP2 only"),
-    "DeepSpeed": (_without_device(memory_peers.deepspeed),
-                  "16-bit and fp32 model states under ZeRO-2 (kept) or ZeRO-3; no activations"),
-    "accelerate": (_without_device(memory_peers.accelerate),
+    "MemTracker": (memory_peers.mem_tracker, "the step, as the dispatcher sees it; not FSDP2"),
+    "FSDPMemTracker": (memory_peers.fsdp_mem_tracker, "the same under FSDP2 only"),
+    "DeepSpeed": (memory_peers.deepspeed, "a GPU's model states, 16-bit and fp32, under ZeRO-2 "
+                                          "(kept) or ZeRO-3; no activations"),
+    "DeepSpeed + CPU": (memory_peers.deepspeed_with_cpu,
+                        "the same, and a rank's share of its figure for the CPU"),
+    "accelerate": (memory_peers.accelerate,
                    "parameters, gradients and Adam of one rank; no activations"),
 }
 OURS = ("dry run", "closed form")
@@ -76,7 +74,7 @@ def run(arguments) -> dict:
     result = {"device": device, "cases": len(runs), "methods": _methods(runs),
               "residuals": _residuals(runs), "runs": runs}
     for name in memory_large.JOBS:
-        wanted = len(cases) == len(whole) or name == arguments.only
+        wanted = len(cases) == len(whole) or name in (arguments.only or ())
         result[name] = _large(name) if wanted else None
     done()
     return result
@@ -137,7 +135,7 @@ def table(result) -> str:
     """The result for a terminal."""
     cuda = result["device"] == "cuda"
     lines = [COMPARED_ON_GPU if cuda else COMPARED, "",
-             f"{'':16s}{'mean':>10s}{'worst':>10s}{'cases':>7s}   what it claims to estimate"]
+             f"{'':16s}{'mean':>11s}{'worst':>11s}{'cases':>7s}   what it claims to estimate"]
     for name, row in result["methods"].items():
         lines.append(f"{name:16s}{_pct(row['mean_pct'])}{_pct(row['worst_pct'])}"
                      f"{row['cases']:7d}   {row['claims']}")
@@ -146,14 +144,14 @@ def table(result) -> str:
                          "          on the same cases")
         lines += [f"  leaves out: {reason}" for reason in row["leaves_out"]]
     lines += ["", "furthest off:"]
-    lines += [f"  {row['method']:15s}{row['off_pct']:>+9.3f} % {row['off_bytes']:>+14,.0f} bytes   "
+    lines += [f"  {row['method']:15s}{row['off_pct']:>+9.4f} % {row['off_bytes']:>+14,.0f} bytes   "
               f"{row['case']}" for row in result["residuals"]]
     lines += ["", *_large_lines(result)]
     return "\n".join(lines).rstrip()
 
 
 def _pct(value) -> str:
-    return f"{'-':>10s}" if value is None else f"{value:>8.3f} %"
+    return f"{'-':>11s}" if value is None else f"{value:>9.4f} %"
 
 
 def _large_lines(result) -> list:

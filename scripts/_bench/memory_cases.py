@@ -137,10 +137,11 @@ def grid(large: bool = False) -> list:
             for row, family in enumerate(FAMILIES) for column, job in enumerate(jobs)]
 
 
-def chosen(cases, only=None, ranks=None, count=None) -> list:
-    """The part of a grid whose names contain `only`, on these numbers of ranks, and of that `count`
-    cases spread evenly."""
-    cases = [case for case in cases if (not only or only.lower() in case.name.lower())
+def chosen(cases, only=(), ranks=None, count=None) -> list:
+    """The part of a grid whose names contain one of `only`, on these numbers of ranks, and of that
+    `count` cases spread evenly."""
+    cases = [case for case in cases
+             if (not only or any(part.lower() in case.name.lower() for part in only))
              and (not ranks or case.ranks in ranks)]
     if count is None or count >= len(cases):
         return cases

@@ -26,16 +26,19 @@ def on_ranks(case, most=MOST_RUNS) -> dict:
     counts alone.
     """
     job, leasts, seen = case.job, [], []
-    while len(leasts) < most and (sorted(leasts)[1:2] or [9e99])[0] > min(leasts, default=0) * (
-            1 + AGREE):
+    while len(leasts) < (most if job.ranks > 1 else 1) and not _agreed(leasts):
         held = launch(_step, job, ranks=job.ranks, device="cpu", verify=False, quiet=True)
         peaks = [peak for shard, peak in held if shard == held[0][0]]
         leasts.append(min(peaks))
         seen += peaks
-        if job.ranks == 1:
-            break
     least = min(leasts)
     return {"bytes": least, "runs": len(leasts), "spread_pct": 100 * (max(seen) / least - 1)}
+
+
+def _agreed(leasts) -> bool:
+    """Whether two runs found the least."""
+    first, second = (*sorted(leasts), 0, 0)[:2]
+    return len(leasts) > 1 and second <= first * (1 + AGREE)
 
 
 def _step(job):
@@ -105,4 +108,9 @@ def _tell(sender, function, args):
     try:
         sender.send((function(*args), None))
     except Exception as error:
-        sender.send((None, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"))
+        sender.send((None, f"{type(error).__name__}: {_short(error)}"))
+
+
+def _short(error, most=90) -> str:
+    text = next(iter(str(error).strip().splitlines()), "")
+    return text if len(text) <= most else text[:most] + " ..."

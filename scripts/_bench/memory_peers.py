@@ -1,13 +1,14 @@
 """Other people's estimates of a training job's memory, each asked as its users would ask it."""
 
 import contextlib
+import functools
 import importlib.util
 import os
 import tempfile
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
-import torch
 from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -19,24 +20,24 @@ class Cannot(Exception):
     """This method does not claim to do this case, and says why."""
 
 
-def mem_tracker(case) -> int:
+def mem_tracker(case, device) -> int:
     """torch's MemTracker around two steps with fake tensors."""
     if case.strategy == "fsdp2":
         raise Cannot("does not follow FSDP2: FSDPMemTracker does")
-    return in_fresh_process(_tracked, case)
+    return in_fresh_process(_tracked, case, device)
 
 
-def fsdp_mem_tracker(case) -> int:
+def fsdp_mem_tracker(case, device) -> int:
     """torch's FSDPMemTracker around two steps with fake tensors in a fake process group."""
     if case.strategy != "fsdp2":
         raise Cannot("follows FSDP2 only")
-    return in_fresh_process(_tracked, case)
+    return in_fresh_process(_tracked, case, device)
 
 
-def _tracked(case) -> int:
-    job = case.job
+def _tracked(case, device) -> int:
+    job = replace(case.job, device=device)
     with fake_ranks(job), fake.whole_sequences():
-        mesh = init_device_mesh("cpu", (job.ranks,)) if job.strategy == "fsdp2" else None
+        mesh = init_device_mesh(device, (job.ranks,)) if job.strategy == "fsdp2" else None
         with FakeTensorMode():
             module, optimizer = jobs.wrap(job, jobs.build(job), mesh)
             data = jobs.batch(job, None)
@@ -47,7 +48,8 @@ def _tracked(case) -> int:
                     optimizer.step()
                     optimizer.zero_grad()
                     tracker.reset_mod_stats()
-    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    snapshot = tracker.get_tracker_snapshot("peak")
+    return sum(held["Total"] for place, held in snapshot.items() if place.type == device)
 
 
 def _tracker(module, optimizer, data):
@@ -64,16 +66,32 @@ def _tracker(module, optimizer, data):
     return tracker
 
 
-def deepspeed(case) -> int:
+def deepspeed(case, device) -> int:
     """DeepSpeed's figure per GPU without offload, from the model itself."""
+    return _deepspeeds(case)[1]
+
+
+def deepspeed_with_cpu(case, device) -> int:
+    """The same with a rank's share of its figure for the CPU, where the model is made."""
+    cpu, gpu = _deepspeeds(case)
+    return gpu + cpu // case.ranks
+
+
+def _deepspeeds(case) -> tuple:
     if not importlib.util.find_spec("deepspeed"):
         raise Cannot("not installed: pip install 'data-parallel-workbook[peers]' adds DeepSpeed")
     if case.strategy != "fsdp2":
         raise Cannot("estimates ZeRO-2 and ZeRO-3 only")
+    return _asked(case)
+
+
+@functools.cache
+def _asked(case) -> tuple:
     return in_fresh_process(_deepspeed, case)
 
 
-def _deepspeed(case) -> int:
+def _deepspeed(case) -> tuple:
+    """(bytes of the node's CPU, bytes of each GPU)."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with contextlib.redirect_stdout(None):
         from deepspeed.runtime.zero.stage3 import (
@@ -85,11 +103,11 @@ def _deepspeed(case) -> int:
         )
     total, largest = model_to_params(jobs.build(case.job))
     if case.reshard:
-        return stage3(total, largest, case.ranks, cpu_offload=False, cpu_offload_params=False)[1]
-    return stage2(total, case.ranks, cpu_offload=False)[1]
+        return stage3(total, largest, case.ranks, cpu_offload=False, cpu_offload_params=False)[:2]
+    return stage2(total, case.ranks, cpu_offload=False)
 
 
-def accelerate(case) -> int:
+def accelerate(case, device) -> int:
     """The "Training using Adam" of `accelerate estimate-memory`."""
     if case.strategy == "fsdp2":
         raise Cannot("knows no sharding")
