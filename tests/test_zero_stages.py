@@ -1,0 +1,285 @@
+"""Notebook 03's pieces: flat shards, collectives, a layer's lifecycle, promises, pictures, tables.
+The checks themselves are tested in tests/wrong_answers."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from _build.definitions import definitions
+
+import labs
+import labs.zero_stages as lab
+from labs.training import data, models
+from labs.training.presets import preset
+from labs.workers.launcher import launch
+from labs.zero_stages import promises
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+SMALL = preset("laptop", layers=3, hidden=32, heads=2, context=16, batch=2)
+right = definitions("03_zero_stages", PRESET=SMALL)
+
+
+def on(ranks, fn, *args):
+    return launch(fn, *args, ranks=ranks, quiet=True, device="cpu")
+
+
+def same_storage(one, other):
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+# flat
+
+
+def flat_facts():
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 4), (5,), (1, 2, 3))]
+    before = torch.cat([p.detach().clone().flatten() for p in parameters])
+    identities = list(map(id, parameters))
+    flat = lab.Flat(parameters, "three")
+    facts = {"length": flat.length, "shared": same_storage(flat.shard, flat.whole),
+             "views": all(same_storage(p, flat.whole) for p in parameters),
+             "kept": list(map(id, flat.parameters)) == identities,
+             "equal": flat.whole[:flat.elements].equal(before),
+             "padding": flat.whole[flat.elements:].tolist(), "told": repr(flat)}
+    parameters[1].grad = torch.ones(5)
+    facts["gradients"] = flat.flatten_gradients().tolist()
+    flat.free()
+    facts |= {"freed": not flat.is_whole, "own": not same_storage(flat.shard, flat.whole),
+              "told freed": repr(flat)}
+    lab.all_gather(flat.allocate(), flat.shard)
+    return {**facts, "gathered": flat.whole[:flat.elements].equal(before),
+            "parameter": parameters[2].flatten().equal(before[17:])}
+
+
+@pytest.mark.parametrize("ranks, length, zeros", [(2, 12, 1), (3, 8, 1), (4, 6, 1), (1, 23, 0)])
+def test_a_flat_tensor_and_its_shard(ranks, length, zeros):
+    for facts in on(ranks, flat_facts):
+        assert facts["length"] == length and facts["padding"] == [0.0] * zeros
+        assert facts["gradients"] == [0.0] * 12 + [1.0] * 5 + [0.0] * (6 + zeros)
+        assert all(facts[name] for name in ("shared", "views", "kept", "equal", "freed", "own",
+                                            "gathered", "parameter"))
+        assert facts["told"] == "three: 23 elements, whole"
+        assert facts["told freed"] == "three: 23 elements, shard only"
+
+
+def test_a_flat_tensor_of_two_types_is_refused():
+    def work():
+        parameters = [torch.nn.Parameter(torch.zeros(2, dtype=dtype))
+                      for dtype in (torch.float32, torch.float64)]
+        with pytest.raises(ValueError, match="one flat tensor cannot hold float32 on cpu and"):
+            lab.Flat(parameters)
+        with pytest.raises(ValueError, match="there is no parameter to lay flat"):
+            lab.Flat([])
+        return True
+
+    assert on(1, work) == [True]
+
+
+# collectives
+
+
+def both_reduce_scatters():
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    flat = torch.arange(5.0 * ranks) * (rank + 1)
+    want = torch.empty(5)
+    dist.reduce_scatter_tensor(want, flat.clone())
+    handed_over = flat.clone()
+    got = lab.reduce_scatter(handed_over).wait()
+    with pytest.raises(ValueError, match="do not divide by"):
+        lab.reduce_scatter(torch.zeros(5 * ranks + 1))
+    return got.equal(want), handed_over.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_reduce_scatter_is_torchs_and_gives_the_memory_back(ranks):
+    assert on(ranks, both_reduce_scatters) == [(True, 0)] * ranks
+
+
+# sharded
+
+
+class Diary(lab.Sharded):
+    """Writes down what it is told."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.pages = []
+
+    def before_forward(self, unit):
+        self.pages.append(("before forward", unit.name))
+
+    def after_forward(self, unit):
+        self.pages.append(("after forward", unit.name))
+
+    def before_backward(self, unit):
+        self.pages.append(("before backward", unit.name))
+
+    def after_backward(self, unit):
+        self.pages.append(("after backward", unit.name))
+        self.pages.append(("next", getattr(self.following(unit), "name", None)))
+
+    def backward_done(self):
+        self.pages.append(("done", ""))
+
+
+def diary(rare):
+    module = Diary(models.TrapModel(seed=0))
+    [batch] = data.xy_batches(1, 4)
+    for _ in range(2):
+        module.pages.clear()
+        module(**batch, use_rare=rare or dist.get_rank() == 0).loss.backward()
+    return module.pages
+
+
+def test_the_life_of_every_unit_is_told_in_order():
+    pages = on(1, diary, True)[0]
+    told = [(what, name) for what, name in pages if what != "next"]
+    assert told[:2] == [("before forward", "root"), ("before forward", "first")]
+    assert told[7] == ("after forward", "root")
+    assert told[8:] == [("before backward", "root"),
+                        ("before backward", "second"), ("after backward", "second"),
+                        ("before backward", "rare"), ("after backward", "rare"),
+                        ("before backward", "first"), ("after backward", "first"),
+                        ("after backward", "root"), ("done", "")]
+    assert [name for what, name in pages if what == "next"] == ["rare", "first", None, "second"]
+
+
+def test_ranks_that_use_other_layers_end_them_in_the_same_order():
+    first, second = ([name for what, name in pages if what == "after backward"]
+                     for pages in on(2, diary, False))
+    assert first == second == ["second", "rare", "first", "root"]
+
+
+def whole_and_frozen():
+    model = models.TrapModel(seed=3)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    module, optimizer = right.zero3(model, torch.optim.AdamW, lr=0.1)
+    found = module.whole_parameters()
+    freed = [unit.is_whole for unit in module.units]
+    trained = [id(p) for unit in module.units for p in unit.parameters]
+    return (all(found[name].equal(before[name]) for name in before), any(freed),
+            id(model.scale) in trained, model.scale.grad)
+
+
+def test_whole_parameters_are_gathered_and_frozen_ones_stay():
+    assert on(2, whole_and_frozen) == [(True, False, False, None)] * 2
+
+
+def nothing_for_a_layer():
+    """A ZeRO-3 that forgets to gather is told so, and no memory is read that is not there."""
+    module, _ = right.zero3(models.Chain(2), torch.optim.AdamW, kind=Diary)
+    with pytest.raises(Exception, match="forward of 'root' begins, and its parameters are not"):
+        module(**data.xy_batches(1, 2)[0])
+    return True
+
+
+def test_a_layer_that_is_not_there_is_named():
+    assert on(1, nothing_for_a_layer) == [True]
+
+
+# optimizer
+
+
+def optimizer_facts():
+    module, optimizer = right.zero2(models.TrapModel(seed=0), torch.optim.AdamW, lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    [batch] = data.xy_batches(1, 4)
+    module(**batch).loss.backward()
+    loss = optimizer.step(lambda: 7)
+    schedule.step()
+    saved = optimizer.state_dict()
+    optimizer.zero_grad()
+    forgotten = all(p.grad is None for unit in module.units for p in [unit.shard, *unit.parameters])
+    _, other = right.zero2(models.TrapModel(seed=0), torch.optim.AdamW, lr=0.1)
+    other.load_state_dict(saved)
+    shards = zip(optimizer.flats, other.flats, strict=True)
+    alike = all(optimizer.state[a.shard]["exp_avg"].equal(other.state[b.shard]["exp_avg"])
+                for a, b in shards)
+    return (loss, optimizer.inner.param_groups[0]["lr"], forgotten, alike,
+            other.inner.param_groups[0]["lr"], other.state is other.inner.state)
+
+
+def test_a_sharded_optimizer_is_one_of_torchs():
+    assert on(2, optimizer_facts) == [(7, 0.05, True, True, 0.05, True)] * 2
+
+
+# promises
+
+
+@pytest.mark.parametrize("stage, parameters, gradients", [(1, 4, 4), (2, 4, 1), (3, 1, 1)])
+def test_a_promise_is_the_papers_formula_and_padding(stage, parameters, gradients):
+    promise = promises.Promise(stage, ranks=4, elements=40_000, tensors=10, layer=1000)
+    allowed = promise.bytes("backward")
+    padding = 4 * 10 * 4
+    assert 0 <= allowed["parameters"] - parameters * 40_000 <= padding
+    assert 0 <= allowed["gradients"] - gradients * 40_000 <= padding
+    assert 0 <= allowed["optimizer_state"] - 2 * 40_000 <= 2 * padding
+    assert promise.formula("optimizer_state") == "8Ψ/N"
+    assert promise.bytes("forward")["parameters"] - allowed["parameters"] == 4000 * (stage == 3)
+
+
+def test_what_is_promised_travels():
+    assert promises.PASSES == {1: 2, 2: 2, 3: 3}
+
+
+# pictures and tables
+
+
+def test_the_owners_own_everything_once():
+    picture = lab.show_owners(right.cut, SMALL, ranks=3)
+    model = models.gpt2(SMALL.layers, SMALL.hidden, SMALL.heads, SMALL.context)
+    for flats in picture.data.values():
+        assert sum(size for flat in flats for size, _ in flat) == models.count(model)
+    assert [len(flats) for flats in picture.data.values()] == [1, SMALL.layers + 1]
+    assert picture.png().startswith(b"\x89PNG") and "a flat tensor for each layer" in repr(picture)
+
+
+@pytest.mark.parametrize("strategy, most", [(right.zero3, 2), (right.zero3_prefetch, 3)])
+def test_the_life_of_layers_is_drawn(strategy, most):
+    picture = lab.show_layers(strategy, SMALL)
+    life = picture.data
+    assert life.most() == most and f"at most {most} of 4 units" in repr(picture)
+    assert all(len(life.whole[name]) == 2 for name in life.whole)  # forward and backward
+    assert picture.png().startswith(b"\x89PNG")
+
+
+def test_a_strategy_without_layers_is_not_drawn():
+    verdict = lab.show_layers(right.zero1, SMALL)
+    assert verdict.passed is False and "has no units" in str(verdict)
+
+
+def test_70_billion_on_8_ranks():
+    labs.guess("GB per rank, 70B under ZeRO-2 on 8 ranks", 210)
+    table = lab.show_large(70e9, ranks=8)
+    assert [row[-1] for row in table.rows] == ["840", "350", "227.5", "105"]
+    assert table.rows[2][1:3] == ("2Ψ", "10Ψ/8") and "your guess for ZeRO-2: 210" in repr(table)
+    labs.guess("GB per rank, 70B under ZeRO-2 on 8 ranks", ...)
+
+
+def test_choices_in_a_table():
+    table = lab.show_choices(right.choose)
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert set(rows["1.3B"]) == {"DDP"} and rows["70B"][0] == "-" and rows["70B"][-1] == "ZeRO-3"
+    with pytest.raises(ValueError, match="no card 'T4'"):
+        lab.show_choices(right.choose, "T4")
+
+
+def test_three_ways_to_reduce_and_scatter():
+    picture = lab.show_reduce_scatter(SMALL)
+    assert len(picture.data) == 3 and all(row.measured > 0 for row in picture.data)
+    assert "4 MiB on 2 ranks" in repr(picture)
+
+
+def test_an_unfilled_exercise_makes_everything_wait():
+    def unfilled(*_, **__):
+        raise NotImplementedError("Exercise 3.2")
+
+    verdicts = [lab.check_zero1(unfilled), lab.check_zero2(unfilled), lab.check_zero3(unfilled),
+                lab.check_prefetch(unfilled), lab.check_cut(unfilled), lab.check_choose(unfilled),
+                lab.check_clip_grad_norm(unfilled), lab.check_reshard(unfilled, unfilled),
+                lab.show_owners(unfilled, SMALL), lab.show_layers(unfilled, SMALL),
+                lab.show_choices(unfilled)]
+    assert all(verdict.passed is None and "3.2" in str(verdict) for verdict in verdicts)
