@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120"]
+NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120",
+         "--nbval-sanitize-with=tests/nbval_sanitize.cfg"]
 NOTEBOOK_FOLDERS = ["notebooks", "solutions"]
 NOTHING_SELECTED = 5  # pytest's exit code
+# Tests wait for ranks, kernels and hangs more than they compute: two or more at a time.
+AT_ONCE = str(max(2, min(8, (os.cpu_count() or 2) // 2)))
 COUNTED = ("tests", "failures", "errors", "skipped")
 
 EPILOG = """\
@@ -126,6 +129,12 @@ def nothing_selected(paths, chosen):
     return f"No test is selected by {what}{hint}: check the path and the expression."
 
 
+def side_by_side(chosen, scope):
+    """Return xdist's options for a whole run: the tests of a file, or a notebook, stay together."""
+    selected = chosen.paths or chosen.k or chosen.extra
+    return [] if selected else ["-n", AT_ONCE, "--dist", scope]
+
+
 def stages(chosen):
     """Yield the results of the stages that were asked for, one after the other."""
     everything = not chosen.paths and not chosen.k
@@ -138,13 +147,14 @@ def stages(chosen):
     tests = [path for path in chosen.paths if not is_notebook(path)]
     if tests or not chosen.paths:
         where = tests or ["tests"]
-        yield timed("Python tests (pytest)", pytest_stage, where, chosen, marks)
+        yield timed("Python tests (pytest)", pytest_stage, where, chosen,
+                    marks + side_by_side(chosen, "loadfile"))
     notebooks = [path for path in chosen.paths if is_notebook(path)]
     if everything and not chosen.fast:
         notebooks = NOTEBOOK_FOLDERS
     if notebooks:
-        sanitize = ["--nbval-sanitize-with=tests/nbval_sanitize.cfg"]
-        yield timed("notebooks (nbval)", pytest_stage, notebooks, chosen, NBVAL + sanitize)
+        yield timed("notebooks (nbval)", pytest_stage, notebooks, chosen,
+                    NBVAL + side_by_side(chosen, "loadscope"))
 
 
 def summarize(results):

@@ -33,7 +33,7 @@ class Snapshot:
         now = self._look()
         more = {what: now[what] - self.before[what] for what in now}
         if more["shared memory"]:
-            more["shared memory"] -= _in_use_elsewhere(self.pid)
+            more["shared memory"] -= in_use_elsewhere(self.pid)
         return {what: things for what, things in more.items() if things}
 
 
@@ -95,7 +95,7 @@ def shared_memory() -> set:
     return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
 
-def _in_use_elsewhere(pid) -> set:
+def in_use_elsewhere(pid) -> set:
     """Shared memory of processes that are none of `pid`'s: whoever else works on this machine."""
     try:
         ours = {child.pid for child in psutil.Process(pid).children(recursive=True)} | {pid}
