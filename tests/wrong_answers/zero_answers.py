@@ -1,6 +1,10 @@
-"""What the tests of notebook 03's wrong answers share: the solution, and a table of what each wrong
-answer was told."""
+"""What the tests of notebook 03's wrong answers share: the solution, and a line for each wrong answer
+that says what it was told:
 
+    pytest -q -s tests/wrong_answers/test_03_zero_*.py | grep →
+"""
+
+import os
 import re
 
 import torch
@@ -33,7 +37,8 @@ def rejected(verdict, words):
     assert verdict.passed is False, verdict
     assert re.search(words, str(verdict)), verdict
     assert "Traceback" not in str(verdict) and "USDT" not in str(verdict)
-    print(f"{verdict}\n")
+    name = re.search(r"::(test_\w+\[.*\]|test_\w+)", os.environ["PYTEST_CURRENT_TEST"])[1]
+    print(f"\n{name} → {verdict.sentence.splitlines()[0]}")
 
 
 def accepted(verdict):
