@@ -6,6 +6,18 @@ The names are looked up on first use, so that a rank does not load what draws.
 from labs.lookup import offered
 
 __all__, __getattr__, __dir__ = offered(__name__, {
-    "record": ".recording",
-    "preset": ".recording",
+    "preset": ".recording", "record": ".recording", "watch_activations": ".leftovers",
+    "union": "labs.meters.timeline", "minus": "labs.meters.timeline",
+    "length": "labs.meters.timeline", "load": "labs.meters.timeline_trace",
+    "unit_of": "labs.meters.timeline_units", "gradients_done": "labs.meters.timeline_units",
+    "LIBRARIES": ".attribution_checks", "CAUSES": ".diagnosis", "patients": ".diagnosis",
+    "check_communication_share": ".share_checks", "check_exposed_share": ".share_checks",
+    "check_attribute": ".attribution_checks", "check_call_site": ".attribution_checks",
+    "check_fetched_late": ".prefetch_checks", "check_no_prefetch": ".prefetch_checks",
+    "check_forward_prefetch": ".prefetch_checks", "check_diagnose": ".diagnosis",
+    "check_wire_seconds": ".links",
+    "show_timeline": ".show", "show_shares": ".show", "show_seconds": ".show",
+    "show_gathers": ".show", "show_strangers": ".show", "show_prefetch": ".show",
+    "show_price": ".show",
+    "explore_patients": ".show", "show_diagnoses": ".show", "show_links": ".links",
 })

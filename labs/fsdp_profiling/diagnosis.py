@@ -11,11 +11,10 @@ from labs.fsdp_profiling.recording import Job
 from labs.meters import timeline_units as units
 from labs.meters.timeline import length
 
-STEPS = 2
 CAUSES = {
     "nothing": "None",
     "item": "one of trace.items: a call that the healthy run does not have",
-    "tiny units": "how many all-gathers a step has on one rank",
+    "tiny units": "how many all-gathers one rank's step has",
     "one huge unit": "the collective that carries most",
     "no prefetch": "the name of a unit that was gathered late",
     "slow data loader": "one of the data loader's labels that took long",
@@ -51,8 +50,8 @@ def patients(seed: int = 0) -> Patients:
 
 
 def _jobs(causes) -> list:
-    sizes = recording.small()
-    return [Job(sizes, "healthy" if cause == "nothing" else f"slow {number}", steps=STEPS,
+    sizes = recording.preset()
+    return [Job(sizes, "healthy" if cause == "nothing" else f"slow {number}",
                 **_PLANTED[cause]) for number, cause in enumerate(causes)]
 
 
@@ -62,7 +61,7 @@ def recorded_afresh() -> tuple:
     once in a process."""
     causes = list(CAUSES)
     random.shuffle(causes)
-    sizes = recording.small(layers=3, batch=3)
+    sizes = recording.preset(layers=3, batch=3)
     jobs = [replace(job, preset=sizes, name=f"check {number}")
             for number, job in enumerate(_jobs(["nothing", *causes]))]
     healthy, *runs = recording.run_all(jobs)
@@ -129,8 +128,7 @@ def _is_planted_item(item, run, healthy) -> bool:
 
 
 def _is_count(count, run, healthy) -> bool:
-    gathers = {len(trace.of("all_gather")) for trace in run}
-    return _whole(count) in gathers | {number // STEPS for number in gathers}
+    return _whole(count) in {len(trace.of("all_gather")) for trace in run}
 
 
 def _is_largest(one, run, healthy) -> bool:

@@ -22,17 +22,17 @@ def trace(flights, compute, seconds=10.0, labels=(), steps=1) -> Trace:
 def shares() -> dict:
     """Name -> a trace of 10 seconds in which one mistake would show."""
     return {
-        "one after the other": trace(
-            [("all_gather", 0, 2), ("all_gather", 3, 4), ("reduce_scatter", 8, 10)],
-            [(1, 3.5), (4, 8)]),
         "two all-gathers at once": trace(
             [("all_gather", 1, 4), ("all_gather", 2, 5), ("reduce_scatter", 6, 9),
-             ("reduce_scatter", 7, 8)], [(0, 3), (5, 7.5)]),
+             ("reduce_scatter", 7, 8.5)], [(0, 2.5), (5.5, 7.5)]),
+        "one after the other": trace(
+            [("all_gather", 0, 2), ("all_gather", 3, 4), ("reduce_scatter", 8, 10)],
+            [(1, 3.5), (4.5, 7.5)]),
         "an all-reduce among them": trace(
             [("all_gather", 0, 1), ("all_reduce", 2, 6), ("reduce_scatter", 5, 8)],
-            [(1, 4), (7, 10)]),
+            [(1, 4), (7.5, 10)]),
         "called long before it begins": trace(
-            [("all_gather", 5, 6, 1), ("reduce_scatter", 8, 9, 7)], [(0, 5.5), (6, 8.5)]),
+            [("all_gather", 5, 6, 1), ("reduce_scatter", 8, 9, 7)], [(0, 5.5), (6, 8.25)]),
         "two steps": trace(
             [("all_gather", 0, 1), ("all_gather", 10, 12), ("reduce_scatter", 18, 20)],
             [(0, 0.5), (1, 10), (12, 19)], seconds=20.0, steps=2)}

@@ -15,8 +15,8 @@ def check_fetched_late(fetched_late):
              "made, layer.0 late": made.fetching(late=("layer.0",)),
              "made, layer.1 late": made.fetching(late=("layer.1",), flight=0.05),
              "made, slow wire": made.fetching(flight=4.0)}
-    for prefetch in ("default", "off"):
-        for trace in recorded(prefetch=prefetch):
+    for prefetch, run in (("on", recorded()), ("off", recorded(prefetch="off"))):
+        for trace in run:
             cases[f"recorded, prefetch {prefetch}, rank {trace.rank}"] = trace
     for name, trace in cases.items():
         _compare_late(fetched_late(trace), trace, f"trace {name!r}")
@@ -99,5 +99,5 @@ def _once(trace):
 
 
 def _run(configure):
-    sizes = recording.small(layers=3, hidden=64, heads=2, context=32, batch=2)
+    sizes = recording.preset(layers=3, hidden=64, heads=2, context=32, batch=2)
     return recording.run(recording.Job(sizes, "for a check of prefetch", configure=configure))

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from labs.exercises import shows
 from labs.meters.timeline_trace import load
-from labs.training import data, models
-from labs.training.presets import Preset, preset
+from labs.training import data, models, presets
+from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.launcher import launch
 
@@ -53,9 +53,9 @@ class Recorded(list):
         return "\n".join([*lines, f"{where} …: open it at ui.perfetto.dev (Open trace file)"])
 
 
-def small(**changes) -> Preset:
+def preset(**changes) -> Preset:
     """The preset of this machine, with a model as small as recording on a laptop wants it."""
-    chosen = preset()
+    chosen = presets.preset()
     if chosen.name == "laptop":
         chosen = replace(chosen, layers=4, batch=4)
     return replace(chosen, **changes)

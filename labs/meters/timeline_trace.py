@@ -15,8 +15,8 @@ from labs.meters.timeline_file import TraceError, read_events
 
 GAP = 5e-4  # seconds between two operations that are Python's, and count as computing
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-_BYTES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "long": 8, "int": 4, "short": 2,
-          "char": 1, "byte": 1, "bool": 1, "unsignedchar": 1}
+_BYTES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "longint": 8, "long": 8, "int": 4,
+          "short": 2, "char": 1, "signedchar": 1, "unsignedchar": 1, "byte": 1, "bool": 1}
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LABELS = ("labs::", "FSDP::", "enumerate(DataLoader)", "ProfilerStep")
 
@@ -262,4 +262,5 @@ def _product(dims) -> int:
 def _width(kind) -> int:
     if isinstance(kind, list):
         return max(map(_width, kind), default=0)
-    return _BYTES.get(re.sub("[^a-z]|^c10::", "", str(kind).lower()), 0)
+    name = str(kind).lower().removeprefix("c10::").replace(" ", "")
+    return 1 if name.startswith("float8") else _BYTES.get(name, 0)

@@ -38,11 +38,6 @@ def unit_of(label: str) -> str:
     return found[1] if found else ROOT
 
 
-def short(unit: str) -> str:
-    """The last two parts of a module's name, for a picture: h.0 for transformer.h.0."""
-    return ".".join(unit.split(".")[-2:])
-
-
 def units(trace) -> list:
     """The units in the order in which forward first gathers them."""
     owners = [owner(trace, one) for one in trace.of("all_gather")]

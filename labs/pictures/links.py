@@ -1,0 +1,60 @@
+"""A step on several links, modelled: what it computes, and what of its communication is exposed."""
+
+from matplotlib.patches import Patch
+
+from labs.pictures import palette
+from labs.pictures.marks import number
+from labs.pictures.picture import WIDTH, Picture, canvas
+
+
+def modelled(panels: dict, ranks: int) -> Picture:
+    """panels: title -> rows (link, order of the collectives, seconds computing, and exposed)."""
+    rows = next(iter(panels.values()))
+    figure, axes = canvas(WIDTH, 1.25 + 0.3 * len(rows), ncols=len(panels), sharey=True)
+    for ax, (title, rows) in zip(axes, panels.items(), strict=True):
+        _panel(ax, title, rows)
+    links = [link for link, _, _, _ in rows]
+    axes[0].set_yticks([_place(row, links) for row in range(len(rows))],
+                       [f"{link}, {order}" for link, order, _, _ in rows])
+    axes[0].tick_params(axis="y", labelcolor=palette.INK, labelsize=9)
+    axes[0].set_ylim(_place(len(rows) - 1, links) + 0.6, -0.6)
+    figure.legend(handles=[Patch(color=palette.PHASES["backward"], label="computing"),
+                           Patch(color=palette.PHASES["exposed"], label="exposed communication"),
+                           Patch(color="none", label=f"a model for {ranks} ranks, "
+                                 "not a measurement")],
+                  loc="outside upper left", ncols=3, frameon=False)
+    return Picture(figure, "\n".join(_words(title, rows) for title, rows in panels.items()),
+                   data=panels)
+
+
+def _place(row, links) -> float:
+    """Rows of one link lie together."""
+    return row + 0.35 * len(set(links[:row + 1])) - 0.35
+
+
+def _panel(ax, title, rows):
+    links = [link for link, _, _, _ in rows]
+    scale, unit = _unit(max(computing + exposed for _, _, computing, exposed in rows))
+    for row, (_, _, computing, exposed) in enumerate(rows):
+        place = _place(row, links)
+        ax.barh(place, computing * scale, height=0.7, color=palette.PHASES["backward"])
+        ax.barh(place, exposed * scale, left=computing * scale, height=0.7,
+                color=palette.PHASES["exposed"])
+        total = computing + exposed
+        ax.text(total * scale, place, f" {number(total * scale)} ({exposed / total:.0%})",
+                va="center", fontsize=9)
+    ax.set_title(title, fontsize=10, loc="left")
+    ax.set_xlabel(f"{unit} (exposed share)")
+    ax.set_xlim(0, 1.35 * scale * max(computing + exposed for _, _, computing, exposed in rows))
+
+
+def _unit(seconds) -> tuple:
+    return next((scale, unit) for scale, unit in ((1, "seconds"), (1e3, "milliseconds"),
+                                                  (1e6, "microseconds")) if seconds * scale >= 1)
+
+
+def _words(title, rows) -> str:
+    lines = [f"  {link}, {order}: {1e3 * (computing + exposed):.3g} ms, "
+             f"{exposed / (computing + exposed):.0%} exposed"
+             for link, order, computing, exposed in rows]
+    return "\n".join([f"{title}, modelled:", *lines])

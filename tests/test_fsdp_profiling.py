@@ -1,0 +1,183 @@
+"""Notebook 05's harness: what it plants is in the traces, what it draws, what it models."""
+
+import pytest
+from _build.definitions import definitions
+
+import labs.fsdp_profiling as lab
+from labs.fsdp_profiling import attribution_checks, diagnosis, links, made, recording, share_checks
+from labs.meters import timeline_units as units
+from labs.meters.timeline import Span
+from labs.predictions import traffic
+
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+SMALL = recording.preset(layers=3, hidden=64, heads=2, context=32, batch=2)
+
+
+@pytest.fixture(scope="module")
+def solution():
+    return definitions("05_fsdp_profiling")
+
+
+@pytest.fixture(scope="module")
+def healthy():
+    return lab.record(SMALL, "of a test")
+
+
+# ---- what FSDP2 does, in its traces
+
+
+def test_every_unit_is_gathered_twice_and_the_root_once(healthy):
+    """Said in the notebook, below the table of all-gathers."""
+    blocks = [f"transformer.h.{number}" for number in range(3)]
+    for trace in healthy:
+        owners = [units.owner(trace, one) for one in trace.of("all_gather")]
+        assert [one.unit for one in owners if one.phase == "forward"] == ["root", *blocks]
+        assert [one.unit for one in owners if one.phase == "backward"] == blocks[::-1]
+        assert all(one.prefetched == (one.phase == "backward") for one in owners)
+        assert [units.owner(trace, one).unit for one in trace.of("reduce_scatter")] == [
+            *blocks[::-1], "root"]
+
+
+def test_reduce_scatters_lie_between_the_units_work(healthy):
+    """Said in the notebook: FSDP2 calls them without asynchrony, so on a CPU the rank waits."""
+    for trace in healthy:
+        for one in trace.of("reduce_scatter"):
+            for work in units.working(trace):
+                assert one.end <= work.begin or one.issued >= work.end
+
+
+def test_the_bytes_are_those_of_the_units(healthy):
+    step = links.measured(healthy)
+    hidden = SMALL.hidden
+    block = 12 * hidden**2 + 13 * hidden
+    assert [one.name for one in step.work][0] == "root"
+    assert {one.bytes for one in step.work[1:]} == {4 * block}
+    assert all(one.forward > 0 and one.backward > 0 for one in step.work[1:])
+    assert 0 < step.seconds <= healthy[0].seconds
+
+
+def test_the_files_lie_where_it_says(healthy):
+    assert "experiments/fsdp_profiling/of_a_test_rank0.json.gz" in repr(healthy)
+    assert "ui.perfetto.dev" in repr(healthy)
+    assert [lab.load(trace.path) for trace in healthy] == list(healthy)
+
+
+def test_gathers_of_backward_overlap_with_computing_only_if_prefetched():
+    """On made traces the meter's `late` finds exactly what was planted."""
+    assert units.late(made.fetching()) == []
+    assert units.late(made.fetching(ahead=False)) == ["layer.1", "layer.0"]
+    assert units.late(made.fetching(late=("layer.0",), flight=3.0)) == ["layer.0"]
+
+
+# ---- the slow runs
+
+
+def test_causes_are_planted_and_named_in_runs_recorded_afresh(solution):
+    """A second time, with another seed and other sizes than in the check."""
+    patients = lab.patients(seed=3)
+    assert sorted(patients.answers.values()) == sorted(set(lab.CAUSES) - {"nothing"})
+    for letter, run in patients.runs.items():
+        cause, evidence = solution.diagnose(run, patients.healthy)
+        assert cause == patients.answers[letter]
+        assert diagnosis._JUDGES[cause](evidence, run, patients.healthy)
+    table = lab.show_diagnoses(patients, solution.diagnose)
+    assert repr(table).count("✓") == 6
+    picture = lab.explore_patients(patients)
+    assert "run A, rank 1" in repr(picture)
+    for letter in patients.runs:
+        assert picture.picture(letter).png().startswith(b"\x89PNG")
+
+
+# ---- the pictures
+
+
+def test_pictures_say_what_they_show(healthy, solution):
+    picture = lab.show_timeline(healthy)
+    assert "of a test, rank 1" in repr(picture) and picture.png().startswith(b"\x89PNG")
+    assert "rank 0, both: measured" in repr(lab.show_shares(healthy, solution.communication_share))
+    assert repr(lab.show_seconds(healthy)).count("all_gather") == 2
+    assert repr(lab.show_gathers(healthy, solution.attribute)).count("transformer.h.1") == 2
+
+
+def test_strangers_are_those_that_fsdp_did_not_call(solution):
+    run = share_checks.recorded(stacks=True, tap=lab.watch_activations)
+    assert {one.kind for one in attribution_checks.strangers(run)} == {"all_reduce"}
+    assert "leftovers.py" in repr(lab.show_strangers(run, solution.call_site))
+
+
+def test_the_price_is_measured_in_turns(solution):
+    picture = lab.show_price(SMALL, {"default": None, "off": solution.no_prefetch}, rounds=2)
+    assert [row.name for row in picture.data] == ["default", "off"]
+    assert all(row.measured > 0 for row in picture.data)
+
+
+def test_an_unfilled_exercise_makes_pictures_wait(healthy):
+    def unfilled(*_):
+        raise NotImplementedError("Exercise 5.3")
+
+    verdicts = [lab.show_gathers(healthy, unfilled), lab.show_links(healthy, unfilled),
+                lab.record(SMALL, configure=unfilled)]
+    verdicts.append(lab.show_prefetch(healthy, verdicts[-1]))
+    assert all(verdict.passed is None and "5.3" in str(verdict) for verdict in verdicts)
+
+
+# ---- the model of a step on other links
+
+
+def step_of(layers, forward=1.0, backward=2.0, nbytes=1, optimizer=0.5):
+    root = links.Work("root", 0.0, 0.0, 0)
+    work = [links.Work(f"layer.{n}", forward, backward, nbytes) for n in range(layers)]
+    return links.Step((root, *work), optimizer, 64, 1000)
+
+
+@pytest.mark.parametrize("order", links.ORDERS)
+def test_a_free_wire_costs_nothing(order):
+    step = step_of(4)
+    assert links.step_seconds(step, lambda nbytes: 0.0, order) == step.seconds == 12.5
+
+
+def test_the_orders_by_hand():
+    """Two layers, 1 s forward, 2 s backward each, half a second for a collective of a layer.
+
+    prefetch: forward begins when layer 0 is there (0.5), layer 1 came meanwhile: 2.5; its gather
+    for backward 3.0; layer 0's comes meanwhile: backward ends at 7.0; the last reduce-scatter 7.5.
+    no prefetch: in backward layer 0 is gathered behind a reduce-scatter: one second later.
+    """
+    step, wire = step_of(2, optimizer=0.0), lambda nbytes: 0.5 * nbytes
+    assert links.step_seconds(step, wire, "prefetch") == 7.5
+    assert links.step_seconds(step, wire, "no prefetch") == 8.5
+    assert links.step_seconds(step, wire, "nothing overlaps") == 6 + 6 * 0.5
+
+
+@pytest.mark.parametrize("slow", [0.01, 0.3, 1.0, 5.0])
+def test_better_orders_are_never_slower_and_the_wire_is_a_bound(slow):
+    step = step_of(6)
+    seconds = [links.step_seconds(step, lambda nbytes: slow * nbytes, order)
+               for order in links.ORDERS]
+    assert seconds == sorted(seconds) and seconds[0] >= step.seconds
+    assert seconds[0] >= 3 * 6 * slow  # two all-gathers and a reduce-scatter for each layer
+
+
+def test_what_the_notebook_says_of_the_links(healthy, solution):
+    """A slow link stays exposed on a GPU in any order; where this CPU computes, hardly any does."""
+    here, there = lab.show_links(healthy, solution.wire_seconds).data.values()
+
+    def share(rows, link, order):
+        [(computing, exposed)] = [row[2:] for row in rows if row[:2] == (link, order)]
+        return exposed / (computing + exposed)
+
+    assert all(share(here, link, "prefetch") < 0.05 for link in links.LINKS)
+    assert share(there, "100 GbE", "prefetch") > 0.3 > share(there, "NVLink", "prefetch")
+    assert share(there, "PCIe 4", "prefetch") < share(there, "PCIe 4", "no prefetch")
+
+
+def test_a_ring_is_what_the_traffic_room_predicts(solution):
+    assert solution.wire_seconds(1e9, 4, 2.0) == traffic.all_gather(1e9, 4) / 2
+
+
+def test_labels_nest(healthy):
+    trace = healthy[0]
+    [step] = trace.steps
+    assert isinstance(step, Span)
+    phases = [trace.labelled(f"labs::{phase}")[0] for phase in units.PHASES]
+    assert all(step.begin <= phase.begin <= phase.end <= step.end for phase in phases)
