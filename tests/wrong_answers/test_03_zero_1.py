@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from zero_answers import N, accepted, averaged, rejected, right, trainable
+from zero_answers import N, accepted, averaged, named, rejected, right, trainable
 
 import labs.zero_stages as lab
 
@@ -68,7 +68,7 @@ class Cut:
     (Cut.always_one_more, "12 numbers on 2 ranks: pieces of 7, where 6 are enough"),
     (Cut.dealt_out, "are not the numbers in their order"),
     (Cut.copies, "the pieces are copies"),
-    (Cut.padded_with_the_last, "something else than zeros")])
+    (Cut.padded_with_the_last, "something else than zeros")], ids=named)
 def test_wrong_cut(answer, words):
     rejected(lab.check_cut(answer), words)
 

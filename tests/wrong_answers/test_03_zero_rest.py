@@ -6,7 +6,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from zero_answers import N, accepted, rejected, right
+from zero_answers import N, accepted, named, rejected, right
 
 import labs.zero_stages as lab
 from labs.zero_stages import choosing
@@ -109,7 +109,7 @@ class Clip:
     (Clip.always_scaled, r"max_norm 1e\+06: the gradients are .* instead of 1.0000x"),
     (Clip.not_scaled, "max_norm 0.5: the gradients are 1.0000x what they were"),
     (Clip.returns_nothing, "returned a NoneType, not the norm"),
-    (Clip.everything_gathered, "communicates .* elements to find one number")])
+    (Clip.everything_gathered, "communicates .* elements to find one number")], ids=named)
 def test_wrong_clip(answer, words):
     rejected(lab.check_clip_grad_norm(answer), words)
 
@@ -168,7 +168,7 @@ class Reshard:
     (Reshard.only_the_first, "from 2 to 3 ranks: rank 0 gets"),
     (Reshard.each_divided, "from 2 to 3 ranks: rank 0 gets"),
     (Reshard.reversed, "rank 0 gets other numbers than are its own"),
-    (Reshard.one_short, "from 2 to 3 ranks: 2 pieces")])
+    (Reshard.one_short, "from 2 to 3 ranks: 2 pieces")], ids=named)
 def test_wrong_reshard(answer, words):
     rejected(lab.check_reshard(answer, right.zero1), words)
 
@@ -247,7 +247,7 @@ class Choose:
     (Choose.no_stage_1, "you say stage 2; stage 1 fits too"),
     (Choose.one_rank, "you say that nothing fits; stage"),
     (Choose.a_name, "choose returned 'ZeRO-0'"),
-    (Choose.a_bool, "choose returned True")])
+    (Choose.a_bool, "choose returned True")], ids=named)
 def test_wrong_choose(answer, words):
     rejected(lab.check_choose(answer), words)
 

@@ -1,5 +1,5 @@
-"""What the tests of notebook 03's wrong answers share: the solution, and a line for each wrong answer
-that says what it was told:
+"""What the tests of notebook 03's wrong answers share: the solution, and a line for each wrong
+answer that says what it was told:
 
     pytest -q -s tests/wrong_answers/test_03_zero_*.py | grep →
 """
@@ -43,3 +43,8 @@ def rejected(verdict, words):
 
 def accepted(verdict):
     assert verdict.passed is True, verdict
+
+
+def named(value) -> str:
+    """The id of a parameter: an answer's name, nothing for the words that it must be told."""
+    return getattr(value, "__name__", "")
