@@ -456,10 +456,10 @@ lab.explore_memory()
 # Formulas cover three families. A **dry run** covers any model and strategy: it builds the real
 # modules with tensors that have no numbers, on ranks that do not exist, and follows one step's
 # allocations. Here is Llama-3-70B under FSDP2 on 8 to 1024 ranks, from one process on this machine:
-# dry runs at both ends, the closed form between.
+# a dry run for the largest, the closed form for the others.
 
 # %%
-lab.show_scaling(traced=(8, 1024))
+lab.show_scaling(traced=(1024,))
 
 # %% [markdown]
 # **Notice:** states shrink with the ranks, activations and gathered parameters do not. From some
