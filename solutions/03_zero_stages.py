@@ -39,8 +39,8 @@ PRESET
 # in one **flat** tensor and cut it into N equal pieces, the **shards**. Collectives want equal
 # pieces, so zeros are put behind the end where Ψ does not divide by N: **padding**.
 #
-# Cut *views*: pieces that share the memory of one tensor. Then gathering all pieces into that tensor
-# puts everything back in place.
+# Cut *views*: pieces that share the memory of one tensor. Then gathering all pieces into that
+# tensor puts everything back in place.
 
 # %%
 # Exercise 3.1: cut a flat tensor into one shard for each rank
@@ -59,15 +59,15 @@ lab.check_cut(cut)
 lab.show_owners(cut, PRESET)
 
 # %% [markdown]
-# **Notice:** a shard begins and ends in the middle of a matrix. That is no harm, because AdamW treats
-# every number by itself. One flat tensor for all or one for each layer: a rank owns 1/N either way.
-# Layer by layer, less is in use at a time.
+# **Notice:** a shard begins and ends in the middle of a matrix. That is no harm, because AdamW
+# treats every number by itself. One flat tensor for all or one for each layer: a rank owns 1/N
+# either way. Layer by layer, less is in use at a time.
 
 # %% [markdown]
 # ## ZeRO-1: divide the optimizer state
 #
-# In fp32, AdamW keeps two numbers for each parameter: 8Ψ bytes, as much as parameters (4Ψ) and gradients
-# (4Ψ) together. With ZeRO-1, each rank updates only its own shard, so it keeps 8Ψ/N.
+# In fp32, AdamW keeps two numbers for each parameter: 8Ψ bytes, as much as parameters (4Ψ) and
+# gradients (4Ψ) together. With ZeRO-1, each rank updates only its own shard, so it keeps 8Ψ/N.
 #
 # A step then has three parts: **reduce** the gradients, so that each rank has the mean of its
 # shard; **update** the shard; **gather** the updated parameters from all ranks.
@@ -75,16 +75,14 @@ lab.show_owners(cut, PRESET)
 # %% [markdown]
 # How many elements does a rank send per step, counted as in notebook 02, where an all-reduce of Ψ
 # elements is a reduce-scatter (Ψ) and an all-gather (Ψ), so 2Ψ? Much material says that ZeRO-1
-# costs more than DDP. Guess a number of Ψ for each stage.
+# costs more than DDP. Guess: how many Ψ does ZeRO-1 send?
 
 # %%
-# A guess, for exercises 3.2 to 3.4
+# A guess, for exercise 3.2
 ### BEGIN SOLUTION
-my_guess_1 = 2
-my_guess_3 = 3
+my_guess = 2
 ### END SOLUTION
-labs.guess("Ψ that travel per step, ZeRO-1", my_guess_1)
-labs.guess("Ψ that travel per step, ZeRO-3", my_guess_3)
+labs.guess("Ψ that travel per step, ZeRO-1", my_guess)
 
 # %% [markdown]
 # The lab has the pieces. `flat = lab.Flat(parameters)` makes the parameters views of one padded
@@ -122,10 +120,10 @@ class ZeRO1(lab.ShardedOptimizer):
         ### END SOLUTION
 
 # %% [markdown]
-# A **strategy** takes a model and returns a module and an optimizer; the loop stays the plain loop.
-# The check trains yours beside a twin that has the whole batch in one process: AdamW with weight decay
-# and a falling learning rate, on 2, 3 and 4 ranks, none of which divides 1597 parameters. Then it
-# counts bytes and collectives.
+# A **strategy** takes a model and returns a module and an optimizer; the loop stays the plain
+# loop. The check trains yours beside a twin that has the whole batch in one process: AdamW with
+# weight decay and a falling learning rate, on 2, 3 and 4 ranks, none of which divides 1597
+# parameters. Then it counts bytes and collectives.
 
 # %%
 def zero1(model, optimizer_class, **settings):
@@ -136,15 +134,15 @@ def zero1(model, optimizer_class, **settings):
 lab.check_zero1(zero1)
 
 # %% [markdown]
-# **Notice:** 2Ψ, as DDP: the all-reduce is only taken apart, and the update stands between its halves.
-# `ZeroRedundancyOptimizer` under torch's DDP keeps the all-reduce and sends the parameters as well:
-# 3Ψ. The chart at the end shows both.
+# **Notice:** 2Ψ, as DDP: the all-reduce is only taken apart, and the update stands between its
+# halves. `ZeroRedundancyOptimizer` under torch's DDP keeps the all-reduce and sends the
+# parameters as well: 3Ψ. The chart at the end shows both.
 
 # %% [markdown]
-# The parts also depend on the backend. gloo has no true reduce-scatter: it all-reduces everything and
-# throws away what is not yours. `lab.reduce_scatter` does an **all-to-all** there instead: rank r
-# gets piece r from everybody, and adds the pieces up. It moves what a reduce-scatter moves. On
-# NCCL, which has a true one, it calls that.
+# The parts also depend on the backend. gloo has no true reduce-scatter: it all-reduces everything
+# and throws away what is not yours. `lab.reduce_scatter` does an **all-to-all** there instead:
+# rank r gets piece r from everybody, and adds the pieces up. It moves what a reduce-scatter
+# moves. On NCCL, which has a true one, it calls that.
 
 # %%
 lab.show_reduce_scatter(PRESET)
@@ -152,18 +150,18 @@ lab.show_reduce_scatter(PRESET)
 # %% [markdown]
 # ## ZeRO-2: divide the gradients
 #
-# A rank updates one shard, so it needs the gradient of that shard only: 4Ψ/N. But autograd makes all 4Ψ.
-# The remedy is the overlap of notebook 02: as soon as a layer's gradients are complete, they leave
-# in a reduce-scatter and are **freed**, while backward goes on. If you reduce after backward, all of
-# them are in memory at once, and ZeRO-2 saves nothing at the peak.
+# A rank updates one shard, so it needs the gradient of that shard only: 4Ψ/N. But autograd makes
+# all 4Ψ. The remedy is the overlap of notebook 02: as soon as a layer's gradients are complete,
+# they leave in a reduce-scatter and are **freed**, while backward goes on. If you reduce after
+# backward, all of them are in memory at once, and ZeRO-2 saves nothing at the peak.
 
 # %% [markdown]
-# `lab.Sharded` wraps the model and cuts it into `self.units`, a `Flat` for each layer and one for the
-# rest. It calls `self.after_backward(unit)` when all gradients of a unit are there, and
+# `lab.Sharded` wraps the model and cuts it into `self.units`, a `Flat` for each layer and one for
+# the rest. It calls `self.after_backward(unit)` when all gradients of a unit are there, and
 # `self.backward_done()` at the end, on all ranks in the same order.
 #
-# `lab.reduce_scatter(tensor)` returns at once; `.wait()` on it comes later. Let one be under way while
-# the next layer computes, but only one: each holds a layer's gradients.
+# `lab.reduce_scatter(tensor)` returns at once; `.wait()` on it comes later. Let one be under way
+# while the next layer computes, but only one: each holds a layer's gradients.
 #
 # `unit.add_gradient(mean)` adds to `unit.shard.grad`, if there is one.
 
@@ -205,12 +203,23 @@ lab.check_zero2(zero2)
 # %% [markdown]
 # ## ZeRO-3: divide the parameters
 #
-# Now a rank keeps only its shards of the parameters, too. Before a layer computes, its parameters are
-# **gathered** from all ranks; after it, they are **freed**. Backward needs them once more: gathered
-# again, freed again. Then the layer's gradients leave as in ZeRO-2.
+# Now a rank keeps only its shards of the parameters, too. Before a layer computes, its parameters
+# are **gathered** from all ranks; after it, they are **freed**. Backward needs them once more:
+# gathered again, freed again. Then the layer's gradients leave as in ZeRO-2.
 #
 # `unit.free()` gives the memory of `unit.whole` back and keeps `unit.shard`; `unit.allocate()`
 # returns `unit.whole` with memory for an all-gather to fill. `lab.Sharded` calls all four methods.
+
+# %% [markdown]
+# So parameters travel in forward, again in backward, and gradients once. Some say that ZeRO-3 sends
+# three times what DDP sends, others 1.5 times. How many Ψ per step do you think?
+
+# %%
+# A guess, for exercise 3.4
+### BEGIN SOLUTION
+my_guess = 3
+### END SOLUTION
+labs.guess("Ψ that travel per step, ZeRO-3", my_guess)
 
 # %%
 # Exercise 3.4: a layer is whole only while it is used
@@ -237,8 +246,8 @@ class ZeRO3(ZeRO2):
         ### END SOLUTION
 
 # %% [markdown]
-# After a step nothing has to be gathered: the next forward will do it. So the optimizer is an ordinary
-# one over the shards.
+# After a step nothing has to be gathered: the next forward will do it. So the optimizer is an
+# ordinary one over the shards.
 
 # %%
 def zero3(model, optimizer_class, kind=ZeRO3, **settings):
@@ -255,8 +264,8 @@ lab.check_zero3(zero3)
 lab.show_layers(zero3, PRESET)
 
 # %% [markdown]
-# **Notice:** at most one layer is whole at a time, besides the root: it holds the embeddings and the head,
-# and is used from the first moment of the forward to the last.
+# **Notice:** at most one layer is whole at a time, besides the root: it holds the embeddings and
+# the head, and is used from the first moment of the forward to the last.
 
 # %% [markdown]
 # ## Prefetch
@@ -266,8 +275,8 @@ lab.show_layers(zero3, PRESET)
 # let `unit.wait()` wait for it when the layer's turn comes.
 #
 # `self.following(unit)` is the unit that comes next, in forward as in backward, or None.
-# `unit.is_whole` says whether its memory is there, `unit.free()` waits for its gather first. It costs
-# one more layer of memory.
+# `unit.is_whole` says whether its memory is there, `unit.free()` waits for its gather first. It
+# costs one more layer of memory.
 
 # %%
 # Exercise 3.5: fetch the next layer while this one computes
@@ -300,9 +309,9 @@ lab.check_prefetch(zero3_prefetch)
 lab.show_layers(zero3_prefetch, PRESET)
 
 # %% [markdown]
-# **Notice:** while a layer computes, the next one is on its way, in both directions. On a CPU gathering
-# takes the same cores as computing, so the step hardly becomes shorter; on GPUs it is links and copy
-# engines that gather, and this hides most of it.
+# **Notice:** while a layer computes, the next one is on its way, in both directions. On a CPU
+# gathering takes the same cores as computing, so the step hardly becomes shorter; on GPUs it is
+# links and copy engines that gather, and this hides most of it.
 
 # %% [markdown]
 # ## The norm of a gradient that nobody has
@@ -311,8 +320,8 @@ lab.show_layers(zero3_prefetch, PRESET)
 # Under ZeRO-2 and -3 no rank has all of them: `torch.nn.utils.clip_grad_norm_` would see one shard,
 # and every rank would scale by another factor.
 #
-# The norm is the root of a sum of squares, and sums are what ranks are good at. Padding is zero and adds
-# nothing.
+# The norm is the root of a sum of squares, and sums are what ranks are good at. Padding is zero
+# and adds nothing.
 
 # %%
 # Exercise 3.6: clip by the norm over all ranks
@@ -336,9 +345,9 @@ lab.check_clip_grad_norm(clip_grad_norm)
 # %% [markdown]
 # ## Save and load, on another number of ranks
 #
-# Each rank can write its own shards: of the parameters, and of both moments. Whoever loads them on as many
-# ranks takes them as they are. On another number the pieces must be put together and cut anew; and
-# the old padding must go, or it would lie in the middle.
+# Each rank can write its own shards: of the parameters, and of both moments. Whoever loads them
+# on as many ranks takes them as they are. On another number the pieces must be put together and
+# cut anew; and the old padding must go, or it would lie in the middle.
 
 # %%
 # Exercise 3.7: the shards of another number of ranks
@@ -356,18 +365,16 @@ lab.check_reshard(reshard, zero1)
 # ## The chart
 #
 # Now all of them on the same model: DDP, your three, torch's `ZeroRedundancyOptimizer` and FSDP2,
-# and DeepSpeed, if it is installed. First two guesses: what a rank holds after backward, in MB,
-# with Ψ = 1.23 million parameters in fp32 and AdamW on 2 ranks. DDP needs 16 bytes for each, and a copy
-# of the gradients in its buckets.
+# and DeepSpeed, if it is installed. First a guess: what does a rank hold after backward under
+# ZeRO-2, in MB, in fp32 with AdamW? On a laptop Ψ is 1.23 million, and there are 2 ranks. DDP
+# keeps 16 bytes for each parameter, and a copy of the gradients in its buckets.
 
 # %%
 # A guess, for exercise 3.9
 ### BEGIN SOLUTION
-my_guess_2 = 12.3
-my_guess_3 = 9.8
+my_guess = 12.3
 ### END SOLUTION
-labs.guess("MB per rank after backward, ZeRO-2", my_guess_2)
-labs.guess("MB per rank after backward, ZeRO-3", my_guess_3)
+labs.guess("MB per rank after backward, ZeRO-2", my_guess)
 
 # %%
 # Exercise 3.9: nothing to write, all to look at
@@ -382,23 +389,24 @@ lab.show_memory(compared)
 lab.show_memory(compared, "peak")
 
 # %% [markdown]
-# **Notice:** each stage takes away what the one before still kept whole. At the peak, activations and
-# communication buffers come on top; they are the same for all, and no stage of ZeRO divides them.
+# **Notice:** each stage takes away what the one before still kept whole. At the peak, activations
+# and communication buffers come on top; they are the same for all, and no stage of ZeRO divides
+# them.
 
 # %%
 lab.show_traffic(compared)
 
 # %% [markdown]
-# **Notice:** ZeRO-3 moves 1.5 times what DDP moves, not 3 times: 3Ψ against 2Ψ. Nobody ever gathers
-# optimizer states. Gathering in bf16 halves two of the three parts: FSDP2 with bf16 gathers and fp32
-# reduction moves 8Ψ bytes, exactly as fp32 DDP does.
+# **Notice:** ZeRO-3 moves 1.5 times what DDP moves, not 3 times: 3Ψ against 2Ψ. Nobody ever
+# gathers optimizer states. Gathering in bf16 halves two of the three parts: FSDP2 with bf16
+# gathers and fp32 reduction moves 8Ψ bytes, exactly as fp32 DDP does.
 
 # %% [markdown]
 # ## 210 or 227.5 GB?
 #
 # A model with 70 billion parameters under ZeRO-2 on 8 ranks, at 12 bytes per parameter (bf16
-# parameters and gradients, fp32 moments): how much does each rank hold? Tables that are widely copied
-# say 210 GB. Guess, then count: 2Ψ bytes stay whole, and 10Ψ are divided.
+# parameters and gradients, fp32 moments): how much does each rank hold? Tables that are widely
+# copied say 210 GB. Guess, then count: 2Ψ bytes stay whole, and 10Ψ are divided.
 
 # %%
 # A guess: GB per rank for 70B under ZeRO-2 on 8 ranks
@@ -417,12 +425,12 @@ lab.show_large(70e9, ranks=8)
 # %% [markdown]
 # ## When to use which
 #
-# Each stage saves more and asks more. Stage 1 moves no more than DDP; stage 2 must reduce in every backward
-# pass, also while gradients accumulate; stage 3 gathers twice and sends half as much again. So take the
-# lowest stage that fits.
+# Each stage saves more and asks more. Stage 1 moves no more than DDP; stage 2 must reduce in
+# every backward pass, also while gradients accumulate; stage 3 gathers twice and sends half as
+# much again. So take the lowest stage that fits.
 #
-# `lab.states(parameters, ranks, stage)` are the bytes of parameters, gradients and states on a rank, in
-# bf16 with an fp32 master copy. Activations come on top.
+# `lab.states(parameters, ranks, stage)` are the bytes of parameters, gradients and states on a
+# rank, in bf16 with an fp32 master copy. Activations come on top.
 
 # %%
 # Exercise 3.8: the lowest stage that fits
@@ -442,8 +450,8 @@ lab.check_choose(choose)
 lab.show_choices(choose, activations=10e9)
 
 # %% [markdown]
-# **Notice:** more ranks make lower stages possible, up to a point: parameters and gradients that stay whole
-# on every rank do not shrink, however many ranks there are.
+# **Notice:** more ranks make lower stages possible, up to a point: parameters and gradients that
+# stay whole on every rank do not shrink, however many ranks there are.
 
 # %% [markdown]
 # ## I can …

@@ -246,6 +246,10 @@ class NewEveryStep(right.ZeRO1):
 class NeverForgets(right.ZeRO1):
     """zero_grad knows only the shards, so the parameters' gradients pile up."""
 
+    def reduce(self):
+        for flat in self.flats:
+            flat.shard.grad = lab.reduce_scatter(flat.flatten_gradients()).wait() / N()
+
     def zero_grad(self, set_to_none=True):
         self.inner.zero_grad(set_to_none)
 
