@@ -74,7 +74,7 @@ def _step(module, optimizer, batch):
 
 
 def _peaks(variants, size, tries) -> dict:
-    """Strategy -> bytes at the peak of a step. In these models all ranks hold the same, but for what
+    """Strategy -> bytes at the peak of a step. All ranks of this model hold the same, but for what
     gloo's threads happen to hold at that moment: the least of them is the strategy's own."""
     found = {}
     for name, strategy in variants.items():
