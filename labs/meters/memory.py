@@ -20,7 +20,8 @@ PHASES = ("build", "forward", "backward", "step")
 _MARK = "labs::mark "
 _MOMENT = 5e-4  # seconds
 _COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduce_scatter",
-                  "fsdp::", "c10d::", "gloo:", "DistributedDataParallel", "ZeRO::")
+                  "fsdp::", "c10d::", "gloo:", "ZeRO::")
+_DDP = "DistributedDataParallel.forward"  # all of forward, and new buckets before it
 
 
 @dataclass(frozen=True)
@@ -197,17 +198,20 @@ def _categorise(blocks, times, marks):
     and its length of life say."""
     alive = [[b for b in blocks if b.begin <= time < b.end] for time in times]
     for category in ("parameters", "gradients", "optimizer_state", "buffers", "activations"):
-        for here, (_, held) in zip(alive, marks, strict=True):
+        for here, (name, held) in zip(alive, marks, strict=True):
+            # parameters that come with forward are gathered ones, which FSDP keeps until backward
+            gathered = (name, category) == ("forward", "parameters")
             for block in here:
                 if not block.category and block.address in held.get(category, ()):
-                    block.category = category
+                    block.category = "buffers" if gathered else category
     boundaries = [time for (name, _), time in zip(marks, times, strict=True) if name == "boundary"]
     for block in blocks:
         block.category = block.category or _by_birth(block, boundaries, times, marks)
 
 
 def _by_birth(block, boundaries, times, marks) -> str:
-    lasts = sum(block.begin <= time < block.end for time in boundaries) > 1
+    steps = sum(block.begin <= time < block.end for time in boundaries)
+    lasts = steps > (0 if _DDP in block.spans else 1)
     if lasts or any(span.startswith(_COMMUNICATION) for span in block.spans):
         return "buffers"
     before = bisect_right(times, block.begin) - 1

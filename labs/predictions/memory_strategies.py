@@ -60,7 +60,8 @@ class DDP(Plain):
 
     def build(self):
         super().build()
-        self.tape.add(buffers=self.elements * self.recipe.gradients)
+        category = "gradients" if self.bucket_view else "buffers"
+        self.tape.add(**{category: self.elements * self.recipe.gradients})
 
     def gradient(self, elements):
         if not self.bucket_view:

@@ -3,11 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from transformers import GPT2Config
 
 from labs import launch
 from labs.meters import memory
+from labs.predictions.dryrun import dry_run, jobs
 from labs.training import data, models
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
@@ -131,3 +134,31 @@ def test_parameters_laid_flat_to_be_kept_are_held_until_they_go():
 
     [(report, size)] = launch(work, ranks=1, quiet=True, device="cpu")
     assert [report.phases[phase].parameters for phase in memory.PHASES] == [size] * 4
+
+
+SIZES = dict(n_layer=2, n_embd=64, n_head=4, vocab_size=256, n_positions=64, embd_pdrop=0,
+             attn_pdrop=0, resid_pdrop=0, bos_token_id=None, eos_token_id=None)
+
+
+@pytest.mark.parametrize("settings", [
+    dict(strategy="ddp", options={"gradient_as_bucket_view": True}),
+    dict(strategy="ddp", checkpointing="full"),
+    dict(strategy="fsdp2", options={"reshard_after_forward": False}),
+    dict(strategy="fsdp2", precision="mixed")])
+def test_categories_are_those_of_the_dry_run(settings):
+    job = jobs.Job(GPT2Config(**SIZES), ranks=2, batch=4, sequence=48, **settings)
+
+    def work():
+        mesh = init_device_mesh("cpu", (2,)) if job.strategy == "fsdp2" else None
+        batches = [jobs.batch(job, None)] * 2  # before: the dry run counts them, as "other"
+        return memory.record(lambda: jobs.wrap(job, jobs.build(job), mesh), batches)
+
+    report = memory.leanest([one for _ in range(2) for one in launch(
+        work, ranks=2, quiet=True, verify=False, device="cpu")])
+    options = dict(settings)
+    run = dry_run(job.model, ranks=2, batch=4, sequence=48, **options.pop("options", {}), **options)
+    moments = {**report.phases, "peak": report.step_peak}
+    for moment in ("forward", "backward", "step", "peak"):
+        ours = run.at[moment].by_name()
+        ours["other"] -= 2 * 8 * 4 * 48
+        assert moments[moment].by_name() == pytest.approx(ours, abs=400), moment

@@ -71,6 +71,7 @@ def _step(job, module, optimizer, data, tracker, first=False):
     loss = jobs.forward(job, module, data)
     mark(("backward", "start"))
     loss.backward()
+    tracker.label("gradients", *(p.grad for p in module.parameters() if p.grad is not None))
     mark(("step", "start"))
     optimizer.step()
     mark(("end", "start"))
