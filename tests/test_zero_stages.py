@@ -11,6 +11,7 @@ from _build.definitions import definitions
 
 import labs
 import labs.zero_stages as lab
+from labs.meters import memory
 from labs.training import data, models
 from labs.training.presets import preset
 from labs.workers.launcher import launch
@@ -221,6 +222,18 @@ def test_a_promise_is_the_papers_formula_and_padding(stage, parameters, gradient
     assert promise.bytes("forward")["parameters"] - allowed["parameters"] == 4000 * (stage == 3)
 
 
+def peak_of_backward(strategy):
+    report = memory.record(lambda: strategy(models.Chain(), torch.optim.AdamW, lr=0.1),
+                           data.xy_batches(2, 4))
+    return report.peaks["backward"].total
+
+
+def test_zero_2_peaks_lower_than_zero_1_where_activations_are_few():
+    first, second, third = (min(on(2, peak_of_backward, strategy))
+                            for strategy in (right.zero1, right.zero2, right.zero3))
+    assert third < second < 0.95 * first
+
+
 def test_what_is_promised_travels():
     assert promises.PASSES == {1: 2, 2: 2, 3: 3}
 
@@ -249,6 +262,12 @@ def test_the_life_of_layers_is_drawn(strategy, most):
 def test_a_strategy_without_layers_is_not_drawn():
     verdict = lab.show_layers(right.zero1, SMALL)
     assert verdict.passed is False and "has no units" in str(verdict)
+
+
+def test_the_size_that_the_notebook_names():
+    size = preset("laptop")
+    model = models.gpt2(size.layers, size.hidden, size.heads, size.context)
+    assert models.count(model) == 1_230_848 and size.ranks == 2
 
 
 def test_70_billion_on_8_ranks():
