@@ -1,14 +1,30 @@
 """Notebook 05's harness: what it plants is in the traces, what it draws, what it models."""
 
+import sys
+
+import cloudpickle
 import pytest
 from _build.definitions import definitions
 
 import labs.fsdp_profiling as lab
-from labs.fsdp_profiling import attribution_checks, diagnosis, links, made, recording, share_checks
+from labs import launch
+from labs.fsdp_profiling import (
+    attribution_checks,
+    diagnosis,
+    links,
+    made,
+    recording,
+    share_checks,
+    show,
+    wire,
+)
+from labs.meters import throughput
 from labs.meters import timeline_units as units
 from labs.meters.timeline import Span
 from labs.predictions import traffic
+from labs.training import data
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 SMALL = recording.preset(layers=3, hidden=64, heads=2, context=32, batch=2)
 
@@ -109,6 +125,26 @@ def test_the_price_is_measured_in_turns(solution):
     picture = lab.show_price(SMALL, {"default": None, "off": solution.no_prefetch}, rounds=2)
     assert [row.name for row in picture.data] == ["default", "off"]
     assert all(row.measured > 0 for row in picture.data)
+
+
+def test_a_slow_wire_holds_back_every_all_gather():
+    """One at a time, none before it is due: a step cannot be shorter than all of them."""
+    def work():
+        model, optimizer = recording.build(recording.Job(SMALL))
+        wire.slow_down(model, 0.03)
+        [batch] = data.lm_batches(1, SMALL.batch, SMALL.context)
+        step = show._stepping((model, optimizer), batch)
+        return throughput.race({"step": step}, rounds=2, warmup=1)["step"]
+
+    gathers = 1 + 2 * SMALL.layers
+    for seconds in launch(work, ranks=2, quiet=True, verify=False):
+        assert min(seconds) > gathers * 0.03
+
+
+def test_the_price_on_a_slow_wire_says_so(solution):
+    picture = lab.show_price(SMALL, {"default": None, "off": solution.no_prefetch}, wire=0.2,
+                             rounds=2)
+    assert "all-gathers arrive 0.2 of a step later" in repr(picture)
 
 
 def test_an_unfilled_exercise_makes_pictures_wait(healthy):

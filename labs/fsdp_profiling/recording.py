@@ -19,6 +19,7 @@ from labs.workers.launcher import launch
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "fsdp_profiling"
 WARM_UP = 2  # steps before those that are recorded
+SLOWER = 4  # times a step is what a slow rank computes beside its own
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class _Pace:
         self.square = torch.ones(384, 384)
         if job.fault == "rank" and dist.get_rank() == dist.get_world_size() - 1:
             for block in models.blocks(model):
-                block.register_forward_hook(lambda *_: self._compute(1.5 / job.preset.layers))
+                block.register_forward_hook(lambda *_: self._compute(SLOWER / job.preset.layers))
 
     def plant(self, seconds):
         """From now on, by the seconds of one step on rank 0."""
@@ -178,7 +179,7 @@ class _Pace:
 
 
 class _Batches:
-    """Batches of this rank's own, one index each; the slow one takes as long as a step."""
+    """Batches of this rank's own, one index each; the slow one takes as long as two steps."""
 
     def __init__(self, job, pace):
         self.slow, self.pace = job.fault == "data", pace
@@ -191,5 +192,5 @@ class _Batches:
 
     def __getitem__(self, index):
         if self.slow and index >= WARM_UP:
-            time.sleep(self.pace.seconds)
+            time.sleep(2 * self.pace.seconds)
         return self.batches[index]

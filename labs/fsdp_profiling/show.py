@@ -1,10 +1,13 @@
 """The pictures of notebook 05, each made from recorded steps."""
 
+import statistics
+
 import torch
 
 from labs.exercises import guessed, shows
 from labs.fsdp_profiling import recording
 from labs.fsdp_profiling.attribution_checks import strangers
+from labs.fsdp_profiling.wire import slow_down
 from labs.meters import throughput
 from labs.meters import timeline_units as units
 from labs.meters.timeline_trace import KINDS
@@ -106,26 +109,35 @@ def _evidence(evidence) -> str:
 
 
 @shows("5.7")
-def show_price(job_preset, configures: dict, rounds: int = 7):
+def show_price(job_preset, configures: dict, wire: float = 0.0, rounds: int = 7):
     """configures: name -> function that sets the prefetch of the blocks, or None. Throughput of
-    each, the variants taking turns, unrecorded."""
-    results = launch(_race, job_preset, configures, rounds, ranks=job_preset.ranks, quiet=True,
-                     verify=False, hang_after=60)
+    each, the variants taking turns, unrecorded. wire: by which share of a step every all-gather
+    arrives later than gloo has it."""
+    results = launch(_race, job_preset, configures, wire, rounds, ranks=job_preset.ranks,
+                     quiet=True, verify=False, hang_after=60)
     rates = throughput.medians(list(results), job_preset.tokens)
     cost = guessed("what prefetch off costs, in percent of the throughput")
     first = next(iter(rates.values()))
     rows = [measured.Row(name, rate, colour=palette.RANKS[0],
                          guessed=first * (1 - cost / 100) if cost is not None and number == 1
                          else None) for number, (name, rate) in enumerate(rates.items())]
-    return measured.bars(rows, "tokens/s", "of all ranks together (median of turns)")
+    where = f"; all-gathers arrive {wire:g} of a step later" if wire else ""
+    return measured.bars(rows, "tokens/s", f"of all ranks together (median of turns{where})")
 
 
-def _race(job_preset, configures, rounds):
+def _race(job_preset, configures, wire, rounds):
     rank = torch.distributed.get_rank()
     [batch] = data.lm_batches(1, job_preset.batch, job_preset.context, seed=1000 * rank)
     batch = {name: value.to(devices.device()) for name, value in batch.items()}
-    steps = {name: _stepping(recording.build(recording.Job(job_preset, configure=configure)), batch)
+    built = {name: recording.build(recording.Job(job_preset, configure=configure))
              for name, configure in configures.items()}
+    steps = {name: _stepping(parts, batch) for name, parts in built.items()}
+    if wire:
+        usual = throughput.race(dict([next(iter(steps.items()))]), rounds=3)
+        seconds = [statistics.median(*usual.values())]
+        torch.distributed.broadcast_object_list(seconds)
+        for model, _ in built.values():
+            slow_down(model, wire * seconds[0])
     return throughput.race(steps, rounds, repeat=2)
 
 

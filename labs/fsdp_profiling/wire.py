@@ -6,6 +6,8 @@ import time
 import torch
 import torch.distributed as dist
 
+_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch < 2.13
+
 
 class SlowWire:
     """One wire of a rank: all-gathers use it one after the other, each for `seconds` more than gloo
@@ -18,7 +20,7 @@ class SlowWire:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor, input_tensor, group, async_op: bool = False):
-        work = dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=True)
+        work = _GATHER(output_tensor, input_tensor, group=group, async_op=True)
         self.free = max(self.free, time.perf_counter()) + self.seconds
         arriving = _Arriving(work, self.free)
         if async_op:
