@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from tqdm.auto import tqdm
 
 from labs.exercises import shows
 from labs.meters import memory
@@ -18,9 +17,9 @@ from labs.training import data, models, strategies
 from labs.training.categories import Memory
 from labs.training.presets import Preset
 from labs.training.presets import preset as preset_named
+from labs.workers.channel import report
 from labs.workers.launcher import launch
 
-TRIES = 2  # a thread of gloo may free a tensor unseen; nothing makes a rank seem to hold less
 SETTINGS = {"lr": 1e-3}
 
 
@@ -103,14 +102,26 @@ class Compared:
 @shows("3.9")
 def compare(mine: dict, preset: Preset) -> Compared:
     """Trains every strategy of `mine` (name -> strategy; the digit in the name is its stage) and
-    those of the libraries that are installed, each on its own ranks, and records what it holds and
+    those of the libraries that are installed, one after the other, and records what it holds and
     sends. It runs on the CPU, where every allocation can be seen; a preset for GPUs is cut down."""
     size = _on_cpu(preset)
     kinds = {**_baseline(), **{name: _mine(name, strategy) for name, strategy in mine.items()},
              **_libraries()}
-    results = {name: _measured(kind, size) for name, kind in
-               tqdm(kinds.items(), desc="strategies", delay=2, leave=False)}
+    by_rank = launch(_record_all, {name: kind.strategy for name, kind in kinds.items()}, size,
+                     ranks=size.ranks, verify=False, device="cpu", hang_after=60)
+    results = {name: _result(kind, size, [found[name] for found in by_rank])
+               for name, kind in kinds.items()}
     return Compared(size, models.count(_model(size)), results)
+
+
+def _record_all(chosen, size) -> dict:
+    """On a rank: strategy name -> what `record` returns, one after the other."""
+    torch.set_num_threads(1)
+    found = {}
+    for number, (name, strategy) in enumerate(chosen.items()):
+        found[name] = record(strategy, size)
+        report(step=number, total=len(chosen))
+    return found
 
 
 def _on_cpu(preset) -> Preset:
@@ -162,12 +173,17 @@ def _half():
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-def _measured(kind, size) -> Result:
-    results = launch(record, kind.strategy, size, ranks=size.ranks, quiet=True, verify=False,
-                     device="cpu", hang_after=60)
-    fullest = max((report for report, _, _ in results), key=_states)
-    losses = [sum(step) / size.ranks for step in zip(*(r[2] for r in results), strict=True)]
-    return Result(kind, fullest, results[0][1], losses, _predicted(kind, size))
+def _result(kind, size, by_rank) -> Result:
+    losses = [sum(step) / size.ranks for step in zip(*(one[2] for one in by_rank), strict=True)]
+    return Result(kind, _fullest([one[0] for one in by_rank]), by_rank[0][1], losses,
+                  _predicted(kind, size))
+
+
+def _fullest(reports) -> memory.Report:
+    """Of the ranks that keep most states the leanest, phase by phase: a thread of gloo may free a
+    tensor unseen, and nothing makes a rank seem to hold less than it does."""
+    most = max(map(_states, reports))
+    return memory.leanest([one for one in reports if _states(one) > 0.99 * most])
 
 
 def _predicted(kind, size) -> dict:
@@ -182,18 +198,13 @@ def _states(report) -> float:
     return held.parameters + held.gradients + held.optimizer_state
 
 
-def record(strategy, size, tries: int = TRIES) -> tuple:
-    """On a rank: (memory Report of two steps, Calls of one more step, losses) of a strategy."""
-    torch.set_num_threads(1)
-    reports, made = [], {}
-    for _ in range(tries):
-        made.clear()
-        reports.append(memory.record(partial(_build, strategy, size, made),
-                                     batches(size, 2), held=held))
-    losses = []
+def record(strategy, size) -> tuple:
+    """On a rank: (memory Report of two steps, Calls of one more step, its loss in a list)."""
+    made, losses = {}, []
+    found = memory.record(partial(_build, strategy, size, made), batches(size, 2), held=held)
     with Traffic() as traffic:
         _step(made["module"], made["optimizer"], batches(size, 1)[0], losses)
-    return memory.leanest(reports), traffic.calls, losses
+    return found, traffic.calls, losses
 
 
 def _build(strategy, size, made):

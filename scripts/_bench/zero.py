@@ -14,7 +14,7 @@ from labs.zero_stages import measuring
 
 RANKS = (2, 4)
 ROUNDS = 15
-TRIES = 2  # of each peak: what a thread of gloo frees may go unseen
+TRIES = 3  # of each peak: what a thread of gloo frees may go unseen
 PAIRS = {
     "zero1": ("ZeroRedundancyOptimizer", "DeepSpeed 1"),
     "zero2": ("FSDP2 no reshard", "DeepSpeed 2"),
@@ -76,17 +76,17 @@ def _step(module, optimizer, batch):
 def _peaks(variants, size, tries) -> dict:
     """Strategy -> bytes at the peak of a step. All ranks of this model hold the same, but for what
     gloo's threads happen to hold at that moment: the least of them is the strategy's own."""
-    found = {}
-    for name, strategy in variants.items():
-        say(f"memory of {name} on {size.ranks} ranks, {size.batch} sequences each")
-        results = launch(_peak, strategy, size, tries, ranks=size.ranks, quiet=True, verify=False,
-                         device="cpu", hang_after=120)
-        found[name] = min(results)
-    return found
+    say(f"memory on {size.ranks} ranks, {size.batch} sequences each, {tries} times")
+
+    def work():
+        torch.set_num_threads(1)
+        return {name: _peak(strategy, size, tries) for name, strategy in variants.items()}
+
+    results = launch(work, ranks=size.ranks, quiet=True, verify=False, device="cpu", hang_after=120)
+    return {name: min(result[name] for result in results) for name in variants}
 
 
 def _peak(strategy, size, tries) -> int:
-    torch.set_num_threads(1)
     batches = measuring.batches(size, 2)
     return memory.leanest([memory.record(lambda: measuring.build(strategy, size), batches)
                            for _ in range(tries)]).step_peak.total
