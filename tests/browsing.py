@@ -143,7 +143,7 @@ class Notebook:
         self.page.evaluate(START, command)
 
     def wait(self) -> None:
-        self.page.wait_for_function("window.ended")
+        self.page.wait_for_function("window.ended", timeout=240_000)  # a whole notebook
 
     def press(self, command: str) -> None:
         """Clicks the button of the notebook's tool bar that stands for a command."""

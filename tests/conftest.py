@@ -11,6 +11,14 @@ def pytest_sessionstart(session):
     labs.warm_up()
 
 
+def pytest_runtest_setup(item):
+    """A test marked `gpu` is skipped where there is none."""
+    from labs.workers import devices
+
+    if item.get_closest_marker("gpu") and not devices.gpus():
+        pytest.skip("needs a GPU")
+
+
 @pytest.fixture(scope="session")
 def warm_launcher():
     """The first launch waits for those imports; no test's time should."""

@@ -254,7 +254,6 @@ def test_many_ranks_are_a_warning(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_ranks_run_on_the_gpu():
     def work():
         value = torch.ones(2, device=labs.device())
