@@ -132,7 +132,7 @@ def nothing_selected(paths, chosen):
 def side_by_side(chosen, scope):
     """Return xdist's options for a whole run: the tests of a file, or a notebook, stay together."""
     selected = chosen.paths or chosen.k or chosen.extra
-    return [] if selected else ["-n", AT_ONCE, "--dist", scope]
+    return [] if selected else ["-n", AT_ONCE, "--dist", scope, "--durations=12"]
 
 
 def stages(chosen):
