@@ -174,7 +174,8 @@ def _too_much(phase, category, held, most, promise):
              "gradients": "Free what this rank does not own: set the parameters' .grad to None. A "
                           "hook that returns None frees nothing.",
              "parameters": "Free a layer's parameters after its forward and after its backward.",
-             "rest": "Is something kept that was needed only for a moment?"}
+             "rest": "Is something kept that was needed only for a moment" + (
+                 ", such as parameters gathered here?" if promise.stage == 3 else "?")}
     if category == "parameters" and promise.stage < 3:
         hints["parameters"] = ("The shard that is updated must be a view of the whole, not a copy "
                                "beside it.")
