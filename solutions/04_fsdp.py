@@ -21,7 +21,12 @@
 # ## What is trained here
 
 # %%
-from torch.distributed.fsdp import fully_shard
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 import labs
 import labs.fsdp as lab
@@ -81,12 +86,12 @@ lab.beside_zero3(shard, PRESET)
 # %% [markdown]
 # ## Which units?
 #
-# One unit for the whole model means two collectives, and the whole model gathered at once. One unit for
-# each linear layer means little gathered, and many collectives, each with its fixed price.
+# One unit for the whole model means two collectives, and the whole model gathered at once. One
+# unit for each linear layer means little gathered, and many collectives, each with a fixed price.
 #
-# A step gathers the root once: it stays until backward has ended. Every other unit is gathered for forward
-# and again for backward. Each unit is reduce-scattered once. How many collectives is that for the preset, with
-# each block a unit?
+# A step gathers the root once: it stays until backward has ended. Every other unit is gathered for
+# forward and again for backward. Each unit is reduce-scattered once. How many collectives is that
+# for the preset, with each block a unit?
 
 # %%
 # A guess, for exercise 4.2
@@ -96,8 +101,8 @@ my_guess = 14
 labs.guess("collectives per step, each block", my_guess)
 
 # %% [markdown]
-# While one unit computes, the next is already being gathered, so two **neighbours** are whole at the
-# same time, and the root.
+# While one unit computes, the next is already being gathered, so two **neighbours** are whole at
+# the same time, and the root.
 
 # %%
 # Exercise 4.2: what a wrapping costs
@@ -120,15 +125,15 @@ swept = lab.sweep(wrappings, PRESET)
 lab.show_sweep(swept, wrappings, cost)
 
 # %% [markdown]
-# **Notice:** from whole model to blocks, the gathered bytes (buffers) shrink to a third or less; from
-# blocks to linear layers little is left to win, and the collectives multiply. On a CPU a collective
-# costs little beside the computing; on GPUs the right column spreads far more.
+# **Notice:** from the whole model to blocks, what is gathered (buffers) shrinks most; from blocks to
+# linear layers little is left to win, and the collectives multiply. Few tokens are trained here, so
+# that activations do not cover it. Milliseconds on a CPU say little of a GPU's.
 
 # %% [markdown]
 # ## The rule
 #
-# Every collective has a fixed price, so take the **fewest** that fit: the largest units whose gathered
-# bytes have room beside shards and activations. Often that is one unit for each block.
+# Every collective has a fixed price, so take the **fewest** that fit: the largest units whose
+# gathered bytes have room beside shards and activations. Often that is one unit for each block.
 
 # %%
 # Exercise 4.3: choose a wrapping
@@ -144,18 +149,285 @@ def choose(wrappings, free):
 lab.check_choose(choose)
 
 # %% [markdown]
+# ## Out of memory, for real
+#
+# From here on a rank has a **limit**: `launch(..., memory_limit=bytes)` lets it take no more than
+# that beyond what it starts with, and the allocation that would exceed it fails. On a GPU the same
+# option sets a fraction of the device's memory.
+#
+# Everything counts that a process may write, so Python's objects and thread stacks too. Four ranks
+# train a GPT-2 with 5 layers of width 160, first with DDP, then with your `shard`.
+
+# %%
+LIMIT = 36_000_000  # bytes for each rank
+lab.under_limit({"DDP": lab.ddp, "FSDP": shard}, LIMIT)
+
+# %% [markdown]
+# **Notice:** the hatched bar is what DDP would have needed, by formula; the red wall is where the
+# operating system ended it. With FSDP the same model, data and limit train, and the measured bar ends
+# where the formula's tick stands.
+
+# %% [markdown]
+# ## Compute instead of remember
+#
+# Now activations are the largest part. **Activation checkpointing** keeps only a block's input, and
+# runs the block again when backward reaches it. Each block gets a checkpoint of its own; a single one
+# around the model would bring everything back at once.
+#
+# `checkpoint_wrapper(block)` is a module that does so. `lab.blocks(model)` is the model's own list:
+# what you put into it is what the model runs. Wrap first, then shard.
+
+# %%
+# Exercise 4.4: every block is computed again in backward
+def checkpointed(model, optimizer_class, **settings):
+    """A strategy: as `shard`, with activation checkpointing."""
+    ### BEGIN SOLUTION
+    blocks = lab.blocks(model)
+    for number, block in enumerate(blocks):
+        blocks[number] = checkpoint_wrapper(block)
+    return shard(model, optimizer_class, **settings)
+    ### END SOLUTION
+
+
+lab.check_checkpointed(checkpointed)
+
+# %% [markdown]
+# And **CPU offload**: shards, gradients and optimizer state live in the host's memory; each unit
+# travels to the GPU when it is gathered, and its gradient back. `pin_memory=False`, because there
+# may be no GPU to pin memory for.
+
+# %%
+def offloaded(model, optimizer_class, **settings):
+    policy = CPUOffloadPolicy(pin_memory=False)
+    for block in lab.blocks(model):
+        fully_shard(block, mesh=lab.mesh(), offload_policy=policy)
+    fully_shard(model, mesh=lab.mesh(), offload_policy=policy)
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+compared = lab.compare({"DDP": lab.ddp, "FSDP": shard, "FSDP + checkpointing": checkpointed,
+                        "FSDP + CPU offload": offloaded})
+lab.show_rungs(compared)
+
+# %% [markdown]
+# **Notice:** much material says checkpointing takes three times less memory for 30 % more time. Read
+# from the line below the chart what it is here. The forward is computed twice: a third more
+# arithmetic, since backward costs two forwards.
+
+# %%
+lab.show_offload(compared)
+
+# %% [markdown]
+# **Notice:** on a machine without a GPU nothing moves, so offload saves nothing here, and the bytes
+# only tell what would stay on a GPU. The code path is the real one.
+
+# %% [markdown]
+# ## The largest model that fits
+#
+# How many times more parameters than with DDP can be trained with FSDP and checkpointing, on four
+# ranks, under the same limit?
+
+# %%
+# A guess, for exercise 4.4
+### BEGIN SOLUTION
+my_guess = 3
+### END SOLUTION
+labs.guess("times larger than with DDP, FSDP + checkpointing", my_guess)
+
+# %% [markdown]
+# `lab.largest` first **predicts**, in layers: tensors by the closed form of notebook 01, and beside
+# them what two small runs of the process took. Then it trains real models under the limit, larger
+# and smaller, until one fits and the next one dies.
+
+# %%
+largest_ddp = lab.largest("DDP", lab.ddp, LIMIT)
+largest_ddp
+
+# %%
+largest_fsdp = lab.largest("FSDP", shard, LIMIT)
+largest_fsdp
+
+# %%
+largest_checkpointed = lab.largest("FSDP + checkpointing", checkpointed, LIMIT)
+largest_checkpointed
+
+# %%
+lab.show_ladder(compared, largest_ddp, largest_fsdp, largest_checkpointed)
+
+# %%
+lab.table(compared, largest_ddp, largest_fsdp, largest_checkpointed)
+
+# %% [markdown]
+# **Notice:** prediction and trial agree to a layer; a formula is cheaper than a dead job. FSDP's gain grows
+# with the ranks, because states shrink as 1/N; activations do not, and that is what checkpointing is
+# for.
+
+# %% [markdown]
+# ## Mixed precision
+#
+# A `MixedPrecisionPolicy` has two types. `param_dtype`: what is gathered and computed with.
+# `reduce_dtype`: what gradients travel and are summed in. The shards that the optimizer updates stay
+# as the model was built, in fp32.
+#
+# bf16 has fp32's range with fewer digits; so compute in bf16, and add up in fp32.
+
+# %%
+# Exercise 4.5: gather and compute in bf16, reduce in fp32
+def mixed(model, optimizer_class, **settings):
+    """A strategy: as `shard`, with mp_policy=MixedPrecisionPolicy(...) for every unit."""
+    ### BEGIN SOLUTION
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in lab.blocks(model):
+        fully_shard(block, mesh=lab.mesh(), mp_policy=policy)
+    fully_shard(model, mesh=lab.mesh(), mp_policy=policy)
+    optimizer = optimizer_class(model.parameters(), **settings)
+    return model, optimizer
+    ### END SOLUTION
+
+
+lab.check_mixed(mixed)
+
+# %%
+lab.show_precision(shard, mixed)
+
+# %% [markdown]
+# **Notice:** shards and optimizer state stay as they are; activations and what is gathered halve. On the
+# wire, two gathers in bf16 and a reduction in fp32 are 2 + 2 + 4 bytes for a parameter, as many as
+# the two passes of an fp32 all-reduce, 4 + 4.
+
+# %% [markdown]
+# fp16 has more digits than bf16 and a small range: below 6e-8 everything is zero. A micro-batch of 256
+# tokens that is part of a batch of 262,144 has small gradients. Which of them survive?
+
+# %%
+lab.underflow()
+
+# %% [markdown]
+# **Notice:** fp16 loses gradients; with the loss multiplied by 65,536 it does not (the optimizer must
+# then divide). That is **loss scaling**; bf16 needs none, because its smallest number is as small as
+# fp32's.
+
+# %% [markdown]
+# ## Never whole
+#
+# So far every rank built the whole model first; a large one would not fit. On the **meta device** a
+# tensor has a shape and no memory. So: build there, shard, and only then `to_empty(device=...)`,
+# which gives each rank memory for its shards, with whatever lies in it. Each module's
+# `reset_parameters()` then draws the numbers.
+#
+# On a CPU every rank draws with its own generator: equal seeds would give equal shards.
+
+# %%
+# Exercise 4.6: a model that no rank ever holds
+def from_meta(make_model, optimizer_class, **settings):
+    """make_model() builds the model. The numbers are drawn with another seed on each rank."""
+    ### BEGIN SOLUTION
+    with torch.device("meta"):
+        model = make_model()
+    shard(model, optimizer_class)
+    model.to_empty(device=lab.device())
+    torch.manual_seed(dist.get_rank())
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    optimizer = optimizer_class(model.parameters(), **settings)
+    return model, optimizer
+    ### END SOLUTION
+
+
+lab.check_from_meta(from_meta)
+
+# %% [markdown]
+# ## Save shards, load on other ranks
+#
+# A **full** state dict gathers everything on one rank; a **sharded** one is written where it lies.
+# `get_state_dict(module, optimizer)` gives two dictionaries with this rank's shards. `dcp.save(state,
+# checkpoint_id=folder)` writes them; `dcp.load` **fills** such dictionaries, whatever the number of
+# ranks, and `set_state_dict(module, optimizer, model_state_dict=..., optim_state_dict=...)` puts them
+# in place.
+
+# %%
+# Exercise 4.7: written by 4 ranks, read by 2
+def save(module, optimizer, folder):
+    """Writes parameters and optimizer state of all ranks."""
+    ### BEGIN SOLUTION
+    parameters, state = get_state_dict(module, optimizer)
+    dcp.save({"model": parameters, "optimizer": state}, checkpoint_id=folder)
+    ### END SOLUTION
+
+
+# %%
+# Exercise 4.7, second half
+def load(module, optimizer, folder):
+    """Reads them into this module and optimizer, on any number of ranks."""
+    ### BEGIN SOLUTION
+    parameters, moments = get_state_dict(module, optimizer)
+    dcp.load({"model": parameters, "optimizer": moments}, checkpoint_id=folder)
+    set_state_dict(module, optimizer, model_state_dict=parameters, optim_state_dict=moments)
+    ### END SOLUTION
+
+
+lab.check_checkpoint(save, load)
+
+# %%
+lab.state_dicts(shard)
+
+# %% [markdown]
+# **Notice:** the full one stands on rank 0 alone, and must fit there; it is for other programs. To
+# go on training, on any number of ranks, the sharded one is enough.
+
+# %% [markdown]
+# ## FSDP1, for reading older code
+#
+# `FullyShardedDataParallel` is what `fully_shard` replaces. It wraps instead of changing the module,
+# and lays each unit's parameters into one flat tensor. Many codebases use it still: here are its
+# names, what each became, and what one step of it sent.
+
+# %%
+lab.fsdp1_names()
+
+# %% [markdown]
+# **Notice:** `SHARD_GRAD_OP` gathers once instead of twice; `NO_SHARD` gathers nothing, and reduces
+# whole gradients: DDP. In bf16 half the bytes are gathered.
+#
+# Units were chosen by a policy: every module of a class (`transformer_auto_wrap_policy`), or every
+# module from a size on (`size_based_auto_wrap_policy`).
+
+# %%
+lab.sweep_fsdp1(PRESET)
+
+# %% [markdown]
+# **Notice:** by size, the units follow a number and not the structure of the model. The size from
+# which blocks are units gives what the other policy gives; a smaller one cuts them up.
+
+# %% [markdown]
+# ## A billion parameters
+#
+# On a machine with several GPUs the next cell trains a transformer of a billion parameters, DDP beside
+# FSDP, unattended, and sets the measured peaks beside the predicted ones. Elsewhere it predicts.
+
+# %%
+lab.node()
+
+# %% [markdown]
 # ## I can …
 #
-# - [ ] say what a unit is, and what happens to it in a step
-# - [ ] count the collectives of a wrapping without running it
+# - [ ] say what a unit is, and count the collectives of a wrapping
 # - [ ] say why the optimizer is made last
+# - [ ] predict the largest model for a number of ranks and bytes
+# - [ ] say what checkpointing saves and costs, and what offload moves
+# - [ ] say which bytes each type of mixed precision halves
+# - [ ] build a model that no rank ever holds, and load it on other ranks
 
 # %% [markdown]
 # ## How it usually goes wrong
 #
 # - **The optimizer made before sharding**: it updates parameters that the model no longer has.
-# - **Only the root wrapped**: it shards, and gathers everything at once all the same.
-# - **The root forgotten**: embeddings are whole everywhere, and each rank trains its own.
+# - **Only the root wrapped**: everything is gathered at once all the same.
+# - **The root forgotten**: embeddings are whole, and each rank trains its own.
+# - **One checkpoint around the model**: backward needs it all at once.
+# - **One seed on all ranks after `to_empty`**: shards that repeat one another.
+# - **Only parameters saved**: training goes on without its moments.
 
 # %% [markdown]
 # ## What to read

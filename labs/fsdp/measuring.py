@@ -12,6 +12,7 @@ import torch.distributed as dist
 from labs.meters import memory, throughput
 from labs.meters.traffic import Traffic
 from labs.training import data, models, presets, strategies
+from labs.training.loop import train
 from labs.training.presets import Preset
 from labs.workers.channel import report
 from labs.workers.launcher import launch
@@ -19,12 +20,12 @@ from labs.workers.launcher import launch
 SETTINGS = {"lr": 1e-3}
 TRIES = 2  # a thread of gloo may free a tensor unseen: then a rank seems to hold it
 BATCH = 2  # sequences per rank, at most
-LOSSES = 4  # steps whose losses are compared
+LOSSES = 3  # steps whose losses are compared
 
 
 @dataclass(frozen=True)
 class Result:
-    """One strategy. report: memory of the rank that holds most. calls: one rank's collectives of
+    """One strategy. report: memory of rank 0. calls: one rank's collectives of
     one step. losses: mean over the ranks, step by step. seconds: median step of the slowest rank;
     None where it was not timed."""
 
@@ -72,12 +73,13 @@ def batches(size, steps: int) -> list:
     return data.lm_batches(steps, size.batch, size.context, seed=1000 * dist.get_rank())
 
 
-def measure(variants: dict, preset: Preset, rounds: int = 5) -> Measured:
+def measure(variants: dict, preset: Preset, rounds: int = 4, tries: int = TRIES) -> Measured:
     """variants: name -> strategy. Each trains the same GPT-2 on the same batches; then they take
-    turns, and each round gives one time (rounds=0: nothing is timed)."""
+    turns, and each round gives one time (rounds=0: nothing is timed). tries: how often memory is
+    measured, on rank 0, which never holds less than another."""
     size = on_cpu(preset)
-    ranks = launch(_measure, variants, size, rounds, ranks=size.ranks, quiet=True, verify=False,
-                   device="cpu", hang_after=60)
+    ranks = launch(_measure, variants, size, rounds, tries, ranks=size.ranks, quiet=True,
+                   verify=False, device="cpu", hang_after=60)
     rates = throughput.medians([r["seconds"] for r in ranks], 1) if rounds else {}
     results = {name: _together([r["found"][name] for r in ranks],
                                1 / rates[name] if rounds else None) for name in variants}
@@ -85,38 +87,41 @@ def measure(variants: dict, preset: Preset, rounds: int = 5) -> Measured:
 
 
 def _together(by_rank, seconds) -> Result:
-    fullest = max((found.report for found in by_rank), key=lambda r: r.step_peak.total)
     losses = [sum(step) / len(by_rank) for step in zip(*(f.losses for f in by_rank), strict=True)]
-    return Result(fullest, by_rank[0].calls, losses, seconds)
+    return Result(by_rank[0].report, by_rank[0].calls, losses, seconds)
 
 
-def _measure(variants, size, rounds) -> dict:
+def _measure(variants, size, rounds, tries) -> dict:
     torch.set_num_threads(1)
     found, steps = {}, {}
     for number, (name, strategy) in enumerate(variants.items(), 1):
         report(step=number, total=len(variants))
-        found[name], steps[name] = _one(strategy, size)
+        found[name], steps[name] = _one(strategy, size, tries)
     seconds = throughput.race(steps, rounds, warmup=1) if rounds else {}
     return {"found": found, "seconds": seconds}
 
 
-def _one(strategy, size) -> tuple:
+def _one(strategy, size, tries) -> tuple:
     reports, made = [], {}
 
     def build():
         made["pair"] = strategy(model(size), torch.optim.AdamW, **SETTINGS)
         return made["pair"]
 
-    for _ in range(TRIES):
+    for _ in range(tries):
         made.clear()
-        reports.append(memory.record(build, batches(size, 2), held=strategies.held))
+        if dist.get_rank() == 0:
+            reports.append(memory.record(build, batches(size, 2), held=strategies.held))
+        else:  # a profiler on every rank would only slow this one down
+            train(*build(), batches(size, 2))
     made.clear()
     module, optimizer = build()
     with Traffic() as traffic:
         losses = [_step(module, optimizer, batches(size, 1)[0])]
     losses += [_step(module, optimizer, batch) for batch in batches(size, LOSSES)[1:]]
     again = batches(size, 1)[0]
-    result = Result(memory.leanest(reports), [c for c in traffic.calls if c.elements], losses)
+    report_ = memory.leanest(reports) if reports else None
+    result = Result(report_, [c for c in traffic.calls if c.elements], losses)
     return result, lambda: _step(module, optimizer, again)
 
 

@@ -53,7 +53,7 @@ class Panel:
 
 def side_by_side(names: list, panels: list, note: str = "") -> Picture:
     """A row for each name, a column for each Panel."""
-    height = 1.3 + ROW * len(names) + (0.25 if note else 0)
+    height = 1.45 + ROW * len(names) + (0.25 if note else 0)
     figure, grid = canvas(WIDTH, height, nrows=1, ncols=len(panels), sharey=True, squeeze=False)
     axes = grid[0]
     for ax, panel in zip(axes, panels, strict=True):
@@ -120,7 +120,7 @@ def _said(panel, place) -> str:
 def _legend(figure, panels):
     held = [v for panel in panels for v in panel.values if isinstance(v, Memory)]
     handles = [Patch(color=colour, label=name) for name, colour in palette.MEMORY.items()
-               if any(value.by_name()[name] for value in held)]
+               if any(value.by_name()[name] > 0.002 * value.total for value in held)]
     ticks = (("predicted", palette.PREDICTED, "predicted"),
              ("guessed", palette.GUESSED, "your guess"))
     handles += [Line2D([], [], color=colour, linewidth=3, label=label)
@@ -129,8 +129,9 @@ def _legend(figure, panels):
     if any(panel.limit for panel in panels):
         handles.append(Line2D([], [], label="the limit", **_LIMIT))
     if handles:
+        rows = 1 if len(handles) < 8 else 2
         figure.legend(handles=handles, loc="outside upper left", frameon=False, fontsize=9.5,
-                      ncols=len(handles), handlelength=1.3, columnspacing=1.1)
+                      ncols=-(-len(handles) // rows), handlelength=1.3, columnspacing=1.1)
 
 
 def _text(names, panels, note) -> str:

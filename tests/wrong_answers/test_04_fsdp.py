@@ -6,8 +6,20 @@ import sys
 
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from _build.definitions import definitions
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import labs.fsdp as lab
 from labs.training import strategies
@@ -205,14 +217,267 @@ class ChooseRight:
                 return name
 
 
-RIGHT = {lab.check_shard: [shard, ShardRight.by_name, ShardRight.root_gathered_twice],
+# 4.4 checkpointed
+
+
+class Checkpointed:
+    def every_other_block(model, optimizer_class, **settings):
+        blocks = lab.blocks(model)
+        for number in range(0, len(blocks), 2):
+            blocks[number] = checkpoint_wrapper(blocks[number])
+        return shard(model, optimizer_class, **settings)
+
+    def the_whole_model(model, optimizer_class, **settings):
+        shard(model, optimizer_class)
+        module = checkpoint_wrapper(model)
+        return module, optimizer_class(module.parameters(), **settings)
+
+    def not_put_back(model, optimizer_class, **settings):
+        for block in lab.blocks(model):
+            block = checkpoint_wrapper(block)
+        return shard(model, optimizer_class, **settings)
+
+    def only_the_mlp(model, optimizer_class, **settings):
+        for block in lab.blocks(model):
+            block.mlp = checkpoint_wrapper(block.mlp)
+        return shard(model, optimizer_class, **settings)
+
+    def not_sharded(model, optimizer_class, **settings):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        return strategies.ddp(model, optimizer_class, **settings)
+
+    def no_gradient(model, optimizer_class, **settings):
+        for block in lab.blocks(model):
+            block.forward = torch.no_grad()(block.forward)
+        return shard(model, optimizer_class, **settings)
+
+
+WRONG[lab.check_checkpointed] = [
+    (shard, "block 0 runs forward once per step"),
+    (Checkpointed.every_other_block, "block 1 runs forward once per step"),
+    (Checkpointed.the_whole_model, "at the peak of backward"),
+    (Checkpointed.not_put_back, "block 0 runs forward once per step"),
+    (Checkpointed.only_the_mlp, "block 0 runs forward once per step"),
+    (Checkpointed.not_sharded, "all_reduce carries"),
+    (Checkpointed.no_gradient, "differs from the twin's by")]
+
+
+class CheckpointedRight:
+    def by_hugging_face(model, optimizer_class, **settings):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        return shard(model, optimizer_class, **settings)
+
+
+# 4.5 mixed
+
+
+def with_policy(model, optimizer_class, policy, **settings):
+    return strategies.fsdp2(model, optimizer_class, mp_policy=policy, **settings)
+
+
+class Mixed:
+    def everything_in_bf16(model, optimizer_class, **settings):
+        return shard(model.bfloat16(), optimizer_class, **settings)
+
+    def reduced_in_bf16(model, optimizer_class, **settings):
+        return with_policy(model, optimizer_class,
+                           MixedPrecisionPolicy(param_dtype=torch.bfloat16), **settings)
+
+    def in_fp16(model, optimizer_class, **settings):
+        return with_policy(model, optimizer_class, MixedPrecisionPolicy(
+            param_dtype=torch.float16, reduce_dtype=torch.float32), **settings)
+
+    def only_reduced(model, optimizer_class, **settings):
+        return with_policy(model, optimizer_class,
+                           MixedPrecisionPolicy(reduce_dtype=torch.bfloat16), **settings)
+
+    def not_the_root(model, optimizer_class, **settings):
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in lab.blocks(model):
+            fully_shard(block, mp_policy=policy)
+        fully_shard(model)
+        return model, optimizer_class(model.parameters(), **settings)
+
+    def not_the_blocks(model, optimizer_class, **settings):
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in lab.blocks(model):
+            fully_shard(block)
+        fully_shard(model, mp_policy=policy)
+        return model, optimizer_class(model.parameters(), **settings)
+
+    def settings_lost(model, optimizer_class, **settings):
+        return right.mixed(model, optimizer_class)
+
+
+WRONG[lab.check_mixed] = [
+    (shard, "block 0 computes with parameters in float32"),
+    (Mixed.everything_in_bf16, "in bfloat16: small updates are rounded away"),
+    (Mixed.reduced_in_bf16, "reduce_scatter carries 2 bytes for each element, not 4"),
+    (Mixed.in_fp16, "computes with parameters in float16"),
+    (Mixed.only_reduced, "computes with parameters in float32"),
+    (Mixed.not_the_root, "the same dtype"),
+    (Mixed.not_the_blocks, "the same dtype"),
+    (Mixed.settings_lost, "the twin's in fp32")]
+
+
+class MixedRight:
+    def from_the_labs(model, optimizer_class, **settings):
+        return with_policy(model, optimizer_class, MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32), **settings)
+
+
+# 4.6 from_meta
+
+
+def reset(model):
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+def on_meta(make_model):
+    with torch.device("meta"):
+        return make_model()
+
+
+class FromMeta:
+    def whole_first(make_model, optimizer_class, **settings):
+        return shard(make_model(), optimizer_class, **settings)
+
+    def memory_before_shards(make_model, optimizer_class, **settings):
+        model = on_meta(make_model).to_empty(device="cpu")
+        reset(model)
+        return shard(model, optimizer_class, **settings)
+
+    def never_drawn(make_model, optimizer_class, **settings):
+        model = on_meta(make_model)
+        shard(model, optimizer_class)
+        model.to_empty(device="cpu")
+        return model, optimizer_class(model.parameters(), **settings)
+
+    def one_seed(make_model, optimizer_class, **settings):
+        model, optimizer = FromMeta.never_drawn(make_model, optimizer_class, **settings)
+        torch.manual_seed(7)
+        reset(model)
+        return model, optimizer
+
+    def no_memory(make_model, optimizer_class, **settings):
+        return shard(on_meta(make_model), optimizer_class, **settings)
+
+    def optimizer_first(make_model, optimizer_class, **settings):
+        model = on_meta(make_model)
+        optimizer = optimizer_class(model.parameters(), **settings)
+        shard(model, optimizer_class)
+        model.to_empty(device="cpu")
+        torch.manual_seed(dist.get_rank())
+        reset(model)
+        return model, optimizer
+
+
+WRONG[lab.check_from_meta] = [
+    (FromMeta.whole_first, "bytes while the model was built; the whole model is"),
+    (FromMeta.memory_before_shards, "bytes while the model was built; the whole model is"),
+    (FromMeta.never_drawn, "are not what reset_parameters draws"),
+    (FromMeta.one_seed, "ranks 0 and 1 have the same numbers"),
+    (FromMeta.no_memory, "meta device"),
+    (FromMeta.optimizer_first, "a step does not change it")]
+
+
+class FromMetaRight:
+    def optimizer_before_memory(make_model, optimizer_class, **settings):
+        model, optimizer = shard(on_meta(make_model), optimizer_class, **settings)
+        model.to_empty(device="cpu")  # of shards it keeps the parameters, and swaps what they hold
+        torch.manual_seed(dist.get_rank())
+        reset(model)
+        return model, optimizer
+
+    def drawn_by_hand(make_model, optimizer_class, **settings):
+        model, optimizer = FromMeta.never_drawn(make_model, optimizer_class, **settings)
+        torch.manual_seed(100 + dist.get_rank())
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                bound = module.in_features ** -0.5
+                torch.nn.init.uniform_(module.weight, -bound, bound)
+                torch.nn.init.uniform_(module.bias, -bound, bound)
+        return model, optimizer
+
+
+# 4.7 save and load
+
+
+class Checkpoint:
+    def nothing(module, optimizer, folder):
+        pass
+
+    def rank_0_alone(module, optimizer, folder):
+        full = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(module, options=full)
+        if dist.get_rank() == 0:
+            torch.save(state, f"{folder}/model.pt")
+
+    def everybody_everything(module, optimizer, folder):
+        state = get_state_dict(module, optimizer, options=StateDictOptions(full_state_dict=True))
+        torch.save(state, f"{folder}/{dist.get_rank()}.pt")
+
+    def own_shards(module, optimizer, folder):
+        state = {name: p.to_local() for name, p in module.named_parameters()}
+        torch.save(state, f"{folder}/{dist.get_rank()}.pt")
+
+    def load_own_shards(module, optimizer, folder):
+        state = torch.load(f"{folder}/{dist.get_rank()}.pt")
+        for name, parameter in module.named_parameters():
+            parameter.to_local().data.copy_(state[name])
+
+    def model_only(module, optimizer, folder):
+        dcp.save({"model": get_model_state_dict(module)}, checkpoint_id=folder)
+
+    def load_model_only(module, optimizer, folder):
+        state = get_model_state_dict(module)
+        dcp.load({"model": state}, checkpoint_id=folder)
+        set_model_state_dict(module, state)
+
+
+WRONG[lab.check_checkpoint] = [
+    ((Checkpoint.nothing, Checkpoint.nothing), "save wrote nothing into the folder"),
+    ((Checkpoint.rank_0_alone, Checkpoint.nothing), "one rank wrote for all"),
+    ((Checkpoint.everybody_everything, Checkpoint.nothing), "wrote more than its share"),
+    ((Checkpoint.own_shards, Checkpoint.load_own_shards), "must match the size"),
+    ((Checkpoint.model_only, Checkpoint.load_model_only), "two steps after load"),
+    ((right.save, Checkpoint.nothing), "after load: it differs")]
+
+
+class CheckpointRight:
+    def save(module, optimizer, folder):
+        dcp.save({"a": get_model_state_dict(module),
+                  "b": get_optimizer_state_dict(module, optimizer)}, checkpoint_id=folder)
+
+    def load(module, optimizer, folder):
+        state = {"a": get_model_state_dict(module),
+                 "b": get_optimizer_state_dict(module, optimizer)}
+        dcp.load(state, checkpoint_id=folder)
+        set_model_state_dict(module, state["a"])
+        set_optimizer_state_dict(module, optimizer, state["b"])
+
+
+RIGHT = {lab.check_from_meta: [right.from_meta, FromMetaRight.drawn_by_hand,
+                               FromMetaRight.optimizer_before_memory],
+         lab.check_checkpoint: [(right.save, right.load),
+                                (CheckpointRight.save, CheckpointRight.load)],
+         lab.check_mixed: [right.mixed, MixedRight.from_the_labs],
+         lab.check_checkpointed: [right.checkpointed, CheckpointedRight.by_hugging_face],
+         lab.check_shard: [shard, ShardRight.by_name, ShardRight.root_gathered_twice],
          lab.check_cost: [cost, CostRight.in_a_loop],
          lab.check_choose: [choose, ChooseRight.sorted_first]}
 
 
+def name_of(answer) -> str:
+    parts = answer if isinstance(answer, tuple) else (answer,)
+    return "-".join(getattr(part, "__name__", str(part)) for part in parts)
+
+
 def cases(table):
     return [pytest.param(check, answer, *rest,
-                         id=f"{check.__name__}-{getattr(answer, '__name__', answer)}")
+                         id=f"{check.__name__}-{name_of(answer)}")
             for check, answers in table.items() for answer, *rest in answers]
 
 
@@ -235,5 +500,5 @@ def test_what_is_not_filled_in_is_waited_for(capsys):
         raise NotImplementedError("Exercise 4.1")
 
     for check in RIGHT:
-        verdict = check(unfilled)
+        verdict = check(unfilled, unfilled) if check is lab.check_checkpoint else check(unfilled)
         assert verdict.passed is None, verdict

@@ -1,0 +1,144 @@
+"""The pictures of training under a limit: what dies, what each rung saves and costs, how large a
+model fits."""
+
+from labs.exercises import guessed, shows
+from labs.fsdp import limits, measuring
+from labs.fsdp.limits import Largest
+from labs.pictures import fsdp as pictures
+from labs.pictures import memory
+from labs.pictures.tables import Table
+from labs.workers.failures import OutOfMemory
+from labs.workers.launcher import launch
+
+LAYERS = 5  # of the model that all rungs train
+
+
+@shows("4.1")
+def under_limit(variants: dict, limit: float, layers: int = LAYERS):
+    """Trains each strategy (name -> strategy) on ranks that really get no more than `limit`
+    bytes: those that survive with what they held, those that died with what they would need."""
+    rows = [_row(name, strategy, limit, layers) for name, strategy in variants.items()]
+    size = f"{limits.parameters(layers) / 1e6:.1f} M parameters"
+    model = f"{limits.RANKS} ranks, {layers} layers, {size}"
+    said = next((row[1] for row in rows if row[1]), "")
+    return memory.stacked([row[0] for row in rows], f"of one rank at the peak; {model}",
+                          [(limit, f"limit, {limit / 1e6:g} MB")], "MB", said)
+
+
+def _row(name, strategy, limit, layers) -> tuple:
+    """(Row, what the rank that died said)."""
+    predicted, died = limits.predicted(name, layers), ""
+    if limits.can_limit():
+        try:
+            launch(limits.run, strategy, limits.size(layers), ranks=limits.RANKS,
+                   memory_limit=limit, **limits._OPTIONS)
+        except OutOfMemory as error:
+            died = f"{name}: {_said(error)}"
+    else:
+        died = f"{name}: no limit can be set here, so this is predicted" * (predicted.total > limit)
+    if died:
+        return memory.Row(name, predicted=predicted, died=True, limit=limit), died
+    report = measuring.measure({name: strategy}, limits.size(layers), rounds=0, tries=1)
+    return memory.Row(name, report.results[name].report.step_peak, predicted), ""
+
+
+def _said(error) -> str:
+    asked = f" and asked for {error.asked / 1e6:.1f} MB more" if error.asked else ""
+    return f"a rank held {error.held / 1e6:.0f} MB{asked}: OutOfMemory"
+
+
+@shows("4.4")
+def compare(rungs: dict, layers: int = LAYERS) -> measuring.Measured:
+    """Trains the same model on every rung (name -> strategy), without a limit, and times it."""
+    return measuring.measure(rungs, limits.size(layers), rounds=2, tries=1)
+
+
+@shows("4.4")
+def show_rungs(compared):
+    """Peak by category and time of a step; what checkpointing saved and cost, in a sentence."""
+    found = compared.results
+    panels = [_peaks(compared, None), pictures.Panel(
+        "time", "ms per step", [r.seconds for r in found.values()], 1e-3)]
+    return pictures.side_by_side(list(found), panels, _bargain(found))
+
+
+def _bargain(found) -> str:
+    """Activations at the peak and seconds, with checkpointing against without."""
+    without, with_ = found.get("FSDP"), found.get("FSDP + checkpointing")
+    if without is None or with_ is None:
+        return ""
+    less = (without.report.step_peak.activations / with_.report.step_peak.activations)
+    return (f"Checkpointing: {less:.1f}× less for activations at the peak, a step takes "
+            f"{with_.seconds / without.seconds - 1:+.0%} time")
+
+
+def _peaks(compared, limit):
+    return pictures.Panel("peak of a step", "MB",
+                          [r.report.step_peak for r in compared.results.values()], 1e6,
+                          [limits.predicted(name, compared.size.layers).total
+                           if name in limits.FORMULAS else None for name in compared.results],
+                          limit=limit, died=_dead(compared, limit))
+
+
+def _dead(compared, limit) -> tuple:
+    return tuple(place for place, result in enumerate(compared.results.values())
+                 if limit and result.report.step_peak.total > limit)
+
+
+@shows("4.4")
+def show_ladder(compared, *found: Largest):
+    """One chart: memory of the same model, tokens per second, and the largest model that fits."""
+    names, tokens = list(compared.results), compared.size.tokens
+    by_name = {one.name: one for one in found}
+    guess = guessed("times larger than with DDP, FSDP + checkpointing")
+    base = by_name["DDP"] if "DDP" in by_name else found[0]
+    panels = [
+        _peaks(compared, base.limit),
+        pictures.Panel("throughput", "tokens/s",
+                       [tokens / r.seconds for r in compared.results.values()]),
+        pictures.Panel("largest that fits", "M parameters",
+                       [_size(by_name.get(name), "found") for name in names], 1e6,
+                       [_size(by_name.get(name), "predicted") for name in names],
+                       [guess and guess * _size(base, "predicted") if "checkpointing" == name[-13:]
+                        else None for name in names], missing="not tried")]
+    return pictures.side_by_side(names, panels)
+
+
+def _size(one, which):
+    layers = one and getattr(one, which)
+    return limits.parameters(layers) if layers else None
+
+
+@shows("4.4")
+def table(compared, *found: Largest) -> Table:
+    """The same in numbers."""
+    by_name = {one.name: one for one in found}
+    rows = []
+    for name, result in compared.results.items():
+        one = by_name.get(name)
+        rows.append((name, f"{result.report.step_peak.total / 1e6:.1f}",
+                     f"{compared.size.tokens / result.seconds:,.0f}",
+                     *(f"{_size(one, which) / 1e6:.2f}" if _size(one, which) else "–"
+                       for which in ("predicted", "found")),
+                     f"{abs(one.off):.0%}" if one and one.found else "–"))
+    head = ("", "MB at the peak", "tokens/s", "predicted, M", "found, M", "apart")
+    return Table(f"{limits.parameters(compared.size.layers) / 1e6:.1f} M parameters on "
+                 f"{compared.size.ranks} ranks, and the largest model under "
+                 f"{found[0].limit / 1e6:g} MB a rank", head, rows)
+
+
+@shows("4.4")
+def show_offload(compared, name: str = "FSDP + CPU offload"):
+    """What would stay on a GPU under CPU offload: of the measured bytes those that are not shards,
+    since parameters, gradients and optimizer state then live on the host."""
+    held = compared.results[name].report.step_peak
+    host = held.parameters + held.gradients + held.optimizer_state
+    without = compared.results["FSDP"]
+    rows = [("on the host", f"{host / 1e6:.1f} MB", "parameters, gradients, optimizer state"),
+            ("on a GPU", f"{(held.total - host) / 1e6:.1f} MB", "activations, gathered parameters"),
+            ("time of a step",
+             f"{compared.results[name].seconds / without.seconds - 1:+.0%}",
+             "here; on a GPU also two trips over PCIe, and AdamW on the CPU")]
+    return Table("One rank with CPU offload, sorted from what was measured here", ("", "", ""),
+                 rows, left=0, note="Here both are the same memory: this shows what would be "
+                                    "where, not that a GPU's memory shrinks.")

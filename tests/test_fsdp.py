@@ -1,0 +1,129 @@
+"""Notebook 04's harness: the search, what it measures against the formulas, what it draws."""
+
+import sys
+
+import cloudpickle
+import pytest
+from _build.definitions import definitions
+
+import labs.fsdp as lab
+from labs.exercises import Verdict
+from labs.fsdp import limits, measuring, wrapping
+from labs.fsdp.limits import Beside, Largest
+from labs.pictures import fsdp as pictures
+from labs.training import models
+from labs.training.categories import Memory
+from labs.training.presets import preset
+from labs.workers import devices
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+SMALL = preset("laptop", ranks=2, layers=3, hidden=32, heads=2, context=16, batch=2)
+linux = pytest.mark.skipif(not limits.can_limit(), reason="this system limits no process")
+
+
+@pytest.fixture(scope="module")
+def solution():
+    return definitions("04_fsdp", PRESET=SMALL)
+
+
+@pytest.fixture(scope="module")
+def measured(solution):
+    return measuring.measure({"DDP": lab.ddp, "FSDP": solution.shard,
+                              "FSDP + checkpointing": solution.checkpointed}, limits.size(2, 2),
+                             rounds=1)
+
+
+@pytest.mark.parametrize("most", range(0, 40, 3))
+@pytest.mark.parametrize("start", (1, 8, 30))
+def test_the_search_finds_the_last_that_holds_and_asks_nothing_twice(most, start):
+    asked = []
+
+    def holds(n):
+        asked.append(n)
+        return n <= most
+
+    assert limits.search(holds, start) == (most, len(asked))
+    assert len(asked) == len(set(asked)) <= 14
+
+
+def test_a_good_guess_costs_two_trainings():
+    assert limits.search(lambda n: n <= 24, 24) == (24, 2)
+
+
+def test_the_predicted_peak_is_the_measured_one(measured):
+    """Said in the notebook: the measured bar ends where the formula's tick stands."""
+    for name, found in measured.results.items():
+        want = limits.predicted(name, 2, ranks=2).total
+        assert found.report.step_peak.total == pytest.approx(want, rel=0.02), name
+
+
+def test_the_rule_counts_what_is_called(solution):
+    made = models.gpt2(SMALL.layers, SMALL.hidden, SMALL.heads, SMALL.context)
+    chosen = {"whole model": lambda model: [], "each block": lab.blocks,
+              "each linear": lab.linears}
+    found = measuring.measure({name: wrapping.partial(wrapping.by_units, select)
+                               for name, select in chosen.items()}, SMALL, rounds=0, tries=1)
+    for name, result in found.results.items():
+        units = wrapping.sizes(chosen[name], made)
+        assert solution.cost(units)[0] == len(result.calls) == wrapping.calls(units)
+        assert sum(units) == models.count(made)
+
+
+@linux
+def test_a_model_that_needs_more_than_the_limit_dies_and_a_small_one_does_not():
+    assert limits.fits(lab.ddp, 1, 36e6)
+    assert not limits.fits(lab.ddp, 7, 36e6)
+
+
+def test_the_pictures_say_what_was_measured(measured):
+    rows = [Largest("DDP", 52e6, 6, 6, 2, Beside(0, 0)),
+            Largest("FSDP + checkpointing", 52e6, 26, 25, 3, Beside(0, 0))]
+    picture = lab.show_ladder(measured, *rows)
+    assert picture.png().startswith(b"\x89PNG") and "largest that fits" in repr(picture)
+    assert "Checkpointing: " in repr(lab.show_rungs(measured))
+    assert "4%" in repr(lab.table(measured, *rows))
+    assert rows[1].off == pytest.approx(0.04, abs=0.005)
+
+
+def test_a_bar_that_hits_the_limit_says_so():
+    panel = pictures.Panel("held", "MB", [Memory(9e6), Memory(1e6)], 1e6, limit=5e6, died=(0,))
+    text = repr(pictures.side_by_side(["DDP", "FSDP"], [panel]))
+    assert "DDP: held: out of memory, needs 9 MB" in text and "the limit is 5 MB" in text
+
+
+def test_an_unfilled_exercise_makes_every_picture_wait(capsys):
+    def unfilled(*_, **__):
+        raise NotImplementedError("Exercise 4.1")
+
+    waiting = [lab.beside_zero3(unfilled, SMALL), lab.state_dicts(unfilled),
+               lab.largest("FSDP", unfilled, 52e6)]
+    waiting.append(lab.show_ladder(waiting[0], waiting[-1]))
+    assert all(isinstance(verdict, Verdict) and verdict.passed is None for verdict in waiting)
+
+
+def test_every_name_of_fsdp1_runs_and_sends_what_its_successor_does(capsys):
+    rows = {row[0]: row for row in lab.fsdp1_names().rows}
+    full, once, none, half = (rows[name] for name in (
+        "ShardingStrategy.FULL_SHARD", "ShardingStrategy.SHARD_GRAD_OP",
+        "ShardingStrategy.NO_SHARD", "MixedPrecision"))
+    assert int(full[2]) > int(once[2]) > int(none[2]) == 0
+    assert float(half[4]) == pytest.approx(float(full[4]) / 2, abs=1)
+
+
+def test_without_gpus_the_billion_is_predicted(monkeypatch, capsys):
+    monkeypatch.setattr(devices, "gpus", lambda: 0)
+    table = lab.node()
+    assert "1.01 billion parameters on 8 GPUs" in table.title and "Predicted only" in table.note
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(devices.gpus() < 2, reason="needs two GPUs")
+def test_a_node_measures_what_it_predicts(capsys):
+    from dataclasses import replace
+
+    from labs.fsdp.node import billion
+
+    size = replace(billion(), layers=4, hidden=512, heads=8)
+    for row in lab.node(size, steps=2).rows:
+        assert row[3] != "–" and row[4] != "–"
