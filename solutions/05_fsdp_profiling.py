@@ -237,7 +237,7 @@ def no_prefetch(blocks):
 lab.check_no_prefetch(no_prefetch)
 
 # %%
-late = lab.record(PRESET, "no prefetch", configure=no_prefetch)
+late = lab.record(PRESET, "no prefetch", "5.6", configure=no_prefetch)
 lab.show_prefetch(healthy, late)
 
 # %% [markdown]
@@ -266,7 +266,7 @@ def forward_prefetch(blocks):
 lab.check_forward_prefetch(forward_prefetch)
 
 # %%
-ahead = lab.record(PRESET, "forward prefetch", configure=forward_prefetch)
+ahead = lab.record(PRESET, "forward prefetch", "5.7", configure=forward_prefetch)
 lab.show_prefetch(ahead)
 
 # %% [markdown]
