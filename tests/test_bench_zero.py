@@ -9,9 +9,10 @@ from _build.definitions import ROOT
 
 from labs.training import strategies
 
-PAIRS = {"zero1/ZeroRedundancyOptimizer", "zero2/FSDP2 no reshard", "zero3/FSDP2"}
+PAIRS = {"zero1/ZeroRedundancyOptimizer", "zero2/FSDP2 no reshard", "zero3/FSDP2",
+         "zero3 prefetch/FSDP2"}
 if strategies.has_deepspeed():
-    PAIRS |= {"zero1/DeepSpeed", "zero2/DeepSpeed", "zero3/DeepSpeed"}
+    PAIRS |= {f"{ours}/DeepSpeed" for ours in ("zero1", "zero2", "zero3", "zero3 prefetch")}
 
 
 @pytest.mark.slow
