@@ -50,7 +50,7 @@ def _said(error) -> str:
 @shows("4.4")
 def compare(rungs: dict, layers: int = LAYERS) -> measuring.Measured:
     """Trains the same model on every rung (name -> strategy), without a limit, and times it."""
-    return measuring.measure(rungs, limits.size(layers), rounds=2, tries=1)
+    return measuring.measure(rungs, limits.size(layers), rounds=5, tries=1)
 
 
 @shows("4.4")
