@@ -7,7 +7,7 @@
 # that it does what your ZeRO-3 does, choose its units, and train what DDP has no memory for, under
 # a limit that really ends a rank.
 #
-# *On a rented 8×A100 node: 5 minutes of compute, about $1.87.*
+# *On a rented 8×A100 node: 5 minutes of compute, about $1.86.*
 
 # %% [markdown]
 # ## You will be able to

@@ -499,6 +499,7 @@ def test_tidy_outputs():
         widget(**{"image/png": "xyz", "text/plain": "Box()"}),
         widget(**{"text/plain": "IntSlider(value=0)"}),
         widget(**{"text/plain": "  0%|          | 0/3"}),
+        widget(**{"text/plain": "largest: 0training [00:00, ?training/s]"}),
         stream("stdout", "c\n"),
     ]
     tidied = execute.tidy(outputs)

@@ -122,7 +122,7 @@ def test_without_gpus_the_billion_is_predicted(monkeypatch, capsys):
 def test_a_node_measures_what_it_predicts(capsys):
     from dataclasses import replace
 
-    from labs.fsdp.node import billion
+    from labs.fsdp.on_a_node import billion
 
     size = replace(billion(), layers=4, hidden=512, heads=8)
     for row in lab.node(size, steps=2).rows:

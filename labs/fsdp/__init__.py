@@ -16,6 +16,6 @@ __all__, __getattr__, __dir__ = offered(__name__, {
     "show_ladder": ".rungs", "table": ".rungs", "show_offload": ".rungs",
     "check_mixed": ".precision", "show_precision": ".precision", "underflow": ".precision",
     "check_from_meta": ".fresh", "check_checkpoint": ".states", "state_dicts": ".states",
-    "fsdp1_names": ".first", "sweep_fsdp1": ".first", "node": ".node",
+    "fsdp1_names": ".first", "sweep_fsdp1": ".first", "node": ".on_a_node",
     "preset": "labs.training.presets",
 })

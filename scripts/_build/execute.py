@@ -13,7 +13,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 NO_PICTURE = "[interactive: run this cell in JupyterLab]"
 CONTROL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhl]")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-PROGRESS_BAR = re.compile(r"^\s*(.*:\s*)?\d+%\|")
+PROGRESS_BAR = re.compile(r"^\s*(.*:\s*)?(\d+%\||\d+\w* ?\[[\d:]+, )")
 
 
 class CellFailed(Exception):
