@@ -87,7 +87,7 @@ def _judged(exercise, hints, finish, function):
         try:
             return told(finish(function(*answers, **options)))
         except Exception as error:
-            return told(_hinted(_verdict(exercise, error), hints or {}))
+            return told(_hinted(verdict_of(exercise, error), hints or {}))
 
     return judged
 
@@ -105,7 +105,9 @@ def told(result):
     return result
 
 
-def _verdict(exercise, error) -> Verdict:
+def verdict_of(exercise: str, error: Exception) -> Verdict:
+    """What a check says where the student's code, or the check itself, raised `error`; raises it
+    where no line of the student's is involved."""
     cause = error.cause if isinstance(error, RankFailed) and error.cause is not None else error
     if isinstance(cause, NotImplementedError) and str(cause).startswith("Exercise"):
         own = str(cause) == f"Exercise {exercise}"

@@ -75,13 +75,22 @@ my_guess = 12
 ### END SOLUTION
 labs.guess("MB per rank after backward, fully_shard", my_guess)
 
+# %% [markdown]
+# Beside it: the ZeRO-3 that you built. The next cell takes your `zero3` out of notebook 03's file
+# and tries it; if it is not finished, the worked one stands in for it.
+
 # %%
-lab.beside_zero3(shard, PRESET)
+zero3 = lab.your_zero3()
+zero3
+
+# %%
+lab.beside_zero3(zero3, shard, PRESET)
 
 # %% [markdown]
-# **Notice:** the black ticks are ZeRO's formulas of notebook 03, stage 0 and stage 3: 16Ψ and 16Ψ/N
-# bytes, 2Ψ and 3Ψ elements. `fully_shard` is your ZeRO-3, a little below 3Ψ because it does not
-# gather the root twice. DDP's buffers are its buckets, a second copy of the gradients.
+# **Notice:** the black ticks are ZeRO's formulas for stages 0 and 3: 16Ψ and 16Ψ/N bytes, 2Ψ and 3Ψ
+# elements. `fully_shard` **is** your ZeRO-3, with one call less: it keeps the root from forward to
+# backward. Told to free it there, it sends the same bytes in as many calls. DDP's buffers are its
+# buckets, a second copy of the gradients.
 
 # %% [markdown]
 # ## Which units?
@@ -90,15 +99,15 @@ lab.beside_zero3(shard, PRESET)
 # unit for each linear layer means little gathered, and many collectives, each with a fixed price.
 #
 # A step gathers the root once: it stays until backward has ended. Every other unit is gathered for
-# forward and again for backward. Each unit is reduce-scattered once. How many collectives is that
-# for the preset, with each block a unit?
+# forward and again for backward. Each unit is reduce-scattered once. The chart above has the number
+# for blocks. How many are they if each of a block's four linear layers is a unit?
 
 # %%
 # A guess, for exercise 4.2
 ### BEGIN SOLUTION
-my_guess = 14
+my_guess = 60
 ### END SOLUTION
-labs.guess("collectives per step, each block", my_guess)
+labs.guess("collectives per step, each linear", my_guess)
 
 # %% [markdown]
 # While one unit computes, the next is already being gathered, so two **neighbours** are whole at

@@ -4,11 +4,11 @@ import sys
 
 import cloudpickle
 import pytest
-from _build.definitions import definitions
+from _build.definitions import ROOT, definitions
 
 import labs.fsdp as lab
 from labs.exercises import Verdict
-from labs.fsdp import limits, measuring, wrapping
+from labs.fsdp import bridge, limits, measuring, wrapping
 from labs.fsdp.limits import Beside, Largest
 from labs.pictures import fsdp as pictures
 from labs.training import models
@@ -70,6 +70,25 @@ def test_the_rule_counts_what_is_called(solution):
         assert sum(units) == models.count(made)
 
 
+def test_fully_shard_is_zero3_by_hand(solution, monkeypatch, capsys):
+    """Said in the notebook: the same bytes, in as many calls, once the root is freed too."""
+    monkeypatch.chdir(ROOT / "solutions")
+    zero3 = lab.your_zero3()
+    assert zero3.is_students
+    found = bridge.measured(zero3, solution.shard, SMALL)
+    _, hand, fully, freed = found.results.values()
+    counters = [4 * 4, *2 * [4 * sum(1 for _ in measuring.model(SMALL).parameters())]]  # AdamW's
+    for result, steps in zip((hand, fully, freed), counters, strict=True):
+        after = result.report.phases["backward"]
+        assert after.parameters == after.gradients == 4 * found.parameters / 2
+        assert after.optimizer_state == 2 * after.parameters + steps
+    travels = [bridge.travels(r, found.parameters) for r in (hand, fully, freed)]
+    assert travels[0] == travels[2] == 3 > travels[1]
+    assert len(hand.calls) == len(freed.calls) == len(fully.calls) + 1
+    losses = [r.losses for r in found.results.values()]
+    assert losses == 4 * [pytest.approx(losses[0], rel=1e-6)]
+
+
 @linux
 def test_a_model_that_needs_more_than_the_limit_dies_and_a_small_one_does_not():
     assert limits.fits(lab.ddp, 1, 36e6)
@@ -96,7 +115,7 @@ def test_an_unfilled_exercise_makes_every_picture_wait(capsys):
     def unfilled(*_, **__):
         raise NotImplementedError("Exercise 4.1")
 
-    waiting = [lab.beside_zero3(unfilled, SMALL), lab.state_dicts(unfilled),
+    waiting = [lab.beside_zero3(lab.ddp, unfilled, SMALL), lab.state_dicts(unfilled),
                lab.largest("FSDP", unfilled, 52e6)]
     waiting.append(lab.show_ladder(waiting[0], waiting[-1]))
     assert all(isinstance(verdict, Verdict) and verdict.passed is None for verdict in waiting)

@@ -8,7 +8,7 @@ from labs.lookup import offered
 __all__, __getattr__, __dir__ = offered(__name__, {
     "blocks": "labs.training.models", "mesh": ".trained", "device": "labs.workers.devices",
     "linears": ".wrapping",
-    "check_shard": ".checks", "beside_zero3": ".bridge",
+    "check_shard": ".checks", "your_zero3": ".bridge", "beside_zero3": ".bridge",
     "sweep": ".wrapping", "show_sweep": ".wrapping",
     "check_cost": ".wrapping", "check_choose": ".wrapping",
     "ddp": ".limits", "largest": ".limits", "under_limit": ".rungs",

@@ -148,7 +148,7 @@ def show_sweep(measured, wrappings: dict, cost):
     """Peak, collectives and time of each wrapping, with what the student's `cost` predicts."""
     made = model(measured.size)
     predicted = [cost(sizes(select, made))[0] for select in wrappings.values()]
-    guesses = [guessed("collectives per step, each block") if name == "each block" else None
+    guesses = [guessed("collectives per step, each linear") if name == "each linear" else None
                for name in wrappings]
     return chart(measured, predicted, guesses)
 

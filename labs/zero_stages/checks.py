@@ -1,12 +1,12 @@
 """Checks of the three stages: numbers against the twin, then traffic and memory as promised."""
 
-from labs.checking import on_ranks, torchs_own_refused
+from labs.checking import WORLD_SIZES, on_ranks, torchs_own_refused
 from labs.exercises import check
 from labs.zero_stages import promises
 from labs.zero_stages.twin import STEPS, follow
 
 
-def on_every_world(strategy, stage: int) -> float:
+def on_every_world(strategy, stage: int, world_sizes=WORLD_SIZES) -> float:
     """The largest difference from the twin on 2, 3 and 4 ranks. Raises what the ranks raise."""
     def work():
         with torchs_own_refused():
@@ -14,7 +14,7 @@ def on_every_world(strategy, stage: int) -> float:
             promises.keep(strategy, stage)
         return difference
 
-    return max(on_ranks(work))
+    return max(on_ranks(work, world_sizes=world_sizes))
 
 
 @check("3.2")

@@ -201,7 +201,8 @@ def _states(report) -> float:
 def record(strategy, size) -> tuple:
     """On a rank: (memory Report of two steps, Calls of one more step, its loss in a list)."""
     made, losses = {}, []
-    found = memory.record(partial(_build, strategy, size, made), batches(size, 2), held=held)
+    found = memory.record(partial(_build, strategy, size, made), batches(size, 2),
+                          held=strategies.held)
     with Traffic() as traffic:
         _step(made["module"], made["optimizer"], batches(size, 1)[0], losses)
     return found, traffic.calls, losses
@@ -232,22 +233,3 @@ def _step(module, optimizer, batch, losses):
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.item())
-
-
-def held(module, optimizer) -> dict:
-    """category -> tensors, of the student's strategies as well: a gathered `whole` that does not
-    stay is a buffer."""
-    flats = getattr(optimizer, "flats", [])
-    found = strategies.held(module, optimizer)
-    flat = {id(p) for unit in flats for p in unit.parameters}
-    found["parameters"] = [p for p in found["parameters"] if id(p) not in flat]
-    for unit in flats:
-        found["parameters"].append(unit.shard)
-        stays = _address(unit.whole) == _address(unit.shard)
-        found["parameters" if stays else "buffers"].append(unit.whole)
-        found["gradients"] += [] if unit.shard.grad is None else [unit.shard.grad]
-    return found
-
-
-def _address(tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

@@ -21,9 +21,27 @@ def held(module, optimizer) -> dict:
         whole = isinstance(module, FSDPModule) and not isinstance(parameter, DTensor)
         (gathered if whole else shards).append(parameter)
     shards += [p for group in inner.param_groups for p in group["params"]]
-    return {"parameters": [*shards, *module.buffers()],
-            "gradients": [p.grad for p in [*shards, *gathered] if p.grad is not None],
-            "optimizer_state": tensors(inner.state), "buffers": gathered}
+    found = {"parameters": [*shards, *module.buffers()],
+             "gradients": [p.grad for p in [*shards, *gathered] if p.grad is not None],
+             "optimizer_state": tensors(inner.state), "buffers": gathered}
+    return _flat(found, optimizer.flats) if hasattr(optimizer, "flats") else found
+
+
+def _flat(found, flats) -> dict:
+    """Of a student's ZeRO (labs.zero_stages): parameters are views of a flat tensor, `whole`, which
+    is a buffer where it is gathered and does not stay."""
+    views = {id(p) for unit in flats for p in unit.parameters}
+    found["parameters"] = [p for p in found["parameters"] if id(p) not in views]
+    for unit in flats:
+        stays = _address(unit.whole) == _address(unit.shard)
+        found["parameters" if stays else "buffers"].append(unit.whole)
+        found["parameters"].append(unit.shard)
+        found["gradients"] += [] if unit.shard.grad is None else [unit.shard.grad]
+    return found
+
+
+def _address(tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def tensors(value) -> list:

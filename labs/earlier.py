@@ -1,0 +1,109 @@
+"""What a notebook defines, without what it runs: a later notebook, a test or a bench goes on with
+what was built in an earlier one."""
+
+import ast
+import linecache
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from labs.exercises import Verdict, Wrong, verdict_of
+
+ROOT = Path(__file__).resolve().parents[1]
+STUDENTS = ROOT / "notebooks"
+_KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A strategy out of an earlier notebook, used like any other. verdict: what its check says;
+    path: the student's notebook. Draws itself as its verdict."""
+
+    strategy: object
+    verdict: Verdict
+    path: Path
+
+    @property
+    def is_students(self) -> bool:
+        return bool(self.verdict.passed)
+
+    def __call__(self, model, optimizer_class, **settings):
+        return self.strategy(model, optimizer_class, **settings)
+
+    def __repr__(self):
+        return str(self.verdict)
+
+    def _repr_html_(self):
+        return self.verdict._repr_html_()
+
+
+def students(notebook: str, name: str, exercise: str, check) -> Earlier:
+    """The strategy `name` as the student's NOTEBOOK.ipynb defines it, in the working folder or else
+    in notebooks/, if `check(strategy)` returns a sentence; the worked answer if it raises."""
+    path = next((found for folder in (Path.cwd(), STUDENTS)
+                 if (found := folder / f"{notebook}.ipynb").exists()), None)
+    try:
+        mine = getattr(definitions(path), name)
+        verdict = Verdict(exercise, True, f"your {name} out of {path.name}, as it was last saved: "
+                                          f"{check(mine)}")
+        return Earlier(mine, verdict, path)
+    except Exception as error:
+        worked = getattr(definitions(ROOT / "solutions" / f"{notebook}.py"), name)
+        return Earlier(worked, Verdict(exercise, None, _why_not(name, path, exercise, error)), path)
+
+
+def _why_not(name, path, exercise, error) -> str:
+    if path is None:
+        return f"the worked {name}: there is no notebook with yours here"
+    if isinstance(error, AttributeError) and getattr(error, "name", None) == name:
+        return f"the worked {name}: {path.name}, as it was last saved, defines none"
+    found = verdict_of(exercise, error)
+    return f"the worked {name}: yours in {path.name}, as it was last saved, " + (
+        found.sentence if found.passed is None else f"does not pass its check: {found.sentence}")
+
+
+def definitions(path: Path, **values) -> SimpleNamespace:
+    """The functions and classes of a notebook (.ipynb) or of its source (.py), and of its
+    assignments those of literals and those to capitals. values replace what it assigns, for example
+    PRESET=...; checks and pictures do not run. A cell that does not parse is left out."""
+    namespace = {"__name__": "__main__", **values}
+    for name, tree in _trees(path):
+        kept = [node for node in tree.body if isinstance(node, _KEPT) or _is_kept(node, values)]
+        exec(compile(ast.Module(kept, []), name, "exec"), namespace)
+    return SimpleNamespace(**namespace)
+
+
+def _trees(path):
+    """(name for tracebacks, parsed code), one for a source and one for each cell of a notebook."""
+    if path.suffix == ".py":
+        linecache.checkcache(str(path))
+        yield str(path), ast.parse(path.read_text(encoding="utf-8"), str(path))
+        return
+    import nbformat
+
+    try:
+        cells = nbformat.read(path, as_version=4).cells
+    except (nbformat.reader.NotJSONError, nbformat.ValidationError) as error:
+        raise Wrong(f"{path.name} cannot be read as a notebook: {str(error)[:60]}") from error
+    for number, cell in enumerate(cells, 1):
+        name = f"{path} cell {number}"
+        linecache.cache[name] = len(cell.source), None, cell.source.splitlines(True), name
+        try:
+            yield name, ast.parse(cell.source if cell.cell_type == "code" else "", name)
+        except SyntaxError:
+            continue  # a magic command, or something half written
+
+
+def _is_kept(node, values) -> bool:
+    if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+        return False
+    name = node.targets[0].id
+    return name not in values and (name.isupper() or _is_literal(node.value))
+
+
+def _is_literal(node) -> bool:
+    try:
+        ast.literal_eval(node)
+    except ValueError:
+        return False
+    return True
