@@ -128,6 +128,8 @@ def test_every_name_of_fsdp1_runs_and_sends_what_its_successor_does(capsys):
         "ShardingStrategy.NO_SHARD", "MixedPrecision"))
     assert int(full[2]) > int(once[2]) > int(none[2]) == 0
     assert float(half[4]) == pytest.approx(float(full[4]) / 2, abs=1)
+    offloaded = rows["CPUOffload(offload_params=True)"]
+    assert offloaded[2:] == full[2:] and "–" not in offloaded
 
 
 def test_without_gpus_the_billion_is_predicted(monkeypatch, capsys):
