@@ -413,7 +413,9 @@ lab.sweep_fsdp1(PRESET)
 # ## A billion parameters
 #
 # On a machine with several GPUs the next cell trains a transformer of a billion parameters, DDP beside
-# FSDP, unattended, and sets the measured peaks beside the predicted ones. Elsewhere it predicts.
+# FSDP, unattended, and sets the measured peaks beside the predicted ones. On one GPU it runs one of
+# eight ranks alone: real tensors, real memory, and nobody to talk to, so no loss and no speed.
+# Without a GPU it predicts.
 
 # %%
 lab.node()

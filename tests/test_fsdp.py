@@ -1,14 +1,17 @@
 """Notebook 04's harness: the search, what it measures against the formulas, what it draws."""
 
 import sys
+from dataclasses import replace
+from functools import partial
 
 import cloudpickle
 import pytest
 from _build.definitions import ROOT, definitions
 
 import labs.fsdp as lab
+from labs import launch
 from labs.exercises import Verdict
-from labs.fsdp import bridge, limits, measuring, wrapping
+from labs.fsdp import bridge, limits, measuring, on_a_node, wrapping
 from labs.fsdp.limits import Beside, Largest
 from labs.pictures import fsdp as pictures
 from labs.training import models
@@ -138,13 +141,37 @@ def test_without_gpus_the_billion_is_predicted(monkeypatch, capsys):
     assert "1.01 billion parameters on 8 GPUs" in table.title and "Predicted only" in table.note
 
 
+def small_node(ranks=8):
+    return replace(on_a_node.billion(ranks), layers=4, hidden=128, heads=4, context=128, batch=2)
+
+
+@pytest.mark.parametrize("job", on_a_node.jobs(), ids=lambda job: job.name)
+def test_a_rank_alone_holds_what_is_predicted(job):
+    [peak] = launch(on_a_node.alone, job, small_node(), ranks=1, device="cpu", quiet=True)
+    assert peak == pytest.approx(on_a_node.predicted(job, small_node(), "cpu").total, rel=1e-4)
+
+
+def test_one_gpu_runs_one_rank_alone_and_says_what_that_is_not(monkeypatch, capsys):
+    monkeypatch.setattr(devices, "gpus", lambda: 1)
+    monkeypatch.setattr(on_a_node, "launch", partial(launch, device="cpu"))
+    monkeypatch.setattr(on_a_node, "jobs", lambda: [on_a_node.Job("FSDP", "fsdp2")])
+    table = lab.node(small_node())
+    assert "rank 0 of 8 in a fake process group" in table.note and "no loss" in table.note
+    [(name, _, _, measured, rate)] = table.rows
+    assert name == "FSDP" and float(measured) >= 0 and rate == "–"
+
+
+@pytest.mark.gpu
+def test_a_rank_alone_on_a_gpu_holds_what_is_predicted():
+    size = replace(on_a_node.billion(8), layers=4, hidden=512, heads=8)
+    for job in on_a_node.jobs():
+        [peak] = launch(on_a_node.alone, job, size, ranks=1, quiet=True)
+        assert peak == pytest.approx(on_a_node.predicted(job, size).total, rel=0.1), job.name
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(devices.gpus() < 2, reason="needs two GPUs")
 def test_a_node_measures_what_it_predicts(capsys):
-    from dataclasses import replace
-
-    from labs.fsdp.on_a_node import billion
-
-    size = replace(billion(), layers=4, hidden=512, heads=8)
+    size = replace(on_a_node.billion(), layers=4, hidden=512, heads=8)
     for row in lab.node(size, steps=2).rows:
         assert row[3] != "–" and row[4] != "–"

@@ -4,12 +4,11 @@ import contextlib
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from labs import launch
 from labs.meters import memory
-from labs.predictions.dryrun import ddp, jobs
+from labs.predictions.dryrun import ddp, fake, jobs
 from labs.workers import start
 
 MOST_RUNS = 5
@@ -74,19 +73,9 @@ def _step_on_gpu(case) -> int:
         return torch.cuda.max_memory_allocated()
 
 
-@contextlib.contextmanager
 def fake_ranks(job):
     """A process group of the job's ranks in which nobody answers; none for plain training."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if job.strategy == "plain":
-        yield
-        return
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=job.ranks)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    return contextlib.nullcontext() if job.strategy == "plain" else fake.ranks(job.ranks)
 
 
 def in_fresh_process(function, *args):
