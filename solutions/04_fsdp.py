@@ -95,12 +95,12 @@ lab.beside_zero3(zero3, shard, PRESET)
 # %% [markdown]
 # ## Which units?
 #
-# One unit for the whole model means two collectives, and the whole model gathered at once. One
-# unit for each linear layer means little gathered, and many collectives, each with a fixed price.
+# One unit for the whole model means two collectives, and everything gathered at once. One unit for
+# each linear layer means little gathered, and many collectives, each with a fixed price.
 #
 # A step gathers the root once: it stays until backward has ended. Every other unit is gathered for
-# forward and again for backward. Each unit is reduce-scattered once. The chart above has the number
-# for blocks. How many are they if each of a block's four linear layers is a unit?
+# forward and for backward. Each is reduce-scattered once. The number for blocks stands above. How
+# many are they if each of a block's four linear layers is a unit?
 
 # %%
 # A guess, for exercise 4.2
