@@ -1,6 +1,7 @@
 """Check of exercise 4.6: a model that is made as shards, and was never whole on any rank."""
 
 import math
+from itertools import combinations
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,7 @@ def _fresh(strategy):
     together(_judge_shards, module)
     parts = {name: trained.whole(p) for name, p in trained.names(module).items()}
     together(_judge_numbers, module, parts)
+    together(_judge_layers, parts)
     batch = data.xy_batches(1, 4, seed=dist.get_rank())[0]
     before = {name: value.clone() for name, value in parts.items()}
     module(**batch).loss.backward()
@@ -86,14 +88,31 @@ def _judge_numbers(module, parts):
             raise Wrong(f"{who}: its numbers are not what reset_parameters draws",
                         "to_empty gives memory with whatever lay in it: afterwards call "
                         "reset_parameters() of every module that has it.")
-        if value.numel() < 1000:
-            continue
-        first, second = value[:15], value[16:31]
-        if torch.equal(first, second):
-            raise Wrong(f"{who}: ranks 0 and 1 have the same numbers",
+        if value.numel() > 1000:
+            _judge_own(who, value)
+
+
+def _judge_own(who, value):
+    """Raises Wrong where two ranks have drawn the same numbers for their rows of a weight."""
+    rows = -(-WIDTH // RANKS)
+    shards = [value[rank * rows:][:rows - 2] for rank in range(RANKS)]  # the last has fewer
+    for one, other in combinations(range(RANKS), 2):
+        if torch.equal(shards[one], shards[other]):
+            raise Wrong(f"{who}: ranks {one} and {other} have the same numbers",
                         "A CPU draws each shard with its rank's own generator: give every rank "
                         "another seed, torch.manual_seed(dist.get_rank()), before "
                         "reset_parameters.")
+
+
+def _judge_layers(parts):
+    """Raises Wrong where two layers begin with the same numbers."""
+    starts = {}
+    for name, value in parts.items():
+        start = tuple(value.flatten()[:4].tolist())
+        if start in starts:
+            raise Wrong(f"rank {dist.get_rank()}: {starts[start]!r} and {name!r} have the same "
+                        "numbers", "Set the seed once, before the loop over the modules.")
+        starts[start] = name
 
 
 def _judge_trains(before, after):

@@ -16,22 +16,27 @@ from labs.training import data, strategies
 from labs.workers.launcher import launch
 
 SAVED_ON, LOADED_ON = 4, 2
+RATE = trained.SETTINGS["lr"] / 2  # of the run that is saved, as after some steps of a schedule
 _OPTIONS = {"quiet": True, "device": "cpu"}
 
 
 @check("4.7", hints={"Missing key": "Save and load the same names: the same dictionary on both "
                                     "sides.",
                      "pickle": "torch.distributed.checkpoint.save takes tensors that know their "
-                               "place in the whole."})
+                               "place in the whole.",
+                     "different meshes": "torch.save writes a shard as it lies; dcp.save and "
+                                         "dcp.load cut shards anew for other ranks.",
+                     "'tuple' object": "get_state_dict gives two dictionaries: put them into one, "
+                                       "{\"model\": ..., \"optimizer\": ...}."})
 def check_checkpoint(save, load):
-    """save(module, optimizer, folder) on 4 ranks, load(module, optimizer, folder) on 2: parameters
-    and moments are as if training had gone on."""
+    """save(module, optimizer, folder) on 4 ranks, load(module, optimizer, folder) on 2: parameters,
+    moments and learning rate are as if training had gone on."""
     with tempfile.TemporaryDirectory(prefix="labs-checkpoint-") as folder:
         want = launch(_save, save, folder, ranks=SAVED_ON, **_OPTIONS)[0]
         _judge_files(Path(folder))
         launch(_load, load, folder, want, ranks=LOADED_ON, **_OPTIONS)
-    return (f"written by {SAVED_ON} ranks, each its share, and read by {LOADED_ON}: parameters and "
-            "moments are the same, and training goes on")
+    return (f"written by {SAVED_ON} ranks, each its share, and read by {LOADED_ON}: parameters, "
+            "moments and learning rate are the same, and training goes on")
 
 
 def _build(seed):
@@ -50,6 +55,11 @@ def _train(module, optimizer, numbers):
         optimizer.zero_grad()
 
 
+def _set_rate(optimizer):
+    for group in optimizer.param_groups:
+        group["lr"] = RATE
+
+
 def _wholes(module) -> dict:
     return {name: trained.whole(p).clone() for name, p in module.named_parameters()}
 
@@ -58,6 +68,7 @@ def _save(save, folder) -> tuple:
     """Parameters when they are saved, and after two steps more."""
     module, optimizer = _build(seed=0)
     _train(module, optimizer, (1, 2))
+    _set_rate(optimizer)
     saved = _wholes(module)
     save(module, optimizer, folder)
     dist.barrier()
@@ -87,9 +98,20 @@ def _load(load, folder, want):
     saved, later = want
     together(_judge, _wholes(module), saved, "after load", "Load into the state of this module, "
              "then put it in place: set_state_dict.")
+    rates = {group["lr"] for group in optimizer.param_groups}
+    _set_rate(optimizer)  # so that the moments are judged by themselves
     _train(module, optimizer, (3, 4))
     together(_judge, _wholes(module), later, "two steps after load",
              "Are the optimizer's moments saved and loaded too?")
+    together(_judge_rate, rates)
+
+
+def _judge_rate(rates):
+    if rates != {RATE}:
+        raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, after load: the optimizer's learning "
+                    f"rate is {rates.pop():g}; {RATE:g} was saved",
+                    "dcp.load fills tensors where they are, so parameters and moments came by "
+                    "themselves; set_state_dict puts everything in place, also what is no tensor.")
 
 
 def _judge(got, want, when, hint):

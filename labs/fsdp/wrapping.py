@@ -39,7 +39,10 @@ def sizes(select, made) -> list:
 CASES = ([1000, 700, 700, 700], [500], [10, 300, 50, 200, 250], [100, 900])
 
 
-@check("4.2")
+ALONE = "cost([500]) is asked too, a root alone; and cost([100, 900]), where none has a neighbour."
+
+
+@check("4.2", hints={"empty sequence": ALONE, "out of range": ALONE})
 def check_cost(cost):
     """cost(units) -> (collectives of a step, bytes gathered at once). units: parameters of each
     unit, the root's first, then in the order of forward; fp32."""
@@ -96,20 +99,23 @@ def _judge_gathered(units, found):
         want - 4 * units[0]: ("the root is gathered all the while", "Add the root's."),
         two: ("the two largest units may not be neighbours",
               "Only the unit that computes and the next one are gathered.")}
-    why, hint = reasons.get(found, ("the root and two neighbours are gathered at once", ""))
+    alone = "With one unit beside the root there is no neighbour: both are gathered."
+    why, hint = reasons.get(found, ("the root and two neighbours are gathered at once",
+                                    alone if len(rest) == 1 else ""))
     raise Wrong(f"cost({units}): {found:,} bytes gathered at once, not {want:,}: {why}", hint)
 
 
 WRAPPINGS = {"whole model": [400_000], "pairs of blocks": [100_000, 100_000, 100_000, 100_000],
+             "one large unit": [50_000, 290_000, 20_000, 20_000, 20_000],
              "each block": [100_000] + 6 * [50_000],
              "each linear": [105_000] + 6 * [12_500, 12_500, 12_500, 12_500]}
 
 
-@check("4.3")
+@check("4.3", hints={"empty sequence": "Where nothing fits, the answer is None."})
 def check_choose(choose):
     """choose(wrappings, free) -> the name of the wrapping to take, or None. wrappings: name ->
     units, as in `cost`; free: bytes that a rank has for gathered parameters."""
-    for free in (1_600_000, 1_599_999, 1_200_000, 800_000, 799_999, 520_000, 519_999):
+    for free in (1_600_000, 1_599_999, 1_440_000, 1_200_000, 800_000, 799_999, 520_000, 519_999):
         for wrappings in (WRAPPINGS, dict(reversed(WRAPPINGS.items()))):
             found = choose({name: list(units) for name, units in wrappings.items()}, free)
             _judge_choice(found, free)
@@ -127,8 +133,10 @@ def _judge_choice(found, free):
         raise Wrong(f"with {free:,} bytes free nothing fits, and choose returned {found!r}",
                     "Return None where no wrapping fits.")
     if found is None:
-        raise Wrong(f"with {free:,} bytes free {best!r} fits, and choose returned None",
-                    "What needs exactly the free bytes fits.")
+        need = gathered(WRAPPINGS[best])
+        raise Wrong(f"with {free:,} bytes free {best!r} fits, since it gathers {need:,} at once, "
+                    "and choose returned None",
+                    "What needs exactly the free bytes fits." * (need == free))
     if found not in fits:
         raise Wrong(f"with {free:,} bytes free {found!r} does not fit: it gathers "
                     f"{gathered(WRAPPINGS[found]):,} at once")

@@ -190,6 +190,10 @@ class Choose:
     def first_that_fits(wrappings, free):
         return next((name for name, u in wrappings.items() if cost(u)[1] <= free), None)
 
+    def most_memory_that_fits(wrappings, free):
+        fits = [name for name, units in wrappings.items() if cost(units)[1] <= free]
+        return max(fits, key=lambda name: cost(wrappings[name])[1], default=None)
+
     def all_at_once(wrappings, free):
         fits = [name for name, units in wrappings.items() if 4 * sum(units) <= free]
         return min(fits, key=lambda name: cost(wrappings[name])[0], default=None)
@@ -206,7 +210,8 @@ WRONG[lab.check_choose] = [
     (Choose.most_collectives_that_fit, "but 'whole model' fits too"),
     (Choose.strictly_less, "fits"),
     (Choose.first_that_fits, "fits too"),
-    (Choose.all_at_once, "and choose returned None"),
+    (Choose.most_memory_that_fits, "but 'pairs of blocks' fits too"),
+    (Choose.all_at_once, "since it gathers 1,200,000 at once, and choose returned None"),
     (Choose.the_units, "not the name of a wrapping")]
 
 
@@ -361,6 +366,13 @@ class FromMeta:
         reset(model)
         return model, optimizer
 
+    def seed_in_the_loop(make_model, optimizer_class, **settings):
+        model, optimizer = FromMeta.never_drawn(make_model, optimizer_class, **settings)
+        for module in model.modules():
+            torch.manual_seed(dist.get_rank())
+            reset(module)
+        return model, optimizer
+
     def no_memory(make_model, optimizer_class, **settings):
         return shard(on_meta(make_model), optimizer_class, **settings)
 
@@ -379,6 +391,7 @@ WRONG[lab.check_from_meta] = [
     (FromMeta.memory_before_shards, "bytes while the model was built; the whole model is"),
     (FromMeta.never_drawn, "are not what reset_parameters draws"),
     (FromMeta.one_seed, "ranks 0 and 1 have the same numbers"),
+    (FromMeta.seed_in_the_loop, "have the same numbers"),
     (FromMeta.no_memory, "meta device"),
     (FromMeta.optimizer_first, "a step does not change it")]
 
@@ -436,6 +449,19 @@ class Checkpoint:
         dcp.load({"model": state}, checkpoint_id=folder)
         set_model_state_dict(module, state)
 
+    def load_without_placing(module, optimizer, folder):
+        parameters, moments = get_state_dict(module, optimizer)
+        dcp.load({"model": parameters, "optimizer": moments}, checkpoint_id=folder)
+
+    def save_a_pair(module, optimizer, folder):
+        dcp.save(get_state_dict(module, optimizer), checkpoint_id=folder)
+
+    def save_as_it_lies(module, optimizer, folder):
+        torch.save(module.state_dict(), f"{folder}/{dist.get_rank()}.pt")
+
+    def load_as_it_lies(module, optimizer, folder):
+        module.load_state_dict(torch.load(f"{folder}/{dist.get_rank()}.pt", weights_only=False))
+
 
 WRONG[lab.check_checkpoint] = [
     ((Checkpoint.nothing, Checkpoint.nothing), "save wrote nothing into the folder"),
@@ -443,6 +469,7 @@ WRONG[lab.check_checkpoint] = [
     ((Checkpoint.everybody_everything, Checkpoint.nothing), "wrote more than its share"),
     ((Checkpoint.own_shards, Checkpoint.load_own_shards), "must match the size"),
     ((Checkpoint.model_only, Checkpoint.load_model_only), "two steps after load"),
+    ((right.save, Checkpoint.load_without_placing), "learning rate is 0.05; 0.025 was saved"),
     ((right.save, Checkpoint.nothing), "after load: it differs")]
 
 
@@ -486,6 +513,25 @@ def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, capsys):
     verdict = check(*answer) if isinstance(answer, tuple) else check(answer)
     assert verdict.passed is False, verdict
     assert words in verdict.sentence, verdict
+
+
+def empty(*_):
+    return max([])
+
+
+def nothing_fits(wrappings, free):
+    fits = [name for name, units in wrappings.items() if cost(units)[1] <= free]
+    return min(fits, key=lambda name: cost(wrappings[name]))
+
+
+@pytest.mark.parametrize("check, answer, hint", [
+    (lab.check_cost, empty, "a root alone"),
+    (lab.check_choose, nothing_fits, "the answer is None"),
+    (lab.check_checkpoint, (Checkpoint.save_a_pair, Checkpoint.nothing), "put them into one"),
+    (lab.check_checkpoint, (Checkpoint.save_as_it_lies, Checkpoint.load_as_it_lies), "cut shards")])
+def test_an_error_of_pythons_or_torchs_gets_a_hint(check, answer, hint, capsys):
+    verdict = check(*answer) if isinstance(answer, tuple) else check(answer)
+    assert verdict.passed is False and hint in verdict.hint, verdict
 
 
 @pytest.mark.parametrize("check, answer", cases({c: [(a,) for a in answers]
