@@ -5,6 +5,13 @@ from labs.exercises import check
 from labs.zero_stages import promises
 from labs.zero_stages.twin import STEPS, follow
 
+_FREED = ("Is a gather still under way while its memory is freed or allocated anew? With "
+          "async_op=True, keep what all_gather returns in unit.handle: unit.wait() and unit.free() "
+          "wait for it.")
+NO_MEMORY = {"storage of size 0": "unit.whole has no memory after unit.free(): unit.allocate() "
+             "returns it with memory, for the all-gather to fill.",
+             "SIGSEGV": _FREED, "SIGABRT": _FREED, "SIGBUS": _FREED}
+
 
 def on_every_world(strategy, stage: int, world_sizes=WORLD_SIZES) -> float:
     """The largest difference from the twin on 2, 3 and 4 ranks. Raises what the ranks raise."""
@@ -33,7 +40,7 @@ def check_zero2(strategy):
             "4Ψ/N bytes of gradients, never half of them at once, and moves 2Ψ elements")
 
 
-@check("3.4")
+@check("3.4", hints=NO_MEMORY)
 def check_zero3(strategy):
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-3."""
     difference = on_every_world(strategy, 3)

@@ -1,5 +1,5 @@
 """The two collectives that ZeRO is made of, under one name for every version of torch, and the
-reduce-scatter in the way that is fastest on the backend in use."""
+reduce-scatter in the way that moves least on the backend in use."""
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,10 @@ class Arriving:
         self.handle = self.begin()
 
     def wait(self) -> torch.Tensor:
-        """This rank's shard of the sum, elements / N long."""
+        """This rank's shard of the sum, elements / N long. Raises RuntimeError the second time."""
+        if self.handle is None:
+            raise RuntimeError("this reduce-scatter has been waited for before: its sum was "
+                               "returned then, and is not kept")
         self.handle.wait()
         shard = self.shard()
         # the backend's thread may hold the tensors a little longer: free their memory, here and now

@@ -23,9 +23,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.reduce()
-        self.inner.step()
-        self.gather()
+        with torch.no_grad():  # as in every optimizer of torch: it writes parameters
+            self.reduce()
+            self.inner.step()
+            self.gather()
         return loss
 
     def reduce(self):

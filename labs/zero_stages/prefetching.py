@@ -1,6 +1,9 @@
-"""Check of exercise 3.5: the next layer's gather is begun before this layer computes."""
+"""Check of exercise 3.5: the next layer's gather is under way while this layer computes."""
+
+import contextlib
 
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from labs.checking import on_ranks, together, torchs_own_refused
 from labs.exercises import Wrong, check
@@ -8,10 +11,13 @@ from labs.meters.traffic import Call, Traffic
 from labs.training import data
 from labs.training.models import Chain
 from labs.zero_stages import promises
+from labs.zero_stages.checks import NO_MEMORY
 from labs.zero_stages.twin import SETTINGS, STEPS, built, follow
 
+_GATHERS = (4, 5, 6)  # c10d::OpType ALLGATHER, _ALLGATHER_BASE, ALLGATHER_COALESCED
 
-@check("3.5")
+
+@check("3.5", hints=NO_MEMORY)
 def check_prefetch(strategy):
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-3 in which the
     next layer's parameters travel while this layer computes."""
@@ -28,7 +34,7 @@ def check_prefetch(strategy):
 
 def order_of_events(strategy) -> list:
     """One forward and backward of a chain, after one to warm up: its collectives, and a mark each
-    time a layer computes."""
+    time a layer computes and each time a gather is waited for."""
     model, traffic = Chain(), Traffic()
     mine = data.xy_batches(2, 4, seed=dist.get_rank())
     module, optimizer = built(strategy, model, SETTINGS)
@@ -39,7 +45,7 @@ def order_of_events(strategy) -> list:
     for layer in model.layers:  # after the student's hooks: here the layer really computes
         hooks.append(layer.register_forward_pre_hook(lambda *_: traffic.mark("forward")))
         hooks.append(layer.weight.register_hook(lambda _: traffic.mark("backward")))
-    with traffic:
+    with traffic, _waits_marked(traffic):
         loss = module(**mine[1]).loss
         traffic.mark("turn")
         loss.backward()
@@ -48,8 +54,27 @@ def order_of_events(strategy) -> list:
     return traffic.events
 
 
+@contextlib.contextmanager
+def _waits_marked(traffic):
+    """A mark when a gather is waited for; a second wait for the same one is none."""
+    original, seen = c10d.Work.wait, []
+
+    def wait(self, *args, **kwargs):
+        if self._get_op_type() in _GATHERS and not any(self is one for one in seen):
+            seen.append(self)  # kept, so that no other can take its place in memory
+            traffic.mark("waited")
+        return original(self, *args, **kwargs)
+
+    c10d.Work.wait = wait
+    try:
+        yield
+    finally:
+        c10d.Work.wait = original
+
+
 def judge_order(events) -> None:
-    """Raises Wrong where a layer computes and the next one's gather has not been begun."""
+    """Raises Wrong where a layer computes and the next one's gather has not been begun, or has been
+    waited for."""
     turn = next(n for n, event in enumerate(events) if getattr(event, "what", "") == "turn")
     for direction, part in (("forward", events[:turn]), ("backward", events[turn + 1:])):
         gathers = [n for n, event in enumerate(part)
@@ -67,6 +92,7 @@ def judge_order(events) -> None:
                             "Begin the gather of self.following(unit) before you wait for this "
                             "unit's own.")
         _judge_handles([part[n] for n in gathers], direction)
+        _judge_waits(part, computes, direction)
 
 
 def _judge_handles(gathers, direction):
@@ -75,3 +101,13 @@ def _judge_handles(gathers, direction):
             raise Wrong(f"in {direction}, the next layer's gather is called and waited for at "
                         "once: nothing travels while this layer computes",
                         "async_op=True returns a handle: wait for it when the layer's turn comes.")
+
+
+def _judge_waits(part, computes, direction):
+    waits = [n for n, event in enumerate(part) if getattr(event, "what", "") == "waited"]
+    for number, moment in enumerate(computes[:-1]):
+        if sum(wait < moment for wait in waits) > number + 2:  # the root's, and one for each layer
+            raise Wrong(f"in {direction}, when layer number {number + 1} of {len(computes)} "
+                        f"computes, the gather of number {number + 2} has been waited for: nothing "
+                        "travels meanwhile", "Wait for this unit's own gather alone; the next "
+                        "one's turn to wait comes later.")

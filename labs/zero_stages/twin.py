@@ -16,6 +16,9 @@ from labs.zero_stages.sharded import Sharded
 SETTINGS = {"lr": 0.05, "weight_decay": 0.1, "eps": 1e-3}
 STEPS = 6
 PARTS = {4: 3}  # step -> into how many backward passes it is split
+_UNCHANGED = "not changed by the step"
+_UNTOUCHED = ("Nothing of it was updated here. Does the inner optimizer hold flat.shard, and does "
+              "every shard get its gradient before inner.step(), also the unit reduced last?")
 _EVERYBODY, _NOBODY = (lambda rank: True), (lambda rank: False)
 
 
@@ -79,7 +82,7 @@ class Twin:
         """(sentence, hint, [parameters by name]) of what a step could have done instead; several
         where each number may be that of another."""
         n = dist.get_world_size()
-        yield ("not changed by the step", "After the update every rank needs the pieces "
+        yield (_UNCHANGED, "After the update every rank needs the pieces "
                "that the others updated: gather the parameters, anew in every step.",
                [self.before[0]])
         if self.parts > 1:
@@ -220,7 +223,8 @@ def _explain(name, got, wrong, twin, step):
     for sentence, hint, alternatives in twin.candidates():
         unlike = [_differs(got, parameters[name]) for parameters in alternatives]
         if not (torch.stack(unlike).all(0) & wrong).any():
-            raise Wrong(f"{who}: {subject} {sentence}", hint)
+            untouched = sentence == _UNCHANGED and count == numel
+            raise Wrong(f"{who}: {subject} {sentence}", _UNTOUCHED if untouched else hint)
     raise Wrong(f"{who}: {subject} updated to something else than the twin's, off by up to "
                 f"{worst(got, twin.model.get_parameter(name).detach()):.2g}",
                 "Is every gradient reduced, every shard updated, and every piece put back in its "

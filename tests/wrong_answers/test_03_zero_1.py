@@ -223,6 +223,22 @@ class WholeInside(right.ZeRO1):
             whole.grad.view(N(), -1)[dist.get_rank()] = flat.shard.grad
 
 
+class WholeGiven(right.ZeRO1):
+    """Hands the inner optimizer tensors whose gradient nobody sets."""
+
+    def __init__(self, flats, optimizer_class, **settings):
+        inner = optimizer_class([flat.whole for flat in flats], **settings)
+        lab.ShardedOptimizer.__init__(self, inner, flats)
+
+
+class WaitsTwice(right.ZeRO1):
+    def reduce(self):
+        for flat in self.flats:
+            arriving = lab.reduce_scatter(flat.flatten_gradients())
+            arriving.wait()
+            flat.shard.grad = arriving.wait() / N()
+
+
 class OwnGroups(right.ZeRO1):
     """A schedule sees groups that nobody reads."""
 
@@ -294,6 +310,8 @@ WRONG = [
     (by(GathersStates), r"moves 4.0Ψ elements .*\n.*gradients and optimizer states stay where"),
     (by(KeepsStates), "bytes of activations, buffers and the rest when it is built"),
     (by(WholeInside), "bytes of optimizer state after forward"),
+    (by(WholeGiven), "it was not changed by the step\n.*Does the inner optimizer hold flat.shard"),
+    (by(WaitsTwice), "reduce-scatter has been waited for before: its sum was returned then"),
     (by(OwnGroups), "a learning rate that does not follow the schedule"),
     (by(SettingsForgotten), "updated without weight decay"),
     (by(NewEveryStep), "the moments of the earlier steps are lost"),
@@ -352,6 +370,14 @@ class ByHand(torch.optim.Optimizer):
             parameter.grad = None
 
 
+class TorchsGather(right.ZeRO1):
+    """torch's own collective, which writes a parameter's memory in step()."""
+
+    def gather(self):
+        for flat in self.flats:
+            dist.all_gather_into_tensor(flat.whole, flat.shard)
+
+
 def by_hand(model, optimizer_class, **settings):
     return model, ByHand(trainable(model), optimizer_class, **settings)
 
@@ -376,6 +402,7 @@ def views_and_hooks(model, optimizer_class, **settings):
     return model, optimizer
 
 
-@pytest.mark.parametrize("answer", [right.zero1, layer_by_layer, views_and_hooks, by_hand])
+@pytest.mark.parametrize("answer", [right.zero1, layer_by_layer, views_and_hooks, by_hand,
+                                    by(TorchsGather)])
 def test_right(answer):
     accepted(lab.check_zero1(answer))

@@ -103,6 +103,13 @@ class NotForBackward(right.ZeRO3):
         pass
 
 
+class NotAllocated(right.ZeRO3):
+    """Gathers into memory that has been given back."""
+
+    def before_forward(self, unit):
+        lab.all_gather(unit.whole, unit.shard)
+
+
 class NotForForward(right.ZeRO3):
     def before_forward(self, unit):
         pass
@@ -225,6 +232,7 @@ WRONG = [
     (by(GatheredOnce), "not changed by the step|the loss is"),
     (by(KeptAfterBackward), "not changed by the step|the loss is"),
     (by(NotForBackward), "backward of 'root' begins, and its parameters are not there"),
+    (by(NotAllocated), r"storage of size 0(.|\n)*unit.allocate.. returns it with memory"),
     (by(NotForForward), "forward of 'root' begins, and its parameters are not there"),
     (by(AllAtOnce), "bytes at the peak of forward"),
     (by(Allocated), "the loss is"),
@@ -294,9 +302,45 @@ class AtOnce(right.Prefetching):
             gather(unit)
 
 
+class WaitsForIt(right.Prefetching):
+    """Asynchronous by name: waits for the next one's gather when it has begun it."""
+
+    def fetch(self, unit):
+        super().fetch(unit)
+        if unit is not None:
+            unit.wait()
+
+
+class WaitsForItInBackward(right.Prefetching):
+    def before_backward(self, unit):
+        super().before_backward(unit)
+        if self.following(unit):
+            self.following(unit).wait()
+
+
+class Unheld(right.Prefetching):
+    """Keeps no handle, so that nothing waits for the gather before its memory is freed."""
+
+    def fetch(self, unit):
+        super().fetch(unit)
+        if unit is not None:
+            unit.handle = None
+
+
 class OnlyForward(right.Prefetching):
     def before_backward(self, unit):
         right.ZeRO3.before_backward(self, unit) if not unit.is_whole else unit.wait()
+
+
+class Twice(right.Prefetching):
+    """Waits twice for the same gather, which is no harm."""
+
+    def before_forward(self, unit):
+        self.fetch(unit)
+        self.fetch(self.following(unit))
+        if unit.handle is not None:
+            unit.handle.wait()
+        unit.wait()
 
 
 class Backwards(right.Prefetching):
@@ -320,13 +364,11 @@ class AllAhead(right.Prefetching):
 
 
 class NeverWaits(right.Prefetching):
-    """Computes with what has arrived by then."""
+    """Computes with what has arrived by then: nothing."""
 
-    def fetch(self, unit):
-        super().fetch(unit)
-        if unit is not None and unit.handle is not None:
-            unit.handle.wait()
-            unit.whole.zero_()
+    def before_forward(self, unit):
+        super().before_forward(unit)
+        unit.whole.zero_()
 
 
 class Itself(right.Prefetching):
@@ -353,6 +395,9 @@ WRONG_PREFETCH = [
     (right.zero3, "in forward, when layer number 1 of 12 computes, the gather of number 2 has not"),
     (right.zero2, "in forward, 0 gathers are called for 12 layers"),
     (by(AtOnce), "called and waited for at once"),
+    (by(WaitsForIt), "in forward, when layer number 1 of 12 computes, the gather of number 2 has "
+                     "been waited for: nothing travels meanwhile"),
+    (by(WaitsForItInBackward), "in backward, when layer number 1 .* number 2 has been waited for"),
     (by(OnlyForward), "in backward, when layer number 1 of 12 computes"),
     (by(Itself), "in forward, when layer number 1 of 12 computes"),
     (by(TooLate), "in forward, when layer number 1 of 12 computes"),
@@ -366,6 +411,11 @@ def test_wrong_prefetch(answer, words):
     rejected(lab.check_prefetch(answer), words)
 
 
-@pytest.mark.parametrize("answer", [right.zero3_prefetch, by(Backwards)])
+def test_a_gather_that_nobody_holds_is_explained():
+    """It may crash a rank, or compute with what is there: either is told as what it is."""
+    rejected(lab.check_prefetch(by(Unheld)), "keep what all_gather returns in unit.handle|the loss")
+
+
+@pytest.mark.parametrize("answer", [right.zero3_prefetch, by(Backwards), by(Twice)])
 def test_right_prefetch(answer):
     accepted(lab.check_prefetch(answer))
