@@ -3,8 +3,8 @@
 import html
 from dataclasses import dataclass
 
-_CELL = ("padding:2px 10px;border:0;white-space:nowrap;text-align:{};"
-         "font-variant-numeric:tabular-nums")
+_CELL = "padding:2px 7px;border:0;font-variant-numeric:tabular-nums;text-align:"
+_SIDE = {True: "left;overflow-wrap:anywhere", False: "right;white-space:nowrap"}
 _HEAD = "border-bottom:1px solid #8a929c;opacity:0.75;font-weight:600"
 _LAST = "border-top:1px solid #8a929c"
 
@@ -40,6 +40,6 @@ class Table:
 
     def _row(self, row, tag, style) -> str:
         cells = "".join(
-            f"<{tag} style='{_CELL.format('left' if column <= self.left else 'right')};{style}'>"
+            f"<{tag} style='{_CELL}{_SIDE[column <= self.left]};{style}'>"
             f"{html.escape(str(cell))}</{tag}>" for column, cell in enumerate(row))
         return f"<tr>{cells}</tr>"
