@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120",
-         "--nbval-sanitize-with=tests/nbval_sanitize.cfg"]
+         "--nbval-sanitize-with=tests/nbval_sanitize.cfg", "-p", "untouched"]
 NOTEBOOK_FOLDERS = ["notebooks", "solutions"]
 NOTHING_SELECTED = 5  # pytest's exit code
 # Tests wait for ranks, kernels and hangs more than they compute: two or more at a time.
@@ -101,7 +101,7 @@ def pytest_stage(name, paths, chosen, arguments):
         report = os.path.join(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", f"--junitxml={report}"]
         command += ["-c", "pyproject.toml", *arguments, *select, *chosen.extra, *paths]
-        code = subprocess.run(command).returncode
+        code = subprocess.run(command, env=with_plugins() if "-p" in arguments else None).returncode
         result = count(name, report)
     if code == NOTHING_SELECTED:
         result.note = nothing_selected(paths, chosen)
@@ -109,6 +109,12 @@ def pytest_stage(name, paths, chosen, arguments):
         result.note = f"{name}: pytest ended with exit code {code}; what it says is above."
     result.failed += bool(result.note)
     return result
+
+
+def with_plugins():
+    """Return an environment in which pytest finds the plugins that lie in tests/."""
+    path = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def count(name, report):
