@@ -245,7 +245,7 @@ labs.guess("times larger than with DDP, FSDP + checkpointing", my_guess)
 
 # %% [markdown]
 # `lab.largest` first **predicts**, in layers: tensors by the closed form of notebook 01, and beside
-# them what two small runs of the process took. Then it trains real models under the limit, larger
+# them what two runs without a limit (4 and 12 layers) show the process to take. Then it trains real models under the limit, larger
 # and smaller, until one fits and the next one dies.
 
 # %%
@@ -305,16 +305,17 @@ lab.show_precision(shard, mixed)
 # the two passes of an fp32 all-reduce, 4 + 4.
 
 # %% [markdown]
-# fp16 has more digits than bf16 and a small range: below 6e-8 everything is zero. A micro-batch of 256
+# fp16 has more digits than bf16 and a small range: its smallest number is 6e-8. A micro-batch of 256
 # tokens that is part of a batch of 262,144 has small gradients. Which of them survive?
 
 # %%
 lab.underflow()
 
 # %% [markdown]
-# **Notice:** fp16 loses gradients; with the loss multiplied by 65,536 it does not (the optimizer must
-# then divide). That is **loss scaling**; bf16 needs none, because its smallest number is as small as
-# fp32's.
+# **Notice:** fp16 loses gradients to **underflow**: with the loss multiplied by 65,536 they are back
+# (the optimizer must then divide). That is **loss scaling**. bf16 needs none: it has fp32's range, so
+# multiplying brings nothing back. What is zero all the same are sums whose terms cancel: a matter of
+# digits.
 
 # %% [markdown]
 # ## Never whole
@@ -352,8 +353,8 @@ lab.check_from_meta(from_meta)
 # A **full** state dict gathers everything on one rank; a **sharded** one is written where it lies.
 # `get_state_dict(module, optimizer)` gives two dictionaries with this rank's shards. `dcp.save(state,
 # checkpoint_id=folder)` writes them; `dcp.load` **fills** such dictionaries, whatever the number of
-# ranks, and `set_state_dict(module, optimizer, model_state_dict=..., optim_state_dict=...)` puts them
-# in place.
+# ranks, and `set_state_dict(module, optimizer, model_state_dict=..., optim_state_dict=...)` puts
+# everything in place, also the optimizer's learning rate.
 
 # %%
 # Exercise 4.7: written by 4 ranks, read by 2

@@ -175,3 +175,12 @@ def test_a_node_measures_what_it_predicts(capsys):
     size = replace(on_a_node.billion(), layers=4, hidden=512, heads=8)
     for row in lab.node(size, steps=2).rows:
         assert row[3] != "–" and row[4] != "–"
+
+
+def test_a_scaled_loss_brings_back_what_fp16_lost_and_nothing_in_bf16(capsys):
+    """Said in the notebook."""
+    rows = {row[0]: row for row in lab.underflow().rows}
+    half, brain = ([float(text.rstrip("%").replace(",", "")) for text in rows[name][1:]]
+                   for name in ("fp16", "bf16"))
+    assert half[0] == 6e-8 and half[2] > 5 and half[3] < half[1] / 1000
+    assert brain[2] < 0.5 and brain[3] == brain[1]

@@ -2,7 +2,7 @@
 
 The limit is RLIMIT_DATA: all private writable memory that a rank takes after it has started. That
 is its tensors and, beside them, Python's objects, thread stacks and what the allocator has not
-given back; `Beside` measures that on two small models. It runs on CPU ranks.
+given back; `Beside` measures that on two models. It runs on CPU ranks.
 """
 
 import ctypes
@@ -73,8 +73,10 @@ class Beside:
         return self.fixed + self.layer * layers
 
 
-def beside(name: str, strategy, layers=(2, 8)) -> Beside:
-    """Measured on two small models: growth of the process at its highest, less its tensors."""
+def beside(name: str, strategy, layers=(4, 12)) -> Beside:
+    """Measured on two models: growth of the process at its highest, less its tensors. Python takes
+    memory for its objects a MiB at a time, so each is off by up to half of that; the two are far
+    apart, lest the line through them doubles the error."""
     few, many = (max(launch(_growth, strategy, size(n), ranks=RANKS, **_OPTIONS))
                  - needed(name, n) for n in layers)
     each = max(0.0, (many - few) / (layers[1] - layers[0]))

@@ -1,7 +1,5 @@
 """Mixed precision: the check of exercise 4.5, what each type does to bytes, and what fp16 loses."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 
@@ -128,51 +126,44 @@ def _bytes(result, kind) -> int:
 TOKENS = 262_144  # of a whole batch: usual for language models; this rank takes 256 at a time
 MICRO = 256
 SCALE = 2.0**16
-
-
-@dataclass(frozen=True)
-class Lost:
-    """Of the gradients that fp32 has: how many numbers there are, and how many became zero."""
-
-    numbers: int
-    zeros: int
-
-    @property
-    def share(self) -> float:
-        return self.zeros / self.numbers
+TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @shows("4.5")
 def underflow() -> Table:
-    """Gradients that became zero, in fp16, in fp16 with the loss scaled, and in bf16: one
-    micro-batch of a large batch, on 2 ranks with FSDP."""
+    """Gradients that became zero in fp16 and in bf16, with the loss as it is and multiplied: one
+    micro-batch of a large batch, on 2 ranks with FSDP. A multiplied loss brings back what was too
+    small for the type; it does not bring back digits."""
     found = launch(_underflow, ranks=2, quiet=True, verify=False, device="cpu", hang_after=60)
-    lost = {name: Lost(sum(r[name].numbers for r in found), sum(r[name].zeros for r in found))
-            for name in found[0]}
-    rows = [(name, smallest, f"{one.zeros:,}", f"{one.share:.1%}")
-            for (name, one), smallest in zip(lost.items(), _SMALLEST, strict=True)]
+    zeros = {name: [sum(pair) for pair in zip(*(r["zeros"][name] for r in found), strict=True)]
+             for name in TYPES}
+    numbers = sum(r["numbers"] for r in found)
+    rows = [(name, f"{_smallest(TYPES[name]):.0e}", f"{lost:,}", f"{lost / numbers:.2%}",
+             f"{scaled:,}") for name, (lost, scaled) in zeros.items()]
     return Table(f"gradients that are zero and should not be: {MICRO} of a batch's {TOKENS:,} "
-                 "tokens", ("computed in", "smallest number", "zeros", "share"), rows,
-                 note=f"of {lost['fp16'].numbers:,} numbers that are not zero in fp32")
+                 "tokens", ("computed in", "smallest number", "zeros", "share",
+                            f"zeros, loss × {SCALE:,.0f}"), rows,
+                 note=f"of {numbers:,} numbers that are not zero in fp32")
 
 
-_SMALLEST = ("6e-08", f"6e-08, loss × {SCALE:,.0f}", "9e-41")
+def _smallest(dtype) -> float:
+    limits = torch.finfo(dtype)
+    return limits.smallest_normal * limits.eps
 
 
 def _underflow() -> dict:
-    """On a rank: name -> Lost."""
+    """On a rank: how many numbers its gradients have that fp32 knows not to be zero, and type ->
+    (how many of them are zero, how many with the loss multiplied)."""
     torch.set_num_threads(1)
     exact = _gradients(None, 1.0)
-    runs = {"fp16": (torch.float16, 1.0), "fp16, loss scaled": (torch.float16, SCALE),
-            "bf16": (torch.bfloat16, 1.0)}
-    return {name: _lost(_gradients(*how), exact) for name, how in runs.items()}
+    return {"numbers": _count(g != 0 for g in exact),
+            "zeros": {name: [_count((g == 0) & (e != 0) for g, e in
+                                    zip(_gradients(dtype, scale), exact, strict=True))
+                             for scale in (1.0, SCALE)] for name, dtype in TYPES.items()}}
 
 
-def _lost(gradients, exact) -> Lost:
-    there = [g != 0 for g in exact]
-    return Lost(int(sum(mask.sum() for mask in there)),
-                int(sum(((g == 0) & mask).sum()
-                        for g, mask in zip(gradients, there, strict=True))))
+def _count(masks) -> int:
+    return sum(int(mask.sum()) for mask in masks)
 
 
 def _gradients(dtype, scale) -> list:
