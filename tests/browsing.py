@@ -32,6 +32,25 @@ SELECT = """number => {
     notebook.mode = 'command';
     return notebook.scrollToItem(number, 'center');
 }"""
+# What each code cell's output looks like, one after the other: it is drawn when it is scrolled to.
+LOOK = """async () => {
+    const notebook = window.jupyterapp.shell.currentWidget.content, found = [];
+    for (const [number, cell] of notebook.widgets.entries()) {
+        if (cell.model.type != 'code' || !cell.model.outputs.length) continue;
+        await notebook.scrollToItem(number, 'center');
+        const area = cell.outputArea.node;
+        const images = [...area.querySelectorAll('img')];
+        await Promise.all(images.map(image => image.decode().catch(() => {})));
+        const right = area.getBoundingClientRect().right;
+        const wide = [...area.querySelectorAll('.jp-OutputArea-output')]
+            .map(output => output.scrollWidth - output.clientWidth);
+        const out = images.map(image => image.getBoundingClientRect().right - right);
+        found.push({ source: cell.model.sharedModel.getSource(), text: area.innerText,
+                     broken: images.filter(image => !image.naturalWidth).length,
+                     cut: Math.max(0, ...wide, ...out) });
+    }
+    return found;
+}"""
 SHOWN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 START = """command => {
     window.ended = false;
@@ -131,6 +150,11 @@ class Notebook:
     def cells(self) -> list:
         """The cells as JupyterLab holds them: {"kind", "source", "outputs"}."""
         return self.page.evaluate(CELLS)
+
+    def look(self) -> list:
+        """{"source", "text", "broken" pictures, "cut": pixels out of sight} of each cell that has
+        an output."""
+        return self.page.evaluate(LOOK)
 
     def find(self, text: str) -> int:
         """The number of the only code cell that contains `text`."""
