@@ -92,8 +92,9 @@ labs.guess("Ψ that travel per step, ZeRO-1", my_guess)
 # `lab.reduce_scatter(tensor).wait()` is this rank's piece of the **sum** over ranks, and
 # `lab.all_gather(whole, shard)` fills `whole` with the shards of all ranks.
 #
-# `lab.ShardedOptimizer` is an optimizer around `inner`, an ordinary one: it has its groups and its
-# state, and its `step()` calls `self.reduce()`, `inner.step()` and `self.gather()`.
+# `lab.ShardedOptimizer`, with the flats in `self.flats`, is an optimizer around `inner`, an
+# ordinary one: it has its groups and state, and its `step()` calls `self.reduce()`, `inner.step()`
+# and `self.gather()`.
 
 # %%
 # Exercise 3.2: an optimizer that owns 1/N of the state
@@ -148,6 +149,11 @@ lab.check_zero1(zero1)
 lab.show_reduce_scatter(PRESET)
 
 # %% [markdown]
+# **Notice:** on gloo, torch's takes at least about as long as the all-reduce inside it. Ours sends
+# half as much, but does not take half the time: ranks on one machine share its memory, and the
+# fewer they are, the less there is to save. On a busy machine the bars can change places.
+
+# %% [markdown]
 # ## ZeRO-2: divide the gradients
 #
 # A rank updates one shard, so it needs the gradient of that shard only: 4Ψ/N. But autograd makes
@@ -160,10 +166,11 @@ lab.show_reduce_scatter(PRESET)
 # the rest. It calls `self.after_backward(unit)` when all gradients of a unit are there, and
 # `self.backward_done()` at the end, on all ranks in the same order.
 #
-# `lab.reduce_scatter(tensor)` returns at once; `.wait()` on it comes later. Let one be under way
-# while the next layer computes, but only one: each holds a layer's gradients.
+# `lab.reduce_scatter(tensor)` returns at once; `.wait()` comes later. One may be under way while
+# the next layer computes, no more: each holds a layer's gradients.
 #
-# `unit.add_gradient(mean)` adds to `unit.shard.grad`, if there is one.
+# Free the gradients of `unit.parameters`; `unit.add_gradient(mean)` adds to `unit.shard.grad`, if
+# there is one.
 
 # %%
 # Exercise 3.3: a layer's gradients leave during backward
@@ -314,8 +321,9 @@ lab.show_layers(zero3_prefetch, PRESET)
 
 # %% [markdown]
 # **Notice:** while a layer computes, the next one is on its way, in both directions. On a CPU
-# gathering takes the same cores as computing, so the step hardly becomes shorter; on GPUs it is
-# links and copy engines that gather, and this hides most of it.
+# gathering takes the same cores as computing, so the step hardly becomes shorter, if at all.
+# GPUs gather over links of their own and with few of their processors: there prefetching can hide
+# most of it, which a CPU cannot show.
 
 # %% [markdown]
 # ## The norm of a gradient that nobody has
@@ -374,14 +382,14 @@ lab.check_reshard(reshard, zero1)
 # keeps 16 bytes for each parameter, and a copy of the gradients in its buckets.
 
 # %%
-# A guess, for exercise 3.9
+# A guess, for exercise 3.8
 ### BEGIN SOLUTION
 my_guess = 12.3
 ### END SOLUTION
 labs.guess("MB per rank after backward, ZeRO-2", my_guess)
 
 # %%
-# Exercise 3.9: nothing to write, all to look at
+# Exercise 3.8: nothing to write, all to look at
 mine = {"ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3_prefetch}
 compared = lab.compare(mine, PRESET)
 compared
@@ -394,9 +402,10 @@ lab.show_memory(compared, "peak")
 
 # %% [markdown]
 # **Notice:** after backward, each stage takes away what the one before still kept whole. The peak
-# is another moment: early in backward, when all activations are there and few gradients. No stage
-# of ZeRO divides activations, so ZeRO-2 gains little over ZeRO-1 here. In the model of the
-# checks, which has hardly any, it does.
+# is another moment: early in backward, when all activations are there and few gradients, or, under
+# ZeRO-1, the step, where it has all gradients. No stage of ZeRO divides activations, so ZeRO-2
+# gains little or nothing over ZeRO-1 here. In the model of the checks, which has hardly any,
+# it does.
 
 # %%
 lab.show_traffic(compared)
@@ -405,6 +414,11 @@ lab.show_traffic(compared)
 # **Notice:** ZeRO-3 moves 1.5 times what DDP moves, not 3 times: 3Ψ against 2Ψ. Nobody ever
 # gathers optimizer states. Gathering in bf16 halves two of the three parts: FSDP2 with bf16
 # gathers and fp32 reduction moves 8Ψ bytes, exactly as fp32 DDP does.
+
+# %% [markdown]
+# Where **DeepSpeed** is installed, its memory is not that of the formulas: it updates an fp32 copy
+# of its shards (4Ψ/N bytes more), even if the parameters are fp32, and its stages 1 and 2
+# all-reduce gradients: 3Ψ. A formula counts what is needed; a library may add what it finds useful.
 
 # %% [markdown]
 # ## 210 or 227.5 GB?
@@ -438,7 +452,7 @@ lab.show_large(70e9, ranks=8)
 # rank, in bf16 with an fp32 master copy. Activations come on top.
 
 # %%
-# Exercise 3.8: the lowest stage that fits
+# Exercise 3.9: the lowest stage that fits
 def choose(parameters, ranks, capacity, activations):
     """0 for DDP, 1, 2 or 3; None where nothing fits. capacity, activations: bytes per rank."""
     ### BEGIN SOLUTION
@@ -469,7 +483,7 @@ lab.show_choices(choose, activations=10e9)
 # %% [markdown]
 # ## How it usually goes wrong
 #
-# - **States sharded, gradients all-reduced**: called ZeRO-2, moves 3Ψ, saves nothing.
+# - **States sharded, gradients all-reduced**: called ZeRO-2, moves 3Ψ, saves what ZeRO-1 saves.
 # - **A hook that returns None** was meant to free the gradient: it stays.
 # - **The remainder**: what does not divide by N is never updated.
 # - **A sum for a mean**: AdamW almost hides it, and clipping does not.

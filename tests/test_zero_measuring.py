@@ -14,6 +14,7 @@ from labs.meters import memory
 from labs.training import strategies
 from labs.training.categories import Memory
 from labs.training.presets import preset
+from labs.workers.launcher import launch
 from labs.zero_stages import measuring, show
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -64,6 +65,30 @@ def test_the_peak_is_where_a_step_played_through_has_it(name):
     rows = {row.name: row for row in show.show_memory(compared(), "peak").data}
     assert rows[name].measured.total == pytest.approx(rows[name].formula, rel=0.05)
     assert rows["ZeRO-1"].formula is None  # a step of the student's is not known beforehand
+
+
+def peaks_of(*strategies_):
+    """On a rank: what each holds at its peak, in the model that the notebook's chart measures."""
+    size = measuring._on_cpu(preset("laptop"))
+    return [measuring.record(strategy, size)[0].step_peak for strategy in strategies_]
+
+
+def test_zero_2_peaks_as_high_as_zero_1_where_activations_are_many():
+    """What the notebook says under the chart of peaks, and when it is."""
+    solution = definitions("03_zero_stages", PRESET=preset("laptop"))
+    first, second = launch(peaks_of, solution.zero1, solution.zero2, ranks=RANKS, quiet=True,
+                           verify=False, device="cpu")[0]
+    assert first.activations == 0 and first.gradients > 0.9 * first.parameters  # in the step
+    assert second.activations > second.optimizer_state and not second.gradients  # in backward
+    assert second.total == pytest.approx(first.total, rel=0.1)
+
+
+@pytest.mark.skipif(not DEEPSPEED, reason="needs deepspeed")
+@pytest.mark.parametrize("name", ["DeepSpeed 1", "DeepSpeed 2", "DeepSpeed 3"])
+def test_deepspeed_keeps_a_copy_of_its_shard(name):
+    found = compared()
+    held, want = found.results[name].report.phases["backward"], found.states(name)
+    assert held.optimizer_state == pytest.approx(1.5 * want.optimizer_state, rel=0.03)
 
 
 def test_what_a_layer_is_gathered_into_is_a_buffer():

@@ -282,6 +282,7 @@ def test_choices_in_a_table():
     table = lab.show_choices(right.choose)
     rows = {row[0]: row[1:] for row in table.rows}
     assert set(rows["1.3B"]) == {"DDP"} and rows["70B"][0] == "-" and rows["70B"][-1] == "ZeRO-3"
+    assert "-: no stage fits" in repr(table)
     with pytest.raises(ValueError, match="no card 'T4'"):
         lab.show_choices(right.choose, "T4")
 
@@ -289,7 +290,7 @@ def test_choices_in_a_table():
 def test_three_ways_to_reduce_and_scatter():
     picture = lab.show_reduce_scatter(SMALL)
     assert len(picture.data) == 3 and all(row.measured > 0 for row in picture.data)
-    assert "4 MiB on 2 ranks" in repr(picture)
+    assert "8 MiB on 2 ranks" in repr(picture)
 
 
 def test_an_unfilled_exercise_makes_everything_wait():

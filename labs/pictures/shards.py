@@ -13,7 +13,7 @@ def owners(layers: list, rows: dict, ranks: int) -> Picture:
     total = sum(size for _, size in layers)
     room = WIDTH - 2 * LEFT
     figure, ax = sheet(WIDTH, 0.6 + 0.95 * len(rows))
-    _names(ax, layers, total, room)
+    _names(ax, layers, total, room, ranks)
     lines = []
     for number, (title, flats) in enumerate(rows.items()):
         y = 0.92 + 0.95 * number
@@ -25,7 +25,7 @@ def owners(layers: list, rows: dict, ranks: int) -> Picture:
     return Picture(figure, "\n".join(lines), data=rows)
 
 
-def _names(ax, layers, total, room):
+def _names(ax, layers, total, room, ranks):
     x = LEFT
     for name, size in layers:
         width = room * size / total
@@ -34,7 +34,8 @@ def _names(ax, layers, total, room):
             write(ax, x + width / 2, 0.4, name, size=9, ha="center", colour=palette.MUTED)
         x += width
     ax.vlines(x, 0.34, 0.52, color=palette.MUTED, linewidth=0.8)
-    write(ax, LEFT, 0.14, f"{total:,} parameters, from the first layer to the last", size=9.5)
+    title = f"{total:,} parameters, from the first layer to the last, on {ranks} ranks"
+    write(ax, LEFT, 0.14, title, size=9.5)
 
 
 def _row(ax, y, flats, total, room):

@@ -1,4 +1,4 @@
-"""Check of exercise 3.8: which stage to use when."""
+"""Check of exercise 3.9: which stage to use when."""
 
 import itertools
 
@@ -23,7 +23,7 @@ def right_stage(parameters, ranks, capacity, activations):
                  if states(parameters, ranks, stage) + activations <= capacity), None)
 
 
-@check("3.8")
+@check("3.9")
 def check_choose(choose):
     """choose(parameters, ranks, capacity, activations): the lowest stage that fits, or None."""
     for (model, parameters), ranks, (card, capacity), gigabytes in itertools.product(

@@ -28,7 +28,7 @@ def _times(each) -> str:
     return f"{each:g}Ψ" if each else "0"
 
 
-@shows("3.8")
+@shows("3.9")
 def show_choices(choose, card: str = "A100-80", activations: float = 10 * GB) -> Table:
     """What the student's function chooses on `card`, for some models and numbers of ranks."""
     if card not in CARDS:
@@ -36,7 +36,8 @@ def show_choices(choose, card: str = "A100-80", activations: float = 10 * GB) ->
     rows = [(model, *(_named(choose(parameters, ranks, CARDS[card], activations))
                       for ranks in RANKS)) for model, parameters in MODELS.items()]
     return Table(f"on {card}s, with {activations / GB:g} GB of activations",
-                 ("model", *(f"{ranks} rank{'s' * (ranks > 1)}" for ranks in RANKS)), rows)
+                 ("model", *(f"{ranks} rank{'s' * (ranks > 1)}" for ranks in RANKS)), rows,
+                 note="-: no stage fits")
 
 
 def _named(stage) -> str:

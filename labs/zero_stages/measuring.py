@@ -99,7 +99,7 @@ class Compared:
                             stage=self.results[name].kind.stage)
 
 
-@shows("3.9")
+@shows("3.8")
 def compare(mine: dict, preset: Preset) -> Compared:
     """Trains every strategy of `mine` (name -> strategy; the digit in the name is its stage) and
     those of the libraries that are installed, one after the other, and records what it holds and

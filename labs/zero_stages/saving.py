@@ -68,12 +68,16 @@ def _judge_pieces(reshard, size, before, after):
         raise Wrong(f"{who}: {len(got)} pieces", "One piece for each of the new ranks.")
     for rank, (mine, right) in enumerate(zip(got, want, strict=True)):
         if mine.shape != right.shape:
-            raise Wrong(f"{who}: rank {rank} gets {tuple(mine.shape)}, not {tuple(right.shape)}",
+            raise Wrong(f"{who}: rank {rank} gets {_size(mine)}, not {_size(right)}",
                         "The old padding goes, new padding comes: equal pieces, rounded up.")
         if not mine.equal(right):
             raise Wrong(f"{who}: rank {rank} gets other numbers than are its own",
                         "Put the old pieces together in the order of the ranks, take the padding "
                         "off, and cut anew.")
+
+
+def _size(piece):
+    return f"{len(piece)} numbers" if piece.dim() == 1 else f"a shape of {tuple(piece.shape)}"
 
 
 def _go_on(reshard, strategy) -> float:

@@ -8,7 +8,7 @@ MOMENTS = {"build": "after building", "forward": "after forward", "backward": "a
            "step": "after the step", "peak": "at the peak of a step"}
 
 
-@shows("3.9")
+@shows("3.8")
 def show_memory(compared, moment: str = "backward"):
     """What a rank holds under each strategy, by category. moment: one of MOMENTS.
 
@@ -38,7 +38,7 @@ def _megabytes(value):
     return None if value is None else value * 1e6
 
 
-@shows("3.9")
+@shows("3.8")
 def show_traffic(compared):
     """What travels in one step under each strategy, by collective: in Ψ and in bytes."""
     rows = [_row(name, result, compared.parameters) for name, result in compared.results.items()]
