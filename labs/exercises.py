@@ -62,13 +62,13 @@ def _card(colour, title, sentence, hint="", printed=""):
 
 
 def check(exercise: str, hints: dict = None):
-    """Makes a check of a function that returns a sentence when all is well and raises `Wrong`
-    when not. The check returns a Verdict and never raises because of the student's code.
+    """Makes a check of a function that returns a sentence when all is well, raises `Wrong` when
+    not, and returns a Verdict of its own where it cannot tell. The check returns a Verdict and never raises because of the student's code.
 
     hints: a part of a message -> the hint to give with it, for what is said by somebody else.
     """
-    return functools.partial(_judged, exercise, hints, lambda verdict_or_sentence: Verdict(
-        exercise, True, verdict_or_sentence))
+    return functools.partial(_judged, exercise, hints, lambda said: said if isinstance(
+        said, Verdict) else Verdict(exercise, True, said))
 
 
 def shows(exercise: str):

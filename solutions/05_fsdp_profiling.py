@@ -47,15 +47,15 @@ lab.show_timeline(healthy)
 # %% [markdown]
 # **Notice:** a numbered frame is one unit at work, a transformer block; the root holds the
 # embeddings. A black tick is the call of a collective, the bar is when it was under way. In forward
-# a unit's bar comes right before its frame; in backward it lies under the frame of the unit
-# before.
+# a unit's tick stands right before its own frame; in backward, from the second unit on, right
+# before the frame of the unit before it.
 
 # %% [markdown]
 # The same trace, as a file, opens in Perfetto: the path stands above. Everything that you compute
 # below, you can also look at there.
 #
-# A `trace` is one rank's. `trace.of(kind)` lists its collectives, each with `begin` and `end` in
-# seconds; `trace.compute` holds the stretches, (begin, end), in which the rank computed.
+# A `trace` is one rank's. `trace.of(kind)` lists its collectives, each with three moments in
+# seconds: `issued` (the call), `begin` and `end` (under way). `trace.compute` holds the stretches, (begin, end), in which the rank computed.
 # `lab.union(spans)` makes such stretches from spans that may overlap, `lab.length(stretches)` adds
 # up their seconds, `lab.minus(stretches, others)` cuts the others out.
 
@@ -128,7 +128,7 @@ lab.show_seconds(healthy)
 # `trace.around(moment, beginning)` gives the labels that begin so and that the moment lies in,
 # outermost first; `lab.unit_of(label.name)` reads the unit, `"root"` where there is none.
 #
-# A collective may be under way long after its call. Which of its moments counts?
+# A collective may be under way long after its call. Which of its three moments counts?
 
 # %%
 # Exercise 5.3: the unit and the phase that an all-gather belongs to
@@ -185,7 +185,7 @@ lab.check_call_site(call_site)
 lab.show_strangers(forgotten, call_site)
 
 # %% [markdown]
-# **Notice:** a few numbers per call, and yet every rank stops for each: the price of a small
+# **Notice:** one number per call, and yet every rank stops for each: the price of a small
 # collective is the wait, not the bytes.
 
 # %% [markdown]
@@ -243,7 +243,8 @@ lab.show_prefetch(healthy, late)
 # %% [markdown]
 # **Notice:** above, the tick of each all-gather in backward stands at the begin of the frame of the
 # unit before, and its bar can lie beneath that frame. Below, the tick comes after the frame and
-# after its reduce-scatter: the rank has nothing left to compute while it waits.
+# after its reduce-scatter: the rank has nothing left to compute while it waits. Seconds change from
+# run to run, this order does not.
 
 # %% [markdown]
 # ## And in forward?
@@ -272,8 +273,9 @@ lab.show_prefetch(ahead)
 # %% [markdown]
 # ## What does it cost to get it wrong?
 #
-# Much material says 20 to 30 % of the throughput; the FSDP paper measured 18 % on a 175B model.
-# What do you expect on this machine? Give percent.
+# Much material says 20 to 30 % of the throughput. The FSDP paper measured that prefetch makes a
+# 175B model about 18 % faster: without it, 15 % are lost. What do you expect on this machine? Give
+# percent.
 
 # %%
 # A guess, for exercise 5.7
@@ -298,7 +300,7 @@ lab.show_price(PRESET, variants, wire=0.1)
 
 # %% [markdown]
 # **Notice:** now the order of the calls decides: what is fetched ahead is there when it is needed.
-# Without forward prefetch all variants wait in forward, because this CPU cannot run ahead. The
+# Only forward prefetch spares the wait in forward, because this CPU cannot run ahead. The
 # percentage depends on the wire; yours, on your machines, has to be measured there.
 
 # %% [markdown]
@@ -320,9 +322,6 @@ lab.explore_patients(patients)
 # Now name the causes by code. `run` and `healthy` are lists with one trace per rank, of one step.
 # `trace.items` are the calls of `.item()`; the optimizer has its own, and so has the model.
 # `trace.labelled("enumerate(DataLoader)")` are the labels of the data loader.
-#
-# What can be counted is certain, seconds are not: ask for the counts first, and set thresholds for
-# seconds far from 1.
 
 # %%
 lab.CAUSES  # cause -> the evidence to return with it
@@ -334,6 +333,14 @@ def counted_items(trace):
     ### BEGIN SOLUTION
     return [item for item in trace.items if not trace.around(item.begin, "labs::optimizer")]
     ### END SOLUTION
+
+# %% [markdown]
+# Counts are certain: ask for them first. Seconds change by chance, so compare the ranks of one run,
+# and loading with its own step.
+#
+# What chance changed too much is recorded again. A slow rank computes at least 5 times as long as
+# another; without one, the ranks differ by a factor of 2 at most. A slow loader takes over half of
+# the step, any other under a tenth.
 
 # %%
 # Exercise 5.8, second half
@@ -395,8 +402,8 @@ lab.show_links(healthy, wire_seconds)
 
 # %% [markdown]
 # **Notice:** what is exposed depends on the ratio of computing to bytes, not on the link alone. At
-# this machine's speed of computing every link is fast enough; on a GPU a slow link cannot be hidden
-# in any order, and on a fast one prefetch is what decides.
+# this machine's speed of computing every link is fast enough. On a GPU the fast link is, almost;
+# the slow one cannot be hidden in any order; prefetch gains most in between.
 
 # %% [markdown]
 # ## I can …
@@ -413,13 +420,13 @@ lab.show_links(healthy, wire_seconds)
 # - **Optimising hidden communication**: it was free.
 # - **Blaming the rank with the longest all-gather**: it waited for the slow one.
 # - **An empty list to turn prefetch off**: it turns the default on.
-# - **Measuring while recording**: the profiler slows a step down, with stacks several times.
+# - **Measuring while recording**: the profiler slows a step down, most of all with stacks.
 
 # %% [markdown]
 # ## What to read
 #
 # - Y. Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023, sections 3.3 and
-#   5.3. *Why does one stream for all collectives make backward prefetch necessary?*
+#   5.2. *Why does one stream for all collectives make backward prefetch necessary?*
 # - [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html),
 #   `set_modules_to_backward_prefetch`. *When would a unit fetch two others?*
 # - [torch.profiler](https://docs.pytorch.org/docs/stable/profiler.html), `schedule`.

@@ -10,7 +10,9 @@ LIBRARIES = ("torch/", "transformers/", "multiprocessing/", "threading.py", "nn.
 """What a frame that belongs to a library has in it; what is left is somebody's own code."""
 
 
-@check("5.3")
+@check("5.3", hints={"list index out of range":
+                     "No label was found there: a call lies inside of its label, collective.issued "
+                     "tells when; the collective may be under way long after the label's end."})
 def check_attribute(attribute):
     """attribute(trace, collective): (unit, phase) of an all-gather, by the labels around it."""
     made_ones = {"made": made.fetching(), "made, without prefetch": made.fetching(ahead=False),
@@ -45,7 +47,10 @@ def _compare_owner(got, trace, gather, what):
     if owner.unit == units.ROOT:
         raise Wrong(f"{what}: it is for the root, and attribute says {unit!r}",
                     'A label FSDP::all_gather without a unit is the root\'s: return "root".')
+    around_it = trace.around(gather.begin, "FSDP::all_gather")
     raise Wrong(f"{what}: it is for {owner.unit}, not for {unit!r}",
+                "When it is under way, no label lies around it any more: look around the moment of "
+                "the call, collective.issued." if unit == units.ROOT and not around_it else
                 "The unit's name stands in brackets, as the module is called in the model.")
 
 

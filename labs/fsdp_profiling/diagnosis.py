@@ -3,13 +3,13 @@ with its evidence."""
 
 import functools
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from labs.exercises import Wrong, check
-from labs.fsdp_profiling import recording
+from labs.exercises import Verdict, Wrong, check
+from labs.fsdp_profiling import calm, recording
 from labs.fsdp_profiling.recording import Job
+from labs.fsdp_profiling.share_checks import recorded
 from labs.meters import timeline_units as units
-from labs.meters.timeline import length
 
 CAUSES = {
     "nothing": "None",
@@ -40,51 +40,85 @@ class Patients:
 
 
 def patients(seed: int = 0) -> Patients:
-    """A healthy run and one for each cause, in an order that `seed` decides, recorded now."""
+    """A healthy run and one for each cause, in an order that `seed` decides, recorded now. The
+    files are called as the runs are."""
+    dice = random.Random(seed)
     causes = list(CAUSES)[1:]
-    random.Random(seed).shuffle(causes)
-    healthy, *rest = recording.run_all(_jobs(["nothing", *causes]))
-    letters = "ABCDEFGH"[:len(rest)]
+    dice.shuffle(causes)
+    sizes, letters = recording.preset(), "ABCDEFGH"[:len(causes)]
+    jobs = [_job(cause, sizes, f"run {letter}", dice.randrange(sizes.ranks))
+            for letter, cause in zip(letters, causes, strict=True)]
+    healthy, *rest = calm.record([_job("nothing", sizes, "beside the slow runs"), *jobs])
     return Patients(healthy, dict(zip(letters, rest, strict=True)),
                     dict(zip(letters, causes, strict=True)))
 
 
-def _jobs(causes) -> list:
-    sizes = recording.preset()
-    return [Job(sizes, "healthy" if cause == "nothing" else f"slow {number}",
-                **_PLANTED[cause]) for number, cause in enumerate(causes)]
+def _job(cause, sizes, name, slow_rank: int = 0) -> Job:
+    return Job(sizes, name, slow_rank=slow_rank, **_PLANTED[cause])
 
 
 @functools.cache
 def recorded_afresh() -> tuple:
     """(healthy traces, [(cause, traces)]), with other sizes than those of `patients`; recorded
-    once in a process."""
-    causes = list(CAUSES)
-    random.shuffle(causes)
+    once in a process. A slow rank is there twice, first and last. Raises TooBusy."""
     sizes = recording.preset(layers=3, batch=3)
-    jobs = [replace(job, preset=sizes, name=f"check {number}")
-            for number, job in enumerate(_jobs(["nothing", *causes]))]
-    healthy, *runs = recording.run_all(jobs)
-    return healthy, list(zip(causes, runs, strict=True))
+    wanted = [(cause, 0) for cause in CAUSES] + [("slow rank", sizes.ranks - 1)]
+    random.shuffle(wanted)
+    jobs = [_job(cause, sizes, f"check {number}", rank)
+            for number, (cause, rank) in enumerate([("nothing", 0), *wanted])]
+    healthy, *runs = calm.record(jobs)
+    for run in (healthy, *runs):
+        if calm.disturbed(run):
+            raise calm.TooBusy(calm.disturbed(run))
+    named = [(cause, run) for (cause, _), run in zip(wanted, runs, strict=True)]
+    return healthy, [*named, ("nothing", calm.by_chance(healthy))]
 
 
 @check("5.8")
 def check_diagnose(diagnose):
     """diagnose(run, healthy): (cause, evidence) of a slow run, from the traces of its ranks."""
-    healthy, runs = recorded_afresh()
+    once = recorded()
+    _named(diagnose(list(once), list(once)))  # says in a moment what is not filled in yet
+    try:
+        healthy, runs = recorded_afresh()
+    except calm.TooBusy as error:
+        return Verdict("5.8", None, f"cannot be judged now: this machine does too much else. Of a "
+                       f"run that was recorded {calm.ROUNDS} times: {error}",
+                       "Run the cell again when it has less to do.")
     for cause, run in runs:
-        got = diagnose(run, healthy)
-        if not isinstance(got, tuple | list) or len(got) != 2:
-            raise Wrong(f"diagnose returned {got!r}, not (cause, evidence)")
-        if got[0] not in CAUSES:
-            raise Wrong(f"{got[0]!r} is none of the causes", f"They are {', '.join(CAUSES)}.")
-        if got[0] != cause:
-            raise Wrong(f"a run with {_called(cause)} was taken for one with {_called(got[0])}",
-                        _HINTS[cause])
-        if not _JUDGES[cause](got[1], run, healthy):
-            raise Wrong(f"{_called(cause)} was named, but {_short(got[1])} is no evidence of it",
-                        f"The evidence is {CAUSES[cause]}.")
+        got, evidence = _named(diagnose(list(run), list(healthy)))
+        if got != cause:
+            raise Wrong(f"a run with {_called(cause)} was taken for one with {_called(got)}",
+                        _BY_SECONDS.get(got) or _HINTS[cause])
+        if not is_evidence(cause, evidence, run, healthy):
+            raise Wrong(f"{_called(cause)} was named, but {_short(evidence)} is no evidence of it",
+                        f"The evidence is {CAUSES[cause]}. {_HINTS[cause]}")
     return f"{len(runs)} runs recorded just now, each named with its evidence"
+
+
+def _named(got) -> tuple:
+    if not isinstance(got, tuple | list) or len(got) != 2:
+        raise Wrong(f"diagnose returned {_short(got)}, not (cause, evidence)")
+    if got[0] not in CAUSES:
+        raise Wrong(f"{_short(got[0])} is none of the causes", f"They are {', '.join(CAUSES)}.")
+    return tuple(got)
+
+
+def is_evidence(cause, evidence, run, healthy) -> bool:
+    """Whether this shows that this is the cause."""
+    return _JUDGES[cause](evidence, run, healthy)
+
+
+def diagnosed(diagnose, patients) -> list:
+    """(letter, cause, evidence, planted cause, "✓" or what is wrong) of each of the slow runs."""
+    rows = []
+    for letter, run in sorted(patients.runs.items()):
+        planted = patients.answers[letter]
+        cause, evidence = _named(diagnose(list(run), list(patients.healthy)))
+        shown = cause == planted and is_evidence(cause, evidence, run, patients.healthy)
+        verdict = "✓" if shown else "✗ evidence" if cause == planted else "✗"
+        rows.append((letter, cause, evidence, planted, verdict))
+    return rows
 
 
 def _called(cause) -> str:
@@ -101,6 +135,11 @@ _HINTS = {
     "no prefetch": "Exercise 5.5 says which units came late.",
     "slow data loader": "Add up the labels that begin with enumerate(DataLoader).",
     "slow rank": "Compare the ranks' computing, lab.length(trace.compute): the others only wait."}
+_BY_SECONDS = {
+    "slow data loader": "A loader's label is so short that chance makes it many times as long: "
+                        "compare it with its own step, not with the healthy run's.",
+    "slow rank": "Seconds differ by chance, too, from run to run and from rank to rank: compare "
+                 "the ranks of one run, and ask for a large factor."}
 
 
 def _short(value) -> str:
@@ -147,8 +186,7 @@ def _is_slow_loading(label, run, healthy) -> bool:
 
 
 def _is_slow_rank(number, run, healthy) -> bool:
-    slowest = max(run, key=lambda trace: length(trace.compute))
-    return _whole(number) == slowest.rank
+    return _whole(number) == run.job.slow_rank
 
 
 _JUDGES = {"nothing": lambda evidence, run, healthy: evidence is None, "item": _is_planted_item,

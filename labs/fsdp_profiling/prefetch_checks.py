@@ -57,6 +57,7 @@ def check_no_prefetch(no_prefetch):
                         "ahead, before the gradients of the unit before it are complete",
                         "An empty list means FSDP's default, which prefetches. What if a unit "
                         "prefetches only itself?")
+        _once(trace)
     return "without prefetch every unit is gathered late, on every rank, as the trace says"
 
 
@@ -80,7 +81,7 @@ def check_forward_prefetch(forward_prefetch):
 
 def _behind(trace) -> list:
     """Units whose all-gather in forward is issued after the end of the block before."""
-    asked = {owner.unit: one.issued for one in trace.of("all_gather")
+    asked = {owner.unit: one.issued for one in reversed(trace.of("all_gather"))
              if (owner := units.owner(trace, one)).phase == "forward"}
     work = [span for span in units.working(trace) if span.category == "forward"]
     return [after.name for before, after in zip(work, work[1:], strict=False)
@@ -94,7 +95,8 @@ def _once(trace):
         owner = units.owner(trace, one)
         if (owner.unit, owner.phase) in seen:
             raise Wrong(f"rank {trace.rank}: {owner.unit} is gathered twice in {owner.phase}",
-                        "Fetched too far ahead?")
+                        "A unit that is done is freed: who names it then fetches it again, for "
+                        "nothing. A unit itself is there while it computes.")
         seen.add((owner.unit, owner.phase))
 
 

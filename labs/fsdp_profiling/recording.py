@@ -8,31 +8,32 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils.data import DataLoader
 
 from labs.exercises import shows
+from labs.fsdp_profiling import planted
 from labs.meters.timeline_trace import load
-from labs.training import data, models, presets
+from labs.training import models, presets
 from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.launcher import launch
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "fsdp_profiling"
 WARM_UP = 2  # steps before those that are recorded
-SLOWER = 4  # times a step is what a slow rank computes beside its own
 
 
 @dataclass(frozen=True)
 class Job:
     """What is trained and recorded. units: "blocks", "layers" (every module that has parameters of
     its own) or "model" (one unit). prefetch: "default" or "off". fault: what slows it down, one of
-    "", "item", "data", "rank". tap: runs on a rank with the model before it is sharded."""
+    "", "item", "data", "rank" (that is `slow_rank`). tap: runs on a rank with the model before it
+    is sharded."""
 
     preset: Preset
     name: str = "healthy"
     units: str = "blocks"
     prefetch: str = "default"
     fault: str = ""
+    slow_rank: int = 0
     steps: int = 1
     stacks: bool = False
     configure: object = None
@@ -86,12 +87,16 @@ def run_all(jobs: list) -> list:
 def _recorded(job):
     """On a rank: its trace, as its file has it."""
     model, optimizer = build(job)
-    pace = _Pace(job, model)
-    batches = iter(DataLoader(_Batches(job, pace), batch_size=None))
+    slow = job.fault == "rank" and dist.get_rank() == job.slow_rank and planted.SlowRank(model)
+    dataset = planted.Batches(job.preset, WARM_UP + job.steps)
+    batches = dataset.loader()
     for _ in range(WARM_UP):
         began = time.perf_counter()
         _step(model, optimizer, batches, job)
-    pace.plant(time.perf_counter() - began)
+    if job.fault == "data":
+        dataset.delay = planted.LOADING * planted.agreed(time.perf_counter() - began)
+    if slow:
+        slow.on = True
     activities = [ProfilerActivity.CPU]
     if devices.device().type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -154,44 +159,3 @@ def shard(model, units: str = "blocks") -> list:
     if devices.device().type == "cpu":
         model._set_unshard_async_op(True)
     return chosen
-
-
-class _Pace:
-    """How long a step takes here, so that what is planted is as long on any machine."""
-
-    def __init__(self, job, model):
-        self.seconds = 0.0  # nothing is planted yet
-        self.square = torch.ones(384, 384)
-        if job.fault == "rank" and dist.get_rank() == dist.get_world_size() - 1:
-            for block in models.blocks(model):
-                block.register_forward_hook(lambda *_: self._compute(SLOWER / job.preset.layers))
-
-    def plant(self, seconds):
-        """From now on, by the seconds of one step on rank 0."""
-        agreed = [seconds]
-        dist.broadcast_object_list(agreed)
-        self.seconds = agreed[0]
-
-    def _compute(self, share):
-        """Computes for nothing, for that share of a step."""
-        until = time.perf_counter() + share * self.seconds
-        while time.perf_counter() < until:
-            self.square @ self.square
-
-
-class _Batches:
-    """Batches of this rank's own, one index each; the slow one takes as long as two steps."""
-
-    def __init__(self, job, pace):
-        self.slow, self.pace = job.fault == "data", pace
-        sizes = job.preset
-        self.batches = data.lm_batches(WARM_UP + job.steps, sizes.batch, sizes.context,
-                                       seed=1000 * dist.get_rank())
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, index):
-        if self.slow and index >= WARM_UP:
-            time.sleep(2 * self.pace.seconds)
-        return self.batches[index]

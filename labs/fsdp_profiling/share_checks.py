@@ -7,6 +7,11 @@ from labs.fsdp_profiling import made, recording
 from labs.meters.timeline import length, union
 
 COUNTED = ("all_gather", "reduce_scatter")
+_TAKEN = {
+    "cannot unpack non-iterable": "lab.length and lab.minus take stretches: lab.union makes them "
+                                  "from spans.",
+    "'tuple' object has no attribute 'begin'": "lab.union takes the spans themselves, such as "
+                                               "trace.of(kind)."}
 
 
 @functools.cache
@@ -15,7 +20,7 @@ def recorded(**changes):
     return recording.run(recording.Job(recording.preset(), "for checks", steps=1, **changes))
 
 
-@check("5.1")
+@check("5.1", hints=_TAKEN)
 def check_communication_share(communication_share):
     """communication_share(trace): kind -> share of the steps with such a collective under way."""
     for name, trace in _traces():
@@ -80,7 +85,7 @@ def _short(value) -> str:
     return words if len(words) <= 60 else words[:59] + "…"
 
 
-@check("5.2")
+@check("5.2", hints=_TAKEN)
 def check_exposed_share(exposed_share):
     """exposed_share(trace): share of the steps in which the rank only waits for a collective."""
     for name, trace in _traces():

@@ -5,11 +5,12 @@ import statistics
 import torch
 
 from labs.exercises import guessed, shows
-from labs.fsdp_profiling import recording
+from labs.fsdp_profiling import diagnosis, recording
 from labs.fsdp_profiling.attribution_checks import strangers
 from labs.fsdp_profiling.wire import slow_down
 from labs.meters import throughput
 from labs.meters import timeline_units as units
+from labs.meters.timeline import length, union
 from labs.meters.timeline_trace import KINDS
 from labs.pictures import measured, palette, unit_timelines, widgets
 from labs.pictures.tables import Table
@@ -33,7 +34,8 @@ def show_shares(recorded, communication_share):
         shares = communication_share(trace)
         rows += [measured.Row(f"rank {trace.rank}, {kind.replace('_', '-')}", share)
                  for kind, share in shares.items()]
-        rows.append(measured.Row(f"rank {trace.rank}, both", sum(shares.values()), guessed=guess))
+        both = length(union(trace.of(*shares))) / trace.seconds  # a moment counts once
+        rows.append(measured.Row(f"rank {trace.rank}, both", both, guessed=guess))
     return measured.bars(rows, "", "of the recorded step")
 
 
@@ -65,11 +67,11 @@ def show_gathers(recorded, attribute):
 @shows("5.4")
 def show_strangers(recorded, call_site):
     """The collectives of rank 0 that no unit of FSDP asked for, and the line that did."""
-    rows = [(one.kind, f"{1e3 * one.issued:.1f}", units.owner(recorded[0], one).phase,
+    rows = [(one.kind, one.bytes, f"{1e3 * one.issued:.1f}", units.owner(recorded[0], one).phase,
              call_site(one).split("/labs/")[-1]) for one in strangers(recorded)]
     return Table("collectives of rank 0 that are not FSDP's",
-                 ("kind", "called at, ms", "phase", "call site: file(line of its def): function"),
-                 rows, left=3)
+                 ("kind", "bytes", "called at, ms", "phase",
+                  "call site: file(line of its def): function"), rows, left=4)
 
 
 @shows("5.6")
@@ -92,11 +94,8 @@ def explore_patients(patients):
 @shows("5.8")
 def show_diagnoses(patients, diagnose):
     """What `diagnose` says of each run, and what was planted."""
-    rows = []
-    for letter, run in sorted(patients.runs.items()):
-        cause, evidence = diagnose(run, patients.healthy)
-        rows.append((letter, cause, _evidence(evidence), patients.answers[letter],
-                     "✓" if cause == patients.answers[letter] else "✗"))
+    rows = [(letter, cause, _evidence(evidence), *rest) for letter, cause, evidence, *rest in
+            diagnosis.diagnosed(diagnose, patients)]
     return Table("diagnoses", ("run", "diagnosed", "evidence", "planted", ""), rows, left=3)
 
 

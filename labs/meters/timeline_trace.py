@@ -91,7 +91,8 @@ class Trace:
 
     def __repr__(self):
         counts = ", ".join(f"{len(self.of(kind))} {kind}" for kind in KINDS if self.of(kind))
-        return (f"rank {self.rank} ({self.backend}): {len(self.steps)} steps of "
+        count = f"{len(self.steps)} step{'s' * (len(self.steps) != 1)}"
+        return (f"rank {self.rank} ({self.backend}): {count} of "
                 f"{1e3 * self.seconds / max(1, len(self.steps)):.0f} ms; {counts}")
 
 
@@ -244,8 +245,8 @@ def _size(arguments) -> tuple:
         elements = max(arguments["In msg nelems"], arguments.get("Out msg nelems", 0))
         return elements, elements * _width(arguments.get("dtype", ""))
     types = arguments.get("Input type", [])
-    sizes = [(_product(dims), _width(kind)) for dims, kind in
-             zip(arguments.get("Input Dims", []), types, strict=False)]
+    sizes = [(_product(dims) if dims or not _width(kind) else 1, _width(kind)) for dims, kind in
+             zip(arguments.get("Input Dims", []), types, strict=False)]  # no dims: a number
     elements = max((count for count, _ in sizes), default=0)
     return elements, elements * max((width for _, width in sizes), default=0)
 

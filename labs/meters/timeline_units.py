@@ -92,7 +92,7 @@ def late(trace) -> list:
     gathers = [(one.issued, owner(trace, one)) for one in trace.of("all_gather")]
     found = []
     for backward in trace.labelled("labs::backward"):
-        asked = {who.unit: at for at, who in gathers
+        asked = {who.unit: at for at, who in reversed(gathers)
                  if backward.begin <= at <= backward.end and who.unit}
         order = [span for span in done if backward.begin <= span.begin <= backward.end
                  and span.name != ROOT]

@@ -30,7 +30,7 @@ def by_rank(timelines: dict) -> Picture:
         label.set_color(palette.rank(rank))
     ax.set_ylim(y + 0.05, -0.35)
     ax.set_xlim(0, max(timeline.seconds for _, _, timeline in rows) * MS * 1.01)
-    ax.set_xlabel("milliseconds since the step began (recorded: slower than an unrecorded step)")
+    ax.set_xlabel("milliseconds since the step began (recording takes time, too)")
     figure.legend(handles=[Patch(color=palette.PHASES[name], label=words) for name, words in
                            (("forward", "forward"), ("backward", "backward"),
                             ("optimizer", "optimizer"),

@@ -24,8 +24,8 @@ def by_rank(runs: dict) -> Picture:
     lanes = [_kinds(trace) for _, trace in rows]
     height = sum(_HEAD + _LANE * (1 + len(kinds)) for kinds in lanes) + 1.15
     figure, ax = canvas(WIDTH, height)
-    longest = max(_end(trace) for _, trace in rows)
     start = {title: min(trace.started for trace in traces) for title, traces in runs.items()}
+    longest = max(_end(trace) + trace.started - start[title] for title, trace in rows)
     y, ticks = 0.0, []
     for (title, trace), kinds in zip(rows, lanes, strict=True):
         y += _HEAD
@@ -44,7 +44,7 @@ def by_rank(runs: dict) -> Picture:
     ax.tick_params(axis="y", labelcolor=palette.INK, labelsize=9)
     ax.set_ylim(y + 0.04, 0)
     ax.set_xlim(0, longest * MS * 1.005)
-    ax.set_xlabel("milliseconds since the step began (recorded: slower than an unrecorded step)")
+    ax.set_xlabel("milliseconds since the step began (recording takes time, too)")
     figure.legend(handles=_handles(), loc="outside upper left", ncols=4, frameon=False,
                   fontsize=9.5, columnspacing=1.3)
     words = [_headline(title, trace) for title, trace in rows]
@@ -88,8 +88,8 @@ def _computing(ax, y, trace, shift, room):
     for span in work:
         ax.barh(y + _LANE / 2, span.seconds * MS, left=span.begin * MS + shift,
                 height=_LANE - 0.03, fill=False, edgecolor=palette.INK, linewidth=0.7)
-    _names(ax, y, [(span, "data loader") for span in loading]
-           + [(span, _short(span.name)) for span in work], shift, room)
+    _names(ax, y, [(span, "data loader") for span in loading], shift, room, behind=False)
+    _names(ax, y, [(span, _short(span.name)) for span in work], shift, room)
 
 
 def _flights(ax, y, trace, kind, shift, room):
@@ -103,7 +103,8 @@ def _flights(ax, y, trace, kind, shift, room):
                 color=palette.INK)
     owners = [units.owner(trace, one).unit for one in flights]
     _names(ax, y, [(one, _short(unit) if unit else "not FSDP's")
-                   for one, unit in zip(flights, owners, strict=True)], shift, room)
+                   for one, unit in zip(flights, owners, strict=True)], shift, room,
+           ticks=[one.issued for one in flights])
 
 
 def _short(unit) -> str:
@@ -113,15 +114,17 @@ def _short(unit) -> str:
     return last if last.isdigit() or not numbers else f"{numbers[-1]}.{last}"
 
 
-def _names(ax, y, named, shift, room):
-    """Each name in its bar; of one too narrow, behind it, if there is place before the next."""
+def _names(ax, y, named, shift, room, behind=True, ticks=()):
+    """Each name in its bar; of one too narrow, behind it, if there is place before the next bar and
+    the next tick."""
     named = sorted(named, key=lambda pair: pair[0].begin)
     nexts = [span.begin for span, _ in named[1:]] + [float("inf")]
-    for (span, words), following in zip(named, nexts, strict=True):
+    for (span, words), following in zip(named, nexts, strict=False):
         wide = (len(words) * _LETTER + 0.05) * room
+        following = min([following, *(tick for tick in ticks if tick > span.end)])
         if wide <= span.seconds * MS:
             x = (span.begin + span.end) / 2 * MS
-        elif wide <= (following - span.end) * MS:
+        elif behind and wide <= (following - span.end) * MS:
             x = span.end * MS + wide / 2
         else:
             continue

@@ -168,6 +168,14 @@ def test_gloo_tells_hidden_from_exposed(gloo):
         assert all_of_it["total"] > gathered["total"]
 
 
+@pytest.mark.parametrize("dims, kind, size", [
+    ([[]], ["float"], (1, 4)), ([[0]], ["float"], (0, 0)), ([[3, 5]], ["long int"], (15, 120)),
+    ([[[2], [3, 2]], []], [["float", "float"], "Scalar"], (8, 32)), ([[]], [""], (0, 0))])
+def test_a_number_has_one_element(dims, kind, size):
+    event = operation("c10d::allreduce_", 1, 1, **{"Input Dims": dims, "Input type": kind})
+    assert timeline_trace._size(event["args"]) == size
+
+
 def test_the_call_site_is_on_the_stack(gloo):
     gather = gloo[0].of("all_gather")[0]
     assert any(frame.endswith(": gathers") for frame in gather.stack)

@@ -240,9 +240,22 @@ class Off:
             block.set_modules_to_backward_prefetch(blocks)
 
 
+class Again:
+    """Late, but what backward is done with is gathered once more, for nothing."""
+
+    def the_last(blocks):
+        for block in blocks:
+            block.set_modules_to_backward_prefetch([blocks[-1]])
+
+    def the_following(blocks):
+        for block, following in zip(blocks, [*blocks[1:], blocks[-1]], strict=True):
+            block.set_modules_to_backward_prefetch([following])
+
+
 WRONG[lab.check_no_prefetch] = [
-    (answer, "is still issued ahead") for name, answer in vars(Off).items()
-    if not name.startswith("_")]
+    (answer, sentence) for answers, sentence in (
+        (Off, "is still issued ahead"), (Again, "transformer.h.2 is gathered twice in backward"))
+    for name, answer in vars(answers).items() if not name.startswith("_")]
 
 
 class Ahead:
@@ -264,6 +277,10 @@ class Ahead:
         for block in blocks:
             block.set_modules_to_forward_prefetch([block])
 
+    def all_of_them(blocks):
+        for block in blocks:
+            block.set_modules_to_forward_prefetch(blocks)
+
     def backward_off_too(blocks):
         right.forward_prefetch(blocks)
         right.no_prefetch(blocks)
@@ -273,7 +290,8 @@ _BEHIND = "in forward, the all-gather of .* is issued only when the unit before 
 WRONG[lab.check_forward_prefetch] = [
     (Ahead.nothing, _BEHIND), (Ahead.in_backward, _BEHIND), (Ahead.the_one_before, _BEHIND),
     (Ahead.only_the_first, "the all-gather of transformer.h.2 is issued only when"),
-    (Ahead.itself, _BEHIND), (Ahead.backward_off_too, "in backward, .* is late now")]
+    (Ahead.itself, _BEHIND), (Ahead.all_of_them, "transformer.h.0 is gathered twice in forward"),
+    (Ahead.backward_off_too, "in backward, .* is late now")]
 
 
 # 5.8 diagnose
@@ -304,6 +322,34 @@ def by_communication(run, healthy):
     return named, times.index(max(times)) if named == "slow rank" else evidence
 
 
+def by_seconds(loading, times):
+    """The right answer, but by these thresholds: loading > the one, computing > the other."""
+    def diagnose(run, healthy):
+        named, evidence = right.diagnose(run, healthy)
+        label, busy = run[0].labelled("enumerate(DataLoader)")[0], list(map(computing, run))
+        if named in ("nothing", "slow rank", "slow data loader"):
+            named, evidence = "nothing", None
+            if max(busy) > times * min(busy):
+                named, evidence = "slow rank", busy.index(max(busy))
+            if label.seconds > loading(run, healthy):
+                named, evidence = "slow data loader", label
+        return named, evidence
+
+    return diagnose
+
+
+def of_the_step(share):
+    return lambda run, healthy: share * run[0].seconds
+
+
+def twice_the_healthy(run, healthy):
+    return 2 * healthy[0].labelled("enumerate(DataLoader)")[0].seconds
+
+
+def computing(trace):
+    return lab.length(trace.compute)
+
+
 WRONG[lab.check_diagnose] = [
     (lambda run, healthy: ("nothing", None), "was taken for one with nothing wrong"),
     (lambda run, healthy: ("slow rank", 1), "was taken for one with a slow rank"),
@@ -319,7 +365,13 @@ WRONG[lab.check_diagnose] = [
      "one huge unit was named, but .* is no evidence"),
     (with_evidence("no prefetch", lambda run: "root"), "prefetch off was named, but 'root'"),
     (with_evidence("tiny units", lambda run: 9), "tiny units was named, but 9 is no evidence"),
-    (by_communication, "a slow rank was named, but 0 is no evidence"),
+    (by_communication, "a slow rank was named, but .* is no evidence"),
+    (with_evidence("slow rank", lambda run: 0), "a slow rank was named, but 0 is no evidence"),
+    (with_evidence("slow rank", lambda run: len(run) - 1), "a slow rank was named, but . is no"),
+    (by_seconds(of_the_step(0.3), 1.7), "nothing wrong was taken for one with a slow rank"),
+    (by_seconds(of_the_step(0.3), 1e9), "a slow rank was taken for one with nothing wrong"),
+    (by_seconds(of_the_step(0.05), 3), "nothing wrong was taken for one with a slow data loader"),
+    (by_seconds(twice_the_healthy, 3), "was taken for one with a slow data loader"),
     (with_evidence("slow data loader", lambda run: run[0].labels[0]),
      "a slow data loader was named, but .* is no evidence")]
 
@@ -388,9 +440,9 @@ class Right:
         return {unit for before, unit in zip(units, units[1:], strict=False)
                 if times.get(unit, float("-inf")) > done[before]}
 
-    def off_by_the_last(blocks):
-        for block in blocks[1:]:
-            block.set_modules_to_backward_prefetch([blocks[-1]])
+    def off_but_for_the_first(blocks):
+        for block in blocks[1:]:  # nobody is left whom the first could fetch
+            block.set_modules_to_backward_prefetch([block, block])
 
     def two_ahead(blocks):
         for number, block in enumerate(blocks):
@@ -414,13 +466,32 @@ class Right:
     (lab.check_attribute, right.attribute), (lab.check_attribute, Right.attribute_by_a_loop),
     (lab.check_call_site, right.call_site), (lab.check_call_site, Right.site_by_a_list),
     (lab.check_fetched_late, right.fetched_late), (lab.check_fetched_late, Right.late_as_a_set),
-    (lab.check_no_prefetch, right.no_prefetch), (lab.check_no_prefetch, Right.off_by_the_last),
+    (lab.check_no_prefetch, right.no_prefetch),
+    (lab.check_no_prefetch, Right.off_but_for_the_first),
     (lab.check_forward_prefetch, right.forward_prefetch),
     (lab.check_forward_prefetch, Right.two_ahead),
     (lab.check_diagnose, right.diagnose),
     (lab.check_diagnose, Right.evidence_of_the_last_rank),
+    (lab.check_diagnose, by_seconds(of_the_step(0.12), 2.1)),
+    (lab.check_diagnose, by_seconds(of_the_step(0.48), 4.8)),
     (lab.check_wire_seconds, right.wire_seconds),
     (lab.check_wire_seconds, lambda nbytes, ranks, speed: (nbytes - nbytes / ranks) / speed)])
 def test_right(check, answer):
     verdict = check(answer)
     assert verdict.passed is True, verdict
+
+
+@pytest.mark.parametrize("check, answer, hint", [
+    (lab.check_communication_share, each(lambda trace, spans: lab.length(spans)), "lab.union make"),
+    (lab.check_communication_share,
+     each(lambda trace, spans: lab.length(lab.union([(one.begin, one.end) for one in spans]))),
+     "takes the spans themselves"),
+    (lab.check_exposed_share, lambda trace: lab.minus(trace.collectives, trace.compute),
+     "lab.union makes"),
+    (lab.check_attribute, Attribute.by_the_flight, "collective.issued"),
+    (lab.check_attribute, lambda trace, one: trace.around(one.begin, "FSDP::all_gather")[-1],
+     "collective.issued"),
+    (lab.check_diagnose, by_seconds(twice_the_healthy, 3), "compare it with its own step")])
+def test_the_hint_leads_on(check, answer, hint):
+    verdict = check(answer)
+    assert verdict.passed is False and hint in verdict.hint, verdict

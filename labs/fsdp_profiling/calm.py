@@ -1,0 +1,78 @@
+"""Recordings that can be judged by their seconds: one that the machine disturbed is made again."""
+
+from dataclasses import replace
+
+from labs.fsdp_profiling import recording
+from labs.meters.timeline import length
+
+EVEN, UNEVEN = 2.0, 5.0  # times one rank computes as long as another: by chance; beside a slow one
+ALIKE, APART = 0.4, 0.6  # of a step that one rank waits longer than another: likewise
+SHORT, LONG = 0.1, 0.5  # of a step that the data loader takes: usually; where it is slow
+ROUNDS = 5
+
+
+class TooBusy(Exception):
+    """What a machine that does much else made of the recordings, again and again."""
+
+
+def record(jobs: list) -> list:
+    """The runs of the jobs; those that were disturbed are recorded again, up to ROUNDS times."""
+    runs = recording.run_all(jobs)
+    for _ in range(ROUNDS - 1):
+        again = [number for number, run in enumerate(runs) if disturbed(run)]
+        if not again:
+            break
+        fresh = recording.run_all([jobs[number] for number in again])
+        for number, run in zip(again, fresh, strict=True):
+            runs[number] = run
+    return runs
+
+
+def disturbed(run) -> str:
+    """How a run's seconds contradict what was planted in it, or was not; "" where they do not."""
+    slow_rank, slow_data = run.job.fault == "rank", run.job.fault == "data"
+    busy, waits = computing(run), waiting(run)
+    ratio, apart = max(busy) / max(min(busy), 1e-9), max(waits) - min(waits)
+    shares = loading(run)
+    if slow_rank and (ratio < UNEVEN or busy.index(max(busy)) != run.job.slow_rank):
+        return f"its slow rank computed only {ratio:.1f} times as long as another"
+    if not slow_rank and ratio > EVEN:
+        return f"one rank computed {ratio:.1f} times as long as another, by chance"
+    if apart < APART if slow_rank else apart > ALIKE:
+        return f"one rank waited longer than another by {apart:.2f} of the step"
+    if min(shares) < LONG if slow_data else max(shares) > SHORT:
+        return f"its data loader took {max(shares):.2f} of the step"
+    return ""
+
+
+def computing(run) -> list:
+    """Seconds that each rank computed."""
+    return [length(trace.compute) for trace in run]
+
+
+def waiting(run) -> list:
+    """The exposed share of each rank's step."""
+    return [trace.seconds_of()["exposed"] / trace.seconds for trace in run]
+
+
+def loading(run) -> list:
+    """The share of each rank's step that its data loader took."""
+    return [max(label.seconds for label in trace.labelled("enumerate(DataLoader)")) / trace.seconds
+            for trace in run]
+
+
+def by_chance(run, times: float = 1.8, share: float = 0.08):
+    """A copy of a run with nothing wrong, as chance could have made it: the first rank computes
+    `times` as long as each other one, and its data loader takes `share` of its step."""
+    first, *others = run
+    loader = first.labelled("enumerate(DataLoader)")[0]
+    slower = replace(loader, end=loader.begin + share * first.seconds)
+    labels = tuple(slower if label == loader else label for label in first.labels)
+    most = length(first.compute) / times
+    calmer = [replace(trace, compute=_scaled(trace.compute, most / length(trace.compute)))
+              for trace in others]
+    return recording.Recorded([replace(first, labels=labels), *calmer], run.job)
+
+
+def _scaled(stretches, factor) -> tuple:
+    return tuple((begin, begin + factor * (end - begin)) for begin, end in stretches)
