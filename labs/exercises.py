@@ -63,7 +63,8 @@ def _card(colour, title, sentence, hint="", printed=""):
 
 def check(exercise: str, hints: dict = None):
     """Makes a check of a function that returns a sentence when all is well, raises `Wrong` when
-    not, and returns a Verdict of its own where it cannot tell. The check returns a Verdict and never raises because of the student's code.
+    not, and returns a Verdict of its own where it cannot tell. The check returns a Verdict and
+    never raises because of the student's code.
 
     hints: a part of a message -> the hint to give with it, for what is said by somebody else.
     """
