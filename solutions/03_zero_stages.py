@@ -86,10 +86,10 @@ labs.guess("Ψ that travel per step, ZeRO-1", my_guess)
 
 # %% [markdown]
 # The lab has the pieces. `flat = lab.Flat(parameters)` makes the parameters views of one padded
-# tensor, `flat.whole`; this rank's piece of it is the parameter `flat.shard`.
+# tensor, `flat.whole`; this rank's piece is the parameter `flat.shard`.
 # `flat.flatten_gradients()` copies the gradients into such a tensor.
 #
-# `lab.reduce_scatter(tensor).wait()` is this rank's piece of the **sum** over ranks, and
+# `lab.reduce_scatter(tensor).wait()` is this rank's piece of the **sum** over ranks;
 # `lab.all_gather(whole, shard)` fills `whole` with the shards of all ranks.
 #
 # `lab.ShardedOptimizer`, with the flats in `self.flats`, is an optimizer around `inner`, an
@@ -438,8 +438,9 @@ labs.guess("GB per rank, 70B under ZeRO-2 on 8 ranks", my_guess)
 lab.show_large(70e9, ranks=8)
 
 # %% [markdown]
-# **Notice:** 210 GB is 840/4, a quarter; that ZeRO-2 divides by more than it does. The savings of
-# "4 times" and "8 times" are limits for very many ranks, with 16 bytes per parameter.
+# **Notice:** 210 GB is 227.5 without the gradients that a rank still owns, and also 840/4: as if
+# 8 ranks saved 4 times. "4 times" for ZeRO-1 and "8 times" for ZeRO-2 are limits for very many
+# ranks, with 16 bytes per parameter.
 
 # %% [markdown]
 # ## When to use which
