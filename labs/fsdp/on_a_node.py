@@ -25,7 +25,7 @@ GPU = "A100-80"
 
 @dataclass(frozen=True)
 class Job:
-    """One row. strategy: name in the predictions room. dtype: what is gathered and computed in."""
+    """One row. strategy, recipe and checkpointing are those of labs.predictions.memory.predict."""
 
     name: str
     strategy: str
@@ -88,8 +88,7 @@ def _note(found, size) -> str:
         return (f"Measured on one GPU, as rank 0 of {size.ranks} in a fake process group: its "
                 "tensors are real, and so is their memory. Nothing travels, so there is no loss "
                 "and no speed to report.")
-    return ("Predicted only: this machine has fewer than two GPUs, and NCCL wants one for each "
-            "rank.")
+    return "Predicted only: this machine has no GPU."
 
 
 def _run_nothing(job, size, steps) -> tuple:
