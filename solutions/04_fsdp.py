@@ -219,16 +219,19 @@ compared = lab.compare({"DDP": lab.ddp, "FSDP": shard, "FSDP + checkpointing": c
 lab.show_rungs(compared)
 
 # %% [markdown]
-# **Notice:** much material says checkpointing takes three times less memory for 30 % more time. Read
-# from the line below the chart what it is here. The forward is computed twice: a third more
-# arithmetic, since backward costs two forwards.
+# **Notice:** much material says checkpointing takes three times less memory for 30 % more time. The
+# line below the chart says what it is here. The three is of activations alone, and grows with the
+# layers, since only one block is ever whole. The 30 % is of arithmetic: a second forward, where
+# backward costs two. Here much of FSDP's step is collectives (DDP computes as much), and they stay as
+# they are. Four ranks on a CPU: seconds say little of GPUs.
 
 # %%
 lab.show_offload(compared)
 
 # %% [markdown]
-# **Notice:** on a machine without a GPU nothing moves, so offload saves nothing here, and the bytes
-# only tell what would stay on a GPU. The code path is the real one.
+# **Notice:** all ranks of this lab are on the CPU, where nothing moves: offload saves nothing here,
+# and its time is FSDP's but for noise. The bytes tell what would stay on a GPU, and what would travel.
+# The code path is the real one.
 
 # %% [markdown]
 # ## The largest model that fits
@@ -245,7 +248,7 @@ labs.guess("times larger than with DDP, FSDP + checkpointing", my_guess)
 
 # %% [markdown]
 # `lab.largest` first **predicts**, in layers: tensors by the closed form of notebook 01, and beside
-# them what two runs without a limit (4 and 12 layers) show the process to take. Then it trains real models under the limit, larger
+# them what the process took in two runs without a limit. Then it trains real models under the limit, larger
 # and smaller, until one fits and the next one dies.
 
 # %%
@@ -267,7 +270,7 @@ lab.show_ladder(compared, largest_ddp, largest_fsdp, largest_checkpointed)
 lab.table(compared, largest_ddp, largest_fsdp, largest_checkpointed)
 
 # %% [markdown]
-# **Notice:** prediction and trial agree to a layer; a formula is cheaper than a dead job. FSDP's gain grows
+# **Notice:** prediction and trial agree within a layer; a formula is cheaper than a dead job. FSDP's gain grows
 # with the ranks, because states shrink as 1/N; activations do not, and that is what checkpointing is
 # for.
 

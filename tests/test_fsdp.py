@@ -92,6 +92,19 @@ def test_fully_shard_is_zero3_by_hand(solution, monkeypatch, capsys):
     assert losses == 4 * [pytest.approx(losses[0], rel=1e-6)]
 
 
+def test_what_checkpointing_saves_of_activations_grows_with_the_layers():
+    """Said in the notebook."""
+    found = [[limits.predicted(name, layers).activations for name in limits.FORMULAS]
+             for layers in (5, 10, 20)]
+    ratios = [plain / checkpointed for _, plain, checkpointed in found]
+    assert ratios[0] > 3 and ratios[1] > 1.9 * ratios[0] and ratios[2] > 1.9 * ratios[1]
+
+
+def test_a_time_is_said_with_its_bounds():
+    quick, slow = (measuring.Result(None, [], [], rounds) for rounds in ([2, 2, 4], [3, 2, 4]))
+    assert slow.slower(quick) == "+50% (+0 to +50% by round)"
+
+
 @linux
 def test_a_model_that_needs_more_than_the_limit_dies_and_a_small_one_does_not():
     assert limits.fits(lab.ddp, 1, 36e6)
@@ -103,7 +116,7 @@ def test_the_pictures_say_what_was_measured(measured):
             Largest("FSDP + checkpointing", 52e6, 26, 25, 3, Beside(0, 0))]
     picture = lab.show_ladder(measured, *rows)
     assert picture.png().startswith(b"\x89PNG") and "largest that fits" in repr(picture)
-    assert "Checkpointing: " in repr(lab.show_rungs(measured))
+    assert "Checkpointing, at the peak: " in repr(lab.show_rungs(measured))
     assert "4%" in repr(lab.table(measured, *rows))
     assert rows[1].off == pytest.approx(0.04, abs=0.005)
 

@@ -3,6 +3,7 @@
 On CPU ranks, where every allocation can be seen; a preset for GPUs is cut down to what they can do.
 """
 
+import statistics
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -26,13 +27,25 @@ LOSSES = 3  # steps whose losses are compared
 @dataclass(frozen=True)
 class Result:
     """One strategy. report: memory of rank 0. calls: one rank's collectives of
-    one step. losses: mean over the ranks, step by step. seconds: median step of the slowest rank;
-    None where it was not timed."""
+    one step. losses: mean over the ranks, step by step. rounds: seconds of a step, the slowest
+    rank's, by round; none where it was not timed."""
 
     report: memory.Report
     calls: list
     losses: list
-    seconds: float = None
+    rounds: list = ()
+
+    @property
+    def seconds(self) -> float:
+        """The median round; None where it was not timed."""
+        return statistics.median(self.rounds) if self.rounds else None
+
+    def slower(self, other) -> str:
+        """How much longer a step takes than the other's, and between what bounds that was round by
+        round: "+10% (-9 to +32% by round)"."""
+        ratios = [mine / its - 1 for mine, its in zip(self.rounds, other.rounds, strict=True)]
+        return (f"{self.seconds / other.seconds - 1:+.0%} ({100 * min(ratios):+.0f} to "
+                f"{max(ratios):+.0%} by round)")
 
     @property
     def kinds(self) -> Counter:
@@ -80,15 +93,15 @@ def measure(variants: dict, preset: Preset, rounds: int = 4, tries: int = TRIES)
     size = on_cpu(preset)
     ranks = launch(_measure, variants, size, rounds, tries, ranks=size.ranks, quiet=True,
                    verify=False, device="cpu", hang_after=60)
-    rates = throughput.medians([r["seconds"] for r in ranks], 1) if rounds else {}
     results = {name: _together([r["found"][name] for r in ranks],
-                               1 / rates[name] if rounds else None) for name in variants}
+                               [r["seconds"].get(name, ()) for r in ranks]) for name in variants}
     return Measured(size, models.count(model(size)), results)
 
 
 def _together(by_rank, seconds) -> Result:
     losses = [sum(step) / len(by_rank) for step in zip(*(f.losses for f in by_rank), strict=True)]
-    return Result(by_rank[0].report, by_rank[0].calls, losses, seconds)
+    return Result(by_rank[0].report, by_rank[0].calls, losses,
+                  [max(round_) for round_ in zip(*seconds, strict=True)])
 
 
 def _measure(variants, size, rounds, tries) -> dict:
