@@ -135,8 +135,9 @@ lab.show_sweep(swept, wrappings, cost)
 
 # %% [markdown]
 # **Notice:** from the whole model to blocks, what is gathered (buffers) shrinks most; from blocks to
-# linear layers little is left to win, and the collectives multiply. Few tokens are trained here, so
-# that activations do not cover it. Milliseconds on a CPU say little of a GPU's.
+# linear layers little is left to win, and the collectives multiply. Buffers may be twice what `cost`
+# counts: a unit arrives in one flat buffer, and its parameters are copied out of it. Few tokens are
+# trained here, so that activations do not cover it. Milliseconds on a CPU say little of a GPU's.
 
 # %% [markdown]
 # ## The rule
