@@ -7,7 +7,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from labs.exercises import Wrong
+from labs.exercises import Wrong, kind_of
 from labs.training.models import trainable
 from labs.workers.launcher import launch
 
@@ -48,6 +48,20 @@ def together(judge, *args):
     for first in filter(None, everyone):
         raise first
     return result
+
+
+def built(strategy, model, optimizer_class, settings: dict) -> tuple:
+    """(module, optimizer) of a strategy. Raises Wrong where they are none."""
+    pair = strategy(model, optimizer_class, **settings)
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise Wrong(f"the strategy returned {kind_of(pair)}, not (module, optimizer)",
+                    "return module, optimizer")
+    for thing, kind, called in zip(pair, (torch.nn.Module, torch.optim.Optimizer),
+                                   ("a module", "an optimizer"), strict=True):
+        if not isinstance(thing, kind):
+            raise Wrong(f"the strategy returned {kind_of(thing)} where {called} belongs",
+                        "return module, optimizer")
+    return pair
 
 
 def gradients(model) -> dict:

@@ -27,6 +27,17 @@ class Wrong(Exception):
         return self.sentence
 
 
+def kind_of(value) -> str:
+    """What a check calls a value that is not of the kind it should be."""
+    if value is None:
+        return "nothing (None)"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    name = type(value).__name__
+    spelt = name[:2].isupper() and name[0] in "FHLMNRSX"  # an FSDPModule, an LSTM
+    return f"{'an' if name[0] in 'AEIOaeiou' or spelt else 'a'} {name}"
+
+
 @dataclass(frozen=True)
 class Verdict:
     """passed: True, False, or None while the exercise waits. printed: what the failing rank printed

@@ -83,3 +83,10 @@ def test_guesses():
     assert exercises.guessed("bytes") is None
     with pytest.raises(TypeError, match="a guess is one number"):
         labs.guess("bytes", "many")
+
+
+@pytest.mark.parametrize(("value", "words"), [
+    (None, "nothing (None)"), ((1, 2), "a tuple of 2"), (1, "an int"), ("", "a str"),
+    (type("FSDPThing", (), {})(), "an FSDPThing"), (type("Flat", (), {})(), "a Flat")])
+def test_a_value_is_called_by_its_kind(value, words):
+    assert exercises.kind_of(value) == words

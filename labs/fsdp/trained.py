@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from labs import checking
 from labs.checking import TOLERANCE, gradients, worst
 from labs.exercises import Wrong
 from labs.meters import memory
@@ -46,15 +47,7 @@ def share(batch: dict) -> dict:
 
 def built(strategy, made, optimizer_class=torch.optim.AdamW, **settings) -> tuple:
     """(module, optimizer) of a strategy for the model `made`. Raises Wrong where they are none."""
-    pair = strategy(made, optimizer_class, **(settings or SETTINGS))
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        raise Wrong(f"the strategy returned a {type(pair).__name__}, not (module, optimizer)",
-                    "return module, optimizer")
-    for thing, kind in zip(pair, (torch.nn.Module, torch.optim.Optimizer), strict=True):
-        if not isinstance(thing, kind):
-            raise Wrong(f"the strategy returned a {type(thing).__name__} where a "
-                        f"{kind.__name__} belongs", "return module, optimizer")
-    return pair
+    return checking.built(strategy, made, optimizer_class, settings or SETTINGS)
 
 
 def whole(tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from functools import partial
 
 from torch import nn
 
-from labs.exercises import Wrong, check, guessed, shows
+from labs.exercises import Wrong, check, guessed, kind_of, shows
 from labs.fsdp.measuring import measure, model
 from labs.fsdp.trained import mesh
 from labs.pictures import fsdp as pictures
@@ -49,7 +49,7 @@ def check_cost(cost):
     for units in CASES:
         found = cost(list(units))
         if not isinstance(found, tuple) or len(found) != 2:
-            raise Wrong(f"cost({units}) returned a {type(found).__name__}, not two numbers",
+            raise Wrong(f"cost({units}) returned {kind_of(found)}, not two numbers",
                         "return collectives, gathered_bytes")
         _judge_calls(units, found[0])
         _judge_gathered(units, found[1])

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from labs.checking import on_ranks
-from labs.exercises import Wrong, check
+from labs.exercises import Wrong, check, kind_of
 from labs.manual_ddp import twin as twins
 from labs.meters.traffic import Traffic
 from labs.training import data
@@ -208,6 +208,6 @@ def _difference_from_torchs(wrap) -> float:
 def _kind(value):
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"
+    return kind_of(value)
 
 

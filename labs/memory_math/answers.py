@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from itertools import combinations
 
-from labs.exercises import Wrong
+from labs.exercises import Wrong, kind_of
 
 CLOSE = 1e-9  # relative: formulas divide, so they are compared as floats are
 
@@ -27,7 +27,7 @@ def close(said: float, want: float) -> bool:
 def number(said, what: str) -> float:
     """`said`, if it is a finite number. Raises Wrong."""
     if isinstance(said, bool) or not isinstance(said, int | float):
-        raise Wrong(f"{what}: it returned {_kind(said)}, not a number",
+        raise Wrong(f"{what}: it returned {kind_of(said)}, not a number",
                     "Return the number; do not print it.")
     if not math.isfinite(said):
         raise Wrong(f"{what}: it returned {said}, not a number", "Is something divided by zero?")
@@ -37,7 +37,7 @@ def number(said, what: str) -> float:
 def numbers(said, names: tuple, what: str) -> tuple:
     """`said`, if it is one number for each name. Raises Wrong."""
     if not isinstance(said, tuple | list) or len(said) != len(names):
-        raise Wrong(f"{what}: it returned {_kind(said)}, not {len(names)} numbers",
+        raise Wrong(f"{what}: it returned {kind_of(said)}, not {len(names)} numbers",
                     f"Return {', '.join(names)}, in this order.")
     return tuple(number(value, f"{what}, {name}") for value, name in zip(said, names, strict=True))
 
@@ -79,12 +79,3 @@ def instead(value: float, want: float, words: str, hint: str = "") -> Slip:
 
 def _number(value) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.10g}"
-
-
-def _kind(value) -> str:
-    if value is None:
-        return "nothing (None)"
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)}"
-    name = type(value).__name__
-    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

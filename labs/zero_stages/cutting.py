@@ -2,7 +2,7 @@
 
 import torch
 
-from labs.exercises import Wrong, check
+from labs.exercises import Wrong, check, kind_of
 
 CASES = [(size, ranks) for size in (1597, 12, 7, 3, 1) for ranks in (2, 3, 4, 8)]
 
@@ -20,7 +20,7 @@ def judge_pieces(pieces, flat, ranks) -> None:
     """Raises Wrong where the pieces are not as exercise 3.1 wants them."""
     size, who = len(flat), f"{len(flat)} numbers on {ranks} ranks"
     if not isinstance(pieces, list | tuple) or not all(isinstance(p, torch.Tensor) for p in pieces):
-        raise Wrong(f"cut returned a {type(pieces).__name__}, not a list of tensors",
+        raise Wrong(f"cut returned {kind_of(pieces)}, not a list of tensors",
                     "A list with one piece for each rank.")
     if len(pieces) != ranks:
         raise Wrong(f"{who}: {len(pieces)} piece{'s' * (len(pieces) != 1)}, not {ranks}",

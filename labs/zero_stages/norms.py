@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from labs.checking import on_ranks, together, torchs_own_refused
-from labs.exercises import Wrong, check
+from labs.exercises import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
 from labs.training.models import TrapModel
 from labs.zero_stages.sharded import layers
@@ -54,7 +54,7 @@ def _judge(norm, gradients, whole, limit, traffic):
     number = _number(norm)
     own = sum(before.square().sum().item() for _, before in gradients) ** 0.5
     if number is None:
-        raise Wrong(f"clip_grad_norm returned a {type(norm).__name__}, not the norm",
+        raise Wrong(f"clip_grad_norm returned {kind_of(norm)}, not the norm",
                     "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.")
     if abs(number - whole) > _CLOSE * whole:
         raise Wrong(f"rank {rank}: the norm is {number:.4f}, that of the whole gradient is "

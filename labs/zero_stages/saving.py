@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from labs.checking import BATCH, together, worst
-from labs.exercises import Wrong, check
+from labs.exercises import Wrong, check, kind_of
 from labs.training import data
 from labs.training.models import TrapModel
 from labs.workers.launcher import launch
@@ -62,7 +62,7 @@ def _judge_pieces(reshard, size, before, after):
     who = f"{size} elements from {before} to {after} ranks"
     want, got = _pieces(size, after), reshard(_pieces(size, before), size, after)
     if not isinstance(got, list | tuple) or not all(isinstance(p, torch.Tensor) for p in got):
-        raise Wrong(f"reshard returned a {type(got).__name__}, not a list of tensors",
+        raise Wrong(f"reshard returned {kind_of(got)}, not a list of tensors",
                     "A list with one piece for each rank.")
     if len(got) != after:
         raise Wrong(f"{who}: {len(got)} pieces", "One piece for each of the new ranks.")
@@ -95,7 +95,7 @@ def _train(strategy, files, reshard) -> tuple:
     model = TrapModel(seed=0)
     module, optimizer = together(built, strategy, model, SETTINGS)
     if not isinstance(optimizer, ShardedOptimizer):
-        raise Wrong(f"the strategy's optimizer is a {type(optimizer).__name__}, not a "
+        raise Wrong(f"the strategy's optimizer is {kind_of(optimizer)}, not a "
                     "lab.ShardedOptimizer", "Give your ZeRO-1 of exercise 3.2.")
     if files:
         load(optimizer, files, reshard)

@@ -6,6 +6,7 @@ import copy
 import torch
 import torch.distributed as dist
 
+from labs import checking
 from labs.checking import BATCH, TOLERANCE, together, worst
 from labs.exercises import Wrong
 from labs.training import data
@@ -171,15 +172,8 @@ def follow(strategy, stage: int) -> float:
 
 def built(strategy, model, settings):
     """(module, optimizer) of the strategy. Raises Wrong where they are none."""
-    pair = strategy(model, torch.optim.AdamW, **settings)
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        raise Wrong(f"the strategy returned a {type(pair).__name__}, not (module, optimizer)",
-                    "return module, optimizer")
-    for thing, kind in zip(pair, (torch.nn.Module, torch.optim.Optimizer), strict=True):
-        if not isinstance(thing, kind):
-            raise Wrong(f"the strategy returned a {type(thing).__name__} where a "
-                        f"{kind.__module__.removesuffix('.module').removesuffix('.modules')}."
-                        f"{kind.__name__} belongs", "return module, optimizer")
+    pair = checking.built(strategy, model, torch.optim.AdamW, settings)
+    for thing in pair:
         if type(thing).__module__.startswith(("torch.distributed", "torch.nn.parallel",
                                               "deepspeed")):
             raise Wrong(f"{type(thing).__module__.split('.')[0]}'s own {type(thing).__name__} does "

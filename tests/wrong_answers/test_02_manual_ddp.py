@@ -69,8 +69,8 @@ WRONG[lab.check_combine] = [
     (Combine.weights_not_normalised, "the direction is right, the length is 12x"),
     (Combine.weights_by_the_largest, "is the sum of the gradients"),
     (Combine.only_the_largest_shard, "differs from the full batch's gradient"),
-    (Combine.a_list, "returned a list, not a gradient"),
-    (Combine.nothing, "returned a NoneType, not a gradient")]
+    (Combine.a_list, "returned a list of "),
+    (Combine.nothing, "returned nothing (None), not a gradient")]
 
 
 # 2.2 broadcast_state

@@ -60,7 +60,7 @@ class Cut:
 
 
 @pytest.mark.parametrize("answer, words", [
-    (Cut.nothing, "returned a NoneType, not a list of tensors"),
+    (Cut.nothing, "returned nothing (None), not a list of tensors"),
     (Cut.only_mine, "returned a Tensor, not a list of tensors"),
     (Cut.chunks, "1597 numbers on 2 ranks: pieces of 799, 798 numbers, not all equal"),
     (Cut.remainder_dropped, "2 pieces of 798 hold 1596: the last 1 are lost"),
@@ -294,7 +294,7 @@ class CopiedShard(right.ZeRO1):
 WRONG = [
     (by(CopiedShard), r"bytes of parameters when it is built; under ZeRO-1 .*4Ψ.\n.*be a view"),
     (plain, "1270 of its 1280 numbers were updated with the gradient of one rank alone"),
-    (only_the_optimizer, "the strategy returned a AdamW, not .module, optimizer."),
+    (only_the_optimizer, "the strategy returned an AdamW, not .module, optimizer."),
     (ddp_by_hand, r"bytes of optimizer state after forward; under ZeRO-1 on 2 ranks .* .8Ψ/N."),
     (torchs_ddp, "torch's own DistributedDataParallel does the work"),
     (torchs_zero, "torch's own ZeroRedundancyOptimizer does the work"),
