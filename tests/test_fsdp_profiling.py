@@ -73,6 +73,7 @@ def test_the_bytes_are_those_of_the_units(healthy):
     assert {one.bytes for one in step.work[1:]} == {4 * block}
     assert all(one.forward > 0 and one.backward > 0 for one in step.work[1:])
     assert 0 < step.seconds <= healthy[0].seconds
+    assert step.seconds == pytest.approx(sum(step.parts.values()))
 
 
 def test_the_files_lie_where_it_says(healthy):
@@ -140,6 +141,7 @@ def test_what_was_disturbed_is_recorded_again(monkeypatch):
     once, always, good = made_run(busy=(1, 3)), made_run(busy=(1, 4)), made_run()
     answers = [[once, good, always], [good, always], [always], [always], [always]]
     asked = []
+    monkeypatch.setattr(calm, "ROUNDS", 5)
     monkeypatch.setattr(recording, "run_all", lambda jobs: asked.append(jobs) or answers.pop(0))
     assert calm.record(["a", "b", "c"]) == [good, good, always]
     assert asked == [["a", "b", "c"], ["a", "c"], ["c"], ["c"], ["c"]]
@@ -272,8 +274,7 @@ def test_better_orders_are_never_slower_and_the_wire_is_a_bound(slow):
 
 
 def test_what_the_notebook_says_of_the_links(healthy, solution):
-    """A slow link stays exposed on a GPU in any order; where this CPU computes, hardly any does.
-    Prefetch gains most in between."""
+    """A slow link stays exposed on a GPU in any order; where this CPU computes, hardly any does."""
     here, there = lab.show_links(healthy, solution.wire_seconds).data.values()
 
     def share(rows, link, order):
@@ -282,8 +283,23 @@ def test_what_the_notebook_says_of_the_links(healthy, solution):
 
     assert all(share(here, link, "prefetch") < 0.05 for link in links.LINKS)
     assert share(there, "100 GbE", "prefetch") > 0.3 > share(there, "NVLink", "prefetch")
-    gains = {link: share(there, link, "no prefetch") - share(there, link, "prefetch")
-             for link in links.LINKS}
+    assert share(there, "PCIe 4", "prefetch") < share(there, "PCIe 4", "no prefetch")
+
+
+@pytest.mark.parametrize("backward, optimizer", [(1.5, 1.0), (2.0, 4.0), (2.5, 8.0)])
+def test_prefetch_gains_most_on_the_link_in_between(backward, optimizer):
+    """Said below the chart. The units are the notebook's; their times are made: what a machine
+    disturbs while it records can be otherwise."""
+    root = links.Work("root", 0.5, 1.0, 164_864)
+    blocks = [links.Work(str(n), 1.0, backward, 793_088) for n in range(4)]
+    parameters = sum(one.bytes for one in (root, *blocks)) // 4
+    step = links.Step((root, *blocks), optimizer, 256, parameters).on_gpu(8192)
+
+    def seconds(speed, order):
+        return links.step_seconds(step, lambda nbytes: traffic.all_gather(nbytes, 8) / speed, order)
+
+    gains = {link: 1 - seconds(speed, "prefetch") / seconds(speed, "no prefetch")
+             for link, speed in links.LINKS.items()}
     assert max(gains, key=gains.get) == "PCIe 4"
 
 

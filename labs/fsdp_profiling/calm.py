@@ -8,7 +8,7 @@ from labs.meters.timeline import length
 EVEN, UNEVEN = 2.0, 5.0  # times one rank computes as long as another: by chance; beside a slow one
 ALIKE, APART = 0.4, 0.6  # of a step that one rank waits longer than another: likewise
 SHORT, LONG = 0.1, 0.5  # of a step that the data loader takes: usually; where it is slow
-ROUNDS = 5
+ROUNDS = 8
 
 
 class TooBusy(Exception):

@@ -36,7 +36,8 @@ class Patients:
     answers: dict
 
     def __repr__(self):
-        return "\n".join(f"run {letter}, {traces[0]}" for letter, traces in self.runs.items())
+        lines = [f"run {letter}, {traces[0]}" for letter, traces in self.runs.items()]
+        return "\n".join([*lines, self.runs["A"].files])
 
 
 def patients(seed: int = 0) -> Patients:

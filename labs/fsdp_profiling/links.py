@@ -41,6 +41,12 @@ class Step:
         """Of computing."""
         return sum(one.forward + one.backward for one in self.work) + self.optimizer
 
+    @property
+    def parts(self) -> dict:
+        """Seconds of computing by phase."""
+        return {"forward": sum(one.forward for one in self.work),
+                "backward": sum(one.backward for one in self.work), "optimizer": self.optimizer}
+
     def on_gpu(self, tokens: int):
         """The same step, with this many tokens per rank, computed as fast as an A100 would: 6
         operations per parameter and token (Kaplan et al., arXiv 2001.08361, section 2.1), at 40 %
@@ -137,8 +143,9 @@ def show_links(recorded, wire_seconds, ranks: int = 8, tokens: int = 8192):
     there = here.on_gpu(tokens)
     panels = {f"computed here, {here.tokens:,} tokens per rank": here,
               f"on an A100, {there.tokens:,} tokens per rank": there}
-    return pictures.modelled({title: _rows(step, wire_seconds, ranks)
-                              for title, step in panels.items()}, ranks)
+    return pictures.modelled(
+        {title: _rows(step, wire_seconds, ranks) for title, step in panels.items()},
+        {title: step.parts for title, step in panels.items()}, ranks)
 
 
 def _rows(step, wire_seconds, ranks) -> list:

@@ -55,8 +55,8 @@ def check_no_prefetch(no_prefetch):
         if ahead:
             raise Wrong(f"rank {trace.rank}: the all-gather of {', '.join(ahead)} is still issued "
                         "ahead, before the gradients of the unit before it are complete",
-                        "An empty list means FSDP's default, which prefetches. What if a unit "
-                        "prefetches only itself?")
+                        "An empty list means FSDP's default, which prefetches. Name what is there "
+                        "already while a unit computes.")
         _once(trace)
     return "without prefetch every unit is gathered late, on every rank, as the trace says"
 
@@ -70,8 +70,8 @@ def check_forward_prefetch(forward_prefetch):
         if behind:
             raise Wrong(f"rank {trace.rank}: in forward, the all-gather of {', '.join(behind)} is "
                         "issued only when the unit before it is done",
-                        "units[i].set_modules_to_forward_prefetch([units[i + 1]]), for all but "
-                        "the last.")
+                        "Each block names the one that comes after it, in a list; the last one "
+                        "names none.")
         if late := units.late(trace):
             raise Wrong(f"rank {trace.rank}: in backward, {', '.join(late)} is late now",
                         "Leave backward's prefetch alone: FSDP's default does it.")

@@ -48,11 +48,15 @@ class Recorded(list):
         self.job = job
 
     def __repr__(self):
-        lines = [repr(trace) for trace in self]
+        return "\n".join([*map(repr, self), self.files])
+
+    @property
+    def files(self) -> str:
+        """Where they are, and what opens them: one line."""
         where = Path(self[0].path)
         with contextlib.suppress(ValueError):
             where = where.relative_to(FOLDER.parents[1])
-        return "\n".join([*lines, f"{where} …: open it at ui.perfetto.dev (Open trace file)"])
+        return f"{where} …: open it at ui.perfetto.dev (Open trace file)"
 
 
 def preset(**changes) -> Preset:

@@ -6,23 +6,25 @@ from labs.pictures import palette
 from labs.pictures.marks import number
 from labs.pictures.picture import WIDTH, Picture, canvas
 
+COMPUTING = ("forward", "backward", "optimizer")
 
-def modelled(panels: dict, ranks: int) -> Picture:
-    """panels: title -> rows (link, order of the collectives, seconds computing, and exposed)."""
+
+def modelled(panels: dict, parts: dict, ranks: int) -> Picture:
+    """panels: title -> rows (link, order of the collectives, seconds computing, and exposed).
+    parts: title -> the seconds of computing in forward, backward and optimizer."""
     rows = next(iter(panels.values()))
     figure, axes = canvas(WIDTH, 1.25 + 0.3 * len(rows), ncols=len(panels), sharey=True)
     for ax, (title, rows) in zip(axes, panels.items(), strict=True):
-        _panel(ax, title, rows)
+        _panel(ax, title, rows, parts[title])
     links = [link for link, _, _, _ in rows]
     axes[0].set_yticks([_place(row, links) for row in range(len(rows))],
                        [f"{link}, {order}" for link, order, _, _ in rows])
     axes[0].tick_params(axis="y", labelcolor=palette.INK, labelsize=9)
     axes[0].set_ylim(_place(len(rows) - 1, links) + 0.6, -0.6)
-    figure.legend(handles=[Patch(color=palette.PHASES["backward"], label="computing"),
-                           Patch(color=palette.PHASES["exposed"], label="exposed communication"),
-                           Patch(color="none", label=f"a model for {ranks} ranks, "
-                                 "not a measurement")],
-                  loc="outside upper left", ncols=3, frameon=False)
+    figure.legend(handles=[Patch(color=palette.PHASES[name], label=name)
+                           for name in (*COMPUTING, "exposed")]
+                  + [Patch(color="none", label=f"a model for {ranks} ranks, not a measurement")],
+                  loc="outside upper left", ncols=5, frameon=False, columnspacing=1.3)
     return Picture(figure, "\n".join(_words(title, rows) for title, rows in panels.items()),
                    data=panels)
 
@@ -32,14 +34,16 @@ def _place(row, links) -> float:
     return row + 0.35 * len(set(links[:row + 1])) - 0.35
 
 
-def _panel(ax, title, rows):
+def _panel(ax, title, rows, parts):
     links = [link for link, _, _, _ in rows]
     scale, unit = _unit(max(computing + exposed for _, _, computing, exposed in rows))
     for row, (_, _, computing, exposed) in enumerate(rows):
         place = _place(row, links)
-        ax.barh(place, computing * scale, height=0.7, color=palette.PHASES["backward"])
-        ax.barh(place, exposed * scale, left=computing * scale, height=0.7,
-                color=palette.PHASES["exposed"])
+        left = 0.0
+        for name, seconds in {**parts, "exposed": exposed}.items():
+            ax.barh(place, seconds * scale, left=left * scale, height=0.7,
+                    color=palette.PHASES[name])
+            left += seconds
         total = computing + exposed
         ax.text(total * scale, place, f" {number(total * scale)} ({exposed / total:.0%})",
                 va="center", fontsize=9)
