@@ -70,7 +70,7 @@ WRONG[lab.check_combine] = [
     (Combine.weights_by_the_largest, "is the sum of the gradients"),
     (Combine.only_the_largest_shard, "differs from the full batch's gradient"),
     (Combine.a_list, "returned a list of "),
-    (Combine.nothing, "returned nothing (None), not a gradient")]
+    (Combine.nothing, "returned nothing .None., not a gradient")]
 
 
 # 2.2 broadcast_state

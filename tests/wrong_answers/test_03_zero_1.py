@@ -60,7 +60,7 @@ class Cut:
 
 
 @pytest.mark.parametrize("answer, words", [
-    (Cut.nothing, "returned nothing (None), not a list of tensors"),
+    (Cut.nothing, "returned nothing .None., not a list of tensors"),
     (Cut.only_mine, "returned a Tensor, not a list of tensors"),
     (Cut.chunks, "1597 numbers on 2 ranks: pieces of 799, 798 numbers, not all equal"),
     (Cut.remainder_dropped, "2 pieces of 798 hold 1596: the last 1 are lost"),

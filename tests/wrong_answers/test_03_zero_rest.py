@@ -98,7 +98,7 @@ class Clip:
 
 
 @pytest.mark.parametrize("answer, words", [
-    (Clip.nothing, "clip_grad_norm returned nothing (None), not the norm"),
+    (Clip.nothing, "clip_grad_norm returned nothing .None., not the norm"),
     (Clip.torchs, r"rank 0: the norm is .*\n.*norm of this rank's shards alone"),
     (Clip.own_norm, r"rank 0: the norm is .*\n.*norm of this rank's shards alone"),
     (Clip.norms_added, r"the norm is .*\n.*Norms do not add up, their squares do"),
@@ -108,7 +108,7 @@ class Clip:
     (Clip.each_shard_by_itself, "max_norm 0.5: the gradients are .*x what they were, instead of"),
     (Clip.always_scaled, r"max_norm 1e\+06: the gradients are .* instead of 1.0000x"),
     (Clip.not_scaled, "max_norm 0.5: the gradients are 1.0000x what they were"),
-    (Clip.returns_nothing, "returned nothing (None), not the norm"),
+    (Clip.returns_nothing, "returned nothing .None., not the norm"),
     (Clip.everything_gathered, "communicates .* elements to find one number")], ids=named)
 def test_wrong_clip(answer, words):
     rejected(lab.check_clip_grad_norm(answer), words)
@@ -161,7 +161,7 @@ class Reshard:
 
 
 @pytest.mark.parametrize("answer, words", [
-    (Reshard.nothing, "reshard returned nothing (None)"),
+    (Reshard.nothing, "reshard returned nothing .None."),
     (Reshard.as_they_are, "1597 elements from 2 to 3 ranks: 2 pieces"),
     (Reshard.padding_kept, "1597 elements from 3 to 2 ranks: rank 0 gets 800 numbers, not 799"),
     (Reshard.chunks, "1597 elements from 2 to 3 ranks: rank 2 gets 531 numbers, not 533"),
@@ -177,7 +177,7 @@ def test_loading_needs_a_strategy_that_can_be_saved():
     def plain(model, optimizer_class, **settings):
         return model, optimizer_class(model.parameters(), **settings)
 
-    rejected(lab.check_reshard(right.reshard, plain), "is a AdamW, not a lab.ShardedOptimizer")
+    rejected(lab.check_reshard(right.reshard, plain), "is an AdamW, not a lab.ShardedOptimizer")
 
 
 def reshard_by_index(pieces, elements, ranks):
