@@ -192,6 +192,17 @@ def test_a_node_measures_what_it_predicts(capsys):
         assert row[3] != "–" and row[4] != "–"
 
 
+def test_computing_in_bf16_halves_what_it_computes_with(solution, capsys):
+    """Said in the notebook."""
+    panels = lab.show_precision(solution.shard, solution.mixed).data
+    single, half, _ = panels["peak of forward"].values
+    assert half.activations == pytest.approx(single.activations / 2, rel=0.03)
+    assert half.buffers == pytest.approx(single.buffers / 2, rel=0.03)
+    assert (half.parameters, half.optimizer_state) == (single.parameters, single.optimizer_state)
+    assert 2 * panels["gathered"].values[1] == panels["gathered"].values[0]
+    assert 2 * panels["reduced"].values[2] == panels["reduced"].values[1]
+
+
 def test_a_scaled_loss_brings_back_what_fp16_lost_and_nothing_in_bf16(capsys):
     """Said in the notebook."""
     rows = {row[0]: row for row in lab.underflow().rows}

@@ -106,13 +106,14 @@ def with_policy(**types):
 
 @shows("4.5")
 def show_precision(shard, mixed):
-    """Peak by category, and megabytes gathered and reduced in a step, of one rank."""
+    """Peak of forward by category (later, blocks are freed while others compute), and megabytes
+    gathered and reduced in a step, of one rank."""
     both = with_policy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     found = measuring.measure({"fp32": shard, "bf16, reduced in fp32": mixed,
                                "bf16, reduced in bf16": both}, limits.size(4, ranks=2), rounds=0,
                               tries=1).results
-    panels = [pictures.Panel("peak of a step", "MB",
-                             [r.report.step_peak for r in found.values()], 1e6)]
+    panels = [pictures.Panel("peak of forward", "MB",
+                             [r.report.peaks["forward"] for r in found.values()], 1e6)]
     panels += [pictures.Panel(title, "MB per step", [_bytes(r, kind) for r in found.values()], 1e6,
                               colour=palette.COLLECTIVES[kind])
                for title, kind in (("gathered", "all_gather"), ("reduced", "reduce_scatter"))]
