@@ -21,7 +21,7 @@
 # ## The models
 #
 # A **configuration** is a handful of sizes; everything else follows. Below, `m` stands for one
-# row, for example `m.hidden`. Throughout, GB are 10⁹ bytes and GiB 2³⁰, which is 7 % more: a card
+# column, for example `m.hidden`. Throughout, GB are 10⁹ bytes and GiB 2³⁰, which is 7 % more: a card
 # of 80 "GB" really has 80 GiB, less what the driver takes.
 
 # %%
@@ -427,7 +427,7 @@ lab.show_leftovers(measured, rank_states)
 lab.show_peak(measured)
 
 # %% [markdown]
-# **Notice:** the closed form meets the peak. A model this small is nearly all activations, and
+# **Notice:** the closed form meets the peak. A model this small is mostly activations, and
 # sharding does not touch them: FSDP2 saves little here. The same three bars for 13B would be nearly
 # all states.
 
@@ -463,7 +463,7 @@ lab.show_scaling(traced=(1024,))
 
 # %% [markdown]
 # **Notice:** states shrink with the ranks, activations and gathered parameters do not. From some
-# number of ranks on, more ranks save nothing.
+# number of ranks on, more ranks save next to nothing.
 
 # %% [markdown]
 # ## I can …

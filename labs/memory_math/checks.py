@@ -33,8 +33,9 @@ def check_parameters(block_parameters, model_parameters):
 
 
 def _sizes(m) -> str:
+    biases = " ".join(name for name in ("qkv_bias", "out_bias", "mlp_bias") if getattr(m, name))
     return (f"hidden {m.hidden}, {m.heads} heads and {m.kv_heads} key heads of {m.head_dim}, "
-            f"ffn {m.ffn}")
+            f"ffn {m.ffn}, {biases or 'no biases'}")
 
 
 def _block_slips(m) -> list:
@@ -55,6 +56,8 @@ def _block_slips(m) -> list:
              "m.out_bias is True."),
         Slip(-mlp, "the feed-forward part's biases are missing",
              "A bias is as wide as its matrix's output."),
+        Slip(0 if gpt2 else -f * m.mlp_bias, "one bias of the feed-forward part is missing",
+             "SwiGLU has three matrices, gate, up and down: with m.mlp_bias each has a bias."),
         Slip(q + 2 * k - qkv, "queries, keys and values have no bias here", "Ask m.qkv_bias."),
         Slip(h - h * m.out_bias, "attention's output has no bias here", "Ask m.out_bias."),
         Slip(-norms, "the two norms are missing", f"They have {norms} parameters."),
@@ -136,6 +139,8 @@ def _type_slips(weights, gradients, moments, master) -> tuple:
                   "They have a type of their own."),
              Slip(-each, "only one moment is counted", "Adam keeps two: mean and mean square."),
              Slip(4 * (not master), "there is no master copy here", "Ask `master`."),
+             Slip((weights.itemsize - 4) * master, "the master copy is taken in the weights' type",
+                  "It is there to be finer than they are: in fp32."),
              Slip((each - 4) * master, "the master copy is taken in the moments' type",
                   "A master copy is fp32, whatever the moments are.")])
 
@@ -154,9 +159,10 @@ def check_per_rank(per_rank):
 
 def _drawn_jobs() -> list:
     dice = random.Random()
-    recipe = tuple(dice.sample(range(1, 20), 3))
+    recipe, ranks = tuple(dice.sample(range(1, 20), 3)), dice.randint(20, 99)
+    count = ranks * dice.randint(10**4, 10**7) + 1  # so that nothing divides
     return [("70B on 8 ranks", 70e9, (2, 2, 8), 8), ("7.5B on 64 ranks", 7.5e9, (2, 2, 12), 64),
-            ("a job drawn at random", dice.randint(10**6, 10**9), recipe, dice.randint(3, 99))]
+            ("a job drawn at random", count, recipe, ranks)]
 
 
 def _compare_stage(said, count, recipe, stage, ranks, what):
@@ -174,6 +180,8 @@ def _not_the_share(what, got, right, whole, ranks, together) -> Wrong:
     if close(got, 0):
         return Wrong(f"{what} are missing: {together}",
                      "A rank keeps its share of what is divided: 1/N of it, not nothing.")
+    if abs(got - right) < 1:
+        return Wrong(f"{what}: off by less than a byte", "Divide with /: // drops the rest.")
     if close(got, whole):
         return Wrong(f"{words}: not divided", rule)
     if close(got, whole / ranks):

@@ -62,8 +62,12 @@ def _left(m, recipe, stage, ranks, batch, sequence, checkpointing, gpu) -> tuple
         kept - model_activations(m, batch, sequence, not checkpointing): (
             "activations as if checkpointing were "
             + ("off" if checkpointing else "on"), "Pass `checkpointing` on."),
+        kept - model_activations(m, batch * ranks, sequence, checkpointing): (
+            "the sequences of all ranks are counted", "`batch` are those of one rank."),
         gpu.nominal - gpu.usable: ("the data sheet's capacity is not what CUDA gives",
                                    "Use gpu.usable."),
+        states - count * recipe[0] / (ranks if stage >= 3 else 1): (
+            "of the model states only parameters are counted", "per_rank returns three numbers."),
         states: ("the model states are missing", "Exercise 1.3 gave you a function."),
         states - whole: ("nothing is divided among the ranks", "Pass stage and ranks on."),
         states - even: ("everything is divided by the ranks", "Pass the stage on."),
@@ -71,6 +75,9 @@ def _left(m, recipe, stage, ranks, batch, sequence, checkpointing, gpu) -> tuple
     made = [Slip(adds / GB, *words) for adds, words in slips.items()]
     return want, [*made, instead(-want / GB, want / GB, "that is what is missing, not what is left",
                                  "Negative means: it does not fit."),
+                  instead(want / GB / GB, want / GB, "that is in GB", "Return bytes."),
+                  instead(0, want / GB, "nothing is left, but how much is missing?",
+                          "Less than 0 where the job does not fit: no max."),
                   instead((gpu.usable - want) / GB, want / GB, "that is what is needed, not left",
                           "Take it from gpu.usable.")]
 

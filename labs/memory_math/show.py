@@ -26,19 +26,19 @@ def models() -> dict:
     return {name: shape_of(known.config(name)) for name in SHOWN}
 
 
+SIZES = ("family", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocabulary",
+         "positions", "tied", "qkv_bias", "out_bias", "mlp_bias")
+
+
 def show_models():
     """What the configurations say: the sizes that all formulas start from."""
-    rows = [(name, m.hidden, m.layers, m.heads, m.kv_heads, m.head_dim, f"{m.ffn:,}",
-             f"{m.vocabulary:,}", m.positions or "", "tied" if m.tied else "",
-             _biases(m)) for name, m in models().items()]
-    return told(Table("sizes, by their names in m", (
-        "", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "positions",
-        "tied", "biases"), rows))
+    shapes = models()
+    rows = [(size, *(_size(getattr(m, size)) for m in shapes.values())) for size in SIZES]
+    return told(Table("sizes, by their names in m", ("", *shapes), rows))
 
 
-def _biases(m) -> str:
-    return ", ".join(name for name, there in (
-        ("qkv", m.qkv_bias), ("out", m.out_bias), ("mlp", m.mlp_bias)) if there)
+def _size(value) -> str:
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def show_block(name: str):

@@ -56,6 +56,9 @@ class Block:
     def no_bias_of_output(m):
         return right.block_parameters(changed(m, out_bias=False))
 
+    def two_biases(m):
+        return right.block_parameters(m) - (m.family != "gpt2") * m.mlp_bias * m.ffn
+
     def no_norms(m):
         return right.block_parameters(m) - m.hidden * (4 if m.family == "gpt2" else 2)
 
@@ -142,6 +145,7 @@ WRONG[lab.check_parameters] = [
         (Block.no_bias_of_queries, "the biases of queries, keys and values are missing"),
         (Block.biases_everywhere, "Llama-2-7B.*queries, keys and values have no bias here"),
         (Block.no_bias_of_output, "the bias of attention's output matrix is missing"),
+        (Block.two_biases, "Llama of sizes drawn.*one bias of the feed-forward part is missing"),
         (Block.no_norms, "GPT-2, one block.*the two norms are missing"),
         (Block.norms_without_biases, "half of the norms' parameters are missing"),
         (Block.layernorm_everywhere, "Llama-2-7B.*the norms have no bias here"),
@@ -203,6 +207,10 @@ class Bytes:
     def master_as_moments(weights, gradients, moments, master):
         return weights.itemsize, gradients.itemsize, (2 + master) * moments.itemsize
 
+    def master_as_weights(weights, gradients, moments, master):
+        state = 2 * moments.itemsize + master * weights.itemsize
+        return weights.itemsize, gradients.itemsize, state
+
     def a_sum(weights, gradients, moments, master):
         return weights.itemsize + gradients.itemsize + 2 * moments.itemsize + 4 * master
 
@@ -222,6 +230,7 @@ WRONG[lab.check_bytes_per_parameter] = [((answer,), words) for answer, words in 
     (Bytes.moments_as_fp32, "the moments are taken as fp32"),
     (Bytes.gradients_as_weights, "gradients: .*that is the weights' type"),
     (Bytes.master_as_moments, "with a master: optimizer state: "),
+    (Bytes.master_as_weights, "the master copy is taken in the weights' type"),
     (Bytes.a_sum, "it returned an int, not 3 numbers"),
     (Bytes.in_bits, "your formula says 32 bytes, it is 4, 8x")]]
 
@@ -258,6 +267,9 @@ class Rank:
     def a_sum(count, recipe, stage, ranks):
         return sum(right.per_rank(count, recipe, stage, ranks))
 
+    def rounded_down(count, recipe, stage, ranks):
+        return [int(value) for value in right.per_rank(count, recipe, stage, ranks)]
+
     def in_gb(count, recipe, stage, ranks):
         return [value / 1e9 for value in right.per_rank(count, recipe, stage, ranks)]
 
@@ -275,6 +287,7 @@ WRONG[lab.check_per_rank] = [((answer,), words) for answer, words in [
     (Rank.table, "KeyError"),
     (Rank.known_recipe, "a job drawn at random, stage 0"),
     (Rank.a_sum, "it returned a float, not 3 numbers"),
+    (Rank.rounded_down, "a job drawn at random, stage 1: optimizer state: off by less than a byte"),
     (Rank.in_gb, "stage 0: parameters: ")]]
 
 
@@ -341,6 +354,10 @@ class Whole:
             return right.activations(m, batch, sequence, False)
         return batch * sequence * (2 * m.layers * m.hidden + 4 * m.vocabulary)
 
+    def inputs_in_elements(m, batch, sequence, checkpointing):
+        return right.activations(m, batch, sequence, checkpointing) - (
+            checkpointing * m.layers * batch * sequence * m.hidden)
+
     def only_the_layer_again(m, batch, sequence, checkpointing):
         if not checkpointing:
             return right.activations(m, batch, sequence, False)
@@ -365,6 +382,9 @@ WRONG[lab.check_activations] = [
         (Whole.both_on_top, "never there together"),
         (Whole.never_checkpointed, "with checkpointing: .*nothing was dropped"),
         (Whole.only_checkpoints, "with checkpointing: .* missing"),
+        (Whole.no_layer_again, "Llama-2-7B, 1 x 1024 tokens, with checkpointing: .*the layer that "
+                               "is computed again is missing"),
+        (Whole.inputs_in_elements, "with checkpointing: .*input is counted in elements"),
         (Whole.only_the_layer_again, "with checkpointing: .*the logits are missing")])]
 
 
@@ -374,6 +394,7 @@ WRONG[lab.check_step_flops] = [((answer,), words) for answer, words in [
     (lambda p, t, c: 6 * p * t, "with checkpointing: .*nothing is computed again"),
     (lambda p, t, c: 8 * p * t, "without checkpointing: .*forward runs twice"),
     (lambda p, t, c: (12 if c else 6) * p * t, "the whole step is done twice"),
+    (lambda p, t, c: 6 * p * t * (1.33 if c else 1), "a third more is 4/3, not 1.33"),
     (lambda p, t, c: (10 if c else 6) * p * t, "backward is computed again"),
     (lambda p, t, c: (6 if c else 4) * p * t, "forward and backward count as much"),
     (lambda p, t, c: 2 * p * t, "that is forward alone"),
@@ -424,6 +445,17 @@ class Left:
     def yes_or_no(*job):
         return right.bytes_left(*job) >= 0
 
+    def all_sequences(m, recipe, stage, ranks, batch, sequence, checkpointing, gpu):
+        return right.bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing, gpu) + (
+            right.activations(m, batch, sequence, checkpointing)
+            - right.activations(m, batch * ranks, sequence, checkpointing))
+
+    def parameters_alone(m, recipe, *job):
+        return right.bytes_left(m, (recipe[0], 0, 0), *job)
+
+    def nothing_below_zero(*job):
+        return max(0, right.bytes_left(*job))
+
     def in_gb(*job):
         return right.bytes_left(*job) / 1e9
 
@@ -440,7 +472,10 @@ WRONG[lab.check_bytes_left] = [((answer,), words) for answer, words in [
     (Left.what_is_missing, "that is what is missing, not what is left"),
     (Left.what_is_needed, "that is what is needed, not left"),
     (Left.yes_or_no, "it returned a bool, not a number"),
-    (Left.in_gb, "your formula says -7.56")]]
+    (Left.all_sequences, "Llama-2-13B, stage 0 .*the sequences of all ranks are counted"),
+    (Left.parameters_alone, "of the model states only parameters are counted"),
+    (Left.nothing_below_zero, "nothing is left, but how much is missing"),
+    (Left.in_gb, "your formula says -7.56.*that is in GB")]]
 
 
 # 1.7 rank_states
