@@ -156,12 +156,16 @@ def test_on_a_machine_too_busy_the_check_says_so(monkeypatch, solution):
     assert verdict.passed is None and "computed 9.0 times" in verdict.sentence
 
 
-def test_what_chance_may_do_is_not_a_disturbance():
-    run = made_run(busy=(4.0, 5.0))
+@pytest.mark.parametrize("run, ratio, share", [
+    (made_run(busy=(4.0, 5.0)), 1.8, 0.09), (made_run(busy=(1.0, 0.8)), 1.8, 0.09),
+    (made_run("rank", busy=(0.5, 9), slow_rank=1), 1 / 5.5, 0.09),
+    (made_run("rank", busy=(9.0, 1.75)), 5.5, 0.09), (made_run("data", loads=(8, 7)), 1.8, 0.55)])
+def test_what_chance_may_do_is_not_a_disturbance(run, ratio, share):
     changed = calm.by_chance(run)
-    assert not calm.disturbed(changed)
     first, second = calm.computing(changed)
-    assert first == pytest.approx(1.8 * second) and calm.loading(changed)[0] == 0.08
+    assert first == pytest.approx(ratio * second)
+    assert calm.loading(changed) == pytest.approx([share, share])
+    assert calm.disturbed(changed)[:16] in ("", "one rank waited ")
 
 
 def test_an_exercise_not_filled_in_is_told_before_all_is_recorded(monkeypatch):

@@ -61,18 +61,23 @@ def loading(run) -> list:
             for trace in run]
 
 
-def by_chance(run, times: float = 1.8, share: float = 0.08):
-    """A copy of a run with nothing wrong, as chance could have made it: the first rank computes
-    `times` as long as each other one, and its data loader takes `share` of its step."""
-    first, *others = run
-    loader = first.labelled("enumerate(DataLoader)")[0]
-    slower = replace(loader, end=loader.begin + share * first.seconds)
-    labels = tuple(slower if label == loader else label for label in first.labels)
-    most = length(first.compute) / times
-    calmer = [replace(trace, compute=_scaled(trace.compute, most / length(trace.compute)))
-              for trace in others]
-    return recording.Recorded([replace(first, labels=labels), *calmer], run.job)
+def by_chance(run):
+    """A copy of a run as chance could have made it, too, so little that it would not be recorded
+    again: how long its ranks compute, and its data loaders take, is a tenth away from that."""
+    times = 1.1 * UNEVEN if run.job.fault == "rank" else 0.9 * EVEN
+    share = 1.1 * LONG if run.job.fault == "data" else 0.9 * SHORT
+    busy = computing(run)
+    slow = run.job.slow_rank
+    longest = min(busy[slow], times * min(busy[:slow] + busy[slow + 1:]))
+    return recording.Recorded(
+        [_changed(trace, (longest if rank == slow else longest / times) / busy[rank], share)
+         for rank, trace in enumerate(run)], run.job)
 
 
-def _scaled(stretches, factor) -> tuple:
-    return tuple((begin, begin + factor * (end - begin)) for begin, end in stretches)
+def _changed(trace, factor, share):
+    """The trace with `factor` of its computing; its data loader takes `share` of the step."""
+    loader = trace.labelled("enumerate(DataLoader)")[0]
+    other = replace(loader, end=loader.begin + share * trace.seconds)
+    return replace(
+        trace, labels=tuple(other if label == loader else label for label in trace.labels),
+        compute=tuple((begin, begin + factor * (end - begin)) for begin, end in trace.compute))

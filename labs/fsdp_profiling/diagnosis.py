@@ -60,8 +60,9 @@ def _job(cause, sizes, name, slow_rank: int = 0) -> Job:
 
 @functools.cache
 def recorded_afresh() -> tuple:
-    """(healthy traces, [(cause, traces)]), with other sizes than those of `patients`; recorded
-    once in a process. A slow rank is there twice, first and last. Raises TooBusy."""
+    """(healthy traces, [(cause, traces, how)]), with other sizes than those of `patients`; recorded
+    once in a process. A slow rank is there twice, first and last; what is told by seconds also as
+    chance could have made it. Raises TooBusy."""
     sizes = recording.preset(layers=3, batch=3)
     wanted = [(cause, 0) for cause in CAUSES] + [("slow rank", sizes.ranks - 1)]
     random.shuffle(wanted)
@@ -71,8 +72,10 @@ def recorded_afresh() -> tuple:
     for run in (healthy, *runs):
         if calm.disturbed(run):
             raise calm.TooBusy(calm.disturbed(run))
-    named = [(cause, run) for (cause, _), run in zip(wanted, runs, strict=True)]
-    return healthy, [*named, ("nothing", calm.by_chance(healthy))]
+    named = [(cause, run, "") for (cause, _), run in zip(wanted, runs, strict=True)]
+    return healthy, named + [(cause, calm.by_chance(run), ", as chance could have made it,")
+                             for cause, run, _ in named
+                             if cause in ("nothing", "slow rank", "slow data loader")]
 
 
 @check("5.8")
@@ -86,15 +89,16 @@ def check_diagnose(diagnose):
         return Verdict("5.8", None, f"cannot be judged now: this machine does too much else. Of a "
                        f"run that was recorded {calm.ROUNDS} times: {error}",
                        "Run the cell again when it has less to do.")
-    for cause, run in runs:
+    for cause, run, how in runs:
         got, evidence = _named(diagnose(list(run), list(healthy)))
         if got != cause:
-            raise Wrong(f"a run with {_called(cause)} was taken for one with {_called(got)}",
+            raise Wrong(f"a run with {_called(cause)}{how} was taken for one with {_called(got)}",
                         _BY_SECONDS.get(got) or _HINTS[cause])
         if not is_evidence(cause, evidence, run, healthy):
             raise Wrong(f"{_called(cause)} was named, but {_short(evidence)} is no evidence of it",
                         f"The evidence is {CAUSES[cause]}. {_HINTS[cause]}")
-    return f"{len(runs)} runs recorded just now, each named with its evidence"
+    fresh = sum(not how for _, _, how in runs)
+    return f"{fresh} runs recorded just now, each named with its evidence"
 
 
 def _named(got) -> tuple:
