@@ -325,9 +325,9 @@ lab.underflow()
 # ## Never whole
 #
 # So far every rank built the whole model first; a large one would not fit. On the **meta device** a
-# tensor has a shape and no memory. So: build there, shard, and only then `to_empty(device=...)`,
-# which gives each rank memory for its shards, with whatever lies in it. Each module's
-# `reset_parameters()` then draws the numbers.
+# tensor has a shape and no memory. So: build there, shard, and only then
+# `to_empty(device=lab.device())`, which gives each rank memory for its shards, with whatever lies in
+# it. Each module's `reset_parameters()` then draws the numbers.
 #
 # On a CPU every rank draws with its own generator: equal seeds would give equal shards.
 

@@ -145,7 +145,8 @@ def _sentence(name, place, panels) -> str:
 
 
 def _one(panel, place) -> str:
-    words = f"{panel.title} {_said(panel, place)} {panel.unit}"
+    unit = "" if panel.values[place] is None else f" {panel.unit}"
+    words = f"{panel.title} {_said(panel, place)}{unit}"
     if place in panel.died:
         words = f"{panel.title}: out of memory, needs {_said(panel, place)[2:]} {panel.unit}"
     for kind, label in (("predicted", "predicted"), ("guessed", "your guess")):
