@@ -102,6 +102,16 @@ def test_what_checkpointing_saves_of_activations_grows_with_the_layers():
     assert ratios[0] > 3 and ratios[1] > 1.9 * ratios[0] and ratios[2] > 1.9 * ratios[1]
 
 
+def test_the_gain_over_ddp_grows_with_the_ranks():
+    """Said in the notebook; activations do not shrink, so with checkpointing it grows more."""
+    def most(name, ranks):
+        return limits.search(lambda n: limits.needed(name, n, ranks) <= 36e6, 8)[0]
+
+    ddp, fsdp, checkpointed = ([most(name, ranks) for ranks in (2, 8)] for name in limits.FORMULAS)
+    assert ddp[0] == ddp[1] and fsdp[1] > fsdp[0] > ddp[0]
+    assert checkpointed[1] / checkpointed[0] > 1.5 * fsdp[1] / fsdp[0]
+
+
 def test_a_time_is_said_with_its_bounds():
     quick, slow = (measuring.Result(None, [], [], rounds) for rounds in ([2, 2, 4], [3, 2, 4]))
     assert slow.slower(quick) == "+50% (+0 to +50% by round)"
