@@ -223,8 +223,8 @@ lab.show_rungs(compared)
 # **Notice:** much material says checkpointing takes three times less memory for 30 % more time. The
 # line below the chart says what it is here. The three is of activations alone, and grows with the
 # layers, since only one block is ever whole. The 30 % is of arithmetic: a second forward, where
-# backward costs two. Here much of FSDP's step is collectives (DDP computes as much), and they stay as
-# they are. Four ranks on a CPU: seconds say little of GPUs.
+# backward costs two. Here much of FSDP's step is collectives (DDP computes as much), and they do not
+# grow. Seconds on a CPU say little of a GPU's.
 
 # %%
 lab.show_offload(compared)
