@@ -124,5 +124,21 @@ def test_scaling_shows_dry_runs_beside_the_closed_form(monkeypatch):
     assert two.predicted.parameters == pytest.approx(2 * four.measured.parameters, rel=0.02)
     assert four.measured.total == pytest.approx(four.predicted.total, rel=0.05)
     assert "Dry run on 4 ranks: 3 of 3 layers with fake tensors" in picture.text
-    much = four.measured.other > 0.05 * four.measured.total
+    much = any(row.predicted.other > 0.05 * row.predicted.total for row in picture.data)
     assert ("Other: what AdamW makes for a moment" in picture.text) == much
+
+
+def test_the_grey_part_is_named_where_only_the_closed_form_has_it():
+    few, many = Memory(parameters=80, other=20), Memory(parameters=99, other=1)
+    assert scaling._other([many, few]).startswith(" Other: what AdamW makes")
+    assert scaling._other([many, many]) == ""
+
+
+def test_an_interrupted_dry_run_says_so_in_a_line(monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scaling, "dry_run", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="the dry run was given up") as caught:
+        scaling.show_scaling(traced=(1024,))
+    assert caught.value.__suppress_context__

@@ -23,9 +23,7 @@ def show_scaling(model: str = "Llama-3-70B", traced: tuple = TRACED, ranks: tupl
     number of ranks: full columns from dry runs, pale ones from the closed form, which is the tick
     on the full ones. batch: sequences per rank; sequence: tokens."""
     config = known.config(model)
-    runs = {count: dry_run(config, ranks=count, strategy="fsdp2", batch=batch, sequence=sequence,
-                           precision="mixed", checkpointing="full", optimizer=_adamw_of_a_gpu,
-                           threads=1, backend="nccl") for count in traced}
+    runs = _dry_runs(config, traced, batch, sequence)
     formula = {count: predict(config, batch=batch, sequence=sequence, ranks=count, device="cuda",
                               strategy="fsdp2", recipe="bf16 policy", checkpointing="full")["peak"]
                for count in sorted({*ranks, *traced})}
@@ -35,6 +33,16 @@ def show_scaling(model: str = "Llama-3-70B", traced: tuple = TRACED, ranks: tupl
         {f"{count}": held for count, held in formula.items()},
         f"of tensors on one rank of {model} at its peak", capacities, unit="GB",
         below="ranks (FSDP2)", source="dry run", note=_note(runs, formula)))
+
+
+def _dry_runs(config, traced, batch, sequence) -> dict:
+    try:
+        return {count: dry_run(config, ranks=count, strategy="fsdp2", batch=batch,
+                               sequence=sequence, precision="mixed", checkpointing="full",
+                               optimizer=_adamw_of_a_gpu, threads=1, backend="nccl")
+                for count in traced}
+    except KeyboardInterrupt:  # without pages of torch's own lines
+        raise KeyboardInterrupt("interrupted; the dry run was given up") from None
 
 
 # On a GPU, AdamW treats all parameters at once (torch.optim, foreach), and its temporaries are as
@@ -49,12 +57,12 @@ def _note(runs, formula) -> str:
     one = next(iter(runs.values()))
     return (f"Dry run on {_listed(runs)} ranks: {one.traced} of {one.layers} layers with fake "
             f"tensors, {sum(run.seconds for run in runs.values()):.0f} s in one process. The "
-            f"others, pale, and the ticks are the closed form's, {far}.{_other(runs)}")
+            f"others, pale, and the ticks are the closed form's, {far}.{_other(formula.values())}")
 
 
-def _other(runs) -> str:
+def _other(peaks) -> str:
     """What the grey part is, where there is much of it."""
-    if all(run.peak.other < 0.05 * run.peak.total for run in runs.values()):
+    if all(held.other < 0.05 * held.total for held in peaks):
         return ""
     return " Other: what AdamW makes for a moment, for all parameters at once."
 
