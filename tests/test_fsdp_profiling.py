@@ -141,9 +141,8 @@ def test_what_was_disturbed_is_recorded_again(monkeypatch):
     once, always, good = made_run(busy=(1, 3)), made_run(busy=(1, 4)), made_run()
     answers = [[once, good, always], [good, always], [always], [always], [always]]
     asked = []
-    monkeypatch.setattr(calm, "ROUNDS", 5)
     monkeypatch.setattr(recording, "run_all", lambda jobs: asked.append(jobs) or answers.pop(0))
-    assert calm.record(["a", "b", "c"]) == [good, good, always]
+    assert calm.record_all(["a", "b", "c"], rounds=5) == [good, good, always]
     assert asked == [["a", "b", "c"], ["a", "c"], ["c"], ["c"], ["c"]]
 
 

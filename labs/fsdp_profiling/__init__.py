@@ -6,7 +6,7 @@ The names are looked up on first use, so that a rank does not load what draws.
 from labs.lookup import offered
 
 __all__, __getattr__, __dir__ = offered(__name__, {
-    "preset": ".recording", "record": ".recording", "watch_activations": ".leftovers",
+    "preset": ".recording", "record": ".calm", "watch_activations": ".leftovers",
     "union": "labs.meters.timeline", "minus": "labs.meters.timeline",
     "length": "labs.meters.timeline", "load": "labs.meters.timeline_trace",
     "unit_of": "labs.meters.timeline_units", "gradients_done": "labs.meters.timeline_units",

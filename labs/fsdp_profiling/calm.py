@@ -2,23 +2,32 @@
 
 from dataclasses import replace
 
+from labs.exercises import shows
 from labs.fsdp_profiling import recording
 from labs.meters.timeline import length
 
 EVEN, UNEVEN = 2.0, 5.0  # times one rank computes as long as another: by chance; beside a slow one
 ALIKE, APART = 0.4, 0.6  # of a step that one rank waits longer than another: likewise
 SHORT, LONG = 0.1, 0.5  # of a step that the data loader takes: usually; where it is slow
-ROUNDS = 8
+ROUNDS, FEW = 8, 4  # of recordings: to be judged; to be looked at
 
 
 class TooBusy(Exception):
     """What a machine that does much else made of the recordings, again and again."""
 
 
-def record(jobs: list) -> list:
-    """The runs of the jobs; those that were disturbed are recorded again, up to ROUNDS times."""
+def record(job_preset, name: str = "healthy", exercise: str = "5.1", **changes):
+    """Trains FSDP2 and records one step on every rank; `changes` are fields of `Job`. A Verdict of
+    `exercise` where `configure` is not filled in yet."""
+    job = recording.Job(job_preset, name, **changes)
+    return shows(exercise)(lambda: record_all([job], FEW)[0])()
+
+
+def record_all(jobs: list, rounds: int = ROUNDS) -> list:
+    """The runs of the jobs; those that were disturbed are recorded again, in up to so many rounds
+    in all."""
     runs = recording.run_all(jobs)
-    for _ in range(ROUNDS - 1):
+    for _ in range(rounds - 1):
         again = [number for number, run in enumerate(runs) if disturbed(run)]
         if not again:
             break

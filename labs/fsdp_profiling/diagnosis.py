@@ -49,7 +49,7 @@ def patients(seed: int = 0) -> Patients:
     sizes, letters = recording.preset(), "ABCDEFGH"[:len(causes)]
     jobs = [_job(cause, sizes, f"run {letter}", dice.randrange(sizes.ranks))
             for letter, cause in zip(letters, causes, strict=True)]
-    healthy, *rest = calm.record([_job("nothing", sizes, "beside the slow runs"), *jobs])
+    healthy, *rest = calm.record_all([_job("nothing", sizes, "beside the slow runs"), *jobs])
     return Patients(healthy, dict(zip(letters, rest, strict=True)),
                     dict(zip(letters, causes, strict=True)))
 
@@ -68,7 +68,7 @@ def recorded_afresh() -> tuple:
     random.shuffle(wanted)
     jobs = [_job(cause, sizes, f"check {number}", rank)
             for number, (cause, rank) in enumerate([("nothing", 0), *wanted])]
-    healthy, *runs = calm.record(jobs)
+    healthy, *runs = calm.record_all(jobs)
     for run in (healthy, *runs):
         if calm.disturbed(run):
             raise calm.TooBusy(calm.disturbed(run))

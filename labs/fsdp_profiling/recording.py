@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from labs.exercises import shows
 from labs.fsdp_profiling import planted
 from labs.meters.timeline_trace import load
 from labs.training import models, presets
@@ -65,13 +64,6 @@ def preset(**changes) -> Preset:
     if chosen.name == "laptop":
         chosen = replace(chosen, layers=4, batch=4)
     return replace(chosen, **changes)
-
-
-def record(job_preset: Preset, name: str = "healthy", exercise: str = "5.1",
-           **changes) -> Recorded:
-    """Trains FSDP2 and records one step on every rank; `changes` are fields of `Job`. A Verdict of
-    `exercise` where `configure` is not filled in yet."""
-    return shows(exercise)(run)(Job(job_preset, name, **changes))
 
 
 def run(job: Job) -> Recorded:
