@@ -321,9 +321,9 @@ price = lab.measure_checkpointing(PRESET)
 lab.show_price(price, step_flops)
 
 # %% [markdown]
-# **Notice:** 8/6 is where the quoted 33 % come from. The real price is lower: the head is not
-# computed again, and PyTorch stops as soon as it has what backward needs, before the block's last
-# product. Seconds are of this CPU, and no two runs agree.
+# **Notice:** 8/6 is where the quoted 33 % come from. Fewer products are done again: not the
+# head's, and PyTorch stops as soon as it has what backward needs, before the block's last one.
+# Seconds are of this CPU: no two runs agree, and recomputing also moves memory, not products alone.
 
 # %%
 lab.show_kept(price)
