@@ -44,7 +44,8 @@ def _row(name, strategy, limit, layers) -> tuple:
 
 def _said(error) -> str:
     asked = f" and asked for {error.asked / 1e6:.1f} MB more" if error.asked else ""
-    return f"a rank held {error.held / 1e6:.0f} MB{asked}: OutOfMemory"
+    held = f"held {error.held / 1e6:.0f} MB{asked}" if error.held else "asked for more"
+    return f"a rank {held}: OutOfMemory"
 
 
 @shows("4.4")

@@ -115,7 +115,7 @@ class Crew:
             self._receive(member)
         if not member.settled:
             self._drain(member)
-            member.died(self._printed(member))
+            member.died(self._printed(member), self.options.memory_limit)
 
     def _drain(self, member):
         deadline = time.monotonic() + 1  # somebody it left behind may print for ever

@@ -114,7 +114,8 @@ class Outcome:
         if self.kind == "failed":
             return _raised(self)
         if self.kind == "died":
-            return _died(self.exit_code)
+            return (f"ran out of memory in C++ code, which gave up: it {self.shortage}"
+                    if self.shortage else _died(self.exit_code))
         if self.kind == "silent":
             return f"does not answer: it is blocked in C++ code{place}"
         if self.kind == "waits":

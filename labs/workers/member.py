@@ -7,7 +7,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 
-from labs.workers import places
+from labs.workers import memory, places
 from labs.workers.failures import LaunchError, Outcome
 from labs.workers.results import Incoming
 from labs.workers.watch import HEARTBEAT, Progress
@@ -55,11 +55,13 @@ class Member:
             error = None
         self.outcome = Outcome(self.rank, "failed", error, **content)
 
-    def died(self, printed: str) -> None:
-        """Its process ended without a word; what C++ printed tells where."""
+    def died(self, printed: str, allowed=None) -> None:
+        """Its process ended without a word; what C++ printed tells where. allowed: its
+        memory_limit."""
         self.process.join(1)
         self.outcome = Outcome(self.rank, "died", exit_code=self.process.exitcode, at=time.time(),
-                               stack=places.dumped(printed))
+                               stack=places.dumped(printed),
+                               shortage=memory.last_words(printed, allowed))
 
     def value(self):
         """What it returned. Raises LaunchError where that cannot be read here."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 _UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) ?(bytes|[KMGT]iB|B)\b")
+_WORDS = ("can't allocate memory", "std::bad_alloc")  # torch's, and C++'s own
 _base = _hard_limit = None  # set on a rank that has a limit
 
 
@@ -69,13 +70,20 @@ def lift() -> None:
 
 
 def shortage(error, text: str, allowed=None):
-    """The Shortage that an exception with this text tells of, or None if it is another matter."""
+    """The Shortage that an exception with this text tells of, or what it was raised from; None if
+    it is another matter."""
     if not (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-            or "can't allocate memory" in text):
-        return None
+            or any(words in text for words in _WORDS)):
+        cause = error.__cause__
+        return cause and shortage(cause, str(cause), allowed)
     found = _ASKED.search(text)
     asked = round(float(found[1]) * _UNITS[found[2]]) if found else None
     return Shortage(asked, _held(error), allowed)
+
+
+def last_words(printed: str, allowed=None):
+    """The Shortage that a rank's C++ code died of, which it can only print; None if of another."""
+    return Shortage(allowed=allowed) if _WORDS[1] in printed else None
 
 
 def _held(error):
@@ -94,4 +102,6 @@ def _data_size() -> int:
 
 
 def _mb(size) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+    if size >= 1e9:
+        return f"{size / 1e9:.2f} GB"
+    return f"{size / 1e6:.0f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labs import RankFailed, RanksStuck, last_failure, launch
+from labs import OutOfMemory, RankFailed, RanksStuck, last_failure, launch
+from labs.workers import memory
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -181,3 +182,31 @@ def test_a_keyboard_on_a_rank():
 
 def test_the_next_launch_works_after_every_failure():
     assert launch(dist.get_rank, ranks=2, quiet=True) == [0, 1]
+
+
+def test_what_cplusplus_says_of_a_lack_of_memory_is_understood():
+    """Small allocations inside libtorch fail so, under notebook 04's limit now and then."""
+    short = memory.shortage(RuntimeError("std::bad_alloc"), "std::bad_alloc", 28_000_000)
+    assert str(short) == "asked for more; its memory_limit is 28 MB"
+    wrapped = RuntimeError("Sharding propagation failed")
+    assert memory.shortage(wrapped, str(wrapped), 28_000_000) is None
+    wrapped.__cause__ = MemoryError()
+    assert memory.shortage(wrapped, str(wrapped), 28_000_000)
+
+
+def test_a_rank_whose_cplusplus_code_gives_up_for_lack_of_memory_ran_out_of_it():
+    def gives_up():
+        import ctypes
+
+        if dist.get_rank() == 1:
+            os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
+            ctypes.CDLL(None).abort()
+        dist.barrier()
+
+    lines, _ = failure(gives_up, kind=OutOfMemory, ranks=2, memory_limit=300e6)
+    assert lines[0] == ("rank 1 ran out of memory in C++ code, which gave up: it asked for more; "
+                        "its memory_limit is 300 MB")
+
+
+def test_a_small_allocation_that_failed_is_said_in_kilobytes():
+    assert str(memory.Shortage(25_600, 36e6, 36e6)).startswith("held 36 MB and asked for 26 kB")
