@@ -432,15 +432,6 @@ class Checkpoint:
         state = get_state_dict(module, optimizer, options=StateDictOptions(full_state_dict=True))
         torch.save(state, f"{folder}/{dist.get_rank()}.pt")
 
-    def own_shards(module, optimizer, folder):
-        state = {name: p.to_local() for name, p in module.named_parameters()}
-        torch.save(state, f"{folder}/{dist.get_rank()}.pt")
-
-    def load_own_shards(module, optimizer, folder):
-        state = torch.load(f"{folder}/{dist.get_rank()}.pt")
-        for name, parameter in module.named_parameters():
-            parameter.to_local().data.copy_(state[name])
-
     def model_only(module, optimizer, folder):
         dcp.save({"model": get_model_state_dict(module)}, checkpoint_id=folder)
 
@@ -467,7 +458,6 @@ WRONG[lab.check_checkpoint] = [
     ((Checkpoint.nothing, Checkpoint.nothing), "save wrote nothing into the folder"),
     ((Checkpoint.rank_0_alone, Checkpoint.nothing), "one rank wrote for all"),
     ((Checkpoint.everybody_everything, Checkpoint.nothing), "wrote more than its share"),
-    ((Checkpoint.own_shards, Checkpoint.load_own_shards), "must match the size"),
     ((Checkpoint.model_only, Checkpoint.load_model_only), "two steps after load"),
     ((right.save, Checkpoint.load_without_placing), "learning rate is 0.05; 0.025 was saved"),
     ((right.save, Checkpoint.nothing), "after load: it differs")]
