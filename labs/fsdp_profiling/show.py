@@ -108,7 +108,7 @@ def _evidence(evidence) -> str:
 
 
 @shows("5.7")
-def show_price(job_preset, configures: dict, wire: float = 0.0, rounds: int = 7):
+def show_price(job_preset, configures: dict, wire: float = 0.0, rounds: int = 9):
     """configures: name -> function that sets the prefetch of the blocks, or None. Throughput of
     each, the variants taking turns, unrecorded. wire: by which share of a step every all-gather
     arrives later than gloo has it."""
