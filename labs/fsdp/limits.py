@@ -21,7 +21,7 @@ from labs.training import models, presets, strategies
 from labs.training.categories import Memory
 from labs.training.loop import train
 from labs.training.presets import Preset
-from labs.workers.failures import OutOfMemory
+from labs.workers.failures import RankFailed
 from labs.workers.launcher import launch
 
 # The predictions room's words for each rung: strategy, checkpointing.
@@ -124,11 +124,21 @@ def _growth(strategy, chosen) -> int:
 
 def fits(strategy, layers: int, limit: float) -> bool:
     """Whether a real training on real ranks, each under the limit, comes to its end."""
+    return shortage(strategy, layers, limit) is None
+
+
+def shortage(strategy, layers: int, limit: float):
+    """The Shortage that ended a real training under the limit, or None where it came to its end.
+    What one rank lacks the others lack too, and C++ code may die of it with any last words: one
+    that ran out speaks for all."""
     try:
         launch(run, strategy, size(layers), ranks=RANKS, memory_limit=limit, **_OPTIONS)
-    except OutOfMemory:
-        return False
-    return True
+    except RankFailed as error:
+        short = [outcome.shortage for outcome in error.outcomes if outcome.shortage]
+        if not short:
+            raise
+        return short[0]
+    return None
 
 
 def search(holds, start: int) -> tuple:

@@ -7,8 +7,6 @@ from labs.fsdp.limits import Largest
 from labs.pictures import fsdp as pictures
 from labs.pictures import memory
 from labs.pictures.tables import Table
-from labs.workers.failures import OutOfMemory
-from labs.workers.launcher import launch
 
 LAYERS = 5  # of the model that all rungs train
 
@@ -29,11 +27,8 @@ def _row(name, strategy, limit, layers) -> tuple:
     """(Row, what the rank that died said)."""
     predicted, died = limits.predicted(name, layers), ""
     if limits.can_limit():
-        try:
-            launch(limits.run, strategy, limits.size(layers), ranks=limits.RANKS,
-                   memory_limit=limit, **limits._OPTIONS)
-        except OutOfMemory as error:
-            died = f"{name}: {_said(error)}"
+        short = limits.shortage(strategy, layers, limit)
+        died = f"{name}: {_said(short)}" if short else ""
     else:
         died = f"{name}: no limit can be set here, so this is predicted" * (predicted.total > limit)
     if died:
@@ -42,9 +37,9 @@ def _row(name, strategy, limit, layers) -> tuple:
     return memory.Row(name, report.results[name].report.step_peak, predicted), ""
 
 
-def _said(error) -> str:
-    asked = f" and asked for {error.asked / 1e6:.1f} MB more" if error.asked else ""
-    held = f"held {error.held / 1e6:.0f} MB{asked}" if error.held else "asked for more"
+def _said(short) -> str:
+    asked = f" and asked for {short.asked / 1e6:.1f} MB more" if short.asked else ""
+    held = f"held {short.held / 1e6:.0f} MB{asked}" if short.held else "asked for more"
     return f"a rank {held}: OutOfMemory"
 
 
