@@ -92,6 +92,7 @@ def test_fully_shard_is_zero3_by_hand(solution, monkeypatch, capsys):
     travels = [bridge.travels(r, found.parameters) for r in (hand, fully, freed)]
     assert travels[0] == travels[2] == 3 > travels[1]
     assert len(hand.calls) == len(freed.calls) == len(fully.calls) + 1
+    assert "sent in a step 3 Ψ, predicted 3" in repr(bridge.drawn(found))
     losses = [r.losses for r in found.results.values()]
     assert losses == 4 * [pytest.approx(losses[0], rel=1e-6)]
 

@@ -31,19 +31,23 @@ def _judged(zero3) -> str:
 def beside_zero3(zero3, strategy, preset):
     """What one rank holds and sends under DDP, ZeRO-3 by hand, the student's fully_shard, and the
     same with its root freed after forward as well; with what ZeRO's formulas say."""
-    found = measured(zero3, strategy, preset)
+    return drawn(measured(zero3, strategy, preset))
+
+
+def drawn(found):
+    """The picture of what `measured` found."""
     results, stages = found.results.values(), (0, 3, 3, 3)
     states = pictures.Panel(
         "held after backward", "MB", [r.report.phases["backward"] for r in results], 1e6,
         [model_states(found.parameters, ranks=found.size.ranks, stage=s).total for s in stages],
         [None, None, _bytes(guessed("MB per rank after backward, fully_shard")), None])
-    travels = pictures.Panel(
+    sent = pictures.Panel(
         "sent in a step", "Ψ", [travels(r, found.parameters) for r in results], 1,
         [sum(passes(kind) * n for kind, n in stage_passes(s).items()) for s in stages],
         colour=palette.PHASES["communication"])
     calls = pictures.Panel("collectives", "per step", [len(r.calls) for r in results],
                            colour=palette.PHASES["communication"])
-    return pictures.side_by_side(list(found.results), [states, travels, calls], _note(found))
+    return pictures.side_by_side(list(found.results), [states, sent, calls], _note(found))
 
 
 def measured(zero3, strategy, preset):
