@@ -299,9 +299,10 @@ lab.show_price(PRESET, variants)
 lab.show_price(PRESET, variants, wire=0.1)
 
 # %% [markdown]
-# **Notice:** now the order of the calls decides: what is fetched ahead is there when it is needed.
-# Only forward prefetch spares the wait in forward, because this CPU cannot run ahead. The
-# percentage depends on the wire; yours, on your machines, has to be measured there.
+# **Notice:** now the order of the calls decides, unless this machine has much else to do: what is
+# fetched ahead is there when it is needed. Only forward prefetch spares the wait in forward,
+# because this CPU cannot run ahead. The percentage depends on the wire; yours, on your machines,
+# has to be measured there.
 
 # %% [markdown]
 # ## Six slow runs
