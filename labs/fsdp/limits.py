@@ -199,7 +199,7 @@ def largest(name: str, strategy, limit: float) -> Largest:
     if not can_limit():
         only, _ = search(lambda n: needed(name, n) <= limit, 8)
         return Largest(name, limit, only, None, 0, Beside(0, 0))
-    with tqdm(desc=name, unit=" training", delay=2, leave=False) as bar:
+    with tqdm(desc=name, unit="training", delay=2, leave=False) as bar:
         def tried(layers):
             bar.update()
             return fits(strategy, layers, limit)
