@@ -166,10 +166,10 @@ lab.check_choose(choose)
 # option sets a fraction of the device's memory.
 #
 # Everything counts that a process may write, so Python's objects and thread stacks too. Four ranks
-# train a GPT-2 with 5 layers of width 160, first with DDP, then with your `shard`.
+# train a GPT-2 with 8 layers of width 160, first with DDP, then with your `shard`.
 
 # %%
-LIMIT = 36_000_000  # bytes for each rank
+LIMIT = 47_000_000  # bytes for each rank
 lab.under_limit({"DDP": lab.ddp, "FSDP": shard}, LIMIT)
 
 # %% [markdown]

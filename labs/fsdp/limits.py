@@ -35,9 +35,9 @@ ddp = strategies.ddp
 
 
 def size(layers: int = 12, ranks: int = RANKS) -> Preset:
-    """What is trained under the limit: a GPT-2 of width 160, 2 × 64 tokens per rank."""
+    """What is trained under the limit: a GPT-2 of width 160, 64 tokens per rank."""
     return replace(presets.preset("laptop"), ranks=ranks, layers=layers, hidden=160, heads=4,
-                   context=64, batch=2)
+                   context=64, batch=1)
 
 
 def parameters(layers: int) -> int:
@@ -73,7 +73,7 @@ class Beside:
         return self.fixed + self.layer * layers
 
 
-def beside(name: str, strategy, layers=(4, 12)) -> Beside:
+def beside(name: str, strategy, layers=(6, 18)) -> Beside:
     """Measured on two models: growth of the process at its highest, less its tensors. Python takes
     memory for its objects a MiB at a time, so each is off by up to half of that; the two are far
     apart, lest the line through them doubles the error."""

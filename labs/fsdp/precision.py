@@ -1,5 +1,7 @@
 """Mixed precision: the check of exercise 4.5, what each type does to bytes, and what fp16 loses."""
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -110,8 +112,8 @@ def show_precision(shard, mixed):
     gathered and reduced in a step, of one rank."""
     both = with_policy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     found = measuring.measure({"fp32": shard, "bf16, reduced in fp32": mixed,
-                               "bf16, reduced in bf16": both}, limits.size(4, ranks=2), rounds=0,
-                              tries=1).results
+                               "bf16, reduced in bf16": both},
+                              replace(limits.size(4, ranks=2), batch=2), rounds=0, tries=1).results
     panels = [pictures.Panel("peak of forward", "MB",
                              [r.report.peaks["forward"] for r in found.values()], 1e6)]
     panels += [pictures.Panel(title, "MB per step", [_bytes(r, kind) for r in found.values()], 1e6,

@@ -8,7 +8,7 @@ from labs.pictures import fsdp as pictures
 from labs.pictures import memory
 from labs.pictures.tables import Table
 
-LAYERS = 5  # of the model that all rungs train
+LAYERS = 8  # of the model that all rungs train
 
 
 @shows("4.1")
