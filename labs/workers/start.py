@@ -6,12 +6,14 @@ import os
 import sys
 import tempfile
 import threading
+import unittest.mock
 from itertools import count
 from multiprocessing import util
 
 import torch.multiprocessing as mp
 
 from labs.workers.failures import LaunchError
+from labs.workers.interrupts import held
 
 PRELOAD = ["labs.workers.janitor", "labs.workers.preloaded"]
 
@@ -40,7 +42,7 @@ def warm_up() -> None:
     os.environ["LABS_HOME"] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     from multiprocessing import forkserver
 
-    with _lock, _main_hidden():
+    with _lock, _main_hidden(), held():
         private_directory()
         context().set_forkserver_preload(PRELOAD)
         forkserver.ensure_running()
@@ -49,10 +51,28 @@ def warm_up() -> None:
 def start(target, args):
     """A started process running `target(*args)`; it will not import the caller's script."""
     warm_up()
-    with _lock, _main_hidden():
+    with _lock, _main_hidden(), _unbroken():
         process = context().Process(target=target, args=args)
         process.start()
     return process
+
+
+@contextlib.contextmanager
+def _unbroken():
+    """Keeps interrupts out while a process is asked for: half asked for, it would wait for the
+    other half for ever. They may come while the fork server, which may still import, is waited for.
+    """
+    from multiprocessing import forkserver
+
+    with held() as released:
+        answer = forkserver.read_signed
+
+        def read_signed(fd):
+            with released():
+                return answer(fd)
+
+        with unittest.mock.patch.object(forkserver, "read_signed", read_signed):
+            yield
 
 
 def private_directory() -> str:

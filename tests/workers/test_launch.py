@@ -1,6 +1,7 @@
 """What a launch gives back: results, output, reports; who it runs on; what cannot travel."""
 
 import os
+import signal
 import threading
 import time
 import warnings
@@ -163,6 +164,27 @@ def test_spawn_where_there_is_no_fork_server(monkeypatch):
         return total.item()
 
     assert launch(work, ranks=2, quiet=True) == [2.0, 2.0]
+
+
+def test_an_interrupt_while_a_process_is_asked_for(monkeypatch):
+    """Half asked for, it would wait for the other half for ever."""
+    from multiprocessing import forkserver
+
+    from labs.workers.failures import Interrupted
+
+    ask = forkserver.connect_to_new_process
+
+    def interrupted(fds):
+        ends = ask(fds)
+        os.kill(os.getpid(), signal.SIGINT)
+        return ends
+
+    monkeypatch.setattr(forkserver, "connect_to_new_process", interrupted)
+    with pytest.raises(Interrupted):
+        launch(dist.get_rank, ranks=2, quiet=True)
+    assert leftovers.until(lambda: not leftovers.workers_of(os.getpid()), 5)
+    monkeypatch.undo()
+    assert launch(dist.get_rank, ranks=2, quiet=True) == [0, 1]
 
 
 def test_two_launches_at_once():
