@@ -371,7 +371,7 @@ WRONG[lab.check_diagnose] = [
     (by_seconds(of_the_step(0.3), 1.7), "nothing wrong.* was taken for one with a slow rank"),
     (by_seconds(of_the_step(0.3), 6), "a slow rank.* was taken for one with nothing wrong"),
     (by_seconds(of_the_step(0.08), 3), "was taken for one with a slow data loader"),
-    (by_seconds(of_the_step(0.6), 3), "a slow data loader, as chance .* for one with nothing"),
+    (by_seconds(of_the_step(0.6), 3), "a slow data loader.* for one with nothing"),
     (by_seconds(twice_the_healthy, 3), "was taken for one with a slow data loader"),
     (with_evidence("slow data loader", lambda run: run[0].labels[0]),
      "a slow data loader was named, but .* is no evidence")]
