@@ -1,16 +1,13 @@
 """Checks of exercises 2.5 to 2.7: how buckets are cut, how one travels, and when it leaves."""
 
-import contextlib
-
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 
 from labs.checking import on_ranks
 from labs.exercises import Wrong, check
 from labs.manual_ddp import twin as twins
 from labs.manual_ddp.checks import follow_twin
-from labs.meters.traffic import Call, Mark, Traffic
+from labs.meters.traffic import Call, Mark, Traffic, around_waits
 from labs.training import data
 from labs.training.models import TrapModel, count, trainable
 
@@ -234,19 +231,8 @@ def order_of_events(wrap, model, batch=None) -> list:
     return traffic.events
 
 
-@contextlib.contextmanager
 def waits_marked(traffic):
-    original = c10d.Work.wait
-
-    def wait(self, *args, **kwargs):
-        traffic.mark("wait")
-        return original(self, *args, **kwargs)
-
-    c10d.Work.wait = wait
-    try:
-        yield
-    finally:
-        c10d.Work.wait = original
+    return around_waits(before=lambda _: traffic.mark("wait"))
 
 
 def _check_overlap(events, model):

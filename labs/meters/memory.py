@@ -4,16 +4,15 @@ On a CPU it is exact: torch's profiler reports every allocation, those of C++ in
 block is followed from its allocation to its end.
 """
 
-import contextlib
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from time import sleep
 
 import torch
-from torch._C import _distributed_c10d as c10d
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from labs.meters.traffic import around_waits
 from labs.training.categories import Memory
 
 PHASES = ("build", "forward", "backward", "step")
@@ -104,22 +103,10 @@ def record(build, batches, held=None) -> Report:
     return _report(*_read(tree), marks)
 
 
-@contextlib.contextmanager
 def _backend_lets_go_first():
     """Who waits for a collective stays a moment longer, so that gloo's thread, which the profiler
     does not watch, is not the last to let go of its tensors."""
-    original = c10d.Work.wait
-
-    def wait(self, *args, **kwargs):
-        result = original(self, *args, **kwargs)
-        sleep(_MOMENT)
-        return result
-
-    c10d.Work.wait = wait
-    try:
-        yield
-    finally:
-        c10d.Work.wait = original
+    return around_waits(after=lambda _: sleep(_MOMENT))
 
 
 def _held_by_torch(module, optimizer) -> dict:

@@ -1,9 +1,11 @@
 """Counts what a rank communicates: kind, elements and bytes of every collective, in order."""
 
+import contextlib
 import time
 from dataclasses import dataclass
 
 import torch
+from torch._C import _distributed_c10d as c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # torch's internal names of the collectives, and which argument counts: a reduce-scatter by what
@@ -78,6 +80,27 @@ class Traffic(TorchDispatchMode):
     def bytes(self) -> int:
         """Logical bytes of all calls."""
         return sum(call.bytes for call in self.calls)
+
+
+@contextlib.contextmanager
+def around_waits(before=None, after=None):
+    """Inside, each wait for a collective that is under way calls before(work) when it begins and
+    after(work) when it is over."""
+    original = c10d.Work.wait
+
+    def wait(self, *args, **kwargs):
+        if before:
+            before(self)
+        result = original(self, *args, **kwargs)
+        if after:
+            after(self)
+        return result
+
+    c10d.Work.wait = wait
+    try:
+        yield
+    finally:
+        c10d.Work.wait = original
 
 
 def _asynchronous(func, args, kwargs) -> bool:

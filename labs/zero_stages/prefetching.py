@@ -1,13 +1,10 @@
 """Check of exercise 3.5: the next layer's gather is under way while this layer computes."""
 
-import contextlib
-
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 
 from labs.checking import on_ranks, together, torchs_own_refused
 from labs.exercises import Wrong, check
-from labs.meters.traffic import Call, Traffic
+from labs.meters.traffic import Call, Traffic, around_waits
 from labs.training import data
 from labs.training.models import Chain
 from labs.zero_stages import promises
@@ -54,22 +51,16 @@ def order_of_events(strategy) -> list:
     return traffic.events
 
 
-@contextlib.contextmanager
 def _waits_marked(traffic):
     """A mark when a gather is waited for; a second wait for the same one is none."""
-    original, seen = c10d.Work.wait, []
+    seen = []  # kept, so that no other can take its place in memory
 
-    def wait(self, *args, **kwargs):
-        if self._get_op_type() in _GATHERS and not any(self is one for one in seen):
-            seen.append(self)  # kept, so that no other can take its place in memory
+    def mark(work):
+        if work._get_op_type() in _GATHERS and not any(work is one for one in seen):
+            seen.append(work)
             traffic.mark("waited")
-        return original(self, *args, **kwargs)
 
-    c10d.Work.wait = wait
-    try:
-        yield
-    finally:
-        c10d.Work.wait = original
+    return around_waits(before=mark)
 
 
 def judge_order(events) -> None:
