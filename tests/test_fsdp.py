@@ -11,7 +11,7 @@ from _build.definitions import ROOT, definitions
 import labs.fsdp as lab
 from labs import launch
 from labs.exercises import Verdict
-from labs.fsdp import bridge, limits, measuring, on_a_node, wrapping
+from labs.fsdp import bridge, limits, measuring, on_a_node, rungs, wrapping
 from labs.fsdp.limits import Beside, Largest
 from labs.pictures import fsdp as pictures
 from labs.training import models
@@ -118,6 +118,13 @@ def test_the_gain_over_ddp_grows_with_the_ranks():
 def test_a_time_is_said_with_its_bounds():
     quick, slow = (measuring.Result(None, [], [], rounds) for rounds in ([2, 2, 4], [3, 2, 4]))
     assert slow.slower(quick) == "+50% (+0 to +50% by round)"
+
+
+def test_the_notebook_says_what_is_trained_under_the_limit():
+    text = " ".join((ROOT / "solutions/04_fsdp.py").read_text().replace("#", "").split())
+    under = limits.size(rungs.LAYERS)
+    assert limits.RANKS == 4 and "Four ranks train a GPT-2" in text
+    assert f"with {under.layers} layers of width {under.hidden}" in text
 
 
 @linux
