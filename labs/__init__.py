@@ -4,7 +4,7 @@ The names below are what a student uses. They are looked up on first use, so tha
 `import labs` costs nothing on a rank and needs no Jupyter.
 """
 
-from labs.lookup import offered
+from labs.lazy_exports import offered
 
 __all__, __getattr__, __dir__ = offered(__name__, {
     "launch": "labs.workers.launcher",
@@ -16,6 +16,6 @@ __all__, __getattr__, __dir__ = offered(__name__, {
     "LaunchError": "labs.workers.failures",
     "device": "labs.workers.devices",
     "machine": "labs.pictures.machine",
-    "warm_up": "labs.workers.start",
-    "guess": "labs.exercises",
+    "warm_up": "labs.workers.processes",
+    "guess": "labs.exercises.guesses",
 })

@@ -113,7 +113,7 @@ lab.check_average_gradients(average_gradients)
 
 # %% [markdown]
 # Each strip shows the largest values of one gradient: red negative, blue positive. The small model
-# here has a layer, `rare`, that only rank 0's share of the batch uses.
+# here has a layer, `sometimes_unused`, that only rank 0's share of the batch uses.
 
 # %%
 lab.show_gradients(average_gradients, ranks=3)

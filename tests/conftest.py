@@ -34,11 +34,11 @@ def nothing_left(warm_launcher):
 
     import leftovers
 
-    from labs.workers import start
+    from labs.workers import processes
 
     shared = leftovers.shared_memory()
     yield
     assert leftovers.until(lambda: not leftovers.workers_of(os.getpid()), 2)
-    assert not [name for name in os.listdir(start.private_directory())
+    assert not [name for name in os.listdir(processes.private_directory())
                 if name.startswith("rendezvous")]
     assert leftovers.shared_memory() - shared <= leftovers.in_use_elsewhere(os.getpid())

@@ -10,8 +10,8 @@ from labs.memory_math.explorer import GPUS, Setting, explore_memory
 from labs.pictures.marks import number
 from labs.predictions import hardware
 from labs.predictions.memory import predict
-from labs.training import known
-from labs.training.categories import GB, Memory
+from labs.training import hf_configs
+from labs.training.memory_categories import GB, Memory
 
 FIRST = dict(model="Llama-3-8B", ranks=8, strategy="ZeRO-3 = FSDP", recipe="bf16, fp32 master",
              batch=1, sequence=4096, checkpointing="full")
@@ -44,7 +44,7 @@ def test_every_control_changes_what_is_drawn(controls, name):
     ("ZeRO-2", dict(strategy="zero2")), ("ZeRO-3 = FSDP", dict(strategy="fsdp2")),
     ("FSDP, no resharding", dict(strategy="fsdp2", reshard=False))])
 def test_numbers_are_the_predictions(strategy, asked):
-    want = predict(known.config("Llama-2-13B"), batch=2, sequence=2048, ranks=4, device="cuda",
+    want = predict(hf_configs.config("Llama-2-13B"), batch=2, sequence=2048, ranks=4, device="cuda",
                    recipe="bf16", checkpointing="selective", **asked)["peak"]
     setting = with_(model="Llama-2-13B", batch=2, sequence=2048, ranks=4, recipe="bf16",
                     checkpointing="selective", strategy=strategy)
@@ -115,7 +115,7 @@ def test_without_a_live_kernel_it_is_a_picture(controls, monkeypatch):
 
 
 def test_scaling_shows_dry_runs_beside_the_closed_form(monkeypatch):
-    small = known.make("llama", hidden_size=64, num_hidden_layers=3, num_attention_heads=4,
+    small = hf_configs.make("llama", hidden_size=64, num_hidden_layers=3, num_attention_heads=4,
                        num_key_value_heads=2, intermediate_size=128, vocab_size=256)
     monkeypatch.setattr(scaling.known, "config", lambda name: small)
     picture = scaling.show_scaling("small", traced=(4,), ranks=(2, 4), batch=2, sequence=64)

@@ -10,12 +10,12 @@ from _build.definitions import ROOT, definitions
 
 import labs.fsdp as lab
 from labs import launch
-from labs.exercises import Verdict
+from labs.exercises.verdicts import Verdict
 from labs.fsdp import bridge, limits, measuring, on_a_node, rungs, wrapping
 from labs.fsdp.limits import Beside, Largest
 from labs.pictures import fsdp as pictures
 from labs.training import models
-from labs.training.categories import Memory
+from labs.training.memory_categories import Memory
 from labs.training.presets import preset
 from labs.workers import devices
 from labs.workers.failures import Outcome, RankFailed, failure

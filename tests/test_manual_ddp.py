@@ -8,7 +8,7 @@ from _build.definitions import definitions
 import labs.manual_ddp as lab
 from labs.manual_ddp import buckets, measuring
 from labs.meters.traffic import Call
-from labs.training.models import TrapModel, count
+from labs.training.models import EdgeCaseModel, count
 from labs.training.presets import preset
 from labs.workers.launcher import launch
 
@@ -31,7 +31,7 @@ def measured(solution):
 
 def test_the_order_of_events_in_one_backward(solution):
     def work():
-        events = buckets.order_of_events(lambda m: solution.overlapped(m, 900), TrapModel())
+        events = buckets.order_of_events(lambda m: solution.overlapped(m, 900), EdgeCaseModel())
         return [event.kind if isinstance(event, Call) else event.what for event in events]
 
     events = launch(work, ranks=2, quiet=True)[0]

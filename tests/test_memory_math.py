@@ -9,12 +9,13 @@ import torch
 from _build.definitions import definitions
 
 import labs.memory_math as lab
-from labs.exercises import Verdict, guess
+from labs.exercises.guesses import guess
+from labs.exercises.verdicts import Verdict
 from labs.memory_math import activation_checks, measuring, show, show_runs, truth
 from labs.predictions import hardware, parameters
 from labs.predictions.memory_recipes import RECIPES, model_states
 from labs.predictions.memory_sizes import Sizes
-from labs.training.categories import GB, GiB
+from labs.training.memory_categories import GB, GiB
 from labs.training.presets import preset
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import labs
 import labs.start_here as lab
-from labs import exercises
+from labs.exercises import verdicts
 from labs.predictions import rent
 from labs.start_here import ring
 
@@ -145,7 +145,7 @@ def test_pictures_of_unfilled_exercises_wait(show):
         raise NotImplementedError({"two_steps": "Exercise 0.2"}.get(show, "Exercise 0.1"))
 
     verdict = getattr(lab, show)(gap, ranks=2)
-    assert isinstance(verdict, exercises.Verdict) and verdict.passed is None
+    assert isinstance(verdict, verdicts.Verdict) and verdict.passed is None
 
 
 def test_picture_of_the_unfilled_formula_waits():

@@ -8,11 +8,11 @@ import pytest
 from _build.definitions import definitions
 
 import labs
-from labs import exercises
-from labs.exercises import Verdict
+from labs.exercises import guesses
+from labs.exercises.verdicts import Verdict
 from labs.meters import memory
 from labs.training import strategies
-from labs.training.categories import Memory
+from labs.training.memory_categories import Memory
 from labs.training.presets import preset
 from labs.workers.launcher import launch
 from labs.zero_stages import measuring, show
@@ -104,7 +104,7 @@ def test_all_strategies_train_the_same():
 
 
 def test_the_chart_of_memory_draws_the_formula_and_the_guess(monkeypatch):
-    monkeypatch.setattr(exercises, "_guesses", {})
+    monkeypatch.setattr(guesses, "_guesses", {})
     labs.guess("MB per rank after backward, ZeRO-2", 0.5)
     drawn = show.show_memory(compared())
     rows = {row.name: row for row in drawn.data}
@@ -118,7 +118,7 @@ def test_the_chart_of_memory_draws_the_formula_and_the_guess(monkeypatch):
 
 
 def test_the_chart_of_traffic_says_who_moves_three_times(monkeypatch):
-    monkeypatch.setattr(exercises, "_guesses", {})
+    monkeypatch.setattr(guesses, "_guesses", {})
     labs.guess("Ψ that travel per step, ZeRO-1", 3)
     text = show.show_traffic(compared()).text
     assert "each rank sends 1/2 of it" in text

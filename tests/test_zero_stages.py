@@ -127,11 +127,11 @@ class Diary(lab.Sharded):
 
 
 def diary(rare):
-    module = Diary(models.TrapModel(seed=0))
+    module = Diary(models.EdgeCaseModel(seed=0))
     [batch] = data.xy_batches(1, 4)
     for _ in range(2):
         module.pages.clear()
-        module(**batch, use_rare=rare or dist.get_rank() == 0).loss.backward()
+        module(**batch, use_all=rare or dist.get_rank() == 0).loss.backward()
     return module.pages
 
 
@@ -142,20 +142,22 @@ def test_the_life_of_every_unit_is_told_in_order():
     assert told[7] == ("after forward", "root")
     assert told[8:] == [("before backward", "root"),
                         ("before backward", "second"), ("after backward", "second"),
-                        ("before backward", "rare"), ("after backward", "rare"),
+                        ("before backward", "sometimes_unused"),
+                        ("after backward", "sometimes_unused"),
                         ("before backward", "first"), ("after backward", "first"),
                         ("after backward", "root"), ("done", "")]
-    assert [name for what, name in pages if what == "next"] == ["rare", "first", None, "second"]
+    assert [name for what, name in pages if what == "next"] == [
+        "sometimes_unused", "first", None, "second"]
 
 
 def test_ranks_that_use_other_layers_end_them_in_the_same_order():
     first, second = ([name for what, name in pages if what == "after backward"]
                      for pages in on(2, diary, False))
-    assert first == second == ["second", "rare", "first", "root"]
+    assert first == second == ["second", "sometimes_unused", "first", "root"]
 
 
 def whole_and_frozen():
-    model = models.TrapModel(seed=3)
+    model = models.EdgeCaseModel(seed=3)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     module, optimizer = right.zero3(model, torch.optim.AdamW, lr=0.1)
     found = module.whole_parameters()
@@ -171,7 +173,7 @@ def test_whole_parameters_are_gathered_and_frozen_ones_stay():
 
 def nothing_for_a_layer():
     """A ZeRO-3 that forgets to gather is told so, and no memory is read that is not there."""
-    module, _ = right.zero3(models.Chain(2), torch.optim.AdamW, kind=Diary)
+    module, _ = right.zero3(models.DeepMLP(2), torch.optim.AdamW, kind=Diary)
     with pytest.raises(Exception, match="forward of 'root' begins, and its parameters are not"):
         module(**data.xy_batches(1, 2)[0])
     return True
@@ -185,7 +187,7 @@ def test_a_layer_that_is_not_there_is_named():
 
 
 def optimizer_facts():
-    module, optimizer = right.zero2(models.TrapModel(seed=0), torch.optim.AdamW, lr=0.1)
+    module, optimizer = right.zero2(models.EdgeCaseModel(seed=0), torch.optim.AdamW, lr=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
     [batch] = data.xy_batches(1, 4)
     module(**batch).loss.backward()
@@ -194,7 +196,7 @@ def optimizer_facts():
     saved = optimizer.state_dict()
     optimizer.zero_grad()
     forgotten = all(p.grad is None for unit in module.units for p in [unit.shard, *unit.parameters])
-    _, other = right.zero2(models.TrapModel(seed=0), torch.optim.AdamW, lr=0.1)
+    _, other = right.zero2(models.EdgeCaseModel(seed=0), torch.optim.AdamW, lr=0.1)
     other.load_state_dict(saved)
     shards = zip(optimizer.flats, other.flats, strict=True)
     alike = all(optimizer.state[a.shard]["exp_avg"].equal(other.state[b.shard]["exp_avg"])
@@ -223,7 +225,7 @@ def test_a_promise_is_the_papers_formula_and_padding(stage, parameters, gradient
 
 
 def peak_of_backward(strategy):
-    report = memory.record(lambda: strategy(models.Chain(), torch.optim.AdamW, lr=0.1),
+    report = memory.record(lambda: strategy(models.DeepMLP(), torch.optim.AdamW, lr=0.1),
                            data.xy_batches(2, 4))
     return report.peaks["backward"].total
 

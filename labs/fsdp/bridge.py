@@ -2,8 +2,9 @@
 
 from functools import partial
 
-from labs import earlier
-from labs.exercises import Wrong, guessed, shows
+from labs.exercises import previous_work
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import Wrong, shows
 from labs.fsdp.measuring import measure
 from labs.pictures import fsdp as pictures
 from labs.pictures import palette
@@ -15,10 +16,10 @@ FREED = "fully_shard,\nroot freed too"
 
 
 @shows("3.4")
-def your_zero3() -> earlier.Earlier:
+def your_zero3() -> previous_work.Earlier:
     """The strategy zero3 of the student's notebook 03, if it trains, holds and sends as ZeRO-3 does
     on 2 ranks; else that of the worked answer, and why."""
-    return earlier.students("03_zero_stages", "zero3", "3.4", _judged)
+    return previous_work.students("03_zero_stages", "zero3", "3.4", _judged)
 
 
 def _judged(zero3) -> str:

@@ -4,8 +4,8 @@ from collections import Counter
 
 import torch.distributed as dist
 
-from labs.checking import on_ranks, together
-from labs.exercises import Wrong, check
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check
 from labs.fsdp import trained
 
 WORLDS = (2, 4)
@@ -24,11 +24,11 @@ def check_shard(strategy):
 
 
 def _shard(strategy) -> float:
-    difference = together(trained.follow, strategy)
+    difference = raise_on_all_ranks(trained.follow, strategy)
     seen = trained.look(strategy)
     want = trained.units(trained.model(), dist.get_world_size(), dist.get_rank())
-    together(judge_traffic, seen.calls, want)
-    together(judge_memory, seen.report, want)
+    raise_on_all_ranks(judge_traffic, seen.calls, want)
+    raise_on_all_ranks(judge_memory, seen.report, want)
     return difference
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises import shows
+from labs.exercises.verdicts import shows
 from labs.fsdp import measuring, trained
 from labs.fsdp.wrapping import chart
 from labs.meters.traffic import Traffic

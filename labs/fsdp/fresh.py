@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from labs.checking import on_ranks, together
-from labs.exercises import Wrong, check
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check
 from labs.fsdp import trained
 from labs.meters import memory
 from labs.training import data, strategies
-from labs.training.models import Chain, count
+from labs.training.models import DeepMLP, count
 
 RANKS = 4
 LAYERS, WIDTH = 8, 62  # 4 ranks do not divide the width
@@ -31,7 +31,7 @@ def check_from_meta(strategy):
 
 
 def _make():
-    return Chain(LAYERS, WIDTH)
+    return DeepMLP(LAYERS, WIDTH)
 
 
 def _fresh(strategy):
@@ -44,18 +44,18 @@ def _fresh(strategy):
 
     report = memory.record(build, data.xy_batches(2, 4, seed=dist.get_rank()),
                            held=strategies.held)
-    together(_judge_build, report)
+    raise_on_all_ranks(_judge_build, report)
     module, optimizer = trained.built(strategy, _make, torch.optim.AdamW, lr=1e-2)
-    together(_judge_shards, module)
+    raise_on_all_ranks(_judge_shards, module)
     parts = {name: trained.whole(p) for name, p in trained.names(module).items()}
-    together(_judge_numbers, module, parts)
-    together(_judge_layers, parts)
+    raise_on_all_ranks(_judge_numbers, module, parts)
+    raise_on_all_ranks(_judge_layers, parts)
     batch = data.xy_batches(1, 4, seed=dist.get_rank())[0]
     before = {name: value.clone() for name, value in parts.items()}
     module(**batch).loss.backward()
     optimizer.step()
     after = {name: trained.whole(p) for name, p in trained.names(module).items()}
-    together(_judge_trains, before, after)
+    raise_on_all_ranks(_judge_trains, before, after)
 
 
 def _judge_build(report):

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from tqdm.auto import tqdm
 
-from labs.exercises import shows
+from labs.exercises.verdicts import shows
 from labs.fsdp.measuring import batches, model
 from labs.predictions.memory import predict
 from labs.training import models, presets, strategies
-from labs.training.categories import Memory
 from labs.training.loop import train
+from labs.training.memory_categories import Memory
 from labs.training.presets import Preset
 from labs.workers.failures import RankFailed
 from labs.workers.launcher import launch

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from labs.exercises import shows
+from labs.exercises.verdicts import shows
 from labs.meters import memory, throughput
 from labs.pictures.tables import Table
 from labs.predictions import hardware
 from labs.predictions.dryrun import ddp, fake
 from labs.predictions.memory import predict
 from labs.training import data, models, strategies
-from labs.training.categories import GB
+from labs.training.memory_categories import GB
 from labs.training.presets import Preset, preset
 from labs.workers import devices
 from labs.workers.failures import OutOfMemory

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from labs.checking import on_ranks, together
-from labs.exercises import Wrong, check, shows
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check, shows
 from labs.fsdp import limits, measuring, trained
 from labs.pictures import fsdp as pictures
 from labs.pictures import palette
@@ -34,7 +34,7 @@ def _mixed(strategy):
     made.transformer.ln_f.register_forward_pre_hook(
         lambda layer, _: computed.update({"the root": layer.weight.dtype}))
     twin = trained.Twin(trained.model())
-    module, optimizer = together(trained.built, strategy, made)
+    module, optimizer = raise_on_all_ranks(trained.built, strategy, made)
     losses = []
     for batch in trained.batches():
         loss = module(**trained.share(batch)).loss
@@ -45,9 +45,9 @@ def _mixed(strategy):
         mean = loss.detach().float().clone()
         dist.all_reduce(mean)
         losses.append((mean.item() / dist.get_world_size(), twin.step(batch)))
-    together(_judge_types, module, computed, gradients)
-    together(_judge_wire, trained.look(strategy, tries=1).calls)
-    together(_judge_losses, losses)
+    raise_on_all_ranks(_judge_types, module, computed, gradients)
+    raise_on_all_ranks(_judge_wire, trained.look(strategy, tries=1).calls)
+    raise_on_all_ranks(_judge_losses, losses)
 
 
 def _name(dtype) -> str:

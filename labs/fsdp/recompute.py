@@ -4,8 +4,8 @@ from collections import Counter
 
 import torch.distributed as dist
 
-from labs.checking import on_ranks, together
-from labs.exercises import Wrong, check
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check
 from labs.fsdp import trained
 from labs.fsdp.checks import judge_traffic
 from labs.predictions import activations
@@ -24,12 +24,12 @@ def check_checkpointed(strategy):
 
 
 def _checkpointed(strategy) -> float:
-    difference = together(trained.follow, strategy)
-    together(_judge_passes, _passes(strategy))
+    difference = raise_on_all_ranks(trained.follow, strategy)
+    raise_on_all_ranks(_judge_passes, _passes(strategy))
     seen, usual = trained.look(strategy), trained.look(strategies.fsdp2, tries=1)
-    together(_judge_memory, seen.report, usual.report)
+    raise_on_all_ranks(_judge_memory, seen.report, usual.report)
     want = trained.units(trained.model(), dist.get_world_size(), dist.get_rank())
-    together(judge_traffic, seen.calls, want)
+    raise_on_all_ranks(judge_traffic, seen.calls, want)
     return difference
 
 

@@ -1,7 +1,8 @@
 """The pictures of training under a limit: what dies, what each rung saves and costs, how large a
 model fits."""
 
-from labs.exercises import guessed, shows
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import shows
 from labs.fsdp import limits, measuring
 from labs.fsdp.limits import Largest
 from labs.pictures import fsdp as pictures

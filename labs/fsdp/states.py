@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from labs.checking import TOLERANCE, together, worst
-from labs.exercises import Wrong, check, shows
+from labs.exercises.on_ranks import TOLERANCE, raise_on_all_ranks, worst
+from labs.exercises.verdicts import Wrong, check, shows
 from labs.fsdp import trained
 from labs.pictures.tables import Table
 from labs.training import data, strategies
@@ -96,14 +96,15 @@ def _load(load, folder, want):
     module, optimizer = _build(seed=1)
     load(module, optimizer, folder)
     saved, later = want
-    together(_judge, _wholes(module), saved, "after load", "Load into the state of this module, "
+    raise_on_all_ranks(_judge, _wholes(module), saved, "after load",
+                       "Load into the state of this module, "
              "then put it in place: set_state_dict.")
     rates = {group["lr"] for group in optimizer.param_groups}
     _set_rate(optimizer)  # so that the moments are judged by themselves
     _train(module, optimizer, (3, 4))
-    together(_judge, _wholes(module), later, "two steps after load",
+    raise_on_all_ranks(_judge, _wholes(module), later, "two steps after load",
              "Are the optimizer's moments saved and loaded too?")
-    together(_judge_rate, rates)
+    raise_on_all_ranks(_judge_rate, rates)
 
 
 def _judge_rate(rates):

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from labs import checking
-from labs.checking import TOLERANCE, gradients, worst
-from labs.exercises import Wrong
+from labs.exercises import on_ranks
+from labs.exercises.on_ranks import TOLERANCE, gradients, worst
+from labs.exercises.verdicts import Wrong
 from labs.meters import memory
 from labs.meters.traffic import Traffic
 from labs.predictions.memory_shards import owned, padded
@@ -47,7 +47,7 @@ def share(batch: dict) -> dict:
 
 def built(strategy, made, optimizer_class=torch.optim.AdamW, **settings) -> tuple:
     """(module, optimizer) of a strategy for the model `made`. Raises Wrong where they are none."""
-    return checking.built(strategy, made, optimizer_class, settings or SETTINGS)
+    return on_ranks.built(strategy, made, optimizer_class, settings or SETTINGS)
 
 
 def whole(tensor) -> torch.Tensor:

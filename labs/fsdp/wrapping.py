@@ -4,7 +4,8 @@ from functools import partial
 
 from torch import nn
 
-from labs.exercises import Wrong, check, guessed, kind_of, shows
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import Wrong, check, kind_of, shows
 from labs.fsdp.measuring import measure, model
 from labs.fsdp.trained import mesh
 from labs.pictures import fsdp as pictures

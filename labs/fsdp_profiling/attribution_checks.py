@@ -1,6 +1,6 @@
 """Checks of exercises 5.3 and 5.4: whose all-gather it is, and which line called a collective."""
 
-from labs.exercises import Wrong, check
+from labs.exercises.verdicts import Wrong, check
 from labs.fsdp_profiling import leftovers, made
 from labs.fsdp_profiling.share_checks import recorded
 from labs.meters import timeline_units as units

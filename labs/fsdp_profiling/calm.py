@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from labs.exercises import shows
+from labs.exercises.verdicts import shows
 from labs.fsdp_profiling import recording
 from labs.meters.timeline import length
 

@@ -5,7 +5,7 @@ import functools
 import random
 from dataclasses import dataclass
 
-from labs.exercises import Verdict, Wrong, check
+from labs.exercises.verdicts import Verdict, Wrong, check
 from labs.fsdp_profiling import calm, recording
 from labs.fsdp_profiling.recording import Job
 from labs.fsdp_profiling.share_checks import recorded

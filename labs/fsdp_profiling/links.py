@@ -5,7 +5,7 @@ which they are issued; no latency; nothing else on the wire.
 
 from dataclasses import dataclass
 
-from labs.exercises import Wrong, check, shows
+from labs.exercises.verdicts import Wrong, check, shows
 from labs.meters import timeline_units as units
 from labs.predictions import hardware, traffic
 

@@ -1,6 +1,6 @@
 """Checks of exercises 5.5 to 5.7: what was fetched in time, told from the trace."""
 
-from labs.exercises import Wrong, check
+from labs.exercises.verdicts import Wrong, check
 from labs.fsdp_profiling import made, recording
 from labs.fsdp_profiling.share_checks import recorded
 from labs.meters import timeline_units as units

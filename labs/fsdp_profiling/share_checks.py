@@ -2,7 +2,7 @@
 
 import functools
 
-from labs.exercises import Wrong, check
+from labs.exercises.verdicts import Wrong, check
 from labs.fsdp_profiling import made, recording
 from labs.meters.timeline import length, union
 

@@ -4,7 +4,8 @@ import statistics
 
 import torch
 
-from labs.exercises import guessed, shows
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import shows
 from labs.fsdp_profiling import diagnosis, recording
 from labs.fsdp_profiling.attribution_checks import strangers
 from labs.fsdp_profiling.wire import slow_down

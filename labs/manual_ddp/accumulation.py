@@ -4,12 +4,12 @@ import copy
 
 import torch.distributed as dist
 
-from labs.checking import on_ranks
-from labs.exercises import Wrong, check
+from labs.exercises.on_ranks import on_ranks
+from labs.exercises.verdicts import Wrong, check
 from labs.manual_ddp import twin as twins
 from labs.meters.traffic import Traffic
 from labs.training import data
-from labs.training.models import TrapModel
+from labs.training.models import EdgeCaseModel
 
 
 @check("2.8", hints={"not an iterator": "no_sync must `yield` once, where the block runs.",
@@ -19,7 +19,7 @@ def check_no_sync(wrap):
     outside it synchronizes all that was accumulated."""
     def work():
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        model = TrapModel(seed=0)
+        model = EdgeCaseModel(seed=0)
         module, reference = wrap(model, 900), copy.deepcopy(model)
         batches = [data.shard(b, rank, ranks) for b in data.xy_batches(3, twins.BATCH)]
         for _ in range(2):  # the second time finds a flag that was not put back
@@ -36,18 +36,18 @@ def _check_accumulation(module, model, reference, batches):
     with module.no_sync():
         for number, batch in enumerate(batches[:-1], 1):
             with Traffic() as quiet:
-                module(**batch, use_rare=True).loss.backward()
-            reference(**batch, use_rare=True).loss.backward()
-            twins.together(_judge_inside, module, model, reference, quiet, number)
+                module(**batch, use_all=True).loss.backward()
+            reference(**batch, use_all=True).loss.backward()
+            twins.raise_on_all_ranks(_judge_inside, module, model, reference, quiet, number)
     with Traffic() as loud:
-        module(**batches[-1], use_rare=True).loss.backward()
-    reference(**batches[-1], use_rare=True).loss.backward()
+        module(**batches[-1], use_all=True).loss.backward()
+    reference(**batches[-1], use_all=True).loss.backward()
     own = twins.gradients(reference)
     want = {name: gradient.clone() for name, gradient in own.items()}
     for gradient in want.values():
         dist.all_reduce(gradient)
         gradient /= dist.get_world_size()
-    twins.together(_judge_after, model, want, own, loud)
+    twins.raise_on_all_ranks(_judge_after, model, want, own, loud)
 
 
 def _judge_after(model, want, own, loud):
@@ -77,9 +77,9 @@ def _check_exception(module, model, batches):
     except KeyError:
         pass
     with Traffic() as traffic:
-        module(**batches[0], use_rare=True).loss.backward()
+        module(**batches[0], use_all=True).loss.backward()
     model.zero_grad()
-    twins.together(_judge_exception, traffic)
+    twins.raise_on_all_ranks(_judge_exception, traffic)
 
 
 def _judge_exception(traffic):
@@ -97,7 +97,7 @@ def check_accumulate(accumulate, wrap):
         rank, ranks = dist.get_rank(), dist.get_world_size()
         sizes = (3, 1, 2)
         [batch] = data.xy_batches(1, sum(sizes) * ranks)
-        model, twin = TrapModel(seed=0), TrapModel(seed=0)
+        model, twin = EdgeCaseModel(seed=0), EdgeCaseModel(seed=0)
         passes = []
         model.head.weight.register_post_accumulate_grad_hook(passes.append)
         module = wrap(model, 900)
@@ -108,7 +108,7 @@ def check_accumulate(accumulate, wrap):
             accumulate(module, micro)
         twin(**batch).loss.backward()
         _explain_accumulation(model, twins.gradients(twin), micro)
-        twins.together(_judge_passes, len(passes), traffic, module, len(micro))
+        twins.raise_on_all_ranks(_judge_passes, len(passes), traffic, module, len(micro))
 
     on_ranks(work)
     return "unequal micro-batches give the full batch's gradient, with one synchronization"
@@ -131,7 +131,7 @@ def _explain_accumulation(model, want, micro):
         return
     for (divide, sentence) in ((1, "the sum of the micro-batches' mean losses"),
                                (len(micro), "the plain mean of the micro-batches' mean losses")):
-        wrong = TrapModel(seed=0)
+        wrong = EdgeCaseModel(seed=0)
         (sum(wrong(**part).loss for part in micro) / divide).backward()
         expected = twins.gradients(wrong)
         for gradient in expected.values():

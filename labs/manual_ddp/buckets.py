@@ -3,23 +3,23 @@
 import torch
 import torch.distributed as dist
 
-from labs.checking import on_ranks
-from labs.exercises import Wrong, check
+from labs.exercises.on_ranks import on_ranks
+from labs.exercises.verdicts import Wrong, check
 from labs.manual_ddp import twin as twins
 from labs.manual_ddp.checks import follow_twin
 from labs.meters.traffic import Call, Mark, Traffic, around_waits
 from labs.training import data
-from labs.training.models import TrapModel, count, trainable
+from labs.training.models import EdgeCaseModel, count, trainable
 
 
 @check("2.5")
 def check_make_buckets(make_buckets):
     """make_buckets(parameters, cap_bytes): lists of trainable parameters, the last one first."""
-    model = TrapModel()
+    model = EdgeCaseModel()
     for cap in (900, 400, 2000, 280, 10**6):  # 280: the last two parameters fill it exactly
         judge_buckets(make_buckets(model.parameters(), cap), model, cap)
     for part in ("second", "first"):
-        mixed = TrapModel()
+        mixed = EdgeCaseModel()
         getattr(mixed, part).to(torch.float64)
         judge_buckets(make_buckets(mixed.parameters(), 900), mixed, 900)
     return "every trainable parameter is in one bucket, last layer first, within the cap"
@@ -108,7 +108,7 @@ def _one_bucket(start, finish):
         if wrong is None:
             finish(bucket, *started)
     waited = any(getattr(event, "what", "") == "wait" for event in traffic.events)
-    twins.together(_judge_bucket, wrong, bucket, want, own, waited)
+    twins.raise_on_all_ranks(_judge_bucket, wrong, bucket, want, own, waited)
 
 
 def _delay_the_last_rank():
@@ -188,9 +188,9 @@ def small_buckets(wrap):
 def _watched(wrap):
     """Wraps as the student does, and checks the order of events in one backward."""
     def wrapped(model):
-        rehearsal = TrapModel(seed=0)
+        rehearsal = EdgeCaseModel(seed=0)
         events = order_of_events(wrap, rehearsal)
-        twins.together(_check_overlap, events, rehearsal)
+        twins.raise_on_all_ranks(_check_overlap, events, rehearsal)
         return wrap(model)
 
     return wrapped
@@ -222,7 +222,7 @@ def order_of_events(wrap, model, batch=None) -> list:
         module = wrap(model)
     if batch is None:
         [whole] = data.xy_batches(1, twins.BATCH)
-        batch = {**data.shard(whole, dist.get_rank(), dist.get_world_size()), "use_rare": True}
+        batch = {**data.shard(whole, dist.get_rank(), dist.get_world_size()), "use_all": True}
     loss = module(**batch).loss
     with traffic, waits_marked(traffic):
         traffic.mark("backward begins")

@@ -4,12 +4,12 @@
 import torch
 import torch.distributed as dist
 
-from labs.checking import on_ranks
-from labs.exercises import Wrong, check, kind_of
+from labs.exercises.on_ranks import on_ranks
+from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.manual_ddp import twin as twins
 from labs.meters.traffic import Traffic
 from labs.training import data
-from labs.training.models import TrapModel, count
+from labs.training.models import EdgeCaseModel, count
 
 
 @check("2.1")
@@ -24,7 +24,7 @@ def check_combine(combine):
 
 def gradients_of_shards(sizes) -> tuple:
     """(gradient of a batch, [gradients of its shards of these sizes]) of one small weight."""
-    model = TrapModel()
+    model = EdgeCaseModel()
     [batch] = data.xy_batches(1, sum(sizes))
 
     def gradient(part):
@@ -67,11 +67,11 @@ def check_broadcast_state(broadcast_state):
     """broadcast_state(model): afterwards every rank holds rank 0's parameters and buffers."""
     def work():
         rank = dist.get_rank()
-        model = TrapModel(seed=rank)
+        model = EdgeCaseModel(seed=rank)
         identities = [id(parameter) for parameter in model.parameters()]
         with twins.torchs_own_refused(), Traffic() as traffic:
             broadcast_state(model)
-        twins.together(_judge_broadcast, model, identities, traffic)
+        twins.raise_on_all_ranks(_judge_broadcast, model, identities, traffic)
 
     on_ranks(work)
     return "on 2, 3 and 4 ranks, all parameters and buffers equal rank 0's"
@@ -82,7 +82,7 @@ def _judge_broadcast(model, identities, traffic):
     if not traffic.calls:
         raise Wrong("nothing was communicated: rank 0's state stayed where it was",
                     "It must travel to every rank.")
-    _compare_broadcast(model, TrapModel(seed=0), TrapModel(seed=rank))
+    _compare_broadcast(model, EdgeCaseModel(seed=0), EdgeCaseModel(seed=rank))
     if identities != [id(parameter) for parameter in model.parameters()]:
         raise Wrong(f"rank {rank}: the parameters were replaced by new ones",
                     "Write into the tensors: an optimizer made earlier still holds them.")
@@ -113,12 +113,12 @@ def check_average_gradients(average_gradients):
         twin = twins.Twin(rare=lambda rank: rank == 0)
         rank, [batch] = dist.get_rank(), data.xy_batches(1, twins.BATCH)
         own = twin.own_gradients(batch)
-        model = TrapModel(seed=0)
-        model(**data.shard(batch, rank, twin.ranks), use_rare=rank == 0).loss.backward()
+        model = EdgeCaseModel(seed=0)
+        model(**data.shard(batch, rank, twin.ranks), use_all=rank == 0).loss.backward()
         with twins.torchs_own_refused(), Traffic() as traffic:
             average_gradients(model)
         twin.loss(batch).backward()
-        return twins.together(_judge_average, model, twin.model, own, traffic)
+        return twins.raise_on_all_ranks(_judge_average, model, twin.model, own, traffic)
 
     return (f"gradients equal the full-batch twin's on 2, 3 and 4 ranks "
             f"(to {max(on_ranks(work)):.0e})")
@@ -145,23 +145,23 @@ def follow_twin(wrap, steps=4, rare=lambda rank: True):
     """On a rank: trains `wrap(model)` beside the twin and compares after every backward and every
     step. Returns (largest difference, the traffic of each step, the wrapped module)."""
     rank, twin = dist.get_rank(), twins.Twin(rare=rare)
-    model = TrapModel(seed=rank)
+    model = EdgeCaseModel(seed=rank)
     with twins.torchs_own_refused():
         module = wrap(model)
-    twins.together(_judge_start, model, twin.model)
+    twins.raise_on_all_ranks(_judge_start, model, twin.model)
     optimizer, difference, traffics = twins.sgd(model), 0.0, []
     for step, batch in enumerate(data.xy_batches(steps, twins.BATCH)):
         own = twin.own_gradients(batch)
         with Traffic() as traffic, twins.torchs_own_refused():
-            loss = module(**data.shard(batch, rank, twin.ranks), use_rare=rare(rank)).loss
+            loss = module(**data.shard(batch, rank, twin.ranks), use_all=rare(rank)).loss
             loss.backward()
         twin.loss(batch).backward()
-        difference = max(difference, twins.together(
+        difference = max(difference, twins.raise_on_all_ranks(
             twins.compare_gradients, model, twins.gradients(twin.model), own, f"step {step}, "))
         for optimiser in (optimizer, twin.optimizer):
             optimiser.step()
             optimiser.zero_grad()
-        twins.together(twins.compare_state, model, twin.model, f"after step {step}")
+        twins.raise_on_all_ranks(twins.compare_state, model, twin.model, f"after step {step}")
         traffics.append(traffic)
     return difference, traffics, module
 
@@ -180,7 +180,7 @@ def check_manual_ddp(wrap):
     def work():
         difference, traffics, module = follow_twin(wrap)
         for traffic in traffics:
-            twins.together(_compare_bytes, traffic, 4 * count(module))
+            twins.raise_on_all_ranks(_compare_bytes, traffic, 4 * count(module))
         return max(difference, _difference_from_torchs(wrap))
 
     return (f"equals the full-batch twin and torch's DDP over 4 steps on 2, 3 and 4 ranks "
@@ -191,16 +191,16 @@ def _difference_from_torchs(wrap) -> float:
     """Trains the student's module and torch's DDP side by side on the same batches."""
     from torch.nn.parallel import DistributedDataParallel
 
-    rank, models = dist.get_rank(), [TrapModel(seed=5), TrapModel(seed=5)]
+    rank, models = dist.get_rank(), [EdgeCaseModel(seed=5), EdgeCaseModel(seed=5)]
     modules = [wrap(models[0]), DistributedDataParallel(models[1])]
     optimizers = [twins.sgd(model) for model in models]
     for batch in data.xy_batches(3, twins.BATCH, seed=50):
         for module, optimizer in zip(modules, optimizers, strict=True):
             shard = data.shard(batch, rank, dist.get_world_size())
-            module(**shard, use_rare=True).loss.backward()
+            module(**shard, use_all=True).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    twins.together(twins.compare_state, *models, "trained beside torch's DDP")
+    twins.raise_on_all_ranks(twins.compare_state, *models, "trained beside torch's DDP")
     return max(twins.worst(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(),
                                                  strict=True))
 

@@ -1,6 +1,6 @@
 """How a model falls into buckets, for a cap that the student moves with a slider."""
 
-from labs.exercises import shows
+from labs.exercises.verdicts import shows
 from labs.pictures import buckets as pictures
 from labs.pictures import widgets
 from labs.training import models

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from labs.exercises import shows
+from labs.exercises.verdicts import shows
 from labs.manual_ddp import twin as twins
 from labs.manual_ddp.buckets import complete_buckets
 from labs.meters import throughput, timeline
@@ -155,9 +155,9 @@ def train(wrap, preset, steps: int, ranks: int) -> list:
 def gradients_before_and_after(average_gradients) -> list:
     """On a rank: [(name, gradient before, gradient after)] of the small model with traps."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    model = models.TrapModel(seed=0)
+    model = models.EdgeCaseModel(seed=0)
     [batch] = data.xy_batches(1, twins.BATCH)
-    model(**data.shard(batch, rank, ranks), use_rare=rank == 0).loss.backward()
+    model(**data.shard(batch, rank, ranks), use_all=rank == 0).loss.backward()
     before = twins.gradients(model)
     average_gradients(model)
     return [(name, before[name], after) for name, after in twins.gradients(model).items()]

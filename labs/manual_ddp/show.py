@@ -1,6 +1,7 @@
 """The pictures of notebook 02, each made from a run of the student's own code."""
 
-from labs.exercises import guessed, shows
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import shows
 from labs.manual_ddp import checks, measuring
 from labs.meters import timeline
 from labs.pictures import curves, gradients, measured, palette, timelines

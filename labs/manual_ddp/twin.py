@@ -7,23 +7,23 @@ import functools
 import torch
 import torch.distributed as dist
 
-from labs import checking
-from labs.checking import BATCH, close, gradients, together, worst
-from labs.exercises import Wrong
+from labs.exercises import on_ranks
+from labs.exercises.on_ranks import BATCH, close, gradients, raise_on_all_ranks, worst
+from labs.exercises.verdicts import Wrong
 from labs.training import data
-from labs.training.models import TrapModel, trainable
+from labs.training.models import EdgeCaseModel, trainable
 
 __all__ = ["BATCH", "Twin", "close", "compare_gradients", "compare_state", "fault", "gradients",
-           "sgd", "together", "torchs_own_refused", "worst"]
+           "sgd", "raise_on_all_ranks", "torchs_own_refused", "worst"]
 
-torchs_own_refused = functools.partial(checking.torchs_own_refused, "DistributedDataParallel")
+torchs_own_refused = functools.partial(on_ranks.torchs_own_refused, "DistributedDataParallel")
 
 
 class Twin:
     """Trains on all shards of a batch at once. rare(rank) says which shards take the branch."""
 
     def __init__(self, seed=0, rare=lambda rank: True):
-        self.model, self.rare = TrapModel(seed), rare
+        self.model, self.rare = EdgeCaseModel(seed), rare
         self.ranks = dist.get_world_size()
         self.optimizer = sgd(self.model)
 
@@ -31,7 +31,7 @@ class Twin:
         """Mean over the shards; shards are of equal size, so this is the full-batch loss."""
         ranks = range(self.ranks) if ranks is None else ranks
         model = model or self.model
-        return sum(model(**data.shard(batch, r, self.ranks), use_rare=self.rare(r)).loss
+        return sum(model(**data.shard(batch, r, self.ranks), use_all=self.rare(r)).loss
                    for r in ranks) / len(ranks)
 
     def own_gradients(self, batch):

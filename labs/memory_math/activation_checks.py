@@ -2,11 +2,11 @@
 
 import random
 
-from labs.exercises import Wrong, check
+from labs.exercises.verdicts import Wrong, check
 from labs.memory_math import truth
 from labs.memory_math.answers import Slip, close, compare, instead, number, takes
 from labs.predictions.parameters import shape_of
-from labs.training import known
+from labs.training import hf_configs
 
 LAYER = ("batch", "sequence", "hidden", "heads", "fused")
 RAN = (3, 96, 128, 4)  # batch, sequence, hidden, heads of the block that the notebook shows
@@ -21,7 +21,7 @@ def check_activations(layer_activations, activations):
         for fused in (False, True):
             _compare_layer(layer_activations, *sizes, fused)
     for name in ("GPT-2", "Llama-3-8B", "Llama-2-7B"):  # in the last a layer exceeds the logits
-        m = shape_of(known.config(name))
+        m = shape_of(hf_configs.config(name))
         for batch, sequence in ((1, 1024), (random.randint(2, 9), 8 * random.randint(20, 99))):
             for checkpointing in (False, True):
                 _compare_model(activations, name, m, batch, sequence, checkpointing)

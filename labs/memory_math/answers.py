@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from itertools import combinations
 
-from labs.exercises import Wrong, kind_of
+from labs.exercises.verdicts import Wrong, kind_of
 
 CLOSE = 1e-9  # relative: formulas divide, so they are compared as floats are
 

@@ -4,10 +4,10 @@ import random
 
 import torch
 
-from labs.exercises import Wrong, check
+from labs.exercises.verdicts import Wrong, check
 from labs.memory_math import truth
 from labs.memory_math.answers import Slip, close, compare, instead, number, numbers, takes
-from labs.training.categories import GB
+from labs.training.memory_categories import GB
 
 KNOWN = ("GPT-2", "Llama-2-7B", "Llama-2-13B", "Llama-3-8B", "Llama-3-70B", "Qwen2-0.5B",
          "Qwen2-7B")

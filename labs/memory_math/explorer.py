@@ -4,15 +4,15 @@ the functions that the checks ask."""
 import functools
 from dataclasses import dataclass
 
-from labs.exercises import told
+from labs.exercises.verdicts import print_in_script
 from labs.pictures import live_memory, memory
 from labs.pictures.marks import number
 from labs.pictures.widgets import Choice, Controls
 from labs.predictions import hardware
 from labs.predictions.memory import CHECKPOINTING, predict
 from labs.predictions.memory_recipes import RECIPES
-from labs.training import known
-from labs.training.categories import GB, Memory
+from labs.training import hf_configs
+from labs.training.memory_categories import GB, Memory
 
 MODELS = ("GPT-2", "Llama-2-7B", "Llama-3-8B", "Qwen2-7B", "Llama-2-13B", "Llama-3-70B")
 GPUS = ("T4", "A10", "A100-40", "A100-80", "H100", "H200")
@@ -61,7 +61,7 @@ class Setting:
 
 @functools.cache
 def _config(model):
-    return known.config(model)
+    return hf_configs.config(model)
 
 
 def explore_memory(**first) -> Controls:
@@ -73,7 +73,7 @@ def explore_memory(**first) -> Controls:
     chosen = {**_FIRST, **first}
     choices = [_choice(name, label, kind, options, chosen[name])
                for name, label, kind, options in _controls()]
-    return told(Controls(choices, still, live, columns=2))
+    return print_in_script(Controls(choices, still, live, columns=2))
 
 
 def _controls() -> list:

@@ -3,14 +3,14 @@
 import functools
 import random
 
-from labs.exercises import Wrong, check
+from labs.exercises.verdicts import Wrong, check
 from labs.memory_math import measuring
 from labs.memory_math.activation_checks import model_activations
 from labs.memory_math.answers import Slip, close, compare, instead, number, numbers, takes
 from labs.predictions import hardware, parameters
 from labs.predictions.parameters import shape_of
-from labs.training import known
-from labs.training.categories import GB
+from labs.training import hf_configs
+from labs.training.memory_categories import GB
 
 JOB = ("m", "recipe", "stage", "ranks", "batch", "sequence", "checkpointing", "gpu")
 HELD = ("parameters", "gradients", "optimizer state", "buffers")
@@ -33,11 +33,11 @@ def check_bytes_left(bytes_left):
 
 def _jobs() -> list:
     dice = random.Random()
-    sizes = {name: shape_of(known.config(name)) for name in known.NAMES}
+    sizes = {name: shape_of(hf_configs.config(name)) for name in hf_configs.NAMES}
     drawn = [(name, sizes[name], tuple(dice.sample(range(1, 13), 3)), dice.randint(0, 3),
               dice.randint(2, 64), dice.randint(1, 8), 128 * dice.randint(1, 16),
               dice.random() < 0.5, hardware.gpu(dice.choice(list(hardware.GPUS))))
-             for name in dice.sample(known.NAMES, 2)]
+             for name in dice.sample(hf_configs.NAMES, 2)]
     a100, t4 = hardware.gpu("A100-80"), hardware.gpu("T4")
     return [("Llama-2-13B", sizes["Llama-2-13B"], (2, 2, 8), 0, 4, 1, 4096, True, a100),
             ("Llama-2-13B", sizes["Llama-2-13B"], (2, 2, 8), 3, 4, 1, 4096, True, a100),

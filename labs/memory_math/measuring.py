@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-from labs.exercises import shows
+from labs.exercises.verdicts import shows
 from labs.meters import memory
 from labs.predictions.memory import predict
 from labs.training import data, models, strategies
-from labs.training.categories import Memory
+from labs.training.memory_categories import Memory
 from labs.training.presets import Preset
 from labs.workers.launcher import launch
 

@@ -5,12 +5,12 @@ import functools
 
 import torch
 
-from labs.exercises import told
+from labs.exercises.verdicts import print_in_script
 from labs.pictures import memory
 from labs.predictions import hardware
 from labs.predictions.dryrun import dry_run
 from labs.predictions.memory import predict
-from labs.training import known
+from labs.training import hf_configs
 
 RANKS = tuple(2**power for power in range(3, 11))
 TRACED = (8, 64, 1024)
@@ -22,13 +22,13 @@ def show_scaling(model: str = "Llama-3-70B", traced: tuple = TRACED, ranks: tupl
     """One rank of an FSDP2 job (bf16 policy, AdamW, full checkpointing) at its peak, against the
     number of ranks: full columns from dry runs, pale ones from the closed form, which is the tick
     on the full ones. batch: sequences per rank; sequence: tokens."""
-    config = known.config(model)
+    config = hf_configs.config(model)
     runs = _dry_runs(config, traced, batch, sequence)
     formula = {count: predict(config, batch=batch, sequence=sequence, ranks=count, device="cuda",
                               strategy="fsdp2", recipe="bf16 policy", checkpointing="full")["peak"]
                for count in sorted({*ranks, *traced})}
     capacities = [(hardware.gpu(name).usable, name) for name in GPUS]
-    return told(memory.columns(
+    return print_in_script(memory.columns(
         {f"{count}": run.peak for count, run in runs.items()},
         {f"{count}": held for count, held in formula.items()},
         f"of tensors on one rank of {model} at its peak", capacities, unit="GB",

@@ -1,6 +1,7 @@
 """The pictures and tables of exercises 1.1 to 1.4, each made with the student's own functions."""
 
-from labs.exercises import guessed, shows, told
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import print_in_script, shows
 from labs.memory_math import measuring, truth
 from labs.memory_math.activation_checks import RAN
 from labs.memory_math.answers import numbers
@@ -12,8 +13,8 @@ from labs.pictures.tables import Table
 from labs.predictions import activations as closed
 from labs.predictions import hardware
 from labs.predictions.parameters import shape_of
-from labs.training import known
-from labs.training.categories import GB, Memory
+from labs.training import hf_configs
+from labs.training.memory_categories import GB, Memory
 
 SHOWN = ("GPT-2", "Llama-2-7B", "Llama-2-13B", "Llama-3-8B", "Llama-3-70B", "Qwen2-0.5B",
          "Qwen2-7B")
@@ -23,7 +24,7 @@ LONG = (1, 8192)  # batch, sequence of the table of a model's activations
 
 def models() -> dict:
     """Name -> sizes of the models of this notebook."""
-    return {name: shape_of(known.config(name)) for name in SHOWN}
+    return {name: shape_of(hf_configs.config(name)) for name in SHOWN}
 
 
 SIZES = ("family", "hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocabulary",
@@ -34,7 +35,7 @@ def show_models():
     """What the configurations say: the sizes that all formulas start from."""
     shapes = models()
     rows = [(size, *(_size(getattr(m, size)) for m in shapes.values())) for size in SIZES]
-    return told(Table("sizes, by their names in m", ("", *shapes), rows))
+    return print_in_script(Table("sizes, by their names in m", ("", *shapes), rows))
 
 
 def _size(value) -> str:
@@ -43,11 +44,12 @@ def _size(value) -> str:
 
 def show_block(name: str):
     """The parameters of one block of a well-known model, read off the model itself."""
-    block = truth.block_of(known.on_meta(known.config(name)))
+    block = truth.block_of(hf_configs.on_meta(hf_configs.config(name)))
     found = list(block.named_parameters())
     rows = [(label, " x ".join(map(str, p.shape)), f"{p.numel():,}") for label, p in found]
     total = ("one block", "", f"{sum(p.numel() for _, p in found):,}")
-    return told(Table(f"{name}, block 0", ("parameter", "shape", "elements"), [*rows, total],
+    return print_in_script(Table(f"{name}, block 0", ("parameter", "shape", "elements"),
+                                 [*rows, total],
                       total=True))
 
 
@@ -142,7 +144,7 @@ def show_saved():
              f"{nbytes:,}", f"{nbytes / unit:.3g}")
             for part, (nbytes, shape, dtype) in zip(parts, found, strict=True)]
     total = sum(nbytes for nbytes, _, _ in found)
-    return told(Table(
+    return print_in_script(Table(
         f"GPT-2 block in bf16 with dropout and eager attention: batch b = {batch}, sequence "
         f"s = {sequence}, hidden h = {hidden}, heads a = {heads}",
         ("saved for backward", "shape", "type", "bytes", "in s·b·h"),
@@ -152,7 +154,7 @@ def show_saved():
 @shows("1.4")
 def show_layers(layer_activations):
     """What real blocks save, in units of s·b·h, beside the student's formula."""
-    m, batch, sequence = shape_of(known.config("GPT-2")), 1, 1024
+    m, batch, sequence = shape_of(hf_configs.config("GPT-2")), 1, 1024
     unit, rows = batch * sequence * m.hidden, []
     for fused, name in ((False, "GPT-2, eager attention"), (True, "GPT-2, fused attention")):
         sizes = batch, sequence, m.hidden, m.heads, fused
@@ -167,7 +169,7 @@ def show_layers(layer_activations):
 @shows("1.4")
 def show_activations(activations):
     """Llama-3-8B with a long sequence: what is kept, and what comes on top."""
-    m, (batch, sequence) = shape_of(known.config("Llama-3-8B")), LONG
+    m, (batch, sequence) = shape_of(hf_configs.config("Llama-3-8B")), LONG
     checkpoints = m.layers * closed.korthikanti(batch, sequence, m.hidden, m.heads,
                                                 recompute="full")
     logits = 4 * batch * sequence * m.vocabulary

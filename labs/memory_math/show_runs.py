@@ -1,6 +1,7 @@
 """The pictures and tables of exercises 1.5 to 1.7 and of what formulas leave out."""
 
-from labs.exercises import Wrong, guessed, shows, told
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import Wrong, print_in_script, shows
 from labs.memory_math.answers import numbers
 from labs.memory_math.checks import STATES
 from labs.memory_math.fit_checks import HELD
@@ -11,8 +12,8 @@ from labs.pictures.memory import stacked
 from labs.pictures.tables import Table
 from labs.predictions import hardware, memory, parameters
 from labs.predictions.parameters import shape_of
-from labs.training import known
-from labs.training.categories import GB, GiB, Memory
+from labs.training import hf_configs
+from labs.training.memory_categories import GB, GiB, Memory
 
 RECIPE = (2, 2, 8)  # bytes per parameter in the self-check: bf16 with fp32 moments
 SELF_CHECK = (("7B, DDP", "Llama-2-7B", 0), ("7B, ZeRO-3", "Llama-2-7B", 3),
@@ -55,7 +56,7 @@ def show_left(bytes_left):
 
 
 def _jobs() -> list:
-    return [(name, shape_of(known.config(model)), RECIPE, stage, RANKS, BATCH, SEQUENCE, True,
+    return [(name, shape_of(hf_configs.config(model)), RECIPE, stage, RANKS, BATCH, SEQUENCE, True,
              hardware.gpu(GPU)) for name, model, stage in SELF_CHECK]
 
 
@@ -101,7 +102,7 @@ def _estimate(bytes_left, per_rank, activations, job) -> Memory:
 def complete(model: str, stage: int) -> Memory:
     """One rank of the self-check at its peak, with buckets, gathered parameters, the optimizer's
     temporaries, CUDA and NCCL."""
-    peak = memory.predict(known.config(model), batch=BATCH, sequence=SEQUENCE, ranks=RANKS,
+    peak = memory.predict(hf_configs.config(model), batch=BATCH, sequence=SEQUENCE, ranks=RANKS,
                           strategy="zero3" if stage else "ddp", recipe="bf16, fp32 moments",
                           checkpointing="full", device="cuda")["peak"]
     return peak + Memory(other=hardware.overhead(RANKS))
@@ -160,7 +161,8 @@ def show_rest():
             ("fragmentation", "what the cache keeps and cannot use", "no", "yes", "yes"),
             ("NCCL", _gib(named["NCCL"]), "no", "no", "yes"),
             ("CUDA context", _gib(named["CUDA context"]), "no", "no", "yes")]
-    return told(Table("the rest, by name", ("", "bytes", "memory_allocated", "memory_reserved",
+    return print_in_script(Table("the rest, by name",
+                                 ("", "bytes", "memory_allocated", "memory_reserved",
                                             "nvidia-smi"), rows, left=1,
                       note="Sizes: labs.predictions.hardware, with sources; measured on A100 and "
                            "H100. nvidia-smi's number is the largest, and the one that must fit."))

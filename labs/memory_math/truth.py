@@ -12,14 +12,14 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from labs.predictions.parameters import shape_of
-from labs.training import known
+from labs.training import hf_configs
 from labs.training.models import count
 
 
 @functools.cache
 def known_model(name: str) -> tuple:
     """(Shape, parameters of a block, parameters of the model) of a well-known model."""
-    return _counted(known.config(name))
+    return _counted(hf_configs.config(name))
 
 
 def drawn_models() -> list:
@@ -30,7 +30,7 @@ def drawn_models() -> list:
               ("llama", dict(attention_bias=True, mlp_bias=True)),
               ("qwen2", dict(tie_word_embeddings=True)))
     return [(f"a {_NAMES[family]} of sizes drawn at random",
-             *_counted(known.make(family, **_sizes(family, dice), **more)))
+             *_counted(hf_configs.make(family, **_sizes(family, dice), **more)))
             for family, more in traits]
 
 
@@ -50,7 +50,7 @@ def _sizes(family, dice) -> dict:
 
 
 def _counted(config) -> tuple:
-    model = known.on_meta(config)
+    model = hf_configs.on_meta(config)
     return shape_of(config), count(block_of(model)), count(model)
 
 
@@ -78,7 +78,7 @@ def saved_by_llama(batch: int, sequence: int, hidden: int) -> tuple:
     heads, a feed-forward part 3.5 times as wide as the model, fused attention."""
     sizes = dict(hidden_size=hidden, num_hidden_layers=1, num_attention_heads=8,
                  num_key_value_heads=2, intermediate_size=7 * hidden // 2, vocab_size=8)
-    config = known.make("llama", attn_implementation="sdpa", use_cache=False, **sizes)
+    config = hf_configs.make("llama", attn_implementation="sdpa", use_cache=False, **sizes)
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -91,7 +91,7 @@ def saved_by_llama(batch: int, sequence: int, hidden: int) -> tuple:
 def _gpt2_block(hidden, heads, fused):
     from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
-    config = known.make("gpt2", n_embd=hidden, n_head=heads, n_layer=1, use_cache=False,
+    config = hf_configs.make("gpt2", n_embd=hidden, n_head=heads, n_layer=1, use_cache=False,
                         attn_pdrop=0.0 if fused else 0.1, activation_function="gelu_pytorch_tanh")
     config._attn_implementation = "sdpa" if fused else "eager"
     return GPT2Block(config, layer_idx=0).to(torch.bfloat16).train()

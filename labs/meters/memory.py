@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from labs.meters.traffic import around_waits
-from labs.training.categories import Memory
+from labs.training.memory_categories import Memory
 
 PHASES = ("build", "forward", "backward", "step")
 _MARK = "labs::mark "

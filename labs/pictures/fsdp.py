@@ -10,7 +10,7 @@ from labs.pictures import palette
 from labs.pictures.marks import beside, number, tick
 from labs.pictures.outcomes import FAILED
 from labs.pictures.picture import WIDTH, Picture, canvas
-from labs.training.categories import Memory
+from labs.training.memory_categories import Memory
 
 ROW = 0.5  # inches from one variant to the next
 _HIGH = 0.62  # of a bar, in rows

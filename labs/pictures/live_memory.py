@@ -7,7 +7,7 @@ from labs.pictures import palette
 from labs.pictures.capacities import merged
 from labs.pictures.marks import number
 from labs.pictures.picture import WIDTH
-from labs.training.categories import GB, NAMES, Memory
+from labs.training.memory_categories import GB, NAMES, Memory
 
 _INK = "var(--jp-ui-font-color1, #1f2933)"
 _MUTED = "var(--jp-ui-font-color2, #6b7280)"

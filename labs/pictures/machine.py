@@ -10,7 +10,7 @@ import psutil
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, chip, sheet, write
-from labs.workers import devices, start
+from labs.workers import devices, processes
 
 GIB = 2**30
 DRAWN = 40  # at most so many cores are drawn one by one
@@ -42,7 +42,7 @@ class Machine(Picture):
 
 def machine() -> Machine:
     """Draws this machine. Meanwhile, what starts the ranks is made ready in the background."""
-    start.warm_up()
+    processes.warm_up()
     return draw(look())
 
 

@@ -12,7 +12,7 @@ from labs.pictures import palette
 from labs.pictures.marks import CHARACTER, beside, number, tick, tick_handles, unit_for
 from labs.pictures.outcomes import FAILED
 from labs.pictures.picture import WIDTH, Picture, canvas
-from labs.training.categories import Memory
+from labs.training.memory_categories import Memory
 
 ROW = 0.46  # inches from one bar to the next
 _HIGH = 0.62  # of a bar, in rows

@@ -9,7 +9,7 @@ ml-engineering, network/README.md and training/performance/README.md @744d01e.
 
 from dataclasses import dataclass
 
-from labs.training.categories import GB, GiB
+from labs.training.memory_categories import GB, GiB
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ bytes per parameter, 6 + 12/N with it); torch.optim (what each optimizer keeps).
 
 from dataclasses import dataclass
 
-from labs.training.categories import Memory
+from labs.training.memory_categories import Memory
 
 STAGES = (0, 1, 2, 3)
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from labs.training.categories import Memory
+from labs.training.memory_categories import Memory
 
 
 class Tape:

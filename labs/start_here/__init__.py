@@ -4,7 +4,7 @@ The names are looked up on first use, so that a rank that runs one of these modu
 what draws.
 """
 
-from labs.lookup import offered
+from labs.lazy_exports import offered
 
 __all__, __getattr__, __dir__ = offered(__name__, {
     "check_mean_over_ranks": ".checks",

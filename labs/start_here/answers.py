@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from labs.exercises import Wrong
+from labs.exercises.verdicts import Wrong
 from labs.workers.failures import RankFailed
 
 

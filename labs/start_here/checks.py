@@ -4,8 +4,8 @@ import inspect
 
 import torch
 
-from labs import exercises
-from labs.exercises import Wrong
+from labs.exercises import verdicts
+from labs.exercises.verdicts import Wrong
 from labs.start_here import answers, ring
 from labs.start_here import ranks as on
 
@@ -16,7 +16,7 @@ RETURNS_NONE = {"NoneType": "A collective writes into its tensor and returns Non
 RING_SIZES = (96, 96_000)  # bytes, divisible by 4-byte numbers on 2, 3 and 4 ranks
 
 
-@exercises.check("0.1", hints=RETURNS_NONE)
+@verdicts.check("0.1", hints=RETURNS_NONE)
 def check_mean_over_ranks(mean_over_ranks):
     """Every rank must hold the mean of all ranks' tensors, and still hold its own tensor."""
     for ranks in on.TRIED:
@@ -34,7 +34,7 @@ def check_mean_over_ranks(mean_over_ranks):
     return "on 2, 3 and 4 ranks, every rank holds the mean and kept its own tensor"
 
 
-@exercises.check("0.2", hints=RETURNS_NONE)
+@verdicts.check("0.2", hints=RETURNS_NONE)
 def check_all_reduce(all_reduce_in_two):
     """The sum on every rank, by one reduce-scatter and one all-gather of the shards."""
     for ranks in on.TRIED:
@@ -49,7 +49,7 @@ def check_all_reduce(all_reduce_in_two):
     return "one reduce-scatter and one all-gather give all-reduce's sum on 2, 3 and 4 ranks"
 
 
-@exercises.check("0.3")
+@verdicts.check("0.3")
 def check_ring_bytes(ring_bytes):
     """The formula must give the bytes that a ring of sends and receives was seen to send."""
     takes_size_and_ranks(ring_bytes)
@@ -63,7 +63,7 @@ def check_ring_bytes(ring_bytes):
     return "your formula equals the bytes counted on rings of 2, 3 and 4 ranks"
 
 
-@exercises.check("0.4", hints=RETURNS_NONE | {
+@verdicts.check("0.4", hints=RETURNS_NONE | {
     "deadlock": AGREE, "no progress": AGREE, "IndexError": AGREE})
 def check_mean_losses(mean_losses):
     """Ranks with different numbers of batches must all stop after the shortest rank's last."""

@@ -2,8 +2,8 @@
 
 import functools
 
-from labs import exercises
-from labs.exercises import Verdict, Wrong
+from labs.exercises import guesses, verdicts
+from labs.exercises.verdicts import Verdict, Wrong
 from labs.pictures import collectives, outcomes
 from labs.pictures.measured import Row, bars, before_and_after
 from labs.start_here import answers, ring
@@ -34,7 +34,8 @@ def _refuses(show):
         try:
             return show(*arguments, **options)
         except Wrong as wrong:
-            return exercises.told(NotDrawn(show.__name__, False, wrong.sentence, wrong.hint))
+            return verdicts.print_in_script(
+                NotDrawn(show.__name__, False, wrong.sentence, wrong.hint))
 
     return refusing
 
@@ -72,22 +73,22 @@ def ring_steps(algorithm, ranks: int = 4):
                              in zip(["before", *titles], states, strict=True)])
 
 
-@exercises.shows("0.1")
+@verdicts.shows("0.1")
 def before_and_after_mean(mean_over_ranks, ranks: int, guess: str = None):
     """Runs the student's mean on one number per rank and draws each rank's before and after."""
     answers.must_be_ranks(ranks)
     seen = on.run_answer(on.try_one_number, mean_over_ranks, ranks=ranks)
     return before_and_after([before for before, _ in seen], [after for _, after in seen],
-                            exercises.guessed(guess))
+                            guesses.guessed(guess))
 
 
-@exercises.shows("0.2")
+@verdicts.shows("0.2")
 def two_steps(all_reduce, ranks: int):
     """`who_holds_what` for the student's all-reduce, with what lies between its two calls."""
     return _who_holds_what(all_reduce, ranks)
 
 
-@exercises.shows("0.3")
+@verdicts.shows("0.3")
 def ring_traffic(ring_bytes, guess: str = None):
     """Counts what a ring sends on 2, 3, 4 and 8 ranks and draws it with the student's formula,
     and the guess for 4 ranks in MB."""
@@ -96,7 +97,7 @@ def ring_traffic(ring_bytes, guess: str = None):
     for number in said.values():
         answers.must_be_bytes(number)
     rows = [Row(f"{ranks} ranks", max(ring.counted_bytes(ranks, CHART_SIZE)) / 1e6,
-                said[ranks] / 1e6, exercises.guessed(guess) if ranks == 4 else None)
+                said[ranks] / 1e6, guesses.guessed(guess) if ranks == 4 else None)
             for ranks in MEASURED]
     return bars(rows, unit="MB", title="sent by each rank to all-reduce 12 MB",
                 limit=(2 * CHART_SIZE / 1e6, "2 S"))
@@ -110,7 +111,7 @@ def diagnose(function, ranks: int, guess: str = None, **options):
     try:
         results = on.run(function, ranks=ranks, **options)
     except LaunchError as error:
-        return outcomes.picture(error, exercises.guessed(guess))
+        return outcomes.picture(error, guesses.guessed(guess))
     return outcomes.all_is_well(results)
 
 
@@ -125,7 +126,7 @@ def _compared(guess, held) -> str:
     """Which rank holds the number that was guessed."""
     if guess is None:
         return ""
-    number = exercises.guessed(guess)
+    number = guesses.guessed(guess)
     if number is None:
         return f"no guess yet: {guess}"
     ranks = [str(rank) for rank, numbers in enumerate(held) if number in numbers]

@@ -33,7 +33,7 @@ def lm_batches(steps: int, size: int, context: int, seed: int = 0) -> list:
 
 
 def xy_batches(steps: int, size: int, context: int = 8, seed: int = 0) -> list:
-    """Batches for `TrapModel`: {"x", "y"}, y being the byte that follows x."""
+    """Batches for `EdgeCaseModel`: {"x", "y"}, y being the byte that follows x."""
     return [{"x": window[:, :-1], "y": window[:, 1:]}
             for window in (windows(size, context, seed + step) for step in range(steps))]
 

@@ -22,12 +22,12 @@ def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64, 
     return model
 
 
-class TrapModel(nn.Module):
+class EdgeCaseModel(nn.Module):
     """A small model with everything that breaks a careless data-parallel wrapper.
 
     Tied weights (embedding and head), a frozen parameter (scale), a buffer (shift), a prime number
-    of trainable parameters (1597), and a branch (`rare`) that only some batches use.
-    forward(x, y, use_rare) takes bytes x, y of shape (batch, sequence); the loss is the mean over
+    of trainable parameters (1597), and a branch (`sometimes_unused`) that only some batches use.
+    forward(x, y, use_all) takes bytes x, y of shape (batch, sequence); the loss is the mean over
     all positions.
     """
 
@@ -36,17 +36,17 @@ class TrapModel(nn.Module):
         torch.manual_seed(seed)
         self.embedding = nn.Embedding(VOCABULARY, 5)
         self.first = nn.Linear(5, 13)
-        self.rare = nn.Linear(13, 13, bias=False)
+        self.sometimes_unused = nn.Linear(13, 13, bias=False)
         self.second = nn.Linear(13, 5)
         self.scale = nn.Parameter(torch.rand(5) + 0.5, requires_grad=False)
         self.register_buffer("shift", torch.randn(5))
         self.head = nn.Linear(5, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
 
-    def forward(self, x, y, use_rare: bool = False):
+    def forward(self, x, y, use_all: bool = False):
         hidden = torch.tanh(self.first(self.embedding(x) * self.scale + self.shift))
-        if use_rare:
-            hidden = hidden + torch.tanh(self.rare(hidden))
+        if use_all:
+            hidden = hidden + torch.tanh(self.sometimes_unused(hidden))
         logits = self.head(self.second(hidden))
         loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
         return SimpleNamespace(logits=logits, loss=loss)
@@ -59,7 +59,7 @@ def blocks(model) -> nn.ModuleList:
                default=nn.ModuleList())
 
 
-class Chain(nn.Module):
+class DeepMLP(nn.Module):
     """Equal layers one after the other, so that what one of them costs shows beside all.
 
     forward(x, y) takes bytes of shape (batch, 8) and predicts y from x as numbers. A layer has

@@ -4,7 +4,7 @@ import dataclasses
 import signal
 from dataclasses import dataclass, field
 
-from labs.workers import places
+from labs.workers import source_lines
 from labs.workers.memory import Shortage
 
 LONGEST, MOST_LINES = 2_000, 20  # characters, lines of one exception's message
@@ -107,7 +107,7 @@ class Outcome:
 
     def deed(self) -> str:
         """What the rank did, as the rest of a sentence that begins with its number."""
-        own = places.students(self.stack)
+        own = source_lines.students(self.stack)
         place = f" at {own[-1]}" if own else ""
         if self.kind == "calls":
             return f"calls {self.call}"

@@ -6,10 +6,10 @@ import time
 import warnings
 from dataclasses import dataclass, field, replace
 
-from labs.workers import devices, memory, places
-from labs.workers.crew import Crew
+from labs.workers import devices, memory, source_lines
 from labs.workers.failures import Interrupted, LaunchError, remember
-from labs.workers.payload import pack
+from labs.workers.pickling import pack
+from labs.workers.rank_group import Crew
 
 _said = set()
 
@@ -94,7 +94,7 @@ def _options(given) -> Options:
 def _announce(plan, quiet):
     """Says once what was chosen and why, and warns of more ranks than sensible."""
     if warning := devices.crowding(plan.ranks):
-        warnings.warn(warning, stacklevel=places.steps_to_caller())
+        warnings.warn(warning, stacklevel=source_lines.steps_to_caller())
     if plan.reason not in _said and not quiet:
         _said.add(plan.reason)
         print(plan.reason, file=sys.stdout, flush=True)

@@ -4,7 +4,7 @@ import math
 import time
 import warnings
 
-from labs.workers import places
+from labs.workers import source_lines
 
 LARGE = 50_000_000  # bytes of results from which their arrival is shown
 
@@ -37,7 +37,7 @@ class Progress:
         when = f" at step {step}" if step is not None else ""
         why = (": a learning rate that is too high is the usual cause" if name == "loss" else "")
         warnings.warn(f"{name} is {value}{when} on rank 0, and the run goes on{why}",
-                      stacklevel=places.steps_to_caller())
+                      stacklevel=source_lines.steps_to_caller())
 
     def _draw(self, step, total, metrics):
         if self._bar is None:

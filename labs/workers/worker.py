@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import cloudpickle
 
-from labs.workers import calls, memory, payload, places, results
+from labs.workers import collective_matching, memory, pickling, results, source_lines
 from labs.workers.channel import Channel
-from labs.workers.watch import Watch
+from labs.workers.heartbeat import Watch
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -49,11 +49,11 @@ def main(orders, connection, output):
         watch = Watch(channel)
         watch.start()
         _become(orders, channel)
-        fn, args = payload.unpack(fn_and_args)
+        fn, args = pickling.unpack(fn_and_args)
         del fn_and_args
         if orders.memory_limit:
             memory.limit(orders.memory_limit, orders.device)
-        packed = payload.pack_result(fn(*args))
+        packed = pickling.pack_result(fn(*args))
         _flush()
         results.send(channel, watch.progress(), packed)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are outcomes too
@@ -131,7 +131,7 @@ def _become(orders, channel):
     dist.init_process_group(orders.backend, rank=orders.rank, world_size=orders.ranks,
                             store=dist.FileStore(orders.rendezvous, orders.ranks))
     if orders.verify:
-        calls.tell(channel)
+        collective_matching.tell(channel)
 
 
 def _quieten(channel):
@@ -142,7 +142,7 @@ def _quieten(channel):
     def show(message, category, filename, lineno, file=None, line=None):
         if file is not None:
             return usual(message, category, filename, lineno, file, line)
-        place = places.Place(filename, lineno, "")
+        place = source_lines.Place(filename, lineno, "")
         channel.send("warning", (f"{category.__name__}: {message}", place))
 
     warnings.showwarning = show
@@ -158,7 +158,7 @@ def _described(error, orders) -> dict:
         packed = cloudpickle.dumps(error)
     except Exception:
         packed = None
-    stack = places.traceback_of(error)
+    stack = source_lines.traceback_of(error)
     return {"error": packed, "error_type": type(error).__name__, "message": message,
             "shortage": memory.shortage(error, message, orders.memory_limit),
             "stack": [place for place in stack if place.filename != __file__] or stack,

@@ -3,7 +3,7 @@
 The names are looked up on first use, so that a rank does not load what draws.
 """
 
-from labs.lookup import offered
+from labs.lazy_exports import offered
 
 __all__, __getattr__, __dir__ = offered(__name__, {
     "Flat": ".flat", "ShardedOptimizer": ".optimizer", "Sharded": ".sharded", "layers": ".sharded",

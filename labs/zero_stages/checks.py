@@ -1,7 +1,7 @@
 """Checks of the three stages: numbers against the twin, then traffic and memory as promised."""
 
-from labs.checking import WORLD_SIZES, on_ranks, torchs_own_refused
-from labs.exercises import check
+from labs.exercises.on_ranks import WORLD_SIZES, on_ranks, torchs_own_refused
+from labs.exercises.verdicts import check
 from labs.zero_stages import promises
 from labs.zero_stages.twin import STEPS, follow
 

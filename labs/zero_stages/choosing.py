@@ -2,9 +2,9 @@
 
 import itertools
 
-from labs.exercises import Wrong, check
+from labs.exercises.verdicts import Wrong, check
 from labs.predictions.memory_recipes import model_states
-from labs.training.categories import GB
+from labs.training.memory_categories import GB
 
 RECIPE = "bf16, fp32 master"  # K = 12: 16 bytes per parameter, as in the paper
 MODELS = {"1.3B": 1.3e9, "7B": 7e9, "13B": 13e9, "70B": 70e9}

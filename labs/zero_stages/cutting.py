@@ -2,7 +2,7 @@
 
 import torch
 
-from labs.exercises import Wrong, check, kind_of
+from labs.exercises.verdicts import Wrong, check, kind_of
 
 CASES = [(size, ranks) for size in (1597, 12, 7, 3, 1) for ranks in (2, 3, 4, 8)]
 

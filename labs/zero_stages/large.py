@@ -1,9 +1,10 @@
 """Tables of notebook 03 for models and machines that nobody has at hand: by formula alone."""
 
-from labs.exercises import guessed, shows
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import shows
 from labs.pictures.tables import Table
 from labs.predictions.memory_recipes import model_states, recipe_of
-from labs.training.categories import GB
+from labs.training.memory_categories import GB
 from labs.zero_stages.choosing import CARDS, MODELS
 
 LARGE_RECIPE = "bf16, fp32 moments"  # 12 bytes per parameter

@@ -7,14 +7,14 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from labs.exercises import shows
+from labs.exercises.verdicts import shows
 from labs.meters import memory
 from labs.meters.traffic import Traffic
 from labs.predictions.memory import predict
 from labs.predictions.memory_recipes import model_states
 from labs.predictions.traffic import passes, stage_passes
 from labs.training import data, models, strategies
-from labs.training.categories import Memory
+from labs.training.memory_categories import Memory
 from labs.training.presets import Preset
 from labs.training.presets import preset as preset_named
 from labs.workers.channel import report

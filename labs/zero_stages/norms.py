@@ -3,10 +3,10 @@
 import torch
 import torch.distributed as dist
 
-from labs.checking import on_ranks, together, torchs_own_refused
-from labs.exercises import Wrong, check, kind_of
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
-from labs.training.models import TrapModel
+from labs.training.models import EdgeCaseModel
 from labs.zero_stages.sharded import layers
 
 LIMITS = (0.5, 1e6, 3.0)  # the norm is clipped, left alone, and clipped again
@@ -23,7 +23,7 @@ def check_clip_grad_norm(clip_grad_norm):
             optimizer, whole, gradients = _gradients()
             with torchs_own_refused(), Traffic() as traffic:
                 norm = clip_grad_norm(optimizer, limit)
-            together(_judge, norm, gradients, whole, limit, traffic)
+            raise_on_all_ranks(_judge, norm, gradients, whole, limit, traffic)
 
     on_ranks(work)
     return "the norm is that of the whole gradient on every rank, and one number travels"
@@ -33,7 +33,7 @@ def _gradients() -> tuple:
     """(an optimizer over shards, the whole gradient, [(shard, its gradient before)]). The last unit
     has no gradient, as after a step that did not use it."""
     torch.manual_seed(7)
-    units = layers(TrapModel(seed=0))
+    units = layers(EdgeCaseModel(seed=0))
     found, squares = [], 0.0
     for unit in units[:-1]:
         whole = torch.randn_like(unit.whole)

@@ -2,11 +2,11 @@
 
 import torch.distributed as dist
 
-from labs.checking import on_ranks, together, torchs_own_refused
-from labs.exercises import Wrong, check
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.exercises.verdicts import Wrong, check
 from labs.meters.traffic import Call, Traffic, around_waits
 from labs.training import data
-from labs.training.models import Chain
+from labs.training.models import DeepMLP
 from labs.zero_stages import promises
 from labs.zero_stages.checks import NO_MEMORY
 from labs.zero_stages.twin import SETTINGS, STEPS, built, follow
@@ -20,7 +20,7 @@ def check_prefetch(strategy):
     next layer's parameters travel while this layer computes."""
     def work():
         with torchs_own_refused():
-            together(judge_order, order_of_events(strategy))
+            raise_on_all_ranks(judge_order, order_of_events(strategy))
             difference = follow(strategy, 3)
             promises.keep(strategy, 3)
         return difference
@@ -32,7 +32,7 @@ def check_prefetch(strategy):
 def order_of_events(strategy) -> list:
     """One forward and backward of a chain, after one to warm up: its collectives, and a mark each
     time a layer computes and each time a gather is waited for."""
-    model, traffic = Chain(), Traffic()
+    model, traffic = DeepMLP(), Traffic()
     mine = data.xy_batches(2, 4, seed=dist.get_rank())
     module, optimizer = built(strategy, model, SETTINGS)
     module(**mine[0]).loss.backward()

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from labs.checking import together
-from labs.exercises import Wrong
+from labs.exercises.on_ranks import raise_on_all_ranks
+from labs.exercises.verdicts import Wrong
 from labs.meters import memory
 from labs.meters.traffic import Call, Traffic
 from labs.training import data
-from labs.training.models import Chain, count, trainable
+from labs.training.models import DeepMLP, count, trainable
 from labs.zero_stages.twin import SETTINGS, built
 
 BYTES = 4  # of one fp32 number
@@ -70,22 +70,22 @@ def promise_of(stage: int, model) -> Promise:
 
 def keep(strategy, stage: int) -> None:
     """On a rank: raises Wrong where traffic or memory is not what the stage promises."""
-    promise = promise_of(stage, Chain())
+    promise = promise_of(stage, DeepMLP())
     plain = memory.record(_plain, _batches())
     for attempt in range(TRIES):
         made = {}
         report = memory.record(lambda made=made: _build(strategy, made), _batches())
         if not attempt:
-            together(judge_traffic, _traffic(made), promise)
+            raise_on_all_ranks(judge_traffic, _traffic(made), promise)
         try:
-            return together(judge_memory, report, plain, promise)
+            return raise_on_all_ranks(judge_memory, report, plain, promise)
         except Wrong:
             if attempt == TRIES - 1:
                 raise
 
 
 def _plain():
-    model = Chain()
+    model = DeepMLP()
     return model, torch.optim.AdamW(model.parameters(), **SETTINGS)
 
 
@@ -95,7 +95,7 @@ def _batches() -> list:
 
 
 def _build(strategy, made):
-    model, made["traffic"] = Chain(), Traffic()
+    model, made["traffic"] = DeepMLP(), Traffic()
     for _, parameter in trainable(model):
         parameter.register_post_accumulate_grad_hook(lambda _: made["traffic"].mark("ready"))
     made["module"], made["optimizer"] = built(strategy, model, SETTINGS)

@@ -3,10 +3,10 @@
 import torch
 import torch.distributed as dist
 
-from labs.checking import BATCH, together, worst
-from labs.exercises import Wrong, check, kind_of
+from labs.exercises.on_ranks import BATCH, raise_on_all_ranks, worst
+from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.training import data
-from labs.training.models import TrapModel
+from labs.training.models import EdgeCaseModel
 from labs.workers.launcher import launch
 from labs.zero_stages.optimizer import ShardedOptimizer
 from labs.zero_stages.twin import SETTINGS, Twin, built, parameters_of
@@ -92,8 +92,8 @@ def _train(strategy, files, reshard) -> tuple:
     be saved, the largest difference from a twin that was never interrupted)."""
     twin = Twin("zero")
     batches = data.xy_batches(2 * STEPS, BATCH)
-    model = TrapModel(seed=0)
-    module, optimizer = together(built, strategy, model, SETTINGS)
+    model = EdgeCaseModel(seed=0)
+    module, optimizer = raise_on_all_ranks(built, strategy, model, SETTINGS)
     if not isinstance(optimizer, ShardedOptimizer):
         raise Wrong(f"the strategy's optimizer is {kind_of(optimizer)}, not a "
                     "lab.ShardedOptimizer", "Give your ZeRO-1 of exercise 3.2.")
@@ -101,13 +101,13 @@ def _train(strategy, files, reshard) -> tuple:
         load(optimizer, files, reshard)
     for batch in batches[STEPS:] if files else batches[:STEPS]:
         share = data.shard(batch, dist.get_rank(), dist.get_world_size())
-        module(**share, use_rare=True).loss.backward()
+        module(**share, use_all=True).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     for batch in batches[:2 * STEPS if files else STEPS]:
         twin.step(batch, lambda rank: True, 1, scheduled=False)
     found = parameters_of(module, model)
-    return saved(optimizer), together(_judge_end, found, twin, bool(files))
+    return saved(optimizer), raise_on_all_ranks(_judge_end, found, twin, bool(files))
 
 
 def _judge_end(found, twin, loaded) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
-from labs.exercises import Wrong
+from labs.exercises.verdicts import Wrong
 from labs.zero_stages.flat import Flat
 
 

@@ -1,6 +1,7 @@
 """The charts of notebook 03 that set the student's stages beside the real libraries."""
 
-from labs.exercises import guessed, shows
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import shows
 from labs.pictures import memory, traffic
 from labs.predictions.traffic import passes
 

@@ -6,11 +6,11 @@ import copy
 import torch
 import torch.distributed as dist
 
-from labs import checking
-from labs.checking import BATCH, TOLERANCE, together, worst
-from labs.exercises import Wrong
+from labs.exercises import on_ranks
+from labs.exercises.on_ranks import BATCH, TOLERANCE, raise_on_all_ranks, worst
+from labs.exercises.verdicts import Wrong
 from labs.training import data
-from labs.training.models import TrapModel, trainable
+from labs.training.models import EdgeCaseModel, trainable
 from labs.zero_stages.sharded import Sharded
 
 # AdamW hides a gradient's scale; a large eps shows it, so that a sum is told from a mean.
@@ -33,8 +33,8 @@ def adamw(model):
 
 
 def rare_ranks(stage: int) -> list:
-    """Which ranks use the layer `rare`, step by step. Under ZeRO-3 a layer that is used must be
-    gathered by all."""
+    """Which ranks use the layer `sometimes_unused`, step by step. Under ZeRO-3 a layer that is used
+    must be gathered by all."""
     some = _EVERYBODY if stage == 3 else lambda rank: rank == 0
     return [_EVERYBODY, some, _NOBODY, _EVERYBODY, some, _EVERYBODY][:STEPS]
 
@@ -45,7 +45,7 @@ class Twin:
     alone)."""
 
     def __init__(self, unused: str):
-        self.model, self.unused = TrapModel(seed=0), unused
+        self.model, self.unused = EdgeCaseModel(seed=0), unused
         self.optimizer = adamw(self.model)
         self.schedule = schedule(self.optimizer)
         self.all = []  # the mean gradients of every step so far
@@ -119,7 +119,7 @@ class Twin:
                "returns None frees nothing.", [self._otherwise(self.mean, scale=(n + 1) / 2)])
 
     def _otherwise(self, gradients, scale=1.0, fresh=False, accumulated=False, **group):
-        model = TrapModel(seed=0)
+        model = EdgeCaseModel(seed=0)
         model.load_state_dict(self.before[0])
         optimizer = adamw(model)
         lr = self.before[1]["param_groups"][0]["lr"]
@@ -134,7 +134,7 @@ class Twin:
 
 
 def _loss(model, batch, rank, rare):
-    return model(**data.shard(batch, rank, dist.get_world_size()), use_rare=rare(rank)).loss
+    return model(**data.shard(batch, rank, dist.get_world_size()), use_all=rare(rank)).loss
 
 
 def parameters_of(module, model) -> dict:
@@ -151,28 +151,28 @@ def follow(strategy, stage: int) -> float:
     """On a rank: trains what `strategy` returns beside the twins, by the plain loop; the largest
     difference of a parameter. Raises Wrong."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    model, twins = TrapModel(seed=0), [Twin("zero"), Twin("skip")]
-    module, optimizer = together(built, strategy, model, SETTINGS)
+    model, twins = EdgeCaseModel(seed=0), [Twin("zero"), Twin("skip")]
+    module, optimizer = raise_on_all_ranks(built, strategy, model, SETTINGS)
     schedules, difference = schedule(optimizer), 0.0
     for step, (batch, rare) in enumerate(zip(data.xy_batches(STEPS, BATCH), rare_ranks(stage),
                                              strict=True)):
         for twin in twins:
             twin.step(batch, rare, PARTS.get(step, 1))
         for _ in range(PARTS.get(step, 1)):  # gradients must add up
-            loss = module(**data.shard(batch, rank, ranks), use_rare=rare(rank)).loss
+            loss = module(**data.shard(batch, rank, ranks), use_all=rare(rank)).loss
             (loss / PARTS.get(step, 1)).backward()
-        together(_judge_loss, loss.detach(), twins, step)
+        raise_on_all_ranks(_judge_loss, loss.detach(), twins, step)
         optimizer.step()
         schedules.step()
         optimizer.zero_grad()
         found = parameters_of(module, model)
-        difference = max(difference, together(_judge_parameters, found, twins, step))
+        difference = max(difference, raise_on_all_ranks(_judge_parameters, found, twins, step))
     return difference
 
 
 def built(strategy, model, settings):
     """(module, optimizer) of the strategy. Raises Wrong where they are none."""
-    pair = checking.built(strategy, model, torch.optim.AdamW, settings)
+    pair = on_ranks.built(strategy, model, torch.optim.AdamW, settings)
     for thing in pair:
         if type(thing).__module__.startswith(("torch.distributed", "torch.nn.parallel",
                                               "deepspeed")):

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from labs import launch
 from labs.meters import memory
 from labs.predictions.dryrun import ddp, fake, jobs
-from labs.workers import start
+from labs.workers import processes
 
 MOST_RUNS = 5
 AGREE = 1e-3  # two runs found the same
@@ -80,8 +80,8 @@ def fake_ranks(job):
 
 def in_fresh_process(function, *args):
     """What function(*args) returns in a process of its own; raises RuntimeError with its words."""
-    receiver, sender = start.context().Pipe(duplex=False)
-    process = start.start(_tell, (sender, function, args))
+    receiver, sender = processes.context().Pipe(duplex=False)
+    process = processes.start(_tell, (sender, function, args))
     sender.close()
     try:
         result, trouble = receiver.recv()

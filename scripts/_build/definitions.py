@@ -2,11 +2,11 @@
 
 from types import SimpleNamespace
 
-from labs import earlier
+from labs.exercises import previous_work
 
-ROOT = earlier.ROOT
+ROOT = previous_work.ROOT
 
 
 def definitions(name: str, **values) -> SimpleNamespace:
     """What solutions/NAME.py defines; values replace what it assigns, for example PRESET=...."""
-    return earlier.definitions(ROOT / "solutions" / f"{name}.py", **values)
+    return previous_work.definitions(ROOT / "solutions" / f"{name}.py", **values)

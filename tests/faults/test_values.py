@@ -15,8 +15,8 @@ from faults import deeds
 
 import labs
 from labs import launch
-from labs.workers import judge, results
-from labs.workers.payload import CannotSend
+from labs.workers import hang_rules, results
+from labs.workers.pickling import CannotSend
 
 GB = 1_000_000_000
 
@@ -116,7 +116,7 @@ def test_a_result_that_cannot_be_read_here_is_named(next_launch_works):
 
 
 def test_an_endless_loop_is_pointed_at_and_not_ended(monkeypatch, capfd, next_launch_works):
-    monkeypatch.setattr(judge, "NEWS", 1.0)
+    monkeypatch.setattr(hang_rules, "NEWS", 1.0)
 
     def work():
         began = time.monotonic()

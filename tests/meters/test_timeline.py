@@ -36,7 +36,7 @@ def test_a_recorded_step_has_phases_marks_and_waits():
     class Waits(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.model = models.TrapModel()
+            self.model = models.EdgeCaseModel()
 
         def forward(self, **batch):
             time.sleep(0.15 * dist.get_rank())

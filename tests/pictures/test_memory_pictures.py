@@ -12,7 +12,7 @@ from labs.pictures.marks import number
 from labs.pictures.memory import Row
 from labs.pictures.widgets import Choice, Controls
 from labs.predictions.hardware import GPUS
-from labs.training.categories import GB, Memory
+from labs.training.memory_categories import GB, Memory
 
 SHARD = Memory(2e9, 3e9, 4e9, 5e9, 1e9, 0.5e9)  # 15.5 GB
 LINES = [(gpu.usable, gpu.name) for gpu in GPUS.values()]

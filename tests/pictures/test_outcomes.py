@@ -5,7 +5,7 @@ from drawn import on_the_sheet
 
 from labs.pictures import outcomes
 from labs.workers.failures import Outcome, RankFailed, RanksStuck
-from labs.workers.places import Place
+from labs.workers.source_lines import Place
 
 HERE = Place(__file__, 1, "train")
 

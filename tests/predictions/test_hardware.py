@@ -4,7 +4,7 @@ import pytest
 
 from labs.predictions.hardware import GPUS, fits, gpu, overhead, overheads
 from labs.predictions.memory_recipes import model_states
-from labs.training.categories import GiB
+from labs.training.memory_categories import GiB
 
 
 def test_every_gpu_is_plausible():

@@ -13,7 +13,7 @@ from labs.predictions.memory_recipes import (
     recipe_of,
     saving,
 )
-from labs.training.categories import GB, GiB
+from labs.training.memory_categories import GB, GiB
 
 ZERO = "bf16, fp32 master"  # the paper's fp16 has the same bytes: 2 + 2 + K, K = 12
 

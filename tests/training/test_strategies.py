@@ -16,7 +16,7 @@ from labs.meters.traffic import Traffic
 from labs.predictions import traffic as predicted
 from labs.training import data, models, strategies
 from labs.training.loop import train
-from labs.training.strategies import peers
+from labs.training.strategies import third_party
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
@@ -176,6 +176,6 @@ def test_accelerate_without_a_plugin_is_ddp():
 
 
 def test_a_peer_that_is_not_installed_is_one_clear_sentence(monkeypatch):
-    monkeypatch.setattr(peers, "has_deepspeed", lambda: False)
+    monkeypatch.setattr(third_party, "has_deepspeed", lambda: False)
     with pytest.raises(ModuleNotFoundError, match="DeepSpeed is not installed.*scripts/test"):
         strategies.deepspeed2(model(), torch.optim.AdamW)

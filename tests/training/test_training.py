@@ -23,13 +23,13 @@ def test_shards_are_the_batch():
 
 
 def test_the_trap_model_has_its_traps():
-    model = models.TrapModel()
+    model = models.EdgeCaseModel()
     assert model.head.weight is model.embedding.weight
     assert not model.scale.requires_grad and dict(model.named_buffers())
     assert models.count(model) == 256 * 5 + 5 * 13 + 13 + 13 * 13 + 13 * 5 + 5 == 1597
     assert all(1597 % n for n in range(2, 1597))
     model(**data.xy_batches(1, 2)[0]).loss.backward()
-    assert model.rare.weight.grad is None and model.first.weight.grad is not None
+    assert model.sometimes_unused.weight.grad is None and model.first.weight.grad is not None
 
 
 def test_a_gpt2_learns_under_the_plain_loop():

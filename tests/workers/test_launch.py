@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 import labs
-import labs.workers.places
+import labs.workers.source_lines
 from labs import launch
 from labs.workers import devices
-from labs.workers.payload import CannotSend
+from labs.workers.pickling import CannotSend
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -142,9 +142,9 @@ def test_labs_itself_is_read_again_when_it_was_edited():
     import sys
 
     def has_the_servers_copy():
-        return "labs.workers.preloaded" in sys.modules
+        return "labs.workers.forkserver_preload" in sys.modules
 
-    file = labs.workers.places.__file__
+    file = labs.workers.source_lines.__file__
     before = os.stat(file)
     assert launch(has_the_servers_copy, ranks=1, quiet=True) == [True]
     try:

@@ -1,6 +1,6 @@
 """From a trace's events to bytes by category: at each mark, and at the peak of each segment."""
 
-from labs.training.categories import Memory
+from labs.training.memory_categories import Memory
 
 PHASES = ("build", "first", "forward", "backward", "step", "end")
 _FIELDS = {"parameters": 0, "gradients": 1, "optimizer state": 2, "activations": 3, "buffers": 4,

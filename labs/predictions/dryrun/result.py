@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from labs.predictions.dryrun.jobs import Job
-from labs.training.categories import GB, NAMES, Memory
+from labs.training.memory_categories import GB, NAMES, Memory
 
 MB = 10**6
 

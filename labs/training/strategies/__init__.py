@@ -5,12 +5,14 @@ Every strategy runs on a rank. kwargs go to the optimizer, named arguments to th
 The names are looked up on first use, so that a rank loads only the library that it trains with.
 """
 
-from labs.lookup import offered
+from labs.lazy_exports import offered
 
 __all__, __getattr__, __dir__ = offered(__name__, {
-    "plain": ".torchs", "ddp": ".torchs", "zero_redundancy": ".torchs",
-    "fsdp1": ".torchs", "fsdp2": ".torchs", "fsdp2_no_reshard": ".torchs",
-    "deepspeed1": ".peers", "deepspeed2": ".peers", "deepspeed3": ".peers",
-    "has_deepspeed": ".peers", "accelerate_ddp": ".peers", "accelerate_fsdp2": ".peers",
-    "held": ".holdings",
+    "plain": ".torch_strategies", "ddp": ".torch_strategies",
+    "zero_redundancy": ".torch_strategies", "fsdp1": ".torch_strategies",
+    "fsdp2": ".torch_strategies", "fsdp2_no_reshard": ".torch_strategies",
+    "deepspeed1": ".third_party", "deepspeed2": ".third_party", "deepspeed3": ".third_party",
+    "has_deepspeed": ".third_party", "accelerate_ddp": ".third_party",
+    "accelerate_fsdp2": ".third_party",
+    "held": ".tensors_by_category",
 })

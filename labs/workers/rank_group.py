@@ -4,13 +4,13 @@ import os
 import time
 from multiprocessing.connection import wait
 
-from labs.workers import failures, judge, places, start, worker
-from labs.workers.calls import Ledger
+from labs.workers import failures, hang_rules, processes, source_lines, worker
+from labs.workers.collective_matching import Ledger
 from labs.workers.failures import Interrupted, Outcome, RanksStuck
 from labs.workers.interrupts import held
-from labs.workers.member import Member
+from labs.workers.output import Screen
 from labs.workers.progress import Progress
-from labs.workers.screen import Screen
+from labs.workers.rank_handle import Member
 
 
 class Crew:
@@ -22,13 +22,13 @@ class Crew:
         self.ledger = Ledger()
         self.screen = Screen(plan.ranks, options.quiet)
         self.progress = Progress(options.quiet)
-        self.news = judge.Newscaster()
+        self.news = hang_rules.Newscaster()
         self.began = time.monotonic()
 
     def run(self) -> list:
         """What the function returned on each rank. Raises RankFailed, RanksStuck, Interrupted."""
         try:
-            with start.rendezvous() as meeting:
+            with processes.rendezvous() as meeting:
                 self._start(meeting)
                 while not all(m.settled and m.outcome.kind == "returned" for m in self.members):
                     self._listen(timeout=0.05)
@@ -52,13 +52,13 @@ class Crew:
             member.begin(self.payload)
 
     def _start_one(self, orders):
-        connection, theirs = start.context().Pipe()
-        output, their_output = start.context().Pipe(duplex=False)
+        connection, theirs = processes.context().Pipe()
+        output, their_output = processes.context().Pipe(duplex=False)
         # known before it is started: an interrupt may come at any moment, and ends all members
         member = Member(orders.rank, connection, output)
         self.members.append(member)
         try:
-            member.process = start.start(worker.main, (orders, theirs, their_output))
+            member.process = processes.start(worker.main, (orders, theirs, their_output))
         finally:
             theirs.close()
             their_output.close()
@@ -132,9 +132,9 @@ class Crew:
         if self.ledger.mismatch:
             raise RanksStuck("the ranks are not in the same collective", self._calls(),
                              "All must call the same ones, in the same order, on the same shapes.")
-        if judge.to_blame(self.members):
+        if hang_rules.to_blame(self.members):
             raise failures.failure(self._outcomes())
-        if why := judge.why_stuck(self.members, self.options.hang_after):
+        if why := hang_rules.why_stuck(self.members, self.options.hang_after):
             raise RanksStuck(why, self._outcomes())
         timeout = self.options.timeout
         if timeout is not None and time.monotonic() - self.began > timeout:
@@ -180,8 +180,8 @@ class Crew:
         """Where a rank is that answers nothing. What wakes it may also set it going again, so
         that what it says from now on is no longer true of the moment."""
         member.ask_for_stack()
-        self._listen_until(0.5, lambda: places.dumped(self._printed(member)))
-        return Outcome(member.rank, "silent", stack=places.dumped(self._printed(member)))
+        self._listen_until(0.5, lambda: source_lines.dumped(self._printed(member)))
+        return Outcome(member.rank, "silent", stack=source_lines.dumped(self._printed(member)))
 
     def _listen_until(self, seconds, condition):
         deadline = time.monotonic() + seconds

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from labs.exercises import Verdict, Wrong, verdict_of
+from labs.exercises.verdicts import Verdict, Wrong, verdict_of
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STUDENTS = ROOT / "notebooks"
 _KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 

@@ -3,8 +3,8 @@
 import nbformat
 import pytest
 
-from labs import earlier
-from labs.exercises import Wrong
+from labs.exercises import previous_work
+from labs.exercises.verdicts import Wrong
 
 MINE = """def mine(model, optimizer_class, **settings):
     return model, optimizer_class(model.parameters(), eps=tiny, **settings)"""
@@ -24,7 +24,7 @@ def student(tmp_path, monkeypatch):
 
 
 def take(name="zero3", check=lambda strategy: "fine"):
-    return earlier.students("03_zero_stages", name, "3.4", check)
+    return previous_work.students("03_zero_stages", name, "3.4", check)
 
 
 def refuses(error):
@@ -36,14 +36,14 @@ def refuses(error):
 def test_definitions_come_without_what_the_notebook_runs(student):
     student("import math\ntiny = 1e-6\nstarted = open('/nowhere')", "%%time\n1 / 0", "def half(",
             "lab.check_it(1)\n1 / 0", MINE, "class Late(dict):\n    size = math.pi")
-    found = earlier.definitions(earlier.Path("03_zero_stages.ipynb"))
+    found = previous_work.definitions(previous_work.Path("03_zero_stages.ipynb"))
     assert found.mine.__globals__["tiny"] == 1e-6 and found.Late.size > 3
     assert not hasattr(found, "started") and not hasattr(found, "half")
 
 
 def test_values_stand_in_for_what_is_assigned(student):
     student("SIZE = 1 / 0\nother = 3")
-    assert earlier.definitions(earlier.Path("03_zero_stages.ipynb"), SIZE=2).SIZE == 2
+    assert previous_work.definitions(previous_work.Path("03_zero_stages.ipynb"), SIZE=2).SIZE == 2
 
 
 def test_the_students_own_strategy_is_taken(student):
@@ -71,7 +71,7 @@ def test_a_notebook_without_it_and_a_folder_without_the_notebook(student, monkey
     student("unused = 1")
     assert "03_zero_stages.ipynb, as it was last saved, defines none" in repr(take())
     (tmp_path / "03_zero_stages.ipynb").unlink()
-    monkeypatch.setattr(earlier, "STUDENTS", tmp_path / "nowhere")
+    monkeypatch.setattr(previous_work, "STUDENTS", tmp_path / "nowhere")
     assert "there is no notebook with yours here" in repr(take())
 
 

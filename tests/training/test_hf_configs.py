@@ -3,7 +3,7 @@
 import pytest
 
 from labs.predictions import parameters
-from labs.training import known
+from labs.training import hf_configs
 
 PUBLISHED = {
     "GPT-2": 124_439_808, "GPT-2 XL": 1_557_611_200, "Llama-2-7B": 6_738_415_616,
@@ -11,13 +11,13 @@ PUBLISHED = {
     "Qwen2-0.5B": 494_032_768, "Qwen2-7B": 7_615_616_512}
 
 
-@pytest.mark.parametrize("name", known.NAMES)
+@pytest.mark.parametrize("name", hf_configs.NAMES)
 def test_parameters_are_the_published_number(name):
-    config = known.config(name)
-    on_meta = sum(p.numel() for p in known.on_meta(config).parameters())
+    config = hf_configs.config(name)
+    on_meta = sum(p.numel() for p in hf_configs.on_meta(config).parameters())
     assert parameters.count(config) == on_meta == PUBLISHED[name]
 
 
 def test_an_unknown_name_gets_one_sentence():
     with pytest.raises(ValueError, match="no model 'GPT-5': choose GPT-2, "):
-        known.config("GPT-5")
+        hf_configs.config("GPT-5")

@@ -7,7 +7,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from labs.exercises import Wrong, kind_of
+from labs.exercises.verdicts import Wrong, kind_of
 from labs.training.models import trainable
 from labs.workers.launcher import launch
 
@@ -32,7 +32,7 @@ def on_ranks(fn, *args, world_sizes=WORLD_SIZES, hang_after=4.0) -> list:
                                  hang_after=hang_after)]
 
 
-def together(judge, *args):
+def raise_on_all_ranks(judge, *args):
     """`judge(*args)` on every rank; where one raises Wrong, all raise it, that of the lowest rank.
 
     It is where ranks meet after the student's code, so one that is still stuck in there is told

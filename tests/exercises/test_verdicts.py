@@ -4,8 +4,9 @@ import pytest
 import torch.distributed as dist
 
 import labs
-from labs import exercises, launch
-from labs.exercises import Verdict, Wrong, check, shows
+from labs import launch
+from labs.exercises import guesses
+from labs.exercises.verdicts import Verdict, Wrong, check, kind_of, shows
 
 
 @check("9.1")
@@ -39,7 +40,7 @@ def test_the_students_own_error_is_shown_with_its_line():
 
     verdict = check_double(double)
     assert verdict.passed is False
-    assert 'return x + "2"' in str(verdict) and "test_exercises.py line" in str(verdict)
+    assert 'return x + "2"' in str(verdict) and "test_verdicts.py line" in str(verdict)
 
 
 def test_our_own_mistakes_are_not_hidden():
@@ -78,9 +79,9 @@ def test_html_is_escaped():
 
 def test_guesses():
     assert repr(labs.guess("bytes", 3)) == "your guess, bytes: 3"
-    assert exercises.guessed("bytes") == 3
+    assert guesses.guessed("bytes") == 3
     assert "put a number in place of ..." in repr(labs.guess("bytes", ...))
-    assert exercises.guessed("bytes") is None
+    assert guesses.guessed("bytes") is None
     with pytest.raises(TypeError, match="a guess is one number"):
         labs.guess("bytes", "many")
 
@@ -89,4 +90,4 @@ def test_guesses():
     (None, "nothing (None)"), ((1, 2), "a tuple of 2"), (1, "an int"), ("", "a str"),
     (type("FSDPThing", (), {})(), "an FSDPThing"), (type("Flat", (), {})(), "a Flat")])
 def test_a_value_is_called_by_its_kind(value, words):
-    assert exercises.kind_of(value) == words
+    assert kind_of(value) == words

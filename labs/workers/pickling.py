@@ -6,7 +6,7 @@ import pickle
 import types
 import warnings
 
-from labs.workers import places, results
+from labs.workers import results, source_lines
 from labs.workers.failures import LaunchError
 
 LARGE = 50_000_000  # bytes
@@ -33,7 +33,7 @@ def pack(fn, args) -> bytes:
                          key=lambda pair: pair[1], default=("the function", len(data)))
         warnings.warn(f"{len(data) / 1e6:.0f} MB travel to every rank, most of it {name} "
                       f"({size / 1e6:.0f} MB): make it inside the function instead",
-                      stacklevel=places.steps_to_caller())
+                      stacklevel=source_lines.steps_to_caller())
     return data
 
 

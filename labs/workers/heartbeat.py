@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from labs.workers import calls, places
+from labs.workers import collective_matching, source_lines
 
 HEARTBEAT = 0.5  # seconds
 _COLLECTIVES = {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor",
@@ -45,7 +45,7 @@ class Watch(threading.Thread):
     def _where(self):
         frame, progress, pending = self._frame(), self.progress(), _pending()
         where = {"call": progress.call, "number": progress.number, "since": None,
-                 "stack": places.stack_of(frame)}
+                 "stack": source_lines.stack_of(frame)}
         if pending:
             where.update(call=progress.call or pending["profiling_name"].split(":")[-1],
                          number=pending["collective_seq_id"],
@@ -88,7 +88,7 @@ def _call(frame):
     while frame is not None:
         name = frame.f_code.co_name
         if name in _COLLECTIVES and frame.f_code.co_filename.endswith("distributed_c10d.py"):
-            found = calls.plain(name)
+            found = collective_matching.plain(name)
         frame = frame.f_back
     return found
 

@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 from labs.workers.failures import LaunchError
 from labs.workers.interrupts import held
 
-PRELOAD = ["labs.workers.janitor", "labs.workers.preloaded"]
+PRELOAD = ["labs.workers.forkserver_cleanup", "labs.workers.forkserver_preload"]
 
 _lock = threading.RLock()
 _number = count()

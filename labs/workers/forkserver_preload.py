@@ -6,7 +6,7 @@ import mmap
 import sys
 from importlib import import_module
 
-from labs.workers import janitor
+from labs.workers import forkserver_cleanup
 
 # A preloaded module stays as it was when the server started: third-party ones, and of labs only
 # what a worker begins with, which the janitor drops when a file of it has changed since.
@@ -30,7 +30,7 @@ def _import_all():
     for name in MODULES:
         with contextlib.suppress(Exception):  # the rank that needs it will say what is wrong
             import_module(name)
-    janitor.all_is_imported()
+    forkserver_cleanup.all_is_imported()
 
 
 def _gather_in_huge_pages():

@@ -1,19 +1,17 @@
-"""What a check says of an exercise, and what a student guessed before the run."""
+"""What a check says of an exercise: a verdict that draws itself."""
 
 import functools
 import html
-import math
 import re
 import sys
 from dataclasses import dataclass, replace
 
-from labs.workers import places
+from labs.workers import source_lines
 from labs.workers.failures import LaunchError, RankFailed
-from labs.workers.screen import NOISE
+from labs.workers.output import NOISE
 
-_COLOURS = {True: "#2a9347", False: "#d43c30", None: "#7d8590"}  # on white as on black
-_GUESSED = "#d6249f"  # as labs.pictures.palette.GUESSED
-_SIGNS = {True: "✓", False: "✗", None: "○"}
+COLOURS = {True: "#2a9347", False: "#d43c30", None: "#7d8590"}  # on white as on black
+SIGNS = {True: "✓", False: "✗", None: "○"}
 
 
 class Wrong(Exception):
@@ -52,16 +50,16 @@ class Verdict:
     def __str__(self):
         hint = f"\n  Hint: {self.hint}" if self.hint else ""
         printed = f"\n{self.printed}" if self.printed else ""
-        return f"{_SIGNS[self.passed]} Exercise {self.exercise}  {self.sentence}{hint}{printed}"
+        return f"{SIGNS[self.passed]} Exercise {self.exercise}  {self.sentence}{hint}{printed}"
 
     __repr__ = __str__
 
     def _repr_html_(self):
-        title = f"{_SIGNS[self.passed]} Exercise {self.exercise}"
-        return _card(_COLOURS[self.passed], title, self.sentence, self.hint, self.printed)
+        title = f"{SIGNS[self.passed]} Exercise {self.exercise}"
+        return card(COLOURS[self.passed], title, self.sentence, self.hint, self.printed)
 
 
-def _card(colour, title, sentence, hint="", printed=""):
+def card(colour, title, sentence, hint="", printed=""):
     """HTML with a bar of `colour` at the left; readable on a light and on a dark page."""
     first, *more = sentence.split("\n", 1)
     more, printed = ("".join(f"<div style='font-family:var(--jp-code-font-family,monospace);"
@@ -97,9 +95,9 @@ def _judged(exercise, hints, finish, function):
         if any(answer is ... for answer in answers):
             return Verdict(exercise, None, "is waiting for your answer")
         try:
-            return told(finish(function(*answers, **options)))
+            return print_in_script(finish(function(*answers, **options)))
         except Exception as error:
-            return told(_hinted(verdict_of(exercise, error), hints or {}))
+            return print_in_script(_hinted(verdict_of(exercise, error), hints or {}))
 
     return judged
 
@@ -109,7 +107,7 @@ def _hinted(verdict, hints):
     return verdict if verdict.hint or not hint else replace(verdict, hint=hint)
 
 
-def told(result):
+def print_in_script(result):
     """In a plain script nobody draws the last expression of a cell: there it is printed."""
     ipython = sys.modules.get("IPython")
     if ipython is None or ipython.get_ipython() is None:
@@ -128,7 +126,7 @@ def verdict_of(exercise: str, error: Exception) -> Verdict:
         return Verdict(exercise, False, cause.sentence, cause.hint, _printed(error))
     if isinstance(error, LaunchError):
         return Verdict(exercise, False, str(error), printed=_printed(error))
-    own = [place for place in places.traceback_of(error) if place.is_students]
+    own = [place for place in source_lines.traceback_of(error) if place.is_students]
     if not own:
         raise error  # no line of the student's is involved: a mistake of ours must not be hidden
     return Verdict(exercise, False, f"{type(error).__name__}: {error}\n"
@@ -147,50 +145,3 @@ def _html(text):
     """Escaped; a number like 1e-06 is not broken over two lines."""
     text = re.sub(r"(\de)-(\d)", "\\1\N{NON-BREAKING HYPHEN}\\2", html.escape(text))
     return text.replace("\n", "<br>")
-
-
-@dataclass(frozen=True)
-class Guess:
-    """A number written down before the run. value is None while there is none."""
-
-    name: str
-    value: float
-
-    def __repr__(self):
-        if self.value is None:
-            return f"○ no guess yet for {self.name}: put a number in place of ..."
-        return f"your guess, {self.name}: {self.value:.10g}"
-
-    def _repr_html_(self):
-        if self.value is None:
-            return _card(_COLOURS[None], f"{_SIGNS[None]} No guess yet",
-                         f"for {self.name}: put a number in place of ...")
-        return _card(_GUESSED, f"Your guess: {self.value:.10g}", self.name)
-
-
-_guesses = {}
-
-
-def guess(name: str, value) -> Guess:
-    """Writes down a guess, to be drawn beside the result. `...` means: not yet."""
-    if value is ...:
-        _guesses.pop(name, None)
-        return Guess(name, None)
-    value = _number(value)
-    if value is None:
-        raise TypeError(f"a guess is one number, for example labs.guess({name!r}, 1.5)")
-    _guesses[name] = float(value)
-    return Guess(name, float(value))
-
-
-def _number(value):
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) and not isinstance(value, bool) else None
-
-
-def guessed(name: str):
-    """The guess written down under `name`, or None."""
-    return _guesses.get(name)

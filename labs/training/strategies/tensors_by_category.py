@@ -6,7 +6,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
-from labs.training.strategies.peers import Engine
+from labs.training.strategies.third_party import Engine
 
 
 def held(module, optimizer) -> dict:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from labs.workers import places
+from labs.workers import source_lines
 
 # name of the collective -> the argument whose shape and dtype must be alike on all ranks
 _ALIKE = {
@@ -41,7 +41,7 @@ class Call:
     members: tuple
     number: int
     like: str
-    place: places.Place
+    place: source_lines.Place
 
     def __str__(self):
         if self.place.is_ours:
@@ -129,8 +129,8 @@ def _root(given) -> str:
     return op + (f" with root {root}" if root is not None else "")
 
 
-def _place(frame) -> places.Place:
+def _place(frame) -> source_lines.Place:
     """The student's line that calls; failing that, ours."""
-    stack = places.stack_of(frame)[::-1]
+    stack = source_lines.stack_of(frame)[::-1]
     return next((place for place in stack if place.is_students), None) or next(
         (place for place in stack if place.is_ours), stack[0])

@@ -7,10 +7,10 @@ import signal
 import time
 from dataclasses import dataclass, field
 
-from labs.workers import memory, places
+from labs.workers import memory, source_lines
 from labs.workers.failures import LaunchError, Outcome
+from labs.workers.heartbeat import HEARTBEAT, Progress
 from labs.workers.results import Incoming
-from labs.workers.watch import HEARTBEAT, Progress
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Member:
         memory_limit."""
         self.process.join(1)
         self.outcome = Outcome(self.rank, "died", exit_code=self.process.exitcode, at=time.time(),
-                               stack=places.dumped(printed),
+                               stack=source_lines.dumped(printed),
                                shortage=memory.last_words(printed, allowed))
 
     def value(self):
