@@ -6,50 +6,57 @@ from dataclasses import dataclass
 from labs.exercises.verdicts import COLOURS, SIGNS, card
 
 _COLOUR = "#d6249f"  # as labs.pictures.palette.GUESSED
+_guesses: dict[str, float] = {}
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A number written down before the run. value is None while there is none."""
+    """The answer to `question`, a number written down before the run; None while there is none.
+    Draws itself."""
 
-    name: str
-    value: float
+    question: str
+    value: float | None
 
     def __repr__(self):
         if self.value is None:
-            return f"○ no guess yet for {self.name}: put a number in place of ..."
-        return f"your guess, {self.name}: {self.value:.10g}"
+            return f"○ no guess yet for {self.question}: put a number in place of ..."
+        return f"your guess, {self.question}: {self.value:.10g}"
 
     def _repr_html_(self):
         if self.value is None:
             return card(COLOURS[None], f"{SIGNS[None]} No guess yet",
-                         f"for {self.name}: put a number in place of ...")
-        return card(_COLOUR, f"Your guess: {self.value:.10g}", self.name)
+                        f"for {self.question}: put a number in place of ...")
+        return card(_COLOUR, f"Your guess: {self.value:.10g}", self.question)
 
 
-_guesses = {}
+def guess(exercise: str, question: str, value=None) -> Guess:
+    """Writes down the guess that belongs to an exercise, to be drawn beside the result.
 
-
-def guess(name: str, value) -> Guess:
-    """Writes down a guess, to be drawn beside the result. `...` means: not yet."""
+    exercise: the key under which charts find it, for example "3.8", or "3.8b" for a second one.
+    question: what is guessed, with its unit, for the student to read. value: a number; `...` means
+    that there is no guess yet. Raises TypeError where value is neither.
+    """
+    if value is None:  # until every notebook gives three arguments
+        question, value = exercise, question
     if value is ...:
-        _guesses.pop(name, None)
-        return Guess(name, None)
-    value = _number(value)
-    if value is None:
-        raise TypeError(f"a guess is one number, for example labs.guess({name!r}, 1.5)")
-    _guesses[name] = float(value)
-    return Guess(name, float(value))
+        _guesses.pop(exercise, None)
+        return Guess(question, None)
+    number = _number(value)
+    if number is None:
+        raise TypeError(f"a guess is one number, for example "
+                        f"labs.guess({exercise!r}, {question!r}, 1.5)")
+    _guesses[exercise] = number
+    return Guess(question, number)
 
 
-def _number(value):
+def guessed(exercise: str) -> float | None:
+    """The guess that was written down for an exercise, or None."""
+    return _guesses.get(exercise)
+
+
+def _number(value) -> float | None:
     try:
         number = float(value)
     except (TypeError, ValueError):
         return None
     return number if math.isfinite(number) and not isinstance(value, bool) else None
-
-
-def guessed(name: str):
-    """The guess written down under `name`, or None."""
-    return _guesses.get(name)

@@ -38,11 +38,15 @@ def kind_of(value) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """passed: True, False, or None while the exercise waits. printed: what the failing rank printed
-    while it was checked. Draws itself in a notebook."""
+    """What a check says of an exercise. Draws itself in a notebook.
+
+    exercise: its number, or the title of a picture that belongs to no exercise. passed: True,
+    False, or None while the exercise waits. printed: what the failing rank printed while it was
+    checked.
+    """
 
     exercise: str
-    passed: bool
+    passed: bool | None
     sentence: str
     hint: str = ""
     printed: str = ""
@@ -50,13 +54,16 @@ class Verdict:
     def __str__(self):
         hint = f"\n  Hint: {self.hint}" if self.hint else ""
         printed = f"\n{self.printed}" if self.printed else ""
-        return f"{SIGNS[self.passed]} Exercise {self.exercise}  {self.sentence}{hint}{printed}"
+        return f"{self._title()}  {self.sentence}{hint}{printed}"
 
     __repr__ = __str__
 
+    def _title(self) -> str:
+        numbered = self.exercise[:1].isdigit()
+        return f"{SIGNS[self.passed]} {'Exercise ' * numbered}{self.exercise}"
+
     def _repr_html_(self):
-        title = f"{SIGNS[self.passed]} Exercise {self.exercise}"
-        return card(COLOURS[self.passed], title, self.sentence, self.hint, self.printed)
+        return card(COLOURS[self.passed], self._title(), self.sentence, self.hint, self.printed)
 
 
 def card(colour, title, sentence, hint="", printed=""):
@@ -70,7 +77,7 @@ def card(colour, title, sentence, hint="", printed=""):
             f"<b style='color:{colour}'>{title}</b>&ensp;{_html(first)}{more}{hint}{printed}</div>")
 
 
-def check(exercise: str, hints: dict = None):
+def check(exercise: str, hints: dict[str, str] | None = None):
     """Makes a check of a function that returns a sentence when all is well, raises `Wrong` when
     not, and returns a Verdict of its own where it cannot tell. The check returns a Verdict and
     never raises because of the student's code.
@@ -82,7 +89,9 @@ def check(exercise: str, hints: dict = None):
 
 
 def shows(exercise: str):
-    """For pictures made with the student's code: the picture, or a Verdict that says why not."""
+    """For pictures made with the student's code: the picture, or a Verdict that says why not.
+    exercise: the number of the one whose code is drawn, or the picture's title where it is none's.
+    """
     return functools.partial(_judged, exercise, None, lambda picture: picture)
 
 

@@ -78,12 +78,22 @@ def test_html_is_escaped():
 
 
 def test_guesses():
-    assert repr(labs.guess("bytes", 3)) == "your guess, bytes: 3"
-    assert guesses.guessed("bytes") == 3
-    assert "put a number in place of ..." in repr(labs.guess("bytes", ...))
-    assert guesses.guessed("bytes") is None
+    assert repr(labs.guess("9.1", "bytes", 3)) == "your guess, bytes: 3"
+    assert guesses.guessed("9.1") == 3
+    assert "put a number in place of ..." in repr(labs.guess("9.1", "bytes", ...))
+    assert guesses.guessed("9.1") is None
     with pytest.raises(TypeError, match="a guess is one number"):
-        labs.guess("bytes", "many")
+        labs.guess("9.1", "bytes", "many")
+
+
+def test_a_picture_of_no_exercise_is_named_by_its_title():
+    @shows("Two ranks")
+    def draw(answer):
+        raise Wrong("nothing to draw")
+
+    assert str(draw(1)) == "✗ Two ranks  nothing to draw"
+    assert "✗ Two ranks" in draw(1)._repr_html_()
+    assert str(draw(...)) == "○ Two ranks  is waiting for your answer"
 
 
 @pytest.mark.parametrize(("value", "words"), [
