@@ -6,7 +6,7 @@ import time
 import torch
 import torch.distributed as dist
 
-_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch < 2.13
+from labs.workers.collectives import all_gather_single
 
 
 class SlowWire:
@@ -20,7 +20,7 @@ class SlowWire:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor, input_tensor, group, async_op: bool = False):
-        work = _GATHER(output_tensor, input_tensor, group=group, async_op=True)
+        work = all_gather_single(output_tensor, input_tensor, group=group, async_op=True)
         self.free = max(self.free, time.perf_counter()) + self.seconds
         arriving = _Arriving(work, self.free)
         if async_op:

@@ -4,14 +4,13 @@ reduce-scatter in the way that moves least on the backend in use."""
 import torch
 import torch.distributed as dist
 
-_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch < 2.13
-torchs_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from labs.workers.collectives import all_gather_single, reduce_scatter_single
 
 
 def all_gather(whole, shard, async_op: bool = False):
     """Fills `whole` with every rank's `shard`, in rank order; `shard` may be its place in `whole`.
     async_op=True returns a handle at once: wait() on it before `whole` is read."""
-    return _GATHER(whole, shard.detach(), async_op=async_op)
+    return all_gather_single(whole, shard.detach(), async_op=async_op)
 
 
 def reduce_scatter(flat) -> "Arriving":
@@ -51,7 +50,7 @@ class _Reduced(Arriving):
 
     def begin(self):
         self.received = self.flat.new_empty(self.flat.numel() // dist.get_world_size())
-        return torchs_reduce_scatter(self.received, self.flat, async_op=True)
+        return reduce_scatter_single(self.received, self.flat, async_op=True)
 
     def shard(self):
         return self.received

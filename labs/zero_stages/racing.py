@@ -10,8 +10,9 @@ from labs.meters import throughput
 from labs.pictures import measured, palette
 from labs.training.presets import Preset
 from labs.workers import devices
+from labs.workers.collectives import reduce_scatter_single
 from labs.workers.launcher import launch
-from labs.zero_stages.collectives import reduce_scatter, torchs_reduce_scatter
+from labs.zero_stages.collectives import reduce_scatter
 
 ELEMENTS = 1 << 21  # 8 MiB in fp32
 ROUNDS, WARMUP = 9, 2
@@ -39,7 +40,7 @@ def _race() -> dict:
     flats = [flat.clone() for _ in range(ROUNDS + WARMUP)]  # the lab's takes over what it is given
     times = _Times(throughput.race({
         "all_reduce, keep a piece": lambda: dist.all_reduce(flat),
-        "torch's reduce_scatter": lambda: torchs_reduce_scatter(shard, flat),
+        "torch's reduce_scatter": lambda: reduce_scatter_single(shard, flat),
         "lab.reduce_scatter": lambda: reduce_scatter(flats.pop()).wait()}, ROUNDS, WARMUP))
     times.backend = dist.get_backend()
     return times

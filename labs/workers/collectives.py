@@ -1,0 +1,20 @@
+"""The two collectives that torch 2.13 renamed, under their new names for every version of torch."""
+
+import torch.distributed as dist
+
+_renamed = hasattr(dist, "all_gather_single")  # torch >= 2.13; there the old names warn
+_ALL_GATHER = "all_gather_single" if _renamed else "all_gather_into_tensor"
+_REDUCE_SCATTER = "reduce_scatter_single" if _renamed else "reduce_scatter_tensor"
+
+
+# Looked up at each call: `collective_matching` replaces torch's functions when a rank starts.
+def all_gather_single(output, input, group=None, async_op: bool = False):
+    """Fills `output` (N · S elements) with every rank's `input` (S elements), in rank order.
+    Returns a Work handle with async_op=True, else None."""
+    return getattr(dist, _ALL_GATHER)(output, input, group=group, async_op=async_op)
+
+
+def reduce_scatter_single(output, input, group=None, async_op: bool = False):
+    """Fills `output` (S elements) with this rank's piece of the sum of all ranks' `input` (N · S
+    elements). Returns a Work handle with async_op=True, else None."""
+    return getattr(dist, _REDUCE_SCATTER)(output, input, group=group, async_op=async_op)
