@@ -216,7 +216,7 @@ def test_a_slow_wire_holds_back_every_all_gather():
         wire.slow_down(model, 0.03)
         [batch] = data.lm_batches(1, SMALL.batch, SMALL.context)
         step = show._stepping((model, optimizer), batch)
-        return throughput.race({"step": step}, rounds=2, warmup=1)["step"]
+        return throughput.seconds_per_step({"step": step}, rounds=2, warmup=1)["step"]
 
     gathers = 1 + 2 * SMALL.layers
     for seconds in launch(work, ranks=2, quiet=True, verify=False):

@@ -7,8 +7,8 @@ from _build.definitions import definitions
 
 import labs.manual_ddp as lab
 from labs.manual_ddp import buckets, measuring
-from labs.meters.traffic import Call
-from labs.training.models import EdgeCaseModel, count
+from labs.meters.traffic import CollectiveCall
+from labs.training.models import EdgeCaseModel, count_trainable
 from labs.training.presets import preset
 from labs.workers.launcher import launch
 
@@ -32,7 +32,7 @@ def measured(solution):
 def test_the_order_of_events_in_one_backward(solution):
     def work():
         events = buckets.order_of_events(lambda m: solution.overlapped(m, 900), EdgeCaseModel())
-        return [event.kind if isinstance(event, Call) else event.what for event in events]
+        return [event.kind if isinstance(event, CollectiveCall) else event.what for event in events]
 
     events = launch(work, ranks=2, quiet=True)[0]
     assert events[0] == "backward begins" and events[-1] == "backward ends"
@@ -45,8 +45,9 @@ def test_measured_traffic_is_what_the_model_predicts(measured):
     for calls in measured.traffic.values():
         assert {call.kind for call in calls} == {"all_reduce"}
         assert sum(call.bytes for call in calls) == 4 * measured.parameters
-    model = launch(lambda: count(measuring.build(lambda m: m, SMALL)[0]), ranks=1, quiet=True)[0]
-    assert measured.parameters == model
+    [parameters] = launch(lambda: count_trainable(measuring.build(lambda m: m, SMALL)[0]),
+                          ranks=1, quiet=True)
+    assert measured.parameters == parameters
     assert len(measured.traffic["bucketed, overlapped"]) == len(
         measured.buckets["bucketed, overlapped"])
 

@@ -247,7 +247,7 @@ def test_the_owners_own_everything_once():
     picture = lab.show_owners(right.cut, SMALL, ranks=3)
     model = models.gpt2(SMALL.layers, SMALL.hidden, SMALL.heads, SMALL.context)
     for flats in picture.data.values():
-        assert sum(size for flat in flats for size, _ in flat) == models.count(model)
+        assert sum(size for flat in flats for size, _ in flat) == models.count_trainable(model)
     assert [len(flats) for flats in picture.data.values()] == [1, SMALL.layers + 1]
     assert picture.png().startswith(b"\x89PNG") and "a flat tensor for each layer" in repr(picture)
 
@@ -269,7 +269,7 @@ def test_a_strategy_without_layers_is_not_drawn():
 def test_the_size_that_the_notebook_names():
     size = preset("laptop")
     model = models.gpt2(size.layers, size.hidden, size.heads, size.context)
-    assert models.count(model) == 1_230_848 and size.ranks == 2
+    assert models.count_trainable(model) == 1_230_848 and size.ranks == 2
 
 
 def test_70_billion_on_8_ranks():

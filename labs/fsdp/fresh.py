@@ -12,7 +12,7 @@ from labs.exercises.verdicts import Wrong, check
 from labs.fsdp import trained
 from labs.meters import memory
 from labs.training import data, strategies
-from labs.training.models import DeepMLP, count
+from labs.training.models import DeepMLP, count_trainable
 
 RANKS = 4
 LAYERS, WIDTH = 8, 62  # 4 ranks do not divide the width
@@ -43,7 +43,7 @@ def _fresh(strategy):
         return made["pair"]
 
     report = memory.record(build, data.xy_batches(2, 4, seed=dist.get_rank()),
-                           held=strategies.held)
+                           held=strategies.resident_tensors)
     raise_on_all_ranks(_judge_build, report)
     module, optimizer = trained.built(strategy, _make, torch.optim.AdamW, lr=1e-2)
     raise_on_all_ranks(_judge_shards, module)
@@ -59,7 +59,7 @@ def _fresh(strategy):
 
 
 def _judge_build(report):
-    whole = 4 * count(_make())
+    whole = 4 * count_trainable(_make())
     peak = report.peaks["build"].total
     if peak > 0.6 * whole:
         raise Wrong(f"rank {dist.get_rank()} held {peak:,} bytes while the model was built; the "

@@ -42,7 +42,7 @@ def size(layers: int = 12, ranks: int = RANKS) -> Preset:
 
 def parameters(layers: int) -> int:
     with torch.device("meta"):
-        return models.count(model(size(layers)))
+        return models.count_trainable(model(size(layers)))
 
 
 def predicted(name: str, layers: int, ranks: int = RANKS) -> Memory:

@@ -95,7 +95,7 @@ def measure(variants: dict, preset: Preset, rounds: int = 4, tries: int = TRIES)
                    verify=False, device="cpu", hang_after=60)
     results = {name: _together([r["found"][name] for r in ranks],
                                [r["seconds"].get(name, ()) for r in ranks]) for name in variants}
-    return Measured(size, models.count(model(size)), results)
+    return Measured(size, models.count_trainable(model(size)), results)
 
 
 def _together(by_rank, seconds) -> Result:
@@ -110,7 +110,7 @@ def _measure(variants, size, rounds, tries) -> dict:
     for number, (name, strategy) in enumerate(variants.items(), 1):
         report(step=number, total=len(variants))
         found[name], steps[name] = _one(strategy, size, tries)
-    seconds = throughput.race(steps, rounds, warmup=1) if rounds else {}
+    seconds = throughput.seconds_per_step(steps, rounds, warmup=1) if rounds else {}
     return {"found": found, "seconds": seconds}
 
 
@@ -124,7 +124,7 @@ def _one(strategy, size, tries) -> tuple:
     for _ in range(tries):
         made.clear()
         if dist.get_rank() == 0:
-            reports.append(memory.record(build, batches(size, 2), held=strategies.held))
+            reports.append(memory.record(build, batches(size, 2), held=strategies.resident_tensors))
         else:  # a profiler on every rank would only slow this one down
             train(*build(), batches(size, 2))
     made.clear()

@@ -74,7 +74,7 @@ def node(size: Preset = None, steps: int = 5) -> Table:
         fits = hardware.fits(want, GPU, size.ranks)
         rows.append((job.name, f"{want / GB:.1f}", "yes" if fits else "no", *measured))
     with torch.device("meta"):
-        count = models.count(_model(size))
+        count = models.count_trainable(_model(size))
     return Table(f"{count / 1e9:.2f} billion parameters on {size.ranks} GPUs, {size.batch} × "
                  f"{size.context} tokens each", ("", "GB, predicted", f"fits {GPU}",
                                                  "GB, measured", "tokens/s"), rows,
@@ -127,7 +127,7 @@ def _run(job, size, steps) -> tuple:
                        hang_after=300)
     except OutOfMemory:
         return "out of memory", "–"
-    rate = throughput.medians([seconds for _, seconds in found], size.tokens)["step"]
+    rate = throughput.tokens_per_second([seconds for _, seconds in found], size.tokens)["step"]
     return f"{max(peak for peak, _ in found) / GB:.1f}", f"{rate:,.0f}"
 
 
@@ -142,7 +142,7 @@ def _train(job, size, steps) -> tuple:
 
     step()
     torch.cuda.reset_peak_memory_stats()
-    seconds = throughput.race({"step": step}, rounds=steps, warmup=1)
+    seconds = throughput.seconds_per_step({"step": step}, rounds=steps, warmup=1)
     return torch.cuda.max_memory_allocated(), seconds
 
 

@@ -78,7 +78,7 @@ def _save(save, folder) -> tuple:
 
 def _judge_files(folder):
     sizes = sorted(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    whole = 12 * trained.models.count(trained.model())  # parameters and two moments, fp32
+    whole = 12 * trained.models.count_trainable(trained.model())  # parameters and two moments, fp32
     if not sizes:
         raise Wrong("save wrote nothing into the folder",
                     "torch.distributed.checkpoint.save(state, checkpoint_id=folder)")

@@ -193,7 +193,7 @@ def look(strategy, make=model, tries: int = 2) -> Seen:
 
     for _ in range(tries):
         made.clear()
-        reports.append(memory.record(build, mine[:2], held=strategies.held))
+        reports.append(memory.record(build, mine[:2], held=strategies.resident_tensors))
     module, optimizer = made["pair"]
     with Traffic() as traffic:
         module(**mine[2]).loss.backward()

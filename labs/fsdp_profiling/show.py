@@ -115,7 +115,7 @@ def show_price(job_preset, configures: dict, wire: float = 0.0, rounds: int = 9)
     arrives later than gloo has it."""
     results = launch(_race, job_preset, configures, wire, rounds, ranks=job_preset.ranks,
                      quiet=True, verify=False, hang_after=60)
-    rates = throughput.medians(list(results), job_preset.tokens)
+    rates = throughput.tokens_per_second(list(results), job_preset.tokens)
     cost = guessed("what prefetch off costs, in percent of the throughput")
     first = next(iter(rates.values()))
     rows = [measured.Row(name, rate, colour=palette.RANKS[0],
@@ -133,12 +133,12 @@ def _race(job_preset, configures, wire, rounds):
              for name, configure in configures.items()}
     steps = {name: _stepping(parts, batch) for name, parts in built.items()}
     if wire:
-        usual = throughput.race(dict([next(iter(steps.items()))]), rounds=3)
+        usual = throughput.seconds_per_step(dict([next(iter(steps.items()))]), rounds=3)
         seconds = [statistics.median(*usual.values())]
         torch.distributed.broadcast_object_list(seconds)
         for model, _ in built.values():
             slow_down(model, wire * seconds[0])
-    return throughput.race(steps, rounds, repeat=2)
+    return throughput.seconds_per_step(steps, rounds, repeat=2)
 
 
 def _stepping(parts, batch):

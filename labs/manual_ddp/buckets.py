@@ -7,9 +7,9 @@ from labs.exercises.on_ranks import on_ranks
 from labs.exercises.verdicts import Wrong, check
 from labs.manual_ddp import twin as twins
 from labs.manual_ddp.checks import follow_twin
-from labs.meters.traffic import Call, Mark, Traffic, around_waits
+from labs.meters.traffic import CollectiveCall, Mark, Traffic, hook_waits
 from labs.training import data
-from labs.training.models import EdgeCaseModel, count, trainable
+from labs.training.models import EdgeCaseModel, count_trainable, trainable
 
 
 @check("2.5")
@@ -232,11 +232,11 @@ def order_of_events(wrap, model, batch=None) -> list:
 
 
 def waits_marked(traffic):
-    return around_waits(before=lambda _: traffic.mark("wait"))
+    return hook_waits(before=lambda _: traffic.mark("wait"))
 
 
 def _check_overlap(events, model):
-    calls = [i for i, event in enumerate(events) if isinstance(event, Call)]
+    calls = [i for i, event in enumerate(events) if isinstance(event, CollectiveCall)]
     ready = [i for i, event in enumerate(events)
              if isinstance(event, Mark) and event.what.startswith("ready")]
     waits = [i for i, event in enumerate(events)
@@ -257,6 +257,6 @@ def _check_overlap(events, model):
         raise Wrong("a bucket is waited for while gradients are still being computed",
                     "Wait for all buckets in backward_done.")
     sent = sum(events[i].bytes for i in calls)
-    if sent != 4 * count(model):
+    if sent != 4 * count_trainable(model):
         raise Wrong(f"rank {dist.get_rank()} sent {sent:,} bytes; its gradients have "
-                    f"{4 * count(model):,}", "Each bucket once, also the last one.")
+                    f"{4 * count_trainable(model):,}", "Each bucket once, also the last one.")

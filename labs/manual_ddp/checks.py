@@ -9,7 +9,7 @@ from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.manual_ddp import twin as twins
 from labs.meters.traffic import Traffic
 from labs.training import data
-from labs.training.models import EdgeCaseModel, count
+from labs.training.models import EdgeCaseModel, count_trainable
 
 
 @check("2.1")
@@ -127,7 +127,7 @@ def check_average_gradients(average_gradients):
 def _judge_average(model, twin, own, traffic) -> float:
     twins.compare_state(model, twin, "after averaging the gradients")
     difference = twins.compare_gradients(model, twins.gradients(twin), own)
-    _compare_bytes(traffic, 4 * count(model))
+    _compare_bytes(traffic, 4 * count_trainable(model))
     return difference
 
 
@@ -180,7 +180,7 @@ def check_manual_ddp(wrap):
     def work():
         difference, traffics, module = follow_twin(wrap)
         for traffic in traffics:
-            twins.raise_on_all_ranks(_compare_bytes, traffic, 4 * count(module))
+            twins.raise_on_all_ranks(_compare_bytes, traffic, 4 * count_trainable(module))
         return max(difference, _difference_from_torchs(wrap))
 
     return (f"equals the full-batch twin and torch's DDP over 4 steps on 2, 3 and 4 ranks "

@@ -69,7 +69,7 @@ def measure(variants: dict, preset: Preset, rounds: int = 7) -> Measured:
     return Measured(
         preset, first["parameters"], first["tensors"], first["traffic"],
         {name: _typical([result["timelines"][name] for result in results]) for name in variants},
-        throughput.medians([result["seconds"] for result in results], preset.tokens),
+        throughput.tokens_per_second([result["seconds"] for result in results], preset.tokens),
         [result["seconds"] for result in results], first["buckets"])
 
 
@@ -86,8 +86,8 @@ def race_variants(variants: dict, preset: Preset, rounds: int) -> list:
     def work():
         built = {name: build(wrap, preset) for name, wrap in variants.items()}
         batch = batches(preset, 1)[0]
-        return throughput.race({name: _step(*parts, batch) for name, parts in built.items()},
-                               rounds, repeat=2)
+        steps = {name: _step(*parts, batch) for name, parts in built.items()}
+        return throughput.seconds_per_step(steps, rounds, repeat=2)
 
     return launch(work, ranks=preset.ranks, quiet=True, verify=False, hang_after=60)
 
@@ -96,12 +96,12 @@ def _measure(variants, preset, rounds) -> dict:
     built = {name: build(wrap, preset) for name, wrap in variants.items()}
     batch = batches(preset, 1)[0]
     steps = {name: _step(*parts, batch) for name, parts in built.items()}
-    seconds = throughput.race(steps, rounds, repeat=2)
+    seconds = throughput.seconds_per_step(steps, rounds, repeat=2)
     traffic = {name: _traffic(step) for name, step in steps.items()}
     timelines = {name: [timeline.record(*parts, batch) for _ in range(RECORDED)]
                  for name, parts in built.items()}
     model = next(iter(built.values()))[0]
-    return {"parameters": models.count(model), "tensors": len(models.trainable(model)),
+    return {"parameters": models.count_trainable(model), "tensors": len(models.trainable(model)),
             "traffic": traffic, "timelines": timelines,
             "seconds": seconds, "buckets": {name: bucket_names(module)
                                             for name, (module, _) in built.items()}}

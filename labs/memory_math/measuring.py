@@ -89,7 +89,7 @@ def _held(strategy, ranks, sizes, batch, context) -> Held:
 def _train(strategy, sizes, batch, context) -> tuple:
     """On a rank: ((config, parameters, tensors), Report of two steps)."""
     model = models.gpt2(**sizes)
-    counted = model.config, models.count(model), len(models.trainable(model))
+    counted = model.config, models.count_trainable(model), len(models.trainable(model))
 
     def build():
         return getattr(strategies, strategy.lower())(models.gpt2(**sizes), torch.optim.AdamW)

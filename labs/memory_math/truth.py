@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from labs.predictions.parameters import shape_of
 from labs.training import hf_configs
-from labs.training.models import count
+from labs.training.models import count_trainable
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def _sizes(family, dice) -> dict:
 
 def _counted(config) -> tuple:
     model = hf_configs.on_meta(config)
-    return shape_of(config), count(block_of(model)), count(model)
+    return shape_of(config), count_trainable(block_of(model)), count_trainable(model)
 
 
 def block_of(model):
@@ -133,7 +133,7 @@ def counted_flops(widths: tuple, tokens: int, checkpointed: bool) -> tuple:
     with FlopCounterMode(display=False) as counter:
         y = checkpoint(layers, x, use_reentrant=False) if checkpointed else layers(x)
         y.sum().backward()
-    return count(layers), counter.get_total_flops()
+    return count_trainable(layers), counter.get_total_flops()
 
 
 def drawn_sizes(dice=None) -> tuple:

@@ -12,7 +12,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from labs.meters.traffic import around_waits
+from labs.meters.traffic import hook_waits
 from labs.training.memory_categories import Memory
 
 PHASES = ("build", "forward", "backward", "step")
@@ -106,7 +106,7 @@ def record(build, batches, held=None) -> Report:
 def _backend_lets_go_first():
     """Who waits for a collective stays a moment longer, so that gloo's thread, which the profiler
     does not watch, is not the last to let go of its tensors."""
-    return around_waits(after=lambda _: sleep(_MOMENT))
+    return hook_waits(after=lambda _: sleep(_MOMENT))
 
 
 def _held_by_torch(module, optimizer) -> dict:

@@ -6,7 +6,7 @@ import time
 import torch.distributed as dist
 
 
-def race(steps: dict, rounds: int = 7, warmup: int = 2, repeat: int = 1) -> dict:
+def seconds_per_step(steps: dict, rounds: int = 7, warmup: int = 2, repeat: int = 1) -> dict:
     """On a rank: seconds per step of each variant, one value per round.
 
     steps: name -> function of no arguments that does one step. The variants take turns, so that a
@@ -25,8 +25,11 @@ def race(steps: dict, rounds: int = 7, warmup: int = 2, repeat: int = 1) -> dict
     return seconds
 
 
-def medians(results, tokens: int) -> dict:
-    """Tokens per second of all ranks together, by variant: `results` is what `race` returned on
-    each rank, tokens what all ranks process in one step. The slowest rank sets the pace."""
+def tokens_per_second(results, tokens: int) -> dict:
+    """Tokens per second of all ranks together, by variant: the median step of the slowest rank.
+
+    results: what `seconds_per_step` returned on each rank. tokens: what all ranks together process
+    in one step.
+    """
     return {name: tokens / max(statistics.median(result[name]) for result in results)
             for name in results[0]}

@@ -1,15 +1,15 @@
-"""Counts what a rank communicates: kind, elements and bytes of every collective, in order."""
+"""Records what a rank communicates: kind, elements and bytes of every collective, in order."""
 
-import contextlib
 import time
 from dataclasses import dataclass
+from unittest import mock
 
-import torch
 from torch._C import _distributed_c10d as c10d
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-# torch's internal names of the collectives, and which argument counts: a reduce-scatter by what
-# goes in, an all-gather by what comes out, so that both move (N-1)/N of the counted bytes.
+# torch's internal names of the collectives, and which argument is counted: the input of a
+# reduce-scatter, the output of an all-gather, so that both move (N-1)/N of the counted bytes.
 _KINDS = {
     "allreduce_": ("all_reduce", 0), "allreduce_coalesced_": ("all_reduce", 0),
     "broadcast_": ("broadcast", 0), "reduce_": ("reduce", 0),
@@ -24,9 +24,12 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class Call:
-    """One collective: kind, logical elements and bytes, whether it was asynchronous, and when
-    (seconds on `time.perf_counter`)."""
+class CollectiveCall:
+    """One collective as its caller sees it.
+
+    elements, bytes: logical, of the whole tensor. asynchronous: whether the call returned before
+    the collective was done. at: when it was called, in seconds on `time.perf_counter`.
+    """
 
     kind: str
     elements: int
@@ -37,19 +40,23 @@ class Call:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened between the calls."""
+    """An event between two collectives, for example a gradient that is complete."""
 
     what: str
     at: float
 
 
 class Traffic(TorchDispatchMode):
-    """`with Traffic() as traffic:` counts the collectives of this rank, those that torch's C++
-    issues included. Logical bytes: what the algorithm asks for, not what the wire carries."""
+    """`with Traffic() as traffic:` records this rank's collectives, with their logical bytes: what
+    the algorithm asks for, not what the wire carries.
+
+    A dispatch mode sees every operator of the namespace c10d, so also the collectives that torch's
+    C++ issues (DDP's reducer), which a patch of torch.distributed's functions would miss.
+    """
 
     def __init__(self):
         super().__init__()
-        self.events = []  # calls and marks, in the order in which they happened
+        self.events: list[CollectiveCall | Mark] = []  # in the order in which they happened
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
@@ -59,20 +66,22 @@ class Traffic(TorchDispatchMode):
     def _record(self, func, args, kwargs):
         name = func._schema.name.removeprefix("c10d::")
         kind, position = _KINDS.get(name, (name, None))
-        tensors = _flat(args[position]) if position is not None else []
-        self.events.append(Call(kind, sum(t.numel() for t in tensors),
-                                sum(t.numel() * t.element_size() for t in tensors),
-                                _asynchronous(func, args, kwargs), time.perf_counter()))
+        tensors = tree_leaves(args[position]) if position is not None else []
+        self.events.append(CollectiveCall(
+            kind, sum(t.numel() for t in tensors),
+            sum(t.numel() * t.element_size() for t in tensors),
+            _asynchronous(func, args, kwargs), time.perf_counter()))
 
     def mark(self, what: str) -> None:
-        """Notes that something happened, at its place between the calls."""
+        """Records an event between the calls."""
         self.events.append(Mark(what, time.perf_counter()))
 
     @property
-    def calls(self) -> list:
-        return [event for event in self.events if isinstance(event, Call)]
+    def calls(self) -> list[CollectiveCall]:
+        """The collectives, in the order in which they were called."""
+        return [event for event in self.events if isinstance(event, CollectiveCall)]
 
-    def of(self, *kinds) -> list:
+    def of(self, *kinds: str) -> list[CollectiveCall]:
         """The calls of these kinds."""
         return [call for call in self.calls if call.kind in kinds]
 
@@ -82,10 +91,9 @@ class Traffic(TorchDispatchMode):
         return sum(call.bytes for call in self.calls)
 
 
-@contextlib.contextmanager
-def around_waits(before=None, after=None):
-    """Inside, each wait for a collective that is under way calls before(work) when it begins and
-    after(work) when it is over."""
+def hook_waits(before=None, after=None):
+    """Returns a context manager; while it is open, each `Work.wait()` calls before(work) when it
+    begins and after(work) when it has returned."""
     original = c10d.Work.wait
 
     def wait(self, *args, **kwargs):
@@ -96,11 +104,7 @@ def around_waits(before=None, after=None):
             after(self)
         return result
 
-    c10d.Work.wait = wait
-    try:
-        yield
-    finally:
-        c10d.Work.wait = original
+    return mock.patch.object(c10d.Work, "wait", wait)
 
 
 def _asynchronous(func, args, kwargs) -> bool:
@@ -109,9 +113,3 @@ def _asynchronous(func, args, kwargs) -> bool:
             given = args[position] if position < len(args) else kwargs.get(argument.name)
             return bool(argument.default_value if given is None else given)
     return False
-
-
-def _flat(value) -> list:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for part in value for tensor in _flat(part)]

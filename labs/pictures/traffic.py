@@ -13,7 +13,7 @@ ROW = 0.42  # inches from one bar to the next
 
 
 @dataclass(frozen=True)
-class Row:
+class TrafficRow:
     """One strategy. elements, bytes: collective -> what travels through it in a step, in Ψ and in
     bytes, an all-reduce counted twice. calls: how many. predicted, guessed: Ψ in all;
     predicted_bytes: bytes in all."""
@@ -45,9 +45,9 @@ class _Bar:
         return max(self.total, self.predicted or 0)
 
 
-def stacked(rows: list, ranks: int) -> Picture:
-    """Two horizontal bars for each Row, of elements and of bytes, stacked by collective, with the
-    formula's tick and the student's."""
+def stacked_traffic(rows: list, ranks: int) -> Picture:
+    """Draws two horizontal bars for each row, of elements and of bytes, stacked by collective, with
+    the formula's tick and the student's."""
     most = max(sum(row.bytes.values()) for row in rows)
     unit, size = unit_for(most)
     figure, axes = canvas(WIDTH, 1.35 + ROW * len(rows), ncols=2, sharey=True)

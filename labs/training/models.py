@@ -86,6 +86,6 @@ def trainable(model) -> list:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def count(model) -> int:
+def count_trainable(model) -> int:
     """Trainable parameters of a model."""
     return sum(parameter.numel() for _, parameter in trainable(model))

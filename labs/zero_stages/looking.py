@@ -23,7 +23,7 @@ def show_owners(cut, preset: Preset, ranks: int = None):
     model = models.gpt2(preset.layers, preset.hidden, preset.heads, preset.context)
     layers = [(name, sum(p.numel() for p in parameters))
               for name, _, parameters in grouped(model)]
-    rows = {"one flat tensor for all": [models.count(model)],
+    rows = {"one flat tensor for all": [models.count_trainable(model)],
             "a flat tensor for each layer": [n for _, n in layers]}
     return shards.owners(layers, {title: [_cut(cut, size, ranks) for size in sizes]
                                   for title, sizes in rows.items()}, ranks)

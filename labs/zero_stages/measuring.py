@@ -111,7 +111,7 @@ def compare(mine: dict, preset: Preset) -> Compared:
                      ranks=size.ranks, verify=False, device="cpu", hang_after=60)
     results = {name: _result(kind, size, [found[name] for found in by_rank])
                for name, kind in kinds.items()}
-    return Compared(size, models.count(_model(size)), results)
+    return Compared(size, models.count_trainable(_model(size)), results)
 
 
 def _record_all(chosen, size) -> dict:
@@ -202,7 +202,7 @@ def record(strategy, size) -> tuple:
     """On a rank: (memory Report of two steps, Calls of one more step, its loss in a list)."""
     made, losses = {}, []
     found = memory.record(partial(_build, strategy, size, made), batches(size, 2),
-                          held=strategies.held)
+                          held=strategies.resident_tensors)
     with Traffic() as traffic:
         _step(made["module"], made["optimizer"], batches(size, 1)[0], losses)
     return found, traffic.calls, losses

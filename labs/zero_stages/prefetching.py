@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.exercises.verdicts import Wrong, check
-from labs.meters.traffic import Call, Traffic, around_waits
+from labs.meters.traffic import CollectiveCall, Traffic, hook_waits
 from labs.training import data
 from labs.training.models import DeepMLP
 from labs.zero_stages import promises
@@ -60,7 +60,7 @@ def _waits_marked(traffic):
             seen.append(work)
             traffic.mark("waited")
 
-    return around_waits(before=mark)
+    return hook_waits(before=mark)
 
 
 def judge_order(events) -> None:
@@ -69,7 +69,7 @@ def judge_order(events) -> None:
     turn = next(n for n, event in enumerate(events) if getattr(event, "what", "") == "turn")
     for direction, part in (("forward", events[:turn]), ("backward", events[turn + 1:])):
         gathers = [n for n, event in enumerate(part)
-                   if isinstance(event, Call) and event.kind == "all_gather"]
+                   if isinstance(event, CollectiveCall) and event.kind == "all_gather"]
         computes = [n for n, event in enumerate(part) if getattr(event, "what", "") == direction]
         if len(gathers) < len(computes):
             raise Wrong(f"in {direction}, {len(gathers)} gathers are called for {len(computes)} "

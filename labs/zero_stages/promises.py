@@ -12,9 +12,9 @@ import torch.distributed as dist
 from labs.exercises.on_ranks import raise_on_all_ranks
 from labs.exercises.verdicts import Wrong
 from labs.meters import memory
-from labs.meters.traffic import Call, Traffic
+from labs.meters.traffic import CollectiveCall, Traffic
 from labs.training import data
-from labs.training.models import DeepMLP, count, trainable
+from labs.training.models import DeepMLP, count_trainable, trainable
 from labs.zero_stages.twin import SETTINGS, built
 
 BYTES = 4  # of one fp32 number
@@ -65,7 +65,8 @@ class Promise:
 
 def promise_of(stage: int, model) -> Promise:
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in model.layers]
-    return Promise(stage, dist.get_world_size(), count(model), len(trainable(model)), max(sizes))
+    return Promise(stage, dist.get_world_size(), count_trainable(model), len(trainable(model)),
+                   max(sizes))
 
 
 def keep(strategy, stage: int) -> None:
@@ -136,8 +137,9 @@ def judge_traffic(traffic, promise) -> None:
 
 def _judge_order(traffic, promise):
     sent = [number for number, event in enumerate(traffic.events)
-            if isinstance(event, Call) and event.kind in _REDUCING]
-    ready = [number for number, event in enumerate(traffic.events) if not isinstance(event, Call)]
+            if isinstance(event, CollectiveCall) and event.kind in _REDUCING]
+    ready = [number for number, event in enumerate(traffic.events)
+             if not isinstance(event, CollectiveCall)]
     if promise.stage == 1 or not ready:
         return
     if not sent or sent[0] > ready[-1]:

@@ -43,14 +43,14 @@ def _megabytes(value):
 def show_traffic(compared):
     """What travels in one step under each strategy, by collective: in Ψ and in bytes."""
     rows = [_row(name, result, compared.parameters) for name, result in compared.results.items()]
-    return traffic.stacked(rows, compared.preset.ranks)
+    return traffic.stacked_traffic(rows, compared.preset.ranks)
 
 
 def _row(name, result, parameters):
     def doubled(sizes, each=1):
         return {kind: passes(kind) * size / each for kind, size in sizes.items()}
 
-    return traffic.Row(
+    return traffic.TrafficRow(
         name, doubled(result.elements(), parameters), doubled(result.bytes()),
         calls=len([call for call in result.calls if call.elements]),
         predicted=result.kind.travels(), guessed=guessed(f"Ψ that travel per step, {name}"),

@@ -59,7 +59,7 @@ def _race(variants, size, rounds) -> dict:
         batch = measuring.batches(size, 1)[0]
         steps = {name: _step(*measuring.build(strategy, size), batch)
                  for name, strategy in variants.items()}
-        return throughput.race(steps, rounds)
+        return throughput.seconds_per_step(steps, rounds)
 
     results = launch(work, ranks=size.ranks, quiet=True, verify=False, device="cpu", hang_after=120)
     return {name: [max(times) for times in zip(*(r[name] for r in results), strict=True)]

@@ -62,7 +62,7 @@ def test_race_takes_turns():
     def work():
         turns = []
         steps = {name: (lambda name=name: turns.append(name)) for name in "ab"}
-        seconds = throughput.race(steps, rounds=2, warmup=1, repeat=2)
+        seconds = throughput.seconds_per_step(steps, rounds=2, warmup=1, repeat=2)
         return turns, {name: len(times) for name, times in seconds.items()}
 
     turns, counts = launch(work, ranks=2, quiet=True)[1]
@@ -70,7 +70,8 @@ def test_race_takes_turns():
 
 
 def test_the_slowest_rank_sets_the_pace():
-    assert throughput.medians([{"a": [1, 2, 3]}, {"a": [4, 4, 4]}], tokens=100) == {"a": 25}
+    results = [{"a": [1, 2, 3]}, {"a": [4, 4, 4]}]
+    assert throughput.tokens_per_second(results, tokens=100) == {"a": 25}
 
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")

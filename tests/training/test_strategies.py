@@ -101,7 +101,7 @@ def passes(calls) -> dict:
         weight = predicted.all_reduce(1, 2) / predicted.all_gather(1, 2) if (
             call.kind == "all_reduce") else 1
         found[call.kind] = found.get(call.kind, 0) + weight * call.elements
-    return {kind: elements / models.count(model()) for kind, elements in found.items()}
+    return {kind: elements / models.count_trainable(model()) for kind, elements in found.items()}
 
 
 @pytest.mark.parametrize(("name", "expected"), [
@@ -140,7 +140,7 @@ def _record(strategy):
     def build():
         return strategy(model(), torch.optim.AdamW, **SETTINGS)
 
-    return memory.record(build, batches(2), held=strategies.held)
+    return memory.record(build, batches(2), held=strategies.resident_tensors)
 
 
 @pytest.mark.parametrize(("name", "parameters", "gradients", "state"), [
@@ -154,7 +154,7 @@ def _record(strategy):
     pytest.param("deepspeed3", 1 / 2, 1 / 2, 3 / 2, marks=needs_deepspeed),
 ])
 def test_bytes_are_found_wherever_a_library_keeps_them(name, parameters, gradients, state):
-    size = 4 * models.count(model())
+    size = 4 * models.count_trainable(model())
     held = [report.phases["backward"] for report in reports()[name]]
     # whole parameters are divided among the ranks: only their mean is even
     for want, got in ((parameters, "parameters"), (gradients, "gradients"),

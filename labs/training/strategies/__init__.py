@@ -14,5 +14,5 @@ __all__, __getattr__, __dir__ = offered(__name__, {
     "deepspeed1": ".third_party", "deepspeed2": ".third_party", "deepspeed3": ".third_party",
     "has_deepspeed": ".third_party", "accelerate_ddp": ".third_party",
     "accelerate_fsdp2": ".third_party",
-    "held": ".tensors_by_category",
+    "resident_tensors": ".tensors_by_category",
 })

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from labs.training.strategies.third_party import Engine
 
 
-def held(module, optimizer) -> dict:
+def resident_tensors(module, optimizer) -> dict:
     """category ("parameters", "gradients", "optimizer_state", "buffers") -> tensors, now, of any
     strategy's module and optimizer; for labs.meters.memory."""
     if isinstance(module, Engine):
