@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import dataclass, replace
 
+from labs.words import with_article
 from labs.workers import source_lines
 from labs.workers.failures import LaunchError, RankFailed
 from labs.workers.output import NOISE
@@ -31,9 +32,7 @@ def kind_of(value) -> str:
         return "nothing (None)"
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
-    name = type(value).__name__
-    spelt = name[:2].isupper() and name[0] in "FHLMNRSX"  # an FSDPModule, an LSTM
-    return f"{'an' if name[0] in 'AEIOaeiou' or spelt else 'a'} {name}"
+    return with_article(type(value).__name__)
 
 
 @dataclass(frozen=True)
