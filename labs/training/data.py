@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+Batch = dict[str, torch.Tensor]
+
 
 @functools.cache
 def text(nbytes: int = 1_000_000) -> torch.Tensor:
@@ -19,26 +21,28 @@ def text(nbytes: int = 1_000_000) -> torch.Tensor:
 
 
 def windows(size: int, context: int, seed: int = 0) -> torch.Tensor:
-    """`size` random stretches of text, int64, shape (size, context + 1)."""
+    """`size` random windows of the text, int64, shape (size, context + 1)."""
     source = text()
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(source) - context - 1, (size, 1), generator=generator)
     return source[starts + torch.arange(context + 1)].long()
 
 
-def lm_batches(steps: int, size: int, context: int, seed: int = 0) -> list:
-    """Batches for a Hugging Face language model: "input_ids" and "labels", (size, context)."""
+def lm_batches(steps: int, size: int, context: int, seed: int = 0) -> list[Batch]:
+    """Batches for a Hugging Face language model: "input_ids" and "labels", (size, context).
+    Both are the same tensor: the model itself shifts the labels by one."""
     return [{"input_ids": window[:, :-1], "labels": window[:, :-1]}
             for window in (windows(size, context, seed + step) for step in range(steps))]
 
 
-def xy_batches(steps: int, size: int, context: int = 8, seed: int = 0) -> list:
-    """Batches for `EdgeCaseModel`: {"x", "y"}, y being the byte that follows x."""
+def xy_batches(steps: int, size: int, context: int = 8, seed: int = 0) -> list[Batch]:
+    """Batches for `EdgeCaseModel` and `DeepMLP`: "x" and "y", (size, context); y is the byte that
+    follows x."""
     return [{"x": window[:, :-1], "y": window[:, 1:]}
             for window in (windows(size, context, seed + step) for step in range(steps))]
 
 
 def shard(batch: dict, rank: int, ranks: int) -> dict:
-    """Rank `rank`'s equal share of a batch; what is not a tensor is shared by all."""
+    """Rank `rank`'s equal share of a batch; a value that is no tensor goes to all ranks."""
     return {name: value.chunk(ranks)[rank] if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()}

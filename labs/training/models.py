@@ -1,4 +1,4 @@
-"""Models built from scratch: real transformers for measuring, one small model full of traps."""
+"""Models built from scratch: real transformers for measuring, small ones for exact checks."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,8 @@ VOCABULARY = 256  # the data is bytes
 
 
 def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64, seed: int = 0):
-    """A GPT-2 from Hugging Face's classes with random weights; no dropout, so that runs agree."""
+    """Returns a GPT-2 of Hugging Face's classes with random weights, over bytes. It has no dropout,
+    so that ranks and repeated runs compute the same numbers."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(seed)
@@ -18,15 +19,15 @@ def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64, 
         vocab_size=VOCABULARY, n_positions=context, n_embd=hidden, n_layer=layers, n_head=heads,
         embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, use_cache=False,
         bos_token_id=None, eos_token_id=None))
-    model.loss_type = "ForCausalLM"  # what it takes anyway; unset, it says so on every rank
+    model.loss_type = "ForCausalLM"  # the default; left unset, transformers warns on every rank
     return model
 
 
 class EdgeCaseModel(nn.Module):
-    """A small model with everything that breaks a careless data-parallel wrapper.
+    """A small model with every property that breaks a careless data-parallel wrapper.
 
     Tied weights (embedding and head), a frozen parameter (scale), a buffer (shift), a prime number
-    of trainable parameters (1597), and a branch (`sometimes_unused`) that only some batches use.
+    of trainable parameters (1597), and a layer (`sometimes_unused`) that runs only with use_all.
     forward(x, y, use_all) takes bytes x, y of shape (batch, sequence); the loss is the mean over
     all positions.
     """
@@ -52,19 +53,20 @@ class EdgeCaseModel(nn.Module):
         return SimpleNamespace(logits=logits, loss=loss)
 
 
-def blocks(model) -> nn.ModuleList:
-    """The model's repeated layers: the list of modules that holds most parameters."""
+def blocks(model: nn.Module) -> nn.ModuleList:
+    """The model's repeated layers: the nn.ModuleList that holds most parameters; empty if none."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=lambda found: sum(p.numel() for p in found.parameters()),
                default=nn.ModuleList())
 
 
 class DeepMLP(nn.Module):
-    """Equal layers one after the other, so that what one of them costs shows beside all.
+    """Many equal layers with a residual connection, so that one layer is a small part of the model.
 
     forward(x, y) takes bytes of shape (batch, 8) and predicts y from x as numbers. A layer has
-    width² + width parameters, which few numbers of ranks divide; outside the layers there are 17
-    width + 8 more. Activations are few: almost all memory is parameters and what belongs to them.
+    width² + width parameters, which few world sizes divide; outside the layers there are
+    17·width + 8 more. Activations are small: almost all memory is parameters, gradients and
+    optimizer state.
     """
 
     def __init__(self, layers: int = 12, width: int = 37, seed: int = 0):
@@ -81,11 +83,11 @@ class DeepMLP(nn.Module):
         return SimpleNamespace(logits=predicted, loss=F.mse_loss(predicted, y / 255))
 
 
-def trainable(model) -> list:
+def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """(name, parameter) of the parameters that get gradients; a tied one once."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def count_trainable(model) -> int:
-    """Trainable parameters of a model."""
+def count_trainable(model: nn.Module) -> int:
+    """The number of trainable parameters of a model, in elements; a tied one counts once."""
     return sum(parameter.numel() for _, parameter in trainable(model))

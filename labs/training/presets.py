@@ -7,8 +7,11 @@ from labs.workers import devices
 
 @dataclass(frozen=True)
 class Preset:
-    """What a notebook trains. batch counts sequences per rank and step; context counts tokens;
-    cap_bytes is the size of a gradient bucket."""
+    """What a notebook trains: a GPT-2 and how it is divided.
+
+    batch: sequences per rank and step. context: tokens of a sequence. cap_bytes: the most bytes of
+    a gradient bucket.
+    """
 
     name: str
     ranks: int
@@ -37,13 +40,14 @@ _ONE_GPU = Preset("one-gpu", 2, 8, 512, 8, 256, 8, 8_000_000)
 _NODE = Preset("node", 8, 12, 1024, 16, 512, 8, 25_000_000)
 
 
-def preset(name: str = None, **changes) -> Preset:
-    """The preset for this machine, or the one called `name`; changes override single sizes."""
-    known = {p.name: p for p in (_LAPTOP, _ONE_GPU, _NODE)}
-    if name is not None and name not in known:
-        raise ValueError(f"no preset {name!r}: choose {', '.join(known)}, or leave it out")
+def preset(name: str | None = None, **changes: int) -> Preset:
+    """The preset for this machine, or the one called `name`; changes override single sizes. Raises
+    ValueError where there is no such preset or size."""
+    presets = {p.name: p for p in (_LAPTOP, _ONE_GPU, _NODE)}
+    if name is not None and name not in presets:
+        raise ValueError(f"no preset {name!r}: choose {', '.join(presets)}, or leave it out")
     gpus = devices.gpus()
-    chosen = known[name or ("laptop" if gpus == 0 else "one-gpu" if gpus == 1 else "node")]
+    chosen = presets[name or ("laptop" if gpus == 0 else "one-gpu" if gpus == 1 else "node")]
     if chosen.name == "node":
         chosen = replace(chosen, ranks=max(2, gpus))
     return replace(chosen, **_checked(changes))

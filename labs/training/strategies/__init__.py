@@ -1,8 +1,8 @@
-"""What parallel libraries offer, each as a strategy: `strategy(model, optimizer_class, **kwargs)`
-returns (module, optimizer), and the plain loop of labs.training.loop trains them unchanged.
+"""Parallel libraries as strategies: `strategy(model, optimizer_class, **kwargs)` returns (module,
+optimizer), which the plain loop of labs.training.loop trains unchanged.
 
-Every strategy runs on a rank. kwargs go to the optimizer, named arguments to the strategy.
-The names are looked up on first use, so that a rank loads only the library that it trains with.
+Every strategy is called on each rank. kwargs go to the optimizer, named arguments to the strategy.
+The names are lazy, so that a rank imports only the library that it trains with.
 """
 
 from labs.lazy_exports import offered

@@ -1,4 +1,4 @@
-"""Strategies of libraries beside torch: DeepSpeed's ZeRO 1, 2 and 3, and Accelerate."""
+"""Strategies of libraries other than torch: DeepSpeed's ZeRO 1, 2 and 3, and Accelerate."""
 
 import functools
 import importlib.util
@@ -18,20 +18,21 @@ def has_deepspeed() -> bool:
 
 
 def deepspeed(model, optimizer_class, stage: int, **kwargs):
-    """DeepSpeed's ZeRO of this stage, around the optimizer that is given.
+    """DeepSpeed's ZeRO of this stage, around an optimizer of optimizer_class.
 
-    The plain loop runs as it is: since 0.18 DeepSpeed takes part in `loss.backward()` through hooks
-    of its own, so only `step` leads to its engine, which also clears the gradients. Its buffers and
-    thresholds, made for billions of parameters, are scaled to one block of this model.
+    The plain loop stays unchanged: since 0.18 DeepSpeed works inside `loss.backward()` through
+    hooks of its own, so only `step` calls its engine, which also clears the gradients. Its buffers
+    and thresholds, by default for billions of parameters, are scaled to one block of this model.
 
     Raises ModuleNotFoundError where DeepSpeed is not installed.
     """
     library = _deepspeed()
     optimizer = optimizer_class(model.parameters(), **kwargs)
-    with mock.patch("deepspeed.comm.torch.build_shm_op", lambda: None):  # compiles for a minute
+    # DeepSpeed would compile this shared-memory op on the CPU at first use, for a minute
+    with mock.patch("deepspeed.comm.torch.build_shm_op", lambda: None):
         engine, *_ = library.initialize(model=model, optimizer=optimizer,
                                         config=_config(model, stage), dist_init_required=False)
-    return Engine(engine), EngineOptimizer(engine)
+    return EngineModule(engine), EngineOptimizer(engine)
 
 
 deepspeed1 = functools.partial(deepspeed, stage=1)
@@ -54,19 +55,19 @@ def _deepspeed():
 
 
 def _config(model, stage) -> dict:
-    """One block's parameters are a bucket, and what is fetched ahead; nothing is kept gathered from
-    forward to backward; small parameters are divided too."""
+    """Buckets and prefetch of one block's size; nothing stays gathered from forward to backward;
+    small parameters are sharded too."""
     block = max((sum(p.numel() for p in block.parameters()) for block in blocks(model)),
                 default=sum(p.numel() for p in model.parameters()))
     zero = {"stage": stage, "reduce_bucket_size": block, "allgather_bucket_size": block,
             "stage3_prefetch_bucket_size": block, "stage3_max_live_parameters": 2 * block,
             "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}
     return {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero,
-            "gradient_clipping": 0.0,  # unasked, DeepSpeed clips at a norm of 1
+            "gradient_clipping": 0.0,  # by default DeepSpeed clips at a norm of 1
             "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
 
 
-class Engine(nn.Module):
+class EngineModule(nn.Module):
     """DeepSpeed's engine as a module."""
 
     def __init__(self, engine):
@@ -89,24 +90,24 @@ class EngineOptimizer:
 
     @property
     def state(self) -> dict:
-        """Of the optimizer that was given, by its flat partition."""
+        """The state of the inner optimizer, by its flat partition."""
         return self.engine.optimizer.optimizer.state
 
     def step(self):
         self.engine.step()
 
     def zero_grad(self, set_to_none: bool = True):
-        """Nothing is left to do: the engine's step has cleared the gradients."""
+        """Does nothing: the engine's step has cleared the gradients."""
 
 
 def accelerate_ddp(model, optimizer_class, **kwargs):
-    """Accelerate with nothing asked of it: DDP, around torch's."""
+    """Accelerate with its defaults: torch's DDP."""
     return _accelerate(model, optimizer_class(model.parameters(), **kwargs))
 
 
 def accelerate_fsdp2(model, optimizer_class, **kwargs):
-    """Accelerate with its FSDP plugin, version 2. On a CPU Accelerate would silently take DDP
-    instead: here it is told that the job is FSDP."""
+    """Accelerate with its FSDP plugin, version 2. On a CPU Accelerate silently uses DDP instead, so
+    its state is set to FSDP by hand."""
     from accelerate import FullyShardedDataParallelPlugin
     from accelerate.utils import DistributedType
 
@@ -114,14 +115,14 @@ def accelerate_fsdp2(model, optimizer_class, **kwargs):
         fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in blocks(model)}))
     return _accelerate(model, optimizer_class(model.parameters(), **kwargs), fsdp_plugin=plugin,
-                       told={"distributed_type": DistributedType.FSDP, "fsdp_plugin": plugin})
+                       state={"distributed_type": DistributedType.FSDP, "fsdp_plugin": plugin})
 
 
-def _accelerate(model, optimizer, told=None, **options):
+def _accelerate(model, optimizer, state=None, **options):
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state()  # it remembers the first Accelerator of the process
+    AcceleratorState._reset_state()  # a singleton: it keeps the process's first settings
     accelerator = Accelerator(cpu=devices.device().type == "cpu", **options)
-    AcceleratorState._shared_state.update(told or {})
+    AcceleratorState._shared_state.update(state or {})
     return accelerator.prepare(model, optimizer)

@@ -12,20 +12,24 @@ from labs.workers import devices
 
 
 def plain(model, optimizer_class, **kwargs):
-    """The model as it is: each rank for itself."""
+    """Returns the model unchanged: each rank trains alone, on its own batches."""
     return model, optimizer_class(model.parameters(), **kwargs)
 
 
-def ddp(model, optimizer_class, cap_bytes: int = None, bucket_view: bool = False, **kwargs):
-    """torch's DistributedDataParallel. cap_bytes: of a gradient bucket (torch takes 25 MiB)."""
+def ddp(model, optimizer_class, cap_bytes: int | None = None, bucket_view: bool = False, **kwargs):
+    """torch's DistributedDataParallel.
+
+    cap_bytes: the most bytes of a gradient bucket; None means torch's default, 25 MiB. bucket_view:
+    gradients are views of the buckets, which saves a copy of all gradients.
+    """
     module = _ddp(model, cap_bytes, bucket_view)
     return module, optimizer_class(module.parameters(), **kwargs)
 
 
-def zero_redundancy(model, optimizer_class, cap_bytes: int = None, bucket_view: bool = False,
-                    **kwargs):
-    """DDP with torch's ZeroRedundancyOptimizer: ZeRO-1, in which each rank updates whole parameters
-    and broadcasts them."""
+def zero_redundancy(model, optimizer_class, cap_bytes: int | None = None,
+                    bucket_view: bool = False, **kwargs):
+    """DDP with torch's ZeroRedundancyOptimizer: ZeRO-1 in which each rank updates whole parameters
+    and broadcasts them. cap_bytes, bucket_view: as in `ddp`."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     module = _ddp(model, cap_bytes, bucket_view)
@@ -38,10 +42,10 @@ def _ddp(model, cap_bytes, bucket_view):
 
 
 def fsdp2(model, optimizer_class, reshard: bool = True, mp_policy=None, **kwargs):
-    """FSDP2, `fully_shard`: each block a unit, the rest of the model another.
+    """FSDP2, `fully_shard`: each block is a unit, the rest of the model is the root's.
 
-    reshard: free a block's gathered parameters after its forward, and gather again in backward
-    (ZeRO-3); without, they stay for backward. mp_policy: a MixedPrecisionPolicy.
+    reshard: whether a block's gathered parameters are freed after its forward and gathered again in
+    backward (ZeRO-3), or stay until its backward. mp_policy: a MixedPrecisionPolicy.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -58,15 +62,15 @@ fsdp2_no_reshard = functools.partial(fsdp2, reshard=False)
 
 
 def fsdp1(model, optimizer_class, reshard: bool = True, **kwargs):
-    """FSDP1, FullyShardedDataParallel, which torch no longer develops; units as in `fsdp2`."""
+    """FSDP1, the deprecated FullyShardedDataParallel; units and reshard as in `fsdp2`."""
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     chosen = ShardingStrategy.FULL_SHARD if reshard else ShardingStrategy.SHARD_GRAD_OP
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # that FSDP2 is to be preferred
+        warnings.simplefilter("ignore", FutureWarning)  # FSDP1's deprecation
         module = FullyShardedDataParallel(
             model, auto_wrap_policy=ModuleWrapPolicy({type(block) for block in blocks(model)}),
             sharding_strategy=chosen, use_orig_params=True,
-            device_id=devices.device())  # without it FSDP1 looks for an accelerator
+            device_id=devices.device())  # without it FSDP1 on a CPU fails: it wants a GPU
     return module, optimizer_class(module.parameters(), **kwargs)
