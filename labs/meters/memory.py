@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from labs.meters.traffic import hook_waits
 from labs.training.memory_categories import Memory
+from labs.workers import devices
 
 PHASES = ("build", "forward", "backward", "step")
 _MARK = "labs::mark "
@@ -71,7 +72,7 @@ class Block:
 
 
 def record(build, batches, held=None) -> Report:
-    """On a rank with its tensors on the CPU: runs the plain loop over the batches and reports.
+    """On a rank: runs the plain loop over the batches and reports what its device held.
 
     build() returns (module, optimizer); it is called inside, so that all it allocates is seen.
     Make the batches before. Two steps at least show what lasts from step to step. held(module,
@@ -131,13 +132,15 @@ def _address(tensor) -> int:
 
 
 def _read(tree) -> tuple:
-    """(blocks, times of the marks) from the profiler's events."""
+    """(blocks, times of the marks) from the profiler's events on this rank's device."""
+    kind = devices.device().type
     events, times, todo = [], {}, [(event, ()) for event in tree]
     while todo:
         event, spans = todo.pop()
         if "Allocation" in str(event.tag):
             fields = event.extra_fields
-            events.append((event.start_time_ns, fields.ptr, fields.alloc_size, spans))
+            if fields.device.type == kind:  # with a GPU the host's allocations are reported too
+                events.append((event.start_time_ns, fields.ptr, fields.alloc_size, spans))
         elif event.name.startswith(_MARK):
             times[int(event.name.removeprefix(_MARK))] = event.start_time_ns
         todo += [(child, (*spans, event.name)) for child in event.children]

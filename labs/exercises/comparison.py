@@ -1,0 +1,225 @@
+"""The comparison: strategies that train the same model on the same batches, on the device of the
+launch: what each holds and sends, its losses, and its speed."""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from labs.meters import memory, throughput
+from labs.meters.traffic import CollectiveCall, Traffic
+from labs.predictions.traffic import passes
+from labs.training import data, models, strategies
+from labs.training.loop import train
+from labs.training.presets import Preset
+from labs.workers import devices
+from labs.workers.channel import report
+from labs.workers.launcher import launch
+
+SETTINGS = {"lr": 1e-3}  # of AdamW
+RECORDED = 2  # steps under the memory meter: the first makes what lasts from step to step
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One strategy of a comparison.
+
+    report: memory of the rank that keeps most, None where memory was not asked for. calls: one
+    rank's collectives of one step. losses: the mean over the ranks, step by step. seconds_by_rank:
+    of a step, by rank and round; empty where nothing was timed. observed: what `observe` returned,
+    by rank.
+    """
+
+    report: memory.Report | None
+    calls: list[CollectiveCall]
+    losses: list[float]
+    seconds_by_rank: list[list[float]] = field(default_factory=list)
+    observed: list[Any] = field(default_factory=list)
+
+    @property
+    def rounds(self) -> list[float]:
+        """Seconds of a step by round: those of the slowest rank, which the others wait for."""
+        return [max(ranks) for ranks in zip(*self.seconds_by_rank, strict=True)]
+
+    @property
+    def seconds(self) -> float | None:
+        """The median round, None where nothing was timed."""
+        return statistics.median(self.rounds) if self.rounds else None
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """Kind of collective -> calls in a step."""
+        return Counter(call.kind for call in self.calls)
+
+    @property
+    def elements(self) -> Counter[str]:
+        """Kind of collective -> elements that pass through it in a step."""
+        return self._sums("elements")
+
+    @property
+    def bytes(self) -> Counter[str]:
+        """Kind of collective -> logical bytes that pass through it in a step."""
+        return self._sums("bytes")
+
+    def _sums(self, size) -> Counter[str]:
+        found = Counter()
+        for call in self.calls:
+            found[call.kind] += getattr(call, size)
+        return found
+
+    def slower_than(self, other: "Measured") -> str:
+        """How much longer a step takes than the other's, and the bounds of that over the rounds:
+        "+10% (-9 to +32% by round)"."""
+        ratios = [mine / its - 1 for mine, its in zip(self.rounds, other.rounds, strict=True)]
+        return (f"{self.seconds / other.seconds - 1:+.0%} ({100 * min(ratios):+.0f} to "
+                f"{max(ratios):+.0%} by round)")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found. parameters: Ψ, of the model that every strategy trains, in `tensors`
+    tensors. results: by strategy, in the order in which they were given."""
+
+    preset: Preset
+    parameters: int
+    tensors: int
+    results: dict[str, Measured]
+
+    def __repr__(self):
+        return "\n".join([f"{self.preset.ranks} ranks, {self.parameters:,} parameters in "
+                          f"{self.tensors} tensors, fp32, AdamW",
+                          *(f"{name}: {self._words(name)}" for name in self.results)])
+
+    def _words(self, name) -> str:
+        found = self.results[name]
+        words = [] if found.report is None else [
+            f"{found.report.step_peak.total / 1e6:.1f} MB at the peak of a step"]
+        words += [f"{number} {kind}" for kind, number in found.kinds.items()]
+        words += [f"{self.tokens_per_second(name):,.0f} tokens/s"] if found.rounds else []
+        return ", ".join(words) or "no collective"
+
+    def tokens_per_second(self, name: str) -> float | None:
+        """Of all ranks together; None where nothing was timed."""
+        seconds = self.results[name].seconds
+        return self.preset.tokens / seconds if seconds else None
+
+    def travels(self, name: str) -> float:
+        """How many Ψ a step of this strategy sends, an all-reduce counted twice; each rank sends
+        (N-1)/N of that."""
+        return sum(passes(kind) * n for kind, n in
+                   self.results[name].elements.items()) / self.parameters
+
+
+def compare(chosen: Mapping[str, Callable], preset: Preset, *, measure_memory: bool = True,
+            tries: int = 1, losses: int = 1, rounds: int = 0, repeat: int = 1,
+            observe: Callable | None = None, device: str | None = None) -> Comparison:
+    """Trains the preset's GPT-2 under every strategy (name -> strategy) on `preset.ranks` ranks.
+
+    Each strategy by itself: two steps under the memory meter, `tries` times, then `losses` steps,
+    the collectives of the first of which are counted. Then all take turns: `rounds` turns of
+    `repeat` timed steps. At last observe(module, optimizer, batch), if given, is called on each
+    rank with what each strategy returned and one batch. device: as for `launch`.
+    """
+    by_rank = launch(_compare, dict(chosen), preset, _Plan(measure_memory, tries, losses, rounds,
+                                                           repeat, observe),
+                     ranks=preset.ranks, verify=False, device=device, hang_after=60)
+    sizes = by_rank[0]["sizes"]
+    return Comparison(preset, *sizes, {name: _merged([found[name] for found in by_rank])
+                                       for name in chosen})
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is measured, as in `compare`."""
+
+    measure_memory: bool
+    tries: int
+    losses: int
+    rounds: int
+    repeat: int
+    observe: Callable | None
+
+
+def model_of(preset: Preset):
+    """The preset's GPT-2, on the CPU."""
+    return models.gpt2(preset.layers, preset.hidden, preset.heads, preset.context)
+
+
+def batches(preset: Preset, steps: int) -> list[dict[str, torch.Tensor]]:
+    """On a rank: its own batches, on its device."""
+    return [{name: value.to(devices.device()) for name, value in batch.items()} for batch in
+            data.lm_batches(steps, preset.batch, preset.context, seed=1000 * dist.get_rank())]
+
+
+def build(strategy: Callable, preset: Preset) -> tuple:
+    """On a rank: (module, optimizer) of a strategy around the preset's model on its device."""
+    return strategy(model_of(preset).to(devices.device()), torch.optim.AdamW, **SETTINGS)
+
+
+def _compare(chosen, preset, plan) -> dict:
+    """On a rank: name -> what was found, and "sizes", (parameters, tensors) of the model."""
+    if plan.measure_memory:
+        torch.set_num_threads(1)  # CPU kernels hold a buffer per thread, predictions count one
+    found, built = {}, {}
+    for number, (name, strategy) in enumerate(chosen.items(), 1):
+        report(step=number, total=len(chosen))
+        found[name], built[name] = _measure(strategy, preset, plan)
+    if plan.rounds:
+        steps = {name: partial(train, *pair, batches(preset, 1)) for name, pair in built.items()}
+        seconds = throughput.seconds_per_step(steps, plan.rounds, repeat=plan.repeat)
+        for name in chosen:
+            found[name]["seconds"] = seconds[name]
+    if plan.observe:
+        for name, pair in built.items():
+            found[name]["observed"] = plan.observe(*pair, batches(preset, 1)[0])
+    model = model_of(preset)
+    sizes = models.count_trainable(model), len(models.trainable(model))
+    return {**found, "sizes": sizes}
+
+
+def _measure(strategy, preset, plan) -> tuple:
+    """(what was found, (module, optimizer)) of one strategy."""
+    built, reports = {}, []
+
+    def rebuild():
+        built["pair"] = build(strategy, preset)
+        return built["pair"]
+
+    for _ in range(plan.tries if plan.measure_memory else 0):
+        built.clear()  # an old module would be freed while the new one is recorded
+        reports.append(memory.record(rebuild, batches(preset, RECORDED),
+                                     held=strategies.resident_tensors))
+    pair = built.get("pair") or rebuild()
+    first, *more = batches(preset, max(1, plan.losses))
+    with Traffic() as traffic:
+        losses = train(*pair, [first])
+    losses += train(*pair, more)
+    return {"reports": reports, "calls": [c for c in traffic.calls if c.elements],
+            "losses": losses}, pair
+
+
+def _merged(by_rank) -> Measured:
+    """One strategy's findings on all ranks as one."""
+    reports = [report for found in by_rank for report in found["reports"]]
+    losses = [sum(step) / len(by_rank) for step in
+              zip(*(found["losses"] for found in by_rank), strict=True)]
+    return Measured(_fullest(reports) if reports else None, by_rank[0]["calls"], losses,
+                    [found["seconds"] for found in by_rank if "seconds" in found],
+                    [found["observed"] for found in by_rank if "observed" in found])
+
+
+def _fullest(reports) -> memory.Report:
+    """Of the ranks that keep most the leanest report, phase by phase: gloo's threads may free a
+    tensor out of the profiler's sight, which then seems to be held; nothing makes it seem less."""
+    most = max(map(_states, reports))
+    return memory.leanest([one for one in reports if _states(one) > 0.99 * most])
+
+
+def _states(report) -> float:
+    held = report.phases["backward"]
+    return held.parameters + held.gradients + held.optimizer_state
