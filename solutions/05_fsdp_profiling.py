@@ -56,8 +56,8 @@ lab.show_timeline(healthy)
 #
 # A `trace` is one rank's. `trace.of(kind)` lists its collectives, each with three moments in
 # seconds: `issued` (the call), `begin` and `end` (under way). `trace.compute` holds the stretches, (begin, end), in which the rank computed.
-# `lab.union(spans)` makes such stretches from spans that may overlap, `lab.length(stretches)` adds
-# up their seconds, `lab.minus(stretches, others)` cuts the others out.
+# `lab.union(spans)` makes such stretches from spans that may overlap, `lab.total_seconds(stretches)` adds
+# up their seconds, `lab.subtract(stretches, others)` cuts the others out.
 
 # %% [markdown]
 # ## How much of the step is communication?
@@ -83,7 +83,7 @@ def communication_share(trace):
     ### BEGIN SOLUTION
     for kind in ("all_gather", "reduce_scatter"):
         stretches = lab.union(trace.of(kind))
-        shares[kind] = lab.length(stretches) / trace.seconds
+        shares[kind] = lab.total_seconds(stretches) / trace.seconds
     ### END SOLUTION
     return shares
 
@@ -106,7 +106,7 @@ def exposed_share(trace):
     """Of trace.seconds, over collectives of every kind (trace.collectives)."""
     ### BEGIN SOLUTION
     under_way = lab.union(trace.collectives)
-    return lab.length(lab.minus(under_way, trace.compute)) / trace.seconds
+    return lab.total_seconds(lab.subtract(under_way, trace.compute)) / trace.seconds
     ### END SOLUTION
 
 
@@ -125,7 +125,7 @@ lab.show_seconds(healthy)
 #
 # FSDP2 puts labels around its calls: `FSDP::all_gather (transformer.h.2)` says whose parameters
 # travel (no brackets: the root's), `labs::forward` and `labs::backward` are ours.
-# `trace.around(moment, beginning)` gives the labels that begin so and that the moment lies in,
+# `trace.enclosing(moment, beginning)` gives the labels that begin so and that the moment lies in,
 # outermost first; `lab.unit_of(label.name)` reads the unit, `"root"` where there is none.
 #
 # A collective may be under way long after its call. Which of its three moments counts?
@@ -135,9 +135,9 @@ lab.show_seconds(healthy)
 def attribute(trace, collective):
     """(unit, phase), for example ("transformer.h.2", "backward")."""
     ### BEGIN SOLUTION
-    label = trace.around(collective.issued, "FSDP::all_gather")[-1]
+    label = trace.enclosing(collective.issued, "FSDP::all_gather")[-1]
     for phase in ("forward", "backward"):
-        if trace.around(collective.issued, f"labs::{phase}"):
+        if trace.enclosing(collective.issued, f"labs::{phase}"):
             return lab.unit_of(label.name), phase
     ### END SOLUTION
 
@@ -321,7 +321,7 @@ lab.explore_patients(patients)
 
 # %% [markdown]
 # Now name the causes by code. `run` and `healthy` are lists with one trace per rank, of one step.
-# `trace.items` are the calls of `.item()`; the optimizer has its own, and so has the model.
+# `trace.item_calls` are the calls of `.item()`; the optimizer has its own, and so has the model.
 # `trace.labelled("enumerate(DataLoader)")` are the labels of the data loader.
 
 # %%
@@ -332,7 +332,7 @@ lab.CAUSES  # cause -> the evidence to return with it
 def counted_items(trace):
     """The calls of .item() outside of the optimizer."""
     ### BEGIN SOLUTION
-    return [item for item in trace.items if not trace.around(item.begin, "labs::optimizer")]
+    return [item for item in trace.item_calls if not trace.enclosing(item.begin, "labs::optimizer")]
     ### END SOLUTION
 
 # %% [markdown]
@@ -348,7 +348,7 @@ def counted_items(trace):
 def diagnose(run, healthy):
     """(cause, evidence), as lab.CAUSES lists them."""
     ### BEGIN SOLUTION
-    busy = [lab.length(trace.compute) for trace in run]
+    busy = [lab.total_seconds(trace.compute) for trace in run]
     items, gathers, late = counted_items(run[0]), run[0].of("all_gather"), fetched_late(run[0])
     loading = max(run[0].labelled("enumerate(DataLoader)"), key=lambda label: label.seconds)
     usual = len(healthy[0].of("all_gather"))

@@ -21,8 +21,8 @@ from labs.fsdp_profiling import (
     wire,
 )
 from labs.meters import throughput
-from labs.meters import timeline_units as units
-from labs.meters.timeline import Span
+from labs.meters import trace_units as units
+from labs.meters.trace import PHASES, Span
 from labs.predictions import traffic
 from labs.training import data
 
@@ -61,7 +61,7 @@ def test_reduce_scatters_lie_between_the_units_work(healthy):
     """Said in the notebook: FSDP2 calls them without asynchrony, so on a CPU the rank waits."""
     for trace in healthy:
         for one in trace.of("reduce_scatter"):
-            for work in units.working(trace):
+            for work in units.unit_spans(trace):
                 assert one.end <= work.begin or one.issued >= work.end
 
 
@@ -84,9 +84,9 @@ def test_the_files_lie_where_it_says(healthy):
 
 def test_gathers_of_backward_overlap_with_computing_only_if_prefetched():
     """On made traces the meter's `late` finds exactly what was planted."""
-    assert units.late(made.fetching()) == []
-    assert units.late(made.fetching(ahead=False)) == ["layer.1", "layer.0"]
-    assert units.late(made.fetching(late=("layer.0",), flight=3.0)) == ["layer.0"]
+    assert units.late_units(made.fetching()) == []
+    assert units.late_units(made.fetching(ahead=False)) == ["layer.1", "layer.0"]
+    assert units.late_units(made.fetching(late=("layer.0",), flight=3.0)) == ["layer.0"]
 
 
 # ---- the slow runs
@@ -314,5 +314,5 @@ def test_labels_nest(healthy):
     trace = healthy[0]
     [step] = trace.steps
     assert isinstance(step, Span)
-    phases = [trace.labelled(f"labs::{phase}")[0] for phase in units.PHASES]
+    phases = [trace.labelled(f"labs::{phase}")[0] for phase in PHASES]
     assert all(step.begin <= phase.begin <= phase.end <= step.end for phase in phases)

@@ -71,7 +71,7 @@ def test_flights_are_in_the_order_of_the_buckets(solution):
     rows = lab.show_flights(solution.overlapped, SMALL).data["rows"]
     left = [row[1] for row in rows]
     assert left == sorted(left) and len(rows) > 2
-    assert all(arrived >= sent for _, sent, (_, arrived) in rows)
+    assert all(arrived >= sent for _, sent, arrived in rows)
 
 
 def test_the_slider_redraws_quickly_and_stands_still_without_a_kernel(solution):

@@ -7,9 +7,9 @@ from labs.lazy_exports import offered
 
 __all__, __getattr__, __dir__ = offered(__name__, {
     "preset": ".recording", "record": ".calm", "watch_activations": ".leftovers",
-    "union": "labs.meters.timeline", "minus": "labs.meters.timeline",
-    "length": "labs.meters.timeline", "load": "labs.meters.timeline_trace",
-    "unit_of": "labs.meters.timeline_units", "gradients_done": "labs.meters.timeline_units",
+    "union": "labs.meters.trace", "subtract": "labs.meters.trace",
+    "total_seconds": "labs.meters.trace", "load": "labs.meters.trace_file",
+    "unit_of": "labs.meters.trace_units", "gradients_done": "labs.meters.trace_units",
     "LIBRARIES": ".attribution_checks", "CAUSES": ".diagnosis", "patients": ".diagnosis",
     "check_communication_share": ".share_checks", "check_exposed_share": ".share_checks",
     "check_attribute": ".attribution_checks", "check_call_site": ".attribution_checks",

@@ -3,7 +3,7 @@
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp_profiling import leftovers, made
 from labs.fsdp_profiling.share_checks import recorded
-from labs.meters import timeline_units as units
+from labs.meters import trace_units as units
 
 LIBRARIES = ("torch/", "transformers/", "multiprocessing/", "threading.py", "nn.Module: ",
              "<built-in", "<string>", "labs/workers/")
@@ -36,18 +36,18 @@ def _compare_owner(got, trace, gather, what):
         return
     unit, phase = got
     if phase != owner.phase:
-        begun = trace.around(gather.begin, f"labs::{phase}")
+        begun = trace.enclosing(gather.begin, f"labs::{phase}")
         raise Wrong(f"{what}: issued in {owner.phase}, not in {phase or 'no phase'}",
                     "Look around the moment of the call, collective.issued, not around its begin."
                     if begun else "The label around the call is labs::forward or labs::backward.")
-    asking = [units.unit_of(label.name) for label in trace.around(gather.issued, "FSDP::pre_")]
+    asking = [units.unit_of(label.name) for label in trace.enclosing(gather.issued, "FSDP::pre_")]
     if owner.prefetched and unit in asking:
         raise Wrong(f"{what}: it is for {owner.unit}; {unit} is the unit that fetched it ahead",
                     "The innermost label, FSDP::all_gather (unit), says whose parameters travel.")
     if owner.unit == units.ROOT:
         raise Wrong(f"{what}: it is for the root, and attribute says {unit!r}",
                     'A label FSDP::all_gather without a unit is the root\'s: return "root".')
-    around_it = trace.around(gather.begin, "FSDP::all_gather")
+    around_it = trace.enclosing(gather.begin, "FSDP::all_gather")
     raise Wrong(f"{what}: it is for {owner.unit}, not for {unit!r}",
                 "When it is under way, no label lies around it any more: look around the moment of "
                 "the call, collective.issued." if unit == units.ROOT and not around_it else

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from labs.exercises.verdicts import shows
 from labs.fsdp_profiling import recording
-from labs.meters.timeline import length
+from labs.meters.trace import total_seconds
 
 EVEN, UNEVEN = 2.0, 5.0  # times one rank computes as long as another: by chance; beside a slow one
 ALIKE, APART = 0.4, 0.6  # of a step that one rank waits longer than another: likewise
@@ -56,7 +56,7 @@ def disturbed(run) -> str:
 
 def computing(run) -> list:
     """Seconds that each rank computed."""
-    return [length(trace.compute) for trace in run]
+    return [total_seconds(trace.compute) for trace in run]
 
 
 def waiting(run) -> list:

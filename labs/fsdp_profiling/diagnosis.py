@@ -9,11 +9,11 @@ from labs.exercises.verdicts import Verdict, Wrong, check
 from labs.fsdp_profiling import calm, recording
 from labs.fsdp_profiling.recording import Job
 from labs.fsdp_profiling.share_checks import recorded
-from labs.meters import timeline_units as units
+from labs.meters import trace_units as units
 
 CAUSES = {
     "nothing": "None",
-    "item": "one of trace.items: a call that the healthy run does not have",
+    "item": "one of trace.item_calls: a call that the healthy run does not have",
     "tiny units": "how many all-gathers one rank's step has",
     "one huge unit": "the collective that carries most",
     "no prefetch": "the name of a unit that was gathered late",
@@ -139,7 +139,8 @@ _HINTS = {
     "one huge unit": "Count the all-gathers: fewer than in the healthy run.",
     "no prefetch": "Exercise 5.5 says which units came late.",
     "slow data loader": "Add up the labels that begin with enumerate(DataLoader).",
-    "slow rank": "Compare the ranks' computing, lab.length(trace.compute): the others only wait."}
+    "slow rank": "Compare the ranks' computing, lab.total_seconds(trace.compute): the "
+                 "others only wait."}
 _BY_SECONDS = {
     "slow data loader": "A loader's label is so short that chance makes it many times as long: "
                         "compare it with its own step, not with the healthy run's.",
@@ -159,10 +160,10 @@ def _whole(value):
 def _is_planted_item(item, run, healthy) -> bool:
     """Read after the model's own forward has ended, before backward: where the fault is planted."""
     for trace in run:
-        if any(item is one or item == one for one in trace.items):
-            around = trace.around(item.begin, "labs::forward")
-            inside = trace.around(item.begin, "FSDP::") or [
-                span for span in units.working(trace) if span.begin <= item.begin <= span.end]
+        if any(item is one or item == one for one in trace.item_calls):
+            around = trace.enclosing(item.begin, "labs::forward")
+            inside = trace.enclosing(item.begin, "FSDP::") or [
+                span for span in units.unit_spans(trace) if span.begin <= item.begin <= span.end]
             later = [label for label in trace.labelled("FSDP::pre_forward")
                      if around and item.begin < label.begin < around[0].end]
             ended = [label for label in trace.labelled("FSDP::post_forward")
@@ -181,7 +182,7 @@ def _is_largest(one, run, healthy) -> bool:
 
 
 def _is_late(unit, run, healthy) -> bool:
-    return any(unit in units.late(trace) for trace in run)
+    return any(unit in units.late_units(trace) for trace in run)
 
 
 def _is_slow_loading(label, run, healthy) -> bool:

@@ -6,7 +6,7 @@ which they are issued; no latency; nothing else on the wire.
 from dataclasses import dataclass
 
 from labs.exercises.verdicts import Wrong, check, shows
-from labs.meters import timeline_units as units
+from labs.meters import trace_units as units
 from labs.predictions import hardware, traffic
 
 GPU = hardware.gpu("A100-80")
@@ -63,10 +63,10 @@ def measured(recorded) -> Step:
     trace, sizes = recorded[0], recorded.job.preset
     steps = max(1, len(trace.steps))
     nbytes = {units.owner(trace, one).unit: one.bytes for one in trace.of("all_gather")}
-    work = tuple(Work(unit, *(units.computing(trace, unit, phase) / steps
+    work = tuple(Work(unit, *(units.unit_seconds(trace, unit, phase) / steps
                               for phase in ("forward", "backward")), nbytes[unit])
                  for unit in units.units(trace))
-    return Step(work, units.computing(trace, "", "optimizer") / steps,
+    return Step(work, units.phase_seconds(trace, "optimizer") / steps,
                 sizes.batch * sizes.context, sum(nbytes.values()) // 4)
 
 

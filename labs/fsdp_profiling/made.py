@@ -1,7 +1,6 @@
 """Small traces made by hand, with round numbers: what a recorded one cannot promise to contain."""
 
-from labs.meters.timeline import Span
-from labs.meters.timeline_trace import Collective, Trace
+from labs.meters.trace import Collective, Span, Trace
 
 UNITS = ("layer.0", "layer.1", "layer.2")
 

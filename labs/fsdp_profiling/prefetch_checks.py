@@ -3,8 +3,8 @@
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp_profiling import made, recording
 from labs.fsdp_profiling.share_checks import recorded
-from labs.meters import timeline_units as units
-from labs.meters.timeline_units import ROOT
+from labs.meters import trace_units as units
+from labs.meters.trace_units import ROOT
 
 
 @check("5.5")
@@ -25,7 +25,7 @@ def check_fetched_late(fetched_late):
 
 
 def _compare_late(got, trace, what):
-    want = units.late(trace)
+    want = units.late_units(trace)
     if not isinstance(got, list | tuple | set) or not all(isinstance(one, str) for one in got):
         raise Wrong(f"{what}: fetched_late returned {got!r}, not a list of units' names",
                     "An empty list where all came in time.")
@@ -49,7 +49,7 @@ def _compare_late(got, trace, what):
 def check_no_prefetch(no_prefetch):
     """no_prefetch(blocks): afterwards each unit is gathered only when backward arrives at it."""
     for trace in _run(no_prefetch):
-        late, order = units.late(trace), units.units(trace)
+        late, order = units.late_units(trace), units.units(trace)
         want = [unit for unit in reversed(order) if unit != ROOT][1:]
         ahead = [unit for unit in want if unit not in late]
         if ahead:
@@ -72,7 +72,7 @@ def check_forward_prefetch(forward_prefetch):
                         "issued only when the unit before it is done",
                         "Each block names the one that comes after it, in a list; the last one "
                         "names none.")
-        if late := units.late(trace):
+        if late := units.late_units(trace):
             raise Wrong(f"rank {trace.rank}: in backward, {', '.join(late)} is late now",
                         "Leave backward's prefetch alone: FSDP's default does it.")
         _once(trace)
@@ -83,7 +83,7 @@ def _behind(trace) -> list:
     """Units whose all-gather in forward is issued after the end of the block before."""
     asked = {owner.unit: one.issued for one in reversed(trace.of("all_gather"))
              if (owner := units.owner(trace, one)).phase == "forward"}
-    work = [span for span in units.working(trace) if span.category == "forward"]
+    work = [span for span in units.unit_spans(trace) if span.category == "forward"]
     return [after.name for before, after in zip(work, work[1:], strict=False)
             if asked.get(after.name, after.begin) > before.end]
 

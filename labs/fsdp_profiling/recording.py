@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from labs.fsdp_profiling import planted
-from labs.meters.timeline_trace import load
+from labs.meters.trace_file import load
 from labs.training import models, presets
 from labs.training.presets import Preset
 from labs.workers import devices

@@ -4,12 +4,12 @@ import functools
 
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp_profiling import made, recording
-from labs.meters.timeline import length, union
+from labs.meters.trace import total_seconds, union
 
 COUNTED = ("all_gather", "reduce_scatter")
 _TAKEN = {
-    "cannot unpack non-iterable": "lab.length and lab.minus take stretches: lab.union makes them "
-                                  "from spans.",
+    "cannot unpack non-iterable": "lab.total_seconds and lab.subtract take intervals: lab.union "
+                                  "makes them from spans.",
     "'tuple' object has no attribute 'begin'": "lab.union takes the spans themselves, such as "
                                                "trace.of(kind)."}
 
@@ -39,7 +39,7 @@ def _traces() -> list:
 
 
 def _compare(got, trace, spans, what):
-    seconds = length(union(spans))
+    seconds = total_seconds(union(spans))
     want = seconds / trace.seconds
     if _same(got, want):
         return
@@ -47,18 +47,18 @@ def _compare(got, trace, spans, what):
     known = [
         (sum(span.seconds for span in spans) / trace.seconds,
          "counts a moment twice where two collectives are under way",
-         "Unite the spans before you add up: lab.union, then lab.length."),
+         "Unite the spans before you add up: lab.union, then lab.total_seconds."),
         (seconds, "is in seconds", "Divide by trace.seconds."),
         (100 * want, "is in percent", "A share lies between 0 and 1."),
         (seconds / (trace.seconds / max(1, len(trace.steps))), "divides by one step's seconds, not "
          "by those of all recorded steps", "trace.seconds is of all of them together."),
         (seconds / longest, "divides by something shorter than the steps", "Use trace.seconds."),
-        (length(union([_from_call(span) for span in spans])) / trace.seconds,
+        (total_seconds(union([_from_call(span) for span in spans])) / trace.seconds,
          "counts from the call, not from when the collective was under way",
          "A call may wait in a queue: take begin and end."),
         (len(spans) / max(1, len(trace.collectives)), "counts calls, not seconds",
          "Calls differ in length."),
-        (length(union(trace.collectives)) / trace.seconds, "counts other collectives too",
+        (total_seconds(union(trace.collectives)) / trace.seconds, "counts other collectives too",
          "Ask for one kind: trace.of(kind).")]
     _raise(got, want, known, what)
 
@@ -98,10 +98,10 @@ def _compare_exposed(got, trace, what):
     if _same(got, want):
         return
     times, seconds = trace.seconds_of(), trace.seconds
-    few, computed = trace.seconds_of(*COUNTED), length(trace.compute)
+    few, computed = trace.seconds_of(*COUNTED), total_seconds(trace.compute)
     known = [
         (times["total"] / seconds, "is all communication, hidden or not",
-         "Take away the stretches in which the rank computes: lab.minus."),
+         "Take away the stretches in which the rank computes: lab.subtract."),
         (times["overlapped"] / seconds, "is the part that is hidden", "Exposed is the other one."),
         (times["exposed"], "is in seconds", "Divide by trace.seconds."),
         (100 * want, "is in percent", "A share lies between 0 and 1."),
@@ -112,7 +112,7 @@ def _compare_exposed(got, trace, what):
         (few["exposed"] / seconds, "leaves out the all-reduce", "Exposed is exposed, whatever the "
          "kind: trace.collectives."),
         (max(times["total"] - computed, 0) / seconds, "subtracts seconds from seconds: right only "
-         "if all computing overlapped", "Subtract stretches: lab.minus(stretches, others)."),
+         "if all computing overlapped", "Subtract stretches: lab.subtract(stretches, others)."),
         ((computed - times["overlapped"]) / seconds, "is the computing without communication",
          "The other way round: communication without computing."),
         (sum(one.seconds for one in trace.collectives) / seconds - times["overlapped"] / seconds,

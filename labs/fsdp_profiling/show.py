@@ -10,9 +10,8 @@ from labs.fsdp_profiling import diagnosis, recording
 from labs.fsdp_profiling.attribution_checks import strangers
 from labs.fsdp_profiling.wire import slow_down
 from labs.meters import throughput
-from labs.meters import timeline_units as units
-from labs.meters.timeline import length, union
-from labs.meters.timeline_trace import KINDS
+from labs.meters import trace_units as units
+from labs.meters.trace import KINDS, total_seconds, union
 from labs.pictures import measured, palette, unit_timelines, widgets
 from labs.pictures.tables import Table
 from labs.training import data
@@ -35,7 +34,7 @@ def show_shares(recorded, communication_share):
         shares = communication_share(trace)
         rows += [measured.Row(f"rank {trace.rank}, {kind.replace('_', '-')}", share)
                  for kind, share in shares.items()]
-        both = length(union(trace.of(*shares))) / trace.seconds  # a moment counts once
+        both = total_seconds(union(trace.of(*shares))) / trace.seconds  # a moment counts once
         rows.append(measured.Row(f"rank {trace.rank}, both", both, guessed=guess))
     return measured.bars(rows, "", "of the recorded step")
 

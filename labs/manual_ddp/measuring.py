@@ -9,9 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 from labs.exercises.verdicts import shows
 from labs.manual_ddp import twin as twins
 from labs.manual_ddp.buckets import complete_buckets
-from labs.meters import throughput, timeline
+from labs.meters import throughput, trace_file
 from labs.meters.traffic import Traffic
-from labs.training import data, models
+from labs.training import data, loop, models
 from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.channel import report
@@ -98,7 +98,7 @@ def _measure(variants, preset, rounds) -> dict:
     steps = {name: _step(*parts, batch) for name, parts in built.items()}
     seconds = throughput.seconds_per_step(steps, rounds, repeat=2)
     traffic = {name: _traffic(step) for name, step in steps.items()}
-    timelines = {name: [timeline.record(*parts, batch) for _ in range(RECORDED)]
+    timelines = {name: [record(*parts, batch) for _ in range(RECORDED)]
                  for name, parts in built.items()}
     model = next(iter(built.values()))[0]
     return {"parameters": models.count_trainable(model), "tensors": len(models.trainable(model)),
@@ -114,6 +114,11 @@ def _step(module, optimizer, batch):
         optimizer.zero_grad()
 
     return step
+
+
+def record(module, optimizer, batch):
+    """On a rank: the trace of one step."""
+    return trace_file.record_trace(lambda: loop.labelled_step(module, optimizer, batch))
 
 
 def _traffic(step):

@@ -3,9 +3,9 @@
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.manual_ddp import checks, measuring
-from labs.meters import timeline
 from labs.pictures import curves, gradients, measured, palette, timelines
 from labs.predictions import traffic as predicted
+from labs.training import loop
 from labs.training.presets import Preset
 from labs.workers.launcher import launch
 
@@ -36,13 +36,13 @@ def show_flights(wrap, preset: Preset):
 
 def _flight(wrap, preset):
     def marked(model):
-        timeline.mark_gradients(model)
+        loop.mark_gradients(model)
         return wrap(model)
 
     module, optimizer = measuring.build(marked, preset)
     warm, batch = measuring.batches(preset, 2)
-    timeline.record(module, optimizer, warm)
-    return timeline.record(module, optimizer, batch), measuring.bucket_names(module)
+    measuring.record(module, optimizer, warm)
+    return measuring.record(module, optimizer, batch), measuring.bucket_names(module)
 
 
 @shows("2.7")

@@ -1,1 +1,1 @@
-"""What did happen: traffic, timeline, throughput."""
+"""What did happen: memory, traffic, trace, throughput."""

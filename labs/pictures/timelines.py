@@ -3,7 +3,7 @@
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from labs.meters.timeline import minus, union
+from labs.meters.trace import PHASES, subtract, union
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 
@@ -42,17 +42,17 @@ def by_rank(timelines: dict) -> Picture:
 
 
 def _headline(variant, group) -> str:
-    exposed, total = (_mean(getattr(line, name) for line in group) * MS
-                      for name in ("exposed_seconds", "communication"))
+    exposed, total = (_mean(trace.seconds_of()[part] for trace in group) * MS
+                      for part in ("exposed", "total"))
     return f"{variant}: {total:.1f} ms of communication, {exposed:.1f} ms exposed"
 
 
 def _lanes(ax, y, timeline):
-    for phase in ("forward", "backward", "optimizer"):
-        for begin, end in minus(union(timeline.of(phase)), timeline.exposed):
+    for phase in PHASES:
+        for begin, end in subtract(union(timeline.labelled(f"labs::{phase}")), timeline.exposed):
             ax.barh(y + 0.2, (end - begin) * MS, left=begin * MS, height=0.38,
                     color=palette.PHASES[phase])
-    for span in timeline.of("communication"):
+    for span in timeline.collectives:
         ax.barh(y + 0.62, span.seconds * MS, left=span.begin * MS, height=0.34,
                 color=palette.PHASES["communication"], edgecolor="white", linewidth=0.6)
     for begin, end in timeline.exposed:
@@ -63,17 +63,17 @@ def _lanes(ax, y, timeline):
 def flights(timeline, buckets: list) -> Picture:
     """timeline: one rank's. buckets: the parameter names in each. When each gradient got ready
     (dots, in its bucket's row), when the bucket left (the bar's begin) and arrived (its end)."""
-    ready = {span.name.removeprefix("transformer."): span.begin * MS
-             for span in timeline.of("ready")}
-    [backward] = timeline.of("backward")
-    sent = sorted(span.begin * MS for span in timeline.of("issued"))
-    under_way = sorted((span.begin * MS, span.end * MS) for span in timeline.of("communication"))
+    ready = {span.name.removeprefix("labs::ready ").removeprefix("transformer."): span.begin * MS
+             for span in timeline.labelled("labs::ready")}
+    [backward] = timeline.labelled("labs::backward")
+    sent = [one.issued * MS for one in timeline.collectives]
+    arrived = [one.end * MS for one in timeline.collectives]
     figure, ax = canvas(WIDTH, 1.3 + 0.42 * len(buckets))
     computed = max((*ready.values(), *sent), default=backward.end * MS)
     _spans(ax, {"backward": (backward.begin * MS, computed),
                 "exposed": (computed, backward.end * MS)})
-    rows = list(zip(buckets, sent, under_way, strict=False))
-    for row, (names, left, (_, arrived)) in enumerate(rows):
+    rows = list(zip(buckets, sent, arrived, strict=False))
+    for row, (names, left, arrived) in enumerate(rows):
         times = [ready[name] for name in names if name in ready]
         ax.barh(row, arrived - left, left=left, height=0.5, color=palette.PHASES["communication"])
         ax.plot(times, [row] * len(times), "o", markersize=5.5, color=palette.PHASES["backward"],
@@ -113,9 +113,10 @@ def shares(by_variant: dict) -> Picture:
     figure, ax = canvas(WIDTH, 1.2 + 0.5 * len(by_variant))
     words, longest = [], 0.0
     for row, (variant, group) in enumerate(by_variant.items()):
-        parts = {name: _mean(line.shares[name] for line in group) * MS for name in group[0].shares}
+        parts = {name: _mean(trace.seconds_by_phase[name] for trace in group) * MS
+                 for name in group[0].seconds_by_phase}
         left = _stack(ax, row, parts)
-        communication = _mean(line.communication for line in group) * MS
+        communication = _mean(trace.seconds_of()["total"] for trace in group) * MS
         ratio = f"communication / computing = {communication / (left - parts['exposed']):.2f}"
         ax.text(left, row, f"  {ratio}", va="center", fontsize=9.5)
         longest = max(longest, left)

@@ -4,9 +4,8 @@ what of them is exposed. Colours as in `labs.pictures.timelines`."""
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from labs.meters import timeline_units as units
-from labs.meters.timeline import minus, union
-from labs.meters.timeline_trace import KINDS
+from labs.meters import trace_units as units
+from labs.meters.trace import KINDS, PHASES, clip, subtract, union
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 
@@ -76,15 +75,15 @@ def _handles() -> list:
 
 def _computing(ax, y, trace, shift, room):
     """What the rank computes, by phase; frames around what each unit does, waiting included."""
-    for phase in units.PHASES:
+    for phase in PHASES:
         for label in trace.labelled(f"labs::{phase}"):
-            busy = units.within(trace.compute, label)
-            for begin, end in minus(busy, trace.exposed):
+            busy = clip(trace.compute, label)
+            for begin, end in subtract(busy, trace.exposed):
                 _bar(ax, y, begin, end, shift, palette.PHASES[phase])
     loading = trace.labelled("enumerate(DataLoader)")
     for label in loading:
         _bar(ax, y, label.begin, label.end, shift, palette.PHASES["other"])
-    work = units.working(trace)
+    work = units.unit_spans(trace)
     for span in work:
         ax.barh(y + _LANE / 2, span.seconds * MS, left=span.begin * MS + shift,
                 height=_LANE - 0.03, fill=False, edgecolor=palette.INK, linewidth=0.7)
@@ -96,7 +95,7 @@ def _flights(ax, y, trace, kind, shift, room):
     flights = trace.of(kind)
     for one in flights:
         _bar(ax, y, one.begin, one.end, shift, palette.PHASES["communication"], edge=True)
-    for begin, end in minus(union(flights), trace.compute):
+    for begin, end in subtract(union(flights), trace.compute):
         _bar(ax, y, begin, end, shift, palette.PHASES["exposed"])
     for one in flights:
         ax.plot([one.issued * MS + shift] * 2, [y + 0.02, y + _LANE - 0.02], linewidth=1,

@@ -40,7 +40,7 @@ def run(arguments) -> dict:
 def repeat(source, target, size: float) -> int:
     """Writes the events of a trace file again and again, each time later, until the file has
     `size` bytes; how often. Indented as torch writes it."""
-    from labs.meters.timeline_file import read_events
+    from labs.meters.trace_file import read_events
 
     header = {}
     events = [event for event in read_events(source, header) if event.get("ph") == "X"]
@@ -61,7 +61,7 @@ def repeat(source, target, size: float) -> int:
 
 def read(path) -> None:
     """In a process of its own: prints what it took to read the file."""
-    from labs.meters.timeline_trace import load
+    from labs.meters.trace_file import load
 
     before = _peak_mb()
     began = time.perf_counter()

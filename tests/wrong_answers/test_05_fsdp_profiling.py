@@ -26,7 +26,7 @@ def each(seconds):
 
 
 def united(spans):
-    return lab.length(lab.union(spans))
+    return lab.total_seconds(lab.union(spans))
 
 
 def from_call(one):
@@ -58,7 +58,7 @@ WRONG[lab.check_communication_share] = [
 
 def waiting(trace, *kinds):
     spans = trace.of(*kinds) if kinds else trace.collectives
-    return lab.length(lab.minus(lab.union(spans), trace.compute))
+    return lab.total_seconds(lab.subtract(lab.union(spans), trace.compute))
 
 
 WRONG[lab.check_exposed_share] = [
@@ -69,10 +69,10 @@ WRONG[lab.check_exposed_share] = [
     (lambda trace: waiting(trace), "the exposed share is in seconds"),
     (lambda trace: waiting(trace) / united(trace.collectives), "a share of the communication"),
     (lambda trace: waiting(trace, *KINDS) / trace.seconds, "leaves out the all-reduce"),
-    (lambda trace: 1 - lab.length(trace.compute) / trace.seconds, "all the time without computing"),
-    (lambda trace: max(0, united(trace.collectives) - lab.length(trace.compute)) / trace.seconds,
+    (lambda trace: 1 - computing(trace) / trace.seconds, "all the time without computing"),
+    (lambda trace: max(0, united(trace.collectives) - computing(trace)) / trace.seconds,
      "subtracts seconds from seconds"),
-    (lambda trace: lab.length(lab.minus(trace.compute, lab.union(trace.collectives)))
+    (lambda trace: lab.total_seconds(lab.subtract(trace.compute, lab.union(trace.collectives)))
      / trace.seconds, "is the computing without communication")]
 
 
@@ -80,12 +80,12 @@ WRONG[lab.check_exposed_share] = [
 
 
 def label_at(trace, moment, beginning, which=-1):
-    found = trace.around(moment, beginning)
+    found = trace.enclosing(moment, beginning)
     return lab.unit_of(found[which].name) if found else "root"
 
 
 def phase_at(trace, moment):
-    return "forward" if trace.around(moment, "labs::forward") else "backward"
+    return "forward" if trace.enclosing(moment, "labs::forward") else "backward"
 
 
 class Attribute:
@@ -108,7 +108,7 @@ class Attribute:
         return label_at(trace, one.issued, "FSDP::pre_", 0), phase_at(trace, one.issued)
 
     def with_brackets(trace, one):
-        name = trace.around(one.issued, "FSDP::all_gather")[-1].name
+        name = trace.enclosing(one.issued, "FSDP::all_gather")[-1].name
         return name.split()[-1] if "(" in name else "root", phase_at(trace, one.issued)
 
     def root_has_no_name(trace, one):
@@ -347,7 +347,7 @@ def twice_the_healthy(run, healthy):
 
 
 def computing(trace):
-    return lab.length(trace.compute)
+    return lab.total_seconds(trace.compute)
 
 
 WRONG[lab.check_diagnose] = [
@@ -360,7 +360,7 @@ WRONG[lab.check_diagnose] = [
     (lambda run, healthy: (right.diagnose(run, healthy)[0], None), "but None is no evidence of it"),
     (with_evidence("item", lambda run: right.counted_items(run[0])[0]),
      "an .item.. was named, but .* is no evidence"),
-    (with_evidence("item", lambda run: run[0].items[-1]), "but .* is no evidence of it"),
+    (with_evidence("item", lambda run: run[0].item_calls[-1]), "but .* is no evidence of it"),
     (with_evidence("one huge unit", lambda run: run[0].of("reduce_scatter")[0].begin),
      "one huge unit was named, but .* is no evidence"),
     (with_evidence("no prefetch", lambda run: "root"), "prefetch off was named, but 'root'"),
@@ -420,7 +420,7 @@ class Right:
         under_way = lab.union(trace.collectives)
         hidden = sum(max(0.0, min(b, d) - max(a, c)) for a, b in under_way
                      for c, d in trace.compute)
-        return (lab.length(under_way) - hidden) / trace.seconds
+        return (lab.total_seconds(under_way) - hidden) / trace.seconds
 
     def attribute_by_a_loop(trace, collective):
         unit = phase = None
@@ -483,14 +483,15 @@ def test_right(check, answer):
 
 
 @pytest.mark.parametrize("check, answer, hint", [
-    (lab.check_communication_share, each(lambda trace, spans: lab.length(spans)), "lab.union make"),
+    (lab.check_communication_share, each(lambda trace, spans: lab.total_seconds(spans)),
+     "lab.union make"),
     (lab.check_communication_share,
-     each(lambda trace, spans: lab.length(lab.union([(one.begin, one.end) for one in spans]))),
+     each(lambda trace, spans: united([(one.begin, one.end) for one in spans])),
      "takes the spans themselves"),
-    (lab.check_exposed_share, lambda trace: lab.minus(trace.collectives, trace.compute),
+    (lab.check_exposed_share, lambda trace: lab.subtract(trace.collectives, trace.compute),
      "lab.union makes"),
     (lab.check_attribute, Attribute.by_the_flight, "collective.issued"),
-    (lab.check_attribute, lambda trace, one: trace.around(one.begin, "FSDP::all_gather")[-1],
+    (lab.check_attribute, lambda trace, one: trace.enclosing(one.begin, "FSDP::all_gather")[-1],
      "collective.issued"),
     (lab.check_diagnose, by_seconds(twice_the_healthy, 3), "compare it with its own step")])
 def test_the_hint_leads_on(check, answer, hint):

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from labs import launch
-from labs.meters import timeline_file, timeline_trace
-from labs.meters import timeline_units as units
-from labs.meters.timeline_file import TraceError, read_events
+from labs.meters import trace_file
+from labs.meters import trace_units as units
+from labs.meters.trace_file import TraceError, read_events
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("warm_launcher")
@@ -44,7 +44,7 @@ def written(folder, events, name="trace.json", **header):
 @pytest.mark.parametrize("piece", [7, 100, 1 << 20])
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 def test_events_come_one_by_one_however_the_file_is_cut(tmp_path, monkeypatch, name, piece):
-    monkeypatch.setattr(timeline_file, "PIECE", piece)
+    monkeypatch.setattr(trace_file, "PIECE", piece)
     events = [operation(f'aten::"{number}" {{[é', number, 1) for number in range(20)]
     header = {}
     path = written(tmp_path, events, name, distributedInfo={"rank": 3, "pg_config": [{"a": [1]}]})
@@ -61,7 +61,7 @@ def test_bytes_that_are_no_text_are_replaced(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(timeline_file, "PIECE", 1 << 16)
+    monkeypatch.setattr(trace_file, "PIECE", 1 << 16)
     events = [operation("aten::add", number, 1) for number in range(40_000)]
     path = written(tmp_path, events)
     del events
@@ -85,13 +85,13 @@ def test_what_is_no_whole_trace_gets_one_sentence(tmp_path, content, sentence):
     path = tmp_path / "trace.json"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=re.escape(sentence)) as caught:
-        timeline_trace.load(path)
+        trace_file.load(path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_event_is_noticed_without_reading_the_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(timeline_file, "PIECE", 1000)
-    monkeypatch.setattr(timeline_file, "_LONGEST", 5000)
+    monkeypatch.setattr(trace_file, "PIECE", 1000)
+    monkeypatch.setattr(trace_file, "_LONGEST", 5000)
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": [{"ph": ' + 100_000 * "!")
     with pytest.raises(TraceError, match="is damaged: after event 0"):
@@ -110,7 +110,7 @@ def test_a_cut_or_damaged_gz_gets_one_sentence(tmp_path, keep, sentence):
 
 def test_a_missing_file_is_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
-        timeline_trace.load(tmp_path / "none.json")
+        trace_file.load(tmp_path / "none.json")
 
 
 # ---- gloo, recorded on real ranks
@@ -139,7 +139,7 @@ def gloo_steps(folder):
                 big.sum().item()
     path = folder / f"rank{dist.get_rank()}.json.gz"
     recorded.export_chrome_trace(str(path))
-    return timeline_trace.load(path)
+    return trace_file.load(path)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_gloo_tells_hidden_from_exposed(gloo):
     ([[[2], [3, 2]], []], [["float", "float"], "Scalar"], (8, 32)), ([[]], [""], (0, 0))])
 def test_a_number_has_one_element(dims, kind, size):
     event = operation("c10d::allreduce_", 1, 1, **{"Input Dims": dims, "Input type": kind})
-    assert timeline_trace._size(event["args"]) == size
+    assert trace_file._size(event["args"]) == size
 
 
 def test_the_call_site_is_on_the_stack(gloo):
@@ -185,8 +185,8 @@ def test_the_call_site_is_on_the_stack(gloo):
 
 def test_items_and_phases_are_found(gloo):
     for trace in gloo:
-        [item] = trace.items
-        assert [label.name for label in trace.around(item.begin, "labs::")] == [
+        [item] = trace.item_calls
+        assert [label.name for label in trace.enclosing(item.begin, "labs::")] == [
             "labs::step", "labs::backward"]
         assert trace.seconds == trace.steps[0].seconds
 
@@ -224,7 +224,7 @@ def nccl_trace():
 
 def test_a_made_nccl_trace_is_read_as_a_recorded_gloo_one(tmp_path):
     path = written(tmp_path, nccl_trace(), distributedInfo={"backend": "nccl", "rank": 5})
-    trace = timeline_trace.load(path)
+    trace = trace_file.load(path)
     assert (trace.rank, trace.backend) == (5, "nccl")
     gather, scatter = trace.collectives
     assert (gather.kind, gather.elements, gather.bytes) == ("all_gather", 8000, 16000)
@@ -236,7 +236,7 @@ def test_a_made_nccl_trace_is_read_as_a_recorded_gloo_one(tmp_path):
     assert trace.seconds_of()["exposed"] == pytest.approx(200e-6)
     assert units.owner(trace, gather) == units.Owner("layers.3", "forward", False)
     assert units.owner(trace, scatter) == units.Owner("layers.3", "backward", False)
-    assert len(trace.items) == 1
+    assert len(trace.item_calls) == 1
 
 
 @pytest.mark.parametrize("name, kind", [
@@ -245,7 +245,7 @@ def test_a_made_nccl_trace_is_read_as_a_recorded_gloo_one(tmp_path):
     ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", "reduce_scatter"), ("c10d::broadcast_", ""),
     ("nccl:all_reduce", "all_reduce")])
 def test_kinds_have_one_name_in_every_layer(name, kind):
-    assert timeline_trace.kind_of(name) == kind
+    assert trace_file.kind_of(name) == kind
 
 
 # ---- the bench
