@@ -7,7 +7,7 @@ import pytest
 
 from labs.memory_math import explorer, scaling
 from labs.memory_math.explorer import GPUS, Setting, explore_memory
-from labs.pictures.marks import number
+from labs.pictures.marks import format_number
 from labs.predictions import hardware
 from labs.predictions.memory import predict
 from labs.training import hf_configs
@@ -51,7 +51,7 @@ def test_numbers_are_the_predictions(strategy, asked):
     picture, html = explorer.still(**vars_of(setting)), explorer.live(**vars_of(setting))
     assert setting.held == want and picture.data[0].predicted == want
     for name, nbytes in want.by_name().items():
-        assert f"<title>{name}: {number(nbytes / GB)} GB</title>" in html
+        assert f"<title>{name}: {format_number(nbytes / GB)} GB</title>" in html
 
 
 def vars_of(setting) -> dict:
@@ -117,7 +117,7 @@ def test_without_a_live_kernel_it_is_a_picture(controls, monkeypatch):
 def test_scaling_shows_dry_runs_beside_the_closed_form(monkeypatch):
     small = hf_configs.make("llama", hidden_size=64, num_hidden_layers=3, num_attention_heads=4,
                        num_key_value_heads=2, intermediate_size=128, vocab_size=256)
-    monkeypatch.setattr(scaling.known, "config", lambda name: small)
+    monkeypatch.setattr(scaling.hf_configs, "config", lambda name: small)
     picture = scaling.show_scaling("small", traced=(4,), ranks=(2, 4), batch=2, sequence=64)
     two, four = picture.data
     assert (two.name, two.measured, four.name) == ("2", None, "4")

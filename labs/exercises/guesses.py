@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 from labs.exercises.verdicts import COLOURS, SIGNS, card
+from labs.pictures import palette
 
-_COLOUR = "#d6249f"  # as labs.pictures.palette.GUESSED
 _guesses: dict[str, float] = {}
 
 
@@ -26,7 +26,7 @@ class Guess:
         if self.value is None:
             return card(COLOURS[None], f"{SIGNS[None]} No guess yet",
                         f"for {self.question}: put a number in place of ...")
-        return card(_COLOUR, f"Your guess: {self.value:.10g}", self.question)
+        return card(palette.GUESSED, f"Your guess: {self.value:.10g}", self.question)
 
 
 def guess(exercise: str, question: str, value=None) -> Guess:

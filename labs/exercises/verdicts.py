@@ -6,12 +6,13 @@ import re
 import sys
 from dataclasses import dataclass, replace
 
+from labs.pictures import palette
 from labs.words import with_article
 from labs.workers import source_lines
 from labs.workers.failures import LaunchError, RankFailed
 from labs.workers.output import NOISE
 
-COLOURS = {True: "#2a9347", False: "#d43c30", None: "#7d8590"}  # on white as on black
+COLOURS = {True: palette.PASSED, False: palette.REJECTED, None: palette.PENDING}
 SIGNS = {True: "✓", False: "✗", None: "○"}
 
 

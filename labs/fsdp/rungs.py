@@ -6,7 +6,7 @@ from labs.exercises.verdicts import shows
 from labs.fsdp import limits, measuring
 from labs.fsdp.limits import Largest
 from labs.pictures import fsdp as pictures
-from labs.pictures import memory
+from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.tables import Table
 
 LAYERS = 8  # of the model that all rungs train
@@ -20,8 +20,8 @@ def under_limit(variants: dict, limit: float, layers: int = LAYERS):
     size = f"{limits.parameters(layers) / 1e6:.1f} M parameters"
     model = f"{limits.RANKS} ranks, {layers} layers, {size}"
     said = next((row[1] for row in rows if row[1]), "")
-    return memory.stacked([row[0] for row in rows], f"of one rank at the peak; {model}",
-                          [(limit, f"limit, {limit / 1e6:g} MB")], "MB", said)
+    return memory_bars([row[0] for row in rows], f"of one rank at the peak; {model}",
+                       [(limit, f"limit, {limit / 1e6:g} MB")], "MB", said)
 
 
 def _row(name, strategy, limit, layers) -> tuple:
@@ -33,9 +33,9 @@ def _row(name, strategy, limit, layers) -> tuple:
     else:
         died = f"{name}: no limit can be set here, so this is predicted" * (predicted.total > limit)
     if died:
-        return memory.Row(name, predicted=predicted, died=True, limit=limit), died
+        return MemoryRow(name, predicted=predicted, out_of_memory=True, limit=limit), died
     report = measuring.measure({name: strategy}, limits.size(layers), rounds=0, tries=1)
-    return memory.Row(name, report.results[name].report.step_peak, predicted), ""
+    return MemoryRow(name, report.results[name].report.step_peak, predicted), ""
 
 
 def _said(short) -> str:

@@ -32,10 +32,10 @@ def show_shares(recorded, communication_share):
     rows = []
     for trace in recorded:
         shares = communication_share(trace)
-        rows += [measured.Row(f"rank {trace.rank}, {kind.replace('_', '-')}", share)
+        rows += [measured.Bar(f"rank {trace.rank}, {kind.replace('_', '-')}", share)
                  for kind, share in shares.items()]
         both = total_seconds(union(trace.of(*shares))) / trace.seconds  # a moment counts once
-        rows.append(measured.Row(f"rank {trace.rank}, both", both, guessed=guess))
+        rows.append(measured.Bar(f"rank {trace.rank}, both", both, guessed=guess))
     return measured.bars(rows, "", "of the recorded step")
 
 
@@ -117,7 +117,7 @@ def show_price(job_preset, configures: dict, wire: float = 0.0, rounds: int = 9)
     rates = throughput.tokens_per_second(list(results), job_preset.tokens)
     cost = guessed("what prefetch off costs, in percent of the throughput")
     first = next(iter(rates.values()))
-    rows = [measured.Row(name, rate, colour=palette.RANKS[0],
+    rows = [measured.Bar(name, rate, colour=palette.RANKS[0],
                          guessed=first * (1 - cost / 100) if cost is not None and number == 1
                          else None) for number, (name, rate) in enumerate(rates.items())]
     where = f"; all-gathers arrive {wire:g} of a step later" if wire else ""

@@ -66,7 +66,7 @@ def show_timelines(results, *variants):
 @shows("2.10")
 def show_calls(results):
     """Collectives per step of each variant, with the count that its buckets predict."""
-    rows = [measured.Row(name, len(calls), _predicted_calls(results, name),
+    rows = [measured.Bar(name, len(calls), _predicted_calls(results, name),
                          guessed("calls per step, bucketed") if "bucketed" in name else None)
             for name, calls in results.traffic.items()]
     return measured.bars(rows, "calls", "of all_reduce per step and rank")
@@ -82,7 +82,7 @@ def _predicted_calls(results, name):
 def show_bytes(results):
     """Bytes per step of each variant, with the predicted 4 bytes per parameter."""
     want = predicted.gradient_bytes(results.parameters) / 1e6
-    rows = [measured.Row(name, sum(call.bytes for call in calls) / 1e6, want)
+    rows = [measured.Bar(name, sum(call.bytes for call in calls) / 1e6, want)
             for name, calls in results.traffic.items()]
     return measured.bars(rows, "MB", "all-reduced per step and rank (logical bytes)")
 
@@ -90,7 +90,7 @@ def show_bytes(results):
 @shows("2.10")
 def show_throughput(results):
     """Tokens per second of all ranks together, by variant, and the student's guess."""
-    rows = [measured.Row(name, rate, guessed=_guess(results, name), colour=palette.RANKS[0])
+    rows = [measured.Bar(name, rate, guessed=_guess(results, name), colour=palette.RANKS[0])
             for name, rate in results.tokens_per_s.items()]
     return measured.bars(rows, "tokens/s", "of all ranks together (median of turns)")
 

@@ -5,8 +5,10 @@ import functools
 from dataclasses import dataclass
 
 from labs.exercises.verdicts import print_in_script
-from labs.pictures import live_memory, memory
-from labs.pictures.marks import number
+from labs.pictures import live_memory
+from labs.pictures.marks import format_number
+from labs.pictures.memory import MemoryRow, memory_bars
+from labs.pictures.picture import Picture
 from labs.pictures.widgets import Choice, Controls
 from labs.predictions import hardware
 from labs.predictions.memory import CHECKPOINTING, predict
@@ -111,15 +113,15 @@ def live(**chosen) -> str:
                                impossible or verdict(setting), "" if impossible else named(setting))
 
 
-def still(**chosen) -> memory.Picture:
+def still(**chosen) -> Picture:
     """The picture of one setting."""
     setting = Setting(**chosen)
     impossible = _impossible(setting)
     capacities = [(hardware.gpu(name).usable, name) for name in GPUS]
-    row = memory.Row(f"{setting.model}\n{setting.strategy}\n{setting.ranks} ranks",
+    row = MemoryRow(f"{setting.model}\n{setting.strategy}\n{setting.ranks} ranks",
                      predicted=None if impossible else setting.held,
                      overhead=0 if impossible else setting.overhead)
-    return memory.stacked([row], "of one rank at its peak", capacities,
+    return memory_bars([row], "of one rank at its peak", capacities,
                           note=impossible or f"{verdict(setting)} {named(setting)}")
 
 
@@ -136,10 +138,10 @@ def verdict(setting: Setting) -> str:
     """What fits, in a sentence."""
     fitting = [name for name in GPUS if setting.fits(name)]
     if not fitting:
-        lacks = number(-setting.spare(GPUS[-1]) / GB)
+        lacks = format_number(-setting.spare(GPUS[-1]) / GB)
         return f"Fits on none of these GPUs: even the {GPUS[-1]} lacks {lacks} GB."
     first, *others = fitting
-    spare = number(setting.spare(first) / GB)
+    spare = format_number(setting.spare(first) / GB)
     also = f", and on the {' and the '.join(others)}" if len(others) < 3 else \
         ", and on all that are larger"
     return f"Fits on the {first} with {spare} GB to spare{also if others else ''}."
@@ -150,5 +152,5 @@ def named(setting: Setting) -> str:
     parts = ", ".join(f"{name} {nbytes / GB:.2f}"
                       for name, nbytes in hardware.overheads(setting.ranks).items() if nbytes)
     gradients = "" if setting.held.gradients else " At that moment there is no gradient yet."
-    return (f"At its peak a rank holds {number(setting.held.total / GB)} GB of tensors, and "
+    return (f"At its peak a rank holds {format_number(setting.held.total / GB)} GB of tensors, and "
             f"{setting.overhead / GB:.2f} GB beside them: {parts}.{gradients}")

@@ -6,7 +6,8 @@ import functools
 import torch
 
 from labs.exercises.verdicts import print_in_script
-from labs.pictures import memory
+from labs.pictures.memory import memory_columns
+from labs.pictures.picture import Picture
 from labs.predictions import hardware
 from labs.predictions.dryrun import dry_run
 from labs.predictions.memory import predict
@@ -18,7 +19,7 @@ GPUS = ("A100-40", "A100-80", "H100", "H200")
 
 
 def show_scaling(model: str = "Llama-3-70B", traced: tuple = TRACED, ranks: tuple = RANKS,
-                 batch: int = 1, sequence: int = 4096) -> memory.Picture:
+                 batch: int = 1, sequence: int = 4096) -> Picture:
     """One rank of an FSDP2 job (bf16 policy, AdamW, full checkpointing) at its peak, against the
     number of ranks: full columns from dry runs, pale ones from the closed form, which is the tick
     on the full ones. batch: sequences per rank; sequence: tokens."""
@@ -28,7 +29,7 @@ def show_scaling(model: str = "Llama-3-70B", traced: tuple = TRACED, ranks: tupl
                               strategy="fsdp2", recipe="bf16 policy", checkpointing="full")["peak"]
                for count in sorted({*ranks, *traced})}
     capacities = [(hardware.gpu(name).usable, name) for name in GPUS]
-    return print_in_script(memory.columns(
+    return print_in_script(memory_columns(
         {f"{count}": run.peak for count, run in runs.items()},
         {f"{count}": held for count, held in formula.items()},
         f"of tensors on one rank of {model} at its peak", capacities, unit="GB",

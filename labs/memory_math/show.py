@@ -6,9 +6,8 @@ from labs.memory_math import measuring, truth
 from labs.memory_math.activation_checks import RAN
 from labs.memory_math.answers import numbers
 from labs.memory_math.checks import STATES
-from labs.pictures.measured import Row, bars
-from labs.pictures.memory import Row as Stack
-from labs.pictures.memory import stacked
+from labs.pictures.measured import Bar, bars
+from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.tables import Table
 from labs.predictions import activations as closed
 from labs.predictions import hardware
@@ -60,7 +59,7 @@ def show_outside(block_parameters, model_parameters):
     for name, m in models().items():
         _, block, whole = truth.known_model(name)
         mine = model_parameters(m)
-        rows.append(Row(name, 100 * (1 - m.layers * block / whole),
+        rows.append(Bar(name, 100 * (1 - m.layers * block / whole),
                         100 * (1 - m.layers * block_parameters(m) / mine),
                         guessed("% of Llama-3-8B outside its blocks")
                         if name == "Llama-3-8B" else None))
@@ -71,7 +70,8 @@ def show_outside(block_parameters, model_parameters):
 def show_recipes(bytes_per_parameter, recipes: dict):
     """Bytes per parameter: the student's, and those of real tensors after a step of AdamW."""
     measured = measuring.recipes()
-    return stacked([Stack(name, measured.get(name), _states(bytes_per_parameter(*types), name),
+    return memory_bars([MemoryRow(name, measured.get(name),
+                                  _states(bytes_per_parameter(*types), name),
                           guessed("bytes per parameter, bf16 with fp32 master")
                           if name == "bf16, fp32 master" else None)
                     for name, types in recipes.items()], "per parameter", unit="bytes")
@@ -103,10 +103,10 @@ def show_70b(per_rank):
 
 
 def _stages(per_rank, count, recipe, ranks, title, guess=None, gpus=()):
-    rows = [Stack(name, predicted=_states(per_rank(count, recipe, stage, ranks), name),
+    rows = [MemoryRow(name, predicted=_states(per_rank(count, recipe, stage, ranks), name),
                   guessed=guess and guess * GB if stage == 2 else None)
             for stage, name in enumerate(STAGES)]
-    return stacked(rows, title, [(hardware.gpu(name).usable, name) for name in gpus], unit="GB")
+    return memory_bars(rows, title, [(hardware.gpu(name).usable, name) for name in gpus], unit="GB")
 
 
 def _states(said, what) -> Memory:
@@ -158,11 +158,11 @@ def show_layers(layer_activations):
     unit, rows = batch * sequence * m.hidden, []
     for fused, name in ((False, "GPT-2, eager attention"), (True, "GPT-2, fused attention")):
         sizes = batch, sequence, m.hidden, m.heads, fused
-        rows.append(Row(name, sum(nbytes for nbytes, _, _ in truth.saved(*sizes)) / unit,
+        rows.append(Bar(name, sum(nbytes for nbytes, _, _ in truth.saved(*sizes)) / unit,
                         layer_activations(*sizes) / unit,
                         None if fused else guessed("activations of a GPT-2 layer, in s·b·h")))
     llama = sum(nbytes for nbytes, _, _ in truth.saved_by_llama(1, 128, 256)) / (128 * 256)
-    rows.append(Row("Llama-3's proportions, fused", llama))
+    rows.append(Bar("Llama-3's proportions, fused", llama))
     return bars(rows, "s·b·h", "bytes saved by one block in bf16 (GPT-2 with 1024 tokens)")
 
 

@@ -6,9 +6,8 @@ from labs.memory_math.answers import numbers
 from labs.memory_math.checks import STATES
 from labs.memory_math.fit_checks import HELD
 from labs.pictures import palette
-from labs.pictures.measured import Row, bars
-from labs.pictures.memory import Row as Stack
-from labs.pictures.memory import stacked
+from labs.pictures.measured import Bar, bars
+from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.tables import Table
 from labs.predictions import hardware, memory, parameters
 from labs.predictions.parameters import shape_of
@@ -27,9 +26,9 @@ def show_price(price, step_flops):
     """A step with checkpointing as a multiple of one without: operations counted, time taken."""
     said = step_flops(10**6, 100, True) / step_flops(10**6, 100, False)
     guess = guessed("a step with checkpointing, times one without")
-    rows = [Row("every product again", price.flops[2] / price.flops[0], said, guess),
-            Row("as torch does it", price.flops[1] / price.flops[0], said, guess),
-            Row("time on this CPU", price.seconds[1] / price.seconds[0], said, guess,
+    rows = [Bar("every product again", price.flops[2] / price.flops[0], said, guess),
+            Bar("as torch does it", price.flops[1] / price.flops[0], said, guess),
+            Bar("time on this CPU", price.seconds[1] / price.seconds[0], said, guess,
                 colour=palette.MUTED)]
     return bars(rows, "×", "the step without checkpointing (FLOPs counted, time measured)")
 
@@ -37,7 +36,8 @@ def show_price(price, step_flops):
 @shows("1.5")
 def show_kept(price):
     """Activations at the end of forward without and with checkpointing, and their closed form."""
-    return stacked([Stack(name, Memory(activations=kept), predicted) for name, kept, predicted in
+    return memory_bars([MemoryRow(name, Memory(activations=kept), predicted)
+                        for name, kept, predicted in
                     zip(("nothing recomputed", "checkpointing"), price.kept, price.predicted,
                         strict=True)], "of activations at the end of forward")
 
@@ -78,10 +78,10 @@ def show_self_check(bytes_left, per_rank, activations):
     rows, guess = [], guessed("GB per rank, 13B with ZeRO-3 on 4 ranks")
     for (name, *job), (_, model, stage) in zip(_jobs(), SELF_CHECK, strict=True):
         mine = _estimate(bytes_left, per_rank, activations, job)
-        rows += [Stack(f"{name}, your estimate", predicted=mine,
+        rows += [MemoryRow(f"{name}, your estimate", predicted=mine,
                        guessed=guess * GB if guess and name == "13B, ZeRO-3" else None),
-                 Stack("with every buffer", predicted=complete(model, stage))]
-    return stacked(rows, f"of one rank, {RANKS} × {GPU}", [(hardware.gpu(GPU).usable, GPU)],
+                 MemoryRow("with every buffer", predicted=complete(model, stage))]
+    return memory_bars(rows, f"of one rank, {RANKS} × {GPU}", [(hardware.gpu(GPU).usable, GPU)],
                    unit="GB")
 
 
@@ -111,7 +111,7 @@ def complete(model: str, stage: int) -> Memory:
 @shows("1.7")
 def show_states(measured, rank_states):
     """After backward: what each rank holds, and the student's sum."""
-    return stacked([Stack(_name(held), held.after_backward, sum(_said(rank_states, held)))
+    return memory_bars([MemoryRow(_name(held), held.after_backward, sum(_said(rank_states, held)))
                     for held in measured], "of one rank after backward", unit="MB")
 
 
@@ -134,10 +134,10 @@ def show_leftovers(measured, rank_states):
 def show_peak(measured):
     """The step's peak by category, and the closed form's prediction."""
     guess = guessed("MB per rank at the peak, DDP")
-    rows = [Stack(_name(held), held.report.step_peak, held.predicted["peak"].total,
+    rows = [MemoryRow(_name(held), held.report.step_peak, held.predicted["peak"].total,
                   guess * 1e6 if guess and held.strategy == "DDP" else None)
             for held in measured]
-    picture = stacked(rows, "of one rank at its fullest moment", unit="MB")
+    picture = memory_bars(rows, "of one rank at its fullest moment", unit="MB")
     worst = max(abs(row.formula / row.measured.total - 1) for row in rows)
     picture.text += f"\nthe closed form is off by at most {100 * worst:.2g} %"
     return picture

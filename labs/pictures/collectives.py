@@ -133,7 +133,7 @@ def _cell(ax, x, y, width, value, ranks, fresh=False):
     inset = 0.03
     area = (x + inset, y + inset, width - 2 * inset, ROW - 2 * inset)
     if value is None:
-        box(ax, *area, edge="#c5ccd3", dashed=True, line=1.0)
+        box(ax, *area, edge=palette.BORDER, dashed=True, line=1.0)
         return
     givers = origins(value, ranks)
     colours = [palette.rank(rank) for rank, _ in givers] or ["#9aa3ad"]

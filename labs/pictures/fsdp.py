@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from labs.pictures import palette
-from labs.pictures.marks import beside, number, tick
-from labs.pictures.outcomes import FAILED
+from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.training.memory_categories import Memory
 
 ROW = 0.5  # inches from one variant to the next
-_HIGH = 0.62  # of a bar, in rows
-_LIMIT = {"color": FAILED, "linestyle": (0, (4, 3)), "linewidth": 1.2, "zorder": 0.5}
+_LIMIT = {"color": palette.RANK_FAILED, "linestyle": (0, (4, 3)), "linewidth": 1.2, "zorder": 0.5}
 
 
 @dataclass(frozen=True)
@@ -72,49 +69,44 @@ def side_by_side(names: list, panels: list, note: str = "") -> Picture:
 def _draw(ax, panel, rows):
     for place in range(rows):
         _bar(ax, panel, place)
-        for kind, colour in (("predicted", palette.PREDICTED), ("guessed", palette.GUESSED)):
-            value = panel.mark(kind, place)
-            tick(ax, value and value / panel.size, place, colour)
+        predicted, guessed = (panel.mark(kind, place) for kind in ("predicted", "guessed"))
+        marks.draw_ticks(ax, predicted and predicted / panel.size, guessed and guessed / panel.size,
+                   place)
         _words(ax, panel, place)
     if panel.limit:
         ax.axvline(panel.limit / panel.size, **_LIMIT)
     ax.set_xlim(0, 1.4 * panel.most / panel.size)
     ax.set_title(panel.title, fontsize=10, loc="left", color=palette.INK)
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    marks.plain_numbers(ax.xaxis)
     ax.locator_params(axis="x", nbins=4)
     ax.set_xlabel(panel.unit)
 
 
 def _bar(ax, panel, place):
-    value, left = panel.values[place], 0.0
+    value = panel.values[place]
     if not isinstance(value, Memory):
-        ax.barh(place, (value or 0) / panel.size, height=_HIGH, color=panel.colour)
+        ax.barh(place, (value or 0) / panel.size, height=marks.BAR, color=panel.colour)
     else:
-        for name, nbytes in value.by_name().items():
-            ax.barh(place, nbytes / panel.size, left=left, height=_HIGH,
-                    color=palette.MEMORY[name])
-            left += nbytes / panel.size
+        marks.draw_stack(ax, place, ((nbytes / panel.size, {"color": palette.MEMORY[name]})
+                               for name, nbytes in value.by_name().items()))
     if place in panel.died:
-        ax.vlines(panel.limit / panel.size, place - 0.45, place + 0.45, color=FAILED, linewidth=5,
-                  zorder=4)
+        marks.draw_out_of_memory(ax, panel.limit / panel.size, place)
 
 
 def _words(ax, panel, place):
     died = place in panel.died
     end = max(panel.end(place), panel.limit if died else 0)
     room = 0.35 * panel.most
-    end = beside(end, panel.mark("predicted", place), panel.mark("guessed", place), room)
-    ax.annotate(_said(panel, place), (end / panel.size, place), xytext=(7, 0),
-                textcoords="offset points", va="center", fontsize=9.5, zorder=3,
-                color=FAILED if died else palette.INK,
-                bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.2})
+    end = marks.label_start(end, panel.mark("predicted", place), panel.mark("guessed", place), room)
+    marks.draw_label(ax, place, end / panel.size, _said(panel, place),
+               palette.RANK_FAILED if died else palette.INK, 9.5)
 
 
 def _said(panel, place) -> str:
     if place in panel.died:
-        return f"✗ {number(panel.end(place) / panel.size)}"
+        return f"✗ {marks.format_number(panel.end(place) / panel.size)}"
     value = panel.values[place]
-    return panel.missing if value is None else number(panel.end(place) / panel.size)
+    return panel.missing if value is None else marks.format_number(panel.end(place) / panel.size)
 
 
 def _legend(figure, panels):
@@ -128,15 +120,14 @@ def _legend(figure, panels):
                 if any(v is not None for panel in panels for v in getattr(panel, kind))]
     if any(panel.limit for panel in panels):
         handles.append(Line2D([], [], label="the limit", **_LIMIT))
-    if handles:
-        rows = 1 if len(handles) < 8 else 2
-        figure.legend(handles=handles, loc="outside upper left", frameon=False, fontsize=9.5,
-                      ncols=-(-len(handles) // rows), handlelength=1.3, columnspacing=1.1)
+    rows = 1 if len(handles) < 8 else 2
+    marks.legend_above(figure, handles, -(-len(handles) // rows), columnspacing=1.1)
 
 
 def _text(names, panels, note) -> str:
     lines = [_sentence(name, place, panels) for place, name in enumerate(names)]
-    limits = [f"the limit is {number(p.limit / p.size)} {p.unit}" for p in panels if p.limit]
+    limits = [f"the limit is {marks.format_number(p.limit / p.size)} {p.unit}"
+              for p in panels if p.limit]
     return "\n".join([*lines, *limits, *([note] if note else [])])
 
 
@@ -151,5 +142,5 @@ def _one(panel, place) -> str:
         words = f"{panel.title}: out of memory, needs {_said(panel, place)[2:]} {panel.unit}"
     for kind, label in (("predicted", "predicted"), ("guessed", "your guess")):
         value = panel.mark(kind, place)
-        words += f", {label} {number(value / panel.size)}" if value is not None else ""
+        words += f", {label} {marks.format_number(value / panel.size)}" if value is not None else ""
     return words

@@ -55,7 +55,7 @@ def _strip(ax, values, shown, scale):
     if not values.any():
         ax.text(0.5, 0.5, "no gradient", ha="center", va="center", fontsize=9,
                 color=palette.MUTED, transform=ax.transAxes)
-        ax.set_facecolor("#f3f4f6")
+        ax.set_facecolor(palette.SURFACE)
         ax.spines["bottom"].set_visible(False)
         return
     ax.imshow(values.flatten()[shown][None].numpy(), aspect="auto", cmap="RdBu",

@@ -6,6 +6,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from labs.pictures import palette
+from labs.pictures.marks import legend_above
 from labs.pictures.picture import WIDTH, Picture, canvas
 
 MS = 1e3
@@ -60,11 +61,10 @@ def layers(life: Life) -> Picture:
     ax.set_ylim(len(names) - 0.4, -1.1)
     ax.set_xlim(0, life.seconds * MS)
     _total(below, life)
-    figure.legend(handles=[Patch(color=palette.PHASES["communication"], label="being gathered"),
-                           Patch(color=palette.MEMORY["parameters"], label="whole"),
-                           Line2D([], [], color=palette.PREDICTED, linestyle=(0, (3, 2)),
-                                  label="all parameters")],
-                  loc="outside upper left", ncols=3, frameon=False)
+    legend_above(figure, [Patch(color=palette.PHASES["communication"], label="being gathered"),
+                          Patch(color=palette.MEMORY["parameters"], label="whole"),
+                          Line2D([], [], color=palette.PREDICTED, linestyle=(0, (3, 2)),
+                                 label="all parameters")])
     words = (f"at most {life.most()} of {len(names)} units are whole at a time: "
              f"{_peak(life) / 1e6:.2f} of {sum(life.sizes.values()) / 1e6:.2f} MB")
     return Picture(figure, words, data=life)

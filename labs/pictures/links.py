@@ -3,7 +3,7 @@
 from matplotlib.patches import Patch
 
 from labs.pictures import palette
-from labs.pictures.marks import number
+from labs.pictures.marks import draw_stack, format_number, legend_above
 from labs.pictures.picture import WIDTH, Picture, canvas
 
 COMPUTING = ("forward", "backward", "optimizer")
@@ -21,10 +21,10 @@ def modelled(panels: dict, parts: dict, ranks: int) -> Picture:
                        [f"{link}, {order}" for link, order, _, _ in rows])
     axes[0].tick_params(axis="y", labelcolor=palette.INK, labelsize=9)
     axes[0].set_ylim(_place(len(rows) - 1, links) + 0.6, -0.6)
-    figure.legend(handles=[Patch(color=palette.PHASES[name], label=name)
-                           for name in (*COMPUTING, "exposed")]
-                  + [Patch(color="none", label=f"a model for {ranks} ranks, not a measurement")],
-                  loc="outside upper left", ncols=5, frameon=False, columnspacing=1.3)
+    legend_above(figure, [*(Patch(color=palette.PHASES[name], label=name)
+                            for name in (*COMPUTING, "exposed")),
+                          Patch(color="none", label=f"a model for {ranks} ranks, "
+                                                    "not a measurement")])
     return Picture(figure, "\n".join(_words(title, rows) for title, rows in panels.items()),
                    data=panels)
 
@@ -39,13 +39,11 @@ def _panel(ax, title, rows, parts):
     scale, unit = _unit(max(computing + exposed for _, _, computing, exposed in rows))
     for row, (_, _, computing, exposed) in enumerate(rows):
         place = _place(row, links)
-        left = 0.0
-        for name, seconds in {**parts, "exposed": exposed}.items():
-            ax.barh(place, seconds * scale, left=left * scale, height=0.7,
-                    color=palette.PHASES[name])
-            left += seconds
+        draw_stack(ax, place, ((seconds * scale, {"color": palette.PHASES[name]})
+                               for name, seconds in {**parts, "exposed": exposed}.items()),
+                   thickness=0.7)
         total = computing + exposed
-        ax.text(total * scale, place, f" {number(total * scale)} ({exposed / total:.0%})",
+        ax.text(total * scale, place, f" {format_number(total * scale)} ({exposed / total:.0%})",
                 va="center", fontsize=9)
     ax.set_title(title, fontsize=10, loc="left")
     ax.set_xlabel(f"{unit} (exposed share)")

@@ -1,48 +1,51 @@
-"""One rank's memory as HTML that is redrawn while a slider moves: what `memory.stacked` draws for
-one row, in a hundredth of its time. Its colours follow the page, light or dark."""
+"""One rank's memory as HTML that is redrawn while a slider moves: what `memory_bars` draws
+for one row, in a hundredth of its time. Its colours follow the page, light or dark."""
 
 import html
 
 from labs.pictures import palette
-from labs.pictures.capacities import merged
-from labs.pictures.marks import number
+from labs.pictures.capacities import merge_close
+from labs.pictures.marks import format_number
+from labs.pictures.memory import OVERHEAD
 from labs.pictures.picture import WIDTH
 from labs.training.memory_categories import GB, NAMES, Memory
 
-_INK = "var(--jp-ui-font-color1, #1f2933)"
-_MUTED = "var(--jp-ui-font-color2, #6b7280)"
-_PAPER = "var(--jp-layout-color0, #ffffff)"
-_BESIDE = "CUDA, NCCL"
-_FIT = {True: ("✓ ", palette.FITS), False: ("✗ ", palette.TOO_LARGE), None: ("", _MUTED)}
+_INK = f"var(--jp-ui-font-color1, {palette.INK})"
+_MUTED = f"var(--jp-ui-font-color2, {palette.MUTED})"
+_PAPER = f"var(--jp-layout-color0, {palette.PAPER})"
+_FIT = {True: ("✓ ", palette.PASSED), False: ("✗ ", palette.REJECTED), None: ("", _MUTED)}
 _LEFT, _RIGHT = 6, round(96 * WIDTH) - 6  # pixels: the axis
 _LEVEL = 17  # pixels from one capacity's name to the next
 _BAR = 46  # pixels: the bar's height
 
 
-def drawing(held: Memory, beside: float, gpus: list, verdict: str, more: str = "") -> str:
-    """held: bytes by category, or None where there is nothing to draw. beside: bytes that CUDA and
-    NCCL take. gpus: [(bytes, name, whether it fits, or None)]. verdict and more: sentences above
-    the bar."""
-    end = _end(gpus, held.total + beside if held else max(gpus)[0])
-    colour = _INK if held else palette.TOO_LARGE
+def drawing(held: Memory | None, overhead: float, gpus: list[tuple[float, str, bool | None]],
+            verdict: str, more: str = "") -> str:
+    """HTML with one rank's bar, the capacities of GPUs and a legend with all bytes.
+
+    held: bytes by category, or None where there is nothing to draw. overhead: bytes that CUDA and
+    NCCL hold. gpus: (bytes, name, whether it fits, or None). verdict, more: sentences above the
+    bar."""
+    end = _end(gpus, held.total + overhead if held else max(gpus)[0])
+    colour = _INK if held else palette.REJECTED
     said = (f"<b style='color:{colour}'>{html.escape(verdict)}</b> "
             f"<span style='color:{_MUTED}'>{html.escape(more)}</span>")
     return (f"<div style='font-size:13px;line-height:1.5;color:{_INK};max-width:{96 * WIDTH:.0f}px;"
             f"white-space:normal'><div style='min-height:3.2em;padding:0 {_LEFT}px'>{said}</div>"
-            f"{_chart(held, beside, gpus, end, verdict)}{_legend(held, beside)}</div>")
+            f"{_chart(held, overhead, gpus, end, verdict)}{_legend(held, overhead)}</div>")
 
 
 def _end(gpus, total) -> float:
     """Bytes at the axis's right end: one of few values, so that the lines stand still while a
-    slider moves; there is room for the words beside the bar, and for the last line's name."""
+    slider moves; there is room for the words overhead the bar, and for the last line's name."""
     ends = sorted(1.28 * size for size, *_ in gpus)
     while ends[-1] < 1.2 * total:
         ends.append(2 * ends[-1])
     return next(end for end in ends if end >= 1.2 * total)
 
 
-def _chart(held, beside, gpus, end, verdict) -> str:
-    lines = merged([(size, name) for size, name, _ in gpus], 0.004 * end)
+def _chart(held, overhead, gpus, end, verdict) -> str:
+    lines = merge_close([(size, name) for size, name, _ in gpus], 0.004 * end)
     top = _LEVEL * len(lines) + 8
     base = top + _BAR + 8
 
@@ -52,7 +55,7 @@ def _chart(held, beside, gpus, end, verdict) -> str:
     seen = [line for line in lines if line[0] < end]
     parts = [_capacity(x(size), _LEVEL * level, base, size, name, gpus) for level, (size, name)
              in enumerate(seen, start=len(lines) - len(seen))]
-    parts += _bar(held, beside, x, top) if held else []
+    parts += _bar(held, overhead, x, top) if held else []
     parts += [f"<line x1='{_LEFT}' x2='{_RIGHT}' y1='{base}' y2='{base}' stroke='{_MUTED}'/>"]
     parts += [_text(x(tick * GB), base + 17, f"{tick:,g}", "middle" if tick else "start")
               for tick in _ticks(end / GB)]
@@ -69,30 +72,30 @@ def _capacity(x, y, base, size, names, gpus) -> str:
     words = ", ".join(f"<tspan fill='{_FIT[fit[name]][1]}'>{_FIT[fit[name]][0]}{name}</tspan>"
                       for name in names.split(", "))
     return (f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{y + 2}' y2='{base}' stroke='{_MUTED}' "
-            f"stroke-dasharray='4 3'><title>{names}: CUDA reports {number(size / GB)} GB</title>"
-            f"</line>{_text(x + 4, y + 13, words)}")
+            f"stroke-dasharray='4 3'><title>{names}: CUDA reports {format_number(size / GB)} GB"
+            f"</title></line>{_text(x + 4, y + 13, words)}")
 
 
-def _bar(held, beside, x, top) -> list:
+def _bar(held, overhead, x, top) -> list:
     parts, left = [], 0.0
     for name, nbytes in held.by_name().items():
         parts.append(_box(x(left), x(left + nbytes), top, name, nbytes))
         left += nbytes
-    if beside:
-        parts.append(_box(x(left), x(left + beside), top, _BESIDE, beside))
-    words = f"{number(held.total / GB)} + {number(beside / GB)} GB"
+    if overhead:
+        parts.append(_box(x(left), x(left + overhead), top, OVERHEAD, overhead))
+    words = f"{format_number(held.total / GB)} + {format_number(overhead / GB)} GB"
     return [*parts, f"<g font-size='14' font-weight='600' paint-order='stroke' stroke='{_PAPER}' "
             f"stroke-width='4' stroke-linejoin='round'>"
-            f"{_text(x(left + beside) + 8, top + _BAR / 2 + 5, words, 'start', _INK)}</g>"]
+            f"{_text(x(left + overhead) + 8, top + _BAR / 2 + 5, words, 'start', _INK)}</g>"]
 
 
 def _box(left, right, top, name, nbytes) -> str:
     return (f"<rect x='{left:.2f}' y='{top}' width='{max(right - left, 0):.2f}' height='{_BAR}' "
-            f"{_fill(name)}><title>{name}: {number(nbytes / GB)} GB</title></rect>")
+            f"{_fill(name)}><title>{name}: {format_number(nbytes / GB)} GB</title></rect>")
 
 
 def _fill(name) -> str:
-    if name == _BESIDE:
+    if name == OVERHEAD:
         return f"fill='{_PAPER}' stroke='{_MUTED}' stroke-dasharray='3 2'"
     return f"fill='{palette.MEMORY[name]}'"
 
@@ -109,17 +112,17 @@ def _ticks(end) -> list:
     return [step * count for count in range(int(end / step) + 1)]
 
 
-def _legend(held, beside) -> str:
+def _legend(held, overhead) -> str:
     """Each category at its fixed place, with its bytes."""
     sizes = held.by_name() if held else dict.fromkeys(NAMES)
-    cells = "".join(_entry(name, nbytes) for name, nbytes in {**sizes, _BESIDE: beside}.items())
+    cells = "".join(_entry(name, nbytes) for name, nbytes in {**sizes, OVERHEAD: overhead}.items())
     columns = "repeat(auto-fill,minmax(185px,1fr))"
     return (f"<div style='display:grid;grid-template-columns:{columns};gap:2px 12px;"
             f"padding:6px {_LEFT}px 0'>{cells}</div>")
 
 
 def _entry(name, nbytes) -> str:
-    words = "" if nbytes is None else f"{number(nbytes / GB)} GB"
+    words = "" if nbytes is None else f"{format_number(nbytes / GB)} GB"
     return (f"<span style='opacity:{1 if nbytes else 0.45};white-space:nowrap'>"
             f"<svg width='16' height='11' aria-hidden='true' style='margin-right:6px'>"
             f"<rect x='1' y='1' width='14' height='9' {_fill(name)}/></svg>"

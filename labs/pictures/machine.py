@@ -115,7 +115,7 @@ def words(facts: Facts) -> str:
 
 def _cpu(ax, facts, rows) -> float:
     height = 0.5 + 0.28 * rows
-    box(ax, 0.1, 0.08, WIDTH - 0.2, height, ["#f6f7f9"], edge="#c5ccd3")
+    box(ax, 0.1, 0.08, WIDTH - 0.2, height, [palette.SURFACE], edge=palette.BORDER)
     more = f" ({DRAWN} drawn)" if facts.cores > DRAWN else ""
     write(ax, 0.28, 0.3, f"{facts.cores} CPU core{'s' * (facts.cores > 1)}{more}", size=11,
           weight="bold")

@@ -1,45 +1,115 @@
-"""What charts of measurements share: the formula's tick, the student's tick, numbers, a legend."""
+"""The parts that charts of measurements share: bars, ticks, labels, axes, legends and numbers."""
 
+from collections.abc import Callable, Iterable
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from labs.pictures import palette
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3, "bytes": 1}
 CHARACTER = 0.082  # inches that a character of 10 points takes, generously
+BAR = 0.62  # of a row: how thick a bar is
 
 
-def number(value) -> str:
+def format_number(value: float) -> str:
     """A number for a label: thousands whole, 227.5 with four digits, smaller ones with three."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.4g}" if value >= 100 else f"{value:.3g}"
 
 
-def unit_for(most: float, unit: str = None) -> tuple:
-    """(name, bytes) of the unit in which `most` bytes is a handy number, or of the one named."""
+def unit_for(largest: float, unit: str | None = None) -> tuple[str, int]:
+    """(name, bytes) of the unit that suits `largest` bytes, or of the unit that is named. Raises
+    ValueError where there is no such unit."""
     if unit is not None and unit not in UNITS:
         raise ValueError(f"no unit {unit!r}: choose {', '.join(UNITS)}")
-    chosen = unit or next((name for name, size in UNITS.items() if most >= 0.9 * size), "bytes")
+    chosen = unit or next((name for name, size in UNITS.items() if largest >= 0.9 * size), "bytes")
     return chosen, UNITS[chosen]
 
 
-def tick(ax, value, place, colour, upright=False):
-    """A thick mark at `value` across the bar at `place`; upright bars get it lying."""
+def draw_stack(ax: Axes, place: float, parts: Iterable[tuple[float, dict]], upright: bool = False,
+               thickness: float = BAR) -> float:
+    """Draws (length, style) pairs end to end as one bar at `place` and returns where it ends;
+    style: keywords of matplotlib's bar, for example {"color": ...}."""
+    end = 0.0
+    for length, style in parts:
+        if length and upright:
+            ax.bar(place, length, bottom=end, width=thickness, **style)
+        elif length:
+            ax.barh(place, length, left=end, height=thickness, **style)
+        end += length
+    return end
+
+
+def draw_tick(ax: Axes, value: float | None, place: float, colour: str, upright: bool = False):
+    """Draws a thick mark at `value` across the bar at `place`; nothing where value is None."""
     if value is not None:
         lines = ax.hlines if upright else ax.vlines
         lines(value, place - 0.43, place + 0.43, color=colour, linewidth=3, zorder=4)
 
 
-def tick_handles(rows) -> list:
-    """The legend's entries for those ticks that any of the rows has."""
-    handles = []
-    if any(row.predicted is not None for row in rows):
-        handles.append(Line2D([], [], color=palette.PREDICTED, linewidth=3, label="the formula"))
-    if any(row.guessed is not None for row in rows):
-        handles.append(Line2D([], [], color=palette.GUESSED, linewidth=3, label="your guess"))
-    return handles
+def draw_ticks(ax: Axes, predicted: float | None, guessed: float | None, place: float):
+    """Draws the formula's and the student's tick across the bar at `place`."""
+    draw_tick(ax, predicted, place, palette.PREDICTED)
+    draw_tick(ax, guessed, place, palette.GUESSED)
 
 
-def beside(end, predicted, guessed, room) -> float:
-    """Where the words beside a bar begin, which take `room`: right of the bar and the formula's
-    tick, and of the guess where that would be in the way."""
+def draw_out_of_memory(ax: Axes, limit: float, place: float):
+    """Draws the red line at the limit that stopped the bar at `place`."""
+    ax.vlines(limit, place - 0.45, place + 0.45, color=palette.RANK_FAILED, linewidth=5, zorder=4)
+
+
+def tick_handles(rows: Iterable) -> list[Line2D]:
+    """The legend's entries for the ticks (attributes `predicted`, `guessed`) that any row has."""
+    rows = list(rows)
+    kinds = (("predicted", palette.PREDICTED, "the formula"),
+             ("guessed", palette.GUESSED, "your guess"))
+    return [Line2D([], [], color=colour, linewidth=3, label=label) for kind, colour, label in kinds
+            if any(getattr(row, kind) is not None for row in rows)]
+
+
+def tick_words(predicted: float | None, guessed: float | None,
+               text: Callable[[float], str] = format_number) -> list[str]:
+    """The ticks in words, those that there are: ["the formula 1.5", "your guess 2"]."""
+    named = (("the formula", predicted), ("your guess", guessed))
+    return [f"{name} {text(value)}" for name, value in named if value is not None]
+
+
+def label_start(end: float, predicted: float | None, guessed: float | None, room: float) -> float:
+    """Where the label of a bar begins that takes `room`: right of the bar and the formula's tick,
+    and right of the guess too where that would lie under the label."""
     end = max(end, predicted or 0)
     return guessed if guessed and end < guessed < end + room else end
+
+
+def draw_label(ax: Axes, place: float, start: float, text: str, colour: str = palette.INK,
+               size: float = 10):
+    """Writes text right of `start` on a patch of paper, so that no line runs through it."""
+    ax.annotate(text, (start, place), xytext=(8, 0), textcoords="offset points", va="center",
+                fontsize=size, zorder=3, color=colour,
+                bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})
+
+
+def name_rows(ax: Axes, names: list[str], above: float = 0.55):
+    """Names the rows of horizontal bars, the first one on top; above: rows of space over it."""
+    ax.set_yticks(range(len(names)), names)
+    ax.tick_params(axis="y", labelcolor=palette.INK)
+    ax.set_ylim(len(names) - 0.5, -above)
+
+
+def plain_numbers(axis: Axis):
+    """Writes the axis's numbers out, with commas, in place of matplotlib's powers and offsets."""
+    axis.set_major_formatter(lambda value, _: f"{value:,g}")
+
+
+def legend_above(figure: Figure, handles: list, columns: int | None = None, **style):
+    """Draws the legend above the chart, in one row where `columns` does not say otherwise."""
+    if handles:
+        figure.legend(handles=handles, ncols=columns or len(handles), loc="outside upper left",
+                      frameon=False, **{"fontsize": 9.5, "handlelength": 1.4,
+                                        "columnspacing": 1.3, **style})
+
+
+# The names until other modules have changed theirs.
+number, tick, beside = format_number, draw_tick, label_start

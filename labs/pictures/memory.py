@@ -1,5 +1,5 @@
-"""What a rank's memory holds, by category: stacked bars with the formula's and the student's tick,
-the capacities of GPUs, and columns for the phases of a step or for numbers of ranks."""
+"""A rank's memory by category: stacked bars with the formula's and the student's tick, and lines
+at the capacities of GPUs; a bar for each strategy, or a column for each number of ranks."""
 
 import textwrap
 from dataclasses import dataclass, replace
@@ -7,34 +7,36 @@ from dataclasses import dataclass, replace
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 
-from labs.pictures import capacities as lines
-from labs.pictures import palette
-from labs.pictures.marks import CHARACTER, beside, number, tick, tick_handles, unit_for
-from labs.pictures.outcomes import FAILED
+from labs.pictures import capacities as gpu_lines
+from labs.pictures import marks, palette
+from labs.pictures.capacities import Capacity
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.training.memory_categories import Memory
 
 ROW = 0.46  # inches from one bar to the next
-_HIGH = 0.62  # of a bar, in rows
-_BESIDE = {"facecolor": palette.PAPER, "edgecolor": palette.MUTED, "linewidth": 1,
-           "linestyle": (0, (2, 1.5))}
+OVERHEAD = "CUDA, NCCL"  # the legend's name for what a process holds in addition to its tensors
+_OVERHEAD_STYLE = {"facecolor": palette.PAPER, "edgecolor": palette.MUTED, "linewidth": 1,
+                   "linestyle": (0, (2, 1.5))}
 
 
 @dataclass(frozen=True)
-class Row:
-    """One rank's memory, in bytes. measured is drawn in full colours; where there is none, the
-    predicted Memory in pale ones. predicted, a Memory or a number, is the formula's tick; guessed
-    the student's. overhead: held beside the tensors, by CUDA and NCCL. died: it ran out of memory
-    at `limit` bytes (None: at the chart's first capacity) and the bar, if any, is what it held or
-    would have needed."""
+class MemoryRow:
+    """One rank's memory, in bytes.
+
+    measured is drawn in full colours; without it, the predicted Memory in pale ones. predicted, a
+    Memory or a number, is the formula's tick, guessed the student's. overhead: what CUDA and NCCL
+    hold in addition to tensors. out_of_memory: the rank ran out of memory at `limit` bytes (None:
+    at the chart's smallest capacity), and the bar, if any, is what it held or would have needed.
+    source: how `measured` was found, in words.
+    """
 
     name: str
-    measured: Memory = None
-    predicted: Memory | float = None
-    guessed: float = None
+    measured: Memory | None = None
+    predicted: Memory | float | None = None
+    guessed: float | None = None
     overhead: float = 0
-    died: bool = False
-    limit: float = None
+    out_of_memory: bool = False
+    limit: float | None = None
     source: str = "measured"
 
     @property
@@ -44,116 +46,122 @@ class Row:
         return found if isinstance(found, Memory) else Memory()
 
     @property
-    def formula(self) -> float:
-        """The predicted bytes together, or None."""
-        whole = isinstance(self.predicted, Memory)
-        return self.predicted.total if whole else self.predicted
+    def formula(self) -> float | None:
+        """The predicted bytes in total, or None."""
+        return self.predicted.total if isinstance(self.predicted, Memory) else self.predicted
+
+    @property
+    def is_pale(self) -> bool:
+        """Whether nothing was measured, so that the bar itself is the formula's."""
+        return self.measured is None and isinstance(self.predicted, Memory)
 
     @property
     def end(self) -> float:
-        """Where the row's rightmost mark is."""
+        """Where the rightmost of bar, formula and limit is."""
         return max(self.bar.total + self.overhead, self.formula or 0, self.limit or 0)
 
 
-def stacked(rows: list, title: str = "", capacities=(), unit: str = None,
-            note: str = "") -> Picture:
-    """A horizontal bar for each Row, by category. title: what the axis counts, after its unit, e.g.
-    "of one rank at the peak". capacities: (bytes, name) of lines across all bars; those far beyond
-    the longest bar are left out. unit: "GB" (10^9 bytes), "MB" ...; None: what is handy. note: a
-    sentence above the chart."""
+def memory_bars(rows: list[MemoryRow], title: str = "", capacities: list[Capacity] = (),
+                unit: str | None = None, note: str = "") -> Picture:
+    """A picture with a horizontal bar for each row, by category.
+
+    title: what the axis counts, after its unit, e.g. "of one rank at the peak". capacities: (bytes,
+    name) of lines across all bars; those far beyond the longest bar are left out. unit: "GB" (10^9
+    bytes), "MB" ...; None: the one that suits. note: a sentence above the chart. Raises ValueError
+    for a row that is out of memory where neither it nor the chart has a limit.
+    """
     rows = [_with_limit(row, capacities) for row in rows]
-    room = _Room(rows, capacities, unit)
-    said = textwrap.wrap(note, int(room.wide / 0.075))
-    figure, ax = canvas(WIDTH, 1.05 + ROW * len(rows) + room.heads + 0.22 * len(said))
-    ax.set_title("\n".join(said), loc="left", fontsize=10)
-    ax.set_ylim(len(rows) - 0.5, -0.55 - room.heads / ROW)
-    ax.set_xlim(0, room.right / room.size)
+    layout = _Layout(rows, capacities, unit)
+    lines = textwrap.wrap(note, int(layout.wide / 0.075))
+    figure, ax = canvas(WIDTH, 1.05 + ROW * len(rows) + layout.heads + 0.22 * len(lines))
+    ax.set_title("\n".join(lines), loc="left", fontsize=10)
+    marks.name_rows(ax, [row.name for row in rows], above=0.55 + layout.heads / ROW)
+    ax.set_xlim(0, layout.right / layout.size)
     for place, row in enumerate(rows):
-        _bar(ax, place, row, room.size)
-        _words_beside(ax, place, row, room)
-    lines.upright(ax, room.lines, room.size, -0.5, ROW)
-    ax.set_yticks(range(len(rows)), [row.name for row in rows])
-    ax.tick_params(axis="y", labelcolor=palette.INK)
-    ax.set_xlabel(_scale(ax.xaxis, room.unit, title))
+        _draw_row(ax, place, row, layout)
+    gpu_lines.draw_upright(ax, layout.lines, layout.size, -0.5, ROW)
+    ax.set_xlabel(_axis_title(ax.xaxis, layout.unit, title))
     _legend(figure, rows)
-    words = _text(rows, title, room) + (f"\n{note}" if note else "")
-    return Picture(figure, words, data=rows)
+    return Picture(figure, _in_words(rows, title, layout, note), data=rows)
 
 
-class _Room:
-    """How the axis of a chart is laid out. most: bytes of the longest bar or tick; unit, size: its
-    name and bytes; right: bytes at the axis's end; wide: inches of it; lines: capacities with the
-    level of their names; heads: inches that the names take."""
+class _Layout:
+    """How the axis of a chart is laid out. longest: bytes of the longest bar or tick; unit, size:
+    the axis's unit and its bytes; right: bytes at the axis's end; wide: inches of the axis; shown:
+    the capacities drawn; lines: these with the level of their names; heads: inches of the names."""
 
     def __init__(self, rows, capacities, unit=None):
-        self.most = (max((max(row.end, row.guessed or 0) for row in rows), default=0)
-                     or min(capacities, default=(1,))[0])
-        self.unit, self.size = unit_for(self.most, unit)
-        self.wide = WIDTH - 0.35 - CHARACTER * max(
+        self.longest = (max((max(row.end, row.guessed or 0) for row in rows), default=0)
+                        or min(capacities, default=(1,))[0])
+        self.unit, self.size = marks.unit_for(self.longest, unit)
+        self.wide = WIDTH - 0.35 - marks.CHARACTER * max(
             len(line) for row in rows for line in row.name.splitlines())
-        self.seen = lines.shown(capacities, self.most)
+        self.shown = gpu_lines.capacities_shown(capacities, self.longest)
         self.right = self._right(rows)
-        self.lines = lines.levels(lines.merged(self.seen, 0.012 * self.right),
-                                  self.right / self.wide)
+        self.lines = gpu_lines.name_levels(gpu_lines.merge_close(self.shown, 0.012 * self.right),
+                                 self.right / self.wide)
         levels = [level for *_, level in self.lines]
-        self.heads = 0.17 + lines.LEVEL * max(levels) if levels else 0
+        self.heads = 0.17 + gpu_lines.LEVEL * max(levels) if levels else 0
 
-    def beside(self, row) -> float:
-        """Inches that the words beside a bar take."""
-        return CHARACTER * len(f"   {_said(row, self)}")
+    def number(self, nbytes: float) -> str:
+        """Bytes in the chart's unit, without its name."""
+        return marks.format_number(nbytes / self.size)
+
+    def label(self, row) -> str:
+        """The text right of a bar."""
+        if row.out_of_memory:
+            return f"✗ out of memory at {self.number(row.limit)} {self.unit}"
+        if not row.bar.total:
+            return "" if row.formula is None else f"{self.number(row.formula)} {self.unit}"
+        overhead = f" + {self.number(row.overhead)}" if row.overhead else ""
+        return f"{self.number(row.bar.total)}{overhead} {self.unit}"
+
+    def label_start(self, row, right: float) -> tuple[float, float]:
+        """Bytes at which a row's label begins, and that it takes, on an axis that ends at `right`
+        bytes."""
+        room = marks.CHARACTER * len(f"   {self.label(row)}") * right / self.wide
+        return marks.label_start(row.end, row.formula, row.guessed, room), room
 
     def _right(self, rows) -> float:
-        """Room for bars, the words beside them and the lines' names."""
-        def end(row):
-            words = self.beside(row) * self.most / self.wide
-            return beside(row.end, row.formula, row.guessed, words) + 1.12 * words
-
-        names = [line[0] + len(line[1]) * lines.SIZE * self.most / self.wide
-                 for line in self.seen[-1:]]
-        return max([1.03 * self.most, *map(end, rows), *(1.12 * name for name in names)])
+        """Room for bars, their labels and the names of the capacities."""
+        labels = [self.label_start(row, self.longest) for row in rows]
+        names = [line[0] + len(line[1]) * gpu_lines.SIZE * self.longest / self.wide
+                 for line in self.shown[-1:]]
+        return max([1.03 * self.longest, *(start + 1.12 * room for start, room in labels),
+                    *(1.12 * name for name in names)])
 
 
-def _with_limit(row, capacities) -> Row:
-    if not row.died or row.limit is not None:
+def _with_limit(row, capacities) -> MemoryRow:
+    if not row.out_of_memory or row.limit is not None:
         return row
     if not capacities:
-        raise ValueError(f"{row.name!r} died, but at how many bytes? Give the row a limit, or the "
-                         "picture a capacity")
+        raise ValueError(f"{row.name!r} ran out of memory, but at how many bytes? Give the row a "
+                         "limit, or the picture a capacity")
     return replace(row, limit=min(capacities)[0])
 
 
-def _pale(row) -> bool:
-    return row.measured is None and isinstance(row.predicted, Memory)
+def _draw_row(ax, place, row, layout):
+    size = layout.size
+    end = marks.draw_stack(ax, place, _parts(row, size))
+    if row.out_of_memory:
+        if not end:  # nothing is known but the limit: a grey bar up to it
+            ax.barh(place, row.limit / size, height=marks.BAR, color=palette.BORDER, alpha=0.5)
+        marks.draw_out_of_memory(ax, row.limit / size, place)
+    formula = None if row.is_pale or row.formula is None else row.formula / size
+    marks.draw_ticks(ax, formula, row.guessed and row.guessed / size, place)
+    start, _ = layout.label_start(row, layout.right)
+    marks.draw_label(ax, place, start / size, layout.label(row),
+               palette.RANK_FAILED if row.out_of_memory else palette.INK)
 
 
-def _said(row, room) -> str:
-    """The words beside a bar."""
-    unit, size = room.unit, room.size
-    if row.died:
-        return f"✗ out of memory at {number(row.limit / size)} {unit}"
-    if not row.bar.total:
-        return "" if row.formula is None else f"{number(row.formula / size)} {unit}"
-    beside_it = f" + {number(row.overhead / size)}" if row.overhead else ""
-    return f"{number(row.bar.total / size)}{beside_it} {unit}"
+def _parts(row, size) -> list[tuple[float, dict]]:
+    """(length in the chart's unit, style) of each part of a bar."""
+    parts = [(nbytes / size, _style(name, row.is_pale)) for name, nbytes in
+             row.bar.by_name().items()]
+    return [*parts, (row.overhead / size, _OVERHEAD_STYLE)]
 
 
-def _bar(ax, place, row, size):
-    left = 0.0
-    for name, nbytes in row.bar.by_name().items():
-        if nbytes:
-            ax.barh(place, nbytes / size, left=left / size, height=_HIGH,
-                    **_fill(name, _pale(row)))
-            left += nbytes
-    if row.overhead:
-        ax.barh(place, row.overhead / size, left=left / size, height=_HIGH, **_BESIDE)
-    if row.died:
-        _death(ax, place, row, left, size)
-    if not _pale(row):
-        tick(ax, row.formula and row.formula / size, place, palette.PREDICTED)
-    tick(ax, row.guessed and row.guessed / size, place, palette.GUESSED)
-
-
-def _fill(name, pale) -> dict:
+def _style(name, pale) -> dict:
     """The colour of a category, or a pale hatching of it where nothing was measured."""
     colour = palette.MEMORY[name]
     if not pale:
@@ -162,117 +170,96 @@ def _fill(name, pale) -> dict:
     return {"facecolor": mixed, "edgecolor": colour, "linewidth": 0.0, "hatch": "////"}
 
 
-def _death(ax, place, row, end, size):
-    """A grey bar where nothing else is drawn, up to the limit, and a red wall there."""
-    if not end:
-        ax.barh(place, row.limit / size, height=_HIGH, color=palette.MEMORY["other"], alpha=0.5)
-    ax.vlines(row.limit / size, place - 0.45, place + 0.45, color=FAILED, linewidth=5, zorder=4)
-
-
-def _words_beside(ax, place, row, room):
-    start = beside(row.end, row.formula, row.guessed, room.beside(row) * room.right / room.wide)
-    ax.annotate(_said(row, room), (start / room.size, place), xytext=(8, 0),
-                textcoords="offset points", va="center", fontsize=10, zorder=3,
-                color=FAILED if row.died else palette.INK,
-                bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})
-
-
-def _scale(axis, unit, title) -> str:
-    """Plain numbers on the axis; what it counts, in words."""
-    axis.set_major_formatter(lambda value, _: f"{value:,g}")
+def _axis_title(axis, unit, title) -> str:
+    """What the axis counts, in words; its numbers are written out."""
+    marks.plain_numbers(axis)
     powers = {"GB": " (10⁹ bytes)", "MB": " (10⁶ bytes)", "kB": " (10³ bytes)"}
     return f"{unit}{powers.get(unit, '')} {title}".strip()
 
 
 def _legend(figure, rows):
-    """Categories that occur, then what the marks mean; in two rows where one is too long."""
-    pale, full = any(map(_pale, rows)), any(row.measured for row in rows)
+    """The categories that occur, then what the marks mean, in two lines where one is too long."""
+    pale, full = any(row.is_pale for row in rows), any(row.measured for row in rows)
     names = [name for name in palette.MEMORY if any(row.bar.by_name()[name] for row in rows)]
-    first = [Patch(label=name, **_fill(name, pale and not full)) for name in names]
-    second = tick_handles([replace(row, predicted=None) if _pale(row) else row for row in rows])
+    categories = [Patch(label=name, **_style(name, pale and not full)) for name in names]
+    others = marks.tick_handles(replace(row, predicted=None) if row.is_pale else row
+                                for row in rows)
     if any(row.overhead for row in rows):
-        second.append(Patch(label="CUDA, NCCL", **_BESIDE))
+        others.append(Patch(label=OVERHEAD, **_OVERHEAD_STYLE))
     if pale and full:
-        second.append(Patch(label="formula only", **_fill("other", True)))
-    handles = first + second
-    if len(first) + 1.2 * len(second) > 7.45:
-        empty = [Patch(alpha=0, label=" ")] * (len(first) - len(second))
-        handles = [one for pair in zip(first, second + empty, strict=False) for one in pair]
-    figure.legend(handles=handles, loc="outside upper left", frameon=False, fontsize=9.5,
-                  ncols=len(first) if len(handles) > len(first + second) else len(handles) or 1,
-                  handlelength=1.4, columnspacing=1.3)
+        others.append(Patch(label="formula only", **_style("other", True)))
+    if len(categories) + 1.2 * len(others) <= 7.45:
+        marks.legend_above(figure, categories + others)
+        return
+    # matplotlib fills a legend column by column, so categories and marks alternate.
+    empty = [Patch(alpha=0, label=" ")] * (len(categories) - len(others))
+    marks.legend_above(figure, [handle for pair in zip(categories, others + empty, strict=False)
+                                for handle in pair], columns=len(categories))
 
 
-def _text(rows, title, room) -> str:
-    return "\n".join([f"{room.unit} {title}".strip(), *(_sentence(row, room) for row in rows),
-                      *(f"{name} has {number(at / room.size)} {room.unit}"
-                        for at, name in room.seen)])
+def _in_words(rows, title, layout, note) -> str:
+    sentences = [_sentence(row, layout) for row in rows]
+    limits = [f"{name} has {layout.number(size)} {layout.unit}" for size, name in layout.shown]
+    return "\n".join([f"{layout.unit} {title}".strip(), *sentences, *limits, *filter(None, [note])])
 
 
-def _sentence(row, room) -> str:
-    unit, size = room.unit, room.size
-    parts = [f"out of memory at {number(row.limit / size)} {unit}"] if row.died else []
-    if row.measured is not None:
-        parts.append(f"{row.source} {in_words(row.measured, unit)}")
-    elif isinstance(row.predicted, Memory):
-        parts.append(f"predicted {in_words(row.predicted, unit)}")
+def _sentence(row, layout) -> str:
+    number, unit = layout.number, layout.unit
+    parts = [f"out of memory at {number(row.limit)} {unit}"] if row.out_of_memory else []
+    if row.measured is not None or row.is_pale:
+        source = "predicted" if row.is_pale else row.source
+        parts.append(f"{source} {number(row.bar.total)} {unit}{_by_category(row.bar, number)}")
     if row.overhead:
-        parts.append(f"and {number(row.overhead / size)} {unit} beside its tensors")
-    if row.formula is not None and not _pale(row):
-        parts.append(f"the formula {number(row.formula / size)}")
-    parts += [f"your guess {number(row.guessed / size)}"] if row.guessed is not None else []
+        parts.append(f"and {number(row.overhead)} {unit} for CUDA and NCCL")
+    parts += marks.tick_words(None if row.is_pale else row.formula, row.guessed, number)
     return f"{', '.join(row.name.splitlines())}: " + (", ".join(parts) or "nothing yet")
 
 
-def in_words(memory: Memory, unit: str) -> str:
-    """`1.2 GB (parameters 0.4, activations 0.8)`."""
-    _, size = unit_for(memory.total, unit)
-    parts = ", ".join(f"{name} {number(nbytes / size)}" for name, nbytes in memory.by_name().items()
+def _by_category(memory, number) -> str:
+    """` (parameters 0.4, activations 0.8)`; categories below a ten-thousandth are left out."""
+    parts = ", ".join(f"{name} {number(nbytes)}" for name, nbytes in memory.by_name().items()
                       if nbytes > 1e-4 * memory.total)
-    return f"{number(memory.total / size)} {unit}" + (f" ({parts})" if parts else "")
+    return f" ({parts})" if parts else ""
 
 
-def phases(named: dict, predicted: dict = None, title: str = "of one rank") -> Picture:
-    """named: phase ("build", "forward", "backward", "step", "peak") -> Memory; a column each.
-    predicted: phase -> bytes (or a Memory), the formula's tick."""
-    return columns(named, predicted, title)
-
-
-def columns(named: dict, predicted: dict = None, title: str = "", capacities=(), unit: str = None,
-            below: str = "", source: str = "measured", note: str = "") -> Picture:
-    """A column for each name -> Memory, by category. predicted: name -> bytes or Memory, the
-    formula's tick; a name that is only there gets a pale column. capacities: (bytes, name) of
-    lines across. below: what the names are. source: how the Memory of `named` was found."""
+def memory_columns(measured: dict[str, Memory], predicted: dict[str, Memory | float] | None = None,
+                   title: str = "", capacities: list[Capacity] = (), unit: str | None = None,
+                   below: str = "", source: str = "measured", note: str = "") -> Picture:
+    """A picture with a column for each name, by category. predicted: the formula's tick; a name
+    that is only there gets a pale column. below: what the names are; source: how `measured` was
+    found. The rest as for `memory_bars`."""
     predicted = predicted or {}
-    names = list(predicted if set(named) <= set(predicted) else {**named, **predicted})
-    rows = [Row(name, named.get(name), predicted.get(name), source=source) for name in names]
-    room = _Room(rows, capacities, unit)
-    top = 1.12 * max([room.most, *(line[0] for line in room.seen)])
-    said = textwrap.wrap(note, 112)
-    figure, ax = canvas(WIDTH, 3.6 + 0.2 * len(said))
+    names = list(predicted if set(measured) <= set(predicted) else {**measured, **predicted})
+    rows = [MemoryRow(name, measured.get(name), predicted.get(name), source=source)
+            for name in names]
+    layout = _Layout(rows, capacities, unit)
+    top = 1.12 * max([layout.longest, *(line[0] for line in layout.shown)])
+    lines = textwrap.wrap(note, 112)
+    figure, ax = canvas(WIDTH, 3.6 + 0.2 * len(lines))
     for place, row in enumerate(rows):
-        _column(ax, place, row, room.size, top)
-    ax.set_ylim(0, top / room.size)
-    ax.set_xlim(-0.6, len(rows) - 0.4 + (0.03 + 0.13 * len(rows) if room.seen else 0))
-    lines.lying(ax, lines.merged(room.seen, 0.012 * top), room.size, len(rows) - 0.45, 0.065 * top)
+        _draw_column(ax, place, row, layout, top)
+    ax.set_ylim(0, top / layout.size)
+    ax.set_xlim(-0.6, len(rows) - 0.4 + (0.03 + 0.13 * len(rows) if layout.shown else 0))
+    gpu_lines.draw_across(ax, gpu_lines.merge_close(layout.shown, 0.012 * top), layout.size,
+                          len(rows) - 0.45, 0.065 * top)
     ax.set_xticks(range(len(rows)), names)
     ax.tick_params(axis="x", labelcolor=palette.INK)
     ax.set_xlabel(below)
-    ax.set_title("\n".join([*said, _scale(ax.yaxis, room.unit, title)]), loc="left", fontsize=10)
+    ax.set_title("\n".join([*lines, _axis_title(ax.yaxis, layout.unit, title)]), loc="left",
+                 fontsize=10)
     _legend(figure, rows)
-    words = _text(rows, title, room) + (f"\n{note}" if note else "")
-    return Picture(figure, words, data=rows)
+    return Picture(figure, _in_words(rows, title, layout, note), data=rows)
 
 
-def _column(ax, place, row, size, top):
-    height = 0.0
-    for name, nbytes in row.bar.by_name().items():
-        if nbytes:
-            ax.bar(place, nbytes / size, bottom=height / size, width=_HIGH,
-                   **_fill(name, _pale(row)))
-            height += nbytes
-    if not _pale(row):
-        tick(ax, row.formula and row.formula / size, place, palette.PREDICTED, upright=True)
-    ax.text(place, (max(height, row.formula or 0) + 0.015 * top) / size, number(height / size),
-            ha="center", va="bottom", fontsize=10, zorder=3, color=palette.INK,
-            bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.8})
+def _draw_column(ax, place, row, layout, top):
+    height = marks.draw_stack(ax, place, _parts(row, layout.size), upright=True)
+    formula = row.formula and row.formula / layout.size
+    if not row.is_pale:
+        marks.draw_tick(ax, formula, place, palette.PREDICTED, upright=True)
+    ax.text(place, max(height, formula or 0) + 0.015 * top / layout.size,
+            marks.format_number(height), ha="center", va="bottom", fontsize=10, zorder=3,
+            color=palette.INK, bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.8})
+
+
+# The names until other modules have changed theirs.
+Row, stacked, columns = MemoryRow, memory_bars, memory_columns

@@ -12,7 +12,7 @@ ROW = 0.42  # inches from one rank to the next
 TRACK = 0.95  # inches: where a rank's collectives begin
 DONE = 0.5  # inches for a collective that is done
 SHOWN = 4  # at most so many of those are drawn
-WAITING, FAILED, FINE = "#b45309", "#b42318", "#1a7f37"
+WAITING, FAILED, FINE = palette.RANK_WAITS, palette.RANK_FAILED, palette.RANK_RETURNED
 _COLOURS = {"waits": WAITING, "calls": FAILED, "failed": FAILED, "died": FAILED}
 
 
@@ -79,7 +79,7 @@ def _drawn(title, colour, lanes, message, note, text) -> Picture:
     for number, lane in enumerate(lanes):
         _where(ax, max(ends) + 0.25, 0.62 + ROW * (number + 0.5) - 0.06, lane)
     if message:
-        box(ax, 0.06, under, WIDTH - 0.12, 0.22 + 0.19 * len(message), ["#f6f7f9"])
+        box(ax, 0.06, under, WIDTH - 0.12, 0.22 + 0.19 * len(message), [palette.SURFACE])
         for number, line in enumerate(message):
             write(ax, 0.2, under + 0.2 + 0.19 * number, line, size=9, family="monospace")
     if note:

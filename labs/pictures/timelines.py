@@ -5,6 +5,7 @@ from matplotlib.patches import Patch
 
 from labs.meters.trace import PHASES, subtract, union
 from labs.pictures import palette
+from labs.pictures.marks import draw_stack, legend_above, name_rows
 from labs.pictures.picture import WIDTH, Picture, canvas
 
 MS = 1e3
@@ -31,12 +32,10 @@ def by_rank(timelines: dict) -> Picture:
     ax.set_ylim(y + 0.05, -0.35)
     ax.set_xlim(0, max(timeline.seconds for _, _, timeline in rows) * MS * 1.01)
     ax.set_xlabel("milliseconds since the step began (recording takes time, too)")
-    figure.legend(handles=[Patch(color=palette.PHASES[name], label=words) for name, words in
-                           (("forward", "forward"), ("backward", "backward"),
-                            ("optimizer", "optimizer"),
-                            ("communication", "communication, hidden"),
-                            ("exposed", "communication, exposed"))],
-                  loc="outside upper left", ncols=5, frameon=False, fontsize=9.5, columnspacing=1.4)
+    legend_above(figure, [Patch(color=palette.PHASES[name], label=words) for name, words in
+                          (("forward", "forward"), ("backward", "backward"),
+                           ("optimizer", "optimizer"), ("communication", "communication, hidden"),
+                           ("exposed", "communication, exposed"))])
     return Picture(figure, "\n".join(_headline(v, group) for v, group in timelines.items()),
                    data=timelines)
 
@@ -86,12 +85,11 @@ def flights(timeline, buckets: list) -> Picture:
     first = rows[0][1] - backward.begin * MS
     words = (f"{len(rows)} buckets; the first leaves {first:.1f} ms into a backward of "
              f"{backward.seconds * MS:.1f} ms")
-    figure.legend(handles=[Line2D([], [], marker="o", linestyle="none", label="a gradient is ready",
-                                  color=palette.PHASES["backward"]),
-                           Line2D([], [], marker="|", linestyle="none", markersize=12,
-                                  markeredgewidth=2, color=palette.INK, label="its bucket leaves"),
-                           Patch(color=palette.PHASES["communication"], label="and is under way")],
-                  loc="outside upper left", ncols=3, frameon=False)
+    legend_above(figure, [Line2D([], [], marker="o", linestyle="none", label="a gradient is ready",
+                                 color=palette.PHASES["backward"]),
+                          Line2D([], [], marker="|", linestyle="none", markersize=12,
+                                 markeredgewidth=2, color=palette.INK, label="its bucket leaves"),
+                          Patch(color=palette.PHASES["communication"], label="and is under way")])
     return Picture(figure, words, data={"rows": rows, "backward": backward})
 
 
@@ -115,30 +113,20 @@ def shares(by_variant: dict) -> Picture:
     for row, (variant, group) in enumerate(by_variant.items()):
         parts = {name: _mean(trace.seconds_by_phase[name] for trace in group) * MS
                  for name in group[0].seconds_by_phase}
-        left = _stack(ax, row, parts)
+        left = draw_stack(ax, row, ((milliseconds, {"color": palette.PHASES[name]})
+                                    for name, milliseconds in parts.items()))
         communication = _mean(trace.seconds_of()["total"] for trace in group) * MS
         ratio = f"communication / computing = {communication / (left - parts['exposed']):.2f}"
         ax.text(left, row, f"  {ratio}", va="center", fontsize=9.5)
         longest = max(longest, left)
         words.append(f"{variant}: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in parts.items())
                      + f"; {ratio}")
-    ax.set_yticks(range(len(by_variant)), list(by_variant))
-    ax.tick_params(axis="y", labelcolor=palette.INK)
-    ax.set_ylim(len(by_variant) - 0.5, -0.5)
+    name_rows(ax, list(by_variant), above=0.5)
     ax.set_xlim(0, 1.6 * longest)
     ax.set_xlabel("milliseconds of a recorded step, mean over ranks")
-    figure.legend(handles=[Patch(color=palette.PHASES[name], label=name) for name in
-                           ("forward", "backward", "exposed", "optimizer")],
-                  loc="outside upper left", ncols=4, frameon=False)
+    legend_above(figure, [Patch(color=palette.PHASES[name], label=name) for name in
+                          ("forward", "backward", "exposed", "optimizer")])
     return Picture(figure, "\n".join(words), data=by_variant)
-
-
-def _stack(ax, row, parts) -> float:
-    left = 0.0
-    for name, length in parts.items():
-        ax.barh(row, length, left=left, height=0.62, color=palette.PHASES[name])
-        left += length
-    return left
 
 
 def _mean(values) -> float:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
-from labs.pictures import palette
-from labs.pictures.marks import CHARACTER, beside, number, tick, tick_handles, unit_for
+from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 
 ROW = 0.42  # inches from one bar to the next
@@ -45,25 +44,22 @@ class _Bar:
         return max(self.total, self.predicted or 0)
 
 
-def stacked_traffic(rows: list, ranks: int) -> Picture:
+def stacked_traffic(rows: list[TrafficRow], ranks: int) -> Picture:
     """Draws two horizontal bars for each row, of elements and of bytes, stacked by collective, with
     the formula's tick and the student's."""
     most = max(sum(row.bytes.values()) for row in rows)
-    unit, size = unit_for(most)
+    unit, size = marks.unit_for(most)
     figure, axes = canvas(WIDTH, 1.35 + ROW * len(rows), ncols=2, sharey=True)
     _panel(axes[0], [_elements(row) for row in rows])
     axes[0].xaxis.set_major_locator(MultipleLocator(1))
     _panel(axes[1], [_bytes(row, unit, size) for row in rows])
-    axes[0].set_yticks(range(len(rows)), [row.name for row in rows])
-    axes[0].tick_params(axis="y", labelcolor=palette.INK)
-    axes[0].set_ylim(len(rows) - 0.5, -0.55)
+    marks.name_rows(axes[0], [row.name for row in rows])
     axes[0].set_xlabel("Ψ elements that travel per step\n(an all-reduce counts twice)")
     axes[1].set_xlabel(f"{unit} that travel per step\n(each rank sends {ranks - 1}/{ranks} of it)")
     handles = [Patch(color=palette.COLLECTIVES[kind], label=kind)
                for kind in palette.COLLECTIVES if any(_of(row, kind) for row in rows)]
-    handles += tick_handles(rows)
-    figure.legend(handles=handles, loc="outside upper left", frameon=False, fontsize=9.5,
-                  ncols=len(handles), handlelength=1.3, columnspacing=1.1)
+    handles += marks.tick_handles(rows)
+    marks.legend_above(figure, handles, columnspacing=1.1)
     return Picture(figure, _text(rows, ranks, unit, size), data=rows)
 
 
@@ -82,34 +78,28 @@ def _elements(row) -> _Bar:
 def _bytes(row, unit, size) -> _Bar:
     parts = {kind: nbytes / size for kind, nbytes in row.bytes.items()}
     predicted = row.predicted_bytes and row.predicted_bytes / size
-    return _Bar(parts, f"{number(sum(parts.values()))} {unit}", predicted)
+    return _Bar(parts, f"{marks.format_number(sum(parts.values()))} {unit}", predicted)
 
 
 def _panel(ax, bars):
     inches = 2.6  # that a panel's axis has, at least
     most = max(max(bar.end, bar.guessed or 0) for bar in bars) or 1
-    rooms = [CHARACTER * (len(bar.words) + 2) for bar in bars]
+    rooms = [marks.CHARACTER * (len(bar.words) + 2) for bar in bars]
     scale = most / (inches - max(rooms))
     ends = []
     for place, (bar, room) in enumerate(zip(bars, rooms, strict=True)):
-        _draw(ax, place, bar)
-        start = beside(bar.end, bar.predicted, bar.guessed, room * scale)
+        marks.draw_stack(ax, place, ((size, _style(kind)) for kind, size in bar.parts.items()))
+        marks.draw_ticks(ax, bar.predicted, bar.guessed, place)
+        start = marks.label_start(bar.end, bar.predicted, bar.guessed, room * scale)
         ends.append(max(start + room * scale, 1.03 * (bar.guessed or 0)))
-        ax.annotate(bar.words, (start, place), xytext=(7, 0), textcoords="offset points",
-                    va="center", fontsize=9.5, zorder=3,
-                    bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.0})
+        marks.draw_label(ax, place, start, bar.words, size=9.5)
     ax.set_xlim(0, max(ends))
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    marks.plain_numbers(ax.xaxis)
 
 
-def _draw(ax, place, bar):
-    left = 0.0
-    for kind, size in bar.parts.items():
-        colour = palette.COLLECTIVES.get(kind, palette.COLLECTIVES["other"])
-        ax.barh(place, size, left=left, height=0.62, color=colour, edgecolor="white", linewidth=0.5)
-        left += size
-    tick(ax, bar.predicted, place, palette.PREDICTED)
-    tick(ax, bar.guessed, place, palette.GUESSED)
+def _style(kind) -> dict:
+    colour = palette.COLLECTIVES.get(kind, palette.COLLECTIVES["other"])
+    return {"color": colour, "edgecolor": "white", "linewidth": 0.5}
 
 
 def _psi(value) -> str:
@@ -120,10 +110,9 @@ def _text(rows, ranks, unit, size) -> str:
     def line(row):
         kinds = ", ".join(f"{kind} {_psi(n)}" for kind, n in row.elements.items() if n >= 0.005)
         said = [f"{_psi(sum(row.elements.values()))} in {row.calls} calls ({kinds})",
-                f"{number(sum(row.bytes.values()) / size)} {unit}"]
-        said += [f"the formula {_psi(row.predicted)}"] if row.predicted is not None else []
-        said += [f"your guess {_psi(row.guessed)}"] if row.guessed is not None else []
-        return f"{row.name}: " + ", ".join(said)
+                f"{marks.format_number(sum(row.bytes.values()) / size)} {unit}"]
+        return f"{row.name}: " + ", ".join(
+            [*said, *marks.tick_words(row.predicted, row.guessed, _psi)])
 
     return "\n".join([f"travels per step, an all-reduce counted twice; each rank sends "
                       f"{ranks - 1}/{ranks} of it", *map(line, rows)])

@@ -7,6 +7,7 @@ from matplotlib.patches import Patch
 from labs.meters import trace_units as units
 from labs.meters.trace import KINDS, PHASES, clip, subtract, union
 from labs.pictures import palette
+from labs.pictures.marks import legend_above
 from labs.pictures.picture import WIDTH, Picture, canvas
 
 MS = 1e3
@@ -44,8 +45,7 @@ def by_rank(runs: dict) -> Picture:
     ax.set_ylim(y + 0.04, 0)
     ax.set_xlim(0, longest * MS * 1.005)
     ax.set_xlabel("milliseconds since the step began (recording takes time, too)")
-    figure.legend(handles=_handles(), loc="outside upper left", ncols=4, frameon=False,
-                  fontsize=9.5, columnspacing=1.3)
+    legend_above(figure, _handles(), columns=4)
     words = [_headline(title, trace) for title, trace in rows]
     return Picture(figure, "\n".join(words), data=runs)
 

@@ -5,7 +5,7 @@ import functools
 from labs.exercises import guesses, verdicts
 from labs.exercises.verdicts import Verdict, Wrong
 from labs.pictures import collectives, outcomes
-from labs.pictures.measured import Row, bars, before_and_after
+from labs.pictures.measured import Bar, bars, numbers_before_and_after
 from labs.start_here import answers, ring
 from labs.start_here import ranks as on
 from labs.start_here.checks import takes_size_and_ranks
@@ -78,7 +78,7 @@ def before_and_after_mean(mean_over_ranks, ranks: int, guess: str = None):
     """Runs the student's mean on one number per rank and draws each rank's before and after."""
     answers.must_be_ranks(ranks)
     seen = on.run_answer(on.try_one_number, mean_over_ranks, ranks=ranks)
-    return before_and_after([before for before, _ in seen], [after for _, after in seen],
+    return numbers_before_and_after([before for before, _ in seen], [after for _, after in seen],
                             guesses.guessed(guess))
 
 
@@ -96,7 +96,7 @@ def ring_traffic(ring_bytes, guess: str = None):
     said = {ranks: ring_bytes(CHART_SIZE, ranks) for ranks in MEASURED}
     for number in said.values():
         answers.must_be_bytes(number)
-    rows = [Row(f"{ranks} ranks", max(ring.counted_bytes(ranks, CHART_SIZE)) / 1e6,
+    rows = [Bar(f"{ranks} ranks", max(ring.counted_bytes(ranks, CHART_SIZE)) / 1e6,
                 said[ranks] / 1e6, guesses.guessed(guess) if ranks == 4 else None)
             for ranks in MEASURED]
     return bars(rows, unit="MB", title="sent by each rank to all-reduce 12 MB",

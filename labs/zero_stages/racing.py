@@ -23,7 +23,7 @@ def show_reduce_scatter(preset: Preset):
     """Milliseconds of a reduce-scatter of 8 MiB: torch's own, the lab's, and the all-reduce of
     which it is half; medians of the slowest rank."""
     results = launch(_race, ranks=preset.ranks, quiet=True, verify=False, hang_after=60)
-    rows = [measured.Row(name, 1e3 * max(statistics.median(result[name]) for result in results),
+    rows = [measured.Bar(name, 1e3 * max(statistics.median(result[name]) for result in results),
                          colour=palette.PHASES["communication"]) for name in results[0]]
     return measured.bars(rows, "ms", f"for 8 MiB on {preset.ranks} ranks, {results[0].backend}")
 

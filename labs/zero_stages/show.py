@@ -2,7 +2,8 @@
 
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
-from labs.pictures import memory, traffic
+from labs.pictures.memory import MemoryRow, memory_bars
+from labs.pictures.traffic import TrafficRow, stacked_traffic
 from labs.predictions.traffic import passes
 
 MOMENTS = {"build": "after building", "forward": "after forward", "backward": "after backward",
@@ -18,10 +19,10 @@ def show_memory(compared, moment: str = "backward"):
     """
     if moment not in MOMENTS:
         raise ValueError(f"no moment {moment!r}: choose {', '.join(MOMENTS)}")
-    rows = [memory.Row(name, _held(result.report, moment), _formula(compared, name, moment),
-                       _megabytes(guessed(f"MB per rank {MOMENTS[moment]}, {name}")))
+    rows = [MemoryRow(name, _held(result.report, moment), _formula(compared, name, moment),
+                      _megabytes(guessed(f"MB per rank {MOMENTS[moment]}, {name}")))
             for name, result in compared.results.items()]
-    return memory.stacked(rows, f"of one rank {MOMENTS[moment]}", unit="MB")
+    return memory_bars(rows, f"of one rank {MOMENTS[moment]}", unit="MB")
 
 
 def _held(report, moment):
@@ -43,14 +44,14 @@ def _megabytes(value):
 def show_traffic(compared):
     """What travels in one step under each strategy, by collective: in Ψ and in bytes."""
     rows = [_row(name, result, compared.parameters) for name, result in compared.results.items()]
-    return traffic.stacked_traffic(rows, compared.preset.ranks)
+    return stacked_traffic(rows, compared.preset.ranks)
 
 
 def _row(name, result, parameters):
     def doubled(sizes, each=1):
         return {kind: passes(kind) * size / each for kind, size in sizes.items()}
 
-    return traffic.TrafficRow(
+    return TrafficRow(
         name, doubled(result.elements(), parameters), doubled(result.bytes()),
         calls=len([call for call in result.calls if call.elements]),
         predicted=result.kind.travels(), guessed=guessed(f"Ψ that travel per step, {name}"),

@@ -7,9 +7,10 @@ import pytest
 from drawn import on_the_sheet
 from matplotlib.colors import to_hex
 
-from labs.pictures import capacities, live_memory, memory, palette
-from labs.pictures.marks import number
-from labs.pictures.memory import Row
+from labs.pictures import live_memory, palette
+from labs.pictures.capacities import capacities_shown, merge_close
+from labs.pictures.marks import format_number
+from labs.pictures.memory import MemoryRow, memory_bars, memory_columns
 from labs.pictures.widgets import Choice, Controls
 from labs.predictions.hardware import GPUS
 from labs.training.memory_categories import GB, Memory
@@ -31,7 +32,7 @@ def ticks(picture) -> list:
 
 
 def test_a_measured_bar_has_every_category_and_both_ticks():
-    picture = memory.stacked([Row("DDP", SHARD, Memory(20 * GB), 10 * GB)], "of one rank")
+    picture = memory_bars([MemoryRow("DDP", SHARD, Memory(20 * GB), 10 * GB)], "of one rank")
     assert widths(picture) == [(palette.MEMORY[name], nbytes / GB, False)
                                for name, nbytes in SHARD.by_name().items()]
     assert ticks(picture) == [(palette.PREDICTED, 20), (palette.GUESSED, 10)]
@@ -43,7 +44,7 @@ def test_a_measured_bar_has_every_category_and_both_ticks():
 
 
 def test_a_prediction_alone_is_pale():
-    picture = memory.stacked([Row("a", SHARD), Row("b", predicted=SHARD, guessed=1e9)])
+    picture = memory_bars([MemoryRow("a", SHARD), MemoryRow("b", predicted=SHARD, guessed=1e9)])
     assert [hatched for *_, hatched in widths(picture)] == 6 * [False] + 6 * [True]
     assert ticks(picture) == [(palette.GUESSED, 1)]  # its bar is the formula's
     assert "b: predicted 15.5 GB (" in picture.text
@@ -51,7 +52,7 @@ def test_a_prediction_alone_is_pale():
 
 
 def test_only_categories_that_occur_are_in_the_legend():
-    picture = memory.stacked([Row("a", Memory(parameters=1, activations=2))])
+    picture = memory_bars([MemoryRow("a", Memory(parameters=1, activations=2))])
     assert [text.get_text() for text in picture.figure.legends[0].get_texts()] == [
         "parameters", "activations"]
 
@@ -59,19 +60,20 @@ def test_only_categories_that_occur_are_in_the_legend():
 @pytest.mark.parametrize("nbytes, unit", [
     (950e6, "GB"), (99e9, "GB"), (1e6, "MB"), (899e6, "MB"), (20e3, "kB"), (16, "bytes")])
 def test_the_unit_makes_numbers_handy(nbytes, unit):
-    assert memory.stacked([Row("a", Memory(nbytes))]).text.startswith(unit)
+    assert memory_bars([MemoryRow("a", Memory(nbytes))]).text.startswith(unit)
 
 
 def test_the_axis_says_what_a_unit_is():
-    axis = memory.stacked([Row("a", SHARD)], "of one rank", unit="MB").figure.axes[0]
+    axis = memory_bars([MemoryRow("a", SHARD)], "of one rank", unit="MB").figure.axes[0]
     assert axis.get_xlabel() == "MB (10⁶ bytes) of one rank"
 
 
-def test_what_died_runs_into_its_limit():
-    picture = memory.stacked([Row("DDP", died=True), Row("half", Memory(9e6), 40e6, died=True),
-                              Row("own", died=True, limit=5e6), Row("FSDP", Memory(9e6))],
-                             capacities=[(20e6, "the limit")])
-    red = [where for colour, where in ticks(picture) if colour == memory.FAILED]
+def test_a_rank_out_of_memory_ends_at_its_limit():
+    picture = memory_bars([MemoryRow("DDP", out_of_memory=True),
+                           MemoryRow("half", Memory(9e6), 40e6, out_of_memory=True),
+                           MemoryRow("own", out_of_memory=True, limit=5e6),
+                           MemoryRow("FSDP", Memory(9e6))], capacities=[(20e6, "the limit")])
+    red = [where for colour, where in ticks(picture) if colour == palette.RANK_FAILED]
     assert red == [20, 20, 5]
     assert (palette.PREDICTED, 40) in ticks(picture)  # what it would have needed
     assert picture.text.splitlines()[1:4] == [
@@ -81,24 +83,24 @@ def test_what_died_runs_into_its_limit():
     on_the_sheet(picture)
 
 
-def test_what_died_without_a_limit_is_refused():
-    with pytest.raises(ValueError, match="'DDP' died, but at how many bytes"):
-        memory.stacked([Row("DDP", died=True)])
+def test_a_rank_out_of_memory_without_a_limit_is_refused():
+    with pytest.raises(ValueError, match="'DDP' ran out of memory, but at how many bytes"):
+        memory_bars([MemoryRow("DDP", out_of_memory=True)])
 
 
-def test_what_lies_beside_the_tensors():
-    picture = memory.stacked([Row("a\nb", predicted=SHARD, overhead=2e9)], note="Fits.")
+def test_cuda_and_nccl_are_drawn_after_the_tensors():
+    picture = memory_bars([MemoryRow("a\nb", predicted=SHARD, overhead=2e9)], note="Fits.")
     assert widths(picture)[-1] == (palette.PAPER, 2, False)
     assert "a, b: predicted 15.5 GB (" in picture.text and picture.text.endswith("\nFits.")
-    assert ", and 2 GB beside its tensors" in picture.text
+    assert ", and 2 GB for CUDA and NCCL" in picture.text
     on_the_sheet(picture)
 
 
 @pytest.mark.parametrize("longest", [1, 14, 20, 45, 84, 130, 200, 1100, 4000])
 def test_names_of_gpus_never_overlap(longest):
-    rows = [Row("ZeRO-3, a long name", Memory(longest * GB, buffers=2 * GB), guessed=9 * GB),
-            Row("small", Memory(1 * GB))]
-    picture = memory.stacked(rows, capacities=LINES)
+    rows = [MemoryRow("ZeRO-3, a long name", Memory(longest * GB, buffers=2 * GB), guessed=9 * GB),
+            MemoryRow("small", Memory(1 * GB))]
+    picture = memory_bars(rows, capacities=LINES)
     on_the_sheet(picture)
     figure, names = picture.figure, {name for _, name in LINES}
     figure.canvas.draw()
@@ -116,24 +118,24 @@ def test_names_of_gpus_never_overlap(longest):
 
 def test_capacities_that_belong_on_a_chart():
     lines = [(10, "a"), (20, "b"), (20.2, "c"), (100, "d")]
-    assert capacities.shown(lines, 12) == lines[:3]  # crossed, and the next, with its twin
-    assert capacities.shown(lines, 21) == lines[:3]  # d is too far off
-    assert capacities.shown(lines, 30) == lines
-    assert capacities.shown([(100, "the limit")], 1) == [(100, "the limit")]
-    assert capacities.shown([], 1) == []
-    assert capacities.merged([(20.2, "c"), (20, "b"), (10, "a")], 1) == [(10, "a"), (20, "c, b")]
+    assert capacities_shown(lines, 12) == lines[:3]  # crossed, and the next, with its twin
+    assert capacities_shown(lines, 21) == lines[:3]  # d is too far off
+    assert capacities_shown(lines, 30) == lines
+    assert capacities_shown([(100, "the limit")], 1) == [(100, "the limit")]
+    assert capacities_shown([], 1) == []
+    assert merge_close([(20.2, "c"), (20, "b"), (10, "a")], 1) == [(10, "a"), (20, "c, b")]
 
 
 @pytest.mark.parametrize("value, words", [
     (1234.5, "1,234"), (999.96, "1,000"), (227.5, "227.5"), (840, "840"), (15.55, "15.6"), (0, "0"),
     (0.1234, "0.123")])
 def test_numbers_of_labels(value, words):
-    assert number(value) == words
+    assert format_number(value) == words
 
 
 def test_phases_are_columns():
     held = {"build": Memory(1e6), "peak": Memory(1e6, 2e6)}
-    picture = memory.phases(held, {"peak": 4e6})
+    picture = memory_columns(held, {"peak": 4e6}, "of one rank")
     bars = picture.figure.axes[0].patches
     assert [(bar.get_y(), bar.get_height()) for bar in bars] == [(0, 1), (0, 1), (1, 2)]
     assert picture.text.splitlines() == [
@@ -143,7 +145,7 @@ def test_phases_are_columns():
 
 
 def test_columns_that_were_only_predicted_are_pale():
-    picture = memory.columns({"8": Memory(2e9)}, {"4": Memory(4e9), "8": Memory(2e9)},
+    picture = memory_columns({"8": Memory(2e9)}, {"4": Memory(4e9), "8": Memory(2e9)},
                              capacities=LINES, source="dry run", note="Said above.")
     assert [bar.get_hatch() is not None for bar in picture.figure.axes[0].patches] == [True, False]
     assert "4: predicted 4 GB (parameters 4)\n8: dry run 2 GB (parameters 2), the formula 2" in (
@@ -152,9 +154,9 @@ def test_columns_that_were_only_predicted_are_pale():
     on_the_sheet(picture)
 
 
-def drawn_live(held, beside=2e9, lines=(("small", 10, False), ("large", 40, True))):
+def drawn_live(held, overhead=2e9, lines=(("small", 10, False), ("large", 40, True))):
     gpus = [(size * GB, name, fits) for name, size, fits in lines]
-    return live_memory.drawing(held, beside, gpus, "Fits <on> the large one.", "And more.")
+    return live_memory.drawing(held, overhead, gpus, "Fits <on> the large one.", "And more.")
 
 
 def test_the_live_drawing_has_the_same_lengths():
@@ -193,7 +195,7 @@ def test_controls_redraw_the_picture_for_what_they_say():
 
     def picture(**chosen):
         seen.append(chosen)
-        return memory.stacked([Row("a", Memory(chosen["nbytes"]))], note=chosen["words"])
+        return memory_bars([MemoryRow("a", Memory(chosen["nbytes"]))], note=chosen["words"])
 
     controls = Controls([Choice("nbytes", "bytes", [("1", 1), ("2", 2)], 1),
                          Choice("words", "words", [("x", "x"), ("y", "y")], "y", "menu")], picture)
