@@ -4,18 +4,17 @@ The names below are what a student uses. They are looked up on first use, so tha
 `import labs` costs nothing on a rank and needs no Jupyter.
 """
 
-from labs.lazy_exports import offered
+from typing import TYPE_CHECKING
 
-__all__, __getattr__, __dir__ = offered(__name__, {
-    "launch": "labs.workers.launcher",
-    "report": "labs.workers.channel",
-    "last_failure": "labs.workers.failures",
-    "RankFailed": "labs.workers.failures",
-    "OutOfMemory": "labs.workers.failures",
-    "RanksStuck": "labs.workers.failures",
-    "LaunchError": "labs.workers.failures",
-    "device": "labs.workers.devices",
-    "machine": "labs.pictures.machine",
-    "warm_up": "labs.workers.processes",
-    "guess": "labs.exercises.guesses",
-})
+from labs.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from labs.exercises.guesses import guess
+    from labs.pictures.machine import machine
+    from labs.workers.channel import report
+    from labs.workers.devices import device
+    from labs.workers.failures import LaunchError, OutOfMemory, RankFailed, RanksStuck, last_failure
+    from labs.workers.launcher import launch
+    from labs.workers.processes import warm_up
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -1,11 +1,14 @@
-"""What checks on ranks have in common: world sizes, one verdict of all ranks, closeness, and the
-refusal of torch's own."""
+"""How checks run on ranks: world sizes, one verdict of all ranks, closeness of tensors, and the
+refusal of torch's ready-made wrappers."""
 
 import contextlib
 import sys
+from collections.abc import Callable, Iterator
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from labs.exercises.verdicts import Wrong, kind_of
 from labs.training.models import trainable
@@ -15,8 +18,8 @@ WORLD_SIZES = (2, 3, 4)
 TOLERANCE = 1e-5  # of float32 sums in another order
 BATCH = 12  # divides by 2, 3 and 4 ranks
 
-# What may not be made inside a check, and the class whose constructor gives it away.
-_OWN = {
+# Wrappers that a check refuses -> (module, class whose constructor shows that one is made).
+_READY_MADE = {
     "DistributedDataParallel": ("torch.nn.parallel", "DistributedDataParallel"),
     "ZeroRedundancyOptimizer": ("torch.distributed.optim.zero_redundancy_optimizer",
                                 "ZeroRedundancyOptimizer"),
@@ -25,38 +28,40 @@ _OWN = {
 }
 
 
-def on_ranks(fn, *args, world_sizes=WORLD_SIZES, hang_after=4.0) -> list:
-    """`fn(*args)` on 2, 3 and 4 ranks, one after the other; all results in one list."""
+def on_ranks(fn: Callable, *args, world_sizes: tuple[int, ...] = WORLD_SIZES,
+             hang_after: float = 4.0) -> list:
+    """What `fn(*args)` returns on each rank of 2, 3 and 4 ranks, one launch after the other, in one
+    list. On the CPU, where sums are exact enough to be compared and ranks start at once."""
     return [result for ranks in world_sizes
             for result in launch(fn, *args, ranks=ranks, quiet=True, device="cpu",
                                  hang_after=hang_after)]
 
 
-def raise_on_all_ranks(judge, *args):
-    """`judge(*args)` on every rank; where one raises Wrong, all raise it, that of the lowest rank.
+def raise_on_all_ranks(judge: Callable, *args):
+    """`judge(*args)` on every rank; if it raises Wrong on some, all raise that of the lowest rank.
 
-    It is where ranks meet after the student's code, so one that is still stuck in there is told
-    from one that left: the launcher sees that they are not in the same collective.
+    The ranks meet here after the student's code: if one is still inside that code, the launcher
+    sees ranks in different collectives and names it, instead of a rank that has left.
     """
     result, wrong = None, None
     try:
         result = judge(*args)
     except Wrong as error:
         wrong = error
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, wrong)
-    for first in filter(None, everyone):
-        raise first
+    by_rank = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, wrong)
+    for error in filter(None, by_rank):
+        raise error
     return result
 
 
-def built(strategy, model, optimizer_class, settings: dict) -> tuple:
-    """(module, optimizer) of a strategy. Raises Wrong where they are none."""
+def built(strategy: Callable, model: nn.Module, optimizer_class: type, settings: dict) -> tuple:
+    """The (module, optimizer) that a strategy returns. Raises Wrong if it returns anything else."""
     pair = strategy(model, optimizer_class, **settings)
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise Wrong(f"the strategy returned {kind_of(pair)}, not (module, optimizer)",
                     "return module, optimizer")
-    for thing, kind, called in zip(pair, (torch.nn.Module, torch.optim.Optimizer),
+    for thing, kind, called in zip(pair, (nn.Module, torch.optim.Optimizer),
                                    ("a module", "an optimizer"), strict=True):
         if not isinstance(thing, kind):
             raise Wrong(f"the strategy returned {kind_of(thing)} where {called} belongs",
@@ -64,45 +69,40 @@ def built(strategy, model, optimizer_class, settings: dict) -> tuple:
     return pair
 
 
-def gradients(model) -> dict:
-    """name -> gradient, zeros where there is none, of the trainable parameters."""
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    """name -> gradient of each trainable parameter, zeros where there is none."""
     return {name: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
             for name, p in trainable(model)}
 
 
-def worst(got, want) -> float:
-    """The largest difference; infinite where the shapes differ."""
+def worst(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The largest absolute difference; infinite where the shapes differ."""
     return (got - want).abs().max().item() if got.shape == want.shape else float("inf")
 
 
-def close(got, want) -> bool:
-    """Whether two tensors agree up to the order of float32 sums."""
+def close(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Whether two tensors are equal up to the order of float32 sums."""
     return worst(got, want) <= TOLERANCE * max(1.0, want.abs().max().item())
 
 
 @contextlib.contextmanager
-def torchs_own_refused(*names):
-    """Inside, what torch has ready-made cannot be made: the exercise is to build it. names: which
-    of DistributedDataParallel, ZeroRedundancyOptimizer, FullyShardedDataParallel and fully_shard;
-    none means all."""
+def torchs_own_refused(*names: str) -> Iterator[None]:
+    """Refuses torch's ready-made wrappers inside the block: making one raises Wrong, because the
+    exercise is to build it. names: some of DistributedDataParallel, ZeroRedundancyOptimizer,
+    FullyShardedDataParallel and fully_shard; none means all."""
     with contextlib.ExitStack() as stack:
-        for name in names or _OWN:
-            module, kind = _OWN[name]
-            if module in sys.modules:  # what is not loaded is not used; loading costs a second
-                stack.enter_context(_refused(name, getattr(sys.modules[module], kind)))
+        for name in names or _READY_MADE:
+            module, kind = _READY_MADE[name]
+            if module in sys.modules:  # one that is not imported is not used; importing takes 1 s
+                refused = mock.patch.object(getattr(sys.modules[module], kind), "__init__",
+                                            _refusal(name))
+                stack.enter_context(refused)
         yield
 
 
-@contextlib.contextmanager
-def _refused(name, kind):
-    original = kind.__init__
-
+def _refusal(name) -> Callable:
     def refuse(self, *_, **__):
         raise Wrong(f"torch's own {name} does the work",
                     "Build it from hooks and collectives; torch's is for comparing afterwards.")
 
-    kind.__init__ = refuse
-    try:
-        yield
-    finally:
-        kind.__init__ = original
+    return refuse

@@ -1,8 +1,9 @@
-"""What a notebook defines, without what it runs: a later notebook, a test or a bench goes on with
-what was built in an earlier one."""
+"""A student's previous notebook: its functions and classes, without running its cells, for later
+notebooks, tests and benchmarks."""
 
 import ast
 import linecache
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +16,13 @@ _KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """A strategy out of an earlier notebook, used like any other. verdict: what its check says;
-    path: the student's notebook. Draws itself as its verdict."""
+class PreviousStrategy:
+    """A strategy defined in a previous notebook, used like any other. verdict: what its check says;
+    path: the student's notebook, None if there is none. Draws itself as its verdict."""
 
-    strategy: object
+    strategy: Callable
     verdict: Verdict
-    path: Path
+    path: Path | None
 
     @property
     def is_students(self) -> bool:
@@ -37,19 +38,21 @@ class Earlier:
         return self.verdict._repr_html_()
 
 
-def students(notebook: str, name: str, exercise: str, check) -> Earlier:
-    """The strategy `name` as the student's NOTEBOOK.ipynb defines it, in the working folder or else
+def previous_strategy(notebook: str, name: str, exercise: str,
+                      check: Callable[[Callable], str]) -> PreviousStrategy:
+    """The strategy `name` that the student's NOTEBOOK.ipynb defines, in the working folder or else
     in notebooks/, if `check(strategy)` returns a sentence; the worked answer if it raises."""
     path = next((found for folder in (Path.cwd(), STUDENTS)
                  if (found := folder / f"{notebook}.ipynb").exists()), None)
     try:
         mine = getattr(definitions(path), name)
-        verdict = Verdict(exercise, True, f"your {name} out of {path.name}, as it was last saved: "
+        verdict = Verdict(exercise, True, f"your {name} from {path.name}, as it was last saved: "
                                           f"{check(mine)}")
-        return Earlier(mine, verdict, path)
+        return PreviousStrategy(mine, verdict, path)
     except Exception as error:
         worked = getattr(definitions(ROOT / "solutions" / f"{notebook}.py"), name)
-        return Earlier(worked, Verdict(exercise, None, _why_not(name, path, exercise, error)), path)
+        why = Verdict(exercise, None, _why_not(name, path, exercise, error))
+        return PreviousStrategy(worked, why, path)
 
 
 def _why_not(name, path, exercise, error) -> str:
@@ -63,9 +66,10 @@ def _why_not(name, path, exercise, error) -> str:
 
 
 def definitions(path: Path, **values) -> SimpleNamespace:
-    """The functions and classes of a notebook (.ipynb) or of its source (.py), and of its
-    assignments those of literals and those to capitals. values replace what it assigns, for example
-    PRESET=...; checks and pictures do not run. A cell that does not parse is left out."""
+    """The functions and classes of a notebook (.ipynb) or of its source (.py), and its assignments
+    of literals or to names in capitals; checks and pictures do not run. values: instead of what the
+    notebook assigns to these names, for example PRESET=.... A cell that does not parse is skipped.
+    """
     namespace = {"__name__": "__main__", **values}
     for name, tree in _trees(path):
         kept = [node for node in tree.body if isinstance(node, _KEPT) or _is_kept(node, values)]

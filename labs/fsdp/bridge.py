@@ -16,10 +16,10 @@ FREED = "fully_shard,\nroot freed too"
 
 
 @shows("3.4")
-def your_zero3() -> previous_work.Earlier:
+def your_zero3() -> previous_work.PreviousStrategy:
     """The strategy zero3 of the student's notebook 03, if it trains, holds and sends as ZeRO-3 does
     on 2 ranks; else that of the worked answer, and why."""
-    return previous_work.students("03_zero_stages", "zero3", "3.4", _judged)
+    return previous_work.previous_strategy("03_zero_stages", "zero3", "3.4", _judged)
 
 
 def _judged(zero3) -> str:

@@ -24,7 +24,7 @@ def student(tmp_path, monkeypatch):
 
 
 def take(name="zero3", check=lambda strategy: "fine"):
-    return previous_work.students("03_zero_stages", name, "3.4", check)
+    return previous_work.previous_strategy("03_zero_stages", name, "3.4", check)
 
 
 def refuses(error):
@@ -50,7 +50,7 @@ def test_the_students_own_strategy_is_taken(student):
     student("tiny = 1e-6", MINE.replace("mine", "zero3"))
     found = take()
     assert found.is_students and "tiny" in found.strategy.__globals__
-    assert repr(found) == ("✓ Exercise 3.4  your zero3 out of 03_zero_stages.ipynb, as it was last "
+    assert repr(found) == ("✓ Exercise 3.4  your zero3 from 03_zero_stages.ipynb, as it was last "
                            "saved: fine")
     assert found._repr_html_().startswith("<div")
 

@@ -5,14 +5,27 @@ Every strategy is called on each rank. kwargs go to the optimizer, named argumen
 The names are lazy, so that a rank imports only the library that it trains with.
 """
 
-from labs.lazy_exports import offered
+from typing import TYPE_CHECKING
 
-__all__, __getattr__, __dir__ = offered(__name__, {
-    "plain": ".torch_strategies", "ddp": ".torch_strategies",
-    "zero_redundancy": ".torch_strategies", "fsdp1": ".torch_strategies",
-    "fsdp2": ".torch_strategies", "fsdp2_no_reshard": ".torch_strategies",
-    "deepspeed1": ".third_party", "deepspeed2": ".third_party", "deepspeed3": ".third_party",
-    "has_deepspeed": ".third_party", "accelerate_ddp": ".third_party",
-    "accelerate_fsdp2": ".third_party",
-    "resident_tensors": ".tensors_by_category",
-})
+from labs.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from labs.training.strategies.tensors_by_category import resident_tensors
+    from labs.training.strategies.third_party import (
+        accelerate_ddp,
+        accelerate_fsdp2,
+        deepspeed1,
+        deepspeed2,
+        deepspeed3,
+        has_deepspeed,
+    )
+    from labs.training.strategies.torch_strategies import (
+        ddp,
+        fsdp1,
+        fsdp2,
+        fsdp2_no_reshard,
+        plain,
+        zero_redundancy,
+    )
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)
