@@ -6,7 +6,7 @@
 # Distributed data parallelism (DDP) keeps a whole model on every rank and gives each rank its own
 # share of the batch. What makes N copies behave like one model is a single averaging per step. You
 # build it three times: one call per parameter, in buckets, and overlapped with backward; then
-# you race it against torch's own.
+# you compare its speed with that of torch's own.
 #
 # *On a rented 8×A100 node: 2 minutes of compute, about $0.74.*
 
@@ -16,7 +16,7 @@
 # - say why averaging gradients is right, and when it needs weights;
 # - build a module that trains on N ranks exactly as one process would;
 # - cut gradients into buckets and send each while backward goes on;
-# - read from a timeline which communication is hidden and which is exposed.
+# - read from a timeline which communication is overlapped and which is exposed.
 
 # %% [markdown]
 # ## What is trained here
@@ -60,20 +60,21 @@ lab.check_combine(combine)
 lab.show_combine(combine)
 
 # %% [markdown]
-# **Notice:** for shards of 1, 1 and 10 examples the plain mean points elsewhere. It would train, on
-# the wrong gradient, and nobody would see an error.
+# **Notice:** for shards of 1, 1 and 10 examples the plain mean is another gradient. A training with
+# it would run, in the wrong direction, and no error would tell you.
 
 # %% [markdown]
-# ## One start for all
+# ## One initial state for all
 #
-# Equal gradients keep copies equal only if they begin equal. Every rank builds its model with
-# another seed here, as an unlucky script would. Rank 0's state must reach everyone: parameters,
-# frozen ones too, **and buffers**, for example a BatchNorm's running mean.
+# Equal gradients keep the copies equal only if the copies begin equal. Here every rank builds its
+# model with a seed of its own, as a script does that sets none. So rank 0's state must reach every
+# rank: parameters, frozen ones too, **and buffers**, for example a BatchNorm's running mean.
 #
-# `.detach()` gives a tensor with the same memory that autograd does not watch: write into that.
+# `.detach()` gives a tensor that has the same memory and that autograd does not record: write into
+# that one.
 
 # %%
-# Exercise 2.2: every rank takes over rank 0's state
+# Exercise 2.2: every rank gets rank 0's state
 def broadcast_state(model):
     """Writes rank 0's parameters and buffers into the model of every rank."""
     ### BEGIN SOLUTION
@@ -90,10 +91,12 @@ lab.check_broadcast_state(broadcast_state)
 # After backward each rank holds the gradient of its own shard. One all-reduce per parameter and a
 # division turn it into the full batch's.
 #
-# A trap: a parameter that a rank did not use has `grad` None there, but not elsewhere. Every rank
-# must call the same collectives, so it takes part with zeros. Frozen parameters stay out.
+# A trap: a parameter that a rank did not use has `grad` None on that rank, but not on the others.
+# All ranks must call the same collectives, so that rank takes part with zeros. Frozen parameters
+# stay out.
 #
-# The checks compare with a **twin**: the same model, trained by one process on the whole batch.
+# The checks compare with the **reference**: a twin of the model that a single process trains on the
+# whole batch.
 
 # %%
 # Exercise 2.3: after backward, every gradient becomes the mean over ranks
@@ -112,27 +115,27 @@ def average_gradients(model):
 lab.check_average_gradients(average_gradients)
 
 # %% [markdown]
-# Each strip shows the largest values of one gradient: red negative, blue positive. The small model
-# here has a layer, `sometimes_unused`, that only rank 0's share of the batch uses.
+# Each strip shows the largest values of one gradient: red is negative, blue is positive. The small
+# model has a layer, `sometimes_unused`, that here only rank 0's share of the batch uses.
 
 # %%
 lab.show_gradients(average_gradients, ranks=3)
 
 # %% [markdown]
-# **Notice:** before, every rank has an opinion of its own; after, all strips of a row are alike.
-# From here on the same optimizer does the same step on every rank, and the copies stay equal
-# without ever sending a parameter.
+# **Notice:** before, the strips of a row differ from rank to rank; after, they are equal. So the
+# optimizers of all ranks do the same step, and the copies stay equal although no parameter is ever
+# sent.
 
 # %% [markdown]
 # ## A module that averages by itself
 #
 # The training loop should not change, so averaging must happen *inside* `loss.backward()`. A
 # **hook** is a function that autograd calls: after
-# `parameter.register_post_accumulate_grad_hook(f)` it calls `f(parameter)` whenever that gradient
-# is complete. It passes the **parameter**, and wants None back.
+# `parameter.register_post_accumulate_grad_hook(f)` it calls `f(parameter)` whenever the gradient of
+# that parameter is complete. `f` gets the **parameter**, and must return None.
 #
-# In `__init__`, let all ranks begin alike and register a hook on every trainable parameter.
-# This first version needs every rank to use every parameter; exercise 2.7 lifts that.
+# In `__init__`, give all ranks the same state and register a hook on every trainable parameter.
+# This first version needs every rank to use every parameter; exercise 2.7 removes that limit.
 
 # %%
 # Exercise 2.4: the loop stays plain, the module averages
@@ -158,10 +161,10 @@ lab.check_manual_ddp(ManualDDP)
 # %% [markdown]
 # ## Buckets
 #
-# One call per parameter is many small calls, and each has a fixed price. So gradients travel
-# together, in **buckets** of a few megabytes. Backward reaches the last layer first; a bucket that
-# begins at the end of the model is complete early. A bucket becomes one flat tensor, so all its
-# parameters have one dtype.
+# One call per parameter is many small calls, and each call has a fixed cost. So gradients are sent
+# together, in **buckets** of a few megabytes. Backward reaches the last layer first, so a bucket
+# that begins at the end of the model is complete early. A bucket becomes one flat tensor, so all
+# its parameters have one dtype.
 
 # %%
 # Exercise 2.5: cut the parameters into buckets
@@ -193,7 +196,7 @@ lab.check_make_buckets(make_buckets)
 ### BEGIN SOLUTION
 my_guess = 6
 ### END SOLUTION
-labs.guess("calls per step, bucketed", my_guess)
+labs.guess("2.5", "all-reduces per step, in buckets", my_guess)
 
 # %%
 lab.explore_buckets(make_buckets, PRESET)
@@ -203,12 +206,12 @@ lab.explore_buckets(make_buckets, PRESET)
 # calls. The last bucket holds what is left.
 
 # %% [markdown]
-# ## One bucket travels
+# ## One bucket is reduced
 #
 # `start` copies a bucket's gradients into one flat tensor and begins its all-reduce;
-# `async_op=True` returns a handle at once, while gloo or NCCL works on. `finish` calls
-# `handle.wait()`, and only then divides and gives each parameter its piece. A gradient that is None
-# travels as zeros.
+# `async_op=True` returns a handle at once, while gloo or NCCL goes on working. `finish` calls
+# `handle.wait()`, and only then divides and gives each parameter its piece. In place of a gradient
+# that is None, zeros are sent.
 
 # %%
 # Exercise 2.6: one all-reduce for a whole bucket
@@ -236,12 +239,12 @@ def finish(bucket, flat, handle):
 lab.check_bucket(start, finish)
 
 # %% [markdown]
-# `lab.Bucketed` holds `self.buckets` and calls `self.backward_done()` at the end of every backward.
-# Here is the simplest use of your two functions: everything is sent after backward, so
+# `lab.BucketedWrapper` holds `self.buckets` and calls `self.backward_done()` at the end of every
+# backward. Here is the simplest use of your two functions: everything is sent after backward, so
 # nothing overlaps.
 
 # %%
-class BucketedDDP(lab.Bucketed):
+class BucketedDDP(lab.BucketedWrapper):
     def backward_done(self):
         for bucket in self.buckets:
             finish(bucket, *start(bucket))
@@ -254,17 +257,18 @@ def bucketed(model, cap_bytes=PRESET.cap_bytes):
 # %% [markdown]
 # ## Overlap
 #
-# A bucket can leave the moment its last gradient is ready, while backward computes the layers
-# below. `lab.Bucketed` also calls `self.gradient_ready(parameter)` for each gradient.
+# A bucket can leave as soon as its last gradient is ready, while backward computes the layers
+# below. `lab.BucketedWrapper` also calls `self.gradient_ready(parameter)` for each gradient.
 #
 # All ranks must start the buckets in the **same order**, even if one rank did not use some
-# parameter: bucket i leaves only after bucket i-1. What never got ready leaves in `backward_done`.
+# parameter: bucket i leaves only after bucket i-1. A bucket that never becomes complete leaves in
+# `backward_done`.
 #
-# `parameter in bucket` would compare numbers; ask a set: `self.ready.issuperset(bucket)`.
+# `parameter in bucket` would compare values; ask a set: `self.ready.issuperset(bucket)`.
 
 # %%
 # Exercise 2.7: start a bucket as soon as it is complete
-class OverlappedDDP(lab.Bucketed):
+class OverlappedDDP(lab.BucketedWrapper):
     """self.ready (a set) and self.started (a list) are yours; each backward finds them empty."""
 
     def gradient_ready(self, parameter):
@@ -285,9 +289,9 @@ class OverlappedDDP(lab.Bucketed):
         ### END SOLUTION
 
 # %% [markdown]
-# Now the check: numbers on 2, 3 and 4 ranks, also when only rank 0 uses a branch, and the **order of
-# events**: an all-reduce must be issued before the last gradient is ready, and nothing may wait
-# until then.
+# The check compares numbers on 2, 3 and 4 ranks, also when only rank 0 uses a layer. It also looks
+# at the **order of events**: an all-reduce must be issued before the last gradient is ready, and
+# until then nothing may wait.
 
 # %%
 def overlapped(model, cap_bytes=PRESET.cap_bytes):
@@ -298,31 +302,32 @@ def overlapped(model, cap_bytes=PRESET.cap_bytes):
 lab.check_overlap(overlapped)
 
 # %%
-lab.show_flights(overlapped, PRESET)
+lab.show_in_flight(overlapped, PRESET)
 
 # %% [markdown]
-# **Notice:** the first bucket leaves long before backward ends. The last one cannot: it holds the
-# embeddings, which are ready only at the very end. GPT-2's head is **tied** to them: one weight,
-# used first and last, with one gradient, complete when both uses have added to it.
+# **Notice:** the first bucket is in flight long before backward ends. The last bucket cannot leave
+# before: it holds the embeddings, whose gradients are ready only at the very end. GPT-2's head is
+# **tied** to the embeddings: one weight, used first and last, with one gradient, which is complete
+# when both uses have added to it.
 
 # %% [markdown]
-# Does it train? The same model, batches and loop on one rank with the whole batch, and on several
-# with a share each. The bar is fed by `labs.report(step=..., loss=...)` on rank 0.
+# Does it train? The same model, batches and loop run on one rank with the whole batch, and on
+# several ranks with a share each. `labs.report(step=..., loss=...)` on rank 0 moves the bar.
 
 # %%
 lab.show_training(overlapped, PRESET)
 
 # %% [markdown]
-# **Notice:** the curves lie on one another. The sums are taken in another order, so the last digits
-# differ, and training lets such differences grow slowly; nothing else distinguishes the runs.
+# **Notice:** the curves are the same line. The ranks add the numbers in another order, so the last
+# digits differ, and training lets such differences grow slowly; nothing else differs.
 
 # %% [markdown]
 # ## Accumulate without communicating
 #
 # A large batch can be split into micro-batches whose gradients add up before one step. Averaging
-# after each would be waste. Inside `with module.no_sync():` backward only accumulates; the next
-# one outside averages it all. `lab.Bucketed` calls none of your methods while `self.synchronize` is
-# False.
+# after each micro-batch would be waste. Inside `with module.no_sync():` backward only accumulates;
+# the next backward outside averages the sum. `lab.BucketedWrapper` calls none of your methods while
+# `self.synchronize` is False.
 #
 # `@contextlib.contextmanager`: what stands before `yield` runs on entering the block, what
 # stands after it on leaving.
@@ -379,53 +384,53 @@ lab.check_accumulate(accumulate, accumulating)
 ### BEGIN SOLUTION
 my_guess = 0.9
 ### END SOLUTION
-labs.guess("overlapped, as a share of torch DDP's throughput", my_guess)
+labs.guess("2.10", "overlapped, as a share of torch DDP's throughput", my_guess)
 
 # %%
-# Exercise 2.10: nothing to write, all to look at
+# Exercise 2.10: nothing to write, only to read
 variants = {
     "one call per parameter": ManualDDP,
     "bucketed, after backward": bucketed,
     "bucketed, overlapped": overlapped,
     "torch DDP": lambda model: lab.torch_ddp(model, PRESET.cap_bytes),
 }
-measured = lab.measure(variants, PRESET)
-measured
+compared = lab.compare(variants, PRESET)
+compared
 
 # %%
-lab.show_calls(measured)
+lab.show_calls(compared)
 
 # %%
-lab.show_bytes(measured)
+lab.show_bytes(compared)
 
 # %% [markdown]
-# **Notice:** buckets change the number of calls, never the bytes: every gradient travels once, 4
+# **Notice:** buckets change the number of calls, never the bytes: every gradient is sent once, 4
 # bytes for each parameter. For this model both charts would be the same on GPUs. torch closes a
-# bucket only when the cap is reached, not before it is passed, so its count can differ from yours.
+# bucket after its size has reached the cap, yours closes before that, so the counts can differ.
 
 # %%
-lab.show_timelines(measured, "bucketed, after backward", "bucketed, overlapped")
+lab.show_timelines(compared, "bucketed, after backward", "bucketed, overlapped")
 
 # %% [markdown]
-# **Notice:** overlap does not shorten communication. Here it even takes longer, because gloo's
-# threads share the cores with backward; an all-reduce also includes waiting for the slower rank.
-# What counts is the **exposed** part, in red, during which a rank only waits.
+# **Notice:** overlap does not shorten communication. Here communication even takes longer, because
+# gloo's threads share the cores with backward; an all-reduce also includes the time in which it
+# waits for the slower rank. What counts is the **exposed** part, in red: there a rank only waits.
 
 # %%
-lab.show_shares(measured)
+lab.show_phases(compared)
 
 # %% [markdown]
-# **Notice:** "communication / computing" counts all communication, hidden or not. A ratio above 1
-# could not be hidden even in principle. This is one recorded step, and on a shared CPU
-# steps differ; trust the throughput below, which is a median of turns.
+# **Notice:** "communication / computing" counts all communication, overlapped or exposed. With a
+# ratio above 1, some communication is exposed however well it overlaps. This is one recorded step,
+# and on a shared CPU steps differ; trust the throughput below, which is a median of turns.
 
 # %%
-lab.show_throughput(measured)
+lab.show_throughput(compared)
 
 # %% [markdown]
-# **Notice:** how close your few lines come to torch's DDP. On two CPU cores the order of the last
-# three may change from run to run. A GPU computes so much faster that the same exposed
-# communication would be a far larger share of the step: seconds on a CPU cannot show that.
+# **Notice:** your few lines come close to torch's DDP. On two CPU cores the order of the last three
+# may change from run to run. A GPU computes so much faster that the same exposed communication
+# would be a far larger share of the step: seconds on a CPU cannot show that.
 
 # %% [markdown]
 # ## I can …
@@ -439,7 +444,7 @@ lab.show_throughput(measured)
 # ## How it usually goes wrong
 #
 # - **A sum where a mean was meant**: it trains, with gradients N times too large.
-# - **Buffers forgotten**: the copies agree in every parameter and drift apart all the same.
+# - **Buffers forgotten**: the copies agree in every parameter, and still compute different losses.
 # - **A parameter unused on one rank**: the others wait for it in an all-reduce.
 # - **The last, half-full bucket forgotten**: the first layers train on their own shard.
 # - **Waiting right after starting**: correct, and nothing overlaps.

@@ -6,7 +6,8 @@ import torch.distributed as dist
 from _build.definitions import definitions
 
 import labs.manual_ddp as lab
-from labs.manual_ddp import buckets, measuring
+from labs.exercises import comparison
+from labs.manual_ddp.checks import overlap
 from labs.meters.traffic import CollectiveCall
 from labs.training.models import EdgeCaseModel, count_trainable
 from labs.training.presets import preset
@@ -22,8 +23,8 @@ def solution():
 
 
 @pytest.fixture(scope="module")
-def measured(solution):
-    return lab.measure({"one call per parameter": solution.ManualDDP,
+def compared(solution):
+    return lab.compare({"one call per parameter": solution.ManualDDP,
                         "bucketed, overlapped": solution.overlapped,
                         "torch DDP": lambda model: lab.torch_ddp(model, SMALL.cap_bytes)},
                        SMALL, rounds=2)
@@ -31,7 +32,7 @@ def measured(solution):
 
 def test_the_order_of_events_in_one_backward(solution):
     def work():
-        events = buckets.order_of_events(lambda m: solution.overlapped(m, 900), EdgeCaseModel())
+        events = overlap.order_of_events(lambda m: solution.overlapped(m, 900), EdgeCaseModel())
         return [event.kind if isinstance(event, CollectiveCall) else event.what for event in events]
 
     events = launch(work, ranks=2, quiet=True)[0]
@@ -41,24 +42,22 @@ def test_the_order_of_events_in_one_backward(solution):
     assert events.index("wait") > events.index("ready embedding.weight")
 
 
-def test_measured_traffic_is_what_the_model_predicts(measured):
-    for calls in measured.traffic.values():
-        assert {call.kind for call in calls} == {"all_reduce"}
-        assert sum(call.bytes for call in calls) == 4 * measured.parameters
-    [parameters] = launch(lambda: count_trainable(measuring.build(lambda m: m, SMALL)[0]),
-                          ranks=1, quiet=True)
-    assert measured.parameters == parameters
-    assert len(measured.traffic["bucketed, overlapped"]) == len(
-        measured.buckets["bucketed, overlapped"])
+def test_measured_traffic_is_what_the_model_predicts(compared):
+    for found in compared.results.values():
+        assert {call.kind for call in found.calls} == {"all_reduce"}
+        assert sum(call.bytes for call in found.calls) == 4 * compared.parameters
+    assert compared.parameters == count_trainable(comparison.model_of(SMALL))
+    overlapped = compared.results["bucketed, overlapped"]
+    assert len(overlapped.calls) == len(overlapped.observed[0].buckets)
 
 
-def test_the_pictures_hold_what_was_measured(measured):
-    for show in (lab.show_calls, lab.show_bytes, lab.show_throughput, lab.show_shares,
+def test_the_charts_hold_what_was_measured(compared):
+    for show in (lab.show_calls, lab.show_bytes, lab.show_throughput, lab.show_phases,
                  lab.show_timelines):
-        picture = show(measured)
+        picture = show(compared)
         assert picture.png().startswith(b"\x89PNG") and "bucketed, overlapped" in repr(picture)
-    [row] = [row for row in lab.show_bytes(measured).data if row.name == "torch DDP"]
-    assert row.measured == pytest.approx(row.predicted) == 4 * measured.parameters / 1e6
+    [row] = [row for row in lab.show_bytes(compared).data if row.name == "torch DDP"]
+    assert row.measured == pytest.approx(row.predicted) == 4 * compared.parameters / 1e6
 
 
 def test_gradients_are_alike_afterwards(solution):
@@ -67,8 +66,8 @@ def test_gradients_are_alike_afterwards(solution):
         assert not before0.equal(before1) and after0.equal(after1)
 
 
-def test_flights_are_in_the_order_of_the_buckets(solution):
-    rows = lab.show_flights(solution.overlapped, SMALL).data["rows"]
+def test_buckets_leave_in_their_order(solution):
+    rows = lab.show_in_flight(solution.overlapped, SMALL).data["rows"]
     left = [row[1] for row in rows]
     assert left == sorted(left) and len(rows) > 2
     assert all(arrived >= sent for _, sent, arrived in rows)
@@ -96,7 +95,7 @@ def test_an_unfilled_exercise_makes_every_picture_wait():
     def unfilled(*_):
         raise NotImplementedError("Exercise 2.5")
 
-    verdicts = [lab.measure({"mine": unfilled}, SMALL), lab.explore_buckets(unfilled, SMALL),
-                lab.show_flights(unfilled, SMALL), lab.show_gradients(unfilled)]
+    verdicts = [lab.compare({"mine": unfilled}, SMALL), lab.explore_buckets(unfilled, SMALL),
+                lab.show_in_flight(unfilled, SMALL), lab.show_gradients(unfilled)]
     verdicts.append(lab.show_calls(verdicts[0]))
     assert all(verdict.passed is None and "2.5" in str(verdict) for verdict in verdicts)

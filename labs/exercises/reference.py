@@ -57,6 +57,7 @@ class Reference:
         self.optimizer = make_optimizer(self.model)
         self.schedule = schedule(self.optimizer) if schedule else None
         self.history: list[list] = []  # the mean gradients of every step so far
+        self.parts = 1
 
     def train(self, step: Step) -> float:
         """Trains one step; the mean of the losses before it."""

@@ -1,20 +1,33 @@
-"""Notebook 02: data parallelism by hand, checked against a twin, measured beside torch's DDP.
+"""Notebook 02: data parallelism by hand, checked against the reference, compared with torch's DDP.
 
-The names are looked up on first use, so that a rank does not load what draws.
+The names are lazy, so that a rank does not import what draws.
 """
 
-from labs.lazy_exports import offered
+from typing import TYPE_CHECKING
 
-__all__, __getattr__, __dir__ = offered(__name__, {
-    "Wrapper": ".wrappers", "Bucketed": ".wrappers",
-    "check_combine": ".checks", "check_broadcast_state": ".checks",
-    "check_average_gradients": ".checks", "check_manual_ddp": ".checks",
-    "check_no_sync": ".accumulation", "check_accumulate": ".accumulation",
-    "check_make_buckets": ".buckets", "check_bucket": ".buckets", "check_overlap": ".buckets",
-    "measure": ".measuring", "torch_ddp": ".measuring",
-    "show_combine": ".show", "show_gradients": ".show", "show_training": ".show",
-    "show_flights": ".show", "show_timelines": ".show", "show_calls": ".show",
-    "show_bytes": ".show", "show_throughput": ".show", "show_shares": ".show",
-    "explore_buckets": ".explore",
-    "preset": "labs.training.presets",
-})
+from labs.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from labs.manual_ddp.charts import (
+        explore_buckets,
+        show_bytes,
+        show_calls,
+        show_combine,
+        show_gradients,
+        show_in_flight,
+        show_phases,
+        show_throughput,
+        show_timelines,
+        show_training,
+    )
+    from labs.manual_ddp.checks.accumulation import check_accumulate, check_no_sync
+    from labs.manual_ddp.checks.average_gradients import check_average_gradients, check_manual_ddp
+    from labs.manual_ddp.checks.broadcast_state import check_broadcast_state
+    from labs.manual_ddp.checks.buckets import check_bucket, check_make_buckets
+    from labs.manual_ddp.checks.combine import check_combine
+    from labs.manual_ddp.checks.overlap import check_overlap
+    from labs.manual_ddp.scaffold import BucketedWrapper, Wrapper, torch_ddp
+    from labs.manual_ddp.variants import compare
+    from labs.training.presets import preset
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -4,9 +4,9 @@ from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 
 
-def losses(runs: dict, difference: float) -> Picture:
-    """runs: name -> loss of each step; the first is drawn broad and pale, the others on top of it.
-    difference: the largest between any two of them at the same step."""
+def loss_curves(runs: dict[str, list[float]], difference: float) -> Picture:
+    """Draws the loss of each step, by run: the first run broad and pale, the others on top of it.
+    difference: the largest between two runs at the same step."""
     figure, ax = canvas(WIDTH, 3.1)
     for number, (name, values) in enumerate(runs.items()):
         style = {"linewidth": 7, "alpha": 0.35} if number == 0 else {"linewidth": 1.8}

@@ -1,47 +1,44 @@
 """What travels in a step, by collective: elements on the left, bytes on the right."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.words import counted
 
 ROW = 0.42  # inches from one bar to the next
 
 
 @dataclass(frozen=True)
 class TrafficRow:
-    """One strategy. elements, bytes: collective -> what travels through it in a step, in Ψ and in
-    bytes, an all-reduce counted twice. calls: how many. predicted, guessed: Ψ in all;
-    predicted_bytes: bytes in all."""
+    """One strategy. elements, bytes: by kind of collective, what travels through it in a step, in Ψ
+    and in bytes, an all-reduce counted twice. calls: of all kinds. predicted, guessed: Ψ of all
+    kinds together; predicted_bytes: the same in bytes."""
 
     name: str
-    elements: dict
-    bytes: dict
+    elements: dict[str, float]
+    bytes: dict[str, float]
     calls: int = 0
-    predicted: float = None
-    guessed: float = None
-    predicted_bytes: float = None
+    predicted: float | None = None
+    guessed: float | None = None
+    predicted_bytes: float | None = None
 
 
 @dataclass(frozen=True)
 class _Bar:
     """A row of one of the two panels."""
 
-    parts: dict
+    parts: dict[str, float]
     words: str
-    predicted: float = None
-    guessed: float = None
-    total: float = field(init=False)
-
-    def __post_init__(self):
-        object.__setattr__(self, "total", sum(self.parts.values()))
+    predicted: float | None = None
+    guessed: float | None = None
 
     @property
     def end(self) -> float:
-        return max(self.total, self.predicted or 0)
+        return max(sum(self.parts.values()), self.predicted or 0)
 
 
 def stacked_traffic(rows: list[TrafficRow], ranks: int) -> Picture:
@@ -70,7 +67,7 @@ def _of(row, kind) -> float:
 
 
 def _elements(row) -> _Bar:
-    calls = f" in {row.calls} call{'s' * (row.calls != 1)}" if row.calls else ""
+    calls = f" in {counted(row.calls, 'call')}" if row.calls else ""
     return _Bar(row.elements, f"{_psi(sum(row.elements.values()))}{calls}", row.predicted,
                 row.guessed)
 
@@ -82,7 +79,7 @@ def _bytes(row, unit, size) -> _Bar:
 
 
 def _panel(ax, bars):
-    inches = 2.6  # that a panel's axis has, at least
+    inches = 2.6  # the least width of a panel's axis
     most = max(max(bar.end, bar.guessed or 0) for bar in bars) or 1
     rooms = [marks.CHARACTER * (len(bar.words) + 2) for bar in bars]
     scale = most / (inches - max(rooms))
@@ -109,10 +106,10 @@ def _psi(value) -> str:
 def _text(rows, ranks, unit, size) -> str:
     def line(row):
         kinds = ", ".join(f"{kind} {_psi(n)}" for kind, n in row.elements.items() if n >= 0.005)
-        said = [f"{_psi(sum(row.elements.values()))} in {row.calls} calls ({kinds})",
-                f"{marks.format_number(sum(row.bytes.values()) / size)} {unit}"]
+        numbers = [f"{_psi(sum(row.elements.values()))} in {row.calls} calls ({kinds})",
+                   f"{marks.format_number(sum(row.bytes.values()) / size)} {unit}"]
         return f"{row.name}: " + ", ".join(
-            [*said, *marks.tick_words(row.predicted, row.guessed, _psi)])
+            [*numbers, *marks.tick_words(row.predicted, row.guessed, _psi)])
 
     return "\n".join([f"travels per step, an all-reduce counted twice; each rank sends "
                       f"{ranks - 1}/{ranks} of it", *map(line, rows)])

@@ -1,11 +1,15 @@
 """Throughput of the solution's data-parallel modules, as a share of torch DDP's."""
 
+import contextlib
 import statistics
+import sys
 
 from _build.definitions import definitions
 
 from _bench.progress import done, say
-from labs.manual_ddp.measuring import race_variants, torch_ddp
+from labs.exercises import comparison
+from labs.manual_ddp.scaffold import torch_ddp
+from labs.manual_ddp.variants import as_strategy
 from labs.training.presets import preset
 
 RANKS = (2,)
@@ -13,7 +17,7 @@ ROUNDS = 31
 
 
 def run(arguments) -> dict:
-    """Ratios by variant: throughput of ours over torch DDP's, for the first world size given."""
+    """Throughput of each variant, and its ratio to torch DDP's, for the first world size given."""
     ranks = (arguments.ranks or RANKS)[0]
     size = preset("laptop", ranks=ranks)
     solution = definitions("02_manual_ddp", PRESET=size)
@@ -26,11 +30,11 @@ def run(arguments) -> dict:
     }
     rounds = arguments.rounds or ROUNDS
     say(f"{len(variants)} variants take turns on {ranks} ranks, {rounds} rounds")
-    results = race_variants(variants, size, rounds)
+    chosen = {name: as_strategy(wrap) for name, wrap in variants.items()}
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is the result's, also as JSON
+        compared = comparison.compare(chosen, size, measure_memory=False, rounds=rounds, repeat=2)
     done()
-    # the slowest rank sets the pace of a round
-    seconds = {name: [max(times) for times in zip(*(r[name] for r in results), strict=True)]
-               for name in variants}
+    seconds = {name: found.rounds for name, found in compared.results.items()}
     ratios = {name: statistics.median(theirs / ours for ours, theirs in
                                       zip(times, seconds["torch DDP"], strict=True))
               for name, times in seconds.items()}

@@ -212,9 +212,9 @@ class Average:
 
 WRONG[lab.check_average_gradients] = [
     (Average.nothing, "still this rank's own: it was not averaged"),
-    (Average.a_sum, "is the SUM over ranks, 2.0x the twin's"),
+    (Average.a_sum, "is the SUM over ranks, 2.0x the reference's"),
     (Average.only_divided, "own divided by 2: nothing was summed"),
-    (Average.divided_by_two, "is 1.5x the twin's on 3 ranks"),
+    (Average.divided_by_two, "is 1.5x the reference's on 3 ranks"),
     (Average.divided_twice, "mean divided by 2 once more"),
     (Average.parameters_averaged, "parameter 'embedding.weight' after averaging"),
     (Average.none_skipped, "takes part with zeros"),
@@ -339,7 +339,7 @@ class InForward(lab.Wrapper):
 
 
 WRONG[lab.check_manual_ddp] = [
-    (DoesNothing, "rank 1, parameter 'scale' after wrapping: it differs from the twin's"),
+    (DoesNothing, "rank 1, parameter 'scale' after wrapping: it was left as this rank built it"),
     (TorchInside, "torch's own DistributedDataParallel does the work"),
     (NoStart, "rank 1, parameter 'scale' after wrapping"),
     (Sums, "step 0, parameter .* is the SUM over ranks"),
@@ -512,20 +512,20 @@ WRONG_PAIRS = [
     (start, Bucket.a_sum, "is the SUM over ranks"),
     (start, Bucket.not_put_back, "gradient 0 of the bucket is still this rank's own"),
     (start, Bucket.stays_flat, "attempting to assign a gradient of size"),
-    (start, Bucket.in_the_wrong_order, "differs from the twin's")]
+    (start, Bucket.in_the_wrong_order, "differs from the reference's")]
 
 
-# 2.7 overlap, as classes over lab.Bucketed
+# 2.7 overlap, as classes over lab.BucketedWrapper
 
 
-class AfterBackward(lab.Bucketed):
+class AfterBackward(lab.BucketedWrapper):
     def backward_done(self):
         begun = [start(bucket) for bucket in self.buckets]
         for bucket, one in zip(self.buckets, begun, strict=True):
             finish(bucket, *one)
 
 
-class OneForAll(lab.Bucketed):
+class OneForAll(lab.BucketedWrapper):
     """One all-reduce when the last gradient is ready, sold as overlap."""
 
     def gradient_ready(self, parameter):
@@ -535,7 +535,7 @@ class OneForAll(lab.Bucketed):
             finish(everything, *start(everything))
 
 
-class WaitsAtOnce(lab.Bucketed):
+class WaitsAtOnce(lab.BucketedWrapper):
     def gradient_ready(self, parameter):
         self.ready.add(parameter)
         for bucket in self.buckets:
@@ -543,7 +543,7 @@ class WaitsAtOnce(lab.Bucketed):
                 finish(bucket, *start(bucket))
 
 
-class Synchronous(lab.Bucketed):
+class Synchronous(lab.BucketedWrapper):
     def gradient_ready(self, parameter):
         dist.all_reduce(parameter.grad)
         parameter.grad /= N()
@@ -557,7 +557,7 @@ class UnusedForgotten(OverlappedDDP):
             finish(bucket, *one)
 
 
-class AsksTheList(lab.Bucketed):
+class AsksTheList(lab.BucketedWrapper):
     """`in` on a list of tensors compares numbers."""
 
     def gradient_ready(self, parameter):
@@ -566,7 +566,7 @@ class AsksTheList(lab.Bucketed):
                 self.ready.add(parameter)
 
 
-class AsTheyGetReady(lab.Bucketed):
+class AsTheyGetReady(lab.BucketedWrapper):
     """Starts whichever bucket is complete, in whatever order."""
 
     def gradient_ready(self, parameter):
@@ -596,7 +596,7 @@ class LastBucketDropped(OverlappedDDP):
         self.buckets = self.buckets[:-1]
 
 
-class Nothing(lab.Bucketed):
+class Nothing(lab.BucketedWrapper):
     pass
 
 
@@ -855,7 +855,7 @@ class PlainDDP(torch.nn.Module):
         return self.inner(*inputs, **named)
 
 
-class CountingDDP(lab.Bucketed):
+class CountingDDP(lab.BucketedWrapper):
     """Counts instead of keeping a set."""
 
     def __init__(self, module, buckets):

@@ -1,0 +1,141 @@
+"""The charts of notebook 02, each drawn from a run of the student's own code."""
+
+from labs.exercises import comparison
+from labs.exercises.comparison import Comparison
+from labs.exercises.guesses import guessed
+from labs.exercises.on_ranks import BATCH
+from labs.exercises.on_ranks import gradients as gradients_of
+from labs.exercises.reference import Step
+from labs.exercises.verdicts import shows
+from labs.manual_ddp import variants
+from labs.manual_ddp.checks.average_gradients import only_rank_0
+from labs.manual_ddp.checks.combine import as_gradient, gradients_of_shards
+from labs.pictures import buckets, curves, gradients, measured, palette, timelines, widgets
+from labs.predictions import traffic as predicted
+from labs.training import data, loop, models
+from labs.training.presets import Preset
+from labs.workers.launcher import launch
+
+CAPS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 25.0)  # MB, the slider's
+
+
+@shows("2.1")
+def show_combine(combine):
+    """Draws the gradient of a batch in shards of 1, 1 and 10: whole, combined, plainly averaged."""
+    whole, parts = gradients_of_shards([1, 1, 10])
+    combined = as_gradient(combine([part.clone() for part in parts], [1, 1, 10]), whole)
+    return gradients.gradient_strips({"the whole batch": whole, "your combine": combined,
+                                      "plain mean": sum(parts) / len(parts)})
+
+
+@shows("2.3")
+def show_gradients(average_gradients, ranks: int = 2):
+    """Draws the gradients of every rank before and after the student's function averaged them."""
+    return gradients.gradients_by_rank(launch(_before_and_after, average_gradients, ranks=ranks,
+                                              quiet=True, device="cpu"))
+
+
+def _before_and_after(average_gradients) -> list:
+    """On a rank: [(name, gradient before, gradient after)] of the model with edge cases."""
+    model = models.EdgeCaseModel(seed=0)
+    [batch] = data.xy_batches(1, BATCH)
+    model(**Step(batch, only_rank_0).inputs()).loss.backward()
+    before = gradients_of(model)
+    average_gradients(model)
+    return [(name, before[name], after) for name, after in gradients_of(model).items()]
+
+
+@shows("2.5")
+def explore_buckets(make_buckets, preset: Preset):
+    """Draws how the preset's GPT-2 is cut into buckets, for a cap that a slider moves; without a
+    live kernel, for the preset's cap."""
+    model = comparison.model_of(preset)
+    names = {id(parameter): name.removeprefix("transformer.")
+             for name, parameter in model.named_parameters()}
+
+    def picture(cap_mb):
+        cut = make_buckets(model.parameters(), cap_mb * 1e6)
+        return buckets.bucket_bar([[(names[id(p)], p.numel() * p.element_size()) for p in bucket]
+                                   for bucket in cut], cap_mb * 1e6)
+
+    cap = preset.cap_bytes / 1e6
+    return widgets.Slider("cap, MB", sorted({*CAPS, cap}), cap, picture)
+
+
+@shows("2.7")
+def show_in_flight(wrap, preset: Preset):
+    """Draws when each gradient of rank 0 was ready, and when its bucket left and arrived."""
+    return timelines.buckets_in_flight(*launch(_record_marked, wrap, preset, ranks=preset.ranks,
+                                               quiet=True, verify=False)[0])
+
+
+def _record_marked(wrap, preset) -> tuple:
+    """On a rank: (trace of a step with a label for each gradient, the buckets' parameters)."""
+    def marked(model):
+        loop.mark_gradients(model)
+        return wrap(model)
+
+    module, optimizer = comparison.build(variants.as_strategy(marked), preset)
+    observed = variants.observe(module, optimizer, comparison.batches(preset, 1)[0])
+    return observed.traces[-1], observed.buckets  # the first step makes what lasts, and is slower
+
+
+@shows("2.7")
+def show_training(wrap, preset: Preset, steps: int = 30):
+    """Draws the loss on `preset.ranks` ranks, and on one rank with the whole batch: the same model,
+    the same batches, the plain loop."""
+    one = variants.losses(lambda model: model, preset, steps, ranks=1)
+    several = variants.losses(wrap, preset, steps, ranks=preset.ranks)
+    difference = max(abs(a - b) for a, b in zip(one, several, strict=True))
+    return curves.loss_curves({"1 rank, the whole batch": one,
+                               f"{preset.ranks} ranks, a share each": several}, difference)
+
+
+@shows("2.10")
+def show_calls(compared: Comparison):
+    """Draws the collectives per step of each variant, and the count that its buckets predict."""
+    return measured.bars([measured.Bar(name, len(found.calls), _predicted_calls(compared, name),
+                                       guessed("2.5") if "bucketed" in name else None)
+                          for name, found in compared.results.items()],
+                         "calls", "of all_reduce per step and rank")
+
+
+def _predicted_calls(compared, name) -> int | None:
+    cut = compared.results[name].observed[0].buckets
+    return len(cut) if cut else compared.tensors if "per parameter" in name else None
+
+
+@shows("2.10")
+def show_bytes(compared: Comparison):
+    """Draws the bytes per step of each variant, and the predicted 4 bytes per parameter."""
+    want = predicted.gradient_bytes(compared.parameters) / 1e6
+    return measured.bars([measured.Bar(name, found.bytes.total() / 1e6, want)
+                          for name, found in compared.results.items()],
+                         "MB", "all-reduced per step and rank (logical bytes)")
+
+
+@shows("2.10")
+def show_timelines(compared: Comparison, *names: str):
+    """Draws one recorded step of the named variants (all, if none is named), on every rank."""
+    return timelines.step_timelines(_typical_steps(compared, names))
+
+
+@shows("2.10")
+def show_phases(compared: Comparison):
+    """Draws where a recorded step went, mean over ranks: phases and exposed communication."""
+    return timelines.step_phases(_typical_steps(compared))
+
+
+def _typical_steps(compared, names=()) -> dict:
+    return {name: variants.typical_step(compared.results[name].observed)
+            for name in names or compared.results}
+
+
+@shows("2.10")
+def show_throughput(compared: Comparison):
+    """Draws the tokens per second of all ranks together, by variant, and the student's guess."""
+    ratio, torchs = guessed("2.10"), compared.tokens_per_second("torch DDP")
+    return measured.bars([measured.Bar(
+        name, compared.tokens_per_second(name), colour=palette.RANKS[0],
+        guessed=ratio * torchs if ratio is not None and "overlapped" in name else None)
+        for name in compared.results], "tokens/s", "of all ranks together (median of turns)")
