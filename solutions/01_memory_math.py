@@ -32,7 +32,7 @@ import labs.memory_math as lab
 
 labs.warm_up()
 PRESET = lab.preset("laptop")  # for what is measured; add layers=4, or another size, to change it
-MODELS = lab.models()
+MODELS = lab.model_sizes()
 lab.show_models()
 
 # %% [markdown]
@@ -80,7 +80,7 @@ def block_parameters(m):
 ### BEGIN SOLUTION
 my_guess = 5
 ### END SOLUTION
-labs.guess("% of Llama-3-8B outside its blocks", my_guess)
+labs.guess("1.1", "% of Llama-3-8B outside its blocks", my_guess)
 
 # %%
 # Exercise 1.1, second half: the whole model
@@ -102,7 +102,7 @@ lab.check_parameters(block_parameters, model_parameters)
 # anew each time.
 
 # %%
-lab.show_outside(block_parameters, model_parameters)
+lab.show_outside_blocks(block_parameters, model_parameters)
 
 # %% [markdown]
 # **Notice:** a large vocabulary weighs most in a small model. In Llama-3-8B embedding and head are
@@ -132,7 +132,7 @@ RECIPES = {  # weights, gradients, moments, is there a master copy?
 ### BEGIN SOLUTION
 my_guess = 12
 ### END SOLUTION
-labs.guess("bytes per parameter, bf16 with fp32 master", my_guess)
+labs.guess("1.2", "bytes per parameter, bf16 with fp32 master", my_guess)
 
 # %%
 # Exercise 1.2: bytes per parameter
@@ -155,7 +155,7 @@ lab.show_recipes(bytes_per_parameter, RECIPES)
 # bytes, because the moments silently take the weights' type.
 
 # %%
-lab.show_quoted(bytes_per_parameter, RECIPES)
+lab.show_quoted_figures(bytes_per_parameter, RECIPES)
 
 # %% [markdown]
 # **Notice:** "7B needs 84 GB" and "7B needs 112 GB" are both right, for different recipes. Much
@@ -176,7 +176,7 @@ lab.show_quoted(bytes_per_parameter, RECIPES)
 ### BEGIN SOLUTION
 my_guess = 210
 ### END SOLUTION
-labs.guess("GB per rank, 70B on 8 ranks, ZeRO-2", my_guess)
+labs.guess("1.3", "GB per rank, 70B on 8 ranks, ZeRO-2", my_guess)
 
 # %%
 # Exercise 1.3: bytes per rank
@@ -224,7 +224,7 @@ lab.show_savings(per_rank)
 # a·b·s² in all.
 
 # %%
-lab.show_saved()
+lab.show_saved_tensors()
 
 # %% [markdown]
 # Add up what is a multiple of s·b·h; then write the rest as a multiple of a·b·s² bytes. Leave the
@@ -238,7 +238,7 @@ lab.show_saved()
 ### BEGIN SOLUTION
 my_guess = 60
 ### END SOLUTION
-labs.guess("activations of a GPT-2 layer, in s·b·h", my_guess)
+labs.guess("1.4", "activations of a GPT-2 layer, in s·b·h", my_guess)
 
 # %%
 # Exercise 1.4: what one layer saves
@@ -272,7 +272,7 @@ def activations(m, batch, sequence, checkpointing):
 lab.check_activations(layer_activations, activations)
 
 # %%
-lab.show_layers(layer_activations)
+lab.show_layer_activations(layer_activations)
 
 # %% [markdown]
 # **Notice:** your formula, sbh(34 + 5as/h), is that of Korthikanti et al. It counts **bytes**, and
@@ -301,7 +301,7 @@ lab.show_activations(activations)
 ### BEGIN SOLUTION
 my_guess = 1.5
 ### END SOLUTION
-labs.guess("a step with checkpointing, times one without", my_guess)
+labs.guess("1.5", "a step with checkpointing, as a multiple of one without", my_guess)
 
 # %%
 # Exercise 1.5: the operations of a step
@@ -317,8 +317,8 @@ def step_flops(parameters, tokens, checkpointing):
 lab.check_step_flops(step_flops)
 
 # %%
-price = lab.measure_checkpointing(PRESET)
-lab.show_price(price, step_flops)
+cost = lab.measure_checkpointing(PRESET)
+lab.show_checkpointing_cost(cost, step_flops)
 
 # %% [markdown]
 # **Notice:** 8/6 is where the quoted 33 % come from. Fewer products are done again: not the
@@ -326,7 +326,7 @@ lab.show_price(price, step_flops)
 # Seconds are of this CPU: no two runs agree, and recomputing also moves memory, not products alone.
 
 # %%
-lab.show_kept(price)
+lab.show_checkpointing_memory(cost)
 
 # %% [markdown]
 # **Notice:** what that buys. The ticks are a closed form for this very model, operation by
@@ -344,7 +344,7 @@ lab.show_kept(price)
 ### BEGIN SOLUTION
 my_guess = 39
 ### END SOLUTION
-labs.guess("GB per rank, 13B with ZeRO-3 on 4 ranks", my_guess)
+labs.guess("1.6", "GB per rank, 13B with ZeRO-3 on 4 ranks", my_guess)
 
 # %%
 # Exercise 1.6: the bytes that are left
@@ -360,7 +360,7 @@ def bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing, gpu):
 lab.check_bytes_left(bytes_left)
 
 # %%
-lab.show_left(bytes_left)
+lab.show_bytes_left(bytes_left)
 
 # %% [markdown]
 # **Notice:** 13B does not fit under DDP and fits under ZeRO-3 with room to spare. 7B under DDP,
@@ -407,17 +407,17 @@ lab.check_rank_states(rank_states)
 ### BEGIN SOLUTION
 my_guess = 40
 ### END SOLUTION
-labs.guess("MB per rank at the peak, DDP", my_guess)
+labs.guess("1.7", "MB per rank at the peak, DDP", my_guess)
 
 # %%
 measured = lab.measure_ranks(PRESET)
 measured
 
 # %%
-lab.show_states(measured, rank_states)
+lab.show_rank_states(measured, rank_states)
 
 # %%
-lab.show_leftovers(measured, rank_states)
+lab.show_unexplained_bytes(measured, rank_states)
 
 # %% [markdown]
 # **Notice:** your formula is right to the byte, but for AdamW's step counters. What is left after
@@ -439,7 +439,7 @@ lab.show_peak(measured)
 # comes when the last one reaches the card.
 
 # %%
-lab.show_rest()
+lab.show_other_memory()
 
 # %% [markdown]
 # ## Explore

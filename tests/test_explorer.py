@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from labs.memory_math import explorer, scaling
+from labs.memory_math import explorer
 from labs.memory_math.explorer import GPUS, Setting, explore_memory
 from labs.pictures.marks import format_number
 from labs.predictions import hardware
@@ -36,7 +36,7 @@ def test_every_control_changes_what_is_drawn(controls, name):
     before = view.value
     handle.value = OTHER[name]
     assert view.value != before and with_(**{name: OTHER[name]}).held != with_().held
-    assert view.value == explorer.live(**FIRST | {name: OTHER[name]})
+    assert view.value == explorer.setting_html(**FIRST | {name: OTHER[name]})
 
 
 @pytest.mark.parametrize("strategy, asked", [
@@ -48,7 +48,8 @@ def test_numbers_are_the_predictions(strategy, asked):
                    recipe="bf16", checkpointing="selective", **asked)["peak"]
     setting = with_(model="Llama-2-13B", batch=2, sequence=2048, ranks=4, recipe="bf16",
                     checkpointing="selective", strategy=strategy)
-    picture, html = explorer.still(**vars_of(setting)), explorer.live(**vars_of(setting))
+    picture = explorer.draw_setting(**vars_of(setting))
+    html = explorer.setting_html(**vars_of(setting))
     assert setting.held == want and picture.data[0].predicted == want
     for name, nbytes in want.by_name().items():
         assert f"<title>{name}: {format_number(nbytes / GB)} GB</title>" in html
@@ -70,22 +71,24 @@ def test_resharding_is_worth_something():
 def test_the_verdict_is_what_fits_says(changes, sentence):
     setting = with_(**changes)
     assert explorer.verdict(setting).startswith(sentence)
-    assert sentence in explorer.live(**FIRST | changes)
+    assert sentence in explorer.setting_html(**FIRST | changes)
     for name in GPUS:
         assert setting.fits(name) == hardware.fits(setting.held.total, name, setting.ranks)
         assert setting.fits(name) == (setting.spare(name) >= 0)
 
 
 def test_the_overhead_has_names():
-    assert "beside them: CUDA context 0.50, cuBLAS 0.07, NCCL 1.56." in explorer.named(with_())
-    assert "NCCL" not in explorer.named(with_(ranks=1, strategy="DDP"))
+    assert "GB in addition: CUDA context 0.50, cuBLAS 0.07, NCCL 1.56." in (
+        explorer.overhead_named(with_()))
+    assert "NCCL" not in explorer.overhead_named(with_(ranks=1, strategy="DDP"))
 
 
 @pytest.mark.parametrize("changes, sentence", [
     (dict(recipe="bf16 policy", strategy="DDP"), "FSDP does that"),
     (dict(model="GPT-2", sequence=2048), "learned positions for only 1024 tokens")])
 def test_an_impossible_job_is_one_sentence(changes, sentence):
-    html, picture = explorer.live(**FIRST | changes), explorer.still(**FIRST | changes)
+    html = explorer.setting_html(**FIRST | changes)
+    picture = explorer.draw_setting(**FIRST | changes)
     assert "No such job: " in html and sentence in html.replace("&#x27;", "'")
     assert picture.text.splitlines()[-1].startswith("No such job: ") and sentence in picture.text
     assert picture.data[0].bar == Memory()
@@ -117,28 +120,28 @@ def test_without_a_live_kernel_it_is_a_picture(controls, monkeypatch):
 def test_scaling_shows_dry_runs_beside_the_closed_form(monkeypatch):
     small = hf_configs.make("llama", hidden_size=64, num_hidden_layers=3, num_attention_heads=4,
                        num_key_value_heads=2, intermediate_size=128, vocab_size=256)
-    monkeypatch.setattr(scaling.hf_configs, "config", lambda name: small)
-    picture = scaling.show_scaling("small", traced=(4,), ranks=(2, 4), batch=2, sequence=64)
+    monkeypatch.setattr(explorer.hf_configs, "config", lambda name: small)
+    picture = explorer.show_scaling("small", traced=(4,), ranks=(2, 4), batch=2, sequence=64)
     two, four = picture.data
     assert (two.name, two.measured, four.name) == ("2", None, "4")
     assert two.predicted.parameters == pytest.approx(2 * four.measured.parameters, rel=0.02)
     assert four.measured.total == pytest.approx(four.predicted.total, rel=0.05)
     assert "Dry run on 4 ranks: 3 of 3 layers with fake tensors" in picture.text
     much = any(row.predicted.other > 0.05 * row.predicted.total for row in picture.data)
-    assert ("Other: what AdamW makes for a moment" in picture.text) == much
+    assert ("Other: AdamW's temporaries" in picture.text) == much
 
 
 def test_the_grey_part_is_named_where_only_the_closed_form_has_it():
     few, many = Memory(parameters=80, other=20), Memory(parameters=99, other=1)
-    assert scaling._other([many, few]).startswith(" Other: what AdamW makes")
-    assert scaling._other([many, many]) == ""
+    assert explorer._other_explained([many, few]).startswith(" Other: AdamW's temporaries")
+    assert explorer._other_explained([many, many]) == ""
 
 
 def test_an_interrupted_dry_run_says_so_in_a_line(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scaling, "dry_run", interrupted)
+    monkeypatch.setattr(explorer, "dry_run", interrupted)
     with pytest.raises(KeyboardInterrupt, match="the dry run was given up") as caught:
-        scaling.show_scaling(traced=(1024,))
+        explorer.show_scaling(traced=(1024,))
     assert caught.value.__suppress_context__

@@ -11,7 +11,9 @@ from _build.definitions import definitions
 import labs.memory_math as lab
 from labs.exercises.guesses import guess
 from labs.exercises.verdicts import Verdict
-from labs.memory_math import activation_checks, measuring, show, show_runs, truth
+from labs.memory_math import charts, ground_truth, scaffold
+from labs.memory_math.checks import rank_states
+from labs.memory_math.checks.activations import SHOWN, statistics_bytes
 from labs.predictions import hardware, parameters
 from labs.predictions.memory_recipes import RECIPES, model_states
 from labs.predictions.memory_sizes import Sizes
@@ -34,7 +36,7 @@ def measured():
 
 
 @pytest.fixture(scope="module")
-def price():
+def cost():
     return lab.measure_checkpointing(SMALL, rounds=1)
 
 
@@ -47,7 +49,7 @@ def cells(table) -> dict:
 
 
 def test_drawn_models_differ_at_every_call_and_have_every_trait():
-    one, other = (truth.drawn_models() for _ in range(2))
+    one, other = (ground_truth.random_models() for _ in range(2))
     assert [m for _, m, *_ in one] != [m for _, m, *_ in other]
     gpt2, llama, qwen2 = (m for _, m, *_ in one)
     assert not gpt2.tied and gpt2.ffn != 4 * gpt2.hidden and gpt2.positions
@@ -60,17 +62,17 @@ def test_drawn_models_differ_at_every_call_and_have_every_trait():
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_real_block_saves_the_formula_and_the_statistics(fused):
-    for batch, sequence, hidden, heads in (activation_checks.RAN, truth.drawn_sizes()):
-        found = sum(size for size, _, _ in truth.saved(batch, sequence, hidden, heads, fused))
+    for batch, sequence, hidden, heads in (SHOWN, ground_truth.random_sizes()):
+        found = ground_truth.saved_bytes(batch, sequence, hidden, heads, fused)
         scores = 0 if fused else 5 * heads * batch * sequence**2
         said = 34 * batch * sequence * hidden + scores
-        assert found - said == activation_checks.statistics(batch, sequence, heads, fused)
+        assert found - said == statistics_bytes(batch, sequence, heads, fused)
 
 
 def test_saved_tensors_are_named_by_what_they_are():
-    b, s, h, a = activation_checks.RAN
+    b, s, h, a = SHOWN
     shapes = {part: shape for part, (_, shape, _) in
-              zip(show.PARTS, truth.saved(*activation_checks.RAN, False), strict=True)}
+              zip(ground_truth.SAVED_PARTS, ground_truth.saved_tensors(*SHOWN, False), strict=True)}
     assert shapes["norm 1: input"] == shapes["norm 2: input"] == (b, s, h)
     assert shapes["q, k, v: input"] == shapes["up: input"] == (b * s, h)
     assert shapes["scores: keys"] == (a * b, h // a, s)
@@ -83,26 +85,28 @@ def test_saved_tensors_are_named_by_what_they_are():
 def test_flops_are_counted():
     for widths, tokens in (((3, 5, 2), 7), ((4, 9, 9, 4), 3)):
         count = sum(a * b for a, b in zip(widths, widths[1:], strict=False))
-        assert truth.counted_flops(widths, tokens, False) == (count, 6 * count * tokens)
-        assert truth.counted_flops(widths, tokens, True) == (count, 8 * count * tokens)
+        assert ground_truth.counted_flops(widths, tokens, False) == (count, 6 * count * tokens)
+        assert ground_truth.counted_flops(widths, tokens, True) == (count, 8 * count * tokens)
 
 
 def test_recipes_of_real_tensors_are_the_predicted_ones():
-    for name, held in measuring.recipes().items():
+    for name, held in ground_truth.measured_recipes().items():
         recipe = RECIPES[name]
         assert (held.parameters, held.gradients, held.optimizer_state) == (
             recipe.parameters, recipe.gradients, recipe.optimizer_state)
 
 
-@pytest.mark.parametrize("strategy, ranks", measuring.JUDGED)
-def test_judged_ranks_hold_what_is_predicted(strategy, ranks):
-    count, tensors, held = measuring.judged(strategy, ranks)
+@pytest.mark.parametrize("strategy, ranks", [("plain", 1), ("DDP", 2), ("FSDP2", 2),
+                                             ("FSDP2", 4)])
+def test_the_ranks_of_the_check_hold_what_is_predicted(strategy, ranks):
+    [held] = [held for held in rank_states.rank_memories()
+              if (held.strategy, held.ranks) == (strategy, ranks)]
     found, predicted = held.after_backward, held.predicted["backward"]
     assert (found.parameters, found.gradients) == (predicted.parameters, predicted.gradients)
     assert found.optimizer_state == predicted.optimizer_state
-    assert found.parameters == 4 * count // (ranks if strategy == "FSDP2" else 1)
-    assert found.total == pytest.approx(predicted.total, abs=measuring.UNSEEN)
-    assert tensors == 28
+    assert found.parameters == 4 * held.count // (ranks if strategy == "FSDP2" else 1)
+    assert found.total == pytest.approx(predicted.total, abs=scaffold.TOLERANCE)
+    assert held.tensors == 28
 
 
 # the solution against the predictions
@@ -126,32 +130,34 @@ def test_the_solution_gives_the_cells_of_zeros_table_1(solution):
 # pictures
 
 
-def test_pictures_draw(solution, measured, price):
+def test_pictures_draw(solution, measured, cost):
     s = solution
-    guess("GB per rank, 13B with ZeRO-3 on 4 ranks", 39)
+    guess("1.6", "GB per rank, 13B with ZeRO-3 on 4 ranks", 39)
     pictures = [
-        lab.show_outside(s.block_parameters, s.model_parameters),
+        lab.show_outside_blocks(s.block_parameters, s.model_parameters),
         lab.show_recipes(s.bytes_per_parameter, s.RECIPES), lab.show_figure_1(s.per_rank),
-        lab.show_70b(s.per_rank), lab.show_layers(s.layer_activations),
-        lab.show_price(price, s.step_flops), lab.show_kept(price),
+        lab.show_70b(s.per_rank), lab.show_layer_activations(s.layer_activations),
+        lab.show_checkpointing_cost(cost, s.step_flops), lab.show_checkpointing_memory(cost),
         lab.show_self_check(s.bytes_left, s.per_rank, s.activations),
-        lab.show_states(measured, s.rank_states), lab.show_peak(measured)]
+        lab.show_rank_states(measured, s.rank_states), lab.show_peak(measured)]
     assert all(picture.png().startswith(PNG) for picture in pictures)
 
 
 def test_tables_say_the_same_in_html_and_in_words(solution, measured):
-    for table in (lab.show_models(), lab.show_block("GPT-2"), lab.show_saved(), lab.show_rest(),
-                  lab.show_savings(solution.per_rank), lab.show_activations(solution.activations),
-                  lab.show_left(solution.bytes_left),
-                  lab.show_leftovers(measured, solution.rank_states)):
+    for table in (lab.show_models(), lab.show_block("GPT-2"), lab.show_saved_tensors(),
+                  lab.show_other_memory(), lab.show_savings(solution.per_rank),
+                  lab.show_activations(solution.activations),
+                  lab.show_bytes_left(solution.bytes_left),
+                  lab.show_unexplained_bytes(measured, solution.rank_states)):
         page, words = table._repr_html_(), repr(table)
         assert all(html.escape(str(cell)) in page and str(cell) in words
                    for row in table.rows for cell in row)
 
 
-def test_nothing_that_ranks_hold_is_without_a_name(solution, measured):
-    for *_, nameless in cells(lab.show_leftovers(measured, solution.rank_states)).values():
-        assert 0 <= int(nameless.replace(",", "")) < 100
+def test_all_that_ranks_hold_is_explained(solution, measured):
+    table = lab.show_unexplained_bytes(measured, solution.rank_states)
+    for *_, unexplained in cells(table).values():
+        assert 0 <= int(unexplained.replace(",", "")) < 100
 
 
 def test_the_peak_is_within_a_thousandth(measured):
@@ -159,22 +165,24 @@ def test_the_peak_is_within_a_thousandth(measured):
         assert held.report.step_peak.total == pytest.approx(held.predicted["peak"].total, rel=1e-3)
 
 
-def test_kept_activations_are_predicted(price):
-    assert price.kept == pytest.approx(price.predicted, rel=1e-3)
-    assert price.kept[1] < price.kept[0]
+def test_kept_activations_are_predicted(cost):
+    assert cost.kept == pytest.approx(cost.predicted, rel=1e-3)
+    assert cost.kept[1] < cost.kept[0]
 
 
-def test_an_unfilled_exercise_makes_every_picture_wait(measured, price):
+def test_an_unfilled_exercise_makes_every_picture_wait(measured, cost):
     def unfilled(*_, **__):
         raise NotImplementedError("Exercise 1.3")
 
-    for show_it in (lab.show_figure_1, lab.show_70b, lab.show_savings, lab.show_layers,
-                    lab.show_activations, lab.show_left):
+    for show_it in (lab.show_figure_1, lab.show_70b, lab.show_savings, lab.show_layer_activations,
+                    lab.show_activations, lab.show_bytes_left):
         assert show_it(unfilled).passed is None
-    for verdict in (lab.show_outside(unfilled, unfilled), lab.show_price(price, unfilled),
+    for verdict in (lab.show_outside_blocks(unfilled, unfilled),
+                    lab.show_checkpointing_cost(cost, unfilled),
                     lab.show_recipes(unfilled, {"fp32": (torch.float32,) * 3 + (False,)}),
                     lab.show_self_check(unfilled, unfilled, unfilled),
-                    lab.show_states(measured, unfilled), lab.show_leftovers(measured, unfilled)):
+                    lab.show_rank_states(measured, unfilled),
+                    lab.show_unexplained_bytes(measured, unfilled)):
         assert isinstance(verdict, Verdict) and verdict.passed is None
 
 
@@ -188,7 +196,7 @@ def test_a_wrong_estimate_is_not_drawn_as_if_it_were_right(solution):
 
 
 def test_vocabulary(solution):
-    data = {row.name: row for row in lab.show_outside(
+    data = {row.name: row for row in lab.show_outside_blocks(
         solution.block_parameters, solution.model_parameters).data}
     assert round(data["Llama-3-8B"].measured) == 13 and round(data["Llama-3-70B"].measured) == 3
     assert all(row.measured == pytest.approx(row.predicted) for row in data.values())
@@ -200,7 +208,7 @@ def test_gib_are_7_percent_more_and_a_card_of_80_has_them():
 
 
 def test_quoted_figures(solution):
-    found = cells(lab.show_quoted(solution.bytes_per_parameter, solution.RECIPES))
+    found = cells(lab.show_quoted_figures(solution.bytes_per_parameter, solution.RECIPES))
     assert found["bf16, fp32 moments"] == ("12", "84", "156", "56")
     assert found["bf16, fp32 master"][:2] == ("16", "112") and found["fp32"][0] == "16"
     assert found["bf16"] == ("8", "56", "104", "28")
@@ -223,10 +231,10 @@ def test_four_and_eight_times_are_limits(solution):
 
 
 def test_activations_of_blocks(solution):
-    eager, fused, llama = lab.show_layers(solution.layer_activations).data
+    eager, fused, llama = lab.show_layer_activations(solution.layer_activations).data
     assert eager.predicted == 34 + 5 * 12 * 1024 / 768 == 114 and fused.predicted == 34
     assert fused.measured < eager.measured / 2
-    z = Sizes(parameters.shape_of(lab.models()["Llama-3-8B"]), 1, 4096, 2)
+    z = Sizes(parameters.shape_of(lab.model_sizes()["Llama-3-8B"]), 1, 4096, 2)
     wide = z.f / (z.x / 2)  # one tensor of feed-forward width, in units of s·b·h
     assert wide == 7 and math.floor(llama.measured) + wide == 56
 
@@ -234,32 +242,33 @@ def test_activations_of_blocks(solution):
 def test_logits_take_twice_what_checkpoints_take(solution):
     found = cells(lab.show_activations(solution.activations))
     assert found["fp32 logits"][1] == "1.96x"
-    with_checkpointing = found["with checkpointing, at the fullest moment"]
+    with_checkpointing = found["with checkpointing, at the peak"]
     assert float(with_checkpointing[1][:-1]) == pytest.approx(1 + 1.96)
 
 
-def test_checkpointing_costs_less_than_a_third(solution, price):
+def test_checkpointing_costs_less_than_a_third(solution, cost):
     assert solution.step_flops(1, 1, True) / solution.step_flops(1, 1, False) == 8 / 6
-    as_torch, everything = (price.flops[i] / price.flops[0] for i in (1, 2))
+    as_torch, everything = (cost.flops[i] / cost.flops[0] for i in (1, 2))
     assert 1 < as_torch < everything < 8 / 6
 
 
 def test_the_self_check(solution):
-    found = cells(lab.show_left(solution.bytes_left))
+    found = cells(lab.show_bytes_left(solution.bytes_left))
     assert [found[name][1] for name in ("7B, DDP", "7B, ZeRO-3", "13B, DDP", "13B, ZeRO-3")] == [
         "fits", "fits", "does not fit", "fits"]
     assert 0 < float(found["7B, DDP"][0]) < 1 and float(found["13B, ZeRO-3"][0]) > 40
     usable = hardware.gpu("A100-80").usable
-    assert show_runs.complete("Llama-2-7B", 0).total > usable  # what the estimate leaves out
-    assert round(show_runs.complete("Llama-2-13B", 3).total / GB) == 54
+    seven, thirteen = charts.JOBS["7B, DDP"], charts.JOBS["13B, ZeRO-3"]
+    assert seven.spare("A100-80") < 0  # what the estimate leaves out
+    assert round((thirteen.held.total + thirteen.overhead) / GB) == 54
     assert round(usable / GB) == 85
-    buckets = show_runs.complete("Llama-2-7B", 0).buffers
-    assert buckets == 2 * parameters.count(lab.models()["Llama-2-7B"])
+    assert seven.held.buffers == 2 * parameters.count(lab.model_sizes()["Llama-2-7B"])
 
 
 def test_the_largest_batch_fits_and_the_next_does_not(solution):
-    for name, *job in show_runs._jobs():
-        most = show_runs._largest(solution.bytes_left, job)
+    for name, setting in charts.JOBS.items():
+        job = list(charts._job(setting))
+        most = charts._largest_batch(solution.bytes_left, job)
         job[4] = most
         assert most == 0 or solution.bytes_left(*job) >= 0, name
         job[4] = most + 1

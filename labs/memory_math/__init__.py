@@ -1,24 +1,46 @@
-"""Notebook 01: the memory of a training job by formula, held against what ranks really hold.
+"""Notebook 01: the memory of a training job by formula, checked against what ranks really hold.
 
-The names are looked up on first use, so that a rank does not load what draws.
+scaffold: what the notebook measures. checks: one file per exercise. charts: what is drawn.
+explorer: one rank's memory for any setting. formula_feedback: which mistake explains a wrong
+number. ground_truth: what the checks compare with.
 """
 
-from labs.lazy_exports import offered
+from typing import TYPE_CHECKING
 
-__all__, __getattr__, __dir__ = offered(__name__, {
-    "check_parameters": ".checks", "check_bytes_per_parameter": ".checks",
-    "check_per_rank": ".checks", "check_activations": ".activation_checks",
-    "check_step_flops": ".activation_checks", "check_bytes_left": ".fit_checks",
-    "check_rank_states": ".fit_checks",
-    "measure_checkpointing": ".measuring", "measure_ranks": ".measuring",
-    "models": ".show", "show_models": ".show", "show_block": ".show", "show_outside": ".show",
-    "show_recipes": ".show", "show_quoted": ".show", "show_figure_1": ".show",
-    "show_70b": ".show", "show_savings": ".show", "show_saved": ".show", "show_layers": ".show",
-    "show_activations": ".show",
-    "show_price": ".show_runs", "show_kept": ".show_runs", "show_left": ".show_runs",
-    "show_self_check": ".show_runs", "show_states": ".show_runs",
-    "show_leftovers": ".show_runs", "show_peak": ".show_runs", "show_rest": ".show_runs",
-    "explore_memory": ".explorer", "show_scaling": ".scaling",
-    "preset": "labs.training.presets",
-    "gpu": "labs.predictions.hardware", "overhead": "labs.predictions.hardware",
-})
+from labs.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from labs.memory_math.charts import (
+        show_70b,
+        show_activations,
+        show_block,
+        show_bytes_left,
+        show_checkpointing_cost,
+        show_checkpointing_memory,
+        show_figure_1,
+        show_layer_activations,
+        show_models,
+        show_other_memory,
+        show_outside_blocks,
+        show_peak,
+        show_quoted_figures,
+        show_rank_states,
+        show_recipes,
+        show_saved_tensors,
+        show_savings,
+        show_self_check,
+        show_unexplained_bytes,
+    )
+    from labs.memory_math.checks.activations import check_activations
+    from labs.memory_math.checks.bytes_left import check_bytes_left
+    from labs.memory_math.checks.bytes_per_parameter import check_bytes_per_parameter
+    from labs.memory_math.checks.parameters import check_parameters
+    from labs.memory_math.checks.per_rank import check_per_rank
+    from labs.memory_math.checks.rank_states import check_rank_states
+    from labs.memory_math.checks.step_flops import check_step_flops
+    from labs.memory_math.explorer import explore_memory, show_scaling
+    from labs.memory_math.scaffold import measure_checkpointing, measure_ranks, model_sizes
+    from labs.predictions.hardware import gpu, overhead
+    from labs.training.presets import preset
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -45,7 +45,8 @@ def run(arguments) -> dict:
         move, moves = _walk(grid, name, controls.choices)
         moved[name] = _milliseconds(move, min(arguments.rounds or moves, moves))
     say("the same as a PNG")
-    picture = _milliseconds(lambda: explorer.still(**controls.first).png(), arguments.rounds or 5)
+    picture = _milliseconds(lambda: explorer.draw_setting(**controls.first).png(),
+                            arguments.rounds or 5)
     done()
     return {"redraw_ms": moved, "png_ms": picture}
 

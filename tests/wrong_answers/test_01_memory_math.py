@@ -14,7 +14,7 @@ from labs.training.presets import preset
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 
 right = definitions("01_memory_math", PRESET=preset("laptop"))
-MODELS = lab.models()
+MODELS = lab.model_sizes()
 
 
 def changed(m, **sizes):
@@ -400,7 +400,7 @@ WRONG[lab.check_step_flops] = [((answer,), words) for answer, words in [
     (lambda p, t, c: 2 * p * t, "that is forward alone"),
     (lambda p, t, c: (4 if c else 3) * p * t, "a multiplication and an addition are two"),
     (lambda p, t, c: (8 if c else 6) * p, "your formula says"),
-    (lambda p, t, c: 4 / 3 if c else 1, "your formula says 1, "),
+    (lambda p, t, c: 4 / 3 if c else 1, "your formula says 1 FLOPs, torch counts"),
     (lambda p, t, c: None, "it returned nothing")]]
 
 

@@ -1,0 +1,120 @@
+"""Exercise 1.4: what forward saves, of a layer and of a model."""
+
+import random
+
+from labs.exercises.verdicts import check
+from labs.memory_math import formula_feedback as feedback
+from labs.memory_math.formula_feedback import Mistake
+from labs.memory_math.ground_truth import random_sizes, saved_bytes
+from labs.predictions.parameters import Shape, shape_of
+from labs.training import hf_configs
+
+SHOWN = (3, 96, 128, 4)  # batch, sequence, hidden, heads of the block that the notebook shows
+
+
+@check("1.4")
+def check_activations(layer_activations, activations):
+    """A layer's bytes against a real block's saved tensors, a model's against sums of layers."""
+    feedback.require_signature(layer_activations, ("batch", "sequence", "hidden", "heads", "fused"))
+    feedback.require_signature(activations, ("m", "batch", "sequence", "checkpointing"))
+    # Random sizes reject an answer that fits only the block in the notebook.
+    for sizes in (SHOWN, random_sizes(), random_sizes()):
+        for fused in (False, True):
+            _check_layer(layer_activations, *sizes, fused)
+    # Of these only Llama-2-7B's layer exceeds its logits: it rejects answers without the maximum.
+    for name in ("GPT-2", "Llama-3-8B", "Llama-2-7B"):
+        m = shape_of(hf_configs.config(name))
+        for batch, sequence in ((1, 1024), (random.randint(2, 9), 8 * random.randint(20, 99))):
+            for checkpointing in (False, True):
+                _check_model(activations, name, m, batch, sequence, checkpointing)
+    batch, sequence, _, heads = SHOWN
+    share = statistics_bytes(batch, sequence, heads, True) / saved_bytes(*SHOWN, True)
+    return ("to the byte what real GPT-2 blocks save, except for the statistics of norms and "
+            f"softmax: {100 * share:.1f} % of the block that was shown")
+
+
+def statistics_bytes(batch: int, sequence: int, heads: int, fused: bool) -> int:
+    """Bytes that the formula leaves out: two numbers in 16 bits per token and norm, and fused
+    attention's one in fp32 per token and head."""
+    return 8 * batch * sequence + (4 * batch * heads * sequence if fused else 0)
+
+
+def _check_layer(layer_activations, batch, sequence, hidden, heads, fused):
+    what = (f"a real block, {batch} x {sequence} tokens, hidden {hidden}, {heads} heads, "
+            f"{'fused' if fused else 'eager'} attention")
+    expected = (saved_bytes(batch, sequence, hidden, heads, fused)
+                - statistics_bytes(batch, sequence, heads, fused))
+    feedback.require_value(layer_activations(batch, sequence, hidden, heads, fused), expected, what,
+                           "bytes", _layer_mistakes(batch, sequence, hidden, heads, fused),
+                           "Add up the tensors of lab.show_saved_tensors, in units of s·b·h.")
+
+
+def _layer_mistakes(b, s, h, a, fused) -> list[Mistake]:
+    size, scores = s * b * h, 5 * a * s * s * b
+    expected = 34 * size + (0 if fused else scores)
+    return [
+        Mistake(0 if fused else -scores, "the scores inside attention, 5as/h, are missing",
+                "They grow with the square of the sequence."),
+        Mistake(scores if fused else 0, "fused attention never writes the scores out",
+                "Leave 5as/h out where `fused` is True."),
+        Mistake(0 if fused else 5 * a * s * (s * b - size // h), "the batch counts once"),
+        Mistake(expected, "2x: that is as if 34 counted elements; it counts bytes",
+                "sbh(34 + 5as/h) is in bytes already."),
+        Mistake(-expected / 2, "half: counted in 16-bit elements", "The answer is in bytes."),
+        Mistake((1 / b - 1) * expected, "the batch is missing", "Every sequence of it is saved."),
+        Mistake(-10 * size, "10sbh is missing: two norms' inputs, and what attention's and the "
+                "feed-forward part's outputs save", "lab.show_saved_tensors lists them all."),
+        Mistake.returning(2 * size, expected, "2sbh is what checkpointing keeps",
+                          "Here nothing is dropped.")]
+
+
+def _check_model(activations, name, m, batch, sequence, checkpointing):
+    what = (f"{name}, {batch} x {sequence} tokens, "
+            f"{'with' if checkpointing else 'without'} checkpointing")
+    expected = model_activations(m, batch, sequence, checkpointing)
+    feedback.require_value(activations(m, batch, sequence, checkpointing), expected, what, "bytes",
+                           _model_mistakes(m, batch * sequence, checkpointing, expected),
+                           "What all layers keep, and what comes on top at the peak.")
+
+
+def model_activations(m: Shape, batch: int, sequence: int, checkpointing: bool) -> int:
+    """Bytes of activations at the peak, as the notebook counts them: what all layers keep, and on
+    top the fp32 logits or, with checkpointing, one whole layer, whichever is more."""
+    size = batch * sequence * m.hidden
+    layer, logits = 34 * size, 4 * batch * sequence * m.vocabulary
+    if checkpointing:
+        return 2 * size * m.layers + max(layer, logits)
+    return layer * m.layers + logits
+
+
+def _model_mistakes(m, tokens, checkpointing, expected) -> list[Mistake]:
+    layer, logits = 34 * tokens * m.hidden, 4 * tokens * m.vocabulary
+    inputs = 2 * tokens * m.hidden * m.layers  # what checkpointing keeps
+    kept = inputs if checkpointing else layer * m.layers
+    top = expected - kept
+    mistakes = [
+        Mistake(-top if logits == top else 0, "the logits are missing",
+                "Batch x sequence x vocabulary numbers in fp32."),
+        Mistake(-logits / 2 if logits == top else 0, "the logits are counted in 16 bits",
+                "The loss needs them in fp32."),
+        Mistake((1 - m.layers) * (kept // m.layers), "only one layer is counted",
+                "There are m.layers of them.")]
+    if not checkpointing:
+        return mistakes
+
+    def returning(value, description, hint):
+        return Mistake.returning(value, expected, description, hint)
+
+    return [
+        *mistakes,
+        returning(inputs + layer + logits, "the logits and the recomputed layer are never there "
+                  "together", "The logits are gone when backward reaches the layers: take max."),
+        returning(layer * m.layers + logits, "nothing was dropped",
+                  "With checkpointing a layer keeps its input alone, 2sbh."),
+        Mistake(-kept / 2, "a layer's input is counted in elements", "In 16 bits: 2sbh bytes."),
+        Mistake(-top, "what comes on top of the checkpoints is missing",
+                "At the loss it is the logits, later one layer that is computed again."),
+        returning(inputs + logits, "the layer that is computed again is missing",
+                  "One layer at a time is whole again, 34sbh."),
+        returning(inputs + layer, "the logits are missing",
+                  "Batch x sequence x vocabulary numbers in fp32.")]

@@ -1,0 +1,60 @@
+"""Exercise 1.3: bytes of one rank under ZeRO."""
+
+import random
+
+from labs.exercises.verdicts import Wrong, check
+from labs.memory_math import formula_feedback as feedback
+from labs.memory_math.checks import STATES, TABLE_HINT
+from labs.training.memory_categories import GB
+
+
+def states_per_rank(count: float, recipe: tuple, stage: int, ranks: int) -> tuple[float, ...]:
+    """Bytes of parameters, gradients and optimizer state on one rank. recipe: bytes per parameter
+    of each. Source: Rajbhandari et al., ZeRO, section 5."""
+    return tuple(count * size / (ranks if stage >= divided_from else 1)
+                 for size, divided_from in zip(recipe, (3, 2, 1), strict=True))
+
+
+@check("1.3", hints=TABLE_HINT)
+def check_per_rank(per_rank):
+    """Three numbers for every stage: the paper's figure 1, 70B on 8 ranks, and random sizes."""
+    feedback.require_signature(per_rank, ("count", "recipe", "stage", "ranks"))
+    for name, count, recipe, ranks in _jobs():
+        for stage in (0, 1, 2, 3):
+            what = f"{name}, stage {stage}"
+            returned = feedback.finite_numbers(per_rank(count, recipe, stage, ranks), STATES, what)
+            expected = states_per_rank(count, recipe, stage, ranks)
+            for state, got, right, size in zip(STATES, returned, expected, recipe, strict=True):
+                if not feedback.is_close(got, right):
+                    totals = (f"{_gb(sum(returned))} GB in all, where a rank holds "
+                              f"{_gb(sum(expected))}")
+                    raise _wrong_share(f"{what}: {state}", got, right, count * size, ranks, totals)
+    return "stages 0 to 3 for the paper's figure 1, for 70B on 8 ranks and for random sizes"
+
+
+def _jobs() -> list[tuple]:
+    """(name, parameters, recipe, ranks)."""
+    dice = random.Random()
+    recipe, ranks = tuple(dice.sample(range(1, 20), 3)), dice.randint(20, 99)
+    count = ranks * dice.randint(10**4, 10**7) + 1  # not divisible, which rejects //
+    return [("70B on 8 ranks", 70e9, (2, 2, 8), 8), ("7.5B on 64 ranks", 7.5e9, (2, 2, 12), 64),
+            ("a job drawn at random", count, recipe, ranks)]
+
+
+def _wrong_share(what, got, right, whole, ranks, totals) -> Wrong:
+    sentence = f"{what}: {_gb(got)} GB per rank, it is {_gb(right)}"
+    rule = "Stage 1 divides the optimizer state alone, 2 the gradients too, 3 the parameters too."
+    if feedback.is_close(got, 0):
+        return Wrong(f"{what} are missing: {totals}",
+                     "A rank keeps its share of what is divided: 1/N of it, not nothing.")
+    if abs(got - right) < 1:
+        return Wrong(f"{what}: off by less than a byte", "Divide with /: // drops the rest.")
+    if feedback.is_close(got, whole):
+        return Wrong(f"{sentence}: not divided", rule)
+    if feedback.is_close(got, whole / ranks):
+        return Wrong(f"{sentence}: divided, though this stage keeps it whole", rule)
+    return Wrong(f"{sentence}, {got / right:.4g}x", "count times bytes; divided by N, or not.")
+
+
+def _gb(nbytes) -> str:
+    return f"{nbytes / GB:,.6g}"

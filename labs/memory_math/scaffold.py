@@ -1,0 +1,166 @@
+"""What the notebook calls: the sizes of well-known models, and measurements on real ranks."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.utils.checkpoint import set_checkpoint_early_stop
+from torch.utils.flop_counter import FlopCounterMode
+
+from labs.exercises.comparison import compare, model_of
+from labs.exercises.verdicts import shows
+from labs.meters import memory, throughput
+from labs.predictions.memory import predict
+from labs.predictions.parameters import Shape, shape_of
+from labs.training import data, hf_configs, strategies
+from labs.training.memory_categories import Memory
+from labs.training.presets import Preset
+from labs.words import counted
+from labs.workers import devices
+from labs.workers.launcher import launch
+
+MODELS = ("GPT-2", "Llama-2-7B", "Llama-2-13B", "Llama-3-8B", "Llama-3-70B", "Qwen2-0.5B",
+          "Qwen2-7B")
+STRATEGIES = {"plain": strategies.plain, "DDP": strategies.ddp, "FSDP2": strategies.fsdp2}
+TRIES = 4  # at most: a tensor that gloo's thread frees seems to be held still
+TOLERANCE = 1000  # bytes: less than any tensor that would matter
+
+
+def model_sizes() -> dict[str, Shape]:
+    """Name -> sizes of the models of this notebook."""
+    return {name: shape_of(hf_configs.config(name)) for name in MODELS}
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """What one rank held: a model of `count` parameters in `tensors` tensors, bytes by category at
+    the end of each phase and at the peak, and the same as predicted from the configuration."""
+
+    strategy: str
+    ranks: int
+    count: int
+    tensors: int
+    report: memory.Report
+    predicted: dict[str, Memory]
+
+    @property
+    def after_backward(self) -> Memory:
+        """Bytes at the moment when parameters, gradients and optimizer state are all there."""
+        return self.report.phases["backward"]
+
+    @property
+    def name(self) -> str:
+        """The strategy and its ranks, as charts show them."""
+        return f"{self.strategy} on {counted(self.ranks, 'rank')}"
+
+    def __str__(self):
+        return f"{self.name}: {self.report.step_peak.total / 1e6:.1f} MB at the peak"
+
+
+class RankMemories(list):
+    """A RankMemory for each strategy; draws itself as a line for each."""
+
+    def __repr__(self):
+        return "\n".join([f"{self[0].count:,} parameters, fp32, AdamW", *map(str, self)])
+
+
+@shows("1.7")
+def measure_ranks(preset: Preset) -> RankMemories:
+    """Trains the preset's GPT-2 on one rank, then under DDP and FSDP2 on several: two steps of the
+    plain loop, every allocation recorded."""
+    return RankMemories([*measure_strategies(("plain",), preset, 1),
+                         *measure_strategies(("DDP", "FSDP2"), preset, preset.ranks)])
+
+
+def measure_strategies(names: Sequence[str], preset: Preset, ranks: int,
+                       device: str | None = None) -> list[RankMemory]:
+    """What a rank holds under each of STRATEGIES that is named. device: as for `launch`."""
+    preset = replace(preset, ranks=ranks)
+    plan = devices.plan(ranks, device)
+    predicted = {name: predict(
+        model_of(preset).config, batch=preset.batch, sequence=preset.context, ranks=ranks,
+        strategy=name.lower(), device=plan.devices[0].split(":")[0],
+        backend="nccl" if "nccl" in plan.backend else "gloo") for name in names}
+    reports = {name: [] for name in names}
+    for _ in range(TRIES):
+        comparison = compare({name: STRATEGIES[name] for name in names}, preset, device=device)
+        for name in names:
+            reports[name].append(comparison.results[name].report)
+        found = {name: memory.leanest(reports[name]) for name in names}
+        if all(found[name].phases["backward"].total
+               <= predicted[name]["backward"].total + TOLERANCE for name in names):
+            break
+    return [RankMemory(name, ranks, comparison.parameters, comparison.tensors, found[name],
+                       predicted[name]) for name in names]
+
+
+@dataclass(frozen=True)
+class CheckpointingCost:
+    """One step without and with full checkpointing: seconds (medians), FLOPs as torch counts them,
+    bytes of activations at the end of forward, and these as predicted. flops has a third number:
+    checkpointing that computes everything again, needed or not. device: "cpu" or "cuda"."""
+
+    seconds: tuple[float, float]
+    flops: tuple[int, int, int]
+    kept: tuple[float, float]
+    predicted: tuple[float, float]
+    device: str
+
+    def __repr__(self):
+        flops, seconds, kept = (pair[1] / pair[0] for pair in
+                                (self.flops, self.seconds, self.kept))
+        return (f"checkpointing: {flops:.2f}x the FLOPs, {seconds:.2f}x the time, {kept:.2f}x the "
+                "activations")
+
+
+@shows("1.5")
+def measure_checkpointing(preset: Preset, rounds: int = 5) -> CheckpointingCost:
+    """Trains the preset's GPT-2 on one rank, with and without checkpointing, taking turns."""
+    return launch(_checkpointing_cost, preset, rounds, ranks=1, quiet=True, verify=False,
+                  hang_after=60)[0]
+
+
+def _checkpointing_cost(preset, rounds) -> CheckpointingCost:
+    torch.set_num_threads(1)  # CPU kernels hold a buffer per thread, predictions count one
+    device = devices.device()
+    [batch] = data.lm_batches(1, preset.batch, preset.context)
+    batch = {name: values.to(device) for name, values in batch.items()}
+    models = [_model(preset, checkpointed) for checkpointed in (False, True)]
+    steps = [lambda model=model: _step(model, batch) for model in models]
+    seconds = throughput.seconds_per_step(dict(enumerate(steps)), rounds, warmup=1)
+    reports = [memory.record(lambda c=c: _with_optimizer(_model(preset, c)), [batch, batch])
+               for c in (False, True)]
+    predicted = [predict(models[0].config, batch=preset.batch, sequence=preset.context,
+                         checkpointing=kind, device=device.type) for kind in ("none", "full")]
+    # torch stops recomputing a block once it has what backward needs; here it must not.
+    with set_checkpoint_early_stop(False):
+        everything = _flops(steps[1])
+    return CheckpointingCost(tuple(map(statistics.median, seconds.values())),
+                             (*map(_flops, steps), everything),
+                             tuple(report.phases["forward"].activations for report in reports),
+                             tuple(phases["forward"].activations for phases in predicted),
+                             device.type)
+
+
+def _model(preset, checkpointed):
+    model = model_of(preset).to(devices.device()).train()
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def _step(model, batch):
+    loss = model(**batch).loss
+    loss.backward()
+    loss.item()  # a GPU works on in the background; reading a number waits for it
+
+
+def _with_optimizer(model) -> tuple:
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def _flops(step) -> int:
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
