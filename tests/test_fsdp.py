@@ -18,8 +18,9 @@ from labs.training import models
 from labs.training.memory_categories import Memory
 from labs.training.presets import preset
 from labs.workers import devices
-from labs.workers.failures import Outcome, RankFailed, failure
+from labs.workers.failures import RankFailed, failure
 from labs.workers.memory import Shortage
+from labs.workers.outcomes import Kind, Outcome
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
@@ -135,8 +136,8 @@ def test_a_model_that_needs_more_than_the_limit_dies_and_a_small_one_does_not():
 
 def test_one_rank_that_ran_out_speaks_for_one_that_died_of_it(monkeypatch):
     """Under a limit C++ code of another rank may end with any last words, exit code 127 too."""
-    outcomes = [Outcome(0, "failed", shortage=Shortage(8, 9, 16)),
-                Outcome(1, "died", exit_code=127)]
+    outcomes = [Outcome(0, Kind.OUT_OF_MEMORY, shortage=Shortage(8, 9, 16)),
+                Outcome(1, Kind.PROCESS_EXITED, exit_code=127)]
 
     def launch(*_, **__):
         raise failure(outcomes)
@@ -144,7 +145,7 @@ def test_one_rank_that_ran_out_speaks_for_one_that_died_of_it(monkeypatch):
     monkeypatch.setattr(limits, "launch", launch)
     assert limits.shortage(lab.ddp, 1, 16e6) == Shortage(8, 9, 16)
     assert not limits.fits(lab.ddp, 1, 16e6)
-    outcomes[0] = Outcome(0, "failed", error_type="ValueError")
+    outcomes[0] = Outcome(0, Kind.RAISED, error_type="ValueError")
     with pytest.raises(RankFailed):
         limits.fits(lab.ddp, 1, 16e6)
 

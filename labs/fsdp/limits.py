@@ -105,17 +105,17 @@ def _own_pages():
 
 def _growth(strategy, chosen) -> int:
     """On a rank: bytes that the process had at most beyond those at its start."""
-    from labs.workers.memory import _data_size
+    from labs.workers.memory import data_size
 
     seen, stop = [], threading.Event()
 
     def watch():
         while not stop.wait(0.0005):
-            seen.append(_data_size())
+            seen.append(data_size())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    start = _data_size()
+    start = data_size()
     run(strategy, chosen)
     stop.set()
     watcher.join()

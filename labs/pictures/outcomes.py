@@ -7,13 +7,28 @@ from dataclasses import dataclass
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, chip, sheet, write
+from labs.words import listed
+from labs.workers.failures import LaunchError
+from labs.workers.outcomes import Kind, Outcome
 
 ROW = 0.42  # inches from one rank to the next
 TRACK = 0.95  # inches: where a rank's collectives begin
 DONE = 0.5  # inches for a collective that is done
 SHOWN = 4  # at most so many of those are drawn
 WAITING, FAILED, FINE = palette.RANK_WAITS, palette.RANK_FAILED, palette.RANK_RETURNED
-_COLOURS = {"waits": WAITING, "calls": FAILED, "failed": FAILED, "died": FAILED}
+
+# Few words for each kind: the message below the lanes says it in full.
+_LABELS = {Kind.STARTING: "was still starting", Kind.COMPUTING: "computes",
+           Kind.WAITING: "waits in {collective}", Kind.MISMATCHED: "calls {collective}",
+           Kind.OUT_OF_COLLECTIVES: "calls no further collective",
+           Kind.UNRESPONSIVE: "does not answer", Kind.RETURNED: "returned",
+           Kind.RAISED: "raised {outcome.error_type}", Kind.OUT_OF_MEMORY: "ran out of memory",
+           Kind.LOST_CONNECTION: "lost its connection",
+           Kind.CALLED_EXIT: "called sys.exit({outcome.message})",
+           Kind.CANNOT_SEND: "returned what cannot be sent",
+           Kind.KILLED: "was killed by signal {outcome.signal.value}",
+           Kind.PROCESS_EXITED: "exited with code {outcome.exit_code}",
+           Kind.OUT_OF_MEMORY_IN_CPP: "ran out of memory"}
 
 
 @dataclass(frozen=True)
@@ -21,51 +36,50 @@ class Lane:
     """One rank: how many collectives it finished (None: not known), what it does now, where."""
 
     rank: int
-    done: int
-    deed: str
+    done: int | None
+    label: str
     colour: str
     place: str = ""
     source: str = ""
 
 
-def picture(error, guessed: float = None) -> Picture:
+def picture(error: LaunchError, guessed: float | None = None) -> Picture:
     """Draws a RankFailed or RanksStuck. guessed: the rank that was guessed to be missing."""
-    lanes = [_lane(outcome) for outcome in getattr(error, "outcomes", [])]
+    outcomes = getattr(error, "outcomes", [])
     title = f"launch raised {type(error).__name__}"
     message = [part for line in str(error).splitlines()
                for part in textwrap.wrap(line, 102, subsequent_indent="    ") or [""]]
-    note = _compared(error, guessed)
-    return _drawn(title, FAILED, lanes, message, note,
+    note = _compared(outcomes, guessed)
+    return _drawn(title, FAILED, [_lane(outcome) for outcome in outcomes], message, note,
                   "\n".join([f"{title}: {error}", *([note] if note else [])]))
 
 
-def all_is_well(results) -> Picture:
+def all_is_well(results: list) -> Picture:
     """Draws a launch in which every rank returned."""
-    lanes = [Lane(rank, None, f"returned {_short(value)}", FINE)
-             for rank, value in enumerate(results)]
+    lanes = [Lane(rank, None, f"returned {textwrap.shorten(repr(value), 60, placeholder='…')}",
+                  FINE) for rank, value in enumerate(results)]
     return _drawn("every rank returned", FINE, lanes, [], "",
-                  "\n".join(f"rank {lane.rank} {lane.deed}" for lane in lanes))
+                  "\n".join(f"rank {lane.rank} {lane.label}" for lane in lanes))
+
+
+def label(outcome: Outcome) -> str:
+    """What became of a rank, in few words."""
+    number = f" #{outcome.number}" if outcome.number else ""
+    return _LABELS[outcome.kind].format(outcome=outcome, collective=outcome.collective + number)
 
 
 def _lane(outcome) -> Lane:
-    own = [place for place in outcome.stack if place.is_students]
-    place, source = (str(own[-1]), own[-1].source) if own else ("", "")
-    done = {"waits": (outcome.number or 1) - 1, "returned": outcome.number}.get(outcome.kind)
-    colour = WAITING if outcome.is_victim else _COLOURS.get(outcome.kind, palette.MUTED)
-    return Lane(outcome.rank, done, _deed(outcome), colour, place, source)
-
-
-def _deed(outcome) -> str:
-    """Few words: the message below the lanes has them all."""
-    if outcome.kind == "waits":
-        return f"waits in {outcome.call}" + (f" #{outcome.number}" if outcome.number else "")
-    if outcome.is_victim:
-        return "lost its connection"
-    if outcome.kind == "failed":
-        return f"raised {outcome.error_type}"
-    if outcome.kind == "died":
-        return outcome.deed().split(" (")[0]
-    return outcome.deed().split(" at ")[0].split(":")[0].removeprefix("already ")
+    done = outcome.issued
+    if outcome.kind is Kind.WAITING:
+        done = (outcome.number or 1) - 1
+    colour = palette.MUTED
+    if outcome.kind in (Kind.WAITING, Kind.LOST_CONNECTION):
+        colour = WAITING
+    elif outcome.kind.is_failure or outcome.kind in (Kind.MISMATCHED, Kind.OUT_OF_COLLECTIVES):
+        colour = FAILED
+    place = outcome.place
+    return Lane(outcome.rank, done, label(outcome), colour, str(place or ""),
+                place.source if place else "")
 
 
 def _drawn(title, colour, lanes, message, note, text) -> Picture:
@@ -74,34 +88,35 @@ def _drawn(title, colour, lanes, message, note, text) -> Picture:
     figure, ax = sheet(WIDTH, height)
     ax.vlines(0.1, 0.08, 0.38, color=colour, linewidth=5)
     write(ax, 0.24, 0.23, title, size=12, weight="bold", colour=colour)
-    ends = [_track(ax, 0.62 + ROW * (number + 0.5) - 0.06, lane)
-            for number, lane in enumerate(lanes)]
-    for number, lane in enumerate(lanes):
-        _where(ax, max(ends) + 0.25, 0.62 + ROW * (number + 0.5) - 0.06, lane)
+    rows = [(0.56 + ROW * (number + 0.5), lane) for number, lane in enumerate(lanes)]
+    ends = [_draw_track(ax, y, lane) for y, lane in rows]
+    for y, lane in rows:
+        _draw_place(ax, max(ends) + 0.25, y, lane)
     if message:
         box(ax, 0.06, under, WIDTH - 0.12, 0.22 + 0.19 * len(message), [palette.SURFACE])
         for number, line in enumerate(message):
             write(ax, 0.2, under + 0.2 + 0.19 * number, line, size=9, family="monospace")
     if note:
-        write(ax, 0.1, height - 0.18, note, colour=palette.INK)
+        write(ax, 0.1, height - 0.18, note)
     return Picture(figure, text, data=lanes)
 
 
-def _track(ax, y, lane) -> float:
-    """A rank's collectives from left to right, then what it does now; gives where that ends."""
+def _draw_track(ax, y, lane) -> float:
+    """A rank's collectives from left to right, then what it does now; returns where that ends."""
     chip(ax, 0.42, y, lane.rank)
     x = TRACK
     for number in range(max(1, (lane.done or 0) - SHOWN + 1), (lane.done or 0) + 1):
         box(ax, x, y - 0.14, DONE - 0.08, 0.28, ["#dcefe2"])
         write(ax, x + DONE / 2 - 0.04, y, f"#{number} ✓", size=9, colour=FINE, ha="center")
         x += DONE
-    width = 0.079 * len(lane.deed) + 0.22
+    width = 0.079 * len(lane.label) + 0.22
     box(ax, x, y - 0.14, width, 0.28, edge=lane.colour, dashed=lane.colour == WAITING, line=1.4)
-    write(ax, x + width / 2, y, lane.deed, size=9.5, colour=lane.colour, weight="bold", ha="center")
+    write(ax, x + width / 2, y, lane.label, size=9.5, colour=lane.colour, weight="bold",
+          ha="center")
     return x + width
 
 
-def _where(ax, x, y, lane):
+def _draw_place(ax, x, y, lane):
     end = x + 0.078 * len(lane.place)
     if not lane.place or end > WIDTH:
         return
@@ -111,18 +126,13 @@ def _where(ax, x, y, lane):
     write(ax, end + 0.1, y, source, size=9, family="monospace")
 
 
-def _compared(error, guessed) -> str:
+def _compared(outcomes, guessed) -> str:
+    """The guess and which rank is missing: the one that returned while others waited."""
     if guessed is None:
         return ""
-    left = [o.rank for o in getattr(error, "outcomes", []) if o.kind == "returned"]
+    left = [outcome.rank for outcome in outcomes if outcome.kind is Kind.RETURNED]
     if not left:
         return f"You guessed rank {guessed:g}; no rank has left."
-    missing = " and ".join(map(str, left))
     if left == [guessed]:
-        return f"You guessed rank {guessed:g}, and rank {missing} it is."
-    return f"You guessed rank {guessed:g}; the missing one is rank {missing}."
-
-
-def _short(value) -> str:
-    words = " ".join(repr(value).split())
-    return words if len(words) <= 60 else words[:59] + "…"
+        return f"You guessed rank {guessed:g}, and rank {listed(left)} it is."
+    return f"You guessed rank {guessed:g}; the missing one is rank {listed(left)}."

@@ -58,7 +58,7 @@ def must_fit(name: str, output: int, given: int, ranks: int) -> None:
 
 def explained(error: RankFailed) -> Wrong:
     """The Wrong that was raised on a rank, with the student's line that led to it."""
-    wrong = Wrong("\n".join([error.cause.sentence, *error.outcomes[error.rank].where()]),
+    wrong = Wrong("\n".join([error.cause.sentence, *error.outcomes[error.rank].call_chain()]),
                   error.cause.hint)
     wrong.rank, wrong.output = error.rank, error.output  # as `exercises` finds them on a failure
     return wrong

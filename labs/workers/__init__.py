@@ -1,10 +1,13 @@
-"""How code gets onto ranks: launch, devices, output, faults, and the watch for hangs.
+"""How code gets onto ranks: launch, devices, output, failures, and the detection of hangs.
 
-In the caller: launcher (the one call) asks devices for a plan, payload packs the function, crew
-starts and hears its members, judge says when they cannot succeed any more, and failures makes one
-message of what became of them. screen and progress show what they print and report; calls holds
-their collectives against each other; start keeps the fork server, and janitor tidies up after it.
+In the caller: `launcher` (the one call) takes a plan from `devices` and the packed function from
+`pickling`; `rank_group` starts the ranks through `processes`, listens to each through a
+`rank_handle`, and stops them. `hang_rules` decides when they can no longer succeed;
+`collective_matching` compares what they call; `outcomes` says what became of each, and `failures`
+raises it as one message. `output` and `progress` show what ranks print and report.
 
-On a rank: worker is its whole life, channel its line to the caller, watch the thread that says
-where it is, results and memory how a value travels back and what it may take.
+In the fork server: `forkserver_preload` imports torch once, `forkserver_cleanup` tidies up.
+
+On a rank: `worker` is its main function, `channel` its connection to the caller, `heartbeat` the
+thread that reports where it is, `memory` its limit, `pickling` how its result travels back.
 """

@@ -1,4 +1,4 @@
-"""The worker's end of the line to the process that called `launch`."""
+"""A rank's connection to the process that called `launch`."""
 
 import threading
 
@@ -17,14 +17,14 @@ class Channel:
         with self._lock:
             self.connection.send((kind, content))
 
-    def open(self) -> None:
+    def activate(self) -> None:
         """Makes this the channel that `report` uses."""
         global _channel
         _channel = self
 
 
-def report(step=None, total=None, **metrics) -> None:
-    """Streams numbers from rank 0 to the caller: a progress bar now, a series afterwards.
+def report(step: int | None = None, total: int | None = None, **metrics: float) -> None:
+    """Sends numbers from rank 0 to the caller: a progress bar now, a series in the result.
 
     step counts from 0; total is the number of steps, if known; each metric is a number or a
     one-element tensor. On other ranks, and outside a launch, it does nothing.

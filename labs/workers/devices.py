@@ -1,4 +1,4 @@
-"""Which backend, which devices, how many ranks: chosen by what the machine has, and said."""
+"""Chooses backend, devices and number of ranks by what the machine has, and says why."""
 
 import contextlib
 import os
@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from labs.words import counted
+
 RANK_BYTES = 100_000_000  # of memory that a rank takes before it does anything
 FILES_PER_RANK = 5  # that the caller keeps open for each rank
-
+RANKS_PER_CORE = 64  # beyond so many, ranks time out before they all have met
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Plan:
 
     ranks: int
     backend: str
-    devices: tuple
+    devices: tuple[str, ...]
     threads: int
     reason: str
 
@@ -45,8 +47,9 @@ def default_ranks() -> int:
     return gpus() if gpus() > 1 else min(4, max(2, cores()))
 
 
-def plan(ranks=None, device=None) -> Plan:
-    """The plan for `ranks` ranks (None: what the machine offers) on `device` (None, cpu, cuda)."""
+def plan(ranks: int | None = None, device: str | None = None) -> Plan:
+    """The plan for `ranks` ranks (None: what the machine offers) on `device` (None, cpu, cuda).
+    Raises TypeError or ValueError, with advice, where there can be none."""
     ranks = default_ranks() if ranks is None else _checked(ranks)
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device={device!r}: choose 'cpu', 'cuda', or leave it out")
@@ -61,25 +64,25 @@ def plan(ranks=None, device=None) -> Plan:
                     "GPU node, seconds are not")
     devices = tuple(f"cuda:{rank % found}" for rank in range(ranks))
     if ranks <= found:
-        # gloo beside NCCL, so that a CPU tensor can be communicated too
+        # gloo in addition to NCCL, so that a CPU tensor can be communicated too
         return Plan(ranks, "cpu:gloo,cuda:nccl", devices, threads,
                     f"one GPU per rank with NCCL ({found} found)")
     return Plan(ranks, "gloo", devices, threads,
-                f"{ranks} ranks share {found} GPU{'s' * (found > 1)} with gloo, because NCCL "
-                "wants one GPU per rank")
+                f"{ranks} ranks share {counted(found, 'GPU')} with gloo, because NCCL refuses "
+                "two ranks on one GPU")
 
 
 def most_ranks() -> int:
-    """The most ranks that can be started here: each takes memory and, in this process and for its
-    connections to the others, open files; beyond 64 to a core they would never meet."""
+    """The most ranks that can be started here: each takes memory, open files of this process, and
+    time of a core while all ranks meet."""
     import psutil
 
     by_memory = int(psutil.virtual_memory().available / RANK_BYTES)
-    return max(1, min(by_memory, _open_files() // FILES_PER_RANK, 64 * cores()))
+    return max(1, min(by_memory, _open_files() // FILES_PER_RANK, RANKS_PER_CORE * cores()))
 
 
 def _open_files() -> int:
-    """How many files may be open here, after asking for as many as the system allows."""
+    """How many files this process may still open, after raising its limit to the system's."""
     try:
         import resource
     except ImportError:
@@ -92,8 +95,8 @@ def _open_files() -> int:
     return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200, FILES_PER_RANK)
 
 
-def crowding(ranks: int):
-    """A warning when there are more ranks than this machine runs sensibly, or None."""
+def oversubscription(ranks: int) -> str | None:
+    """A warning when there are more ranks than this machine runs at a sensible speed, or None."""
     if ranks <= max(8, 4 * cores()):
         return None
     return (f"{ranks} ranks on {cores()} cores: it will work, but slowly, "
@@ -101,7 +104,7 @@ def crowding(ranks: int):
 
 
 def device() -> torch.device:
-    """On a rank: the device of this rank. Elsewhere: the CPU."""
+    """The device of this rank; outside of a launch, the CPU."""
     return torch.device(os.environ.get("LABS_DEVICE", "cpu"))
 
 

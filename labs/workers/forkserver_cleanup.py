@@ -1,7 +1,8 @@
-"""Loaded into the fork server: the last one out turns off the light.
+"""In the fork server: removes its temporary directory at its exit, and cleans its forks of copies
+of labs that are out of date.
 
-The fork server outlives a kernel that was killed by a moment. It uses it to remove the private
-directory (its own socket, the rendezvous files) that nobody else is left to remove.
+The fork server outlives a kernel that was killed by a moment, so it can remove what nobody else is
+left to remove: its own socket and the rendezvous files.
 """
 
 import atexit
@@ -12,52 +13,58 @@ import sys
 from functools import partial
 from multiprocessing import forkserver
 
-_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_imported = {}
+_LABS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_modification_times = {}  # of the files of labs that the server has imported
 
 
-def _leave(server):
+def _remove_directory(server):
+    """Removes the fork server's temporary directory when the server, not a fork of it, exits."""
     if os.getpid() != server:
         return
     address = forkserver._forkserver._forkserver_address
     if isinstance(address, str) and os.path.basename(os.path.dirname(address)).startswith("pymp-"):
         shutil.rmtree(os.path.dirname(address), ignore_errors=True)
-    os._exit(0)  # taking down an interpreter that has imported torch takes another second
+    os._exit(0)  # finalizing an interpreter that has imported torch takes another second
 
 
-def _ready_a_worker(server):
+def _forget_outdated_labs(server):
+    """In a fresh fork: a rank must run the labs of its caller, as it is on disk now."""
     if os.getppid() != server:
-        return  # a child of a worker
-    if os.environ.get("LABS_HOME") != _HOME or _dates(_imported) != _imported:
-        for name in _imported:  # a worker runs the labs that is on disk, and that of its caller
+        return  # a child of a rank, such as a DataLoader's
+    if (os.environ.get("LABS_HOME") != _LABS
+            or _times(_modification_times) != _modification_times):
+        for name in _modification_times:
             del sys.modules[name]
 
 
-def _dates(names) -> dict:
-    """When the file of each module was last changed."""
+def _times(names) -> dict[str, int]:
+    """When the file of each module was last changed, in nanoseconds."""
     try:
         return {name: os.stat(sys.modules[name].__file__).st_mtime_ns for name in names}
     except OSError:
         return {}
 
 
-def all_is_imported():
-    """Called when the server has imported all it will: remembers what it has of labs, so that no
-    worker need look through all modules. To touch a shared page is to copy it."""
-    _imported.update(_dates([name for name in sys.modules if name.split(".")[0] == "labs"]))
+def freeze_imports() -> None:
+    """Called when the server has imported everything: notes which modules are of labs, so that no
+    fork has to search `sys.modules`. A fork copies each shared page of memory that it writes to,
+    and a reference count is a write; `gc.freeze` keeps its garbage collector off them, too."""
+    _modification_times.update(
+        _times([name for name in sys.modules if name.split(".")[0] == "labs"]))
     gc.collect()
-    gc.freeze()  # nor need its garbage collector look at what is shared
+    gc.freeze()
 
 
-def _say_nothing_of_an_interrupt(kind, error, traceback):
-    # A caller that was interrupted while it started a rank leaves the rank without its orders.
+def _hide_eof_error(kind, error, traceback):
+    # A caller that was interrupted while it started a rank closes the pipe that would have
+    # carried the rank's arguments: the fork's EOFError means nothing to the student.
     if kind is not EOFError:
         sys.__excepthook__(kind, error, traceback)
 
 
 if sys.argv[:1] == ["-c"]:  # only in the fork server, which is started with `python -c`
     if hasattr(os, "setsid"):
-        os.setsid()  # a signal to the kernel's process group must not take the janitor along
-    atexit.register(_leave, os.getpid())
-    os.register_at_fork(after_in_child=partial(_ready_a_worker, os.getpid()))
-    sys.excepthook = _say_nothing_of_an_interrupt
+        os.setsid()  # a signal to the kernel's process group must not end the fork server
+    atexit.register(_remove_directory, os.getpid())
+    os.register_at_fork(after_in_child=partial(_forget_outdated_labs, os.getpid()))
+    sys.excepthook = _hide_eof_error

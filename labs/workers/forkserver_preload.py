@@ -1,4 +1,4 @@
-"""What the fork server imports once, for all workers to share."""
+"""In the fork server: imports what all ranks share, once."""
 
 import contextlib
 import ctypes
@@ -8,8 +8,8 @@ from importlib import import_module
 
 from labs.workers import forkserver_cleanup
 
-# A preloaded module stays as it was when the server started: third-party ones, and of labs only
-# what a worker begins with, which the janitor drops when a file of it has changed since.
+# A preloaded module stays as it was when the server started: third-party packages, and of labs only
+# what a rank begins with, which forkserver_cleanup drops when one of its files has changed since.
 MODULES = [
     "numpy",
     "cloudpickle",
@@ -22,31 +22,34 @@ MODULES = [
     "transformers.models.qwen2.modeling_qwen2",
     "labs.workers.worker",
 ]
-_COLLAPSE = 25  # MADV_COLLAPSE, Linux 6.1
-_HUGE = 2**21  # bytes of a huge page
+_MADV_COLLAPSE = 25  # since Linux 6.1
+_HUGE_PAGE = 2**21  # bytes
 
 
 def _import_all():
     for name in MODULES:
-        with contextlib.suppress(Exception):  # the rank that needs it will say what is wrong
+        # An import that raises must not end the server: torch._dynamo makes a directory, which
+        # fails where /tmp is full. The rank that needs the module will report the reason.
+        with contextlib.suppress(Exception):
             import_module(name)
-    forkserver_cleanup.all_is_imported()
+    forkserver_cleanup.freeze_imports()
 
 
-def _gather_in_huge_pages():
+def _collapse_heap():
     """Asks Linux to keep the heap in huge pages. A fork copies the page table: 250 MB in small
-    pages are 60,000 entries for each worker, and most of the time that its start takes."""
+    pages are 60,000 entries for each rank, and most of the time that its start takes."""
     libc = ctypes.CDLL(None)
     with open("/proc/self/maps") as maps:
         areas = [line.split() for line in maps]
     for span, access, *_, name in (area if len(area) > 5 else [*area, "[heap]"] for area in areas):
         if access == "rw-p" and name == "[heap]":
             first, last = (int(end, 16) for end in span.split("-"))
-            for start in range(-(-first // _HUGE) * _HUGE, last - _HUGE + 1, _HUGE):
-                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(_HUGE), _COLLAPSE)
+            for start in range(-(-first // _HUGE_PAGE) * _HUGE_PAGE, last - _HUGE_PAGE + 1,
+                               _HUGE_PAGE):
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(_HUGE_PAGE), _MADV_COLLAPSE)
 
 
 _import_all()
-if sys.platform == "linux" and mmap.PAGESIZE < _HUGE:
+if sys.platform == "linux" and mmap.PAGESIZE < _HUGE_PAGE:
     with contextlib.suppress(OSError, AttributeError):
-        _gather_in_huge_pages()
+        _collapse_heap()

@@ -1,56 +1,62 @@
-"""When a launch can no longer succeed, and when it is time to say where it is."""
+"""The rules by which a launch is given up, and when the caller reports that nothing happens."""
 
 import time
+from collections.abc import Sequence
 
-from labs.workers import failures
+from labs.workers import outcomes
+from labs.workers.outcomes import Kind, Outcome
+from labs.workers.rank_handle import RankHandle
 
-PROOF = 1.0  # seconds that a deadlock must look certain before it is called one
-START = 60.0  # seconds that ranks may take to meet
-NEWS = 30.0  # seconds without a sign of progress until the caller is told where the ranks are
+CONFIRM_DEADLOCK = 1.0  # seconds that a deadlock must last before it is called one
+START_TIMEOUT = 60.0  # seconds that ranks may take to meet
+STALL_NOTICE = 30.0  # seconds without a sign of progress until the student reads where ranks are
 
 
-def to_blame(members):
-    """The outcome that made the launch fail, or None; None too while a rank that may be to blame
-    still has time to speak, because victims are often heard first."""
-    root = failures.root_cause([m.outcome for m in members if m.settled])
-    if root is None or all(m.settled for m in members):
+def first_failure(handles: Sequence[RankHandle]) -> Outcome | None:
+    """The outcome that made the launch fail, or None. Returns None during a short grace period:
+    peers' connection errors often arrive before the exception or the death that caused them."""
+    root = outcomes.root_cause([handle.outcome for handle in handles if handle.settled])
+    if root is None or all(handle.settled for handle in handles):
         return root
-    patience = 0.5 if root.is_victim or root.kind == "died" else 0.1
-    return root if time.time() - root.at > patience else None
+    grace = 0.5 if root.kind is Kind.LOST_CONNECTION or root.kind.is_death else 0.1
+    return root if time.time() - root.failed_at > grace else None
 
 
-def why_stuck(members, hang_after):
-    """Why the ranks will not get on, in words, or None while they may."""
+def stuck_reason(handles: Sequence[RankHandle], hang_after: float) -> str | None:
+    """Why the ranks will not continue, as a sentence, or None while they may. hang_after: seconds
+    that a rank may wait in one collective."""
     now = time.monotonic()
-    running = [m for m in members if not m.settled]
-    for member in running:
-        waited = now - member.changed
-        if not member.progress.waiting:
+    running = [handle for handle in handles if not handle.settled]
+    for handle in running:
+        waited = now - handle.changed
+        if not handle.progress.waiting:
             continue
-        starts = member.progress.call == "init_process_group"
-        limit = max(hang_after, START) if starts else hang_after
+        meeting = handle.progress.collective == "init_process_group"
+        limit = max(hang_after, START_TIMEOUT) if meeting else hang_after
         if waited > limit:
             return f"no progress in a collective for {limit:g} s"
-        if waited > PROOF and any(member.progress.can_never_be_joined_by(other.progress)
-                                  for other in members if other.settled):
+        if waited > CONFIRM_DEADLOCK and any(
+                handle.progress.can_never_be_joined_by(other.progress)
+                for other in handles if other.settled):
             return "deadlock"
-    patience = max(hang_after, 10)
-    silent = [m.rank for m in running if now - m.heard > patience]
-    return f"rank {silent[0]} has not answered for {patience:g} s" if silent else None
+    limit = max(hang_after, 10)
+    silent = [handle.rank for handle in running if now - handle.heard > limit]
+    return f"rank {silent[0]} has not answered for {limit:g} s" if silent else None
 
 
-class Newscaster:
-    """Says where the ranks are when nothing has been heard of them for long: an endless loop
-    cannot be told from honest work, but it can be pointed at."""
+class StallNotice:
+    """When to tell the student where the ranks are: an endless loop looks like honest work, so it
+    is reported and not ended."""
 
     def __init__(self):
-        self.patience = NEWS
+        self.after = STALL_NOTICE
 
     def is_due(self, last_sign: float) -> bool:
         """Whether it is time; each time it takes twice as long. last_sign: monotonic seconds."""
-        if time.monotonic() - last_sign < NEWS:
-            self.patience = NEWS
-        if time.monotonic() - last_sign < self.patience:
+        quiet = time.monotonic() - last_sign
+        if quiet < STALL_NOTICE:
+            self.after = STALL_NOTICE
+        if quiet < self.after:
             return False
-        self.patience *= 2
+        self.after *= 2
         return True

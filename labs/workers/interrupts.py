@@ -1,4 +1,4 @@
-"""Keeps an interrupt out of the moments in which it would tear something apart."""
+"""Keeps an interrupt out of the moments in which it would break something."""
 
 import contextlib
 import signal
@@ -6,34 +6,33 @@ import threading
 
 
 @contextlib.contextmanager
-def held():
-    """An interrupt that comes inside is raised at the end instead (in the main thread; others
-    never get one). Yields a context manager to use inside: in it, interrupts are raised at once.
-    """
+def deferred():
+    """Defers SIGINT until the block exits, where KeyboardInterrupt is raised; `with released():`,
+    of what it yields, re-enables it inside. Threads other than the main one never get a SIGINT."""
     if threading.current_thread() is not threading.main_thread():
         yield contextlib.nullcontext
         return
-    came = []
+    received = []
 
-    def hold(*_):
-        came.append(True)
+    def defer(*_):
+        received.append(True)
 
-    before = signal.signal(signal.SIGINT, hold)
-    before = signal.SIG_DFL if before is None else before
+    before = signal.signal(signal.SIGINT, defer)
+    before = signal.SIG_DFL if before is None else before  # None: a handler installed from C
 
     @contextlib.contextmanager
     def released():
         signal.signal(signal.SIGINT, before)
         try:
-            if came:
+            if received:
                 raise KeyboardInterrupt
             yield
         finally:
-            signal.signal(signal.SIGINT, hold)
+            signal.signal(signal.SIGINT, defer)
 
     try:
         yield released
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
+    if received:
         raise KeyboardInterrupt

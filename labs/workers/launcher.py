@@ -4,14 +4,15 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from labs.workers import devices, memory, source_lines
 from labs.workers.failures import Interrupted, LaunchError, remember
 from labs.workers.pickling import pack
-from labs.workers.rank_group import Crew
+from labs.workers.rank_group import RankGroup
 
-_said = set()
+_announced = set()  # reasons of plans that were already shown
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,16 @@ class Options:
     timeout: seconds after which ranks are stopped even if they compute (None: never).
     memory_limit: bytes that each rank may take beyond what it starts with; more is OutOfMemory.
     quiet: show nothing of what the ranks print or report; it is still in the results.
-    environment: variables to set on the ranks, beside those of this process.
+    environment: variables to set on the ranks, in addition to those of this process.
     """
 
-    device: str = None
+    device: str | None = None
     hang_after: float = 10.0
     verify: bool = True
-    timeout: float = None
-    memory_limit: float = None
+    timeout: float | None = None
+    memory_limit: float | None = None
     quiet: bool = False
-    environment: dict = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 class Results(list):
@@ -43,12 +44,12 @@ class Results(list):
     seconds: from the call of `launch` to the last result.
     """
 
-    def __init__(self, values, series, output, seconds):
+    def __init__(self, values, series: dict[str, list[float]], output: list[str], seconds: float):
         super().__init__(values)
         self.series, self.output, self.seconds = series, output, seconds
 
 
-def launch(fn, *args, ranks=None, **options) -> Results:
+def launch(fn: Callable, *args, ranks: int | None = None, **options) -> Results:
     """Runs `fn(*args)` on `ranks` ranks at once, each a fresh process; entry r of the result is
     what rank r returned.
 
@@ -56,7 +57,7 @@ def launch(fn, *args, ranks=None, **options) -> Results:
     is set. `fn` may be defined in a cell; what it closes over travels with it. ranks=None takes
     what the machine offers; the options are those of `Options`.
 
-    Raises RankFailed when a rank raises, leaves or is killed (OutOfMemory when it wanted too much);
+    Raises RankFailed when a rank raises, exits or is killed (OutOfMemory when it wanted too much);
     RanksStuck when ranks wait for one another; CannotSend when something cannot travel. No process
     is left behind, whatever happens.
     """
@@ -66,35 +67,33 @@ def launch(fn, *args, ranks=None, **options) -> Results:
     began = time.monotonic()
     chosen = _options(options)
     plan = devices.plan(ranks, chosen.device)
-    memory_limit = memory.checked(chosen.memory_limit, plan.devices[0])
-    chosen = replace(chosen, memory_limit=memory_limit)
+    memory_limit = memory.validated(chosen.memory_limit, plan.devices[0])
     _announce(plan, chosen.quiet)
-    crew = Crew(plan, pack(fn, args), chosen)
+    group = RankGroup(plan, pack(fn, args), replace(chosen, memory_limit=memory_limit))
     try:
-        values = crew.run()
+        values = group.run()
     except Interrupted:
         raise
-    except KeyboardInterrupt:  # it came while the ranks were being ended
+    except KeyboardInterrupt:  # it came while the ranks were being stopped
         raise Interrupted([]) from None
     except LaunchError as error:
-        error.output = crew.screen.text
+        error.output = group.output.text
         raise remember(error) from error.__cause__
-    return Results(values, crew.progress.series, crew.screen.text, time.monotonic() - began)
+    return Results(values, group.progress.series, group.output.text, time.monotonic() - began)
 
 
 def _options(given) -> Options:
-    unknown = set(given) - set(Options.__dataclass_fields__)
-    if unknown:
+    known = Options.__dataclass_fields__
+    if unknown := set(given) - set(known):
         raise TypeError(f"launch has no option {', '.join(sorted(unknown))}; it has ranks, "
-                        f"{', '.join(Options.__dataclass_fields__)}. Arguments of the function "
-                        "go by position")
+                        f"{', '.join(known)}. Arguments of the function go by position")
     return Options(**given)
 
 
 def _announce(plan, quiet):
     """Says once what was chosen and why, and warns of more ranks than sensible."""
-    if warning := devices.crowding(plan.ranks):
+    if warning := devices.oversubscription(plan.ranks):
         warnings.warn(warning, stacklevel=source_lines.steps_to_caller())
-    if plan.reason not in _said and not quiet:
-        _said.add(plan.reason)
+    if plan.reason not in _announced and not quiet:
+        _announced.add(plan.reason)
         print(plan.reason, file=sys.stdout, flush=True)

@@ -1,4 +1,4 @@
-"""`memory_limit`: a ceiling for each rank, and what an allocation that hit it says about itself."""
+"""`memory_limit`: a ceiling for each rank, and what the error of an allocation above it tells."""
 
 import contextlib
 import re
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 _UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) ?(bytes|[KMGT]iB|B)\b")
-_WORDS = ("can't allocate memory", "std::bad_alloc")  # torch's, and C++'s own
-_base = _hard_limit = None  # set on a rank that has a limit
+_BAD_ALLOC = "std::bad_alloc"  # C++'s own words, of small allocations inside libtorch
+_SIGNS = ("can't allocate memory", _BAD_ALLOC)  # torch's CPU allocator raises a plain RuntimeError
+_base = _hard_limit = None  # bytes; set on a rank that has a limit
 
 
 @dataclass(frozen=True)
 class Shortage:
     """An allocation that failed, in bytes.
 
-    asked: what it was for (None where the error does not tell). held: what the rank had by then,
-    beyond what it started with. allowed: its memory_limit, or None if only the machine was too
-    small.
+    asked: its size (None where the error does not tell). held: what the rank had by then, beyond
+    what it started with. allowed: its memory_limit, or None if only the machine was too small.
     """
 
-    asked: int = None
-    held: int = None
-    allowed: int = None
+    asked: int | None = None
+    held: int | None = None
+    allowed: int | None = None
 
     def __str__(self):
         asked = f"asked for {_mb(self.asked)}" if self.asked else "asked for more"
@@ -32,8 +32,8 @@ class Shortage:
         return f"{held}{asked}; {ceiling}"
 
 
-def checked(limit, device):
-    """memory_limit as whole bytes, or None. Raises ValueError or TypeError with advice."""
+def validated(limit: float | None, device: str) -> int | None:
+    """Returns memory_limit as whole bytes, or None. Raises ValueError or TypeError with advice."""
     if limit is None:
         return None
     if isinstance(limit, bool) or not isinstance(limit, (int, float)):
@@ -46,7 +46,7 @@ def checked(limit, device):
 
 
 def limit(allowed: int, device: str) -> None:
-    """On a rank: from now on it gets at most `allowed` bytes more than it has."""
+    """On a rank: allows it `allowed` bytes more than it has now; more raises."""
     global _base, _hard_limit
     if device != "cpu":
         import torch
@@ -56,24 +56,24 @@ def limit(allowed: int, device: str) -> None:
         return
     import resource
 
-    _base = _data_size()
+    _base = data_size()
     _hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (_base + allowed, _hard_limit))
 
 
 def lift() -> None:
-    """On a rank: ends the limit on the CPU, so that there is memory to report a failure."""
+    """On a rank: ends the limit on the CPU, so that reporting a failure cannot fail, too."""
     if _base is not None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_DATA, (_hard_limit, _hard_limit))
 
 
-def shortage(error, text: str, allowed=None):
-    """The Shortage that an exception with this text tells of, or what it was raised from; None if
-    it is another matter."""
+def shortage(error: BaseException, text: str, allowed: int | None = None) -> Shortage | None:
+    """The Shortage behind an exception with this text, or behind the one it was raised from; None
+    if memory was not the reason. allowed: the rank's memory_limit."""
     if not (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-            or any(words in text for words in _WORDS)):
+            or any(sign in text for sign in _SIGNS)):
         cause = error.__cause__
         return cause and shortage(cause, str(cause), allowed)
     found = _ASKED.search(text)
@@ -81,21 +81,23 @@ def shortage(error, text: str, allowed=None):
     return Shortage(asked, _held(error), allowed)
 
 
-def last_words(printed: str, allowed=None):
-    """The Shortage that a rank's C++ code died of, which it can only print; None if of another."""
-    return Shortage(allowed=allowed) if _WORDS[1] in printed else None
+def shortage_of_dead(printed: str, allowed: int | None = None) -> Shortage | None:
+    """The Shortage that ended a rank's process. C++ code that finds no memory may abort: then all
+    that tells is what it printed."""
+    return Shortage(allowed=allowed) if _BAD_ALLOC in printed else None
 
 
-def _held(error):
+def _held(error) -> int | None:
     if type(error).__name__ == "OutOfMemoryError":
         import torch
 
         return torch.cuda.memory_allocated()
-    return _data_size() - _base if _base is not None else None
+    return data_size() - _base if _base is not None else None
 
 
-def _data_size() -> int:
-    """Bytes of private writable memory of this process: what RLIMIT_DATA counts."""
+def data_size() -> int:
+    """Bytes of private writable memory of this process: what RLIMIT_DATA counts; 0 where Linux's
+    /proc is missing."""
     with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as file:
         return 1024 * int(next(line for line in file if line.startswith("VmData")).split()[1])
     return 0

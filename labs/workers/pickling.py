@@ -1,29 +1,42 @@
-"""Packs a function from a cell, with everything it closes over, for the trip to the ranks."""
+"""How values travel: a function with everything it closes over to the ranks, and what it returns
+back, in pieces, so that a large result needs no second copy."""
 
 import inspect
 import io
 import pickle
+import sys
 import types
 import warnings
+from collections.abc import Callable, Iterator
 
-from labs.workers import results, source_lines
+import cloudpickle
+import torch
+
+from labs.words import with_article
+from labs.workers import source_lines
 from labs.workers.failures import LaunchError
 
-LARGE = 50_000_000  # bytes
+LARGE = 50_000_000  # bytes that a function carries along, from which the student is warned
+PIECE = 8_000_000  # bytes of one message
+OUT_OF_BAND = 1_000_000  # bytes from which a tensor or an array is sent next to the pickle
 
 
 class CannotSend(LaunchError):
-    """A function, argument or captured value that cannot be pickled; the message names it."""
+    """Something that cannot be pickled: a function, argument, captured value or result."""
 
 
-def pack(fn, args) -> bytes:
-    """`(fn, args)` as bytes. Raises CannotSend, and warns above 50 MB, naming the culprit."""
+# a function, to the ranks
+
+
+def pack(fn: Callable, args: tuple) -> bytes:
+    """`(fn, args)` as bytes. Raises CannotSend, and warns above 50 MB, naming what is to blame."""
     if not callable(fn):
         raise TypeError(f"launch(fn, ...): fn must be a function, not {_described(fn)}")
     try:
-        data = results.dumps((fn, args))
+        data = _dumps((fn, args))
     except Exception as error:
-        name, value = _culprit(fn, args) or ("the function", fn)
+        name, value = next(((name, value) for name, value in _captured(fn, args)
+                            if _size(value) is None), ("the function", fn))
         raise CannotSend(
             f"{name} cannot be sent to the ranks: it is {_described(value)}. "
             f"Make it inside the function, or pass what it is made from. ({_short(error)})"
@@ -37,23 +50,12 @@ def pack(fn, args) -> bytes:
     return data
 
 
-def unpack(data: bytes):
+def unpack(data: bytes) -> tuple[Callable, tuple]:
     """The `(fn, args)` that `pack` packed."""
     return pickle.loads(data)
 
 
-def pack_result(value) -> list:
-    """A rank's return value as `results.pack` packs it. Raises CannotSend."""
-    try:
-        return results.pack(value)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise CannotSend(f"it returned {_described(value)}, which cannot be sent back "
-                         f"({_short(error)}). Return numbers, tensors, lists or dicts.") from None
-
-
-def _captured(fn, args):
+def _captured(fn, args) -> Iterator[tuple[str, object]]:
     """(name, value) of everything that would travel: arguments, closure, globals; functions of
     the same notebook are followed."""
     for number, value in enumerate(args, 1):
@@ -74,13 +76,97 @@ def _captured(fn, args):
                 yield f"{name!r}, used in {function.__name__}(),", value
 
 
-def _culprit(fn, args):
-    return next((pair for pair in _captured(fn, args) if _size(pair[1]) is None), None)
+# a result, back to the caller
 
 
-def _size(value):
+def pack_result(value) -> list[memoryview]:
+    """A rank's return value as a pickle and the buffers of its large tensors and arrays. Raises
+    CannotSend."""
+    file, buffers = io.BytesIO(), []
     try:
-        return len(results.dumps(value))
+        _Pickler(file, protocol=5, buffer_callback=lambda buffer: _in_band(buffer, buffers)
+                 ).dump(value)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise CannotSend(f"returned {_described(value)}, which cannot be sent back "
+                         f"({_short(error)}). Return numbers, tensors, lists or dicts.") from None
+    return [file.getbuffer(), *buffers]
+
+
+def send_result(channel, progress, packed: list[memoryview]) -> None:
+    """Sends what `pack_result` packed, and how far the rank had come."""
+    channel.send("result_sizes", (progress, [buffer.nbytes for buffer in packed]))
+    for buffer in packed:
+        for start in range(0, buffer.nbytes, PIECE):
+            channel.send("result_piece", bytes(buffer[start:start + PIECE]))
+
+
+class IncomingResult:
+    """In the caller: a value that is still arriving. sizes: bytes of each buffer of it."""
+
+    def __init__(self, sizes: list[int]):
+        self.buffers = [bytearray(size) for size in sizes]
+        self.total, self.received = sum(sizes), 0
+        self._unfilled = [memoryview(buffer) for buffer in self.buffers if buffer]
+
+    def add(self, piece: bytes) -> None:
+        self._unfilled[0][:len(piece)] = piece
+        self._unfilled[0] = self._unfilled[0][len(piece):]
+        self.received += len(piece)
+        if not self._unfilled[0]:
+            del self._unfilled[0]
+
+    @property
+    def complete(self) -> bool:
+        return self.received == self.total
+
+    def value(self):
+        head, *rest = self.buffers
+        return pickle.loads(head, buffers=rest)
+
+
+class _Pickler(cloudpickle.Pickler):
+    def reducer_override(self, value):
+        if type(value) is io.TextIOWrapper and value not in (sys.stdout, sys.stderr):
+            raise TypeError("an open file stays where it is")  # cloudpickle would read all of it
+        if type(value) is torch.Tensor and _is_plain_and_large(value):
+            # torch's own pickling would copy it into the stream, and once more on the way there
+            flat = value.detach().reshape(-1).view(torch.uint8).numpy()
+            return _tensor, (pickle.PickleBuffer(flat), value.dtype, value.shape,
+                             value.requires_grad)
+        return super().reducer_override(value)
+
+
+def _is_plain_and_large(tensor) -> bool:
+    return (tensor.device.type == "cpu" and tensor.layout == torch.strided
+            and not tensor.is_quantized and tensor.is_contiguous() and not tensor.is_conj()
+            and not tensor.is_neg() and not tensor.__dict__ and tensor.nbytes >= OUT_OF_BAND)
+
+
+def _tensor(buffer, dtype, shape, requires_grad):
+    return torch.frombuffer(buffer, dtype=dtype).view(shape).requires_grad_(requires_grad)
+
+
+def _in_band(buffer, buffers) -> bool:
+    """Whether pickle should keep a buffer in its stream; a large one goes to `buffers` instead."""
+    raw = buffer.raw()
+    if raw.nbytes < OUT_OF_BAND:
+        return True
+    buffers.append(raw)
+    return False
+
+
+def _dumps(value) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def _size(value) -> int | None:
+    """Bytes that the value takes on its way, or None if it cannot be sent."""
+    try:
+        return len(_dumps(value))
     except Exception:
         return None
 
@@ -88,10 +174,7 @@ def _size(value):
 def _described(value) -> str:
     if isinstance(value, io.IOBase):
         return f"an open file ({getattr(value, 'name', '?')})"
-    if isinstance(value, types.GeneratorType):
-        return "a generator"
-    name = type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+    return with_article(type(value).__name__)
 
 
 def _short(error) -> str:

@@ -6,16 +6,17 @@ import os
 import sys
 import tempfile
 import threading
-import unittest.mock
+from collections.abc import Callable, Iterator
 from itertools import count
 from multiprocessing import util
+from unittest import mock
 
 import torch.multiprocessing as mp
 
 from labs.workers.failures import LaunchError
-from labs.workers.interrupts import held
+from labs.workers.interrupts import deferred
 
-PRELOAD = ["labs.workers.forkserver_cleanup", "labs.workers.forkserver_preload"]
+PRELOAD = ["labs.workers.forkserver_preload"]
 
 _lock = threading.RLock()
 _number = count()
@@ -28,77 +29,70 @@ def start_method() -> str:
     return chosen or ("forkserver" if "forkserver" in available else "spawn")
 
 
-def context():
+def context() -> multiprocessing.context.BaseContext:
     """The multiprocessing context that ranks are started from."""
     return mp.get_context(start_method())
 
 
 def warm_up() -> None:
-    """Starts the fork server and returns at once; the imports go on in the background."""
+    """Starts the fork server and returns at once; its imports go on in the background."""
     if start_method() != "forkserver":
         return
-    # No preloaded module may touch the CUDA driver, or the workers could not use it.
+    # A preloaded module that touched the CUDA driver would leave its context to all forks, which
+    # could then not use a GPU: torch must count GPUs through NVML.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ["LABS_HOME"] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     from multiprocessing import forkserver
 
-    with _lock, _main_hidden(), held():
+    with _lock, _main_hidden(), deferred():
         private_directory()
         context().set_forkserver_preload(PRELOAD)
         forkserver.ensure_running()
 
 
-def start(target, args):
+def start(target: Callable, args: tuple) -> multiprocessing.process.BaseProcess:
     """A started process running `target(*args)`; it will not import the caller's script."""
     warm_up()
-    with _lock, _main_hidden(), _unbroken():
+    with _lock, _main_hidden(), _uninterrupted_request():
         process = context().Process(target=target, args=args)
         process.start()
     return process
 
 
 @contextlib.contextmanager
-def _unbroken():
-    """Keeps interrupts out while a process is asked for: half asked for, it would wait for the
-    other half for ever. They may come while the fork server, which may still import, is waited for.
-    """
+def _uninterrupted_request():
+    """Defers interrupts while the fork server is asked for a process: a fork that got half of the
+    request would wait for the other half for ever. Only while we wait for the answer, which takes
+    seconds if the server still imports torch, an interrupt is raised at once."""
     from multiprocessing import forkserver
 
-    with held() as released:
-        answer = forkserver.read_signed
+    with deferred() as released:
+        read_answer = forkserver.read_signed
 
         def read_signed(fd):
             with released():
-                return answer(fd)
+                return read_answer(fd)
 
-        with unittest.mock.patch.object(forkserver, "read_signed", read_signed):
+        with mock.patch.object(forkserver, "read_signed", read_signed):
             yield
 
 
 def private_directory() -> str:
-    """This process's directory for sockets and rendezvous files: mode 0700, gone when the process
-    is. Where /tmp is full it is made elsewhere."""
-    try:
+    """This process's directory for sockets and rendezvous files: mode 0700, removed when the
+    process ends. Where /tmp is full it is made elsewhere. Raises LaunchError if no room is left."""
+    with contextlib.suppress(OSError):
         return util.get_temp_dir()
-    except OSError:
-        return _elsewhere()
-
-
-def _elsewhere() -> str:
-    usual, tempfile.tempdir = tempfile.tempdir, None
-    try:
-        for tempfile.tempdir in ("/dev/shm", "/var/tmp", os.path.expanduser("~"), os.getcwd()):
-            with contextlib.suppress(OSError):
-                return util.get_temp_dir()
-    finally:
-        tempfile.tempdir = usual
+    for directory in ("/dev/shm", "/var/tmp", os.path.expanduser("~"), os.getcwd()):
+        with contextlib.suppress(OSError), mock.patch.object(tempfile, "tempdir", directory):
+            return util.get_temp_dir()
     raise LaunchError(f"there is no room left in {tempfile.gettempdir()}, nor anywhere else where "
                       "ranks could meet: delete something there")
 
 
 @contextlib.contextmanager
-def rendezvous():
-    """The path of an empty file in which ranks meet; on Linux it is in memory, on no disk."""
+def rendezvous() -> Iterator[str]:
+    """Yields the path of an empty file in which ranks meet; on Linux it is in memory, on no disk.
+    A file, because torch's TCP store would listen on all interfaces, without authorization."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("rendezvous")
         try:
@@ -116,8 +110,9 @@ def rendezvous():
 
 @contextlib.contextmanager
 def _main_hidden():
-    """multiprocessing would run the caller's script again in each worker to import it as main;
+    """multiprocessing would run the caller's script again in each process to import it as main;
     functions of main travel by value, so nothing needs that."""
+    # Not mock.patch.dict: at its end that clears and refills main, under the feet of other threads.
     main = sys.modules["__main__"]
     hidden = {name: main.__dict__.pop(name) for name in ("__file__", "__spec__")
               if name in main.__dict__}

@@ -1,4 +1,4 @@
-"""One rank, seen from the caller: its process, its two lines to us, and the last we heard of it."""
+"""One rank, seen from the caller: its process, its two pipes, and what it last reported."""
 
 import contextlib
 import os
@@ -6,62 +6,70 @@ import pickle
 import signal
 import time
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
-from labs.workers import memory, source_lines
-from labs.workers.failures import LaunchError, Outcome
-from labs.workers.heartbeat import HEARTBEAT, Progress
-from labs.workers.results import Incoming
+from labs.workers import heartbeat, memory, source_lines
+from labs.workers.failures import LaunchError
+from labs.workers.heartbeat import Progress
+from labs.workers.outcomes import Kind, Outcome
+from labs.workers.pickling import IncomingResult
 
 
 @dataclass
-class Member:
-    """The rank's state. Times are monotonic seconds."""
+class RankHandle:
+    """The rank's state. Times are monotonic seconds; a pipe that was closed is None."""
 
     rank: int
-    connection: object
-    output: object
-    process: object = None  # until it has been started
-    begun: bool = False  # it has its orders
+    connection: Connection | None
+    output: Connection | None
+    process: BaseProcess | None = None  # until it has been started
+    has_function: bool = False
     progress: Progress = Progress()
     changed: float = field(default_factory=time.monotonic)  # when `progress` last changed
-    heard: float = field(default_factory=time.monotonic)  # when it last said anything
-    result: Incoming = None
-    outcome: Outcome = None  # set once it has returned, failed or died
-    where: dict = None
+    heard: float = field(default_factory=time.monotonic)  # when it last sent anything
+    result: IncomingResult | None = None
+    outcome: Outcome | None = None  # set once it has returned, failed or died
+    position: dict | None = None  # its answer to `ask_position`
 
     @property
     def settled(self) -> bool:
         return self.outcome is not None
 
-    # what it says: one method for each kind of message
+    # what it sends: one method for each kind of message
 
-    def alive(self, progress) -> None:
+    def on_heartbeat(self, progress: Progress) -> None:
         if progress != self.progress:
             self.progress, self.changed = progress, time.monotonic()
 
-    def returning(self, content) -> None:
+    def on_position(self, position: dict) -> None:
+        self.position = position
+
+    def on_result_sizes(self, content: tuple[Progress, list[int]]) -> None:
         self.progress, sizes = content
-        self.result = Incoming(sizes)
+        self.result = IncomingResult(sizes)
 
-    def piece(self, content) -> None:
-        self.result.take(content)
+    def on_result_piece(self, piece: bytes) -> None:
+        self.result.add(piece)
         if self.result.complete:
-            self.outcome = Outcome(self.rank, "returned", number=self.progress.issued)
+            self.outcome = Outcome(self.rank, Kind.RETURNED, issued=self.progress.issued)
 
-    def failed(self, content) -> None:
+    def on_exception(self, content: dict) -> None:
+        """content: fields of an Outcome, the error pickled (None if it could not be)."""
         try:
             error = pickle.loads(content.pop("error"))
-        except Exception:
+        except Exception:  # of the student's class: unpickling it may raise anything
             error = None
-        self.outcome = Outcome(self.rank, "failed", error, **content)
+        self.outcome = Outcome(self.rank, error=error, **content)
 
-    def died(self, printed: str, allowed=None) -> None:
-        """Its process ended without a word; what C++ printed tells where. allowed: its
-        memory_limit."""
+    def on_exit(self, printed: str, memory_limit: int | None = None) -> None:
+        """Its process ended before it reported anything; what C++ printed tells where."""
         self.process.join(1)
-        self.outcome = Outcome(self.rank, "died", exit_code=self.process.exitcode, at=time.time(),
-                               stack=source_lines.dumped(printed),
-                               shortage=memory.last_words(printed, allowed))
+        code, shortage = self.process.exitcode, memory.shortage_of_dead(printed, memory_limit)
+        kind = (Kind.OUT_OF_MEMORY_IN_CPP if shortage else
+                Kind.KILLED if code is not None and code < 0 else Kind.PROCESS_EXITED)
+        self.outcome = Outcome(self.rank, kind, exit_code=code, failed_at=time.time(),
+                               stack=source_lines.dumped(printed), shortage=shortage)
 
     def value(self):
         """What it returned. Raises LaunchError where that cannot be read here."""
@@ -74,39 +82,41 @@ class Member:
 
     # what we ask
 
-    def begin(self, payload: bytes) -> None:
-        """Sends what it is to do. A rank that hears nothing but the end of its line gives up."""
+    def send_function(self, packed: bytes) -> None:
+        """Sends what it is to run. Where its process has ended already, `on_exit` will tell."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send_bytes(payload)
-        self.begun = True
+            self.connection.send_bytes(packed)
+        self.has_function = True
 
-    def ask_where(self) -> None:
-        self.where = None
-        if self.begun:  # before that it would take the question for its orders
+    def ask_position(self) -> None:
+        self.position = None
+        if self.has_function:  # before that it would take the question for its function
             with contextlib.suppress(OSError, AttributeError):
                 self.connection.send("where")
 
     def ask_for_stack(self) -> None:
-        """Makes it print its stack although it answers nothing (see worker._tell_stack)."""
+        """Makes it print its stack although it answers nothing (see worker._enable_stack_dumps)."""
         if self.process and self.process.pid:
             with contextlib.suppress(ProcessLookupError, AttributeError):
                 os.kill(self.process.pid, signal.SIGUSR1)
 
     @property
     def silent(self) -> bool:
-        """Whether not even its heart beats: C++ code holds its interpreter."""
-        return not self.settled and time.monotonic() - self.heard > 3 * HEARTBEAT
+        """Whether it sends no heartbeat either: C++ code holds its interpreter."""
+        return not self.settled and time.monotonic() - self.heard > 3 * heartbeat.INTERVAL
 
-    def whereabouts(self) -> Outcome:
+    def present_outcome(self) -> Outcome:
         """What became of it by now, or where it is."""
         if self.settled:
             return self.outcome
-        if self.where is None:
-            return Outcome(self.rank, "starting" if self.progress == Progress() else "silent")
-        where = dict(self.where)
-        if where["since"] is None:
-            where["since"] = time.monotonic() - self.changed
-        return Outcome(self.rank, "waits" if where["call"] else "computes", **where)
+        if self.position is None:
+            return Outcome(self.rank, Kind.STARTING if self.progress == Progress()
+                           else Kind.UNRESPONSIVE)
+        position = dict(self.position)
+        if position["seconds"] is None:
+            position["seconds"] = time.monotonic() - self.changed
+        kind = Kind.WAITING if position["collective"] else Kind.COMPUTING
+        return Outcome(self.rank, kind, **position)
 
     # the end
 
@@ -122,6 +132,6 @@ class Member:
         if self.process is not None:
             self.process.join(5)
             self.process.close()
-        for line in (self.output, self.connection):
-            if line:
-                line.close()
+        for pipe in (self.output, self.connection):
+            if pipe:
+                pipe.close()

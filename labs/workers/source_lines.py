@@ -1,4 +1,4 @@
-"""Where a line of code is, in the student's own terms: cell number, line, source text."""
+"""Names a line of code as the student knows it: cell number, line, source text."""
 
 import functools
 import linecache
@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import sysconfig
+import types
 from dataclasses import dataclass
 
 _LABS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -33,6 +34,7 @@ class Place:
 
     @property
     def source(self) -> str:
+        """The text of the line, without its indentation."""
         linecache.checkcache(self.filename)
         return linecache.getline(self.filename, self.line).strip()
 
@@ -48,13 +50,14 @@ def _is_students(filename) -> bool:
     return not (path.startswith((*_LIBRARIES, _LABS + os.sep)) or "site-packages" in path)
 
 
-def students(stack) -> list:
-    """The student's own places on a stack, outermost first; if none is theirs, the last one."""
+def students(stack: list[Place]) -> list[Place]:
+    """The student's own places on a stack, outermost first; if none is theirs, the innermost that
+    is not ours."""
     own = [place for place in stack if place.is_students]
     return own or [place for place in stack if not place.filename.startswith(_LABS)][-1:]
 
 
-def stack_of(frame) -> list:
+def stack_of(frame: types.FrameType | None) -> list[Place]:
     """The places of a running frame and its callers, outermost first."""
     places = []
     while frame is not None:
@@ -63,7 +66,7 @@ def stack_of(frame) -> list:
     return places[::-1]
 
 
-def traceback_of(error) -> list:
+def traceback_of(error: BaseException) -> list[Place]:
     """The places an exception passed through, outermost first."""
     places, step = [], error.__traceback__
     while step is not None:
@@ -73,8 +76,9 @@ def traceback_of(error) -> list:
     return places
 
 
-def dumped(text) -> list:
-    """The places in what faulthandler wrote last, outermost first: the main thread's."""
+def dumped(text: str) -> list[Place]:
+    """The places in what faulthandler wrote last, outermost first: the main thread's, which it
+    writes at the end."""
     block = re.split(r"^(?:Current t|T)hread 0x.*$", text, flags=re.M)[-1]
     found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', block, flags=re.M)
     return [Place(name, int(line), function) for name, line, function in found][::-1]
@@ -88,8 +92,9 @@ def steps_to_caller() -> int:
     return steps
 
 
-def _cell(filename):
-    """`In [3]` for the source of a notebook cell; only the kernel knows, and only privately."""
+def _cell(filename) -> str | None:
+    """`In [3]` for the source of a notebook cell, or None. A cell's file exists nowhere, and only
+    a private map of ipykernel's knows its execution count."""
     try:
         shell = sys.modules["IPython"].get_ipython()
         return f"In [{shell.compile._filename_map[filename]}]"

@@ -1,4 +1,4 @@
-"""What a worker process does: become a rank, run the function, send back what it returned."""
+"""The main function of a rank's process: join the group, run the function, send back the result."""
 
 import ctypes
 import faulthandler
@@ -14,16 +14,22 @@ from dataclasses import dataclass, field
 
 import cloudpickle
 
-from labs.workers import collective_matching, memory, pickling, results, source_lines
+from labs.workers import collective_matching, memory, pickling, source_lines
 from labs.workers.channel import Channel
-from labs.workers.heartbeat import Watch
+from labs.workers.heartbeat import Heartbeat
+from labs.workers.outcomes import Kind
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+# gloo raises a plain RuntimeError when a peer has gone: only these words of it tell.
+_PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe",
+              "Connection refused", "Application timeout caused pair closure", "Socket closed",
+              "failed to pass monitoredBarrier", "remote process exited")
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What one rank needs to know. rendezvous: path of the file the ranks meet in."""
+class RankConfig:
+    """What one rank needs to know before its function. threads: intra-op threads. rendezvous: path
+    of the file in which the ranks meet. memory_limit: bytes, or None."""
 
     rank: int
     ranks: int
@@ -32,46 +38,48 @@ class Orders:
     threads: int
     rendezvous: str
     verify: bool
-    memory_limit: int = None
-    environment: dict = field(repr=False, default_factory=dict)
+    memory_limit: int | None = None
+    environment: dict[str, str] = field(repr=False, default_factory=dict)
 
 
-def main(orders, connection, output):
-    """The process's whole life. It never leaves by itself, so that no peer sees it vanish: the
-    caller ends it when all ranks are done."""
-    _leave_with_caller()
+def main(config: RankConfig, connection, output) -> None:
+    """Runs the rank. It never returns: a process that ended would close its connections, and the
+    other ranks would fail. The caller kills it when all ranks are done."""
+    _die_with_caller()
     _redirect(output)
-    _tell_stack()
-    channel = Channel(connection, orders.rank)
-    channel.open()
+    _enable_stack_dumps()
+    channel = Channel(connection, config.rank)
+    channel.activate()
     try:
-        fn_and_args = connection.recv_bytes()
-        watch = Watch(channel)
-        watch.start()
-        _become(orders, channel)
-        fn, args = pickling.unpack(fn_and_args)
-        del fn_and_args
-        if orders.memory_limit:
-            memory.limit(orders.memory_limit, orders.device)
-        packed = pickling.pack_result(fn(*args))
+        packed = connection.recv_bytes()
+        heartbeat = Heartbeat(channel)
+        heartbeat.start()
+        _join_group(config, channel)
+        fn, args = pickling.unpack(packed)
+        del packed  # it may be large, and the memory limit counts from here
+        if config.memory_limit:
+            memory.limit(config.memory_limit, config.device)
+        result = pickling.pack_result(fn(*args))
         _flush()
-        results.send(channel, watch.progress(), packed)
+        pickling.send_result(channel, heartbeat.progress(), result)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are outcomes too
         memory.lift()
         _flush()
-        channel.send("failed", _described(error, orders))
+        # no destroy_process_group here: after an error it can deadlock
+        channel.send("exception", _outcome_fields(error, config))
     threading.Event().wait()
 
 
-def _leave_with_caller():
-    """Own session, deaf to Ctrl-C, killed when the fork server goes (it goes with the caller)."""
+def _die_with_caller():
+    """Starts a session of its own, ignores Ctrl-C, and asks to be killed when the fork server ends
+    (which ends with the caller): a process that is blocked in gloo's C++ would not notice."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setsid"):
         os.setsid()
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    try:  # while a worker holds this end open, the fork server does not notice that we are gone
+    try:  # while a rank holds this pipe open, the fork server does not notice its caller's end
         from multiprocessing.forkserver import _forkserver
 
         if _forkserver._forkserver_alive_fd is not None:
@@ -91,9 +99,9 @@ def _redirect(output):
     sys.stdin = _NoKeyboard()
 
 
-def _tell_stack():
-    """A crash, and the caller's question when nothing else is answered, print the stack of every
-    thread. C code does it, so it works also while C++ holds the interpreter."""
+def _enable_stack_dumps():
+    """Makes a crash print the stack of every thread, and SIGUSR1 too. faulthandler does it in C, so
+    it works also while C++ code holds the interpreter."""
     faulthandler.enable(file=2)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, file=2)
@@ -110,31 +118,32 @@ class _NoKeyboard:
         """multiprocessing closes it in children of the rank, such as those of a DataLoader."""
 
 
-def _become(orders, channel):
-    """Environment, threads, device and process group of this rank."""
-    os.environ.clear()
-    os.environ.update(orders.environment)
+def _join_group(config, channel):
+    """Sets environment, threads and device of this rank, and initializes its process group."""
+    os.environ.clear()  # the fork server has the environment of the time when it was started
+    os.environ.update(config.environment)
     os.environ.update(
-        RANK=str(orders.rank), LOCAL_RANK=str(orders.rank), WORLD_SIZE=str(orders.ranks),
-        LOCAL_WORLD_SIZE=str(orders.ranks), LABS_RANK=str(orders.rank), LABS_DEVICE=orders.device,
+        RANK=str(config.rank), LOCAL_RANK=str(config.rank), WORLD_SIZE=str(config.ranks),
+        LOCAL_WORLD_SIZE=str(config.ranks), LABS_RANK=str(config.rank), LABS_DEVICE=config.device,
         GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=f"={LOOPBACK}",
-        OMP_NUM_THREADS=str(orders.threads), TORCH_FR_BUFFER_SIZE="256")
+        OMP_NUM_THREADS=str(config.threads), TORCH_FR_BUFFER_SIZE="256")
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(orders.threads)
-    if orders.device != "cpu":
-        torch.cuda.set_device(orders.device)
-    _quieten(channel)
-    multiprocessing.set_start_method(None, force=True)  # a DataLoader starts its own as elsewhere
-    sys.dont_write_bytecode = True  # two edits of a module within a second look alike to it
-    dist.init_process_group(orders.backend, rank=orders.rank, world_size=orders.ranks,
-                            store=dist.FileStore(orders.rendezvous, orders.ranks))
-    if orders.verify:
-        collective_matching.tell(channel)
+    torch.set_num_threads(config.threads)
+    if config.device != "cpu":
+        torch.cuda.set_device(config.device)
+    _forward_warnings(channel)
+    multiprocessing.set_start_method(None, force=True)  # for a DataLoader: the platform's default
+    sys.dont_write_bytecode = True  # a .pyc would hide a second edit of a module within a second
+    dist.init_process_group(config.backend, rank=config.rank, world_size=config.ranks,
+                            store=dist.FileStore(config.rendezvous, config.ranks))
+    if config.verify:
+        collective_matching.announce_collectives(channel)
 
 
-def _quieten(channel):
+def _forward_warnings(channel):
+    """Sends Python warnings to the caller, which shows the same one of several ranks once."""
     # torch 2.13 warns once per rank that these collectives were renamed; 2.11 has no other names.
     warnings.filterwarnings("ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor).*")
     usual = warnings.showwarning
@@ -148,8 +157,8 @@ def _quieten(channel):
     warnings.showwarning = show
 
 
-def _described(error, orders) -> dict:
-    """An exception as plain data, and itself where it can travel."""
+def _outcome_fields(error, config) -> dict:
+    """An exception as fields of an Outcome, itself pickled where that is possible."""
     try:
         message = str(error)
     except Exception as another:
@@ -159,10 +168,21 @@ def _described(error, orders) -> dict:
     except Exception:
         packed = None
     stack = source_lines.traceback_of(error)
-    return {"error": packed, "error_type": type(error).__name__, "message": message,
-            "shortage": memory.shortage(error, message, orders.memory_limit),
+    shortage = memory.shortage(error, message, config.memory_limit)
+    return {"kind": _kind(error, message, shortage), "error": packed,
+            "error_type": type(error).__name__, "message": message, "shortage": shortage,
             "stack": [place for place in stack if place.filename != __file__] or stack,
-            "traceback": "".join(traceback.format_exception(error)), "at": time.time()}
+            "traceback": "".join(traceback.format_exception(error)), "failed_at": time.time()}
+
+
+def _kind(error, message, shortage) -> Kind:
+    if isinstance(error, SystemExit):
+        return Kind.CALLED_EXIT
+    if isinstance(error, pickling.CannotSend):
+        return Kind.CANNOT_SEND
+    if any(words in message for words in _PEER_GONE):
+        return Kind.LOST_CONNECTION
+    return Kind.OUT_OF_MEMORY if shortage else Kind.RAISED
 
 
 def _flush():

@@ -15,7 +15,7 @@ from faults import deeds
 
 import labs
 from labs import launch
-from labs.workers import hang_rules, results
+from labs.workers import hang_rules, pickling
 from labs.workers.pickling import CannotSend
 
 GB = 1_000_000_000
@@ -76,11 +76,11 @@ def test_values_are_the_same_after_the_journey():
 
 
 def _sent(value):
-    packed = results.pack(value)
-    incoming = results.Incoming([buffer.nbytes for buffer in packed])
+    packed = pickling.pack_result(value)
+    incoming = pickling.IncomingResult([buffer.nbytes for buffer in packed])
     for buffer in packed:
         for start in range(0, buffer.nbytes, 1_000_003):
-            incoming.take(bytes(buffer[start:start + 1_000_003]))
+            incoming.add(bytes(buffer[start:start + 1_000_003]))
     assert incoming.complete
     return incoming.value()
 
@@ -116,7 +116,7 @@ def test_a_result_that_cannot_be_read_here_is_named(next_launch_works):
 
 
 def test_an_endless_loop_is_pointed_at_and_not_ended(monkeypatch, capfd, next_launch_works):
-    monkeypatch.setattr(hang_rules, "NEWS", 1.0)
+    monkeypatch.setattr(hang_rules, "STALL_NOTICE", 1.0)
 
     def work():
         began = time.monotonic()

@@ -4,7 +4,8 @@ import pytest
 from drawn import on_the_sheet
 
 from labs.pictures import outcomes
-from labs.workers.failures import Outcome, RankFailed, RanksStuck
+from labs.workers.failures import RankFailed, RanksStuck
+from labs.workers.outcomes import Kind, Outcome
 from labs.workers.source_lines import Place
 
 HERE = Place(__file__, 1, "train")
@@ -15,11 +16,11 @@ def stuck(*found):
 
 
 def test_lanes_of_a_deadlock():
-    error = stuck(Outcome(0, "returned", number=2),
-                  Outcome(1, "waits", call="all_reduce", number=3, stack=[HERE]),
-                  Outcome(2, "computes", stack=[HERE]))
+    error = stuck(Outcome(0, Kind.RETURNED, issued=2),
+                  Outcome(1, Kind.WAITING, collective="all_reduce", number=3, stack=[HERE]),
+                  Outcome(2, Kind.COMPUTING, stack=[HERE]))
     picture = outcomes.picture(error, guessed=0)
-    assert [(lane.done, lane.deed) for lane in picture.data] == [
+    assert [(lane.done, lane.label) for lane in picture.data] == [
         (2, "returned"), (2, "waits in all_reduce #3"), (None, "computes")]
     assert "rank 0 it is" in picture.text
     on_the_sheet(picture)
@@ -27,24 +28,33 @@ def test_lanes_of_a_deadlock():
 
 def test_lanes_of_a_failure():
     error = ValueError("a long story " * 30)
-    root = Outcome(0, "failed", error, "ValueError", str(error), [HERE])
-    picture = outcomes.picture(RankFailed(root, [root, Outcome(1, "died", exit_code=-9),
-                                                 Outcome(2, "silent")]))
-    assert [lane.deed for lane in picture.data] == [
+    root = Outcome(0, Kind.RAISED, error, "ValueError", str(error), [HERE])
+    picture = outcomes.picture(RankFailed(root, [root, Outcome(1, Kind.KILLED, exit_code=-9),
+                                                 Outcome(2, Kind.UNRESPONSIVE)]))
+    assert [lane.label for lane in picture.data] == [
         "raised ValueError", "was killed by signal 9", "does not answer"]
     on_the_sheet(picture)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_has_a_short_label(kind):
+    outcome = Outcome(0, kind, error_type="ValueError", message="3", exit_code=-9, number=1,
+                      collective="broadcast of float32 [2]")
+    assert 0 < len(outcomes.label(outcome)) < 40
+    assert "{" not in outcomes.label(outcome)
 
 
 @pytest.mark.parametrize("guessed, words", [
     (2, "You guessed rank 2; the missing one is rank 0."), (None, "")])
 def test_a_guess_is_compared(guessed, words):
-    error = stuck(Outcome(0, "returned", number=0), Outcome(1, "waits", call="barrier", number=1))
+    error = stuck(Outcome(0, Kind.RETURNED, issued=0),
+                  Outcome(1, Kind.WAITING, collective="barrier", number=1))
     assert outcomes.picture(error, guessed).text.endswith(words or "every collective.")
 
 
 def test_long_past_is_cut_short():
-    error = stuck(Outcome(0, "returned", number=1000),
-                  Outcome(1, "waits", call="all_reduce", number=1001, stack=[HERE]))
+    error = stuck(Outcome(0, Kind.RETURNED, issued=1000),
+                  Outcome(1, Kind.WAITING, collective="all_reduce", number=1001, stack=[HERE]))
     on_the_sheet(outcomes.picture(error))
 
 

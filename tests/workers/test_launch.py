@@ -270,9 +270,9 @@ def test_the_plan_says_what_was_chosen_and_why(monkeypatch):
     assert devices.plan(2, "cpu").devices == ("cpu", "cpu")
 
 
-def test_many_ranks_are_a_warning(monkeypatch):
-    assert devices.crowding(8) is None
-    assert "9999 ranks" in devices.crowding(9999)
+def test_many_ranks_are_a_warning():
+    assert devices.oversubscription(8) is None
+    assert "9999 ranks" in devices.oversubscription(9999)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,173 @@
+"""What became of each rank of a launch, as data, and as the sentences that report it.
+
+`labs.pictures.outcomes` draws the same data with short labels of its own.
+"""
+
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum, auto
+
+from labs.words import named_ranks
+from labs.workers import source_lines
+from labs.workers.memory import Shortage
+from labs.workers.source_lines import Place
+
+LONGEST, MOST_LINES = 2_000, 20  # characters, lines that are shown of one exception's message
+_LIKELY_CAUSES = {
+    signal.SIGKILL: ", probably because the machine ran out of memory",
+    signal.SIGSEGV: ": a crash in C++ code",
+    signal.SIGBUS: ": a crash in C++ code; /dev/shm may be too small",
+    signal.SIGABRT: ": C++ code gave up; its last words are in the output above",
+}
+
+
+class Kind(StrEnum):
+    """What a rank did last, or is doing."""
+
+    STARTING = auto()  # its function has not begun
+    COMPUTING = auto()  # outside of any collective
+    WAITING = auto()  # inside a collective
+    MISMATCHED = auto()  # about to call a collective that other ranks do not call
+    OUT_OF_COLLECTIVES = auto()  # has left the function in which the others still communicate
+    UNRESPONSIVE = auto()  # C++ code holds its interpreter
+    RETURNED = auto()
+    RAISED = auto()
+    OUT_OF_MEMORY = auto()
+    LOST_CONNECTION = auto()  # raised, because another rank was gone
+    CALLED_EXIT = auto()
+    CANNOT_SEND = auto()  # returned something that does not travel
+    # its process ended before it reported anything:
+    KILLED = auto()  # by a signal
+    PROCESS_EXITED = auto()
+    OUT_OF_MEMORY_IN_CPP = auto()
+
+    @property
+    def is_death(self) -> bool:
+        return self in (Kind.KILLED, Kind.PROCESS_EXITED, Kind.OUT_OF_MEMORY_IN_CPP)
+
+    @property
+    def is_failure(self) -> bool:
+        return self.is_death or self in (Kind.RAISED, Kind.OUT_OF_MEMORY, Kind.LOST_CONNECTION,
+                                         Kind.CALLED_EXIT, Kind.CANNOT_SEND)
+
+
+@dataclass
+class Outcome:
+    """What became of one rank.
+
+    collective, number: where it waits, or what it is about to call; number counts from 1 in the
+    process group. issued: how many collectives a rank that returned had called (None: unknown).
+    seconds: how long it has waited. failed_at: seconds since the epoch. stack: outermost first.
+    """
+
+    rank: int
+    kind: Kind
+    error: BaseException | None = None
+    error_type: str = ""
+    message: str = ""
+    stack: list[Place] = field(default_factory=list)
+    traceback: str = ""
+    exit_code: int | None = None
+    collective: str = ""
+    number: int | None = None
+    issued: int | None = None
+    seconds: float = 0.0
+    failed_at: float = 0.0
+    shortage: Shortage | None = None
+
+    @property
+    def place(self) -> Place | None:
+        """The innermost line of the student's on its stack, or of a library if none is theirs."""
+        return next(reversed(source_lines.students(self.stack)), None)
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        """The signal that killed its process, if one did."""
+        return signal.Signals(-self.exit_code) if self.exit_code and self.exit_code < 0 else None
+
+    def call_chain(self) -> list[str]:
+        """The student's own lines that led here, innermost first, with their source."""
+        own = [place for place in self.stack if place.is_students][::-1][:4]
+        return [f"    {'called at ' if depth else ''}{place}, in {place.function}:  {place.source}"
+                for depth, place in enumerate(own)]
+
+
+def root_cause(outcomes: Iterable[Outcome]) -> Outcome | None:
+    """The outcome to blame: a death (it makes others lose their connection, and no exception of
+    another rank causes one), else the lowest rank's exception that is no lost connection. Ranks
+    that raise stay alive, so one exception does not cause another."""
+    def blame(outcome):
+        return outcome.kind is Kind.LOST_CONNECTION, not outcome.kind.is_death, outcome.rank
+    return min((o for o in outcomes if o.kind.is_failure), key=blame, default=None)
+
+
+# kind -> the rest of a sentence that begins with one rank, or with several
+_PHRASES = {
+    Kind.STARTING: ("was still starting", "were still starting"),
+    Kind.COMPUTING: ("computes{place}", "compute{place}"),
+    Kind.WAITING: ("waits in {collective}{place}{since}", "wait in {collective}{place}{since}"),
+    Kind.MISMATCHED: ("calls {collective}{place}", "call {collective}{place}"),
+    Kind.OUT_OF_COLLECTIVES: ("calls no further collective: it has left your function",
+                              "call no further collective: they have left your function"),
+    Kind.UNRESPONSIVE: ("does not answer: it is blocked in C++ code{place}",
+                        "do not answer: they are blocked in C++ code{place}"),
+    Kind.RETURNED: ("already returned", "already returned"),
+    Kind.RAISED: ("raised {outcome.error_type}{message}", "raised {outcome.error_type}{message}"),
+    Kind.OUT_OF_MEMORY: ("ran out of memory: it {outcome.shortage}",
+                         "ran out of memory: each {outcome.shortage}"),
+    Kind.LOST_CONNECTION: ("lost its connection: another rank had left",
+                           "lost their connection: another rank had left"),
+    Kind.CALLED_EXIT: ("called sys.exit({outcome.message})",) * 2,
+    Kind.CANNOT_SEND: ("{outcome.message}",) * 2,
+    Kind.KILLED: ("was killed by signal {signal.value} ({signal.name}){cause}",
+                  "were killed by signal {signal.value} ({signal.name}){cause}"),
+    Kind.PROCESS_EXITED: (
+        "ended its process with exit code {outcome.exit_code} before it returned (os._exit?)",
+        "ended their processes with exit code {outcome.exit_code} before they returned (os._exit?)"
+    ),
+    Kind.OUT_OF_MEMORY_IN_CPP: (
+        "ran out of memory in C++ code, which gave up: it {outcome.shortage}",
+        "ran out of memory in C++ code, which gave up: each {outcome.shortage}"),
+}
+
+
+def describe(outcome: Outcome, ranks: int = 1) -> str:
+    """What `ranks` ranks with this outcome did, as the rest of a sentence that names them."""
+    number = f" (#{outcome.number})" if outcome.number else ""
+    message = _shortened(outcome.message.strip())
+    return _PHRASES[outcome.kind][ranks > 1].format(
+        outcome=outcome, collective=outcome.collective + number, signal=outcome.signal,
+        message=f": {message}" if message else "", cause=_LIKELY_CAUSES.get(outcome.signal, ""),
+        place=f" at {outcome.place}" if outcome.place else "",
+        since=f" for {outcome.seconds:.0f} s" if outcome.seconds >= 1 else "")
+
+
+def summary(outcomes: Iterable[Outcome], root: Outcome | None = None) -> list[str]:
+    """One line for each different outcome, with the ranks that share it; `root` has its own."""
+    groups = {}
+    for outcome in outcomes:
+        if outcome is not root:
+            groups.setdefault(_line(outcome, 1, root, seconds=0), []).append(outcome)
+    return [f"{named_ranks([outcome.rank for outcome in group])} "
+            + _line(max(group, key=lambda outcome: outcome.seconds), len(group), root)
+            for group in groups.values()]
+
+
+def _line(outcome, ranks, root, **changes) -> str:
+    """The description; "did the same" where it is that of `root` but for place and sizes."""
+    if root is not None and _essence(outcome) == _essence(root) and not root.kind.is_death:
+        return "did the same"
+    return describe(replace(outcome, **changes), ranks)
+
+
+def _essence(outcome):
+    """What two failures with the same cause share."""
+    what = outcome.shortage.asked if outcome.shortage else outcome.message
+    return outcome.kind, outcome.error_type, what
+
+
+def _shortened(message) -> str:
+    lines = message[:LONGEST].splitlines()
+    cut = len(message) > LONGEST or len(lines) > MOST_LINES
+    return "\n".join(lines[:MOST_LINES]) + " … (all of it: labs.last_failure().traceback)" * cut
