@@ -19,7 +19,7 @@
 # - run a function on any number of ranks and read what each one did;
 # - say, for five collectives, who holds what before and after;
 # - build all-reduce from two of them, and count the bytes it moves;
-# - tell a failed rank from a deadlock, and find the line that caused it.
+# - distinguish a failed rank from a deadlock, and find the line that caused it.
 #
 # Run a cell with Shift+Enter. Where you see `# your code here`, it is your turn.
 
@@ -92,7 +92,7 @@ print("here:        ", notes)
 # %% [markdown]
 # ## Guess, then run, then look
 #
-# Before most runs you write a guess down; the picture shows it beside what happened. A wrong guess
+# Before most runs you write a guess down; the picture compares it with what happened. A wrong guess
 # that you can see teaches more than a right one you never made.
 #
 # Ranks 0, 1, 2 and 3 hold 1, 4, 9 and 16. What is their mean?
@@ -103,14 +103,14 @@ print("here:        ", notes)
 my_guess = 10
 ### END SOLUTION
 
-labs.guess("mean over ranks", my_guess)
+labs.guess("0.1", "the mean over ranks", my_guess)
 
 # %% [markdown]
 # ### Exercise 0.1: the mean over ranks
 #
-# Data-parallel training averages gradients over ranks, so here is its heart in three lines. Every
-# rank must return the mean of all ranks' `mine`. The owner of `mine` still needs it: leave it as
-# it is.
+# Data-parallel training averages gradients over ranks, so these three lines are its core. Every
+# rank must return the mean of all ranks' `mine`. The owner of `mine` still needs it: leave it
+# unchanged.
 
 # %%
 # Exercise 0.1: the mean over ranks
@@ -127,7 +127,7 @@ def mean_over_ranks(mine):
 lab.check_mean_over_ranks(mean_over_ranks)
 
 # %%
-lab.before_and_after_mean(mean_over_ranks, ranks=4, guess="mean over ranks")
+lab.before_and_after_mean(mean_over_ranks, ranks=4)
 
 # %% [markdown]
 # Notice that every rank holds the same number afterwards. The check ran your function on 2, 3 and 4
@@ -189,12 +189,12 @@ lab.who_holds_what(all_gather, ranks=RANKS, begin="shard")
 # With four ranks, which number will rank 2 hold?
 
 # %%
-# A guess: the number that rank 2 will hold
+# A guess, before exercise 0.2: the number that rank 2 will hold
 ### BEGIN SOLUTION
 my_guess = 2222
 ### END SOLUTION
 
-labs.guess("what rank 2 will hold", my_guess)
+labs.guess("0.2", "the number that rank 2 will hold", my_guess)
 
 # %%
 def reduce_scatter(mine):
@@ -203,7 +203,7 @@ def reduce_scatter(mine):
     return piece
 
 
-lab.who_holds_what(reduce_scatter, ranks=4, guess="what rank 2 will hold")
+lab.who_holds_what(reduce_scatter, ranks=4, guess="0.2")
 
 # %% [markdown]
 # Ranks, like pieces, count from 0. Each rank holds 1/N of the sum: this is how FSDP and **ZeRO**,
@@ -248,9 +248,9 @@ lab.check_all_reduce(all_reduce_in_two)
 lab.two_steps(all_reduce_in_two, ranks=RANKS)
 
 # %% [markdown]
-# This identity, **all-reduce = reduce-scatter + all-gather**, carries the whole workbook. DDP calls
-# them back to back; ZeRO stops after the first half, updates its shard, and only then gathers.
-# Same bytes, less memory.
+# The whole workbook builds on this identity: **all-reduce = reduce-scatter + all-gather**. DDP does
+# both at once; ZeRO stops after the first half, updates its shard, and only then gathers. Both move
+# the same bytes, but ZeRO needs less memory.
 
 # %% [markdown]
 # ## What it costs: the ring
@@ -291,7 +291,7 @@ lab.ring_steps(ring_all_reduce, ranks=4)
 my_guess = 24
 ### END SOLUTION
 
-labs.guess("MB sent by each of 4 ranks", my_guess)
+labs.guess("0.3", "MB sent by each of 4 ranks", my_guess)
 
 # %% [markdown]
 # ### Exercise 0.3: the bytes of a ring
@@ -314,7 +314,7 @@ def ring_bytes(size, ranks):
 lab.check_ring_bytes(ring_bytes)
 
 # %%
-lab.ring_traffic(ring_bytes, guess="MB sent by each of 4 ranks")
+lab.ring_traffic(ring_bytes)
 
 # %% [markdown]
 # Notice the limit: **2(N−1)/N · S**, less than twice the tensor, however many ranks there are. No
@@ -355,7 +355,7 @@ lab.diagnose(share_the_work, ranks=RANKS)
 my_guess = 3
 ### END SOLUTION
 
-labs.guess("the missing rank", my_guess)
+labs.guess("0.4", "the missing rank", my_guess)
 
 # %%
 def mean_losses(losses):
@@ -372,13 +372,13 @@ def train_unevenly():
     return mean_losses([1.0] * batches)
 
 
-lab.diagnose(train_unevenly, ranks=RANKS, guess="the missing rank")
+lab.diagnose(train_unevenly, ranks=RANKS, guess="0.4")
 
 # %% [markdown]
 # Read it from left to right: all ranks finished all-reduce #1 and #2, then rank 0 ran out of
 # batches and returned, and the others stand in #3, at the line shown. So the question is always:
-# **who is not there, and where did it go?** Without `launch`'s watch the cell would hang: on the
-# CPU, torch gives up after 30 minutes.
+# **which rank is missing, and where did it go?** Without `launch`'s hang detection the cell would
+# wait: on the CPU, torch gives up after 30 minutes.
 
 # %% [markdown]
 # ### Exercise 0.4: repair it
@@ -402,7 +402,7 @@ def mean_losses_together(losses):
 lab.check_mean_losses(mean_losses_together)
 
 # %% [markdown]
-# Trainers that do not know how many batches will come ask before each step: every rank all-reduces
+# Trainers that do not know how many batches will come check before each step: every rank all-reduces
 # a flag, 1 for "I have data", and all stop as soon as one has none. The check accepts that too.
 #
 # There is a second way to miss each other: everybody comes, but to different places. Here rank 1

@@ -4,19 +4,20 @@ The names are looked up on first use, so that a rank that runs one of these modu
 what draws.
 """
 
-from labs.lazy_exports import offered
+from typing import TYPE_CHECKING
 
-__all__, __getattr__, __dir__ = offered(__name__, {
-    "check_mean_over_ranks": ".checks",
-    "check_all_reduce": ".checks",
-    "check_ring_bytes": ".checks",
-    "check_mean_losses": ".checks",
-    "pass_on": ".ring",
-    "ring_all_reduce": ".ring",
-    "before_and_after_mean": ".shows",
-    "diagnose": ".shows",
-    "ring_steps": ".shows",
-    "ring_traffic": ".shows",
-    "two_steps": ".shows",
-    "who_holds_what": ".shows",
-})
+from labs.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .charts import (
+        before_and_after_mean,
+        diagnose,
+        ring_steps,
+        ring_traffic,
+        two_steps,
+        who_holds_what,
+    )
+    from .checks import check_all_reduce, check_mean_losses, check_mean_over_ranks, check_ring_bytes
+    from .scaffold import pass_on, ring_all_reduce
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -276,7 +276,7 @@ HALVES = [
     (gathers_what_the_other_returns, "NoneType", "returns None: call it on a line of its own"),
     (returns_nothing, "called all_reduce itself"),
     (lambda mine: None, "called nothing: no reduce-scatter"),
-    (lambda mine: [_halves(mine)], "rank 0 of 2 returned a list, not a tensor"),
+    (lambda mine: [_halves(mine)], "rank 0 of 2 returned a list of 1, not a tensor"),
 ]
 
 
@@ -488,7 +488,7 @@ NOT_DRAWN = [
     (lab.two_steps, returns_nothing, "2", RANKS, ""),
     (lab.who_holds_what, lambda mine: None, 4, "rank 0 of 4 returned nothing (None)", RETURN),
     (lab.who_holds_what, one_rank_returns_nothing, 4, "rank 1 of 4 returned nothing", RETURN),
-    (lab.who_holds_what, lambda mine: mine.tolist(), 2, "returned a list, not a tensor", ""),
+    (lab.who_holds_what, lambda mine: mine.tolist(), 2, "returned a list of 2, not a tensor", ""),
     (lab.who_holds_what, input_first, 2, "the output needs 0.5; yours has 2.\n", "output"),
     (lab.who_holds_what, own_value, "4", f"ranks='4': {RANKS}", ""),
     (lab.who_holds_what, own_value, 40, f"ranks=40: {RANKS}", ""),
@@ -505,8 +505,8 @@ def test_not_drawn_with_the_reason(show, answer, ranks, words, hint):
     verdict = show(answer, ranks=ranks)
     assert isinstance(verdict, Verdict) and verdict.passed is False
     assert words in verdict.sentence and hint in verdict.hint
-    judged = show in (lab.before_and_after_mean, lab.two_steps)
-    named = "✗ Exercise 0." if judged else f"✗ {show.__name__}  "
+    named = {lab.who_holds_what: "✗ Who holds what  ", lab.ring_steps: "✗ Ring  "}.get(
+        show, "✗ Exercise 0.")
     assert str(verdict).startswith(named)
     assert named.strip() in verdict._repr_html_()
     print(verdict)

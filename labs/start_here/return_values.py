@@ -1,0 +1,65 @@
+"""What a student's function must return, and the sentence and hint where it does not: the same in
+a check and in a chart."""
+
+import inspect
+import math
+from collections.abc import Callable
+
+import torch
+
+from labs.exercises.verdicts import Wrong, kind_of
+from labs.words import counted
+from labs.workers.failures import RankFailed
+
+
+def require_tensor(rank: int, ranks: int, result) -> None:
+    """Raises Wrong unless `result`, what rank `rank` returned, is a tensor."""
+    if isinstance(result, torch.Tensor):
+        return
+    hint = ("Return the tensor itself." if result is not None else "Does it end with `return`? A "
+            "collective itself returns None; return the tensor that it wrote into.")
+    raise Wrong(f"rank {rank} of {ranks} returned {kind_of(result)}, not a tensor", hint)
+
+
+def require_bytes(value) -> None:
+    """Raises Wrong unless `value`, what a formula returned, is a finite number."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return
+    found = value if isinstance(value, float) else kind_of(value)
+    raise Wrong(f"it returned {found}, not a number of bytes",
+                "Return the number; do not print it.")
+
+
+def require_size_and_ranks(ring_bytes: Callable) -> None:
+    """Raises Wrong unless it can be called as ring_bytes(size, ranks)."""
+    try:
+        inspect.signature(ring_bytes).bind(96, 4)
+    except TypeError as error:
+        raise Wrong(f"ring_bytes(size, ranks) cannot be called: {error}",
+                    "Keep the first line of the function as it was.") from None
+
+
+def require_world_size(ranks) -> None:
+    """Raises Wrong unless a picture has room for so many ranks."""
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 2 <= ranks <= 8:
+        raise Wrong(f"ranks={ranks!r}: give a whole number from 2 to 8")
+
+
+def require_fitting_output(name: str, output: int, given: int, ranks: int) -> None:
+    """Raises Wrong unless `name`, a reduce-scatter or an all-gather of tensors, can put `given`
+    numbers into `output` numbers. gloo's own error names a C++ file and two numbers."""
+    shrinks = name.startswith("reduce_scatter")
+    needed = given / ranks if shrinks else given * ranks
+    if output != needed:
+        which = f"shorter one: 1/{ranks} of" if shrinks else f"longer one: {ranks}x"
+        raise Wrong(f"{name}(output, input): the input has {counted(given, 'number')}, so on "
+                    f"{ranks} ranks the output needs {needed:g}; yours has {output}.",
+                    f"The output comes first. It is the {which} the input.")
+
+
+def wrong_on_rank(error: RankFailed) -> Wrong:
+    """The Wrong that was raised on a rank, with the student's line that led to it."""
+    chain = error.outcomes[error.rank].call_chain()
+    wrong = Wrong("\n".join([error.cause.sentence, *chain]), error.cause.hint)
+    wrong.rank, wrong.output = error.rank, error.output  # where verdicts look for what was printed
+    return wrong
