@@ -402,7 +402,7 @@ def mean_losses_together(losses):
 lab.check_mean_losses(mean_losses_together)
 
 # %% [markdown]
-# Trainers that do not know how many batches will come check before each step: every rank all-reduces
+# Trainers that do not know how many batches will come ask before each step: every rank all-reduces
 # a flag, 1 for "I have data", and all stop as soon as one has none. The check accepts that too.
 #
 # There is a second way to miss each other: everybody comes, but to different places. Here rank 1

@@ -8,7 +8,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-import leftovers
+import leaks
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,7 +81,7 @@ class Lab:
     @property
     def address(self) -> str:
         """What it prints once it serves, with its token."""
-        leftovers.until(lambda: self._printed() or self.process.poll() is not None, 120)
+        leaks.until(lambda: self._printed() or self.process.poll() is not None, 120)
         if not self._printed():
             raise RuntimeError("scripts/lab did not start:\n" + self._log.read_text())
         return self._printed()

@@ -32,13 +32,13 @@ def nothing_left(warm_launcher):
     """Fails the test when it leaves a worker process or a rendezvous file behind."""
     import os
 
-    import leftovers
+    import leaks
 
     from labs.workers import processes
 
-    shared = leftovers.shared_memory()
+    shared = leaks.shared_memory()
     yield
-    assert leftovers.until(lambda: not leftovers.workers_of(os.getpid()), 2)
+    assert leaks.until(lambda: not leaks.workers_of(os.getpid()), 2)
     assert not [name for name in os.listdir(processes.private_directory())
                 if name.startswith("rendezvous")]
-    assert leftovers.shared_memory() - shared <= leftovers.in_use_elsewhere(os.getpid())
+    assert leaks.shared_memory() - shared <= leaks.in_use_elsewhere(os.getpid())

@@ -2,7 +2,7 @@
 
 import re
 
-import leftovers
+import leaks
 import nbformat
 import pytest
 from browsing import CHROMIUM, FLAGS, ROOT, Lab, Notebook, opened
@@ -100,11 +100,11 @@ def test_the_stop_button_ends_a_launch(first_notebook, lab):
     first_notebook.start_cell(cell)
     output = first_notebook.output(cell)
     api.expect(output).to_contain_text("rank 1 │ working")
-    assert leftovers.workers_below(lab.pid)
+    assert leaks.workers_below(lab.pid)
     first_notebook.press("notebook:interrupt-kernel")
     first_notebook.wait()
     api.expect(output).to_contain_text("interrupted; all ranks were stopped")
-    assert leftovers.until(lambda: not leftovers.workers_below(lab.pid), 2)
+    assert leaks.until(lambda: not leaks.workers_below(lab.pid), 2)
 
 
 @pytest.mark.parametrize("name", SOLUTIONS)

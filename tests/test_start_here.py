@@ -164,7 +164,7 @@ def test_diagnosis_of_the_uneven_training(notebook):
     first, *others = picture.data
     assert (first.done, first.label) == (2, "returned")
     assert {(lane.done, lane.label, lane.source) for lane in others} == {
-        (2, "waits in all_reduce #3", "dist.all_reduce(total)")}
+        (2, "waits in all_reduce (#3)", "dist.all_reduce(total)")}
     assert "RanksStuck: deadlock" in picture.text
     assert picture.text.endswith("You guessed rank 0, and rank 0 it is.")
 

@@ -16,16 +16,17 @@ TOP = 0.62  # inches above the first rank: title and piece numbers
 
 @dataclass(frozen=True)
 class State:
-    """held[rank] is a list of numbers; title stands above them, arrow names how they came about."""
+    """What every rank holds at one moment. held[rank] is a list of numbers; title stands above
+    them, arrow names the collective that led to them."""
 
     title: str
-    held: list
+    held: list[list[float]]
     arrow: str = ""
 
 
-def origins(value, ranks: int) -> list:
-    """[(rank, piece), ...] of the numbers that were summed to `value`, read off its digits: the
-    first digit, of as many as there are ranks, is rank 0's and says piece + 1; 0 means nothing.
+def origins(value: float, ranks: int) -> list[tuple[int, int]]:
+    """[(rank, piece), ...] of the numbers that were summed to `value`, read from its digits: of as
+    many digits as there are ranks, the first is rank 0's and says piece + 1; 0 means nothing.
     Empty where the digits make no sense."""
     if not 0 < value < 10**ranks or value != int(value):  # nan and inf fail the first
         return []
@@ -33,14 +34,14 @@ def origins(value, ranks: int) -> list:
             if digit != "0"]
 
 
-def digits(value) -> str:
-    """A whole number whole, 33333333 and not 3.33333e+07; any other in short."""
+def digits(value: float) -> str:
+    """A whole number with all its digits, 33333333 and not 3.33333e+07; any other rounded."""
     return f"{int(value)}" if math.isfinite(value) and value == int(value) else f"{value:g}"
 
 
-def places(numbers: list, ranks: int) -> list:
-    """One entry per piece, None where nothing is held. A list shorter than the whole is put where
-    its pieces belong; if that cannot be told, at the left."""
+def places(numbers: list[float], ranks: int) -> list[float | None]:
+    """One entry per piece, None where nothing is held. The numbers of a shard are put where their
+    digits say that they belong; where digits say nothing, at the left."""
     if len(numbers) >= ranks:
         return list(numbers)
     row = [None] * ranks
@@ -52,23 +53,23 @@ def places(numbers: list, ranks: int) -> list:
     return row
 
 
-def who_holds_what(states: list, note: str = "") -> Picture:
-    """A panel for each State, an arrow between them; note is written below."""
+def who_holds_what(states: list[State], note: str = "") -> Picture:
+    """Draws a panel for each State, with arrows between them; note is written below."""
     ranks = len(states[0].held)
     layout = _Layout(ranks, len(states), gap=1.36 if len(states) < 3 else 0.92)
     figure, ax = sheet(layout.width, layout.height + (0.3 if note else 0))
     for number, state in enumerate(states):
         x, y = layout.corner(number)
-        _panel(ax, x, y, state, layout.cell, named=layout.first(number))
+        _panel(ax, x, y, state, layout.cell, labelled=layout.starts_row(number))
         if number:
-            _step(ax, layout, number, state.arrow)
+            _arrow_into(ax, layout, number, state.arrow)
     if note:
         write(ax, 0.1, layout.height + 0.1, note, colour=palette.INK)
-    return Picture(figure, _words(states, note), data=states)
+    return Picture(figure, _in_words(states, note), data=states)
 
 
-def ring(states: list) -> Picture:
-    """The states of a ring all-reduce, one after the other; what just changed has a dark frame."""
+def ring(states: list[State]) -> Picture:
+    """Draws the states of a ring all-reduce in order; what just changed has a dark frame."""
     ranks = len(states[0].held)
     half = math.ceil((len(states) + 1) / 2)
     layout = _Layout(ranks, 2 * half, gap=0.26, across=min(half, 4))
@@ -77,10 +78,11 @@ def ring(states: list) -> Picture:
         slot = number if number < half else number + 1  # the second half begins with the circle
         x, y = layout.corner(slot)
         before = states[number - 1].held if number else state.held
-        _panel(ax, x, y, state, layout.cell, named=layout.first(slot), before=before)
+        _panel(ax, x, y, state, layout.cell, labelled=layout.starts_row(slot),
+               before=before)
     x, y = layout.corner(half)
-    _circle(ax, x + layout.cell * ranks / 2, y + TOP + ROW * ranks / 2, ranks, layout.cell * ranks)
-    return Picture(figure, _words(states), data=states)
+    _draw_ring(ax, x + layout.panel / 2, y + TOP + ROW * ranks / 2, ranks, layout.panel)
+    return Picture(figure, _in_words(states), data=states)
 
 
 class _Layout:
@@ -102,7 +104,7 @@ class _Layout:
     def row_height(self):
         return TOP + self.ranks * ROW + 0.2
 
-    def first(self, number):
+    def starts_row(self, number):
         return number % self.across == 0
 
     def corner(self, number):
@@ -110,7 +112,7 @@ class _Layout:
                 number // self.across * self.row_height)
 
 
-def _panel(ax, x, y, state, cell, named, before=None):
+def _panel(ax, x, y, state, cell, labelled, before=None):
     ranks = len(state.held)
     rows = [places(row, ranks) for row in state.held]
     columns = max(map(len, rows))
@@ -119,30 +121,30 @@ def _panel(ax, x, y, state, cell, named, before=None):
     for piece in range(columns):
         write(ax, x + cell * (piece + 0.5), y + 0.46, f"{piece}", size=9, colour=palette.MUTED,
               ha="center")
-    if named:
+    if labelled:
         write(ax, x - 0.12, y + 0.46, "piece", size=9, colour=palette.MUTED, ha="right")
     for rank, row in enumerate(rows):
-        if named:
+        if labelled:
             chip(ax, x - LABELS / 2 - 0.05, y + TOP + ROW * (rank + 0.5), rank)
         for piece, value in enumerate(row):
-            fresh = before is not None and before[rank][piece] != value
-            _cell(ax, x + cell * piece, y + TOP + ROW * rank, cell, value, ranks, fresh)
+            changed = before is not None and before[rank][piece] != value
+            _cell(ax, x + cell * piece, y + TOP + ROW * rank, cell, value, ranks, changed)
 
 
-def _cell(ax, x, y, width, value, ranks, fresh=False):
+def _cell(ax, x, y, width, value, ranks, changed=False):
     inset = 0.03
     area = (x + inset, y + inset, width - 2 * inset, ROW - 2 * inset)
     if value is None:
         box(ax, *area, edge=palette.BORDER, dashed=True, line=1.0)
         return
-    givers = origins(value, ranks)
-    colours = [palette.rank(rank) for rank, _ in givers] or ["#9aa3ad"]
-    box(ax, *area, colours, edge=palette.INK if fresh else None, line=2.4)
+    summed = origins(value, ranks)
+    colours = [palette.rank(rank) for rank, _ in summed] or ["#9aa3ad"]
+    box(ax, *area, colours, edge=palette.INK if changed else None, line=2.4)
     shown = digits(value)
     size = min(11.5, width * 72 / (0.92 * max(len(shown), ranks, 3)))
     if size < 8.5:
         return  # colour alone
-    stripes = list(shown) if len(givers) == ranks else [shown]  # each digit on its own stripe
+    stripes = list(shown) if len(summed) == ranks else [shown]  # each digit on its own stripe
     for number, words in enumerate(stripes):
         middle = area[0] + area[2] * (number + 0.5) / len(stripes)
         text = write(ax, middle, y + ROW / 2, words, size=size, colour="white", weight="bold",
@@ -150,22 +152,22 @@ def _cell(ax, x, y, width, value, ranks, fresh=False):
         text.set_path_effects([patheffects.withStroke(linewidth=2, foreground="#1f2933aa")])
 
 
-def _step(ax, layout, number, words):
+def _arrow_into(ax, layout, number, collective):
     """The arrow into panel `number`, with the collective's name."""
     x, y = layout.corner(number)
     middle = y + TOP + ROW * layout.ranks / 2
-    if layout.first(number):
+    if layout.starts_row(number):
         x, y = x + layout.panel / 2, y - 0.2
         arrow(ax, (x, y + 0.02), (x, y + 0.24))
-        write(ax, x + 0.2, y + 0.08, words, size=10, style="italic")
+        write(ax, x + 0.2, y + 0.08, collective, size=10, style="italic")
         return
     arrow(ax, (x - layout.gap + 0.12, middle), (x - 0.12, middle))
-    words = words.replace("_", "_\n") if layout.gap < 1 else words
-    write(ax, x - layout.gap / 2, middle - 0.1, words, size=10, ha="center", va="bottom",
+    name = collective.replace("_", "_\n") if layout.gap < 1 else collective
+    write(ax, x - layout.gap / 2, middle - 0.1, name, size=10, ha="center", va="bottom",
           style="italic")
 
 
-def _circle(ax, x, y, ranks, room):
+def _draw_ring(ax, x, y, ranks, room):
     """The ring itself: each rank sends to the next."""
     radius = min(room, ROW * ranks) / 2 - 0.3
     points = [(x + radius * math.sin(2 * math.pi * r / ranks),
@@ -179,10 +181,8 @@ def _circle(ax, x, y, ranks, room):
     write(ax, x, y, "the ring", size=9, colour=palette.MUTED, ha="center")
 
 
-def _words(states, note=""):
-    lines = []
-    for rank in range(len(states[0].held)):
-        steps = " → ".join(" ".join(map(digits, state.held[rank])) or "nothing"
-                           for state in states)
-        lines.append(f"rank {rank}: {steps}")
+def _in_words(states, note=""):
+    held = zip(*(state.held for state in states), strict=True)
+    lines = [f"rank {rank}: " + " → ".join(" ".join(map(digits, row)) or "nothing" for row in rows)
+             for rank, rows in enumerate(held)]
     return "\n".join([*lines, note] if note else lines)

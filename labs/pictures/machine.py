@@ -1,8 +1,9 @@
-"""What this machine is: its cores, memory, GPUs and links, and the ranks that it will run."""
+"""Draws this machine: its cores, memory, GPUs and links, and where a launch puts its ranks."""
 
 import re
 import subprocess
 import textwrap
+from collections import Counter
 from dataclasses import dataclass
 
 import psutil
@@ -10,6 +11,7 @@ import psutil
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, chip, sheet, write
+from labs.words import counted
 from labs.workers import devices, processes
 
 GIB = 2**30
@@ -18,13 +20,13 @@ DRAWN = 40  # at most so many cores are drawn one by one
 
 @dataclass(frozen=True)
 class Facts:
-    """cores; memory in bytes; gpus: [(name, bytes), ...]; links: {"NV12": pairs, ...} as
-    `nvidia-smi topo -m` names them; plan: where a launch without further wishes puts its ranks."""
+    """What a machine has. memory: bytes. gpus: (name, bytes) of each. links: kind, as
+    `nvidia-smi topo -m` names it -> pairs of GPUs. plan: where a launch without options runs."""
 
     cores: int
     memory: int
-    gpus: list
-    links: dict
+    gpus: list[tuple[str, int]]
+    links: dict[str, int]
     plan: devices.Plan
 
 
@@ -41,13 +43,13 @@ class Machine(Picture):
 
 
 def machine() -> Machine:
-    """Draws this machine. Meanwhile, what starts the ranks is made ready in the background."""
+    """Draws this machine. Meanwhile the fork server starts and imports torch in the background."""
     processes.warm_up()
-    return draw(look())
+    return draw(inspect_machine())
 
 
-def look() -> Facts:
-    """What is there. Makes no CUDA context."""
+def inspect_machine() -> Facts:
+    """What this machine has. Makes no CUDA context."""
     found = devices.gpus()
     gpus = parse_gpus(_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits"))
     gpus = (gpus + [("GPU", 0)] * found)[:found]
@@ -55,25 +57,21 @@ def look() -> Facts:
     return Facts(devices.cores(), psutil.virtual_memory().total, gpus, links, devices.plan())
 
 
-def parse_gpus(table: str) -> list:
-    """[(name, bytes), ...] from nvidia-smi's name and memory.total, which counts in MiB."""
+def parse_gpus(table: str) -> list[tuple[str, int]]:
+    """(name, bytes) of each GPU from nvidia-smi's name and memory.total, which is in MiB."""
     rows = [line.rsplit(",", 1) for line in table.splitlines() if "," in line]
     return [(name.strip().removeprefix("NVIDIA "), int(mib) * 2**20)
             for name, mib in rows if mib.strip().isdigit()]
 
 
-def parse_links(topology: str, gpus: int) -> dict:
+def parse_links(topology: str, gpus: int) -> dict[str, int]:
     """How many pairs of GPUs are joined by each kind of link, from `nvidia-smi topo -m`."""
-    kinds = {}
-    for line in topology.splitlines():
-        row = re.match(r"GPU(\d+)\s+(.*)", line)
-        if row and int(row[1]) < gpus:
-            for kind in row[2].split()[int(row[1]) + 1 : gpus]:
-                kinds[kind] = kinds.get(kind, 0) + 1
-    return kinds
+    rows = re.findall(r"^GPU(\d+)\s+(.*)", topology, flags=re.M)
+    return dict(Counter(kind for number, row in rows if int(number) < gpus
+                        for kind in row.split()[int(number) + 1 : gpus]))
 
 
-def link_words(links: dict) -> str:
+def link_words(links: dict[str, int]) -> str:
     """`12 NVLinks between every pair`, or how many pairs have what."""
     def name(kind):
         if kind.startswith("NV"):
@@ -86,17 +84,17 @@ def link_words(links: dict) -> str:
 
 
 def draw(facts: Facts) -> Machine:
-    """The picture of a machine; see `Facts`."""
+    """The picture of a machine."""
     rows = -(-min(facts.cores, DRAWN) // 10)
     reason = textwrap.wrap(_sentence(facts), 106)
     gpus = (1.6 if facts.links else 1.25) if facts.gpus else 0
     figure, ax = sheet(WIDTH, 0.75 + 0.28 * rows + gpus + 0.22 * len(reason))
-    bottom = _cpu(ax, facts, rows)
+    bottom = _draw_cpu(ax, facts, rows)
     if facts.gpus:
-        bottom = _gpus(ax, facts, bottom + 0.2)
+        bottom = _draw_gpus(ax, facts, bottom + 0.2)
     for number, line in enumerate(reason):
         write(ax, 0.12, bottom + 0.24 + 0.22 * number, line)
-    return Machine(figure, words(facts), data=facts)
+    return Machine(figure, _in_words(facts), data=facts)
 
 
 def _sentence(facts) -> str:
@@ -105,19 +103,20 @@ def _sentence(facts) -> str:
             f"{reason[0].upper()}{reason[1:]}.")
 
 
-def words(facts: Facts) -> str:
-    lines = [f"{facts.cores} CPU cores, {facts.memory / GIB:.0f} GiB memory"]
+def _in_words(facts) -> str:
+    lines = [f"{counted(facts.cores, 'CPU core')}, {facts.memory / GIB:.0f} GiB memory"]
     lines += [f"GPU {number}: {name}, {memory / GIB:.0f} GiB"
               for number, (name, memory) in enumerate(facts.gpus)] or ["no GPU"]
     lines += [link_words(facts.links)] if facts.links else []
     return "\n".join([*lines, _sentence(facts)])
 
 
-def _cpu(ax, facts, rows) -> float:
+def _draw_cpu(ax, facts, rows) -> float:
+    """Cores, memory and the ranks on the CPU; returns where the box ends, in inches."""
     height = 0.5 + 0.28 * rows
     box(ax, 0.1, 0.08, WIDTH - 0.2, height, [palette.SURFACE], edge=palette.BORDER)
     more = f" ({DRAWN} drawn)" if facts.cores > DRAWN else ""
-    write(ax, 0.28, 0.3, f"{facts.cores} CPU core{'s' * (facts.cores > 1)}{more}", size=11,
+    write(ax, 0.28, 0.3, f"{counted(facts.cores, 'CPU core')}{more}", size=11,
           weight="bold")
     _squares(ax, 0.28, min(facts.cores, DRAWN), 10)
     on_cpu = [r for r, device in enumerate(facts.plan.devices) if device == "cpu"]
@@ -140,7 +139,8 @@ def _squares(ax, x, count, across, colour="#8795a5"):
         box(ax, x + number % across * 0.28, 0.48 + number // across * 0.28, 0.23, 0.23, [colour])
 
 
-def _gpus(ax, facts, top) -> float:
+def _draw_gpus(ax, facts, top) -> float:
+    """The GPUs with their ranks, and their links; returns where the last box ends, in inches."""
     count = len(facts.gpus)
     width = min(2.2, (WIDTH - 0.2 - 0.12 * (count - 1)) / count)
     for number, (name, memory) in enumerate(facts.gpus):

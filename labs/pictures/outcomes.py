@@ -19,7 +19,8 @@ WAITING, FAILED, FINE = palette.RANK_WAITS, palette.RANK_FAILED, palette.RANK_RE
 
 # Few words for each kind: the message below the lanes says it in full.
 _LABELS = {Kind.STARTING: "was still starting", Kind.COMPUTING: "computes",
-           Kind.WAITING: "waits in {collective}", Kind.MISMATCHED: "calls {collective}",
+           Kind.WAITING: "waits in {outcome.collective}{number}",
+           Kind.MISMATCHED: "calls {outcome.collective}{number}",
            Kind.OUT_OF_COLLECTIVES: "calls no further collective",
            Kind.UNRESPONSIVE: "does not answer", Kind.RETURNED: "returned",
            Kind.RAISED: "raised {outcome.error_type}", Kind.OUT_OF_MEMORY: "ran out of memory",
@@ -64,8 +65,8 @@ def all_is_well(results: list) -> Picture:
 
 def label(outcome: Outcome) -> str:
     """What became of a rank, in few words."""
-    number = f" #{outcome.number}" if outcome.number else ""
-    return _LABELS[outcome.kind].format(outcome=outcome, collective=outcome.collective + number)
+    number = f" (#{outcome.number})" if outcome.number else ""
+    return _LABELS[outcome.kind].format(outcome=outcome, number=number)
 
 
 def _lane(outcome) -> Lane:

@@ -1,13 +1,15 @@
-"""A blank sheet measured in inches, and the few things that are drawn on it freely."""
+"""A blank sheet measured in inches, and the shapes that are drawn on it."""
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from labs.pictures import palette
 from labs.pictures.picture import canvas
 
 
-def sheet(width: float, height: float):
-    """(figure, axes) whose coordinates are inches, y counted downwards from the top."""
+def sheet(width: float, height: float) -> tuple[Figure, Axes]:
+    """(figure, axes) whose coordinates are inches; y counts downwards from the top."""
     figure, ax = canvas(width, height)
     figure.set_layout_engine("none")
     ax.set_position((0, 0, 1, 1))
@@ -18,7 +20,8 @@ def sheet(width: float, height: float):
 
 
 def box(ax, x, y, width, height, colours=(), edge=None, dashed=False, line=1.2):
-    """A rounded box, upper left corner at (x, y), filled with equal stripes of `colours`."""
+    """A rounded box with its upper left corner at (x, y), filled with equal stripes of `colours`.
+    Lengths are inches, `line` is points."""
     def rounded(**style):
         return FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.06",
                               **style)
@@ -36,7 +39,7 @@ def box(ax, x, y, width, height, colours=(), edge=None, dashed=False, line=1.2):
 
 
 def chip(ax, x, y, rank, width=0.66, height=0.26, words=None):
-    """A rank's name tag in its colour, centred at (x, y)."""
+    """A label with a rank's number in its colour, centred at (x, y)."""
     box(ax, x - width / 2, y - height / 2, width, height, [palette.rank(rank)])
     write(ax, x, y, words or f"rank {rank}", size=9.5, colour="white", weight="bold", ha="center")
 

@@ -82,13 +82,10 @@ class Progress:
 
 def _collective(frame) -> str | None:
     """The outermost torch.distributed call that `frame` is inside of, or None."""
-    found = None
-    while frame is not None:
-        name = frame.f_code.co_name
-        if name in _WAITING_CALLS and frame.f_code.co_filename.endswith("distributed_c10d.py"):
-            found = without_variant(name)
-        frame = frame.f_back
-    return found
+    calls = [place.function for place in source_lines.stack_of(frame)
+             if place.function in _WAITING_CALLS
+             and place.filename.endswith("distributed_c10d.py")]
+    return without_variant(calls[0]) if calls else None
 
 
 def _flight_recorder(collectives: bool) -> dict:

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import sysconfig
+import traceback
 import types
 from dataclasses import dataclass
 
@@ -57,23 +58,18 @@ def students(stack: list[Place]) -> list[Place]:
     return own or [place for place in stack if not place.filename.startswith(_LABS)][-1:]
 
 
-def stack_of(frame: types.FrameType | None) -> list[Place]:
+def stack_of(frame: types.FrameType) -> list[Place]:
     """The places of a running frame and its callers, outermost first."""
-    places = []
-    while frame is not None:
-        places.append(Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return places[::-1]
+    return _places(traceback.walk_stack(frame))[::-1]
 
 
 def traceback_of(error: BaseException) -> list[Place]:
     """The places an exception passed through, outermost first."""
-    places, step = [], error.__traceback__
-    while step is not None:
-        code = step.tb_frame.f_code
-        places.append(Place(code.co_filename, step.tb_lineno, code.co_name))
-        step = step.tb_next
-    return places
+    return _places(traceback.walk_tb(error.__traceback__))
+
+
+def _places(frames) -> list[Place]:
+    return [Place(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames]
 
 
 def dumped(text: str) -> list[Place]:
@@ -86,10 +82,8 @@ def dumped(text: str) -> list[Place]:
 
 def steps_to_caller() -> int:
     """How many frames up the first one outside of labs is: a `stacklevel` for warnings."""
-    frame, steps = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LABS + os.sep):
-        frame, steps = frame.f_back, steps + 1
-    return steps
+    stack = _places(traceback.walk_stack(sys._getframe(1)))
+    return next((steps for steps, place in enumerate(stack, 1) if not place.is_ours), len(stack))
 
 
 def _cell(filename) -> str | None:

@@ -10,11 +10,11 @@ import tempfile
 import time
 import traceback
 
-import leftovers
+import leaks
 import psutil
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from faults import deeds
+from faults import faulty
 
 STARTERS = ("forkserver", "resource_tracker")  # they stay until their notebook ends
 
@@ -22,53 +22,53 @@ STARTERS = ("forkserver", "resource_tracker")  # they stay until their notebook 
 # the launchers
 
 
-def ours(deed, options):
+def ours(function, options):
     from labs import launch
 
-    return launch(deed, **{"ranks": 2, **options})
+    return launch(function, **{"ranks": 2, **options})
 
 
-def mp_spawn(deed, options):
+def mp_spawn(function, options):
     with tempfile.TemporaryDirectory() as directory:
-        mp.spawn(_met_in_a_file, (deed.__name__, 2, directory), nprocs=2)
+        mp.spawn(_rendezvous_by_file, (function.__name__, 2, directory), nprocs=2)
 
 
-def notebook_launcher(deed, options):
+def notebook_launcher(function, options):
     from accelerate import notebook_launcher
 
-    notebook_launcher(_met_by_environment, (deed.__name__,), num_processes=2,
+    notebook_launcher(_rendezvous_by_environment, (function.__name__,), num_processes=2,
                       use_port=str(_free_port()))
 
 
-def elastic_launch(deed, options):
+def elastic_launch(function, options):
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d",
                           rdzv_endpoint="localhost:0", max_restarts=0)
-    elastic_launch(config, _recorded)(deed.__name__)
+    elastic_launch(config, _recorded)(function.__name__)
 
 
 PEERS = (mp_spawn, notebook_launcher, elastic_launch)
 
 
-def _met_in_a_file(rank, name, ranks, directory):
-    dist.init_process_group("gloo", init_method=f"file://{directory}/meeting", rank=rank,
+def _rendezvous_by_file(rank, name, ranks, directory):
+    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank,
                             world_size=ranks)
-    getattr(deeds, name)()
+    getattr(faulty, name)()
     dist.destroy_process_group()
 
 
-def _met_by_environment(name):
+def _rendezvous_by_environment(name):
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    getattr(deeds, name)()
+    getattr(faulty, name)()
     dist.destroy_process_group()
 
 
 def _recorded(name):
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    record(_met_by_environment)(name)
+    record(_rendezvous_by_environment)(name)
 
 
 def _free_port() -> int:
@@ -77,43 +77,43 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-# what became of it
+# what it left, and what it showed
 
 
 def run(launcher, faults, directory) -> None:
-    """Runs the faults one after the other, and writes a line about each to `directory`/told."""
+    """Runs the faults one after the other, and writes a line about each to `directory`/rows."""
     printed = os.open(f"{directory}/printed", os.O_RDWR | os.O_CREAT)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     if launcher is ours:
-        _attempt(launcher, deeds.next_launch, {})  # the fork server imports torch once
-    with open(f"{directory}/told", "w", buffering=1) as told:
+        _attempt(launcher, faulty.next_launch, {})  # the fork server imports torch once
+    with open(f"{directory}/rows", "w", buffering=1) as rows:
         for fault in faults:
             start = os.lseek(printed, 0, os.SEEK_END)
             row = _outcome(launcher, fault, lambda start=start: _text(printed, start),
                            f"{directory}/ended")
-            told.write(json.dumps({"fault": fault.name, **row}) + "\n")
+            rows.write(json.dumps({"fault": fault.name, **row}) + "\n")
 
 
 def _outcome(launcher, fault, text, ended) -> dict:
     handlers = _handlers()
     began = time.monotonic()
-    _attempt(launcher, fault.deed, fault.options)
+    _attempt(launcher, fault.function, fault.options)
     seconds = time.monotonic() - began
     named = is_named(fault, text(), launcher is ours)
     in_time = seconds < (fault.within if launcher is ours else 60)
     open(ended, "w").close()
-    leftovers.until(lambda: not _children(), 3)
+    leaks.until(lambda: not _children(), 3)
     left = [f"{len(_children())} processes"] if _children() else []
     left += ["a signal handler"] if _handlers() != handlers else []
     return {"named": named, "in_time": in_time, "seconds": seconds, "left": left,
-            "next": _attempt(launcher, deeds.next_launch, {})}
+            "next": _attempt(launcher, faulty.next_launch, {})}
 
 
-def _attempt(launcher, deed, options) -> bool:
-    """Whether it went well; shows the student what a cell would."""
+def _attempt(launcher, function, options) -> bool:
+    """Whether the launch succeeded; shows the student what a cell would."""
     try:
-        launcher(deed, options)
+        launcher(function, options)
         return True
     except BaseException as error:
         if show := getattr(error, "_render_traceback_", None):
@@ -127,9 +127,9 @@ def is_named(fault, text, is_ours) -> bool:
     """Whether what a student sees tells the cause."""
     if not is_ours:
         return all(re.search(piece, text) for piece in fault.peers)
-    line = fault.deed.__code__.co_firstlineno + fault.line - 1 if fault.at else ""
-    return (all(piece in text for piece in fault.says)
-            and (not fault.at or f"deeds.py line {line}" in text))
+    line = fault.function.__code__.co_firstlineno + fault.line - 1 if fault.guilty_line else ""
+    return (all(piece in text for piece in fault.message_parts)
+            and (not fault.guilty_line or f"faulty.py line {line}" in text))
 
 
 def _text(file, start) -> str:

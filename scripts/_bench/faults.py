@@ -1,5 +1,5 @@
-"""The fault table through our launcher and its peers: which of them tell the student the cause,
-leave nothing behind and are ready for the next cell."""
+"""Runs the fault table through our launcher and its peers: which of them name the cause, leave
+nothing behind and are ready for the next cell."""
 
 import atexit
 import contextlib
@@ -21,7 +21,7 @@ from _bench.progress import done, say
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "faults")]
-import leftovers  # noqa: E402
+import leaks  # noqa: E402
 
 LIMIT = 60.0  # seconds for one fault of a peer
 AT_ONCE = 10  # most of them wait
@@ -43,11 +43,11 @@ class Case:
     def start(self):
         self.directory = tempfile.mkdtemp(prefix="fault-")
         # forked, so that only the ranks need to import torch
-        self.process = multiprocessing.get_context("fork").Process(target=self._live)
+        self.process = multiprocessing.get_context("fork").Process(target=self._run)
         self.process.start()
         self.began = time.monotonic()
 
-    def _live(self):
+    def _run(self):
         from _bench import fault_case
 
         os.setsid()
@@ -71,8 +71,8 @@ class Case:
         hung = self.process.is_alive()
         self.process.kill()
         self.process.join()
-        leftovers.until(lambda: not self._orphans(), 3)
-        rows, orphans = self._told(), self._orphans()
+        leaks.until(lambda: not self._orphans(), 3)
+        rows, orphans = self._rows(), self._orphans()
         files = [path.name for path in Path(self.directory, "tmp").glob("*")
                  if not path.name.startswith("torchinductor_")]
         for fault in self.faults:
@@ -88,9 +88,9 @@ class Case:
         shutil.rmtree(self.directory, ignore_errors=True)
         return rows
 
-    def _told(self) -> dict:
-        told = Path(self.directory, "told")
-        lines = told.read_text().splitlines() if told.exists() else []
+    def _rows(self) -> dict:
+        written = Path(self.directory, "rows")
+        lines = written.read_text().splitlines() if written.exists() else []
         return {row.pop("fault"): row for row in map(json.loads, lines)}
 
     def _orphans(self) -> list:
@@ -113,17 +113,17 @@ def run(arguments) -> dict:
     from _bench import fault_case
 
     faults = FAULTS[:arguments.rounds]
-    shared = leftovers.shared_memory()
+    shared = leaks.shared_memory()
     cases = [Case(fault_case.ours, faults, 600.0)]
     cases += [Case(peer, [fault], LIMIT) for fault in faults if fault.peers
               for peer in fault_case.PEERS]
     rows = {fault.name: {} for fault in faults}
-    for case, told in _all(cases):
-        for name, row in told.items():
+    for case, by_fault in _all(cases):
+        for name, row in by_fault.items():
             rows[name][case.launcher.__name__] = row
     names = [fault_case.ours.__name__, *(peer.__name__ for peer in fault_case.PEERS)]
     return {**{name: _score(rows, name) for name in names}, "rows": rows,
-            "shared_memory_left": sorted(leftovers.shared_memory() - shared)}
+            "shared_memory_left": sorted(leaks.shared_memory() - shared)}
 
 
 def _score(rows, launcher) -> dict:

@@ -1,4 +1,4 @@
-"""Hundreds of launches with faults of all kinds mixed in, in one live kernel: what grows."""
+"""Hundreds of launches in one live kernel, every other one with a fault: what leaks."""
 
 import sys
 from pathlib import Path
@@ -16,12 +16,12 @@ import numpy as np, psutil
 import torch, torch.distributed as dist
 import labs
 from labs import launch
-from faults import deeds, table
-import leftovers
+from faults import faulty, table
+import leaks
 
 kinds = [fault for fault in table.FAULTS if fault.within < 10 and fault.name != "raises_a_flood"]
 kinds += [fault for fault in table.STALLS if "timeout" not in fault.options][:1]
-plain = table.Fault(deeds.next_launch, (), error=None)
+plain = table.Fault(faulty.next_launch, (), error=None)
 kinds = [kind for fault in kinds for kind in (fault, plain)]
 unexpected = []
 
@@ -35,7 +35,7 @@ def soak(first, count):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                launch(fault.deed, **options)
+                launch(fault.function, **options)
         except labs.LaunchError as raised:
             error = type(raised).__name__
         if error != fault.error:
@@ -46,8 +46,8 @@ def look():
     this = psutil.Process()
     return {"process": len(this.children(recursive=True)), "fd": this.num_fds(),
             "thread": this.num_threads(),
-            "temp_file": len(leftovers.temporary_files(tempfile.gettempdir()))
-                         + len(leftovers.shared_memory()),
+            "temp_file": len(leaks.temporary_files(tempfile.gettempdir()))
+                         + len(leaks.shared_memory()),
             "memory_mb": this.memory_info().rss / 1e6}
 """
 

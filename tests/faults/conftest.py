@@ -1,6 +1,6 @@
 import time
 
-import leftovers
+import leaks
 import pytest
 from kernels import Kernel
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch, torch.distributed as dist
 import labs
 from labs import launch
-from faults.deeds import next_launch
+from faults.faulty import next_launch
 launch(int, ranks=1, quiet=True)
 print("ok")
 """
@@ -33,7 +33,7 @@ def kernel():
 @pytest.fixture
 def in_kernel(kernel):
     """The kernel; afterwards nothing is left of the test's launches, and the next one works."""
-    before = leftovers.Snapshot(kernel.pid, kernel.temporary)
+    before = leaks.Snapshot(kernel.pid, kernel.temporary)
     yield kernel
     assert before.left() == {}
     began = time.monotonic()
@@ -45,11 +45,11 @@ def in_kernel(kernel):
 @pytest.fixture
 def next_launch_works(warm_launcher):
     """Afterwards nothing is left of the test's launches, and the next one works."""
-    from faults.deeds import next_launch
+    from faults.faulty import next_launch
 
     from labs import launch
 
-    before = leftovers.Snapshot()
+    before = leaks.Snapshot()
     yield
     assert before.left() == {}
     assert launch(next_launch, ranks=2, quiet=True) == [2.0, 2.0]

@@ -2,7 +2,7 @@
 
 import time
 
-import leftovers
+import leaks
 import pytest
 from kernels import Kernel
 
@@ -57,7 +57,7 @@ def test_interrupts_at_any_moment(in_kernel):
         shown, error = in_kernel.finish(timeout=10)
         assert "[0, 1, 2, 3]" in shown if error is None else "nterrupt" in error, (shown, error)
         # an interrupt that came after the cell's end would hit the next one
-        assert leftovers.until(lambda: in_kernel.run("print('calm')") == ("calm\n", None))
+        assert leaks.until(lambda: in_kernel.run("print('idle')") == ("idle\n", None))
 
 
 def test_an_interrupt_during_start_up():
@@ -65,7 +65,7 @@ def test_an_interrupt_during_start_up():
     kernel = Kernel()
     try:
         kernel.run("import torch, torch.distributed as dist\nfrom labs import launch")
-        before = leftovers.Snapshot(kernel.pid)
+        before = leaks.Snapshot(kernel.pid)
         kernel.start("launch(dist.get_rank, ranks=2)")
         time.sleep(0.7)
         kernel.manager.interrupt_kernel()

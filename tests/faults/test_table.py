@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from faults import deeds
+from faults import faulty
 from faults.table import FAULTS
 
 import labs
@@ -17,19 +17,19 @@ ROWS = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_from_a_script(fault, next_launch_works, capfd, recwarn):
     began = time.monotonic()
     if fault.error is None:
-        assert launch(fault.deed, **{"ranks": 2, **fault.options}) == fault.result
+        assert launch(fault.function, **{"ranks": 2, **fault.options}) == fault.result
         shown = capfd.readouterr().out + "".join(f"{w.category.__name__}: {w.message}\n"
                                                  for w in recwarn)
     else:
         with pytest.raises(labs.LaunchError) as caught:
-            launch(fault.deed, **{"ranks": 2, **fault.options})
+            launch(fault.function, **{"ranks": 2, **fault.options})
         shown = f"{caught.type.__name__}: {caught.value}"
         assert len(str(caught.value)) < 5_000
     assert time.monotonic() - began < fault.within
     assert_says(fault, shown)
-    if fault.at:
-        line = fault.deed.__code__.co_firstlineno + fault.line - 1
-        assert f"deeds.py line {line}" in shown, shown
+    if fault.guilty_line:
+        line = fault.function.__code__.co_firstlineno + fault.line - 1
+        assert f"faulty.py line {line}" in shown, shown
 
 
 @ROWS
@@ -48,18 +48,18 @@ def test_from_a_cell(fault, in_kernel):
         assert "labs/workers" not in error and "Traceback" not in error
         shown = error
     assert_says(fault, shown)
-    if fault.at:
+    if fault.guilty_line:
         assert re.search(rf"In \[\d+\] line {fault.line}\b", shown), shown
 
 
 def assert_says(fault, shown):
-    for piece in (*fault.says, f"{fault.error}: " if fault.error else ""):
+    for piece in (*fault.message_parts, f"{fault.error}: " if fault.error else ""):
         assert piece in shown, shown
 
 
 def test_out_of_memory_is_data_too(next_launch_works):
     with pytest.raises(labs.OutOfMemory) as caught:
-        launch(deeds.wants_too_much_on_one, ranks=2, memory_limit=2e8, quiet=True)
+        launch(faulty.wants_too_much_on_one, ranks=2, memory_limit=2e8, quiet=True)
     error = caught.value
     assert (error.rank, error.asked, error.allowed) == (1, 400_000_000, 200_000_000)
     assert 0 <= error.held < 200_000_000

@@ -5,13 +5,13 @@ import io
 import threading
 import time
 
-import leftovers
+import leaks
 import numpy as np
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from faults import deeds
+from faults import faulty
 
 import labs
 from labs import launch
@@ -33,7 +33,7 @@ class Peak(threading.Thread):
         this = psutil.Process()
         while not self.done.wait(0.01):
             self.ours = max(self.ours, this.memory_info().rss)
-            for child in leftovers.workers_of(this.pid):
+            for child in leaks.workers_of(this.pid):
                 try:
                     self.theirs = max(self.theirs, child.memory_full_info().uss)
                 except psutil.Error:
@@ -48,7 +48,7 @@ def test_a_gigabyte_comes_back_in_bounded_memory(next_launch_works, capfd):
     gc.collect()
     before = psutil.Process().memory_info().rss
     with Peak() as peak:
-        result = launch(deeds.returns_a_gigabyte, ranks=2)[1]
+        result = launch(faulty.returns_a_gigabyte, ranks=2)[1]
     assert result.shape == (250_000_000,) and result[-1] == 1
     # the value itself and little more, here and there
     assert peak.ours - before < 1.3 * GB
@@ -131,7 +131,7 @@ def test_an_endless_loop_is_pointed_at_and_not_ended(monkeypatch, capfd, next_la
 
 
 def test_all_of_a_flood_is_kept(next_launch_works):
-    output = launch(deeds.prints_a_flood, ranks=4, quiet=True).output
+    output = launch(faulty.prints_a_flood, ranks=4, quiet=True).output
     assert output == ["".join(f"line {number}\n" for number in range(100_000))] * 4
 
 

@@ -21,7 +21,7 @@ def test_lanes_of_a_deadlock():
                   Outcome(2, Kind.COMPUTING, stack=[HERE]))
     picture = outcomes.picture(error, guessed=0)
     assert [(lane.done, lane.label) for lane in picture.data] == [
-        (2, "returned"), (2, "waits in all_reduce #3"), (None, "computes")]
+        (2, "returned"), (2, "waits in all_reduce (#3)"), (None, "computes")]
     assert "rank 0 it is" in picture.text
     on_the_sheet(picture)
 

@@ -3,7 +3,7 @@
 import os
 import signal
 
-import leftovers
+import leaks
 import pytest
 from kernels import Kernel
 
@@ -54,11 +54,11 @@ launch(broken, ranks=2)""")
 def test_an_interrupt_leaves_nothing_and_the_next_cell_works(kernel, body):
     kernel.start(HANGING.format(body=body))
     kernel.finish(until="rank 1 │ ready")
-    assert len(leftovers.workers_of(kernel.pid)) == 2
+    assert len(leaks.workers_of(kernel.pid)) == 2
     kernel.manager.interrupt_kernel()
     _, error = kernel.finish(timeout=5)
     assert "interrupted; all ranks were stopped" in error and "line" in error
-    assert leftovers.until(lambda: not leftovers.workers_of(kernel.pid), 2)
+    assert leaks.until(lambda: not leaks.workers_of(kernel.pid), 2)
     assert "[0, 1]" in kernel.run("launch(dist.get_rank, ranks=2)")[0]
 
 
@@ -72,14 +72,14 @@ def _end_with(action):
     try:
         kernel.start(HANGING.format(body="dist.recv(torch.ones(1), 1 - dist.get_rank())"))
         kernel.finish(until="rank 1 │ ready")
-        workers = leftovers.workers_of(kernel.pid)
+        workers = leaks.workers_of(kernel.pid)
         servers = [worker.parent() for worker in workers[:1]]
         assert len(workers) == 2 and os.listdir(kernel.temporary)
         action(kernel)
-        leftovers.until(lambda: not any(map(_runs, workers + servers))
-                        and not leftovers.temporary_files(kernel.temporary), 5)
+        leaks.until(lambda: not any(map(_runs, workers + servers))
+                        and not leaks.temporary_files(kernel.temporary), 5)
         return (list(filter(_runs, workers + servers)),
-                leftovers.temporary_files(kernel.temporary))
+                leaks.temporary_files(kernel.temporary))
     finally:
         kernel.close()
 

@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 
-import leftovers
+import leaks
 import pytest
 import torch
 import torch.distributed as dist
@@ -79,7 +79,7 @@ def test_output_is_live(capfd):
     time.sleep(0.9)
     early = capfd.readouterr().out
     thread.join()
-    assert "rank 0 │ early" in early and not leftovers.workers_of(os.getpid())
+    assert "rank 0 │ early" in early and not leaks.workers_of(os.getpid())
 
 
 def test_reports_stream_from_rank_0():
@@ -102,9 +102,9 @@ def test_only_loopback_listens_while_a_launch_runs():
 
     thread = threading.Thread(target=lambda: launch(work, ranks=2, quiet=True))
     thread.start()
-    assert leftovers.until(lambda: len(leftovers.workers_of(os.getpid())) == 2)
+    assert leaks.until(lambda: len(leaks.workers_of(os.getpid())) == 2)
     while thread.is_alive():
-        found += leftovers.listening_elsewhere(leftovers.workers_of(os.getpid()))
+        found += leaks.listening_elsewhere(leaks.workers_of(os.getpid()))
         time.sleep(0.05)
     assert not found
 
@@ -182,7 +182,7 @@ def test_an_interrupt_while_a_process_is_asked_for(monkeypatch):
     monkeypatch.setattr(forkserver, "connect_to_new_process", interrupted)
     with pytest.raises(Interrupted):
         launch(dist.get_rank, ranks=2, quiet=True)
-    assert leftovers.until(lambda: not leftovers.workers_of(os.getpid()), 5)
+    assert leaks.until(lambda: not leaks.workers_of(os.getpid()), 5)
     monkeypatch.undo()
     assert launch(dist.get_rank, ranks=2, quiet=True) == [0, 1]
 

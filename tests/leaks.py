@@ -1,4 +1,4 @@
-"""What a launch may leave behind: nothing. Looks at processes, files, ports of this machine."""
+"""Finds what a launch has left behind: processes, files, ports, shared memory."""
 
 import contextlib
 import os
@@ -11,8 +11,8 @@ import psutil
 
 
 class Snapshot:
-    """What process `pid` holds now; `left` says what it holds more, later. temporary: a directory
-    that nobody else uses. The fork server, which stays by design, does not count."""
+    """What process `pid` holds now; `left` returns what it holds in addition, later. temporary: a
+    directory that nobody else uses. The fork server, which stays by design, does not count."""
 
     def __init__(self, pid: int = None, temporary: str = None):
         self.pid, self.temporary = pid or os.getpid(), temporary
