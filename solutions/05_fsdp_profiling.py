@@ -4,7 +4,7 @@
 # **90 minutes** · any machine with 2 cores, no GPU
 #
 # FSDP gathers every layer's parameters just before they are used, twice per step, and that takes
-# time. Whether it *costs* time is another question: a collective that is under way while the rank
+# time. Whether it *costs* time is another question: a collective that is in flight while the rank
 # computes costs nothing. You record real steps, read the traces with your own code, and find out
 # why six slow runs are slow.
 #
@@ -30,15 +30,15 @@ PRESET = lab.preset()  # or lab.preset(layers=6): any size can be changed
 PRESET
 
 # %% [markdown]
-# `torch.profiler` writes down what a rank does: each operation with its begin and duration, the
-# labels that FSDP2 puts around its own work, and each collective twice, when it is **called** and
-# while it is **under way** (on gloo's threads here, as an NCCL kernel on a GPU).
+# `torch.profiler` records what a rank does: each operation with its begin and duration, the labels
+# that FSDP2 puts around its own work, and each collective twice: when it is **issued** (called) and
+# while it is **in flight** (on gloo's threads here, as an NCCL kernel on a GPU).
 #
 # On a GPU, all-gathers run on a stream of their own. A CPU has no streams, so the lab asks FSDP to
 # issue them asynchronously; their order is that of a GPU.
 
 # %%
-healthy = lab.record(PRESET)
+healthy = lab.record_fsdp(PRESET)
 healthy
 
 # %%
@@ -46,34 +46,35 @@ lab.show_timeline(healthy)
 
 # %% [markdown]
 # **Notice:** a numbered frame is one unit at work, a transformer block; the root holds the
-# embeddings. A black tick is the call of a collective, the bar is when it was under way. In forward
+# embeddings. A black tick is the call of a collective, the bar is when it is in flight. In forward
 # a unit's tick stands right before its own frame; in backward, from the second unit on, right
 # before the frame of the unit before it.
 
 # %% [markdown]
 # The same trace, as a file, opens in Perfetto: the path stands above. Everything that you compute
-# below, you can also look at there.
+# below, you can also see there.
 #
 # A `trace` is one rank's. `trace.of(kind)` lists its collectives, each with three moments in
-# seconds: `issued` (the call), `begin` and `end` (under way). `trace.compute` holds the stretches, (begin, end), in which the rank computed.
-# `lab.union(spans)` makes such stretches from spans that may overlap, `lab.total_seconds(stretches)` adds
-# up their seconds, `lab.subtract(stretches, others)` cuts the others out.
+# seconds: `issued` (the call), `begin` and `end` (in flight). `trace.compute` holds the intervals,
+# (begin, end), in which the rank computed. `lab.union(spans)` makes intervals from spans that may
+# overlap, `lab.total_seconds(intervals)` adds up their seconds, `lab.subtract(intervals, others)`
+# removes the others.
 
 # %% [markdown]
 # ## How much of the step is communication?
 #
-# Guess first: during which share of the recorded step is an all-gather or a reduce-scatter under
-# way? A number between 0 and 1.
+# Guess first: during which share of the recorded step is an all-gather or a reduce-scatter in
+# flight? A number between 0 and 1.
 
 # %%
 # A guess, for exercise 5.1
 ### BEGIN SOLUTION
 my_guess = 0.5
 ### END SOLUTION
-labs.guess("share of the step that is communication", my_guess)
+labs.guess("5.1", "share of the step that is communication", my_guess)
 
 # %% [markdown]
-# Two all-gathers can be under way at once. A moment counts once.
+# Two all-gathers can be in flight at once. A moment counts once.
 
 # %%
 # Exercise 5.1: the share of the step in each kind of collective
@@ -82,8 +83,8 @@ def communication_share(trace):
     shares = {}
     ### BEGIN SOLUTION
     for kind in ("all_gather", "reduce_scatter"):
-        stretches = lab.union(trace.of(kind))
-        shares[kind] = lab.total_seconds(stretches) / trace.seconds
+        in_flight = lab.union(trace.of(kind))
+        shares[kind] = lab.total_seconds(in_flight) / trace.seconds
     ### END SOLUTION
     return shares
 
@@ -96,17 +97,17 @@ lab.show_shares(healthy, communication_share)
 # %% [markdown]
 # ## How much of it is exposed?
 #
-# Communication is **exposed** while the rank does not compute: it only waits. What is overlapped
-# costs nothing, however long it takes. So the total says how much work the wire has; only the
-# exposed part can be gained back.
+# Communication is **exposed** while the rank does not compute: it only waits. Overlapped
+# communication costs nothing, however long it takes. So the total says how busy the link is; only
+# the exposed part can be gained back.
 
 # %%
 # Exercise 5.2: the share of the step in which the rank only waits for a collective
 def exposed_share(trace):
     """Of trace.seconds, over collectives of every kind (trace.collectives)."""
     ### BEGIN SOLUTION
-    under_way = lab.union(trace.collectives)
-    return lab.total_seconds(lab.subtract(under_way, trace.compute)) / trace.seconds
+    in_flight = lab.union(trace.collectives)
+    return lab.total_seconds(lab.subtract(in_flight, trace.compute)) / trace.seconds
     ### END SOLUTION
 
 
@@ -116,19 +117,20 @@ lab.check_exposed_share(exposed_share)
 lab.show_seconds(healthy)
 
 # %% [markdown]
-# **Notice:** every reduce-scatter lies between two frames: FSDP2 calls it without asynchrony and
-# relies on a GPU's streams, so here the rank waits. gloo carries each out as an all-reduce, and its
-# bar in the file says so: calls and bytes are those of a GPU, seconds are not.
+# **Notice:** every reduce-scatter lies between two frames: FSDP2 calls it synchronously and relies
+# on a GPU's streams, so here the rank waits. gloo runs each as an all-reduce, and the file calls it
+# so: calls and bytes are those of a GPU, seconds are not.
 
 # %% [markdown]
 # ## Whose all-gather is it?
 #
-# FSDP2 puts labels around its calls: `FSDP::all_gather (transformer.h.2)` says whose parameters
-# travel (no brackets: the root's), `labs::forward` and `labs::backward` are ours.
-# `trace.enclosing(moment, beginning)` gives the labels that begin so and that the moment lies in,
-# outermost first; `lab.unit_of(label.name)` reads the unit, `"root"` where there is none.
+# FSDP2 puts labels around its calls: `FSDP::all_gather (transformer.h.2)` says whose parameters are
+# gathered (no brackets: the root's); the lab adds `labs::forward` and `labs::backward`.
+# `trace.enclosing(moment, beginning)` returns the labels that contain the moment and whose names
+# begin with `beginning`, outermost first. `lab.unit_of(label.name)` returns the unit, `"root"`
+# where none is named.
 #
-# A collective may be under way long after its call. Which of its three moments counts?
+# A collective may be in flight long after its call. Which of its three moments counts?
 
 # %%
 # Exercise 5.3: the unit and the phase that an all-gather belongs to
@@ -145,28 +147,29 @@ def attribute(trace, collective):
 lab.check_attribute(attribute)
 
 # %%
-lab.show_gathers(healthy, attribute)
+lab.show_all_gathers(healthy, attribute)
 
 # %% [markdown]
 # **Notice:** every block is gathered twice, in forward and, in the opposite order, in backward. The
-# root comes once: FSDP2 keeps the outermost unit's parameters after forward, since backward begins
-# with them.
+# root is gathered once: FSDP2 keeps the outermost unit's parameters after forward, because backward
+# begins with them.
 
 # %% [markdown]
 # ## Who called it?
 #
 # With `with_stack=True` the profiler also records Python functions: `collective.stack`,
 # outermost first, as `"file(line of its def): function"`. That costs time, so it is used to find
-# a place, not to measure.
+# a line of code, not to measure.
 #
-# Somebody was looking for a mistake in this model, and forgot something in it.
+# Somebody searched for a mistake in this model, and forgot to remove the code for it.
 
 # %%
-forgotten = lab.record(PRESET, "something forgotten", stacks=True, tap=lab.watch_activations)
+forgotten = lab.record_fsdp(PRESET, "something forgotten", stacks=True,
+                            before_sharding=lab.watch_activations)
 forgotten
 
 # %% [markdown]
-# Most of a stack belongs to libraries. `lab.LIBRARIES` lists words by which their frames are known.
+# Most frames of a stack belong to libraries. `lab.LIBRARIES` lists words that tell them apart.
 
 # %%
 # Exercise 5.4: the innermost frame that is no library's
@@ -182,10 +185,10 @@ def call_site(collective):
 lab.check_call_site(call_site)
 
 # %%
-lab.show_strangers(forgotten, call_site)
+lab.show_non_fsdp_collectives(forgotten, call_site)
 
 # %% [markdown]
-# **Notice:** one number per call, and yet every rank stops for each: the price of a small
+# **Notice:** each call sends a single number, and yet every rank stops for it: the cost of a small
 # collective is the wait, not the bytes.
 
 # %% [markdown]
@@ -195,7 +198,7 @@ lab.show_strangers(forgotten, call_site)
 # `BackwardPrefetch.BACKWARD_PRE`, issues the all-gather of i-1 **before** it computes the gradients
 # of i, so that both happen at once.
 #
-# `lab.gradients_done(trace)` gives a span for each unit in backward's order: `name` is the unit,
+# `lab.gradients_done(trace)` returns a span for each unit in backward's order: `name` is the unit,
 # `begin` the moment at which its gradients were complete.
 
 # %%
@@ -237,14 +240,14 @@ def no_prefetch(blocks):
 lab.check_no_prefetch(no_prefetch)
 
 # %%
-late = lab.record(PRESET, "no prefetch", "5.6", configure=no_prefetch)
+late = lab.record_fsdp(PRESET, "no prefetch", configure=no_prefetch)
 lab.show_prefetch(healthy, late)
 
 # %% [markdown]
-# **Notice:** above, the tick of each all-gather in backward stands at the begin of the frame of the
-# unit before, and its bar can lie beneath that frame. Below, the tick comes after the frame and
-# after its reduce-scatter: the rank has nothing left to compute while it waits. Seconds change from
-# run to run, this order does not.
+# **Notice:** in the upper picture, the tick of each all-gather in backward stands at the begin of
+# the frame of the unit before, and its bar can lie beneath that frame. In the lower one, the tick
+# comes after the frame and after its reduce-scatter: the rank has nothing left to compute while it
+# waits. Seconds change from run to run, this order does not.
 
 # %% [markdown]
 # ## And in forward?
@@ -267,7 +270,7 @@ def forward_prefetch(blocks):
 lab.check_forward_prefetch(forward_prefetch)
 
 # %%
-ahead = lab.record(PRESET, "forward prefetch", "5.7", configure=forward_prefetch)
+ahead = lab.record_fsdp(PRESET, "forward prefetch", configure=forward_prefetch)
 lab.show_prefetch(ahead)
 
 # %% [markdown]
@@ -282,46 +285,46 @@ lab.show_prefetch(ahead)
 ### BEGIN SOLUTION
 my_guess = 10
 ### END SOLUTION
-labs.guess("what prefetch off costs, in percent of the throughput", my_guess)
+labs.guess("5.7", "what prefetch off costs, in percent of the throughput", my_guess)
 
 # %%
 variants = {"default prefetch": None, "no prefetch": no_prefetch,
             "forward prefetch too": forward_prefetch}
-lab.show_price(PRESET, variants)
+lab.show_throughput(PRESET, variants)
 
 # %% [markdown]
 # **Notice:** on a CPU the bars may come in any order. gloo's threads compute on the same cores as
-# the model, so a hidden all-gather slows down what hides it. On a GPU waiting for the wire takes no
-# computing. That can be had here too: a wire on which every all-gather arrives later by a tenth of
-# a step, for real, while the cores are free.
+# the model, so a hidden all-gather slows down the computing that hides it. On a GPU the link works
+# without the cores. The lab can imitate that: every all-gather really completes a tenth of a step
+# later, and the cores are free meanwhile.
 
 # %%
-lab.show_price(PRESET, variants, wire=0.1)
+lab.show_throughput(PRESET, variants, all_gather_delay=0.1)
 
 # %% [markdown]
-# **Notice:** now the order of the calls decides, unless this machine has much else to do: what is
-# fetched ahead is there when it is needed. Only forward prefetch spares the wait in forward,
-# because this CPU cannot run ahead. The percentage depends on the wire; yours, on your machines,
-# has to be measured there.
+# **Notice:** now the order of the calls decides, unless this machine has much else to do: a unit
+# that is prefetched is there when it is needed. Only forward prefetch saves the wait in forward,
+# because this CPU cannot run ahead. The percentage depends on the link: on your machines you have
+# to measure it.
 
 # %% [markdown]
 # ## Six slow runs
 #
 # Each has one thing wrong with it: `.item()` in the step, units that are too small, one unit that
-# is everything, prefetch off, a slow data loader, a slow rank. Look at them first. On a
+# is everything, prefetch off, a slow data loader, a slow rank. Look at the pictures first. On a
 # GPU an `.item()` waits until all queued kernels are done; a CPU has no queue, so here you see only
 # the call.
 
 # %%
-patients = lab.patients()
-patients
+slow_runs = lab.slow_runs()
+slow_runs
 
 # %%
-lab.explore_patients(patients)
+lab.explore_slow_runs(slow_runs)
 
 # %% [markdown]
 # Now name the causes by code. `run` and `healthy` are lists with one trace per rank, of one step.
-# `trace.item_calls` are the calls of `.item()`; the optimizer has its own, and so has the model.
+# `trace.item_calls` are the calls of `.item()`; some are the optimizer's own, and some the model's.
 # `trace.labelled("enumerate(DataLoader)")` are the labels of the data loader.
 
 # %%
@@ -329,19 +332,19 @@ lab.CAUSES  # cause -> the evidence to return with it
 
 # %%
 # Exercise 5.8: the cause of a slow run, and the evidence
-def counted_items(trace):
+def own_item_calls(trace):
     """The calls of .item() outside of the optimizer."""
     ### BEGIN SOLUTION
     return [item for item in trace.item_calls if not trace.enclosing(item.begin, "labs::optimizer")]
     ### END SOLUTION
 
 # %% [markdown]
-# Counts are certain: ask for them first. Seconds change by chance, so compare the ranks of one run,
-# and loading with its own step.
+# Counts are certain: test them first. Timing is noisy, so compare the ranks of one run with each
+# other, and the loading with its own step.
 #
-# What chance changed too much is recorded again. A slow rank computes at least 5 times as long as
-# another; without one, the ranks differ by a factor of 2 at most. A slow loader takes over half of
-# the step, any other under a tenth.
+# The margins are wide, and a run with more noise is recorded again: a slow rank computes at least 5
+# times as long as the others (healthy ranks differ by a factor of 2 at most). A slow loader takes
+# over half of the step, any other under a tenth.
 
 # %%
 # Exercise 5.8, second half
@@ -349,13 +352,13 @@ def diagnose(run, healthy):
     """(cause, evidence), as lab.CAUSES lists them."""
     ### BEGIN SOLUTION
     busy = [lab.total_seconds(trace.compute) for trace in run]
-    items, gathers, late = counted_items(run[0]), run[0].of("all_gather"), fetched_late(run[0])
+    calls, gathers, late = own_item_calls(run[0]), run[0].of("all_gather"), fetched_late(run[0])
     loading = max(run[0].labelled("enumerate(DataLoader)"), key=lambda label: label.seconds)
     usual = len(healthy[0].of("all_gather"))
     rules = [(len(gathers) > usual, "tiny units", len(gathers)),
              (len(gathers) < usual, "one huge unit", max(gathers, key=lambda one: one.bytes)),
              (late, "no prefetch", late and late[0]),
-             (len(items) > len(counted_items(healthy[0])), "item", items[-1]),
+             (len(calls) > len(own_item_calls(healthy[0])), "item", calls[-1]),
              (loading.seconds > 0.3 * run[0].seconds, "slow data loader", loading),
              (max(busy) > 3 * min(busy), "slow rank", busy.index(max(busy))),
              (True, "nothing", None)]
@@ -363,54 +366,54 @@ def diagnose(run, healthy):
     ### END SOLUTION
 
 # %% [markdown]
-# The check records each of the causes afresh, and a healthy run, with a model of another size.
+# The check records each of the causes again, and a healthy run, with a model of another size.
 
 # %%
 lab.check_diagnose(diagnose)
 
 # %%
-lab.show_diagnoses(patients, diagnose)
+lab.show_diagnoses(slow_runs, diagnose)
 
 # %% [markdown]
-# **Notice:** a slow rank shows on the *others*, as communication that takes long. They are not
-# slow: they wait. Look for the rank that waits least.
+# **Notice:** a slow rank shows on the *others*, as communication that takes long. The others are
+# not slow: they wait. Search for the rank that waits least.
 
 # %% [markdown]
 # ## The same step on other links
 #
-# How long is a collective under way on a given link? In a ring each rank receives all pieces but
+# How long is a collective in flight on a given link? In a ring each rank receives all pieces but
 # its own.
 
 # %%
 # Exercise 5.9: seconds of a ring all-gather, or reduce-scatter
-def wire_seconds(nbytes, ranks, speed):
-    """nbytes: of the whole tensor. speed: bytes per second in one direction."""
+def collective_seconds(nbytes, ranks, bandwidth):
+    """nbytes: of the whole tensor. bandwidth: bytes per second in one direction."""
     ### BEGIN SOLUTION
-    return (ranks - 1) / ranks * nbytes / speed
+    return (ranks - 1) / ranks * nbytes / bandwidth
     ### END SOLUTION
 
 
-lab.check_wire_seconds(wire_seconds)
+lab.check_collective_seconds(collective_seconds)
 
 # %% [markdown]
-# The chart takes what this machine computed, unit by unit, and replays the step with your
-# `wire_seconds` in place of gloo. It is a **model, not a measurement**: one wire per rank, no
-# latency, nothing else on the wire. On the right, computing is as fast as on an A100 at 40 % of its
-# peak, with more tokens per rank.
+# The chart takes the seconds that this machine computed, unit by unit, and replays the step with
+# your `collective_seconds` in place of gloo. It is a **model, not a measurement**: one link per
+# rank, no latency, nothing else on the link. On the right, computing is as fast as on an A100 at
+# 40 % of its peak, with more tokens per rank.
 
 # %%
-lab.show_links(healthy, wire_seconds)
+lab.show_links(healthy, collective_seconds)
 
 # %% [markdown]
-# **Notice:** what is exposed depends on the ratio of computing to bytes, not on the link alone. At
-# this machine's speed of computing every link is fast enough. On a GPU the fast link is, almost;
-# the slow one cannot be hidden in any order; prefetch gains most in between.
+# **Notice:** the exposed share depends on the ratio of computing to bytes, not on the link alone.
+# This machine computes so slowly that every link is fast enough. On a GPU NVLink almost is; the
+# collectives of the slow link cannot be hidden in any order; prefetch gains most in between.
 
 # %% [markdown]
 # ## I can …
 #
 # - [ ] compute the exposed share of a step from spans
-# - [ ] explain why the moment of the call, not of the transfer, tells whose all-gather it is
+# - [ ] explain why the moment of the call, not of the transfer, shows whose all-gather it is
 # - [ ] write the assertion that fails when prefetch is off
 # - [ ] say which rank is slow when all ranks take equally long
 
@@ -418,7 +421,7 @@ lab.show_links(healthy, wire_seconds)
 # ## How it usually goes wrong
 #
 # - **Adding up durations**: collectives overlap one another, and the sum exceeds the step.
-# - **Optimising hidden communication**: it was free.
+# - **Optimising hidden communication**: it costs nothing, so nothing is gained.
 # - **Blaming the rank with the longest all-gather**: it waited for the slow one.
 # - **An empty list to turn prefetch off**: it turns the default on.
 # - **Measuring while recording**: the profiler slows a step down, most of all with stacks.

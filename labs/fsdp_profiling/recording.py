@@ -1,48 +1,64 @@
-"""Records steps of FSDP2 on real ranks, healthy or slowed down on purpose, and keeps the traces."""
+"""Records steps of FSDP2 on real ranks, with or without an injected fault, and keeps the traces.
+
+Seconds are noisy. So a recording whose seconds contradict its fault is made again: a slow rank that
+is hardly slower than the others, for example, or a healthy run in which one rank waits long.
+"""
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.data import DataLoader
 
-from labs.fsdp_profiling import planted
-from labs.meters.trace_file import load
+from labs.exercises import comparison
+from labs.fsdp_profiling import injected_faults
+from labs.meters.trace import Trace, total_seconds
+from labs.meters.trace_file import record_trace
 from labs.training import models, presets
+from labs.training.loop import labelled_step
 from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.launcher import launch
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "fsdp_profiling"
 WARM_UP = 2  # steps before those that are recorded
+HEALTHY_RATIO, SLOW_RATIO = 2.0, 5.0  # of the longest to the shortest computing of the ranks
+SIMILAR_WAITS, UNEQUAL_WAITS = 0.4, 0.6  # of a step that one rank waits longer than another
+SHORT_LOADING, LONG_LOADING = 0.1, 0.5  # of a step that the data loader takes
+ROUNDS, FEW_ROUNDS = 8, 4  # of recording: if a check judges the seconds; if they are only shown
+
+
+class TooNoisy(Exception):
+    """Raised where a recording contradicts its fault in every round: the machine is too busy."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained and recorded. units: "blocks", "layers" (every module that has parameters of
-    its own) or "model" (one unit). prefetch: "default" or "off". fault: what slows it down, one of
-    "", "item", "data", "rank" (that is `slow_rank`). tap: runs on a rank with the model before it
-    is sharded."""
+    """What is trained and recorded.
+
+    units: "blocks", "layers" (every module that has parameters of its own) or "model" (one unit).
+    fault: "", "item", "data" or "rank" (that is `slow_rank`). configure(units): sets the prefetch
+    of the units. before_sharding(model): runs on each rank.
+    """
 
     preset: Preset
     name: str = "healthy"
     units: str = "blocks"
-    prefetch: str = "default"
     fault: str = ""
     slow_rank: int = 0
-    steps: int = 1
     stacks: bool = False
-    configure: object = None
-    tap: object = None
+    configure: Callable | None = None
+    before_sharding: Callable | None = None
 
 
-class Recorded(list):
-    """One trace per rank, of a job; says where the files are."""
+class Recording(list[Trace]):
+    """The traces of a job, one per rank."""
 
-    def __init__(self, traces, job):
+    def __init__(self, traces, job: Job):
         super().__init__(traces)
         self.job = job
 
@@ -51,98 +67,98 @@ class Recorded(list):
 
     @property
     def files(self) -> str:
-        """Where they are, and what opens them: one line."""
+        """One line: where the files are, and what opens them."""
         where = Path(self[0].path)
         with contextlib.suppress(ValueError):
             where = where.relative_to(FOLDER.parents[1])
         return f"{where} …: open it at ui.perfetto.dev (Open trace file)"
 
 
-def preset(**changes) -> Preset:
-    """The preset of this machine, with a model as small as recording on a laptop wants it."""
+def preset(**changes: int) -> Preset:
+    """Returns this machine's preset; on a laptop with a smaller model, because traces are large."""
     chosen = presets.preset()
     if chosen.name == "laptop":
         chosen = replace(chosen, layers=4, batch=4)
     return replace(chosen, **changes)
 
 
-def run(job: Job) -> Recorded:
-    """The traces of a job, read back from the files that the ranks wrote."""
-    return run_all([job])[0]
-
-
-def run_all(jobs: list) -> list:
-    """`run` for several jobs of one preset, one after the other on the same ranks."""
+def record_jobs(jobs: list[Job]) -> list[Recording]:
+    """Records jobs of one preset, one after the other on the same ranks, and reads their files."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    by_rank = launch(lambda: [_recorded(job) for job in jobs], ranks=jobs[0].preset.ranks,
+    by_rank = launch(lambda: [_record(job) for job in jobs], ranks=jobs[0].preset.ranks,
                      quiet=True, verify=False, hang_after=60)
-    return [Recorded(traces, job) for traces, job in
+    return [Recording(traces, job) for traces, job in
             zip(zip(*by_rank, strict=True), jobs, strict=True)]
 
 
-def _recorded(job):
-    """On a rank: its trace, as its file has it."""
+def record_clearly(jobs: list[Job], rounds: int = ROUNDS) -> list[Recording]:
+    """Records the jobs, and up to `rounds` times in all those whose seconds contradict them."""
+    recordings = record_jobs(jobs)
+    for _ in range(rounds - 1):
+        noisy = [number for number, one in enumerate(recordings) if contradiction(one)]
+        if not noisy:
+            break
+        again = record_jobs([jobs[number] for number in noisy])
+        for number, one in zip(noisy, again, strict=True):
+            recordings[number] = one
+    return recordings
+
+
+def _record(job) -> Trace:
+    """On a rank: the trace of its steps, as its file has it."""
     model, optimizer = build(job)
-    slow = job.fault == "rank" and dist.get_rank() == job.slow_rank and planted.SlowRank(model)
-    dataset = planted.Batches(job.preset, WARM_UP + job.steps)
-    batches = dataset.loader()
+    slow = job.fault == "rank" and dist.get_rank() == job.slow_rank
+    slow_rank = injected_faults.SlowRank(model) if slow else None
+    if job.fault == "item":
+        injected_faults.read_loss(model)
+    dataset = injected_faults.SlowDataset(job.preset, WARM_UP + 1)
+    batches = iter(DataLoader(dataset, batch_size=None))
+
+    def step():
+        batch = {name: value.to(devices.device()) for name, value in next(batches).items()}
+        labelled_step(model, optimizer, batch)
+
     for _ in range(WARM_UP):
         began = time.perf_counter()
-        _step(model, optimizer, batches, job)
+        step()
     if job.fault == "data":
-        dataset.delay = planted.LOADING * planted.agreed(time.perf_counter() - began)
-    if slow:
-        slow.on = True
-    activities = [ProfilerActivity.CPU]
-    if devices.device().type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, record_shapes=True, with_stack=job.stacks) as recorded:
-        dist.barrier()
-        for _ in range(job.steps):
-            with record_function("labs::step"):
-                _step(model, optimizer, batches, job)
-        if activities[1:]:
-            torch.cuda.synchronize()
+        dataset.delay = injected_faults.LOADING * _of_rank_0(time.perf_counter() - began)
+    if slow_rank:
+        slow_rank.active = True
     file = FOLDER / f"{job.name.replace(' ', '_')}_rank{dist.get_rank()}.json.gz"
-    recorded.export_chrome_trace(str(file))
-    return load(file)
+    return record_trace(step, file, job.stacks)
 
 
-def _step(model, optimizer, batches, job):
-    batch = {name: value.to(devices.device()) for name, value in next(batches).items()}
-    with record_function("labs::forward"):
-        loss = model(**batch).loss
-        if job.fault == "item":
-            loss.item()
-    with record_function("labs::backward"):
-        loss.backward()
-    with record_function("labs::optimizer"):
-        optimizer.step()
-        optimizer.zero_grad()
+def _of_rank_0(seconds) -> float:
+    found = [seconds]
+    dist.broadcast_object_list(found)
+    return found[0]
 
 
-def build(job):
+def build(job: Job) -> tuple:
     """On a rank: (model under FSDP2, optimizer)."""
-    sizes = job.preset
-    model = models.gpt2(sizes.layers, sizes.hidden, sizes.heads, sizes.context)
-    model = model.to(devices.device())
-    if job.tap:
-        job.tap(model)
-    blocks = shard(model, job.units)
-    if job.prefetch == "off":
-        for block in [*blocks, model]:
-            block.set_modules_to_backward_prefetch([block])
-    if job.configure:
-        job.configure(blocks)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return comparison.build(partial(fsdp2, units=job.units, configure=job.configure,
+                                    before_sharding=job.before_sharding), job.preset)
+
+
+def fsdp2(model, optimizer_class, units: str = "blocks", configure: Callable | None = None,
+          before_sharding: Callable | None = None, all_gather_delay: float = 0.0,
+          **settings) -> tuple:
+    """The strategy of this notebook. Its arguments are those of `Job`; all_gather_delay: seconds
+    that every all-gather takes longer."""
+    if before_sharding:
+        before_sharding(model)
+    chosen = shard(model, units)
+    if configure:
+        configure(chosen)
+    if all_gather_delay:
+        injected_faults.delay_all_gathers(model, all_gather_delay)
+    return model, optimizer_class(model.parameters(), **settings)
 
 
 def shard(model, units: str = "blocks") -> list:
-    """fully_shard on each unit and on the model; the units in forward order, without the model.
-
-    A GPU has a stream for all-gathers, and issuing one does not stop the computing. A CPU has no
-    streams: there FSDP is told to issue them asynchronously, by a method that is torch's own.
-    """
+    """Applies fully_shard to each unit and to the model. Returns the units, without the model, in
+    forward order."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -153,5 +169,63 @@ def shard(model, units: str = "blocks") -> list:
     for unit in [*chosen, model]:
         fully_shard(unit, mesh=mesh)
     if devices.device().type == "cpu":
+        # A GPU issues all-gathers on a stream of its own, so the rank goes on computing. A CPU has
+        # no streams, and FSDP2 would wait at each call: this private method makes it asynchronous.
         model._set_unshard_async_op(True)
     return chosen
+
+
+def contradiction(recording: Recording) -> str:
+    """Returns how a recording's seconds contradict its fault, or that it has none; "" if they do
+    not."""
+    slow_rank, slow_data = recording.job.fault == "rank", recording.job.fault == "data"
+    busy, waits = compute_seconds(recording), exposed_shares(recording)
+    ratio, difference = max(busy) / max(min(busy), 1e-9), max(waits) - min(waits)
+    loading = loading_shares(recording)
+    if slow_rank and (ratio < SLOW_RATIO or busy.index(max(busy)) != recording.job.slow_rank):
+        return f"its slow rank computed only {ratio:.1f} times as long as another"
+    if not slow_rank and ratio > HEALTHY_RATIO:
+        return f"one rank computed {ratio:.1f} times as long as another, by chance"
+    if difference < UNEQUAL_WAITS if slow_rank else difference > SIMILAR_WAITS:
+        return f"one rank waited longer than another by {difference:.2f} of the step"
+    if min(loading) < LONG_LOADING if slow_data else max(loading) > SHORT_LOADING:
+        return f"its data loader took {max(loading):.2f} of the step"
+    return ""
+
+
+def compute_seconds(recording: Recording) -> list[float]:
+    """Returns the seconds that each rank computed."""
+    return [total_seconds(trace.compute) for trace in recording]
+
+
+def exposed_shares(recording: Recording) -> list[float]:
+    """Returns the share of the step in which each rank only waits for a collective."""
+    return [trace.exposed_seconds / trace.seconds for trace in recording]
+
+
+def loading_shares(recording: Recording) -> list[float]:
+    """Returns the share of the step that each rank's data loader takes."""
+    return [max(label.seconds for label in trace.labelled("enumerate(DataLoader)")) / trace.seconds
+            for trace in recording]
+
+
+def with_timing_noise(recording: Recording) -> Recording:
+    """Returns a copy with as much noise as does not yet contradict the fault: how long the ranks
+    compute and the data loaders take is a tenth away from the margins."""
+    ratio = 1.1 * SLOW_RATIO if recording.job.fault == "rank" else 0.9 * HEALTHY_RATIO
+    loading = 1.1 * LONG_LOADING if recording.job.fault == "data" else 0.9 * SHORT_LOADING
+    busy, slow = compute_seconds(recording), recording.job.slow_rank
+    longest = min(busy[slow], ratio * min(busy[:slow] + busy[slow + 1:]))
+    return Recording(
+        [_scaled(trace, (longest if rank == slow else longest / ratio) / busy[rank], loading)
+         for rank, trace in enumerate(recording)], recording.job)
+
+
+def _scaled(trace, factor, loading) -> Trace:
+    """The trace with `factor` times its computing, and a data loader that takes `loading` of the
+    step."""
+    loader = trace.labelled("enumerate(DataLoader)")[0]
+    other = replace(loader, end=loader.begin + loading * trace.seconds)
+    return replace(
+        trace, labels=tuple(other if label == loader else label for label in trace.labels),
+        compute=tuple((begin, begin + factor * (end - begin)) for begin, end in trace.compute))

@@ -21,7 +21,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +47,7 @@ class TraceError(ValueError):
     """Raised for a file that is not a trace, or not a whole one; the message says what to do."""
 
 
-def record_trace(step, path=None, steps: int = 1, stacks: bool = False) -> Trace:
+def record_trace(step: Callable[[], None], path=None, stacks: bool = False) -> Trace:
     """Runs `step()` under torch.profiler on this rank and returns the trace.
 
     path: the file to write (.json or .json.gz); without it the file is deleted. Recording slows a
@@ -59,9 +59,8 @@ def record_trace(step, path=None, steps: int = 1, stacks: bool = False) -> Trace
     with profile(activities=activities, record_shapes=True, with_stack=stacks) as recorded:
         if dist.is_initialized():
             dist.barrier()  # so that the ranks begin together
-        for _ in range(steps):
-            with record_function("labs::step"):
-                step()
+        with record_function("labs::step"):
+            step()
         if activities[1:]:
             torch.cuda.synchronize()  # kernels that still run would be missing
     with tempfile.TemporaryDirectory() as folder:

@@ -1,44 +1,41 @@
-"""A step under FSDP2, rank by rank: which unit computes, whose collectives are under way, and
-what of them is exposed. Colours as in `labs.pictures.timelines`."""
+"""A step under FSDP2, rank by rank: which unit computes, which collectives are in flight, and which
+of their time is exposed. Colours as in `labs.pictures.timelines`."""
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from labs.meters import trace_units as units
-from labs.meters.trace import KINDS, PHASES, clip, subtract, union
+from labs.meters import trace_units
+from labs.meters.trace import KINDS, PHASES, Trace, clip, subtract, union
 from labs.pictures import palette
 from labs.pictures.marks import legend_above
 from labs.pictures.picture import WIDTH, Picture, canvas
 
 MS = 1e3
 _LANE, _HEAD = 0.27, 0.36  # inches: of a lane, and above a rank's lanes
-_NAMES = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
-          "all_reduce": "all-reduce"}
 _LETTER = 0.068  # inches that a letter of a label takes
 
 
-def by_rank(runs: dict) -> Picture:
+def by_rank(runs: dict[str, list[Trace]]) -> Picture:
     """runs: title -> one trace per rank. For each rank what it computes, unit by unit, and one lane
     for each kind of collective; red where the rank only waits for it."""
     rows = [(title, trace) for title, traces in runs.items() for trace in traces]
-    lanes = [_kinds(trace) for _, trace in rows]
-    height = sum(_HEAD + _LANE * (1 + len(kinds)) for kinds in lanes) + 1.15
-    figure, ax = canvas(WIDTH, height)
+    lanes = [[kind for kind in KINDS if trace.of(kind)] for _, trace in rows]
+    figure, ax = canvas(WIDTH, sum(_HEAD + _LANE * (1 + len(kinds)) for kinds in lanes) + 1.15)
     start = {title: min(trace.started for trace in traces) for title, traces in runs.items()}
     longest = max(_end(trace) + trace.started - start[title] for title, trace in rows)
+    inch = longest * MS / (WIDTH - 1.35)  # milliseconds of an inch
     y, ticks = 0.0, []
     for (title, trace), kinds in zip(rows, lanes, strict=True):
         y += _HEAD
         ax.text(0, y - 0.09, _headline(title, trace), fontsize=9.5, weight="bold", va="bottom",
                 color=palette.rank(trace.rank))
-        shift = (trace.started - start[title]) * MS
-        room = longest * MS / (WIDTH - 1.35)
-        _computing(ax, y, trace, shift, room)
+        lane = _Lane(ax, y, (trace.started - start[title]) * MS, inch)
+        _draw_computing(lane, trace)
         ticks.append((y + _LANE / 2, "computes"))
         for kind in kinds:
             y += _LANE
-            _flights(ax, y, trace, kind, shift, room)
-            ticks.append((y + _LANE / 2, _NAMES[kind]))
+            _draw_collectives(_Lane(ax, y, lane.shift, inch), trace, kind)
+            ticks.append((y + _LANE / 2, kind.replace("_", "-")))
         y += _LANE
     ax.set_yticks(*zip(*ticks, strict=True))
     ax.tick_params(axis="y", labelcolor=palette.INK, labelsize=9)
@@ -46,12 +43,7 @@ def by_rank(runs: dict) -> Picture:
     ax.set_xlim(0, longest * MS * 1.005)
     ax.set_xlabel("milliseconds since the step began (recording takes time, too)")
     legend_above(figure, _handles(), columns=4)
-    words = [_headline(title, trace) for title, trace in rows]
-    return Picture(figure, "\n".join(words), data=runs)
-
-
-def _kinds(trace) -> list:
-    return [kind for kind in KINDS if trace.of(kind)]
+    return Picture(figure, "\n".join(_headline(*row) for row in rows), data=runs)
 
 
 def _end(trace) -> float:
@@ -65,45 +57,73 @@ def _headline(title, trace) -> str:
 
 
 def _handles() -> list:
-    phases = [Patch(color=palette.PHASES[name], label=words) for name, words in
-              (("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer"),
-               ("communication", "communication, hidden"), ("exposed", "exposed"))]
-    return [*phases, Patch(facecolor="none", edgecolor=palette.INK, label="a unit at work"),
+    return [*(Patch(color=palette.PHASES[name], label=name) for name in PHASES),
+            Patch(color=palette.PHASES["communication"], label="communication, hidden"),
+            Patch(color=palette.PHASES["exposed"], label="exposed"),
+            Patch(facecolor="none", edgecolor=palette.INK, label="a unit at work"),
             Line2D([], [], marker="|", linestyle="none", markersize=11, color=palette.INK,
                    label="a collective is called")]
 
 
-def _computing(ax, y, trace, shift, room):
+class _Lane:
+    """A row of bars. y: its top, in inches. shift: milliseconds by which the rank began later than
+    the first one. inch: milliseconds of an inch."""
+
+    def __init__(self, ax, y, shift, inch):
+        self.ax, self.y, self.shift, self.inch = ax, y, shift, inch
+
+    def bar(self, begin, end, **style):
+        self.ax.barh(self.y + _LANE / 2, (end - begin) * MS, left=begin * MS + self.shift,
+                     **{"height": _LANE - 0.07, **style})
+
+    def name(self, named, behind=True, ticks=()):
+        """named: (span, its name). Writes each name into its bar; behind a bar that is too narrow,
+        if there is room before the next bar and the next tick."""
+        named = sorted(named, key=lambda pair: pair[0].begin)
+        nexts = [span.begin for span, _ in named[1:]] + [float("inf")]
+        for (span, words), following in zip(named, nexts, strict=False):
+            wide = (len(words) * _LETTER + 0.05) * self.inch
+            following = min([following, *(tick for tick in ticks if tick > span.end)])
+            if wide <= span.seconds * MS:
+                x = (span.begin + span.end) / 2 * MS
+            elif behind and wide <= (following - span.end) * MS:
+                x = span.end * MS + wide / 2
+            else:
+                continue
+            self.ax.text(x + self.shift, self.y + _LANE / 2, words, ha="center", va="center",
+                         fontsize=8.5, color=palette.INK)
+
+
+def _draw_computing(lane, trace):
     """What the rank computes, by phase; frames around what each unit does, waiting included."""
     for phase in PHASES:
         for label in trace.labelled(f"labs::{phase}"):
-            busy = clip(trace.compute, label)
-            for begin, end in subtract(busy, trace.exposed):
-                _bar(ax, y, begin, end, shift, palette.PHASES[phase])
+            for interval in subtract(clip(trace.compute, label), trace.exposed):
+                lane.bar(*interval, color=palette.PHASES[phase])
     loading = trace.labelled("enumerate(DataLoader)")
     for label in loading:
-        _bar(ax, y, label.begin, label.end, shift, palette.PHASES["other"])
-    work = units.unit_spans(trace)
+        lane.bar(label.begin, label.end, color=palette.PHASES["other"])
+    work = trace_units.unit_spans(trace)
     for span in work:
-        ax.barh(y + _LANE / 2, span.seconds * MS, left=span.begin * MS + shift,
-                height=_LANE - 0.03, fill=False, edgecolor=palette.INK, linewidth=0.7)
-    _names(ax, y, [(span, "data loader") for span in loading], shift, room, behind=False)
-    _names(ax, y, [(span, _short(span.name)) for span in work], shift, room)
+        lane.bar(span.begin, span.end, height=_LANE - 0.03, fill=False, edgecolor=palette.INK,
+                 linewidth=0.7)
+    lane.name([(label, "data loader") for label in loading], behind=False)
+    lane.name([(span, _short(span.name)) for span in work])
 
 
-def _flights(ax, y, trace, kind, shift, room):
-    flights = trace.of(kind)
-    for one in flights:
-        _bar(ax, y, one.begin, one.end, shift, palette.PHASES["communication"], edge=True)
-    for begin, end in subtract(union(flights), trace.compute):
-        _bar(ax, y, begin, end, shift, palette.PHASES["exposed"])
-    for one in flights:
-        ax.plot([one.issued * MS + shift] * 2, [y + 0.02, y + _LANE - 0.02], linewidth=1,
-                color=palette.INK)
-    owners = [units.owner(trace, one).unit for one in flights]
-    _names(ax, y, [(one, _short(unit) if unit else "not FSDP's")
-                   for one, unit in zip(flights, owners, strict=True)], shift, room,
-           ticks=[one.issued for one in flights])
+def _draw_collectives(lane, trace, kind):
+    collectives = trace.of(kind)
+    for one in collectives:
+        lane.bar(one.begin, one.end, color=palette.PHASES["communication"], edgecolor="white",
+                 linewidth=0.6)
+    for interval in subtract(union(collectives), trace.compute):
+        lane.bar(*interval, color=palette.PHASES["exposed"])
+    lane.ax.vlines([one.issued * MS + lane.shift for one in collectives], lane.y + 0.02,
+                   lane.y + _LANE - 0.02, linewidth=1, color=palette.INK)
+    units = [trace_units.owner(trace, one).unit for one in collectives]
+    lane.name([(one, _short(unit) if unit else "not FSDP's")
+               for one, unit in zip(collectives, units, strict=True)],
+              ticks=[one.issued for one in collectives])
 
 
 def _short(unit) -> str:
@@ -111,26 +131,3 @@ def _short(unit) -> str:
     numbers = [part for part in unit.split(".") if part.isdigit()]
     last = unit.rsplit(".", 1)[-1]
     return last if last.isdigit() or not numbers else f"{numbers[-1]}.{last}"
-
-
-def _names(ax, y, named, shift, room, behind=True, ticks=()):
-    """Each name in its bar; of one too narrow, behind it, if there is place before the next bar and
-    the next tick."""
-    named = sorted(named, key=lambda pair: pair[0].begin)
-    nexts = [span.begin for span, _ in named[1:]] + [float("inf")]
-    for (span, words), following in zip(named, nexts, strict=False):
-        wide = (len(words) * _LETTER + 0.05) * room
-        following = min([following, *(tick for tick in ticks if tick > span.end)])
-        if wide <= span.seconds * MS:
-            x = (span.begin + span.end) / 2 * MS
-        elif behind and wide <= (following - span.end) * MS:
-            x = span.end * MS + wide / 2
-        else:
-            continue
-        ax.text(x + shift, y + _LANE / 2, words, ha="center", va="center", fontsize=8.5,
-                color=palette.INK)
-
-
-def _bar(ax, y, begin, end, shift, colour, edge=False):
-    ax.barh(y + _LANE / 2, (end - begin) * MS, left=begin * MS + shift, height=_LANE - 0.07,
-            color=colour, **({"edgecolor": "white", "linewidth": 0.6} if edge else {}))

@@ -22,7 +22,7 @@ def run(arguments) -> dict:
 
     say("recording two ranks' steps, with stacks")
     sizes = recording.preset()
-    [trace, *_] = recording.run(recording.Job(sizes, "for the bench", stacks=True))
+    [[trace, *_]] = recording.record_jobs([recording.Job(sizes, "for the bench", stacks=True)])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "large.json")
         say(f"repeating it until it has {arguments.mb or MB} MB")

@@ -98,7 +98,7 @@ class Attribute:
     def everything_roots(trace, one):
         return "root", "forward"
 
-    def by_the_flight(trace, one):
+    def by_its_begin(trace, one):
         return label_at(trace, one.begin, "FSDP::all_gather"), phase_at(trace, one.begin)
 
     def phase_by_the_end(trace, one):
@@ -130,9 +130,9 @@ WRONG[lab.check_attribute] = [
     (Attribute.nothing, "attribute returned None, not"),
     (Attribute.only_the_unit, r"not \(unit, phase\)"),
     (Attribute.everything_roots, "it is for layer.0, not for 'root'"),
-    (Attribute.by_the_flight, "all-gather 1: it is for layer.0, not for 'root'"),
+    (Attribute.by_its_begin, "all-gather 1: it is for layer.0, not for 'root'"),
     (Attribute.phase_by_the_end, "issued in forward, not in backward"),
-    (Attribute.the_asking_unit, "it is for layer.2; root is the unit that fetched it ahead"),
+    (Attribute.the_asking_unit, "it is for layer.2; root is the unit that prefetched it"),
     (Attribute.with_brackets, r"it is for layer.0, not for '\(layer.0\)'"),
     (Attribute.root_has_no_name, "it is for the root, and attribute says ''"),
     (Attribute.first_half_is_forward, "issued in backward, not in forward"),
@@ -179,7 +179,7 @@ class Late:
     def everything(trace):
         return [span.name for span in order_of(trace) if span.name != "root"]
 
-    def by_the_flight(trace):
+    def by_its_begin(trace):
         times, done = asked(trace, "begin"), order_of(trace)
         return [after.name for before, after in zip(done, done[1:], strict=False)
                 if times.get(after.name, 0) > before.begin]
@@ -202,15 +202,15 @@ class Late:
 
 
 WRONG[lab.check_fetched_late] = [
-    (Late.nothing, "'made, without': layer.1, layer.0 came late"),
+    (Late.nothing, "'synthetic, without': layer.1, layer.0 came late"),
     (Late.a_bool, "fetched_late returned False, not a list"),
     (Late.everything, "layer.2 has no unit before it in backward"),
-    (Late.by_the_flight, "'made, slow wire': layer.1, layer.0 was issued in time|"
-                         "'made, .*' was issued in time"),
-    (Late.against_its_own_gradients, "'made, without': layer.1, layer.0 came late"),
-    (Late.any_phase, "'made, without': layer.1, layer.0 came late"),
-    (Late.only_the_first_late_one, "'made, without': layer.0 came late"),
-    (Late.by_the_label_prefetch, "'made, without': layer.2 has no unit before it")]
+    (Late.by_its_begin, "'synthetic, slow link': layer.1, layer.0 was issued in time|"
+                         "'synthetic, .*' was issued in time"),
+    (Late.against_its_own_gradients, "'synthetic, without': layer.1, layer.0 came late"),
+    (Late.any_phase, "'synthetic, without': layer.1, layer.0 came late"),
+    (Late.only_the_first_late_one, "'synthetic, without': layer.0 came late"),
+    (Late.by_the_label_prefetch, "'synthetic, without': layer.2 has no unit before it")]
 
 
 # 5.6 no_prefetch, 5.7 forward_prefetch
@@ -358,7 +358,7 @@ WRONG[lab.check_diagnose] = [
     (called("item", "nothing"), "a run with an .item.. was taken for one with nothing wrong"),
     (called("nothing", "no prefetch"), "nothing wrong was taken for one with prefetch off"),
     (lambda run, healthy: (right.diagnose(run, healthy)[0], None), "but None is no evidence of it"),
-    (with_evidence("item", lambda run: right.counted_items(run[0])[0]),
+    (with_evidence("item", lambda run: right.own_item_calls(run[0])[0]),
      "an .item.. was named, but .* is no evidence"),
     (with_evidence("item", lambda run: run[0].item_calls[-1]), "but .* is no evidence of it"),
     (with_evidence("one huge unit", lambda run: run[0].of("reduce_scatter")[0].begin),
@@ -377,16 +377,20 @@ WRONG[lab.check_diagnose] = [
      "a slow data loader was named, but .* is no evidence")]
 
 
-# 5.9 wire_seconds
+# 5.9 collective_seconds
 
-WRONG[lab.check_wire_seconds] = [
-    (lambda nbytes, ranks, speed: None, "returned None, not a number"),
-    (lambda nbytes, ranks, speed: 0.0, "0 s, not"),
-    (lambda nbytes, ranks, speed: nbytes / speed, "as if a rank received its own piece too"),
-    (lambda nbytes, ranks, speed: 2 * (ranks - 1) / ranks * nbytes / speed, "of an all-reduce"),
-    (lambda nbytes, ranks, speed: (ranks - 1) * nbytes / speed, "nbytes were one rank's piece"),
-    (lambda nbytes, ranks, speed: nbytes / ranks / speed, "the time is one piece's"),
-    (lambda nbytes, ranks, speed: 8 * (ranks - 1) / ranks * nbytes / speed, "8 times too long")]
+WRONG[lab.check_collective_seconds] = [
+    (lambda nbytes, ranks, bandwidth: None, "returned None, not a number"),
+    (lambda nbytes, ranks, bandwidth: 0.0, "the time is 0.0 s, not"),
+    (lambda nbytes, ranks, bandwidth: nbytes / bandwidth,
+     "as if a rank received its own piece too"),
+    (lambda nbytes, ranks, bandwidth: 2 * (ranks - 1) / ranks * nbytes / bandwidth,
+     "of an all-reduce"),
+    (lambda nbytes, ranks, bandwidth: (ranks - 1) * nbytes / bandwidth,
+     "nbytes were one rank's piece"),
+    (lambda nbytes, ranks, bandwidth: nbytes / ranks / bandwidth, "the time is one piece's"),
+    (lambda nbytes, ranks, bandwidth: 8 * (ranks - 1) / ranks * nbytes / bandwidth,
+     "8 times too long")]
 
 
 @pytest.mark.parametrize("check, answer, sentence", [
@@ -417,10 +421,10 @@ class Right:
         return {kind: trace.seconds_of(kind)["total"] / trace.seconds for kind in KINDS}
 
     def exposed_by_moments(trace):
-        under_way = lab.union(trace.collectives)
-        hidden = sum(max(0.0, min(b, d) - max(a, c)) for a, b in under_way
+        in_flight = lab.union(trace.collectives)
+        hidden = sum(max(0.0, min(b, d) - max(a, c)) for a, b in in_flight
                      for c, d in trace.compute)
-        return (lab.total_seconds(under_way) - hidden) / trace.seconds
+        return (lab.total_seconds(in_flight) - hidden) / trace.seconds
 
     def attribute_by_a_loop(trace, collective):
         unit = phase = None
@@ -452,7 +456,7 @@ class Right:
     def evidence_of_the_last_rank(run, healthy):
         cause, evidence = right.diagnose(run, healthy)
         if cause == "item":
-            evidence = right.counted_items(run[-1])[-1]
+            evidence = right.own_item_calls(run[-1])[-1]
         if cause == "one huge unit":
             evidence = max(run[-1].collectives, key=lambda one: one.elements)
         return [cause, evidence]
@@ -475,8 +479,9 @@ class Right:
     (lab.check_diagnose, Right.evidence_of_the_last_rank),
     (lab.check_diagnose, by_seconds(of_the_step(0.12), 2.1)),
     (lab.check_diagnose, by_seconds(of_the_step(0.48), 4.8)),
-    (lab.check_wire_seconds, right.wire_seconds),
-    (lab.check_wire_seconds, lambda nbytes, ranks, speed: (nbytes - nbytes / ranks) / speed)])
+    (lab.check_collective_seconds, right.collective_seconds),
+    (lab.check_collective_seconds,
+     lambda nbytes, ranks, bandwidth: (nbytes - nbytes / ranks) / bandwidth)])
 def test_right(check, answer):
     verdict = check(answer)
     assert verdict.passed is True, verdict
@@ -490,7 +495,7 @@ def test_right(check, answer):
      "takes the spans themselves"),
     (lab.check_exposed_share, lambda trace: lab.subtract(trace.collectives, trace.compute),
      "lab.union makes"),
-    (lab.check_attribute, Attribute.by_the_flight, "collective.issued"),
+    (lab.check_attribute, Attribute.by_its_begin, "collective.issued"),
     (lab.check_attribute, lambda trace, one: trace.enclosing(one.begin, "FSDP::all_gather")[-1],
      "collective.issued"),
     (lab.check_diagnose, by_seconds(twice_the_healthy, 3), "compare it with its own step")])

@@ -1,0 +1,155 @@
+"""The pictures of notebook 05, each drawn from recorded steps."""
+
+from collections.abc import Callable
+from functools import partial
+
+from labs.exercises.comparison import compare
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import shows
+from labs.fsdp_profiling import step_model
+from labs.fsdp_profiling.checks.diagnose import judged_runs
+from labs.fsdp_profiling.recording import Recording, fsdp2
+from labs.fsdp_profiling.scaffold import SlowRuns
+from labs.meters import trace_units
+from labs.meters.trace import KINDS, Collective, Trace, total_seconds, union
+from labs.pictures import links, measured, palette, unit_timelines, widgets
+from labs.pictures.tables import Table
+from labs.training.presets import Preset
+
+
+@shows("One recorded step")
+def show_timeline(recording: Recording):
+    """Every rank's step: what it computes, unit by unit, and which collectives are in flight."""
+    return unit_timelines.by_rank({recording.job.name: list(recording)})
+
+
+@shows("5.1")
+def show_shares(recording: Recording, communication_share: Callable):
+    """The share of the step in each kind of collective, by rank, and the guess."""
+    rows = []
+    for trace in recording:
+        shares = communication_share(trace)
+        rows += [measured.Bar(f"rank {trace.rank}, {kind.replace('_', '-')}", share)
+                 for kind, share in shares.items()]
+        both = total_seconds(union(trace.of(*shares))) / trace.seconds  # a moment counts once
+        rows.append(measured.Bar(f"rank {trace.rank}, both", both, guessed=guessed("5.1")))
+    return measured.bars(rows, "", "of the recorded step")
+
+
+@shows("5.2")
+def show_seconds(recording: Recording):
+    """Milliseconds of each kind of collective on each rank: total, exposed, overlapped."""
+    rows = []
+    for trace in recording:
+        for kind in [kind for kind in KINDS if trace.of(kind)]:
+            times = trace.seconds_of(kind)
+            rows.append((trace.rank, kind, len(trace.of(kind)),
+                         *(f"{1e3 * times[part]:.1f}" for part in
+                           ("total", "exposed", "overlapped"))))
+    return Table("milliseconds of the recorded step", ("rank", "kind", "calls", "total", "exposed",
+                                                       "overlapped"), rows, left=1)
+
+
+@shows("5.3")
+def show_all_gathers(recording: Recording, attribute: Callable):
+    """Rank 0's all-gathers in the order in which they were issued, as `attribute` explains them."""
+    trace = recording[0]
+    rows = [(number, *attribute(trace, one), f"{1e3 * one.issued:.1f}",
+             f"{1e3 * (one.end - one.issued):.1f}", f"{one.bytes / 1e6:.2f}")
+            for number, one in enumerate(trace.of("all_gather"))]
+    return Table("all-gathers of rank 0", ("#", "unit", "phase", "issued at, ms",
+                                           "complete after, ms", "MB"), rows, left=2)
+
+
+@shows("5.4")
+def show_non_fsdp_collectives(recording: Recording, call_site: Callable):
+    """The collectives of rank 0 that serve no unit of FSDP, and the function that called each."""
+    trace = recording[0]
+    rows = [(one.kind, one.bytes, f"{1e3 * one.issued:.1f}", trace_units.owner(trace, one).phase,
+             call_site(one).split("/labs/")[-1]) for one in non_fsdp_collectives(trace)]
+    return Table("collectives of rank 0 that are not FSDP's",
+                 ("kind", "bytes", "issued at, ms", "phase",
+                  "call site: file(line of its def): function"), rows, left=4)
+
+
+def non_fsdp_collectives(trace: Trace) -> list[Collective]:
+    """Returns the collectives that serve no unit of FSDP."""
+    return [one for one in trace.collectives if not trace_units.owner(trace, one).unit]
+
+
+@shows("Prefetch")
+def show_prefetch(*recordings: Recording):
+    """Rank 0's step of each recording, one below the other."""
+    return unit_timelines.by_rank({one.job.name: [one[0]] for one in recordings})
+
+
+@shows("Throughput by prefetch")
+def show_throughput(preset: Preset, configures: dict[str, Callable | None],
+                    all_gather_delay: float = 0.0, rounds: int = 9):
+    """Throughput of each way to prefetch, not recorded, all taking turns, and the guess.
+
+    configures: name -> function that sets the prefetch of the units, or None. all_gather_delay: the
+    share of a step by which every all-gather takes longer.
+    """
+    measure = partial(compare, preset=preset, measure_memory=False, repeat=2)
+    strategies = {name: partial(fsdp2, configure=configure)
+                  for name, configure in configures.items()}
+    default = next(iter(strategies))
+    if all_gather_delay:
+        usual = measure({default: strategies[default]}, rounds=3).results[default].seconds
+        strategies = {name: partial(strategy, all_gather_delay=all_gather_delay * usual)
+                      for name, strategy in strategies.items()}
+    found = measure(strategies, rounds=rounds)
+    rows = [measured.Bar(name, found.tokens_per_second(name), colour=palette.RANKS[0],
+                         guessed=_guessed_rate(found.tokens_per_second(default), number))
+            for number, name in enumerate(strategies)]
+    where = f"; all-gathers take {all_gather_delay:g} of a step longer" if all_gather_delay else ""
+    return measured.bars(rows, "tokens/s", f"of all ranks together (median of turns{where})")
+
+
+def _guessed_rate(default_rate, number) -> float | None:
+    """The guess is about the second row: the loss without prefetch, in percent."""
+    loss = guessed("5.7")
+    return default_rate * (1 - loss / 100) if number == 1 and loss is not None else None
+
+
+def explore_slow_runs(slow_runs: SlowRuns):
+    """The slow runs, chosen from a menu; without a live kernel, the first one."""
+    def picture(run):
+        return unit_timelines.by_rank({f"run {run}": list(slow_runs.runs[run])})
+
+    letters = sorted(slow_runs.runs)
+    choice = widgets.Choice("run", "run", [(letter, letter) for letter in letters], letters[0],
+                            "menu")
+    return widgets.Controls([choice], picture)
+
+
+@shows("5.8")
+def show_diagnoses(slow_runs: SlowRuns, diagnose: Callable):
+    """What `diagnose` says of each run, and its true cause."""
+    rows = [(letter, cause, _described(evidence), *rest) for letter, cause, evidence, *rest in
+            judged_runs(diagnose, slow_runs)]
+    return Table("diagnoses", ("run", "diagnosed", "evidence", "cause", ""), rows, left=3)
+
+
+def _described(evidence) -> str:
+    if not hasattr(evidence, "seconds"):
+        return str(evidence)
+    size = f", {evidence.bytes / 1e6:.1f} MB" if getattr(evidence, "bytes", 0) else ""
+    return (f"{evidence.name.split('#')[0]} at {1e3 * evidence.begin:.0f} ms, for "
+            f"{1e3 * evidence.seconds:.1f} ms{size}")
+
+
+@shows("5.9")
+def show_links(recording: Recording, collective_seconds: Callable, ranks: int = 8,
+               tokens: int = 8192):
+    """Modelled step time on each link and in each order: computing as measured here, and as fast as
+    on an A100 with `tokens` tokens per rank."""
+    here = step_model.measured_step(recording)
+    there = here.on_gpu(tokens)
+    steps = {f"computed here, {here.tokens:,} tokens per rank": here,
+             f"on an A100, {there.tokens:,} tokens per rank": there}
+    return links.modelled(
+        {title: step_model.on_links(step, collective_seconds, ranks)
+         for title, step in steps.items()},
+        {title: step.seconds_by_phase for title, step in steps.items()}, ranks)

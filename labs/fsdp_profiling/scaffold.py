@@ -1,0 +1,69 @@
+"""What a student calls: the recorded step, and the runs with one fault each."""
+
+import random
+from dataclasses import dataclass
+
+from labs.exercises.verdicts import shows
+from labs.fsdp_profiling import recording
+from labs.fsdp_profiling.injected_faults import without_prefetch
+from labs.fsdp_profiling.recording import Job, Recording
+from labs.training.presets import Preset
+
+LIBRARIES = ("torch/", "transformers/", "multiprocessing/", "threading.py", "nn.Module: ",
+             "<built-in", "<string>", "labs/workers/")
+"""Words by which the frame of a library is known; other frames are somebody's own code."""
+
+CAUSES = {
+    "nothing": "None",
+    "item": "one of trace.item_calls: a call that the healthy run does not have",
+    "tiny units": "how many all-gathers one rank's step has",
+    "one huge unit": "the collective that carries most",
+    "no prefetch": "the name of a unit that was gathered late",
+    "slow data loader": "one of the data loader's labels that took long",
+    "slow rank": "its number"}
+"""Cause -> the evidence that goes with it."""
+
+_FAULTS = {
+    "nothing": {}, "item": {"fault": "item"}, "tiny units": {"units": "layers"},
+    "one huge unit": {"units": "model"}, "no prefetch": {"configure": without_prefetch},
+    "slow data loader": {"fault": "data"}, "slow rank": {"fault": "rank"}}
+
+
+@dataclass(frozen=True)
+class SlowRuns:
+    """runs: letter -> one trace per rank of a run with one fault; answers: letter -> cause.
+    healthy: the traces of a run without a fault."""
+
+    healthy: Recording
+    runs: dict[str, Recording]
+    answers: dict[str, str]
+
+    def __repr__(self):
+        lines = [f"run {letter}, {traces[0]}" for letter, traces in self.runs.items()]
+        return "\n".join([*lines, self.runs["A"].files])
+
+
+@shows("Recorded steps")
+def record_fsdp(preset: Preset, name: str = "healthy", **changes) -> Recording:
+    """Trains FSDP2 and returns one recorded step of every rank. name: of the files; changes: fields
+    of `recording.Job`."""
+    return recording.record_clearly([Job(preset, name, **changes)], recording.FEW_ROUNDS)[0]
+
+
+def slow_runs(seed: int = 0) -> SlowRuns:
+    """Records a healthy run and one for each cause, in an order that `seed` decides. The files are
+    named as the runs are."""
+    generator = random.Random(seed)
+    causes = list(CAUSES)[1:]
+    generator.shuffle(causes)
+    sizes, letters = recording.preset(), "ABCDEFGH"[:len(causes)]
+    jobs = [job_with(cause, sizes, f"run {letter}", generator.randrange(sizes.ranks))
+            for letter, cause in zip(letters, causes, strict=True)]
+    healthy, *runs = recording.record_clearly([job_with("nothing", sizes, "healthy run"), *jobs])
+    return SlowRuns(healthy, dict(zip(letters, runs, strict=True)),
+                    dict(zip(letters, causes, strict=True)))
+
+
+def job_with(cause: str, preset: Preset, name: str, slow_rank: int = 0) -> Job:
+    """Returns the job whose run has this cause."""
+    return Job(preset, name, slow_rank=slow_rank, **_FAULTS[cause])
