@@ -36,8 +36,8 @@ PRESET
 # ## One shard for each rank
 #
 # A model has Ψ parameters, N ranks train it. To give each rank 1/N of anything, lay it end to end
-# in one **flat** tensor and cut it into N equal pieces, the **shards**. Collectives want equal
-# pieces, so zeros are put behind the end where Ψ does not divide by N: **padding**.
+# in one **flat** tensor and cut it into N equal pieces, the **shards**. Collectives need equal
+# pieces, so zeros are put after the end where Ψ does not divide by N: **padding**.
 #
 # Cut *views*: pieces that share the memory of one tensor. Then gathering all pieces into that
 # tensor puts everything back in place.
@@ -45,7 +45,7 @@ PRESET
 # %%
 # Exercise 3.1: cut a flat tensor into one shard for each rank
 def cut(flat, ranks):
-    """A list of `ranks` equal pieces of `flat`, in order; zeros behind its end if need be."""
+    """A list of `ranks` equal pieces of `flat`, in order; zeros after its end if needed."""
     ### BEGIN SOLUTION
     length = (len(flat) + ranks - 1) // ranks
     padded = torch.cat([flat, flat.new_zeros(length * ranks - len(flat))])
@@ -59,7 +59,7 @@ lab.check_cut(cut)
 lab.show_owners(cut, PRESET)
 
 # %% [markdown]
-# **Notice:** a shard begins and ends in the middle of a matrix. That is no harm, because AdamW
+# **Notice:** a shard begins and ends in the middle of a matrix. That does no harm, because AdamW
 # treats every number by itself. One flat tensor for all or one for each layer: a rank owns 1/N
 # either way. Layer by layer, less is in use at a time.
 
@@ -82,15 +82,15 @@ lab.show_owners(cut, PRESET)
 ### BEGIN SOLUTION
 my_guess = 2
 ### END SOLUTION
-labs.guess("Ψ that travel per step, ZeRO-1", my_guess)
+labs.guess("3.2", "Ψ that ZeRO-1 sends per step", my_guess)
 
 # %% [markdown]
-# The lab has the pieces. `flat = lab.Flat(parameters)` makes the parameters views of one padded
-# tensor, `flat.whole`; this rank's piece is the parameter `flat.shard`.
+# The lab has the pieces. `flat = lab.FlatParameter(parameters)` makes the parameters views of one
+# padded tensor, `flat.full`; this rank's piece is the parameter `flat.shard`.
 # `flat.flatten_gradients()` copies the gradients into such a tensor.
 #
 # `lab.reduce_scatter(tensor).wait()` is this rank's piece of the **sum** over ranks;
-# `lab.all_gather(whole, shard)` fills `whole` with the shards of all ranks.
+# `lab.all_gather(full, shard)` fills `full` with the shards of all ranks.
 #
 # `lab.ShardedOptimizer`, with the flats in `self.flats`, is an optimizer around `inner`, an
 # ordinary one: it has its groups and state, and its `step()` calls `self.reduce()`, `inner.step()`
@@ -114,28 +114,28 @@ class ZeRO1(lab.ShardedOptimizer):
                 parameter.grad = None
         ### END SOLUTION
 
-    def gather(self):  # every flat.whole becomes new
+    def gather(self):  # every flat.full gets the updated shards
         ### BEGIN SOLUTION
         for flat in self.flats:
-            lab.all_gather(flat.whole, flat.shard)
+            lab.all_gather(flat.full, flat.shard)
         ### END SOLUTION
 
 # %% [markdown]
 # A **strategy** takes a model and returns a module and an optimizer; the loop stays the plain
-# loop. The check trains yours beside a twin that has the whole batch in one process: AdamW with
-# weight decay and a falling learning rate, on 2, 3 and 4 ranks, none of which divides 1597
-# parameters. Then it counts bytes and collectives.
+# loop. The check compares yours with the **reference**, one process that trains on the whole
+# batch: AdamW with weight decay and a falling learning rate, on 2, 3 and 4 ranks, none of which
+# divides 1597 parameters. Then it counts bytes and collectives.
 
 # %%
 def zero1(model, optimizer_class, **settings):
-    flats = lab.layers(model)  # a Flat for each layer, and one for the rest
+    flats = lab.flatten_layers(model)  # one for each layer, one for the rest
     return model, ZeRO1(flats, optimizer_class, **settings)
 
 
 lab.check_zero1(zero1)
 
 # %% [markdown]
-# **Notice:** 2Ψ, as DDP: the all-reduce is only taken apart, and the update stands between its
+# **Notice:** 2Ψ, as DDP: the all-reduce is only split, and the update comes between its
 # halves. `ZeroRedundancyOptimizer` under torch's DDP keeps the all-reduce and sends the
 # parameters as well: 3Ψ. The chart at the end shows both.
 
@@ -162,20 +162,19 @@ lab.show_reduce_scatter(PRESET)
 # backward, all of them are in memory at once, and ZeRO-2 saves nothing at the peak.
 
 # %% [markdown]
-# `lab.Sharded` wraps the model and cuts it into `self.units`, a `Flat` for each layer and one for
-# the rest. It calls `self.after_backward(unit)` when all gradients of a unit are there, and
-# `self.backward_done()` at the end, on all ranks in the same order.
+# `lab.ShardedModule` wraps the model and cuts it into `self.units`, a `FlatParameter` for each
+# layer and one for the rest, the **root**. It calls `self.after_backward(unit)` when the gradients
+# of a unit are there, and `self.backward_done()` at the end, on all ranks in the same order.
 #
-# `lab.reduce_scatter(tensor)` returns at once; `.wait()` comes later. One may be under way while
-# the next layer computes, no more: each holds a layer's gradients.
+# `lab.reduce_scatter(tensor)` returns at once; `.wait()` comes later. At most one may be in
+# flight while the next layer computes: each holds a layer's gradients.
 #
-# Free the gradients of `unit.parameters`; `unit.add_gradient(mean)` adds to `unit.shard.grad`, if
-# there is one.
+# Free the gradients of `unit.parameters`; `unit.add_gradient(mean)` adds to `unit.shard.grad`.
 
 # %%
 # Exercise 3.3: a layer's gradients leave during backward
-class ZeRO2(lab.Sharded):
-    sent = None  # (unit, its reduce-scatter), while one is under way
+class ZeRO2(lab.ShardedModule):
+    in_flight = None  # (unit, its reduce-scatter), if there is one
 
     def after_backward(self, unit):
         ### BEGIN SOLUTION
@@ -183,15 +182,15 @@ class ZeRO2(lab.Sharded):
         gradients = unit.flatten_gradients()
         for parameter in unit.parameters:
             parameter.grad = None
-        self.sent = unit, lab.reduce_scatter(gradients)
+        self.in_flight = unit, lab.reduce_scatter(gradients)
         ### END SOLUTION
 
     def backward_done(self):
         ### BEGIN SOLUTION
-        if self.sent:
-            unit, arriving = self.sent
-            unit.add_gradient(arriving.wait() / dist.get_world_size())
-        self.sent = None
+        if self.in_flight:
+            unit, pending = self.in_flight
+            unit.add_gradient(pending.wait() / dist.get_world_size())
+        self.in_flight = None
         ### END SOLUTION
 
 # %%
@@ -218,8 +217,8 @@ lab.check_zero2(zero2)
 # are **gathered** from all ranks; after it, they are **freed**. Backward needs them once more:
 # gathered again, freed again. Then the layer's gradients leave as in ZeRO-2.
 #
-# `unit.free()` gives the memory of `unit.whole` back and keeps `unit.shard`; `unit.allocate()`
-# returns `unit.whole` with memory for an all-gather to fill. `lab.Sharded` calls all four methods.
+# `unit.free()` frees the memory of `unit.full` and keeps `unit.shard`; `unit.allocate()` returns
+# `unit.full` with memory for an all-gather to fill. `lab.ShardedModule` calls all four methods.
 
 # %% [markdown]
 # So parameters travel in forward, again in backward, and gradients once. Some say that ZeRO-3 sends
@@ -230,10 +229,10 @@ lab.check_zero2(zero2)
 ### BEGIN SOLUTION
 my_guess = 3
 ### END SOLUTION
-labs.guess("Ψ that travel per step, ZeRO-3", my_guess)
+labs.guess("3.4", "Ψ that ZeRO-3 sends per step", my_guess)
 
 # %%
-# Exercise 3.4: a layer is whole only while it is used
+# Exercise 3.4: a layer is gathered only while it is used
 class ZeRO3(ZeRO2):
     def before_forward(self, unit):
         ### BEGIN SOLUTION
@@ -272,11 +271,11 @@ def zero3(model, optimizer_class, kind=ZeRO3, **settings):
 lab.check_zero3(zero3)
 
 # %%
-lab.show_layers(zero3, PRESET)
+lab.show_gathered_layers(zero3, PRESET)
 
 # %% [markdown]
-# **Notice:** at most one layer is whole at a time, besides the root: it holds the embeddings and
-# the head, and is used from the first moment of the forward to the last.
+# **Notice:** at most one layer is gathered at a time, in addition to the root, which holds the
+# embeddings and the head and is used from the first moment of the forward to the last.
 
 # %% [markdown]
 # ## Prefetch
@@ -285,9 +284,9 @@ lab.show_layers(zero3, PRESET)
 # fetched: begin its all-gather with `async_op=True`, keep what it returns in `unit.handle`, and
 # let `unit.wait()` wait for it when the layer's turn comes.
 #
-# `self.following(unit)` is the unit that comes next, in forward as in backward, or None.
-# `unit.is_whole` says whether its memory is there, `unit.free()` waits for its gather first. It
-# costs one more layer of memory.
+# `self.next_unit(unit)` is the unit that comes next, in forward as in backward, or None.
+# `unit.is_gathered` says whether its memory is there, `unit.free()` waits for its gather first.
+# Prefetching costs one more layer of memory.
 
 # %%
 # Exercise 3.5: fetch the next layer while this one computes
@@ -295,14 +294,14 @@ class Prefetching(ZeRO3):
     def fetch(self, unit):
         """Begins to gather a unit, unless it is None or has been begun."""
         ### BEGIN SOLUTION
-        if unit is not None and not unit.is_whole:
+        if unit is not None and not unit.is_gathered:
             unit.handle = lab.all_gather(unit.allocate(), unit.shard, async_op=True)
         ### END SOLUTION
 
     def before_forward(self, unit):
         ### BEGIN SOLUTION
         self.fetch(unit)
-        self.fetch(self.following(unit))
+        self.fetch(self.next_unit(unit))
         unit.wait()
         ### END SOLUTION
 
@@ -317,10 +316,10 @@ def zero3_prefetch(model, optimizer_class, **settings):
 lab.check_prefetch(zero3_prefetch)
 
 # %%
-lab.show_layers(zero3_prefetch, PRESET)
+lab.show_gathered_layers(zero3_prefetch, PRESET)
 
 # %% [markdown]
-# **Notice:** while a layer computes, the next one is on its way, in both directions. On a CPU
+# **Notice:** while a layer computes, the next one is being gathered, in both directions. On a CPU
 # gathering takes the same cores as computing, so the step hardly becomes shorter, if at all.
 # GPUs gather over links of their own and with few of their processors: there prefetching can hide
 # most of it, which a CPU cannot show.
@@ -358,16 +357,16 @@ lab.check_clip_grad_norm(clip_grad_norm)
 # ## Save and load, on another number of ranks
 #
 # Each rank can write its own shards: of the parameters, and of both moments. Whoever loads them
-# on as many ranks takes them as they are. On another number the pieces must be put together and
-# cut anew; and the old padding must go, or it would lie in the middle.
+# on as many ranks takes them as they are. On another number of ranks the shards must be put
+# together and cut again; and the old padding must go, or it would lie in the middle.
 
 # %%
 # Exercise 3.7: the shards of another number of ranks
-def reshard(pieces, elements, ranks):
-    """pieces: the shards of all ranks that saved, in order, `elements` numbers and padding.
+def reshard(shards, elements, ranks):
+    """shards: those of all ranks that saved, in order, `elements` numbers and padding.
     Returns the shards of `ranks` ranks."""
     ### BEGIN SOLUTION
-    return cut(torch.cat(pieces)[:elements], ranks)
+    return cut(torch.cat(shards)[:elements], ranks)
     ### END SOLUTION
 
 
@@ -386,29 +385,29 @@ lab.check_reshard(reshard, zero1)
 ### BEGIN SOLUTION
 my_guess = 12.3
 ### END SOLUTION
-labs.guess("MB per rank after backward, ZeRO-2", my_guess)
+labs.guess("3.8", "MB per rank after backward, ZeRO-2", my_guess)
 
 # %%
-# Exercise 3.8: nothing to write, all to look at
+# Exercise 3.8: nothing to write, only to read
 mine = {"ZeRO-1": zero1, "ZeRO-2": zero2, "ZeRO-3": zero3_prefetch}
-compared = lab.compare(mine, PRESET)
-compared
+comparison = lab.compare_stages(mine, PRESET)
+comparison
 
 # %%
-lab.show_memory(compared)
+lab.show_memory(comparison)
 
 # %%
-lab.show_memory(compared, "peak")
+lab.show_memory(comparison, "peak")
 
 # %% [markdown]
-# **Notice:** after backward, each stage takes away what the one before still kept whole. The peak
-# is another moment: early in backward, when all activations are there and few gradients, or, under
-# ZeRO-1, the step, where it has all gradients. No stage of ZeRO divides activations, so ZeRO-2
-# gains little or nothing over ZeRO-1 here. In the model of the checks, which has hardly any,
-# it does.
+# **Notice:** after backward, each stage divides something that the stage before kept on every
+# rank. The peak is at another moment: early in backward, when all activations and few gradients
+# are there, or, under ZeRO-1, in the step, where it has all gradients. No stage of ZeRO divides
+# activations, so ZeRO-2 gains little or nothing over ZeRO-1 here. In the model of the checks,
+# which has hardly any activations, it does.
 
 # %%
-lab.show_traffic(compared)
+lab.show_traffic(comparison)
 
 # %% [markdown]
 # **Notice:** ZeRO-3 moves 1.5 times what DDP moves, not 3 times: 3Ψ against 2Ψ. Nobody ever
@@ -425,17 +424,17 @@ lab.show_traffic(compared)
 #
 # A model with 70 billion parameters under ZeRO-2 on 8 ranks, at 12 bytes per parameter (bf16
 # parameters and gradients, fp32 moments): how much does each rank hold? Tables that are widely
-# copied say 210 GB. Guess, then count: 2Ψ bytes stay whole, and 10Ψ are divided.
+# copied say 210 GB. Guess, then count: 2Ψ bytes stay on every rank, and 10Ψ are divided.
 
 # %%
-# A guess: GB per rank for 70B under ZeRO-2 on 8 ranks
+# A guess, after exercise 3.8
 ### BEGIN SOLUTION
 my_guess = 227.5
 ### END SOLUTION
-labs.guess("GB per rank, 70B under ZeRO-2 on 8 ranks", my_guess)
+labs.guess("3.8b", "GB per rank, 70B under ZeRO-2 on 8 ranks", my_guess)
 
 # %%
-lab.show_large(70e9, ranks=8)
+lab.show_state_bytes(70e9, ranks=8)
 
 # %% [markdown]
 # **Notice:** 210 GB is 227.5 without the gradients that a rank still owns, and also 840/4: as if
@@ -449,7 +448,7 @@ lab.show_large(70e9, ranks=8)
 # every backward pass, also while gradients accumulate; stage 3 gathers twice and sends half as
 # much again. So take the lowest stage that fits.
 #
-# `lab.states(parameters, ranks, stage)` are the bytes of parameters, gradients and states on a
+# `lab.state_bytes(parameters, ranks, stage)` are the bytes of parameters, gradients and states on a
 # rank, in bf16 with an fp32 master copy. Activations come on top.
 
 # %%
@@ -458,7 +457,7 @@ def choose(parameters, ranks, capacity, activations):
     """0 for DDP, 1, 2 or 3; None where nothing fits. capacity, activations: bytes per rank."""
     ### BEGIN SOLUTION
     for stage in (0, 1, 2, 3):
-        if lab.states(parameters, ranks, stage) + activations <= capacity:
+        if lab.state_bytes(parameters, ranks, stage) + activations <= capacity:
             return stage
     return None
     ### END SOLUTION
@@ -471,14 +470,14 @@ lab.show_choices(choose, activations=10e9)
 
 # %% [markdown]
 # **Notice:** more ranks make lower stages possible, up to a point: parameters and gradients that
-# stay whole on every rank do not shrink, however many ranks there are.
+# every rank keeps in full do not shrink, however many ranks there are.
 
 # %% [markdown]
 # ## I can …
 #
 # - [ ] say for each stage what a rank holds, and how many Ψ travel
 # - [ ] explain why ZeRO-2 must reduce during backward
-# - [ ] say when a ZeRO-3 layer is whole, and what prefetching costs
+# - [ ] say when a ZeRO-3 layer is gathered, and what prefetching costs
 # - [ ] clip gradients and load a checkpoint when no rank has everything
 
 # %% [markdown]

@@ -9,13 +9,15 @@ from _build.definitions import definitions
 
 import labs
 from labs.exercises import guesses
+from labs.exercises.comparison import compare
 from labs.exercises.verdicts import Verdict
 from labs.meters import memory
+from labs.predictions.traffic import passes
 from labs.training import strategies
 from labs.training.memory_categories import Memory
 from labs.training.presets import preset
-from labs.workers.launcher import launch
-from labs.zero_stages import measuring, show
+from labs.zero_stages import charts
+from labs.zero_stages.stage_comparison import compare_stages, expected
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
@@ -27,26 +29,23 @@ DEEPSPEED = {"DeepSpeed 1": 3, "DeepSpeed 2": 3} if strategies.has_deepspeed() e
 
 
 @functools.cache
-def compared():
+def comparison():
     size = preset("laptop", **SIZE)
     solution = definitions("03_zero_stages", PRESET=size)
     mine = {"ZeRO-1": solution.zero1, "ZeRO-2": solution.zero2, "ZeRO-3": solution.zero3}
-    return measuring.compare(mine, size)
+    return compare_stages(mine, size)
 
 
 @pytest.mark.parametrize(("name", "times"), [*TRAVELS.items(), *DEEPSPEED.items()])
 def test_so_many_times_all_parameters_travel(name, times):
-    found = compared()
     # shards are padded: at most one element for each tensor and rank
-    assert found.results[name].travels(found.parameters) == pytest.approx(times, rel=0.01)
-    assert found.results[name].kind.travels() == times
+    assert comparison().travels(name) == pytest.approx(times, rel=0.01)
+    assert expected(name).travels() == times
 
 
 def test_bf16_gathers_move_the_bytes_of_ddp_in_fp32():
-    found = compared()
-
     def moved(name):
-        return sum(measuring.passes(kind) * n for kind, n in found.results[name].bytes().items())
+        return sum(passes(kind) * n for kind, n in comparison().results[name].bytes.items())
 
     assert moved("FSDP2, bf16 gathers") == pytest.approx(moved("DDP"), rel=0.01)
     assert moved("FSDP2") == pytest.approx(1.5 * moved("DDP"), rel=0.01)
@@ -54,30 +53,25 @@ def test_bf16_gathers_move_the_bytes_of_ddp_in_fp32():
 
 @pytest.mark.parametrize("name", ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2"])
 def test_states_after_backward_are_those_of_the_formula(name):
-    found = compared()
-    held, want = found.results[name].report.phases["backward"], found.states(name)
+    held = comparison().results[name].report.phases["backward"]
+    want = expected(name).states(comparison())
     for category in ("parameters", "gradients", "optimizer_state"):
         assert getattr(held, category) == pytest.approx(getattr(want, category), rel=0.03), category
 
 
 @pytest.mark.parametrize("name", ["DDP", "ZeroRedundancyOptimizer", "FSDP2", "FSDP2, no reshard"])
-def test_the_peak_is_where_a_step_played_through_has_it(name):
-    rows = {row.name: row for row in show.show_memory(compared(), "peak").data}
+def test_the_peak_is_where_the_predicted_step_has_it(name):
+    rows = {row.name: row for row in charts.show_memory(comparison(), "peak").data}
     assert rows[name].measured.total == pytest.approx(rows[name].formula, rel=0.05)
     assert rows["ZeRO-1"].formula is None  # a step of the student's is not known beforehand
-
-
-def peaks_of(*strategies_):
-    """On a rank: what each holds at its peak, in the model that the notebook's chart measures."""
-    size = measuring._on_cpu(preset("laptop"))
-    return [measuring.record(strategy, size)[0].step_peak for strategy in strategies_]
 
 
 def test_zero_2_peaks_as_high_as_zero_1_where_activations_are_many():
     """What the notebook says under the chart of peaks, and when it is."""
     solution = definitions("03_zero_stages", PRESET=preset("laptop"))
-    first, second = launch(peaks_of, solution.zero1, solution.zero2, ranks=RANKS, quiet=True,
-                           verify=False, device="cpu")[0]
+    found = compare({"ZeRO-1": solution.zero1, "ZeRO-2": solution.zero2},
+                    preset("laptop", batch=1), device="cpu")
+    first, second = (result.report.step_peak for result in found.results.values())
     assert first.activations == 0 and first.gradients > 0.9 * first.parameters  # in the step
     assert second.activations > second.optimizer_state and not second.gradients  # in backward
     assert second.total == pytest.approx(first.total, rel=0.1)
@@ -86,41 +80,42 @@ def test_zero_2_peaks_as_high_as_zero_1_where_activations_are_many():
 @pytest.mark.skipif(not DEEPSPEED, reason="needs deepspeed")
 @pytest.mark.parametrize("name", ["DeepSpeed 1", "DeepSpeed 2", "DeepSpeed 3"])
 def test_deepspeed_keeps_a_copy_of_its_shard(name):
-    found = compared()
-    held, want = found.results[name].report.phases["backward"], found.states(name)
+    held = comparison().results[name].report.phases["backward"]
+    want = expected(name).states(comparison())
     assert held.optimizer_state == pytest.approx(1.5 * want.optimizer_state, rel=0.03)
 
 
 def test_what_a_layer_is_gathered_into_is_a_buffer():
-    build = compared().results["ZeRO-3"].report.phases
-    assert build["step"].buffers < 1000 and build["step"].parameters == pytest.approx(
-        build["build"].parameters)
+    phases = comparison().results["ZeRO-3"].report.phases
+    assert phases["step"].buffers < 1000 and phases["step"].parameters == pytest.approx(
+        phases["build"].parameters)
 
 
 def test_all_strategies_train_the_same():
-    first, *others = [result.losses for name, result in compared().results.items()
+    first, *others = [result.losses for name, result in comparison().results.items()
                       if "bf16" not in name]
     assert all(losses == pytest.approx(first, rel=1e-5) for losses in others)
 
 
 def test_the_chart_of_memory_draws_the_formula_and_the_guess(monkeypatch):
     monkeypatch.setattr(guesses, "_guesses", {})
-    labs.guess("MB per rank after backward, ZeRO-2", 0.5)
-    drawn = show.show_memory(compared())
+    labs.guess("3.8", "MB per rank after backward, ZeRO-2", 0.5)
+    drawn = charts.show_memory(comparison())
     rows = {row.name: row for row in drawn.data}
     assert rows["ZeRO-2"].guessed == 500_000 and rows["DDP"].guessed is None
-    assert rows["ZeRO-2"].formula == compared().states("ZeRO-2").total
+    assert rows["ZeRO-2"].formula == expected("ZeRO-2").states(comparison()).total
     assert rows["ZeRO-2"].measured.total < rows["ZeRO-1"].measured.total < rows["DDP"].formula
     assert "ZeRO-2" in drawn.text
-    peak = show.show_memory(compared(), "peak")
+    peak = charts.show_memory(comparison(), "peak")
     assert "at the peak of a step" in peak.text
-    assert peak.data[0].measured == compared().results["DDP"].report.step_peak
+    assert peak.data[0].measured == comparison().results["DDP"].report.step_peak
+    assert not any(row.guessed for row in peak.data)  # the guess was about another moment
 
 
 def test_the_chart_of_traffic_says_who_moves_three_times(monkeypatch):
     monkeypatch.setattr(guesses, "_guesses", {})
-    labs.guess("Ψ that travel per step, ZeRO-1", 3)
-    text = show.show_traffic(compared()).text
+    labs.guess("3.2", "Ψ that ZeRO-1 sends per step", 3)
+    text = charts.show_traffic(comparison()).text
     assert "each rank sends 1/2 of it" in text
     assert "DDP: 2Ψ in" in text and "the formula 2Ψ, your guess 3Ψ" in text
     assert "ZeroRedundancyOptimizer: 3Ψ in" in text and "broadcast 1Ψ" in text
@@ -128,26 +123,25 @@ def test_the_chart_of_traffic_says_who_moves_three_times(monkeypatch):
 
 def test_a_moment_that_is_not_recorded_is_refused():
     with pytest.raises(ValueError, match="no moment 'lunch'"):
-        show.show_memory(compared(), "lunch")
+        charts.show_memory(comparison(), "lunch")
 
 
 def test_a_stage_that_is_not_built_yet_waits():
     def unfilled(model, optimizer_class, **settings):
         raise NotImplementedError("Exercise 3.3")
 
-    verdict = measuring.compare({"ZeRO-2": unfilled}, preset("laptop", **SIZE))
+    verdict = compare_stages({"ZeRO-2": unfilled}, preset("laptop", **SIZE))
     assert verdict.passed is None and "waits for Exercise 3.3" in verdict.sentence
-    assert isinstance(show.show_memory(verdict), Verdict)
+    assert isinstance(charts.show_memory(verdict), Verdict)
 
 
 def test_a_name_without_a_stage_is_refused():
     with pytest.raises(ValueError, match="'mine' does not say which stage"):
-        measuring.compare({"mine": strategies.ddp}, preset("laptop", **SIZE))
+        compare_stages({"mine": strategies.ddp}, preset("laptop", **SIZE))
 
 
-def test_a_preset_for_gpus_is_cut_down():
-    size = measuring._on_cpu(preset("node", ranks=8))
-    assert (size.name, size.ranks, size.batch) == ("laptop", 4, 1)
+def test_every_rank_has_one_sequence():
+    assert comparison().preset == preset("laptop", **SIZE, batch=1)
 
 
 def test_the_leanest_report_is_phase_by_phase_the_least():

@@ -1,5 +1,5 @@
-"""Notebook 03's pieces: flat shards, collectives, a layer's lifecycle, promises, pictures, tables.
-The checks themselves are tested in tests/wrong_answers."""
+"""Notebook 03's scaffold, the invariants of its checks, its pictures and tables. What the checks
+reject and accept is tested in tests/wrong_answers."""
 
 import sys
 
@@ -12,10 +12,11 @@ from _build.definitions import definitions
 import labs
 import labs.zero_stages as lab
 from labs.meters import memory
+from labs.predictions.traffic import passes, stage_passes
 from labs.training import data, models
 from labs.training.presets import preset
 from labs.workers.launcher import launch
-from labs.zero_stages import promises
+from labs.zero_stages.checks.invariants import StageLimits
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
@@ -31,7 +32,7 @@ def same_storage(one, other):
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-# flat
+# flat parameters
 
 
 def flat_facts():
@@ -39,19 +40,19 @@ def flat_facts():
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 4), (5,), (1, 2, 3))]
     before = torch.cat([p.detach().clone().flatten() for p in parameters])
     identities = list(map(id, parameters))
-    flat = lab.Flat(parameters, "three")
-    facts = {"length": flat.length, "shared": same_storage(flat.shard, flat.whole),
-             "views": all(same_storage(p, flat.whole) for p in parameters),
+    flat = lab.FlatParameter(parameters, "three")
+    facts = {"length": flat.shard_elements, "shared": same_storage(flat.shard, flat.full),
+             "views": all(same_storage(p, flat.full) for p in parameters),
              "kept": list(map(id, flat.parameters)) == identities,
-             "equal": flat.whole[:flat.elements].equal(before),
-             "padding": flat.whole[flat.elements:].tolist(), "told": repr(flat)}
+             "equal": flat.full[:flat.elements].equal(before),
+             "padding": flat.full[flat.elements:].tolist(), "repr": repr(flat)}
     parameters[1].grad = torch.ones(5)
     facts["gradients"] = flat.flatten_gradients().tolist()
     flat.free()
-    facts |= {"freed": not flat.is_whole, "own": not same_storage(flat.shard, flat.whole),
-              "told freed": repr(flat)}
+    facts |= {"freed": not flat.is_gathered, "own": not same_storage(flat.shard, flat.full),
+              "repr when freed": repr(flat)}
     lab.all_gather(flat.allocate(), flat.shard)
-    return {**facts, "gathered": flat.whole[:flat.elements].equal(before),
+    return {**facts, "gathered": flat.full[:flat.elements].equal(before),
             "parameter": parameters[2].flatten().equal(before[17:])}
 
 
@@ -62,18 +63,18 @@ def test_a_flat_tensor_and_its_shard(ranks, length, zeros):
         assert facts["gradients"] == [0.0] * 12 + [1.0] * 5 + [0.0] * (6 + zeros)
         assert all(facts[name] for name in ("shared", "views", "kept", "equal", "freed", "own",
                                             "gathered", "parameter"))
-        assert facts["told"] == "three: 23 elements, whole"
-        assert facts["told freed"] == "three: 23 elements, shard only"
+        assert facts["repr"] == "three: 23 elements, gathered"
+        assert facts["repr when freed"] == "three: 23 elements, shard only"
 
 
 def test_a_flat_tensor_of_two_types_is_refused():
     def work():
         parameters = [torch.nn.Parameter(torch.zeros(2, dtype=dtype))
                       for dtype in (torch.float32, torch.float64)]
-        with pytest.raises(ValueError, match="one flat tensor cannot hold float32 on cpu and"):
-            lab.Flat(parameters)
-        with pytest.raises(ValueError, match="there is no parameter to lay flat"):
-            lab.Flat([])
+        with pytest.raises(ValueError, match="one flat parameter cannot hold float32 on cpu and"):
+            lab.FlatParameter(parameters)
+        with pytest.raises(ValueError, match="there is no parameter to flatten"):
+            lab.FlatParameter([])
         return True
 
     assert on(1, work) == [True]
@@ -99,81 +100,81 @@ def test_reduce_scatter_is_torchs_and_gives_the_memory_back(ranks):
     assert on(ranks, both_reduce_scatters) == [(True, 0)] * ranks
 
 
-# sharded
+# sharded modules
 
 
-class Diary(lab.Sharded):
-    """Writes down what it is told."""
+class HookLog(lab.ShardedModule):
+    """Records the calls of its hooks."""
 
     def __init__(self, model):
         super().__init__(model)
-        self.pages = []
+        self.calls = []
 
     def before_forward(self, unit):
-        self.pages.append(("before forward", unit.name))
+        self.calls.append(("before forward", unit.name))
 
     def after_forward(self, unit):
-        self.pages.append(("after forward", unit.name))
+        self.calls.append(("after forward", unit.name))
 
     def before_backward(self, unit):
-        self.pages.append(("before backward", unit.name))
+        self.calls.append(("before backward", unit.name))
 
     def after_backward(self, unit):
-        self.pages.append(("after backward", unit.name))
-        self.pages.append(("next", getattr(self.following(unit), "name", None)))
+        self.calls.append(("after backward", unit.name))
+        self.calls.append(("next", getattr(self.next_unit(unit), "name", None)))
 
     def backward_done(self):
-        self.pages.append(("done", ""))
+        self.calls.append(("done", ""))
 
 
-def diary(rare):
-    module = Diary(models.EdgeCaseModel(seed=0))
+def hook_calls(use_all):
+    module = HookLog(models.EdgeCaseModel(seed=0))
     [batch] = data.xy_batches(1, 4)
     for _ in range(2):
-        module.pages.clear()
-        module(**batch, use_all=rare or dist.get_rank() == 0).loss.backward()
-    return module.pages
+        module.calls.clear()
+        module(**batch, use_all=use_all or dist.get_rank() == 0).loss.backward()
+    return module.calls
 
 
-def test_the_life_of_every_unit_is_told_in_order():
-    pages = on(1, diary, True)[0]
-    told = [(what, name) for what, name in pages if what != "next"]
-    assert told[:2] == [("before forward", "root"), ("before forward", "first")]
-    assert told[7] == ("after forward", "root")
-    assert told[8:] == [("before backward", "root"),
+def test_hooks_of_every_unit_are_called_in_order():
+    calls = on(1, hook_calls, True)[0]
+    hooks = [(what, name) for what, name in calls if what != "next"]
+    assert hooks[:2] == [("before forward", "root"), ("before forward", "first")]
+    assert hooks[7] == ("after forward", "root")
+    assert hooks[8:] == [("before backward", "root"),
                         ("before backward", "second"), ("after backward", "second"),
                         ("before backward", "sometimes_unused"),
                         ("after backward", "sometimes_unused"),
                         ("before backward", "first"), ("after backward", "first"),
                         ("after backward", "root"), ("done", "")]
-    assert [name for what, name in pages if what == "next"] == [
+    assert [name for what, name in calls if what == "next"] == [
         "sometimes_unused", "first", None, "second"]
 
 
 def test_ranks_that_use_other_layers_end_them_in_the_same_order():
-    first, second = ([name for what, name in pages if what == "after backward"]
-                     for pages in on(2, diary, False))
+    first, second = ([name for what, name in calls if what == "after backward"]
+                     for calls in on(2, hook_calls, False))
     assert first == second == ["second", "sometimes_unused", "first", "root"]
 
 
-def whole_and_frozen():
+def full_and_frozen():
     model = models.EdgeCaseModel(seed=3)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     module, optimizer = right.zero3(model, torch.optim.AdamW, lr=0.1)
-    found = module.whole_parameters()
-    freed = [unit.is_whole for unit in module.units]
+    found = module.full_parameters()
+    freed = [unit.is_gathered for unit in module.units]
     trained = [id(p) for unit in module.units for p in unit.parameters]
     return (all(found[name].equal(before[name]) for name in before), any(freed),
             id(model.scale) in trained, model.scale.grad)
 
 
-def test_whole_parameters_are_gathered_and_frozen_ones_stay():
-    assert on(2, whole_and_frozen) == [(True, False, False, None)] * 2
+def test_full_parameters_are_gathered_and_frozen_ones_stay():
+    assert on(2, full_and_frozen) == [(True, False, False, None)] * 2
 
 
 def nothing_for_a_layer():
-    """A ZeRO-3 that forgets to gather is told so, and no memory is read that is not there."""
-    module, _ = right.zero3(models.DeepMLP(2), torch.optim.AdamW, kind=Diary)
+    """A ZeRO-3 that forgets to gather gets an error before memory is read that is not there."""
+    module, _ = right.zero3(models.DeepMLP(2), torch.optim.AdamW, kind=HookLog)
     with pytest.raises(Exception, match="forward of 'root' begins, and its parameters are not"):
         module(**data.xy_batches(1, 2)[0])
     return True
@@ -209,19 +210,19 @@ def test_a_sharded_optimizer_is_one_of_torchs():
     assert on(2, optimizer_facts) == [(7, 0.05, True, True, 0.05, True)] * 2
 
 
-# promises
+# invariants
 
 
 @pytest.mark.parametrize("stage, parameters, gradients", [(1, 4, 4), (2, 4, 1), (3, 1, 1)])
-def test_a_promise_is_the_papers_formula_and_padding(stage, parameters, gradients):
-    promise = promises.Promise(stage, ranks=4, elements=40_000, tensors=10, layer=1000)
-    allowed = promise.bytes("backward")
+def test_limits_are_the_papers_formula_and_padding(stage, parameters, gradients):
+    limits = StageLimits(stage, ranks=4, elements=40_000, tensors=10, layer=1000)
+    allowed = limits.bytes("backward")
     padding = 4 * 10 * 4
     assert 0 <= allowed["parameters"] - parameters * 40_000 <= padding
     assert 0 <= allowed["gradients"] - gradients * 40_000 <= padding
     assert 0 <= allowed["optimizer_state"] - 2 * 40_000 <= 2 * padding
-    assert promise.formula("optimizer_state") == "8Ψ/N"
-    assert promise.bytes("forward")["parameters"] - allowed["parameters"] == 4000 * (stage == 3)
+    assert limits.formula("optimizer_state") == "8Ψ/N"
+    assert limits.bytes("forward")["parameters"] - allowed["parameters"] == 4000 * (stage == 3)
 
 
 def peak_of_backward(strategy):
@@ -236,8 +237,9 @@ def test_zero_2_peaks_lower_than_zero_1_where_activations_are_few():
     assert third < second < 0.95 * first
 
 
-def test_what_is_promised_travels():
-    assert promises.PASSES == {1: 2, 2: 2, 3: 3}
+@pytest.mark.parametrize("stage, times", [(1, 2), (2, 2), (3, 3)])
+def test_a_stage_sends_as_many_psi_as_the_paper_says(stage, times):
+    assert sum(passes(kind) * often for kind, often in stage_passes(stage).items()) == times
 
 
 # pictures and tables
@@ -253,16 +255,16 @@ def test_the_owners_own_everything_once():
 
 
 @pytest.mark.parametrize("strategy, most", [(right.zero3, 2), (right.zero3_prefetch, 3)])
-def test_the_life_of_layers_is_drawn(strategy, most):
-    picture = lab.show_layers(strategy, SMALL)
-    life = picture.data
-    assert life.most() == most and f"at most {most} of 4 units" in repr(picture)
-    assert all(len(life.whole[name]) == 2 for name in life.whole)  # forward and backward
+def test_the_lifecycle_of_layers_is_drawn(strategy, most):
+    picture = lab.show_gathered_layers(strategy, SMALL)
+    lifecycle = picture.data
+    assert lifecycle.most_gathered() == most and f"at most {most} of 4 units" in repr(picture)
+    assert all(len(intervals) == 2 for intervals in lifecycle.gathered.values())  # both directions
     assert picture.png().startswith(b"\x89PNG")
 
 
 def test_a_strategy_without_layers_is_not_drawn():
-    verdict = lab.show_layers(right.zero1, SMALL)
+    verdict = lab.show_gathered_layers(right.zero1, SMALL)
     assert verdict.passed is False and "has no units" in str(verdict)
 
 
@@ -273,20 +275,20 @@ def test_the_size_that_the_notebook_names():
 
 
 def test_70_billion_on_8_ranks():
-    labs.guess("GB per rank, 70B under ZeRO-2 on 8 ranks", 210)
-    table = lab.show_large(70e9, ranks=8)
+    labs.guess("3.8b", "GB per rank, 70B under ZeRO-2 on 8 ranks", 210)
+    table = lab.show_state_bytes(70e9, ranks=8)
     assert [row[-1] for row in table.rows] == ["840", "350", "227.5", "105"]
     assert table.rows[2][1:3] == ("2Ψ", "10Ψ/8") and "your guess for ZeRO-2: 210" in repr(table)
-    labs.guess("GB per rank, 70B under ZeRO-2 on 8 ranks", ...)
+    labs.guess("3.8b", "GB per rank, 70B under ZeRO-2 on 8 ranks", ...)
 
 
 def test_choices_in_a_table():
     table = lab.show_choices(right.choose)
     rows = {row[0]: row[1:] for row in table.rows}
     assert set(rows["1.3B"]) == {"DDP"} and rows["70B"][0] == "-" and rows["70B"][-1] == "ZeRO-3"
-    assert "-: no stage fits" in repr(table)
-    with pytest.raises(ValueError, match="no card 'T4'"):
-        lab.show_choices(right.choose, "T4")
+    assert "-: no stage fits" in repr(table) and "on A100-80s (85.1 GB each)" in repr(table)
+    with pytest.raises(ValueError, match="no GPU 'A99' in the table"):
+        lab.show_choices(right.choose, "A99")
 
 
 def test_three_ways_to_reduce_and_scatter():
@@ -302,6 +304,6 @@ def test_an_unfilled_exercise_makes_everything_wait():
     verdicts = [lab.check_zero1(unfilled), lab.check_zero2(unfilled), lab.check_zero3(unfilled),
                 lab.check_prefetch(unfilled), lab.check_cut(unfilled), lab.check_choose(unfilled),
                 lab.check_clip_grad_norm(unfilled), lab.check_reshard(unfilled, unfilled),
-                lab.show_owners(unfilled, SMALL), lab.show_layers(unfilled, SMALL),
+                lab.show_owners(unfilled, SMALL), lab.show_gathered_layers(unfilled, SMALL),
                 lab.show_choices(unfilled)]
     assert all(verdict.passed is None and "3.2" in str(verdict) for verdict in verdicts)

@@ -23,9 +23,9 @@ def your_zero3() -> previous_work.PreviousStrategy:
 
 
 def _judged(zero3) -> str:
-    from labs.zero_stages.checks import on_every_world
+    from labs.zero_stages.checks.stages import verify_stage
 
-    return f"equals its twin on 2 ranks (to {on_every_world(zero3, 3, world_sizes=(2,)):.0e})"
+    return f"equals its twin on 2 ranks (to {verify_stage(zero3, 3, world_sizes=(2,)):.0e})"
 
 
 @shows("4.1")

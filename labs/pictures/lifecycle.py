@@ -1,4 +1,5 @@
-"""The life of a ZeRO-3 layer over a step: when its parameters are whole, and what that costs."""
+"""The lifecycle of ZeRO-3 layers over a step: when their parameters are gathered, and what memory
+that takes."""
 
 from dataclasses import dataclass
 
@@ -9,87 +10,86 @@ from labs.pictures import palette
 from labs.pictures.marks import legend_above
 from labs.pictures.picture import WIDTH, Picture, canvas
 
-MS = 1e3
+MS = 1e3  # milliseconds in a second
+GATHERED, GATHERING = palette.MEMORY["parameters"], palette.PHASES["communication"]
+ALL_PARAMETERS = {"color": palette.PREDICTED, "linestyle": (0, (3, 2)), "linewidth": 1}
+
+Intervals = dict[str, list[tuple[float, float]]]  # unit name -> (begin, end)
 
 
 @dataclass(frozen=True)
-class Life:
-    """One step of one rank. phases: name -> (begin, end). whole: unit name -> stretches in which
-    its parameters are there. arriving: unit name -> stretches in which they are on their way; all
-    in seconds from the start of the step. sizes: unit name -> bytes of its whole parameters."""
+class Lifecycle:
+    """One step of one rank, in seconds from its start.
 
-    phases: dict
-    whole: dict
-    arriving: dict
-    sizes: dict
+    phases: name -> (begin, end). gathered: when a unit's full parameters have memory. gathering:
+    when their all-gather is in flight. sizes: unit name -> bytes of its full parameters.
+    """
+
+    phases: dict[str, tuple[float, float]]
+    gathered: Intervals
+    gathering: Intervals
+    sizes: dict[str, int]
 
     @property
     def seconds(self) -> float:
         """How long the step took."""
         return max(end for _, end in self.phases.values())
 
-    def most(self) -> int:
-        """How many units are there at once, at most."""
-        changes = sorted((time, step) for stretches in self.whole.values()
-                         for begin, end in stretches for time, step in ((begin, 1), (end, -1)))
-        most = now = 0
-        for _, step in changes:
-            now += step
-            most = max(most, now)
-        return most
+    def most_gathered(self) -> int:
+        """The largest number of units that are gathered at the same time."""
+        return max(total for _, total in self.totals(dict.fromkeys(self.sizes, 1)))
+
+    def peak(self) -> int:
+        """The most bytes of full parameters at any moment."""
+        return max(total for _, total in self.totals(self.sizes))
+
+    def totals(self, sizes: dict[str, int]) -> list[tuple[float, int]]:
+        """(time, sum of the sizes of all units gathered from then on), in order, from time 0."""
+        changes = sorted((time, sign * sizes[name]) for name, intervals in self.gathered.items()
+                         for begin, end in intervals for time, sign in ((begin, 1), (end, -1)))
+        found = [(0.0, 0)]
+        for time, change in changes:
+            found.append((time, found[-1][1] + change))
+        return found
 
 
-def layers(life: Life) -> Picture:
-    """A row for each unit, the bytes of all whole parameters below."""
-    names = list(life.whole)
+def gathered_layers(lifecycle: Lifecycle) -> Picture:
+    """A row for each unit, and the bytes of all gathered parameters below."""
+    names = list(lifecycle.gathered)
     figure, (ax, below) = canvas(WIDTH, 1.9 + 0.27 * len(names), nrows=2, sharex=True,
                                  gridspec_kw={"height_ratios": [0.27 * len(names), 0.75]})
-    for name, (begin, end) in life.phases.items():
-        for part in (ax, below):
-            part.axvspan(begin * MS, end * MS, color=palette.PHASES[name], alpha=0.13, linewidth=0)
-        if end - begin > 0.1 * life.seconds:
-            ax.text(begin * MS, -0.75, f" {name}", color=palette.PHASES[name], fontsize=10)
+    _shade_phases(lifecycle, ax, below)
     for row, name in enumerate(names):
-        for begin, end in life.whole[name]:
-            ax.barh(row, (end - begin) * MS, left=begin * MS, height=0.66,
-                    color=palette.MEMORY["parameters"])
-        for begin, end in life.arriving[name]:
-            ax.barh(row, (end - begin) * MS, left=begin * MS, height=0.66,
-                    color=palette.PHASES["communication"])
+        for intervals, colour in ((lifecycle.gathered, GATHERED), (lifecycle.gathering, GATHERING)):
+            for begin, end in intervals[name]:
+                ax.barh(row, (end - begin) * MS, left=begin * MS, height=0.66, color=colour)
     ax.set_yticks(range(len(names)), names)
     ax.tick_params(axis="y", labelcolor=palette.INK, labelsize=9)
     ax.set_ylim(len(names) - 0.4, -1.1)
-    ax.set_xlim(0, life.seconds * MS)
-    _total(below, life)
-    legend_above(figure, [Patch(color=palette.PHASES["communication"], label="being gathered"),
-                          Patch(color=palette.MEMORY["parameters"], label="whole"),
-                          Line2D([], [], color=palette.PREDICTED, linestyle=(0, (3, 2)),
-                                 label="all parameters")])
-    words = (f"at most {life.most()} of {len(names)} units are whole at a time: "
-             f"{_peak(life) / 1e6:.2f} of {sum(life.sizes.values()) / 1e6:.2f} MB")
-    return Picture(figure, words, data=life)
+    ax.set_xlim(0, lifecycle.seconds * MS)
+    _draw_total(below, lifecycle)
+    legend_above(figure, [Patch(color=GATHERING, label="being gathered"),
+                          Patch(color=GATHERED, label="gathered"),
+                          Line2D([], [], **ALL_PARAMETERS, label="all parameters")])
+    text = (f"at most {lifecycle.most_gathered()} of {len(names)} units are gathered at a time: "
+            f"{lifecycle.peak() / 1e6:.2f} of {sum(lifecycle.sizes.values()) / 1e6:.2f} MB")
+    return Picture(figure, text, data=lifecycle)
 
 
-def _total(ax, life):
-    times, totals = _curve(life)
+def _shade_phases(lifecycle, ax, below):
+    for name, (begin, end) in lifecycle.phases.items():
+        for part in (ax, below):
+            part.axvspan(begin * MS, end * MS, color=palette.PHASES[name], alpha=0.13, linewidth=0)
+        if end - begin > 0.1 * lifecycle.seconds:  # a shorter phase has no room for its name
+            ax.text(begin * MS, -0.75, f" {name}", color=palette.PHASES[name], fontsize=10)
+
+
+def _draw_total(ax, lifecycle):
+    times, totals = zip(*lifecycle.totals(lifecycle.sizes), strict=True)
     ax.fill_between([time * MS for time in times], [total / 1e6 for total in totals], step="post",
-                    color=palette.MEMORY["parameters"], alpha=0.75, linewidth=0)
-    everything = sum(life.sizes.values()) / 1e6
-    ax.axhline(everything, color=palette.PREDICTED, linestyle=(0, (3, 2)), linewidth=1)
+                    color=GATHERED, alpha=0.75, linewidth=0)
+    everything = sum(lifecycle.sizes.values()) / 1e6
+    ax.axhline(everything, **ALL_PARAMETERS)
     ax.set_ylim(0, everything * 1.12)
-    ax.set_ylabel("MB whole")
+    ax.set_ylabel("MB gathered")
     ax.set_xlabel("milliseconds since the step began")
-
-
-def _curve(life) -> tuple:
-    changes = sorted((time, sign * life.sizes[name]) for name, stretches in life.whole.items()
-                     for begin, end in stretches for time, sign in ((begin, 1), (end, -1)))
-    times, totals = [0.0], [0]
-    for time, change in changes:
-        times.append(time)
-        totals.append(totals[-1] + change)
-    return times, totals
-
-
-def _peak(life) -> int:
-    return max(_curve(life)[1])

@@ -1,31 +1,34 @@
-"""Who owns which part of a model: its parameters in one line, cut into shards."""
+"""Which rank owns which part of a model: its parameters in one line, cut into shards."""
 
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, sheet, write
+from labs.words import counted
 
 LEFT, HIGH = 0.12, 0.42  # inches
 
+Flat = list[tuple[int, int]]  # by rank: (elements, zeros of padding) of a flat tensor's shards
 
-def owners(layers: list, rows: dict, ranks: int) -> Picture:
-    """layers: (name, elements), in order, end to end. rows: title -> list of flats, each a list of
-    `ranks` (elements, zeros) shards. Every row is the whole model, coloured by owner."""
+
+def shard_owners(layers: list[tuple[str, int]], rows: dict[str, list[Flat]], ranks: int) -> Picture:
+    """Draws each row as the whole model, coloured by the rank that owns each shard. layers: (name,
+    elements), in order. rows: title -> the flat tensors into which the model is laid, in order."""
     total = sum(size for _, size in layers)
     room = WIDTH - 2 * LEFT
     figure, ax = sheet(WIDTH, 0.6 + 0.95 * len(rows))
-    _names(ax, layers, total, room, ranks)
+    _draw_layers(ax, layers, total, room, ranks)
     lines = []
     for number, (title, flats) in enumerate(rows.items()):
         y = 0.92 + 0.95 * number
         write(ax, LEFT, y - 0.14, title, size=10, weight="bold")
-        _row(ax, y, flats, total, room)
-        lines.append(f"{title}: {_words(flats, ranks)}")
-        write(ax, WIDTH - LEFT, y - 0.14, _words(flats, ranks), size=9.5, ha="right",
+        _draw_row(ax, y, flats, total, room)
+        lines.append(f"{title}: {_in_words(flats, ranks)}")
+        write(ax, WIDTH - LEFT, y - 0.14, _in_words(flats, ranks), size=9.5, ha="right",
               colour=palette.MUTED)
     return Picture(figure, "\n".join(lines), data=rows)
 
 
-def _names(ax, layers, total, room, ranks):
+def _draw_layers(ax, layers, total, room, ranks):
     x = LEFT
     for name, size in layers:
         width = room * size / total
@@ -38,7 +41,7 @@ def _names(ax, layers, total, room, ranks):
     write(ax, LEFT, 0.14, title, size=9.5)
 
 
-def _row(ax, y, flats, total, room):
+def _draw_row(ax, y, flats, total, room):
     x = LEFT
     for flat in flats:
         for rank, (size, _) in enumerate(flat):
@@ -52,10 +55,9 @@ def _row(ax, y, flats, total, room):
             ax.vlines(x, y - 0.05, y + HIGH + 0.05, color=palette.INK, linewidth=1)
 
 
-def _words(flats, ranks) -> str:
+def _in_words(flats, ranks) -> str:
     owned = [sum(flat[rank][0] for flat in flats) for rank in range(ranks)]
-    zeros = sum(padding for flat in flats for _, padding in flat)
-    zeros = f"{zeros} zero{'s' * (zeros != 1)}"
+    padding = sum(zeros for flat in flats for _, zeros in flat)
     each = " and ".join(f"{size:,}" for size in sorted(set(owned), reverse=True))
-    return (f"{len(flats)} flat tensor{'s' * (len(flats) != 1)}; {each} parameters a rank, "
-            f"{zeros} of padding")
+    return (f"{counted(len(flats), 'flat tensor')}; {each} parameters a rank, "
+            f"{counted(padding, 'zero')} of padding")

@@ -1,20 +1,39 @@
-"""Notebook 03: ZeRO-1, -2 and -3 by hand, checked for what they promise, beside the real ones.
+"""Notebook 03: ZeRO-1, -2 and -3 by hand, held to memory and traffic, next to the real libraries.
 
-The names are looked up on first use, so that a rank does not load what draws.
+The names below are what a student uses. They are looked up on first use, so that a rank does not
+load what draws.
 """
 
-from labs.lazy_exports import offered
+from typing import TYPE_CHECKING
 
-__all__, __getattr__, __dir__ = offered(__name__, {
-    "Flat": ".flat", "ShardedOptimizer": ".optimizer", "Sharded": ".sharded", "layers": ".sharded",
-    "all_gather": ".collectives", "reduce_scatter": ".collectives",
-    "check_cut": ".cutting", "show_owners": ".looking",
-    "show_reduce_scatter": ".racing",
-    "check_prefetch": ".prefetching", "show_layers": ".looking",
-    "check_zero1": ".checks", "check_zero2": ".checks", "check_zero3": ".checks",
-    "check_clip_grad_norm": ".norms", "check_reshard": ".saving", "check_choose": ".choosing",
-    "saved": ".saving", "load": ".saving", "states": ".choosing",
-    "show_large": ".large", "show_choices": ".large",
-    "compare": ".measuring", "show_memory": ".show", "show_traffic": ".show",
-    "preset": "labs.training.presets",
-})
+from labs.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from labs.training.presets import preset
+    from labs.zero_stages.charts import (
+        show_choices,
+        show_gathered_layers,
+        show_memory,
+        show_owners,
+        show_reduce_scatter,
+        show_state_bytes,
+        show_traffic,
+    )
+    from labs.zero_stages.checks.choose import check_choose
+    from labs.zero_stages.checks.clip_grad_norm import check_clip_grad_norm
+    from labs.zero_stages.checks.cut import check_cut
+    from labs.zero_stages.checks.prefetch import check_prefetch
+    from labs.zero_stages.checks.reshard import check_reshard
+    from labs.zero_stages.checks.stages import check_zero1, check_zero2, check_zero3
+    from labs.zero_stages.collectives import all_gather, reduce_scatter
+    from labs.zero_stages.flat_parameter import FlatParameter, flatten_layers
+    from labs.zero_stages.scaffold import (
+        ShardedModule,
+        ShardedOptimizer,
+        load_sharded_state_dict,
+        sharded_state_dict,
+        state_bytes,
+    )
+    from labs.zero_stages.stage_comparison import compare_stages
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -1,5 +1,5 @@
-"""The two collectives that ZeRO is made of, under one name for every version of torch, and the
-reduce-scatter in the way that moves least on the backend in use."""
+"""The two collectives that ZeRO is made of; the reduce-scatter moves as little as the backend
+allows."""
 
 import torch
 import torch.distributed as dist
@@ -7,46 +7,50 @@ import torch.distributed as dist
 from labs.workers.collectives import all_gather_single, reduce_scatter_single
 
 
-def all_gather(whole, shard, async_op: bool = False):
-    """Fills `whole` with every rank's `shard`, in rank order; `shard` may be its place in `whole`.
-    async_op=True returns a handle at once: wait() on it before `whole` is read."""
-    return all_gather_single(whole, shard.detach(), async_op=async_op)
+def all_gather(full: torch.Tensor, shard: torch.Tensor, async_op: bool = False):
+    """Fills `full` (N · S elements) with every rank's `shard` (S elements), in rank order; `shard`
+    may be its own place in `full`. With async_op=True returns a handle at once: call its wait()
+    before `full` is read."""
+    return all_gather_single(full, shard.detach(), async_op=async_op)
 
 
-def reduce_scatter(flat) -> "Arriving":
-    """Begins to sum the `flat` tensors of all ranks; `.wait()` gives this rank's 1/N of the sum.
+def reduce_scatter(flat: torch.Tensor) -> "PendingReduceScatter":
+    """Begins to sum the `flat` tensors (N · S elements) of all ranks; `.wait()` returns this rank's
+    piece of the sum (S elements).
 
-    It takes `flat` over: when the sum is there, the memory of `flat` is given back.
+    It takes `flat` over: when the sum is there, the memory of `flat` is freed. Raises ValueError if
+    N does not divide its elements.
     """
     if flat.numel() % dist.get_world_size():
         raise ValueError(f"{flat.numel()} elements do not divide by {dist.get_world_size()} ranks: "
                          "pad them with zeros first")
-    return (_Reduced if "nccl" in dist.get_backend() else _Exchanged)(flat)
+    return (_ReduceScatter if "nccl" in dist.get_backend() else _AllToAll)(flat)
 
 
-class Arriving:
-    """A shard of a sum that is under way."""
+class PendingReduceScatter:
+    """A reduce-scatter in flight."""
 
     def __init__(self, flat):
         self.flat = flat
         self.handle = self.begin()
 
     def wait(self) -> torch.Tensor:
-        """This rank's shard of the sum, elements / N long. Raises RuntimeError the second time."""
+        """This rank's piece of the sum. Raises RuntimeError the second time."""
         if self.handle is None:
             raise RuntimeError("this reduce-scatter has been waited for before: its sum was "
                                "returned then, and is not kept")
         self.handle.wait()
         shard = self.shard()
-        # the backend's thread may hold the tensors a little longer: free their memory, here and now
+        # The backend's thread may keep references a little longer, so dropping ours frees nothing
+        # yet: resize_(0) frees the memory now.
         for tensor in {self.flat, self.received} - {shard}:
             tensor.untyped_storage().resize_(0)
         self.flat = self.received = self.handle = None
         return shard
 
 
-class _Reduced(Arriving):
-    """A true reduce-scatter."""
+class _ReduceScatter(PendingReduceScatter):
+    """The backend's own reduce-scatter."""
 
     def begin(self):
         self.received = self.flat.new_empty(self.flat.numel() // dist.get_world_size())
@@ -56,9 +60,9 @@ class _Reduced(Arriving):
         return self.received
 
 
-class _Exchanged(Arriving):
-    """All-to-all, then a sum: gloo has no true reduce-scatter and all-reduces everything instead,
-    which moves twice as much. Every rank gets N pieces, one from each rank, and adds them up."""
+class _AllToAll(PendingReduceScatter):
+    """An all-to-all and a local sum. gloo emulates reduce-scatter by an all-reduce, which moves
+    twice as much (pytorch PRs 118911 and 149869)."""
 
     def begin(self):
         self.received = torch.empty_like(self.flat)

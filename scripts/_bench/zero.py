@@ -1,20 +1,17 @@
-"""Throughput and peak memory of the solution's ZeRO stages beside those of the real libraries."""
+"""Throughput and peak memory of the solution's ZeRO stages, compared with the real libraries."""
 
 import statistics
 
-import torch
 from _build.definitions import definitions
 
 from _bench.progress import done, say
-from labs.meters import memory, throughput
+from labs.exercises.comparison import compare
 from labs.training import strategies
 from labs.training.presets import preset
-from labs.workers.launcher import launch
-from labs.zero_stages import measuring
 
 RANKS = (2, 4)
 ROUNDS = 15
-TRIES = 3  # of each peak: what a thread of gloo frees may go unseen
+TRIES = 3  # of each peak: the profiler sometimes misses frees on gloo's threads
 PAIRS = {
     "zero1": ("ZeroRedundancyOptimizer", "DeepSpeed 1"),
     "zero2": ("FSDP2 no reshard", "DeepSpeed 2"),
@@ -29,12 +26,14 @@ def run(arguments) -> dict:
     rounds, found = arguments.rounds or ROUNDS, {}
     for ranks in arguments.ranks or RANKS:
         size = preset("laptop", ranks=ranks)
-        variants = _variants(size)
+        variants, tries = _variants(size), min(TRIES, rounds)
         say(f"{len(variants)} strategies take turns on {ranks} ranks, {rounds} rounds")
-        seconds = _race(variants, size, rounds)
-        peaks = {batch: _peaks(variants, preset("laptop", ranks=ranks, batch=batch), min(
-            TRIES, rounds)) for batch in (size.batch, 1)}
-        found[str(ranks)] = _result(size, seconds, peaks)
+        # on the CPU, where the peak is exact and a machine with GPUs gives the same table
+        measured = compare(variants, size, tries=tries, rounds=rounds, device="cpu")
+        say(f"memory on {ranks} ranks with one sequence each, {tries} times")
+        small = compare(variants, preset("laptop", ranks=ranks, batch=1), tries=tries, device="cpu")
+        seconds = {name: result.rounds for name, result in measured.results.items()}
+        found[str(ranks)] = _result(size, seconds, _peaks(measured), _peaks(small))
     done()
     return {"rounds": rounds, **{key: {ranks: one[key] for ranks, one in found.items()}
                                  for key in next(iter(found.values()))}}
@@ -52,61 +51,23 @@ def _variants(size) -> dict:
     return found
 
 
-def _race(variants, size, rounds) -> dict:
-    """Strategy -> seconds per step of each round; the slowest rank sets the pace."""
-    def work():
-        torch.set_num_threads(1)
-        batch = measuring.batches(size, 1)[0]
-        steps = {name: _step(*measuring.build(strategy, size), batch)
-                 for name, strategy in variants.items()}
-        return throughput.seconds_per_step(steps, rounds)
-
-    results = launch(work, ranks=size.ranks, quiet=True, verify=False, device="cpu", hang_after=120)
-    return {name: [max(times) for times in zip(*(r[name] for r in results), strict=True)]
-            for name in variants}
+def _peaks(comparison) -> dict[str, float]:
+    """Strategy -> bytes at the peak of a step."""
+    return {name: result.report.step_peak.total for name, result in comparison.results.items()}
 
 
-def _step(module, optimizer, batch):
-    def step():
-        module(**batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def _peaks(variants, size, tries) -> dict:
-    """Strategy -> bytes at the peak of a step. All ranks of this model hold the same, but for what
-    gloo's threads happen to hold at that moment: the least of them is the strategy's own."""
-    say(f"memory on {size.ranks} ranks, {size.batch} sequences each, {tries} times")
-
-    def work():
-        torch.set_num_threads(1)
-        return {name: _peak(strategy, size, tries) for name, strategy in variants.items()}
-
-    results = launch(work, ranks=size.ranks, quiet=True, verify=False, device="cpu", hang_after=120)
-    return {name: min(result[name] for result in results) for name in variants}
-
-
-def _peak(strategy, size, tries) -> int:
-    batches = measuring.batches(size, 2)
-    return memory.leanest([memory.record(lambda: measuring.build(strategy, size), batches)
-                           for _ in range(tries)]).step_peak.total
-
-
-def _result(size, seconds, peaks) -> dict:
+def _result(size, seconds, peaks, peaks_batch_1) -> dict:
     pairs = [(ours, theirs) for ours, all_theirs in PAIRS.items() for theirs in all_theirs
              if theirs in seconds]
-    least, most = min(peaks), max(peaks)
     return {
         "model": str(size),
         "ratios": {_name(*pair): _ratio(seconds, *pair) for pair in pairs},
-        "peaks": {_name(*pair): _share(peaks[most], *pair) for pair in pairs},
-        "peaks_batch_1": {_name(*pair): _share(peaks[least], *pair) for pair in pairs},
+        "peaks": {_name(*pair): _share(peaks, *pair) for pair in pairs},
+        "peaks_batch_1": {_name(*pair): _share(peaks_batch_1, *pair) for pair in pairs},
         "tokens_per_s": {name: size.tokens / statistics.median(times)
                          for name, times in seconds.items()},
-        "peak_bytes": peaks[most],
-        "peak_bytes_batch_1": peaks[least],
+        "peak_bytes": peaks,
+        "peak_bytes_batch_1": peaks_batch_1,
     }
 
 

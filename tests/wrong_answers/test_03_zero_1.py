@@ -68,7 +68,7 @@ class Cut:
     (Cut.always_one_more, "12 numbers on 2 ranks: pieces of 7, where 6 are enough"),
     (Cut.dealt_out, "are not the numbers in their order"),
     (Cut.copies, "the pieces are copies"),
-    (Cut.padded_with_the_last, "something else than zeros")], ids=named)
+    (Cut.padded_with_the_last, "something other than zeros")], ids=named)
 def test_wrong_cut(answer, words):
     rejected(lab.check_cut(answer), words)
 
@@ -93,7 +93,7 @@ def test_right_cut(answer):
 
 
 def flats_of(model):
-    return [lab.Flat(trainable(model))]
+    return [lab.FlatParameter(trainable(model))]
 
 
 def by(optimizer):
@@ -183,9 +183,9 @@ class RemainderDropped(right.ZeRO1):
 
     def gather(self):
         for flat in self.flats:
-            rest = flat.whole[flat.elements // N() * N():].clone()
+            rest = flat.full[flat.elements // N() * N():].clone()
             super().gather()
-            flat.whole[flat.elements // N() * N():] = rest
+            flat.full[flat.elements // N() * N():] = rest
 
 
 class GathersStates(right.ZeRO1):
@@ -196,7 +196,7 @@ class GathersStates(right.ZeRO1):
         for flat in self.flats:
             state = self.inner.state[flat.shard]
             for name in ("exp_avg", "exp_avg_sq"):
-                lab.all_gather(torch.empty_like(flat.whole), state[name])
+                lab.all_gather(torch.empty_like(flat.full), state[name])
 
 
 class KeepsStates(right.ZeRO1):
@@ -204,7 +204,7 @@ class KeepsStates(right.ZeRO1):
 
     def __init__(self, flats, optimizer_class, **settings):
         super().__init__(flats, optimizer_class, **settings)
-        self.spare = [(torch.zeros_like(flat.whole), torch.zeros_like(flat.whole))
+        self.spare = [(torch.zeros_like(flat.full), torch.zeros_like(flat.full))
                       for flat in flats]
 
 
@@ -212,7 +212,7 @@ class WholeInside(right.ZeRO1):
     """The inner optimizer updates everything, and only the own shard is sent."""
 
     def __init__(self, flats, optimizer_class, **settings):
-        self.everything = [torch.nn.Parameter(flat.whole) for flat in flats]
+        self.everything = [torch.nn.Parameter(flat.full) for flat in flats]
         inner = optimizer_class(self.everything, **settings)
         lab.ShardedOptimizer.__init__(self, inner, flats)
 
@@ -227,7 +227,7 @@ class WholeGiven(right.ZeRO1):
     """Hands the inner optimizer tensors whose gradient nobody sets."""
 
     def __init__(self, flats, optimizer_class, **settings):
-        inner = optimizer_class([flat.whole for flat in flats], **settings)
+        inner = optimizer_class([flat.full for flat in flats], **settings)
         lab.ShardedOptimizer.__init__(self, inner, flats)
 
 
@@ -338,11 +338,11 @@ class TorchsGather(right.ZeRO1):
 
     def gather(self):
         for flat in self.flats:
-            dist.all_gather_into_tensor(flat.whole, flat.shard)
+            dist.all_gather_into_tensor(flat.full, flat.shard)
 
 
 def layer_by_layer(model, optimizer_class, **settings):
-    return model, TorchsGather(lab.layers(model), optimizer_class, **settings)
+    return model, TorchsGather(lab.flatten_layers(model), optimizer_class, **settings)
 
 
 class ByHand(torch.optim.Optimizer):
@@ -350,10 +350,10 @@ class ByHand(torch.optim.Optimizer):
 
     def __init__(self, parameters, optimizer_class, **settings):
         self.parameters, self.sizes = parameters, [p.numel() for p in parameters]
-        self.whole = self.flat([p.detach() for p in parameters])
-        for parameter, piece in zip(parameters, self.split(self.whole), strict=True):
+        self.full = self.flat([p.detach() for p in parameters])
+        for parameter, piece in zip(parameters, self.split(self.full), strict=True):
             parameter.data = piece.view_as(parameter)
-        self.shard = torch.nn.Parameter(self.whole.chunk(N())[dist.get_rank()])
+        self.shard = torch.nn.Parameter(self.full.chunk(N())[dist.get_rank()])
         self.inner = optimizer_class([self.shard], **settings)
         super().__init__([self.shard], {})
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
@@ -370,7 +370,7 @@ class ByHand(torch.optim.Optimizer):
         self.shard.grad = torch.empty_like(self.shard)
         dist.reduce_scatter_tensor(self.shard.grad, self.flat(gradients) / N())
         self.inner.step()
-        dist.all_gather(list(self.whole.chunk(N())), self.shard.detach())
+        dist.all_gather(list(self.full.chunk(N())), self.shard.detach())
 
     def zero_grad(self, set_to_none=True):
         self.shard.grad = None
@@ -388,12 +388,12 @@ def views_and_hooks(model, optimizer_class, **settings):
     optimizer = optimizer_class([flat.shard], **settings)
 
     def before(*_):
-        received = torch.empty_like(flat.whole)
+        received = torch.empty_like(flat.full)
         dist.all_to_all_single(received, flat.flatten_gradients())
         flat.shard.grad = received.view(N(), -1).mean(0)
 
     def after(*_):
-        dist.all_gather(list(flat.whole.view(N(), -1)), flat.shard.detach())
+        dist.all_gather(list(flat.full.view(N(), -1)), flat.shard.detach())
         for parameter in flat.parameters:
             parameter.grad = None
 

@@ -59,7 +59,7 @@ class Base(right.ZeRO2):
         gradients = unit.flatten_gradients()
         self.forget(unit)
         self.backward_done()
-        self.sent = unit, self.begin(gradients)
+        self.in_flight = unit, self.begin(gradients)
 
     def forget(self, unit):
         for parameter in unit.parameters:
@@ -69,7 +69,7 @@ class Base(right.ZeRO2):
         return lab.reduce_scatter(gradients)
 
 
-class Nothing(lab.Sharded):
+class Nothing(lab.ShardedModule):
     pass
 
 
@@ -114,7 +114,7 @@ class AfterBackward(Base):
             super().backward_done()
 
 
-class AllUnderWay(Base):
+class AllInFlight(Base):
     """Starts every reduce-scatter in time and takes none in before the end."""
 
     def after_backward(self, unit):
@@ -142,10 +142,10 @@ class FreedAtTheEnd(Base):
 
 class Sums(Base):
     def backward_done(self):
-        if self.sent:
-            unit, arriving = self.sent
+        if self.in_flight:
+            unit, arriving = self.in_flight
             unit.add_gradient(arriving.wait())
-        self.sent = None
+        self.in_flight = None
 
 
 class LastForgotten(right.ZeRO2):
@@ -154,8 +154,8 @@ class LastForgotten(right.ZeRO2):
     def after_backward(self, unit):
         super().after_backward(unit)
         if unit is self.units[0]:
-            self.sent[1].wait()
-            self.sent = None
+            self.in_flight[1].wait()
+            self.in_flight = None
 
 
 class FreedTooEarly(Base):
@@ -166,31 +166,31 @@ class FreedTooEarly(Base):
 
 class Overwrites(Base):
     def backward_done(self):
-        if self.sent:
-            unit, arriving = self.sent
+        if self.in_flight:
+            unit, arriving = self.in_flight
             unit.shard.grad = arriving.wait() / N()
-        self.sent = None
+        self.in_flight = None
 
 
 class NeverWaits(Base):
     """Reads the sum before it is there."""
 
     def backward_done(self):
-        if self.sent:
-            unit, arriving = self.sent
+        if self.in_flight:
+            unit, arriving = self.in_flight
             unit.add_gradient(torch.zeros_like(unit.shard))
             arriving.wait()
-        self.sent = None
+        self.in_flight = None
 
 
 class GathersGradients(Base):
     """Puts whole gradients back, so that parameters have a .grad as usual."""
 
     def backward_done(self):
-        if self.sent:
-            unit = self.sent[0]
+        if self.in_flight:
+            unit = self.in_flight[0]
             super().backward_done()
-            lab.all_gather(torch.empty_like(unit.whole), unit.shard.grad)
+            lab.all_gather(torch.empty_like(unit.full), unit.shard.grad)
 
 
 class Stale(right.ZeRO2Optimizer):
@@ -202,13 +202,13 @@ class OnlyTheFirst(right.ZeRO2Optimizer):
     """Gathers one layer for all."""
 
     def gather(self):
-        lab.all_gather(self.flats[0].whole, self.flats[0].shard)
+        lab.all_gather(self.flats[0].full, self.flats[0].shard)
 
 
 class WholeStates(right.ZeRO2Optimizer):
     def __init__(self, flats, optimizer_class, **settings):
         super().__init__(flats, optimizer_class, **settings)
-        self.spare = [torch.zeros_like(flat.whole) for flat in flats]
+        self.spare = [torch.zeros_like(flat.full) for flat in flats]
 
 
 LATE = "no gradient leaves before the last one is ready"
@@ -224,7 +224,7 @@ WRONG = [
     (by(NotFreed), "after step 4.* gradients that had been reduced before.*\n.*returns None frees"),
     (by(FreedByZeros), r"bytes of gradients after backward; under ZeRO-2 on 2 ranks .* .4Ψ/N."),
     (by(AfterBackward), LATE),
-    (by(AllUnderWay), "bytes at the peak of backward"),
+    (by(AllInFlight), "bytes at the peak of backward"),
     (by(FreedAtTheEnd), "bytes at the peak of backward"),
     (by(Sums), "updated with the SUM of the gradients"),
     (by(LastForgotten), "'embedding.weight' after step 0: it was not changed by the step\n.*"
@@ -246,7 +246,7 @@ def test_wrong(answer, words):
 # right, and written in another way
 
 
-class Waiting(lab.Sharded):
+class Waiting(lab.ShardedModule):
     """No overlap: each layer is reduced at once."""
 
     def after_backward(self, unit):
@@ -256,7 +256,7 @@ class Waiting(lab.Sharded):
             parameter.grad = None
 
 
-class TorchsScatter(lab.Sharded):
+class TorchsScatter(lab.ShardedModule):
     """torch's own collective, and gradients that are divided before they leave."""
 
     def after_backward(self, unit):

@@ -75,7 +75,7 @@ class GatheredOnce(right.ZeRO3):
     """Gathered in the first step, and never freed."""
 
     def before_forward(self, unit):
-        if not unit.is_whole:
+        if not unit.is_gathered:
             super().before_forward(unit)
 
     before_backward = before_forward
@@ -89,7 +89,7 @@ class GatheredOnce(right.ZeRO3):
 
 class KeptAfterBackward(right.ZeRO3):
     def before_forward(self, unit):
-        if not unit.is_whole:
+        if not unit.is_gathered:
             super().before_forward(unit)
 
     def after_backward(self, unit):
@@ -107,7 +107,7 @@ class NotAllocated(right.ZeRO3):
     """Gathers into memory that has been given back."""
 
     def before_forward(self, unit):
-        lab.all_gather(unit.whole, unit.shard)
+        lab.all_gather(unit.full, unit.shard)
 
 
 class NotForForward(right.ZeRO3):
@@ -122,7 +122,7 @@ class AllAtOnce(right.ZeRO3):
         if unit is self.units[0]:
             for each in self.units:
                 gather(each)
-        elif not unit.is_whole:
+        elif not unit.is_gathered:
             gather(unit)
 
 
@@ -176,10 +176,10 @@ class NotReduced(right.ZeRO3):
 
 class Sums(right.ZeRO3):
     def backward_done(self):
-        if self.sent:
-            unit, arriving = self.sent
+        if self.in_flight:
+            unit, arriving = self.in_flight
             unit.add_gradient(arriving.wait())
-        self.sent = None
+        self.in_flight = None
 
 
 class GradientsKept(right.ZeRO3):
@@ -198,7 +198,7 @@ class RemainderDropped(right.ZeRO3):
         super().before_forward(unit)
         rest = unit.elements % N()
         if rest:
-            unit.whole[unit.elements - rest:] = 0
+            unit.full[unit.elements - rest:] = 0
 
     before_backward = before_forward
 
@@ -218,7 +218,7 @@ class GathersStates(lab.ShardedOptimizer):
             for name in ("exp_avg", "exp_avg_sq"):
                 state = self.state[flat.shard].get(name)
                 if state is not None:
-                    lab.all_gather(flat.whole.new_empty(flat.whole.shape), state)
+                    lab.all_gather(flat.full.new_empty(flat.full.shape), state)
 
 
 WRONG = [
@@ -255,7 +255,7 @@ def test_wrong(answer, words):
 # right, and written in another way
 
 
-class Listed(lab.Sharded):
+class Listed(lab.ShardedModule):
     """The methods of a base class, and torch's own collectives."""
 
     def before_forward(self, unit):
@@ -282,7 +282,7 @@ class RootKept(right.ZeRO3):
             unit.free()
 
     def before_backward(self, unit):
-        if not unit.is_whole:
+        if not unit.is_gathered:
             gather(unit)
 
 
@@ -298,7 +298,7 @@ class AtOnce(right.Prefetching):
     """Fetches the next one, and waits for it."""
 
     def fetch(self, unit):
-        if unit is not None and not unit.is_whole:
+        if unit is not None and not unit.is_gathered:
             gather(unit)
 
 
@@ -314,8 +314,8 @@ class WaitsForIt(right.Prefetching):
 class WaitsForItInBackward(right.Prefetching):
     def before_backward(self, unit):
         super().before_backward(unit)
-        if self.following(unit):
-            self.following(unit).wait()
+        if self.next_unit(unit):
+            self.next_unit(unit).wait()
 
 
 class Unheld(right.Prefetching):
@@ -329,7 +329,7 @@ class Unheld(right.Prefetching):
 
 class OnlyForward(right.Prefetching):
     def before_backward(self, unit):
-        right.ZeRO3.before_backward(self, unit) if not unit.is_whole else unit.wait()
+        right.ZeRO3.before_backward(self, unit) if not unit.is_gathered else unit.wait()
 
 
 class Backwards(right.Prefetching):
@@ -340,7 +340,7 @@ class Backwards(right.Prefetching):
         if unit.handle is not None:
             unit.handle.wait()
         unit.wait()
-        self.fetch(self.following(unit))
+        self.fetch(self.next_unit(unit))
 
 
 class AllAhead(right.Prefetching):
@@ -350,7 +350,7 @@ class AllAhead(right.Prefetching):
         following = unit
         while following is not None:
             self.fetch(following)
-            following = self.following(following)
+            following = self.next_unit(following)
         unit.wait()
 
 
@@ -359,7 +359,7 @@ class NeverWaits(right.Prefetching):
 
     def before_forward(self, unit):
         super().before_forward(unit)
-        unit.whole.zero_()
+        unit.full.zero_()
 
 
 class Itself(right.Prefetching):
@@ -379,7 +379,7 @@ class TooLate(right.Prefetching):
 
     def after_forward(self, unit):
         unit.free()
-        self.fetch(self.following(unit))
+        self.fetch(self.next_unit(unit))
 
 
 WRONG_PREFETCH = [

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from zero_answers import N, accepted, named, rejected, right
 
 import labs.zero_stages as lab
-from labs.zero_stages import choosing
+from labs.predictions import hardware
+from labs.zero_stages.checks import choose
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["zero_answers"])
@@ -195,7 +196,7 @@ def test_right_reshard(answer):
 
 
 def fits(stage, parameters, ranks, capacity, activations):
-    return lab.states(parameters, ranks, stage) + activations <= capacity
+    return lab.state_bytes(parameters, ranks, stage) + activations <= capacity
 
 
 class Choose:
@@ -239,7 +240,7 @@ class Choose:
 @pytest.mark.parametrize("answer, words", [
     (Choose.nothing, "1.3B on 1 × A100-40 .*: you say that nothing fits; stage 0 fits too"),
     (Choose.always_3, "you say stage 3; stage 0 fits too"),
-    (Choose.never_none, "you say stage 3, which takes .* of 40 GB"),
+    (Choose.never_none, "you say stage 3, which takes .* of 42.4 GB"),
     (Choose.the_highest, "you say stage 3; stage 0 fits too"),
     (Choose.without_activations, "12 GB of activations: you say stage"),
     (Choose.gibibytes, "which takes .* GB"),
@@ -262,7 +263,7 @@ def test_right_choose(answer):
 
 
 def test_the_cases_ask_for_every_stage():
-    asked = {choosing.right_stage(parameters, ranks, capacity, 12e9)
-             for parameters in choosing.MODELS.values() for ranks in (1, 4, 8, 64)
-             for capacity in choosing.CARDS.values()}
+    asked = {choose.lowest_stage(parameters, ranks, hardware.gpu(gpu).usable, 12e9)
+             for parameters in choose.MODELS.values() for ranks in choose.RANKS
+             for gpu in choose.GPUS}
     assert asked == {0, 1, 2, 3, None}

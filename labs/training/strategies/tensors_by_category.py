@@ -30,13 +30,13 @@ def resident_tensors(module, optimizer) -> dict[str, list[torch.Tensor]]:
 
 
 def _flat(found, flats) -> dict[str, list[torch.Tensor]]:
-    """Of a student's ZeRO (labs.zero_stages): parameters are views of a flat tensor, `whole`, which
+    """Of a student's ZeRO (labs.zero_stages): parameters are views of a flat tensor, `full`, which
     counts as a buffer where it is gathered for a while only."""
     views = {id(p) for unit in flats for p in unit.parameters}
     found["parameters"] = [p for p in found["parameters"] if id(p) not in views]
     for unit in flats:
-        stays = _address(unit.whole) == _address(unit.shard)
-        found["parameters" if stays else "buffers"].append(unit.whole)
+        stays = _address(unit.full) == _address(unit.shard)
+        found["parameters" if stays else "buffers"].append(unit.full)
         found["parameters"].append(unit.shard)
         found["gradients"] += _tensors(unit.shard.grad)
     return found

@@ -1,0 +1,54 @@
+"""Exercises 3.2, 3.3 and 3.4: ZeRO-1, -2 and -3. Each must train as the reference does, and keep
+the traffic and the memory that its stage allows."""
+
+from labs.exercises.on_ranks import WORLD_SIZES, on_ranks, torchs_own_refused
+from labs.exercises.verdicts import check
+from labs.zero_stages.checks.invariants import reject_broken_invariants
+from labs.zero_stages.checks.reference import STEPS, difference_from_reference
+
+_FREED_IN_FLIGHT = (
+    "Is a gather still in flight while its memory is freed or allocated again? With "
+    "async_op=True, keep what all_gather returns in unit.handle: unit.wait() and unit.free() "
+    "wait for it.")
+MEMORY_HINTS = {
+    "storage of size 0": "unit.full has no memory after unit.free(): unit.allocate() returns it "
+                         "with memory, for the all-gather to fill.",
+    "SIGSEGV": _FREED_IN_FLIGHT, "SIGABRT": _FREED_IN_FLIGHT, "SIGBUS": _FREED_IN_FLIGHT}
+
+
+def verify_stage(strategy, stage: int, world_sizes: tuple[int, ...] = WORLD_SIZES) -> float:
+    """The largest difference from the reference on any rank of any world size. Raises Wrong if a
+    rank differs, or sends or holds more than its stage allows."""
+    def work():
+        with torchs_own_refused():
+            difference = difference_from_reference(strategy, stage)
+            reject_broken_invariants(strategy, stage)
+        return difference
+
+    return max(on_ranks(work, world_sizes=world_sizes))
+
+
+def _equal(difference) -> str:
+    return (f"equals the reference over {STEPS} steps on 2, 3 and 4 ranks "
+            f"(to {difference:.0e})")
+
+
+@check("3.2")
+def check_zero1(strategy):
+    """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-1."""
+    return (f"{_equal(verify_stage(strategy, 1))}, holds 8Ψ/N bytes of optimizer state and moves "
+            "2Ψ elements")
+
+
+@check("3.3")
+def check_zero2(strategy):
+    """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-2."""
+    return (f"{_equal(verify_stage(strategy, 2))}, keeps 4Ψ/N bytes of gradients, never half of "
+            "them at once, and moves 2Ψ elements")
+
+
+@check("3.4", hints=MEMORY_HINTS)
+def check_zero3(strategy):
+    """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-3."""
+    return (f"{_equal(verify_stage(strategy, 3))}, keeps 16Ψ/N bytes and one layer, and moves 3Ψ "
+            "elements")

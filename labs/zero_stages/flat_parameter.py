@@ -1,0 +1,132 @@
+"""Flat parameters: parameters laid end to end in one padded tensor, which cuts into one equal shard
+for each rank."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import record_function
+
+
+class FlatParameter:
+    """Some parameters of a model in one flat tensor.
+
+    parameters: the model's own; from now on they are views of `full`.
+    full: 1-D, N · shard_elements elements: all parameters, then zeros as padding.
+    shard: an nn.Parameter of shard_elements elements, this rank's piece of `full`. It is a view of
+    `full` until `free` is called for the first time, and has memory of its own from then on.
+    elements: of the parameters, without padding. module: the layer that they belong to, if any.
+    handle: of an all-gather into `full` that is in flight, else None.
+
+    Raises ValueError if there is no parameter, or if dtypes or devices are mixed.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], name: str = "",
+                 module: nn.Module | None = None):
+        self.parameters, self.name, self.module = list(parameters), name, module
+        _refuse_mixed(self.parameters)
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self.elements = sum(parameter.numel() for parameter in self.parameters)
+        self.shard_elements = -(-self.elements // ranks)
+        self.full = self.parameters[0].detach().new_zeros(self.shard_elements * ranks)
+        for parameter, view in zip(self.parameters, self.views(self.full), strict=True):
+            view.copy_(parameter.detach())
+            # Assigning .data keeps the parameter object, so its hooks and ties remain.
+            parameter.data = view
+        self.shard = nn.Parameter(self.full.view(ranks, -1)[rank])
+        self.handle = None
+
+    def __repr__(self):
+        state = "gathered" if self.is_gathered else "shard only"
+        return f"{self.name or 'flat parameter'}: {self.elements:,} elements, {state}"
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether `full` has memory (an all-gather into it may still be in flight)."""
+        return self.full.untyped_storage().nbytes() > 0
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Views of `flat`, one for each parameter, in its shape."""
+        sizes = [parameter.numel() for parameter in self.parameters]
+        return [view.view(parameter.shape) for parameter, view in
+                zip(self.parameters, flat[:self.elements].split(sizes), strict=True)]
+
+    def flatten_gradients(self) -> torch.Tensor:
+        """A new flat tensor in the shape of `full`: copies of the parameters' gradients, zeros
+        where a gradient is None and in the padding."""
+        flat = torch.zeros_like(self.full)
+        for parameter, view in zip(self.parameters, self.views(flat), strict=True):
+            if parameter.grad is not None:
+                view.copy_(parameter.grad)
+        return flat
+
+    def add_gradient(self, gradient: torch.Tensor) -> None:
+        """Adds to `shard.grad`, which may be None: gradients accumulate, as everywhere in torch."""
+        self.shard.grad = gradient if self.shard.grad is None else self.shard.grad + gradient
+
+    def allocate(self) -> torch.Tensor:
+        """`full`, with memory again; its contents are undefined until an all-gather fills it."""
+        with record_function("ZeRO::full"):  # labs.meters.memory counts it as a buffer, by its name
+            self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
+        return self.full
+
+    def free(self) -> None:
+        """Frees the memory of `full`, after a gather that is in flight; `shard` stays. The
+        parameters cannot be used until `full` is allocated and filled again."""
+        self.wait()
+        if _same_storage(self.shard, self.full):
+            self.shard.data = self.shard.detach().clone()
+        # resize_(0) frees the bytes but keeps the storage object. Parameters, and views of them
+        # that autograd saved in forward, still point to it: refilled, it makes them valid again.
+        self.full.untyped_storage().resize_(0)
+
+    def wait(self) -> None:
+        """Waits for the all-gather into `full` that is in flight, if there is one (`handle`)."""
+        if self.handle is not None:
+            self.handle.wait()
+        self.handle = None
+
+
+def flatten_layers(model: nn.Module) -> list[FlatParameter]:
+    """A FlatParameter for each group of `layer_groups`."""
+    return [FlatParameter(parameters, name, module)
+            for name, module, parameters in layer_groups(model)]
+
+
+def layer_groups(model: nn.Module) -> list[tuple[str, nn.Module, list[nn.Parameter]]]:
+    """(name, module, parameters) of the model's trainable parameters: first the root's (those that
+    belong to no layer, such as embeddings and the head), then each layer's, in the order of
+    forward. A layer is an entry of a ModuleList; in a model without one, a child that shares no
+    parameter with another child."""
+    groups = [(name, module, [p for p in module.parameters() if p.requires_grad])
+              for name, module in _layers_of(model)]
+    in_layers = {id(p) for _, _, parameters in groups for p in parameters}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in in_layers]
+    return ([("root", model, rest)] if rest else []) + groups
+
+
+def _layers_of(model) -> list[tuple[str, nn.Module]]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList):
+            return [(f"{name}.{number}".removeprefix("transformer."), layer)
+                    for number, layer in enumerate(module) if _is_trained(layer)]
+    uses = [id(p) for child in model.children() for p in set(child.parameters())]
+    return [(name, child) for name, child in model.named_children()
+            if _is_trained(child) and all(uses.count(id(p)) == 1 for p in child.parameters())]
+
+
+def _is_trained(module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _same_storage(one, other) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _refuse_mixed(parameters):
+    if not parameters:
+        raise ValueError("there is no parameter to flatten")
+    kinds = sorted({f"{p.dtype} on {p.device}".removeprefix("torch.") for p in parameters})
+    if len(kinds) > 1:
+        raise ValueError(f"one flat parameter cannot hold {' and '.join(kinds)}")

@@ -1,0 +1,242 @@
+"""What a student of notebook 03 subclasses and calls: an optimizer over shards, a module that calls
+hooks around each unit, and saving and loading when no rank has everything."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
+
+from labs.exercises.verdicts import Wrong
+from labs.predictions.memory_recipes import model_states
+from labs.zero_stages.flat_parameter import FlatParameter, flatten_layers
+
+STATES_RECIPE = "bf16, fp32 master"  # K = 12: 16 bytes per parameter, as in the ZeRO paper
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """An optimizer around another, `inner`, which updates the shards of `flats`: a step is
+    `reduce()`, `inner.step()` and `gather()`.
+
+    Its groups and its state are those of `inner`, so that a learning rate schedule, `state_dict`
+    and whatever else expects a torch optimizer works on it. zero_grad forgets the gradients of the
+    shards and those of the model's own parameters.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer, flats: list[FlatParameter]):
+        super().__init__([flat.shard for flat in flats], {})
+        self.inner, self.flats = inner, list(flats)
+        self._share_state()
+
+    def step(self, closure: Callable | None = None):
+        """One update. A closure, which torch's optimizers accept, is called before it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():  # as in torch's optimizers: the update writes to leaf tensors
+            self.reduce()
+            self.inner.step()
+            self.gather()
+        return loss
+
+    def reduce(self) -> None:
+        """For a subclass: sets the gradients of the shards, before the update."""
+
+    def gather(self) -> None:
+        """For a subclass: fills the full parameters, after the update."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+        for flat in self.flats:
+            for parameter in flat.parameters:
+                parameter.grad = None
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        self.inner.load_state_dict(state_dict)
+        self._share_state()  # loading made new groups and a new state
+
+    def _share_state(self):
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+
+class ShardedModule(nn.Module):
+    """A module around `model` that is called as `model` is, and calls its own methods:
+
+    before_forward(unit), after_forward(unit): around the forward of each unit;
+    before_backward(unit): when backward reaches the unit;
+    after_backward(unit): once all its gradients are there, last unit first, the root last, in the
+    same order on every rank; units that backward did not use come at the end;
+    backward_done(): after all of them.
+
+    units: a FlatParameter for each layer, and one for the root, whose forward is that of the whole
+    model. Frozen parameters are in none of them: every rank keeps them.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.module = model
+        self.units = flatten_layers(model)
+        self._root = next((unit for unit in self.units if unit.module is model), None)
+        # The root comes last: its tied embedding gets its last gradient at the end of backward.
+        self._backward_order = sorted(self.units[::-1], key=lambda unit: unit is self._root)
+        self._ready, self._reached, self._completed = set(), set(), 0
+        self._in_backward = False
+        for unit in self.units:
+            self._register_hooks(unit)
+
+    def before_forward(self, unit: FlatParameter) -> None:
+        """For a subclass."""
+
+    def after_forward(self, unit: FlatParameter) -> None:
+        """For a subclass."""
+
+    def before_backward(self, unit: FlatParameter) -> None:
+        """For a subclass."""
+
+    def after_backward(self, unit: FlatParameter) -> None:
+        """For a subclass."""
+
+    def backward_done(self) -> None:
+        """For a subclass."""
+
+    def next_unit(self, unit: FlatParameter) -> FlatParameter | None:
+        """The unit that is used after this one, in the direction in which the model runs now; None
+        after the last. The root is first in both: its backward begins with the loss."""
+        order = self._backward_order if self._in_backward else self.units
+        order = sorted(order, key=lambda each: each is not self._root)
+        place = order.index(unit) + 1
+        return order[place] if place < len(order) else None
+
+    def forward(self, *inputs, **named_inputs):
+        self._in_backward = False  # a backward that raised has left it set
+        if self._root:
+            self._before_forward(self._root)
+        output = self.module(*inputs, **named_inputs)
+        if self._root:
+            self._after_forward(self._root, None, None, output)
+        return output
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """Parameter name -> a copy of the full parameter, gathered unit by unit as in a forward.
+        All ranks must call it."""
+        self._in_backward = False
+        copies = {}
+        for unit in self.units:
+            self.before_forward(unit)
+            copies |= {id(p): p.detach().clone() for p in unit.parameters}
+            self.after_forward(unit)
+        return {name: copies.get(id(p), p.detach())
+                for name, p in self.module.named_parameters()}
+
+    def _register_hooks(self, unit):
+        if unit is not self._root:
+            unit.module.register_forward_pre_hook(lambda *_: self._before_forward(unit))
+            unit.module.register_forward_hook(partial(self._after_forward, unit))
+        for parameter in unit.parameters:  # such a hook is called with the parameter
+            parameter.register_post_accumulate_grad_hook(self._gradient_ready)
+
+    def _before_forward(self, unit):
+        self.before_forward(unit)
+        _require_gathered(unit, "forward")
+
+    def _after_forward(self, unit, module, inputs, output):
+        # Backward reaches a unit when it has the gradient of an output. Hooks on these tensors see
+        # it; a module's backward hooks do not see tensors inside a ModelOutput or a dataclass.
+        for tensor in _tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._backward_reached, unit))
+        self.after_forward(unit)
+
+    def _backward_reached(self, unit, gradient):
+        self._begin_backward()
+        if unit not in self._reached:  # a unit may have several outputs
+            self._reached.add(unit)
+            self.before_backward(unit)
+            _require_gathered(unit, "backward")
+
+    def _gradient_ready(self, parameter):
+        # Ranks may use different layers, but must issue collectives in one order: a unit whose
+        # gradients are there waits for those before it.
+        self._begin_backward()
+        self._ready.add(parameter)
+        while self._completed < len(self._backward_order):
+            if not self._ready.issuperset(self._backward_order[self._completed].parameters):
+                return
+            self._complete_unit()
+
+    def _begin_backward(self):
+        if not self._in_backward:
+            self._in_backward = True
+            # Runs when backward is over (a private API that DDP and FSDP use, too). It can only be
+            # queued while backward runs, so the first hook that is called does it.
+            Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _complete_unit(self):
+        self._completed += 1
+        self.after_backward(self._backward_order[self._completed - 1])
+
+    def _end_backward(self):
+        while self._completed < len(self._backward_order):
+            self._complete_unit()
+        self.backward_done()
+        self._ready, self._reached, self._completed = set(), set(), 0
+        self._in_backward = False
+
+
+def _require_gathered(unit, direction):
+    """Raises Wrong: computing with a storage of size 0 reads address 0 and kills the process."""
+    if not unit.is_gathered:
+        raise Wrong(f"{direction} of {unit.name!r} begins, and its parameters are not there",
+                    f"Gather them in before_{direction}, every time.")
+
+
+def _tensors(output) -> list[torch.Tensor]:
+    """The tensors in what a module returns. pytree knows containers and Hugging Face's ModelOutput;
+    of other objects, such as a SimpleNamespace, the attributes are searched."""
+    found = []
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif hasattr(leaf, "__dict__"):
+            found += _tensors(vars(leaf))
+    return found
+
+
+def sharded_state_dict(optimizer: ShardedOptimizer) -> list[dict]:
+    """On a rank: what it must save to resume, a dict for each flat parameter: "elements", without
+    padding, this rank's "shard", and the shards of its optimizer "state"."""
+    return [{"elements": flat.elements, "shard": flat.shard.detach().clone(),
+             "state": {name: value.clone() for name, value in optimizer.state[flat.shard].items()}}
+            for flat in optimizer.flats]
+
+
+def load_sharded_state_dict(optimizer: ShardedOptimizer, saved: list[list[dict]],
+                            reshard: Callable) -> None:
+    """On a rank: loads what an earlier run saved, on however many ranks.
+
+    saved[r]: what `sharded_state_dict` returned on its rank r. reshard(shards, elements, ranks):
+    the shards of `ranks` ranks.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for number, flat in enumerate(optimizer.flats):
+        parts = [by_flat[number] for by_flat in saved]
+
+        def own(shards, flat=flat):
+            return reshard(shards, flat.elements, ranks)[rank]
+
+        with torch.no_grad():
+            flat.shard.copy_(own([part["shard"] for part in parts]))
+        optimizer.state[flat.shard] = {  # AdamW's step, a scalar, is the same on all ranks
+            name: own([part["state"][name] for part in parts]).clone() if value.dim() else value
+            for name, value in parts[0]["state"].items()}
+    optimizer.gather()
+
+
+def state_bytes(parameters: float, ranks: int, stage: int) -> float:
+    """Bytes of parameters, gradients and optimizer state of one rank, in bf16 with an fp32 master
+    copy; stage 0 is DDP."""
+    return model_states(parameters, STATES_RECIPE, ranks=ranks, stage=stage).total
