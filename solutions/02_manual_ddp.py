@@ -4,9 +4,9 @@
 # **90 minutes** · any machine with 2 cores, no GPU
 #
 # Distributed data parallelism (DDP) keeps a whole model on every rank and gives each rank its own
-# share of the batch. What makes N copies behave like one model is a single averaging per step. You
-# build it three times: one call per parameter, in buckets, and overlapped with backward; then
-# you compare its speed with that of torch's own.
+# share of the batch. One averaging per step makes N copies behave like one model. You build it three
+# times: one call per parameter, in buckets, and overlapped with backward; then you compare its
+# speed with torch's.
 #
 # *On a rented 8×A100 node: 2 minutes of compute, about $0.74.*
 
@@ -91,9 +91,8 @@ lab.check_broadcast_state(broadcast_state)
 # After backward each rank holds the gradient of its own shard. One all-reduce per parameter and a
 # division turn it into the full batch's.
 #
-# A trap: a parameter that a rank did not use has `grad` None on that rank, but not on the others.
-# All ranks must call the same collectives, so that rank takes part with zeros. Frozen parameters
-# stay out.
+# A trap: a parameter that a rank did not use has `grad` None there. All ranks must call the same
+# collectives, so this rank takes part with zeros. Frozen parameters stay out.
 #
 # The checks compare with the **reference**: a twin of the model that a single process trains on the
 # whole batch.

@@ -48,7 +48,9 @@ def test_measured_traffic_is_what_the_model_predicts(compared):
         assert sum(call.bytes for call in found.calls) == 4 * compared.parameters
     assert compared.parameters == count_trainable(comparison.model_of(SMALL))
     overlapped = compared.results["bucketed, overlapped"]
-    assert len(overlapped.calls) == len(overlapped.observed[0].buckets)
+    assert len(overlapped.calls) == len(overlapped.observed[0].buckets) > 2
+    # torch sends a single bucket in its first step, and broadcasts the new ones in its second
+    assert 2 < len(compared.results["torch DDP"].calls) <= len(overlapped.calls)
 
 
 def test_the_charts_hold_what_was_measured(compared):

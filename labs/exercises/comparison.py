@@ -120,10 +120,11 @@ def compare(chosen: Mapping[str, Callable], preset: Preset, *, measure_memory: b
             observe: Callable | None = None, device: str | None = None) -> Comparison:
     """Trains the preset's GPT-2 under every strategy (name -> strategy) on `preset.ranks` ranks.
 
-    Each strategy by itself: two steps under the memory meter, `tries` times, then `losses` steps,
-    the collectives of the first of which are counted. Then all take turns: `rounds` turns of
-    `repeat` timed steps. At last observe(module, optimizer, batch), if given, is called on each
-    rank with what each strategy returned and one batch. device: as for `launch`.
+    Each strategy by itself: two steps under the memory meter, `tries` times, then `losses` steps
+    (without memory at least 3), the collectives of the last of which are counted. Then all take
+    turns: `rounds` turns of `repeat` timed steps. At last observe(module, optimizer, batch), if
+    given, is called on each rank with what each strategy returned and one batch. device: as for
+    `launch`.
     """
     by_rank = launch(_compare, dict(chosen), preset, _Plan(measure_memory, tries, losses, rounds,
                                                            repeat, observe),
@@ -195,10 +196,12 @@ def _measure(strategy, preset, plan) -> tuple:
         reports.append(memory.record(rebuild, batches(preset, RECORDED),
                                      held=strategies.resident_tensors))
     pair = built.get("pair") or rebuild()
-    first, *more = batches(preset, max(1, plan.losses))
+    # counted in a third step or later: torch's DDP sends a single bucket in its first step, and
+    # broadcasts how it cuts them anew in its second
+    *first, last = batches(preset, max(plan.losses, 1 if plan.measure_memory else 3))
+    losses = train(*pair, first)
     with Traffic() as traffic:
-        losses = train(*pair, [first])
-    losses += train(*pair, more)
+        losses += train(*pair, [last])
     return {"reports": reports, "calls": [c for c in traffic.calls if c.elements],
             "losses": losses}, pair
 
