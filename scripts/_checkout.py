@@ -1,10 +1,19 @@
 """The files of one checkout that set-up reads and writes. Readable by Python 3.6."""
 
 import os
+import re
+from collections import namedtuple
 
-from _trouble import Trouble
+from _setup_errors import SetupError
 
-PEERS = '; extra == "peers"'  # pip and conda pass over a line with this marker
+# A line with this marker is passed over by pip and conda: only scripts/test installs the package.
+THIRD_PARTY = 'extra == "third-party"'
+LINE = re.compile(
+    r"(?P<requirement>[^;#\s]+)(?:\s*;\s*(?P<marker>[^#]*?))?(?:\s+#\s*python (?P<python>.+))?$"
+)
+
+# A line of the lock: 'torch==2.13.0', its marker or '', and the package's Requires-Python or ''.
+Pin = namedtuple("Pin", "requirement marker python")
 
 
 class Checkout:
@@ -18,30 +27,31 @@ class Checkout:
         self.project = os.path.join(root, "pyproject.toml")
         self.log = os.path.join(self.venv, "install.log")
         self.stamp = os.path.join(self.venv, "setup.stamp")
-        # Says which torch set-up itself installed: any other one is the student's, and stays.
+        # Names the torch that set-up itself installed: any other one is the user's, and stays.
         self.own_torch = os.path.join(self.venv, "setup.torch")
-        # Says that .venv stands on the packages of the Python it was made with.
-        self.on_base = os.path.join(self.venv, "setup.base")
+        # Names the Python whose packages .venv sees, where it was made on top of them.
+        self.base_python = os.path.join(self.venv, "setup.base")
 
-    def lines(self):
-        """Return the requirement lines of the lock, the peers' with their marker."""
+    def all_pins(self):
+        """Return every pin of the lock."""
         lines = [line.strip() for line in read(self.lock).splitlines()]
-        return [line for line in lines if line and not line.startswith("#")]
+        found = [LINE.match(line) for line in lines if line and not line.startswith("#")]
+        return [Pin(*(part or "" for part in match.groups())) for match in found if match]
 
     def pins(self):
-        """Return the requirement lines of what everybody gets."""
-        return [line for line in self.lines() if not line.endswith(PEERS)]
+        """Return the pins of what everybody gets."""
+        return [pin for pin in self.all_pins() if pin.marker != THIRD_PARTY]
 
-    def peers(self):
-        """Return the pins, without marker, of what only the tests compare with."""
-        return [line[: -len(PEERS)].strip() for line in self.lines() if line.endswith(PEERS)]
+    def third_party_pins(self):
+        """Return the pins of the libraries that only tests and benches compare with."""
+        return [pin for pin in self.all_pins() if pin.marker == THIRD_PARTY]
 
-    def torch_pin(self):
+    def torch_version(self):
         """Return the version of torch that the lock names."""
         for pin in self.pins():
-            if pin.startswith("torch=="):
-                return pin[len("torch==") :]
-        raise Trouble(f"{self.lock} is missing or names no torch: restore it from git.")
+            if pin.requirement.startswith("torch=="):
+                return pin.requirement[len("torch==") :]
+        raise SetupError(f"{self.lock} is missing or names no torch: restore it from git.")
 
 
 def read(path):

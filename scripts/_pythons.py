@@ -1,15 +1,16 @@
-"""Find a Python that can carry the workbook. Like _setup.py, readable by Python 3.6."""
+"""Find a Python that can run the workbook. Like _setup.py, readable by Python 3.6."""
 
 import json
 import re
 import shutil
 import subprocess
 
-from _trouble import Trouble, no_recent_python, no_venv
+from _setup_errors import SetupError, no_recent_python, no_venv, pin_rejects_python
 
 OLDEST = (3, 11)
 OLDEST_TORCH = (2, 11)
 NAMES = ["python3.14", "python3.13", "python3.12", "python3.11", "python3"]
+CLAUSE = re.compile(r"(~=|==|!=|<=|>=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?$")
 
 # Runs under any Python, also 2.7.
 PROBE = """
@@ -36,20 +37,65 @@ print(json.dumps({
 """
 
 
-def spell(version):
+def minor_version(version):
     """Return (3, 11, 2) as '3.11'."""
-    return ".".join(str(part) for part in tuple(version)[:2])
+    return dotted(tuple(version)[:2])
 
 
-def public(version):
+def dotted(version):
+    """Return (3, 11, 2) as '3.11.2'."""
+    return ".".join(str(part) for part in version)
+
+
+def public_version(version):
     """Return '2.13.0+cpu' as '2.13.0': the part that a lock can name everywhere."""
     return (version or "").split("+")[0]
 
 
-def fits(torch):
+def is_supported_torch(torch):
     """Return whether a version of torch is one that the workbook supports."""
     numbers = re.match(r"(\d+)\.(\d+)", torch or "")
     return bool(numbers) and tuple(int(n) for n in numbers.groups()) >= OLDEST_TORCH
+
+
+def accepts(requires_python, version):
+    """Return whether a package's Requires-Python, such as '>=3.11.5,<4', allows a version.
+
+    A clause that is not understood is passed over: pip looks at it again. Here instead of the
+    library `packaging`, because nothing is installed yet.
+    """
+    return all(_holds(clause.strip(), version) for clause in requires_python.split(","))
+
+
+def _holds(clause, version):
+    match = CLAUSE.match(clause)
+    if not match:
+        return True
+    operator, numbers, wildcard = match.groups()
+    bound = tuple(int(number) for number in numbers.split("."))
+    prefix = tuple(version)[: len(bound)]
+    mine, theirs = _padded(version), _padded(bound)
+    if operator == "~=":
+        return mine >= theirs and prefix[:-1] == bound[:-1]
+    if wildcard:
+        return (prefix == bound) == (operator == "==")
+    return {
+        "==": mine == theirs,
+        "!=": mine != theirs,
+        "<=": mine <= theirs,
+        ">=": mine >= theirs,
+        "<": mine < theirs,
+        ">": mine > theirs,
+    }[operator]
+
+
+def _padded(version):
+    return (tuple(version) + (0, 0, 0))[:3]
+
+
+def rejecting_pin(pins, version):
+    """Return the first pin that does not run on this version of Python, or None."""
+    return next((pin for pin in pins if not accepts(pin.python, version)), None)
 
 
 def probe(python):
@@ -66,20 +112,25 @@ def probe(python):
         return None
 
 
-def choose_base(environ):
-    """Return what `probe` says of the Python to make .venv with.
+def choose_base(environ, pins=()):
+    """Return what `probe` says of the Python to make .venv with; each of the `pins` runs on it.
 
-    $PYTHON if set; else the first on PATH that has a fitting torch; else the newest.
+    $PYTHON if set; else the first on PATH that has a supported torch; else the newest.
     """
     wanted = environ.get("PYTHON")
     found = [probe(name) for name in ([wanted] if wanted else NAMES)]
     found = [python for python in found if python]
     recent = [python for python in found if tuple(python["version"]) >= OLDEST]
     if not recent:
-        seen = sorted({spell(python["version"]) for python in found})
-        raise Trouble(no_recent_python(spell(OLDEST), seen, wanted))
-    usable = [python for python in recent if python["venv"]]
+        seen = sorted({minor_version(python["version"]) for python in found})
+        raise SetupError(no_recent_python(minor_version(OLDEST), seen, wanted))
+    accepted = [python for python in recent if not rejecting_pin(pins, python["version"])]
+    if not accepted:
+        path, version = recent[0]["path"], recent[0]["version"]
+        pin = rejecting_pin(pins, version)
+        raise SetupError(pin_rejects_python(path, dotted(version), pin))
+    usable = [python for python in accepted if python["venv"]]
     if not usable:
-        raise Trouble(no_venv(recent[0]["path"], spell(recent[0]["version"])))
-    with_torch = [python for python in usable if fits(python["torch"]) and not python["in_venv"]]
+        raise SetupError(no_venv(accepted[0]["path"], minor_version(accepted[0]["version"])))
+    with_torch = [p for p in usable if is_supported_torch(p["torch"]) and not p["in_venv"]]
     return (with_torch or usable)[0]

@@ -17,8 +17,18 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from _checkout import Checkout, read, write  # noqa: E402
-from _pythons import OLDEST, choose_base, fits, probe, public, spell  # noqa: E402
-from _trouble import Trouble, venv_failed, why_pip_failed  # noqa: E402
+from _pip import ensure_pip, pip, report, step  # noqa: E402
+from _pythons import (  # noqa: E402
+    OLDEST,
+    choose_base,
+    dotted,
+    is_supported_torch,
+    minor_version,
+    probe,
+    public_version,
+    rejecting_pin,
+)
+from _setup_errors import SetupError, pin_rejects_python, venv_failed  # noqa: E402
 
 try:
     import fcntl
@@ -26,143 +36,94 @@ except ImportError:  # Windows outside WSL
     fcntl = None
 
 FORMAT = "1"  # raise it when set-up itself changes what it installs
-CPU_GB, CUDA_GB, RENEW_GB = 2.5, 8.0, 1.0
+# Of the download: the wheels for Linux and Python 3.11. Of the time: without the download.
+# Measured in November 2026 on 2 cores.
+TORCH_MB, REST_MB = 190, 200
+ALL_MINUTES, REST_MINUTES = "2 minutes", "1 minute"
+CPU_GB, CUDA_GB, RENEW_GB = 2.5, 8.0, 1.0  # of disk: a new .venv with either torch, a renewal
 
 
-def digest(place):
+def digest(checkout):
     """Return a hash of everything that decides what .venv should hold."""
-    parts = [FORMAT, place.root, read(place.lock), read(place.project)]
-    parts.append(read(os.path.join(place.venv, "pyvenv.cfg")))
+    parts = [FORMAT, checkout.root, read(checkout.lock), read(checkout.project)]
+    parts.append(read(os.path.join(checkout.venv, "pyvenv.cfg")))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def is_current(place):
+def is_current(checkout):
     """Return whether .venv holds what the lock says, without starting a process."""
-    return os.path.exists(place.python) and read(place.stamp) == digest(place)
+    return os.path.exists(checkout.python) and read(checkout.stamp) == digest(checkout)
 
 
 @contextlib.contextmanager
-def alone(place):
+def exclusive(checkout):
     """Let one set-up at a time into a checkout; yield the lock's file descriptor."""
     try:
-        file = open(os.path.join(place.root, ".setup.lock"), "a")
+        file = open(os.path.join(checkout.root, ".setup.lock"), "a")
     except OSError as error:
-        raise Trouble(
-            f"Set-up cannot write in {place.root} ({error.strerror}): copy the workbook to a "
+        raise SetupError(
+            f"Set-up cannot write in {checkout.root} ({error.strerror}): copy the workbook to a "
             "folder of your own, or mend the folder's permissions."
         ) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            say("another set-up is running, waiting ...")
+            report("another set-up is running, waiting ...")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
 
 
-def say(text, end="\n"):
-    """Print at once: set-up is watched while it works."""
-    print(text, end=end, flush=True)
-
-
-@contextlib.contextmanager
-def step(number, what):
-    """Announce one of the four steps and say how long it took."""
-    start = time.monotonic()
-    on_terminal = sys.stdout.isatty()
-    say(f"{number}/4 {what} ...", end="\n" if on_terminal else " ")
-    try:
-        yield
-    except BaseException:
-        say("" if on_terminal else "failed")
-        raise
-    say(f"{'    done in ' if on_terminal else ''}{time.monotonic() - start:.0f} s")
-
-
-def call(command, held, log):
-    """Run a command to its end, shown on a terminal, logged elsewhere; return its exit code."""
-    shown = sys.stdout.isatty()
-    with open(log, "a") as file:
-        out, err = (None, None) if shown else (subprocess.DEVNULL, file)
-        # The child holds the set-up's lock too: it stays taken even if this process is killed.
-        child = subprocess.Popen(command, stdout=out, stderr=err, pass_fds=(held,))
-        try:
-            return child.wait()
-        except BaseException:
-            child.terminate()
-            child.wait()
-            raise
-
-
-def pip(place, held, what, *arguments):
-    """Run pip install in .venv; on failure raise the sentence that fits its log."""
-    start = os.path.getsize(place.log) if os.path.exists(place.log) else 0
-    command = [place.python, "-m", "pip", "install", "--disable-pip-version-check"]
-    if call(command + ["--log", place.log] + list(arguments), held, place.log):
-        raise Trouble(explain(place, what, start))
-
-
-def explain(place, what, start=0):
-    """Return one sentence on why pip failed, judged by its log from byte `start` on."""
-    with open(place.log, encoding="utf-8", errors="replace") as file:
-        file.seek(start)
-        text = file.read()
-    version = spell((probe(place.python) or {"version": sys.version_info})["version"])
-    return f"{why_pip_failed(text, what, version)} (pip's log: {place.log})."
-
-
-def has_pip(place):
-    """Return whether .venv has pip, and give it one if it has not (uv makes it without)."""
-    for module in (["pip", "--version"], ["ensurepip"], ["pip", "--version"]):
-        done = subprocess.run(
-            [place.python, "-m"] + module, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        if done.returncode == 0 and module[0] == "pip":
-            return True
-    return False
-
-
-def is_usable(place):
-    """Return whether the .venv that is there can be built on; refuse one of an old Python."""
-    found = probe(place.python)
-    if found is None or os.path.exists(place.on_base):
+def is_usable(checkout):
+    """Return whether the .venv that is there can be built on; refuse one of an unfit Python."""
+    found = probe(checkout.python)
+    if found is None or os.path.exists(checkout.base_python):
         return False
-    if tuple(found["version"]) < OLDEST:
-        raise Trouble(
-            f"{place.venv} was made with Python {spell(found['version'])}, and the workbook needs "
-            f"{spell(OLDEST)} or newer: remove that folder and run this again."
+    version = found["version"]
+    if tuple(version) < OLDEST:
+        raise SetupError(
+            f"{checkout.venv} was made with Python {minor_version(version)}, and the workbook "
+            f"needs {minor_version(OLDEST)} or newer: remove that folder and run this again."
         )
-    return has_pip(place)
+    pin = rejecting_pin(checkout.pins(), version)
+    if pin:
+        python = os.path.realpath(checkout.python)
+        raise SetupError(pin_rejects_python(python, dotted(version), pin, checkout.venv))
+    return ensure_pip(checkout)
 
 
-def drop_half_installed(place):
+def drop_half_installed(checkout):
     """Forget the packages that an interrupted pip left: it writes their RECORD last."""
-    pattern = os.path.join(place.venv, "lib", "python*", "site-packages", "*.dist-info")
+    pattern = os.path.join(checkout.venv, "lib", "python*", "site-packages", "*.dist-info")
     for folder in glob.glob(pattern):
         if not os.path.exists(os.path.join(folder, "RECORD")):
             shutil.rmtree(folder)
 
 
-def remembered_base(place):
+def remembered_base(checkout):
     """Return {'PYTHON': the one whose torch .venv stood on}, or {} if there is none."""
-    path = read(place.on_base).strip()
+    path = read(checkout.base_python).strip()
     return {"PYTHON": path} if path and probe(path) else {}
 
 
-def make_venv(place):
-    """Make .venv anew, on top of the base Python's packages if they hold a fitting torch."""
-    base = choose_base(dict(remembered_base(place), **os.environ))
-    on_base = fits(base["torch"]) and not base["in_venv"]
-    check_disk(place.root, RENEW_GB if on_base else None)
-    with step(1, f"making .venv with Python {spell(base['version'])}"):
-        options = ["--clear"] + (["--system-site-packages"] if on_base else [])
-        command = [base["path"], "-m", "venv"] + options + [place.venv]
+def find_base(checkout):
+    """Return what `probe` says of the Python to make .venv with, which runs every pin."""
+    return choose_base(dict(remembered_base(checkout), **os.environ), checkout.pins())
+
+
+def make_venv(checkout, base):
+    """Make .venv anew, on top of the base Python's packages if they hold a supported torch."""
+    keeps_torch = is_supported_torch(base["torch"]) and not base["in_venv"]
+    check_disk(checkout.root, RENEW_GB if keeps_torch else None)
+    with step(1, f"making .venv with Python {dotted(base['version'])}"):
+        options = ["--clear"] + (["--system-site-packages"] if keeps_torch else [])
+        command = [base["path"], "-m", "venv"] + options + [checkout.venv]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode:
-            said = done.stdout.decode(errors="replace").strip() or "nothing"
-            raise Trouble(venv_failed(base["path"], said.splitlines()[-1]))
-    if on_base:
-        write(place.on_base, base["path"] + "\n")
+            printed = done.stdout.decode(errors="replace").strip() or "nothing"
+            raise SetupError(venv_failed(base["path"], printed.splitlines()[-1]))
+    if keeps_torch:
+        write(checkout.base_python, base["path"] + "\n")
 
 
 def check_disk(folder, needed=None):
@@ -171,96 +132,122 @@ def check_disk(folder, needed=None):
     needed = needed or (CUDA_GB if has_driver else CPU_GB)
     free = shutil.disk_usage(folder).free / 1e9
     if free < needed:
-        raise Trouble(
+        raise SetupError(
             f"Too little disk: set-up needs about {needed:.1f} GB and {folder} has {free:.1f} GB "
             "free: make room, or clone the workbook onto a larger disk."
         )
 
 
-def torch_to_keep(place, found):
+def torch_to_keep(checkout, found):
     """Return the version of torch in .venv that set-up must leave alone, or None."""
-    if not fits(found) or public(found) in (place.torch_pin(), read(place.own_torch).strip()):
-        return None
-    return found
+    own = (checkout.torch_version(), read(checkout.own_torch).strip())
+    return found if is_supported_torch(found) and public_version(found) not in own else None
 
 
-def write_requirements(place, torch):
+def write_requirements(checkout, torch):
     """Write the lock without torch, and a line with this torch; return both paths."""
-    rest = [pin for pin in place.pins() if not pin.startswith("torch==")]
-    paths = [os.path.join(place.venv, name) for name in ("rest.txt", "torch.txt")]
+    pins = [f"{pin.requirement} ; {pin.marker}".rstrip(" ;") for pin in checkout.pins()]
+    rest = [pin for pin in pins if not pin.startswith("torch==")]
+    paths = [os.path.join(checkout.venv, name) for name in ("rest.txt", "torch.txt")]
     write(paths[0], "\n".join(rest) + "\n")
     write(paths[1], f"torch=={torch}\n")
     return paths
 
 
-def install_torch(place, held, found, rest):
+def install_torch(checkout, lock_fd, found, rest):
     """Step 2: install the pinned torch, unless a fitting one is there to be kept."""
-    pin = place.torch_pin()
-    if torch_to_keep(place, found) or os.path.exists(place.on_base):
-        say(f"2/4 keeping torch {found}, which is already here (the lock names {pin})")
+    pin = checkout.torch_version()
+    if torch_to_keep(checkout, found) or os.path.exists(checkout.base_python):
+        report(f"2/4 keeping torch {found}, which is already here (the lock names {pin})")
         return
-    if public(found) != pin:
-        write(place.own_torch, pin + "\n")
-    with step(2, f"torch {pin} (0.2 GB to download, several GB where it comes with CUDA)"):
-        pip(place, held, f"torch {pin}", "-c", rest, f"torch=={pin}")
+    if public_version(found) != pin:
+        write(checkout.own_torch, pin + "\n")
+    there = "already here" if public_version(found) == pin else f"about {TORCH_MB} MB without CUDA"
+    with step(2, f"torch {pin} ({there})"):
+        pip(checkout, lock_fd, f"torch {pin}", "-c", rest, f"torch=={pin}")
 
 
-def install_rest(place, held, rest, torch):
+def install_rest(checkout, lock_fd, rest, torch):
     """Step 3: everything else in the lock, held to the torch that is there."""
     arguments = ["-c", torch, "-r", rest]
-    if os.path.exists(place.on_base):
+    if os.path.exists(checkout.base_python):
         # JupyterLab finds its own files only where it is installed, so what the base has of
         # the lock is installed again; its torch, and what that needs, is not touched.
         arguments += ["--no-deps", "--ignore-installed"]
-    with step(3, f"JupyterLab, transformers and the rest: {len(place.pins()) - 1} packages"):
-        pip(place, held, "the locked packages", *arguments)
-        ask_no_news(place)
+    with step(3, f"JupyterLab, transformers and the rest: {len(checkout.pins()) - 1} packages"):
+        pip(checkout, lock_fd, "the locked packages", *arguments)
+        disable_news_prompt(checkout)
 
 
-def ask_no_news(place):
+def disable_news_prompt(checkout):
     """Keep JupyterLab from asking each student about its news, in this .venv only."""
-    folder = os.path.join(place.venv, "share", "jupyter", "lab", "settings")
+    folder = os.path.join(checkout.venv, "share", "jupyter", "lab", "settings")
     os.makedirs(folder, exist_ok=True)
     setting = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}
     write(os.path.join(folder, "overrides.json"), json.dumps(setting) + "\n")
 
 
-def install(place, held):
+def announce(checkout, torch):
+    """Report, before anything is downloaded, how large the download is and how long all takes.
+
+    torch: the version that is already here, or None.
+    """
+    keeps_torch = public_version(torch) == checkout.torch_version()
+    if keeps_torch or torch_to_keep(checkout, torch):
+        megabytes, minutes, cuda = REST_MB, REST_MINUTES, ""
+    else:
+        megabytes, minutes, cuda = TORCH_MB + REST_MB, ALL_MINUTES, "; with CUDA several GB"
+    report(
+        f"Set-up runs once. It downloads about {megabytes} MB ({megabytes * 8 // 100} s at "
+        f"100 Mbit/s{cuda}) and takes about {minutes} more on 2 cores."
+    )
+
+
+def prepare_venv(checkout):
+    """Step 1: make .venv, or keep the one that is there; return its torch's version or None."""
+    if is_usable(checkout):
+        found = probe(checkout.python)
+        announce(checkout, found["torch"])
+        drop_half_installed(checkout)
+        check_disk(checkout.root, RENEW_GB if found["torch"] else None)
+        report(f"1/4 using .venv as it is (Python {dotted(found['version'])})")
+    else:
+        base = find_base(checkout)
+        announce(checkout, None if base["in_venv"] else base["torch"])
+        make_venv(checkout, base)
+    write(checkout.log, "")
+    return probe(checkout.python)["torch"]
+
+
+def install(checkout, lock_fd):
     """Bring .venv to what the lock says; the stamp is written last."""
     start = time.monotonic()
-    place.torch_pin()
-    if os.path.exists(place.stamp):
-        os.remove(place.stamp)
-        say("requirements.lock or pyproject.toml has changed: renewing .venv")
-    if is_usable(place):
-        drop_half_installed(place)
-        check_disk(place.root, RENEW_GB if probe(place.python)["torch"] else None)
-        say(f"1/4 using .venv as it is (Python {spell(probe(place.python)['version'])})")
-    else:
-        make_venv(place)
-    write(place.log, "")
-    found = probe(place.python)["torch"]
-    files = write_requirements(place, torch_to_keep(place, found) or place.torch_pin())
-    install_torch(place, held, found, files[0])
-    install_rest(place, held, *files)
+    checkout.torch_version()
+    if os.path.exists(checkout.stamp):
+        os.remove(checkout.stamp)
+        report("requirements.lock or pyproject.toml has changed: renewing .venv")
+    found = prepare_venv(checkout)
+    files = write_requirements(checkout, torch_to_keep(checkout, found) or checkout.torch_version())
+    install_torch(checkout, lock_fd, found, files[0])
+    install_rest(checkout, lock_fd, *files)
     with step(4, "the workbook itself (labs, editable)"):
-        pip(place, held, "the workbook", "--no-deps", "-e", place.root)
-    write(place.stamp, digest(place))
-    say(f"Set-up is done ({time.monotonic() - start:.0f} s). The next start will not repeat it.")
+        pip(checkout, lock_fd, "the workbook", "--no-deps", "-e", checkout.root)
+    write(checkout.stamp, digest(checkout))
+    report(f"Set-up is done ({time.monotonic() - start:.0f} s). The next start will not repeat it.")
 
 
 def main(root):
     """Set up the checkout at `root` if it is not current; return an exit code."""
-    place = Checkout(root)
+    checkout = Checkout(root)
     try:
-        if not is_current(place):
+        if not is_current(checkout):
             if fcntl is None:
-                raise Trouble("On Windows the workbook runs inside WSL2: clone it there.")
-            with alone(place) as held:
-                if not is_current(place):
-                    install(place, held)
-    except Trouble as trouble:
-        print(trouble, file=sys.stderr)
+                raise SetupError("On Windows the workbook runs inside WSL2: clone it there.")
+            with exclusive(checkout) as lock_fd:
+                if not is_current(checkout):
+                    install(checkout, lock_fd)
+    except SetupError as error:
+        print(error, file=sys.stderr)
         return 1
     except OSError as error:
         print(f"Set-up stopped: {error}. Mend that and run this again.", file=sys.stderr)

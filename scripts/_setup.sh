@@ -1,4 +1,4 @@
-# Sourced by scripts/lab and scripts/test: finds a Python, makes or renews .venv, activates it.
+# Sourced by scripts/lab, test, build and bench: finds a Python, makes or renews .venv, activates it.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 
@@ -14,6 +14,18 @@ any_python() {
   done
   echo "No Python was found: install Python 3.11 or newer, or set PYTHON to one, and run this again." >&2
   return 1
+}
+
+# check_arguments MODULE ARGUMENTS: --help and bad arguments are answered here, before any set-up.
+check_arguments() {
+  local python code=0
+  python=$(any_python) || exit 1
+  "$python" "$root/scripts/_check_arguments.py" "$@" || code=$?
+  case $code in
+    0) ;;
+    100) exit 0 ;; # --help was answered
+    *) exit $code ;;
+  esac
 }
 
 set_up() {

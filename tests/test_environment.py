@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 import tomllib
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,16 +37,17 @@ def load(name):
         sys.path.remove(str(SCRIPTS))
 
 
-trouble = load("_trouble")
-load("_checkout")
+errors = load("_setup_errors")
+checkouts = load("_checkout")
 pythons = load("_pythons")
+load("_pip")
 setup = load("_setup")
 
 
 def pins():
     """Return {canonical name: (version, marker)} of the lock."""
     lines = [line for line in LOCK.splitlines() if not line.startswith("#")]
-    needs = [Requirement(line) for line in lines]
+    needs = [Requirement(line.split("#")[0]) for line in lines]
     return {
         canonicalize_name(need.name): (next(iter(need.specifier)).version, need.marker)
         for need in needs
@@ -65,12 +67,13 @@ def declared():
 
 def test_each_line_of_the_lock_is_an_exact_pin_and_sorted():
     lines = [line for line in LOCK.splitlines() if not line.startswith("#")]
-    assert all(re.match(r"[\w.-]+==[\w.]+( ; .+)?$", line) for line in lines)
+    assert all(re.match(r"[\w.-]+==[\w.]+( ; .+?)?(  # python [<>=!~\d.,*]+)?$", line)
+               for line in lines)
     assert lines == sorted(lines, key=lambda line: line.split("==")[0].lower())
 
 
 def test_torch_is_pinned_to_one_public_version():
-    assert re.findall(r"^torch.*$", LOCK, re.MULTILINE) == ["torch==2.13.0"]
+    assert re.findall(r"^torch\S*", LOCK, re.MULTILINE) == ["torch==2.13.0"]
 
 
 @pytest.mark.parametrize("need", declared(), ids=str)
@@ -106,7 +109,7 @@ def test_conda_installs_the_same_lock_and_this_package():
 
 def test_conda_and_pyproject_ask_for_the_same_oldest_python():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    oldest = f">={pythons.spell(pythons.OLDEST)}"
+    oldest = f">={pythons.minor_version(pythons.OLDEST)}"
     assert project["requires-python"] == oldest
     assert f"python {oldest}" in (ROOT / "environment.yml").read_text()
 
@@ -114,7 +117,35 @@ def test_conda_and_pyproject_ask_for_the_same_oldest_python():
 def test_torch_bound_is_the_one_set_up_keeps_an_installed_torch_by():
     bound = next(need for need in declared() if need.name == "torch").specifier
     for version in ("2.10.1", "2.11.0", "2.13.0", "3.0"):
-        assert pythons.fits(version) == bound.contains(version)
+        assert pythons.is_supported_torch(version) == bound.contains(version)
+
+
+def test_the_lock_notes_which_python_each_installed_package_needs():
+    noted = {pin.requirement: pin.python for pin in checkouts.Checkout(str(ROOT)).all_pins()}
+    for requirement, note in noted.items():
+        name, version = requirement.split("==")
+        try:
+            metadata = distribution(name).metadata
+        except PackageNotFoundError:
+            continue
+        if metadata["Version"].split("+")[0] == version:
+            needs = metadata["Requires-Python"] or ""
+            assert SpecifierSet(note) == SpecifierSet(needs), requirement
+
+
+@pytest.mark.parametrize("python", [(*pythons.OLDEST, 0), (3, 14, 0)], ids=str)
+def test_every_pin_runs_on_the_oldest_and_the_newest_python_that_is_promised(python):
+    assert pythons.rejecting_pin(checkouts.Checkout(str(ROOT)).all_pins(), python) is None
+
+
+@pytest.mark.parametrize("clause", [
+    ">=3.11.5", ">=3.9,<4", ">3.11", "<3.14", "!=3.12.*,>=3.9", "==3.11.*", "~=3.11", "~=3.11.4",
+    "!=3.11.2", "<=3.12", "==3.12", ""])
+def test_requires_python_is_read_as_packaging_reads_it(clause):
+    for text in ("3.10.9", "3.11.0", "3.11.2", "3.11.5", "3.12.0", "3.12.1", "3.14.0", "4.0.0"):
+        version = tuple(map(int, text.split(".")))
+        wanted = SpecifierSet(clause).contains(text)
+        assert pythons.accepts(clause, version) == wanted, version
 
 
 @pytest.mark.parametrize("name", ["requirements.lock", "pyproject.toml", "environment.yml"])
@@ -132,17 +163,42 @@ def python(version, venv=True, torch=None, in_venv=False):
     return dict(path=path, version=numbers, venv=venv, torch=torch, in_venv=in_venv)
 
 
-def choose(monkeypatch, found, environ=None):
+def choose(monkeypatch, found, environ=None, pins=()):
     """Choose a base Python on a machine that has the given ones, by name."""
     monkeypatch.setattr(pythons, "probe", found.get)
-    return pythons.choose_base(environ or {})
+    return pythons.choose_base(environ or {}, pins)
 
 
-def refusal(monkeypatch, found, environ=None):
+def refusal(monkeypatch, found, environ=None, pins=()):
     """Return the sentence with which the choice of a Python is refused."""
-    with pytest.raises(trouble.Trouble) as caught:
-        choose(monkeypatch, found, environ)
+    with pytest.raises(errors.SetupError) as caught:
+        choose(monkeypatch, found, environ, pins)
     return str(caught.value)
+
+
+SOUPSIEVE = checkouts.Pin("soupsieve==4.1.1", "", ">=3.11.5")
+
+
+def test_a_python_that_a_pin_does_not_run_on_is_refused_with_both_names(monkeypatch):
+    said = refusal(monkeypatch, {"python3": python("3.11.2")}, pins=[SOUPSIEVE])
+    assert "/usr/bin/python3.11.2 is Python 3.11.2" in said
+    assert "soupsieve==4.1.1 in requirements.lock needs Python >=3.11.5" in said
+    assert "set PYTHON" in said and "nothing has been downloaded" in said
+
+
+def test_a_python_that_every_pin_runs_on_comes_first(monkeypatch):
+    found = {"python3.11": python("3.11.2", torch="2.13.0"), "python3": python("3.11.7")}
+    assert choose(monkeypatch, found, pins=[SOUPSIEVE])["version"] == [3, 11, 7]
+
+
+def test_an_environment_that_a_pin_does_not_run_on_is_refused_before_any_download(
+        checkout, installed, capsys):
+    with open(checkout / "requirements.lock", "a") as lock:
+        lock.write("zzz==1.0  # python >=3.99.1\n")
+    assert setup.main(str(checkout)) == 1 and not installed
+    said = capsys.readouterr().err
+    assert "zzz==1.0 in requirements.lock needs Python >=3.99.1" in said
+    assert f"remove {checkout / '.venv'}" in said and said.count("\n") == 1
 
 
 def test_an_old_python_is_refused_with_its_version(monkeypatch):
@@ -192,14 +248,46 @@ def test_the_torch_of_an_active_environment_does_not_count(monkeypatch):
     ],
 )
 def test_a_failed_pip_is_explained(log, start):
-    said = trouble.why_pip_failed(log, "torch", "3.11")
+    said = errors.why_pip_failed(log, "torch", "3.11")
     assert said.startswith(start) and "torch" in said and "\n" not in said
+
+
+def test_the_reason_that_pip_gives_is_in_the_sentence():
+    log = ("2026-11-21T17:00:00,001 ERROR: Ignored the following versions that require a different "
+           "python version: 4.1.1 Requires-Python >=3.11.5\n"
+           "2026-11-21T17:00:00,002 ERROR: Could not find a version that satisfies the requirement "
+           "soupsieve==4.1.1 (from versions: 0, 0.1, 2.10)\n"
+           "2026-11-21T17:00:00,003 ERROR: No matching distribution found for soupsieve==4.1.1\n"
+           "ERROR: No matching distribution found for soupsieve==4.1.1\n")
+    said = errors.why_pip_failed(log, "the locked packages", "3.11")
+    assert said.endswith('pip says: "Could not find a version that satisfies the requirement '
+                         'soupsieve==4.1.1"; "No matching distribution found for soupsieve==4.1.1"')
+
+
+def test_a_long_reason_is_shortened():
+    said = errors.why_pip_failed("ERROR: " + "x" * 999, "torch", "3.11")
+    assert len(said) < 400 and said.endswith('..."')
+
+
+def test_set_up_says_first_how_long_it_takes_and_how_much_it_downloads(
+        checkout, installed, capsys):
+    setup.main(str(checkout))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert re.search(r"downloads about \d+ MB .*takes about \d minutes more on 2 cores", first)
+    assert "with CUDA several GB" in first
+
+
+def test_a_torch_that_stays_is_not_counted_as_a_download(checkout, installed, capsys):
+    put_torch(checkout, "2.11.0+cu130")
+    setup.main(str(checkout))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert f"about {setup.REST_MB} MB" in first and "CUDA" not in first
 
 
 def test_too_little_disk_is_refused_before_anything_is_installed(monkeypatch, tmp_path):
     usage = shutil.disk_usage(tmp_path)._replace(free=1_200_000_000)
     monkeypatch.setattr(setup.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(trouble.Trouble, match=r"about 2.5 GB and .* has 1.2 GB free"):
+    with pytest.raises(errors.SetupError, match=r"about 2.5 GB and .* has 1.2 GB free"):
         setup.check_disk(str(tmp_path), setup.CPU_GB)
 
 
@@ -208,12 +296,14 @@ def test_a_folder_that_cannot_be_written_is_named(checkout, monkeypatch, capsys)
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(setup, "open", refuse, raising=False)
-    monkeypatch.setattr(setup, "is_current", lambda place: False)
+    monkeypatch.setattr(setup, "is_current", lambda root: False)
     assert setup.main(str(checkout)) == 1
     assert f"cannot write in {checkout} (Permission denied)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["_setup", "_checkout", "_pythons", "_trouble"])
+@pytest.mark.parametrize("name", ["_setup", "_checkout", "_pip", "_pythons", "_setup_errors",
+                                  "_check_arguments", "_test_options",
+                                  "_build/command", "_bench/__main__"])
 def test_set_up_is_readable_by_old_pythons(name):
     ast.parse((SCRIPTS / f"{name}.py").read_text(), feature_version=(3, 6))
 
@@ -238,9 +328,9 @@ def checkout(tmp_path):
 def installed(checkout, monkeypatch):
     """The pip calls that set-up makes in `checkout`, where nothing is really installed."""
     calls = []
-    monkeypatch.setattr(setup, "has_pip", lambda place: True)
+    monkeypatch.setattr(setup, "ensure_pip", lambda root: True)
     monkeypatch.setattr(setup, "check_disk", lambda *_: None)
-    monkeypatch.setattr(setup, "pip", lambda place, held, what, *rest: calls.append(rest))
+    monkeypatch.setattr(setup, "pip", lambda root, fd, what, *rest: calls.append(rest))
     return calls
 
 
@@ -314,7 +404,7 @@ def test_a_torch_that_was_only_half_installed_does_not_count(checkout, installed
 
 def test_a_torch_of_the_base_python_is_kept(checkout, installed, monkeypatch, capsys):
     base = python("3.11", torch="2.11.0+cu130") | {"path": sys.executable}
-    monkeypatch.setattr(setup, "choose_base", lambda environ: base)
+    monkeypatch.setattr(setup, "choose_base", lambda environ, pins: base)
     (checkout / ".venv" / "bin" / "python").unlink()
     assert setup.main(str(checkout)) == 0
     assert "keeping torch" in capsys.readouterr().out
@@ -382,11 +472,43 @@ def test_lab_names_a_notebook_that_is_not_there(ready):
     assert done.returncode == 1 and "no notebook notebooks/99_none.ipynb" in done.stderr
 
 
+@pytest.mark.parametrize(("command", "said"), [
+    ("build --nonsense", "unrecognized arguments: --nonsense"),
+    ("build 99_none", "There is no solutions/99_none.py"),
+    ("test --fsat", "unrecognized arguments: --fsat"),
+    ("test tests/none.py", "There is no tests/none.py"),
+    ("bench", "arguments are required: bench"),
+    ("bench none", "invalid choice: 'none'"),
+    ("lock --nonsense", "unrecognized arguments: --nonsense"),
+    ("lock 2.13.0+cpu", "2.13.0+cpu is no version of torch that every machine has"),
+    ("lab notebooks/99_none.ipynb", "no notebook notebooks/99_none.ipynb")])
+def test_bad_arguments_are_answered_before_any_set_up(checkout, command, said):
+    script, *arguments = command.split()
+    done = run_script(checkout, script, *arguments)
+    assert done.returncode in (1, 2) and said in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("script", sorted(
+    path.name for path in SCRIPTS.iterdir() if path.is_file() and not path.suffix))
+def test_help_is_answered_before_any_set_up(checkout, script):
+    done = run_script(checkout, script, "--help")
+    assert done.returncode == 0 and not done.stderr
+    assert re.match(rf"usage: scripts/{script}", done.stdout, re.IGNORECASE)
+
+
+def run_script(checkout, script, *arguments):
+    """Run one of the scripts in a checkout that is not set up, and hold that it still is not."""
+    command = [checkout / "scripts" / script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=checkout)
+    assert not list((checkout / ".venv").glob("setup.*")) and not list(checkout.glob(".setup*"))
+    return done
+
+
 def test_a_path_without_tests_is_an_error_sentence(tmp_path):
     (tmp_path / "test_empty.py").write_text("")
-    command = [sys.executable, SCRIPTS / "_stages.py"]
+    command = [sys.executable, SCRIPTS / "_test_run.py"]
     done = subprocess.run([*command, "none.py"], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 1 and "There is no none.py" in done.stdout
+    assert done.returncode == 1 and "There is no none.py" in done.stderr
     done = subprocess.run([*command, "test_empty.py"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1 and "No test is selected by" in done.stdout
     assert done.stdout.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
@@ -400,10 +522,39 @@ def test_stages_count_what_pytest_counts(tmp_path):
         "@pytest.mark.skip\n"
         "def test_left_out(): pass\n"
     )
-    command = [sys.executable, SCRIPTS / "_stages.py", tmp_path]
+    command = [sys.executable, SCRIPTS / "_test_run.py", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "1 passed, 1 failed, 1 skipped"
+
+
+DEBIANS = "/usr/bin/python3"
+
+
+@pytest.fixture
+def debians():
+    """The system's own Python, where it is one of the oldest version that is promised."""
+    found = pythons.probe(DEBIANS)
+    if not found or tuple(found["version"][:2]) != pythons.OLDEST or not found["venv"]:
+        pytest.skip(f"{DEBIANS} is not a Python {pythons.minor_version(pythons.OLDEST)} with venv")
+    return DEBIANS
+
+
+def test_set_up_takes_the_oldest_python_that_is_promised(debians):
+    pins = checkouts.Checkout(str(ROOT)).all_pins()
+    assert pythons.choose_base({"PYTHON": debians}, pins)["path"] == debians
+
+
+@pytest.mark.slow
+def test_the_oldest_python_can_install_every_pin(debians, tmp_path):
+    subprocess.run([debians, "-m", "venv", tmp_path / "venv"], check=True)
+    pins = [pin.requirement for pin in checkouts.Checkout(str(ROOT)).pins() if not pin.marker]
+    pins = [pin for pin in pins if not pin.startswith("torch==")]  # large, and looked at elsewhere
+    command = [tmp_path / "venv" / "bin" / "python", "-m", "pip", "install", "--dry-run"]
+    done = subprocess.run([*command, "--no-deps", *pins], capture_output=True, text=True)
+    if "No network" in errors.why_pip_failed(done.stderr, "", ""):
+        pytest.skip("no network")
+    assert done.returncode == 0, errors.pip_errors(done.stderr)
 
 
 @pytest.mark.slow
@@ -419,64 +570,65 @@ def test_without_a_network_set_up_says_so(checkout):
     assert not (checkout / ".venv" / "setup.stamp").exists()
 
 
-# ---- the peers
+# ---- the libraries to compare with
 
 
-peers = load("_peers")
+third_party = load("_third_party")
 
 
 @pytest.fixture
-def with_peers(checkout, monkeypatch):
-    """A checkout, and the pip calls that _peers makes in it; nothing is really installed."""
+def with_third_party(checkout, monkeypatch):
+    """A checkout, and the pip calls that _third_party makes in it; nothing is really installed."""
     calls = []
-    monkeypatch.delenv("WORKBOOK_PEERS", raising=False)
-    monkeypatch.setattr(peers._setup, "pip", lambda place, held, what, *rest: calls.append(rest))
+    monkeypatch.delenv("WORKBOOK_THIRD_PARTY", raising=False)
+    monkeypatch.setattr(third_party._setup, "pip", lambda root, fd, what, *rest: calls.append(rest))
     return checkout, calls
 
 
-def test_the_lock_marks_what_only_the_peers_need_so_that_pip_passes_over_it():
-    marked = [name for name, (_, marker) in pins().items() if "peers" in str(marker)]
+def test_the_lock_marks_what_only_comparisons_need_so_that_pip_passes_over_it():
+    marked = [name for name, (_, marker) in pins().items() if "third-party" in str(marker)]
     assert "deepspeed" in marked and not any(pins()[n][1].evaluate({"extra": ""}) for n in marked)
-    place = setup.Checkout(str(ROOT))
-    assert not [line for line in place.pins() if line.split("==")[0] in marked]
-    assert {line.split("==")[0] for line in place.peers()} == set(marked)
+    held = checkouts.Checkout(str(ROOT))
+    assert not set(marked) & {pin.requirement.split("==")[0] for pin in held.pins()}
+    assert set(marked) == {pin.requirement.split("==")[0] for pin in held.third_party_pins()}
 
 
-def test_set_up_does_not_install_the_peers(checkout, installed):
+def test_set_up_does_not_install_third_party_libraries(checkout, installed):
     setup.main(str(checkout))
     files = [Path(argument) for call in installed for argument in call if argument[-4:] == ".txt"]
     assert files and not any("deepspeed" in file.read_text() for file in files)
 
 
-def test_peers_are_installed_once_without_touching_torch(with_peers):
-    root, calls = with_peers
-    assert peers.main(str(root)) == 0 and peers.main(str(root)) == 0
+def test_third_party_libraries_are_installed_once_without_touching_torch(with_third_party):
+    root, calls = with_third_party
+    assert third_party.main(str(root)) == 0 and third_party.main(str(root)) == 0
     assert len(calls) == 1 and "deepspeed==0.19.8" in calls[0] and "--no-deps" in calls[0]
     assert not [argument for argument in calls[0] if argument.startswith("torch")]
 
 
-def test_other_peers_in_the_lock_are_installed_again(with_peers):
-    root, calls = with_peers
-    peers.main(str(root))
+def test_other_third_party_pins_in_the_lock_are_installed_again(with_third_party):
+    root, calls = with_third_party
+    third_party.main(str(root))
     lock = root / "requirements.lock"
     lock.write_text(lock.read_text().replace("deepspeed==0.19.8", "deepspeed==0.20.0"))
-    peers.main(str(root))
+    third_party.main(str(root))
     assert "deepspeed==0.20.0" in calls[1]
 
 
-def test_peers_can_be_left_out(with_peers, monkeypatch):
-    root, calls = with_peers
-    monkeypatch.setenv("WORKBOOK_PEERS", "0")
-    assert peers.main(str(root)) == 0 and not calls
+def test_third_party_libraries_can_be_left_out(with_third_party, monkeypatch):
+    root, calls = with_third_party
+    monkeypatch.setenv("WORKBOOK_THIRD_PARTY", "0")
+    assert third_party.main(str(root)) == 0 and not calls
 
 
 @pytest.mark.parametrize(("wanted", "code"), [("", 0), ("1", 1)])
-def test_peers_that_cannot_be_had_are_one_sentence(with_peers, monkeypatch, capsys, wanted, code):
+def test_third_party_libraries_that_cannot_be_had_are_one_sentence(
+        with_third_party, monkeypatch, capsys, wanted, code):
     def fail(*_):
-        raise trouble.Trouble(trouble.why_pip_failed("ProxyError", "the peers", "3.11") + ".")
+        raise errors.SetupError(errors.why_pip_failed("ProxyError", "DeepSpeed", "3.11") + ".")
 
-    monkeypatch.setattr(peers._setup, "pip", fail)
-    monkeypatch.setenv("WORKBOOK_PEERS", wanted)
-    assert peers.main(str(with_peers[0])) == code
+    monkeypatch.setattr(third_party._setup, "pip", fail)
+    monkeypatch.setenv("WORKBOOK_THIRD_PARTY", wanted)
+    assert third_party.main(str(with_third_party[0])) == code
     said = capsys.readouterr().err
     assert said.startswith("No network") and said.count("\n") == 1

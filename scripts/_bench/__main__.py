@@ -21,7 +21,7 @@ BENCHES = {
 
 
 def main() -> int:
-    arguments = _arguments()
+    arguments = check(sys.argv[1:])
     bench = importlib.import_module(f"_bench.{arguments.bench}")
     with _only_json_on_stdout(arguments.json) as out:
         result = bench.run(arguments)
@@ -30,11 +30,12 @@ def main() -> int:
     return 0
 
 
-def _arguments():
+def check(arguments: list) -> argparse.Namespace:
+    """The parsed command line; exits with a sentence if it is wrong."""
     listed = "\n".join(f"  {name:10s}{what}" for name, what in BENCHES.items())
     parser = argparse.ArgumentParser(
         prog="scripts/bench", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Measure one thing, interleaved with its peers, in one run.",
+        description="Measure one thing, interleaved with what it is compared with, in one run.",
         epilog=f"benches:\n{listed}\n\nOnly ratios measured in one run can be compared; "
                "these machines' seconds drift.")
     parser.add_argument("bench", choices=list(BENCHES))
@@ -48,7 +49,7 @@ def _arguments():
     memory.add_argument("--device", choices=["cpu", "cuda"],
                         help="real ranks on the CPU, or one GPU (default: a GPU, if any)")
     parser.add_argument("--mb", type=float, help="of the bench trace: size of the file (100)")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 @contextlib.contextmanager

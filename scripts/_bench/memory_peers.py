@@ -79,7 +79,8 @@ def deepspeed_with_cpu(case, device) -> int:
 
 def _deepspeeds(case) -> tuple:
     if not importlib.util.find_spec("deepspeed"):
-        raise Cannot("not installed: pip install 'data-parallel-workbook[peers]' adds DeepSpeed")
+        raise Cannot("not installed: pip install 'data-parallel-workbook[third-party]' adds "
+                     "DeepSpeed")
     if case.strategy != "fsdp2":
         raise Cannot("estimates ZeRO-2 and ZeRO-3 only")
     return _asked(case)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _build import lint, notebook, student
+from _build.command import NAME
 from _build.source import Cell, read_source
-
-NAME = "[0-9][0-9]_*"
 
 
 @dataclass
@@ -28,21 +27,6 @@ class Lesson:
     @property
     def student_path(self):
         return self.root / "notebooks" / f"{self.name}.ipynb"
-
-
-def find_sources(root: Path, names):
-    """(names of the lessons asked for, problems). '00', '00_start_here' and paths are names."""
-    known = sorted(path.stem for path in (root / "solutions").glob(f"{NAME}.py"))
-    if not names:
-        return known, []
-    chosen, problems = [], []
-    for wanted in names:
-        stem = re.sub(r"\.(py|ipynb)$", "", Path(wanted).name)
-        found = [name for name in known if stem in (name, name.split("_")[0])]
-        chosen += found
-        if not found:
-            problems.append(f"There is no solutions/{stem}.py; there are: {', '.join(known)}.")
-    return sorted(set(chosen)), problems
 
 
 def read_lesson(root: Path, name):

@@ -1,6 +1,7 @@
 """The command line of `scripts/build`."""
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ ABOUT = """\
 Builds, from each solutions/NN_name.py, the executed solution solutions/NN_name.ipynb and the
 student's notebooks/NN_name.ipynb, in which '### BEGIN SOLUTION' ... '### END SOLUTION' are gaps.
 A cell tagged solution-only or student-only stands in one of the two notebooks only."""
+NAME = "[0-9][0-9]_*"
 
 
 def parse(arguments):
@@ -49,6 +51,29 @@ def parse(arguments):
     return parser.parse_args(arguments)
 
 
+def check(arguments):
+    """Exit with a sentence if the arguments are wrong; nothing has to be installed for that."""
+    options = parse(arguments)
+    problems = find_sources(options.root.resolve(), options.names)[1]
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+def find_sources(root, names):
+    """(names of the lessons asked for, problems). '00', '00_start_here' and paths are names."""
+    known = sorted(path.stem for path in (root / "solutions").glob(f"{NAME}.py"))
+    if not names:
+        return known, []
+    chosen, problems = [], []
+    for wanted in names:
+        stem = re.sub(r"\.(py|ipynb)$", "", Path(wanted).name)
+        found = [name for name in known if stem in (name, name.split("_")[0])]
+        chosen += found
+        if not found:
+            problems.append(f"There is no solutions/{stem}.py; there are: {', '.join(known)}.")
+    return sorted(set(chosen)), problems
+
+
 def main(arguments=None):
     """Run the command; returns the exit status: 0 done, 1 something is wrong, 130 interrupted."""
     options = parse(arguments)
@@ -67,7 +92,7 @@ def _run(options):
     from _build import build  # here, so that --help works before anything is installed
 
     options.root = options.root.resolve()
-    names, problems = build.find_sources(options.root, options.names)
+    names, problems = find_sources(options.root, options.names)
     if not names and not problems and not options.check:
         return [f"There is no solutions/NN_name.py in {options.root} to build."]
     lessons = [build.read_lesson(options.root, name) for name in names]

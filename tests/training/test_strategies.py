@@ -26,7 +26,7 @@ TORCHS = ("ddp", "zero_redundancy", "fsdp1", "fsdp2", "fsdp2_no_reshard")
 DEEPSPEED = ("deepspeed1", "deepspeed2", "deepspeed3")
 OURS = ("zero1", "zero2", "zero3", "zero3_prefetch")
 needs_deepspeed = pytest.mark.skipif(not strategies.has_deepspeed(),
-                                     reason="DeepSpeed is not installed (the extra `peers`)")
+                                     reason="DeepSpeed is not installed (the extra `third-party`)")
 needs_solution = pytest.mark.skipif(not (ROOT / "solutions" / "03_zero_stages.py").exists(),
                                     reason="notebook 03 is not in the repository yet")
 EVERYONE = [*TORCHS, *(pytest.param(name, marks=needs_deepspeed) for name in DEEPSPEED),

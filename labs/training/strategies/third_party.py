@@ -13,7 +13,7 @@ from labs.workers import devices
 
 
 def has_deepspeed() -> bool:
-    """Whether DeepSpeed is installed: the extra `peers`."""
+    """Whether DeepSpeed is installed: the extra `third-party`."""
     return importlib.util.find_spec("deepspeed") is not None
 
 
@@ -43,7 +43,7 @@ deepspeed3 = functools.partial(deepspeed, stage=3)
 def _deepspeed():
     if not has_deepspeed():
         raise ModuleNotFoundError(
-            "DeepSpeed is not installed: it comes with the extra `peers`, which ./scripts/test "
+            "DeepSpeed is not installed: it comes with the extra `third-party`, which ./scripts/test "
             "installs; without it, leave DeepSpeed out of the comparison")
     if devices.device().type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"

@@ -1,6 +1,5 @@
-"""Run the workbook's tests in stages and add up what they say: scripts/test."""
+"""Run the workbook's tests in stages and add up their results: scripts/test."""
 
-import argparse
 import os
 import subprocess
 import sys
@@ -10,6 +9,8 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
+from _test_options import ALL_MINUTES, FAST_MINUTES, check
+
 ROOT = Path(__file__).resolve().parent.parent
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120",
          "--nbval-sanitize-with=tests/nbval_sanitize.cfg", "-p", "untouched"]
@@ -18,18 +19,6 @@ NOTHING_SELECTED = 5  # pytest's exit code
 # Tests wait for ranks, kernels and hangs more than they compute: two or more at a time.
 AT_ONCE = str(max(2, min(8, (os.cpu_count() or 2) // 2)))
 COUNTED = ("tests", "failures", "errors", "skipped")
-
-EPILOG = """\
-examples:
-  scripts/test                                  everything
-  scripts/test --fast                           without slow and browser tests, without nbval
-  scripts/test tests/test_launch.py -k hang     a part of the Python tests
-  scripts/test notebooks/00_start_here.ipynb    one notebook, every cell executed (nbval)
-  scripts/test tests -- -x --pdb                arguments for pytest come after --
-
-environment:
-  WORKBOOK_PEERS=0   do not install DeepSpeed, the library that tests compare with
-"""
 
 
 @dataclass
@@ -48,34 +37,10 @@ class Result:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
-def options(arguments):
-    """Return the parsed command line, with pytest's own arguments under `extra`."""
-    before, extra = arguments, []
-    if "--" in arguments:
-        before, extra = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
-    parser = argparse.ArgumentParser(
-        prog="scripts/test",
-        description="Set up if needed, then run the tests in stages.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("paths", nargs="*", help="tests, or notebooks, to run; default: all")
-    parser.add_argument("--fast", action="store_true", help="no slow or browser tests, no nbval")
-    parser.add_argument("-k", metavar="EXPR", help="only tests whose name matches (as in pytest)")
-    chosen = parser.parse_intermixed_args(before)
-    chosen.extra = extra
-    return chosen
-
-
 def is_notebook(path):
     """Return whether a path goes to nbval: a notebook, or a folder of them."""
     file = Path(path.split("::")[0]).resolve()
     return file.suffix == ".ipynb" or file in [ROOT / name for name in NOTEBOOK_FOLDERS]
-
-
-def missing(paths):
-    """Return the paths that do not exist."""
-    return [path for path in paths if not Path(path.split("::")[0]).exists()]
 
 
 def timed(name, run, *arguments):
@@ -94,17 +59,17 @@ def command_stage(name, command):
     return Result(name, passed=int(code == 0), failed=int(code != 0))
 
 
-def pytest_stage(name, paths, chosen, arguments):
+def pytest_stage(name, paths, options, arguments):
     """Run pytest in a process of its own and count what its report says."""
-    select = ["-k", chosen.k] if chosen.k else []
+    select = ["-k", options.k] if options.k else []
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", f"--junitxml={report}"]
-        command += ["-c", "pyproject.toml", *arguments, *select, *chosen.extra, *paths]
+        command += ["-c", "pyproject.toml", *arguments, *select, *options.extra, *paths]
         code = subprocess.run(command, env=with_plugins() if "-p" in arguments else None).returncode
         result = count(name, report)
     if code == NOTHING_SELECTED:
-        result.note = nothing_selected(paths, chosen)
+        result.note = nothing_selected(paths, options)
     elif code and not result.failed:
         result.note = f"{name}: pytest ended with exit code {code}; what it says is above."
     result.failed += bool(result.note)
@@ -128,39 +93,39 @@ def count(name, report):
     return Result(name, passed=max(tests - failed - skipped, 0), failed=failed, skipped=skipped)
 
 
-def nothing_selected(paths, chosen):
+def nothing_selected(paths, options):
     """Return the sentence for a selection that no test matches."""
-    what = " ".join([*paths, *(["-k", chosen.k] if chosen.k else [])])
-    hint = " (slow and browser tests are left out by --fast)" if chosen.fast else ""
+    what = " ".join([*paths, *(["-k", options.k] if options.k else [])])
+    hint = " (slow and browser tests are left out by --fast)" if options.fast else ""
     return f"No test is selected by {what}{hint}: check the path and the expression."
 
 
-def side_by_side(chosen, scope):
+def side_by_side(options, scope):
     """Return xdist's options for a whole run: the tests of a file, or a notebook, stay together."""
-    selected = chosen.paths or chosen.k or chosen.extra
+    selected = options.paths or options.k or options.extra
     return [] if selected else ["-n", AT_ONCE, "--dist", scope, "--durations=12"]
 
 
-def stages(chosen):
+def stages(options):
     """Yield the results of the stages that were asked for, one after the other."""
-    everything = not chosen.paths and not chosen.k
+    everything = not options.paths and not options.k
     if everything:
         lint = [sys.executable, "-m", "ruff", "check", "labs", "scripts", "tests"]
         yield timed("lint (ruff)", command_stage, lint)
         build = ["scripts/build", "--check"]
         yield timed("generated notebooks are current", command_stage, build)
-    marks = ["-m", "not slow and not browser"] if chosen.fast else []
-    tests = [path for path in chosen.paths if not is_notebook(path)]
-    if tests or not chosen.paths:
+    marks = ["-m", "not slow and not browser"] if options.fast else []
+    tests = [path for path in options.paths if not is_notebook(path)]
+    if tests or not options.paths:
         where = tests or ["tests"]
-        yield timed("Python tests (pytest)", pytest_stage, where, chosen,
-                    marks + side_by_side(chosen, "loadfile"))
-    notebooks = [path for path in chosen.paths if is_notebook(path)]
-    if everything and not chosen.fast:
+        yield timed("Python tests (pytest)", pytest_stage, where, options,
+                    marks + side_by_side(options, "loadfile"))
+    notebooks = [path for path in options.paths if is_notebook(path)]
+    if everything and not options.fast:
         notebooks = NOTEBOOK_FOLDERS
     if notebooks:
-        yield timed("notebooks (nbval)", pytest_stage, notebooks, chosen,
-                    NBVAL + side_by_side(chosen, "loadscope"))
+        yield timed("notebooks (nbval)", pytest_stage, notebooks, options,
+                    NBVAL + side_by_side(options, "loadscope"))
 
 
 def summarize(results):
@@ -178,16 +143,20 @@ def summarize(results):
     return 1 if total.failed else 0
 
 
+def announce(options):
+    """Print how long a whole run takes; of a part nothing is known."""
+    if not (options.paths or options.k or options.extra):
+        minutes = FAST_MINUTES if options.fast else ALL_MINUTES
+        print(f"All stages together take about {minutes} minutes on 2 cores.", flush=True)
+
+
 def main(arguments):
     """Run what the command line asks for; return the exit code."""
-    chosen = options(arguments)
-    absent = missing(chosen.paths)
-    if absent:
-        print(f"There is no {', '.join(absent)} in {os.getcwd()}: check the path.")
-        return 1
-    chosen.paths = [os.path.relpath(path, ROOT) for path in chosen.paths]
+    options = check(arguments)
+    options.paths = [os.path.relpath(path, ROOT) for path in options.paths]
     os.chdir(ROOT)
-    return summarize(list(stages(chosen)))
+    announce(options)
+    return summarize(list(stages(options)))
 
 
 if __name__ == "__main__":

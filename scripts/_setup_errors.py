@@ -1,4 +1,6 @@
-"""What can stand in the way of set-up, each in one sentence with the way out (Python 3.6)."""
+"""What can stop set-up, each in one sentence with the way out. Readable by Python 3.6."""
+
+import re
 
 # In this order: without a network pip goes on to report conflicts, or no matching version.
 FAILURES = [
@@ -38,22 +40,44 @@ FAILURES = [
     ),
     (("",), "Installing {what} failed: see what pip says, and run this again"),
 ]
+ERROR_LINE = re.compile(r"\bERROR: (.+)")  # pip's log puts a time before it
+VERSION_LIST = re.compile(r" \(from versions: [^)]*\)")  # dozens, and no reason
+QUOTED = 2  # the last errors of pip that a sentence quotes
+LONGEST_QUOTE = 200  # characters
 
 
-class Trouble(Exception):
-    """One sentence for the student: what is in the way, and the way out."""
+class SetupError(Exception):
+    """One sentence for the user: what is in the way of set-up, and the way out."""
 
 
 def why_pip_failed(log, what, python):
-    """Return the sentence that fits the log of a failed pip, without its full stop."""
+    """Return the sentence, without its full stop, on a pip that failed to install `what`.
+
+    It ends with the last errors that pip itself wrote into `log`, where there are any.
+    """
     sentence = next(text for signs, text in FAILURES if any(sign in log for sign in signs))
-    return sentence.format(what=what, python=python)
+    quotes = pip_errors(log)
+    said = "; pip says: " + "; ".join(f'"{quote}"' for quote in quotes) if quotes else ""
+    return sentence.format(what=what, python=python) + said
 
 
-def venv_failed(python, said):
-    """Return the sentence for a Python whose venv module fails; `said` is its last line."""
+def pip_errors(log):
+    """Return the last different ERROR lines of pip's log, shortened, without their full stops."""
+    errors = []
+    for line in ERROR_LINE.findall(log):
+        line = VERSION_LIST.sub("", line).strip().rstrip(".")
+        if len(line) > LONGEST_QUOTE:
+            line = line[:LONGEST_QUOTE] + " ..."
+        if line in errors:  # without a terminal the log holds what pip printed, too
+            errors.remove(line)
+        errors.append(line)
+    return errors[-QUOTED:]
+
+
+def venv_failed(python, last_line):
+    """Return the sentence for a Python whose venv module fails; `last_line` is its output's."""
     return (
-        f"'{python} -m venv' failed ({said}): mend that Python, or set PYTHON to another one, "
+        f"'{python} -m venv' failed ({last_line}): mend that Python, or set PYTHON to another one, "
         "and run this again."
     )
 
@@ -74,4 +98,18 @@ def no_venv(python, version):
         f"{python} cannot make virtual environments: on Debian or Ubuntu run "
         f"'apt install python{version}-venv', elsewhere install a complete Python or set PYTHON "
         "to one, and run this again."
+    )
+
+
+def pin_rejects_python(python, version, pin, venv=None):
+    """Return the sentence for a Python that a pin of the lock does not run on.
+
+    python: its path. version: all of its numbers, as text. venv: its folder, where the Python is
+    that of a virtual environment, which has to be removed first.
+    """
+    remove = f"remove {venv}, " if venv else ""
+    return (
+        f"{python} is Python {version}, and {pin.requirement} in requirements.lock needs Python "
+        f"{pin.python}: {remove}install such a Python, or set PYTHON to one that is here, and run "
+        "this again; nothing has been downloaded."
     )

@@ -1,0 +1,50 @@
+"""The command line of scripts/test. Readable by Python 3.6: it answers before any set-up."""
+
+import argparse
+import os
+import sys
+
+EPILOG = """\
+how long it takes, on 2 cores:
+  everything         {all_minutes} minutes
+  --fast             {fast_minutes} minutes
+
+examples:
+  scripts/test                                    everything
+  scripts/test --fast                             without slow and browser tests, without nbval
+  scripts/test tests/workers                      the Python tests of one part of labs/
+  scripts/test tests/workers/test_launch.py -k hang
+  scripts/test notebooks/00_start_here.ipynb      one notebook, every cell executed (nbval)
+  scripts/test tests -- -x --pdb                  arguments for pytest come after --
+
+environment:
+  WORKBOOK_THIRD_PARTY=0   do not install DeepSpeed, which some tests compare with
+"""
+ALL_MINUTES, FAST_MINUTES = 15, 6  # measured in November 2026 on 2 cores
+
+
+def check(arguments):
+    """Exit with a sentence if the arguments are wrong; return them parsed.
+
+    pytest's own arguments, those after --, stand in `extra`.
+    """
+    before, extra = arguments, []
+    if "--" in arguments:
+        before, extra = arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :]
+    parser = argparse.ArgumentParser(
+        prog="scripts/test",
+        description="Set up if needed, then run the tests in stages.",
+        epilog=EPILOG.format(all_minutes=ALL_MINUTES, fast_minutes=FAST_MINUTES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("paths", nargs="*", help="tests, or notebooks, to run; default: all")
+    parser.add_argument("--fast", action="store_true", help="no slow or browser tests, no nbval")
+    parser.add_argument("-k", metavar="EXPR", help="only tests whose name matches (as in pytest)")
+    # Options may stand between paths; Python 3.6 cannot do that, and only has to answer --help.
+    parse = getattr(parser, "parse_intermixed_args", parser.parse_args)
+    options = parse(before)
+    options.extra = extra
+    absent = [path for path in options.paths if not os.path.exists(path.split("::")[0])]
+    if absent:
+        sys.exit("There is no {} in {}: check the path.".format(", ".join(absent), os.getcwd()))
+    return options
