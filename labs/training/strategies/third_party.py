@@ -43,8 +43,8 @@ deepspeed3 = functools.partial(deepspeed, stage=3)
 def _deepspeed():
     if not has_deepspeed():
         raise ModuleNotFoundError(
-            "DeepSpeed is not installed: it comes with the extra `third-party`, which ./scripts/test "
-            "installs; without it, leave DeepSpeed out of the comparison")
+            "DeepSpeed is not installed: it comes with the extra `third-party`, which "
+            "./scripts/test installs; without it, leave DeepSpeed out of the comparison")
     if devices.device().type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -1,0 +1,90 @@
+"""scripts/new-notebook writes a skeleton that passes the builder and the tests as it is."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NAME, PACKAGE = "97_smallest_example", "smallest_example"
+TESTS = [f"tests/test_{PACKAGE}.py", f"tests/wrong_answers/test_{NAME}.py"]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of this tree without its notebooks."""
+    for folder in ("labs", "scripts", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder,
+                        ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    for folder in ("solutions", "notebooks"):
+        (tmp_path / folder).mkdir()
+    return tmp_path
+
+
+def new_notebook(tree, *arguments):
+    """Run the command on a tree; return what became of it."""
+    command = [sys.executable, ROOT / "scripts" / "new-notebook", "--root", tree, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def run(tree, *command):
+    """Run Python in a tree, with its labs and its scripts; fail with what it printed."""
+    paths = [tree, tree / "scripts"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    done = subprocess.run([sys.executable, *command], cwd=tree, env=environment, text=True,
+                          capture_output=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def files(tree):
+    return {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_the_skeleton_passes_the_builder_and_the_tests(tree):
+    done = new_notebook(tree, NAME, "--title", "The smallest example")
+    assert done.returncode == 0, done.stderr
+    run(tree, "-m", "ruff", "check", "labs", "scripts", "tests")
+    run(tree, "-m", "_build", "--root", tree)
+    run(tree, "-m", "_build", "--root", tree, "--check")
+    run(tree, "-m", "pytest", "-q", "-c", "pyproject.toml", "-p", "no:cacheprovider", *TESTS,
+        "tests/test_notebooks.py", "tests/test_lazy_exports.py")
+
+
+def test_it_names_what_it_wrote_and_what_comes_next(tree):
+    before = files(tree)
+    done = new_notebook(tree, NAME)
+    written = files(tree) - before
+    assert len(written) == 7 and set(done.stdout.split()) >= written
+    assert f"scripts/build {NAME}" in done.stdout and TESTS[1] in done.stdout
+    assert "# # 97 · Smallest example" in (tree / "solutions" / f"{NAME}.py").read_text()
+    assert not [path for path in written if "{{" in (tree / path).read_text()]
+
+
+@pytest.mark.parametrize("taken", [
+    "solutions/97_other.py", f"labs/{PACKAGE}/charts.py", f"labs/{PACKAGE}.py",
+    f"tests/test_{PACKAGE}.py"])
+def test_it_overwrites_nothing(tree, taken):
+    (tree / taken).parent.mkdir(exist_ok=True)
+    (tree / taken).write_text("mine")
+    before = files(tree)
+    done = new_notebook(tree, NAME)
+    assert done.returncode == 1 and files(tree) == before and (tree / taken).read_text() == "mine"
+    assert "There is already" in done.stderr and "Nothing was written" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [
+    ["scaling"], ["6_scaling"], ["06-scaling"], ["06_Scaling"], ["06_import"], ["../06_scaling"],
+    ["06_scaling", "--title", 'a "quoted" one'], ["06_scaling", "--title", "x" * 61]])
+def test_bad_arguments_are_one_sentence(tree, arguments):
+    before = files(tree)
+    done = new_notebook(tree, *arguments)
+    sentence = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and sentence.startswith("scripts/new-notebook: error: ")
+    assert files(tree) == before and "Traceback" not in done.stderr
