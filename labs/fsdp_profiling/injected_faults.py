@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Work
 
-from labs.training import data, models
-from labs.training.presets import Preset
+from labs.training import models
 from labs.workers import devices
 from labs.workers.collectives import all_gather_single
 
@@ -38,20 +37,15 @@ class SlowRank:
             self.square @ self.square
 
 
-class SlowDataset(torch.utils.data.Dataset):
-    """This rank's own batches; each takes `delay` seconds to load."""
+class Loading:
+    """What a data loader does with each batch, in `delay` seconds: nothing."""
 
-    def __init__(self, preset: Preset, steps: int):
+    def __init__(self):
         self.delay = 0.0
-        self.batches = data.lm_batches(steps, preset.batch, preset.context,
-                                       seed=1000 * dist.get_rank())
 
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, index):
+    def __call__(self, batch):
         time.sleep(self.delay)
-        return self.batches[index]
+        return batch
 
 
 def without_prefetch(units) -> None:

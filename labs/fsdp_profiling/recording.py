@@ -1,10 +1,10 @@
 """Records steps of FSDP2 on real ranks, with or without an injected fault, and keeps the traces.
 
-Seconds are noisy. So a recording whose seconds contradict its fault is made again: a slow rank that
+Seconds are noisy. So a recording is repeated if its seconds contradict its fault: a slow rank that
 is hardly slower than the others, for example, or a healthy run in which one rank waits long.
 """
 
-import contextlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -68,9 +68,7 @@ class Recording(list[Trace]):
     @property
     def files(self) -> str:
         """One line: where the files are, and what opens them."""
-        where = Path(self[0].path)
-        with contextlib.suppress(ValueError):
-            where = where.relative_to(FOLDER.parents[1])
+        where = os.path.relpath(self[0].path, FOLDER.parents[1])
         return f"{where} …: open it at ui.perfetto.dev (Open trace file)"
 
 
@@ -105,24 +103,26 @@ def record_clearly(jobs: list[Job], rounds: int = ROUNDS) -> list[Recording]:
 
 
 def _record(job) -> Trace:
-    """On a rank: the trace of its steps, as its file has it."""
-    model, optimizer = build(job)
+    """On a rank: the trace of its step, as its file has it."""
+    model, optimizer = comparison.build(
+        partial(fsdp2, units=job.units, configure=job.configure,
+                before_sharding=job.before_sharding), job.preset)
     slow = job.fault == "rank" and dist.get_rank() == job.slow_rank
     slow_rank = injected_faults.SlowRank(model) if slow else None
     if job.fault == "item":
         injected_faults.read_loss(model)
-    dataset = injected_faults.SlowDataset(job.preset, WARM_UP + 1)
-    batches = iter(DataLoader(dataset, batch_size=None))
+    loading = injected_faults.Loading()
+    batches = iter(DataLoader(comparison.batches(job.preset, WARM_UP + 1), batch_size=None,
+                              collate_fn=loading))
 
     def step():
-        batch = {name: value.to(devices.device()) for name, value in next(batches).items()}
-        labelled_step(model, optimizer, batch)
+        labelled_step(model, optimizer, next(batches))
 
     for _ in range(WARM_UP):
         began = time.perf_counter()
         step()
     if job.fault == "data":
-        dataset.delay = injected_faults.LOADING * _of_rank_0(time.perf_counter() - began)
+        loading.delay = injected_faults.LOADING * _of_rank_0(time.perf_counter() - began)
     if slow_rank:
         slow_rank.active = True
     file = FOLDER / f"{job.name.replace(' ', '_')}_rank{dist.get_rank()}.json.gz"
@@ -133,12 +133,6 @@ def _of_rank_0(seconds) -> float:
     found = [seconds]
     dist.broadcast_object_list(found)
     return found[0]
-
-
-def build(job: Job) -> tuple:
-    """On a rank: (model under FSDP2, optimizer)."""
-    return comparison.build(partial(fsdp2, units=job.units, configure=job.configure,
-                                    before_sharding=job.before_sharding), job.preset)
 
 
 def fsdp2(model, optimizer_class, units: str = "blocks", configure: Callable | None = None,

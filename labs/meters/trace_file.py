@@ -42,7 +42,6 @@ _BYTES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "longint": 8, "long
           "short": 2, "char": 1, "signedchar": 1, "unsignedchar": 1, "byte": 1, "bool": 1}
 
 
-
 class TraceError(ValueError):
     """Raised for a file that is not a trace, or not a whole one; the message says what to do."""
 
@@ -89,7 +88,7 @@ def read_events(path, header: dict = None) -> Iterator[dict]:
     """
     path = Path(path)
     try:
-        with _opened(path) as file:
+        with _open(path) as file:
             yield from _events(file, path.name, {} if header is None else header)
     except (EOFError, zlib.error):
         raise TraceError(f"{path.name} ends in the middle of its compressed data: copy it again, "
@@ -99,7 +98,7 @@ def read_events(path, header: dict = None) -> Iterator[dict]:
                          "again") from None
 
 
-def _opened(path):
+def _open(path):
     with open(path, "rb") as file:
         compressed = file.read(2) == b"\x1f\x8b"  # whatever its name says
     # With stacks, FSDP2's labels hold bytes that are not UTF-8 (a bug of torch): replace them.
@@ -226,7 +225,8 @@ class _TraceBuilder:
                           found] for found, category in ((self.labels, "label"),
                                                          (self.items, "item")))
         return Trace(
-            information.get("rank", 0), "nccl" if "gpu" in self.busy else "gloo",
+            information.get("rank", 0),
+            "nccl" if any(name.startswith("nccl") for _, _, name, *_ in self.flights) else "gloo",
             tuple(one for one in self._collectives(start) if one.issued >= 0),
             tuple((begin, end) for begin, end in compute if end > 0),
             tuple(sorted(labels, key=lambda label: (label.begin, -label.end))),

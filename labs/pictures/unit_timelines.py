@@ -62,7 +62,7 @@ def _handles() -> list:
             Patch(color=palette.PHASES["exposed"], label="exposed"),
             Patch(facecolor="none", edgecolor=palette.INK, label="a unit at work"),
             Line2D([], [], marker="|", linestyle="none", markersize=11, color=palette.INK,
-                   label="a collective is called")]
+                   label="a collective is issued")]
 
 
 class _Lane:

@@ -191,7 +191,7 @@ def test_items_and_phases_are_found(gloo):
         assert trace.seconds == trace.steps[0].seconds
 
 
-# ---- NCCL: no GPU made this one. It is written by hand in the format of torch's traces of NCCL
+# ---- NCCL: no GPU wrote this one. It is written by hand in the format of torch's traces of NCCL
 # runs: kernels with "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype".
 
 

@@ -24,7 +24,7 @@ def check_diagnose(diagnose):
                        "Run the cell again when it has less to do.")
     for cause, run, how in runs:
         got, evidence = _diagnosis(diagnose(list(run), list(healthy)))
-        # Each cause must be told from all the others, and a healthy run from all of them.
+        # Each cause must be distinguished from all others, and a healthy run from all of them.
         if got != cause:
             raise Wrong(f"a run with {_called(cause)}{how} was taken for one with {_called(got)}",
                         _HINTS_ON_SECONDS.get(got) or _HINTS[cause])

@@ -11,9 +11,10 @@ def trace(collectives, compute, seconds: float = 10.0, labels=(), steps: int = 1
     intervals."""
     step = [Span("labs::step", "label", number * seconds / steps, (number + 1) * seconds / steps)
             for number in range(steps)]
-    made = [Collective(f"gloo:{kind}", "communication", begin, end, kind,
-                       issued[0] if issued else begin) for kind, begin, end, *issued in collectives]
-    return Trace(0, "gloo", tuple(sorted(made, key=lambda one: one.issued)), tuple(compute),
+    found = sorted((Collective(f"gloo:{kind}", "communication", begin, end, kind,
+                               issued[0] if issued else begin)
+                    for kind, begin, end, *issued in collectives), key=lambda one: one.issued)
+    return Trace(0, "gloo", tuple(found), tuple(compute),
                  tuple(sorted([*step, *labels], key=lambda span: (span.begin, -span.end))),
                  ends=seconds)
 
