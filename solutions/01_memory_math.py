@@ -4,8 +4,8 @@
 # **75 minutes** · any machine with 2 cores, no GPU
 #
 # Before you rent a GPU you can say what each rank of a training job will hold. You write the
-# formulas, one for each kind of byte, and hold every one against real models, real tensors and
-# ranks that really train. At the end a function of yours answers: does it fit?
+# formulas, one for each kind of byte, and compare every one with real models, real tensors and
+# ranks that really train. At the end your own function answers the question: does it fit?
 #
 # *On a rented 8×A100 node: 1 minute of compute, about $0.37.*
 
@@ -20,9 +20,9 @@
 # %% [markdown]
 # ## The models
 #
-# A **configuration** is a handful of sizes; everything else follows. Below, `m` stands for one
-# column, for example `m.hidden`. Throughout, GB are 10⁹ bytes and GiB 2³⁰, which is 7 % more: a card
-# of 80 "GB" really has 80 GiB, less what the driver takes.
+# A **configuration** lists a model's sizes, and everything else follows from them. Below, `m` stands
+# for one column of the table, for example `m.hidden`. Throughout, a GB is 10⁹ bytes and a GiB 2³⁰,
+# which is 7 % more: a GPU of 80 "GB" really has 80 GiB, less what the driver takes.
 
 # %%
 import torch
@@ -39,17 +39,17 @@ lab.show_models()
 # ## Parameters
 #
 # A decoder is an embedding, `m.layers` equal blocks, a final norm and a head. Here is what a block
-# of Llama-3-8B holds. It has 32 heads that ask and only 8 that are asked, each `m.head_dim` wide:
-# **grouped-query attention**. Its feed-forward part, SwiGLU, has three matrices; RMSNorm has one
-# vector.
+# of Llama-3-8B holds. Llama-3 uses **grouped-query attention**: its 32 query heads share 8 key and
+# value heads, each `m.head_dim` wide. Its feed-forward part, SwiGLU, has three matrices; each RMSNorm
+# has one vector.
 
 # %%
 lab.show_block("Llama-3-8B")
 
 # %% [markdown]
-# GPT-2 is older: as many keys as queries (in one matrix, `c_attn`), two feed-forward matrices,
-# biases, and LayerNorm, whose two vectors are a weight and a bias. Qwen2 is a Llama with biases for
-# queries, keys and values. `m.family` is `"gpt2"`, `"llama"` or `"qwen2"`; `m.qkv_bias`,
+# GPT-2 is older. It has as many key heads as query heads (all in one matrix, `c_attn`), two
+# feed-forward matrices, biases, and LayerNorms, whose two vectors are a weight and a bias. Qwen2 is a
+# Llama with biases for queries, keys and values. `m.family` is `"gpt2"`, `"llama"` or `"qwen2"`; `m.qkv_bias`,
 # `m.out_bias` and `m.mlp_bias` are True or False.
 
 # %%
@@ -71,9 +71,10 @@ def block_parameters(m):
     ### END SOLUTION
 
 # %% [markdown]
-# Now the whole model. `m.vocabulary` words, each `m.hidden` wide; GPT-2 also learns `m.positions`
-# (0 for the others). A **tied** head is the embedding itself, so `m.tied` models hold it once.
-# Guess first: how many percent of Llama-3-8B are in no block?
+# Now the whole model. The embedding has a row of width `m.hidden` for each of `m.vocabulary` tokens;
+# GPT-2 also learns such a row for each of `m.positions` (0 in the other families). A **tied** head is
+# the embedding itself, so a model with `m.tied` holds that matrix once. Guess first: what percentage
+# of Llama-3-8B's parameters is in no block?
 
 # %%
 # A guess, for exercise 1.1
@@ -98,23 +99,23 @@ lab.check_parameters(block_parameters, model_parameters)
 
 # %% [markdown]
 # The check builds each model on PyTorch's **meta** device, where tensors have shapes and no memory,
-# and compares exactly: for 70,553,706,496 parameters as for three small models whose sizes it draws
-# anew each time.
+# and compares exactly, for Llama-3-70B's 70,553,706,496 parameters as for three small models whose
+# sizes it draws at random each time.
 
 # %%
 lab.show_outside_blocks(block_parameters, model_parameters)
 
 # %% [markdown]
-# **Notice:** a large vocabulary weighs most in a small model. In Llama-3-8B embedding and head are
-# 13 % of all parameters; in Llama-3-70B, with the same vocabulary, 3 %.
+# **Notice:** a large vocabulary matters most in a small model. In Llama-3-8B the embedding and the
+# head are 13 % of all parameters; in Llama-3-70B, with the same vocabulary, they are 3 %.
 
 # %% [markdown]
 # ## Bytes per parameter
 #
-# Training keeps a weight, its gradient, and what the optimizer remembers: Adam's two **moments**.
-# In 16 bits small updates vanish, so many recipes keep a **master copy** of the weights in fp32 and
-# count it as optimizer state. A recipe is a choice of types; `dtype.itemsize` is the bytes of one
-# number.
+# For each parameter, training keeps the weight, its gradient, and the optimizer's state: Adam's two
+# **moments**. In 16 bits small updates are rounded away, so many recipes keep a **master copy** of the
+# weights in fp32 and count it as optimizer state. A recipe is a choice of types; `dtype.itemsize` is
+# the number of bytes of one element.
 
 # %%
 FP32 = torch.float32
@@ -151,23 +152,23 @@ lab.show_recipes(bytes_per_parameter, RECIPES)
 
 # %% [markdown]
 # **Notice:** full bars are real tensors after a step of `torch.optim.AdamW`. Mixed precision with a
-# master copy takes as much as fp32: it is faster, not smaller. And `model.bfloat16()` alone takes 8
-# bytes, because the moments silently take the weights' type.
+# master copy takes as many bytes for these states as fp32: it is faster, not smaller. And
+# `model.bfloat16()` alone takes 8 bytes, because the moments silently take the weights' type.
 
 # %%
 lab.show_quoted_figures(bytes_per_parameter, RECIPES)
 
 # %% [markdown]
 # **Notice:** "7B needs 84 GB" and "7B needs 112 GB" are both right, for different recipes. Much
-# material adds "28 GB for the optimizer" to the 12-byte recipe: 28 GB is two bf16 moments, fp32
-# moments take 56. Ask for the recipe before you believe a number.
+# material adds "28 GB for the optimizer" to the 12-byte recipe. But 28 GB is two bf16 moments; fp32
+# moments take 56 GB. Before you use such a figure, ask for its recipe.
 
 # %% [markdown]
-# ## Divided among ranks
+# ## States divided among ranks
 #
-# Data parallelism repeats all of this on every rank. **ZeRO** divides it instead, among N ranks:
-# stage 1 the optimizer state, stage 2 the gradients too, stage 3 the parameters too. Stage 0 is
-# plain data parallelism.
+# Data parallelism repeats all of these states on every rank. **ZeRO** divides them among the N ranks
+# instead: stage 1 divides the optimizer state, stage 2 the gradients too, stage 3 the parameters too.
+# Stage 0 is plain data parallelism.
 #
 # How many GB does each of 8 ranks hold of a 70B model in the 12-byte recipe, under ZeRO-2?
 
@@ -197,41 +198,42 @@ lab.check_per_rank(per_rank)
 lab.show_figure_1(per_rank)
 
 # %% [markdown]
-# **Notice:** this is figure 1 of the ZeRO paper: 120, 31.4, 16.6 and 1.9 GB. What a stage leaves
-# whole soon dominates: under ZeRO-1 nearly all that is left is 4 bytes per parameter that nobody
-# divided.
+# **Notice:** this is figure 1 of the ZeRO paper: 120, 31.4, 16.6 and 1.9 GB. What a stage does not
+# divide soon dominates: under ZeRO-1 nearly all that remains are the weights and gradients, 4 bytes
+# per parameter.
 
 # %%
 lab.show_70b(per_rank)
 
 # %% [markdown]
-# **Notice:** ZeRO-2 leaves 140 + 17.5 + 70 = 227.5 GB. Often 210 is printed, without the gradients
-# that each rank still owns. Even ZeRO-3's 105 GB are more than an A100 has.
+# **Notice:** with ZeRO-2 a rank holds 140 + 17.5 + 70 = 227.5 GB. Often 210 is printed, which leaves
+# out the gradients that each rank still owns. Even ZeRO-3's 105 GB are more than an A100 has.
 
 # %%
 lab.show_savings(per_rank)
 
 # %% [markdown]
-# **Notice:** ZeRO-1 is said to save 4 times and ZeRO-2 8 times. These are limits for endless ranks;
-# 8 ranks save 2.9 and 4.3 times. Only ZeRO-3 saves as many times as there are ranks.
+# **Notice:** ZeRO-1 is said to save 4 times and ZeRO-2 8 times. These are limits for infinitely many
+# ranks; on 8 ranks it is 2.9 and 4.3 times. Only ZeRO-3 saves N times on N ranks.
 
 # %% [markdown]
 # ## Activations
 #
 # Backward needs what forward computed. Here is every tensor that one real GPT-2 block saves, each
-# as a multiple of s·b·h, where s is the sequence, b the batch, h the hidden size. Two of them, and
-# a mask, grow with s² instead: the **scores**, one number for each head and each pair of tokens,
-# a·b·s² in all.
+# as a multiple of s·b·h, where s is the sequence length, b the batch and h the hidden size. Two of
+# them and a mask grow with s² instead: the **scores**, one number for each of a heads and each pair
+# of tokens, so a·b·s² numbers in all.
 
 # %%
 lab.show_saved_tensors()
 
 # %% [markdown]
-# Add up what is a multiple of s·b·h; then write the rest as a multiple of a·b·s² bytes. Leave the
-# norms' statistics out. **Fused** attention (FlashAttention) computes scores in pieces and never
-# writes them down.
+# Your formula has two terms. First sum the coefficients of the s·b·h rows. The attention scores grow
+# with s², so they get a term of their own: a multiple of a·b·s² bytes. Leave out the norms'
+# statistics. **Fused** attention (FlashAttention) computes the scores in pieces and never writes them
+# to memory.
 #
-# In GPT-2 with 1024 tokens, h = 768 and a = 12, how many s·b·h is a block with eager attention?
+# How many times s·b·h does a block of GPT-2 save with eager attention, 1024 tokens, h = 768, a = 12?
 
 # %%
 # A guess, for exercise 1.4
@@ -250,13 +252,13 @@ def layer_activations(batch, sequence, hidden, heads, fused):
     ### END SOLUTION
 
 # %% [markdown]
-# A whole model, with fused attention: without checkpointing all layers keep everything, and the
-# loss needs the **logits** on top: batch × sequence × vocabulary numbers in fp32. With
-# **checkpointing** a layer keeps only its input, in 16 bits. On top comes what is larger: the
-# logits, or one layer that backward computes again. The two are never there together.
+# Now a whole model with fused attention. Without checkpointing all layers keep everything, and the
+# loss adds the **logits**: batch × sequence × vocabulary numbers in fp32. With **checkpointing** a
+# layer keeps only its input, in 16 bits. To these inputs add the larger of two: the logits, or one
+# layer that backward computes again. The two are never in memory at the same time.
 
 # %%
-# Exercise 1.4, second half: what a model holds at its fullest moment
+# Exercise 1.4, second half: the activations of a model at its peak
 def activations(m, batch, sequence, checkpointing):
     """Bytes in 16 bits, logits in fp32, for m.layers layers with fused attention."""
     ### BEGIN SOLUTION
@@ -277,15 +279,15 @@ lab.show_layer_activations(layer_activations)
 # %% [markdown]
 # **Notice:** your formula, sbh(34 + 5as/h), is that of Korthikanti et al. It counts **bytes**, and
 # is often doubled by mistake. Fused attention removes more than half of it here. Llama's layer
-# is another: no dropout, but RMSNorm in fp32 and a wider feed-forward part. The 56sbh that is
+# differs: it has no dropout, but RMSNorm in fp32 and a wider feed-forward part. The 56sbh that is
 # quoted for Llama-3 counts one more tensor of that width, 7sbh; PyTorch no longer saves it.
 
 # %%
 lab.show_activations(activations)
 
 # %% [markdown]
-# **Notice:** with a vocabulary of 128,256 the logits alone take twice what all 32 checkpoints
-# take. After checkpointing, the loss is where memory peaks.
+# **Notice:** with a vocabulary of 128,256 the logits alone take twice as many bytes as all 32
+# checkpoints. So with checkpointing the peak is at the loss.
 
 # %% [markdown]
 # ## What checkpointing costs
@@ -294,7 +296,7 @@ lab.show_activations(activations)
 # does that twice, for the gradient of the layer's input and of its weight. Checkpointing runs
 # forward again.
 #
-# What is a step with checkpointing, as a multiple of a step without?
+# How many times the operations of a step without checkpointing does a step with checkpointing need?
 
 # %%
 # A guess, for exercise 1.5
@@ -321,23 +323,25 @@ cost = lab.measure_checkpointing(PRESET)
 lab.show_checkpointing_cost(cost, step_flops)
 
 # %% [markdown]
-# **Notice:** 8/6 is where the quoted 33 % come from. Fewer products are done again: not the
-# head's, and PyTorch stops as soon as it has what backward needs, before the block's last one.
-# Seconds are of this CPU: no two runs agree, and recomputing also moves memory, not products alone.
+# **Notice:** 8/6 is where the quoted 33 % come from. In fact fewer products are computed again: not
+# the head's, and not a block's last one, because PyTorch stops as soon as it has what backward needs.
+# The seconds are those of this machine. They differ from run to run, and recomputing also moves
+# memory.
 
 # %%
 lab.show_checkpointing_memory(cost)
 
 # %% [markdown]
-# **Notice:** what that buys. The ticks are a closed form for this very model, operation by
-# operation; it knows Hugging Face's GPT-2 in fp32 to the byte.
+# **Notice:** this is what checkpointing saves for its price. The ticks are predicted from this
+# model's configuration alone.
 
 # %% [markdown]
 # ## Does it fit?
 #
-# `gpu.usable` is what CUDA lets you have. CUDA and NCCL take some of it before the first tensor:
-# `lab.overhead(ranks)`. The rest is for model states and activations. Use your functions. Guess
-# first: GB per rank of a 13B model, 12 bytes per parameter, ZeRO-3 on 4 GPUs, all included.
+# `gpu.usable` is the memory that CUDA offers, in bytes. CUDA and NCCL take some of it before the first
+# tensor: `lab.overhead(ranks)`. The rest is for model states and activations; use your functions for
+# these. Guess first: how many GB per rank does a 13B model need in all, with 12 bytes per parameter
+# and ZeRO-3 on 4 GPUs?
 
 # %%
 # A guess, for exercise 1.6
@@ -363,26 +367,26 @@ lab.check_bytes_left(bytes_left)
 lab.show_bytes_left(bytes_left)
 
 # %% [markdown]
-# **Notice:** 13B does not fit under DDP and fits under ZeRO-3 with room to spare. 7B under DDP,
-# "84 GB", seems to fit on 80 GB by a hair: the card has GiB, and Llama-2-7B fewer than 7 billion
-# parameters. Would you rent it?
+# **Notice:** 13B does not fit under DDP, and under ZeRO-3 it fits easily. 7B under DDP, "84 GB",
+# seems to fit on a GPU of 80 GB with less than 1 GB left, because the GPU has GiB, and Llama-2-7B
+# fewer than 7 billion parameters. Would you rent it?
 
 # %%
 lab.show_self_check(bytes_left, per_rank, activations)
 
 # %% [markdown]
-# **Notice:** the pair of each job: your estimate, and a closed form that leaves nothing out. DDP
-# copies all gradients into its **buckets**; ZeRO-3 gathers a block's parameters before using them;
-# PyTorch's AdamW needs a temporary as large as a moment. 7B under DDP dies at the first step; 13B
-# with ZeRO-3 takes 54 of 85 GB.
+# **Notice:** below each estimate of yours is a prediction that counts every buffer. DDP copies all
+# gradients into its **buckets**; ZeRO-3 gathers a block's parameters before it uses them; PyTorch's
+# AdamW needs a temporary as large as a moment. So 7B under DDP runs out of memory in the first step;
+# 13B with ZeRO-3 takes 54 of 85 GB.
 
 # %% [markdown]
 # ## Predict, then measure
 #
-# Now on real ranks: a small GPT-2 in fp32 with AdamW, plain on one rank, then under DDP and FSDP2
-# (ZeRO-3 in PyTorch) on several. They run on the CPU, whose allocator reports every byte; a GPU's
-# tensors are as large. After backward all states are there. **Buffers** are what communication
-# keeps: DDP's copy of the gradients, one number for each. FSDP2 keeps none.
+# Now on real ranks: a small GPT-2 in fp32 with AdamW, plain on one rank, then under DDP and under
+# FSDP2 (ZeRO-3 in PyTorch) on several. Every allocation is recorded; on a GPU the tensors are as large
+# as on a CPU. After backward all states are in memory. **Buffers** are what communication keeps: under
+# DDP a copy of the gradients, one number for each. FSDP2 keeps none.
 
 # %%
 # Exercise 1.7: what a rank holds after backward
@@ -399,8 +403,8 @@ def rank_states(count, strategy, ranks):
 lab.check_rank_states(rank_states)
 
 # %% [markdown]
-# The preset's model has 1.2 million parameters. How many MB will a rank of DDP hold at its fullest
-# moment, activations and all?
+# The preset's model has 1.2 million parameters. How many MB will a rank hold under DDP at its peak,
+# activations included?
 
 # %%
 # A guess, for exercise 1.7
@@ -420,23 +424,23 @@ lab.show_rank_states(measured, rank_states)
 lab.show_unexplained_bytes(measured, rank_states)
 
 # %% [markdown]
-# **Notice:** your formula is right to the byte, but for AdamW's step counters. What is left after
-# that is a few bytes of DDP's or FSDP2's own.
+# **Notice:** your formula is right to the byte, except for AdamW's step counters. The few bytes that
+# are still not explained belong to DDP or FSDP2.
 
 # %%
 lab.show_peak(measured)
 
 # %% [markdown]
-# **Notice:** the closed form meets the peak. A model this small is mostly activations, and
-# sharding does not touch them: FSDP2 saves little here. The same three bars for 13B would be nearly
-# all states.
+# **Notice:** the prediction equals the measured peak. The memory of so small a model is mostly
+# activations, which sharding does not divide, so FSDP2 saves little here. The same three bars for 13B
+# would be nearly all states.
 
 # %% [markdown]
-# ## The rest, by name
+# ## What else takes memory
 #
-# On a GPU three numbers differ. **Allocated** is what tensors take, **reserved** what PyTorch's
-# allocator holds from CUDA, and `nvidia-smi` shows all of the process. An error "out of memory"
-# comes when the last one reaches the card.
+# On a GPU three numbers differ. **Allocated** is what tensors take, **reserved** is what PyTorch's
+# allocator holds from CUDA, and `nvidia-smi` shows all memory of the process. The error "out of
+# memory" comes when the last number reaches the GPU's capacity.
 
 # %%
 lab.show_other_memory()
@@ -444,8 +448,8 @@ lab.show_other_memory()
 # %% [markdown]
 # ## Explore
 #
-# The explorer asks the closed forms that leave nothing out. Find the largest model that 8 A100-80
-# train under ZeRO-3 with checkpointing, then turn checkpointing off.
+# The explorer also counts buckets, gathered parameters and the optimizer's temporaries. Find the
+# largest model that 8 A100-80 train under ZeRO-3 with checkpointing, then turn checkpointing off.
 
 # %%
 lab.explore_memory()
@@ -453,17 +457,17 @@ lab.explore_memory()
 # %% [markdown]
 # ## A dry run
 #
-# Formulas cover three families. A **dry run** covers any model and strategy: it builds the real
-# modules with tensors that have no numbers, on ranks that do not exist, and follows one step's
-# allocations. Here is Llama-3-70B under FSDP2 on 8 to 1024 ranks, from one process on this machine:
-# a dry run for the largest, the closed form for the others.
+# How far can you trust a prediction for a job that you cannot run? A **dry run** checks it, for any
+# model and strategy: it builds the real modules with fake tensors, which have shapes but no numbers,
+# on ranks that do not exist, and records one step's allocations. Here is Llama-3-70B under FSDP2 on 8
+# to 1024 ranks, from one process on this machine: a dry run for 1024 ranks, a prediction for all.
 
 # %%
 lab.show_scaling(traced=(1024,))
 
 # %% [markdown]
-# **Notice:** states shrink with the ranks, activations and gathered parameters do not. From some
-# number of ranks on, more ranks save next to nothing.
+# **Notice:** states shrink as ranks are added; activations and gathered parameters do not. So from
+# some number of ranks on, more ranks save almost nothing.
 
 # %% [markdown]
 # ## I can …
@@ -478,10 +482,11 @@ lab.show_scaling(traced=(1024,))
 # ## How it usually goes wrong
 #
 # - **A figure without its recipe**: 84 and 112 GB are the same model.
-# - **GB against GiB**: 7 % decide about the last job that fits.
+# - **GB confused with GiB**: the 7 % decide whether the largest job fits.
 # - **The head forgotten, or counted twice** when it is tied.
-# - **Elements taken for bytes**: 34sbh is in bytes already.
-# - **DDP's buckets and the logits forgotten**: it fits on paper and dies in the first step.
+# - **Bytes taken for elements**: 34sbh is in bytes already.
+# - **DDP's buckets and the logits forgotten**: the job fits on paper and runs out of memory in the
+#   first step.
 
 # %% [markdown]
 # ## What to read

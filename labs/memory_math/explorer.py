@@ -167,7 +167,7 @@ def show_scaling(model: str = "Llama-3-70B", traced: tuple[int, ...] = (8, 64, 1
                  ranks: tuple[int, ...] = tuple(2**power for power in range(3, 11)),
                  batch: int = 1, sequence: int = 4096) -> Picture:
     """One rank of an FSDP2 job (bf16 policy, AdamW, full checkpointing) at its peak, by number of
-    ranks: full columns from dry runs on `traced` ranks, pale ones from the formula, which is the
+    ranks: full columns from dry runs on `traced` ranks, pale ones predicted; the prediction is the
     tick on the full ones. batch: sequences per rank; sequence: tokens."""
     config = hf_configs.config(model)
     runs = _dry_runs(config, traced, batch, sequence)
@@ -195,13 +195,13 @@ def _dry_runs(config, traced, batch, sequence) -> dict:
 
 
 def _note(runs, predicted) -> str:
-    """How many ranks and layers were traced, and how far the formula is from the dry runs."""
+    """How many ranks and layers were traced, and how far the prediction is from the dry runs."""
     off = max(abs(predicted[count].total / run.peak.total - 1) for count, run in runs.items())
     distance = f"{100 * off:.2f} % off at most" if off >= 1e-4 else "less than 0.01 % off"
     one = next(iter(runs.values()))
     return (f"Dry run on {listed(runs)} ranks: {one.traced} of {one.layers} layers with fake "
             f"tensors, {sum(run.seconds for run in runs.values()):.0f} s in one process. The "
-            f"pale columns and the ticks are the formula's, {distance}."
+            f"pale columns and the ticks are predicted, {distance}."
             f"{_other_explained(predicted.values())}")
 
 
