@@ -62,8 +62,8 @@ def test_states_after_backward_are_those_of_the_formula(name):
 @pytest.mark.parametrize("name", ["DDP", "ZeroRedundancyOptimizer", "FSDP2", "FSDP2, no reshard"])
 def test_the_peak_is_where_the_predicted_step_has_it(name):
     rows = {row.name: row for row in charts.show_memory(comparison(), "peak").data}
-    assert rows[name].measured.total == pytest.approx(rows[name].formula, rel=0.05)
-    assert rows["ZeRO-1"].formula is None  # a step of the student's is not known beforehand
+    assert rows[name].measured.total == pytest.approx(rows[name].predicted_total, rel=0.05)
+    assert rows["ZeRO-1"].predicted_total is None  # a step of the student's is not known beforehand
 
 
 def test_zero_2_peaks_as_high_as_zero_1_where_activations_are_many():
@@ -103,8 +103,9 @@ def test_the_chart_of_memory_draws_the_formula_and_the_guess(monkeypatch):
     drawn = charts.show_memory(comparison())
     rows = {row.name: row for row in drawn.data}
     assert rows["ZeRO-2"].guessed == 500_000 and rows["DDP"].guessed is None
-    assert rows["ZeRO-2"].formula == expected("ZeRO-2").states(comparison()).total
-    assert rows["ZeRO-2"].measured.total < rows["ZeRO-1"].measured.total < rows["DDP"].formula
+    assert rows["ZeRO-2"].predicted_total == expected("ZeRO-2").states(comparison()).total
+    assert (rows["ZeRO-2"].measured.total < rows["ZeRO-1"].measured.total
+            < rows["DDP"].predicted_total)
     assert "ZeRO-2" in drawn.text
     peak = charts.show_memory(comparison(), "peak")
     assert "at the peak of a step" in peak.text
@@ -117,7 +118,7 @@ def test_the_chart_of_traffic_says_who_moves_three_times(monkeypatch):
     labs.guess("3.2", "Ψ that ZeRO-1 sends per step", 3)
     text = charts.show_traffic(comparison()).text
     assert "each rank sends 1/2 of it" in text
-    assert "DDP: 2Ψ in" in text and "the formula 2Ψ, your guess 3Ψ" in text
+    assert "DDP: 2Ψ in" in text and "predicted 2Ψ, your guess 3Ψ" in text
     assert "ZeroRedundancyOptimizer: 3Ψ in" in text and "broadcast 1Ψ" in text
 
 

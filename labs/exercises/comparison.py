@@ -117,18 +117,19 @@ class Comparison:
 
 def compare(chosen: Mapping[str, Callable], preset: Preset, *, measure_memory: bool = True,
             tries: int = 1, losses: int = 1, rounds: int = 0, repeat: int = 1,
-            observe: Callable | None = None, device: str | None = None) -> Comparison:
+            observe: Callable | None = None, device: str | None = None,
+            quiet: bool = False) -> Comparison:
     """Trains the preset's GPT-2 under every strategy (name -> strategy) on `preset.ranks` ranks.
 
     Each strategy by itself: two steps under the memory meter, `tries` times, then `losses` steps
     (without memory at least 3), the collectives of the last of which are counted. Then all take
     turns: `rounds` turns of `repeat` timed steps. At last observe(module, optimizer, batch), if
-    given, is called on each rank with what each strategy returned and one batch. device: as for
-    `launch`.
+    given, is called on each rank with what each strategy returned and one batch. device, quiet:
+    as for `launch`.
     """
     by_rank = launch(_compare, dict(chosen), preset, _Plan(measure_memory, tries, losses, rounds,
                                                            repeat, observe),
-                     ranks=preset.ranks, verify=False, device=device, hang_after=60)
+                     ranks=preset.ranks, verify=False, device=device, quiet=quiet, hang_after=60)
     sizes = by_rank[0]["sizes"]
     return Comparison(preset, *sizes, {name: _merged([found[name] for found in by_rank])
                                        for name in chosen})

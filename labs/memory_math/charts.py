@@ -277,8 +277,8 @@ def show_peak(measured: list[RankMemory]) -> Picture:
                       guess * 1e6 if guess and held.strategy == "DDP" else None)
             for held in measured]
     picture = memory_bars(rows, "of one rank at its peak", unit="MB")
-    worst = max(abs(row.formula / row.measured.total - 1) for row in rows)
-    picture.text += f"\nthe formula is off by at most {100 * worst:.2g} %"
+    worst = max(abs(row.predicted_total / row.measured.total - 1) for row in rows)
+    picture.text += f"\nthe prediction is off by at most {100 * worst:.2g} %"
     return picture
 
 

@@ -84,7 +84,8 @@ def measure_strategies(names: Sequence[str], preset: Preset, ranks: int,
         backend="nccl" if "nccl" in plan.backend else "gloo") for name in names}
     reports = {name: [] for name in names}
     for _ in range(TRIES):
-        comparison = compare({name: STRATEGIES[name] for name in names}, preset, device=device)
+        comparison = compare({name: STRATEGIES[name] for name in names}, preset, device=device,
+                             quiet=True)
         for name in names:
             reports[name].append(comparison.results[name].report)
         found = {name: memory.leanest(reports[name]) for name in names}

@@ -1,5 +1,5 @@
-"""One rank's memory as HTML that is redrawn while a slider moves: what `memory_bars` draws
-for one row, in a hundredth of its time. Its colours follow the page, light or dark."""
+"""One rank's memory as HTML that is redrawn while a slider moves: what `memory_bars` draws for
+one row, in a hundredth of its time. Its colours follow the page, light or dark."""
 
 import html
 
@@ -28,16 +28,16 @@ def drawing(held: Memory | None, overhead: float, gpus: list[tuple[float, str, b
     bar."""
     end = _end(gpus, held.total + overhead if held else max(gpus)[0])
     colour = _INK if held else palette.REJECTED
-    said = (f"<b style='color:{colour}'>{html.escape(verdict)}</b> "
+    text = (f"<b style='color:{colour}'>{html.escape(verdict)}</b> "
             f"<span style='color:{_MUTED}'>{html.escape(more)}</span>")
     return (f"<div style='font-size:13px;line-height:1.5;color:{_INK};max-width:{96 * WIDTH:.0f}px;"
-            f"white-space:normal'><div style='min-height:3.2em;padding:0 {_LEFT}px'>{said}</div>"
+            f"white-space:normal'><div style='min-height:3.2em;padding:0 {_LEFT}px'>{text}</div>"
             f"{_chart(held, overhead, gpus, end, verdict)}{_legend(held, overhead)}</div>")
 
 
 def _end(gpus, total) -> float:
-    """Bytes at the axis's right end: one of few values, so that the lines stand still while a
-    slider moves; there is room for the words overhead the bar, and for the last line's name."""
+    """Bytes at the axis's right end: one of few values, so that the lines do not move with every
+    step of a slider; there is room for the label of the bar and for the last line's name."""
     ends = sorted(1.28 * size for size, *_ in gpus)
     while ends[-1] < 1.2 * total:
         ends.append(2 * ends[-1])
@@ -52,9 +52,9 @@ def _chart(held, overhead, gpus, end, verdict) -> str:
     def x(nbytes):
         return _LEFT + (_RIGHT - _LEFT) * nbytes / end
 
-    seen = [line for line in lines if line[0] < end]
+    shown = [line for line in lines if line[0] < end]
     parts = [_capacity(x(size), _LEVEL * level, base, size, name, gpus) for level, (size, name)
-             in enumerate(seen, start=len(lines) - len(seen))]
+             in enumerate(shown, start=len(lines) - len(shown))]
     parts += _bar(held, overhead, x, top) if held else []
     parts += [f"<line x1='{_LEFT}' x2='{_RIGHT}' y1='{base}' y2='{base}' stroke='{_MUTED}'/>"]
     parts += [_text(x(tick * GB), base + 17, f"{tick:,g}", "middle" if tick else "start")
@@ -67,7 +67,7 @@ def _chart(held, overhead, gpus, end, verdict) -> str:
 
 
 def _capacity(x, y, base, size, names, gpus) -> str:
-    """A dashed line, and the names of the GPUs that end there: a tick for those where it fits."""
+    """A dashed line and the names of the GPUs with this capacity, marked where the job fits."""
     fit = {name: fits for _, name, fits in gpus}
     words = ", ".join(f"<tspan fill='{_FIT[fit[name]][1]}'>{_FIT[fit[name]][0]}{name}</tspan>"
                       for name in names.split(", "))

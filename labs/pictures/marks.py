@@ -50,7 +50,7 @@ def draw_tick(ax: Axes, value: float | None, place: float, colour: str, upright:
 
 
 def draw_ticks(ax: Axes, predicted: float | None, guessed: float | None, place: float):
-    """Draws the formula's and the student's tick across the bar at `place`."""
+    """Draws the prediction's and the student's tick across the bar at `place`."""
     draw_tick(ax, predicted, place, palette.PREDICTED)
     draw_tick(ax, guessed, place, palette.GUESSED)
 
@@ -63,7 +63,7 @@ def draw_out_of_memory(ax: Axes, limit: float, place: float):
 def tick_handles(rows: Iterable) -> list[Line2D]:
     """The legend's entries for the ticks (attributes `predicted`, `guessed`) that any row has."""
     rows = list(rows)
-    kinds = (("predicted", palette.PREDICTED, "the formula"),
+    kinds = (("predicted", palette.PREDICTED, "predicted"),
              ("guessed", palette.GUESSED, "your guess"))
     return [Line2D([], [], color=colour, linewidth=3, label=label) for kind, colour, label in kinds
             if any(getattr(row, kind) is not None for row in rows)]
@@ -71,14 +71,14 @@ def tick_handles(rows: Iterable) -> list[Line2D]:
 
 def tick_words(predicted: float | None, guessed: float | None,
                text: Callable[[float], str] = format_number) -> list[str]:
-    """The ticks in words, those that there are: ["the formula 1.5", "your guess 2"]."""
-    named = (("the formula", predicted), ("your guess", guessed))
+    """The ticks in words, those that there are: ["predicted 1.5", "your guess 2"]."""
+    named = (("predicted", predicted), ("your guess", guessed))
     return [f"{name} {text(value)}" for name, value in named if value is not None]
 
 
 def label_start(end: float, predicted: float | None, guessed: float | None, room: float) -> float:
-    """Where the label of a bar begins that takes `room`: right of the bar and the formula's tick,
-    and right of the guess too where that would lie under the label."""
+    """Where a bar's label, which takes `room`, begins: right of the bar and the predicted tick, and
+    right of the guess too where that would lie under the label."""
     end = max(end, predicted or 0)
     return guessed if guessed and end < guessed < end + room else end
 
@@ -110,6 +110,3 @@ def legend_above(figure: Figure, handles: list, columns: int | None = None, **st
                       frameon=False, **{"fontsize": 9.5, "handlelength": 1.4,
                                         "columnspacing": 1.3, **style})
 
-
-# The names until other modules have changed theirs.
-number, tick, beside = format_number, draw_tick, label_start

@@ -1,4 +1,4 @@
-"""Guess, predict, measure: the measured bar, the formula's tick and the student's tick."""
+"""Guess, predict, measure: the measured bar, the prediction's tick and the student's tick."""
 
 from dataclasses import dataclass
 
@@ -85,5 +85,3 @@ def numbers_before_and_after(before: list[float], after: list[float],
     marks.legend_above(figure, handles)
     return Picture(figure, "\n".join(words), data=(before, after, guessed))
 
-
-Row = Bar  # the name until other modules have changed theirs

@@ -1,4 +1,4 @@
-"""A rank's memory by category: stacked bars with the formula's and the student's tick, and lines
+"""A rank's memory by category: stacked bars with the prediction's and the student's tick, and lines
 at the capacities of GPUs; a bar for each strategy, or a column for each number of ranks."""
 
 import textwrap
@@ -23,11 +23,11 @@ _OVERHEAD_STYLE = {"facecolor": palette.PAPER, "edgecolor": palette.MUTED, "line
 class MemoryRow:
     """One rank's memory, in bytes.
 
-    measured is drawn in full colours; without it, the predicted Memory in pale ones. predicted, a
-    Memory or a number, is the formula's tick, guessed the student's. overhead: what CUDA and NCCL
-    hold in addition to tensors. out_of_memory: the rank ran out of memory at `limit` bytes (None:
-    at the chart's smallest capacity), and the bar, if any, is what it held or would have needed.
-    source: how `measured` was found, in words.
+    measured is drawn in full colours; without it, the predicted Memory in pale ones. predicted: a
+    Memory, or a number for its tick alone; guessed: the student's tick. overhead: what CUDA and
+    NCCL hold in addition to tensors. out_of_memory: the rank ran out of memory at `limit` bytes
+    (None: at the chart's smallest capacity), and the bar, if any, is what it held or would have
+    needed. source: how `measured` was found, in words.
     """
 
     name: str
@@ -46,19 +46,19 @@ class MemoryRow:
         return found if isinstance(found, Memory) else Memory()
 
     @property
-    def formula(self) -> float | None:
+    def predicted_total(self) -> float | None:
         """The predicted bytes in total, or None."""
         return self.predicted.total if isinstance(self.predicted, Memory) else self.predicted
 
     @property
     def is_pale(self) -> bool:
-        """Whether nothing was measured, so that the bar itself is the formula's."""
+        """Whether nothing was measured, so that the bar itself is the prediction."""
         return self.measured is None and isinstance(self.predicted, Memory)
 
     @property
     def end(self) -> float:
-        """Where the rightmost of bar, formula and limit is."""
-        return max(self.bar.total + self.overhead, self.formula or 0, self.limit or 0)
+        """Where the rightmost of bar, prediction and limit is."""
+        return max(self.bar.total + self.overhead, self.predicted_total or 0, self.limit or 0)
 
 
 def memory_bars(rows: list[MemoryRow], title: str = "", capacities: list[Capacity] = (),
@@ -92,7 +92,7 @@ class _Layout:
 
     def __init__(self, rows, capacities, unit=None):
         self.longest = (max((max(row.end, row.guessed or 0) for row in rows), default=0)
-                        or min(capacities, default=(1,))[0])
+                        or min(capacities, default=(1,))[0])  # nothing to draw, but an axis
         self.unit, self.size = marks.unit_for(self.longest, unit)
         self.wide = WIDTH - 0.35 - marks.CHARACTER * max(
             len(line) for row in rows for line in row.name.splitlines())
@@ -112,7 +112,8 @@ class _Layout:
         if row.out_of_memory:
             return f"✗ out of memory at {self.number(row.limit)} {self.unit}"
         if not row.bar.total:
-            return "" if row.formula is None else f"{self.number(row.formula)} {self.unit}"
+            total = row.predicted_total
+            return "" if total is None else f"{self.number(total)} {self.unit}"
         overhead = f" + {self.number(row.overhead)}" if row.overhead else ""
         return f"{self.number(row.bar.total)}{overhead} {self.unit}"
 
@@ -120,7 +121,7 @@ class _Layout:
         """Bytes at which a row's label begins, and that it takes, on an axis that ends at `right`
         bytes."""
         room = marks.CHARACTER * len(f"   {self.label(row)}") * right / self.wide
-        return marks.label_start(row.end, row.formula, row.guessed, room), room
+        return marks.label_start(row.end, row.predicted_total, row.guessed, room), room
 
     def _right(self, rows) -> float:
         """Room for bars, their labels and the names of the capacities."""
@@ -147,8 +148,8 @@ def _draw_row(ax, place, row, layout):
         if not end:  # nothing is known but the limit: a grey bar up to it
             ax.barh(place, row.limit / size, height=marks.BAR, color=palette.BORDER, alpha=0.5)
         marks.draw_out_of_memory(ax, row.limit / size, place)
-    formula = None if row.is_pale or row.formula is None else row.formula / size
-    marks.draw_ticks(ax, formula, row.guessed and row.guessed / size, place)
+    predicted = None if row.is_pale else row.predicted_total and row.predicted_total / size
+    marks.draw_ticks(ax, predicted, row.guessed and row.guessed / size, place)
     start, _ = layout.label_start(row, layout.right)
     marks.draw_label(ax, place, start / size, layout.label(row),
                palette.RANK_FAILED if row.out_of_memory else palette.INK)
@@ -187,7 +188,7 @@ def _legend(figure, rows):
     if any(row.overhead for row in rows):
         others.append(Patch(label=OVERHEAD, **_OVERHEAD_STYLE))
     if pale and full:
-        others.append(Patch(label="formula only", **_style("other", True)))
+        others.append(Patch(label="predicted only", **_style("other", True)))
     if len(categories) + 1.2 * len(others) <= 7.45:
         marks.legend_above(figure, categories + others)
         return
@@ -211,7 +212,7 @@ def _sentence(row, layout) -> str:
         parts.append(f"{source} {number(row.bar.total)} {unit}{_by_category(row.bar, number)}")
     if row.overhead:
         parts.append(f"and {number(row.overhead)} {unit} for CUDA and NCCL")
-    parts += marks.tick_words(None if row.is_pale else row.formula, row.guessed, number)
+    parts += marks.tick_words(None if row.is_pale else row.predicted_total, row.guessed, number)
     return f"{', '.join(row.name.splitlines())}: " + (", ".join(parts) or "nothing yet")
 
 
@@ -225,7 +226,7 @@ def _by_category(memory, number) -> str:
 def memory_columns(measured: dict[str, Memory], predicted: dict[str, Memory | float] | None = None,
                    title: str = "", capacities: list[Capacity] = (), unit: str | None = None,
                    below: str = "", source: str = "measured", note: str = "") -> Picture:
-    """A picture with a column for each name, by category. predicted: the formula's tick; a name
+    """A picture with a column for each name, by category. predicted: the tick; a name
     that is only there gets a pale column. below: what the names are; source: how `measured` was
     found. The rest as for `memory_bars`."""
     predicted = predicted or {}
@@ -253,13 +254,10 @@ def memory_columns(measured: dict[str, Memory], predicted: dict[str, Memory | fl
 
 def _draw_column(ax, place, row, layout, top):
     height = marks.draw_stack(ax, place, _parts(row, layout.size), upright=True)
-    formula = row.formula and row.formula / layout.size
+    predicted = row.predicted_total and row.predicted_total / layout.size
     if not row.is_pale:
-        marks.draw_tick(ax, formula, place, palette.PREDICTED, upright=True)
-    ax.text(place, max(height, formula or 0) + 0.015 * top / layout.size,
+        marks.draw_tick(ax, predicted, place, palette.PREDICTED, upright=True)
+    ax.text(place, max(height, predicted or 0) + 0.015 * top / layout.size,
             marks.format_number(height), ha="center", va="bottom", fontsize=10, zorder=3,
             color=palette.INK, bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.8})
 
-
-# The names until other modules have changed theirs.
-Row, stacked, columns = MemoryRow, memory_bars, memory_columns

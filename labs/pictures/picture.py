@@ -1,7 +1,8 @@
-"""A drawing that shows itself as the last expression of a cell, the same in every front end."""
+"""A figure that draws itself as the last expression of a cell, the same in every front end."""
 
 import base64
 import io
+from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -9,29 +10,33 @@ from PIL import Image
 
 from labs.pictures import palette
 
-SHARPNESS = 2  # pixels per CSS pixel
+PIXELS = 2  # of the image per CSS pixel
 WIDTH = 8.625  # inches; as wide as JupyterLab shows unscaled in a window of 1280 pixels
 _STYLE = {"font.size": 10, "axes.edgecolor": palette.MUTED, "axes.labelcolor": palette.INK,
           "text.color": palette.INK, "xtick.color": palette.MUTED, "ytick.color": palette.MUTED}
 
 
 class Picture:
-    """Wraps a matplotlib figure. text says in words what the picture shows (and is what a reader
-    without pictures gets); data, if given, holds the numbers that were drawn."""
+    """A matplotlib figure; text says in words what it shows, for readers without pictures; data, if
+    given, holds the numbers that were drawn."""
 
-    def __init__(self, figure: Figure, text: str, data=None):
+    def __init__(self, figure: Figure, text: str, data: object = None):
         self.figure, self.text, self.data = figure, text, data
 
     def __repr__(self):
         return self.text
 
     def png(self) -> bytes:
+        """The picture as a PNG file with a palette of 256 colours, a third of the bytes."""
         file = io.BytesIO()
-        self.figure.savefig(file, format="png", dpi=96 * SHARPNESS, facecolor=palette.PAPER,
+        self.figure.savefig(file, format="png", dpi=96 * PIXELS, facecolor=palette.PAPER,
                             metadata={"Software": None})
-        return _small(file)
+        small = io.BytesIO()
+        image = Image.open(file).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        image.save(small, "png")
+        return small.getvalue()
 
-    def save(self, path) -> None:
+    def save(self, path: str | Path):
         """Writes the picture as a PNG file."""
         with open(path, "wb") as file:
             file.write(self.png())
@@ -43,19 +48,13 @@ class Picture:
                 {"image/png": {"width": width, "height": height}})
 
 
-def _small(file) -> bytes:
-    """The same picture with a palette of 256 colours: a third of the bytes in the notebook."""
-    small = io.BytesIO()
-    Image.open(file).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "png")
-    return small.getvalue()
-
-
 def canvas(width: float = WIDTH, height: float = 3, **subplots):
-    """(figure, axes) in the house style; inches, at most WIDTH wide so that no front end scales it,
-    and rounded to whole pixels, or every line would be blurred. Takes no pyplot, so nothing is
-    drawn twice and no figure stays open."""
+    """(figure, axes) of so many inches in the house style, at most WIDTH wide so that no front end
+    scales it. subplots: keywords of `Figure.subplots`."""
     import matplotlib
 
+    # Whole pixels, or every line would be blurred; no pyplot, or figures would be drawn twice and
+    # stay open.
     width, height = (round(96 * inches) / 96 for inches in (width, height))
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained", facecolor=palette.PAPER)
@@ -68,7 +67,7 @@ def canvas(width: float = WIDTH, height: float = 3, **subplots):
 
 
 def plain(ax):
-    """Takes the frame off an axes, keeps the bottom line."""
+    """The axes without its frame, except for the bottom line."""
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
     ax.tick_params(length=0)

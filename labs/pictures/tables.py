@@ -1,34 +1,34 @@
-"""Small tables that draw themselves: numbers that want to be read, not seen."""
+"""Small tables that draw themselves, for numbers that are read one by one."""
 
 import html
 from dataclasses import dataclass
 
 _CELL = "padding:2px 7px;border:0;font-variant-numeric:tabular-nums;text-align:"
 _SIDE = {True: "left;overflow-wrap:anywhere", False: "right;white-space:nowrap"}
-_HEAD = "border-bottom:1px solid #8a929c;opacity:0.75;font-weight:600"
-_LAST = "border-top:1px solid #8a929c"
+_LINE = "1px solid #8a929c"  # seen on a light and on a dark page
+_HEAD = f"border-bottom:{_LINE};opacity:0.75;font-weight:600"
+_LAST = f"border-top:{_LINE}"
 
 
 @dataclass(frozen=True)
 class Table:
-    """head: names of the columns. rows: their cells, as text; the first column is set to the left,
-    and `left` more of them. total: the last row is a sum. note: a line below."""
+    """A table of texts. head: names of the columns. rows: their cells; the first column is set to
+    the left, and `left` more of them. total: the last row is a sum. note: a line below."""
 
     title: str
-    head: tuple
-    rows: list
+    head: tuple[str, ...]
+    rows: list[tuple]
     total: bool = False
     note: str = ""
     left: int = 0
 
     def __repr__(self):
         lines = [self.head, *self.rows]
-        wide = [max(len(str(row[column])) for row in lines) for column in range(len(self.head))]
-        made = ["  ".join(f"{str(cell):{'<' if column <= self.left else '>'}{width}}"
-                          for column, (cell, width) in enumerate(zip(row, wide, strict=True)))
-                for row in lines]
-        return "\n".join([self.title, *(line.rstrip() for line in made),
-                          *([self.note] if self.note else [])])
+        widths = [max(len(str(cell)) for cell in column) for column in zip(*lines, strict=True)]
+        texts = ["  ".join(f"{str(cell):{'<' if column <= self.left else '>'}{width}}"
+                           for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
+                 for row in lines]
+        return "\n".join([self.title, *map(str.rstrip, texts), *filter(None, [self.note])])
 
     def _repr_html_(self):
         body = "".join(self._row(row, "td", _LAST if self.total and row is self.rows[-1] else "")

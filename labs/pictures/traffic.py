@@ -43,7 +43,7 @@ class _Bar:
 
 def stacked_traffic(rows: list[TrafficRow], ranks: int) -> Picture:
     """Draws two horizontal bars for each row, of elements and of bytes, stacked by collective, with
-    the formula's tick and the student's."""
+    the prediction's tick and the student's."""
     most = max(sum(row.bytes.values()) for row in rows)
     unit, size = marks.unit_for(most)
     figure, axes = canvas(WIDTH, 1.35 + ROW * len(rows), ncols=2, sharey=True)

@@ -1,6 +1,6 @@
-"""Pictures that follow a student's choices where a kernel is live, and stand still where none is.
-"""
+"""Pictures with controls: redrawn at each choice where a kernel runs, still where none does."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from labs.pictures.picture import WIDTH, Picture
@@ -10,24 +10,25 @@ _PIXELS = f"{round(96 * WIDTH)}px"
 
 @dataclass(frozen=True)
 class Choice:
-    """One control. name: of the keyword that the drawing takes. options: (label, value) pairs;
-    value: the first choice. kind: "slider" or "menu"."""
+    """One control. name: the keyword that the drawing takes. options: (label, value) pairs; value:
+    the first choice. kind: "slider" or "menu"."""
 
     name: str
     label: str
-    options: list
+    options: list[tuple[str, object]]
     value: object
     kind: str = "slider"
 
 
 class Controls:
-    """Draws `picture(**chosen)` for what the controls say. Where the front end cannot run widgets
-    it is the picture for the first choice of each.
+    """Draws `picture(**chosen)` for the values of the controls; the picture for the first choice of
+    each where the front end cannot run widgets.
 
-    live: the same as HTML, for drawings that a picture is too slow for; columns: of the controls.
+    live: the same as HTML, where a picture takes too long to draw; columns: of the controls.
     """
 
-    def __init__(self, choices: list, picture, live=None, columns: int = 1):
+    def __init__(self, choices: list[Choice], picture: Callable[..., Picture],
+                 live: Callable[..., str] | None = None, columns: int = 1):
         self.choices, self.picture, self.live, self.columns = choices, picture, live, columns
         self.first = {choice.name: choice.value for choice in choices}
         self.still: Picture = picture(**self.first)
@@ -53,12 +54,13 @@ class Controls:
         view = self._view(ipywidgets)
 
         def redraw(_):
-            self._redraw(view, {choice.name: handle.value for choice, handle in
-                                zip(self.choices, handles, strict=True)})
+            chosen = {choice.name: handle.value for choice, handle in
+                      zip(self.choices, handles, strict=True)}
+            view.value = self.live(**chosen) if self.live else self.picture(**chosen).png()
 
         for handle in handles:
             handle.observe(redraw, names="value")
-        least = round(0.8 * 96 * WIDTH / self.columns)  # pixels; a narrow page has fewer columns
+        least = round(0.8 * 96 * WIDTH / self.columns)  # pixels; on a narrow page columns wrap
         grid = ipywidgets.GridBox(handles, layout=ipywidgets.Layout(
             grid_template_columns=f"repeat(auto-fit, minmax(min({least}px, 100%), 1fr))",
             grid_gap="2px 18px", max_width=_PIXELS, margin="2px 2px 6px 8px"))
@@ -71,21 +73,18 @@ class Controls:
         return ipywidgets.Image(value=self.still.png(), format="png",
                                 layout=ipywidgets.Layout(width=_PIXELS, height="auto"))
 
-    def _redraw(self, view, chosen):
-        view.value = self.live(**chosen) if self.live else self.picture(**chosen).png()
-
 
 class Slider(Controls):
     """Draws `picture(value)` for the value of one slider over `values`."""
 
-    def __init__(self, name: str, values: list, value, picture):
+    def __init__(self, name: str, values: list[float], value: float, picture: Callable):
         choice = Choice("value", name, [(f"{each:g}", each) for each in values], value)
         super().__init__([choice], lambda value: picture(value))
 
 
-def _handle(ipywidgets, choice, gridded):
+def _handle(ipywidgets, choice, in_grid):
     kinds = {"slider": ipywidgets.SelectionSlider, "menu": ipywidgets.Dropdown}
     return kinds[choice.kind](
         options=choice.options, value=choice.value, description=choice.label,
-        style={"description_width": "104px" if gridded else "initial"},
-        layout=ipywidgets.Layout(width="auto" if gridded else "420px", margin="2px"))
+        style={"description_width": "104px" if in_grid else "initial"},
+        layout=ipywidgets.Layout(width="auto" if in_grid else "420px", margin="2px"))

@@ -38,7 +38,7 @@ def test_a_measured_bar_has_every_category_and_both_ticks():
     assert ticks(picture) == [(palette.PREDICTED, 20), (palette.GUESSED, 10)]
     assert picture.text == (
         "GB of one rank\nDDP: measured 15.5 GB (parameters 2, gradients 3, optimizer state 4, "
-        "activations 5, buffers 1, other 0.5), the formula 20, your guess 10")
+        "activations 5, buffers 1, other 0.5), predicted 20, your guess 10")
     assert picture.data[0].measured is SHARD
     on_the_sheet(picture)
 
@@ -46,9 +46,9 @@ def test_a_measured_bar_has_every_category_and_both_ticks():
 def test_a_prediction_alone_is_pale():
     picture = memory_bars([MemoryRow("a", SHARD), MemoryRow("b", predicted=SHARD, guessed=1e9)])
     assert [hatched for *_, hatched in widths(picture)] == 6 * [False] + 6 * [True]
-    assert ticks(picture) == [(palette.GUESSED, 1)]  # its bar is the formula's
+    assert ticks(picture) == [(palette.GUESSED, 1)]  # its bar is the prediction
     assert "b: predicted 15.5 GB (" in picture.text
-    assert "formula only" in [text.get_text() for text in picture.figure.legends[0].get_texts()]
+    assert "predicted only" in [text.get_text() for text in picture.figure.legends[0].get_texts()]
 
 
 def test_only_categories_that_occur_are_in_the_legend():
@@ -78,7 +78,7 @@ def test_a_rank_out_of_memory_ends_at_its_limit():
     assert (palette.PREDICTED, 40) in ticks(picture)  # what it would have needed
     assert picture.text.splitlines()[1:4] == [
         "DDP: out of memory at 20 MB",
-        "half: out of memory at 20 MB, measured 9 MB (parameters 9), the formula 40",
+        "half: out of memory at 20 MB, measured 9 MB (parameters 9), predicted 40",
         "own: out of memory at 5 MB"]
     on_the_sheet(picture)
 
@@ -140,7 +140,7 @@ def test_phases_are_columns():
     assert [(bar.get_y(), bar.get_height()) for bar in bars] == [(0, 1), (0, 1), (1, 2)]
     assert picture.text.splitlines() == [
         "MB of one rank", "build: measured 1 MB (parameters 1)",
-        "peak: measured 3 MB (parameters 1, gradients 2), the formula 4"]
+        "peak: measured 3 MB (parameters 1, gradients 2), predicted 4"]
     on_the_sheet(picture)
 
 
@@ -148,7 +148,7 @@ def test_columns_that_were_only_predicted_are_pale():
     picture = memory_columns({"8": Memory(2e9)}, {"4": Memory(4e9), "8": Memory(2e9)},
                              capacities=LINES, source="dry run", note="Said above.")
     assert [bar.get_hatch() is not None for bar in picture.figure.axes[0].patches] == [True, False]
-    assert "4: predicted 4 GB (parameters 4)\n8: dry run 2 GB (parameters 2), the formula 2" in (
+    assert "4: predicted 4 GB (parameters 4)\n8: dry run 2 GB (parameters 2), predicted 2" in (
         picture.text)
     assert picture.text.endswith("\nSaid above.")
     on_the_sheet(picture)
