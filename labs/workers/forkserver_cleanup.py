@@ -1,8 +1,8 @@
-"""In the fork server: removes its temporary directory at its exit, and cleans its forks of copies
-of labs that are out of date.
+"""In the fork server: removes its temporary directory when it exits, and drops modules of labs that
+are out of date from its forks.
 
-The fork server outlives a kernel that was killed by a moment, so it can remove what nobody else is
-left to remove: its own socket and the rendezvous files.
+The fork server outlives a killed kernel by a moment. It is the only process left then that can
+remove its own socket and the rendezvous files.
 """
 
 import atexit

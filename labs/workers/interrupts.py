@@ -12,6 +12,8 @@ def deferred():
     if threading.current_thread() is not threading.main_thread():
         yield contextlib.nullcontext
         return
+    # Not signal.pthread_sigmask: another thread, of which a kernel has many, would take the signal,
+    # and Python would run the handler in the main thread all the same.
     received = []
 
     def defer(*_):

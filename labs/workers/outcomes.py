@@ -3,6 +3,7 @@
 `labs.pictures.outcomes` draws the same data with short labels of its own.
 """
 
+import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -102,33 +103,27 @@ def root_cause(outcomes: Iterable[Outcome]) -> Outcome | None:
     return min((o for o in outcomes if o.kind.is_failure), key=blame, default=None)
 
 
-# kind -> the rest of a sentence that begins with one rank, or with several
+# The rest of a sentence that begins with one rank or several: [of one|of several].
 _PHRASES = {
-    Kind.STARTING: ("was still starting", "were still starting"),
-    Kind.COMPUTING: ("computes{place}", "compute{place}"),
-    Kind.WAITING: ("waits in {collective}{place}{since}", "wait in {collective}{place}{since}"),
-    Kind.MISMATCHED: ("calls {collective}{place}", "call {collective}{place}"),
-    Kind.OUT_OF_COLLECTIVES: ("calls no further collective: it has left your function",
-                              "call no further collective: they have left your function"),
-    Kind.UNRESPONSIVE: ("does not answer: it is blocked in C++ code{place}",
-                        "do not answer: they are blocked in C++ code{place}"),
-    Kind.RETURNED: ("already returned", "already returned"),
-    Kind.RAISED: ("raised {outcome.error_type}{message}", "raised {outcome.error_type}{message}"),
-    Kind.OUT_OF_MEMORY: ("ran out of memory: it {outcome.shortage}",
-                         "ran out of memory: each {outcome.shortage}"),
-    Kind.LOST_CONNECTION: ("lost its connection: another rank had left",
-                           "lost their connection: another rank had left"),
-    Kind.CALLED_EXIT: ("called sys.exit({outcome.message})",) * 2,
-    Kind.CANNOT_SEND: ("{outcome.message}",) * 2,
-    Kind.KILLED: ("was killed by signal {signal.value} ({signal.name}){cause}",
-                  "were killed by signal {signal.value} ({signal.name}){cause}"),
-    Kind.PROCESS_EXITED: (
-        "ended its process with exit code {outcome.exit_code} before it returned (os._exit?)",
-        "ended their processes with exit code {outcome.exit_code} before they returned (os._exit?)"
-    ),
-    Kind.OUT_OF_MEMORY_IN_CPP: (
-        "ran out of memory in C++ code, which gave up: it {outcome.shortage}",
-        "ran out of memory in C++ code, which gave up: each {outcome.shortage}"),
+    Kind.STARTING: "[was|were] still starting",
+    Kind.COMPUTING: "[computes|compute]{place}",
+    Kind.WAITING: "[waits|wait] in {collective}{place}{since}",
+    Kind.MISMATCHED: "[calls|call] {collective}{place}",
+    Kind.OUT_OF_COLLECTIVES:
+        "[calls|call] no further collective: [it has|they have] left your function",
+    Kind.UNRESPONSIVE:
+        "[does not answer: it is|do not answer: they are] blocked in C++ code{place}",
+    Kind.RETURNED: "already returned",
+    Kind.RAISED: "raised {o.error_type}{message}",
+    Kind.OUT_OF_MEMORY: "ran out of memory: [it|each] {o.shortage}",
+    Kind.LOST_CONNECTION: "lost [its|their] connection: another rank had left",
+    Kind.CALLED_EXIT: "called sys.exit({o.message})",
+    Kind.CANNOT_SEND: "{o.message}",
+    Kind.KILLED: "[was|were] killed by signal {o.signal.value} ({o.signal.name}){cause}",
+    Kind.PROCESS_EXITED: "ended [its process|their processes] with exit code {o.exit_code} before "
+                         "[it|they] returned (os._exit?)",
+    Kind.OUT_OF_MEMORY_IN_CPP:
+        "ran out of memory in C++ code, which gave up: [it|each] {o.shortage}",
 }
 
 
@@ -136,8 +131,9 @@ def describe(outcome: Outcome, ranks: int = 1) -> str:
     """What `ranks` ranks with this outcome did, as the rest of a sentence that names them."""
     number = f" (#{outcome.number})" if outcome.number else ""
     message = _shortened(outcome.message.strip())
-    return _PHRASES[outcome.kind][ranks > 1].format(
-        outcome=outcome, collective=outcome.collective + number, signal=outcome.signal,
+    phrase = re.sub(r"\[(.*?)\|(.*?)\]", r"\2" if ranks > 1 else r"\1", _PHRASES[outcome.kind])
+    return phrase.format(
+        o=outcome, collective=outcome.collective + number,
         message=f": {message}" if message else "", cause=_LIKELY_CAUSES.get(outcome.signal, ""),
         place=f" at {outcome.place}" if outcome.place else "",
         since=f" for {outcome.seconds:.0f} s" if outcome.seconds >= 1 else "")

@@ -1,5 +1,6 @@
 """The main function of a rank's process: join the group, run the function, send back the result."""
 
+import contextlib
 import ctypes
 import faulthandler
 import multiprocessing
@@ -79,18 +80,19 @@ def _die_with_caller():
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    try:  # while a rank holds this pipe open, the fork server does not notice its caller's end
+    # While a rank holds this pipe open, the fork server does not notice that its caller has ended.
+    with contextlib.suppress(ImportError, AttributeError, OSError):
         from multiprocessing.forkserver import _forkserver
 
         if _forkserver._forkserver_alive_fd is not None:
             os.close(_forkserver._forkserver_alive_fd)
             _forkserver._forkserver_alive_fd = None
-    except (ImportError, AttributeError, OSError):
-        pass
 
 
 def _redirect(output):
-    """Everything this process prints, C++ included, goes to the caller, line by line."""
+    """Sends everything that this process prints, C++ included, to the caller, line by line. Over a
+    pipe it appears in the cell under every front end; ipykernel's own capture of what child
+    processes print is off under nbval."""
     for number in (1, 2):
         os.dup2(output.fileno(), number)
     output.close()
@@ -122,6 +124,8 @@ def _join_group(config, channel):
     """Sets environment, threads and device of this rank, and initializes its process group."""
     os.environ.clear()  # the fork server has the environment of the time when it was started
     os.environ.update(config.environment)
+    # Loopback only, so that no rank listens on the network; NCCL takes a plain "lo" for a prefix of
+    # names. The flight recorder, which tells where a rank waits, is off unless it has a buffer.
     os.environ.update(
         RANK=str(config.rank), LOCAL_RANK=str(config.rank), WORLD_SIZE=str(config.ranks),
         LOCAL_WORLD_SIZE=str(config.ranks), LABS_RANK=str(config.rank), LABS_DEVICE=config.device,
@@ -163,10 +167,9 @@ def _outcome_fields(error, config) -> dict:
         message = str(error)
     except Exception as another:
         message = f"(its message cannot be shown: {type(another).__name__})"
-    try:
+    packed = None
+    with contextlib.suppress(Exception):
         packed = cloudpickle.dumps(error)
-    except Exception:
-        packed = None
     stack = source_lines.traceback_of(error)
     shortage = memory.shortage(error, message, config.memory_limit)
     return {"kind": _kind(error, message, shortage), "error": packed,
@@ -187,7 +190,5 @@ def _kind(error, message, shortage) -> Kind:
 
 def _flush():
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            pass

@@ -158,15 +158,15 @@ def test_a_subgroup_may_go_on_after_another_rank_has_returned():
     assert launch(work, ranks=3, quiet=True) == ["done"] * 3
 
 
-@pytest.mark.parametrize("deed, words", [
+@pytest.mark.parametrize("leave, words", [
     (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by signal 9 (SIGKILL), probably"),
     (lambda: os.kill(os.getpid(), signal.SIGSEGV), "was killed by signal 11 (SIGSEGV)"),
     (lambda: os._exit(3), "ended its process with exit code 3"),
     (lambda: sys.exit(3), "called sys.exit(3)")], ids=["SIGKILL", "SIGSEGV", "_exit", "exit"])
-def test_a_rank_that_leaves_is_named_for_what_it_did(deed, words):
+def test_a_rank_that_leaves_is_named_for_what_it_did(leave, words):
     def work():
         if dist.get_rank() == 1:
-            deed()
+            leave()
         dist.all_reduce(torch.ones(1))
 
     lines, seconds = failure(work)
