@@ -14,6 +14,7 @@ from labs.exercises.on_ranks import TOLERANCE, raise_on_all_ranks, worst
 from labs.exercises.verdicts import Wrong
 from labs.training import data
 from labs.training.models import trainable
+from labs.words import counted
 
 Tensors = dict[str, torch.Tensor]
 
@@ -207,7 +208,7 @@ def _judge_loss(loss, references, number, hints):
     want = [reference.losses[rank] for reference in references]
     if min(abs(loss - w) for w in want) <= 10 * TOLERANCE * max(1.0, abs(want[0])):
         return
-    when = f"after {number} step{'s' * (number != 1)}" if number else "before the first step"
+    when = f"after {counted(number, 'step')}" if number else "before the first step"
     raise Wrong(f"rank {rank}, {when}: the loss is {loss:.4f}, the reference's is {want[0]:.4f}",
                 hints.loss)
 

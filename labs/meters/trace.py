@@ -6,6 +6,8 @@ for gloo and for NCCL. All times are seconds; an interval is (begin, end).
 
 from dataclasses import dataclass, field
 
+from labs.words import counted
+
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 PHASES = ("forward", "backward", "optimizer")
 Interval = tuple[float, float]
@@ -115,7 +117,7 @@ class Trace:
     def __repr__(self):
         counts = ", ".join(f"{len(self.of(kind))} {kind}" for kind in KINDS if self.of(kind))
         steps = len(self.steps)
-        return (f"rank {self.rank} ({self.backend}): {steps} step{'s' * (steps != 1)} of "
+        return (f"rank {self.rank} ({self.backend}): {counted(steps, 'step')} of "
                 f"{1e3 * self.seconds / max(1, steps):.0f} ms; {counts}")
 
 

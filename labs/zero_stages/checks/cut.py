@@ -3,6 +3,7 @@
 import torch
 
 from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.words import counted
 
 CASES = [(size, ranks) for size in (1597, 12, 7, 3, 1) for ranks in (2, 3, 4, 8)]
 
@@ -23,7 +24,7 @@ def reject_wrong_pieces(pieces, flat: torch.Tensor, ranks: int) -> None:
         raise Wrong(f"cut returned {kind_of(pieces)}, not a list of tensors",
                     "A list with one piece for each rank.")
     if len(pieces) != ranks:
-        raise Wrong(f"{case}: {len(pieces)} piece{'s' * (len(pieces) != 1)}, not {ranks}",
+        raise Wrong(f"{case}: {counted(len(pieces), 'piece')}, not {ranks}",
                     "Every rank gets one, even if it is all padding: all ranks take part in every "
                     "collective.")
     # Collectives on one tensor need equal pieces; chunk() and a longer last piece have others.
