@@ -8,7 +8,7 @@ from labs.exercises.on_ranks import gradients as gradients_of
 from labs.exercises.reference import Step
 from labs.exercises.verdicts import shows
 from labs.manual_ddp import variants
-from labs.manual_ddp.checks.average_gradients import only_rank_0
+from labs.manual_ddp.checks.average_gradients import ONLY_RANK_0
 from labs.manual_ddp.checks.combine import as_gradient, gradients_of_shards
 from labs.pictures import buckets, curves, gradients, measured, palette, timelines, widgets
 from labs.predictions import traffic as predicted
@@ -39,7 +39,7 @@ def _before_and_after(average_gradients) -> list:
     """On a rank: [(name, gradient before, gradient after)] of the model with edge cases."""
     model = models.EdgeCaseModel(seed=0)
     [batch] = data.xy_batches(1, BATCH)
-    model(**Step(batch, only_rank_0).inputs()).loss.backward()
+    model(**Step(batch, ONLY_RANK_0).inputs()).loss.backward()
     before = gradients_of(model)
     average_gradients(model)
     return [(name, before[name], after) for name, after in gradients_of(model).items()]

@@ -1,8 +1,5 @@
 """Holds gradients to the reference's, and names the mistake behind those that differ."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 
@@ -11,39 +8,27 @@ from labs.exercises.reference import Reference, Tensors
 from labs.exercises.verdicts import Wrong
 from labs.training.models import EdgeCaseModel, trainable
 
-
-@dataclass(frozen=True)
-class GradientMistake:
-    """A wrong way to average, known by the gradient that it leaves.
-
-    sentence: what stands after "gradient"; {ranks} is filled in. gives(mean, own, ranks): the
-    gradient that it leaves, from the mean over the ranks and from this rank's own.
-    """
-
-    sentence: str
-    hint: str
-    gives: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-
-
+# What a gradient is instead of the mean over the ranks, a hint, and the value that shows it: a
+# function of the mean, of this rank's own gradient, and of the number of ranks.
 MISTAKES = (
-    GradientMistake("is the SUM over ranks, {ranks}.0x the reference's",
-                    "Divide by the world size.", lambda mean, own, ranks: mean * ranks),
-    GradientMistake("is still this rank's own: it was not averaged",
-                    "Is every gradient communicated, in every step, and put back where it came "
-                    "from?", lambda mean, own, ranks: own),
-    GradientMistake("is this rank's own divided by {ranks}: nothing was summed",
-                    "Sum over the ranks before you divide.", lambda mean, own, ranks: own / ranks),
-    GradientMistake("is the mean divided by {ranks} once more", "Divide once.",
-                    lambda mean, own, ranks: mean / ranks),
+    ("is the SUM over ranks, {ranks}.0x the reference's", "Divide by the world size.",
+     lambda mean, own, ranks: mean * ranks),
+    ("is still this rank's own: it was not averaged",
+     "Is every gradient communicated, in every step, and put back where it came from?",
+     lambda mean, own, ranks: own),
+    ("is this rank's own divided by {ranks}: nothing was summed",
+     "Sum over the ranks before you divide.", lambda mean, own, ranks: own / ranks),
+    ("is the mean divided by {ranks} once more", "Divide once.",
+     lambda mean, own, ranks: mean / ranks),
 )
 
 
 def name_mistake(got, mean, own) -> tuple[str, str]:
     """(sentence, hint) on a gradient that is not the mean over the ranks."""
     ranks = dist.get_world_size()
-    for mistake in MISTAKES:
-        if close(got, mistake.gives(mean, own, ranks)):
-            return mistake.sentence.format(ranks=ranks), mistake.hint
+    for sentence, hint, gives in MISTAKES:
+        if close(got, gives(mean, own, ranks)):
+            return sentence.format(ranks=ranks), hint
     if not got.any():
         return "is zero", "Where did the gradient go?"
     ratio = (got.norm() / mean.norm()).item()

@@ -15,7 +15,7 @@ from labs.manual_ddp.checks.overlap import judged_buckets
 from labs.meters.trace import Trace
 from labs.meters.trace_file import record_trace
 from labs.training import data
-from labs.training.loop import labelled_step
+from labs.training.loop import labelled_step, train
 from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.channel import report
@@ -75,16 +75,13 @@ def losses(wrap: Wrap, preset: Preset, steps: int, ranks: int) -> list[float]:
 
     def work():
         torch.set_num_threads(threads)
-        module, optimizer = comparison.build(as_strategy(wrap), preset)
+        pair = comparison.build(as_strategy(wrap), preset)
         for step, batch in enumerate(data.lm_batches(steps, preset.ranks * preset.batch,
                                                      preset.context)):
-            share = data.shard(batch, dist.get_rank(), ranks)
-            loss = module(**{name: v.to(devices.device()) for name, v in share.items()}).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            mean = loss.detach().clone()
-            dist.all_reduce(mean)
-            report(step=step, total=steps, loss=mean / ranks)
+            share = {name: value.to(devices.device()) for name, value in
+                     data.shard(batch, dist.get_rank(), ranks).items()}
+            loss = torch.tensor(train(*pair, [share]), device=devices.device())
+            dist.all_reduce(loss)
+            report(step=step, total=steps, loss=loss / ranks)
 
     return launch(work, ranks=ranks, verify=False, hang_after=60).series["loss"]

@@ -1,6 +1,8 @@
 """Records what a rank communicates: kind, elements and bytes of every collective, in order."""
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from unittest import mock
 
@@ -91,7 +93,8 @@ class Traffic(TorchDispatchMode):
         return sum(call.bytes for call in self.calls)
 
 
-def hook_waits(before=None, after=None):
+def hook_waits(before: Callable[[c10d.Work], None] | None = None,
+               after: Callable[[c10d.Work], None] | None = None) -> AbstractContextManager:
     """Returns a context manager; while it is open, each `Work.wait()` calls before(work) when it
     begins and after(work) when it has returned."""
     original = c10d.Work.wait

@@ -22,7 +22,7 @@ def test_shards_are_the_batch():
     assert torch.equal(batch["x"][:, 1:], batch["y"][:, :-1])
 
 
-def test_the_trap_model_has_its_traps():
+def test_the_edge_case_model_has_its_edge_cases():
     model = models.EdgeCaseModel()
     assert model.head.weight is model.embedding.weight
     assert not model.scale.requires_grad and dict(model.named_buffers())

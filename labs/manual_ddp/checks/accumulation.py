@@ -1,11 +1,13 @@
 """Checks of exercises 2.8 and 2.9: gradients that accumulate before they are synchronized."""
 
+import contextlib
+
 import torch.distributed as dist
 
 from labs.exercises.on_ranks import BATCH, close, gradients, on_ranks, raise_on_all_ranks, worst
 from labs.exercises.reference import Step
 from labs.exercises.verdicts import Wrong, check
-from labs.manual_ddp.checks.average_gradients import everywhere
+from labs.manual_ddp.checks.average_gradients import EVERY_RANK
 from labs.manual_ddp.checks.combine import split
 from labs.manual_ddp.checks.overlap import CAP
 from labs.manual_ddp.gradients import judge_gradients, mean_and_own, reference_model
@@ -24,7 +26,7 @@ def check_no_sync(wrap):
     def work():
         model, reference = EdgeCaseModel(seed=0), reference_model()
         module = wrap(model, CAP)
-        steps = [Step(batch, everywhere) for batch in data.xy_batches(3, BATCH)]
+        steps = [Step(batch, EVERY_RANK) for batch in data.xy_batches(3, BATCH)]
         for _ in range(2):  # the second time finds a flag that was not put back
             _accumulate(module, model, reference, steps)
             model.zero_grad()
@@ -49,7 +51,11 @@ def _accumulate(module, model, reference, steps):
     with module.no_sync():
         for number, step in enumerate(steps[:-1], 1):
             raise_on_all_ranks(_judge_inside, backward(step), module, model, own, number)
-    raise_on_all_ranks(_judge_after, backward(steps[-1]), model, mean, own)
+    raise_on_all_ranks(_judge_synchronized, backward(steps[-1]),
+                       "after no_sync, backward still communicates nothing",
+                       "Put the flag back when the block ends.")
+    # what was accumulated inside must be averaged too, not only the last backward's part
+    raise_on_all_ranks(judge_gradients, model, mean, own, "after no_sync, ")
 
 
 def _judge_inside(traffic, module, model, own, number):
@@ -66,32 +72,20 @@ def _judge_inside(traffic, module, model, own, number):
                         "Inside no_sync, gradients accumulate locally: neither averaged nor lost.")
 
 
-def _judge_after(traffic, model, mean, own):
+def _judge_synchronized(traffic, sentence, hint):
     if not traffic.calls:
-        raise Wrong("after no_sync, backward still communicates nothing",
-                    "Put the flag back when the block ends.")
-    # what was accumulated inside must be averaged too, not only the last backward's part
-    judge_gradients(model, mean, own, "after no_sync, ")
+        raise Wrong(sentence, hint)
 
 
 def _raise_inside(module, step):
-    """Leaves no_sync by an exception."""
-    try:
-        with module.no_sync():
-            raise KeyError
-    except KeyError:
-        pass
+    """Leaves no_sync by an exception, as an interrupted cell does."""
+    with contextlib.suppress(KeyError), module.no_sync():
+        raise KeyError
     with Traffic() as traffic:
         module(**step.inputs()).loss.backward()
-    module.zero_grad()
-    raise_on_all_ranks(_judge_exception, traffic)
-
-
-def _judge_exception(traffic):
-    # an interrupted cell would leave a module that never synchronizes again
-    if not traffic.calls:
-        raise Wrong("an exception inside no_sync left the flag down: nothing communicates any more",
-                    "Put the flag back in a `finally`.")
+    # the module must not stay silent for good
+    raise_on_all_ranks(_judge_synchronized, traffic, "an exception inside no_sync left the flag "
+                       "down: nothing communicates any more", "Put the flag back in a `finally`.")
 
 
 @check("2.9")

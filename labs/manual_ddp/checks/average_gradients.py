@@ -6,15 +6,15 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.on_ranks import (
-    BATCH,
-    close,
-    on_ranks,
-    raise_on_all_ranks,
-    torchs_own_refused,
-    worst,
+from labs.exercises.on_ranks import BATCH, on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.exercises.reference import (
+    Hints,
+    Mistake,
+    Reference,
+    Step,
+    judge_parameters,
+    train_beside_reference,
 )
-from labs.exercises.reference import Hints, Mistake, Step, judge_parameters, train_beside_reference
 from labs.exercises.verdicts import Wrong, check
 from labs.manual_ddp.gradients import judge_gradients, mean_and_own, reference_model, sgd
 from labs.manual_ddp.scaffold import torch_ddp
@@ -22,19 +22,11 @@ from labs.meters.traffic import Traffic
 from labs.training import data
 from labs.training.models import EdgeCaseModel, count_trainable
 
-_START_HINT = "The ranks must begin alike: call broadcast_state in __init__."
+# Which ranks use the layer `sometimes_unused`; on the others its gradient is None.
+EVERY_RANK, ONLY_RANK_0 = (lambda rank: True), (lambda rank: rank == 0)
+_START_HINT = "The ranks must begin with the same state: call broadcast_state in __init__."
 _OWN_START = Mistake("left as this rank built it", _START_HINT,
                      lambda _: [EdgeCaseModel(seed=dist.get_rank()).state_dict()])
-
-
-def everywhere(rank: int) -> bool:
-    """Whether the rank uses the layer `sometimes_unused`: every rank does."""
-    return True
-
-
-def only_rank_0(rank: int) -> bool:
-    """Whether the rank uses the layer `sometimes_unused`: elsewhere its gradient is None."""
-    return rank == 0
 
 
 @check("2.3", hints={"not in the same collective":
@@ -43,7 +35,7 @@ def check_average_gradients(average_gradients):
     """average_gradients(model), after backward, turns every gradient into the mean over ranks."""
     def work():
         [batch] = data.xy_batches(1, BATCH)
-        step, reference, model = Step(batch, only_rank_0), reference_model(), EdgeCaseModel(seed=0)
+        step, reference, model = Step(batch, ONLY_RANK_0), reference_model(), EdgeCaseModel(seed=0)
         reference.differentiate(step)
         model(**step.inputs()).loss.backward()
         with torchs_own_refused("DistributedDataParallel"), Traffic() as traffic:
@@ -89,7 +81,7 @@ def check_manual_ddp(wrap):
 
 
 def train_wrapped(wrap: Callable[[nn.Module], nn.Module], steps: int = 4,
-                  use_all: Callable[[int], bool] = everywhere) -> tuple[float, list[Traffic]]:
+                  use_all: Callable[[int], bool] = EVERY_RANK) -> tuple[float, list[Traffic]]:
     """On a rank: trains `wrap(model)` and compares it with the reference after every backward and
     every step. Returns the largest difference and the traffic of each step's backward."""
     reference, model, traffics = reference_model(), EdgeCaseModel(seed=dist.get_rank()), []
@@ -121,15 +113,9 @@ def _difference_from_torchs(wrap) -> float:
     optimizers = [sgd(model) for model in models]
     for batch in data.xy_batches(3, BATCH, seed=50):
         for module, optimizer in zip(modules, optimizers, strict=True):
-            module(**Step(batch, everywhere).inputs()).loss.backward()
+            module(**Step(batch, EVERY_RANK).inputs()).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    return raise_on_all_ranks(_judge_torchs, *(model.state_dict() for model in models))
-
-
-def _judge_torchs(got, torchs) -> float:
-    for name, want in torchs.items():
-        if not close(got[name], want):
-            raise Wrong(f"rank {dist.get_rank()}, {name!r}: after 3 steps it differs from that of "
-                        f"torch's DDP by {worst(got[name], want):.2g}")
-    return max(worst(got[name], want) for name, want in torchs.items())
+    return raise_on_all_ranks(judge_parameters, models[0].state_dict(),
+                              [Reference(models[1], sgd)], "after 3 steps, with torch's DDP as the "
+                              "reference")

@@ -29,7 +29,7 @@ def _judge(model, identities, traffic):
         raise Wrong("nothing was communicated: rank 0's state stayed where it was",
                     "It must travel to every rank.")
     _judge_values(model, EdgeCaseModel(seed=0), EdgeCaseModel(seed=rank))
-    # an optimizer that was made before the broadcast would go on updating the old parameters
+    # an optimizer that was built before the broadcast would go on updating the old parameters
     if identities != [id(parameter) for parameter in model.parameters()]:
         raise Wrong(f"rank {rank}: the parameters were replaced by new ones",
                     "Write into the tensors: an optimizer made earlier still holds them.")

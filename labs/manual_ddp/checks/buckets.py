@@ -134,7 +134,7 @@ def _delay_the_last_rank():
 
 
 def _judge_start(traffic, elements, started) -> Wrong | None:
-    # one call for the whole bucket: calls have a fixed price, which buckets are made to save
+    # one call for the whole bucket: each call has a fixed cost, which buckets save
     calls = traffic.of("all_reduce")
     if len(calls) != 1 or len(traffic.calls) != 1:
         kinds = ", ".join(call.kind for call in traffic.calls) or "nothing"

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from labs.exercises.on_ranks import BATCH, on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.exercises.reference import Step
 from labs.exercises.verdicts import Wrong, check
-from labs.manual_ddp.checks.average_gradients import everywhere, only_rank_0, train_wrapped
+from labs.manual_ddp.checks.average_gradients import EVERY_RANK, ONLY_RANK_0, train_wrapped
 from labs.manual_ddp.checks.buckets import judge_buckets
 from labs.meters.traffic import CollectiveCall, Mark, Traffic, hook_waits
 from labs.training import data
@@ -22,10 +22,10 @@ def check_overlap(wrap):
         small = judged_buckets(lambda model: wrap(model, CAP))
         model = EdgeCaseModel(seed=0)
         raise_on_all_ranks(_judge_order, order_of_events(small, model), model)
-        everyone, _ = train_wrapped(small, steps=4, use_all=everywhere)
+        everyone, _ = train_wrapped(small, steps=4, use_all=EVERY_RANK)
         # a parameter that only rank 0 uses never gets ready elsewhere, yet its bucket must leave
         # on every rank, and in the same order
-        some, _ = train_wrapped(small, steps=3, use_all=only_rank_0)
+        some, _ = train_wrapped(small, steps=3, use_all=ONLY_RANK_0)
         return max(everyone, some)
 
     return (f"the first bucket leaves before backward ends, and the numbers are the reference's "
@@ -60,7 +60,7 @@ def order_of_events(wrap, model) -> list[CollectiveCall | Mark]:
     with torchs_own_refused("DistributedDataParallel"):
         module = wrap(model)
     [batch] = data.xy_batches(1, BATCH)
-    loss = module(**Step(batch, everywhere).inputs()).loss
+    loss = module(**Step(batch, EVERY_RANK).inputs()).loss
     with traffic, hook_waits(before=lambda _: traffic.mark("wait")):
         traffic.mark("backward begins")
         loss.backward()

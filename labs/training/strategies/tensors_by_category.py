@@ -7,15 +7,14 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from labs.training.strategies.third_party import EngineModule
+from labs.training.strategies.third_party import EngineOptimizer
 
 
 def resident_tensors(module, optimizer) -> dict[str, list[torch.Tensor]]:
     """The tensors that any strategy's (module, optimizer) hold at this moment, for
     labs.meters.memory; keys "parameters", "gradients", "optimizer_state" and "buffers"."""
-    if isinstance(module, EngineModule):
-        return _deepspeed(module.engine.optimizer, module,
-                          stage3=module.engine.zero_optimization_stage() == 3)
+    if isinstance(optimizer, EngineOptimizer):
+        return _deepspeed(module.optimizer, module, stage3=module.zero_optimization_stage() == 3)
     inner = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
     shards, gathered = [], []
     for parameter in module.parameters():

@@ -6,8 +6,6 @@ import logging
 import os
 from unittest import mock
 
-from torch import nn
-
 from labs.training.models import blocks
 from labs.workers import devices
 
@@ -32,7 +30,7 @@ def deepspeed(model, optimizer_class, stage: int, **kwargs):
     with mock.patch("deepspeed.comm.torch.build_shm_op", lambda: None):
         engine, *_ = library.initialize(model=model, optimizer=optimizer,
                                         config=_config(model, stage), dist_init_required=False)
-    return EngineModule(engine), EngineOptimizer(engine)
+    return engine, EngineOptimizer(engine)
 
 
 deepspeed1 = functools.partial(deepspeed, stage=1)
@@ -65,17 +63,6 @@ def _config(model, stage) -> dict:
     return {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero,
             "gradient_clipping": 0.0,  # by default DeepSpeed clips at a norm of 1
             "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
-
-
-class EngineModule(nn.Module):
-    """DeepSpeed's engine as a module."""
-
-    def __init__(self, engine):
-        super().__init__()
-        self.engine = engine
-
-    def forward(self, *inputs, **named_inputs):
-        return self.engine(*inputs, **named_inputs)
 
 
 class EngineOptimizer:
