@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from labs.memory_math.checks.step_flops import check_step_flops
     from labs.memory_math.explorer import explore_memory, show_scaling
     from labs.memory_math.scaffold import measure_checkpointing, measure_ranks, model_sizes
-    from labs.predictions.hardware import gpu, overhead
+    from labs.predictions.hardware import overhead
     from labs.training.presets import preset
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

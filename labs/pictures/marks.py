@@ -1,6 +1,7 @@
 """The parts that charts of measurements share: bars, ticks, labels, axes, legends and numbers."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -8,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from labs.pictures import palette
+from labs.pictures.picture import WIDTH
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3, "bytes": 1}
 CHARACTER = 0.082  # inches that a character of 10 points takes, generously
@@ -49,17 +51,6 @@ def draw_tick(ax: Axes, value: float | None, place: float, colour: str, upright:
         lines(value, place - 0.43, place + 0.43, color=colour, linewidth=3, zorder=4)
 
 
-def draw_ticks(ax: Axes, predicted: float | None, guessed: float | None, place: float):
-    """Draws the prediction's and the student's tick across the bar at `place`."""
-    draw_tick(ax, predicted, place, palette.PREDICTED)
-    draw_tick(ax, guessed, place, palette.GUESSED)
-
-
-def draw_out_of_memory(ax: Axes, limit: float, place: float):
-    """Draws the red line at the limit that stopped the bar at `place`."""
-    ax.vlines(limit, place - 0.45, place + 0.45, color=palette.RANK_FAILED, linewidth=5, zorder=4)
-
-
 def tick_handles(rows: Iterable) -> list[Line2D]:
     """The legend's entries for the ticks (attributes `predicted`, `guessed`) that any row has."""
     rows = list(rows)
@@ -76,19 +67,64 @@ def tick_words(predicted: float | None, guessed: float | None,
     return [f"{name} {text(value)}" for name, value in named if value is not None]
 
 
-def label_start(end: float, predicted: float | None, guessed: float | None, room: float) -> float:
-    """Where a bar's label, which takes `room`, begins: right of the bar and the predicted tick, and
-    right of the guess too where that would lie under the label."""
-    end = max(end, predicted or 0)
-    return guessed if guessed and end < guessed < end + room else end
+@dataclass(frozen=True)
+class LabelledBar:
+    """A horizontal bar in the axis's unit: (length, style) pairs end to end, the text right of it,
+    ticks, and the limit at which the rank ran out of memory."""
+
+    parts: list[tuple[float, dict]]
+    label: str
+    predicted: float | None = None
+    guessed: float | None = None
+    limit: float | None = None
+
+    @property
+    def end(self) -> float:
+        """Where the rightmost of bar, predicted tick and limit is."""
+        return max(sum(length for length, _ in self.parts), self.predicted or 0, self.limit or 0)
 
 
-def draw_label(ax: Axes, place: float, start: float, text: str, colour: str = palette.INK,
-               size: float = 10):
-    """Writes text right of `start` on a patch of paper, so that no line runs through it."""
-    ax.annotate(text, (start, place), xytext=(8, 0), textcoords="offset points", va="center",
-                fontsize=size, zorder=3, color=colour,
-                bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})
+def label_spans(rows: list[LabelledBar], inches: float) -> list[tuple[float, float]]:
+    """Where each bar's label begins and ends on an axis of `inches` that has room for all: right of
+    the bar and the predicted tick, and right of the guess too where that would lie under it."""
+    rooms = [CHARACTER * (len(row.label) + 3) for row in rows]
+    per_inch = _longest(rows) / (inches - max(rooms))
+    spans = []
+    for row, room in zip(rows, rooms, strict=True):
+        end = row.end + room * per_inch
+        start = row.guessed if row.guessed and row.end < row.guessed < end else row.end
+        spans.append((start, start + room * per_inch))
+    return spans
+
+
+def _longest(rows) -> float:
+    return max(max(row.end, row.guessed or 0) for row in rows) or 1
+
+
+def draw_bars(ax: Axes, rows: list[LabelledBar], inches: float, right: float = 0,
+              size: float = 10):
+    """Draws a bar for each row with its ticks and label. inches: of the axis, which ends right of
+    all labels and not before `right`. size: of the labels, in points."""
+    spans = label_spans(rows, inches)
+    for place, (row, (start, _)) in enumerate(zip(rows, spans, strict=True)):
+        draw_stack(ax, place, row.parts)
+        draw_tick(ax, row.predicted, place, palette.PREDICTED)
+        draw_tick(ax, row.guessed, place, palette.GUESSED)
+        if row.limit is not None:
+            ax.vlines(row.limit, place - 0.45, place + 0.45, color=palette.RANK_FAILED,
+                      linewidth=5, zorder=4)
+        # On a patch of paper, so that no line runs through the text.
+        ax.annotate(row.label, (start, place), xytext=(8, 0), textcoords="offset points",
+                    va="center", fontsize=size, zorder=3,
+                    color=palette.INK if row.limit is None else palette.RANK_FAILED,
+                    bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})
+    ax.set_xlim(0, max([right, 1.03 * _longest(rows), *(end for _, end in spans)]))
+    plain_numbers(ax.xaxis)
+
+
+def axis_inches(names: Iterable[str]) -> float:
+    """Inches that are left for the axis of a chart whose rows have these names."""
+    return WIDTH - 0.35 - CHARACTER * max(len(line) for name in names for line in name.split("\n"))
 
 
 def name_rows(ax: Axes, names: list[str], above: float = 0.55):
@@ -110,3 +146,24 @@ def legend_above(figure: Figure, handles: list, columns: int | None = None, **st
                       frameon=False, **{"fontsize": 9.5, "handlelength": 1.4,
                                         "columnspacing": 1.3, **style})
 
+
+
+# Until the panels of notebook 04 are drawn with draw_bars.
+def draw_ticks(ax, predicted, guessed, place):
+    draw_tick(ax, predicted, place, palette.PREDICTED)
+    draw_tick(ax, guessed, place, palette.GUESSED)
+
+
+def draw_out_of_memory(ax, limit, place):
+    ax.vlines(limit, place - 0.45, place + 0.45, color=palette.RANK_FAILED, linewidth=5, zorder=4)
+
+
+def label_start(end, predicted, guessed, room):
+    end = max(end, predicted or 0)
+    return guessed if guessed and end < guessed < end + room else end
+
+
+def draw_label(ax, place, start, text, colour=palette.INK, size=10):
+    ax.annotate(text, (start, place), xytext=(8, 0), textcoords="offset points", va="center",
+                fontsize=size, zorder=3, color=colour,
+                bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})

@@ -26,30 +26,19 @@ def bars(rows: list[Bar], unit: str, title: str = "",
     """A picture of horizontal bars with ticks. title: what the axis counts, after its unit; limit:
     (value, name) of a line across all bars."""
     figure, ax = canvas(WIDTH, 1.05 + 0.46 * len(rows))
-    widest = max(v for row in rows for v in
-                 (row.measured, row.predicted, row.guessed, limit and limit[0]) if v)
-    ends = [_draw_bar(ax, place, row, unit, widest) for place, row in enumerate(rows)]
-    marks.name_rows(ax, [row.name for row in rows])
+    names = [row.name for row in rows]
+    drawn = [marks.LabelledBar([(row.measured, {"color": row.colour})],
+                               f"{marks.format_number(row.measured)} {unit}", row.predicted,
+                               row.guessed) for row in rows]
+    marks.draw_bars(ax, drawn, marks.axis_inches(names), 1.03 * limit[0] if limit else 0)
+    marks.name_rows(ax, names)
     if limit:
         ax.axvline(limit[0], color=palette.MUTED, linestyle=(0, (4, 3)), linewidth=1, zorder=0)
         ax.text(limit[0], -0.55, limit[1], ha="center", va="bottom", color=palette.MUTED)
-    ax.set_xlim(0, max(widest * 1.03, *ends))
-    marks.plain_numbers(ax.xaxis)
     ax.set_xlabel(f"{unit} {title}".strip())
     marks.legend_above(figure, [Patch(color=rows[0].colour, label="measured"),
                                 *marks.tick_handles(rows)])
     return Picture(figure, _in_words(rows, unit, title), data=rows)
-
-
-def _draw_bar(ax, place, row, unit, widest) -> float:
-    """Draws one row; returns where its label ends."""
-    text = f"{marks.format_number(row.measured)} {unit}"
-    room = widest * 0.0155 * (len(text) + 3)
-    start = marks.label_start(row.measured, row.predicted, row.guessed, room)
-    ax.barh(place, row.measured, height=0.62, color=row.colour)
-    marks.draw_ticks(ax, row.predicted, row.guessed, place)
-    marks.draw_label(ax, place, start, text)
-    return start + room
 
 
 def _in_words(rows, unit, title) -> str:

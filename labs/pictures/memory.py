@@ -76,9 +76,8 @@ def memory_bars(rows: list[MemoryRow], title: str = "", capacities: list[Capacit
     figure, ax = canvas(WIDTH, 1.05 + ROW * len(rows) + layout.heads + 0.22 * len(lines))
     ax.set_title("\n".join(lines), loc="left", fontsize=10)
     marks.name_rows(ax, [row.name for row in rows], above=0.55 + layout.heads / ROW)
-    ax.set_xlim(0, layout.right / layout.size)
-    for place, row in enumerate(rows):
-        _draw_row(ax, place, row, layout)
+    marks.draw_bars(ax, [layout.drawn(row) for row in rows], layout.wide,
+                    layout.right / layout.size)
     gpu_lines.draw_upright(ax, layout.lines, layout.size, -0.5, ROW)
     ax.set_xlabel(_axis_title(ax.xaxis, layout.unit, title))
     _legend(figure, rows)
@@ -94,10 +93,13 @@ class _Layout:
         self.longest = (max((max(row.end, row.guessed or 0) for row in rows), default=0)
                         or min(capacities, default=(1,))[0])  # nothing to draw, but an axis
         self.unit, self.size = marks.unit_for(self.longest, unit)
-        self.wide = WIDTH - 0.35 - marks.CHARACTER * max(
-            len(line) for row in rows for line in row.name.splitlines())
+        self.wide = marks.axis_inches(row.name for row in rows)
         self.shown = gpu_lines.capacities_shown(capacities, self.longest)
-        self.right = self._right(rows)
+        names = [line[0] + len(line[1]) * gpu_lines.SIZE * self.longest / self.wide
+                 for line in self.shown[-1:]]
+        spans = marks.label_spans([self.drawn(row) for row in rows], self.wide)
+        self.right = max([1.03 * self.longest, *(1.12 * end for end in names),
+                          *(end * self.size for _, end in spans)])
         self.lines = gpu_lines.name_levels(gpu_lines.merge_close(self.shown, 0.012 * self.right),
                                  self.right / self.wide)
         levels = [level for *_, level in self.lines]
@@ -117,19 +119,14 @@ class _Layout:
         overhead = f" + {self.number(row.overhead)}" if row.overhead else ""
         return f"{self.number(row.bar.total)}{overhead} {self.unit}"
 
-    def label_start(self, row, right: float) -> tuple[float, float]:
-        """Bytes at which a row's label begins, and that it takes, on an axis that ends at `right`
-        bytes."""
-        room = marks.CHARACTER * len(f"   {self.label(row)}") * right / self.wide
-        return marks.label_start(row.end, row.predicted_total, row.guessed, room), room
-
-    def _right(self, rows) -> float:
-        """Room for bars, their labels and the names of the capacities."""
-        labels = [self.label_start(row, self.longest) for row in rows]
-        names = [line[0] + len(line[1]) * gpu_lines.SIZE * self.longest / self.wide
-                 for line in self.shown[-1:]]
-        return max([1.03 * self.longest, *(start + 1.12 * room for start, room in labels),
-                    *(1.12 * name for name in names)])
+    def drawn(self, row) -> marks.LabelledBar:
+        """The row in the chart's unit."""
+        parts = _parts(row, self.size)
+        if row.out_of_memory and not row.bar.total:  # the limit is all that is known
+            parts = [(row.limit / self.size, {"color": palette.BORDER, "alpha": 0.5})]
+        predicted = None if row.is_pale else row.predicted_total
+        ticks = (value and value / self.size for value in (predicted, row.guessed, row.limit))
+        return marks.LabelledBar(parts, self.label(row), *ticks)
 
 
 def _with_limit(row, capacities) -> MemoryRow:
@@ -139,20 +136,6 @@ def _with_limit(row, capacities) -> MemoryRow:
         raise ValueError(f"{row.name!r} ran out of memory, but at how many bytes? Give the row a "
                          "limit, or the picture a capacity")
     return replace(row, limit=min(capacities)[0])
-
-
-def _draw_row(ax, place, row, layout):
-    size = layout.size
-    end = marks.draw_stack(ax, place, _parts(row, size))
-    if row.out_of_memory:
-        if not end:  # nothing is known but the limit: a grey bar up to it
-            ax.barh(place, row.limit / size, height=marks.BAR, color=palette.BORDER, alpha=0.5)
-        marks.draw_out_of_memory(ax, row.limit / size, place)
-    predicted = None if row.is_pale else row.predicted_total and row.predicted_total / size
-    marks.draw_ticks(ax, predicted, row.guessed and row.guessed / size, place)
-    start, _ = layout.label_start(row, layout.right)
-    marks.draw_label(ax, place, start / size, layout.label(row),
-               palette.RANK_FAILED if row.out_of_memory else palette.INK)
 
 
 def _parts(row, size) -> list[tuple[float, dict]]:

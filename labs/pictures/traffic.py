@@ -10,6 +10,7 @@ from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.words import counted
 
 ROW = 0.42  # inches from one bar to the next
+PANEL = 2.6  # inches of a panel's axis, at least
 
 
 @dataclass(frozen=True)
@@ -27,29 +28,15 @@ class TrafficRow:
     predicted_bytes: float | None = None
 
 
-@dataclass(frozen=True)
-class _Bar:
-    """A row of one of the two panels."""
-
-    parts: dict[str, float]
-    words: str
-    predicted: float | None = None
-    guessed: float | None = None
-
-    @property
-    def end(self) -> float:
-        return max(sum(self.parts.values()), self.predicted or 0)
-
-
 def stacked_traffic(rows: list[TrafficRow], ranks: int) -> Picture:
     """Draws two horizontal bars for each row, of elements and of bytes, stacked by collective, with
     the prediction's tick and the student's."""
     most = max(sum(row.bytes.values()) for row in rows)
     unit, size = marks.unit_for(most)
     figure, axes = canvas(WIDTH, 1.35 + ROW * len(rows), ncols=2, sharey=True)
-    _panel(axes[0], [_elements(row) for row in rows])
+    marks.draw_bars(axes[0], [_elements(row) for row in rows], PANEL, size=9.5)
     axes[0].xaxis.set_major_locator(MultipleLocator(1))
-    _panel(axes[1], [_bytes(row, unit, size) for row in rows])
+    marks.draw_bars(axes[1], [_bytes(row, unit, size) for row in rows], PANEL, size=9.5)
     marks.name_rows(axes[0], [row.name for row in rows])
     axes[0].set_xlabel("Ψ elements that travel per step\n(an all-reduce counts twice)")
     axes[1].set_xlabel(f"{unit} that travel per step\n(each rank sends {ranks - 1}/{ranks} of it)")
@@ -66,37 +53,23 @@ def _of(row, kind) -> float:
     return row.elements.get(kind, 0)
 
 
-def _elements(row) -> _Bar:
+def _elements(row) -> marks.LabelledBar:
     calls = f" in {counted(row.calls, 'call')}" if row.calls else ""
-    return _Bar(row.elements, f"{_psi(sum(row.elements.values()))}{calls}", row.predicted,
-                row.guessed)
+    return marks.LabelledBar(_parts(row.elements),
+                             f"{_psi(sum(row.elements.values()))}{calls}", row.predicted,
+                             row.guessed)
 
 
-def _bytes(row, unit, size) -> _Bar:
-    parts = {kind: nbytes / size for kind, nbytes in row.bytes.items()}
-    predicted = row.predicted_bytes and row.predicted_bytes / size
-    return _Bar(parts, f"{marks.format_number(sum(parts.values()))} {unit}", predicted)
+def _bytes(row, unit, size) -> marks.LabelledBar:
+    total = marks.format_number(sum(row.bytes.values()) / size)
+    return marks.LabelledBar(_parts(row.bytes, size), f"{total} {unit}",
+                             row.predicted_bytes and row.predicted_bytes / size)
 
 
-def _panel(ax, bars):
-    inches = 2.6  # the least width of a panel's axis
-    most = max(max(bar.end, bar.guessed or 0) for bar in bars) or 1
-    rooms = [marks.CHARACTER * (len(bar.words) + 2) for bar in bars]
-    scale = most / (inches - max(rooms))
-    ends = []
-    for place, (bar, room) in enumerate(zip(bars, rooms, strict=True)):
-        marks.draw_stack(ax, place, ((size, _style(kind)) for kind, size in bar.parts.items()))
-        marks.draw_ticks(ax, bar.predicted, bar.guessed, place)
-        start = marks.label_start(bar.end, bar.predicted, bar.guessed, room * scale)
-        ends.append(max(start + room * scale, 1.03 * (bar.guessed or 0)))
-        marks.draw_label(ax, place, start, bar.words, size=9.5)
-    ax.set_xlim(0, max(ends))
-    marks.plain_numbers(ax.xaxis)
-
-
-def _style(kind) -> dict:
-    colour = palette.COLLECTIVES.get(kind, palette.COLLECTIVES["other"])
-    return {"color": colour, "edgecolor": "white", "linewidth": 0.5}
+def _parts(sizes, unit=1) -> list[tuple[float, dict]]:
+    return [(size / unit, {"color": palette.COLLECTIVES.get(kind, palette.COLLECTIVES["other"]),
+                           "edgecolor": "white", "linewidth": 0.5})
+            for kind, size in sizes.items()]
 
 
 def _psi(value) -> str:

@@ -5,14 +5,15 @@ import random
 from labs.exercises.verdicts import Wrong, check
 from labs.memory_math import formula_feedback as feedback
 from labs.memory_math.checks import STATES, TABLE_HINT
+from labs.predictions.memory_recipes import Recipe, model_states
 from labs.training.memory_categories import GB
 
 
-def states_per_rank(count: float, recipe: tuple, stage: int, ranks: int) -> tuple[float, ...]:
+def states_per_rank(count: float, recipe: tuple, stage: int, ranks: int) -> list[float]:
     """Bytes of parameters, gradients and optimizer state on one rank. recipe: bytes per parameter
-    of each. Source: Rajbhandari et al., ZeRO, section 5."""
-    return tuple(count * size / (ranks if stage >= divided_from else 1)
-                 for size, divided_from in zip(recipe, (3, 2, 1), strict=True))
+    of each."""
+    held = model_states(count, Recipe("", *recipe), ranks=ranks, stage=stage).by_name()
+    return [held[name] for name in STATES]
 
 
 @check("1.3", hints=TABLE_HINT)
