@@ -4,8 +4,8 @@
 # **120 minutes** · any machine with 2 cores; on GPUs it shows speed too
 #
 # Fully sharded data parallelism (FSDP) is ZeRO-3 as torch ships it. You apply `fully_shard`, see
-# that it does what your ZeRO-3 does, choose its units, and train what DDP has no memory for, under
-# a limit that really ends a rank.
+# that it does what your ZeRO-3 does, and choose its units. Then you train a model for which DDP has
+# no memory, under a limit at which a rank's allocation fails.
 #
 # *On a rented 8×A100 node: 5 minutes of compute, about $1.86.*
 
@@ -39,12 +39,12 @@ PRESET
 # ## From ZeRO-3 to `fully_shard`
 #
 # `fully_shard(module)` makes a module a **unit**: its parameters become shards (`DTensor`), are
-# gathered just before its forward and backward, freed after, and their gradients are
-# reduce-scattered. Parameters that belong to a unit inside stay with that one; so begin inside, and
-# end with the root.
+# gathered just before its forward and backward, and freed after; its gradients are
+# reduce-scattered. A parameter that already belongs to a unit stays with that unit, so shard the
+# inner modules first, and the root last.
 #
-# The parameters are **new objects** afterwards. `mesh=lab.mesh()` says which ranks share:
-# here all.
+# The parameters are **new objects** afterwards. `mesh=lab.mesh()` says which ranks share: here all
+# of them.
 
 # %%
 # Exercise 4.1: each block is a unit, what is left belongs to the root
@@ -62,8 +62,9 @@ def shard(model, optimizer_class, **settings):
 lab.check_shard(shard)
 
 # %% [markdown]
-# The check trains a GPT-2 of width 33 beside a twin, on 2 and 4 ranks, neither of which divides
-# 33; then it counts bytes by category and collectives by kind.
+# The check trains a GPT-2 of width 33 on 2 and 4 ranks, neither of which divides 33, and compares
+# it with a reference that one process trains on the whole batch. Then it counts bytes by category
+# and collectives by kind.
 #
 # In fp32 with AdamW, DDP holds 16Ψ bytes and its buckets. How many MB will one of the ranks hold
 # after backward under your strategy? The preset's GPT-2 has Ψ = 1.2 million.
@@ -73,45 +74,45 @@ lab.check_shard(shard)
 ### BEGIN SOLUTION
 my_guess = 12
 ### END SOLUTION
-labs.guess("MB per rank after backward, fully_shard", my_guess)
+labs.guess("4.1", "MB per rank after backward, fully_shard", my_guess)
 
 # %% [markdown]
-# Beside it: the ZeRO-3 that you built. The next cell takes your `zero3` out of notebook 03's file
-# and tries it; if it is not finished, the worked one stands in for it.
+# Compare it with the ZeRO-3 that you built. The next cell takes your `zero3` from notebook 03's file
+# and checks it; if it does not pass, the cell takes the worked solution's.
 
 # %%
 zero3 = lab.your_zero3()
 zero3
 
 # %%
-lab.beside_zero3(zero3, shard, PRESET)
+lab.compare_with_zero3(zero3, shard, PRESET)
 
 # %% [markdown]
 # **Notice:** the black ticks are ZeRO's formulas for stages 0 and 3: 16Ψ and 16Ψ/N bytes, 2Ψ and 3Ψ
-# elements. `fully_shard` **is** your ZeRO-3, with one call less: it keeps the root from forward to
-# backward. Told to free it there, it sends the same bytes in as many calls. DDP's buffers are its
-# buckets, a second copy of the gradients.
+# elements. `fully_shard` **is** your ZeRO-3, with one call less, because it keeps the root gathered
+# from forward to backward. With the root freed in between it sends the same bytes in as many calls.
+# DDP's buffers are its buckets, a second copy of the gradients.
 
 # %% [markdown]
 # ## Which units?
 #
-# One unit for the whole model means two collectives, and everything gathered at once. One unit for
-# each linear layer means little gathered, and many collectives, each with a fixed price.
+# One unit for the whole model means two collectives, and everything gathered at once. One per linear
+# layer means little gathered, and many collectives, each with a fixed price.
 #
-# A step gathers the root once: it stays until backward has ended. Every other unit is gathered for
-# forward and for backward. Each is reduce-scattered once. The number for blocks stands above. How
-# many are they if each of a block's four linear layers is a unit?
+# A step gathers the root once, because it stays until backward has ended, and every other unit twice.
+# Each is reduce-scattered once. The chart above shows one unit per block. How many collectives will
+# it be with one unit for each of a block's four linear layers?
 
 # %%
 # A guess, for exercise 4.2
 ### BEGIN SOLUTION
 my_guess = 60
 ### END SOLUTION
-labs.guess("collectives per step, each linear", my_guess)
+labs.guess("4.2", "collectives per step, each linear", my_guess)
 
 # %% [markdown]
-# While one unit computes, the next is already being gathered, so two **neighbours** are whole at
-# the same time, and the root.
+# While one unit computes, the next is already being gathered. So two **neighbours** and the root are
+# whole at the same time.
 
 # %%
 # Exercise 4.2: what a wrapping costs
@@ -130,20 +131,21 @@ lab.check_cost(cost)
 
 # %%
 wrappings = {"whole model": lambda model: [], "each block": lab.blocks, "each linear": lab.linears}
-swept = lab.sweep(wrappings, PRESET)
-lab.show_sweep(swept, wrappings, cost)
+compared = lab.compare_wrappings(wrappings, PRESET)
+lab.show_wrappings(compared, wrappings, cost)
 
 # %% [markdown]
-# **Notice:** from the whole model to blocks, what is gathered (buffers) shrinks most; from blocks to
-# linear layers little is left to win, and the collectives multiply. Buffers may be twice what `cost`
-# counts: a unit arrives in one flat buffer, and its parameters are copied out of it. Few tokens are
-# trained here, so that activations do not cover it. Milliseconds on a CPU say little of a GPU's.
+# **Notice:** from the whole model to blocks, the gathered bytes (buffers) shrink most. From blocks to
+# linear layers they shrink little more, and the collectives multiply. Buffers may be twice what
+# `cost` counts, because a unit arrives in one flat buffer and its parameters are copied out of it.
+# Few tokens are trained here, because activations would hide the buffers. Milliseconds on a CPU say
+# little about a GPU's.
 
 # %% [markdown]
 # ## The rule
 #
 # Every collective has a fixed price, so take the **fewest** that fit: the largest units whose
-# gathered bytes have room beside shards and activations. Often that is one unit for each block.
+# gathered bytes have room next to shards and activations. Often that is one unit for each block.
 
 # %%
 # Exercise 4.3: choose a wrapping
@@ -165,27 +167,27 @@ lab.check_choose(choose)
 # that beyond what it starts with, and the allocation that would exceed it fails. On a GPU the same
 # option sets a fraction of the device's memory.
 #
-# Everything counts that a process may write, so Python's objects and thread stacks too. Four ranks
+# All writable memory counts, so Python's objects and thread stacks too. Four ranks
 # train a GPT-2 with 8 layers of width 160, first with DDP, then with your `shard`.
 
 # %%
 LIMIT = 47_000_000  # bytes for each rank
-lab.under_limit({"DDP": lab.ddp, "FSDP": shard}, LIMIT)
+lab.train_under_limit({"DDP": lab.ddp, "FSDP": shard}, LIMIT)
 
 # %% [markdown]
-# **Notice:** the hatched bar is what DDP would have needed, by formula; the red wall is where the
-# operating system ended it. With FSDP the same model, data and limit train, and the measured bar ends
-# where the formula's tick stands.
+# **Notice:** the hatched bar is what DDP would have needed, by formula. The red line is the limit at
+# which the operating system refused DDP's allocation. FSDP trains the same model on the same data
+# under the same limit, and its measured bar ends at the formula's tick.
 
 # %% [markdown]
 # ## Compute instead of remember
 #
 # Now activations are the largest part. **Activation checkpointing** keeps only a block's input, and
-# runs the block again when backward reaches it. Each block gets a checkpoint of its own; a single one
-# around the model would bring everything back at once.
+# runs the block again when backward reaches it. Each block gets a checkpoint of its own, because a
+# single one around the model would bring all activations back at once.
 #
-# `checkpoint_wrapper(block)` is a module that does so. `lab.blocks(model)` is the model's own list:
-# what you put into it is what the model runs. Wrap first, then shard.
+# `checkpoint_wrapper(block)` returns a module that does so. `lab.blocks(model)` is the model's own
+# list: the model runs what you put into it. Wrap first, then shard.
 
 # %%
 # Exercise 4.4: every block is computed again in backward
@@ -215,24 +217,25 @@ def offloaded(model, optimizer_class, **settings):
     return model, optimizer_class(model.parameters(), **settings)
 
 
-compared = lab.compare({"DDP": lab.ddp, "FSDP": shard, "FSDP + checkpointing": checkpointed,
-                        "FSDP + CPU offload": offloaded})
-lab.show_rungs(compared)
+compared = lab.compare_strategies({
+    "DDP": lab.ddp, "FSDP": shard, "FSDP + checkpointing": checkpointed,
+    "FSDP + CPU offload": offloaded})
+lab.show_memory_and_time(compared)
 
 # %% [markdown]
 # **Notice:** much material says checkpointing takes three times less memory for 30 % more time. The
-# line below the chart says what it is here. The three is of activations alone, and grows with the
-# layers, since only one block is ever whole. The 30 % is of arithmetic: a second forward, where
-# backward costs two. Here much of FSDP's step is collectives (DDP computes as much), and they do not
-# grow. Seconds on a CPU say little of a GPU's.
+# line below the chart says what it is here. The three counts activations alone, and grows with the
+# layers, because only one block has all of its activations at a time. The 30 % counts arithmetic: a
+# second forward, where backward costs two. Here collectives take much of FSDP's step, and they do not
+# grow. Seconds on a CPU say little about a GPU's.
 
 # %%
 lab.show_offload(compared)
 
 # %% [markdown]
-# **Notice:** all ranks of this lab are on the CPU, where nothing moves: offload saves nothing here,
-# and its time is FSDP's but for noise. The bytes tell what would stay on a GPU, and what would travel.
-# The code path is the real one.
+# **Notice:** on CPU ranks nothing moves, so offload saves nothing, and its time is FSDP's up to noise.
+# The table's bytes say what stays on a GPU, and what travels to the host and back. The code is the
+# same on both.
 
 # %% [markdown]
 # ## The largest model that fits
@@ -245,35 +248,35 @@ lab.show_offload(compared)
 ### BEGIN SOLUTION
 my_guess = 3
 ### END SOLUTION
-labs.guess("times larger than with DDP, FSDP + checkpointing", my_guess)
+labs.guess("4.4", "times larger than with DDP, FSDP + checkpointing", my_guess)
 
 # %% [markdown]
-# `lab.largest` first **predicts**, in layers: tensors by the closed form of notebook 01, and beside
-# them what the process took in two runs without a limit. Then it trains real models under the limit, larger
-# and smaller, until one fits and the next one dies.
+# `lab.largest_model` first **predicts**, in layers: tensors by the closed form of notebook 01, plus
+# what the process took in addition in two runs without a limit. Then it trains real models under
+# the limit, larger and smaller, until one fits and the next one runs out of memory.
 
 # %%
-largest_ddp = lab.largest("DDP", lab.ddp, LIMIT)
+largest_ddp = lab.largest_model("DDP", lab.ddp, LIMIT)
 largest_ddp
 
 # %%
-largest_fsdp = lab.largest("FSDP", shard, LIMIT)
+largest_fsdp = lab.largest_model("FSDP", shard, LIMIT)
 largest_fsdp
 
 # %%
-largest_checkpointed = lab.largest("FSDP + checkpointing", checkpointed, LIMIT)
+largest_checkpointed = lab.largest_model("FSDP + checkpointing", checkpointed, LIMIT)
 largest_checkpointed
 
 # %%
-lab.show_ladder(compared, largest_ddp, largest_fsdp, largest_checkpointed)
+lab.show_largest_models(compared, largest_ddp, largest_fsdp, largest_checkpointed)
 
 # %%
-lab.table(compared, largest_ddp, largest_fsdp, largest_checkpointed)
+lab.summary_table(compared, largest_ddp, largest_fsdp, largest_checkpointed)
 
 # %% [markdown]
-# **Notice:** prediction and trial agree within a layer; a formula is cheaper than a dead job. FSDP's gain grows
-# with the ranks, because states shrink as 1/N; activations do not, and that is what checkpointing is
-# for.
+# **Notice:** prediction and trial agree within a layer; a formula is cheaper than a job that runs out
+# of memory. FSDP's gain grows with the ranks, because states shrink as 1/N. Activations do not, so
+# checkpointing has to shrink them.
 
 # %% [markdown]
 # ## Mixed precision
@@ -282,7 +285,7 @@ lab.table(compared, largest_ddp, largest_fsdp, largest_checkpointed)
 # `reduce_dtype`: what gradients travel and are summed in. The shards that the optimizer updates stay
 # as the model was built, in fp32.
 #
-# bf16 has fp32's range with fewer digits; so compute in bf16, and add up in fp32.
+# bf16 has fp32's range with fewer digits. So compute in bf16, and sum in fp32.
 
 # %%
 # Exercise 4.5: gather and compute in bf16, reduce in fp32
@@ -304,7 +307,7 @@ lab.check_mixed(mixed)
 lab.show_precision(shard, mixed)
 
 # %% [markdown]
-# **Notice:** shards and optimizer state stay as they are; activations and what is gathered halve. On the
+# **Notice:** shards and optimizer state stay as they are; activations and gathered bytes halve. On the
 # wire, two gathers in bf16 and a reduction in fp32 are 2 + 2 + 4 bytes for a parameter, as many as
 # the two passes of an fp32 all-reduce, 4 + 4.
 
@@ -313,23 +316,23 @@ lab.show_precision(shard, mixed)
 # tokens that is part of a batch of 262,144 has small gradients. Which of them survive?
 
 # %%
-lab.underflow()
+lab.count_underflow()
 
 # %% [markdown]
 # **Notice:** fp16 loses gradients to **underflow**: with the loss multiplied by 65,536 they are back
-# (the optimizer must then divide). That is **loss scaling**. bf16 needs none: it has fp32's range, so
-# multiplying brings nothing back. What is zero all the same are sums whose terms cancel: a matter of
-# digits.
+# (the optimizer must then divide). That is **loss scaling**. bf16 needs none, because it has fp32's
+# range. The zeros that remain are exact cancellations. They come from rounding, so scaling the loss
+# cannot bring them back.
 
 # %% [markdown]
 # ## Never whole
 #
 # So far every rank built the whole model first; a large one would not fit. On the **meta device** a
-# tensor has a shape and no memory. So: build there, shard, and only then
-# `to_empty(device=lab.device())`, which gives each rank memory for its shards, with whatever lies in
-# it. Each module's `reset_parameters()` then draws the numbers.
+# tensor has a shape and no memory. So build there, shard, and only then call
+# `to_empty(device=lab.device())`, which gives each rank uninitialised memory for its shards. Each
+# module's `reset_parameters()` then draws the numbers.
 #
-# On a CPU every rank draws with its own generator: equal seeds would give equal shards.
+# On a CPU every rank draws with its own generator, so equal seeds would give equal shards.
 
 # %%
 # Exercise 4.6: a model that no rank ever holds
@@ -354,7 +357,7 @@ lab.check_from_meta(from_meta)
 # %% [markdown]
 # ## Save shards, load on other ranks
 #
-# A **full** state dict gathers everything on one rank; a **sharded** one is written where it lies.
+# A **full** state dict gathers everything on one rank; of a **sharded** one each rank writes its part.
 # `get_state_dict(module, optimizer)` gives two dictionaries with this rank's shards. `dcp.save(state,
 # checkpoint_id=folder)` writes them; `dcp.load` **fills** such dictionaries, whatever the number of
 # ranks, and `set_state_dict(module, optimizer, model_state_dict=..., optim_state_dict=...)` puts
@@ -384,18 +387,18 @@ def load(module, optimizer, folder):
 lab.check_checkpoint(save, load)
 
 # %%
-lab.state_dicts(shard)
+lab.compare_state_dicts(shard)
 
 # %% [markdown]
-# **Notice:** the full one stands on rank 0 alone, and must fit there; it is for other programs. To
-# go on training, on any number of ranks, the sharded one is enough.
+# **Notice:** the full state dict is on rank 0 alone, and must fit there; other programs can read it.
+# To go on training, on any number of ranks, the sharded one is enough.
 
 # %% [markdown]
 # ## FSDP1, for reading older code
 #
-# `FullyShardedDataParallel` is what `fully_shard` replaces. It wraps instead of changing the module,
-# and lays each unit's parameters into one flat tensor. Many codebases use it still: here are its
-# names, what each became, and what one step of it sent.
+# `fully_shard` replaces `FullyShardedDataParallel`, which wraps the module instead of changing it, and
+# puts each unit's parameters into one flat parameter. Many codebases still use it. Here are its
+# names, what each became, and what one step with each sent.
 
 # %%
 lab.fsdp1_names()
@@ -408,22 +411,22 @@ lab.fsdp1_names()
 # module from a size on (`size_based_auto_wrap_policy`).
 
 # %%
-lab.sweep_fsdp1(PRESET)
+lab.fsdp1_wrap_policies(PRESET)
 
 # %% [markdown]
-# **Notice:** by size, the units follow a number and not the structure of the model. The size from
-# which blocks are units gives what the other policy gives; a smaller one cuts them up.
+# **Notice:** by size, the units follow a number and not the structure of the model. The size at which
+# blocks become units gives what the other policy gives; a smaller one splits them.
 
 # %% [markdown]
 # ## A billion parameters
 #
-# On a machine with several GPUs the next cell trains a transformer of a billion parameters, DDP beside
-# FSDP, unattended, and sets the measured peaks beside the predicted ones. On one GPU it runs one of
-# eight ranks alone: real tensors, real memory, and nobody to talk to, so no loss and no speed.
-# Without a GPU it predicts.
+# On a machine with several GPUs the next cell trains a transformer of a billion parameters with DDP
+# and with FSDP, unattended, and lists the measured peaks next to the predicted ones. On one GPU it
+# runs one of eight ranks alone: tensors and memory are real, but there is no other rank, so no loss
+# and no speed. Without a GPU it predicts.
 
 # %%
-lab.node()
+lab.billion_parameters()
 
 # %% [markdown]
 # ## I can …
@@ -439,9 +442,9 @@ lab.node()
 # ## How it usually goes wrong
 #
 # - **The optimizer made before sharding**: it updates parameters that the model no longer has.
-# - **Only the root wrapped**: everything is gathered at once all the same.
+# - **Only the root wrapped**: everything is gathered at once, as before.
 # - **The root forgotten**: embeddings are whole, and each rank trains its own.
-# - **One checkpoint around the model**: backward needs it all at once.
+# - **One checkpoint around the model**: backward needs all activations at once.
 # - **One seed on all ranks after `to_empty`**: shards that repeat one another.
 # - **Only parameters saved**: training goes on without its moments.
 

@@ -1,4 +1,4 @@
-"""Notebook 04's harness: the search, what it measures against the formulas, what it draws."""
+"""Notebook 04's package: the search, what it measures against the formulas, what it draws."""
 
 import sys
 from dataclasses import replace
@@ -10,22 +10,22 @@ from _build.definitions import ROOT, definitions
 
 import labs.fsdp as lab
 from labs import launch
+from labs.exercises.comparison import compare, model_of
 from labs.exercises.verdicts import Verdict
-from labs.fsdp import bridge, limits, measuring, on_a_node, rungs, wrapping
-from labs.fsdp.limits import Beside, Largest
-from labs.pictures import fsdp as pictures
+from labs.fsdp import charts, fsdp1, memory_limits, node, precision, scaffold
+from labs.fsdp.checks.cost import collectives
+from labs.fsdp.memory_limits import FORMULAS, LargestModel, ProcessOverhead
 from labs.training import models
-from labs.training.memory_categories import Memory
 from labs.training.presets import preset
 from labs.workers import devices
-from labs.workers.failures import RankFailed, failure
+from labs.workers.failures import LaunchError, RankFailed, failure
 from labs.workers.memory import Shortage
 from labs.workers.outcomes import Kind, Outcome
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 SMALL = preset("laptop", ranks=2, layers=3, hidden=32, heads=2, context=16, batch=2)
-linux = pytest.mark.skipif(not limits.can_limit(), reason="this system limits no process")
+linux = pytest.mark.skipif(not memory_limits.can_limit(), reason="this system limits no process")
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,9 @@ def solution():
 
 @pytest.fixture(scope="module")
 def measured(solution):
-    return measuring.measure({"DDP": lab.ddp, "FSDP": solution.shard,
-                              "FSDP + checkpointing": solution.checkpointed}, limits.size(2, 2),
-                             rounds=1)
+    return compare({"DDP": lab.ddp, "FSDP": solution.shard,
+                    "FSDP + checkpointing": solution.checkpointed}, memory_limits.preset(2, 2),
+                   tries=2, rounds=1)
 
 
 @pytest.mark.parametrize("most", range(0, 40, 3))
@@ -49,30 +49,30 @@ def test_the_search_finds_the_last_that_holds_and_asks_nothing_twice(most, start
         asked.append(n)
         return n <= most
 
-    assert limits.search(holds, start) == (most, len(asked))
+    assert memory_limits.search(holds, start) == (most, len(asked))
     assert len(asked) == len(set(asked)) <= 14
 
 
 def test_a_good_guess_costs_two_trainings():
-    assert limits.search(lambda n: n <= 24, 24) == (24, 2)
+    assert memory_limits.search(lambda n: n <= 24, 24) == (24, 2)
 
 
 def test_the_predicted_peak_is_the_measured_one(measured):
     """Said in the notebook: the measured bar ends where the formula's tick stands."""
     for name, found in measured.results.items():
-        want = limits.predicted(name, 2, ranks=2).total
+        want = memory_limits.predicted_peak(name, 2, 2, devices.plan(2)).total
         assert found.report.step_peak.total == pytest.approx(want, rel=0.02), name
 
 
 def test_the_rule_counts_what_is_called(solution):
-    made = models.gpt2(SMALL.layers, SMALL.hidden, SMALL.heads, SMALL.context)
+    made = model_of(SMALL)
     chosen = {"whole model": lambda model: [], "each block": lab.blocks,
               "each linear": lab.linears}
-    found = measuring.measure({name: wrapping.partial(wrapping.by_units, select)
-                               for name, select in chosen.items()}, SMALL, rounds=0, tries=1)
+    found = compare({name: partial(scaffold.shard_units, select)
+                     for name, select in chosen.items()}, SMALL)
     for name, result in found.results.items():
-        units = wrapping.sizes(chosen[name], made)
-        assert solution.cost(units)[0] == len(result.calls) == wrapping.calls(units)
+        units = scaffold.unit_sizes(chosen[name], made)
+        assert solution.cost(units)[0] == len(result.calls) == collectives(units)
         assert sum(units) == models.count_trainable(made)
         ratio = result.report.step_peak.buffers / solution.cost(units)[1]
         assert ratio < 2.01 and (units[1:] or ratio > 1.99)  # said in the notebook: up to twice
@@ -83,24 +83,24 @@ def test_fully_shard_is_zero3_by_hand(solution, monkeypatch, capsys):
     monkeypatch.chdir(ROOT / "solutions")
     zero3 = lab.your_zero3()
     assert zero3.is_students
-    found = bridge.measured(zero3, solution.shard, SMALL)
+    found = charts.measure_zero3(zero3, solution.shard, SMALL)
     _, hand, fully, freed = found.results.values()
-    counters = [4 * 4, *2 * [4 * sum(1 for _ in measuring.model(SMALL).parameters())]]  # AdamW's
+    counters = [4 * 4, *2 * [4 * sum(1 for _ in model_of(SMALL).parameters())]]  # AdamW's
     for result, steps in zip((hand, fully, freed), counters, strict=True):
         after = result.report.phases["backward"]
         assert after.parameters == after.gradients == 4 * found.parameters / 2
         assert after.optimizer_state == 2 * after.parameters + steps
-    travels = [bridge.travels(r, found.parameters) for r in (hand, fully, freed)]
+    _, *travels = map(found.travels, found.results)
     assert travels[0] == travels[2] == 3 > travels[1]
     assert len(hand.calls) == len(freed.calls) == len(fully.calls) + 1
-    assert "sent in a step 3 Ψ, predicted 3" in repr(bridge.drawn(found))
+    assert "sent in a step 3 Ψ, predicted 3" in repr(charts.draw_zero3(found))
     losses = [r.losses for r in found.results.values()]
     assert losses == 4 * [pytest.approx(losses[0], rel=1e-6)]
 
 
 def test_what_checkpointing_saves_of_activations_grows_with_the_layers():
     """Said in the notebook."""
-    found = [[limits.predicted(name, layers).activations for name in limits.FORMULAS]
+    found = [[memory_limits.predicted_peak(name, layers).activations for name in FORMULAS]
              for layers in (6, 12, 24)]
     ratios = [plain / checkpointed for _, plain, checkpointed in found]
     assert ratios[0] > 3 and ratios[1] > 1.9 * ratios[0] and ratios[2] > 1.9 * ratios[1]
@@ -109,72 +109,83 @@ def test_what_checkpointing_saves_of_activations_grows_with_the_layers():
 def test_the_gain_over_ddp_grows_with_the_ranks():
     """Said in the notebook; activations do not shrink, so with checkpointing it grows more."""
     def most(name, ranks):
-        return limits.search(lambda n: limits.needed(name, n, ranks) <= 24e6, 4)[0]
+        return memory_limits.search(lambda n: memory_limits.needed(name, n, ranks) <= 24e6, 4)[0]
 
-    ddp, fsdp, checkpointed = ([most(name, ranks) for ranks in (2, 8)] for name in limits.FORMULAS)
+    ddp, fsdp, checkpointed = ([most(name, ranks) for ranks in (2, 8)] for name in FORMULAS)
     assert ddp[0] == ddp[1] and fsdp[1] > fsdp[0] > ddp[0]
     assert checkpointed[1] / checkpointed[0] > 1.3 * fsdp[1] / fsdp[0]
 
 
-def test_a_time_is_said_with_its_bounds():
-    quick, slow = (measuring.Result(None, [], [], rounds) for rounds in ([2, 2, 4], [3, 2, 4]))
-    assert slow.slower(quick) == "+50% (+0 to +50% by round)"
-
-
 def test_the_notebook_says_what_is_trained_under_the_limit():
     text = " ".join((ROOT / "solutions/04_fsdp.py").read_text().replace("#", "").split())
-    under = limits.size(rungs.LAYERS)
-    assert limits.RANKS == 4 and "Four ranks train a GPT-2" in text
+    under = memory_limits.preset(charts.LAYERS)
+    assert memory_limits.RANKS == 4 and "Four ranks train a GPT-2" in text
     assert f"with {under.layers} layers of width {under.hidden}" in text
 
 
 @linux
 def test_a_model_that_needs_more_than_the_limit_dies_and_a_small_one_does_not():
-    assert limits.fits(lab.ddp, 1, 36e6)
-    assert not limits.fits(lab.ddp, 7, 36e6)
+    assert memory_limits.fits(lab.ddp, 1, 36e6)
+    assert not memory_limits.fits(lab.ddp, 7, 36e6)
 
 
-def test_one_rank_that_ran_out_speaks_for_one_that_died_of_it(monkeypatch):
-    """Under a limit C++ code of another rank may end with any last words, exit code 127 too."""
+def test_one_rank_that_ran_out_of_memory_explains_one_that_exited(monkeypatch):
+    """Under a limit C++ code of another rank may exit with any message, and with code 127."""
     outcomes = [Outcome(0, Kind.OUT_OF_MEMORY, shortage=Shortage(8, 9, 16)),
                 Outcome(1, Kind.PROCESS_EXITED, exit_code=127)]
 
     def launch(*_, **__):
         raise failure(outcomes)
 
-    monkeypatch.setattr(limits, "launch", launch)
-    assert limits.shortage(lab.ddp, 1, 16e6) == Shortage(8, 9, 16)
-    assert not limits.fits(lab.ddp, 1, 16e6)
+    monkeypatch.setattr(memory_limits, "launch", launch)
+    assert memory_limits.shortage(lab.ddp, 1, 16e6) == Shortage(8, 9, 16)
+    assert not memory_limits.fits(lab.ddp, 1, 16e6)
     outcomes[0] = Outcome(0, Kind.RAISED, error_type="ValueError")
     with pytest.raises(RankFailed):
-        limits.fits(lab.ddp, 1, 16e6)
+        memory_limits.fits(lab.ddp, 1, 16e6)
 
 
 def test_the_pictures_say_what_was_measured(measured):
-    rows = [Largest("DDP", 52e6, 6, 6, 2, Beside(0, 0)),
-            Largest("FSDP + checkpointing", 52e6, 26, 25, 3, Beside(0, 0))]
-    picture = lab.show_ladder(measured, *rows)
+    rows = [LargestModel("DDP", 52e6, 6, 6, 2, ProcessOverhead(0, 0)),
+            LargestModel("FSDP + checkpointing", 52e6, 26, 25, 3, ProcessOverhead(0, 0))]
+    picture = lab.show_largest_models(measured, *rows)
     assert picture.png().startswith(b"\x89PNG")
     assert "largest that fits not tried\n" in repr(picture)
-    assert "Checkpointing, at the peak: " in repr(lab.show_rungs(measured))
-    assert "4%" in repr(lab.table(measured, *rows))
+    assert "Checkpointing, at the peak: " in repr(lab.show_memory_and_time(measured))
+    assert "4%" in repr(lab.summary_table(measured, *rows))
     assert rows[1].off == pytest.approx(0.04, abs=0.005)
-
-
-def test_a_bar_that_hits_the_limit_says_so():
-    panel = pictures.Panel("held", "MB", [Memory(9e6), Memory(1e6)], 1e6, limit=5e6, died=(0,))
-    text = repr(pictures.side_by_side(["DDP", "FSDP"], [panel]))
-    assert "DDP: held: out of memory, needs 9 MB" in text and "the limit is 5 MB" in text
 
 
 def test_an_unfilled_exercise_makes_every_picture_wait(capsys):
     def unfilled(*_, **__):
         raise NotImplementedError("Exercise 4.1")
 
-    waiting = [lab.beside_zero3(lab.ddp, unfilled, SMALL), lab.state_dicts(unfilled),
-               lab.largest("FSDP", unfilled, 52e6)]
-    waiting.append(lab.show_ladder(waiting[0], waiting[-1]))
+    waiting = [lab.compare_with_zero3(lab.ddp, unfilled, SMALL), lab.compare_state_dicts(unfilled),
+               lab.largest_model("FSDP", unfilled, 52e6)]
+    waiting.append(lab.show_largest_models(waiting[0], waiting[-1]))
     assert all(isinstance(verdict, Verdict) and verdict.passed is None for verdict in waiting)
+    assert waiting[1].sentence == "waits for Exercise 4.1"
+
+
+@pytest.mark.parametrize("module, draw, title", [
+    (charts, lambda: lab.compare_state_dicts(lab.ddp), "State dicts"),
+    (charts, lambda: lab.compare_wrappings({"each block": lab.blocks}, SMALL), "Wrappings"),
+    (fsdp1, lab.fsdp1_names, "FSDP1's names"),
+    (fsdp1, lambda: lab.fsdp1_wrap_policies(SMALL), "FSDP1's wrapping policies"),
+    (precision, lab.count_underflow, "Underflow"),
+    (node, lab.billion_parameters, "A billion parameters")])
+def test_a_picture_of_no_exercise_is_called_by_its_title(module, draw, title, monkeypatch, capsys):
+    """Where its ranks fail it blames no exercise, because no exercise's code was drawn."""
+    def fail(*_, **__):
+        raise LaunchError("the ranks failed")
+
+    for name in {"launch", "compare"} & set(vars(module)):
+        monkeypatch.setattr(module, name, fail)
+    monkeypatch.setattr(node, "_predict_only", fail)
+    monkeypatch.setattr(node, "_measure_alone", fail)
+    verdict = draw()
+    assert (verdict.exercise, verdict.passed) == (title, False)
+    assert str(verdict).startswith(f"✗ {title}  the ranks failed")
 
 
 def test_every_name_of_fsdp1_runs_and_sends_what_its_successor_does(capsys):
@@ -190,25 +201,26 @@ def test_every_name_of_fsdp1_runs_and_sends_what_its_successor_does(capsys):
 
 def test_without_gpus_the_billion_is_predicted(monkeypatch, capsys):
     monkeypatch.setattr(devices, "gpus", lambda: 0)
-    table = lab.node()
+    table = lab.billion_parameters()
     assert "1.01 billion parameters on 8 GPUs" in table.title and "Predicted only" in table.note
 
 
 def small_node(ranks=8):
-    return replace(on_a_node.billion(ranks), layers=4, hidden=128, heads=4, context=128, batch=2)
+    return replace(node.billion(ranks), layers=4, hidden=128, heads=4, context=128, batch=2)
 
 
-@pytest.mark.parametrize("job", on_a_node.jobs(), ids=lambda job: job.name)
+@pytest.mark.parametrize("job", node.jobs(), ids=lambda job: job.name)
 def test_a_rank_alone_holds_what_is_predicted(job):
-    [peak] = launch(on_a_node.alone, job, small_node(), ranks=1, device="cpu", quiet=True)
-    assert peak == pytest.approx(on_a_node.predicted(job, small_node(), "cpu").total, rel=1e-4)
+    [peak] = launch(node.peak_alone, job, small_node(), ranks=1, device="cpu", quiet=True)
+    assert peak == pytest.approx(node.predicted_peak(job, small_node(), "cpu").total, rel=1e-4)
 
 
 def test_one_gpu_runs_one_rank_alone_and_says_what_that_is_not(monkeypatch, capsys):
     monkeypatch.setattr(devices, "gpus", lambda: 1)
-    monkeypatch.setattr(on_a_node, "launch", partial(launch, device="cpu"))
-    monkeypatch.setattr(on_a_node, "jobs", lambda: [on_a_node.Job("FSDP", "fsdp2")])
-    table = lab.node(small_node())
+    monkeypatch.setattr(node, "launch", partial(launch, device="cpu"))
+    fsdp = node.jobs()[1:2]
+    monkeypatch.setattr(node, "jobs", lambda: fsdp)
+    table = lab.billion_parameters(small_node())
     assert "rank 0 of 8 in a fake process group" in table.note and "no loss" in table.note
     [(name, _, _, measured, rate)] = table.rows
     assert name == "FSDP" and float(measured) >= 0 and rate == "–"
@@ -216,17 +228,17 @@ def test_one_gpu_runs_one_rank_alone_and_says_what_that_is_not(monkeypatch, caps
 
 @pytest.mark.gpu
 def test_a_rank_alone_on_a_gpu_holds_what_is_predicted():
-    size = replace(on_a_node.billion(8), layers=4, hidden=512, heads=8)
-    for job in on_a_node.jobs():
-        [peak] = launch(on_a_node.alone, job, size, ranks=1, quiet=True)
-        assert peak == pytest.approx(on_a_node.predicted(job, size).total, rel=0.1), job.name
+    size = replace(node.billion(8), layers=4, hidden=512, heads=8)
+    for job in node.jobs():
+        [peak] = launch(node.peak_alone, job, size, ranks=1, quiet=True)
+        assert peak == pytest.approx(node.predicted_peak(job, size).total, rel=0.1), job.name
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(devices.gpus() < 2, reason="needs two GPUs")
 def test_a_node_measures_what_it_predicts(capsys):
-    size = replace(on_a_node.billion(), layers=4, hidden=512, heads=8)
-    for row in lab.node(size, steps=2).rows:
+    size = replace(node.billion(), layers=4, hidden=512, heads=8)
+    for row in lab.billion_parameters(size, steps=2).rows:
         assert row[3] != "–" and row[4] != "–"
 
 
@@ -243,7 +255,7 @@ def test_computing_in_bf16_halves_what_it_computes_with(solution, capsys):
 
 def test_a_scaled_loss_brings_back_what_fp16_lost_and_nothing_in_bf16(capsys):
     """Said in the notebook."""
-    rows = {row[0]: row for row in lab.underflow().rows}
+    rows = {row[0]: row for row in lab.count_underflow().rows}
     half, brain = ([float(text.rstrip("%").replace(",", "")) for text in rows[name][1:]]
                    for name in ("fp16", "bf16"))
     assert half[0] == 6e-8 and half[2] > 5 and half[3] < half[1] / 1000

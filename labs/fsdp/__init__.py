@@ -1,21 +1,42 @@
-"""Notebook 04: fully sharded data parallelism, checked against a twin and under a real limit.
+"""Notebook 04: fully sharded data parallelism, checked against a single-process reference and
+under a real memory limit.
 
-The names are looked up on first use, so that a rank does not load what draws.
+The names are lazy, so that a rank does not import what draws.
 """
 
-from labs.lazy_exports import offered
+from typing import TYPE_CHECKING
 
-__all__, __getattr__, __dir__ = offered(__name__, {
-    "blocks": "labs.training.models", "mesh": ".trained", "device": "labs.workers.devices",
-    "linears": ".wrapping",
-    "check_shard": ".checks", "your_zero3": ".bridge", "beside_zero3": ".bridge",
-    "sweep": ".wrapping", "show_sweep": ".wrapping",
-    "check_cost": ".wrapping", "check_choose": ".wrapping",
-    "ddp": ".limits", "largest": ".limits", "under_limit": ".rungs",
-    "check_checkpointed": ".recompute", "compare": ".rungs", "show_rungs": ".rungs",
-    "show_ladder": ".rungs", "table": ".rungs", "show_offload": ".rungs",
-    "check_mixed": ".precision", "show_precision": ".precision", "underflow": ".precision",
-    "check_from_meta": ".fresh", "check_checkpoint": ".states", "state_dicts": ".states",
-    "fsdp1_names": ".first", "sweep_fsdp1": ".first", "node": ".on_a_node",
-    "preset": "labs.training.presets",
-})
+from labs.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from labs.fsdp.charts import (
+        compare_state_dicts,
+        compare_strategies,
+        compare_with_zero3,
+        compare_wrappings,
+        show_largest_models,
+        show_memory_and_time,
+        show_offload,
+        show_precision,
+        show_wrappings,
+        summary_table,
+        train_under_limit,
+    )
+    from labs.fsdp.checks.checkpoint import check_checkpoint
+    from labs.fsdp.checks.checkpointed import check_checkpointed
+    from labs.fsdp.checks.choose import check_choose
+    from labs.fsdp.checks.cost import check_cost
+    from labs.fsdp.checks.from_meta import check_from_meta
+    from labs.fsdp.checks.mixed import check_mixed
+    from labs.fsdp.checks.shard import check_shard
+    from labs.fsdp.fsdp1 import fsdp1_names, fsdp1_wrap_policies
+    from labs.fsdp.memory_limits import largest_model
+    from labs.fsdp.node import billion_parameters
+    from labs.fsdp.precision import count_underflow
+    from labs.fsdp.scaffold import linears, mesh, your_zero3
+    from labs.training.models import blocks
+    from labs.training.presets import preset
+    from labs.training.strategies import ddp
+    from labs.workers.devices import device
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs.exercises.comparison import compare
+from labs.exercises.comparison import Measured, compare
 from labs.training import strategies
 from labs.training.presets import preset
 
@@ -45,6 +45,11 @@ def test_times_by_rank_and_round(found):
     assert len(result.seconds_by_rank) == 2 and len(result.rounds) == 3
     assert found.tokens_per_second("DDP") == SMALL.tokens / result.seconds
     assert "by round" in result.slower_than(found.results["FSDP2"])
+
+
+def test_a_time_is_said_with_its_bounds():
+    quick, slow = (Measured(None, [], [], [rounds]) for rounds in ([2, 2, 4], [3, 2, 4]))
+    assert slow.slower_than(quick) == "+50% (+0 to +50% by round)"
 
 
 def test_observations_are_made_on_every_rank(found):

@@ -92,14 +92,14 @@ WRONG[lab.check_shard] = [
     (Shard.blocks_only, "belongs to no unit, so it is whole on every rank"),
     (strategies.ddp, "all_reduce carries"),
     (strategies.fsdp1, "has shape"),
-    (Shard.optimizer_first, "was not changed by the step"),
+    (Shard.optimizer_first, "not changed by the step"),
     (Shard.never_resharded, "gathered 3 times per step, not 6"),
     (Shard.each_linear, "gradients leave in 16 units"),
     (Shard.every_other_block, "gradients leave in 3 units"),
     (Shard.root_first, "should not be"),
-    (Shard.settings_lost, "differs from the twin's by"),
+    (Shard.settings_lost, "updated to something else than the reference's"),
     (Shard.no_optimizer, "not (module, optimizer)"),
-    (Shard.a_copy_is_kept, "beside its shard after building")]
+    (Shard.a_copy_is_kept, "in addition to its shard after building")]
 
 
 class ShardRight:
@@ -153,7 +153,7 @@ WRONG[lab.check_cost] = [
     (Cost.everything_at_once, "never gathered at once"),
     (Cost.the_largest, "that is one unit"),
     (Cost.no_neighbour, "the next one is already being gathered"),
-    (Cost.no_root, "the root is gathered all the while"),
+    (Cost.no_root, "the root stays gathered the whole time"),
     (Cost.not_neighbours, "may not be neighbours"),
     (Cost.one_number, "not two numbers")]
 
@@ -264,7 +264,7 @@ WRONG[lab.check_checkpointed] = [
     (Checkpointed.not_put_back, "block 0 runs forward once per step"),
     (Checkpointed.only_the_mlp, "block 0 runs forward once per step"),
     (Checkpointed.not_sharded, "all_reduce carries"),
-    (Checkpointed.no_gradient, "differs from the twin's by")]
+    (Checkpointed.no_gradient, "updated to something else than the reference's")]
 
 
 class CheckpointedRight:
@@ -322,7 +322,7 @@ WRONG[lab.check_mixed] = [
     (Mixed.only_reduced, "computes with parameters in float32"),
     (Mixed.not_the_root, "the same dtype"),
     (Mixed.not_the_blocks, "the same dtype"),
-    (Mixed.settings_lost, "the twin's in fp32")]
+    (Mixed.settings_lost, "the reference's in fp32")]
 
 
 class MixedRight:
@@ -515,7 +515,7 @@ def nothing_fits(wrappings, free):
 
 
 @pytest.mark.parametrize("check, answer, hint", [
-    (lab.check_cost, empty, "a root alone"),
+    (lab.check_cost, empty, "the root alone"),
     (lab.check_choose, nothing_fits, "the answer is None"),
     (lab.check_checkpoint, (Checkpoint.save_a_pair, Checkpoint.nothing), "put them into one"),
     (lab.check_checkpoint, (Checkpoint.save_as_it_lies, Checkpoint.load_as_it_lies), "cut shards")])

@@ -1,6 +1,7 @@
-"""Check of exercise 4.6: a model that is made as shards, and was never whole on any rank."""
+"""Exercise 4.6: a model built on the meta device, sharded, and initialised shard by shard."""
 
 import math
+from collections.abc import Callable
 from itertools import combinations
 
 import torch
@@ -9,57 +10,54 @@ from torch.distributed.tensor import DTensor
 
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check
-from labs.fsdp import trained
+from labs.fsdp.checks.common import build, whole_parameters
 from labs.meters import memory
 from labs.training import data, strategies
 from labs.training.models import DeepMLP, count_trainable
 
 RANKS = 4
 LAYERS, WIDTH = 8, 62  # 4 ranks do not divide the width
+MANY = 1000  # numbers: from here on their standard deviation is a test of how they were drawn
 
 
 @check("4.6", hints={"meta tensor": "Only shapes are there yet: give the parameters memory with "
                                     "to_empty, then numbers.",
                      "Cannot copy out of meta": "to_empty gives memory; .to(...) would copy "
                                                 "numbers that do not exist."})
-def check_from_meta(strategy):
+def check_from_meta(strategy: Callable) -> str:
     """strategy(make_model, optimizer_class, **settings) -> (module, optimizer): make_model() is
     called where it costs no memory, and each rank gets only its shards."""
-    on_ranks(_fresh, strategy, world_sizes=(RANKS,))
+    on_ranks(_build_and_train, strategy, world_sizes=(RANKS,))
     return (f"no rank of {RANKS} ever held the whole model; every shard has numbers of its own, as "
             "reset_parameters draws them, and they train")
 
 
-def _make():
+def _make_model():
     return DeepMLP(LAYERS, WIDTH)
 
 
-def _fresh(strategy):
-    made = {}
+def _build(strategy):
+    return build(strategy, _make_model, torch.optim.AdamW, lr=1e-2)
+
+
+def _build_and_train(strategy):
     torch.manual_seed(0)
-
-    def build():
-        made["pair"] = trained.built(strategy, _make, torch.optim.AdamW, lr=1e-2)
-        return made["pair"]
-
-    report = memory.record(build, data.xy_batches(2, 4, seed=dist.get_rank()),
-                           held=strategies.resident_tensors)
-    raise_on_all_ranks(_judge_build, report)
-    module, optimizer = trained.built(strategy, _make, torch.optim.AdamW, lr=1e-2)
-    raise_on_all_ranks(_judge_shards, module)
-    parts = {name: trained.whole(p) for name, p in trained.names(module).items()}
-    raise_on_all_ranks(_judge_numbers, module, parts)
-    raise_on_all_ranks(_judge_layers, parts)
-    batch = data.xy_batches(1, 4, seed=dist.get_rank())[0]
-    before = {name: value.clone() for name, value in parts.items()}
-    module(**batch).loss.backward()
+    own = data.xy_batches(2, 4, seed=dist.get_rank())
+    report = memory.record(lambda: _build(strategy), own, held=strategies.resident_tensors)
+    raise_on_all_ranks(_check_build, report)
+    module, optimizer = _build(strategy)
+    raise_on_all_ranks(_check_shards, module)
+    before = whole_parameters(module)
+    raise_on_all_ranks(_check_numbers, module, before)
+    raise_on_all_ranks(_check_layers, before)
+    module(**own[0]).loss.backward()
     optimizer.step()
-    after = {name: trained.whole(p) for name, p in trained.names(module).items()}
-    raise_on_all_ranks(_judge_trains, before, after)
+    raise_on_all_ranks(_check_step, before, whole_parameters(module))
 
 
-def _judge_build(report):
-    whole = 4 * count_trainable(_make())
+def _check_build(report):
+    # The peak while building stays near a shard: whoever builds first and shards then held all.
+    whole = 4 * count_trainable(_make_model())
     peak = report.peaks["build"].total
     if peak > 0.6 * whole:
         raise Wrong(f"rank {dist.get_rank()} held {peak:,} bytes while the model was built; the "
@@ -68,7 +66,8 @@ def _judge_build(report):
                     "it memory.")
 
 
-def _judge_shards(module):
+def _check_shards(module):
+    # Every parameter is a shard with memory.
     for name, parameter in module.named_parameters():
         if not isinstance(parameter, DTensor):
             raise Wrong(f"rank {dist.get_rank()}: {name!r} is not sharded",
@@ -78,24 +77,27 @@ def _judge_shards(module):
                         "shape, and no memory", "module.to_empty(device=...) gives it memory.")
 
 
-def _judge_numbers(module, parts):
-    for name, value in parts.items():
+def _check_numbers(module, parameters):
+    # The numbers are uniform within ±1/√in_features, as torch.nn.Linear.reset_parameters draws
+    # them (deviation bound/√3): what to_empty left lying in memory is not.
+    for name, value in parameters.items():
         owner = module.get_submodule(name.rpartition(".")[0])
-        bound = 1 / math.sqrt(owner.in_features)  # as torch.nn.Linear.reset_parameters
+        bound = 1 / math.sqrt(owner.in_features)
         who = f"rank {dist.get_rank()}, parameter {name!r}"
-        small = value.numel() > 1000 and value.std() < 0.8 * bound / math.sqrt(3)
+        small = value.numel() > MANY and value.std() < 0.8 * bound / math.sqrt(3)
         if not value.isfinite().all() or value.abs().max() > bound * 1.001 or small:
             raise Wrong(f"{who}: its numbers are not what reset_parameters draws",
                         "to_empty gives memory with whatever lay in it: afterwards call "
                         "reset_parameters() of every module that has it.")
-        if value.numel() > 1000:
-            _judge_own(who, value)
+        if value.numel() > MANY:
+            _check_ranks_differ(who, value)
 
 
-def _judge_own(who, value):
-    """Raises Wrong where two ranks have drawn the same numbers for their rows of a weight."""
+def _check_ranks_differ(who, value):
+    # On a CPU mesh DTensor's random operators draw with each rank's own generator, so equal seeds
+    # give equal shards: the rows of two ranks must differ. The last rank has fewer rows.
     rows = -(-WIDTH // RANKS)
-    shards = [value[rank * rows:][:rows - 2] for rank in range(RANKS)]  # the last has fewer
+    shards = [value[rank * rows:][:rows - 2] for rank in range(RANKS)]
     for one, other in combinations(range(RANKS), 2):
         if torch.equal(shards[one], shards[other]):
             raise Wrong(f"{who}: ranks {one} and {other} have the same numbers",
@@ -104,10 +106,10 @@ def _judge_own(who, value):
                         "reset_parameters.")
 
 
-def _judge_layers(parts):
-    """Raises Wrong where two layers begin with the same numbers."""
+def _check_layers(parameters):
+    # Two layers differ too: a seed that is set inside the loop over modules repeats the numbers.
     starts = {}
-    for name, value in parts.items():
+    for name, value in parameters.items():
         start = tuple(value.flatten()[:4].tolist())
         if start in starts:
             raise Wrong(f"rank {dist.get_rank()}: {starts[start]!r} and {name!r} have the same "
@@ -115,7 +117,8 @@ def _judge_layers(parts):
         starts[start] = name
 
 
-def _judge_trains(before, after):
+def _check_step(before, after):
+    # The optimizer holds the parameters that the model has now: one made before sharding does not.
     for name, value in after.items():
         if torch.equal(value, before[name]):
             raise Wrong(f"rank {dist.get_rank()}, parameter {name!r}: a step does not change it",

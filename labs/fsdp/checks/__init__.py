@@ -1,0 +1,1 @@
+"""The checks of notebook 04, one file per exercise, named after what the student writes."""

@@ -1,0 +1,72 @@
+"""Exercise 4.4: activation checkpointing of every block, under the same sharding."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check
+from labs.fsdp.checks import common
+from labs.fsdp.checks.shard import check_collectives
+from labs.predictions import activations
+from labs.training import models, strategies
+
+
+@check("4.4", hints={"should not be": "The blocks first, the root last."})
+def check_checkpointed(strategy: Callable) -> str:
+    """strategy(model, optimizer_class, **settings) -> (module, optimizer): as in exercise 4.1, and
+    each block's activations are computed again in backward."""
+    difference = max(on_ranks(_train_and_record, strategy, world_sizes=(2,)))
+    return (f"equals the reference ({common.closeness(difference)}); every block runs forward "
+            "twice per step and keeps only its input in between, and no collective is added")
+
+
+def _train_and_record(strategy) -> float:
+    difference = common.compare_with_reference(strategy)
+    raise_on_all_ranks(_check_forwards, _forwards(strategy))
+    report, calls = common.record_step(strategy)
+    without, _ = common.record_step(strategies.fsdp2, tries=1)
+    raise_on_all_ranks(_check_memory, report.peaks["backward"].activations,
+                       without.peaks["backward"].activations)
+    raise_on_all_ranks(check_collectives, calls, common.one_unit_per_block(dist.get_world_size()))
+    return difference
+
+
+def _forwards(strategy) -> list[int]:
+    """Returns how often each block runs forward in one step: 1 if any part of it runs only once."""
+    made, counts = common.model(), Counter()
+    parts = [(block.ln_1, block.mlp) for block in models.blocks(made)]  # its first and last part
+    for part in (part for pair in parts for part in pair):
+        part.register_forward_pre_hook(lambda *_, part=part: counts.update([part]))
+    module, _ = common.build(strategy, made)
+    module(**common.steps(1)[0].inputs()).loss.backward()
+    return [1 if 1 in times else max(times)
+            for times in ([counts[part] for part in pair] for pair in parts)]
+
+
+def _check_forwards(forwards):
+    # Recomputation is a second forward of the whole block: a checkpoint of only the MLP, or a
+    # wrapper that never replaced the block, is found by the number of forwards.
+    for number, found in enumerate(forwards):
+        if found == 1:
+            raise Wrong(f"rank {dist.get_rank()}: block {number} runs forward once per step: what "
+                        "it computed is kept for backward",
+                        "Wrap every block before it is sharded: blocks[i] = "
+                        "checkpoint_wrapper(blocks[i]).")
+        if found != 2:
+            raise Wrong(f"rank {dist.get_rank()}: block {number} runs forward {found} times per "
+                        "step; once in forward and once in backward make 2",
+                        "Is it wrapped twice, or something inside it too?")
+
+
+def _check_memory(activations_: int, without: int):
+    # At the peak of backward one block's activations exist, and of the others only the input. One
+    # checkpoint around the model also runs every block twice, but brings all blocks back at once.
+    config = common.model().config
+    in_blocks = activations.saved(config, batch=2, sequence=common.CONTEXT)["blocks"]
+    if without - activations_ < in_blocks / 2:
+        raise Wrong(f"rank {dist.get_rank()} still holds {activations_:,} bytes of activations at "
+                    f"the peak of backward; without checkpointing it is {without:,}",
+                    "If one checkpoint holds the whole model, all of it is there again when "
+                    "backward begins: one for each block.")

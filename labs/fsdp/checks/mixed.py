@@ -1,0 +1,105 @@
+"""Exercise 4.5: gather and compute in bf16, reduce and update in fp32."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.reference import Reference
+from labs.exercises.verdicts import Wrong, check
+from labs.fsdp.checks import common
+from labs.training import models
+
+TOLERANCE = 0.02  # relative, of a loss in bf16 to the reference's in fp32
+
+
+@check("4.5", hints={"the same dtype": "Every unit needs the policy, the root too."})
+def check_mixed(strategy: Callable) -> str:
+    """strategy(model, optimizer_class, **settings) -> (module, optimizer): each block a unit,
+    parameters gathered and computed with in bf16, gradients reduced and kept in fp32."""
+    on_ranks(_train_and_record, strategy, world_sizes=(2,))
+    return ("keeps fp32 shards, gathers 2 bytes and reduces 4 bytes for each parameter, computes "
+            f"in bf16, and its losses are the reference's to {TOLERANCE:.0%}")
+
+
+def _train_and_record(strategy):
+    made = common.model()
+    computed = _record_types(made)
+    reference = Reference(common.model(), common.make_optimizer)
+    module, optimizer = raise_on_all_ranks(common.build, strategy, made)
+    losses = []
+    for step in common.steps():
+        loss = module(**step.inputs()).loss
+        loss.backward()
+        gradients = {name: p.grad for name, p in common.named_parameters(module).items()}
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach().float().clone()
+        dist.all_reduce(mean)
+        losses.append((mean.item() / dist.get_world_size(), reference.train(step)))
+    raise_on_all_ranks(_check_types, module, computed, gradients)
+    raise_on_all_ranks(_check_bytes, common.record_step(strategy, tries=1)[1])
+    raise_on_all_ranks(_check_losses, losses)
+
+
+def _record_types(made) -> dict[str, torch.dtype]:
+    """Returns a dictionary that each forward fills: unit -> type of the parameters it computes
+    with. The hook runs inside the unit, after FSDP has gathered and cast."""
+    computed = {}
+    for number, block in enumerate(models.blocks(made)):
+        block.mlp.c_fc.register_forward_pre_hook(
+            lambda layer, _, n=number: computed.update({f"block {n}": layer.weight.dtype}))
+    made.transformer.ln_f.register_forward_pre_hook(
+        lambda layer, _: computed.update({"the root": layer.weight.dtype}))
+    return computed
+
+
+def _name(dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_types(module, computed, gradients):
+    rank = f"rank {dist.get_rank()}"
+    # The shards that the optimizer updates stay in fp32: model.bfloat16() gives bf16 ones.
+    for name, parameter in common.named_parameters(module).items():
+        if parameter.dtype != torch.float32:
+            raise Wrong(f"{rank} keeps {name!r} in {_name(parameter.dtype)}: small updates are "
+                        "rounded away", "Leave the model in fp32; the policy casts what is "
+                        "gathered.")
+    # Every unit computes in bf16: a unit without the policy, and one with fp16, are found here.
+    for unit, dtype in computed.items():
+        if dtype != torch.bfloat16:
+            raise Wrong(f"{rank}: {unit} computes with parameters in {_name(dtype)}, not bfloat16",
+                        "MixedPrecisionPolicy(param_dtype=torch.bfloat16, ...) for every unit, the "
+                        "root too.")
+    # The optimizer gets fp32 gradients, to add to fp32 moments.
+    for name, gradient in gradients.items():
+        if gradient is not None and gradient.dtype != torch.float32:
+            raise Wrong(f"{rank}: the gradient of {name!r} is {_name(gradient.dtype)}")
+
+
+def _check_bytes(calls):
+    rank = f"rank {dist.get_rank()}"
+    # Fully sharded training has no other collective.
+    other = next((c for c in calls if c.kind not in ("all_gather", "reduce_scatter")), None)
+    if other is not None:
+        raise Wrong(f"{rank}: {other.kind} carries {other.elements:,} elements; fully sharded "
+                    "training has all-gather and reduce-scatter")
+    # bf16 is gathered and fp32 reduced; without reduce_dtype the sums are made in bf16.
+    hints = {"all_gather": "param_dtype=torch.bfloat16", "reduce_scatter":
+             "reduce_dtype=torch.float32: by default gradients are reduced in the type that was "
+             "computed in, and sums of many ranks lose digits."}
+    for kind, each in (("all_gather", 2), ("reduce_scatter", 4)):
+        for call in calls:
+            if call.kind == kind and call.bytes != each * call.elements:
+                raise Wrong(f"{rank}: {kind} carries {call.bytes // call.elements} bytes for each "
+                            f"element, not {each}", hints[kind])
+
+
+def _check_losses(losses):
+    # bf16 rounds each loss a little; a larger difference means other training, e.g. another rate.
+    for step, (got, want) in enumerate(losses):
+        if not abs(got - want) <= TOLERANCE * want:
+            raise Wrong(f"step {step}: the mean loss is {got:.3f}, the reference's in fp32 "
+                        f"{want:.3f}", "Do all settings (**settings) reach the optimizer?")

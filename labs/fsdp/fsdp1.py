@@ -1,0 +1,177 @@
+"""FSDP1, FullyShardedDataParallel: its names, what each became in FSDP2, and one step of each."""
+
+import contextlib
+import functools
+import warnings
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.exercises.comparison import compare
+from labs.exercises.verdicts import shows
+from labs.fsdp.charts import draw_wrappings, few_tokens
+from labs.fsdp.checks import common
+from labs.meters.traffic import Traffic
+from labs.pictures.tables import Table
+from labs.training import models
+from labs.training.presets import Preset
+from labs.workers import devices
+from labs.workers.channel import report
+from labs.workers.launcher import launch
+
+RANKS = 2
+WITHOUT_GPU = ("Without a GPU there is no memory to pin and no stream to wait for: CPUOffload does "
+               "its step here without these two, and saves nothing.")
+
+
+def fsdp1(model: nn.Module, optimizer_class, lr: float = 1e-3, **options) -> tuple:
+    """A strategy: FullyShardedDataParallel with these options."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # FSDP1 is deprecated
+        # Without device_id FSDP1 looks for an accelerator, also where there is none.
+        module = FullyShardedDataParallel(model, use_orig_params=True,
+                                          device_id=devices.device(), **options)
+    return module, optimizer_class(module.parameters(), lr=lr)
+
+
+def block_policy(model: nn.Module) -> functools.partial:
+    """Returns an auto_wrap_policy: every module of the blocks' class is a unit."""
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    kinds = {type(block) for block in models.blocks(model)}
+    return functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=kinds)
+
+
+def size_policy(model: nn.Module, parameters: int) -> functools.partial:
+    """Returns an auto_wrap_policy: every module that has at least so many parameters which are not
+    in a unit yet. The module with the embeddings is excluded, because the head shares their weight,
+    and a unit must hold both or neither."""
+    from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+
+    return functools.partial(size_based_auto_wrap_policy, min_num_params=parameters,
+                             exclude_wrap_modules={nn.ModuleList, nn.ModuleDict,
+                                                   type(model.transformer)})
+
+
+def _options() -> dict[tuple[str, str], dict]:
+    """Returns (name in FSDP1, name in FSDP2) -> options of FullyShardedDataParallel."""
+    from torch.distributed.fsdp import (
+        BackwardPrefetch,
+        CPUOffload,
+        MixedPrecision,
+        ShardingStrategy,
+    )
+
+    half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return {
+        ("ShardingStrategy.FULL_SHARD", "reshard_after_forward=True"):
+            {"sharding_strategy": ShardingStrategy.FULL_SHARD},
+        ("ShardingStrategy.SHARD_GRAD_OP", "reshard_after_forward=False"):
+            {"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP},
+        ("ShardingStrategy.NO_SHARD", "none: DDP"):
+            {"sharding_strategy": ShardingStrategy.NO_SHARD},
+        ("MixedPrecision", "MixedPrecisionPolicy"): {"mixed_precision": half},
+        ("BackwardPrefetch.BACKWARD_PRE", "the default"):
+            {"backward_prefetch": BackwardPrefetch.BACKWARD_PRE},
+        ("BackwardPrefetch.BACKWARD_POST", "set_modules_to_backward_prefetch"):
+            {"backward_prefetch": BackwardPrefetch.BACKWARD_POST},
+        ("CPUOffload(offload_params=True)", "CPUOffloadPolicy()"):
+            {"cpu_offload": CPUOffload(offload_params=True)},
+    }
+
+
+@shows("FSDP1's names")
+def fsdp1_names() -> Table:
+    """Returns a table of FSDP1's names, their successors, and what one step of each sent."""
+    rows = launch(_run_every_name, ranks=RANKS, quiet=True, verify=False, hang_after=60)[0]
+    return Table(f"FSDP1 on {RANKS} ranks, one step of each",
+                 ("FSDP1", "FSDP2", "gathers", "reduces", "kB gathered", "loss"), rows, left=1,
+                 note="" if torch.accelerator.is_available() else WITHOUT_GPU)
+
+
+def _run_every_name() -> list[tuple[str, ...]]:
+    torch.set_num_threads(1)
+    rows, options = [], _options()
+    for number, ((old, new), chosen) in enumerate(options.items(), 1):
+        report(step=number, total=len(options) + 1)
+        with _no_pinning_without_gpu():
+            rows.append((old, new, *_run_step(chosen)))
+    return [*rows, ("FullStateDictConfig", "StateDictOptions(full_state_dict=True)",
+                    *_gather_state_dict())]
+
+
+@contextlib.contextmanager
+def _no_pinning_without_gpu():
+    """FSDP1's CPUOffload pins its shards and waits for a stream even where there is no GPU; without
+    one, both are made to do nothing."""
+    with contextlib.ExitStack() as stack:
+        if not torch.accelerator.is_available():
+            stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda self: self))
+            stack.enter_context(mock.patch.object(torch.cpu.Stream, "synchronize", create=True))
+        yield
+
+
+def _wrapped(**options) -> tuple:
+    model = common.model()
+    return fsdp1(model, torch.optim.AdamW, auto_wrap_policy=block_policy(model), **options)
+
+
+def _run_step(options) -> tuple[str, ...]:
+    """Returns (all-gathers, reductions, kB gathered, loss) of one step."""
+    module, optimizer = _wrapped(**options)
+    [step] = common.steps(1)
+    batch = {name: value.to(devices.device()) for name, value in step.inputs().items()}
+    with Traffic() as traffic:
+        loss = module(**batch).loss
+        loss.backward()
+    optimizer.step()
+    reduces = [c for c in traffic.of("reduce_scatter", "all_reduce") if c.elements > 1]
+    gathers, kilobytes = _gathers(traffic)
+    return gathers, str(len(reduces)), kilobytes, f"{loss.item():.2f}"
+
+
+def _gather_state_dict() -> tuple[str, ...]:
+    """Gathers the whole model on rank 0, as FSDP1 does; returns what `_run_step` does."""
+    from torch.distributed.fsdp import (
+        FullStateDictConfig,
+        FullyShardedDataParallel,
+        StateDictType,
+    )
+
+    module, _ = _wrapped()
+    # Offloading to the CPU from the CPU crashes FSDP1 (torch 2.13, signal 11 in state_dict).
+    config = FullStateDictConfig(offload_to_cpu=torch.accelerator.is_available(), rank0_only=True)
+    with warnings.catch_warnings(), Traffic() as traffic:
+        warnings.simplefilter("ignore", FutureWarning)
+        with FullyShardedDataParallel.state_dict_type(module, StateDictType.FULL_STATE_DICT,
+                                                      config):
+            module.state_dict()
+    dist.barrier()
+    gathers, kilobytes = _gathers(traffic)
+    return gathers, "0", kilobytes, "–"
+
+
+def _gathers(traffic) -> tuple[str, str]:
+    calls = [call for call in traffic.of("all_gather") if call.elements]
+    return str(len(calls)), f"{sum(call.bytes for call in calls) / 1e3:,.0f}"
+
+
+@shows("FSDP1's wrapping policies")
+def fsdp1_wrap_policies(preset: Preset, sizes: tuple[int, ...] = (150_000, 60_000)):
+    """Draws memory, collectives and time under FSDP1's two wrapping policies. sizes: parameters
+    from which the size-based policy makes a module a unit."""
+    def by_block(model, optimizer_class, **settings):
+        return fsdp1(model, optimizer_class, auto_wrap_policy=block_policy(model), **settings)
+
+    def by_size(smallest, model, optimizer_class, **settings):
+        return fsdp1(model, optimizer_class, auto_wrap_policy=size_policy(model, smallest),
+                     **settings)
+
+    variants = {"transformer_auto_\nwrap_policy": by_block}
+    variants |= {f"size_based,\nfrom {smallest:,}": functools.partial(by_size, smallest)
+                 for smallest in sizes}
+    return draw_wrappings(compare(variants, few_tokens(preset), rounds=2))

@@ -1,0 +1,234 @@
+"""Training under a real memory limit: what runs out of memory, what fits, and the largest model.
+
+The limit is RLIMIT_DATA: all private writable memory that a rank takes after it has started. That
+counts its tensors and, in addition, Python's objects, thread stacks and what the allocator has not
+returned to the system; `ProcessOverhead` is measured for it. A process's limit is the CPU's, so
+these ranks run there on every machine.
+"""
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+from tqdm.auto import tqdm
+
+from labs.exercises.comparison import batches, build, model_of
+from labs.exercises.verdicts import shows
+from labs.predictions.memory import predict
+from labs.training import presets
+from labs.training.loop import train
+from labs.training.memory_categories import Memory
+from labs.training.models import count_trainable
+from labs.training.presets import Preset
+from labs.workers import devices
+from labs.workers.devices import Plan
+from labs.workers.failures import RankFailed
+from labs.workers.launcher import launch
+from labs.workers.memory import Shortage
+
+# name -> what labs.predictions calls it: (strategy, checkpointing)
+FORMULAS = {"DDP": ("ddp", "none"), "FSDP": ("fsdp2", "none"),
+            "FSDP + checkpointing": ("fsdp2", "full")}
+RANKS = 4
+STEPS = 2  # the first makes the optimizer's state, the second has everything
+OPTIONS = {"quiet": True, "verify": False, "device": "cpu", "hang_after": 60}
+_OWN_PAGES = 24 * 1024  # bytes: a tensor from here on gets pages of its own
+
+
+def preset(layers: int = 12, ranks: int = RANKS) -> Preset:
+    """Returns what is trained under the limit: a GPT-2 of width 160, 64 tokens per rank."""
+    return replace(presets.preset("laptop"), ranks=ranks, layers=layers, hidden=160, heads=4,
+                   context=64, batch=1)
+
+
+def parameters(layers: int) -> int:
+    """Returns Ψ of the model with this many layers."""
+    with torch.device("meta"):
+        return count_trainable(model_of(preset(layers)))
+
+
+def predicted_peak(name: str, layers: int, ranks: int = RANKS, plan: Plan | None = None) -> Memory:
+    """Returns the bytes of one rank's tensors at the peak of a step, by category. plan: where the
+    ranks run; None means on the CPU."""
+    if name not in FORMULAS:
+        raise ValueError(f"no formula for {name!r}: choose {', '.join(FORMULAS)}")
+    strategy, checkpointing = FORMULAS[name]
+    plan = plan or devices.plan(ranks, "cpu")
+    return predicted_peak_of(preset(layers, ranks), strategy=strategy, checkpointing=checkpointing,
+                             device=plan.devices[0].partition(":")[0],
+                             backend="nccl" if "nccl" in plan.backend else "gloo")
+
+
+def predicted_peak_of(size: Preset, **options) -> Memory:
+    """Returns the bytes of one rank's tensors at the peak of a step of the preset's GPT-2. options:
+    as for labs.predictions.memory.predict."""
+    with torch.device("meta"):
+        config = model_of(size).config
+    return predict(config, batch=size.batch, sequence=size.context, ranks=size.ranks, inputs=True,
+                   **options)["peak"]
+
+
+def needed(name: str, layers: int, ranks: int = RANKS) -> float:
+    """Returns the most bytes of tensors at any moment: of a step, or of building, when every rank
+    has the whole model before it is sharded."""
+    return max(predicted_peak(name, layers, ranks).total, 4 * parameters(layers))
+
+
+@dataclass(frozen=True)
+class ProcessOverhead:
+    """What a rank takes in addition to its tensors, in bytes: fixed, and for each layer."""
+
+    fixed: float
+    layer: float
+
+    def at(self, layers: int) -> float:
+        return self.fixed + self.layer * layers
+
+
+def measure_overhead(name: str, strategy: Callable, layers=(6, 18)) -> ProcessOverhead:
+    """Measures the overhead of a strategy on two models: the process's growth less its tensors.
+
+    Python takes memory for its objects a MiB at a time, so each measurement is off by up to half of
+    that. The two models are far apart, because the error of the slope shrinks with the distance.
+    """
+    few, many = (max(launch(_process_growth, strategy, preset(n), ranks=RANKS, **OPTIONS))
+                 - needed(name, n) for n in layers)
+    each = max(0.0, (many - few) / (layers[1] - layers[0]))
+    return ProcessOverhead(few - each * layers[0], each)
+
+
+def _train(strategy, size):
+    """On a rank: trains a few steps."""
+    _return_freed_memory()
+    torch.set_num_threads(1)
+    train(*build(strategy, size), batches(size, STEPS))
+
+
+def _return_freed_memory():
+    """Makes glibc return freed tensors to the system at once, so that the limit counts what is
+    allocated. By default glibc keeps them for later, a third more at the peak."""
+    with suppress(AttributeError):  # another C library has no such function
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-3, _OWN_PAGES)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, _OWN_PAGES)  # M_TRIM_THRESHOLD
+
+
+def _process_growth(strategy, size) -> int:
+    """On a rank: returns by how many bytes the process grew at most, sampled every 0.5 ms."""
+    from labs.workers.memory import data_size
+
+    sampled, stop = [], threading.Event()
+
+    def sample():
+        while not stop.wait(0.0005):
+            sampled.append(data_size())
+
+    sampler = threading.Thread(target=sample)
+    sampler.start()
+    start = data_size()
+    _train(strategy, size)
+    stop.set()
+    sampler.join()
+    return max(sampled) - start
+
+
+def fits(strategy: Callable, layers: int, limit: float) -> bool:
+    """Whether a real training on real ranks, each under the limit, comes to its end."""
+    return shortage(strategy, layers, limit) is None
+
+
+def shortage(strategy: Callable, layers: int, limit: float) -> Shortage | None:
+    """Trains under the limit; returns the Shortage of the rank that ran out of memory, or None
+    where training came to its end.
+
+    One rank that ran out explains all failures: the others lack the same memory, and C++ code may
+    exit on std::bad_alloc with any message or exit code.
+    """
+    try:
+        launch(_train, strategy, preset(layers), ranks=RANKS, memory_limit=limit, **OPTIONS)
+    except RankFailed as error:
+        short = [outcome.shortage for outcome in error.outcomes if outcome.shortage]
+        if not short:
+            raise
+        return short[0]
+    return None
+
+
+def search(holds: Callable[[int], bool], start: int) -> tuple[int, int]:
+    """Returns (the largest n for which holds(n), number of calls), where holds is true up to some n
+    and false beyond. Calls `start` first, goes on in growing steps until the answer turns, then
+    halves the interval; no n is tried twice."""
+    known = {0: True}
+
+    def ask(n):
+        if n not in known:
+            known[n] = holds(n)
+        return known[n]
+
+    low, step = max(1, start), 1
+    while not ask(low):
+        low, step = max(0, low - step), 2 * step
+    high, step = low + 1, 1
+    while ask(high):
+        low, high, step = high, high + 2 * step, 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if ask(middle) else (low, middle)
+    return low, len(known) - 1
+
+
+@dataclass(frozen=True)
+class LargestModel:
+    """The largest model of a strategy under `limit` bytes a rank, in layers: predicted, and found
+    by `runs` real trainings (None where the system limits no process)."""
+
+    name: str
+    limit: float
+    predicted: int
+    found: int | None
+    runs: int
+    overhead: ProcessOverhead
+
+    @property
+    def off(self) -> float:
+        """The prediction's relative error, in parameters."""
+        return parameters(self.predicted) / parameters(self.found) - 1
+
+    def __repr__(self):
+        words = f"{self.name}: predicted {_described(self.predicted)}"
+        if self.found is None:
+            return f"{words}; this system limits no process, so nothing could be tried"
+        return (f"{words}; found {_described(self.found)} by {self.runs} trainings under "
+                f"{self.limit / 1e6:g} MB a rank: {abs(self.off):.0%} apart")
+
+
+def _described(layers) -> str:
+    return f"{layers} layers ({parameters(layers) / 1e6:.1f} M parameters)"
+
+
+@shows("4.4")
+def largest_model(name: str, strategy: Callable, limit: float) -> LargestModel:
+    """Returns the largest model that trains under `limit` bytes a rank: predicted from the closed
+    form and the measured overhead, then found by trainings that come to their end or run out of
+    memory."""
+    if not can_limit():
+        layers, _ = search(lambda n: needed(name, n) <= limit, 8)
+        return LargestModel(name, limit, layers, None, 0, ProcessOverhead(0, 0))
+    with tqdm(desc=name, unit="training", delay=2, leave=False) as bar:
+        def tried(layers):
+            bar.update()
+            return fits(strategy, layers, limit)
+
+        overhead = measure_overhead(name, strategy)
+        guess, _ = search(lambda n: needed(name, n) + overhead.at(n) <= limit, 8)
+        found, runs = search(tried, guess)
+    return LargestModel(name, limit, guess, found, runs, overhead)
+
+
+def can_limit() -> bool:
+    """Whether this system can limit a process's memory."""
+    return sys.platform == "linux"
