@@ -15,14 +15,12 @@ TESTS = [f"tests/test_{PACKAGE}.py", f"tests/wrong_answers/test_{NAME}.py"]
 
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of this tree without its notebooks."""
-    for folder in ("labs", "scripts", "tests"):
+    """A copy of this tree."""
+    for folder in ("labs", "scripts", "tests", "solutions", "notebooks"):
         shutil.copytree(ROOT / folder, tmp_path / folder,
-                        ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "README.md"):
+                        ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+    for file in ("pyproject.toml", "README.md", "GLOSSARY.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / file, tmp_path / file)
-    for folder in ("solutions", "notebooks"):
-        (tmp_path / folder).mkdir()
     return tmp_path
 
 
@@ -51,10 +49,11 @@ def test_the_skeleton_passes_the_builder_and_the_tests(tree):
     done = new_notebook(tree, NAME, "--title", "The smallest example")
     assert done.returncode == 0, done.stderr
     run(tree, "-m", "ruff", "check", "labs", "scripts", "tests")
-    run(tree, "-m", "_build", "--root", tree)
-    run(tree, "-m", "_build", "--root", tree, "--check")
-    run(tree, "-m", "pytest", "-q", "-c", "pyproject.toml", "-p", "no:cacheprovider", *TESTS,
-        "tests/test_notebooks.py", "tests/test_lazy_exports.py")
+    run(tree, "-m", "_build", "--root", tree, NAME)
+    run(tree, "-m", "_build", "--root", tree, NAME, "--check")
+    pytest = ("-m", "pytest", "-q", "-c", "pyproject.toml", "-p", "no:cacheprovider")
+    run(tree, *pytest, *TESTS, "tests/test_lazy_exports.py", "tests/test_layout.py")
+    run(tree, *pytest, "tests/test_notebooks.py", "tests/test_glossary.py", "-k", NAME)
 
 
 def test_it_names_what_it_wrote_and_what_comes_next(tree):

@@ -1,0 +1,95 @@
+"""The rooms of labs/: imports run one way, each notebook's package has the same rooms, and README
+and CONTRIBUTING name every room."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LABS = ROOT / "labs"
+# From the bottom to the top: a room imports from itself and from rooms before it. `notebooks`
+# stands for all packages of one notebook each. That of a later notebook may import an earlier
+# one's, because a student's earlier work is used again.
+ORDER = ["lazy_exports", "words", "workers", "training", "meters", "predictions", "pictures",
+         "exercises", "notebooks"]
+NOTEBOOKS = [path.stem.split("_", 1)[1] for path in sorted((ROOT / "solutions").glob("*_*.py"))]
+ROOMS = sorted(path.parent.name for path in LABS.glob("*/__init__.py"))
+MAPS = ["README.md", "CONTRIBUTING.md"]
+
+
+def imports_of(path: Path, package: str) -> set[str]:
+    """What a file imports, also inside a function or for type checkers: 'labs.words.plural'."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            module = ".".join([*above, *filter(None, [node.module])])
+            found |= {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def place_of(module: str) -> tuple[int, int]:
+    """(place in ORDER, number of the notebook) of 'labs.workers.launcher'; 0 for what is shared."""
+    room = module.split(".")[1]
+    if room in NOTEBOOKS:
+        return ORDER.index("notebooks"), NOTEBOOKS.index(room)
+    return ORDER.index(room), 0
+
+
+def imports_upwards(path: Path, root: Path = ROOT) -> list[str]:
+    """What a module of labs imports from a room above its own."""
+    package = ".".join(path.relative_to(root).parent.parts)
+    module = ".".join(path.relative_to(root).with_suffix("").parts)
+    inside = {name for name in imports_of(path, package) if name.startswith("labs.")}
+    return sorted(name for name in inside if place_of(name) > place_of(module))
+
+
+@pytest.mark.parametrize("path", sorted(LABS.glob("*/**/*.py")),
+                         ids=lambda path: path.relative_to(LABS).as_posix())
+def test_imports_run_one_way(path):
+    assert not imports_upwards(path)
+
+
+@pytest.mark.parametrize(("where", "code", "found"), [
+    ("workers/a.py", "from labs.training import models", ["labs.training.models"]),
+    ("workers/a.py", "def f():\n    import labs.meters.memory", ["labs.meters.memory"]),
+    ("meters/a.py", "from ..pictures.palette import INK", ["labs.pictures.palette.INK"]),
+    ("predictions/b/c.py", "from labs.exercises import verdicts", ["labs.exercises.verdicts"]),
+    ("training/b/__init__.py", "from .c import d\nfrom labs.workers import launcher", []),
+    ("meters/a.py", "import torch\nfrom labs.words import plural", [])])
+def test_an_import_upwards_is_found(tmp_path, where, code, found):
+    path = tmp_path / "labs" / where
+    path.parent.mkdir(parents=True)
+    path.write_text(code)
+    assert imports_upwards(path, tmp_path) == found
+
+
+def test_labs_itself_imports_nothing_from_labs_before_a_name_is_used():
+    tree = ast.parse((LABS / "__init__.py").read_text())
+    modules = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert modules == ["typing", "labs.lazy_exports"]
+
+
+def rooms_in_map(text: str) -> set[str]:
+    """The folders that the map of a page names below labs/: lines '      workers/   what it is'."""
+    labs = re.search(r"^    labs/.*\n((?:^      .*\n)+)", text, re.MULTILINE)
+    return set(re.findall(r"^      (\w+)/", labs[1], re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", MAPS)
+def test_the_map_names_every_room(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert rooms_in_map(text) == set(ROOMS) - set(NOTEBOOKS)
+
+
+@pytest.mark.parametrize("page", MAPS)
+def test_a_page_names_only_files_that_exist(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"\b(?:labs|tests|scripts|solutions|notebooks)/[\w/.-]*\w", text))
+    named = {name for name in named if not re.search("NN|NAME|scaling", name)}  # of an example
+    assert not [name for name in named
+                if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()]
