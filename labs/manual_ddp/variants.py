@@ -39,7 +39,8 @@ def compare(variants: Mapping[str, Wrap], preset: Preset, rounds: int = 7) -> Co
     """Trains each variant (name -> function that wraps a model) on `preset.ranks` ranks. The
     variants take turns, so that a machine that slows down slows down all of them."""
     return comparison.compare({name: as_strategy(wrap) for name, wrap in variants.items()}, preset,
-                              measure_memory=False, rounds=rounds, repeat=2, observe=observe)
+                              measure_memory=False, rounds=rounds, repeat=2, observe=observe,
+                              quiet=True)
 
 
 def as_strategy(wrap: Wrap) -> Callable:

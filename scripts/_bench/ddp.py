@@ -1,8 +1,6 @@
 """Throughput of the solution's data-parallel modules, as a share of torch DDP's."""
 
-import contextlib
 import statistics
-import sys
 
 from _build.definitions import definitions
 
@@ -31,8 +29,8 @@ def run(arguments) -> dict:
     rounds = arguments.rounds or ROUNDS
     say(f"{len(variants)} variants take turns on {ranks} ranks, {rounds} rounds")
     chosen = {name: as_strategy(wrap) for name, wrap in variants.items()}
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is the result's, also as JSON
-        compared = comparison.compare(chosen, size, measure_memory=False, rounds=rounds, repeat=2)
+    compared = comparison.compare(chosen, size, measure_memory=False, rounds=rounds, repeat=2,
+                                  quiet=True)
     done()
     seconds = {name: found.rounds for name, found in compared.results.items()}
     ratios = {name: statistics.median(theirs / ours for ours, theirs in
