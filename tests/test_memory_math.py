@@ -1,5 +1,4 @@
-"""Notebook 01's harness: what its checks hold answers against, what it draws, and the numbers that
-its text states."""
+"""Notebook 01: the ground truth of its checks, its charts, and the numbers in its text."""
 
 import html
 import math
@@ -45,10 +44,10 @@ def cells(table) -> dict:
     return {row[0].strip(): row[1:] for row in table.rows}
 
 
-# what answers are held against
+# the ground truth of the checks
 
 
-def test_drawn_models_differ_at_every_call_and_have_every_trait():
+def test_random_models_differ_at_every_call_and_have_every_trait():
     one, other = (ground_truth.random_models() for _ in range(2))
     assert [m for _, m, *_ in one] != [m for _, m, *_ in other]
     gpt2, llama, qwen2 = (m for _, m, *_ in one)
@@ -65,8 +64,8 @@ def test_a_real_block_saves_the_formula_and_the_statistics(fused):
     for batch, sequence, hidden, heads in (SHOWN, ground_truth.random_sizes()):
         found = ground_truth.saved_bytes(batch, sequence, hidden, heads, fused)
         scores = 0 if fused else 5 * heads * batch * sequence**2
-        said = 34 * batch * sequence * hidden + scores
-        assert found - said == statistics_bytes(batch, sequence, heads, fused)
+        formula = 34 * batch * sequence * hidden + scores
+        assert found - formula == statistics_bytes(batch, sequence, heads, fused)
 
 
 def test_saved_tensors_are_named_by_what_they_are():
@@ -127,7 +126,7 @@ def test_the_solution_gives_the_cells_of_zeros_table_1(solution):
                     size, "bf16, fp32 master", ranks=ranks, stage=stage).total)
 
 
-# pictures
+# charts
 
 
 def test_pictures_draw(solution, measured, cost):
@@ -192,7 +191,7 @@ def test_a_wrong_estimate_is_not_drawn_as_if_it_were_right(solution):
     assert verdict.passed is False and "Run its check first" in str(verdict)
 
 
-# numbers that the text states
+# numbers in the notebook's text
 
 
 def test_vocabulary(solution):
@@ -227,7 +226,7 @@ def test_figure_1_and_70b(solution):
 def test_four_and_eight_times_are_limits(solution):
     found = cells(lab.show_savings(solution.per_rank))
     assert [f"{float(value):.1f}" for value in found["8"][:2]] == ["2.9", "4.3"]
-    assert found["8"][2] == "8" and found["a million"][:2] == ("4", "8")
+    assert found["8"][2] == "8" and found["1,000,000"][:2] == ("4", "8")
 
 
 def test_activations_of_blocks(solution):

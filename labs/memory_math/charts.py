@@ -1,5 +1,7 @@
 """The charts and tables of notebook 01, drawn with the student's own functions."""
 
+from bisect import bisect_left
+
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import Wrong, print_in_script, shows
 from labs.memory_math import ground_truth
@@ -29,7 +31,6 @@ JOBS = {f"{size}, {stage}": Setting(f"Llama-2-{size}", 4, strategy, "bf16, fp32 
         for size in ("7B", "13B")
         for stage, strategy in (("DDP", "DDP"), ("ZeRO-3", "ZeRO-3 = FSDP"))}
 GPU = hardware.gpu("A100-80")
-ROUNDED = 512  # bytes; c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize
 
 
 def show_models() -> Table:
@@ -115,9 +116,8 @@ def show_savings(per_rank) -> Table:
         whole, share = (sum(per_rank(1e9, (2, 2, 12), which, ranks)) for which in (0, stage))
         return f"{whole / share:,.2f}".removesuffix(".00")
 
-    rows = [(name, *(saving(stage, ranks) for stage in (1, 2, 3)))
-            for name, ranks in (("2", 2), ("8", 8), ("64", 64), ("1024", 1024),
-                                ("a million", 10**6))]
+    rows = [(f"{ranks:,}", *(saving(stage, ranks) for stage in (1, 2, 3)))
+            for ranks in (2, 8, 64, 1024, 10**6)]
     return Table("times less than plain data parallelism, 16 bytes per parameter with K = 12",
                  ("ranks", *STAGES[1:]), rows)
 
@@ -213,12 +213,8 @@ def _job(setting) -> tuple:
 
 def _largest_batch(bytes_left, job) -> int:
     """The largest batch of at most 1024 that leaves 0 bytes or more; 0 where none does."""
-    low, high = 0, 1024
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = bytes_left(*job[:4], middle, *job[5:]) >= 0
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
+    return bisect_left(range(1, 1025), True, key=lambda batch: bytes_left(
+        *job[:4], batch, *job[5:]) < 0)
 
 
 @shows("1.6")
@@ -265,8 +261,7 @@ def show_unexplained_bytes(measured: list[RankMemory], rank_states) -> Table:
                      f"{counters:,}", f"{over - counters:,.0f}"))
     return Table("bytes of one rank after backward", (
         "", "measured", "more than your formula", "AdamW's step counters", "not explained"),
-        rows, note=f"AdamW counts its steps in one fp32 number for each of "
-                   f"{measured[0].tensors} tensors.")
+        rows, note=f"AdamW counts steps in an fp32 number for each of {measured[0].tensors} tensors.")
 
 
 @shows("1.7")
@@ -289,12 +284,12 @@ def _formula_total(rank_states, held) -> float:
 
 def show_other_memory() -> Table:
     """A table of what the notebook's formulas do not count, and which of three numbers show it."""
-    named = {name: f"{nbytes / GiB:.3g} GiB"
-             for name, nbytes in hardware.overheads(ranks=2).items()}
+    named = {name: f"{size / GiB:.3g} GiB" for name, size in hardware.overheads(ranks=2).items()}
     rows = [("DDP's buckets", "a copy of all gradients", "yes", "yes", "yes"),
             ("gathered parameters", "of one block, for a moment two", "yes", "yes", "yes"),
             ("cuBLAS workspace", named["cuBLAS"], "yes", "yes", "yes"),
-            ("rounding", f"each tensor to {ROUNDED} bytes", "yes", "yes", "yes"),
+            # kMinBlockSize in c10/cuda/CUDACachingAllocator.cpp
+            ("rounding", "each tensor to 512 bytes", "yes", "yes", "yes"),
             ("fragmentation", "what the cache keeps and cannot use", "no", "yes", "yes"),
             ("NCCL", named["NCCL"], "no", "no", "yes"),
             ("CUDA context", named["CUDA context"], "no", "no", "yes")]

@@ -100,8 +100,8 @@ class _Layout:
         spans = marks.label_spans([self.drawn(row) for row in rows], self.wide)
         self.right = max([1.03 * self.longest, *(1.12 * end for end in names),
                           *(end * self.size for _, end in spans)])
-        self.lines = gpu_lines.name_levels(gpu_lines.merge_close(self.shown, 0.012 * self.right),
-                                 self.right / self.wide)
+        self.lines = gpu_lines.name_levels(
+            gpu_lines.merge_close(self.shown, 0.012 * self.right), self.right / self.wide)
         levels = [level for *_, level in self.lines]
         self.heads = 0.17 + gpu_lines.LEVEL * max(levels) if levels else 0
 

@@ -7,6 +7,7 @@ from labs.memory_math import formula_feedback as feedback
 from labs.memory_math.checks.activations import model_activations
 from labs.memory_math.checks.per_rank import states_per_rank
 from labs.memory_math.formula_feedback import Mistake
+from labs.memory_math.scaffold import MODELS
 from labs.predictions import hardware, parameters
 from labs.predictions.parameters import shape_of
 from labs.training import hf_configs
@@ -34,11 +35,11 @@ def check_bytes_left(bytes_left):
 def _jobs() -> list[tuple]:
     """(name, *ARGUMENTS) of each."""
     dice = random.Random()
-    sizes = {name: shape_of(hf_configs.config(name)) for name in hf_configs.NAMES}
+    sizes = {name: shape_of(hf_configs.config(name)) for name in MODELS}
     drawn = [(name, sizes[name], tuple(dice.sample(range(1, 13), 3)), dice.randint(0, 3),
               dice.randint(2, 64), dice.randint(1, 8), 128 * dice.randint(1, 16),
               dice.random() < 0.5, hardware.gpu(dice.choice(list(hardware.GPUS))))
-             for name in dice.sample(hf_configs.NAMES, 2)]
+             for name in dice.sample(MODELS, 2)]
     a100, t4 = hardware.gpu("A100-80"), hardware.gpu("T4")
     return [("Llama-2-13B", sizes["Llama-2-13B"], (2, 2, 8), 0, 4, 1, 4096, True, a100),
             ("Llama-2-13B", sizes["Llama-2-13B"], (2, 2, 8), 3, 4, 1, 4096, True, a100),

@@ -5,9 +5,7 @@ from labs.memory_math import formula_feedback as feedback
 from labs.memory_math.checks import TABLE_HINT
 from labs.memory_math.formula_feedback import Mistake
 from labs.memory_math.ground_truth import counted_model, random_models
-
-KNOWN = ("GPT-2", "Llama-2-7B", "Llama-2-13B", "Llama-3-8B", "Llama-3-70B", "Qwen2-0.5B",
-         "Qwen2-7B")
+from labs.memory_math.scaffold import MODELS
 
 
 @check("1.1", hints=TABLE_HINT)
@@ -16,7 +14,7 @@ def check_parameters(block_parameters, model_parameters):
     feedback.require_signature(block_parameters, ("m",))
     feedback.require_signature(model_parameters, ("m",))
     # Sizes drawn anew at each call reject a table of the known models.
-    models = [*map(counted_model, KNOWN), *random_models()]
+    models = [*map(counted_model, MODELS), *random_models()]
     # All blocks come first: a mistake in the block would show in every model's total.
     for name, m, block, _ in models:
         what = f"{name}, one block"
@@ -26,7 +24,7 @@ def check_parameters(block_parameters, model_parameters):
         feedback.require_value(model_parameters(m), total, name, "parameters",
                                _model_mistakes(m, block),
                                "Embedding, positions, blocks, final norm, head.")
-    return f"exactly the parameters of {len(KNOWN)} known models and of 3 of random sizes"
+    return f"exactly the parameters of {len(MODELS)} known models and of 3 of random sizes"
 
 
 def _sizes(m) -> str:
