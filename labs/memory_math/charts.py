@@ -261,7 +261,7 @@ def show_unexplained_bytes(measured: list[RankMemory], rank_states) -> Table:
                      f"{counters:,}", f"{over - counters:,.0f}"))
     return Table("bytes of one rank after backward", (
         "", "measured", "more than your formula", "AdamW's step counters", "not explained"),
-        rows, note=f"AdamW counts steps in an fp32 number for each of {measured[0].tensors} tensors.")
+        rows, note=f"AdamW keeps one fp32 counter for each of {measured[0].tensors} tensors.")
 
 
 @shows("1.7")

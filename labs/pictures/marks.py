@@ -145,25 +145,3 @@ def legend_above(figure: Figure, handles: list, columns: int | None = None, **st
         figure.legend(handles=handles, ncols=columns or len(handles), loc="outside upper left",
                       frameon=False, **{"fontsize": 9.5, "handlelength": 1.4,
                                         "columnspacing": 1.3, **style})
-
-
-
-# Until the panels of notebook 04 are drawn with draw_bars.
-def draw_ticks(ax, predicted, guessed, place):
-    draw_tick(ax, predicted, place, palette.PREDICTED)
-    draw_tick(ax, guessed, place, palette.GUESSED)
-
-
-def draw_out_of_memory(ax, limit, place):
-    ax.vlines(limit, place - 0.45, place + 0.45, color=palette.RANK_FAILED, linewidth=5, zorder=4)
-
-
-def label_start(end, predicted, guessed, room):
-    end = max(end, predicted or 0)
-    return guessed if guessed and end < guessed < end + room else end
-
-
-def draw_label(ax, place, start, text, colour=palette.INK, size=10):
-    ax.annotate(text, (start, place), xytext=(8, 0), textcoords="offset points", va="center",
-                fontsize=size, zorder=3, color=colour,
-                bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})

@@ -1,5 +1,5 @@
 """Several measures of the same strategies in one chart: a row per strategy and a panel per measure,
-with the formula's and the student's tick, and a limit that a bar may exceed."""
+with the predicted and the student's tick, and a limit that a bar may exceed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.training.memory_categories import Memory
 
 ROW = 0.5  # inches from one strategy to the next
-TICKS = {"predicted": "predicted", "guessed": "your guess"}
 _LIMIT = {"color": palette.RANK_FAILED, "linestyle": (0, (4, 3)), "linewidth": 1.2, "zorder": 0.5}
 
 
@@ -39,16 +38,16 @@ class Panel:
         value = self.values[place]
         return value.total if isinstance(value, Memory) else (value or 0)
 
-    def tick(self, kind: str, place: int) -> float | None:
-        """The "predicted" or "guessed" tick of a strategy, or None."""
-        ticks = getattr(self, kind)
-        return ticks[place] if ticks else None
-
-    @property
-    def largest(self) -> float:
-        """Where the rightmost mark is."""
-        ends = [self.end(place) for place in range(len(self.values))]
-        return max([*ends, *filter(None, [*self.predicted, *self.guessed, self.limit])]) or 1
+    def drawn(self, place: int) -> marks.LabelledBar:
+        """The bar at this place, in the panel's unit."""
+        value = self.values[place]
+        sizes = value.by_name() if isinstance(value, Memory) else {None: value or 0}
+        parts = [(size / self.size, {"color": palette.MEMORY.get(name, self.colour)})
+                 for name, size in sizes.items()]
+        failed = place in self.out_of_memory
+        ticks = (ticks[place] if ticks else None for ticks in (self.predicted, self.guessed))
+        return marks.LabelledBar(parts, self.label(place), *(
+            value and value / self.size for value in (*ticks, self.limit if failed else None)))
 
     def label(self, place: int) -> str:
         """The words to the right of a bar."""
@@ -63,62 +62,33 @@ def side_by_side(names: Sequence[str], panels: Sequence[Panel], note: str = "") 
     height = 1.45 + ROW * len(names) + (0.25 if note else 0)
     figure, grid = canvas(WIDTH, height, nrows=1, ncols=len(panels), sharey=True, squeeze=False)
     axes = grid[0]
+    inches = marks.axis_inches(names) / len(panels) - 0.25
     for ax, panel in zip(axes, panels, strict=True):
-        _draw(ax, panel, len(names))
-    axes[0].set_yticks(range(len(names)), names)
-    axes[0].set_ylim(len(names) - 0.45, -0.55)
-    for ax in axes:
-        ax.tick_params(axis="y", labelcolor=palette.INK, length=0)
+        _draw(ax, panel, len(names), inches)
+    marks.name_rows(axes[0], list(names))
     if note:
         figure.supxlabel(note, fontsize=10, x=0.01, ha="left")
     _legend(figure, panels)
     return Picture(figure, _text(names, panels, note), data={p.title: p for p in panels})
 
 
-def _draw(ax, panel, rows):
-    for place in range(rows):
-        _bar(ax, panel, place)
-        predicted, guessed = (panel.tick(kind, place) for kind in TICKS)
-        marks.draw_ticks(ax, predicted and predicted / panel.size, guessed and guessed / panel.size,
-                         place)
-        _label(ax, panel, place)
-    if panel.limit:
-        ax.axvline(panel.limit / panel.size, **_LIMIT)
-    ax.set_xlim(0, 1.4 * panel.largest / panel.size)
+def _draw(ax, panel, rows, inches):
+    limit = panel.limit and panel.limit / panel.size
+    marks.draw_bars(ax, [panel.drawn(place) for place in range(rows)], inches,
+                    right=1.05 * limit if limit else 0, size=9.5)
+    if limit:
+        ax.axvline(limit, **_LIMIT)
     ax.set_title(panel.title, fontsize=10, loc="left", color=palette.INK)
-    marks.plain_numbers(ax.xaxis)
     ax.locator_params(axis="x", nbins=4)
     ax.set_xlabel(panel.unit)
-
-
-def _bar(ax, panel, place):
-    value = panel.values[place]
-    if isinstance(value, Memory):
-        marks.draw_stack(ax, place, ((nbytes / panel.size, {"color": palette.MEMORY[name]})
-                                     for name, nbytes in value.by_name().items()))
-    else:
-        ax.barh(place, (value or 0) / panel.size, height=marks.BAR, color=panel.colour)
-    if place in panel.out_of_memory:
-        marks.draw_out_of_memory(ax, panel.limit / panel.size, place)
-
-
-def _label(ax, panel, place):
-    failed = place in panel.out_of_memory
-    end = marks.label_start(max(panel.end(place), panel.limit if failed else 0),
-                            panel.tick("predicted", place), panel.tick("guessed", place),
-                            0.35 * panel.largest)
-    marks.draw_label(ax, place, end / panel.size, panel.label(place),
-                     palette.RANK_FAILED if failed else palette.INK, 9.5)
 
 
 def _legend(figure, panels):
     held = [v for panel in panels for v in panel.values if isinstance(v, Memory)]
     handles = [Patch(color=colour, label=name) for name, colour in palette.MEMORY.items()
                if any(value.by_name()[name] > 0.002 * value.total for value in held)]
-    colours = {"predicted": palette.PREDICTED, "guessed": palette.GUESSED}
-    handles += [Line2D([], [], color=colours[kind], linewidth=3, label=label)
-                for kind, label in TICKS.items()
-                if any(v is not None for panel in panels for v in getattr(panel, kind))]
+    handles += marks.tick_handles(panel.drawn(place) for panel in panels
+                                  for place in range(len(panel.values)))
     if any(panel.limit for panel in panels):
         handles.append(Line2D([], [], label="the limit", **_LIMIT))
     rows = 1 if len(handles) < 8 else 2
@@ -134,11 +104,9 @@ def _text(names, panels, note) -> str:
 
 
 def _sentence(panel, place) -> str:
+    bar = panel.drawn(place)
     unit = "" if panel.values[place] is None else f" {panel.unit}"
-    words = f"{panel.title} {panel.label(place)}{unit}"
+    words = f"{panel.title} {bar.label}{unit}"
     if place in panel.out_of_memory:
-        words = f"{panel.title}: out of memory, needs {panel.label(place)[2:]} {panel.unit}"
-    for kind, label in TICKS.items():
-        value = panel.tick(kind, place)
-        words += f", {label} {marks.format_number(value / panel.size)}" if value is not None else ""
-    return words
+        words = f"{panel.title}: out of memory, needs {bar.label[2:]} {panel.unit}"
+    return ", ".join([words, *marks.tick_words(bar.predicted, bar.guessed)])
