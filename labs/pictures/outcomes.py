@@ -44,7 +44,7 @@ class Lane:
     source: str = ""
 
 
-def picture(error: LaunchError, guessed: float | None = None) -> Picture:
+def draw_failure(error: LaunchError, guessed: float | None = None) -> Picture:
     """Draws a RankFailed or RanksStuck. guessed: the rank that was guessed to be missing."""
     outcomes = getattr(error, "outcomes", [])
     title = f"launch raised {type(error).__name__}"
@@ -55,7 +55,7 @@ def picture(error: LaunchError, guessed: float | None = None) -> Picture:
                   "\n".join([f"{title}: {error}", *([note] if note else [])]))
 
 
-def all_is_well(results: list) -> Picture:
+def draw_success(results: list) -> Picture:
     """Draws a launch in which every rank returned."""
     lanes = [Lane(rank, None, f"returned {textwrap.shorten(repr(value), 60, placeholder='…')}",
                   FINE) for rank, value in enumerate(results)]

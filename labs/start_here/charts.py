@@ -81,8 +81,8 @@ def diagnose(function: Callable, ranks: int, guess: str | None = None, **options
     try:
         results = recording.run(function, ranks=ranks, **options)
     except LaunchError as error:
-        return outcomes.picture(error, guess and guessed(guess))
-    return outcomes.all_is_well(results)
+        return outcomes.draw_failure(error, guess and guessed(guess))
+    return outcomes.draw_success(results)
 
 
 def _holdings(collective, ranks, begin="whole", guess=None) -> Picture:

@@ -19,7 +19,7 @@ def test_lanes_of_a_deadlock():
     error = stuck(Outcome(0, Kind.RETURNED, issued=2),
                   Outcome(1, Kind.WAITING, collective="all_reduce", number=3, stack=[HERE]),
                   Outcome(2, Kind.COMPUTING, stack=[HERE]))
-    picture = outcomes.picture(error, guessed=0)
+    picture = outcomes.draw_failure(error, guessed=0)
     assert [(lane.done, lane.label) for lane in picture.data] == [
         (2, "returned"), (2, "waits in all_reduce (#3)"), (None, "computes")]
     assert "rank 0 it is" in picture.text
@@ -29,7 +29,7 @@ def test_lanes_of_a_deadlock():
 def test_lanes_of_a_failure():
     error = ValueError("a long story " * 30)
     root = Outcome(0, Kind.RAISED, error, "ValueError", str(error), [HERE])
-    picture = outcomes.picture(RankFailed(root, [root, Outcome(1, Kind.KILLED, exit_code=-9),
+    picture = outcomes.draw_failure(RankFailed(root, [root, Outcome(1, Kind.KILLED, exit_code=-9),
                                                  Outcome(2, Kind.UNRESPONSIVE)]))
     assert [lane.label for lane in picture.data] == [
         "raised ValueError", "was killed by signal 9", "does not answer"]
@@ -49,16 +49,16 @@ def test_every_kind_has_a_short_label(kind):
 def test_a_guess_is_compared(guessed, words):
     error = stuck(Outcome(0, Kind.RETURNED, issued=0),
                   Outcome(1, Kind.WAITING, collective="barrier", number=1))
-    assert outcomes.picture(error, guessed).text.endswith(words or "every collective.")
+    assert outcomes.draw_failure(error, guessed).text.endswith(words or "every collective.")
 
 
 def test_long_past_is_cut_short():
     error = stuck(Outcome(0, Kind.RETURNED, issued=1000),
                   Outcome(1, Kind.WAITING, collective="all_reduce", number=1001, stack=[HERE]))
-    on_the_sheet(outcomes.picture(error))
+    on_the_sheet(outcomes.draw_failure(error))
 
 
-def test_all_is_well():
-    picture = outcomes.all_is_well([1, list(range(1000))])
+def test_every_rank_returned():
+    picture = outcomes.draw_success([1, list(range(1000))])
     assert picture.text.startswith("rank 0 returned 1")
     on_the_sheet(picture)
