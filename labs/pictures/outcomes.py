@@ -57,8 +57,9 @@ def draw_failure(error: LaunchError, guessed: float | None = None) -> Picture:
 
 def draw_success(results: list) -> Picture:
     """Draws a launch in which every rank returned."""
-    lanes = [Lane(rank, None, f"returned {textwrap.shorten(repr(value), 60, placeholder='…')}",
-                  FINE) for rank, value in enumerate(results)]
+    values = [" ".join(repr(value).split()) for value in results]
+    lanes = [Lane(rank, None, f"returned {value[:59] + '…' * (len(value) > 59)}", FINE)
+             for rank, value in enumerate(values)]
     return _drawn("every rank returned", FINE, lanes, [], "",
                   "\n".join(f"rank {lane.rank} {lane.label}" for lane in lanes))
 
