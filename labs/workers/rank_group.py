@@ -153,10 +153,11 @@ class RankGroup:
         last_sign = max(self.began, self.output.changed, self.progress.changed, *arriving,
                         *(h.changed for h in self.handles))
         if self.stall_notice.is_due(last_sign):
+            quiet = time.monotonic() - last_sign
             lines = "; ".join(outcomes.summary(self._outcomes()))
             self.output.show_notice(
-                f"nothing new for {time.monotonic() - last_sign:.0f} s: {lines}. Interrupt the "
-                "cell if that is not meant; launch(..., timeout=60) would stop it by itself.")
+                f"nothing new for {quiet:.0f} s: {lines}. Interrupt the cell if that is not meant; "
+                "launch(..., timeout=60) would stop it by itself.")
 
     # what became of each rank
 
