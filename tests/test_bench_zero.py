@@ -1,4 +1,4 @@
-"""scripts/bench zero runs and prints what it promises; nothing here judges a speed."""
+"""scripts/bench zero runs and prints its ratios and peaks; no test here depends on a speed."""
 
 import json
 import subprocess

@@ -91,5 +91,5 @@ def _draw_total(ax, lifecycle):
     everything = sum(lifecycle.sizes.values()) / 1e6
     ax.axhline(everything, **ALL_PARAMETERS)
     ax.set_ylim(0, everything * 1.12)
-    ax.set_ylabel("MB gathered")
+    ax.set_ylabel("MB gathered", fontsize=9)
     ax.set_xlabel("milliseconds since the step began")

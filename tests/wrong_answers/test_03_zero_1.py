@@ -1,5 +1,5 @@
 """What the checks of notebook 03 must reject as a cut and as ZeRO-1, and what they must accept.
-`pytest -s` prints what each wrong answer is told."""
+`pytest -s` prints the verdict of each wrong answer."""
 
 import sys
 
@@ -8,9 +8,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
-from zero_answers import N, accepted, averaged, named, rejected, right, trainable
+from zero_answers import (
+    N,
+    accepted,
+    ddp_by_hand,
+    named,
+    plain,
+    rejected,
+    right,
+    torchs_ddp,
+    torchs_zero,
+    trainable,
+)
 
 import labs.zero_stages as lab
 
@@ -97,34 +106,15 @@ def flats_of(model):
 
 
 def by(optimizer):
-    """The strategy of an optimizer class that is made as right.ZeRO1 is."""
+    """The strategy of an optimizer class with the arguments of right.ZeRO1."""
     def strategy(model, optimizer_class, **settings):
         return model, optimizer(flats_of(model), optimizer_class, **settings)
 
     return strategy
 
 
-def plain(model, optimizer_class, **settings):
-    return model, optimizer_class(trainable(model), **settings)
-
-
 def only_the_optimizer(model, optimizer_class, **settings):
     return plain(model, optimizer_class, **settings)[1]
-
-
-def ddp_by_hand(model, optimizer_class, **settings):
-    """All gradients averaged, all states everywhere: it trains, and shards nothing."""
-    optimizer = optimizer_class(trainable(model), **settings)
-    optimizer.register_step_pre_hook(lambda *_: averaged(model))
-    return model, optimizer
-
-
-def torchs_ddp(model, optimizer_class, **settings):
-    return DistributedDataParallel(model), plain(model, optimizer_class, **settings)[1]
-
-
-def torchs_zero(model, optimizer_class, **settings):
-    return model, ZeroRedundancyOptimizer(trainable(model), optimizer_class, **settings)
 
 
 def torchs_fsdp2(model, optimizer_class, **settings):
@@ -179,7 +169,7 @@ class GathersFirst(right.ZeRO1):
 
 
 class RemainderDropped(right.ZeRO1):
-    """Ψ // N numbers for each rank; what is left belongs to nobody."""
+    """Ψ // N numbers for each rank; the remainder belongs to no rank."""
 
     def gather(self):
         for flat in self.flats:
@@ -224,7 +214,7 @@ class WholeInside(right.ZeRO1):
 
 
 class WholeGiven(right.ZeRO1):
-    """Hands the inner optimizer tensors whose gradient nobody sets."""
+    """Gives the inner optimizer tensors whose gradient is never set."""
 
     def __init__(self, flats, optimizer_class, **settings):
         inner = optimizer_class([flat.full for flat in flats], **settings)
@@ -240,7 +230,7 @@ class WaitsTwice(right.ZeRO1):
 
 
 class OwnGroups(right.ZeRO1):
-    """A schedule sees groups that nobody reads."""
+    """A schedule changes groups that the update does not read."""
 
     def __init__(self, flats, optimizer_class, **settings):
         super().__init__(flats, optimizer_class, **settings)

@@ -1,5 +1,5 @@
-"""What the check of ZeRO-2 must reject, and what it must accept. `pytest -s` prints what each wrong
-answer is told."""
+"""What the check of ZeRO-2 must reject, and what it must accept. `pytest -s` prints the verdict
+of each wrong answer."""
 
 import sys
 
@@ -8,9 +8,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
-from zero_answers import N, accepted, averaged, rejected, right, trainable
+from zero_answers import (
+    N,
+    accepted,
+    ddp_by_hand,
+    plain,
+    rejected,
+    right,
+    torchs_ddp,
+    torchs_zero,
+    trainable,
+)
 
 import labs.zero_stages as lab
 
@@ -20,31 +28,13 @@ pytestmark = pytest.mark.usefixtures("warm_launcher")
 
 
 def by(kind, optimizer=right.ZeRO2Optimizer):
-    """The strategy of a module class that is made as right.ZeRO2 is."""
+    """The strategy of a module class with the arguments of right.ZeRO2."""
     def strategy(model, optimizer_class, **settings):
         module = kind(model)
         return module, optimizer(module.units, optimizer_class, **settings)
 
     strategy.__name__ = kind.__name__ if kind is not right.ZeRO2 else optimizer.__name__
     return strategy
-
-
-def plain(model, optimizer_class, **settings):
-    return model, optimizer_class(trainable(model), **settings)
-
-
-def ddp_by_hand(model, optimizer_class, **settings):
-    optimizer = optimizer_class(trainable(model), **settings)
-    optimizer.register_step_pre_hook(lambda *_: averaged(model))
-    return model, optimizer
-
-
-def torchs_ddp(model, optimizer_class, **settings):
-    return DistributedDataParallel(model), plain(model, optimizer_class, **settings)[1]
-
-
-def torchs_zero(model, optimizer_class, **settings):
-    return model, ZeroRedundancyOptimizer(trainable(model), optimizer_class, **settings)
 
 
 def torchs_fsdp2(model, optimizer_class, **settings):
@@ -149,7 +139,7 @@ class Sums(Base):
 
 
 class LastForgotten(right.ZeRO2):
-    """Takes in each when the next one comes; nobody comes after the last."""
+    """Waits for each when the next one comes; no unit comes after the last."""
 
     def after_backward(self, unit):
         super().after_backward(unit)

@@ -1,5 +1,5 @@
 """What the checks of ZeRO-3 and of prefetching must reject, and what they must accept. `pytest -s`
-prints what each wrong answer is told."""
+prints the verdict of each wrong answer."""
 
 import sys
 
@@ -8,8 +8,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.nn.parallel import DistributedDataParallel
-from zero_answers import N, accepted, averaged, rejected, right, trainable
+from zero_answers import (
+    N,
+    accepted,
+    ddp_by_hand,
+    plain,
+    rejected,
+    right,
+    torchs_ddp,
+)
 
 import labs.zero_stages as lab
 
@@ -29,20 +36,6 @@ def by(kind, optimizer=lab.ShardedOptimizer):
 
     strategy.__name__ = kind.__name__ if optimizer is lab.ShardedOptimizer else optimizer.__name__
     return strategy
-
-
-def plain(model, optimizer_class, **settings):
-    return model, optimizer_class(trainable(model), **settings)
-
-
-def ddp_by_hand(model, optimizer_class, **settings):
-    optimizer = optimizer_class(trainable(model), **settings)
-    optimizer.register_step_pre_hook(lambda *_: averaged(model))
-    return model, optimizer
-
-
-def torchs_ddp(model, optimizer_class, **settings):
-    return DistributedDataParallel(model), plain(model, optimizer_class, **settings)[1]
 
 
 def torchs_fsdp1(model, optimizer_class, **settings):
@@ -192,7 +185,7 @@ class GradientsKept(right.ZeRO3):
 
 
 class RemainderDropped(right.ZeRO3):
-    """What does not divide is taken from memory that nobody filled."""
+    """What does not divide is taken from memory that was never filled."""
 
     def before_forward(self, unit):
         super().before_forward(unit)
@@ -333,7 +326,7 @@ class OnlyForward(right.Prefetching):
 
 
 class Backwards(right.Prefetching):
-    """Waits first, twice, then begins the next: all the same, the next one travels meanwhile."""
+    """Waits first, twice, then begins the next one, which is still gathered during the compute."""
 
     def before_forward(self, unit):
         self.fetch(unit)
@@ -402,8 +395,8 @@ def test_wrong_prefetch(answer, words):
     rejected(lab.check_prefetch(answer), words)
 
 
-def test_a_gather_that_nobody_holds_is_explained():
-    """It may crash a rank, or compute with what is there: either is told as what it is."""
+def test_a_gather_without_a_handle_is_explained():
+    """It may crash a rank, or compute with what is there: either is explained."""
     rejected(lab.check_prefetch(by(Unheld)), "keep what all_gather returns in unit.handle|the loss")
 
 

@@ -1,5 +1,5 @@
-"""What the tests of notebook 03's wrong answers share: the solution, and a line for each wrong
-answer that says what it was told:
+"""What the tests of notebook 03's wrong answers share: the solution, strategies that are wrong in
+every exercise, and a printed line with the verdict of each wrong answer:
 
     pytest -q -s tests/wrong_answers/test_03_zero_*.py | grep →
 """
@@ -10,6 +10,8 @@ import re
 import torch
 import torch.distributed as dist
 from _build.definitions import definitions
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
 from labs.training.presets import preset
 
@@ -33,6 +35,25 @@ def averaged(model):
         parameter.grad /= N()
 
 
+def plain(model, optimizer_class, **settings):
+    return model, optimizer_class(trainable(model), **settings)
+
+
+def ddp_by_hand(model, optimizer_class, **settings):
+    """All gradients averaged, all states everywhere: it trains, and shards nothing."""
+    optimizer = optimizer_class(trainable(model), **settings)
+    optimizer.register_step_pre_hook(lambda *_: averaged(model))
+    return model, optimizer
+
+
+def torchs_ddp(model, optimizer_class, **settings):
+    return DistributedDataParallel(model), plain(model, optimizer_class, **settings)[1]
+
+
+def torchs_zero(model, optimizer_class, **settings):
+    return model, ZeroRedundancyOptimizer(trainable(model), optimizer_class, **settings)
+
+
 def rejected(verdict, words):
     assert verdict.passed is False, verdict
     assert re.search(words, str(verdict)), verdict
@@ -46,5 +67,5 @@ def accepted(verdict):
 
 
 def named(value) -> str:
-    """The id of a parameter: an answer's name, nothing for the words that it must be told."""
+    """The id of a test's parameter: the name of an answer, nothing for the expected words."""
     return getattr(value, "__name__", "")

@@ -1,6 +1,7 @@
 """Exercise 3.9: which stage to use when."""
 
 import itertools
+from collections.abc import Callable
 
 from labs.exercises.verdicts import Wrong, check
 from labs.predictions import hardware
@@ -20,7 +21,7 @@ def lowest_stage(parameters: float, ranks: int, capacity: float, activations: fl
 
 
 @check("3.9")
-def check_choose(choose):
+def check_choose(choose: Callable):
     """choose(parameters, ranks, capacity, activations): the lowest stage that fits, or None."""
     cases = list(itertools.product(MODELS, RANKS, GPUS, ACTIVATIONS))
     for model, ranks, gpu, activations in cases:

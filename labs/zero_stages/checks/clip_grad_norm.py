@@ -1,5 +1,7 @@
 """Exercise 3.6: clipping by the norm of a gradient that no rank has whole."""
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -15,7 +17,7 @@ _TOLERANCE = 1e-4  # of a norm, relative: torch adds 1e-6 to the divisor
 
 
 @check("3.6")
-def check_clip_grad_norm(clip_grad_norm):
+def check_clip_grad_norm(clip_grad_norm: Callable):
     """clip_grad_norm(optimizer, max_norm): the norm over all ranks, and gradients scaled so that it
     is at most max_norm."""
     def work():

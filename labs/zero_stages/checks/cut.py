@@ -1,5 +1,7 @@
 """Exercise 3.1: one flat tensor in N equal pieces."""
 
+from collections.abc import Callable
+
 import torch
 
 from labs.exercises.verdicts import Wrong, check, kind_of
@@ -9,7 +11,7 @@ CASES = [(size, ranks) for size in (1597, 12, 7, 3, 1) for ranks in (2, 3, 4, 8)
 
 
 @check("3.1")
-def check_cut(cut):
+def check_cut(cut: Callable):
     """cut(flat, ranks): `ranks` equal pieces of `flat`, in order, with zeros after its end."""
     for size, ranks in CASES:
         flat = torch.arange(1.0, size + 1)

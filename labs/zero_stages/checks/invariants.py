@@ -5,6 +5,7 @@ Source: Rajbhandari et al., "ZeRO", SC 2020 (arXiv 1910.02054), section 5 (memor
 stages) and section 7 (traffic: 2Ψ, 2Ψ and 3Ψ elements for stages 1, 2 and 3).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.predictions.traffic import passes, stage_passes
 from labs.training import data
+from labs.training.loop import train
 from labs.training.models import DeepMLP, count_trainable, trainable
 from labs.zero_stages.checks.reference import SETTINGS, build
 
@@ -72,7 +74,7 @@ def stage_limits(stage: int, model: DeepMLP) -> StageLimits:
                        max(sizes))
 
 
-def reject_broken_invariants(strategy, stage: int) -> None:
+def reject_broken_invariants(strategy: Callable, stage: int) -> None:
     """On a rank: raises Wrong if the strategy sends or holds more than its stage allows."""
     limits = stage_limits(stage, DeepMLP())
     unsharded = memory.record(_unsharded, _batches())
@@ -112,9 +114,7 @@ def _one_more_step(trained) -> Traffic:
     """What one more step sends."""
     traffic = trained["traffic"] = Traffic()
     with traffic:
-        trained["module"](**_batches()[0]).loss.backward()
-        trained["optimizer"].step()
-    trained["optimizer"].zero_grad()
+        train(trained["module"], trained["optimizer"], _batches()[:1])
     return traffic
 
 
@@ -204,8 +204,8 @@ def _memory_hint(category, stage) -> str:
 
 def _reject_high_peaks(report, unsharded, limits):
     # From ZeRO-2 on, a peak is what stays plus a few layers: less than half of all gradients or
-    # parameters; less than a third in forward, which has only parameters. Catches whoever gathers
-    # or reduces layer by layer, but frees at the end.
+    # parameters; less than a third in forward, which has only parameters. Catches a strategy
+    # that gathers or reduces layer by layer, but frees at the end.
     for phase, share in (("forward", 3), ("backward", 2), ("step", 2)):
         stays = dict(limits.bytes("backward"))
         if phase == "forward":

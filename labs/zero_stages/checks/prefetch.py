@@ -1,11 +1,14 @@
 """Exercise 3.5: the next layer's all-gather is in flight while this layer computes."""
 
+from collections.abc import Callable
+
 import torch.distributed as dist
 
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.exercises.verdicts import Wrong, check
 from labs.meters.traffic import CollectiveCall, Mark, Traffic, hook_waits
 from labs.training import data
+from labs.training.loop import train
 from labs.training.models import DeepMLP
 from labs.zero_stages.checks.invariants import reject_broken_invariants
 from labs.zero_stages.checks.reference import (
@@ -20,7 +23,7 @@ _GATHERS = (4, 5, 6)  # c10d::OpType ALLGATHER, _ALLGATHER_BASE, ALLGATHER_COALE
 
 
 @check("3.5", hints=MEMORY_HINTS)
-def check_prefetch(strategy):
+def check_prefetch(strategy: Callable):
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-3 in which the
     next layer's parameters are gathered while this layer computes."""
     def work():
@@ -34,15 +37,13 @@ def check_prefetch(strategy):
             f"numbers equal the reference over {STEPS} steps (to {max(on_ranks(work)):.0e})")
 
 
-def record_order(strategy) -> list[CollectiveCall | Mark]:
+def record_order(strategy: Callable) -> list[CollectiveCall | Mark]:
     """On a rank: collectives of a forward and a backward of a DeepMLP, in order, with a mark each
     time a layer computes, each time a gather is waited for, and at the turn to backward."""
     model, traffic = DeepMLP(), Traffic()
     batches = data.xy_batches(2, 4, seed=dist.get_rank())
     module, optimizer = build(strategy, model, SETTINGS)
-    module(**batches[0]).loss.backward()  # a step to warm up
-    optimizer.step()
-    optimizer.zero_grad()
+    train(module, optimizer, batches[:1])
     # Hooks run in the order of their registration: after the student's, the layer computes.
     hooks = [hook for layer in model.layers for hook in (
         layer.register_forward_pre_hook(lambda *_: traffic.mark("forward")),
@@ -101,8 +102,8 @@ def _reject_not_begun(gathers, computes, direction):
 
 
 def _reject_blocking(gathers, direction):
-    # A synchronous gather has ended before the layer computes, whatever its order. The root and the
-    # first layer have nothing before them to hide behind.
+    # A synchronous gather has ended before the layer computes, whatever its order. The root's and
+    # the first layer's may be: no layer computes before them.
     if not all(call.asynchronous for call in gathers[2:]):
         raise Wrong(f"in {direction}, the next layer's gather is called and waited for at once: "
                     "nothing travels while this layer computes",

@@ -1,5 +1,7 @@
 """Exercise 3.7: what one number of ranks saved is loaded on another."""
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -7,6 +9,7 @@ from labs.exercises.on_ranks import BATCH, raise_on_all_ranks, worst
 from labs.exercises.reference import Reference, Step
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.training import data
+from labs.training.loop import train
 from labs.training.models import EdgeCaseModel
 from labs.workers.launcher import launch
 from labs.zero_stages.checks.reference import SETTINGS, adamw, build, parameters_of
@@ -23,7 +26,7 @@ STEPS = 2  # on each
 
 
 @check("3.7")
-def check_reshard(reshard, strategy):
+def check_reshard(reshard: Callable, strategy: Callable):
     """reshard(shards, elements, ranks): the shards of another number of ranks. strategy: ZeRO-1."""
     for size, before, after in CASES:
         _reject_wrong_shards(reshard, size, before, after)
@@ -79,10 +82,8 @@ def _train(strategy, saved, reshard) -> tuple[list[dict], float]:
                     "lab.ShardedOptimizer", "Give your ZeRO-1 of exercise 3.2.")
     if saved:
         load_sharded_state_dict(optimizer, saved, reshard)
-    for step in steps[STEPS:] if saved else steps[:STEPS]:
-        module(**step.inputs()).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    own = steps[STEPS:] if saved else steps[:STEPS]
+    train(module, optimizer, [step.inputs() for step in own])
     for step in steps if saved else steps[:STEPS]:
         reference.train(step)
     found = parameters_of(module, model)

@@ -1,6 +1,8 @@
 """Exercises 3.2, 3.3 and 3.4: ZeRO-1, -2 and -3. Each must train as the reference does, and keep
 the traffic and the memory that its stage allows."""
 
+from collections.abc import Callable
+
 from labs.exercises.on_ranks import WORLD_SIZES, on_ranks, torchs_own_refused
 from labs.exercises.verdicts import check
 from labs.zero_stages.checks.invariants import reject_broken_invariants
@@ -16,7 +18,7 @@ MEMORY_HINTS = {
     "SIGSEGV": _FREED_IN_FLIGHT, "SIGABRT": _FREED_IN_FLIGHT, "SIGBUS": _FREED_IN_FLIGHT}
 
 
-def verify_stage(strategy, stage: int, world_sizes: tuple[int, ...] = WORLD_SIZES) -> float:
+def verify_stage(strategy: Callable, stage: int, world_sizes: tuple[int, ...] = WORLD_SIZES) -> float:
     """The largest difference from the reference on any rank of any world size. Raises Wrong if a
     rank differs, or sends or holds more than its stage allows."""
     def work():
@@ -34,21 +36,21 @@ def _equal(difference) -> str:
 
 
 @check("3.2")
-def check_zero1(strategy):
+def check_zero1(strategy: Callable):
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-1."""
     return (f"{_equal(verify_stage(strategy, 1))}, holds 8Ψ/N bytes of optimizer state and moves "
             "2Ψ elements")
 
 
 @check("3.3")
-def check_zero2(strategy):
+def check_zero2(strategy: Callable):
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-2."""
     return (f"{_equal(verify_stage(strategy, 2))}, keeps 4Ψ/N bytes of gradients, never half of "
             "them at once, and moves 2Ψ elements")
 
 
 @check("3.4", hints=MEMORY_HINTS)
-def check_zero3(strategy):
+def check_zero3(strategy: Callable):
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-3."""
     return (f"{_equal(verify_stage(strategy, 3))}, keeps 16Ψ/N bytes and one layer, and moves 3Ψ "
             "elements")
