@@ -18,7 +18,8 @@ MEMORY_HINTS = {
     "SIGSEGV": _FREED_IN_FLIGHT, "SIGABRT": _FREED_IN_FLIGHT, "SIGBUS": _FREED_IN_FLIGHT}
 
 
-def verify_stage(strategy: Callable, stage: int, world_sizes: tuple[int, ...] = WORLD_SIZES) -> float:
+def verify_stage(strategy: Callable, stage: int,
+                 world_sizes: tuple[int, ...] = WORLD_SIZES) -> float:
     """The largest difference from the reference on any rank of any world size. Raises Wrong if a
     rank differs, or sends or holds more than its stage allows."""
     def work():
