@@ -29,9 +29,11 @@ def run(arguments) -> dict:
         variants, tries = _variants(size), min(TRIES, rounds)
         say(f"{len(variants)} strategies take turns on {ranks} ranks, {rounds} rounds")
         # on the CPU, where the peak is exact and a machine with GPUs gives the same table
-        measured = compare(variants, size, tries=tries, rounds=rounds, device="cpu")
+        measured = compare(variants, size, tries=tries, rounds=rounds, device="cpu",
+                           quiet=True)
         say(f"memory on {ranks} ranks with one sequence each, {tries} times")
-        small = compare(variants, preset("laptop", ranks=ranks, batch=1), tries=tries, device="cpu")
+        small = compare(variants, preset("laptop", ranks=ranks, batch=1), tries=tries,
+                        device="cpu", quiet=True)
         seconds = {name: result.rounds for name, result in measured.results.items()}
         found[str(ranks)] = _result(size, seconds, _peaks(measured), _peaks(small))
     done()
