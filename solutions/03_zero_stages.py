@@ -150,8 +150,8 @@ lab.show_reduce_scatter(PRESET)
 
 # %% [markdown]
 # **Notice:** on gloo, torch's takes at least about as long as the all-reduce inside it. Ours sends
-# half as much, but does not take half the time: ranks on one machine share its memory, and the
-# fewer they are, the less there is to save. On a busy machine the bars can change places.
+# half as much. How much time that saves depends on the machine: ranks on one machine share its
+# memory, and the fewer they are, the less there is to save.
 
 # %% [markdown]
 # ## ZeRO-2: divide the gradients

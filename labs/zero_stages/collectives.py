@@ -32,7 +32,7 @@ class PendingReduceScatter:
 
     def __init__(self, flat):
         self.flat = flat
-        self.handle = self.begin()
+        self.handle = self._begin()
 
     def wait(self) -> torch.Tensor:
         """This rank's piece of the sum. Raises RuntimeError the second time."""
@@ -40,7 +40,7 @@ class PendingReduceScatter:
             raise RuntimeError("this reduce-scatter has been waited for before: its sum was "
                                "returned then, and is not kept")
         self.handle.wait()
-        shard = self.shard()
+        shard = self._piece()
         # The backend's thread may keep references a little longer, so dropping ours frees nothing
         # yet: resize_(0) frees the memory now.
         for tensor in {self.flat, self.received} - {shard}:
@@ -52,11 +52,11 @@ class PendingReduceScatter:
 class _ReduceScatter(PendingReduceScatter):
     """The backend's own reduce-scatter."""
 
-    def begin(self):
+    def _begin(self):
         self.received = self.flat.new_empty(self.flat.numel() // dist.get_world_size())
         return reduce_scatter_single(self.received, self.flat, async_op=True)
 
-    def shard(self):
+    def _piece(self):
         return self.received
 
 
@@ -64,9 +64,9 @@ class _AllToAll(PendingReduceScatter):
     """An all-to-all and a local sum. gloo emulates reduce-scatter by an all-reduce, which moves
     twice as much (pytorch PRs 118911 and 149869)."""
 
-    def begin(self):
+    def _begin(self):
         self.received = torch.empty_like(self.flat)
         return dist.all_to_all_single(self.received, self.flat, async_op=True)
 
-    def shard(self):
+    def _piece(self):
         return self.received.view(dist.get_world_size(), -1).sum(0)

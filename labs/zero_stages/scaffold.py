@@ -22,8 +22,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     `reduce()`, `inner.step()` and `gather()`.
 
     Its groups and its state are those of `inner`, so that a learning rate schedule, `state_dict`
-    and whatever else expects a torch optimizer works on it. zero_grad forgets the gradients of the
-    shards and those of the model's own parameters.
+    and whatever else expects a torch optimizer works on it.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, flats: list[FlatParameter]):
@@ -50,12 +49,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """For a subclass: fills the full parameters, after the update."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients of the shards and of the model's own parameters."""
         self.inner.zero_grad(set_to_none)
         for flat in self.flats:
             for parameter in flat.parameters:
                 parameter.grad = None
 
     def load_state_dict(self, state_dict: dict) -> None:
+        """Loads what `state_dict` returned on this rank."""
         self.inner.load_state_dict(state_dict)
         self._share_state()  # loading made new groups and a new state
 

@@ -45,10 +45,12 @@ class StageLimits:
 
     @property
     def full(self) -> int:
+        """Bytes of all parameters, or of all gradients."""
         return BYTES * (self.elements + self.tensors * self.ranks)
 
     @property
     def shard(self) -> int:
+        """Bytes of one rank's shard of them."""
         return BYTES * (self.elements // self.ranks + self.tensors)
 
     def bytes(self, phase: str) -> dict[str, int]:

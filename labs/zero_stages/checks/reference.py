@@ -24,6 +24,7 @@ _EVERY_RANK, _NO_RANK = (lambda rank: True), (lambda rank: False)
 
 
 def adamw(model: nn.Module) -> torch.optim.AdamW:
+    """The reference's optimizer, with the settings that a submission is given."""
     return torch.optim.AdamW([p for _, p in trainable(model)], **SETTINGS)
 
 
