@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from labs.exercises.verdicts import print_in_script
-from labs.pictures import live_memory
+from labs.pictures.live_memory import memory_html
 from labs.pictures.marks import format_number
 from labs.pictures.memory import MemoryRow, memory_bars, memory_columns
 from labs.pictures.picture import Picture
@@ -122,8 +122,8 @@ def setting_html(**chosen) -> str:
     error = setting.error()
     gpus = [(hardware.gpu(name).usable, name, None if error else setting.fits(name))
             for name in GPUS]
-    return live_memory.drawing(None if error else setting.held, setting.overhead, gpus,
-                               error or verdict(setting), "" if error else overhead_named(setting))
+    return memory_html(None if error else setting.held, setting.overhead, gpus,
+                       error or verdict(setting), "" if error else overhead_named(setting))
 
 
 def draw_setting(**chosen) -> Picture:

@@ -138,7 +138,7 @@ def _cell(ax, x, y, width, value, ranks, changed=False):
         box(ax, *area, edge=palette.BORDER, dashed=True, line=1.0)
         return
     summed = origins(value, ranks)
-    colours = [palette.rank(rank) for rank, _ in summed] or ["#9aa3ad"]
+    colours = [palette.rank(rank) for rank, _ in summed] or [palette.UNKNOWN_ORIGIN]
     box(ax, *area, colours, edge=palette.INK if changed else None, line=2.4)
     shown = digits(value)
     size = min(11.5, width * 72 / (0.92 * max(len(shown), ranks, 3)))
@@ -149,7 +149,7 @@ def _cell(ax, x, y, width, value, ranks, changed=False):
         middle = area[0] + area[2] * (number + 0.5) / len(stripes)
         text = write(ax, middle, y + ROW / 2, words, size=size, colour="white", weight="bold",
                      ha="center")
-        text.set_path_effects([patheffects.withStroke(linewidth=2, foreground="#1f2933aa")])
+        text.set_path_effects([patheffects.withStroke(linewidth=2, foreground=f"{palette.INK}aa")])
 
 
 def _arrow_into(ax, layout, number, collective):

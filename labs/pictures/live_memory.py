@@ -19,8 +19,8 @@ _LEVEL = 17  # pixels from one capacity's name to the next
 _BAR = 46  # pixels: the bar's height
 
 
-def drawing(held: Memory | None, overhead: float, gpus: list[tuple[float, str, bool | None]],
-            verdict: str, more: str = "") -> str:
+def memory_html(held: Memory | None, overhead: float, gpus: list[tuple[float, str, bool | None]],
+                verdict: str, more: str = "") -> str:
     """HTML with one rank's bar, the capacities of GPUs and a legend with all bytes.
 
     held: bytes by category, or None where there is nothing to draw. overhead: bytes that CUDA and

@@ -124,9 +124,10 @@ def _draw_cpu(ax, facts, rows) -> float:
     while facts.memory / GIB / block > across * rows:
         block *= 2
     write(ax, 3.2, 0.3, f"{facts.memory / GIB:.0f} GiB memory", size=11, weight="bold")
-    box(ax, 4.76, 0.225, 0.17, 0.17, ["#b7c0ca"])
+    box(ax, 4.76, 0.225, 0.17, 0.17, [palette.MACHINE["memory"]])
     write(ax, 4.98, 0.31, f"{block} GiB", size=9, colour=palette.MUTED)
-    _squares(ax, 3.2, round(facts.memory / GIB / block) or 1, across, "#b7c0ca")
+    _squares(ax, 3.2, round(facts.memory / GIB / block) or 1, across,
+             palette.MACHINE["memory"])
     if on_cpu:
         write(ax, 5.62, 0.3, "ranks of a launch", size=11, weight="bold")
     for place, rank in enumerate(on_cpu):
@@ -134,7 +135,7 @@ def _draw_cpu(ax, facts, rows) -> float:
     return 0.08 + height
 
 
-def _squares(ax, x, count, across, colour="#8795a5"):
+def _squares(ax, x, count, across, colour=palette.MACHINE["core"]):
     for number in range(count):
         box(ax, x + number % across * 0.28, 0.48 + number // across * 0.28, 0.23, 0.23, [colour])
 
@@ -145,7 +146,7 @@ def _draw_gpus(ax, facts, top) -> float:
     width = min(2.2, (WIDTH - 0.2 - 0.12 * (count - 1)) / count)
     for number, (name, memory) in enumerate(facts.gpus):
         x = 0.1 + number * (width + 0.12)
-        box(ax, x, top, width, 1.05, ["#eef6ea"], edge="#7fb069")
+        box(ax, x, top, width, 1.05, [palette.MACHINE["GPU"]], edge=palette.MACHINE["link"])
         short = name.split("-")[0] if width < 1.3 else name
         write(ax, x + width / 2, top + 0.2, short, size=9.5, weight="bold", ha="center")
         write(ax, x + width / 2, top + 0.44, f"{memory / GIB:.0f} GiB", size=9.5, ha="center")
@@ -154,7 +155,7 @@ def _draw_gpus(ax, facts, top) -> float:
             chip(ax, x + width / 2 + (place - (len(here) - 1) / 2) * 0.72, top + 0.8, rank)
     if not facts.links:
         return top + 1.05
-    box(ax, 0.1, top + 1.14, count * (width + 0.12) - 0.12, 0.24, ["#7fb069"])
+    box(ax, 0.1, top + 1.14, count * (width + 0.12) - 0.12, 0.24, [palette.MACHINE["link"]])
     write(ax, 0.1 + (count * (width + 0.12) - 0.12) / 2, top + 1.26, link_words(facts.links),
           size=9.5, colour="white", weight="bold", ha="center")
     return top + 1.4

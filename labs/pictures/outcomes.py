@@ -108,7 +108,7 @@ def _draw_track(ax, y, lane) -> float:
     chip(ax, 0.42, y, lane.rank)
     x = TRACK
     for number in range(max(1, (lane.done or 0) - SHOWN + 1), (lane.done or 0) + 1):
-        box(ax, x, y - 0.14, DONE - 0.08, 0.28, ["#dcefe2"])
+        box(ax, x, y - 0.14, DONE - 0.08, 0.28, [palette.COLLECTIVE_DONE])
         write(ax, x + DONE / 2 - 0.04, y, f"#{number} ✓", size=9, colour=FINE, ha="center")
         x += DONE
     width = 0.079 * len(lane.label) + 0.22

@@ -6,6 +6,7 @@ GRID = "#e5e7eb"
 PAPER = "#ffffff"
 SURFACE = "#f6f7f9"  # of a box that holds other things
 BORDER = "#c5ccd3"  # of such a box, and of what is left over
+RULE = "#8a929c"  # a table's line, on a light and on a dark page
 
 RANKS = ("#3b6fb6", "#e07b39", "#4a9d6b", "#a05bb0", "#c2a13a", "#3aa6b9", "#c8506f", "#7a6a58")
 
@@ -25,6 +26,10 @@ GUESSED = "#d6249f"  # the student's tick; no rank, no phase and no verdict has 
 PASSED, REJECTED, PENDING = "#2a9347", "#d43c30", "#7d8590"
 # What a rank did in a launch; RANK_FAILED is also the limit that a rank's memory ran into.
 RANK_RETURNED, RANK_FAILED, RANK_WAITS = "#1a7f37", "#b42318", "#b45309"
+COLLECTIVE_DONE = "#dcefe2"
+UNKNOWN_ORIGIN = "#9aa3ad"  # of a number that no rank's digits explain
+
+MACHINE = {"core": "#8795a5", "memory": "#b7c0ca", "GPU": "#eef6ea", "link": "#7fb069"}
 
 
 def rank(number: int) -> str:

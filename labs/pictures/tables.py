@@ -3,9 +3,11 @@
 import html
 from dataclasses import dataclass
 
+from labs.pictures import palette
+
 _CELL = "padding:2px 7px;border:0;font-variant-numeric:tabular-nums;text-align:"
 _SIDE = {True: "left;overflow-wrap:anywhere", False: "right;white-space:nowrap"}
-_LINE = "1px solid #8a929c"  # seen on a light and on a dark page
+_LINE = f"1px solid {palette.RULE}"
 _HEAD = f"border-bottom:{_LINE};opacity:0.75;font-weight:600"
 _LAST = f"border-top:{_LINE}"
 

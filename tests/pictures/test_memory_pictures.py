@@ -7,8 +7,9 @@ import pytest
 from drawn import on_the_sheet
 from matplotlib.colors import to_hex
 
-from labs.pictures import live_memory, palette
+from labs.pictures import palette
 from labs.pictures.capacities import capacities_shown, merge_close
+from labs.pictures.live_memory import memory_html
 from labs.pictures.marks import format_number
 from labs.pictures.memory import MemoryRow, memory_bars, memory_columns
 from labs.pictures.widgets import Choice, Controls
@@ -156,7 +157,7 @@ def test_columns_that_were_only_predicted_are_pale():
 
 def drawn_live(held, overhead=2e9, lines=(("small", 10, False), ("large", 40, True))):
     gpus = [(size * GB, name, fits) for name, size, fits in lines]
-    return live_memory.drawing(held, overhead, gpus, "Fits <on> the large one.", "And more.")
+    return memory_html(held, overhead, gpus, "Fits <on> the large one.", "And more.")
 
 
 def test_the_live_drawing_has_the_same_lengths():
