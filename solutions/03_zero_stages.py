@@ -151,7 +151,8 @@ lab.show_reduce_scatter(PRESET)
 # %% [markdown]
 # **Notice:** on gloo, torch's takes at least about as long as the all-reduce inside it. Ours sends
 # half as much. How much time that saves depends on the machine: ranks on one machine share its
-# memory, and the fewer they are, the less there is to save.
+# memory, and the fewer they are, the less there is to save. Other programs that run meanwhile can
+# change the order of the bars.
 
 # %% [markdown]
 # ## ZeRO-2: divide the gradients

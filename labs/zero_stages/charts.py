@@ -40,7 +40,7 @@ STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 TABLE_RECIPE = "bf16, fp32 moments"  # 12 bytes per parameter
 TABLE_RANKS = (1, 4, 8, 16, 64, 512)
 REDUCED_ELEMENTS = 1 << 21  # 8 MiB in fp32
-ROUNDS, WARMUP = 9, 2
+ROUNDS, WARMUP = 15, 2
 _TRAFFIC_GUESSES = {"ZeRO-1": "3.2", "ZeRO-3": "3.4"}  # strategy -> exercise
 
 
