@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from labs.manual_ddp.checks.buckets import check_bucket, check_make_buckets
     from labs.manual_ddp.checks.combine import check_combine
     from labs.manual_ddp.checks.overlap import check_overlap
-    from labs.manual_ddp.scaffold import BucketedWrapper, Wrapper, torch_ddp
+    from labs.manual_ddp.scaffold import BucketedWrapper, Wrapper
     from labs.manual_ddp.variants import compare
     from labs.training.presets import preset
+    from labs.training.strategies.torch_strategies import torch_ddp
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -1,8 +1,7 @@
-"""What a student's data-parallel modules are built on, and torch's own to compare them with."""
+"""What a student's data-parallel modules are built on."""
 
 from torch import nn
 from torch.autograd import Variable
-from torch.nn.parallel import DistributedDataParallel
 
 
 class Wrapper(nn.Module):
@@ -58,10 +57,3 @@ class BucketedWrapper(Wrapper):
         self._in_backward = False
         self.backward_done()
         self.ready, self.started = set(), []
-
-
-def torch_ddp(model: nn.Module, cap_bytes: int | None = None) -> DistributedDataParallel:
-    """torch's own DistributedDataParallel. cap_bytes: the most bytes of a bucket; None means its
-    default, 25 MiB after a first bucket of 1 MiB."""
-    cap = {} if cap_bytes is None else {"bucket_cap_mb": cap_bytes / 2**20}
-    return DistributedDataParallel(model, **cap)

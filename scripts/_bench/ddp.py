@@ -6,9 +6,9 @@ from _build.definitions import definitions
 
 from _bench.progress import done, say
 from labs.exercises import comparison
-from labs.manual_ddp.scaffold import torch_ddp
 from labs.manual_ddp.variants import as_strategy
 from labs.training.presets import preset
+from labs.training.strategies.torch_strategies import torch_ddp
 
 RANKS = (2,)
 ROUNDS = 31

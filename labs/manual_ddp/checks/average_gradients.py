@@ -17,10 +17,10 @@ from labs.exercises.reference import (
 )
 from labs.exercises.verdicts import Wrong, check
 from labs.manual_ddp.gradients import judge_gradients, mean_and_own, reference_model, sgd
-from labs.manual_ddp.scaffold import torch_ddp
 from labs.meters.traffic import Traffic
 from labs.training import data
 from labs.training.models import EdgeCaseModel, count_trainable
+from labs.training.strategies.torch_strategies import torch_ddp
 
 # Which ranks use the layer `sometimes_unused`; on the others its gradient is None.
 EVERY_RANK, ONLY_RANK_0 = (lambda rank: True), (lambda rank: rank == 0)

@@ -17,26 +17,29 @@ def plain(model, optimizer_class, **kwargs):
 
 
 def ddp(model, optimizer_class, cap_bytes: int | None = None, bucket_view: bool = False, **kwargs):
-    """torch's DistributedDataParallel.
-
-    cap_bytes: the most bytes of a gradient bucket; None means torch's default, 25 MiB. bucket_view:
-    gradients are views of the buckets, which saves a copy of all gradients.
-    """
-    module = _ddp(model, cap_bytes, bucket_view)
+    """torch's DistributedDataParallel; cap_bytes, bucket_view: as in `torch_ddp`."""
+    module = torch_ddp(model, cap_bytes, bucket_view)
     return module, optimizer_class(module.parameters(), **kwargs)
 
 
 def zero_redundancy(model, optimizer_class, cap_bytes: int | None = None,
                     bucket_view: bool = False, **kwargs):
     """DDP with torch's ZeroRedundancyOptimizer: ZeRO-1 in which each rank updates whole parameters
-    and broadcasts them. cap_bytes, bucket_view: as in `ddp`."""
+    and broadcasts them. cap_bytes, bucket_view: as in `torch_ddp`."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    module = _ddp(model, cap_bytes, bucket_view)
+    module = torch_ddp(model, cap_bytes, bucket_view)
     return module, ZeroRedundancyOptimizer(module.parameters(), optimizer_class, **kwargs)
 
 
-def _ddp(model, cap_bytes, bucket_view):
+def torch_ddp(model, cap_bytes: int | None = None,
+              bucket_view: bool = False) -> DistributedDataParallel:
+    """torch's own DistributedDataParallel around a model.
+
+    cap_bytes: the most bytes of a gradient bucket; None means torch's default, 25 MiB after a first
+    bucket of 1 MiB. bucket_view: gradients are views of the buckets, which saves a copy of all
+    gradients.
+    """
     cap = {} if cap_bytes is None else {"bucket_cap_mb": cap_bytes / 2**20}
     return DistributedDataParallel(model, gradient_as_bucket_view=bucket_view, **cap)
 
