@@ -111,11 +111,11 @@ def test_causes_are_injected_and_named_in_runs_recorded_again(solution):
 
 def synthetic_run(fault="", busy=(5.0, 5.0), loads=(0.01, 0.01), slow_rank=0):
     """Each rank computes from the begin of its ten seconds, and waits in the rest of them."""
-    return recording.Recording(
+    return recording.RecordedRun(
         [synthetic_traces.trace([("all_gather", 0, 10)], [(0, seconds)],
                     labels=[Span("enumerate(DataLoader)", "label", 0, load)])
          for seconds, load in zip(busy, loads, strict=True)],
-        recording.Job(SMALL, fault=fault, slow_rank=slow_rank))
+        recording.RunConfig(SMALL, fault=fault, slow_rank=slow_rank))
 
 
 @pytest.mark.parametrize("run, sentence", [
@@ -137,7 +137,8 @@ def test_a_noisy_run_is_recorded_again(monkeypatch):
     once, always, good = synthetic_run(busy=(1, 3)), synthetic_run(busy=(1, 4)), synthetic_run()
     answers = [[once, good, always], [good, always], [always], [always], [always]]
     asked = []
-    monkeypatch.setattr(recording, "record_jobs", lambda jobs: asked.append(jobs) or answers.pop(0))
+    monkeypatch.setattr(recording, "record_runs",
+                        lambda configs: asked.append(configs) or answers.pop(0))
     assert recording.record_clearly(["a", "b", "c"], rounds=5) == [good, good, always]
     assert asked == [["a", "b", "c"], ["a", "c"], ["c"], ["c"], ["c"]]
 
@@ -210,7 +211,7 @@ def test_throughput_is_measured_in_turns(solution):
 def test_a_slow_link_delays_every_all_gather():
     """One at a time, none before it is due: a step cannot be shorter than all of them."""
     def work():
-        pair = comparison.build(partial(recording.fsdp2, all_gather_delay=0.03), SMALL)
+        pair = comparison.build(partial(recording.configured_fsdp2, all_gather_delay=0.03), SMALL)
         steps = {"step": partial(train, *pair, comparison.batches(SMALL, 1))}
         return throughput.seconds_per_step(steps, rounds=2, warmup=1)["step"]
 
@@ -241,7 +242,7 @@ def test_an_unfilled_exercise_makes_pictures_wait(healthy):
 def step_of(layers, forward=1.0, backward=2.0, nbytes=1, optimizer=0.5):
     root = step_model.UnitWork("root", 0.0, 0.0, 0)
     work = [step_model.UnitWork(f"layer.{n}", forward, backward, nbytes) for n in range(layers)]
-    return step_model.Step((root, *work), optimizer, 64, 1000)
+    return step_model.ModelledStep((root, *work), optimizer, 64, 1000)
 
 
 @pytest.mark.parametrize("order", step_model.ORDERS)
@@ -292,7 +293,7 @@ def test_prefetch_gains_most_on_the_link_in_between(backward, optimizer):
     root = step_model.UnitWork("root", 0.5, 1.0, 164_864)
     blocks = [step_model.UnitWork(str(n), 1.0, backward, 793_088) for n in range(4)]
     parameters = sum(one.bytes for one in (root, *blocks)) // 4
-    step = step_model.Step((root, *blocks), optimizer, 256, parameters).on_gpu(8192)
+    step = step_model.ModelledStep((root, *blocks), optimizer, 256, parameters).on_gpu(8192)
 
     def seconds(speed, order):
         return step_model.step_seconds(

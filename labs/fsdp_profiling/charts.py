@@ -8,7 +8,7 @@ from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.fsdp_profiling import step_model
 from labs.fsdp_profiling.checks.diagnose import judged_runs
-from labs.fsdp_profiling.recording import Recording, fsdp2
+from labs.fsdp_profiling.recording import RecordedRun, configured_fsdp2
 from labs.fsdp_profiling.scaffold import SlowRuns
 from labs.meters import trace_units
 from labs.meters.trace import KINDS, Collective, Trace, total_seconds, union
@@ -18,16 +18,17 @@ from labs.training.presets import Preset
 
 
 @shows("One recorded step")
-def show_timeline(recording: Recording):
-    """Every rank's step: what it computes, unit by unit, and which collectives are in flight."""
-    return unit_timelines.by_rank({recording.job.name: list(recording)})
+def show_timeline(run: RecordedRun):
+    """Draws every rank's step: what it computes, unit by unit, and which collectives are in
+    flight."""
+    return unit_timelines.by_rank({run.config.name: list(run)})
 
 
 @shows("5.1")
-def show_shares(recording: Recording, communication_share: Callable):
-    """The share of the step in each kind of collective, by rank, and the guess."""
+def show_shares(run: RecordedRun, communication_share: Callable):
+    """Draws the share of the step in each kind of collective, by rank, and the guess."""
     rows = []
-    for trace in recording:
+    for trace in run:
         shares = communication_share(trace)
         rows += [measured.Bar(f"rank {trace.rank}, {kind.replace('_', '-')}", share)
                  for kind, share in shares.items()]
@@ -37,10 +38,10 @@ def show_shares(recording: Recording, communication_share: Callable):
 
 
 @shows("5.2")
-def show_seconds(recording: Recording):
-    """Milliseconds of each kind of collective on each rank: total, exposed, overlapped."""
+def show_seconds(run: RecordedRun):
+    """Returns a table of milliseconds by rank and kind: total, exposed, overlapped."""
     rows = []
-    for trace in recording:
+    for trace in run:
         for kind in [kind for kind in KINDS if trace.of(kind)]:
             times = trace.seconds_of(kind)
             rows.append((trace.rank, kind, len(trace.of(kind)),
@@ -51,9 +52,9 @@ def show_seconds(recording: Recording):
 
 
 @shows("5.3")
-def show_all_gathers(recording: Recording, attribute: Callable):
-    """Rank 0's all-gathers in the order in which they were issued, as `attribute` explains them."""
-    trace = recording[0]
+def show_all_gathers(run: RecordedRun, attribute: Callable):
+    """Returns a table of rank 0's all-gathers, as `attribute` explains them, in order of issue."""
+    trace = run[0]
     rows = [(number, *attribute(trace, one), f"{1e3 * one.issued:.1f}",
              f"{1e3 * (one.end - one.issued):.1f}", f"{one.bytes / 1e6:.2f}")
             for number, one in enumerate(trace.of("all_gather"))]
@@ -62,9 +63,9 @@ def show_all_gathers(recording: Recording, attribute: Callable):
 
 
 @shows("5.4")
-def show_non_fsdp_collectives(recording: Recording, call_site: Callable):
-    """The collectives of rank 0 that serve no unit of FSDP, and the function that called each."""
-    trace = recording[0]
+def show_non_fsdp_collectives(run: RecordedRun, call_site: Callable):
+    """Returns a table of rank 0's collectives that serve no unit of FSDP, with their callers."""
+    trace = run[0]
     rows = [(one.kind, one.bytes, f"{1e3 * one.issued:.1f}", trace_units.owner(trace, one).phase,
              call_site(one).split("/labs/")[-1]) for one in non_fsdp_collectives(trace)]
     return Table("collectives of rank 0 that are not FSDP's",
@@ -78,21 +79,22 @@ def non_fsdp_collectives(trace: Trace) -> list[Collective]:
 
 
 @shows("Prefetch")
-def show_prefetch(*recordings: Recording):
-    """Rank 0's step of each recording, one below the other."""
-    return unit_timelines.by_rank({one.job.name: [one[0]] for one in recordings})
+def show_prefetch(*runs: RecordedRun):
+    """Draws rank 0's step of each recording, one below the other."""
+    return unit_timelines.by_rank({one.config.name: [one[0]] for one in runs})
 
 
 @shows("Throughput by prefetch")
 def show_throughput(preset: Preset, configures: dict[str, Callable | None],
                     all_gather_delay: float = 0.0, rounds: int = 9):
-    """Throughput of each way to prefetch, not recorded, all taking turns, and the guess.
+    """Draws the throughput of each way to prefetch, measured in turns without the profiler, and
+    the guess.
 
     configures: name -> function that sets the prefetch of the units, or None. all_gather_delay: the
     share of a step by which every all-gather takes longer.
     """
     measure = partial(compare, preset=preset, measure_memory=False, repeat=2)
-    strategies = {name: partial(fsdp2, configure=configure)
+    strategies = {name: partial(configured_fsdp2, configure=configure)
                   for name, configure in configures.items()}
     default = next(iter(strategies))
     if all_gather_delay:
@@ -114,7 +116,7 @@ def _guessed_rate(default_rate, number) -> float | None:
 
 
 def explore_slow_runs(slow_runs: SlowRuns):
-    """The slow runs, chosen from a menu; without a live kernel, the first one."""
+    """Draws the slow run chosen from a menu; without a live kernel, the first one."""
     def picture(run):
         return unit_timelines.by_rank({f"run {run}": list(slow_runs.runs[run])})
 
@@ -126,7 +128,7 @@ def explore_slow_runs(slow_runs: SlowRuns):
 
 @shows("5.8")
 def show_diagnoses(slow_runs: SlowRuns, diagnose: Callable):
-    """What `diagnose` says of each run, and its true cause."""
+    """Returns a table of what `diagnose` says of each run, and its true cause."""
     rows = [(letter, cause, _described(evidence), *rest) for letter, cause, evidence, *rest in
             judged_runs(diagnose, slow_runs)]
     return Table("diagnoses", ("run", "diagnosed", "evidence", "cause", ""), rows, left=3)
@@ -141,11 +143,11 @@ def _described(evidence) -> str:
 
 
 @shows("5.9")
-def show_links(recording: Recording, collective_seconds: Callable, ranks: int = 8,
+def show_links(run: RecordedRun, collective_seconds: Callable, ranks: int = 8,
                tokens: int = 8192):
-    """Modelled step time on each link and in each order: computing as measured here, and as fast as
-    on an A100 with `tokens` tokens per rank."""
-    here = step_model.measured_step(recording)
+    """Draws the modelled step time on each link and in each order: computing as measured here, and
+    as fast as on an A100 with `tokens` tokens per rank."""
+    here = step_model.measured_step(run)
     there = here.on_gpu(tokens)
     steps = {f"computed here, {here.tokens:,} tokens per rank": here,
              f"on an A100, {there.tokens:,} tokens per rank": there}

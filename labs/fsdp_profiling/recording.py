@@ -37,7 +37,7 @@ class TooNoisy(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
+class RunConfig:
     """What is trained and recorded.
 
     units: "blocks", "layers" (every module that has parameters of its own) or "model" (one unit).
@@ -55,12 +55,12 @@ class Job:
     before_sharding: Callable | None = None
 
 
-class Recording(list[Trace]):
-    """The traces of a job, one per rank."""
+class RecordedRun(list[Trace]):
+    """The traces of one run, one per rank."""
 
-    def __init__(self, traces, job: Job):
+    def __init__(self, traces, config: RunConfig):
         super().__init__(traces)
-        self.job = job
+        self.config = config
 
     def __repr__(self):
         return "\n".join([*map(repr, self), self.files])
@@ -80,39 +80,40 @@ def preset(**changes: int) -> Preset:
     return replace(chosen, **changes)
 
 
-def record_jobs(jobs: list[Job]) -> list[Recording]:
-    """Records jobs of one preset, one after the other on the same ranks, and reads their files."""
+def record_runs(configs: list[RunConfig]) -> list[RecordedRun]:
+    """Records runs of one preset, one after the other on the same ranks, and reads their files."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    by_rank = launch(lambda: [_record(job) for job in jobs], ranks=jobs[0].preset.ranks,
-                     quiet=True, verify=False, hang_after=60)
-    return [Recording(traces, job) for traces, job in
-            zip(zip(*by_rank, strict=True), jobs, strict=True)]
+    by_rank = launch(lambda: [_record(config) for config in configs], quiet=True, verify=False,
+                     ranks=configs[0].preset.ranks, hang_after=60)
+    return [RecordedRun(traces, config) for traces, config in
+            zip(zip(*by_rank, strict=True), configs, strict=True)]
 
 
-def record_clearly(jobs: list[Job], rounds: int = ROUNDS) -> list[Recording]:
-    """Records the jobs, and up to `rounds` times in all those whose seconds contradict them."""
-    recordings = record_jobs(jobs)
+def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS) -> list[RecordedRun]:
+    """Records the runs, and up to `rounds` times in all those whose seconds contradict their
+    fault."""
+    runs = record_runs(configs)
     for _ in range(rounds - 1):
-        noisy = [number for number, one in enumerate(recordings) if contradiction(one)]
+        noisy = [number for number, one in enumerate(runs) if contradiction(one)]
         if not noisy:
             break
-        again = record_jobs([jobs[number] for number in noisy])
+        again = record_runs([configs[number] for number in noisy])
         for number, one in zip(noisy, again, strict=True):
-            recordings[number] = one
-    return recordings
+            runs[number] = one
+    return runs
 
 
-def _record(job) -> Trace:
+def _record(config) -> Trace:
     """On a rank: the trace of its step, as its file has it."""
     model, optimizer = comparison.build(
-        partial(fsdp2, units=job.units, configure=job.configure,
-                before_sharding=job.before_sharding), job.preset)
-    slow = job.fault == "rank" and dist.get_rank() == job.slow_rank
+        partial(configured_fsdp2, units=config.units, configure=config.configure,
+                before_sharding=config.before_sharding), config.preset)
+    slow = config.fault == "rank" and dist.get_rank() == config.slow_rank
     slow_rank = injected_faults.SlowRank(model) if slow else None
-    if job.fault == "item":
+    if config.fault == "item":
         injected_faults.read_loss(model)
     loading = injected_faults.Loading()
-    batches = iter(DataLoader(comparison.batches(job.preset, WARM_UP + 1), batch_size=None,
+    batches = iter(DataLoader(comparison.batches(config.preset, WARM_UP + 1), batch_size=None,
                               collate_fn=loading))
 
     def step():
@@ -121,12 +122,12 @@ def _record(job) -> Trace:
     for _ in range(WARM_UP):
         began = time.perf_counter()
         step()
-    if job.fault == "data":
+    if config.fault == "data":
         loading.delay = injected_faults.LOADING * _of_rank_0(time.perf_counter() - began)
     if slow_rank:
         slow_rank.active = True
-    file = FOLDER / f"{job.name.replace(' ', '_')}_rank{dist.get_rank()}.json.gz"
-    return record_trace(step, file, job.stacks)
+    file = FOLDER / f"{config.name.replace(' ', '_')}_rank{dist.get_rank()}.json.gz"
+    return record_trace(step, file, config.stacks)
 
 
 def _of_rank_0(seconds) -> float:
@@ -135,14 +136,14 @@ def _of_rank_0(seconds) -> float:
     return found[0]
 
 
-def fsdp2(model, optimizer_class, units: str = "blocks", configure: Callable | None = None,
-          before_sharding: Callable | None = None, all_gather_delay: float = 0.0,
-          **settings) -> tuple:
-    """The strategy of this notebook. Its arguments are those of `Job`; all_gather_delay: seconds
-    that every all-gather takes longer."""
+def configured_fsdp2(model, optimizer_class, units: str = "blocks",
+                     configure: Callable | None = None, before_sharding: Callable | None = None,
+                     all_gather_delay: float = 0.0, **settings) -> tuple:
+    """The strategy of this notebook: FSDP2. Its arguments are those of `RunConfig`;
+    all_gather_delay: seconds by which every all-gather takes longer."""
     if before_sharding:
         before_sharding(model)
-    chosen = shard(model, units)
+    chosen = shard_units(model, units)
     if configure:
         configure(chosen)
     if all_gather_delay:
@@ -150,7 +151,7 @@ def fsdp2(model, optimizer_class, units: str = "blocks", configure: Callable | N
     return model, optimizer_class(model.parameters(), **settings)
 
 
-def shard(model, units: str = "blocks") -> list:
+def shard_units(model, units: str = "blocks") -> list:
     """Applies fully_shard to each unit and to the model. Returns the units, without the model, in
     forward order."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -169,14 +170,14 @@ def shard(model, units: str = "blocks") -> list:
     return chosen
 
 
-def contradiction(recording: Recording) -> str:
+def contradiction(run: RecordedRun) -> str:
     """Returns how a recording's seconds contradict its fault, or that it has none; "" if they do
     not."""
-    slow_rank, slow_data = recording.job.fault == "rank", recording.job.fault == "data"
-    busy, waits = compute_seconds(recording), exposed_shares(recording)
+    slow_rank, slow_data = run.config.fault == "rank", run.config.fault == "data"
+    busy, waits = compute_seconds(run), exposed_shares(run)
     ratio, difference = max(busy) / max(min(busy), 1e-9), max(waits) - min(waits)
-    loading = loading_shares(recording)
-    if slow_rank and (ratio < SLOW_RATIO or busy.index(max(busy)) != recording.job.slow_rank):
+    loading = loading_shares(run)
+    if slow_rank and (ratio < SLOW_RATIO or busy.index(max(busy)) != run.config.slow_rank):
         return f"its slow rank computed only {ratio:.1f} times as long as another"
     if not slow_rank and ratio > HEALTHY_RATIO:
         return f"one rank computed {ratio:.1f} times as long as another, by chance"
@@ -187,32 +188,32 @@ def contradiction(recording: Recording) -> str:
     return ""
 
 
-def compute_seconds(recording: Recording) -> list[float]:
+def compute_seconds(run: RecordedRun) -> list[float]:
     """Returns the seconds that each rank computed."""
-    return [total_seconds(trace.compute) for trace in recording]
+    return [total_seconds(trace.compute) for trace in run]
 
 
-def exposed_shares(recording: Recording) -> list[float]:
+def exposed_shares(run: RecordedRun) -> list[float]:
     """Returns the share of the step in which each rank only waits for a collective."""
-    return [trace.exposed_seconds / trace.seconds for trace in recording]
+    return [trace.exposed_seconds / trace.seconds for trace in run]
 
 
-def loading_shares(recording: Recording) -> list[float]:
+def loading_shares(run: RecordedRun) -> list[float]:
     """Returns the share of the step that each rank's data loader takes."""
     return [max(label.seconds for label in trace.labelled("enumerate(DataLoader)")) / trace.seconds
-            for trace in recording]
+            for trace in run]
 
 
-def with_timing_noise(recording: Recording) -> Recording:
+def with_timing_noise(run: RecordedRun) -> RecordedRun:
     """Returns a copy with as much noise as does not yet contradict the fault: how long the ranks
     compute and the data loaders take is a tenth away from the margins."""
-    ratio = 1.1 * SLOW_RATIO if recording.job.fault == "rank" else 0.9 * HEALTHY_RATIO
-    loading = 1.1 * LONG_LOADING if recording.job.fault == "data" else 0.9 * SHORT_LOADING
-    busy, slow = compute_seconds(recording), recording.job.slow_rank
+    ratio = 1.1 * SLOW_RATIO if run.config.fault == "rank" else 0.9 * HEALTHY_RATIO
+    loading = 1.1 * LONG_LOADING if run.config.fault == "data" else 0.9 * SHORT_LOADING
+    busy, slow = compute_seconds(run), run.config.slow_rank
     longest = min(busy[slow], ratio * min(busy[:slow] + busy[slow + 1:]))
-    return Recording(
+    return RecordedRun(
         [_scaled(trace, (longest if rank == slow else longest / ratio) / busy[rank], loading)
-         for rank, trace in enumerate(recording)], recording.job)
+         for rank, trace in enumerate(run)], run.config)
 
 
 def _scaled(trace, factor, loading) -> Trace:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from labs.exercises.verdicts import shows
 from labs.fsdp_profiling import recording
 from labs.fsdp_profiling.injected_faults import without_prefetch
-from labs.fsdp_profiling.recording import Job, Recording
+from labs.fsdp_profiling.recording import RecordedRun, RunConfig
 from labs.training.presets import Preset
 
 LIBRARIES = ("torch/", "transformers/", "multiprocessing/", "threading.py", "nn.Module: ",
@@ -34,8 +34,8 @@ class SlowRuns:
     """runs: letter -> one trace per rank of a run with one fault; answers: letter -> cause.
     healthy: the traces of a run without a fault."""
 
-    healthy: Recording
-    runs: dict[str, Recording]
+    healthy: RecordedRun
+    runs: dict[str, RecordedRun]
     answers: dict[str, str]
 
     def __repr__(self):
@@ -44,10 +44,10 @@ class SlowRuns:
 
 
 @shows("Recorded steps")
-def record_fsdp(preset: Preset, name: str = "healthy", **changes) -> Recording:
+def record_fsdp(preset: Preset, name: str = "healthy", **changes) -> RecordedRun:
     """Trains FSDP2 and returns one recorded step of every rank. name: of the files; changes: fields
-    of `recording.Job`."""
-    return recording.record_clearly([Job(preset, name, **changes)], recording.FEW_ROUNDS)[0]
+    of `recording.RunConfig`."""
+    return recording.record_clearly([RunConfig(preset, name, **changes)], recording.FEW_ROUNDS)[0]
 
 
 def slow_runs(seed: int = 0) -> SlowRuns:
@@ -57,13 +57,14 @@ def slow_runs(seed: int = 0) -> SlowRuns:
     causes = list(CAUSES)[1:]
     generator.shuffle(causes)
     sizes, letters = recording.preset(), "ABCDEFGH"[:len(causes)]
-    jobs = [job_with(cause, sizes, f"run {letter}", generator.randrange(sizes.ranks))
-            for letter, cause in zip(letters, causes, strict=True)]
-    healthy, *runs = recording.record_clearly([job_with("nothing", sizes, "healthy run"), *jobs])
+    healthy, *runs = recording.record_clearly(
+        [config_with("nothing", sizes, "healthy run"),
+         *(config_with(cause, sizes, f"run {letter}", generator.randrange(sizes.ranks))
+           for letter, cause in zip(letters, causes, strict=True))])
     return SlowRuns(healthy, dict(zip(letters, runs, strict=True)),
                     dict(zip(letters, causes, strict=True)))
 
 
-def job_with(cause: str, preset: Preset, name: str, slow_rank: int = 0) -> Job:
-    """Returns the job whose run has this cause."""
-    return Job(preset, name, slow_rank=slow_rank, **_FAULTS[cause])
+def config_with(cause: str, preset: Preset, name: str, slow_rank: int = 0) -> RunConfig:
+    """Returns the configuration of a run that has this cause."""
+    return RunConfig(preset, name, slow_rank=slow_rank, **_FAULTS[cause])

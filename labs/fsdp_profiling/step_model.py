@@ -8,7 +8,7 @@ else on the link.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from labs.fsdp_profiling.recording import Recording
+from labs.fsdp_profiling.recording import RecordedRun
 from labs.meters import trace_units
 from labs.predictions import hardware
 
@@ -30,7 +30,7 @@ class UnitWork:
 
 
 @dataclass(frozen=True)
-class Step:
+class ModelledStep:
     """work: the units in forward order, the root first. optimizer: seconds of computing. tokens:
     per rank; parameters: of the whole model."""
 
@@ -50,35 +50,36 @@ class Step:
         return {"forward": sum(one.forward for one in self.work),
                 "backward": sum(one.backward for one in self.work), "optimizer": self.optimizer}
 
-    def on_gpu(self, tokens: int) -> "Step":
+    def on_gpu(self, tokens: int) -> "ModelledStep":
         """Returns the same step with `tokens` tokens per rank, computed as fast as by an A100: 6
         operations per parameter and token (Kaplan et al., arXiv 2001.08361, section 2.1), at 40 %
         of its peak. Every part is faster by the same factor."""
         factor = 6 * self.parameters * tokens / (UTILISATION * GPU.flops) / self.seconds
         work = tuple(replace(one, forward=one.forward * factor, backward=one.backward * factor)
                      for one in self.work)
-        return Step(work, self.optimizer * factor, tokens, self.parameters)
+        return ModelledStep(work, self.optimizer * factor, tokens, self.parameters)
 
 
-def measured_step(recording: Recording) -> Step:
+def measured_step(run: RecordedRun) -> ModelledStep:
     """Returns what rank 0 computed in a recorded step, unit by unit."""
-    trace, sizes = recording[0], recording.job.preset
+    trace, sizes = run[0], run.config.preset
     nbytes = {trace_units.owner(trace, one).unit: one.bytes for one in trace.of("all_gather")}
     work = tuple(UnitWork(unit, *(trace_units.unit_seconds(trace, unit, phase)
                                   for phase in ("forward", "backward")), nbytes[unit])
                  for unit in trace_units.units(trace))
-    return Step(work, trace_units.phase_seconds(trace, "optimizer"),
-                sizes.batch * sizes.context, sum(nbytes.values()) // 4)
+    return ModelledStep(work, trace_units.phase_seconds(trace, "optimizer"),
+                        sizes.batch * sizes.context, sum(nbytes.values()) // 4)
 
 
-def on_links(step: Step, collective_seconds: Callable, ranks: int) -> list[tuple]:
+def on_links(step: ModelledStep, collective_seconds: Callable, ranks: int) -> list[tuple]:
     """Returns (link, order, seconds computing, seconds exposed) for each link and each order."""
     return [(link, order, step.seconds, step_seconds(
         step, lambda nbytes, bandwidth=bandwidth: collective_seconds(nbytes, ranks, bandwidth),
         order) - step.seconds) for link, bandwidth in LINKS.items() for order in ORDERS]
 
 
-def step_seconds(step: Step, in_flight: Callable[[float], float], order: str = "prefetch") -> float:
+def step_seconds(step: ModelledStep, in_flight: Callable[[float], float],
+                 order: str = "prefetch") -> float:
     """Returns the seconds of the step if a collective of S bytes is in flight for in_flight(S).
 
     prefetch: a unit's all-gather is issued when the unit before it begins to compute. no prefetch:

@@ -10,8 +10,11 @@ from labs.pictures.picture import WIDTH, Picture, canvas
 
 def modelled(panels: dict[str, list[tuple]], phases: dict[str, dict[str, float]],
              ranks: int) -> Picture:
-    """panels: title -> rows (link, order of the collectives, seconds computing, and exposed).
-    phases: title -> the seconds of computing in forward, backward and optimizer."""
+    """Draws the modelled steps, one panel for each speed of computing.
+
+    panels: title -> rows (link, order of the collectives, seconds computing, and exposed).
+    phases: title -> the seconds of computing in forward, backward and optimizer.
+    """
     rows = next(iter(panels.values()))
     figure, axes = canvas(WIDTH, 1.25 + 0.3 * len(rows), ncols=len(panels), sharey=True)
     links = [link for link, _, _, _ in rows]

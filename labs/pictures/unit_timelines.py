@@ -16,8 +16,8 @@ _LETTER = 0.068  # inches that a letter of a label takes
 
 
 def by_rank(runs: dict[str, list[Trace]]) -> Picture:
-    """runs: title -> one trace per rank. For each rank what it computes, unit by unit, and one lane
-    for each kind of collective; red where the rank only waits for it."""
+    """Draws for each rank what it computes, unit by unit, and one lane for each kind of collective,
+    red where the rank only waits for it. runs: title -> one trace per rank."""
     rows = [(title, trace) for title, traces in runs.items() for trace in traces]
     lanes = [[kind for kind in KINDS if trace.of(kind)] for _, trace in rows]
     figure, ax = canvas(WIDTH, sum(_HEAD + _LANE * (1 + len(kinds)) for kinds in lanes) + 1.15)

@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(arguments) -> dict:
-    """mb: size of the file; seconds and peak_ram_mb: of a fresh process that reads it; of those
-    import_ram_mb are there before it begins."""
+    """Returns mb: size of the file; seconds and peak_ram_mb: of a new process that reads it;
+    import_ram_mb: of these, what imports take; collectives: how many the trace has."""
     from labs.fsdp_profiling import recording
 
     say("recording two ranks' steps, with stacks")
-    sizes = recording.preset()
-    [[trace, *_]] = recording.record_jobs([recording.Job(sizes, "for the bench", stacks=True)])
+    config = recording.RunConfig(recording.preset(), "for the bench", stacks=True)
+    [[trace, *_]] = recording.record_runs([config])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "large.json")
         say(f"repeating it until it has {arguments.mb or MB} MB")
@@ -38,8 +38,8 @@ def run(arguments) -> dict:
 
 
 def repeat(source, target, size: float) -> int:
-    """Writes the events of a trace file again and again, each time later, until the file has
-    `size` bytes; how often. Indented as torch writes it."""
+    """Writes the events of a trace file repeatedly, each time later, until the target has `size`
+    bytes. Returns the repetitions. The file is indented, as torch's are."""
     from labs.meters.trace_file import read_events
 
     header = {}
@@ -60,7 +60,7 @@ def repeat(source, target, size: float) -> int:
 
 
 def read(path) -> None:
-    """In a process of its own: prints what it took to read the file."""
+    """In a process of its own: prints the seconds and the memory that reading the file takes."""
     from labs.meters.trace_file import load
 
     before = _peak_mb()
@@ -72,7 +72,7 @@ def read(path) -> None:
 
 
 def _peak_mb() -> float:
-    """Of this process; Linux counts its parent's in ru_maxrss."""
+    """Returns this process's peak. Not ru_maxrss on Linux: it includes the parent's memory."""
     status = Path("/proc/self/status")
     if status.exists():
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read_text())[1]) * 1024 / 1e6

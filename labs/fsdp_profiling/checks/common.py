@@ -6,17 +6,17 @@ import math
 
 from labs.exercises.verdicts import Wrong
 from labs.fsdp_profiling import recording
-from labs.fsdp_profiling.recording import Job, Recording
+from labs.fsdp_profiling.recording import RecordedRun, RunConfig
 from labs.meters.trace import Trace
 
 
 @functools.cache
-def recorded(**changes) -> Recording:
-    """Returns one recording for all checks that only read it. changes: fields of `Job`."""
-    return recording.record_jobs([Job(recording.preset(), "for checks", **changes)])[0]
+def recorded(**changes) -> RecordedRun:
+    """Returns one recording for all checks that only read it. changes: fields of `RunConfig`."""
+    return recording.record_runs([RunConfig(recording.preset(), "for checks", **changes)])[0]
 
 
-def by_rank(traces: Recording, what: str = "recorded") -> dict[str, Trace]:
+def by_rank(traces: RecordedRun, what: str = "recorded") -> dict[str, Trace]:
     """Returns the traces with a name for each, as messages call them."""
     return {f"{what}, rank {trace.rank}": trace for trace in traces}
 

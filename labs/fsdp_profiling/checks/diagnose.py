@@ -6,8 +6,8 @@ import random
 from labs.exercises.verdicts import Verdict, Wrong, check
 from labs.fsdp_profiling import recording
 from labs.fsdp_profiling.checks.common import recorded, shortened
-from labs.fsdp_profiling.recording import Recording, TooNoisy
-from labs.fsdp_profiling.scaffold import CAUSES, SlowRuns, job_with
+from labs.fsdp_profiling.recording import RecordedRun, TooNoisy
+from labs.fsdp_profiling.scaffold import CAUSES, SlowRuns, config_with
 from labs.meters import trace_units
 
 
@@ -37,7 +37,7 @@ def check_diagnose(diagnose):
 
 
 @functools.cache
-def record_causes() -> tuple[Recording, list[tuple[str, Recording, str]]]:
+def record_causes() -> tuple[RecordedRun, list[tuple[str, RecordedRun, str]]]:
     """Returns (healthy run, [(cause, run, how)]), recorded once in a process, with other sizes than
     those of `slow_runs`.
 
@@ -47,9 +47,9 @@ def record_causes() -> tuple[Recording, list[tuple[str, Recording, str]]]:
     sizes = recording.preset(layers=3, batch=3)
     wanted = [(cause, 0) for cause in CAUSES] + [("slow rank", sizes.ranks - 1)]
     random.shuffle(wanted)
-    jobs = [job_with(cause, sizes, f"check {number}", rank)
+    configs = [config_with(cause, sizes, f"check {number}", rank)
             for number, (cause, rank) in enumerate([("nothing", 0), *wanted])]
-    healthy, *runs = recording.record_clearly(jobs)
+    healthy, *runs = recording.record_clearly(configs)
     for run in (healthy, *runs):
         if recording.contradiction(run):
             raise TooNoisy(recording.contradiction(run))
@@ -71,7 +71,7 @@ def judged_runs(diagnose, slow_runs: SlowRuns) -> list[tuple]:
     return rows
 
 
-def is_evidence(cause: str, evidence, run: Recording, healthy: Recording) -> bool:
+def is_evidence(cause: str, evidence, run: RecordedRun, healthy: RecordedRun) -> bool:
     """Whether `evidence` shows that a run has this cause."""
     return _IS_EVIDENCE[cause](evidence, run, healthy)
 
@@ -144,7 +144,7 @@ def _is_slow_loading(label, run, healthy) -> bool:
 
 
 def _is_slow_rank(number, run, healthy) -> bool:
-    return _integer(number) == run.job.slow_rank
+    return _integer(number) == run.config.slow_rank
 
 
 def _integer(value):

@@ -23,11 +23,11 @@ def check_no_prefetch(no_prefetch):
     return "without prefetch every unit is gathered late, on every rank, as the trace says"
 
 
-def record_with(configure) -> recording.Recording:
+def record_with(configure) -> recording.RecordedRun:
     """Records a small model whose units `configure` has been applied to."""
     sizes = recording.preset(layers=3, hidden=64, heads=2, context=32, batch=2)
-    job = recording.Job(sizes, "for a check of prefetch", configure=configure)
-    return recording.record_jobs([job])[0]
+    config = recording.RunConfig(sizes, "for a check of prefetch", configure=configure)
+    return recording.record_runs([config])[0]
 
 
 def raise_if_gathered_twice(trace) -> None:
