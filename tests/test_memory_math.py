@@ -15,7 +15,6 @@ from labs.memory_math.checks import rank_states
 from labs.memory_math.checks.activations import SHOWN, statistics_bytes
 from labs.predictions import hardware, parameters
 from labs.predictions.memory_recipes import RECIPES, model_states
-from labs.predictions.memory_sizes import Sizes
 from labs.training.memory_categories import GB, GiB
 from labs.training.presets import preset
 
@@ -233,8 +232,8 @@ def test_activations_of_blocks(solution):
     eager, fused, llama = lab.show_layer_activations(solution.layer_activations).data
     assert eager.predicted == 34 + 5 * 12 * 1024 / 768 == 114 and fused.predicted == 34
     assert fused.measured < eager.measured / 2
-    z = Sizes(parameters.shape_of(lab.model_sizes()["Llama-3-8B"]), 1, 4096, 2)
-    wide = z.f / (z.x / 2)  # one tensor of feed-forward width, in units of s·b·h
+    m = lab.model_sizes()["Llama-3-8B"]
+    wide = 2 * m.ffn / m.hidden  # one bf16 tensor of feed-forward width, in units of s·b·h
     assert wide == 7 and math.floor(llama.measured) + wide == 56
 
 
