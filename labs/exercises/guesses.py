@@ -29,15 +29,13 @@ class Guess:
         return card(palette.GUESSED, f"Your guess: {self.value:.10g}", self.question)
 
 
-def guess(exercise: str, question: str, value=None) -> Guess:
+def guess(exercise: str, question: str, value) -> Guess:
     """Writes down the guess that belongs to an exercise, to be drawn beside the result.
 
     exercise: the key under which charts find it, for example "3.8", or "3.8b" for a second one.
     question: what is guessed, with its unit, for the student to read. value: a number; `...` means
     that there is no guess yet. Raises TypeError where value is neither.
     """
-    if value is None:  # until every notebook gives three arguments
-        question, value = exercise, question
     if value is ...:
         _guesses.pop(exercise, None)
         return Guess(question, None)
