@@ -4,7 +4,7 @@ In the caller: `launcher` (the one call) takes a plan from `devices` and the pac
 `pickling`; `rank_group` starts the ranks through `processes`, listens to each through a
 `rank_handle`, and stops them. `hang_rules` decides when they can no longer succeed;
 `collective_matching` compares what they call; `outcomes` says what became of each, and `failures`
-raises it as one message. `output` and `progress` show what ranks print and report.
+raises it as one message. `output` shows what ranks print and report.
 
 In the fork server: `forkserver_preload` imports torch once, `forkserver_cleanup` tidies up.
 

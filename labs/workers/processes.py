@@ -1,8 +1,10 @@
-"""Starts fresh processes fast: a fork server that has imported the third-party packages once."""
+"""Starts fresh processes fast, through a fork server that has imported the third-party packages
+once, and keeps interrupts out of the moments in which they would break something."""
 
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -14,7 +16,6 @@ from unittest import mock
 import torch.multiprocessing as mp
 
 from labs.workers.failures import LaunchError
-from labs.workers.interrupts import deferred
 
 PRELOAD = ["labs.workers.forkserver_preload"]
 
@@ -121,3 +122,38 @@ def _main_hidden():
         yield
     finally:
         main.__dict__.update(hidden)
+
+
+@contextlib.contextmanager
+def deferred():
+    """Defers SIGINT until the block exits, where KeyboardInterrupt is raised; `with released():`,
+    of what it yields, re-enables it inside. Threads other than the main one never get a SIGINT."""
+    if threading.current_thread() is not threading.main_thread():
+        yield contextlib.nullcontext
+        return
+    # Not signal.pthread_sigmask: another thread, of which a kernel has many, would take the signal,
+    # and Python would run the handler in the main thread all the same.
+    received = []
+
+    def defer(*_):
+        received.append(True)
+
+    before = signal.signal(signal.SIGINT, defer)
+    before = signal.SIG_DFL if before is None else before  # None: a handler installed from C
+
+    @contextlib.contextmanager
+    def released():
+        signal.signal(signal.SIGINT, before)
+        try:
+            if received:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            signal.signal(signal.SIGINT, defer)
+
+    try:
+        yield released
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if received:
+        raise KeyboardInterrupt

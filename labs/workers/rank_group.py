@@ -9,10 +9,9 @@ from labs.workers import hang_rules, outcomes, processes, source_lines, worker
 from labs.workers.collective_matching import CollectiveLog
 from labs.workers.devices import Plan
 from labs.workers.failures import Interrupted, RanksStuck, failure
-from labs.workers.interrupts import deferred
 from labs.workers.outcomes import Kind, Outcome
-from labs.workers.output import LaunchOutput
-from labs.workers.progress import ProgressBars
+from labs.workers.output import LaunchOutput, ProgressBars
+from labs.workers.processes import deferred
 from labs.workers.rank_handle import RankHandle
 
 
