@@ -12,9 +12,9 @@ TOLERANCE = 1e-9  # relative: formulas divide, so they are compared as floats ar
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """A common mistake: how much it adds to the right answer, what it is, and a hint. Where two are
-    made at once their differences add up, except for those that are `alone`."""
+class Cause:
+    """A common mistake as the cause of a wrong number: how much it adds to the right one, what it
+    is, and a hint. Two causes may explain a number together, except for those that are `alone`."""
 
     adds: float
     description: str
@@ -23,7 +23,7 @@ class Mistake:
 
     @classmethod
     def returning(cls, value: float, expected: float, description: str, hint: str = ""):
-        """The mistake of a formula that returns `value` where `expected` is right."""
+        """The cause for a formula to return `value` where `expected` is right."""
         return cls(value - expected, description, hint, alone=True)
 
 
@@ -61,30 +61,30 @@ def finite_numbers(returned, names: tuple[str, ...], what: str) -> tuple[float, 
                  for value, name in zip(returned, names, strict=True))
 
 
-def require_value(returned: float, expected: float, what: str, unit: str, mistakes: list[Mistake],
+def require_value(returned: float, expected: float, what: str, unit: str, causes: list[Cause],
                   hint: str = "", source: str = "it is"):
     """Raises Wrong unless `returned` is a number close to `expected`. source: of the latter."""
     if not is_close(finite_number(returned, what), expected):
         raise wrong_value(f"{what}: your formula says {_text(returned)} {unit}, "
-                          f"{source} {_text(expected)}", returned, expected, mistakes, hint)
+                          f"{source} {_text(expected)}", returned, expected, causes, hint)
 
 
-def wrong_value(sentence: str, returned: float, expected: float, mistakes: list[Mistake],
+def wrong_value(sentence: str, returned: float, expected: float, causes: list[Cause],
                 hint: str = "") -> Wrong:
-    """The sentence as a Wrong, with the mistake, or the two mistakes, that explain the difference;
+    """The sentence as a Wrong, with the cause, or the two causes, that explain the difference;
     with the ratio and `hint` where none does."""
-    found = _explanation(returned, expected, mistakes)
+    found = _explanation(returned, expected, causes)
     if not found:
         return Wrong(sentence + (f", {returned / expected:.4g}x" if expected else ""), hint)
-    return Wrong(f"{sentence}: {' and '.join(mistake.description for mistake in found)}",
+    return Wrong(f"{sentence}: {' and '.join(cause.description for cause in found)}",
                  found[0].hint or hint)
 
 
-def _explanation(returned, expected, mistakes) -> tuple[Mistake, ...]:
-    mistakes = [mistake for mistake in mistakes if mistake.adds]
-    pairs = combinations([mistake for mistake in mistakes if not mistake.alone], 2)
-    for chosen in (*((mistake,) for mistake in mistakes), *pairs):
-        if is_close(returned, expected + sum(mistake.adds for mistake in chosen)):
+def _explanation(returned, expected, causes) -> tuple[Cause, ...]:
+    causes = [cause for cause in causes if cause.adds]
+    pairs = combinations([cause for cause in causes if not cause.alone], 2)
+    for chosen in (*((cause,) for cause in causes), *pairs):
+        if is_close(returned, expected + sum(cause.adds for cause in chosen)):
             return chosen
     return ()
 

@@ -4,6 +4,7 @@ import base64
 import io
 from pathlib import Path
 
+import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -51,8 +52,6 @@ class Picture:
 def canvas(width: float = WIDTH, height: float = 3, **subplots):
     """(figure, axes) of so many inches in the house style, at most WIDTH wide so that no front end
     scales it. subplots: keywords of `Figure.subplots`."""
-    import matplotlib
-
     # Whole pixels, or every line would be blurred; no pyplot, or figures would be drawn twice and
     # stay open.
     width, height = (round(96 * inches) / 96 for inches in (width, height))
@@ -62,13 +61,12 @@ def canvas(width: float = WIDTH, height: float = 3, **subplots):
         figure.get_layout_engine().set(rect=(0.006, 0.012, 0.988, 0.976))
         axes = figure.subplots(**subplots)
     for ax in getattr(axes, "flat", [axes]):
-        plain(ax)
+        _take_off_frame(ax)
     return figure, axes
 
 
-def plain(ax):
-    """The axes without its frame, except for the bottom line."""
+def _take_off_frame(ax):
+    """Removes all lines around the axes but the bottom one."""
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
     ax.tick_params(length=0)
-    return ax

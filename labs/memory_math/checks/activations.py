@@ -4,7 +4,7 @@ import random
 
 from labs.exercises.verdicts import check
 from labs.memory_math import formula_feedback as feedback
-from labs.memory_math.formula_feedback import Mistake
+from labs.memory_math.formula_feedback import Cause
 from labs.memory_math.ground_truth import random_sizes, saved_bytes
 from labs.predictions.parameters import Shape, shape_of
 from labs.training import hf_configs
@@ -45,27 +45,27 @@ def _check_layer(layer_activations, batch, sequence, hidden, heads, fused):
     expected = (saved_bytes(batch, sequence, hidden, heads, fused)
                 - statistics_bytes(batch, sequence, heads, fused))
     feedback.require_value(layer_activations(batch, sequence, hidden, heads, fused), expected, what,
-                           "bytes", _layer_mistakes(batch, sequence, hidden, heads, fused),
+                           "bytes", _layer_causes(batch, sequence, hidden, heads, fused),
                            "Add up the tensors of lab.show_saved_tensors, in units of s·b·h.")
 
 
-def _layer_mistakes(b, s, h, a, fused) -> list[Mistake]:
+def _layer_causes(b, s, h, a, fused) -> list[Cause]:
     size, scores = s * b * h, 5 * a * s * s * b
     expected = 34 * size + (0 if fused else scores)
     return [
-        Mistake(0 if fused else -scores, "the scores inside attention, 5as/h, are missing",
-                "They grow with the square of the sequence."),
-        Mistake(scores if fused else 0, "fused attention never writes the scores out",
-                "Leave 5as/h out where `fused` is True."),
-        Mistake(0 if fused else 5 * a * s * (s * b - size // h), "the batch counts once"),
-        Mistake(expected, "2x: that is as if 34 counted elements; it counts bytes",
-                "sbh(34 + 5as/h) is in bytes already."),
-        Mistake(-expected / 2, "half: counted in 16-bit elements", "The answer is in bytes."),
-        Mistake((1 / b - 1) * expected, "the batch is missing", "Every sequence of it is saved."),
-        Mistake(-10 * size, "10sbh is missing: two norms' inputs, and what attention's and the "
-                "feed-forward part's outputs save", "lab.show_saved_tensors lists them all."),
-        Mistake.returning(2 * size, expected, "2sbh is what checkpointing keeps",
-                          "Here nothing is dropped.")]
+        Cause(0 if fused else -scores, "the scores inside attention, 5as/h, are missing",
+              "They grow with the square of the sequence."),
+        Cause(scores if fused else 0, "fused attention never writes the scores out",
+              "Leave 5as/h out where `fused` is True."),
+        Cause(0 if fused else 5 * a * s * (s * b - size // h), "the batch counts once"),
+        Cause(expected, "2x: that is as if 34 counted elements; it counts bytes",
+              "sbh(34 + 5as/h) is in bytes already."),
+        Cause(-expected / 2, "half: counted in 16-bit elements", "The answer is in bytes."),
+        Cause((1 / b - 1) * expected, "the batch is missing", "Every sequence of it is saved."),
+        Cause(-10 * size, "10sbh is missing: two norms' inputs, and what attention's and the "
+              "feed-forward part's outputs save", "lab.show_saved_tensors lists them all."),
+        Cause.returning(2 * size, expected, "2sbh is what checkpointing keeps",
+                        "Here nothing is dropped.")]
 
 
 def _check_model(activations, name, m, batch, sequence, checkpointing):
@@ -73,7 +73,7 @@ def _check_model(activations, name, m, batch, sequence, checkpointing):
             f"{'with' if checkpointing else 'without'} checkpointing")
     expected = model_activations(m, batch, sequence, checkpointing)
     feedback.require_value(activations(m, batch, sequence, checkpointing), expected, what, "bytes",
-                           _model_mistakes(m, batch * sequence, checkpointing, expected),
+                           _model_causes(m, batch * sequence, checkpointing, expected),
                            "What all layers keep, and what comes on top at the peak.")
 
 
@@ -87,33 +87,33 @@ def model_activations(m: Shape, batch: int, sequence: int, checkpointing: bool) 
     return layer * m.layers + logits
 
 
-def _model_mistakes(m, tokens, checkpointing, expected) -> list[Mistake]:
+def _model_causes(m, tokens, checkpointing, expected) -> list[Cause]:
     layer, logits = 34 * tokens * m.hidden, 4 * tokens * m.vocabulary
     inputs = 2 * tokens * m.hidden * m.layers  # what checkpointing keeps
     kept = inputs if checkpointing else layer * m.layers
     top = expected - kept
-    mistakes = [
-        Mistake(-top if logits == top else 0, "the logits are missing",
-                "Batch x sequence x vocabulary numbers in fp32."),
-        Mistake(-logits / 2 if logits == top else 0, "the logits are counted in 16 bits",
-                "The loss needs them in fp32."),
-        Mistake((1 - m.layers) * (kept // m.layers), "only one layer is counted",
-                "There are m.layers of them.")]
+    causes = [
+        Cause(-top if logits == top else 0, "the logits are missing",
+              "Batch x sequence x vocabulary numbers in fp32."),
+        Cause(-logits / 2 if logits == top else 0, "the logits are counted in 16 bits",
+              "The loss needs them in fp32."),
+        Cause((1 - m.layers) * (kept // m.layers), "only one layer is counted",
+              "There are m.layers of them.")]
     if not checkpointing:
-        return mistakes
+        return causes
 
     def returning(value, description, hint):
-        return Mistake.returning(value, expected, description, hint)
+        return Cause.returning(value, expected, description, hint)
 
     return [
-        *mistakes,
+        *causes,
         returning(inputs + layer + logits, "the logits and the recomputed layer are never there "
                   "together", "The logits are gone when backward reaches the layers: take max."),
         returning(layer * m.layers + logits, "nothing was dropped",
                   "With checkpointing a layer keeps its input alone, 2sbh."),
-        Mistake(-kept / 2, "a layer's input is counted in elements", "In 16 bits: 2sbh bytes."),
-        Mistake(-top, "what comes on top of the checkpoints is missing",
-                "At the loss it is the logits, later one layer that is computed again."),
+        Cause(-kept / 2, "a layer's input is counted in elements", "In 16 bits: 2sbh bytes."),
+        Cause(-top, "what comes on top of the checkpoints is missing",
+              "At the loss it is the logits, later one layer that is computed again."),
         returning(inputs + logits, "the layer that is computed again is missing",
                   "One layer at a time is whole again, 34sbh."),
         returning(inputs + layer, "the logits are missing",

@@ -6,7 +6,7 @@ from labs.exercises.verdicts import check
 from labs.memory_math import formula_feedback as feedback
 from labs.memory_math.checks.activations import model_activations
 from labs.memory_math.checks.per_rank import states_per_rank
-from labs.memory_math.formula_feedback import Mistake
+from labs.memory_math.formula_feedback import Cause
 from labs.memory_math.scaffold import MODELS
 from labs.predictions import hardware, parameters
 from labs.predictions.parameters import shape_of
@@ -25,9 +25,9 @@ def check_bytes_left(bytes_left):
         what = (f"{name}, stage {stage} on {ranks} x {gpu.name}, {batch} x {sequence} tokens"
                 f"{', checkpointing' if checkpointing else ''}")
         returned = feedback.finite_number(bytes_left(*job), what)
-        expected, mistakes = _bytes_left(*job)
+        expected, causes = _bytes_left(*job)
         # In GB, so that two sums of large numbers agree up to their rounding.
-        feedback.require_value(returned / GB, expected / GB, what, "GB", mistakes,
+        feedback.require_value(returned / GB, expected / GB, what, "GB", causes,
                                "usable - model states - activations - overhead.")
     return "the bytes left in six jobs, two of them drawn at random"
 
@@ -48,17 +48,17 @@ def _jobs() -> list[tuple]:
 
 
 def _bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing, gpu) -> tuple:
-    """(bytes left, common mistakes in GB)."""
+    """(bytes left, common causes in GB)."""
     count, overhead = parameters.count(m), hardware.overhead(ranks)
     states = states_per_rank(count, recipe, stage, ranks)
     kept = model_activations(m, batch, sequence, checkpointing)
     left = gpu.usable - sum(states) - kept - overhead
 
     def adds(nbytes, description, hint):
-        return Mistake(nbytes / GB, description, hint)
+        return Cause(nbytes / GB, description, hint)
 
     def returns(value, description, hint):
-        return Mistake.returning(value / GB, left / GB, description, hint)
+        return Cause.returning(value / GB, left / GB, description, hint)
 
     return left, [
         adds(overhead, "what CUDA and NCCL take is missing", "lab.overhead(ranks) knows it."),

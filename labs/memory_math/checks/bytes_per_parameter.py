@@ -7,7 +7,7 @@ import torch
 from labs.exercises.verdicts import check
 from labs.memory_math import formula_feedback as feedback
 from labs.memory_math.checks import STATES, TABLE_HINT
-from labs.memory_math.formula_feedback import Mistake
+from labs.memory_math.formula_feedback import Cause
 
 
 @check("1.2", hints=TABLE_HINT)
@@ -19,9 +19,9 @@ def check_bytes_per_parameter(bytes_per_parameter):
             *(str(dtype).removeprefix("torch.") for dtype in recipe[:3]),
             "with a" if recipe[3] else "no")
         returned = feedback.finite_numbers(bytes_per_parameter(*recipe), STATES, what)
-        for name, got, expected, mistakes in zip(STATES, returned, _bytes(*recipe),
-                                                 _mistakes(*recipe), strict=True):
-            feedback.require_value(got, expected, f"{what}: {name}", "bytes", mistakes)
+        for name, got, expected, causes in zip(STATES, returned, _bytes(*recipe),
+                                                 _causes(*recipe), strict=True):
+            feedback.require_value(got, expected, f"{what}: {name}", "bytes", causes)
     return "right for fp32 and bf16, and for 8-bit, 16-bit and 64-bit types drawn at random"
 
 
@@ -44,23 +44,23 @@ def _bytes(weights, gradients, moments, master) -> tuple[int, int, int]:
             sum(tensor.nbytes for tensor in state))
 
 
-def _mistakes(weights, gradients, moments, master) -> tuple[list[Mistake], ...]:
+def _causes(weights, gradients, moments, master) -> tuple[list[Cause], ...]:
     """Those of the weights, of the gradients, and of the optimizer state."""
     moment = moments.itemsize
-    return ([Mistake(4 * master, "the master copy is counted among the weights",
-                     "The optimizer keeps it: it belongs to the optimizer state.")],
-            [Mistake.returning(weights.itemsize, gradients.itemsize, "that is the weights' type",
-                               "Gradients have a type of their own here.")],
-            [Mistake(-4 * master, "the fp32 master copy is missing", "It takes 4 more bytes."),
-             Mistake(8 - 2 * moment, "the moments are taken as fp32",
-                     f"They are {moment} bytes each here."),
-             Mistake(2 * weights.itemsize - 2 * moment, "the moments are taken in the weights' "
-                     "type", "They have a type of their own."),
-             Mistake(-moment, "only one moment is counted",
-                     "Adam keeps two: mean and mean square."),
-             Mistake(4 * (not master), "there is no master copy here",
-                     "Count one only where `master` is True."),
-             Mistake((weights.itemsize - 4) * master, "the master copy is taken in the weights' "
-                     "type", "It is there to be finer than they are: in fp32."),
-             Mistake((moment - 4) * master, "the master copy is taken in the moments' type",
-                     "A master copy is fp32, whatever the moments are.")])
+    return ([Cause(4 * master, "the master copy is counted among the weights",
+                   "The optimizer keeps it: it belongs to the optimizer state.")],
+            [Cause.returning(weights.itemsize, gradients.itemsize, "that is the weights' type",
+                             "Gradients have a type of their own here.")],
+            [Cause(-4 * master, "the fp32 master copy is missing", "It takes 4 more bytes."),
+             Cause(8 - 2 * moment, "the moments are taken as fp32",
+                   f"They are {moment} bytes each here."),
+             Cause(2 * weights.itemsize - 2 * moment, "the moments are taken in the weights' "
+                   "type", "They have a type of their own."),
+             Cause(-moment, "only one moment is counted",
+                   "Adam keeps two: mean and mean square."),
+             Cause(4 * (not master), "there is no master copy here",
+                   "Count one only where `master` is True."),
+             Cause((weights.itemsize - 4) * master, "the master copy is taken in the weights' "
+                   "type", "It is there to be finer than they are: in fp32."),
+             Cause((moment - 4) * master, "the master copy is taken in the moments' type",
+                   "A master copy is fp32, whatever the moments are.")])

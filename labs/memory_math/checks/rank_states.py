@@ -5,7 +5,7 @@ import functools
 from labs.exercises.verdicts import check
 from labs.memory_math import formula_feedback as feedback
 from labs.memory_math.checks import STATES
-from labs.memory_math.formula_feedback import Mistake
+from labs.memory_math.formula_feedback import Cause
 from labs.memory_math.scaffold import RankMemory, measure_strategies
 from labs.training.presets import preset
 
@@ -46,16 +46,16 @@ def _check_category(name, got, held):
         return
     raise feedback.wrong_value(
         f"{held.name}: a rank holds {real:,.0f} bytes of {name}, you say {got:,.10g}", got, real,
-        _mistakes(name, real, held.count, held.ranks),
+        _causes(name, real, held.count, held.ranks),
         "fp32 and AdamW: 4 + 4 + 8 bytes per parameter; who divides, and who copies?")
 
 
-def _mistakes(name, real, count, ranks) -> list[Mistake]:
+def _causes(name, real, count, ranks) -> list[Cause]:
     whole = count * (8 if name == "optimizer state" else 4)
     buffers = name == "buffers"
 
     def returning(value, description, hint):
-        return Mistake.returning(value, real, description, hint)
+        return Cause.returning(value, real, description, hint)
 
     return [
         returning(0, "there are some", "DDP copies all gradients into its buckets." if buffers

@@ -4,7 +4,7 @@ import random
 
 from labs.exercises.verdicts import check
 from labs.memory_math import formula_feedback as feedback
-from labs.memory_math.formula_feedback import Mistake
+from labs.memory_math.formula_feedback import Cause
 from labs.memory_math.ground_truth import counted_flops
 
 
@@ -21,13 +21,13 @@ def check_step_flops(step_flops):
         what = (f"{parameters} parameters, {tokens} tokens, "
                 f"{'with' if checkpointing else 'without'} checkpointing")
         feedback.require_value(step_flops(parameters, tokens, checkpointing), counted, what,
-                               "FLOPs", _mistakes(parameters * tokens, counted, checkpointing),
+                               "FLOPs", _causes(parameters * tokens, counted, checkpointing),
                                "2 per parameter and token in forward, twice that in backward.",
                                source="torch counts")
     return "the FLOPs that torch counts in real layers: 6 per parameter and token, 8 if recomputed"
 
 
-def _mistakes(once, counted, checkpointing) -> list[Mistake]:
+def _causes(once, counted, checkpointing) -> list[Cause]:
     """once: one multiplication for each parameter and token."""
     wrong = {
         2: ("that is forward alone", "Backward makes two products where forward makes one."),
@@ -42,4 +42,4 @@ def _mistakes(once, counted, checkpointing) -> list[Mistake]:
         10: ("backward is computed again", "Only forward runs again."),
         counted / once / 2: ("a multiplication and an addition are two operations",
                              "2 per parameter.")}
-    return [Mistake.returning(factor * once, counted, *words) for factor, words in wrong.items()]
+    return [Cause.returning(factor * once, counted, *words) for factor, words in wrong.items()]
