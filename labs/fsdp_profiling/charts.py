@@ -93,7 +93,7 @@ def show_throughput(preset: Preset, configures: dict[str, Callable | None],
     configures: name -> function that sets the prefetch of the units, or None. all_gather_delay: the
     share of a step by which every all-gather takes longer.
     """
-    measure = partial(compare, preset=preset, measure_memory=False, repeat=2)
+    measure = partial(compare, preset=preset, measure_memory=False, repeat=2, quiet=True)
     strategies = {name: partial(configured_fsdp2, configure=configure)
                   for name, configure in configures.items()}
     default = next(iter(strategies))
