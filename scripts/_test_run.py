@@ -100,8 +100,8 @@ def nothing_selected(paths, options):
     return f"No test is selected by {what}{hint}: check the path and the expression."
 
 
-def side_by_side(options, scope):
-    """Return xdist's options for a whole run: the tests of a file, or a notebook, stay together."""
+def xdist_options(options, scope):
+    """Return the options of a parallel run, none for a part; a file's tests run in one process."""
     selected = options.paths or options.k or options.extra
     return [] if selected else ["-n", AT_ONCE, "--dist", scope, "--durations=12"]
 
@@ -119,13 +119,13 @@ def stages(options):
     if tests or not options.paths:
         where = tests or ["tests"]
         yield timed("Python tests (pytest)", pytest_stage, where, options,
-                    marks + side_by_side(options, "loadfile"))
+                    marks + xdist_options(options, "loadfile"))
     notebooks = [path for path in options.paths if is_notebook(path)]
     if everything and not options.fast:
         notebooks = NOTEBOOK_FOLDERS
     if notebooks:
         yield timed("notebooks (nbval)", pytest_stage, notebooks, options,
-                    NBVAL + side_by_side(options, "loadscope"))
+                    NBVAL + xdist_options(options, "loadscope"))
 
 
 def summarize(results):

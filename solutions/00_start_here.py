@@ -6,7 +6,7 @@
 # | **Time** | 45 minutes |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
-# Everything in this workbook runs on **real ranks**: separate processes that talk through
+# Everything in this workbook runs on *real ranks*: separate processes that talk through
 # `torch.distributed`, started from a cell.
 #
 # <small>On a rented 8×A100 node: 1 minute of compute, about $0.37 (the minute is estimated from
@@ -84,10 +84,10 @@ print("on the ranks:", launch(write_down, ranks=4))
 print("here:        ", notes)
 
 # %% [markdown]
-# Nothing. To learn what another rank holds, a rank must **communicate**, and in data-parallel
+# Nothing. To learn what another rank holds, a rank must *communicate*, and in data-parallel
 # training nearly all communication is **collective**: every rank of the group takes part in the
 # same call. `dist.all_reduce(x)` replaces `x` on every rank by the sum of all ranks' `x`. Like the
-# other collectives it **writes into its tensor and returns None**.
+# other collectives it *writes into its tensor and returns None*.
 
 # %% [markdown]
 # ## Guess, then run, then look
@@ -183,7 +183,7 @@ lab.who_holds_what(all_gather, ranks=RANKS, begin="shard")
 # **All-gather**: each rank owns a **shard**, its piece of a tensor that was cut up; afterwards
 # everybody has the whole. Nothing was added: one colour per column. **FSDP**, fully sharded data
 # parallel, does this to a layer's parameters just before it needs them. Mind the order of the
-# arguments: **(output, input)**.
+# arguments: *(output, input)*.
 #
 # Now predict. **Reduce-scatter** sums like all-reduce, but piece r of the sum goes to rank r alone.
 # With four ranks, which number will rank 2 hold?
@@ -256,8 +256,8 @@ lab.two_steps(all_reduce_in_two, ranks=RANKS)
 # ## What it costs: the ring
 #
 # How is a collective made when ranks can only send and receive? Put them in a ring; each sends to
-# the next. Cut the tensor into N pieces. In every step each rank passes **one piece** on: first it
-# **adds** what arrives, until each rank has one finished piece, then it **copies**. This cell is
+# the next. Cut the tensor into N pieces. In every step each rank passes *one piece* on: first it
+# *adds* what arrives, until each rank has one finished piece, then it *copies*. This cell is
 # the whole algorithm.
 
 # %%
@@ -283,7 +283,7 @@ lab.ring_steps(ring_all_reduce, ranks=4)
 # busy all the time. After step 3 each rank holds one complete sum: that was the reduce-scatter,
 # shifted by one, since rank 0 holds piece 1.
 #
-# Now guess: four ranks all-reduce a tensor of 12 MB. How many MB does **each** rank send?
+# Now guess: four ranks all-reduce a tensor of 12 MB. How many MB does *each* rank send?
 
 # %%
 # A guess, for exercise 0.3: the MB that each rank sends
@@ -377,13 +377,13 @@ lab.diagnose(train_unevenly, ranks=RANKS, guess="0.4")
 # %% [markdown]
 # Read it from left to right: all ranks finished all-reduce #1 and #2, then rank 0 ran out of
 # batches and returned, and the others stand in #3, at the line shown. So the question is always:
-# **which rank is missing, and where did it go?** Without `launch`'s hang detection the cell would
+# *which rank is missing, and where did it go?* Without `launch`'s hang detection the cell would
 # wait: on the CPU, torch gives up after 30 minutes.
 
 # %% [markdown]
 # ### Exercise 0.4: repair it
 #
-# Make the ranks stop together: after as many steps as the rank with the **fewest** batches has. No
+# Make the ranks stop together: after as many steps as the rank with the *fewest* batches has. No
 # rank knows that number by itself, but `dist.all_reduce(x, op=dist.ReduceOp.MIN)` keeps the
 # smallest `x` of all ranks. `mean_losses` itself is fine and may be used.
 

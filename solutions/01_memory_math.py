@@ -277,7 +277,7 @@ lab.check_activations(layer_activations, activations)
 lab.show_layer_activations(layer_activations)
 
 # %% [markdown]
-# **Notice:** your formula, sbh(34 + 5as/h), is that of Korthikanti et al. It counts **bytes**, and
+# **Notice:** your formula, sbh(34 + 5as/h), is that of Korthikanti et al. It counts *bytes*, and
 # is often doubled by mistake. Fused attention removes more than half of it here. Llama's layer
 # differs: it has no dropout, but RMSNorm in fp32 and a wider feed-forward part. The 56sbh that is
 # quoted for Llama-3 counts one more tensor of that width, 7sbh; PyTorch no longer saves it.

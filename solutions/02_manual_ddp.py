@@ -68,7 +68,7 @@ lab.show_combine(combine)
 #
 # Equal gradients keep the copies equal only if the copies begin equal. Here every rank builds its
 # model with a seed of its own, as a script does that sets none. So rank 0's state must reach every
-# rank: parameters, frozen ones too, **and buffers**, for example a BatchNorm's running mean.
+# rank: parameters, frozen ones too, *and buffers*, for example a BatchNorm's running mean.
 #
 # `.detach()` gives a tensor that has the same memory and that autograd does not record: write into
 # that one.
@@ -131,7 +131,7 @@ lab.show_gradients(average_gradients, ranks=3)
 # The training loop should not change, so averaging must happen *inside* `loss.backward()`. A
 # **hook** is a function that autograd calls: after
 # `parameter.register_post_accumulate_grad_hook(f)` it calls `f(parameter)` whenever the gradient of
-# that parameter is complete. `f` gets the **parameter**, and must return None.
+# that parameter is complete. `f` gets the *parameter*, and must return None.
 #
 # In `__init__`, give all ranks the same state and register a hook on every trainable parameter.
 # This first version needs every rank to use every parameter; exercise 2.7 removes that limit.
@@ -259,7 +259,7 @@ def bucketed(model, cap_bytes=PRESET.cap_bytes):
 # A bucket can leave as soon as its last gradient is ready, while backward computes the layers
 # below. `lab.BucketedWrapper` also calls `self.gradient_ready(parameter)` for each gradient.
 #
-# All ranks must start the buckets in the **same order**, even if one rank did not use some
+# All ranks must start the buckets in the *same order*, even if one rank did not use some
 # parameter: bucket i leaves only after bucket i-1. A bucket that never becomes complete leaves in
 # `backward_done`.
 #
@@ -289,7 +289,7 @@ class OverlappedDDP(lab.BucketedWrapper):
 
 # %% [markdown]
 # The check compares numbers on 2, 3 and 4 ranks, also when only rank 0 uses a layer. It also looks
-# at the **order of events**: an all-reduce must be issued before the last gradient is ready, and
+# at the *order of events*: an all-reduce must be issued before the last gradient is ready, and
 # until then nothing may wait.
 
 # %%

@@ -70,7 +70,7 @@ lab.show_owners(cut, PRESET)
 # gradients (4Ψ) together. With ZeRO-1, each rank updates only its own shard, so it keeps 8Ψ/N.
 #
 # A step then has three parts: **reduce** the gradients, so that each rank has the mean of its
-# shard; **update** the shard; **gather** the updated parameters from all ranks.
+# shard; *update* the shard; **gather** the updated parameters from all ranks.
 
 # %% [markdown]
 # How many elements does a rank send per step, counted as in notebook 02, where an all-reduce of Ψ
@@ -89,7 +89,7 @@ labs.guess("3.2", "Ψ that ZeRO-1 sends per step", my_guess)
 # padded tensor, `flat.full`; this rank's piece is the parameter `flat.shard`.
 # `flat.flatten_gradients()` copies the gradients into such a tensor.
 #
-# `lab.reduce_scatter(tensor).wait()` is this rank's piece of the **sum** over ranks;
+# `lab.reduce_scatter(tensor).wait()` is this rank's piece of the *sum* over ranks;
 # `lab.all_gather(full, shard)` fills `full` with the shards of all ranks.
 #
 # `lab.ShardedOptimizer`, with the flats in `self.flats`, is an optimizer around `inner`, an
@@ -159,7 +159,7 @@ lab.show_reduce_scatter(PRESET)
 #
 # A rank updates one shard, so it needs the gradient of that shard only: 4Ψ/N. But autograd makes
 # all 4Ψ. The remedy is the overlap of notebook 02: as soon as a layer's gradients are complete,
-# they leave in a reduce-scatter and are **freed**, while backward goes on. If you reduce after
+# they leave in a reduce-scatter and are *freed*, while backward goes on. If you reduce after
 # backward, all of them are in memory at once, and ZeRO-2 saves nothing at the peak.
 
 # %% [markdown]
@@ -215,7 +215,7 @@ lab.check_zero2(zero2)
 # ## ZeRO-3: divide the parameters
 #
 # Now a rank keeps only its shards of the parameters, too. Before a layer computes, its parameters
-# are **gathered** from all ranks; after it, they are **freed**. Backward needs them once more:
+# are *gathered* from all ranks; after it, they are *freed*. Backward needs them once more:
 # gathered again, freed again. Then the layer's gradients leave as in ZeRO-2.
 #
 # `unit.free()` frees the memory of `unit.full` and keeps `unit.shard`; `unit.allocate()` returns

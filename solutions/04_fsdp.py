@@ -43,7 +43,7 @@ PRESET
 # reduce-scattered. A parameter that already belongs to a unit stays with that unit, so shard the
 # inner modules first, and the root last.
 #
-# The parameters are **new objects** afterwards. `mesh=lab.mesh()` says which ranks share: here all
+# The parameters are *new objects* afterwards. `mesh=lab.mesh()` says which ranks share: here all
 # of them.
 
 # %%
@@ -89,7 +89,7 @@ lab.compare_with_zero3(zero3, shard, PRESET)
 
 # %% [markdown]
 # **Notice:** the black ticks are ZeRO's formulas for stages 0 and 3: 16Ψ and 16Ψ/N bytes, 2Ψ and 3Ψ
-# elements. `fully_shard` **is** your ZeRO-3, with one call less, because it keeps the root gathered
+# elements. `fully_shard` *is* your ZeRO-3, with one call less, because it keeps the root gathered
 # from forward to backward. With the root freed in between it sends the same bytes in as many calls.
 # DDP's buffers are its buckets, a second copy of the gradients.
 
@@ -111,7 +111,7 @@ my_guess = 60
 labs.guess("4.2", "collectives per step, each linear", my_guess)
 
 # %% [markdown]
-# While one unit computes, the next is already being gathered. So two **neighbours** and the root are
+# While one unit computes, the next is already being gathered. So two *neighbours* and the root are
 # whole at the same time.
 
 # %%
@@ -144,7 +144,7 @@ lab.show_wrappings(compared, wrappings, cost)
 # %% [markdown]
 # ## The rule
 #
-# Every collective has a fixed price, so take the **fewest** that fit: the largest units whose
+# Every collective has a fixed price, so take the *fewest* that fit: the largest units whose
 # gathered bytes have room next to shards and activations. Often that is one unit for each block.
 
 # %%
@@ -251,7 +251,7 @@ my_guess = 3
 labs.guess("4.4", "times larger than with DDP, FSDP + checkpointing", my_guess)
 
 # %% [markdown]
-# `lab.largest_model` first **predicts**, in layers: tensors by the closed form of notebook 01, plus
+# `lab.largest_model` first *predicts*, in layers: tensors by the closed form of notebook 01, plus
 # what the process took in addition in two runs without a limit. Then it trains real models under
 # the limit, larger and smaller, until one fits and the next one runs out of memory.
 
@@ -359,7 +359,7 @@ lab.check_from_meta(from_meta)
 #
 # A **full** state dict gathers everything on one rank; of a **sharded** one each rank writes its part.
 # `get_state_dict(module, optimizer)` gives two dictionaries with this rank's shards. `dcp.save(state,
-# checkpoint_id=folder)` writes them; `dcp.load` **fills** such dictionaries, whatever the number of
+# checkpoint_id=folder)` writes them; `dcp.load` *fills* such dictionaries, whatever the number of
 # ranks, and `set_state_dict(module, optimizer, model_state_dict=..., optim_state_dict=...)` puts
 # everything in place, also the optimizer's learning rate.
 

@@ -195,7 +195,7 @@ lab.show_non_fsdp_collectives(forgotten, call_site)
 # ## Prefetch, asserted
 #
 # Backward needs unit i-1 right after unit i. FSDP2, like FSDP1 with
-# `BackwardPrefetch.BACKWARD_PRE`, issues the all-gather of i-1 **before** it computes the gradients
+# `BackwardPrefetch.BACKWARD_PRE`, issues the all-gather of i-1 *before* it computes the gradients
 # of i, so that both happen at once.
 #
 # `lab.gradients_done(trace)` returns a span for each unit in backward's order: `name` is the unit,
@@ -397,7 +397,7 @@ lab.check_collective_seconds(collective_seconds)
 
 # %% [markdown]
 # The chart takes the seconds that this machine computed, unit by unit, and replays the step with
-# your `collective_seconds` in place of gloo. It is a **model, not a measurement**: one link per
+# your `collective_seconds` in place of gloo. It is a *model, not a measurement*: one link per
 # rank, no latency, nothing else on the link. On the right, computing is as fast as on an A100 at
 # 40 % of its peak, with more tokens per rank.
 

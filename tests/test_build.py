@@ -323,6 +323,18 @@ def test_long_cells(tree):
     assert "cell 2 ('word" in text and "81 words; a text cell has at most 80." in text
 
 
+def test_the_titles_cell_links_to_the_glossary_in_both_notebooks(tree):
+    tiny = lesson(tree())
+    for built in (tiny.solution, tiny.student):
+        first, *others = ["".join(cell["source"]) for cell in built["cells"]]
+        assert first.endswith("A text cell.\n\n*Symbols and terms: [glossary](../GLOSSARY.md)*")
+        assert not any("GLOSSARY" in source for source in others)
+
+
+def test_without_a_title_there_is_no_link(tree):
+    assert "GLOSSARY" not in str(lesson(tree("# %%\n1\n")).student)
+
+
 def test_marker_lines_do_not_count(tree):
     lines = "\n".join(f"x = {i}" for i in range(14))
     solution = "# Exercise 3.1: long\n### BEGIN SOLUTION\nx = 3\n### END SOLUTION"

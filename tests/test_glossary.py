@@ -7,7 +7,9 @@ import functools
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
+from _build import build
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY = re.compile(r"- \*\*(.+?)\*\*: (.+)")
@@ -47,6 +49,19 @@ def bold_terms(text):
         return []
     found = [" ".join(match.split()) for match in BOLD.findall(text)]
     return [term for term in found if not NO_TERM.match(term)]
+
+
+def text_cells(path):
+    """Return the text cells of a notebook's source."""
+    lesson = build.read_lesson(ROOT, path.stem)
+    return [cell.source for cell in lesson.cells if cell.kind == "markdown"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_each_bold_term_is_in_the_glossary(path):
+    terms = {term for text in text_cells(path) for term in bold_terms(text)}
+    missing = sorted(term for term in terms if normal(term) not in KNOWN)
+    assert not missing, f"GLOSSARY.md lacks {missing}; a word that is only stressed is in *italics*"
 
 
 @pytest.mark.parametrize(("text", "terms"), [
@@ -90,3 +105,10 @@ def test_entries_are_in_order_on_one_line_each_and_unique():
         written = [ENTRY.match(line)[1] for line in lines]
         assert written == sorted(written, key=lambda name: (name != "Ψ", name.lower()))
     assert len(set(entries())) == len(entries()) == len(symbols) + len(terms)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_both_notebooks_link_to_the_glossary(path):
+    for folder in ("notebooks", "solutions"):
+        notebook = nbformat.read(ROOT / folder / f"{path.stem}.ipynb", as_version=4)
+        assert "](../GLOSSARY.md)" in notebook.cells[0].source

@@ -41,6 +41,8 @@ def read_lesson(root: Path, name):
     }
     for_student, wrong = student.student_sources(cells)
     problems += wrong
+    for sources in (for_solution, for_student):
+        notebook.link_glossary(cells, sources)
     return Lesson(
         root,
         name,

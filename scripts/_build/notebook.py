@@ -10,6 +10,7 @@ METADATA = {
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
 }
 ID_LENGTH = 64
+GLOSSARY = "*Symbols and terms: [glossary](../GLOSSARY.md)*"  # seen from notebooks/ and solutions/
 
 
 def set_ids(cells, name):
@@ -31,6 +32,13 @@ def _slug(text):
     return re.sub(r"[^a-z0-9]+", "-", visible).strip("-") or "cell"
 
 
+def link_glossary(cells, sources):
+    """Put a link to the glossary at the end of the title's cell, in `sources` (number → text)."""
+    first = cells[0] if cells else None
+    if first and first.kind == "markdown" and first.source.startswith("# "):
+        sources[first.number] += f"\n\n{GLOSSARY}"
+
+
 def notebook(cells, sources):
     """A notebook, as plain dicts, of the cells whose number is in `sources` (number → text)."""
     shown = [_cell(cell, sources[cell.number]) for cell in cells if cell.number in sources]
@@ -38,15 +46,15 @@ def notebook(cells, sources):
 
 
 def _cell(cell, source):
-    made = {
+    fields = {
         "cell_type": cell.kind,
         "id": cell.id,
         "metadata": cell.metadata,
         "source": source.splitlines(keepends=True),
     }
     if cell.kind == "code":
-        made |= {"execution_count": None, "outputs": []}
-    return made
+        fields |= {"execution_count": None, "outputs": []}
+    return fields
 
 
 def to_bytes(nb):
