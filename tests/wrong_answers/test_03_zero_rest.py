@@ -181,6 +181,33 @@ def test_loading_needs_a_strategy_that_can_be_saved():
     rejected(lab.check_reshard(right.reshard, plain), "is an AdamW, not a lab.ShardedOptimizer")
 
 
+class MomentsLost(right.ZeRO1):
+    """Forgets a moment in every step, so also between saving and loading."""
+
+    def gather(self):
+        super().gather()
+        for state in self.state.values():
+            state["exp_avg"].zero_()
+
+
+class NotFinite(right.ZeRO1):
+    """The last number is padding on the 3 ranks that save, not on the 2 that load."""
+
+    def gather(self):
+        super().gather()
+        self.flats[-1].full[-1] = float("nan")
+
+
+@pytest.mark.parametrize("optimizer, words", [
+    (MomentsLost, "after 2 steps on 3 ranks, before anything is saved: it was updated to"),
+    (NotFinite, "2 steps after loading on 2 ranks: it is not finite")], ids=named)
+def test_training_must_go_on_as_if_never_interrupted(optimizer, words):
+    def strategy(model, optimizer_class, **settings):
+        return model, optimizer(lab.flatten_layers(model), optimizer_class, **settings)
+
+    rejected(lab.check_reshard(right.reshard, strategy), words)
+
+
 def reshard_by_index(pieces, elements, ranks):
     flat = torch.zeros(-(-elements // ranks) * ranks)
     flat[:elements] = torch.cat(list(pieces))[:elements]
