@@ -57,7 +57,7 @@ def measure_zero3(zero3: Callable, strategy: Callable, preset: Preset) -> Compar
     """Returns the comparison of the four strategies of `compare_with_zero3`."""
     chosen = {"DDP": strategies.ddp, "ZeRO-3 by hand": zero3, "fully_shard": strategy,
               ROOT_FREED: partial(scaffold.with_root_resharded, strategy)}
-    return compare(chosen, few_tokens(preset), tries=2, losses=3)
+    return compare(chosen, few_tokens(preset), tries=2, losses=3, quiet=True)
 
 
 def draw_zero3(found: Comparison) -> Picture:
@@ -90,7 +90,8 @@ def _losses(found) -> str:
 def compare_wrappings(wrappings: dict[str, Callable], preset: Preset) -> Comparison:
     """Trains the model under every wrapping: name -> function that selects its units."""
     return compare({name: partial(scaffold.shard_units, select)
-                    for name, select in wrappings.items()}, few_tokens(preset), tries=2, rounds=4)
+                    for name, select in wrappings.items()}, few_tokens(preset), tries=2, rounds=4,
+                   quiet=True)
 
 
 @shows("4.2")
@@ -138,15 +139,15 @@ def _row(name, strategy, limit, layers) -> tuple[MemoryRow, str]:
     if why:
         return MemoryRow(name, predicted=predicted, out_of_memory=True, limit=limit), why
     # On the CPU like the training that was limited, because its bar is held against that limit.
-    [found] = compare({name: strategy}, memory_limits.preset(layers),
-                      device="cpu").results.values()
+    [found] = compare({name: strategy}, memory_limits.preset(layers), device="cpu",
+                      quiet=True).results.values()
     return MemoryRow(name, found.report.step_peak, predicted), ""
 
 
 @shows("4.4")
 def compare_strategies(chosen: dict[str, Callable], layers: int = LAYERS) -> Comparison:
     """Trains the same model under each strategy (by name), without a limit, and times it."""
-    return compare(chosen, memory_limits.preset(layers), rounds=5)
+    return compare(chosen, memory_limits.preset(layers), rounds=5, quiet=True)
 
 
 @shows("4.4")
@@ -253,7 +254,7 @@ def show_precision(shard: Callable, mixed: Callable) -> Picture:
     and the bytes gathered and reduced in a step, of one rank."""
     both = partial(scaffold.shard_mixed, param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     found = compare({"fp32": shard, "bf16, reduced in fp32": mixed, "bf16, reduced in bf16": both},
-                    replace(memory_limits.preset(4, ranks=2), batch=2)).results
+                    replace(memory_limits.preset(4, ranks=2), batch=2), quiet=True).results
     panels = [Panel("peak of forward", "MB",
                     [r.report.peaks["forward"] for r in found.values()], 1e6)]
     panels += [Panel(title, "MB per step", [r.bytes[kind] for r in found.values()], 1e6,

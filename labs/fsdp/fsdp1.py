@@ -15,7 +15,7 @@ from labs.fsdp.charts import draw_wrappings, few_tokens
 from labs.fsdp.checks import common
 from labs.meters.traffic import Traffic
 from labs.pictures.tables import Table
-from labs.training import models
+from labs.training import models, strategies
 from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.channel import report
@@ -26,18 +26,6 @@ WITHOUT_GPU = ("Without a GPU there is no memory to pin and no stream to wait fo
                "its step here without these two, and saves nothing.")
 
 
-def fsdp1(model: nn.Module, optimizer_class, lr: float = 1e-3, **options) -> tuple:
-    """A strategy: FullyShardedDataParallel with these options."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # FSDP1 is deprecated
-        # Without device_id FSDP1 looks for an accelerator, also where there is none.
-        module = FullyShardedDataParallel(model, use_orig_params=True,
-                                          device_id=devices.device(), **options)
-    return module, optimizer_class(module.parameters(), lr=lr)
-
-
 def block_policy(model: nn.Module) -> functools.partial:
     """Returns an auto_wrap_policy: every module of the blocks' class is a unit."""
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
@@ -46,7 +34,7 @@ def block_policy(model: nn.Module) -> functools.partial:
     return functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=kinds)
 
 
-def size_policy(model: nn.Module, parameters: int) -> functools.partial:
+def size_policy(parameters: int, model: nn.Module) -> functools.partial:
     """Returns an auto_wrap_policy: every module that has at least so many parameters which are not
     in a unit yet. The module with the embeddings is excluded, because the head shares their weight,
     and a unit must hold both or neither."""
@@ -115,14 +103,9 @@ def _no_pinning_without_gpu():
         yield
 
 
-def _wrapped(**options) -> tuple:
-    model = common.model()
-    return fsdp1(model, torch.optim.AdamW, auto_wrap_policy=block_policy(model), **options)
-
-
 def _run_step(options) -> tuple[str, ...]:
     """Returns (all-gathers, reductions, kB gathered, loss) of one step."""
-    module, optimizer = _wrapped(**options)
+    module, optimizer = strategies.fsdp1(common.make_model(), torch.optim.AdamW, options)
     [step] = common.steps(1)
     batch = {name: value.to(devices.device()) for name, value in step.inputs().items()}
     with Traffic() as traffic:
@@ -142,7 +125,7 @@ def _gather_state_dict() -> tuple[str, ...]:
         StateDictType,
     )
 
-    module, _ = _wrapped()
+    module, _ = strategies.fsdp1(common.make_model(), torch.optim.AdamW)
     # Offloading to the CPU from the CPU crashes FSDP1 (torch 2.13, signal 11 in state_dict).
     config = FullStateDictConfig(offload_to_cpu=torch.accelerator.is_available(), rank0_only=True)
     with warnings.catch_warnings(), Traffic() as traffic:
@@ -164,14 +147,13 @@ def _gathers(traffic) -> tuple[str, str]:
 def fsdp1_wrap_policies(preset: Preset, sizes: tuple[int, ...] = (150_000, 60_000)):
     """Draws memory, collectives and time under FSDP1's two wrapping policies. sizes: parameters
     from which the size-based policy makes a module a unit."""
-    def by_block(model, optimizer_class, **settings):
-        return fsdp1(model, optimizer_class, auto_wrap_policy=block_policy(model), **settings)
-
-    def by_size(smallest, model, optimizer_class, **settings):
-        return fsdp1(model, optimizer_class, auto_wrap_policy=size_policy(model, smallest),
-                     **settings)
-
-    variants = {"transformer_auto_\nwrap_policy": by_block}
-    variants |= {f"size_based,\nfrom {smallest:,}": functools.partial(by_size, smallest)
+    policies = {"transformer_auto_\nwrap_policy": block_policy}
+    policies |= {f"size_based,\nfrom {smallest:,}": functools.partial(size_policy, smallest)
                  for smallest in sizes}
-    return draw_wrappings(compare(variants, few_tokens(preset), rounds=2))
+    chosen = {name: functools.partial(_wrapped, policy) for name, policy in policies.items()}
+    return draw_wrappings(compare(chosen, few_tokens(preset), rounds=2, quiet=True))
+
+
+def _wrapped(policy, model, optimizer_class, **settings):
+    """A strategy: FSDP1 with the units that policy(model) chooses."""
+    return strategies.fsdp1(model, optimizer_class, {"auto_wrap_policy": policy(model)}, **settings)

@@ -144,7 +144,7 @@ def _peak_of_step(module, optimizer, batch) -> int:
 def _measure(job, size, steps) -> tuple[str, str]:
     try:
         found = comparison.compare({job.name: job.build}, size, measure_memory=False,
-                                   rounds=steps, observe=_peak_of_step)
+                                   rounds=steps, observe=_peak_of_step, quiet=True)
     except OutOfMemory:
         return "out of memory", "–"
     peak = max(found.results[job.name].observed)

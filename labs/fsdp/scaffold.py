@@ -1,7 +1,6 @@
 """What a student calls in notebook 04 besides torch: the mesh, a model's linear layers, and the
 ZeRO-3 of notebook 03."""
 
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -38,9 +37,6 @@ def shard_units(select: Callable[[nn.Module], list[nn.Module]], model: nn.Module
     """A strategy: each module of `select(model)` is a unit, the rest of the model is the root's."""
     from torch.distributed.fsdp import fully_shard
 
-    # A unit that is one GPT-2 linear layer returns a view; FSDP2 warns of in-place writes to it,
-    # which would lose its backward hook. GPT-2 makes none.
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module")
     for module in select(model):
         fully_shard(module, mesh=mesh())
     fully_shard(model, mesh=mesh())
@@ -93,8 +89,8 @@ def state_dict_bytes(strategy: Callable) -> dict[str, int]:
     here."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    made = models.gpt2(3, 33, 3, 22).to(devices.device())  # the sizes of the checks' model
-    module, _ = on_ranks.built(strategy, made, torch.optim.AdamW, {})
+    model = models.gpt2(3, 33, 3, 22).to(devices.device())  # the sizes of the checks' model
+    module, _ = on_ranks.built(strategy, model, torch.optim.AdamW, {})
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return {"sharded": _bytes(get_model_state_dict(module)),
             "full": _bytes(get_model_state_dict(module, options=full))}

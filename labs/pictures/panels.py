@@ -61,6 +61,7 @@ def side_by_side(names: Sequence[str], panels: Sequence[Panel], note: str = "") 
     """A row for each name, a column for each Panel; its `data` is title -> Panel."""
     height = 1.45 + ROW * len(names) + (0.25 if note else 0)
     figure, grid = canvas(WIDTH, height, nrows=1, ncols=len(panels), sharey=True, squeeze=False)
+    figure.get_layout_engine().set(wspace=0.05)  # the numbers of two axes must not touch
     axes = grid[0]
     inches = marks.axis_inches(names) / len(panels) - 0.25
     for ax, panel in zip(axes, panels, strict=True):

@@ -41,9 +41,7 @@ def check_checkpoint(save: Callable, load: Callable) -> str:
 
 
 def _build(seed):
-    torch.manual_seed(seed)
-    made = models.gpt2(common.LAYERS, common.HIDDEN, common.HEADS, common.CONTEXT, seed=seed)
-    return strategies.fsdp2(made, torch.optim.AdamW, **common.SETTINGS)
+    return strategies.fsdp2(common.make_model(seed), torch.optim.AdamW, **common.SETTINGS)
 
 
 def _train(module, optimizer, seeds):
@@ -74,7 +72,7 @@ def _train_and_save(save, folder) -> tuple[dict, dict]:
 
 def _check_files(folder):
     sizes = sorted(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    whole = 12 * models.count_trainable(common.model())  # bytes of parameters and two moments, fp32
+    whole = 12 * models.count_trainable(common.make_model())  # bytes of 3 fp32 numbers each
     if not sizes:
         raise Wrong("save wrote nothing into the folder",
                     "torch.distributed.checkpoint.save(state, checkpoint_id=folder)")

@@ -35,11 +35,11 @@ def _train_and_record(strategy) -> float:
 
 def _forwards(strategy) -> list[int]:
     """Returns how often each block runs forward in one step: 1 if any part of it runs only once."""
-    made, counts = common.model(), Counter()
-    parts = [(block.ln_1, block.mlp) for block in models.blocks(made)]  # its first and last part
+    model, counts = common.make_model(), Counter()
+    parts = [(block.ln_1, block.mlp) for block in models.blocks(model)]  # its first and last part
     for part in (part for pair in parts for part in pair):
         part.register_forward_pre_hook(lambda *_, part=part: counts.update([part]))
-    module, _ = common.build(strategy, made)
+    module, _ = common.build(strategy, model)
     module(**common.steps(1)[0].inputs()).loss.backward()
     return [1 if 1 in times else max(times)
             for times in ([counts[part] for part in pair] for pair in parts)]
@@ -63,7 +63,7 @@ def _check_forwards(forwards):
 def _check_memory(activations_: int, without: int):
     # At the peak of backward one block's activations exist, and of the others only the input. One
     # checkpoint around the model also runs every block twice, but brings all blocks back at once.
-    config = common.model().config
+    config = common.make_model().config
     in_blocks = activations.saved(config, batch=2, sequence=common.CONTEXT)["blocks"]
     if without - activations_ < in_blocks / 2:
         raise Wrong(f"rank {dist.get_rank()} still holds {activations_:,} bytes of activations at "

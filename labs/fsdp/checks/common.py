@@ -26,9 +26,9 @@ STEPS = 3
 BYTES = 4  # of an fp32 number
 
 
-def model() -> nn.Module:
+def make_model(seed: int = 0) -> nn.Module:
     """Returns the model that every check trains, with the same numbers on every rank."""
-    return models.gpt2(LAYERS, HIDDEN, HEADS, CONTEXT)
+    return models.gpt2(LAYERS, HIDDEN, HEADS, CONTEXT, seed)
 
 
 def steps(count: int = STEPS) -> list[Step]:
@@ -36,10 +36,10 @@ def steps(count: int = STEPS) -> list[Step]:
     return [Step(batch) for batch in data.lm_batches(count, 2 * dist.get_world_size(), CONTEXT)]
 
 
-def build(strategy: Callable, made, optimizer_class=torch.optim.AdamW, **settings) -> tuple:
-    """Returns the strategy's (module, optimizer) for the model `made`. Raises Wrong where it
-    returned something else."""
-    return on_ranks.built(strategy, made, optimizer_class, settings or SETTINGS)
+def build(strategy: Callable, model, optimizer_class=torch.optim.AdamW, **settings) -> tuple:
+    """Returns the strategy's (module, optimizer). Raises Wrong where it returned something else.
+    model: what the strategy takes, which in exercise 4.6 is a function."""
+    return on_ranks.built(strategy, model, optimizer_class, settings or SETTINGS)
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -60,9 +60,9 @@ def whole_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
             for name, p in named_parameters(module).items()}
 
 
-def make_optimizer(made: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """Returns the reference's optimizer."""
-    return torch.optim.AdamW(made.parameters(), **SETTINGS)
+    return torch.optim.AdamW(model.parameters(), **SETTINGS)
 
 
 _MISTAKES = (
@@ -76,9 +76,9 @@ _MISTAKES = (
 def compare_with_reference(strategy: Callable) -> float:
     """On a rank: trains by the plain loop; returns the largest difference of a parameter from the
     reference's. Raises Wrong with the mistake that explains the numbers."""
-    made = model()
-    reference = Reference(made, make_optimizer)
-    module, optimizer = raise_on_all_ranks(build, strategy, made)
+    model = make_model()
+    reference = Reference(model, make_optimizer)
+    module, optimizer = raise_on_all_ranks(build, strategy, model)
 
     def parameters_of(module):
         raise_on_all_ranks(_check_shapes, module, reference.model)
@@ -117,24 +117,24 @@ class Units:
 
 
 def one_unit_per_block(ranks: int) -> Units:
-    """Returns what FSDP2 makes of `model()` with each block a unit and the rest the root's."""
-    made = model()
-    blocks = models.blocks(made)
+    """Returns what FSDP2 makes of `make_model()` with each block a unit and the rest the root's."""
+    model = make_model()
+    blocks = models.blocks(model)
     in_blocks = {id(p) for block in blocks for p in block.parameters()}
-    rest = [p for p in made.parameters() if id(p) not in in_blocks]
+    rest = [p for p in model.parameters() if id(p) not in in_blocks]
 
     def shard(parameters):
         return sum(padded(tuple(p.shape), ranks) for p in parameters)
 
     return Units(ranks * shard(blocks[0].parameters()), ranks * shard(rest),
-                 BYTES * shard(made.parameters()))
+                 BYTES * shard(model.parameters()))
 
 
 def optimizer_bytes(ranks: int, rank: int) -> int:
-    """Returns the bytes of AdamW's two moments of a rank's shard of `model()`, and of its step
+    """Returns the bytes of AdamW's two moments of a rank's shard of `make_model()`, and of its step
     counters, one for each parameter."""
     return sum(2 * BYTES * owned(tuple(p.shape), rank, ranks) + BYTES
-               for p in model().parameters())
+               for p in make_model().parameters())
 
 
 def record_step(strategy: Callable, tries: int = 2) -> tuple[memory.Report, list[CollectiveCall]]:
@@ -147,7 +147,7 @@ def record_step(strategy: Callable, tries: int = 2) -> tuple[memory.Report, list
     own = [step.inputs() for step in steps()]
 
     def rebuild():
-        pair[:] = build(strategy, model())
+        pair[:] = build(strategy, make_model())
         return pair
 
     for _ in range(tries):

@@ -24,10 +24,10 @@ def check_mixed(strategy: Callable) -> str:
 
 
 def _train_and_record(strategy):
-    made = common.model()
-    computed = _record_types(made)
-    reference = Reference(common.model(), common.make_optimizer)
-    module, optimizer = raise_on_all_ranks(common.build, strategy, made)
+    model = common.make_model()
+    computed = _record_types(model)
+    reference = Reference(common.make_model(), common.make_optimizer)
+    module, optimizer = raise_on_all_ranks(common.build, strategy, model)
     losses = []
     for step in common.steps():
         loss = module(**step.inputs()).loss
@@ -43,14 +43,14 @@ def _train_and_record(strategy):
     raise_on_all_ranks(_check_losses, losses)
 
 
-def _record_types(made) -> dict[str, torch.dtype]:
+def _record_types(model) -> dict[str, torch.dtype]:
     """Returns a dictionary that each forward fills: unit -> type of the parameters it computes
     with. The hook runs inside the unit, after FSDP has gathered and cast."""
     computed = {}
-    for number, block in enumerate(models.blocks(made)):
+    for number, block in enumerate(models.blocks(model)):
         block.mlp.c_fc.register_forward_pre_hook(
             lambda layer, _, n=number: computed.update({f"block {n}": layer.weight.dtype}))
-    made.transformer.ln_f.register_forward_pre_hook(
+    model.transformer.ln_f.register_forward_pre_hook(
         lambda layer, _: computed.update({"the root": layer.weight.dtype}))
     return computed
 

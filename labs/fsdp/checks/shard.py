@@ -48,7 +48,7 @@ def check_collectives(calls: list[CollectiveCall], want: Units) -> None:
         raise Wrong(f"{rank}: {other[0]} carries {moved:,} elements per step; fully sharded "
                     "training needs only all-gather and reduce-scatter",
                     "An all-reduce leaves whole gradients on every rank: that is DDP.")
-    # One reduce-scatter per unit, of its size: tells the wrapping, whatever the modules are called.
+    # One reduce-scatter per unit, of its size: shows the units, whatever their classes are.
     blocks = common.LAYERS
     reduced = sorted(c.elements for c in calls if c.kind == "reduce_scatter")
     if reduced != sorted([want.block] * blocks + [want.root]):

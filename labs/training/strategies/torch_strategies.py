@@ -64,16 +64,18 @@ def fsdp2(model, optimizer_class, reshard: bool = True, mp_policy=None, **kwargs
 fsdp2_no_reshard = functools.partial(fsdp2, reshard=False)
 
 
-def fsdp1(model, optimizer_class, reshard: bool = True, **kwargs):
-    """FSDP1, the deprecated FullyShardedDataParallel; units and reshard as in `fsdp2`."""
-    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+def fsdp1(model, optimizer_class, options: dict | None = None, **kwargs):
+    """FSDP1, the deprecated FullyShardedDataParallel; units and resharding as in `fsdp2`.
+
+    options: of FullyShardedDataParallel, in addition to these or instead of them.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    chosen = ShardingStrategy.FULL_SHARD if reshard else ShardingStrategy.SHARD_GRAD_OP
+    policy = ModuleWrapPolicy({type(block) for block in blocks(model)})
+    chosen = {"auto_wrap_policy": policy, "use_orig_params": True,
+              "device_id": devices.device()}  # without it FSDP1 on a CPU fails: it wants a GPU
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # FSDP1's deprecation
-        module = FullyShardedDataParallel(
-            model, auto_wrap_policy=ModuleWrapPolicy({type(block) for block in blocks(model)}),
-            sharding_strategy=chosen, use_orig_params=True,
-            device_id=devices.device())  # without it FSDP1 on a CPU fails: it wants a GPU
+        module = FullyShardedDataParallel(model, **{**chosen, **(options or {})})
     return module, optimizer_class(module.parameters(), **kwargs)
