@@ -80,7 +80,7 @@ def load(path) -> Trace:
     return builder.trace(header.get("distributedInfo", {}), str(path))
 
 
-def read_events(path, header: dict = None) -> Iterator[dict]:
+def read_events(path, header: dict | None = None) -> Iterator[dict]:
     """Yields the events of a trace file as dictionaries, in the file's order.
 
     header, if given, receives "distributedInfo" (rank, world size, backend), which stands before
@@ -151,8 +151,7 @@ def _cut_off(name, number, rest, at_end) -> TraceError:
 
 
 def kind_of(name: str) -> str:
-    """Returns all_gather, reduce_scatter or all_reduce for the name that any layer gives to such a
-    collective, and "" for other names."""
+    """Returns the one of KINDS that a name means, in any layer's spelling; "" if it means none."""
     letters = re.sub("[^a-z]", "", name.lower())
     return next((kind for kind in KINDS if kind.replace("_", "") in letters), "")
 

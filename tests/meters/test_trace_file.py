@@ -239,6 +239,19 @@ def test_a_made_nccl_trace_is_read_as_a_recorded_gloo_one(tmp_path):
     assert len(trace.item_calls) == 1
 
 
+def test_ranks_that_share_a_gpu_communicate_by_gloo_and_compute_in_kernels(tmp_path):
+    path = written(tmp_path, [
+        operation("labs::step", 0, 1000, category="user_annotation"),
+        operation("c10d::allreduce_", 10, 30),
+        operation("aten::mm", 50, 10),
+        operation("sm90_xmma_gemm_bf16", 200, 400, thread=7, category="kernel", stream=7),
+        operation("gloo:all_reduce", 100, 200, thread=3, category="user_annotation")])
+    trace = trace_file.load(path)
+    assert (trace.backend, len(trace.of("all_reduce"))) == ("gloo", 1)
+    assert trace.compute == ((pytest.approx(200e-6), pytest.approx(600e-6)),)
+    assert trace.exposed_seconds == pytest.approx(100e-6)
+
+
 @pytest.mark.parametrize("name, kind", [
     ("gloo:all_gather", "all_gather"), ("c10d::_allgather_base_", "all_gather"),
     ("c10d::reduce_scatter_tensor_coalesced_", "reduce_scatter"), ("allreduce", "all_reduce"),

@@ -124,17 +124,9 @@ def _is_item_call(call, run, healthy) -> bool:
     return False
 
 
-def _is_count(count, run, healthy) -> bool:
-    return _integer(count) in {len(trace.of("all_gather")) for trace in run}
-
-
 def _is_largest(one, run, healthy) -> bool:
     return any(one == other and one.bytes == max(c.bytes for c in trace.collectives)
                for trace in run for other in trace.collectives)
-
-
-def _is_late(unit, run, healthy) -> bool:
-    return any(unit in trace_units.late_units(trace) for trace in run)
 
 
 def _is_slow_loading(label, run, healthy) -> bool:
@@ -143,15 +135,17 @@ def _is_slow_loading(label, run, healthy) -> bool:
                for one in trace.labelled("enumerate(DataLoader)"))
 
 
-def _is_slow_rank(number, run, healthy) -> bool:
-    return _integer(number) == run.config.slow_rank
-
-
 def _integer(value):
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 _IS_EVIDENCE = {
-    "nothing": lambda evidence, run, healthy: evidence is None, "item": _is_item_call,
-    "tiny units": _is_count, "one huge unit": _is_largest, "no prefetch": _is_late,
-    "slow data loader": _is_slow_loading, "slow rank": _is_slow_rank}
+    "nothing": lambda evidence, run, healthy: evidence is None,
+    "item": _is_item_call,
+    "tiny units": lambda count, run, healthy: _integer(count) in {
+        len(trace.of("all_gather")) for trace in run},
+    "one huge unit": _is_largest,
+    "no prefetch": lambda unit, run, healthy: any(
+        unit in trace_units.late_units(trace) for trace in run),
+    "slow data loader": _is_slow_loading,
+    "slow rank": lambda rank, run, healthy: _integer(rank) == run.config.slow_rank}
