@@ -12,7 +12,7 @@ import labs.fsdp as lab
 from labs import launch
 from labs.exercises.comparison import compare, model_of
 from labs.exercises.verdicts import Verdict
-from labs.fsdp import charts, fsdp1, memory_limits, node, precision, scaffold
+from labs.fsdp import charts, fsdp1, memory_limits, node, scaffold
 from labs.fsdp.checks.cost import collectives
 from labs.fsdp.memory_limits import FORMULAS, LargestModel, ProcessOverhead
 from labs.training import models
@@ -172,7 +172,7 @@ def test_an_unfilled_exercise_makes_every_picture_wait(capsys):
     (charts, lambda: lab.compare_wrappings({"each block": lab.blocks}, SMALL), "Wrappings"),
     (fsdp1, lab.fsdp1_names, "FSDP1's names"),
     (fsdp1, lambda: lab.fsdp1_wrap_policies(SMALL), "FSDP1's wrapping policies"),
-    (precision, lab.count_underflow, "Underflow"),
+    (scaffold, lab.count_underflow, "Underflow"),
     (node, lab.billion_parameters, "A billion parameters")])
 def test_a_picture_of_no_exercise_is_called_by_its_title(module, draw, title, monkeypatch, capsys):
     """Where its ranks fail it blames no exercise, because no exercise's code was drawn."""

@@ -74,6 +74,14 @@ def test_labs_itself_imports_nothing_from_labs_before_a_name_is_used():
     assert modules == ["typing", "labs.lazy_exports"]
 
 
+@pytest.mark.parametrize("package", NOTEBOOKS)
+def test_each_notebooks_package_has_the_same_rooms(package):
+    found = {path.stem for path in (LABS / package).iterdir() if path.name != "__pycache__"}
+    assert {"__init__", "scaffold", "checks", "charts"} <= found
+    own = found - {"__init__", "scaffold", "checks", "charts"}
+    assert len(own) <= 3, f"more than three modules of its own topic: {sorted(own)}"
+
+
 def rooms_in_map(text: str) -> set[str]:
     """The folders that the map of a page names below labs/: lines '      workers/   what it is'."""
     labs = re.search(r"^    labs/.*\n((?:^      .*\n)+)", text, re.MULTILINE)

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from labs.fsdp.fsdp1 import fsdp1_names, fsdp1_wrap_policies
     from labs.fsdp.memory_limits import largest_model
     from labs.fsdp.node import billion_parameters
-    from labs.fsdp.precision import count_underflow
-    from labs.fsdp.scaffold import linears, mesh, your_zero3
+    from labs.fsdp.scaffold import count_underflow, linears, mesh, your_zero3
     from labs.training.models import blocks
     from labs.training.presets import preset
     from labs.training.strategies import ddp
