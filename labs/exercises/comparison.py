@@ -98,8 +98,11 @@ class Comparison:
     def _words(self, name) -> str:
         found = self.results[name]
         words = [] if found.report is None else [
+            f"{found.report.phases['backward'].total / 1e6:.1f} MB after backward",
             f"{found.report.step_peak.total / 1e6:.1f} MB at the peak of a step"]
-        words += [f"{number} {kind}" for kind, number in found.kinds.items()]
+        if found.calls:
+            calls = ", ".join(f"{number} {kind}" for kind, number in found.kinds.items())
+            words.append(f"sends {self.travels(name):.3g}Ψ in {calls}")
         words += [f"{self.tokens_per_second(name):,.0f} tokens/s"] if found.rounds else []
         return ", ".join(words) or "no collective"
 

@@ -178,7 +178,7 @@ def train_beside_reference(module: nn.Module, optimizer, references: Sequence[Re
     None where they cannot be read. judge_gradients(reference, number): called after backward, with
     the number of the step; raises Wrong, or returns the largest difference. schedule: the
     optimizer's, stepped after each step. during: a context manager for forward and backward.
-    tolerance: of a parameter, absolute below 1 and relative above.
+    tolerance: of a parameter and of a loss, absolute below 1 and relative above.
     """
     difference = 0.0
     for number, step in enumerate(steps):
@@ -188,7 +188,7 @@ def train_beside_reference(module: nn.Module, optimizer, references: Sequence[Re
             for _ in range(step.parts):  # gradients must add up
                 loss = module(**step.inputs()).loss
                 (loss / step.parts).backward()
-        raise_on_all_ranks(_judge_loss, loss.item(), references, number, hints)
+        raise_on_all_ranks(_judge_loss, loss.item(), references, number, hints, tolerance)
         if judge_gradients:
             difference = max(difference, raise_on_all_ranks(judge_gradients, references[0], number))
         optimizer.step()
@@ -202,11 +202,12 @@ def train_beside_reference(module: nn.Module, optimizer, references: Sequence[Re
     return difference
 
 
-def _judge_loss(loss, references, number, hints):
+def _judge_loss(loss, references, number, hints, tolerance):
     # a forward with stale or partly gathered parameters shows in the loss before any update does
     rank = dist.get_rank()
     want = [reference.losses[rank] for reference in references]
-    if min(abs(loss - w) for w in want) <= 10 * TOLERANCE * max(1.0, abs(want[0])):
+    most = min(tolerance, 10 * TOLERANCE)  # a loss is a mean: rounding shows less than in a weight
+    if min(abs(loss - w) for w in want) <= most * max(1.0, abs(want[0])):
         return
     when = f"after {counted(number, 'step')}" if number else "before the first step"
     raise Wrong(f"rank {rank}, {when}: the loss is {loss:.4f}, the reference's is {want[0]:.4f}",
