@@ -226,6 +226,14 @@ def test_one_gpu_runs_one_rank_alone_and_says_what_that_is_not(monkeypatch, caps
     assert name == "FSDP" and float(measured) >= 0 and rate == "–"
 
 
+@pytest.mark.parametrize("job", node.jobs(), ids=lambda job: job.name)
+def test_several_ranks_train_every_job_and_time_it(job, monkeypatch):
+    """On CPU ranks, where the peak of a GPU cannot be read."""
+    monkeypatch.setattr(node, "_peak_of_step", lambda module, optimizer, batch: 5e9)
+    peak, rate = node._measure(job, replace(small_node(2), layers=2, context=32), steps=1)
+    assert peak == "5.0" and float(rate.replace(",", "")) > 0
+
+
 @pytest.mark.gpu
 def test_a_rank_alone_on_a_gpu_holds_what_is_predicted():
     size = replace(node.billion(8), layers=4, hidden=512, heads=8)
