@@ -105,7 +105,7 @@ def _compared(guess, held) -> str:
     """Which rank holds the number that was guessed."""
     number = guessed(guess)
     if number is None:
-        return f"no guess yet for exercise {guess}"
+        return "no guess yet: put a number in place of ... above"
     ranks = [str(rank) for rank, numbers in enumerate(held) if number in numbers]
     found = f"rank {', '.join(ranks)} holds it" if ranks else "no rank holds it"
     return f"your guess: {collectives.digits(number)}; {found}"
