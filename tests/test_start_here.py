@@ -119,7 +119,8 @@ def test_ring_traffic_is_counted_on_real_ranks(notebook):
 
 
 @pytest.mark.parametrize("guess, words", [
-    (222, "rank 1 holds it"), (22, "no rank holds it"), (..., "no guess yet: put a number in place of ... above")])
+    (222, "rank 1 holds it"), (22, "no rank holds it"),
+    (..., "no guess yet: put a number in place of ... above")])
 def test_guess_of_what_a_rank_holds(notebook, guess, words):
     labs.guess("0.2", "a sum", guess)
     picture = lab.who_holds_what(notebook["reduce_scatter"], ranks=3, guess="0.2")
