@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 
@@ -152,6 +153,38 @@ def test_requires_python_is_read_as_packaging_reads_it(clause):
 def test_no_list_names_a_host_or_an_index(name):
     text = (ROOT / name).read_text()
     assert not re.search(r"https?:|file:|://|index-url|find-links|\.(com|org|io)\b", text)
+
+
+@pytest.fixture
+def lock(monkeypatch):
+    """scripts/lock as a module, in an environment of three packages."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    loader = SourceFileLoader("lock_script", str(SCRIPTS / "lock"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("lock_script", loader))
+    loader.exec_module(module)
+    monkeypatch.setattr(module, "installed", lambda python: [
+        ("appnope", "1.0.0", ""), ("soupsieve", "2.10", ">= 3.10, <4"),
+        ("torch", "2.13.0+cpu", "")])
+    return module
+
+
+def test_the_lock_has_public_versions_markers_and_the_python_of_each_package(lock):
+    assert list(lock.lock_lines("python", {"appnope": 'platform_system == "Darwin"'})) == [
+        'appnope==1.0.0 ; platform_system == "Darwin"', "soupsieve==2.10  # python <4,>=3.10",
+        "torch==2.13.0"]
+
+
+def test_a_package_that_the_oldest_python_cannot_run_gets_into_no_lock(lock, monkeypatch):
+    monkeypatch.setattr(lock, "installed", lambda python: [("soupsieve", "4.1.1", ">=3.11.5")])
+    with pytest.raises(SystemExit, match="soupsieve 4.1.1 needs Python >=3.11.5, and .* 3.11.0"):
+        list(lock.lock_lines("python", {}))
+
+
+def test_pins_that_are_kept_run_on_the_oldest_python_and_leave_torch_free(lock, tmp_path):
+    (tmp_path / "requirements.lock").write_text(
+        "six==1.17.0  # python >=2.7\nsoupsieve==4.1.1  # python >=3.11.5\ntorch==2.13.0\n")
+    lock.ROOT = tmp_path
+    assert lock.pins_to_keep() == ["six==1.17.0"]
 
 
 # ---- the sentences
