@@ -41,7 +41,8 @@ FAILURES = [
     (("",), "Installing {what} failed: see what pip says, and run this again"),
 ]
 ERROR_LINE = re.compile(r"\bERROR: (.+)")  # pip's log puts a time before it
-VERSION_LIST = re.compile(r" \(from versions: [^)]*\)")  # dozens, and no reason
+# Dozens of versions, and before the line that says the same in short.
+NO_REASON = re.compile(r"(Could not find a version|Ignored the following versions)")
 QUOTED = 2  # the last errors of pip that a sentence quotes
 LONGEST_QUOTE = 200  # characters
 
@@ -65,13 +66,22 @@ def pip_errors(log):
     """Return the last different ERROR lines of pip's log, shortened, without their full stops."""
     errors = []
     for line in ERROR_LINE.findall(log):
-        line = VERSION_LIST.sub("", line).strip().rstrip(".")
+        line = with_required_python(line.strip().rstrip("."), log)
         if len(line) > LONGEST_QUOTE:
             line = line[:LONGEST_QUOTE] + " ..."
-        if line in errors:  # without a terminal the log holds what pip printed, too
-            errors.remove(line)
-        errors.append(line)
+        if not NO_REASON.match(line) and line not in errors:  # pip may print what it logs, too
+            errors.append(line)
     return errors[-QUOTED:]
+
+
+def with_required_python(line, log):
+    """Return an error line on a missing version with the Python that this version needs, if known.
+
+    pip lists all versions for other Pythons in a line of its own: '4.1.1 Requires-Python >=3.11.5'.
+    """
+    pin = re.match(r"No matching distribution found for \S+==(\S+)$", line)
+    needs = pin and re.search(rf"[:;] {re.escape(pin[1])} Requires-Python ([^;\n]+)", log)
+    return f"{line} (Requires-Python {needs[1].strip()})" if needs else line
 
 
 def venv_failed(python, last_line):

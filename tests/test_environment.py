@@ -287,14 +287,20 @@ def test_a_failed_pip_is_explained(log, start):
 
 def test_the_reason_that_pip_gives_is_in_the_sentence():
     log = ("2026-11-21T17:00:00,001 ERROR: Ignored the following versions that require a different "
-           "python version: 4.1.1 Requires-Python >=3.11.5\n"
+           "python version: 3.0.2 Requires-Python >=3.11.4; 4.1.1 Requires-Python >=3.11.5; "
+           "4.1.2 Requires-Python >=3.11.6\n"
            "2026-11-21T17:00:00,002 ERROR: Could not find a version that satisfies the requirement "
            "soupsieve==4.1.1 (from versions: 0, 0.1, 2.10)\n"
            "2026-11-21T17:00:00,003 ERROR: No matching distribution found for soupsieve==4.1.1\n"
            "ERROR: No matching distribution found for soupsieve==4.1.1\n")
     said = errors.why_pip_failed(log, "the locked packages", "3.11")
-    assert said.endswith('pip says: "Could not find a version that satisfies the requirement '
-                         'soupsieve==4.1.1"; "No matching distribution found for soupsieve==4.1.1"')
+    assert said.endswith('pip says: "No matching distribution found for soupsieve==4.1.1 '
+                         '(Requires-Python >=3.11.5)"')
+
+
+def test_two_reasons_of_pip_are_quoted_in_order_and_once():
+    log = "1 ERROR: one.\nERROR: two\n2 ERROR: two\nERROR: three"
+    assert errors.why_pip_failed(log, "torch", "3.11").endswith('pip says: "two"; "three"')
 
 
 def test_a_long_reason_is_shortened():
