@@ -130,7 +130,7 @@ def peak_alone(job: Job, size: Preset) -> int:
 
 def _build(job, size) -> tuple:
     module, optimizer = comparison.build(job.build, size)
-    ddp.answer(module)
+    ddp.complete_all_reduces(module)
     return module, optimizer
 
 

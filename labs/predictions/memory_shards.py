@@ -1,8 +1,8 @@
-"""How parameters are divided among ranks: FSDP2's padded shards, ZeRO's even ones, DDP's buckets.
+"""How parameters are divided among ranks under FSDP2: in padded shards.
 
 Sources: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py (each parameter is cut along its
 first dimension by torch.chunk; every rank's piece is padded to the first one's size, because
-all-gather wants equal inputs), _fsdp_collectives.py; nn/parallel/distributed.py (buckets).
+all-gather wants equal inputs), _fsdp_collectives.py.
 """
 
 from math import ceil, prod
@@ -26,35 +26,15 @@ def padded(size: tuple, ranks: int) -> int:
     return ceil(size[0] / ranks) * prod(size[1:])
 
 
-def zero_share(parameters: int, rank: int, ranks: int) -> int:
-    """Elements that `rank` owns where a flat list of all parameters is cut into N pieces of
-    ceil(Ψ/N); the last piece is what is left."""
-    _check(rank, ranks)
-    each = ceil(parameters / ranks)
-    return max(0, min(each, parameters - rank * each))
-
-
-def buckets(sizes: list, cap: float, first: float) -> list:
-    """Bytes of DDP's buckets, in the order they leave: gradients from last to first, each bucket
-    closed as soon as it reaches its cap (`first` for the first one: 1 MiB in torch)."""
-    filled, limit = [0], first
-    for size in reversed(sizes):
-        if filled[-1] >= limit:
-            filled.append(0)
-            limit = cap
-        filled[-1] += size
-    return filled
-
-
-def fsdp_units(units: dict, wrap: str = "blocks") -> dict:
-    """FSDP unit -> list of parameter shapes. wrap "blocks": each block is a unit, the root holds
-    embeddings, final norm and head; "model": the root holds everything."""
+def fsdp_units(tensors: list[tuple], wrap: str = "blocks") -> dict[int | str, list[tuple]]:
+    """FSDP unit -> shapes of its parameters, from [(block or None, shape)]. wrap "blocks": each
+    block is a unit, the root holds embeddings, final norm and head; "model": the root holds all."""
     if wrap not in ("blocks", "model"):
         raise ValueError(f"no wrapping {wrap!r}: choose 'blocks' or 'model'")
     found = {"root": []}
-    for name, sizes in units.items():
-        unit = name if wrap == "blocks" and name.startswith("block") else "root"
-        found.setdefault(unit, []).extend(sizes.values())
+    for block, shape in tensors:
+        unit = block if wrap == "blocks" and block is not None else "root"
+        found.setdefault(unit, []).append(shape)
     return found
 
 

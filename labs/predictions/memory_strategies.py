@@ -1,4 +1,4 @@
-"""What a parallel strategy adds to the tape: buckets, shards, gathered parameters.
+"""What a parallel strategy adds to a recorded step: buckets, shards, gathered parameters.
 
 Sources: torch 2.13, nn/parallel/distributed.py and csrc/distributed/c10d/reducer.cpp (buckets are
 allocated when DDP is built and stay); distributed/fsdp/_fully_shard/_fsdp_param_group.py
@@ -7,37 +7,44 @@ allocated when DDP is built and stay); distributed/fsdp/_fully_shard/_fsdp_param
 
 from math import ceil, prod
 
+from labs.predictions.allocation_log import AllocationLog
+from labs.predictions.memory_recipes import Recipe
 from labs.predictions.memory_shards import fsdp_units, owned, padded
-from labs.predictions.parameters import buffer_bytes, units
+from labs.predictions.scaled_step import Step
 
 
 class Plain:
-    """One rank, or as much of a rank as any strategy has: everything whole."""
+    """One rank, or as much of a rank as any strategy has: everything whole.
 
-    def __init__(self, tape, shape, recipe, ranks=1, rank=0):
-        self.tape, self.shape, self.recipe = tape, shape, recipe
+    gradient_bytes: of an element as autograd makes it; gradients_stay: whether they are kept in
+    `.grad`, or freed as soon as they are copied somewhere else.
+    """
+
+    gradients_stay = True
+
+    def __init__(self, log: AllocationLog, step: Step, recipe: Recipe, ranks: int = 1,
+                 rank: int = 0):
+        self.log, self.step, self.recipe = log, step, recipe
         self.ranks, self.rank = ranks, rank
-        self.tensors = [size for unit in units(shape).values() for size in unit.values()]
-        self.elements = sum(map(prod, self.tensors))
-        tape.gradient = self.gradient
+        self.sizes = [prod(shape) for _, shape in step.tensors]
+        self.elements = sum(self.sizes)
+        self.gradient_bytes = recipe.gradients
 
     @property
-    def owned(self) -> list:
+    def owned(self) -> list[int]:
         """Elements of each tensor that this rank's optimizer updates."""
-        return [prod(size) for size in self.tensors]
+        return self.sizes
 
     def build(self):
-        self.tape.add(parameters=self.elements * self.recipe.parameters + buffer_bytes(self.shape))
-
-    def gradient(self, elements):
-        self.tape.add(gradients=elements * self.recipe.gradients)
+        """Allocates what is there before the first step."""
+        self.log.add(parameters=self.elements * self.recipe.parameters + self.step.buffers)
 
     def optimizer_state(self) -> float:
-        """Bytes; AdamW counts its steps in one fp32 number per tensor, on the CPU."""
+        """Bytes of moments and master weights."""
         return sum(self.owned) * self.recipe.optimizer_state
 
     def before_forward(self, unit):
-        """A unit is about to run: "root" is the whole model."""
+        """A unit is about to run: a block's index, or "root", the whole model."""
 
     def after_forward(self, unit):
         """A unit has run."""
@@ -46,10 +53,7 @@ class Plain:
         """A unit's backward begins."""
 
     def after_backward(self, unit):
-        """A unit's gradients are all there."""
-
-    def finish(self):
-        """Backward is over."""
+        """A unit's gradients are all there; the root's, when backward is over."""
 
 
 class DDP(Plain):
@@ -60,43 +64,34 @@ class DDP(Plain):
 
     def build(self):
         super().build()
+        self.gradients_stay = not self.bucket_view
         category = "gradients" if self.bucket_view else "buffers"
-        self.tape.add(**{category: self.elements * self.recipe.gradients})
-
-    def gradient(self, elements):
-        if not self.bucket_view:
-            return super().gradient(elements)
-        self.tape.temporary(elements * self.recipe.gradients, "gradients")
+        self.log.add(**{category: self.elements * self.recipe.gradients})
 
 
 class ZeRO1(DDP):
     """DDP with the optimizer state divided among the ranks."""
 
     @property
-    def owned(self) -> list:
-        return [ceil(prod(size) / self.ranks) for size in self.tensors]
+    def owned(self) -> list[int]:
+        return [ceil(size / self.ranks) for size in self.sizes]
 
 
 class ZeRO2(ZeRO1):
-    """Gradients too are divided: a unit's are reduced as soon as they are there, then freed."""
+    """Gradients too are divided: those that are there when a unit's backward ends are reduced in a
+    bucket, then freed."""
 
     def build(self):
         Plain.build(self)
-        self.waiting = 0
-
-    def gradient(self, elements):
-        self.waiting += elements
-        Plain.gradient(self, elements)
+        self._kept = 0
 
     def after_backward(self, unit):
-        size, self.waiting = self.waiting * self.recipe.gradients, 0
-        self.tape.make("buffers", bucket=size)
-        self.tape.add(gradients=-size)
-        self.tape.add(gradients=size / self.ranks)
-        self.tape.free("bucket")
-
-    def finish(self):
-        self.after_backward("root")
+        size = self.log.held("gradients") - self._kept
+        self._kept += size / self.ranks
+        self.log.allocate("bucket", size)
+        self.log.add(gradients=-size)
+        self.log.add(gradients=size / self.ranks)
+        self.log.free("bucket")
 
 
 class FSDP(Plain):
@@ -114,74 +109,71 @@ class FSDP(Plain):
     wrap = "blocks"
     flat = False  # FSDP1 gathers straight into its flat parameter: no copy
 
-    def __init__(self, *args, **more):
-        super().__init__(*args, **more)
-        self.units = fsdp_units(units(self.shape), self.wrap)
-        self.padded = {unit: sum(padded(size, self.ranks) for size in sizes)
-                       for unit, sizes in self.units.items()}
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.units = fsdp_units(self.step.tensors, self.wrap)
+        self.padded = {unit: sum(padded(shape, self.ranks) for shape in shapes)
+                       for unit, shapes in self.units.items()}
         self.order = [unit for unit in self.units if unit != "root"] + ["root"]
-        self.forward = True
+        self.gradient_bytes = self.recipe.compute
+        self._gathered = set()
 
     @property
-    def owned(self) -> list:
-        return [owned(size, self.rank, self.ranks) for size in self.tensors]
+    def owned(self) -> list[int]:
+        return [owned(shape, self.rank, self.ranks) for _, shape in self.step.tensors]
 
     def build(self):
-        self.tape.add(parameters=sum(self.padded.values()) * self.recipe.parameters
-                      + buffer_bytes(self.shape))
+        self.log.add(parameters=sum(self.padded.values()) * self.recipe.parameters
+                     + self.step.buffers)
 
     def _whole(self, unit) -> float:
         return self.padded[unit] * self.ranks * self.recipe.compute
 
-    def gradient(self, elements):
-        self.tape.add(gradients=elements * self.recipe.compute)
-
     def _gather(self, unit):
         """All-gather's output; in mixed precision from a copy in fewer bytes."""
-        if (unit, "gathered") in self.tape.live or (unit, "whole") in self.tape.live:
+        if unit in self._gathered or self.log.holds((unit, "whole")):
             return
         if self.recipe.mixed:
-            self.tape.make("buffers", low=self.padded[unit] * self.recipe.compute)
-        self.tape.make("buffers", **{"g": self._whole(unit)})
-        self.tape.rename("g", (unit, "gathered"))
+            self.log.allocate("low", self.padded[unit] * self.recipe.compute)
+        self.log.allocate((unit, "gathered"), self._whole(unit))
+        self._gathered.add(unit)
         self._copied(self._whole(unit))
-        if self.recipe.mixed:
-            self.tape.free("low")
+        self.log.free("low")
 
     def _copied(self, size):
         if self.copies:
-            self.tape.temporary(size, "buffers")
+            self.log.temporary(size)
 
     def _copy_out(self, unit):
-        if (unit, "gathered") not in self.tape.live or (unit, "whole") in self.tape.live:
+        if unit not in self._gathered or self.log.holds((unit, "whole")):
             return
         if self.flat:
-            return self.tape.rename((unit, "gathered"), (unit, "whole"))
-        self.tape.make("buffers", w=self._whole(unit))
-        self.tape.rename("w", (unit, "whole"))
+            self._drop_gathered(unit)
+        self.log.allocate((unit, "whole"), self._whole(unit))
+
+    def _drop_gathered(self, *units):
+        self.log.free(*((unit, "gathered") for unit in units))
+        self._gathered.difference_update(units)
 
     def before_forward(self, unit):
         if unit not in self.units:
             return
         self._gather(unit)
-        for other in self.order:
-            if other != unit:
-                self.tape.drop((other, "gathered"))
+        self._drop_gathered(*(self._gathered - {unit}))
         self._copy_out(unit)
 
     def after_forward(self, unit):
         if unit == "root":
-            for other in self.order:
-                self.tape.drop((other, "gathered"))
+            self._drop_gathered(*self._gathered)
         elif unit in self.units and self.reshard:
-            self.tape.drop((unit, "whole"))
+            self.log.free((unit, "whole"))
 
     def before_backward(self, unit):
         if unit not in self.units:
             return
         self._gather(unit)
         self._copy_out(unit)
-        self.tape.drop((unit, "gathered"))
+        self._drop_gathered(unit)
         place = self.order.index(unit)
         if place > 0:
             self._gather(self.order[place - 1])
@@ -190,18 +182,15 @@ class FSDP(Plain):
         if unit not in self.units:
             return
         reduced = self.padded[unit] * self.recipe.gradients
-        self.tape.drop((unit, "whole"))
-        self.tape.drop("reducing")
-        self.tape.make("buffers", reducing=reduced * self.ranks)
-        made = [prod(size) * self.recipe.compute for size in self.units[unit]]
-        self.tape.add(gradients=-sum(made[:-1]))
-        self.tape.add(gradients=reduced)
+        self.log.free((unit, "whole"), "reducing")
+        self.log.allocate("reducing", reduced * self.ranks)
+        made = [prod(shape) * self.recipe.compute for shape in self.units[unit]]
+        self.log.add(gradients=-sum(made[:-1]))
+        self.log.add(gradients=reduced)
         self._copied(reduced * self.ranks)
-        self.tape.add(gradients=-made[-1])  # foreach_reduce's loop variable held the last one
-
-    def finish(self):
-        self.after_backward("root")
-        self.tape.free("reducing")
+        self.log.add(gradients=-made[-1])  # foreach_reduce's loop variable held the last one
+        if unit == "root":
+            self.log.free("reducing")
 
 
 STRATEGIES = {"plain": Plain, "ddp": DDP, "zero1": ZeRO1, "zero2": ZeRO2, "zero3": FSDP,

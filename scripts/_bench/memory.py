@@ -22,8 +22,8 @@ Compared, for every method alike: torch.cuda.max_memory_allocated of the second 
 one GPU; of 8 ranks the other 7 are not there. Off: (predicted - measured) / measured."""
 
 
-def predicted_by_formula(case, device) -> int:
-    """The closed form's peak."""
+def predicted_by_recording(case, device) -> int:
+    """The peak of a recorded step, scaled to this case."""
     workspace = _workspace() if device == "cuda" else 0
     return workspace + predict(
         case.config, batch=case.batch, sequence=case.sequence, ranks=case.ranks,
@@ -48,7 +48,7 @@ def predicted_by_dry_run(case, device) -> int:
 
 METHODS = {
     "dry run": (predicted_by_dry_run, "the step of any job"),
-    "closed form": (predicted_by_formula, "the step of a GPT-2, Llama or Qwen2"),
+    "recording": (predicted_by_recording, "the step of any decoder, scaled from other sizes"),
     "MemTracker": (memory_peers.mem_tracker, "the step, as the dispatcher sees it; not FSDP2"),
     "FSDPMemTracker": (memory_peers.fsdp_mem_tracker, "the same under FSDP2 only"),
     "DeepSpeed": (memory_peers.deepspeed, "a GPU's model states, 16-bit and fp32, under ZeRO-2 "
@@ -58,7 +58,7 @@ METHODS = {
     "accelerate": (memory_peers.accelerate,
                    "parameters, gradients and Adam of one rank; no activations"),
 }
-OURS = ("dry run", "closed form")
+OURS = ("dry run", "recording")
 
 
 def run(arguments) -> dict:

@@ -62,7 +62,7 @@ def _step_on_gpu(case) -> int:
     with fake_ranks(job):
         mesh = init_device_mesh("cuda", (job.ranks,)) if job.strategy == "fsdp2" else None
         module, optimizer = jobs.wrap(job, jobs.build(job), mesh)
-        ddp.answer(module)
+        ddp.complete_all_reduces(module)
         data = jobs.batch(job, None)
         for _ in range(2):
             torch.cuda.reset_peak_memory_stats()

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
 import labs
-from labs.predictions.dryrun import dry_run, jobs, layers
+from labs.predictions.dryrun import ddp, dry_run, jobs, layers
 from labs.predictions.dryrun.tracker import Tracker
 
 SMALL = {"vocab_size": 256, "bos_token_id": None, "eos_token_id": None}
@@ -251,3 +251,8 @@ def test_70b_on_1024_ranks():
 
 def test_few_layers_come_before_the_short_cut():
     assert predicted(config("gpt2", layers.SIZES[-1])).traced == layers.SIZES[-1]
+
+
+def test_a_bucket_closes_when_it_reaches_its_limit():
+    mib = 2**20
+    assert ddp.bucket_sizes([mib // 2, mib, 3, 9, 4], cap=10) == [mib * 3 // 2, 12, 4]

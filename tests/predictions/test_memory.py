@@ -7,7 +7,7 @@ from measured_memory import gpt2, llama, phases_of_fsdp, phases_of_plain, qwen2
 
 from labs.predictions.dryrun import dry_run
 from labs.predictions.memory import PHASES, predict
-from labs.predictions.memory_shards import buckets, owned, padded, zero_share
+from labs.predictions.memory_shards import owned, padded
 from labs.predictions.parameters import count
 
 SMALL = dict(layers=3, vocabulary=512)
@@ -117,7 +117,10 @@ def test_selective_saves_the_scores():
                              for kind in ("none", "selective", "full"))
     assert none > selective > full
     fused = predict(config, batch=4, sequence=128)["forward"].activations
-    assert selective == pytest.approx(fused, rel=0.01)  # what fused attention does anyway
+    # Checkpointed attention keeps its inputs, the mask among them, and a generator's state for each
+    # block; fused attention keeps one fp32 number for each query in their place.
+    mask, states, per_query = 4 * 128**2 * 4, 3 * 5056, 3 * 4 * 4 * 128 * 4
+    assert selective - mask - states == fused - per_query
 
 
 @pytest.mark.parametrize("size", [(10, 3), (7,), (2, 5), (16, 4)])
@@ -127,11 +130,6 @@ def test_shards_are_torchs(size):
     found = [chunk.numel() for chunk in chunks] + [0] * (4 - len(chunks))
     assert [owned(size, rank, 4) for rank in range(4)] == found
     assert padded(size, 4) == max(found)
-    assert sum(zero_share(1597, rank, 4) for rank in range(4)) == 1597
-
-
-def test_buckets():
-    assert buckets([10, 30, 5, 2], cap=25, first=1) == [2, 35, 10]
 
 
 def test_phases():

@@ -5,17 +5,29 @@ from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 
-from labs.predictions.memory_recipes import (
-    RECIPES,
-    lomo,
-    megatron,
-    model_states,
-    recipe_of,
-    saving,
-)
-from labs.training.memory_categories import GB, GiB
+from labs.predictions.memory_recipes import RECIPES, model_states, recipe_of
+from labs.training.memory_categories import GB, GiB, Memory
 
 ZERO = "bf16, fp32 master"  # the paper's fp16 has the same bytes: 2 + 2 + K, K = 12
+
+
+def megatron(parameters: float, ranks: int = 1, distributed: bool = False) -> Memory:
+    """Bytes of model states under Megatron's bf16 recipe: 18 per parameter; 6 + 12/N with its
+    distributed optimizer, which shards like ZeRO-1 (bf16 parameters and fp32 gradients stay)."""
+    return model_states(parameters, "megatron", ranks=ranks, stage=1 if distributed else 0)
+
+
+def saving(ranks: int, stage: int, recipe="bf16, fp32 master") -> float:
+    """How many times fewer bytes of model states a rank keeps under ZeRO `stage`. The often quoted
+    4 and 8 times are the limits of stages 1 and 2 for N -> infinity with K = 12."""
+    whole = model_states(1, recipe).total
+    return whole / model_states(1, recipe, ranks=ranks, stage=stage).total
+
+
+def lomo(parameters: float, largest: float) -> Memory:
+    """Bytes of model states under LOMO (Lv et al., 2023, arXiv 2306.09782, section 3.1): fused
+    with backward, it keeps no state and only one tensor's gradient; `largest` is its elements."""
+    return Memory(parameters=2 * parameters, gradients=2 * largest)
 
 
 @pytest.mark.parametrize("name, total", [

@@ -8,6 +8,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Con
 
 from labs.predictions import parameters
 from labs.predictions.parameters import Shape
+from labs.predictions.recorder import Mode
+from labs.predictions.scaled_step import Step
 
 
 def llama(hidden, layers, heads, kv, ffn, vocabulary, tied=False, cls=LlamaConfig, **more):
@@ -73,15 +75,34 @@ def random_config(seed):
     return qwen2(*sizes, **common)
 
 
+def blocks_of(model):
+    return list(model.transformer.h if hasattr(model, "transformer") else model.model.layers)
+
+
 @pytest.mark.parametrize("seed", range(24))
-def test_names_and_shapes_of_random_models(seed):
+def test_counts_of_random_models(seed):
     config = random_config(seed)
     model = on_meta(config)
-    # The same parameters in the same order, shape by shape, not only the same sum.
-    found = [tuple(p.shape) for p in model.parameters()]
-    said = [tuple(size) for unit in parameters.units(config).values() for size in unit.values()]
-    assert said == found
-    assert parameters.buffer_bytes(config) == sum(b.nbytes for b in model.buffers())
+    sizes = parameters.unit_sizes(config)
+    assert parameters.count(config) == sum(p.numel() for p in model.parameters())
+    # Unit by unit, not only the sum: each block, and what has an embedding's or a head's name.
+    for number, block in enumerate(blocks_of(model)):
+        assert sizes[f"block {number}"] == sum(p.numel() for p in block.parameters())
+    by_name = {name: p.numel() for name, p in model.named_parameters()}
+    assert sizes["embedding"] == sum(size for name, size in by_name.items()
+                                     if ".wte." in name or ".wpe." in name or ".embed_" in name)
+    assert sizes["head"] == by_name.get("lm_head.weight", 0)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, 9, 10])
+def test_shapes_of_random_models(seed):
+    # The same parameters in the same order, shape by shape, scaled from a recording.
+    config = random_config(seed)
+    assert config.num_hidden_layers
+    model = on_meta(config)
+    step = Step(config, 2, 1, Mode(4, "none", "sdpa", "cpu"))
+    assert [shape for _, shape in step.tensors] == [tuple(p.shape) for p in model.parameters()]
+    assert step.buffers == sum(b.nbytes for b in model.buffers())
 
 
 def test_units_add_up():
@@ -96,7 +117,8 @@ def mpt(row):
     """MPT is GPT-2 with other sizes: tied embeddings, learned positions, biases everywhere."""
     h, heads = row["hidden"], row["n_heads"]
     return Shape("gpt2", h, row["n_layers"], heads, heads, h // heads, row["ffn_hidden"],
-                 row["vocab"], positions=row["seq_len"], tied=True)
+                 row["vocab"], positions=row["seq_len"], tied=True, qkv_bias=True, out_bias=True,
+                 mlp_bias=True)
 
 
 # llm-foundry, scripts/train/benchmarking/README.md @8c8dd48: hidden, layers, heads, length, count.

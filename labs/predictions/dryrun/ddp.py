@@ -1,4 +1,4 @@
-"""DDP's C++ reducer under fake tensors: two things that it cannot do there are done for it."""
+"""DDP's C++ reducer under fake tensors: its all-reduce and its rebuilt buckets are replaced."""
 
 import unittest.mock
 
@@ -9,8 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 _FIRST_BUCKET = 1 << 20  # bytes; dist._DEFAULT_FIRST_BUCKET_BYTES, where there is one
 
 
-def answer(module) -> None:
-    """Gives DDP a hook that all-reduces as DDP does: the fake group's own future holds nothing."""
+def complete_all_reduces(module) -> None:
+    """Registers a hook that all-reduces as DDP does. The fake process group's own future never gets
+    a result, and the reducer would wait for it."""
     if isinstance(module, DistributedDataParallel):
         module.register_comm_hook(None, _all_reduce)
 
@@ -23,23 +24,24 @@ def _all_reduce(state, bucket) -> torch.futures.Future[torch.Tensor]:
 
 
 def rebuild_buckets(module, order, tracker) -> None:
-    """Makes the buckets that DDP makes after its first step, from the order in which gradients
-    came; its own code reads that order from a tensor, and a fake one holds nothing."""
+    """Allocates the buckets that DDP allocates after its first step, from the order in which
+    gradients were computed: its own code reads that order from a tensor, and a fake one has no
+    numbers."""
     if not isinstance(module, DistributedDataParallel):
         return
     module.reducer = module.logger = None  # the buckets of the first step go
     parameters, _ = module._build_params_for_reducer()
-    known = {id(p) for p in parameters}
-    parameters = [p for p in order if id(p) in known]
-    with (tracker.making("buffers"),
+    trained = {id(p) for p in parameters}
+    parameters = [p for p in order if id(p) in trained]
+    with (tracker.labelled("buffers"),
           unittest.mock.patch.object(dist, "_compute_bucket_assignment_by_size",
                                      _reversed(module.bucket_bytes_cap))):
         module._ddp_init_helper(parameters, [False] * len(parameters), {}, module.static_graph)
-    answer(module)
+    complete_all_reduces(module)
 
 
 def _reversed(cap):
-    """The real buckets, in reverse: DDP turns them round, since it expects forward order."""
+    """The real assignment in reverse: DDP reverses it again, since it expects forward order."""
     assign = dist._compute_bucket_assignment_by_size
     first = getattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", _FIRST_BUCKET)
 

@@ -1,17 +1,34 @@
-"""The stage of a dry run: ranks that do not exist, tensors without numbers, and nothing left over.
-"""
+"""A fake process group, fake tensors, and the patches of torch and transformers that they need."""
 
 import contextlib
 import unittest.mock
 
 import torch
 import torch.distributed as dist
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+
+
+@contextlib.contextmanager
+def explained():
+    """Raises RuntimeError with an explanation where a model looks at a tensor's numbers; the log
+    entries in which torch prints the failed operator's stack are left out."""
+    try:
+        with unittest.mock.patch.object(fake_tensor.log, "disabled", True):
+            yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise RuntimeError(f"This model looks at the numbers in a tensor ({error}), and in a dry "
+                           "run there are none: measure it on real ranks instead") from error
 
 
 @contextlib.contextmanager
 def ranks(count: int):
-    """A process group of `count` ranks in which this process is rank 0 and nobody answers."""
+    """Opens a process group of `count` ranks in which this process is rank 0 and the others do not
+    exist. Raises RuntimeError inside a real process group."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
@@ -26,12 +43,12 @@ def ranks(count: int):
 
 @contextlib.contextmanager
 def tensors(tracker):
-    """Everything made inside is a fake tensor, and `tracker` sees it."""
+    """Makes every tensor created inside a fake one, and logs it with `tracker`."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_random_states(tracker))
         stack.enter_context(whole_sequences())
-        stack.enter_context(_chunks_on_demand())
-        stack.enter_context(_shapes_unseen(tracker))
+        stack.enter_context(_lazy_chunks())
+        stack.enter_context(_shape_propagation_untracked(tracker))
         stack.enter_context(FakeTensorMode())
         stack.enter_context(tracker)
         yield
@@ -39,7 +56,8 @@ def tensors(tracker):
 
 @contextlib.contextmanager
 def _random_states(tracker):
-    """Checkpointing keeps the generator's state for each layer; it comes past the dispatcher."""
+    """Checkpointing keeps the generator's state for each layer; reading it bypasses the dispatcher,
+    so that the tracker would miss it."""
     original = torch.random.get_rng_state
 
     def get_rng_state():
@@ -54,8 +72,8 @@ def _random_states(tracker):
 
 @contextlib.contextmanager
 def whole_sequences():
-    """transformers looks at the numbers of the positions for several sequences packed in one. A
-    fake tensor has no numbers; the answer for our batches is None, no mask is needed."""
+    """Tells transformers that no sequences are packed into one. It would look at the positions'
+    numbers, which fake tensors do not have; for unpacked batches its function returns None."""
     try:
         from transformers import masking_utils
         original = masking_utils.find_packed_sequence_indices
@@ -71,8 +89,8 @@ def whole_sequences():
 
 
 @contextlib.contextmanager
-def _shapes_unseen(tracker):
-    """DTensor asks for the shapes of results with fake tensors, which no real run allocates."""
+def _shape_propagation_untracked(tracker):
+    """DTensor computes the shapes of results with fake tensors, which no real run allocates."""
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     name = "_propagate_tensor_meta_non_cached"
@@ -90,8 +108,8 @@ def _shapes_unseen(tracker):
 
 
 @contextlib.contextmanager
-def _chunks_on_demand():
-    """FSDP2 cuts each parameter into a view per rank and keeps one: 1024 views took 0.3 s."""
+def _lazy_chunks():
+    """FSDP2 cuts each parameter into a view per rank and keeps one: 1024 views take 0.3 s."""
     try:
         from torch.distributed.fsdp._fully_shard import _fsdp_param
         _fsdp_param._chunk_with_empty  # noqa: B018
@@ -103,7 +121,7 @@ def _chunks_on_demand():
 
 
 class _Chunks:
-    """torch.chunk's parts, each made when it is asked for; past the end they are empty."""
+    """torch.chunk's parts, each created on access; past the end they are empty."""
 
     def __init__(self, tensor, number, dim):
         self._tensor, self._dim = tensor, dim

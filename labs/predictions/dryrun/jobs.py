@@ -1,4 +1,5 @@
-"""What a dry run trains, and how it is made parallel; the same code serves real ranks."""
+"""The training job of a dry run: model, strategy and batch; real ranks build it with the same code.
+"""
 
 import contextlib
 import copy
@@ -35,25 +36,25 @@ class Job:
     device: str = "cpu"
 
     def __post_init__(self):
-        _known("precision", self.precision, PRECISIONS)
-        _known("checkpointing", self.checkpointing, ("none", "full"))
-        _known("device", self.device, DEVICES)
+        _check_choice("precision", self.precision, PRECISIONS)
+        _check_choice("checkpointing", self.checkpointing, ("none", "full"))
+        _check_choice("device", self.device, DEVICES)
         if not callable(self.strategy):
-            _known("strategy", self.strategy, STRATEGIES)
+            _check_choice("strategy", self.strategy, STRATEGIES)
         if self.strategy == "plain" and self.ranks != 1:
             raise ValueError(f"ranks={self.ranks}: plain training has 1 rank; name a strategy")
 
 
-def _known(what, value, known):
-    if value not in known:
-        raise ValueError(f"{what}={value!r}: choose {', '.join(known)}")
+def _check_choice(name, value, choices):
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: choose {', '.join(choices)}")
 
 
 def build(job: Job) -> nn.Module:
     """The model, in training mode, with the job's precision, blocks and checkpointing."""
     dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
     with torch.device(job.device):
-        model = _made(job, dtype).train()
+        model = _instantiate(job, dtype).train()
     if job.layers is not None:
         found = blocks(model)
         del found[job.layers:]
@@ -62,13 +63,13 @@ def build(job: Job) -> nn.Module:
     return model
 
 
-def _made(job, dtype):
+def _instantiate(job, dtype):
     if not hasattr(job.model, "to_dict"):
         with _default(dtype):
             return job.model()
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(_cut(job.model, job.layers), dtype=dtype)
+    model = AutoModelForCausalLM.from_config(_with_layers(job.model, job.layers), dtype=dtype)
     model.loss_type = "ForCausalLM"
     return model
 
@@ -83,7 +84,7 @@ def _default(dtype):
         torch.set_default_dtype(before)
 
 
-def _cut(config, layers):
+def _with_layers(config, layers):
     """The configuration with fewer layers, without a cache, which training does not need."""
     config = copy.deepcopy(config)
     config.use_cache = False
@@ -108,7 +109,7 @@ def _checkpoint(model):
 
 
 def wrap(job: Job, model, mesh=None) -> tuple:
-    """(module, optimizer) as the strategy makes them, on this rank."""
+    """(module, optimizer) of this rank under the job's strategy."""
     if callable(job.strategy):
         return job.strategy(model, job.optimizer, **job.options)
     module = _WRAPPERS[job.strategy](job, model, mesh)
@@ -120,7 +121,7 @@ def _plain(job, model, mesh):
 
 
 def _ddp(job, model, mesh):
-    """Fake ranks cannot agree on the initial parameters: there they are not sent."""
+    """On a fake process group the initial parameters are not broadcast: nothing would arrive."""
     fake = dist.get_backend() == "fake"
     return nn.parallel.DistributedDataParallel(model, init_sync=not fake, **job.options)
 
@@ -150,7 +151,7 @@ def batch(job: Job, model) -> dict:
 
 
 def forward(job: Job, module, data):
-    """The loss; under autocast where mixed precision is not the strategy's business."""
+    """The loss; under autocast where the strategy has no mixed precision of its own."""
     if job.precision == "mixed" and job.strategy != "fsdp2":
         with torch.autocast(job.device, torch.bfloat16):
             return module(**data).loss

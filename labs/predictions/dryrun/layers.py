@@ -1,4 +1,4 @@
-"""The short cut: if every layer is alike, a few layers tell what many need.
+"""The short cut of a dry run: if all layers are alike, a few layers show what many need.
 
 Between two marks (see replay) all moments shift by the same bytes when a layer is added, so each
 segment's peak is a straight line in the number of layers, category by category. Traced are models
@@ -10,7 +10,7 @@ from collections import Counter
 from labs.predictions.dryrun import ddp
 
 SIZES = (4, 5, 6)
-_NUMBERS = ("layer_idx", "layer_index")  # what layers call their own number
+_NUMBERS = ("layer_idx", "layer_index")  # attributes that hold a layer's own number
 _EDGE = 2  # blocks at either end with a segment of their own
 
 

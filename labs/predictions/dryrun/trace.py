@@ -1,4 +1,5 @@
-"""One traced run: build, two steps (the first makes the optimizer's state), everything labelled."""
+"""One traced run: build and two steps, of which the first allocates the optimizer's state; every
+tensor is labelled with its category."""
 
 import contextlib
 import unittest.mock
@@ -8,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from labs.meters.traffic import Traffic
 from labs.predictions.dryrun import ddp, fake, jobs
@@ -16,7 +18,7 @@ from labs.predictions.dryrun.tracker import Tracker
 
 @dataclass(frozen=True)
 class Trace:
-    """What one run left: the tracker's events and labels, and the second step's collectives."""
+    """One run: the tracker's events and labels, and the second step's collectives."""
 
     events: list
     labels: dict
@@ -36,7 +38,7 @@ def trace(job: jobs.Job, threads: int, backend: str = "gloo") -> Trace:
 def _run(job, mesh, tracker, traffic):
     tracker.mark(("build", "start"))
     module, optimizer, data = _built(job, mesh, tracker)
-    order = _label_gradients(module, tracker)
+    order = label_gradients(module, tracker)
     _label_optimizer(optimizer, tracker)
     tracker.mark(("first", "start"))
     _step(job, module, optimizer, data, tracker, first=True)
@@ -55,12 +57,12 @@ def _owned(order, blocks) -> list:
 def _built(job, mesh, tracker):
     model = jobs.build(job)
     tracker.mark(("build", "wrap"))
-    with tracker.making("buffers"):
+    with tracker.labelled("buffers"):
         module, optimizer = jobs.wrap(job, model, mesh)
     tracker.label("parameters", *module.parameters(), *module.buffers())
-    with tracker.making("other"):
+    with tracker.labelled("other"):
         data = jobs.batch(job, model)
-    ddp.answer(module)
+    ddp.complete_all_reduces(module)
     return module, optimizer, data
 
 
@@ -78,29 +80,30 @@ def _step(job, module, optimizer, data, tracker, first=False):
     optimizer.zero_grad()
 
 
-def _label_gradients(module, tracker) -> list:
-    """Names gradients when they are made; the list fills with parameters in that order."""
+def label_gradients(module, tracker) -> list:
+    """Labels gradients when they are computed; returns a list that fills with parameters in that
+    order."""
     order = []
 
-    def made(parameter):
+    def computed(parameter):
         order.append(parameter)
         if parameter.grad is not None:
             tracker.label("gradients", parameter.grad)
 
     for parameter in module.parameters():
         if parameter.requires_grad and not isinstance(parameter, DTensor):
-            parameter.register_post_accumulate_grad_hook(made)
+            parameter.register_post_accumulate_grad_hook(computed)
     return order
 
 
 def _label_optimizer(optimizer, tracker):
-    making = contextlib.ExitStack()
+    labelling = contextlib.ExitStack()
 
     def before(*_):
-        making.enter_context(tracker.making("other"))
+        labelling.enter_context(tracker.labelled("other"))
 
     def after(*_):
-        making.close()
+        labelling.close()
         tracker.label("optimizer state", *optimizer.state.values())
 
     optimizer.register_step_pre_hook(before)
@@ -108,14 +111,14 @@ def _label_optimizer(optimizer, tracker):
 
 
 def _mark_blocks(blocks, tracker):
-    """Marks where forward enters a block, and where backward does: when the gradient of its
-    output is there."""
+    """Marks where forward enters a block, and where backward does: when the gradient of the
+    block's output has been computed."""
     for index, block in enumerate(blocks):
         def enter(module, args, index=index):
             tracker.mark(("block", index))
 
         def leave(module, args, output, index=index):
-            first = next(iter(_differentiable(output)), None)
+            first = first_differentiable(output)
             if first is not None:
                 first.register_hook(lambda gradient: tracker.mark(("block", index)))
 
@@ -123,14 +126,16 @@ def _mark_blocks(blocks, tracker):
         block.register_forward_hook(leave)
 
 
-def _differentiable(output):
-    found = output if isinstance(output, (tuple, list)) else [output]
-    return [part for part in found if isinstance(part, torch.Tensor) and part.requires_grad]
+def first_differentiable(value) -> torch.Tensor | None:
+    """The first tensor in nested containers whose gradient is computed; None if there is none."""
+    return next((leaf for leaf in tree_leaves(value)
+                 if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None)
 
 
 @contextlib.contextmanager
 def _labelled_fsdp(tracker):
-    """What FSDP2 makes while it gathers or reduces is a buffer; what stays is the gradient."""
+    """Labels what FSDP2 allocates while it gathers or reduces: buffers, except for the sharded
+    gradient that stays."""
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
     with contextlib.ExitStack() as stack:
@@ -146,7 +151,7 @@ def _labelled(method, tracker):
             whole = getattr(shard, "_unsharded_param", None)
             if whole is not None and whole.grad is not None:
                 tracker.label("gradients", whole.grad)
-        with tracker.making("buffers"):
+        with tracker.labelled("buffers"):
             result = method(group, *args, **kwargs)
         for shard in group.fsdp_params:
             if shard.sharded_param.grad is not None:

@@ -1,4 +1,4 @@
-"""Follows every storage of a dry run: when it is made, how large it is, when it is freed."""
+"""Logs every storage of a dry run: when it is allocated, how large it is, when it is freed."""
 
 import contextlib
 import weakref
@@ -6,6 +6,7 @@ import weakref
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from labs.predictions.dryrun import kernels
 
@@ -15,10 +16,10 @@ _ADD = torch.ops.aten.add.Tensor
 class Tracker(TorchDispatchMode):
     """`with Tracker(threads) as tracker:` logs what an allocator would see.
 
-    events: (storage key, bytes made or, negative, freed), and (None, what happened) for marks.
-    labels: storage key -> category; what has none is a temporary or an activation.
-    threads: of a rank; some CPU kernels take a buffer per thread. backend: gloo's collectives copy.
-    device: "cpu" or "cuda"; what lies elsewhere is not seen.
+    events: (storage key, bytes allocated or, negative, freed), and (None, what happened) for marks.
+    labels: storage key -> category; storages without one are temporaries or activations. threads:
+    of a rank; some CPU kernels take a buffer per thread. backend: gloo's collectives copy. device:
+    "cpu" or "cuda"; tensors on other devices are not logged.
     """
 
     def __init__(self, threads: int = 1, backend: str = "gloo", device: str = "cpu"):
@@ -60,13 +61,14 @@ class Tracker(TorchDispatchMode):
         collective = func.namespace == "c10d"
         if collective and self._backend != "gloo" or self._device != "cpu":
             return
-        if extra := kernels.temporaries(func, args, self._threads):
-            self.momentary(extra, "buffers" if collective else None)
+        if scratch := kernels.scratch(func, args):
+            self.temporary(scratch.nbytes(self._threads), "buffers" if collective else None)
 
-    def see(self, tensor) -> int:
-        """The key of a tensor's storage, which is logged if it is new or has grown."""
+    def see(self, tensor, size: int | None = None) -> int:
+        """The key of a tensor's storage, which is logged if it is new or has grown. size: bytes,
+        where the real one has others."""
         storage = tensor.untyped_storage()
-        address, size = storage._cdata, storage.nbytes()
+        address, size = storage._cdata, storage.nbytes() if size is None else size
         if tensor.device.type != self._device:
             size = 0
         if address not in self._keys:
@@ -116,7 +118,7 @@ class Tracker(TorchDispatchMode):
             return storage
         return resize_
 
-    def momentary(self, size: int, label=None) -> None:
+    def temporary(self, size: int, label=None) -> None:
         """Bytes that come and go inside one operator."""
         key = len(self._sizes)
         self._sizes[key] = 0
@@ -124,17 +126,17 @@ class Tracker(TorchDispatchMode):
         self.events += [(key, size), (key, -size)]
 
     def mark(self, what) -> None:
-        """Notes that something happened, at its place between the events."""
+        """Appends a mark between the events."""
         self.events.append((None, what))
 
     def label(self, category: str, *found) -> None:
-        """Says what the storages of these tensors are, from when they were made."""
+        """Labels the storages of these tensors, for their whole life."""
         for tensor in tensors(found):
             self.labels[self.see(tensor)] = category
 
     @contextlib.contextmanager
     def paused(self):
-        """What is made inside is not seen."""
+        """Logs nothing that is allocated inside."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -142,8 +144,8 @@ class Tracker(TorchDispatchMode):
             self._paused = before
 
     @contextlib.contextmanager
-    def making(self, category: str):
-        """`with tracker.making("buffers"):` whatever is made inside is that."""
+    def labelled(self, category: str):
+        """Labels everything allocated inside, e.g. `with tracker.labelled("buffers"):`."""
         before, self._label = self._label, category
         try:
             yield
@@ -157,14 +159,7 @@ def _between_nodes() -> bool:
             and torch._C._current_autograd_node() is None)
 
 
-def tensors(value):
-    """Every tensor in nested lists, tuples and dictionaries; a DTensor's local part."""
-    if isinstance(value, DTensor):
-        yield value._local_tensor
-    elif isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from tensors(part)
-    elif isinstance(value, dict):
-        yield from tensors(list(value.values()))
+def tensors(value) -> list[torch.Tensor]:
+    """Every tensor in nested containers; of a DTensor its local part."""
+    return [leaf._local_tensor if isinstance(leaf, DTensor) else leaf
+            for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

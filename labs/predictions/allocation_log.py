@@ -1,0 +1,101 @@
+"""What one rank holds through a training step, by category, and the most that it held at once."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from labs.training.memory_categories import Memory
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a part of a step does to a rank's memory, by category: all of it together, and at the
+    moment at which most is held. Bytes."""
+
+    net: dict[str, float]
+    highest: dict[str, float]
+
+
+def change(activations: np.ndarray, gradients: np.ndarray, scratch: np.ndarray,
+           stay: bool = True) -> Change:
+    """The change that a series of events makes, each given by the bytes that it allocates or,
+    negative, frees. scratch: bytes that an event allocates and frees at once; stay: whether
+    gradients are kept, or freed at once too."""
+    if not len(activations):
+        return Change({}, {})
+    held = {"activations": np.cumsum(activations) + scratch,
+            "gradients": np.cumsum(gradients) if stay else gradients}
+    most = int(np.argmax(held["activations"] + held["gradients"]))
+    net = {"activations": activations.sum(), "gradients": gradients.sum() if stay else 0.0}
+    return Change(net, {category: series[most] for category, series in held.items()})
+
+
+class AllocationLog:
+    """What is held now, by category, and the most that was ever held at once. All in bytes."""
+
+    def __init__(self):
+        self._now = Counter()
+        self._named = {}
+        self._total = 0
+        self._most, self._at_most = 0, {}
+
+    def allocate(self, name, size: float, category: str = "buffers") -> None:
+        """Allocates a tensor that is freed by its name later."""
+        self._named[name] = (size, category)
+        self.add(**{category: size})
+
+    def free(self, *names) -> None:
+        """Frees those of these tensors that are held."""
+        for name in names:
+            size, category = self._named.pop(name, (0, "other"))
+            self.add(**{category: -size})
+
+    def holds(self, name) -> bool:
+        """Whether a tensor of this name is held."""
+        return name in self._named
+
+    def held(self, category: str) -> float:
+        """Bytes of a category that are held now."""
+        return self._now[category]
+
+    def add(self, **sizes: float) -> None:
+        """Adds bytes to categories; negative ones take them away."""
+        for category, size in sizes.items():
+            self._now[category] += size
+            self._total += size
+        if self._total > self._most:
+            self._most, self._at_most = self._total, dict(self._now)
+
+    def temporary(self, size: float, category: str = "buffers") -> None:
+        """Allocates and frees at once, so that only the peak sees it."""
+        self.add(**{category: size})
+        self.add(**{category: -size})
+
+    def play(self, change: Change) -> None:
+        """Makes a whole series of allocations."""
+        highest = self._total + sum(change.highest.values())
+        if highest > self._most:
+            self._most, self._at_most = highest, _sum(self._now, change.highest)
+        self.add(**change.net)
+
+    def snapshot(self) -> Memory:
+        """What is held now."""
+        return _memory(self._now)
+
+    def start_peak(self) -> None:
+        """Forgets the peak so far."""
+        self._most, self._at_most = self._total, dict(self._now)
+
+    @property
+    def peak(self) -> Memory:
+        """What was held when it was most."""
+        return _memory(self._at_most)
+
+
+def _sum(held, more) -> dict:
+    return {category: held.get(category, 0) + more.get(category, 0) for category in {*held, *more}}
+
+
+def _memory(held) -> Memory:
+    return Memory(**{category: round(size) for category, size in held.items()})

@@ -1,0 +1,140 @@
+"""One process that dry-runs any training job on any number of ranks: exact bytes and traffic of one
+rank, without a number being computed and without a second process."""
+
+import contextlib
+import time
+from collections import Counter
+from dataclasses import replace
+
+import torch
+from torch._subclasses import FakeTensorMode
+
+from labs.predictions.dryrun import fake, jobs, layers, replay
+from labs.predictions.dryrun.result import Collective, DryRun
+from labs.predictions.dryrun.trace import trace
+from labs.workers import devices
+
+
+def dry_run(model, *, ranks=1, strategy="plain", batch=1, sequence=128, precision="fp32",
+            checkpointing="none", optimizer=torch.optim.AdamW, inputs=None, threads=None,
+            backend="gloo", device="cpu", shortcut=True, **options) -> DryRun:
+    """What one rank of a job holds and sends, from a run with fake tensors on fake ranks.
+
+    model: a Hugging Face configuration, or a function that makes an nn.Module whose forward takes
+    the batch by name and whose result has a `loss`. strategy: "plain", "ddp", "fsdp2" (each block,
+    then the root), or a strategy of your own: function(model, optimizer_class, **options) ->
+    (module, optimizer). options go to DistributedDataParallel or fully_shard, e.g.
+    gradient_as_bucket_view=True, reshard_after_forward=False. batch: sequences per rank; sequence:
+    tokens. inputs: a function that makes another batch. precision: "fp32", "bf16" (weights too) or
+    "mixed" (fp32 weights; FSDP2's policy with fp32 reduction, autocast elsewhere). checkpointing:
+    "none" or "full" (each block). threads: of a rank, for the buffers of CPU kernels; None: this
+    machine's cores shared out, as `launch` does. backend: "gloo", whose collectives hold copies, or
+    "nccl", whose do not. device: "cpu", or "cuda" on a machine with a GPU: its operators keep other
+    tensors for backward. shortcut: trace few layers where all are alike.
+
+    Raises RuntimeError when a real process group is up, or when the model looks at the numbers
+    in a tensor: a fake tensor has none.
+    """
+    began = time.monotonic()
+    job = jobs.Job(model, ranks, strategy, batch, sequence, precision, checkpointing, optimizer,
+                   inputs, None, options, device)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("device='cuda': a dry run of a GPU's operators needs a machine with a "
+                           "GPU; leave device out for the CPU's")
+    with contextlib.ExitStack() as stack:
+        if strategy != "plain":
+            stack.enter_context(fake.ranks(ranks))
+        run = _Run(job, threads or max(1, devices.cores() // ranks), backend)
+        with fake.explained():
+            found = run.short() if shortcut else run.whole("Every layer was traced")
+    return _result(job, *found, time.monotonic() - began)
+
+
+class _Run:
+    """Traces of one job with different numbers of layers."""
+
+    def __init__(self, job, threads, backend):
+        self._job, self._threads, self._backend = job, threads, backend
+        self._layers, self._alike = _layers_of(job)
+
+    def short(self) -> tuple:
+        """(segments, calls, layers, layers traced, note) by the short cut if it holds."""
+        if self._layers <= layers.SIZES[-1]:
+            return self.whole("Every layer was traced: there are few")
+        if not self._alike:
+            return self.whole("Every layer was traced: they are not alike")
+        few = {size: self._trace(size) for size in _with_progress(layers.SIZES, self._job.ranks)}
+        segments = layers.extended({n: t.segments for n, t in few.items()}, self._layers)
+        calls = self._calls(few)
+        if segments is None or calls is None:
+            return self.whole("Every layer was traced: layers do not add up")
+        note = f"{layers.SIZES[-1]} of {self._layers} layers traced, since all are alike"
+        return segments, calls, self._layers, layers.SIZES[-1], note
+
+    def whole(self, why) -> tuple:
+        """The same from a trace of all layers."""
+        (only,) = (self._trace(None) for _ in _with_progress([0], self._job.ranks))
+        calls = Counter((c.kind, c.bytes) for c in only.calls)
+        return only.segments, calls, self._layers, self._layers, why
+
+    def _trace(self, size):
+        return _Traced(trace(replace(self._job, layers=size), self._threads, self._backend))
+
+    def _calls(self, few):
+        calls = {n: t.calls for n, t in few.items()}
+        if self._job.strategy != "ddp":
+            return layers.collectives(calls, self._layers)
+        others = {n: [c for c in found if c.kind != "all_reduce"] for n, found in calls.items()}
+        buckets = layers.bucket_calls(few[layers.SIZES[-1]].gradients, self._layers,
+                                      int(self._job.options.get("bucket_cap_mb", 25) * 2**20))
+        found = layers.collectives(others, self._layers)
+        return None if found is None else found + buckets
+
+
+class _Traced:
+    def __init__(self, traced):
+        self.segments = replay.segments(traced.events, traced.labels)
+        self.calls, self.gradients = traced.calls, traced.gradients
+
+
+def _layers_of(job) -> tuple:
+    """(layers, whether all are alike). A configuration's are computed once, whatever the ranks:
+    building all layers, even of fake tensors, takes a second."""
+    is_config = hasattr(job.model, "to_json_string")
+    key = is_config and (job.model.to_json_string(), job.precision, job.checkpointing)
+    if key not in _LAYERS:
+        with FakeTensorMode():
+            blocks = jobs.blocks(jobs.build(job))
+            found = len(blocks), layers.alike(blocks)
+        if not is_config:
+            return found
+        _LAYERS[key] = found
+    return _LAYERS[key]
+
+
+_LAYERS = {}
+
+
+def _with_progress(items, ranks):
+    """The items, with a progress bar if they take more than two seconds."""
+    from tqdm.auto import tqdm
+
+    words = f"dry run on {ranks} rank{'s' * (ranks > 1)}"
+    return tqdm(items, desc=words, unit="trace", delay=2, leave=False)
+
+
+def _result(job, segments, calls, total, traced, note, seconds) -> DryRun:
+    peaks = {phase: replay.peak(segments, phase)
+             for phase in ("build", "forward", "backward", "step")}
+    ends = {"build": "first", "forward": "backward", "backward": "step", "step": "end"}
+    at = {phase: replay.resident(segments, end) for phase, end in ends.items()}
+    at["peak"] = max((peaks[phase] for phase in ("forward", "backward", "step")),
+                     key=lambda held: held.total)
+    return DryRun(job, at, peaks, _collectives(calls), total, traced, note, seconds)
+
+
+def _collectives(calls) -> list:
+    kinds = dict.fromkeys(kind for kind, _ in calls)
+    return [Collective(kind, sum(n for (k, _), n in calls.items() if k == kind),
+                       sum(n * size for (k, size), n in calls.items() if k == kind))
+            for kind in sorted(kinds)]

@@ -1,0 +1,126 @@
+"""A recorded step, scaled to random sizes, against a fresh dry run of those sizes, to the byte."""
+
+import random
+
+import pytest
+import torch
+import transformers
+from measured_memory import QUIET, gpt2, llama, phases_of_plain, qwen2
+
+from labs.predictions import model_sizes, recording
+from labs.predictions.dryrun import dry_run
+from labs.predictions.memory import predict
+
+PRECISIONS = {"fp32": "fp32", "bf16": "bf16", "bf16 policy": "mixed"}
+FAMILIES = {
+    "MistralConfig": dict(sliding_window=64), "GemmaConfig": dict(), "PhiConfig": dict(),
+    "Phi3Config": dict(), "Qwen3Config": dict(), "Olmo2Config": dict(),
+    "Gemma3TextConfig": dict(),  # its layers differ: all are recorded
+    "OPTConfig": dict(),  # its widths do not scale: recorded at its own
+}
+
+
+def drawn(name, seed):
+    """A configuration of random sizes."""
+    dice = random.Random(seed)
+    kv, group, width = dice.randint(2, 3), dice.randint(2, 3), 8 * dice.randint(1, 4)
+    heads = kv * group
+    sizes = dict(hidden_size=heads * width, num_hidden_layers=dice.choice([2, 6, 8]),
+                 num_attention_heads=heads, num_key_value_heads=kv,
+                 vocab_size=dice.randint(99, 999),
+                 intermediate_size=dice.randint(33, 333), use_cache=False, pad_token_id=None)
+    cls = getattr(transformers, name)
+    if getattr(cls(), "head_dim", None):
+        sizes |= dict(head_dim=width, hidden_size=heads * dice.randint(9, 20))
+    if name == "OPTConfig":
+        sizes |= dict(ffn_dim=77, word_embed_proj_dim=sizes["hidden_size"])
+    return cls(**QUIET | sizes | FAMILIES.get(name, {}))
+
+
+def drawn_job(seed):
+    """A job that the dry run runs too, and its recipe's name."""
+    dice = random.Random(seed)
+    strategy = dice.choice(["plain", "ddp", "fsdp2"])
+    recipe = dice.choice(["fp32", "bf16"] if strategy != "fsdp2" else ["fp32", "bf16 policy"])
+    job = dict(batch=dice.choice([1, 2, 5]), sequence=dice.randint(20, 130), strategy=strategy,
+               ranks=1 if strategy == "plain" else dice.randint(2, 5),
+               checkpointing=dice.choice(["none", "full"]))
+    return job, recipe
+
+
+def same_bytes(config, job, recipe):
+    said = predict(config, recipe=recipe, inputs=True, threads=2, **job)
+    run = dry_run(config, precision=PRECISIONS[recipe], threads=2, **job)
+    for phase in ("backward", "step", "peak"):  # of "forward" below: the root is resharded there
+        assert said[phase].total == pytest.approx(run.at[phase].total, abs=8), phase
+    if job["strategy"] != "fsdp2":
+        assert said["forward"].total == run.at["forward"].total
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_random_sizes_to_the_byte(seed):
+    make = (gpt2, llama, qwen2)[seed % 3]
+    dice = random.Random(seed)
+    heads = dice.choice([2, 4, 6])
+    sizes = dict(hidden=heads * 8 * dice.randint(1, 3), layers=dice.choice([1, 3, 7]), heads=heads,
+                 vocabulary=dice.randint(50, 3000))
+    if make is gpt2:
+        config = gpt2(**sizes, dropout=dice.choice([0, 0.1]), n_inner=dice.choice([None, 100]))
+    else:
+        config = make(**sizes, kv=dice.choice([1, 2, heads]), ffn=dice.randint(30, 300),
+                      attention_dropout=dice.choice([0, 0.1]))
+    job, recipe = drawn_job(100 + seed)
+    same_bytes(config, job | {"sequence": min(job["sequence"], 128)}, recipe)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_any_decoder_to_the_byte(name):
+    seed = list(FAMILIES).index(name)
+    same_bytes(drawn(name, seed), *drawn_job(seed))
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_a_cache_of_many_layers_on_a_real_rank(make):
+    # Forward fills a cache of keys and values layer by layer, and frees all of it at its end.
+    config = make(layers=7, use_cache=True)
+    config._attn_implementation = "eager"
+    said = predict(config, batch=3, sequence=40, attention="eager")
+    real = phases_of_plain(config, 3, 40)
+    for phase in ("build", "forward", "backward", "step"):
+        assert said[phase].total == pytest.approx(real[phase], abs=256), phase
+    assert said["peak"].total == pytest.approx(real["peak"], rel=2e-4)
+
+
+def test_one_recording_serves_all_sizes():
+    recording._RECORDINGS.clear()
+    for config, batch in ((llama(), 2), (llama(hidden=96, layers=5, vocabulary=77), 7)):
+        predict(config, batch=batch, sequence=9 * batch)
+    short = len(recording._RECORDINGS)
+    predict(llama(layers=4), batch=3, sequence=30)
+    assert (short, len(recording._RECORDINGS)) == (2, 2)  # of 2 layers, and of 4 or more
+
+
+MOE = dict(QUIET, hidden_size=64, intermediate_size=48, num_hidden_layers=5, vocab_size=99,
+           num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, pad_token_id=None)
+
+
+def test_a_mixture_of_experts_is_refused_in_a_sentence_where_routing_looks_at_numbers():
+    config = transformers.MixtralConfig(**MOE)
+    with pytest.raises(ValueError, match="A step of a mixtral model cannot be recorded .*: measure "
+                                         "it on real ranks instead"):
+        predict(config, batch=2, sequence=16)
+
+
+def test_what_is_no_decoder_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match="Linear is no configuration of a Hugging Face decoder"):
+        predict(torch.nn.Linear(1, 1), batch=1, sequence=2)
+
+
+def test_a_number_that_is_no_product_of_sizes():
+    first, second = model_sizes.points(llama(), 2, 9, 2)
+    known = [12 * point.values["batch"] * point.values["vocabulary"] for point in (first, second)]
+    found = model_sizes.products(known[:1], known[1:], [first, second])
+    sizes = model_sizes.sizes_of(llama(), 2, 9)
+    assert found.at(sizes).tolist() == [12 * 2 * 300]
+    with pytest.raises(model_sizes.NotScalable):
+        model_sizes.products([known[0] + 7], [known[1] + 7], [first, second])
