@@ -246,22 +246,23 @@ def _judge_one(name, got, want, reference, when, mistakes, hints, tolerance):
         return
     if not got.isfinite().all():
         raise Wrong(f"{who}: it is not finite", hints.not_finite)
-    count, numel = int(wrong.sum()), wrong.numel()
-    subject = "it was" if count == numel else f"{count} of its {numel} numbers were"
+    part = f"{int(wrong.sum())} of its {wrong.numel()} numbers were"
     for mistake in mistakes:
-        if _explains(mistake, name, got, wrong, reference, tolerance):
-            whole = count == numel and mistake.hint_if_whole
-            raise Wrong(f"{who}: {subject} {mistake.sentence.format(parts=reference.parts)}",
-                        mistake.hint_if_whole if whole else mistake.hint)
-    raise Wrong(f"{who}: {subject} updated to something else than the reference's, off by up to "
-                f"{worst(got, want):.2g}", hints.unexplained)
+        unlike = _unlike(mistake, name, got, reference, tolerance)
+        if not (unlike & wrong).any():
+            whole = not unlike.any()  # some of what a mistake leaves may happen to be right
+            hint = mistake.hint_if_whole if whole and mistake.hint_if_whole else mistake.hint
+            sentence = mistake.sentence.format(parts=reference.parts)
+            raise Wrong(f"{who}: {'it was' if whole else part} {sentence}", hint)
+    raise Wrong(f"{who}: {'it was' if wrong.all() else part} updated to something else than the "
+                f"reference's, off by up to {worst(got, want):.2g}", hints.unexplained)
 
 
-def _explains(mistake, name, got, wrong, reference, tolerance) -> bool:
-    """Whether each number that is wrong is one that the mistake leaves."""
+def _unlike(mistake, name, got, reference, tolerance) -> torch.Tensor:
+    """Which numbers are none that the mistake leaves."""
     given = [parameters[name] for parameters in mistake.gives(reference) if name in parameters]
-    unlike = [_differs(got, alternative, tolerance) for alternative in given]
-    return bool(unlike) and not (torch.stack(unlike).all(0) & wrong).any()
+    return torch.stack([torch.ones_like(got, dtype=torch.bool),
+                        *(_differs(got, one, tolerance) for one in given)]).all(0)
 
 
 def _differs(got, want, tolerance):

@@ -85,7 +85,7 @@ def test_a_right_training_agrees(parts):
 
 @pytest.mark.parametrize(("fault", "words"), [
     ("still", "after step 0: it was not changed"),
-    ("own", "numbers were updated with one rank's gradient"),
+    ("own", "it was updated with one rank's gradient"),
     ("sum", "it was updated with the sum"), ("decay", "after step 0: .*updated without decay"),
     ("new", "after step 1: .*updated by a new optimizer"),
     ("all", "after step 1: .*updated with the gradients of all steps"),

@@ -283,7 +283,7 @@ class CopiedShard(right.ZeRO1):
 
 WRONG = [
     (by(CopiedShard), r"bytes of parameters when it is built; under ZeRO-1 .*4Ψ.\n.*be a view"),
-    (plain, "1270 of its 1280 numbers were updated with the gradient of one rank alone"),
+    (plain, "it was updated with the gradient of one rank alone"),
     (only_the_optimizer, "the strategy returned an AdamW, not .module, optimizer."),
     (ddp_by_hand, r"bytes of optimizer state after forward; under ZeRO-1 on 2 ranks .* .8Ψ/N."),
     (torchs_ddp, "torch's own DistributedDataParallel does the work"),
@@ -293,7 +293,7 @@ WRONG = [
                      "moves 2Ψ"),
     (by(Sums), "updated with the SUM of the gradients over the ranks"),
     (by(DividesTwice), "the mean divided by the world size once more"),
-    (by(OwnGradients), "1270 of its 1280 numbers were updated with the gradient of one rank alone"),
+    (by(OwnGradients), "it was updated with the gradient of one rank alone"),
     (by(Stale), "481 of its 1280 numbers were not changed by the step"),
     (by(GathersFirst), "481 of its 1280 numbers were not changed by the step"),
     (by(RemainderDropped), "1 of its 5 numbers were not changed by the step"),
