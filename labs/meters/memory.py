@@ -1,7 +1,7 @@
 """What a rank's memory really holds, by category, over the steps of the plain loop.
 
 On a CPU it is exact: torch's profiler reports every allocation, those of C++ included, and every
-block is followed from its allocation to its end.
+allocation is followed until it is freed.
 """
 
 from bisect import bisect_right
@@ -18,7 +18,7 @@ from labs.workers import devices
 
 PHASES = ("build", "forward", "backward", "step")
 _MARK = "labs::mark "
-_MOMENT = 5e-4  # seconds
+_DELAY = 5e-4  # seconds
 _COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduce_scatter",
                   "fsdp::", "c10d::", "gloo:", "ZeRO::")
 _DDP = "DistributedDataParallel.forward"  # all of forward, and new buckets before it
@@ -48,8 +48,8 @@ class Report:
 
 
 def leanest(reports: list) -> Report:
-    """Phase by phase the least of several reports of the same: a thread of gloo may free a tensor
-    unseen, so that it seems to be held, and nothing makes a rank seem to hold less than it does."""
+    """Phase by phase the smallest of several reports of the same job: the profiler misses frees on
+    gloo's threads at times, so a report may be too high, but never too low."""
     def least(pick):
         return min(map(pick, reports), key=lambda held: held.total)
 
@@ -59,9 +59,9 @@ def leanest(reports: list) -> Report:
 
 
 @dataclass
-class Block:
-    """One allocation: its address, its bytes, and when it began and ended (nanoseconds).
-    spans: names of what was running when it was made."""
+class Allocation:
+    """One allocation: its address, its bytes, and when it was allocated and freed (nanoseconds).
+    spans: names of what was running then, from the outermost."""
 
     address: int
     nbytes: int
@@ -74,22 +74,22 @@ class Block:
 def record(build, batches, held=None) -> Report:
     """On a rank: runs the plain loop over the batches and reports what its device held.
 
-    build() returns (module, optimizer); it is called inside, so that all it allocates is seen.
-    Make the batches before. Two steps at least show what lasts from step to step. held(module,
-    optimizer) -> category -> tensors, for a library that keeps them in places of its own.
+    build() returns (module, optimizer); it is called inside, so that all it allocates is recorded.
+    Create the batches before. At least two steps show what lasts from step to step. held(module,
+    optimizer) -> category -> tensors, for a library that keeps them in attributes of its own.
     """
     marks, saved, held = [], set(), held or _held_by_torch
 
-    def keep(tensor):
+    def pack(tensor):
         saved.add(_address(tensor))
         return tensor
 
-    with _backend_lets_go_first(), profile(activities=[ProfilerActivity.CPU],
-                                           profile_memory=True) as recorded:
+    with _delayed_waits(), profile(activities=[ProfilerActivity.CPU],
+                                   profile_memory=True) as recorded:
         module, optimizer = build()
         _mark(marks, "build", held(module, optimizer))
         for batch in batches:
-            with saved_tensors_hooks(keep, lambda tensor: tensor):
+            with saved_tensors_hooks(pack, lambda tensor: tensor):
                 loss = module(**batch).loss
             _mark(marks, "forward", held(module, optimizer), saved)
             loss.backward()
@@ -104,10 +104,10 @@ def record(build, batches, held=None) -> Report:
     return _report(*_read(tree), marks)
 
 
-def _backend_lets_go_first():
-    """Who waits for a collective stays a moment longer, so that gloo's thread, which the profiler
-    does not watch, is not the last to let go of its tensors."""
-    return hook_waits(after=lambda _: sleep(_MOMENT))
+def _delayed_waits():
+    """Sleeps 0.5 ms after each `Work.wait()` so that gloo's thread drops its references first: the
+    profiler misses frees on that thread."""
+    return hook_waits(after=lambda _: sleep(_DELAY))
 
 
 def _held_by_torch(module, optimizer) -> dict:
@@ -120,7 +120,7 @@ def _held_by_torch(module, optimizer) -> dict:
 
 
 def _mark(marks, name, held, saved=()):
-    """Notes which addresses hold what at this moment."""
+    """Records which addresses hold which category at this moment."""
     addresses = {category: {_address(t) for t in tensors} for category, tensors in held.items()}
     with record_function(f"{_MARK}{len(marks)}"):
         marks.append((name, {**addresses, "activations": set(saved)}))
@@ -132,7 +132,7 @@ def _address(tensor) -> int:
 
 
 def _read(tree) -> tuple:
-    """(blocks, times of the marks) from the profiler's events on this rank's device."""
+    """(allocations, times of the marks) from the profiler's events on this rank's device."""
     kind = devices.device().type
     events, times, todo = [], {}, [(event, ()) for event in tree]
     while todo:
@@ -144,83 +144,85 @@ def _read(tree) -> tuple:
         elif event.name.startswith(_MARK):
             times[int(event.name.removeprefix(_MARK))] = event.start_time_ns
         todo += [(child, (*spans, event.name)) for child in event.children]
-    return _blocks(events), [times[number] for number in sorted(times)]
+    return _allocations(events), [times[number] for number in sorted(times)]
 
 
-def _blocks(events) -> list:
-    blocks, live = [], {}
+def _allocations(events) -> list:
+    allocations, live = [], {}
     for time, address, nbytes, spans in sorted(events, key=lambda event: event[0]):
         if nbytes > 0:
-            if address in live:  # its end was not told
+            if address in live:  # the profiler missed its end
                 live[address].end = time
-            live[address] = Block(address, nbytes, time, spans)
-            blocks.append(live[address])
+            live[address] = Allocation(address, nbytes, time, spans)
+            allocations.append(live[address])
         elif address in live:
             live.pop(address).end = time
-    return blocks
+    return allocations
 
 
-def _end_broadcasts(blocks, times, marks):
-    """The flat copies that DDP broadcasts a model's state in: where gloo's thread is the last to
-    let go of one, the profiler, which does not watch that thread, never tells its end. Who lays
-    tensors flat to keep them (DeepSpeed) is known to hold them at a mark."""
+def _end_broadcasts(allocations, times, marks):
+    """Ends the flat copies in which DDP broadcasts a model's state at the next mark: the profiler
+    misses their end when gloo's thread frees them. DeepSpeed keeps its flat tensors, so they are
+    held at some mark and stay."""
     kept = {address for _, held in marks for addresses in held.values() for address in addresses}
-    for block in blocks:
-        if "aten::flatten_dense_tensors" in block.spans and block.address not in kept:
-            after = bisect_right(times, block.begin)
-            block.end = min([block.end, *times[after:after + 1]])
+    for allocation in allocations:
+        if "aten::flatten_dense_tensors" in allocation.spans and allocation.address not in kept:
+            after = bisect_right(times, allocation.begin)
+            allocation.end = min([allocation.end, *times[after:after + 1]])
 
 
-def _report(blocks, times, marks) -> Report:
-    _end_broadcasts(blocks, times, marks)
-    _categorise(blocks, times, marks)
+def _report(allocations, times, marks) -> Report:
+    _end_broadcasts(allocations, times, marks)
+    _categorise(allocations, times, marks)
     names = [name for name, _ in marks]
     last = {name: index for index, name in enumerate(names)}
     begins = {phase: times[last[phase] - 1] if last[phase] else 0 for phase in PHASES}
-    return Report({phase: _held(blocks, times[last[phase]]) for phase in PHASES},
-                  _held(blocks, _highest(blocks)),
-                  {phase: _held(blocks, _highest(blocks, begins[phase], times[last[phase]]))
-                   for phase in PHASES})
+    highest = {phase: _highest(allocations, begins[phase], times[last[phase]]) for phase in PHASES}
+    return Report({phase: _held(allocations, times[last[phase]]) for phase in PHASES},
+                  _held(allocations, _highest(allocations)),
+                  {phase: _held(allocations, time) for phase, time in highest.items()})
 
 
-def _categorise(blocks, times, marks):
-    """A block is, for its whole life, what it was found to be at any mark; else what its birth
-    and its length of life say."""
-    alive = [[b for b in blocks if b.begin <= time < b.end] for time in times]
+def _categorise(allocations, times, marks):
+    """Sets each allocation's category, for its whole life: what a mark found at its address, else
+    what its spans and its lifetime imply."""
+    alive = [[b for b in allocations if b.begin <= time < b.end] for time in times]
     for category in ("parameters", "gradients", "optimizer_state", "buffers", "activations"):
         for here, (name, held) in zip(alive, marks, strict=True):
             # parameters that come with forward are gathered ones, which FSDP keeps until backward
             gathered = (name, category) == ("forward", "parameters")
-            for block in here:
-                if not block.category and block.address in held.get(category, ()):
-                    block.category = "buffers" if gathered else category
+            for allocation in here:
+                if not allocation.category and allocation.address in held.get(category, ()):
+                    allocation.category = "buffers" if gathered else category
     boundaries = [time for (name, _), time in zip(marks, times, strict=True) if name == "boundary"]
-    for block in blocks:
-        block.category = block.category or _by_birth(block, boundaries, times, marks)
+    for allocation in allocations:
+        if not allocation.category:
+            allocation.category = _by_lifetime(allocation, boundaries, times, marks)
 
 
-def _by_birth(block, boundaries, times, marks) -> str:
-    steps = sum(block.begin <= time < block.end for time in boundaries)
-    lasts = steps > (0 if _DDP in block.spans else 1)
-    if lasts or any(span.startswith(_COMMUNICATION) for span in block.spans):
+def _by_lifetime(allocation, boundaries, times, marks) -> str:
+    steps = sum(allocation.begin <= time < allocation.end for time in boundaries)
+    lasts = steps > (0 if _DDP in allocation.spans else 1)
+    if lasts or any(span.startswith(_COMMUNICATION) for span in allocation.spans):
         return "buffers"
-    before = bisect_right(times, block.begin) - 1
+    before = bisect_right(times, allocation.begin) - 1
     phase = marks[before][0] if before >= 0 else ""
     return "activations" if phase in ("build", "boundary", "forward") else "other"
 
 
-def _held(blocks, time) -> Memory:
+def _held(allocations, time) -> Memory:
     totals = {}
-    for block in blocks:
-        if block.begin <= time < block.end:
-            totals[block.category] = totals.get(block.category, 0) + block.nbytes
+    for allocation in allocations:
+        if allocation.begin <= time < allocation.end:
+            totals[allocation.category] = totals.get(allocation.category, 0) + allocation.nbytes
     return Memory(**totals)
 
 
-def _highest(blocks, begin=0, end=2**63) -> int:
+def _highest(allocations, begin=0, end=2**63) -> int:
     """When, of this span of time, most bytes were held."""
-    changes = sorted([(b.begin, b.nbytes) for b in blocks] + [(b.end, -b.nbytes) for b in blocks])
-    total, most, when = 0, _held(blocks, begin).total, begin
+    changes = sorted([(each.begin, each.nbytes) for each in allocations]
+                     + [(each.end, -each.nbytes) for each in allocations])
+    total, most, when = 0, _held(allocations, begin).total, begin
     for time, nbytes in changes:
         total += nbytes
         if begin <= time <= end and total > most:

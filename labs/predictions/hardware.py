@@ -72,8 +72,9 @@ def gpu(name) -> GPU:
     return GPUS[name]
 
 
-def overheads(ranks: int = 1, architecture: str = "sm90") -> dict:
-    """Name -> bytes beside the tensors of one rank: context, cuBLAS and, from 2 ranks on, NCCL."""
+def overheads(ranks: int = 1, architecture: str = "sm90") -> dict[str, float]:
+    """Name -> bytes that one rank needs in addition to its tensors: CUDA's context, cuBLAS and,
+    from 2 ranks on, NCCL."""
     workspace = 2 * CUBLAS_WORKSPACE.get(architecture, CUBLAS_WORKSPACE["sm90"])
     return {"CUDA context": CUDA_CONTEXT["torch 2.1, lazy loading"], "cuBLAS": workspace,
             "NCCL": NCCL_FIRST_CALL if ranks > 1 else 0}
@@ -85,5 +86,5 @@ def overhead(ranks: int = 1, architecture: str = "sm90") -> float:
 
 
 def fits(needed: float, name, ranks: int = 1) -> bool:
-    """Whether `needed` bytes of tensors fit on this GPU beside `overhead`."""
+    """Whether `needed` bytes of tensors and `overhead` fit on this GPU."""
     return needed + overhead(ranks) <= gpu(name).usable

@@ -57,7 +57,7 @@ bfloat16, reduce_dtype=float32): everything that stays is fp32, only gathered co
 """
 
 
-def recipe_of(recipe) -> Recipe:
+def recipe_of(recipe: str | Recipe) -> Recipe:
     """The recipe with this name (or a `Recipe`, which is returned as it is)."""
     if isinstance(recipe, Recipe):
         return recipe
@@ -66,7 +66,8 @@ def recipe_of(recipe) -> Recipe:
     return RECIPES[recipe]
 
 
-def model_states(parameters: float, recipe="fp32", *, ranks: int = 1, stage: int = 0) -> Memory:
+def model_states(parameters: float, recipe: str | Recipe = "fp32", *, ranks: int = 1,
+                 stage: int = 0) -> Memory:
     """Bytes of parameters, gradients and optimizer state that one rank keeps under ZeRO `stage`.
 
     Stage 1 divides the optimizer state by `ranks`, 2 the gradients too, 3 the parameters too; 0 is

@@ -23,21 +23,6 @@ def all_reduce(size: float, ranks: int) -> float:
     return reduce_scatter(size, ranks) + all_gather(size, ranks)
 
 
-def broadcast(size: float, ranks: int) -> float:
-    """Bytes the busiest rank sends: S, because all of it must leave the source once."""
-    return float(size) if _counted(ranks) > 1 else 0.0
-
-
-def reduce(size: float, ranks: int) -> float:
-    """Bytes the busiest rank receives: S, because every number must reach the target once."""
-    return broadcast(size, ranks)
-
-
-def all_to_all(size: float, ranks: int) -> float:
-    """Bytes each rank sends, and receives: (N-1)/N · S; only its own piece stays."""
-    return (_counted(ranks) - 1) * size / ranks
-
-
 def gradient_bytes(parameters: int, bytes_each: int = 4) -> int:
     """Logical bytes that data parallelism all-reduces per step: every gradient once, however it
     is cut into buckets (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2)."""
@@ -51,7 +36,7 @@ def passes(kind: str) -> int:
     return {"all_reduce": 2, "barrier": 0}.get(kind, 1)
 
 
-def stage_passes(stage: int, reshard: bool = True) -> dict:
+def stage_passes(stage: int, reshard: bool = True) -> dict[str, int]:
     """Collective -> how often all Ψ parameters, or their gradients, go through it in one step.
 
     stage 0 is DDP; in ZeRO-1 and -2 a rank gets the sum of its own gradients alone, and all get the
@@ -64,22 +49,6 @@ def stage_passes(stage: int, reshard: bool = True) -> dict:
     if stage == 0:
         return {"all_reduce": 1}
     return {"reduce_scatter": 1, "all_gather": 2 if stage == 3 and reshard else 1}
-
-
-def stage_elements(stage: int, parameters: float, ranks: int, reshard: bool = True) -> float:
-    """Elements that each rank sends in one step: 2Ψ or, with ZeRO-3, 3Ψ, times (N-1)/N."""
-    times = sum(passes(kind) * often for kind, often in stage_passes(stage, reshard).items())
-    return times * parameters * (_counted(ranks) - 1) / ranks
-
-
-def stage_bytes(stage: int, parameters: float, ranks: int, reshard: bool = True,
-                gathered: int = 4, reduced: int = 4) -> float:
-    """Bytes that each rank sends in one step; gathered, reduced: bytes of an element of the
-    parameters and of the gradients as they travel (2 in bf16). An all-reduce carries gradients."""
-    each = {"all_gather": gathered}
-    return sum(passes(kind) * often * each.get(kind, reduced)
-               for kind, often in stage_passes(stage, reshard).items()
-               ) * parameters * (_counted(ranks) - 1) / ranks
 
 
 def _counted(ranks: int) -> int:

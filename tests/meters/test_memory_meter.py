@@ -108,12 +108,12 @@ def test_the_peak_is_the_allocators_own():
 
 def test_a_block_whose_end_was_not_told_ends_where_its_address_is_used_again():
     events = [(0, 7, 100, ()), (10, 7, 50, ()), (20, 7, -50, ())]
-    assert [(b.nbytes, b.begin, b.end) for b in memory._blocks(events)] == [
+    assert [(b.nbytes, b.begin, b.end) for b in memory._allocations(events)] == [
         (100, 0, 10), (50, 10, 20)]
 
 
 def test_the_copy_of_a_broadcast_ends_at_the_next_mark():
-    lost = memory.Block(7, 100, 5, ("aten::flatten_dense_tensors", "aten::cat"))
+    lost = memory.Allocation(7, 100, 5, ("aten::flatten_dense_tensors", "aten::cat"))
     memory._end_broadcasts([lost], [1, 9, 20], [])
     assert lost.end == 9
 
