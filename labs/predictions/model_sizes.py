@@ -47,6 +47,8 @@ def sizes_of(config, batch: int, sequence: int) -> dict[str, int]:
              if (attribute := _attribute(config, name))}
     found["ffn"] = found.get("ffn") or 4 * hidden  # GPT-2's n_inner=None
     if "head_dim" not in found:  # then the residual stream is as wide as all heads together
+        if hidden % heads:
+            raise ValueError(f"a hidden size of {hidden} cannot be cut into {heads} heads")
         found |= {"head_dim": hidden // heads, "hidden": 1}
     return _complete(found | dict(batch=batch, sequence=sequence, kv_heads=kv_heads,
                                   group=heads // kv_heads))
@@ -90,8 +92,8 @@ def _point(config, layers, widths, sequence, values) -> Point:
     new = copy.deepcopy(config)
     _cut(new, config.num_hidden_layers, layers)
     window = getattr(config, "sliding_window", None)
-    if window:  # a mask is made only where the sequence is longer than the window
-        new.sliding_window = max(1, values["sequence"] // 2) if sequence > window else 10**6
+    if window:  # transformers makes a mask only where the window is no longer than the sequence
+        new.sliding_window = max(1, values["sequence"] // 2) if sequence >= window else 10**6
     for name in _TOKENS:
         setattr(new, name, None)
     if widths:

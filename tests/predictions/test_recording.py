@@ -37,6 +37,11 @@ def drawn(name, seed):
     return cls(**QUIET | sizes | FAMILIES.get(name, {}))
 
 
+def mistral(**more):
+    """A small Mistral's configuration whose window is shorter than the sequences."""
+    return llama(cls=transformers.MistralConfig, sliding_window=16, **more)
+
+
 def drawn_job(seed):
     """A job that the dry run runs too, and its recipe's name."""
     dice = random.Random(seed)
@@ -49,6 +54,7 @@ def drawn_job(seed):
 
 
 def same_bytes(config, job, recipe):
+    """Holds a prediction against a fresh dry run."""
     said = predict(config, recipe=recipe, inputs=True, threads=2, **job)
     run = dry_run(config, precision=PRECISIONS[recipe], threads=2, **job)
     for phase in ("backward", "step", "peak"):  # of "forward" below: the root is resharded there
@@ -79,7 +85,14 @@ def test_any_decoder_to_the_byte(name):
     same_bytes(drawn(name, seed), *drawn_job(seed))
 
 
-@pytest.mark.parametrize("make", [gpt2, llama])
+@pytest.mark.parametrize("sequence", [63, 64, 65])
+def test_a_window_as_long_as_the_sequence(sequence):
+    # A mask is made from a sequence of the window's length on.
+    job = dict(batch=2, sequence=sequence, strategy="plain")
+    same_bytes(drawn("MistralConfig", 1), job, "fp32")
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, mistral])
 def test_a_cache_of_many_layers_on_a_real_rank(make):
     # Forward fills a cache of keys and values layer by layer, and frees all of it at its end.
     config = make(layers=7, use_cache=True)
@@ -109,6 +122,11 @@ def test_a_mixture_of_experts_is_refused_in_a_sentence_where_routing_looks_at_nu
     with pytest.raises(ValueError, match="A step of a mixtral model cannot be recorded .*: measure "
                                          "it on real ranks instead"):
         predict(config, batch=2, sequence=16)
+
+
+def test_heads_that_do_not_divide_the_width_are_refused():
+    with pytest.raises(ValueError, match="a hidden size of 62 cannot be cut into 4 heads"):
+        predict(gpt2(hidden=62), batch=1, sequence=2)
 
 
 def test_what_is_no_decoder_is_refused_in_a_sentence():
