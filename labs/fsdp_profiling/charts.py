@@ -12,7 +12,7 @@ from labs.fsdp_profiling.recording import RecordedRun, configured_fsdp2
 from labs.fsdp_profiling.scaffold import SlowRuns
 from labs.meters import trace_units
 from labs.meters.trace import KINDS, Collective, Trace, total_seconds, union
-from labs.pictures import links, measured, palette, unit_timelines, widgets
+from labs.pictures import measured, palette, phases, timelines, widgets
 from labs.pictures.tables import Table
 from labs.training.presets import Preset
 
@@ -21,7 +21,7 @@ from labs.training.presets import Preset
 def show_timeline(run: RecordedRun):
     """Draws every rank's step: what it computes, unit by unit, and which collectives are in
     flight."""
-    return unit_timelines.by_rank({run.config.name: list(run)})
+    return timelines.by_rank({run.config.name: list(run)})
 
 
 @shows("5.1")
@@ -81,7 +81,7 @@ def non_fsdp_collectives(trace: Trace) -> list[Collective]:
 @shows("Prefetch")
 def show_prefetch(*runs: RecordedRun):
     """Draws rank 0's step of each recording, one below the other."""
-    return unit_timelines.by_rank({one.config.name: [one[0]] for one in runs})
+    return timelines.by_rank({one.config.name: [one[0]] for one in runs})
 
 
 @shows("Throughput by prefetch")
@@ -118,7 +118,7 @@ def _guessed_rate(default_rate, number) -> float | None:
 def explore_slow_runs(slow_runs: SlowRuns):
     """Draws the slow run chosen from a menu; without a live kernel, the first one."""
     def picture(run):
-        return unit_timelines.by_rank({f"run {run}": list(slow_runs.runs[run])})
+        return timelines.by_rank({f"run {run}": list(slow_runs.runs[run])})
 
     letters = sorted(slow_runs.runs)
     choice = widgets.Choice("run", "run", [(letter, letter) for letter in letters], letters[0],
@@ -151,7 +151,7 @@ def show_links(run: RecordedRun, collective_seconds: Callable, ranks: int = 8,
     there = here.on_gpu(tokens)
     steps = {f"computed here, {here.tokens:,} tokens per rank": here,
              f"on an A100, {there.tokens:,} tokens per rank": there}
-    return links.modelled(
+    return phases.modelled_phases(
         {title: step_model.on_links(step, collective_seconds, ranks)
          for title, step in steps.items()},
         {title: step.seconds_by_phase for title, step in steps.items()}, ranks)

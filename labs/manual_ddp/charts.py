@@ -10,7 +10,7 @@ from labs.exercises.verdicts import shows
 from labs.manual_ddp import variants
 from labs.manual_ddp.checks.average_gradients import ONLY_RANK_0
 from labs.manual_ddp.checks.combine import as_gradient, gradients_of_shards
-from labs.pictures import buckets, curves, gradients, measured, palette, timelines, widgets
+from labs.pictures import buckets, curves, gradients, measured, palette, phases, timelines, widgets
 from labs.predictions import traffic as predicted
 from labs.training import data, loop, models
 from labs.training.presets import Preset
@@ -117,13 +117,13 @@ def show_bytes(compared: Comparison):
 @shows("2.10")
 def show_timelines(compared: Comparison, *names: str):
     """Draws one recorded step of the named variants (all, if none is named), on every rank."""
-    return timelines.step_timelines(_typical_steps(compared, names))
+    return timelines.by_rank(_typical_steps(compared, names))
 
 
 @shows("2.10")
 def show_phases(compared: Comparison):
     """Draws where a recorded step went, mean over ranks: phases and exposed communication."""
-    return timelines.step_phases(_typical_steps(compared))
+    return phases.step_phases(_typical_steps(compared))
 
 
 def _typical_steps(compared, names=()) -> dict:

@@ -4,6 +4,7 @@ from matplotlib.axes import Axes
 
 from labs.pictures import palette
 from labs.pictures.marks import CHARACTER
+from labs.pictures.picture import grow
 
 _LINE = {"color": palette.MUTED, "linestyle": (0, (4, 3)), "linewidth": 1, "zorder": 0.5}
 _NAME = {"color": palette.MUTED, "fontsize": 9}
@@ -36,35 +37,43 @@ def merge_close(capacities: list[Capacity], distance: float) -> list[Capacity]:
             for group in groups]
 
 
-def name_levels(capacities: list[Capacity], per_inch: float) -> list[tuple[float, str, int]]:
-    """[(bytes, name, level)] for capacities in ascending order: a name stands right of its line,
-    one level above all lines that it would run into. per_inch: bytes of the axis to an inch."""
+def draw_upright(ax: Axes, capacities: list[Capacity], unit: float, inches: float, row: float):
+    """Draws vertical lines with their names above the first bar. The axis (of `inches`) ends right
+    of the last name, and the figure grows by the inches that the names take. row: inches."""
+    if not capacities:
+        return
+    lines = [(size / unit, name) for size, name in capacities]
+    lines = merge_close(lines, 0.012 * max([ax.get_xlim()[1], *(1.1 * at for at, _ in lines)]))
+    last, name = lines[-1]
+    right = max(ax.get_xlim()[1], last / (1 - (SIZE * len(name) + 0.1) / inches))
+    levels = _name_levels(lines, right / inches)
+    (below, top), heads = ax.get_ylim(), 0.17 + LEVEL * max(levels)
+    for (at, name), level in zip(lines, levels, strict=True):
+        high = -0.5 - (LEVEL * level + 0.17) / row
+        ax.vlines(at, high, below, **_LINE)
+        ax.text(at, high, f" {name}", ha="left", va="top", **_NAME)
+    ax.set_xlim(0, right)
+    ax.set_ylim(below, top - heads / row)
+    grow(ax.figure, heads)
+
+
+def _name_levels(lines, per_inch) -> list[int]:
+    """How high the name of each of the lines stands, which are in ascending order: right of its
+    line, one level above all lines that it would run into. per_inch: of the axis."""
     placed = []
-    for size, name in reversed(capacities):
-        end = size + (len(name) * SIZE + 0.1) * per_inch
-        level = max((level + 1 for other, _, level in placed if other < end), default=0)
-        placed.append((size, name, level))
-    return placed[::-1]
+    for at, name in reversed(lines):
+        end = at + (len(name) * SIZE + 0.1) * per_inch
+        placed.append((at, max((level + 1 for other, level in placed if other < end), default=0)))
+    return [level for _, level in reversed(placed)]
 
 
-def draw_upright(ax: Axes, levels: list[tuple[float, str, int]], unit: float, top: float,
-                 row: float):
-    """Draws vertical lines with their names above the first bar, whose upper edge is at `top`; the
-    y axis runs downwards, and one row is `row` inches. levels: from `name_levels`."""
-    for size, name, level in levels:
-        high = top - (LEVEL * level + 0.17) / row
-        ax.vlines(size / unit, high, ax.get_ylim()[0], **_LINE)
-        ax.text(size / unit, high, f" {name}", ha="left", va="top", **_NAME)
-
-
-def draw_across(ax: Axes, capacities: list[Capacity], unit: float, right: float, distance: float):
-    """Draws horizontal lines up to x = `right` and from there a leader to each name; names are at
-    least `distance` bytes from each other. capacities: from `merge_close`."""
-    left, free = ax.get_xlim()[0], 0.0
-    for size, name in capacities:
-        height = max(size, free)
-        ax.hlines(size / unit, left, right, **_LINE)
-        ax.plot([right, right + 0.2], [size / unit, height / unit], color=palette.MUTED,
-                linewidth=0.7)
-        ax.text(right + 0.2, height / unit, f" {name}", ha="left", va="center", **_NAME)
-        free = height + distance
+def draw_across(ax: Axes, capacities: list[Capacity], unit: float, right: float):
+    """Draws horizontal lines up to x = `right` and from there a leader to each name; names that
+    would touch are moved apart."""
+    left, free, top = ax.get_xlim()[0], 0.0, ax.get_ylim()[1]
+    for at, name in merge_close([(size / unit, name) for size, name in capacities], 0.012 * top):
+        height = max(at, free)
+        ax.hlines(at, left, right, **_LINE)
+        ax.plot([right, right + 0.2], [at, height], color=palette.MUTED, linewidth=0.7)
+        ax.text(right + 0.2, height, f" {name}", ha="left", va="center", **_NAME)
+        free = height + 0.065 * top

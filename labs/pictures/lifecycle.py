@@ -2,15 +2,16 @@
 that takes."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from labs.pictures import palette
-from labs.pictures.marks import legend_above
+from labs.pictures.marks import legend_above, name_rows
 from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.pictures.timelines import MS, shade
 
-MS = 1e3  # milliseconds in a second
 GATHERED, GATHERING = palette.MEMORY["parameters"], palette.PHASES["communication"]
 ALL_PARAMETERS = {"color": palette.PREDICTED, "linestyle": (0, (3, 2)), "linewidth": 1}
 
@@ -47,10 +48,8 @@ class Lifecycle:
         """(time, sum of the sizes of all units gathered from then on), in order, from time 0."""
         changes = sorted((time, sign * sizes[name]) for name, intervals in self.gathered.items()
                          for begin, end in intervals for time, sign in ((begin, 1), (end, -1)))
-        found = [(0.0, 0)]
-        for time, change in changes:
-            found.append((time, found[-1][1] + change))
-        return found
+        times, steps = zip((0.0, 0), *changes, strict=True)
+        return list(zip(times, accumulate(steps), strict=True))
 
 
 def gathered_layers(lifecycle: Lifecycle) -> Picture:
@@ -58,14 +57,15 @@ def gathered_layers(lifecycle: Lifecycle) -> Picture:
     names = list(lifecycle.gathered)
     figure, (ax, below) = canvas(WIDTH, 1.9 + 0.27 * len(names), nrows=2, sharex=True,
                                  gridspec_kw={"height_ratios": [0.27 * len(names), 0.75]})
-    _shade_phases(lifecycle, ax, below)
+    for phase, (begin, end) in lifecycle.phases.items():
+        wide = end - begin > 0.1 * lifecycle.seconds  # a shorter phase has no room for its name
+        shade(ax, phase, begin, end, phase if wide else "")
+        shade(below, phase, begin, end)
     for row, name in enumerate(names):
         for intervals, colour in ((lifecycle.gathered, GATHERED), (lifecycle.gathering, GATHERING)):
             for begin, end in intervals[name]:
                 ax.barh(row, (end - begin) * MS, left=begin * MS, height=0.66, color=colour)
-    ax.set_yticks(range(len(names)), names)
-    ax.tick_params(axis="y", labelcolor=palette.INK, labelsize=9)
-    ax.set_ylim(len(names) - 0.4, -1.1)
+    name_rows(ax, names, above=1.1, size=9)
     ax.set_xlim(0, lifecycle.seconds * MS)
     _draw_total(below, lifecycle)
     legend_above(figure, [Patch(color=GATHERING, label="being gathered"),
@@ -74,14 +74,6 @@ def gathered_layers(lifecycle: Lifecycle) -> Picture:
     text = (f"at most {lifecycle.most_gathered()} of {len(names)} units are gathered at a time: "
             f"{lifecycle.peak() / 1e6:.2f} of {sum(lifecycle.sizes.values()) / 1e6:.2f} MB")
     return Picture(figure, text, data=lifecycle)
-
-
-def _shade_phases(lifecycle, ax, below):
-    for name, (begin, end) in lifecycle.phases.items():
-        for part in (ax, below):
-            part.axvspan(begin * MS, end * MS, color=palette.PHASES[name], alpha=0.13, linewidth=0)
-        if end - begin > 0.1 * lifecycle.seconds:  # a shorter phase has no room for its name
-            ax.text(begin * MS, -0.75, f" {name}", color=palette.PHASES[name], fontsize=10)
 
 
 def _draw_total(ax, lifecycle):

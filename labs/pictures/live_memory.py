@@ -5,8 +5,7 @@ import html
 
 from labs.pictures import palette
 from labs.pictures.capacities import merge_close
-from labs.pictures.marks import format_number
-from labs.pictures.memory import OVERHEAD
+from labs.pictures.marks import OVERHEAD, format_number
 from labs.pictures.picture import WIDTH
 from labs.training.memory_categories import GB, NAMES, Memory
 

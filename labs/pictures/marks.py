@@ -1,17 +1,21 @@
 """The parts that charts of measurements share: bars, ticks, labels, axes, legends and numbers."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from labs.pictures import palette
-from labs.pictures.picture import WIDTH
+from labs.pictures.picture import WIDTH, canvas
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3, "bytes": 1}
+OVERHEAD = "CUDA, NCCL"  # a part of a bar: what a process holds in addition to its tensors
 CHARACTER = 0.082  # inches that a character of 10 points takes, generously
 BAR = 0.62  # of a row: how thick a bar is
 
@@ -21,105 +25,155 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.4g}" if value >= 100 else f"{value:.3g}"
 
 
-def unit_for(largest: float, unit: str | None = None) -> tuple[str, int]:
-    """(name, bytes) of the unit that suits `largest` bytes, or of the unit that is named. Raises
-    ValueError where there is no such unit."""
+@dataclass(frozen=True)
+class Unit:
+    """A unit of an axis. size: what one unit is in the values that are drawn (1e6 bytes)."""
+
+    name: str
+    size: float = 1
+
+    def number(self, value: float) -> str:
+        """The value in this unit, without its name."""
+        return format_number(value / self.size)
+
+    def text(self, value: float) -> str:
+        """The value in this unit, with its name."""
+        return f"{self.number(value)} {self.name}"
+
+
+def unit_for(largest: float, unit: str | None = None) -> Unit:
+    """The unit that suits `largest` bytes, or the one that is named. Raises ValueError where there
+    is no such unit."""
     if unit is not None and unit not in UNITS:
         raise ValueError(f"no unit {unit!r}: choose {', '.join(UNITS)}")
     chosen = unit or next((name for name, size in UNITS.items() if largest >= 0.9 * size), "bytes")
-    return chosen, UNITS[chosen]
-
-
-def draw_stack(ax: Axes, place: float, parts: Iterable[tuple[float, dict]], upright: bool = False,
-               thickness: float = BAR) -> float:
-    """Draws (length, style) pairs end to end as one bar at `place` and returns where it ends;
-    style: keywords of matplotlib's bar, for example {"color": ...}."""
-    end = 0.0
-    for length, style in parts:
-        if length and upright:
-            ax.bar(place, length, bottom=end, width=thickness, **style)
-        elif length:
-            ax.barh(place, length, left=end, height=thickness, **style)
-        end += length
-    return end
-
-
-def draw_tick(ax: Axes, value: float | None, place: float, colour: str, upright: bool = False):
-    """Draws a thick mark at `value` across the bar at `place`; nothing where value is None."""
-    if value is not None:
-        lines = ax.hlines if upright else ax.vlines
-        lines(value, place - 0.43, place + 0.43, color=colour, linewidth=3, zorder=4)
-
-
-def tick_handles(rows: Iterable) -> list[Line2D]:
-    """The legend's entries for the ticks (attributes `predicted`, `guessed`) that any row has."""
-    rows = list(rows)
-    kinds = (("predicted", palette.PREDICTED, "predicted"),
-             ("guessed", palette.GUESSED, "your guess"))
-    return [Line2D([], [], color=colour, linewidth=3, label=label) for kind, colour, label in kinds
-            if any(getattr(row, kind) is not None for row in rows)]
-
-
-def tick_words(predicted: float | None, guessed: float | None,
-               text: Callable[[float], str] = format_number) -> list[str]:
-    """The ticks in words, those that there are: ["predicted 1.5", "your guess 2"]."""
-    named = (("predicted", predicted), ("your guess", guessed))
-    return [f"{name} {text(value)}" for name, value in named if value is not None]
+    return Unit(chosen, UNITS[chosen])
 
 
 @dataclass(frozen=True)
 class LabelledBar:
-    """A horizontal bar in the axis's unit: (length, style) pairs end to end, the text right of it,
-    ticks, and the limit at which the rank ran out of memory."""
+    """A bar in the axis's unit. parts: name -> length, end to end; a part has its name's colour in
+    the palette, or `colour`. label: the text right of the bar. limit: where the rank ran out of
+    memory. is_pale: nothing was measured, the bar is a prediction."""
 
-    parts: list[tuple[float, dict]]
-    label: str
+    parts: dict[str, float]
+    label: str = ""
     predicted: float | None = None
     guessed: float | None = None
     limit: float | None = None
+    colour: str = palette.BORDER
+    is_pale: bool = False
+
+    @property
+    def total(self) -> float:
+        """Where the bar ends."""
+        return sum(self.parts.values())
 
     @property
     def end(self) -> float:
         """Where the rightmost of bar, predicted tick and limit is."""
-        return max(sum(length for length, _ in self.parts), self.predicted or 0, self.limit or 0)
+        return max(self.total, self.predicted or 0, self.limit or 0)
+
+    def style(self, part: str) -> dict:
+        """How a part is filled: in its colour, or with a pale hatching of it."""
+        if part == OVERHEAD:
+            return {"facecolor": palette.PAPER, "edgecolor": palette.MUTED, "linewidth": 1,
+                    "linestyle": (0, (2, 1.5))}
+        colour = palette.PARTS.get(part, self.colour)
+        if not self.is_pale:
+            return {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5}
+        mixed = tuple(0.45 * channel + 0.55 for channel in to_rgb(colour))
+        return {"facecolor": mixed, "edgecolor": colour, "linewidth": 0.0, "hatch": "////"}
+
+    def tick_words(self, text: Callable[[float], str] = format_number) -> list[str]:
+        """The ticks in words, those that there are: ["predicted 1.5", "your guess 2"]."""
+        return [f"{name} {text(value)}" for name, value in
+                (("predicted", self.predicted), ("your guess", self.guessed)) if value is not None]
 
 
-def label_spans(rows: list[LabelledBar], inches: float) -> list[tuple[float, float]]:
-    """Where each bar's label begins and ends on an axis of `inches` that has room for all: right of
-    the bar and the predicted tick, and right of the guess too where that would lie under it."""
-    rooms = [CHARACTER * (len(row.label) + 3) for row in rows]
-    per_inch = _longest(rows) / (inches - max(rooms))
-    spans = []
-    for row, room in zip(rows, rooms, strict=True):
-        end = row.end + room * per_inch
-        start = row.guessed if row.guessed and row.end < row.guessed < end else row.end
-        spans.append((start, start + room * per_inch))
-    return spans
+def draw_stack(ax: Axes, place: float, bar: LabelledBar, upright: bool = False,
+               thickness: float = BAR):
+    """Draws the parts of a bar end to end at `place`."""
+    end = 0.0
+    for name, length in bar.parts.items():
+        if length and upright:
+            ax.bar(place, length, bottom=end, width=thickness, **bar.style(name))
+        elif length:
+            ax.barh(place, length, left=end, height=thickness, **bar.style(name))
+        end += length
 
 
-def _longest(rows) -> float:
-    return max(max(row.end, row.guessed or 0) for row in rows) or 1
+def draw_tick(ax: Axes, value: float | None, place: float, colour: str, upright: bool = False,
+              width: float = 3):
+    """Draws a mark, `width` points thick, at `value` across the bar at `place`; nothing where value
+    is None."""
+    if value is not None:
+        lines = ax.hlines if upright else ax.vlines
+        lines(value, place - 0.43, place + 0.43, color=colour, linewidth=width, zorder=4)
 
 
-def draw_bars(ax: Axes, rows: list[LabelledBar], inches: float, right: float = 0,
-              size: float = 10):
-    """Draws a bar for each row with its ticks and label. inches: of the axis, which ends right of
-    all labels and not before `right`. size: of the labels, in points."""
-    spans = label_spans(rows, inches)
-    for place, (row, (start, _)) in enumerate(zip(rows, spans, strict=True)):
-        draw_stack(ax, place, row.parts)
-        draw_tick(ax, row.predicted, place, palette.PREDICTED)
-        draw_tick(ax, row.guessed, place, palette.GUESSED)
-        if row.limit is not None:
-            ax.vlines(row.limit, place - 0.45, place + 0.45, color=palette.RANK_FAILED,
-                      linewidth=5, zorder=4)
+def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others):
+    """Draws a legend above the chart: the parts that can be seen in any bar, the ticks that there
+    are, and handles of the chart's own."""
+    bars, styles = list(bars), {}
+    for bar in sorted(reversed(bars), key=lambda bar: not bar.is_pale):  # the later one prevails
+        styles.update({name: bar.style(name) for name, length in bar.parts.items()
+                       if name and length > 0.002 * bar.total})
+    order = [*palette.PARTS, *styles]
+    ticks = (("predicted", palette.PREDICTED, "predicted"),
+             ("guessed", palette.GUESSED, "your guess"))
+    legend_above(figure, [
+        *(Patch(label=name, **styles[name]) for name in sorted(styles, key=order.index)),
+        *(Line2D([], [], color=colour, linewidth=3, label=label) for kind, colour, label in ticks
+          if any(getattr(bar, kind) is not None for bar in bars)), *others])
+
+
+def bar_chart(names: Sequence[str], panels: Sequence[Sequence[LabelledBar]],
+              axis_titles: Sequence[str], height: float, size: float = 10,
+              places: Sequence[float] = ()) -> tuple[Figure, list[Axes]]:
+    """A figure of `height` inches with a row for each name and a panel for each list of bars.
+    size: of the labels, in points. places: of the rows, counted in rows, if not evenly spaced."""
+    figure, grid = canvas(WIDTH, height, ncols=len(panels), sharey=True, squeeze=False)
+    figure.get_layout_engine().set(wspace=0.05)  # the numbers of two axes must not touch
+    inches = axis_inches(names) / len(panels) - (0.25 if len(panels) > 1 else 0)
+    places = places or range(len(names))
+    for ax, bars, title in zip(grid[0], panels, axis_titles, strict=True):
+        _draw_bars(ax, bars, places, inches, size)
+        ax.set_xlabel(title)
+    name_rows(grid[0][0], names, places=places)
+    return figure, list(grid[0])
+
+
+def _draw_bars(ax, bars, places, inches, size):
+    """Bars with ticks and labels on an axis of `inches` that ends right of all of them."""
+    rooms = [CHARACTER * (len(bar.label) + 3) for bar in bars]
+    longest = max(max(bar.end, bar.guessed or 0) for bar in bars) or 1
+    per_inch, right = longest / (inches - max(rooms)), 1.03 * longest
+    for place, bar, room in zip(places, bars, rooms, strict=True):
+        draw_stack(ax, place, bar)
+        draw_tick(ax, bar.predicted, place, palette.PREDICTED)
+        draw_tick(ax, bar.guessed, place, palette.GUESSED)
+        draw_tick(ax, bar.limit, place, palette.RANK_FAILED, width=5)
+        # The label stands right of the bar and the predicted tick; right of the guess too, where
+        # that would lie under it.
+        hides = bar.guessed and bar.end < bar.guessed < bar.end + room * per_inch
+        start = bar.guessed if hides else bar.end
+        right = max(right, start + room * per_inch)
         # On a patch of paper, so that no line runs through the text.
-        ax.annotate(row.label, (start, place), xytext=(8, 0), textcoords="offset points",
+        ax.annotate(bar.label, (start, place), xytext=(8, 0), textcoords="offset points",
                     va="center", fontsize=size, zorder=3,
-                    color=palette.INK if row.limit is None else palette.RANK_FAILED,
+                    color=palette.INK if bar.limit is None else palette.RANK_FAILED,
                     bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})
-    ax.set_xlim(0, max([right, 1.03 * _longest(rows), *(end for _, end in spans)]))
+    ax.set_xlim(0, right)
     plain_numbers(ax.xaxis)
+
+
+def draw_limit(ax: Axes, value: float, colour: str = palette.MUTED) -> dict:
+    """Draws a dashed line across all bars at `value` and returns its style, for a legend."""
+    style = {"color": colour, "linestyle": (0, (4, 3)), "linewidth": 1.1, "zorder": 0.5}
+    ax.axvline(value, **style)
+    ax.set_xlim(0, max(ax.get_xlim()[1], 1.05 * value))
+    return style
 
 
 def axis_inches(names: Iterable[str]) -> float:
@@ -127,11 +181,13 @@ def axis_inches(names: Iterable[str]) -> float:
     return WIDTH - 0.35 - CHARACTER * max(len(line) for name in names for line in name.split("\n"))
 
 
-def name_rows(ax: Axes, names: list[str], above: float = 0.55):
+def name_rows(ax: Axes, names: Sequence[str], above: float = 0.55, places: Sequence[float] = (),
+              size: float = 10):
     """Names the rows of horizontal bars, the first one on top; above: rows of space over it."""
-    ax.set_yticks(range(len(names)), names)
-    ax.tick_params(axis="y", labelcolor=palette.INK)
-    ax.set_ylim(len(names) - 0.5, -above)
+    places = places or range(len(names))
+    ax.set_yticks(places, names)
+    ax.tick_params(axis="y", labelcolor=palette.INK, labelsize=size)
+    ax.set_ylim(places[-1] + 0.5, -above)
 
 
 def plain_numbers(axis: Axis):
@@ -139,9 +195,13 @@ def plain_numbers(axis: Axis):
     axis.set_major_formatter(lambda value, _: f"{value:,g}")
 
 
-def legend_above(figure: Figure, handles: list, columns: int | None = None, **style):
-    """Draws the legend above the chart, in one row where `columns` does not say otherwise."""
+def legend_above(figure: Figure, handles: list):
+    """Draws the legend above the chart, in two rows where one would be too long."""
+    long = sum(CHARACTER * len(handle.get_label()) + 0.4 for handle in handles) > WIDTH
+    columns = -(-len(handles) // 2) if long else len(handles)
+    # matplotlib fills a legend column by column; this way it is read row by row.
+    rows = zip_longest(handles[:columns], handles[columns:])
     if handles:
-        figure.legend(handles=handles, ncols=columns or len(handles), loc="outside upper left",
-                      frameon=False, **{"fontsize": 9.5, "handlelength": 1.4,
-                                        "columnspacing": 1.3, **style})
+        figure.legend(handles=[handle for pair in rows for handle in pair if handle], ncols=columns,
+                      loc="outside upper left", frameon=False, fontsize=9.5, handlelength=1.4,
+                      columnspacing=1.2)

@@ -25,28 +25,19 @@ def bars(rows: list[Bar], unit: str, title: str = "",
          limit: tuple[float, str] | None = None) -> Picture:
     """A picture of horizontal bars with ticks. title: what the axis counts, after its unit; limit:
     (value, name) of a line across all bars."""
-    figure, ax = canvas(WIDTH, 1.05 + 0.46 * len(rows))
-    names = [row.name for row in rows]
-    drawn = [marks.LabelledBar([(row.measured, {"color": row.colour})],
+    drawn = [marks.LabelledBar({"measured": row.measured},
                                f"{marks.format_number(row.measured)} {unit}", row.predicted,
-                               row.guessed) for row in rows]
-    marks.draw_bars(ax, drawn, marks.axis_inches(names), 1.03 * limit[0] if limit else 0)
-    marks.name_rows(ax, names)
+                               row.guessed, colour=row.colour) for row in rows]
+    axis_title = f"{unit} {title}".strip()
+    figure, [ax] = marks.bar_chart([row.name for row in rows], [drawn], [axis_title],
+                                   1.05 + 0.46 * len(rows))
     if limit:
-        ax.axvline(limit[0], color=palette.MUTED, linestyle=(0, (4, 3)), linewidth=1, zorder=0)
+        marks.draw_limit(ax, limit[0])
         ax.text(limit[0], -0.55, limit[1], ha="center", va="bottom", color=palette.MUTED)
-    ax.set_xlabel(f"{unit} {title}".strip())
-    marks.legend_above(figure, [Patch(color=rows[0].colour, label="measured"),
-                                *marks.tick_handles(rows)])
-    return Picture(figure, _in_words(rows, unit, title), data=rows)
-
-
-def _in_words(rows, unit, title) -> str:
-    def line(row):
-        measured = f"{row.name}: measured {marks.format_number(row.measured)} {unit}"
-        return ", ".join([measured, *marks.tick_words(row.predicted, row.guessed)])
-
-    return "\n".join([f"{unit} {title}".strip(), *map(line, rows)])
+    marks.draw_legend(figure, drawn)
+    words = [", ".join([f"{row.name}: measured {bar.label}", *bar.tick_words()])
+             for row, bar in zip(rows, drawn, strict=True)]
+    return Picture(figure, "\n".join([axis_title, *words]), data=rows)
 
 
 def numbers_before_and_after(before: list[float], after: list[float],

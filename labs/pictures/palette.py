@@ -19,6 +19,10 @@ MEMORY = {"parameters": "#3b6fb6", "gradients": "#e07b39", "optimizer state": "#
 COLLECTIVES = {"all_reduce": "#e8a33d", "reduce_scatter": "#e07b39", "all_to_all": "#f2b391",
                "all_gather": "#3b6fb6", "broadcast": "#8e6fae", "other": BORDER}
 
+# Whatever a bar may be made of, in the order of legends.
+PARTS = {name: colour for kind in (MEMORY, COLLECTIVES, PHASES) for name, colour in kind.items()
+         if name != "other"} | {"other": BORDER}
+
 PREDICTED = INK  # the prediction's tick
 GUESSED = "#d6249f"  # the student's tick; no rank, no phase and no verdict has it
 

@@ -65,6 +65,11 @@ def canvas(width: float = WIDTH, height: float = 3, **subplots):
     return figure, axes
 
 
+def grow(figure: Figure, inches: float):
+    """Makes the figure higher, by whole pixels."""
+    figure.set_figheight(figure.get_figheight() + round(96 * inches) / 96)
+
+
 def _take_off_frame(ax):
     """Removes all lines around the axes but the bottom one."""
     for side in ("top", "right", "left"):

@@ -1,69 +1,142 @@
-"""Where the time of a step went: phases, communication, how much of it is exposed, and the buckets
-in flight. Times are read in seconds and drawn in milliseconds."""
+"""A step over time, in milliseconds: what each rank computes and which collectives are in flight,
+and when the gradients and buckets of one rank's backward were ready and arrived."""
 
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from labs.meters.trace import PHASES, Trace, subtract, union
+from labs.meters import trace_units
+from labs.meters.trace import KINDS, PHASES, Trace, clip, subtract, union
 from labs.pictures import palette
-from labs.pictures.marks import draw_stack, legend_above, name_rows
+from labs.pictures.marks import format_number, legend_above, name_rows
 from labs.pictures.picture import WIDTH, Picture, canvas
 
 MS = 1e3
+_LANE, _HEAD = 0.27, 0.36  # inches: of a lane, and above a rank's lanes
+_LETTER = 0.068  # inches that a letter of a label takes
 
 
-def step_timelines(by_variant: dict[str, list[Trace]]) -> Picture:
-    """Draws one step of each variant on every rank (a trace for each). A rank has two lanes: the
-    phases, with a gap where it only waits, and below them communication, red where exposed."""
-    rows = [(variant, rank, trace) for variant, traces in by_variant.items()
-            for rank, trace in enumerate(traces)]
-    figure, ax = canvas(WIDTH, 1.1 + 0.52 * len(rows) + 0.3 * len(by_variant))
+def by_rank(runs: dict[str, list[Trace]]) -> Picture:
+    """Draws for each rank what it computes, and one lane for each kind of collective, red where the
+    rank only waits for it. Under FSDP2, the units are named. runs: title -> one trace per rank."""
+    rows = [(title, trace) for title, traces in runs.items() for trace in traces]
+    lanes = [[kind for kind in KINDS if trace.of(kind)] for _, trace in rows]
+    figure, ax = canvas(WIDTH, sum(_HEAD + _LANE * (1 + len(kinds)) for kinds in lanes) + 1.15)
+    start = {title: min(trace.started for trace in traces) for title, traces in runs.items()}
+    longest = max(_end(trace) + trace.started - start[title] for title, trace in rows)
+    inch = longest * MS / (WIDTH - 1.35)  # milliseconds of an inch
     y, ticks = 0.0, []
-    for number, (variant, rank, trace) in enumerate(rows):
-        if rank == 0:
-            y += 0.55 if number else 0.25
-            ax.text(0, y - 0.14, _headline(variant, by_variant[variant]), fontsize=10, va="bottom",
-                    weight="bold")
-        _lanes(ax, y, trace)
-        ticks.append((y + 0.4, f"rank {rank}"))
-        y += 1.0
+    for (title, trace), kinds in zip(rows, lanes, strict=True):
+        y += _HEAD
+        ax.text(0, y - 0.09, _headline(title, trace), fontsize=9.5, weight="bold", va="bottom",
+                color=palette.rank(trace.rank))
+        lane = _Lane(ax, y, (trace.started - start[title]) * MS, inch)
+        _draw_computing(lane, trace)
+        ticks.append((y + _LANE / 2, "computes"))
+        for kind in kinds:
+            y += _LANE
+            _draw_collectives(_Lane(ax, y, lane.shift, inch), trace, kind)
+            ticks.append((y + _LANE / 2, kind.replace("_", "-")))
+        y += _LANE
     ax.set_yticks(*zip(*ticks, strict=True))
-    for label, (_, rank, _) in zip(ax.get_yticklabels(), rows, strict=True):
-        label.set_color(palette.rank(rank))
-    ax.set_ylim(y + 0.05, -0.35)
-    ax.set_xlim(0, max(trace.seconds for _, _, trace in rows) * MS * 1.01)
-    ax.set_xlabel("milliseconds since the step began (recording makes it longer)")
-    legend_above(figure, _patches(forward="forward", backward="backward", optimizer="optimizer",
-                                  communication="communication, overlapped",
-                                  exposed="communication, exposed"))
-    return Picture(figure, "\n".join(_headline(*item) for item in by_variant.items()),
-                   data=by_variant)
+    ax.tick_params(axis="y", labelcolor=palette.INK, labelsize=9)
+    ax.set_ylim(y + 0.04, 0)
+    ax.set_xlim(0, longest * MS * 1.005)
+    ax.set_xlabel("milliseconds since the step began (recording takes time, too)")
+    legend_above(figure, _handles(any(map(_has_units, (trace for _, trace in rows)))))
+    return Picture(figure, "\n".join(_headline(*row) for row in rows), data=runs)
 
 
-def _headline(variant, traces) -> str:
-    exposed, total = (_mean(trace.seconds_of()[part] for trace in traces) * MS
-                      for part in ("exposed", "total"))
-    return f"{variant}: {total:.1f} ms of communication, {exposed:.1f} ms exposed"
+def _end(trace) -> float:
+    return max([trace.seconds, *(one.end for one in trace.collectives)])
 
 
-def _lanes(ax, y, trace):
+def _headline(title, trace) -> str:
+    times = trace.seconds_of()
+    return (f"{title}, rank {trace.rank}: {format_number(times['total'] * MS)} ms of "
+            f"communication, {format_number(times['exposed'] * MS)} ms exposed")
+
+
+def _has_units(trace) -> bool:
+    return bool(trace.labelled("FSDP::"))
+
+
+def _handles(units) -> list:
+    frame = Patch(facecolor="none", edgecolor=palette.INK, label="a unit at work")
+    return [*(Patch(color=palette.PHASES[name], label=name) for name in PHASES),
+            Patch(color=palette.PHASES["communication"], label="communication, overlapped"),
+            Patch(color=palette.PHASES["exposed"], label="exposed"), *([frame] if units else []),
+            Line2D([], [], marker="|", linestyle="none", markersize=11, color=palette.INK,
+                   label="a collective is issued")]
+
+
+class _Lane:
+    """A row of bars. y: its top, in inches. shift: milliseconds by which the rank began later than
+    the first one. inch: milliseconds of an inch."""
+
+    def __init__(self, ax, y, shift, inch):
+        self.ax, self.y, self.shift, self.inch = ax, y, shift, inch
+
+    def bar(self, begin, end, **style):
+        self.ax.barh(self.y + _LANE / 2, (end - begin) * MS, left=begin * MS + self.shift,
+                     **{"height": _LANE - 0.07, **style})
+
+    def name(self, named, behind=True, ticks=()):
+        """named: (span, its name). Writes each name into its bar; behind a bar that is too narrow,
+        if there is room before the next bar and the next tick."""
+        named = sorted(named, key=lambda pair: pair[0].begin)
+        nexts = [span.begin for span, _ in named[1:]] + [float("inf")]
+        for (span, words), following in zip(named, nexts, strict=False):
+            wide = (len(words) * _LETTER + 0.05) * self.inch
+            following = min([following, *(tick for tick in ticks if tick > span.end)])
+            if wide <= span.seconds * MS:
+                x = (span.begin + span.end) / 2 * MS
+            elif behind and wide <= (following - span.end) * MS:
+                x = span.end * MS + wide / 2
+            else:
+                continue
+            self.ax.text(x + self.shift, self.y + _LANE / 2, words, ha="center", va="center",
+                         fontsize=8.5, color=palette.INK)
+
+
+def _draw_computing(lane, trace):
+    """What the rank computes, by phase; frames around what each unit does, waiting included."""
     for phase in PHASES:
-        for interval in subtract(union(trace.labelled(f"labs::{phase}")), trace.exposed):
-            _bar(ax, y + 0.2, interval, phase, height=0.38)
-    for one in trace.collectives:
-        _bar(ax, y + 0.62, (one.begin, one.end), "communication", height=0.34, edgecolor="white",
-             linewidth=0.6)
-    for interval in trace.exposed:
-        _bar(ax, y + 0.62, interval, "exposed", height=0.34)
+        for label in trace.labelled(f"labs::{phase}"):
+            for interval in subtract(clip(trace.compute, label), trace.exposed):
+                lane.bar(*interval, color=palette.PHASES[phase])
+    loading = trace.labelled("enumerate(DataLoader)")
+    for label in loading:
+        lane.bar(label.begin, label.end, color=palette.PHASES["other"])
+    work = trace_units.unit_spans(trace)
+    for span in work:
+        lane.bar(span.begin, span.end, height=_LANE - 0.03, fill=False, edgecolor=palette.INK,
+                 linewidth=0.7)
+    lane.name([(label, "data loader") for label in loading], behind=False)
+    lane.name([(span, _short(span.name)) for span in work])
 
 
-def _bar(ax, y, interval, phase, **style):
-    begin, end = interval
-    ax.barh(y, (end - begin) * MS, left=begin * MS, color=palette.PHASES[phase], **style)
+def _draw_collectives(lane, trace, kind):
+    collectives = trace.of(kind)
+    for one in collectives:
+        lane.bar(one.begin, one.end, color=palette.PHASES["communication"], edgecolor="white",
+                 linewidth=0.6)
+    for interval in subtract(union(collectives), trace.compute):
+        lane.bar(*interval, color=palette.PHASES["exposed"])
+    lane.ax.vlines([one.issued * MS + lane.shift for one in collectives], lane.y + 0.02,
+                   lane.y + _LANE - 0.02, linewidth=1, color=palette.INK)
+    if _has_units(trace):
+        units = [trace_units.owner(trace, one).unit for one in collectives]
+        lane.name([(one, _short(unit) if unit else "not FSDP's")
+                   for one, unit in zip(collectives, units, strict=True)],
+                  ticks=[one.issued for one in collectives])
 
 
-def _patches(**labels) -> list[Patch]:
-    return [Patch(color=palette.PHASES[phase], label=label) for phase, label in labels.items()]
+def _short(unit) -> str:
+    """A block's number; else the last part of the module's name."""
+    numbers = [part for part in unit.split(".") if part.isdigit()]
+    last = unit.rsplit(".", 1)[-1]
+    return last if last.isdigit() or not numbers else f"{numbers[-1]}.{last}"
 
 
 def buckets_in_flight(trace: Trace, buckets: list[list[str]]) -> Picture:
@@ -76,61 +149,33 @@ def buckets_in_flight(trace: Trace, buckets: list[list[str]]) -> Picture:
             for names, one in zip(buckets, trace.collectives, strict=False)]
     figure, ax = canvas(WIDTH, 1.3 + 0.42 * len(buckets))
     computed = max((*ready.values(), *(left for _, left, _ in rows)), default=backward.end)
-    _shade(ax, "backward", "backward computes", backward.begin, computed)
-    _shade(ax, "exposed", "waits", computed, backward.end)
+    shade(ax, "backward", backward.begin, computed, "backward computes")
+    shade(ax, "exposed", computed, backward.end, "waits")
     for row, (names, left, arrived) in enumerate(rows):
         times = [ready[name] * MS for name in names if name in ready]
-        _bar(ax, row, (left, arrived), "communication", height=0.5)
+        ax.barh(row, (arrived - left) * MS, left=left * MS, height=0.5,
+                color=palette.PHASES["communication"])
         ax.plot(times, [row] * len(times), "o", markersize=5.5, color=palette.PHASES["backward"],
                 markeredgecolor="white", markeredgewidth=0.7)
         ax.vlines(left * MS, row - 0.36, row + 0.36, color=palette.INK, linewidth=2, zorder=1.9)
-    name_rows(ax, [_bucket_label(number, names) for number, names in enumerate(buckets)])
-    ax.tick_params(axis="y", labelsize=9)
-    ax.set_ylim(len(buckets) - 0.4, -0.9)
+    name_rows(ax, [_bucket_label(number, names) for number, names in enumerate(buckets)],
+              above=0.9, size=9)
     ax.set_xlabel("milliseconds since the step began")
     legend_above(figure, [Line2D([], [], marker="o", linestyle="none", label="a gradient is ready",
                                  color=palette.PHASES["backward"]),
                           Line2D([], [], marker="|", linestyle="none", markersize=12,
                                  markeredgewidth=2, color=palette.INK, label="its bucket leaves"),
-                          *_patches(communication="and is in flight")])
+                          Patch(color=palette.PHASES["communication"], label="and is in flight")])
     words = (f"{len(rows)} buckets; the first leaves {(rows[0][1] - backward.begin) * MS:.1f} ms "
              f"into a backward of {backward.seconds * MS:.1f} ms")
     return Picture(figure, words, data={"rows": rows, "backward": backward})
 
 
-def _shade(ax, phase, label, begin, end):
-    ax.axvspan(begin * MS, end * MS, color=palette.PHASES[phase], alpha=0.1, linewidth=0)
-    ax.text(begin * MS, -0.62, f" {label}", color=palette.PHASES[phase], fontsize=10)
+def shade(ax: Axes, phase: str, begin: float, end: float, label: str = ""):
+    """Shades the seconds from `begin` to `end` in the phase's colour; label: above the rows."""
+    ax.axvspan(begin * MS, end * MS, color=palette.PHASES[phase], alpha=0.12, linewidth=0)
+    ax.text(begin * MS, -0.65, f" {label}", color=palette.PHASES[phase], fontsize=10)
 
 
-def _bucket_label(number, names):
+def _bucket_label(number, names) -> str:
     return f"bucket {number}: {names[0]}" + (f" … +{len(names) - 1}" if len(names) > 1 else "")
-
-
-def step_phases(by_variant: dict[str, list[Trace]]) -> Picture:
-    """Draws the seconds of each phase and of exposed communication as stacked bars, mean over the
-    ranks, and the ratio of all communication, overlapped or exposed, to computing."""
-    figure, ax = canvas(WIDTH, 1.2 + 0.5 * len(by_variant))
-    words, longest = [], 0.0
-    for row, (variant, traces) in enumerate(by_variant.items()):
-        parts = {name: _mean(trace.seconds_by_phase[name] for trace in traces) * MS
-                 for name in traces[0].seconds_by_phase}
-        end = draw_stack(ax, row, ((milliseconds, {"color": palette.PHASES[name]})
-                                   for name, milliseconds in parts.items()))
-        communication = _mean(trace.seconds_of()["total"] for trace in traces) * MS
-        ratio = f"communication / computing = {communication / (end - parts['exposed']):.2f}"
-        ax.text(end, row, f"  {ratio}", va="center", fontsize=9.5)
-        longest = max(longest, end)
-        words.append(f"{variant}: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in parts.items())
-                     + f"; {ratio}")
-    name_rows(ax, list(by_variant), above=0.5)
-    ax.set_xlim(0, 1.6 * longest)
-    ax.set_xlabel("milliseconds of a recorded step, mean over ranks")
-    legend_above(figure, _patches(forward="forward", backward="backward", exposed="exposed",
-                                  optimizer="optimizer"))
-    return Picture(figure, "\n".join(words), data=by_variant)
-
-
-def _mean(values) -> float:
-    values = list(values)
-    return sum(values) / len(values)

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 
-from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator
 
 from labs.pictures import marks, palette
-from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.pictures.picture import Picture
 from labs.words import counted
 
 ROW = 0.42  # inches from one bar to the next
-PANEL = 2.6  # inches of a panel's axis, at least
 
 
 @dataclass(frozen=True)
@@ -28,61 +26,51 @@ class TrafficRow:
     predicted_bytes: float | None = None
 
 
+    def in_elements(self) -> marks.LabelledBar:
+        """The bar on the left."""
+        calls = f" in {counted(self.calls, 'call')}" if self.calls else ""
+        return marks.LabelledBar(_of_known_kinds(self.elements, 1),
+                                 f"{_psi(sum(self.elements.values()))}{calls}", self.predicted,
+                                 self.guessed)
+
+    def in_bytes(self, unit: marks.Unit) -> marks.LabelledBar:
+        """The bar on the right."""
+        return marks.LabelledBar(_of_known_kinds(self.bytes, unit.size),
+                                 unit.text(sum(self.bytes.values())),
+                                 self.predicted_bytes and self.predicted_bytes / unit.size)
+
+    def words(self, unit: marks.Unit) -> str:
+        """The row in a sentence."""
+        kinds = ", ".join(f"{kind} {_psi(n)}" for kind, n in self.elements.items() if n >= 0.005)
+        return ", ".join([f"{self.name}: {self.in_elements().label} ({kinds})",
+                          self.in_bytes(unit).label, *self.in_elements().tick_words(_psi)])
+
+
 def stacked_traffic(rows: list[TrafficRow], ranks: int) -> Picture:
     """Draws two horizontal bars for each row, of elements and of bytes, stacked by collective, with
     the prediction's tick and the student's."""
-    most = max(sum(row.bytes.values()) for row in rows)
-    unit, size = marks.unit_for(most)
-    figure, axes = canvas(WIDTH, 1.35 + ROW * len(rows), ncols=2, sharey=True)
-    marks.draw_bars(axes[0], [_elements(row) for row in rows], PANEL, size=9.5)
+    unit = marks.unit_for(max(sum(row.bytes.values()) for row in rows))
+    share = f"each rank sends {ranks - 1}/{ranks} of it"
+    bars = [[row.in_elements() for row in rows], [row.in_bytes(unit) for row in rows]]
+    figure, axes = marks.bar_chart(
+        [row.name for row in rows], bars,
+        ["Ψ elements that travel per step\n(an all-reduce counts twice)",
+         f"{unit.name} that travel per step\n({share})"], 1.35 + ROW * len(rows), size=9.5)
     axes[0].xaxis.set_major_locator(MultipleLocator(1))
-    marks.draw_bars(axes[1], [_bytes(row, unit, size) for row in rows], PANEL, size=9.5)
-    marks.name_rows(axes[0], [row.name for row in rows])
-    axes[0].set_xlabel("Ψ elements that travel per step\n(an all-reduce counts twice)")
-    axes[1].set_xlabel(f"{unit} that travel per step\n(each rank sends {ranks - 1}/{ranks} of it)")
-    handles = [Patch(color=palette.COLLECTIVES[kind], label=kind)
-               for kind in palette.COLLECTIVES if any(_of(row, kind) for row in rows)]
-    handles += marks.tick_handles(rows)
-    marks.legend_above(figure, handles, columnspacing=1.1)
-    return Picture(figure, _text(rows, ranks, unit, size), data=rows)
+    marks.draw_legend(figure, sum(bars, []))
+    return Picture(figure, "\n".join([
+        f"travels per step, an all-reduce counted twice; {share}",
+        *(row.words(unit) for row in rows)]), data=rows)
 
 
-def _of(row, kind) -> float:
-    if kind == "other":
-        return sum(n for name, n in row.elements.items() if name not in palette.COLLECTIVES)
-    return row.elements.get(kind, 0)
-
-
-def _elements(row) -> marks.LabelledBar:
-    calls = f" in {counted(row.calls, 'call')}" if row.calls else ""
-    return marks.LabelledBar(_parts(row.elements),
-                             f"{_psi(sum(row.elements.values()))}{calls}", row.predicted,
-                             row.guessed)
-
-
-def _bytes(row, unit, size) -> marks.LabelledBar:
-    total = marks.format_number(sum(row.bytes.values()) / size)
-    return marks.LabelledBar(_parts(row.bytes, size), f"{total} {unit}",
-                             row.predicted_bytes and row.predicted_bytes / size)
-
-
-def _parts(sizes, unit=1) -> list[tuple[float, dict]]:
-    return [(size / unit, {"color": palette.COLLECTIVES.get(kind, palette.COLLECTIVES["other"]),
-                           "edgecolor": "white", "linewidth": 0.5})
-            for kind, size in sizes.items()]
+def _of_known_kinds(sizes, unit) -> dict[str, float]:
+    """What travels by kind, in units; what the palette has no colour for is `other`."""
+    parts = {}
+    for kind, size in sizes.items():
+        name = kind if kind in palette.COLLECTIVES else "other"
+        parts[name] = parts.get(name, 0) + size / unit
+    return parts
 
 
 def _psi(value) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") + "Ψ"
-
-
-def _text(rows, ranks, unit, size) -> str:
-    def line(row):
-        kinds = ", ".join(f"{kind} {_psi(n)}" for kind, n in row.elements.items() if n >= 0.005)
-        numbers = [f"{_psi(sum(row.elements.values()))} in {row.calls} calls ({kinds})",
-                   f"{marks.format_number(sum(row.bytes.values()) / size)} {unit}"]
-        return f"{row.name}: " + ", ".join(
-            [*numbers, *marks.tick_words(row.predicted, row.guessed, _psi)])
-
-    return "\n".join([f"travels per step, an all-reduce counted twice; each rank sends "
-                      f"{ranks - 1}/{ranks} of it", *map(line, rows)])

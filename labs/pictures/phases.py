@@ -1,0 +1,76 @@
+"""Where the time of a step goes, as stacked bars: computing by phase, and exposed communication."""
+
+from statistics import fmean
+
+from matplotlib.patches import Patch
+
+from labs.meters.trace import Trace
+from labs.pictures.marks import LabelledBar, Unit, bar_chart, draw_legend
+from labs.pictures.picture import Picture
+
+TIMES = (Unit("seconds"), Unit("milliseconds", 1e-3), Unit("microseconds", 1e-6))
+
+
+def step_phases(by_variant: dict[str, list[Trace]]) -> Picture:
+    """Draws the milliseconds of each phase and of exposed communication, mean over the ranks, and
+    the ratio of all communication, overlapped or exposed, to computing."""
+    bars, words = [], []
+    for variant, traces in by_variant.items():
+        parts = {name: 1e3 * fmean(trace.seconds_by_phase[name] for trace in traces)
+                 for name in traces[0].seconds_by_phase}
+        communication = 1e3 * fmean(trace.seconds_of()["total"] for trace in traces)
+        computing = sum(parts.values()) - parts["exposed"]
+        bars.append(LabelledBar(parts, f"communication / computing = "
+                                       f"{communication / computing:.2f}"))
+        words.append(f"{variant}: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in parts.items())
+                     + f"; {bars[-1].label}")
+    figure, _ = bar_chart(list(by_variant), [bars],
+                          ["milliseconds of a recorded step, mean over ranks"],
+                          1.2 + 0.5 * len(bars), size=9.5)
+    draw_legend(figure, bars)
+    return Picture(figure, "\n".join(words), data=by_variant)
+
+
+def modelled_phases(panels: dict[str, list[tuple[str, str, float, float]]],
+                    phases: dict[str, dict[str, float]], ranks: int) -> Picture:
+    """Draws modelled steps on several links, one panel for each speed of computing.
+
+    panels: title -> rows (link, order of the collectives, seconds computing, and exposed).
+    phases: title -> the seconds of computing in forward, backward and optimizer.
+    """
+    rows = next(iter(panels.values()))
+    links = [link for link, _, _, _ in rows]
+    names = [f"{link}, {order}" for link, order, _, _ in rows]
+    units = [_unit(rows) for rows in panels.values()]
+    bars = [[_bar(row, phases[title], unit) for row in rows]
+            for (title, rows), unit in zip(panels.items(), units, strict=True)]
+    figure, axes = bar_chart(names, bars, [f"{unit.name} (exposed share)" for unit in units],
+                             1.25 + 0.3 * len(rows), size=9,
+                             places=[row + 0.35 * len(set(links[:row + 1])) - 0.35
+                                     for row in range(len(rows))])  # a space between links
+    for ax, title in zip(axes, panels, strict=True):
+        ax.set_title(title, fontsize=10, loc="left")
+    draw_legend(figure, sum(bars, []),
+                Patch(color="none", label=f"a model for {ranks} ranks, not a measurement"))
+    return Picture(figure, "\n".join(_words(title, rows) for title, rows in panels.items()),
+                   data=panels)
+
+
+def _unit(rows) -> Unit:
+    longest = max(computing + exposed for _, _, computing, exposed in rows)
+    return next((unit for unit in TIMES if longest >= unit.size), TIMES[-1])
+
+
+def _bar(row, phases, unit) -> LabelledBar:
+    _, _, computing, exposed = row
+    total = computing + exposed
+    return LabelledBar({name: seconds / unit.size for name, seconds in
+                        {**phases, "exposed": exposed}.items()},
+                       f"{unit.number(total)} ({exposed / total:.0%})")
+
+
+def _words(title, rows) -> str:
+    lines = [f"  {link}, {order}: {1e3 * (computing + exposed):.3g} ms, "
+             f"{exposed / (computing + exposed):.0%} exposed"
+             for link, order, computing, exposed in rows]
+    return "\n".join([f"{title}, modelled:", *lines])
