@@ -51,9 +51,10 @@ def _reversed(cap):
     return assigned
 
 
-def bucket_sizes(gradients: list, cap: int) -> list:
-    """Bytes of DDP's buckets after the first step: a bucket closes when it reaches its limit, the
-    first at 1 MiB, the others at `cap` (torch's reducer.cpp, compute_bucket_assignment_by_size)."""
+def bucket_sizes(gradients: list[int], cap: int) -> list[int]:
+    """Bytes of DDP's buckets after the first step. gradients: bytes of each, in the order of their
+    computation. A bucket closes when it reaches its limit, the first at 1 MiB, the others at `cap`
+    (torch's reducer.cpp, compute_bucket_assignment_by_size)."""
     sizes, filled = [], 0
     for size in gradients:
         filled += size

@@ -108,7 +108,7 @@ def _checkpoint(model):
         found[index] = checkpoint_wrapper(block)
 
 
-def wrap(job: Job, model, mesh=None) -> tuple:
+def wrap(job: Job, model: nn.Module, mesh=None) -> tuple[nn.Module, torch.optim.Optimizer]:
     """(module, optimizer) of this rank under the job's strategy."""
     if callable(job.strategy):
         return job.strategy(model, job.optimizer, **job.options)
@@ -141,7 +141,7 @@ def _fsdp2(job, model, mesh):
 _WRAPPERS = {"plain": _plain, "ddp": _ddp, "fsdp2": _fsdp2}
 
 
-def batch(job: Job, model) -> dict:
+def batch(job: Job, model: nn.Module) -> dict[str, torch.Tensor]:
     """One batch of one rank: token numbers and labels, int64, (batch, sequence)."""
     with torch.device(job.device):
         if job.inputs is not None:
@@ -150,7 +150,7 @@ def batch(job: Job, model) -> dict:
         return {"input_ids": ids, "labels": ids.clone()}
 
 
-def forward(job: Job, module, data):
+def forward(job: Job, module: nn.Module, data: dict[str, torch.Tensor]) -> torch.Tensor:
     """The loss; under autocast where the strategy has no mixed precision of its own."""
     if job.precision == "mixed" and job.strategy != "fsdp2":
         with torch.autocast(job.device, torch.bfloat16):

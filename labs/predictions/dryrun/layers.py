@@ -31,7 +31,7 @@ def _settings(module) -> tuple:
                  if isinstance(value, (int, float, str)) and name not in _NUMBERS)
 
 
-def extended(few: dict, layers: int):
+def extended(few: dict[int, list[tuple]], layers: int) -> list[tuple] | None:
     """Segments of a model of `layers` layers from those of SIZES, or None where they do not lie on
     a line. few: number of layers -> segments."""
     named = {size: _named(found, size) for size, found in few.items()}
@@ -81,7 +81,7 @@ def _higher(six, foreseen) -> bool:
     return any(sum(segment[3]) > top[key[0]] for key, segment in six.items())
 
 
-def collectives(few: dict, layers: int):
+def collectives(few: dict[int, list], layers: int) -> Counter | None:
     """{(kind, bytes of one call): calls} for `layers` layers, or None if they are not on a line."""
     four, five, six = (Counter((c.kind, c.bytes) for c in few[size]) for size in SIZES)
     kinds = set(four) | set(five) | set(six)
@@ -91,7 +91,7 @@ def collectives(few: dict, layers: int):
     return Counter({k: calls for k, calls in counted.items() if calls})
 
 
-def bucket_calls(gradients, layers: int, cap: int) -> Counter:
+def bucket_calls(gradients: list[tuple], layers: int, cap: int) -> Counter:
     """DDP's all-reduces for `layers` layers, from the order of the gradients of 6."""
     middle = SIZES[-1] // 2
     here = [i for i, (block, _) in enumerate(gradients) if block == middle]

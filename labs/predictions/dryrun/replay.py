@@ -7,7 +7,7 @@ _FIELDS = {"parameters": 0, "gradients": 1, "optimizer state": 2, "activations":
            "other": 5}
 
 
-def segments(events, labels) -> list:
+def segments(events: list[tuple], labels: dict[int, str]) -> list[tuple]:
     """[(phase, mark, bytes by category when it begins, bytes by category at its peak)].
 
     A segment runs from one mark to the next; a mark is (phase, "start") or ("block", index).
@@ -26,11 +26,11 @@ def segments(events, labels) -> list:
     return [tuple(segment) for segment in found]
 
 
-def peak(found, *phases) -> Memory:
+def peak(found: list[tuple], *phases: str) -> Memory:
     """The highest moment of these phases."""
     return Memory(*max((s[3] for s in found if s[0] in phases), key=sum))
 
 
-def resident(found, phase) -> Memory:
+def resident(found: list[tuple], phase: str) -> Memory:
     """Bytes when this phase begins."""
     return Memory(*next(s[2] for s in found if s[1] == (phase, "start")))

@@ -30,9 +30,9 @@ class DryRun:
     """
 
     job: Job
-    at: dict
-    peaks: dict
-    collectives: list
+    at: dict[str, Memory]
+    peaks: dict[str, Memory]
+    collectives: list[Collective]
     layers: int
     traced: int
     note: str

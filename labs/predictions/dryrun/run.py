@@ -4,7 +4,9 @@ rank, without a number being computed and without a second process."""
 import contextlib
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
@@ -15,9 +17,11 @@ from labs.predictions.dryrun.trace import trace
 from labs.workers import devices
 
 
-def dry_run(model, *, ranks=1, strategy="plain", batch=1, sequence=128, precision="fp32",
-            checkpointing="none", optimizer=torch.optim.AdamW, inputs=None, threads=None,
-            backend="gloo", device="cpu", shortcut=True, **options) -> DryRun:
+def dry_run(model: Any, *, ranks: int = 1, strategy: str | Callable = "plain", batch: int = 1,
+            sequence: int = 128, precision: str = "fp32", checkpointing: str = "none",
+            optimizer: Callable = torch.optim.AdamW, inputs: Callable | None = None,
+            threads: int | None = None, backend: str = "gloo", device: str = "cpu",
+            shortcut: bool = True, **options) -> DryRun:
     """What one rank of a job holds and sends, from a run with fake tensors on fake ranks.
 
     model: a Hugging Face configuration, or a function that makes an nn.Module whose forward takes
@@ -97,7 +101,7 @@ class _Traced:
         self.calls, self.gradients = traced.calls, traced.gradients
 
 
-def _layers_of(job) -> tuple:
+def _layers_of(job) -> tuple[int, bool]:
     """(layers, whether all are alike). A configuration's are computed once, whatever the ranks:
     building all layers, even of fake tensors, takes a second."""
     is_config = hasattr(job.model, "to_json_string")
@@ -133,7 +137,7 @@ def _result(job, segments, calls, total, traced, note, seconds) -> DryRun:
     return DryRun(job, at, peaks, _collectives(calls), total, traced, note, seconds)
 
 
-def _collectives(calls) -> list:
+def _collectives(calls) -> list[Collective]:
     kinds = dict.fromkeys(kind for kind, _ in calls)
     return [Collective(kind, sum(n for (k, _), n in calls.items() if k == kind),
                        sum(n * size for (k, size), n in calls.items() if k == kind))

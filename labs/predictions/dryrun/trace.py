@@ -11,19 +11,20 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from labs.meters.traffic import Traffic
+from labs.meters.traffic import CollectiveCall, Traffic
 from labs.predictions.dryrun import ddp, fake, jobs
 from labs.predictions.dryrun.tracker import Tracker
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One run: the tracker's events and labels, and the second step's collectives."""
+    """One run: the tracker's events, its labels (storage key -> category), and the second step's
+    collectives and gradients."""
 
-    events: list
-    labels: dict
-    calls: list
-    gradients: list  # (block's index or None, bytes) in the order in which they are made
+    events: list[tuple]
+    labels: dict[int, str]
+    calls: list[CollectiveCall]
+    gradients: list[tuple[int | None, int]]  # (block, bytes), in the order of computation
 
 
 def trace(job: jobs.Job, threads: int, backend: str = "gloo") -> Trace:
@@ -80,7 +81,7 @@ def _step(job, module, optimizer, data, tracker, first=False):
     optimizer.zero_grad()
 
 
-def label_gradients(module, tracker) -> list:
+def label_gradients(module: torch.nn.Module, tracker: Tracker) -> list[torch.nn.Parameter]:
     """Labels gradients when they are computed; returns a list that fills with parameters in that
     order."""
     order = []
