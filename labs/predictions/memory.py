@@ -32,8 +32,11 @@ def predict(config, *, batch: int, sequence: int, ranks: int = 1, rank: int = 0,
     does. threads: of a rank, for the buffers of CPU kernels; None: this machine's cores shared out.
     Raises ValueError in one sentence where there is no such job, or the model cannot be recorded.
     """
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank {rank} of {ranks} does not exist: ranks count from 0")
     chosen = _recipe(recipe, strategy)
-    mode = Mode(chosen.compute, checkpointing, attention, device, chosen.mixed)
+    mode = Mode(chosen.compute, checkpointing, attention, device,
+                mixed=chosen.mixed and wrap == "blocks")
     backend = backend or BACKENDS[device]
     if backend not in BACKENDS.values():
         raise ValueError(f"no backend {backend!r}: choose {' or '.join(BACKENDS.values())}")
@@ -55,8 +58,6 @@ def _recipe(recipe, strategy) -> Recipe:
 
 
 def _parallel(log, step, recipe, strategy, ranks, rank, **options) -> Plain:
-    if not 0 <= rank < ranks:
-        raise ValueError(f"rank {rank} of {ranks} does not exist: ranks count from 0")
     options["flat"] = strategy == "fsdp1"
     kind = type(strategy, (STRATEGIES[strategy],), options)
     return kind(log, step, recipe, ranks, rank)

@@ -55,7 +55,7 @@ class Recording:
 def recording_of(config, batch: int, sequence: int, mode: Mode) -> Recording:
     """The recording for this model and batch, made once per process for all that run the same
     operations. Raises ValueError in one sentence for a model that cannot be recorded."""
-    if not all(hasattr(config, name) for name in _DESCRIBED):
+    if not all(getattr(config, name, None) for name in _DESCRIBED):
         raise ValueError(f"{type(config).__name__} is no configuration of a Hugging Face decoder")
     whole, few = config.num_hidden_layers, _layers(config)
     attempts = dict.fromkeys([(few, True), (few, False), (whole, False)])

@@ -139,6 +139,7 @@ def test_phases():
 @pytest.mark.parametrize("wrong, sentence", [
     (dict(strategy="zero4"), "no strategy 'zero4'"), (dict(recipe="bf16 policy"), "FSDP does that"),
     (dict(checkpointing="some"), "no checkpointing 'some'"), (dict(rank=3, ranks=2), "rank 3 of 2"),
+    (dict(ranks=0), "rank 0 of 0"),
     (dict(device="tpu"), "no device 'tpu'"), (dict(backend="mpi"), "no backend 'mpi'"),
     (dict(wrap="all", strategy="fsdp2"), "no wrapping")])
 def test_bad_input_gets_one_sentence(wrong, sentence):
