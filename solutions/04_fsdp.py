@@ -251,7 +251,7 @@ my_guess = 3
 labs.guess("4.4", "times larger than with DDP, FSDP + checkpointing", my_guess)
 
 # %% [markdown]
-# `lab.largest_model` first *predicts*, in layers: tensors by the closed form of notebook 01, plus
+# `lab.largest_model` first *predicts*, in layers: tensors as notebook 01's explorer does, plus
 # what the process took in addition in two runs without a limit. Then it trains real models under
 # the limit, larger and smaller, until one fits and the next one runs out of memory.
 

@@ -96,7 +96,7 @@ def test_an_impossible_job_is_one_sentence(changes, sentence):
 
 @pytest.mark.parametrize("wrong, error, sentence", [
     (dict(gpus=8), TypeError, "explore_memory has no 'gpus'; it has model, ranks"),
-    (dict(model="GPT-5"), ValueError, "model='GPT-5': choose 'GPT-2', 'Llama-2-7B'")])
+    (dict(model="GPT-5"), ValueError, "model='GPT-5': choose 'GPT-2', 'Phi-3-mini'")])
 def test_a_wrong_beginning_is_refused(wrong, error, sentence):
     with pytest.raises(error, match=sentence):
         explore_memory(**wrong)

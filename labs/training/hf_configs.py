@@ -18,8 +18,15 @@ _SIZES = {
     "Llama-3-70B": ("llama", 8192, 80, 64, 8, 28672, 128256),
     "Qwen2-0.5B": ("qwen2", 896, 24, 14, 2, 4864, 151936),
     "Qwen2-7B": ("qwen2", 3584, 28, 28, 4, 18944, 152064),
+    "Mistral-7B": ("mistral", 4096, 32, 32, 8, 14336, 32000),
+    "Gemma-7B": ("gemma", 3072, 28, 16, 16, 24576, 256000),
+    "Phi-3-mini": ("phi3", 3072, 32, 32, 32, 8192, 32064),
+    "Qwen3-8B": ("qwen3", 4096, 36, 32, 8, 12288, 151936),
 }
-_TIED = ("Qwen2-0.5B",)
+_TIED = ("Qwen2-0.5B", "Gemma-7B")
+_CLASSES = {"gpt2": "GPT2Config", "llama": "LlamaConfig", "qwen2": "Qwen2Config",
+            "mistral": "MistralConfig", "gemma": "GemmaConfig", "phi3": "Phi3Config",
+            "qwen3": "Qwen3Config"}
 NAMES = tuple(_SIZES)
 
 
@@ -35,13 +42,12 @@ def config(name: str):
 
 
 def make(family: str, **sizes):
-    """A configuration of a family ("gpt2", "llama" or "qwen2") with these sizes, in the names of
-    its Hugging Face class."""
+    """A configuration of a family, one of "gpt2", "llama", "qwen2", "mistral", "gemma", "phi3" and
+    "qwen3", with these sizes, in the names of its Hugging Face class."""
     import transformers
 
-    classes = {"gpt2": "GPT2Config", "llama": "LlamaConfig", "qwen2": "Qwen2Config"}
     tokens = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    return getattr(transformers, classes[family])(**tokens | sizes)
+    return getattr(transformers, _CLASSES[family])(**tokens | sizes)
 
 
 def on_meta(config):
