@@ -1,5 +1,5 @@
-"""The rooms of labs/: imports run one way, each notebook's package has the same rooms, and README
-and CONTRIBUTING name every room."""
+"""The packages of labs/: imports run one way, each notebook's package has the same modules, and
+README and CONTRIBUTING name every shared package."""
 
 import ast
 import re
@@ -9,13 +9,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LABS = ROOT / "labs"
-# From the bottom to the top: a room imports from itself and from rooms before it. `notebooks`
+# From the bottom to the top: a package imports from itself and from those before it. `notebooks`
 # stands for all packages of one notebook each. That of a later notebook may import an earlier
 # one's, because a student's earlier work is used again.
 ORDER = ["lazy_exports", "words", "workers", "training", "meters", "predictions", "pictures",
          "exercises", "notebooks"]
 NOTEBOOKS = [path.stem.split("_", 1)[1] for path in sorted((ROOT / "solutions").glob("*_*.py"))]
-ROOMS = sorted(path.parent.name for path in LABS.glob("*/__init__.py"))
+PACKAGES = sorted(path.parent.name for path in LABS.glob("*/__init__.py"))
 MAPS = ["README.md", "CONTRIBUTING.md"]
 
 
@@ -34,14 +34,14 @@ def imports_of(path: Path, package: str) -> set[str]:
 
 def place_of(module: str) -> tuple[int, int]:
     """(place in ORDER, number of the notebook) of 'labs.workers.launcher'; 0 for what is shared."""
-    room = module.split(".")[1]
-    if room in NOTEBOOKS:
-        return ORDER.index("notebooks"), NOTEBOOKS.index(room)
-    return ORDER.index(room), 0
+    name = module.split(".")[1]
+    if name in NOTEBOOKS:
+        return ORDER.index("notebooks"), NOTEBOOKS.index(name)
+    return ORDER.index(name), 0
 
 
 def imports_upwards(path: Path, root: Path = ROOT) -> list[str]:
-    """What a module of labs imports from a room above its own."""
+    """What a module of labs imports from a package above its own."""
     package = ".".join(path.relative_to(root).parent.parts)
     module = ".".join(path.relative_to(root).with_suffix("").parts)
     inside = {name for name in imports_of(path, package) if name.startswith("labs.")}
@@ -75,23 +75,23 @@ def test_labs_itself_imports_nothing_from_labs_before_a_name_is_used():
 
 
 @pytest.mark.parametrize("package", NOTEBOOKS)
-def test_each_notebooks_package_has_the_same_rooms(package):
+def test_each_notebooks_package_has_the_same_modules(package):
     found = {path.stem for path in (LABS / package).iterdir() if path.name != "__pycache__"}
     assert {"__init__", "scaffold", "checks", "charts"} <= found
     own = found - {"__init__", "scaffold", "checks", "charts"}
     assert len(own) <= 3, f"more than three modules of its own topic: {sorted(own)}"
 
 
-def rooms_in_map(text: str) -> set[str]:
+def packages_in_map(text: str) -> set[str]:
     """The folders that the map of a page names below labs/: lines '      workers/   what it is'."""
     labs = re.search(r"^    labs/.*\n((?:^      .*\n)+)", text, re.MULTILINE)
     return set(re.findall(r"^      (\w+)/", labs[1], re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", MAPS)
-def test_the_map_names_every_room(page):
+def test_the_map_names_every_shared_package(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert rooms_in_map(text) == set(ROOMS) - set(NOTEBOOKS)
+    assert packages_in_map(text) == set(PACKAGES) - set(NOTEBOOKS)
 
 
 @pytest.mark.parametrize("page", MAPS)
