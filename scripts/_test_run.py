@@ -110,7 +110,7 @@ def stages(options):
     """Yield the results of the stages that were asked for, one after the other."""
     everything = not options.paths and not options.k
     if everything:
-        lint = [sys.executable, "-m", "ruff", "check", "labs", "scripts", "tests"]
+        lint = [sys.executable, "-m", "ruff", "check", "labs", "scripts", "solutions", "tests"]
         yield timed("lint (ruff)", command_stage, lint)
         build = ["scripts/build", "--check"]
         yield timed("generated notebooks are current", command_stage, build)

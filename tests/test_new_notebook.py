@@ -48,7 +48,7 @@ def files(tree):
 def test_the_skeleton_passes_the_builder_and_the_tests(tree):
     done = new_notebook(tree, NAME, "--title", "The smallest example")
     assert done.returncode == 0, done.stderr
-    run(tree, "-m", "ruff", "check", "labs", "scripts", "tests")
+    run(tree, "-m", "ruff", "check", "labs", "scripts", "solutions", "tests")
     run(tree, "-m", "_build", "--root", tree, NAME)
     run(tree, "-m", "_build", "--root", tree, NAME, "--check")
     pytest = ("-m", "pytest", "-q", "-c", "pyproject.toml", "-p", "no:cacheprovider")
