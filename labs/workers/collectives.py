@@ -9,12 +9,12 @@ _REDUCE_SCATTER = "reduce_scatter_single" if _renamed else "reduce_scatter_tenso
 
 # Looked up at each call: `collective_matching` replaces torch's functions when a rank starts.
 def all_gather_single(output, input, group=None, async_op: bool = False):
-    """Fills `output` (N · S elements) with every rank's `input` (S elements), in rank order.
+    """Fills `output` (N · k elements) with every rank's `input` (k elements), in rank order.
     Returns a Work handle with async_op=True, else None."""
     return getattr(dist, _ALL_GATHER)(output, input, group=group, async_op=async_op)
 
 
 def reduce_scatter_single(output, input, group=None, async_op: bool = False):
-    """Fills `output` (S elements) with this rank's piece of the sum of all ranks' `input` (N · S
+    """Fills `output` (k elements) with this rank's piece of the sum of all ranks' `input` (N · k
     elements). Returns a Work handle with async_op=True, else None."""
     return getattr(dist, _REDUCE_SCATTER)(output, input, group=group, async_op=async_op)

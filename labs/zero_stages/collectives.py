@@ -8,18 +8,18 @@ from labs.workers.collectives import all_gather_single, reduce_scatter_single
 
 
 def all_gather(full: torch.Tensor, shard: torch.Tensor, async_op: bool = False):
-    """Fills `full` (N · S elements) with every rank's `shard` (S elements), in rank order; `shard`
+    """Fills `full` (N · k elements) with every rank's `shard` (k elements), in rank order; `shard`
     may be its own place in `full`. With async_op=True returns a handle at once: call its wait()
     before `full` is read."""
     return all_gather_single(full, shard.detach(), async_op=async_op)
 
 
 def reduce_scatter(flat: torch.Tensor) -> "PendingReduceScatter":
-    """Begins to sum the `flat` tensors (N · S elements) of all ranks; `.wait()` returns this rank's
-    piece of the sum (S elements).
+    """Begins to sum the `flat` tensors (N · k elements) of all ranks; `.wait()` returns this rank's
+    piece of the sum (k elements).
 
-    It takes `flat` over: when the sum is there, the memory of `flat` is freed. Raises ValueError if
-    N does not divide its elements.
+    `flat` must not be used afterwards: `.wait()` frees its memory. Raises ValueError if N does not
+    divide its elements.
     """
     if flat.numel() % dist.get_world_size():
         raise ValueError(f"{flat.numel()} elements do not divide by {dist.get_world_size()} ranks: "
