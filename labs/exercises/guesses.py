@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from labs.exercises.numbers import as_number
 from labs.exercises.verdicts import COLOURS, SIGNS, card
 from labs.pictures import palette
 
@@ -39,8 +40,8 @@ def guess(exercise: str, question: str, value) -> Guess:
     if value is ...:
         _guesses.pop(exercise, None)
         return Guess(question, None)
-    number = _number(value)
-    if number is None:
+    number = as_number(value)
+    if number is None or not math.isfinite(number):
         raise TypeError(f"a guess is one number, for example "
                         f"labs.guess({exercise!r}, {question!r}, 1.5)")
     _guesses[exercise] = number
@@ -50,11 +51,3 @@ def guess(exercise: str, question: str, value) -> Guess:
 def guessed(exercise: str) -> float | None:
     """The guess that was written down for an exercise, or None."""
     return _guesses.get(exercise)
-
-
-def _number(value) -> float | None:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) and not isinstance(value, bool) else None

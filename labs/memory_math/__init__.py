@@ -1,8 +1,7 @@
 """Notebook 01: the memory of a training job by formula, checked against what ranks really hold.
 
 scaffold: what the notebook measures. checks: one file per exercise. charts: what is drawn.
-explorer: one rank's memory for any setting. formula_feedback: which mistakes explain a
-wrong number. ground_truth: what the checks compare with.
+explorer: one rank's memory for any setting. ground_truth: what the checks compare with.
 """
 
 from typing import TYPE_CHECKING

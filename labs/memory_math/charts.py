@@ -3,13 +3,13 @@
 from bisect import bisect_left
 
 from labs.exercises.guesses import guessed
+from labs.exercises.numbers import require_numbers
 from labs.exercises.verdicts import Wrong, print_in_script, shows
 from labs.memory_math import ground_truth
 from labs.memory_math.checks import STATES
 from labs.memory_math.checks.activations import SHOWN
 from labs.memory_math.checks.rank_states import HELD, STEP_COUNTER
 from labs.memory_math.explorer import Setting
-from labs.memory_math.formula_feedback import finite_numbers
 from labs.memory_math.ground_truth import SAVED_PARTS
 from labs.memory_math.scaffold import CheckpointingCost, RankMemory, model_sizes
 from labs.pictures import palette
@@ -85,7 +85,7 @@ def show_quoted_figures(bytes_per_parameter, recipes: dict[str, tuple]) -> Table
 
 
 def _states(returned, what) -> Memory:
-    return Memory(*finite_numbers(returned, STATES, what))
+    return Memory(*require_numbers(returned, STATES, what))
 
 
 @shows("1.3")
@@ -278,8 +278,8 @@ def show_peak(measured: list[RankMemory]) -> Picture:
 
 
 def _formula_total(rank_states, held) -> float:
-    return sum(finite_numbers(rank_states(held.count, held.strategy, held.ranks), HELD,
-                              held.strategy))
+    return sum(require_numbers(rank_states(held.count, held.strategy, held.ranks), HELD,
+                               held.strategy))
 
 
 def show_other_memory() -> Table:

@@ -4,17 +4,14 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from labs.exercises.guesses import guessed
+from labs.exercises.numbers import require_number, require_signature
 from labs.exercises.verdicts import shows
 from labs.pictures import collectives, outcomes
 from labs.pictures.collectives import State
 from labs.pictures.measured import Bar, bars, numbers_before_and_after
 from labs.pictures.picture import Picture
 from labs.start_here import recording
-from labs.start_here.return_values import (
-    require_bytes,
-    require_size_and_ranks,
-    require_world_size,
-)
+from labs.start_here.return_values import require_world_size
 from labs.workers.failures import LaunchError
 
 MEASURED = (2, 3, 4, 8)  # world sizes in the chart of the ring's bytes
@@ -62,11 +59,10 @@ def two_steps(all_reduce: Callable, ranks: int) -> Picture:
 def ring_traffic(ring_bytes: Callable) -> Picture:
     """Counts what a ring sends on 2, 3, 4 and 8 ranks and draws it with the student's formula,
     and the guess for 4 ranks in MB."""
-    require_size_and_ranks(ring_bytes)
+    require_signature(ring_bytes, ("size", "ranks"))
     rows = []
     for ranks in MEASURED:
-        formula = ring_bytes(CHART_SIZE, ranks)
-        require_bytes(formula)
+        formula = require_number(ring_bytes(CHART_SIZE, ranks), "ring_bytes")
         rows.append(Bar(f"{ranks} ranks", max(recording.counted_bytes(ranks, CHART_SIZE)) / 1e6,
                         formula / 1e6, guessed("0.3") if ranks == 4 else None))
     return bars(rows, unit="MB", title="sent by each rank to all-reduce 12 MB",

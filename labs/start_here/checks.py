@@ -5,10 +5,11 @@ from collections.abc import Callable
 
 import torch
 
+from labs.exercises.numbers import Cause, judge_number, require_number, require_signature
 from labs.exercises.on_ranks import WORLD_SIZES
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.start_here import recording
-from labs.start_here.return_values import require_bytes, require_size_and_ranks, require_tensor
+from labs.start_here.return_values import require_tensor
 
 LOSSES = (5, 2, 3, 4)  # batches of each rank in check 0.4; another order follows
 AGREE = "Agree on the number of steps first: a collective can take a minimum."
@@ -63,14 +64,14 @@ def check_all_reduce(all_reduce_in_two: Callable):
 @check("0.3")
 def check_ring_bytes(ring_bytes: Callable):
     """The formula must give the bytes that a ring of sends and receives was seen to send."""
-    require_size_and_ranks(ring_bytes)
+    require_signature(ring_bytes, ("size", "ranks"))
     for ranks in reversed(WORLD_SIZES):  # on 2 ranks too many formulas agree
         for size in RING_SIZES:
             counted = max(recording.counted_bytes(ranks, size))
-            formula = ring_bytes(size, ranks)
-            require_bytes(formula)
-            if abs(formula - counted) > 1e-6 * counted:
-                raise _not_the_bytes(formula, counted, size, ranks)
+            judge_number(ring_bytes(size, ranks), counted, _byte_causes(counted, size, ranks),
+                         f"{size:,} bytes on {ranks} ranks", "bytes",
+                         "How many steps, and how many bytes leave in each?", source="each sent",
+                         rel_tol=1e-6)
     return "your formula equals the bytes counted on rings of 2, 3 and 4 ranks"
 
 
@@ -156,19 +157,16 @@ def _require_sum(rank, ranks, result, total):
                 "Piece r is summed on rank r; all pieces are gathered in the order of the ranks.")
 
 
-def _not_the_bytes(formula, counted, size, ranks) -> Wrong:
-    mistakes = {counted * ranks: "as if each step sent the whole tensor, but it sends one piece",
-                counted / 2: "one of the two halves, the reduce-scatter or the all-gather",
-                2 * size: "that is the limit for very many ranks",
-                (ranks - 1) * size: "what sending the whole tensor to every other rank would cost",
-                size: "as if the tensor went round once",
-                2 * (ranks - 1): "the number of steps, not of bytes",
-                counted / 4: "counted in 4-byte numbers, not in bytes",
-                counted / 1e6: "counted in MB, not in bytes"}
-    why = next((f": {words}" for cost, words in mistakes.items()
-                if abs(formula - cost) <= 1e-6 * cost), "")
-    return Wrong(f"{size:,} bytes on {ranks} ranks: each sent {counted:,}, your formula says "
-                 f"{formula:,.10g}{why}", "How many steps, and how many bytes leave in each?")
+def _byte_causes(counted, size, ranks) -> list[Cause]:
+    return [
+        (counted * ranks, "as if each step sent the whole tensor, but it sends one piece", ""),
+        (counted / 2, "one of the two halves, the reduce-scatter or the all-gather", ""),
+        (2 * size, "that is the limit for very many ranks", ""),
+        ((ranks - 1) * size, "what sending the whole tensor to every other rank would cost", ""),
+        (size, "as if the tensor went round once", ""),
+        (2 * (ranks - 1), "the number of steps, not of bytes", ""),
+        (counted / 4, "counted in 4-byte numbers, not in bytes", ""),
+        (counted / 1e6, "counted in MB, not in bytes", "")]
 
 
 def _require_means(rank, means, losses):
@@ -182,19 +180,12 @@ def _require_means(rank, means, losses):
                     AGREE)
     for step in range(steps):
         each = [own[step] for own in losses]
-        if not isinstance(means[step], float):
-            raise Wrong(f"{where}, step {step}: {kind_of(means[step])}, not a number", one_each)
-        if not abs(means[step] - sum(each) / ranks) <= 1e-4:  # `not <=`, because nan > is False
-            raise Wrong(f"{where}, step {step}: {_wrong_mean(means[step], each, rank)}",
-                        "Sum over ranks, then divide by the world size.")
-
-
-def _wrong_mean(value, each, rank) -> str:
-    if abs(value - each[rank]) < 1e-4:
-        return "this is the rank's own loss, nothing came from the others"
-    if abs(value - sum(each)) < 1e-4:
-        return f"this is the SUM over ranks, {len(each)}x the mean"
-    return f"{value:.4g} is not the mean over ranks, {sum(each) / len(each):.4g}"
+        what = f"{where}, step {step}"
+        causes = [(each[rank], "the rank's own loss, nothing came from the others", ""),
+                  (sum(each), f"the SUM over ranks, {ranks}x the mean", "")]
+        judge_number(require_number(means[step], what, one_each), sum(each) / ranks, causes, what,
+                     hint="Sum over ranks, then divide by the world size.",
+                     source="the mean over ranks is", rel_tol=0, abs_tol=1e-4)
 
 
 def _first(tensor) -> str:

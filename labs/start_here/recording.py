@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
+from labs.exercises.numbers import as_number
 from labs.exercises.verdicts import Wrong
 from labs.meters.traffic import Traffic
 from labs.start_here.return_values import require_fitting_output, require_tensor, wrong_on_rank
@@ -167,17 +168,17 @@ def try_all_reduce(all_reduce: Callable) -> tuple:
 
 
 def try_losses(mean_losses: Callable, lengths: tuple[int, ...]) -> tuple:
-    """(result, own losses); this rank has lengths[rank] of them. Numbers of the result are floats,
-    also where they were tensors."""
+    """(result, own losses); this rank has lengths[rank] of them. Numbers of the result are
+    Python's, also where they were tensors."""
     rank = dist.get_rank()
     losses = [8.0 / (step + 1) + rank**2 for step in range(lengths[rank])]
     means = mean_losses(list(losses))
-    return (list(map(_to_float, means)) if isinstance(means, list | tuple) else means), losses
+    return (list(map(_to_number, means)) if isinstance(means, list | tuple) else means), losses
 
 
-def _to_float(value):
-    one = isinstance(value, int | float) or isinstance(value, torch.Tensor) and value.numel() == 1
-    return float(value) if one else _to_cpu(value)
+def _to_number(value):
+    number = as_number(value)
+    return _to_cpu(value) if number is None else number
 
 
 def _to_cpu(value):

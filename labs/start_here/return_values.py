@@ -1,10 +1,6 @@
 """What a student's function must return, and the sentence and hint where it does not: the same in
 a check and in a chart."""
 
-import inspect
-import math
-from collections.abc import Callable
-
 import torch
 
 from labs.exercises.verdicts import Wrong, kind_of
@@ -19,24 +15,6 @@ def require_tensor(rank: int, ranks: int, result) -> None:
     hint = ("Return the tensor itself." if result is not None else "Does it end with `return`? A "
             "collective itself returns None; return the tensor that it wrote into.")
     raise Wrong(f"rank {rank} of {ranks} returned {kind_of(result)}, not a tensor", hint)
-
-
-def require_bytes(value) -> None:
-    """Raises Wrong unless `value`, what a formula returned, is a finite number."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return
-    found = value if isinstance(value, float) else kind_of(value)
-    raise Wrong(f"it returned {found}, not a number of bytes",
-                "Return the number; do not print it.")
-
-
-def require_size_and_ranks(ring_bytes: Callable) -> None:
-    """Raises Wrong unless it can be called as ring_bytes(size, ranks)."""
-    try:
-        inspect.signature(ring_bytes).bind(96, 4)
-    except TypeError as error:
-        raise Wrong(f"ring_bytes(size, ranks) cannot be called: {error}",
-                    "Keep the first line of the function as it was.") from None
 
 
 def require_world_size(ranks) -> None:

@@ -313,8 +313,8 @@ BYTES = [
     (lambda size, ranks: 2 * (ranks - 1), "the number of steps"),
     (lambda size, ranks: 2 * (ranks - 1) * (size / 4) / ranks, "4-byte numbers"),
     (lambda size, ranks: 2 * (ranks - 1) * size / ranks / 1e6, "counted in MB"),
-    (lambda size, ranks: 1.5 * size, "on 3 ranks: each sent 128"),
-    (lambda size, ranks: 2 * (ranks + 1) * size / ranks, "your formula says 240"),
+    (lambda size, ranks: 1.5 * size, "on 3 ranks: you say 144 bytes, each sent 128"),
+    (lambda size, ranks: 2 * (ranks + 1) * size / ranks, "you say 240 bytes"),
     (lambda size, ranks: None, "returned nothing (None), not a number", "Return the number"),
     (lambda size, ranks: float("nan"), "returned nan, not a number"),
     (lambda size, ranks: size / (ranks - ranks), "ZeroDivisionError"),
@@ -324,6 +324,10 @@ BYTES = [
 
 def counted_up(size, ranks):
     return sum(size / ranks for _ in range(2 * (ranks - 1)))
+
+
+def as_tensor(size, ranks):
+    return 2 * (ranks - 1) * torch.tensor(size) / ranks
 
 
 def in_whole_numbers(size, ranks):
@@ -410,15 +414,16 @@ LOSSES = [
     (longest, "returned 5 means; the shortest rank has 2 batches"),
     (sums_together, "the SUM over ranks, 2x"),
     (own_losses, "the rank's own loss"),
-    (last_batches, "is not the mean over ranks"),
+    (last_batches, ", the mean over ranks is "),
     (rank_0_decides, "never joined all_reduce", "Agree on the number of steps first"),
     (all_steps_of_all_ranks, "never joined all_reduce", "a collective can take a minimum"),
     (runs_out_of_losses, "IndexError: list index out of range", "a collective can take a minimum"),
     (takes_what_the_collective_returns, "NoneType", "writes into its tensor and returns None"),
-    (no_numbers, "rank 0 of 2, step 0: nothing (None), not a number", "one mean for each step"),
-    (not_a_number, "step 0: nan is not the mean over ranks"),
+    (no_numbers, "rank 0 of 2, step 0: it returned nothing (None), not a number",
+     "one mean for each step"),
+    (not_a_number, "step 0: it returned nan, not a number"),
     (rank_0_returns, "rank 1 of 2 returned nothing (None), not a list"),
-    (mean_over_steps, "is not the mean over ranks"),
+    (mean_over_steps, ", the mean over ranks is "),
     (running_mean, "the rank's own loss"),
 ]
 
@@ -447,7 +452,8 @@ CHECKS = {"0.1": lab.check_mean_over_ranks, "0.2": lab.check_all_reduce,
           "0.3": lab.check_ring_bytes, "0.4": lab.check_mean_losses}
 WRONG = {"0.1": MEAN, "0.2": HALVES, "0.3": BYTES, "0.4": LOSSES}
 RIGHT = {"0.1": [mean_of_stack, shares_added, there_and_back],
-         "0.2": [with_lists, in_place, asynchronous], "0.3": [counted_up, in_whole_numbers],
+         "0.2": [with_lists, in_place, asynchronous],
+         "0.3": [counted_up, in_whole_numbers, as_tensor],
          "0.4": [agrees_first, gathers_all, asks_before_each_step]}
 
 

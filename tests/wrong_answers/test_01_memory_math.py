@@ -4,6 +4,7 @@ accept."""
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from _build.definitions import definitions
@@ -136,7 +137,7 @@ WRONG[lab.check_parameters] = [
     *((blocks_of(block), words) for block, words in [
         (Block.table, "Llama-2-7B, one block: .*, 1.078x"),
         (Block.table_of_all_that_are_known, "A table holds only the models it was made for"),
-        (Block.table_with_a_default, "of sizes drawn at random, one block: your formula says"),
+        (Block.table_with_a_default, "of sizes drawn at random, one block: you say"),
         (Block.twelve_h_squared,
          "GPT-2, one block.*all biases are missing and the two norms are missing"),
         (Block.all_heads_have_keys,
@@ -163,9 +164,9 @@ WRONG[lab.check_parameters] = [
         (Model.no_final_norm, "GPT-2: .*the final norm is missing"),
         (Model.final_norm_without_bias, "GPT-2: .*the final norm's bias is missing"),
         (Model.one_block, "GPT-2: .*only one block is counted"),
-        (Model.only_blocks, "GPT-2: your formula says 85,054,464 parameters, it is 124,439,808"),
-        (Model.in_billions, "GPT-2: your formula says 0.1"),
-        (Model.round_number, "GPT-2: your formula says 124,000,000 parameters"),
+        (Model.only_blocks, "GPT-2: you say 85,054,464 parameters, it is 124,439,808"),
+        (Model.in_billions, "GPT-2: you say 0.1"),
+        (Model.round_number, "GPT-2: you say 124,000,000 parameters"),
         (Model.one_argument_more, "cannot be called")])]
 
 
@@ -219,8 +220,8 @@ class Bytes:
 
 
 WRONG[lab.check_bytes_per_parameter] = [((answer,), words) for answer, words in [
-    (Bytes.always_fp32, "weights bfloat16, .*: parameters: your formula says 4 bytes, it is 2"),
-    (Bytes.mixed_precision, "weights float32, .*: parameters: your formula says 2 bytes"),
+    (Bytes.always_fp32, "weights bfloat16, .*: parameters: you say 4 bytes, it is 2"),
+    (Bytes.mixed_precision, "weights float32, .*: parameters: you say 2 bytes"),
     (Bytes.table, "KeyError"),
     (Bytes.master_is_a_weight, "the master copy is counted among the weights"),
     (Bytes.one_moment, "only one moment is counted"),
@@ -232,7 +233,7 @@ WRONG[lab.check_bytes_per_parameter] = [((answer,), words) for answer, words in 
     (Bytes.master_as_moments, "with a master: optimizer state: "),
     (Bytes.master_as_weights, "the master copy is taken in the weights' type"),
     (Bytes.a_sum, "it returned an int, not 3 numbers"),
-    (Bytes.in_bits, "your formula says 32 bytes, it is 4, 8x")]]
+    (Bytes.in_bits, "you say 32 bytes, it is 4, 8x")]]
 
 
 # 1.3 per_rank
@@ -275,19 +276,22 @@ class Rank:
 
 
 WRONG[lab.check_per_rank] = [((answer,), words) for answer, words in [
-    (shares(9, 9, 9), "70B on 8 ranks, stage 1: optimizer state: 560 GB .*: not divided"),
-    (shares(1, 1, 1), "stage 1: parameters: 17.5 GB .*divided, though this stage keeps it whole"),
-    (shares(0, 0, 0), "stage 0: parameters: 17.5 GB .*divided, though"),
-    (shares(9, 9, 1), "stage 2: gradients: 140 GB per rank, it is 17.5: not divided"),
-    (shares(9, 2, 1), "stage 3: parameters: 140 GB per rank, it is 17.5: not divided"),
+    (shares(9, 9, 9), "70B on 8 ranks, stage 1: optimizer state: you say 560 GB .*: not divided"),
+    (shares(1, 1, 1),
+     "stage 1: parameters: you say 17.5 GB .*divided, though this stage keeps it whole"),
+    (shares(0, 0, 0), "stage 0: parameters: you say 17.5 GB .*divided, though"),
+    (shares(9, 9, 1), "stage 2: gradients: you say 140 GB per rank, it is 17.5: not divided"),
+    (shares(9, 2, 1), "stage 3: parameters: you say 140 GB per rank, it is 17.5: not divided"),
     (shares(1, 2, 3), "stage 1: parameters: .*divided, though"),
     (Rank.gradients_forgotten,
-     "stage 2: gradients are missing: 210 GB in all, where a rank holds 227.5"),
-    (Rank.one_parameter, "70B on 8 ranks, stage 0: parameters: 2e-09 GB per rank, it is 140"),
+     "stage 2: gradients: .*missing: 210 GB in all, where a rank holds 227.5"),
+    (Rank.one_parameter,
+     "70B on 8 ranks, stage 0: parameters: you say 2e-09 GB per rank, it is 140"),
     (Rank.table, "KeyError"),
     (Rank.known_recipe, "a job drawn at random, stage 0"),
     (Rank.a_sum, "it returned a float, not 3 numbers"),
-    (Rank.rounded_down, "a job drawn at random, stage 1: optimizer state: off by less than a byte"),
+    (Rank.rounded_down,
+     "a job drawn at random, stage 1: optimizer state: .*off by less than a byte"),
     (Rank.in_gb, "stage 0: parameters: ")]]
 
 
@@ -373,7 +377,7 @@ WRONG[lab.check_activations] = [
         (Layer.no_batch, "the batch is missing"),
         (Layer.twenty_four, "10sbh is missing"),
         (Layer.checkpointed, "2sbh is what checkpointing keeps"),
-        (Layer.of_the_block_that_was_shown, "a real block, .*eager attention: your formula says"),
+        (Layer.of_the_block_that_was_shown, "a real block, .*eager attention: you say"),
         (Layer.with_one_head, "a real block, .*4 heads, eager attention")]),
     *(((right.layer_activations, whole), words) for whole, words in [
         (Whole.no_logits, "GPT-2, 1 x 1024 tokens, without checkpointing.*logits are missing"),
@@ -399,8 +403,8 @@ WRONG[lab.check_step_flops] = [((answer,), words) for answer, words in [
     (lambda p, t, c: (6 if c else 4) * p * t, "forward and backward count as much"),
     (lambda p, t, c: 2 * p * t, "that is forward alone"),
     (lambda p, t, c: (4 if c else 3) * p * t, "a multiplication and an addition are two"),
-    (lambda p, t, c: (8 if c else 6) * p, "your formula says"),
-    (lambda p, t, c: 4 / 3 if c else 1, "your formula says 1 FLOPs, torch counts"),
+    (lambda p, t, c: (8 if c else 6) * p, "you say"),
+    (lambda p, t, c: 4 / 3 if c else 1, "you say 1 FLOPs, torch counts"),
     (lambda p, t, c: None, "it returned nothing")]]
 
 
@@ -475,7 +479,7 @@ WRONG[lab.check_bytes_left] = [((answer,), words) for answer, words in [
     (Left.all_sequences, "Llama-2-13B, stage 0 .*the sequences of all ranks are counted"),
     (Left.parameters_alone, "of the model states only parameters are counted"),
     (Left.nothing_below_zero, "nothing is left, but how much is missing"),
-    (Left.in_gb, "your formula says -7.56.*that is in GB")]]
+    (Left.in_gb, "you say -7.56.*that is in GB")]]
 
 
 # 1.7 rank_states
@@ -493,19 +497,19 @@ def states(**by_strategy):
 WRONG[lab.check_rank_states] = [((answer,), words) for answer, words in [
     (states(DDP=lambda n, r: (4 * n, 4 * n, 8 * n, 0)),
      # or 4 bytes more, when gloo's thread frees a number unseen
-     "DDP on 2 ranks: a rank holds 136,70[48] bytes of buffers, you say 0: there are some"),
+     "DDP on 2 ranks, buffers: you say 0 bytes, a rank holds 136,70[48]: there are some"),
     (states(DDP=lambda n, r: (4 * n / r, 4 * n / r, 8 * n / r, 0)),
-     "DDP on 2 ranks: .* of parameters, .*DDP divides nothing"),
+     "DDP on 2 ranks, parameters: .*DDP divides nothing"),
     (states(FSDP2=lambda n, r: (4 * n, 4 * n, 8 * n, 0)),
-     "FSDP2 on 2 ranks: .* of parameters, .*not divided"),
+     "FSDP2 on 2 ranks, parameters: .*not divided"),
     (states(FSDP2=lambda n, r: (4 * n / 2, 4 * n / 2, 8 * n / 2, 0)), "FSDP2 on 4 ranks"),
     (states(FSDP2=lambda n, r: (4 * n / r, 4 * n / r, 8 * n / r, 4 * n)),
-     "bytes of buffers, .*there is no such copy here"),
+     "buffers: you say .*there is no such copy here"),
     (states(plain=lambda n, r: (4 * n, 4 * n, 4 * n, 0)), "AdamW keeps two moments"),
     (states(plain=lambda n, r: (n, n, 2 * n, 0)), "counted in elements"),
     (states(plain=lambda n, r: (2 * n, 2 * n, 4 * n, 0)), "as in 16 bits"),
-    (states(plain=lambda n, r: (4 * n, 0, 8 * n, 0)), "bytes of gradients, you say 0"),
-    (states(plain=lambda n, r: (4 * n, 4 * n, 9 * n, 0)), "of optimizer state, you say"),
+    (states(plain=lambda n, r: (4 * n, 0, 8 * n, 0)), "gradients: you say 0 bytes"),
+    (states(plain=lambda n, r: (4 * n, 4 * n, 9 * n, 0)), "optimizer state: you say"),
     (states(plain=lambda n, r: (4 * n, 4 * n, 8 * n)), "it returned a tuple of 3, not 4 numbers")]]
 
 
@@ -575,6 +579,12 @@ class Right:
         needed += [right.activations(m, batch, sequence, checkpointing), lab.overhead(ranks)]
         return gpu.usable - sum(needed)
 
+    def block_as_tensor(m):
+        return torch.tensor(right.block_parameters(m))
+
+    def model_of_numpy(m):
+        return np.int64(right.model_parameters(m))
+
     def states_by_cases(count, strategy, ranks):
         size = 4 * count / (ranks if strategy == "FSDP2" else 1)
         return [size, size, 2 * size, size if strategy == "DDP" else 0]
@@ -584,6 +594,7 @@ class Right:
     (lab.check_parameters, [right.block_parameters, right.model_parameters]),
     (lab.check_parameters, [Right.block_by_matrices, Right.model_by_addition]),
     (lab.check_parameters, [Right.block_by_matrices, right.model_parameters]),
+    (lab.check_parameters, [Right.block_as_tensor, Right.model_of_numpy]),
     (lab.check_bytes_per_parameter, [right.bytes_per_parameter]),
     (lab.check_bytes_per_parameter, [Right.bytes_by_finfo]),
     (lab.check_per_rank, [right.per_rank]), (lab.check_per_rank, [shares(3, 2, 1)]),

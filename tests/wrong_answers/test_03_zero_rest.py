@@ -100,12 +100,12 @@ class Clip:
 
 @pytest.mark.parametrize("answer, words", [
     (Clip.nothing, "clip_grad_norm returned nothing .None., not the norm"),
-    (Clip.torchs, r"rank 0: the norm is .*\n.*norm of this rank's shards alone"),
-    (Clip.own_norm, r"rank 0: the norm is .*\n.*norm of this rank's shards alone"),
-    (Clip.norms_added, r"the norm is .*\n.*Norms do not add up, their squares do"),
-    (Clip.mean_of_norms, r"the norm is .*\n.*Norms do not add up"),
-    (Clip.largest_norm, "the norm is .*, that of the whole gradient is"),
-    (Clip.root_forgotten, r"the norm is .*\n.*take the root after the sum"),
+    (Clip.torchs, r"rank 0, the norm: .*norm of this rank's shards alone"),
+    (Clip.own_norm, r"rank 0, the norm: .*norm of this rank's shards alone"),
+    (Clip.norms_added, r"the norm: you say .*\n.*Norms do not add up, their squares do"),
+    (Clip.mean_of_norms, r"the norm: you say .*\n.*Norms do not add up"),
+    (Clip.largest_norm, "the norm: you say .*, that of the whole gradient is"),
+    (Clip.root_forgotten, r"the norm: .*its square\n.*Take the root after the sum"),
     (Clip.each_shard_by_itself, "max_norm 0.5: the gradients are .*x what they were, instead of"),
     (Clip.always_scaled, r"max_norm 1e\+06: the gradients are .* instead of 1.0000x"),
     (Clip.not_scaled, "max_norm 0.5: the gradients are 1.0000x what they were"),

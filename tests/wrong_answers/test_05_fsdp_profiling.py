@@ -5,7 +5,9 @@ import re
 import sys
 
 import cloudpickle
+import numpy as np
 import pytest
+import torch
 from _build.definitions import definitions
 
 import labs.fsdp_profiling as lab
@@ -37,18 +39,19 @@ WRONG[lab.check_communication_share] = [
     (lambda trace: None, "returned None, not a share for each"),
     (lambda trace: 0.5, "returned 0.5, not a share for each"),
     (lambda trace: {"all_gather": 0.3}, "not a share for each of all_gather and reduce_scatter"),
-    (each(lambda trace, spans: 0.123), "the share is 0.123, not"),
+    (each(lambda trace, spans: 0.123), "all_gather: the share: you say 0.123, it is "),
     (each(lambda trace, spans: sum(one.seconds for one in spans) / trace.seconds),
-     "all_gather: the share counts a moment twice"),
-    (each(lambda trace, spans: united(spans)), "the share is in seconds"),
-    (each(lambda trace, spans: 100 * united(spans) / trace.seconds), "the share is in percent"),
+     "all_gather: the share: .*that counts a moment twice"),
+    (each(lambda trace, spans: united(spans)), "the share: .*that is in seconds"),
+    (each(lambda trace, spans: 100 * united(spans) / trace.seconds),
+     "the share: .*that is in percent"),
     (each(lambda trace, spans: len(spans) / len(trace.collectives)), "counts calls, not seconds"),
     (each(lambda trace, spans: united(map(from_call, spans)) / trace.seconds),
-     "'called long before it begins', all_gather: the share counts from the call"),
+     "'called long before it begins', all_gather: the share: .*that counts from the call"),
     (each(lambda trace, spans: united(spans) / trace.seconds * len(trace.steps)),
-     "'two steps', all_gather: the share divides by one step's seconds"),
+     "'two steps', all_gather: the share: .*that divides by one step's seconds"),
     (each(lambda trace, spans: united(trace.collectives) / trace.seconds),
-     "the share counts other collectives too"),
+     "the share: .*that counts other collectives too"),
     (each(lambda trace, spans: united([*spans, *trace.of("all_reduce")]) / trace.seconds),
      "'an all-reduce among them', all_gather: the share")]
 
@@ -62,11 +65,11 @@ def waiting(trace, *kinds):
 
 
 WRONG[lab.check_exposed_share] = [
-    (lambda trace: None, "the exposed share is None"),
-    (lambda trace: 0.0, "the exposed share is 0.0, not"),
+    (lambda trace: None, "the exposed share: it returned nothing .None., not a number"),
+    (lambda trace: 0.0, "the exposed share: you say 0, it is 0.4$"),
     (lambda trace: united(trace.collectives) / trace.seconds, "is all communication, hidden or"),
     (lambda trace: trace.seconds_of()["overlapped"] / trace.seconds, "is the part that is hidden"),
-    (lambda trace: waiting(trace), "the exposed share is in seconds"),
+    (lambda trace: waiting(trace), "the exposed share: .*that is in seconds"),
     (lambda trace: waiting(trace) / united(trace.collectives), "a share of the communication"),
     (lambda trace: waiting(trace, *KINDS) / trace.seconds, "leaves out the all-reduce"),
     (lambda trace: 1 - computing(trace) / trace.seconds, "all the time without computing"),
@@ -380,15 +383,15 @@ WRONG[lab.check_diagnose] = [
 # 5.9 collective_seconds
 
 WRONG[lab.check_collective_seconds] = [
-    (lambda nbytes, ranks, bandwidth: None, "returned None, not a number"),
-    (lambda nbytes, ranks, bandwidth: 0.0, "the time is 0.0 s, not"),
+    (lambda nbytes, ranks, bandwidth: None, "the time: it returned nothing .None., not a number"),
+    (lambda nbytes, ranks, bandwidth: 0.0, "the time: you say 0 s, it is 0.0213"),
     (lambda nbytes, ranks, bandwidth: nbytes / bandwidth,
      "as if a rank received its own piece too"),
     (lambda nbytes, ranks, bandwidth: 2 * (ranks - 1) / ranks * nbytes / bandwidth,
      "of an all-reduce"),
     (lambda nbytes, ranks, bandwidth: (ranks - 1) * nbytes / bandwidth,
      "nbytes were one rank's piece"),
-    (lambda nbytes, ranks, bandwidth: nbytes / ranks / bandwidth, "the time is one piece's"),
+    (lambda nbytes, ranks, bandwidth: nbytes / ranks / bandwidth, "that of one piece"),
     (lambda nbytes, ranks, bandwidth: 8 * (ranks - 1) / ranks * nbytes / bandwidth,
      "8 times too long")]
 
@@ -481,7 +484,10 @@ class Right:
     (lab.check_diagnose, by_seconds(of_the_step(0.48), 4.8)),
     (lab.check_collective_seconds, right.collective_seconds),
     (lab.check_collective_seconds,
-     lambda nbytes, ranks, bandwidth: (nbytes - nbytes / ranks) / bandwidth)])
+     lambda nbytes, ranks, bandwidth: (nbytes - nbytes / ranks) / bandwidth),
+    (lab.check_collective_seconds,
+     lambda *job: torch.tensor(right.collective_seconds(*job))),
+    (lab.check_exposed_share, lambda trace: np.float64(right.exposed_share(trace)))])
 def test_right(check, answer):
     verdict = check(answer)
     assert verdict.passed is True, verdict

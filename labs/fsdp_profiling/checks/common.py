@@ -1,10 +1,7 @@
-"""What the checks of notebook 05 share: the recording that they read, and how a wrong number is
-explained."""
+"""What the checks of notebook 05 share: the recording that they read, and how messages name it."""
 
 import functools
-import math
 
-from labs.exercises.verdicts import Wrong
 from labs.fsdp_profiling import recording
 from labs.fsdp_profiling.recording import RecordedRun, RunConfig
 from labs.meters.trace import Trace
@@ -19,21 +16,6 @@ def recorded(**changes) -> RecordedRun:
 def by_rank(traces: RecordedRun, what: str = "recorded") -> dict[str, Trace]:
     """Returns the traces with a name for each, as messages call them."""
     return {f"{what}, rank {trace.rank}": trace for trace in traces}
-
-
-def same(got, want: float, abs_tol: float = 1e-12) -> bool:
-    """Whether `got` is a number and equal up to rounding."""
-    return (isinstance(got, int | float) and not isinstance(got, bool)
-            and math.isclose(got, want, rel_tol=1e-9, abs_tol=abs_tol))
-
-
-def raise_wrong(got, want: float, mistakes: list[tuple], what: str, unit: str = ""):
-    """Raises Wrong about a number. mistakes: (the number that a mistake leads to, what it is, a
-    hint)."""
-    for value, sentence, hint in mistakes:
-        if value and same(got, value):
-            raise Wrong(f"{what} {sentence}", hint)
-    raise Wrong(f"{what} is {shortened(got)}{unit}, not {want:.4g}{unit}")
 
 
 def shortened(value, most: int = 60) -> str:

@@ -1,8 +1,11 @@
 """Exercise 5.1: the share of the step in which an all-gather, or a reduce-scatter, is in flight."""
 
+from dataclasses import replace
+
+from labs.exercises.numbers import Cause, judge_number
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp_profiling.checks import synthetic_traces
-from labs.fsdp_profiling.checks.common import by_rank, raise_wrong, recorded, same, shortened
+from labs.fsdp_profiling.checks.common import by_rank, recorded, shortened
 from labs.meters.trace import Trace, total_seconds, union
 
 KINDS = ("all_gather", "reduce_scatter")
@@ -22,7 +25,11 @@ def check_communication_share(communication_share):
             raise Wrong(f"communication_share returned {shortened(got)}, not a share for each of "
                         f"{' and '.join(KINDS)}", 'A dictionary: {"all_gather": 0.2, ...}')
         for kind in KINDS:
-            _compare(got[kind], trace, trace.of(kind), f"trace {name!r}, {kind}: the share")
+            # A share is the time with at least one collective in flight, from begin to end, by the
+            # time of all recorded steps.
+            want = total_seconds(union(trace.of(kind))) / trace.seconds
+            judge_number(got[kind], want, _causes(want, trace, trace.of(kind)),
+                         f"trace {name!r}, {kind}: the share")
     return ("the shares are right on synthetic traces, and on every rank of a run recorded just "
             "now")
 
@@ -32,31 +39,24 @@ def traces() -> dict[str, Trace]:
     return {**synthetic_traces.for_shares(), **by_rank(recorded())}
 
 
-def _compare(got, trace, spans, what):
-    seconds = total_seconds(union(spans))
-    want = seconds / trace.seconds
-    # A share is the time with at least one collective in flight, from begin to end, by the time of
-    # all recorded steps. Each mistake below gives another number on at least one synthetic trace.
-    if same(got, want):
-        return
-    raise_wrong(got, want, [
+def _causes(want, trace, spans) -> list[Cause]:
+    """Each gives another number than the right one on at least one synthetic trace."""
+    seconds = want * trace.seconds
+    from_call = [replace(span, begin=span.issued) for span in spans]
+    return [
         (sum(span.seconds for span in spans) / trace.seconds,
-         "counts a moment twice where two collectives are in flight",
+         "that counts a moment twice where two collectives are in flight",
          "Unite the spans before you add up: lab.union, then lab.total_seconds."),
-        (seconds, "is in seconds", "Divide by trace.seconds."),
-        (100 * want, "is in percent", "A share lies between 0 and 1."),
-        (seconds / (trace.seconds / max(1, len(trace.steps))), "divides by one step's seconds, not "
-         "by those of all recorded steps", "trace.seconds is of all of them together."),
-        (seconds / max(span.end for span in spans), "divides by something shorter than the steps",
-         "Use trace.seconds."),
-        (total_seconds(union([_from_call(span) for span in spans])) / trace.seconds,
-         "counts from the call, not from when the collective was in flight",
+        (seconds, "that is in seconds", "Divide by trace.seconds."),
+        (100 * want, "that is in percent", "A share lies between 0 and 1."),
+        (want * max(1, len(trace.steps)), "that divides by one step's seconds, not by those of all "
+         "recorded steps", "trace.seconds is of all of them together."),
+        (seconds / max(span.end for span in spans), "that divides by something shorter than the "
+         "steps", "Use trace.seconds."),
+        (total_seconds(union(from_call)) / trace.seconds,
+         "that counts from the call, not from when the collective was in flight",
          "A call may wait in a queue: take begin and end."),
-        (len(spans) / max(1, len(trace.collectives)), "counts calls, not seconds",
+        (len(spans) / max(1, len(trace.collectives)), "that counts calls, not seconds",
          "Calls differ in length."),
-        (total_seconds(union(trace.collectives)) / trace.seconds, "counts other collectives too",
-         "Ask for one kind: trace.of(kind).")], what)
-
-
-def _from_call(span):
-    return type(span)(**{**vars(span), "begin": span.issued})
+        (total_seconds(union(trace.collectives)) / trace.seconds,
+         "that counts other collectives too", "Ask for one kind: trace.of(kind).")]

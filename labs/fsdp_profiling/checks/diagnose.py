@@ -3,6 +3,7 @@
 import functools
 import random
 
+from labs.exercises.numbers import as_number
 from labs.exercises.verdicts import Verdict, Wrong, check
 from labs.fsdp_profiling import recording
 from labs.fsdp_profiling.checks.common import recorded, shortened
@@ -135,17 +136,13 @@ def _is_slow_loading(label, run, healthy) -> bool:
                for one in trace.labelled("enumerate(DataLoader)"))
 
 
-def _integer(value):
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 _IS_EVIDENCE = {
     "nothing": lambda evidence, run, healthy: evidence is None,
     "item": _is_item_call,
-    "tiny units": lambda count, run, healthy: _integer(count) in {
+    "tiny units": lambda count, run, healthy: as_number(count) in {
         len(trace.of("all_gather")) for trace in run},
     "one huge unit": _is_largest,
     "no prefetch": lambda unit, run, healthy: any(
         unit in trace_units.late_units(trace) for trace in run),
     "slow data loader": _is_slow_loading,
-    "slow rank": lambda rank, run, healthy: _integer(rank) == run.config.slow_rank}
+    "slow rank": lambda rank, run, healthy: as_number(rank) == run.config.slow_rank}

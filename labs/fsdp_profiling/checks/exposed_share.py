@@ -1,7 +1,7 @@
 """Exercise 5.2: the share of the step that is exposed communication."""
 
+from labs.exercises.numbers import Cause, judge_number
 from labs.exercises.verdicts import check
-from labs.fsdp_profiling.checks.common import raise_wrong, same
 from labs.fsdp_profiling.checks.communication_share import HINTS, KINDS, traces
 from labs.meters.trace import total_seconds
 
@@ -10,35 +10,36 @@ from labs.meters.trace import total_seconds
 def check_exposed_share(exposed_share):
     """exposed_share(trace): share of the steps in which the rank only waits for a collective."""
     for name, trace in traces().items():
-        _compare(exposed_share(trace), trace, f"trace {name!r}: the exposed share")
+        # Exposed is the time with a collective of any kind in flight and no computing. Subtracting
+        # seconds instead of intervals goes wrong as soon as some computing overlaps with nothing.
+        judge_number(exposed_share(trace), trace.seconds_of()["exposed"] / trace.seconds,
+                     [cause for cause in _causes(trace) if cause[0]],  # 0 has no certain cause
+                     f"trace {name!r}: the exposed share")
     return ("the exposed share is right on synthetic traces, and on every rank of a run recorded "
             "just now")
 
 
-def _compare(got, trace, what):
+def _causes(trace) -> list[Cause]:
     times, seconds = trace.seconds_of(), trace.seconds
-    want = times["exposed"] / seconds
-    # Exposed is the time with a collective of any kind in flight and no computing. Subtracting
-    # seconds instead of intervals goes wrong as soon as some computing overlaps with nothing.
-    if same(got, want):
-        return
     two_kinds, computed = trace.seconds_of(*KINDS), total_seconds(trace.compute)
-    raise_wrong(got, want, [
-        (times["total"] / seconds, "is all communication, hidden or not",
+    return [
+        (times["total"] / seconds, "that is all communication, hidden or not",
          "Take away the intervals in which the rank computes: lab.subtract."),
-        (times["overlapped"] / seconds, "is the part that is hidden", "Exposed is the other one."),
-        (times["exposed"], "is in seconds", "Divide by trace.seconds."),
-        (100 * want, "is in percent", "A share lies between 0 and 1."),
-        (times["exposed"] / (times["total"] or 1), "is a share of the communication, not of the "
-         "step", "Divide by trace.seconds."),
-        (1 - computed / seconds, "is all the time without computing", "A rank can also be idle: "
-         "count only where a collective is in flight."),
-        (two_kinds["exposed"] / seconds, "leaves out the all-reduce", "Exposed is exposed, "
+        (times["overlapped"] / seconds, "that is the part that is hidden",
+         "Exposed is the other one."),
+        (times["exposed"], "that is in seconds", "Divide by trace.seconds."),
+        (100 * times["exposed"] / seconds, "that is in percent", "A share lies between 0 and 1."),
+        (times["exposed"] / (times["total"] or 1), "that is a share of the communication, not of "
+         "the step", "Divide by trace.seconds."),
+        (1 - computed / seconds, "that is all the time without computing", "A rank can also be "
+         "idle: count only where a collective is in flight."),
+        (two_kinds["exposed"] / seconds, "that leaves out the all-reduce", "Exposed is exposed, "
          "whatever the kind: trace.collectives."),
-        (max(times["total"] - computed, 0) / seconds, "subtracts seconds from seconds: right only "
-         "if all computing overlapped", "Subtract intervals: lab.subtract(intervals, others)."),
-        ((computed - times["overlapped"]) / seconds, "is the computing without communication",
+        (max(times["total"] - computed, 0) / seconds, "that subtracts seconds from seconds: right "
+         "only if all computing overlapped",
+         "Subtract intervals: lab.subtract(intervals, others)."),
+        ((computed - times["overlapped"]) / seconds, "that is the computing without communication",
          "The other way round: communication without computing."),
         (sum(one.seconds for one in trace.collectives) / seconds - times["overlapped"] / seconds,
-         "counts a moment twice where two collectives are in flight",
-         "Unite the collectives first: lab.union.")], what)
+         "that counts a moment twice where two collectives are in flight",
+         "Unite the collectives first: lab.union.")]

@@ -2,9 +2,8 @@
 
 import random
 
+from labs.exercises.numbers import Cause, judge_number, pairs, require_signature
 from labs.exercises.verdicts import check
-from labs.memory_math import formula_feedback as feedback
-from labs.memory_math.formula_feedback import Cause
 from labs.memory_math.ground_truth import random_sizes, saved_bytes
 from labs.predictions.parameters import Shape, shape_of
 from labs.training import hf_configs
@@ -15,8 +14,8 @@ SHOWN = (3, 96, 128, 4)  # batch, sequence, hidden, heads of the block that the 
 @check("1.4")
 def check_activations(layer_activations, activations):
     """A layer's bytes against a real block's saved tensors, a model's against sums of layers."""
-    feedback.require_signature(layer_activations, ("batch", "sequence", "hidden", "heads", "fused"))
-    feedback.require_signature(activations, ("m", "batch", "sequence", "checkpointing"))
+    require_signature(layer_activations, ("batch", "sequence", "hidden", "heads", "fused"))
+    require_signature(activations, ("m", "batch", "sequence", "checkpointing"))
     # Random sizes reject an answer that fits only the block in the notebook.
     for sizes in (SHOWN, random_sizes(), random_sizes()):
         for fused in (False, True):
@@ -44,37 +43,36 @@ def _check_layer(layer_activations, batch, sequence, hidden, heads, fused):
             f"{'fused' if fused else 'eager'} attention")
     expected = (saved_bytes(batch, sequence, hidden, heads, fused)
                 - statistics_bytes(batch, sequence, heads, fused))
-    feedback.require_value(layer_activations(batch, sequence, hidden, heads, fused), expected, what,
-                           "bytes", _layer_causes(batch, sequence, hidden, heads, fused),
-                           "Add up the tensors of lab.show_saved_tensors, in units of s·b·h.")
+    judge_number(layer_activations(batch, sequence, hidden, heads, fused), expected,
+                 _layer_causes(batch, sequence, hidden, heads, fused, expected), what, "bytes",
+                 "Add up the tensors of lab.show_saved_tensors, in units of s·b·h.")
 
 
-def _layer_causes(b, s, h, a, fused) -> list[Cause]:
+def _layer_causes(b, s, h, a, fused, real) -> list[Cause]:
     size, scores = s * b * h, 5 * a * s * s * b
-    expected = 34 * size + (0 if fused else scores)
-    return [
-        Cause(0 if fused else -scores, "the scores inside attention, 5as/h, are missing",
-              "They grow with the square of the sequence."),
-        Cause(scores if fused else 0, "fused attention never writes the scores out",
-              "Leave 5as/h out where `fused` is True."),
-        Cause(0 if fused else 5 * a * s * (s * b - size // h), "the batch counts once"),
-        Cause(expected, "2x: that is as if 34 counted elements; it counts bytes",
-              "sbh(34 + 5as/h) is in bytes already."),
-        Cause(-expected / 2, "half: counted in 16-bit elements", "The answer is in bytes."),
-        Cause((1 / b - 1) * expected, "the batch is missing", "Every sequence of it is saved."),
-        Cause(-10 * size, "10sbh is missing: two norms' inputs, and what attention's and the "
-              "feed-forward part's outputs save", "lab.show_saved_tensors lists them all."),
-        Cause.returning(2 * size, expected, "2sbh is what checkpointing keeps",
-                        "Here nothing is dropped.")]
+    causes = [
+        (34 * size, "the scores inside attention, 5as/h, are missing",
+         "They grow with the square of the sequence."),
+        (34 * size + scores, "fused attention never writes the scores out",
+         "Leave 5as/h out where `fused` is True."),
+        (real + (not fused) * 5 * a * s * (s * b - size // h), "the batch counts once", ""),
+        (2 * real, "2x: that is as if 34 counted elements; it counts bytes",
+         "sbh(34 + 5as/h) is in bytes already."),
+        (real / 2, "half: counted in 16-bit elements", "The answer is in bytes."),
+        (real / b, "the batch is missing", "Every sequence of it is saved."),
+        (real - 10 * size, "10sbh is missing: two norms' inputs, and what attention's and the "
+         "feed-forward part's outputs save", "lab.show_saved_tensors lists them all.")]
+    return [*causes, (2 * size, "2sbh is what checkpointing keeps", "Here nothing is dropped."),
+            *pairs(causes, real)]
 
 
 def _check_model(activations, name, m, batch, sequence, checkpointing):
     what = (f"{name}, {batch} x {sequence} tokens, "
             f"{'with' if checkpointing else 'without'} checkpointing")
     expected = model_activations(m, batch, sequence, checkpointing)
-    feedback.require_value(activations(m, batch, sequence, checkpointing), expected, what, "bytes",
-                           _model_causes(m, batch * sequence, checkpointing, expected),
-                           "What all layers keep, and what comes on top at the peak.")
+    judge_number(activations(m, batch, sequence, checkpointing), expected,
+                 _model_causes(m, batch * sequence, checkpointing, expected), what, "bytes",
+                 "What all layers keep, and what comes on top at the peak.")
 
 
 def model_activations(m: Shape, batch: int, sequence: int, checkpointing: bool) -> int:
@@ -87,34 +85,30 @@ def model_activations(m: Shape, batch: int, sequence: int, checkpointing: bool) 
     return layer * m.layers + logits
 
 
-def _model_causes(m, tokens, checkpointing, expected) -> list[Cause]:
+def _model_causes(m, tokens, checkpointing, real) -> list[Cause]:
     layer, logits = 34 * tokens * m.hidden, 4 * tokens * m.vocabulary
     inputs = 2 * tokens * m.hidden * m.layers  # what checkpointing keeps
     kept = inputs if checkpointing else layer * m.layers
-    top = expected - kept
+    top = real - kept
     causes = [
-        Cause(-top if logits == top else 0, "the logits are missing",
-              "Batch x sequence x vocabulary numbers in fp32."),
-        Cause(-logits / 2 if logits == top else 0, "the logits are counted in 16 bits",
-              "The loss needs them in fp32."),
-        Cause((1 - m.layers) * (kept // m.layers), "only one layer is counted",
-              "There are m.layers of them.")]
+        (real - (logits == top) * logits, "the logits are missing",
+         "Batch x sequence x vocabulary numbers in fp32."),
+        (real - (logits == top) * logits / 2, "the logits are counted in 16 bits",
+         "The loss needs them in fp32."),
+        (top + kept // m.layers, "only one layer is counted", "There are m.layers of them.")]
     if not checkpointing:
-        return causes
-
-    def returning(value, description, hint):
-        return Cause.returning(value, expected, description, hint)
-
+        return causes + pairs(causes, real)
+    causes += [
+        (real - kept / 2, "a layer's input is counted in elements", "In 16 bits: 2sbh bytes."),
+        (kept, "what comes on top of the checkpoints is missing",
+         "At the loss it is the logits, later one layer that is computed again.")]
     return [
         *causes,
-        returning(inputs + layer + logits, "the logits and the recomputed layer are never there "
-                  "together", "The logits are gone when backward reaches the layers: take max."),
-        returning(layer * m.layers + logits, "nothing was dropped",
-                  "With checkpointing a layer keeps its input alone, 2sbh."),
-        Cause(-kept / 2, "a layer's input is counted in elements", "In 16 bits: 2sbh bytes."),
-        Cause(-top, "what comes on top of the checkpoints is missing",
-              "At the loss it is the logits, later one layer that is computed again."),
-        returning(inputs + logits, "the layer that is computed again is missing",
-                  "One layer at a time is whole again, 34sbh."),
-        returning(inputs + layer, "the logits are missing",
-                  "Batch x sequence x vocabulary numbers in fp32.")]
+        (inputs + layer + logits, "the logits and the recomputed layer are never there together",
+         "The logits are gone when backward reaches the layers: take max."),
+        (layer * m.layers + logits, "nothing was dropped",
+         "With checkpointing a layer keeps its input alone, 2sbh."),
+        (inputs + logits, "the layer that is computed again is missing",
+         "One layer at a time is whole again, 34sbh."),
+        (inputs + layer, "the logits are missing",
+         "Batch x sequence x vocabulary numbers in fp32."), *pairs(causes, real)]

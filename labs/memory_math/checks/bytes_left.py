@@ -2,11 +2,10 @@
 
 import random
 
+from labs.exercises.numbers import Cause, judge_number, pairs, require_number, require_signature
 from labs.exercises.verdicts import check
-from labs.memory_math import formula_feedback as feedback
 from labs.memory_math.checks.activations import model_activations
 from labs.memory_math.checks.per_rank import states_per_rank
-from labs.memory_math.formula_feedback import Cause
 from labs.memory_math.scaffold import MODELS
 from labs.predictions import hardware, parameters
 from labs.predictions.parameters import shape_of
@@ -19,16 +18,15 @@ ARGUMENTS = ("m", "recipe", "stage", "ranks", "batch", "sequence", "checkpointin
 @check("1.6")
 def check_bytes_left(bytes_left):
     """Bytes that are left on a GPU, for jobs that fit, jobs that do not, and random ones."""
-    feedback.require_signature(bytes_left, ARGUMENTS)
+    require_signature(bytes_left, ARGUMENTS)
     for name, *job in _jobs():
         _, _, stage, ranks, batch, sequence, checkpointing, gpu = job
         what = (f"{name}, stage {stage} on {ranks} x {gpu.name}, {batch} x {sequence} tokens"
                 f"{', checkpointing' if checkpointing else ''}")
-        returned = feedback.finite_number(bytes_left(*job), what)
-        expected, causes = _bytes_left(*job)
+        left, causes = _bytes_left(*job)
         # In GB, so that two sums of large numbers agree up to their rounding.
-        feedback.require_value(returned / GB, expected / GB, what, "GB", causes,
-                               "usable - model states - activations - overhead.")
+        judge_number(require_number(bytes_left(*job), what) / GB, left / GB, causes, what, "GB",
+                     "usable - model states - activations - overhead.", abs_tol=1e-9)
     return "the bytes left in six jobs, two of them drawn at random"
 
 
@@ -47,41 +45,38 @@ def _jobs() -> list[tuple]:
             ("GPT-2", sizes["GPT-2"], (4, 4, 8), 0, 1, 8, 1024, False, t4), *drawn]
 
 
-def _bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing, gpu) -> tuple:
+def _bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing,
+                gpu) -> tuple[float, list[Cause]]:
     """(bytes left, common causes in GB)."""
     count, overhead = parameters.count(m), hardware.overhead(ranks)
     states = states_per_rank(count, recipe, stage, ranks)
     kept = model_activations(m, batch, sequence, checkpointing)
     left = gpu.usable - sum(states) - kept - overhead
-
-    def adds(nbytes, description, hint):
-        return Cause(nbytes / GB, description, hint)
-
-    def returns(value, description, hint):
-        return Cause.returning(value / GB, left / GB, description, hint)
-
+    more = [  # bytes that a mistake leaves in addition
+        (overhead, "what CUDA and NCCL take is missing", "lab.overhead(ranks) knows it."),
+        (overhead - hardware.overhead(1), "NCCL's buffers are missing",
+         "Give lab.overhead the number of ranks."),
+        (kept, "the activations are missing", "Exercise 1.4 gave you a function."),
+        (kept - model_activations(m, batch, sequence, not checkpointing), "activations as if "
+         f"checkpointing were {'off' if checkpointing else 'on'}", "Pass `checkpointing` on."),
+        (kept - model_activations(m, batch * ranks, sequence, checkpointing),
+         "the sequences of all ranks are counted", "`batch` are those of one rank."),
+        (gpu.nominal - gpu.usable, "the data sheet's capacity is not what CUDA gives",
+         "Use gpu.usable."),
+        (sum(states[1:]), "of the model states only parameters are counted",
+         "per_rank returns three numbers."),
+        (sum(states), "the model states are missing", "Exercise 1.3 gave you a function."),
+        (sum(states) - count * sum(recipe), "nothing is divided among the ranks",
+         "Pass stage and ranks on."),
+        (sum(states) - count * sum(recipe) / ranks, "everything is divided by the ranks",
+         "Pass the stage on.")]
+    causes = [((left + added) / GB, *words) for added, *words in more]
     return left, [
-        adds(overhead, "what CUDA and NCCL take is missing", "lab.overhead(ranks) knows it."),
-        adds(overhead - hardware.overhead(1), "NCCL's buffers are missing",
-             "Give lab.overhead the number of ranks."),
-        adds(kept, "the activations are missing", "Exercise 1.4 gave you a function."),
-        adds(kept - model_activations(m, batch, sequence, not checkpointing), "activations as if "
-             f"checkpointing were {'off' if checkpointing else 'on'}", "Pass `checkpointing` on."),
-        adds(kept - model_activations(m, batch * ranks, sequence, checkpointing),
-             "the sequences of all ranks are counted", "`batch` are those of one rank."),
-        adds(gpu.nominal - gpu.usable, "the data sheet's capacity is not what CUDA gives",
-             "Use gpu.usable."),
-        adds(sum(states[1:]), "of the model states only parameters are counted",
-             "per_rank returns three numbers."),
-        adds(sum(states), "the model states are missing", "Exercise 1.3 gave you a function."),
-        adds(sum(states) - count * sum(recipe), "nothing is divided among the ranks",
-             "Pass stage and ranks on."),
-        adds(sum(states) - count * sum(recipe) / ranks, "everything is divided by the ranks",
-             "Pass the stage on."),
-        returns(-left, "that is what is missing, not what is left",
-                "Negative means: it does not fit."),
-        returns(left / GB, "that is in GB", "Return bytes."),
-        returns(0, "nothing is left, but how much is missing?",
-                "Less than 0 where the job does not fit: no max."),
-        returns(gpu.usable - left, "that is what is needed, not left",
-                "Take it from gpu.usable.")]
+        *causes,
+        (-left / GB, "that is what is missing, not what is left",
+         "Negative means: it does not fit."),
+        (left / GB / GB, "that is in GB", "Return bytes."),
+        (0, "nothing is left, but how much is missing?",
+         "Less than 0 where the job does not fit: no max."),
+        ((gpu.usable - left) / GB, "that is what is needed, not left", "Take it from gpu.usable."),
+        *pairs(causes, left / GB)]

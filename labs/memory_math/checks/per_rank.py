@@ -1,9 +1,10 @@
 """Exercise 1.3: bytes of one rank under ZeRO."""
 
+import math
 import random
 
-from labs.exercises.verdicts import Wrong, check
-from labs.memory_math import formula_feedback as feedback
+from labs.exercises.numbers import Cause, judge_number, require_numbers, require_signature
+from labs.exercises.verdicts import check
 from labs.memory_math.checks import STATES, TABLE_HINT
 from labs.predictions.memory_recipes import Recipe, model_states
 from labs.training.memory_categories import GB
@@ -19,17 +20,17 @@ def states_per_rank(count: float, recipe: tuple, stage: int, ranks: int) -> list
 @check("1.3", hints=TABLE_HINT)
 def check_per_rank(per_rank):
     """Three numbers for every stage: the paper's figure 1, 70B on 8 ranks, and random sizes."""
-    feedback.require_signature(per_rank, ("count", "recipe", "stage", "ranks"))
+    require_signature(per_rank, ("count", "recipe", "stage", "ranks"))
     for name, count, recipe, ranks in _jobs():
         for stage in (0, 1, 2, 3):
             what = f"{name}, stage {stage}"
-            returned = feedback.finite_numbers(per_rank(count, recipe, stage, ranks), STATES, what)
-            expected = states_per_rank(count, recipe, stage, ranks)
-            for state, got, right, size in zip(STATES, returned, expected, recipe, strict=True):
-                if not feedback.is_close(got, right):
-                    totals = (f"{_gb(sum(returned))} GB in all, where a rank holds "
-                              f"{_gb(sum(expected))}")
-                    raise _wrong_share(f"{what}: {state}", got, right, count * size, ranks, totals)
+            returned = require_numbers(per_rank(count, recipe, stage, ranks), STATES, what)
+            real = states_per_rank(count, recipe, stage, ranks)
+            totals = f"{_gb(sum(returned))} GB in all, where a rank holds {_gb(sum(real))}"
+            for state, got, want, size in zip(STATES, returned, real, recipe, strict=True):
+                causes = _causes(want, count * size, ranks, f"missing: {totals}")
+                judge_number(got / GB, want / GB, causes, f"{what}: {state}", "GB per rank",
+                             "count times bytes; divided by N, or not.")
     return "stages 0 to 3 for the paper's figure 1, for 70B on 8 ranks and for random sizes"
 
 
@@ -42,19 +43,14 @@ def _jobs() -> list[tuple]:
             ("a job drawn at random", count, recipe, ranks)]
 
 
-def _wrong_share(what, got, right, whole, ranks, totals) -> Wrong:
-    sentence = f"{what}: {_gb(got)} GB per rank, it is {_gb(right)}"
+def _causes(want, whole, ranks, missing) -> list[Cause]:
+    """In GB. whole: bytes on all ranks together."""
     rule = "Stage 1 divides the optimizer state alone, 2 the gradients too, 3 the parameters too."
-    if feedback.is_close(got, 0):
-        return Wrong(f"{what} are missing: {totals}",
-                     "A rank keeps its share of what is divided: 1/N of it, not nothing.")
-    if abs(got - right) < 1:
-        return Wrong(f"{what}: off by less than a byte", "Divide with /: // drops the rest.")
-    if feedback.is_close(got, whole):
-        return Wrong(f"{sentence}: not divided", rule)
-    if feedback.is_close(got, whole / ranks):
-        return Wrong(f"{sentence}: divided, though this stage keeps it whole", rule)
-    return Wrong(f"{sentence}, {got / right:.4g}x", "count times bytes; divided by N, or not.")
+    less, more = math.floor(want) / GB, math.ceil(want) / GB
+    rounded = "off by less than a byte", "Divide with /: // drops the rest."
+    return [(0, missing, "A rank keeps its share of what is divided: 1/N of it, not nothing."),
+            (less, *rounded), (more, *rounded), (whole / GB, "not divided", rule),
+            (whole / ranks / GB, "divided, though this stage keeps it whole", rule)]
 
 
 def _gb(nbytes) -> str:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 
+from labs.exercises.numbers import as_number
 from labs.exercises.verdicts import Wrong, check
 from labs.predictions import hardware
 from labs.training.memory_categories import GB
@@ -26,16 +27,16 @@ def check_choose(choose: Callable):
     cases = list(itertools.product(MODELS, RANKS, GPUS, ACTIVATIONS))
     for model, ranks, gpu, activations in cases:
         case = MODELS[model], ranks, hardware.gpu(gpu).usable, activations
+        name = f"{model} on {ranks} × {gpu} with {activations / GB:g} GB of activations"
         got, want = choose(*case), lowest_stage(*case)
-        if got != want or isinstance(got, bool):
-            name = f"{model} on {ranks} × {gpu} with {activations / GB:g} GB of activations"
+        if got is not None and as_number(got) not in (0, 1, 2, 3):
+            raise Wrong(f"{name}: choose returned {got!r}", "Return 0, 1, 2, 3 or None.")
+        if got != want:
             raise _wrong(name, got, want, *case)
     return f"right in {len(cases)} cases, from DDP to 'it does not fit'"
 
 
 def _wrong(name, got, want, parameters, ranks, capacity, activations) -> Wrong:
-    if got not in (0, 1, 2, 3, None) or isinstance(got, bool):
-        return Wrong(f"{name}: choose returned {got!r}", "Return 0, 1, 2, 3 or None.")
     answer = "that nothing fits" if got is None else f"stage {got}"
     # Too low a stage runs out of memory: limits for N → ∞, or activations forgotten.
     if got is not None and (want is None or got < want):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from labs.exercises.numbers import as_number, judge_number
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
@@ -53,31 +54,24 @@ def _reject(norm, gradients, want, limit, traffic):
     if sent > _MOST_ELEMENTS:
         raise Wrong(f"rank {rank} communicates {sent:,} elements to find one number",
                     "Squares add up: all-reduce the sum of the squares, not the gradients.")
-    number = _number(norm)
-    if number is None:
+    if as_number(norm) is None:
         raise Wrong(f"clip_grad_norm returned {kind_of(norm)}, not the norm",
                     "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.")
     # The norm is the same on all ranks: with its own, each would scale by another factor.
-    if abs(number - want) > _TOLERANCE * want:
-        raise Wrong(f"rank {rank}: the norm is {number:.4f}, that of the whole gradient is "
-                    f"{want:.4f}", _norm_hint(number, want, gradients))
+    own = sum(before.square().sum().item() for _, before in gradients) ** 0.5
+    causes = [(own, "the norm of this rank's shards alone", "The others have the rest."),
+              (want * want, "its square", "Take the root after the sum.")]
+    judge_number(norm, want, causes, f"rank {rank}, the norm", rel_tol=_TOLERANCE,
+                 hint="Norms do not add up, their squares do: sum the squares over the shards and "
+                      "over the ranks, then take the root.",
+                 source="that of the whole gradient is")
     # All gradients shrink by one factor, and only if the norm is above the limit.
     factor = min(1.0, limit / want)
     for shard, before in gradients:
         ratio = (shard.grad * before).sum().item() / before.square().sum().item()
-        if abs(ratio - factor) > _TOLERANCE:
+        if not abs(ratio - factor) <= _TOLERANCE:  # also where it is not a number
             raise Wrong(f"rank {rank}, max_norm {limit:g}: the gradients are {ratio:.4f}x what "
                         f"they were, instead of {factor:.4f}x", _scale_hint(ratio, factor))
-
-
-def _norm_hint(number, want, gradients) -> str:
-    own = sum(before.square().sum().item() for _, before in gradients) ** 0.5
-    if abs(number - own) < _TOLERANCE * own:
-        return "That is the norm of this rank's shards alone. The others have the rest."
-    if abs(number - want * want) < _TOLERANCE * want * want:
-        return "That is its square: take the root after the sum."
-    return ("Norms do not add up, their squares do: sum the squares over the shards and over the "
-            "ranks, then take the root.")
 
 
 def _scale_hint(ratio, factor) -> str:
@@ -86,10 +80,3 @@ def _scale_hint(ratio, factor) -> str:
     if abs(ratio - 1) < _TOLERANCE:
         return "Scale the gradients in place: gradient.mul_(...)."
     return "Scale every shard's gradient by max_norm / norm."
-
-
-def _number(norm) -> float | None:
-    try:
-        return float(norm)
-    except (TypeError, ValueError):
-        return None
