@@ -28,7 +28,8 @@ def as_number(value) -> int | float | None:
     return value if isinstance(value, int) else float(value)
 
 
-def require_number(returned, what: str, hint: str = "Return the number; do not print it."):
+def require_number(returned, what: str,
+                   hint: str = "Return the number; do not print it.") -> int | float:
     """Returns `returned` as Python's int or float. Raises Wrong unless it is a finite number."""
     number = as_number(returned)
     if number is None:

@@ -86,6 +86,9 @@ class Clip:
         dist.all_reduce(square)
         return square.sqrt()
 
+    def not_a_number(optimizer, max_norm):
+        return scaled(optimizer, local_square(optimizer) * float("nan"), max_norm)
+
     def returns_nothing(optimizer, max_norm):
         right.clip_grad_norm(optimizer, max_norm)
 
@@ -109,6 +112,7 @@ class Clip:
     (Clip.each_shard_by_itself, "max_norm 0.5: the gradients are .*x what they were, instead of"),
     (Clip.always_scaled, r"max_norm 1e\+06: the gradients are .* instead of 1.0000x"),
     (Clip.not_scaled, "max_norm 0.5: the gradients are 1.0000x what they were"),
+    (Clip.not_a_number, "rank 0, the norm: it returned nan, not a number"),
     (Clip.returns_nothing, "returned nothing .None., not the norm"),
     (Clip.everything_gathered, "communicates .* elements to find one number")], ids=named)
 def test_wrong_clip(answer, words):
