@@ -13,8 +13,8 @@ from labs.exercises.verdicts import shows
 from labs.fsdp import memory_limits, scaffold
 from labs.fsdp.memory_limits import LargestModel
 from labs.pictures import palette
+from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.memory import MemoryRow, memory_bars
-from labs.pictures.panels import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.predictions.memory_recipes import model_states

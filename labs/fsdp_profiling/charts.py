@@ -12,7 +12,8 @@ from labs.fsdp_profiling.recording import RecordedRun, configured_fsdp2
 from labs.fsdp_profiling.scaffold import SlowRuns
 from labs.meters import trace_units
 from labs.meters.trace import KINDS, Collective, Trace, total_seconds, union
-from labs.pictures import measured, palette, phases, timelines, widgets
+from labs.pictures import palette, phases, timelines, widgets
+from labs.pictures.bars import Bar, bars
 from labs.pictures.tables import Table
 from labs.training.presets import Preset
 
@@ -30,11 +31,11 @@ def show_shares(run: RecordedRun, communication_share: Callable):
     rows = []
     for trace in run:
         shares = communication_share(trace)
-        rows += [measured.Bar(f"rank {trace.rank}, {kind.replace('_', '-')}", share)
+        rows += [Bar(f"rank {trace.rank}, {kind.replace('_', '-')}", share)
                  for kind, share in shares.items()]
         both = total_seconds(union(trace.of(*shares))) / trace.seconds  # a moment counts once
-        rows.append(measured.Bar(f"rank {trace.rank}, both", both, guessed=guessed("5.1")))
-    return measured.bars(rows, "", "of the recorded step")
+        rows.append(Bar(f"rank {trace.rank}, both", both, guessed=guessed("5.1")))
+    return bars(rows, "", "of the recorded step")
 
 
 @shows("5.2")
@@ -102,11 +103,11 @@ def show_throughput(preset: Preset, configures: dict[str, Callable | None],
         strategies = {name: partial(strategy, all_gather_delay=all_gather_delay * usual)
                       for name, strategy in strategies.items()}
     found = measure(strategies, rounds=rounds)
-    rows = [measured.Bar(name, found.tokens_per_second(name), colour=palette.RANKS[0],
+    rows = [Bar(name, found.tokens_per_second(name), colour=palette.RANKS[0],
                          guessed=_guessed_rate(found.tokens_per_second(default), number))
             for number, name in enumerate(strategies)]
     where = f"; all-gathers take {all_gather_delay:g} of a step longer" if all_gather_delay else ""
-    return measured.bars(rows, "tokens/s", f"of all ranks together (median of turns{where})")
+    return bars(rows, "tokens/s", f"of all ranks together (median of turns{where})")
 
 
 def _guessed_rate(default_rate, number) -> float | None:

@@ -10,7 +10,8 @@ from labs.exercises.verdicts import shows
 from labs.manual_ddp import variants
 from labs.manual_ddp.checks.average_gradients import ONLY_RANK_0
 from labs.manual_ddp.checks.combine import as_gradient, gradients_of_shards
-from labs.pictures import buckets, curves, gradients, measured, palette, phases, timelines, widgets
+from labs.pictures import curves, gradients, palette, phases, shards, timelines, widgets
+from labs.pictures.bars import Bar, bars
 from labs.predictions import traffic as predicted
 from labs.training import data, loop, models
 from labs.training.presets import Preset
@@ -55,7 +56,7 @@ def explore_buckets(make_buckets, preset: Preset):
 
     def picture(cap_mb):
         cut = make_buckets(model.parameters(), cap_mb * 1e6)
-        return buckets.bucket_bar([[(names[id(p)], p.numel() * p.element_size()) for p in bucket]
+        return shards.bucket_bar([[(names[id(p)], p.numel() * p.element_size()) for p in bucket]
                                    for bucket in cut], cap_mb * 1e6)
 
     cap = preset.cap_bytes / 1e6
@@ -94,7 +95,7 @@ def show_training(wrap, preset: Preset, steps: int = 30):
 @shows("2.10")
 def show_calls(compared: Comparison):
     """Draws the collectives per step of each variant, and the count that its buckets predict."""
-    return measured.bars([measured.Bar(name, len(found.calls), _predicted_calls(compared, name),
+    return bars([Bar(name, len(found.calls), _predicted_calls(compared, name),
                                        guessed("2.5") if "bucketed" in name else None)
                           for name, found in compared.results.items()],
                          "calls", "of all_reduce per step and rank")
@@ -109,7 +110,7 @@ def _predicted_calls(compared, name) -> int | None:
 def show_bytes(compared: Comparison):
     """Draws the bytes per step of each variant, and the predicted 4 bytes per parameter."""
     want = predicted.gradient_bytes(compared.parameters) / 1e6
-    return measured.bars([measured.Bar(name, found.bytes.total() / 1e6, want)
+    return bars([Bar(name, found.bytes.total() / 1e6, want)
                           for name, found in compared.results.items()],
                          "MB", "all-reduced per step and rank (logical bytes)")
 
@@ -135,7 +136,7 @@ def _typical_steps(compared, names=()) -> dict:
 def show_throughput(compared: Comparison):
     """Draws the tokens per second of all ranks together, by variant, and the student's guess."""
     ratio, torchs = guessed("2.10"), compared.tokens_per_second("torch DDP")
-    return measured.bars([measured.Bar(
+    return bars([Bar(
         name, compared.tokens_per_second(name), colour=palette.RANKS[0],
         guessed=ratio * torchs if ratio is not None and "overlapped" in name else None)
         for name in compared.results], "tokens/s", "of all ranks together (median of turns)")

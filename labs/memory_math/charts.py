@@ -13,7 +13,7 @@ from labs.memory_math.explorer import Setting
 from labs.memory_math.ground_truth import SAVED_PARTS
 from labs.memory_math.scaffold import CheckpointingCost, RankMemory, model_sizes
 from labs.pictures import palette
-from labs.pictures.measured import Bar, bars
+from labs.pictures.bars import Bar, bars
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table

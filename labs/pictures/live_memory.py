@@ -3,9 +3,11 @@ one row, in a hundredth of its time. Its colours follow the page, light or dark.
 
 import html
 
+from matplotlib.ticker import MaxNLocator
+
 from labs.pictures import palette
-from labs.pictures.capacities import merge_close
 from labs.pictures.marks import OVERHEAD, format_number
+from labs.pictures.memory import merge_close
 from labs.pictures.picture import WIDTH
 from labs.training.memory_categories import GB, NAMES, Memory
 
@@ -16,6 +18,7 @@ _FIT = {True: ("✓ ", palette.PASSED), False: ("✗ ", palette.REJECTED), None:
 _LEFT, _RIGHT = 6, round(96 * WIDTH) - 6  # pixels: the axis
 _LEVEL = 17  # pixels from one capacity's name to the next
 _BAR = 46  # pixels: the bar's height
+TICKS = MaxNLocator(6, steps=[1, 2, 5, 10])
 
 
 def memory_html(held: Memory | None, overhead: float, gpus: list[tuple[float, str, bool | None]],
@@ -57,7 +60,7 @@ def _chart(held, overhead, gpus, end, verdict) -> str:
     parts += _bar(held, overhead, x, top) if held else []
     parts += [f"<line x1='{_LEFT}' x2='{_RIGHT}' y1='{base}' y2='{base}' stroke='{_MUTED}'/>"]
     parts += [_text(x(tick * GB), base + 17, f"{tick:,g}", "middle" if tick else "start")
-              for tick in _ticks(end / GB)]
+              for tick in TICKS.tick_values(0, end / GB) if tick * GB <= end]
     parts += [_text((_LEFT + _RIGHT) / 2, base + 36, "GB (10⁹ bytes) of one rank at its peak",
                     "middle", _INK)]
     return (f"<svg viewBox='0 0 {96 * WIDTH:.0f} {base + 44}' width='100%' role='img' "
@@ -102,13 +105,6 @@ def _fill(name) -> str:
 def _text(x, y, words, anchor="start", colour=_MUTED) -> str:
     return f"<text x='{x:.1f}' y='{y}' text-anchor='{anchor}' fill='{colour}' font-size='12'>" \
            f"{words}</text>"
-
-
-def _ticks(end) -> list:
-    """At most seven round numbers from 0 on."""
-    step = next(step for power in range(-2, 9) for step in (10**power, 2 * 10**power, 5 * 10**power)
-                if end / step <= 6)
-    return [step * count for count in range(int(end / step) + 1)]
 
 
 def _legend(held, overhead) -> str:

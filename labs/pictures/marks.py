@@ -1,6 +1,6 @@
 """The parts that charts of measurements share: bars, ticks, labels, axes, legends and numbers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -85,9 +85,15 @@ class LabelledBar:
         mixed = tuple(0.45 * channel + 0.55 for channel in to_rgb(colour))
         return {"facecolor": mixed, "edgecolor": colour, "linewidth": 0.0, "hatch": "////"}
 
-    def tick_words(self, text: Callable[[float], str] = format_number) -> list[str]:
+    def by_part(self) -> str:
+        """` (parameters 0.4, activations 0.8)`; parts below a ten-thousandth are left out."""
+        parts = ", ".join(f"{name} {format_number(length)}" for name, length in self.parts.items()
+                          if name not in ("", OVERHEAD) and length > 1e-4 * self.total)
+        return f" ({parts})" if parts else ""
+
+    def tick_words(self) -> list[str]:
         """The ticks in words, those that there are: ["predicted 1.5", "your guess 2"]."""
-        return [f"{name} {text(value)}" for name, value in
+        return [f"{name} {format_number(value)}" for name, value in
                 (("predicted", self.predicted), ("your guess", self.guessed)) if value is not None]
 
 

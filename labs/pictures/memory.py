@@ -4,15 +4,20 @@ at the capacities of GPUs; a bar for each strategy, or a column for each number 
 import textwrap
 from dataclasses import dataclass, replace
 
+from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from labs.pictures import capacities as gpu_lines
 from labs.pictures import marks, palette
-from labs.pictures.capacities import Capacity
-from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.pictures.picture import WIDTH, Picture, canvas, grow
 from labs.training.memory_categories import Memory
 
 ROW = 0.46  # inches from one bar to the next
+_LINE = {"color": palette.MUTED, "linestyle": (0, (4, 3)), "linewidth": 1, "zorder": 0.5}
+_NAME = {"color": palette.MUTED, "fontsize": 9}
+SIZE = 0.9 * marks.CHARACTER  # inches of a character of a name
+LEVEL = 0.19  # inches from a name to the next above it
+
+Capacity = tuple[float, str]  # (bytes, name)
 
 
 @dataclass(frozen=True)
@@ -72,18 +77,15 @@ class MemoryRow:
 
     def words(self, unit: marks.Unit) -> str:
         """The row in a sentence."""
+        bar = self.drawn(unit)
         parts = [f"out of memory at {unit.text(self.limit)}"] if self.out_of_memory else []
         if self.measured is not None or self.is_pale:
-            # Categories below a ten-thousandth are left out.
-            by_name = ", ".join(f"{name} {unit.number(nbytes)}" for name, nbytes in
-                                self.bar.by_name().items() if nbytes > 1e-4 * self.bar.total)
-            parts.append(f"{'predicted' if self.is_pale else self.source} "
-                         f"{unit.text(self.bar.total)}{f' ({by_name})' if by_name else ''}")
+            source = "predicted" if self.is_pale else self.source
+            parts.append(f"{source} {unit.text(self.bar.total)}{bar.by_part()}")
         if self.overhead:
             parts.append(f"and {unit.text(self.overhead)} for CUDA and NCCL")
-        ticks = self.drawn(unit).tick_words()
-        return f"{', '.join(self.name.splitlines())}: " + (", ".join(parts + ticks)
-                                                           or "nothing yet")
+        said = ", ".join(parts + bar.tick_words()) or "nothing yet"
+        return f"{', '.join(self.name.splitlines())}: {said}"
 
 
 def memory_bars(rows: list[MemoryRow], title: str = "", capacities: list[Capacity] = (),
@@ -104,7 +106,7 @@ def memory_bars(rows: list[MemoryRow], title: str = "", capacities: list[Capacit
     figure, [ax] = marks.bar_chart(names, [bars], [_axis_title(unit, title)],
                                    1.05 + ROW * len(rows) + 0.22 * len(lines))
     ax.set_title("\n".join(lines), loc="left", fontsize=10)
-    gpu_lines.draw_upright(ax, shown, unit.size, wide, ROW)
+    draw_upright(ax, shown, unit.size, wide, ROW)
     _legend(figure, bars)
     return Picture(figure, _in_words(rows, title, unit, shown, note), data=rows)
 
@@ -123,7 +125,7 @@ def _shown(rows, capacities, unit) -> tuple[list[Capacity], marks.Unit]:
     in_bytes = [row.drawn(marks.Unit("bytes")) for row in rows]
     longest = (max((max(bar.end, bar.guessed or 0) for bar in in_bytes), default=0)
                or min(capacities, default=(1,))[0])  # nothing to draw, but an axis
-    return gpu_lines.capacities_shown(capacities, longest), marks.unit_for(longest, unit)
+    return capacities_shown(capacities, longest), marks.unit_for(longest, unit)
 
 
 def _axis_title(unit, title) -> str:
@@ -162,7 +164,7 @@ def memory_columns(measured: dict[str, Memory], predicted: dict[str, Memory | fl
         _draw_column(ax, place, bar, top)
     ax.set_ylim(0, top)
     ax.set_xlim(-0.6, len(rows) - 0.4 + (0.03 + 0.13 * len(rows) if shown else 0))
-    gpu_lines.draw_across(ax, shown, unit.size, len(rows) - 0.45)
+    draw_across(ax, shown, unit.size, len(rows) - 0.45)
     ax.set_xticks(range(len(rows)), names)
     ax.tick_params(axis="x", labelcolor=palette.INK)
     ax.set_xlabel(below)
@@ -178,3 +180,68 @@ def _draw_column(ax, place, bar, top):
     ax.text(place, bar.end + 0.015 * top, marks.format_number(bar.total), ha="center", va="bottom",
             fontsize=10, zorder=3, color=palette.INK,
             bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.8})
+
+
+def capacities_shown(capacities: list[Capacity], longest: float) -> list[Capacity]:
+    """Those capacities that a chart shows whose longest bar has `longest` bytes: all that the bar
+    crosses and the next larger one, unless that is so large that the bars would shrink to
+    nothing."""
+    next_larger = min((size for size, _ in capacities if size > longest), default=0)
+    too_large = len(capacities) > 1 and next_larger > 4 * longest
+    limit = max(longest, 0 if too_large else 1.02 * next_larger)
+    return [line for line in capacities if line[0] <= limit]
+
+
+def merge_close(capacities: list[Capacity], distance: float) -> list[Capacity]:
+    """The capacities in ascending order, where those less than `distance` bytes above the first of
+    a group become one line with the names of all, in the order given: `A100-80, H100`."""
+    groups = []
+    for line in sorted(capacities):
+        if groups and line[0] - groups[-1][0][0] < distance:
+            groups[-1].append(line)
+        else:
+            groups.append([line])
+    return [(group[0][0], ", ".join(line[1] for line in capacities if line in group))
+            for group in groups]
+
+
+def draw_upright(ax: Axes, capacities: list[Capacity], unit: float, inches: float, row: float):
+    """Draws vertical lines with their names above the first bar. The axis (of `inches`) ends right
+    of the last name, and the figure grows by the inches that the names take. row: inches."""
+    if not capacities:
+        return
+    lines = [(size / unit, name) for size, name in capacities]
+    lines = merge_close(lines, 0.012 * max([ax.get_xlim()[1], *(1.1 * at for at, _ in lines)]))
+    last, name = lines[-1]
+    right = max(ax.get_xlim()[1], last / (1 - (SIZE * len(name) + 0.1) / inches))
+    levels = _name_levels(lines, right / inches)
+    (below, top), heads = ax.get_ylim(), 0.17 + LEVEL * max(levels)
+    for (at, name), level in zip(lines, levels, strict=True):
+        high = -0.5 - (LEVEL * level + 0.17) / row
+        ax.vlines(at, high, below, **_LINE)
+        ax.text(at, high, f" {name}", ha="left", va="top", **_NAME)
+    ax.set_xlim(0, right)
+    ax.set_ylim(below, top - heads / row)
+    grow(ax.figure, heads)
+
+
+def _name_levels(lines, per_inch) -> list[int]:
+    """How high the name of each of the lines stands, which are in ascending order: right of its
+    line, one level above all lines that it would run into. per_inch: of the axis."""
+    placed = []
+    for at, name in reversed(lines):
+        end = at + (len(name) * SIZE + 0.1) * per_inch
+        placed.append((at, max((level + 1 for other, level in placed if other < end), default=0)))
+    return [level for _, level in reversed(placed)]
+
+
+def draw_across(ax: Axes, capacities: list[Capacity], unit: float, right: float):
+    """Draws horizontal lines up to x = `right` and from there a leader to each name; names that
+    would touch are moved apart."""
+    left, free, top = ax.get_xlim()[0], 0.0, ax.get_ylim()[1]
+    for at, name in merge_close([(size / unit, name) for size, name in capacities], 0.012 * top):
+        height = max(at, free)
+        ax.hlines(at, left, right, **_LINE)
+        ax.plot([right, right + 0.2], [at, height], color=palette.MUTED, linewidth=0.7)
+        ax.text(right + 0.2, height, f" {name}", ha="left", va="center", **_NAME)
+        free = height + 0.065 * top

@@ -10,6 +10,7 @@ from labs.pictures.sheet import box, chip, sheet, write
 from labs.words import listed
 from labs.workers.failures import LaunchError
 from labs.workers.outcomes import Kind, Outcome
+from labs.workers.source_lines import Place
 
 ROW = 0.42  # inches from one rank to the next
 TRACK = 0.95  # inches: where a rank's collectives begin
@@ -40,8 +41,7 @@ class Lane:
     done: int | None
     label: str
     colour: str
-    place: str = ""
-    source: str = ""
+    place: Place | None = None
 
 
 def draw_failure(error: LaunchError, guessed: float | None = None) -> Picture:
@@ -71,17 +71,12 @@ def label(outcome: Outcome) -> str:
 
 
 def _lane(outcome) -> Lane:
-    done = outcome.issued
-    if outcome.kind is Kind.WAITING:
-        done = (outcome.number or 1) - 1
-    colour = palette.MUTED
-    if outcome.kind in (Kind.WAITING, Kind.LOST_CONNECTION):
-        colour = WAITING
-    elif outcome.kind.is_failure or outcome.kind in (Kind.MISMATCHED, Kind.OUT_OF_COLLECTIVES):
-        colour = FAILED
-    place = outcome.place
-    return Lane(outcome.rank, done, label(outcome), colour, str(place or ""),
-                place.source if place else "")
+    kind = outcome.kind
+    done = (outcome.number or 1) - 1 if kind is Kind.WAITING else outcome.issued
+    waits = kind in (Kind.WAITING, Kind.LOST_CONNECTION)
+    failed = kind.is_failure or kind in (Kind.MISMATCHED, Kind.OUT_OF_COLLECTIVES)
+    colour = WAITING if waits else FAILED if failed else palette.MUTED
+    return Lane(outcome.rank, done, label(outcome), colour, outcome.place)
 
 
 def _drawn(title, colour, lanes, message, note, text) -> Picture:
@@ -119,13 +114,12 @@ def _draw_track(ax, y, lane) -> float:
 
 
 def _draw_place(ax, x, y, lane):
-    end = x + 0.078 * len(lane.place)
-    if not lane.place or end > WIDTH:
-        return
-    write(ax, x, y, lane.place, size=9, colour=palette.MUTED)
-    room = int((WIDTH - end - 0.15) / 0.082)
-    source = lane.source if len(lane.source) <= room else lane.source[: max(room - 1, 0)] + "…"
-    write(ax, end + 0.1, y, source, size=9, family="monospace")
+    end = x + 0.078 * len(str(lane.place))
+    if lane.place and end <= WIDTH:
+        write(ax, x, y, str(lane.place), size=9, colour=palette.MUTED)
+        source, room = lane.place.source, max(int((WIDTH - end - 0.15) / 0.082), 1)
+        write(ax, end + 0.1, y, source if len(source) <= room else f"{source[:room - 1]}…", size=9,
+              family="monospace")
 
 
 def _compared(outcomes, guessed) -> str:
@@ -133,8 +127,6 @@ def _compared(outcomes, guessed) -> str:
     if guessed is None:
         return ""
     left = [outcome.rank for outcome in outcomes if outcome.kind is Kind.RETURNED]
-    if not left:
-        return f"You guessed rank {guessed:g}; no rank has left."
-    if left == [guessed]:
-        return f"You guessed rank {guessed:g}, and rank {listed(left)} it is."
-    return f"You guessed rank {guessed:g}; the missing one is rank {listed(left)}."
+    found = (f"; the missing one is rank {listed(left)}" if left else "; no rank has left")
+    return (f"You guessed rank {guessed:g}"
+            f"{f', and rank {listed(left)} it is' if left == [guessed] else found}.")

@@ -7,8 +7,8 @@ from labs.exercises.guesses import guessed
 from labs.exercises.numbers import require_number, require_signature
 from labs.exercises.verdicts import shows
 from labs.pictures import collectives, outcomes
+from labs.pictures.bars import Bar, bars, numbers_before_and_after
 from labs.pictures.collectives import State
-from labs.pictures.measured import Bar, bars, numbers_before_and_after
 from labs.pictures.picture import Picture
 from labs.start_here import recording
 from labs.start_here.return_values import require_world_size

@@ -12,11 +12,11 @@ from labs.exercises.comparison import Comparison, batches, build, model_of
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import Wrong, shows
 from labs.meters import throughput
-from labs.pictures import lifecycle, measured, palette, shards
+from labs.pictures import palette, shards, timelines
+from labs.pictures.bars import Bar, Panel, bars, side_by_side
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
-from labs.pictures.traffic import TrafficRow, stacked_traffic
 from labs.predictions import hardware
 from labs.predictions.memory_recipes import model_states, recipe_of
 from labs.predictions.traffic import passes
@@ -74,9 +74,9 @@ def show_reduce_scatter(preset: Preset) -> Picture:
     backend, names = results[0]
     rounds = {name: map(max, zip(*(times[name] for _, times in results), strict=True))
               for name in names}  # of the slowest rank
-    rows = [measured.Bar(name, 1e3 * min(rounds[name]), colour=palette.PHASES["communication"])
+    rows = [Bar(name, 1e3 * min(rounds[name]), colour=palette.PHASES["communication"])
             for name in names]
-    return measured.bars(rows, "ms", f"for 8 MiB on {preset.ranks} ranks, {backend}")
+    return bars(rows, "ms", f"for 8 MiB on {preset.ranks} ranks, {backend}")
 
 
 def _time_reduce_scatter() -> tuple[str, dict[str, list[float]]]:
@@ -95,11 +95,11 @@ def _time_reduce_scatter() -> tuple[str, dict[str, list[float]]]:
 @shows("3.4")
 def show_gathered_layers(strategy: Callable, preset: Preset) -> Picture:
     """When each layer of the preset's GPT-2 is gathered in a step of ZeRO-3, on rank 0."""
-    return lifecycle.gathered_layers(launch(_record_lifecycle, strategy, preset,
+    return timelines.gathered_layers(launch(_record_lifecycle, strategy, preset,
                                             ranks=preset.ranks, quiet=True, verify=False)[0])
 
 
-def _record_lifecycle(strategy, preset) -> lifecycle.Lifecycle:
+def _record_lifecycle(strategy, preset) -> timelines.Lifecycle:
     module, optimizer = build(strategy, preset)
     units = getattr(module, "units", None)
     if not units:
@@ -114,7 +114,7 @@ def _record_lifecycle(strategy, preset) -> lifecycle.Lifecycle:
               for n, name in enumerate(("forward", "backward", "optimizer"))}
     gathered, gathering = ({name: _intervals(of_unit, times[0], last)
                             for name, of_unit in events.items()} for last in ("free", "ready"))
-    return lifecycle.Lifecycle(phases, gathered, gathering, {
+    return timelines.Lifecycle(phases, gathered, gathering, {
         unit.name: unit.full.numel() * unit.full.element_size() for unit in units})
 
 
@@ -186,19 +186,23 @@ def show_memory(comparison: Comparison, moment: str = "backward") -> Picture:
 
 @shows("3.8")
 def show_traffic(comparison: Comparison) -> Picture:
-    """What each strategy sends in one step, by collective: in Ψ and in bytes."""
-    rows = [_traffic_row(name, result, comparison.parameters)
-            for name, result in comparison.results.items()]
-    return stacked_traffic(rows, comparison.preset.ranks)
-
-
-def _traffic_row(name, result, parameters) -> TrafficRow:
-    known, guess = expected(name), _TRAFFIC_GUESSES.get(name)
-    return TrafficRow(
-        name, {kind: passes(kind) * n / parameters for kind, n in result.elements.items()},
-        {kind: passes(kind) * n for kind, n in result.bytes.items()}, calls=len(result.calls),
-        predicted=known.travels(), guessed=guess and guessed(guess),
-        predicted_bytes=known.bytes(parameters))
+    """What each strategy sends in one step, by collective: in Ψ and in bytes, where an all-reduce
+    counts twice, and in how many calls."""
+    names, results = list(comparison.results), list(comparison.results.values())
+    known, ranks = [expected(name) for name in names], comparison.preset.ranks
+    guesses = [guessed(_TRAFFIC_GUESSES[name]) if name in _TRAFFIC_GUESSES else None
+               for name in names]
+    elements = [{kind: passes(kind) * n / comparison.parameters
+                 for kind, n in result.elements.items()} for result in results]
+    nbytes = [{kind: passes(kind) * n for kind, n in result.bytes.items()} for result in results]
+    return side_by_side(names, [
+        Panel("elements that travel", "Ψ per step", elements, 1,
+              [one.travels() for one in known], guesses),
+        Panel("bytes that travel", "MB per step", nbytes, 1e6,
+              [one.bytes(comparison.parameters) for one in known]),
+        Panel("collectives", "calls per step", [len(result.calls) for result in results],
+              colour=palette.PHASES["communication"])],
+        f"An all-reduce counts twice; each rank sends {ranks - 1}/{ranks} of what travels.")
 
 
 def show_state_bytes(parameters: float, ranks: int = 8) -> Table:

@@ -8,10 +8,15 @@ from drawn import on_the_sheet
 from matplotlib.colors import to_hex
 
 from labs.pictures import palette
-from labs.pictures.capacities import capacities_shown, merge_close
 from labs.pictures.live_memory import memory_html
 from labs.pictures.marks import format_number
-from labs.pictures.memory import MemoryRow, memory_bars, memory_columns
+from labs.pictures.memory import (
+    MemoryRow,
+    capacities_shown,
+    memory_bars,
+    memory_columns,
+    merge_close,
+)
 from labs.pictures.widgets import Choice, Controls
 from labs.predictions.hardware import GPUS
 from labs.training.memory_categories import GB, Memory

@@ -1,0 +1,134 @@
+"""Guess, predict, measure: bars with the prediction's tick and the student's; one chart, or a panel
+for each of several measures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from labs.pictures import marks, palette
+from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.training.memory_categories import Memory
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar and its ticks; measured, predicted and guessed share a unit, and None is not
+    drawn."""
+
+    name: str
+    measured: float
+    predicted: float | None = None
+    guessed: float | None = None
+    colour: str = palette.PHASES["communication"]
+
+
+def bars(rows: list[Bar], unit: str, title: str = "",
+         limit: tuple[float, str] | None = None) -> Picture:
+    """A picture of horizontal bars with ticks. title: what the axis counts, after its unit; limit:
+    (value, name) of a line across all bars."""
+    drawn = [marks.LabelledBar({"measured": row.measured},
+                               f"{marks.format_number(row.measured)} {unit}", row.predicted,
+                               row.guessed, colour=row.colour) for row in rows]
+    axis_title = f"{unit} {title}".strip()
+    figure, [ax] = marks.bar_chart([row.name for row in rows], [drawn], [axis_title],
+                                   1.05 + 0.46 * len(rows))
+    if limit:
+        marks.draw_limit(ax, limit[0])
+        ax.text(limit[0], -0.55, limit[1], ha="center", va="bottom", color=palette.MUTED)
+    marks.draw_legend(figure, drawn)
+    words = [", ".join([f"{row.name}: measured {bar.label}", *bar.tick_words()])
+             for row, bar in zip(rows, drawn, strict=True)]
+    return Picture(figure, "\n".join([axis_title, *words]), data=rows)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One measure. unit: its name; size: what one unit is in `values` (1e6 where bytes are drawn as
+    MB). values: one per strategy: a number, a Memory in bytes, or a number for each kind of
+    collective; None draws nothing, and `missing` is its label. predicted, guessed: ticks, one per
+    strategy, None where there is none. limit: a line across; out_of_memory: places of the
+    strategies that exceeded it. colour: of numbers."""
+
+    title: str
+    unit: str
+    values: Sequence[float | dict[str, float] | Memory | None]
+    size: float = 1
+    predicted: Sequence[float | None] = ()
+    guessed: Sequence[float | None] = ()
+    limit: float | None = None
+    out_of_memory: tuple[int, ...] = ()
+    missing: str = "–"
+    colour: str = palette.RANKS[0]
+
+    def drawn(self, place: int) -> marks.LabelledBar:
+        """The bar at this place, in the panel's unit."""
+        value, failed = self.values[place], place in self.out_of_memory
+        named = value.by_name() if isinstance(value, Memory) else value
+        parts = named if isinstance(named, dict) else {"": value or 0}
+        total = marks.format_number(sum(parts.values()) / self.size)
+        label = self.missing if value is None else f"{'✗ ' * failed}{total}"
+        ticks = (ticks[place] if ticks else None for ticks in (self.predicted, self.guessed))
+        return marks.LabelledBar(
+            {name: size / self.size for name, size in parts.items()}, label,
+            *(value and value / self.size for value in (*ticks, self.limit if failed else None)),
+            self.colour)
+
+    def words(self, place: int) -> str:
+        """What the panel says of this place, in a sentence."""
+        bar = self.drawn(place)
+        unit = "" if self.values[place] is None else f" {self.unit}"
+        words = f"{self.title} {bar.label}{unit}"
+        if place in self.out_of_memory:
+            words = f"{self.title}: out of memory, needs {bar.label[2:]}{unit}"
+        return ", ".join([words + bar.by_part(), *bar.tick_words()])
+
+
+def side_by_side(names: Sequence[str], panels: Sequence[Panel], note: str = "") -> Picture:
+    """A row for each name, a column for each Panel; its `data` is title -> Panel."""
+    bars = [[panel.drawn(place) for place in range(len(names))] for panel in panels]
+    figure, axes = marks.bar_chart(names, bars, [panel.unit for panel in panels],
+                                   1.45 + 0.5 * len(names) + (0.25 if note else 0), size=9.5)
+    handles, lines = [], [f"{name}: " + "; ".join(panel.words(place) for panel in panels)
+                          for place, name in enumerate(names)]
+    for ax, panel in zip(axes, panels, strict=True):
+        ax.set_title(panel.title, fontsize=10, loc="left", color=palette.INK)
+        ax.locator_params(axis="x", nbins=4)
+        if panel.limit:
+            style = marks.draw_limit(ax, panel.limit / panel.size, palette.RANK_FAILED)
+            handles = [Line2D([], [], label="the limit", **style)]
+            limit = marks.format_number(panel.limit / panel.size)
+            lines.append(f"the limit is {limit} {panel.unit}")
+    if note:
+        figure.supxlabel(note, fontsize=10, x=0.01, ha="left")
+        lines.append(note)
+    marks.draw_legend(figure, sum(bars, []), *handles)
+    return Picture(figure, "\n".join(lines), data={panel.title: panel for panel in panels})
+
+
+def numbers_before_and_after(before: list[float], after: list[float],
+                             guessed: float | None = None) -> Picture:
+    """A picture of one number per rank: a pale bar before, a full line after, and the guess as a
+    dashed line across."""
+    figure, ax = canvas(WIDTH, 2.5)
+    for rank, (old, new) in enumerate(zip(before, after, strict=True)):
+        ax.bar(rank, old, width=0.62, color=palette.rank(rank), alpha=0.45)
+        ax.hlines(new, rank - 0.36, rank + 0.36, color=palette.rank(rank), linewidth=5)
+        ax.text(rank + 0.4, new, f"{new:g}", va="center", fontsize=11, weight="bold",
+                color=palette.rank(rank))
+    handles = [Patch(color=palette.MUTED, alpha=0.45, label="before"),
+               Line2D([], [], color=palette.MUTED, linewidth=5, label="after")]
+    words = [f"rank {rank}: {old:g} → {new:g}"
+             for rank, (old, new) in enumerate(zip(before, after, strict=True))]
+    if guessed is not None:
+        words.append(f"your guess: {guessed:g}")
+        handles.append(ax.axhline(guessed, color=palette.GUESSED, linestyle=(0, (3, 2)), zorder=0,
+                                  label=words[-1]))
+    ax.set_xticks(range(len(before)), [f"rank {r}, had {old:g}" for r, old in enumerate(before)])
+    ax.tick_params(axis="x", labelcolor=palette.INK)
+    ax.set_yticks([])
+    ax.set_xlim(-0.6, len(before) - 0.2)
+    marks.legend_above(figure, handles)
+    return Picture(figure, "\n".join(words), data=(before, after, guessed))
+
