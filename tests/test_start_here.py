@@ -164,7 +164,7 @@ def test_diagnosis_of_the_uneven_training(notebook):
     picture = lab.diagnose(notebook["train_unevenly"], ranks=3, guess="0.4")
     first, *others = picture.data
     assert (first.done, first.label) == (2, "returned")
-    assert {(lane.done, lane.label, lane.source) for lane in others} == {
+    assert {(lane.done, lane.label, lane.place.source) for lane in others} == {
         (2, "waits in all_reduce (#3)", "dist.all_reduce(total)")}
     assert "RanksStuck: deadlock" in picture.text
     assert picture.text.endswith("You guessed rank 0, and rank 0 it is.")
@@ -174,14 +174,14 @@ def test_diagnosis_of_one_failing_rank(notebook):
     picture = lab.diagnose(notebook["share_the_work"], ranks=3)
     assert picture.text.startswith("launch raised RankFailed: rank 0 raised ZeroDivisionError")
     assert picture.data[0].label == "raised ZeroDivisionError"
-    assert picture.data[0].source == "batches = 12 // dist.get_rank()"
+    assert picture.data[0].place.source == "batches = 12 // dist.get_rank()"
 
 
 def test_diagnosis_of_different_collectives(notebook):
     picture = lab.diagnose(notebook["different_places"], ranks=3)
     assert "not in the same collective" in picture.text
     assert picture.data[1].label.startswith("calls broadcast")
-    assert picture.data[1].source == "dist.broadcast(total, src=1)"
+    assert picture.data[1].place.source == "dist.broadcast(total, src=1)"
 
 
 def test_diagnosis_when_nothing_is_wrong():

@@ -10,8 +10,9 @@ from labs.exercises.verdicts import shows
 from labs.manual_ddp import variants
 from labs.manual_ddp.checks.average_gradients import ONLY_RANK_0
 from labs.manual_ddp.checks.combine import as_gradient, gradients_of_shards
-from labs.pictures import curves, gradients, palette, phases, shards, timelines, widgets
+from labs.pictures import agreement, palette, phases, shards, timelines
 from labs.pictures.bars import Bar, bars
+from labs.pictures.widgets import Choice, Controls
 from labs.predictions import traffic as predicted
 from labs.training import data, loop, models
 from labs.training.presets import Preset
@@ -25,14 +26,14 @@ def show_combine(combine):
     """Draws the gradient of a batch in shards of 1, 1 and 10: whole, combined, plainly averaged."""
     whole, parts = gradients_of_shards([1, 1, 10])
     combined = as_gradient(combine([part.clone() for part in parts], [1, 1, 10]), whole)
-    return gradients.gradient_strips({"the whole batch": whole, "your combine": combined,
+    return agreement.gradient_strips({"the whole batch": whole, "your combine": combined,
                                       "plain mean": sum(parts) / len(parts)})
 
 
 @shows("2.3")
 def show_gradients(average_gradients, ranks: int = 2):
     """Draws the gradients of every rank before and after the student's function averaged them."""
-    return gradients.gradients_by_rank(launch(_before_and_after, average_gradients, ranks=ranks,
+    return agreement.gradients_by_rank(launch(_before_and_after, average_gradients, ranks=ranks,
                                               quiet=True, device="cpu"))
 
 
@@ -60,7 +61,8 @@ def explore_buckets(make_buckets, preset: Preset):
                                    for bucket in cut], cap_mb * 1e6)
 
     cap = preset.cap_bytes / 1e6
-    return widgets.Slider("cap, MB", sorted({*CAPS, cap}), cap, picture)
+    options = [(f"{each:g}", each) for each in sorted({*CAPS, cap})]
+    return Controls([Choice("cap_mb", "cap, MB", options, cap)], picture)
 
 
 @shows("2.7")
@@ -88,7 +90,7 @@ def show_training(wrap, preset: Preset, steps: int = 30):
     one = variants.losses(lambda model: model, preset, steps, ranks=1)
     several = variants.losses(wrap, preset, steps, ranks=preset.ranks)
     difference = max(abs(a - b) for a, b in zip(one, several, strict=True))
-    return curves.loss_curves({"1 rank, the whole batch": one,
+    return agreement.loss_curves({"1 rank, the whole batch": one,
                                f"{preset.ranks} ranks, a share each": several}, difference)
 
 

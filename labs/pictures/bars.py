@@ -73,7 +73,7 @@ class Panel:
         return marks.LabelledBar(
             {name: size / self.size for name, size in parts.items()}, label,
             *(value and value / self.size for value in (*ticks, self.limit if failed else None)),
-            self.colour)
+            palette.BORDER if isinstance(value, dict) else self.colour)
 
     def words(self, place: int) -> str:
         """What the panel says of this place, in a sentence."""
@@ -112,15 +112,15 @@ def numbers_before_and_after(before: list[float], after: list[float],
     """A picture of one number per rank: a pale bar before, a full line after, and the guess as a
     dashed line across."""
     figure, ax = canvas(WIDTH, 2.5)
+    words = []
     for rank, (old, new) in enumerate(zip(before, after, strict=True)):
+        words.append(f"rank {rank}: {old:g} → {new:g}")
         ax.bar(rank, old, width=0.62, color=palette.rank(rank), alpha=0.45)
         ax.hlines(new, rank - 0.36, rank + 0.36, color=palette.rank(rank), linewidth=5)
         ax.text(rank + 0.4, new, f"{new:g}", va="center", fontsize=11, weight="bold",
                 color=palette.rank(rank))
     handles = [Patch(color=palette.MUTED, alpha=0.45, label="before"),
                Line2D([], [], color=palette.MUTED, linewidth=5, label="after")]
-    words = [f"rank {rank}: {old:g} → {new:g}"
-             for rank, (old, new) in enumerate(zip(before, after, strict=True))]
     if guessed is not None:
         words.append(f"your guess: {guessed:g}")
         handles.append(ax.axhline(guessed, color=palette.GUESSED, linestyle=(0, (3, 2)), zorder=0,

@@ -59,8 +59,7 @@ def who_holds_what(states: list[State], note: str = "") -> Picture:
     layout = _Layout(ranks, len(states), gap=1.36 if len(states) < 3 else 0.92)
     figure, ax = sheet(layout.width, layout.height + (0.3 if note else 0))
     for number, state in enumerate(states):
-        x, y = layout.corner(number)
-        _panel(ax, x, y, state, layout.cell, labelled=layout.starts_row(number))
+        _panel(ax, layout, number, state)
         if number:
             _arrow_into(ax, layout, number, state.arrow)
     if note:
@@ -76,10 +75,7 @@ def ring(states: list[State]) -> Picture:
     figure, ax = sheet(layout.width, layout.height)
     for number, state in enumerate(states):
         slot = number if number < half else number + 1  # the second half begins with the circle
-        x, y = layout.corner(slot)
-        before = states[number - 1].held if number else state.held
-        _panel(ax, x, y, state, layout.cell, labelled=layout.starts_row(slot),
-               before=before)
+        _panel(ax, layout, slot, state, before=states[max(number - 1, 0)].held)
     x, y = layout.corner(half)
     _draw_ring(ax, x + layout.panel / 2, y + TOP + ROW * ranks / 2, ranks, layout.panel)
     return Picture(figure, _in_words(states), data=states)
@@ -98,11 +94,8 @@ class _Layout:
         self.rows = math.ceil(panels / self.across)
         self.panel = self.cell * ranks
         self.width = LABELS + self.across * self.panel + (self.across - 1) * gap + 0.05
+        self.row_height = TOP + ranks * ROW + 0.2
         self.height = self.rows * self.row_height - 0.12
-
-    @property
-    def row_height(self):
-        return TOP + self.ranks * ROW + 0.2
 
     def starts_row(self, number):
         return number % self.across == 0
@@ -112,11 +105,12 @@ class _Layout:
                 number // self.across * self.row_height)
 
 
-def _panel(ax, x, y, state, cell, labelled, before=None):
-    ranks = len(state.held)
+def _panel(ax, layout, slot, state, before=None):
+    """A state in a slot of the layout; numbers other than `before` get a dark frame."""
+    ranks, labelled, (x, y) = layout.ranks, layout.starts_row(slot), layout.corner(slot)
     rows = [places(row, ranks) for row in state.held]
     columns = max(map(len, rows))
-    cell = cell * ranks / columns
+    cell = layout.panel / columns
     write(ax, x + cell * columns / 2, y + 0.16, state.title, size=10.5, weight="bold", ha="center")
     for piece in range(columns):
         write(ax, x + cell * (piece + 0.5), y + 0.46, f"{piece}", size=9, colour=palette.MUTED,

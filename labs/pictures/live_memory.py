@@ -2,6 +2,7 @@
 one row, in a hundredth of its time. Its colours follow the page, light or dark."""
 
 import html
+from itertools import accumulate, pairwise
 
 from matplotlib.ticker import MaxNLocator
 
@@ -18,7 +19,7 @@ _FIT = {True: ("✓ ", palette.PASSED), False: ("✗ ", palette.REJECTED), None:
 _LEFT, _RIGHT = 6, round(96 * WIDTH) - 6  # pixels: the axis
 _LEVEL = 17  # pixels from one capacity's name to the next
 _BAR = 46  # pixels: the bar's height
-TICKS = MaxNLocator(6, steps=[1, 2, 5, 10])
+_TICKS = MaxNLocator(6, steps=[1, 2, 5, 10])
 
 
 def memory_html(held: Memory | None, overhead: float, gpus: list[tuple[float, str, bool | None]],
@@ -57,10 +58,10 @@ def _chart(held, overhead, gpus, end, verdict) -> str:
     shown = [line for line in lines if line[0] < end]
     parts = [_capacity(x(size), _LEVEL * level, base, size, name, gpus) for level, (size, name)
              in enumerate(shown, start=len(lines) - len(shown))]
-    parts += _bar(held, overhead, x, top) if held else []
+    parts += [_bar(held, overhead, x, top)] if held else []
     parts += [f"<line x1='{_LEFT}' x2='{_RIGHT}' y1='{base}' y2='{base}' stroke='{_MUTED}'/>"]
     parts += [_text(x(tick * GB), base + 17, f"{tick:,g}", "middle" if tick else "start")
-              for tick in TICKS.tick_values(0, end / GB) if tick * GB <= end]
+              for tick in _TICKS.tick_values(0, end / GB) if tick * GB <= end]
     parts += [_text((_LEFT + _RIGHT) / 2, base + 36, "GB (10⁹ bytes) of one rank at its peak",
                     "middle", _INK)]
     return (f"<svg viewBox='0 0 {96 * WIDTH:.0f} {base + 44}' width='100%' role='img' "
@@ -78,22 +79,19 @@ def _capacity(x, y, base, size, names, gpus) -> str:
             f"</title></line>{_text(x + 4, y + 13, words)}")
 
 
-def _bar(held, overhead, x, top) -> list:
-    parts, left = [], 0.0
-    for name, nbytes in held.by_name().items():
-        parts.append(_box(x(left), x(left + nbytes), top, name, nbytes))
-        left += nbytes
-    if overhead:
-        parts.append(_box(x(left), x(left + overhead), top, OVERHEAD, overhead))
+def _bar(held, overhead, x, top) -> str:
+    """A box for each category and one for the overhead, and right of them their sizes."""
+    sizes = {**held.by_name(), OVERHEAD: overhead}
+    ends = [x(end) for end in accumulate(sizes.values(), initial=0.0)]
+    boxes = "".join(
+        f"<rect x='{left:.2f}' y='{top}' width='{right - left:.2f}' height='{_BAR}' {_fill(name)}>"
+        f"<title>{name}: {format_number(nbytes / GB)} GB</title></rect>"
+        for (name, nbytes), (left, right) in zip(sizes.items(), pairwise(ends), strict=True)
+        if nbytes)
     words = f"{format_number(held.total / GB)} + {format_number(overhead / GB)} GB"
-    return [*parts, f"<g font-size='14' font-weight='600' paint-order='stroke' stroke='{_PAPER}' "
+    return (f"{boxes}<g font-size='14' font-weight='600' paint-order='stroke' stroke='{_PAPER}' "
             f"stroke-width='4' stroke-linejoin='round'>"
-            f"{_text(x(left + overhead) + 8, top + _BAR / 2 + 5, words, 'start', _INK)}</g>"]
-
-
-def _box(left, right, top, name, nbytes) -> str:
-    return (f"<rect x='{left:.2f}' y='{top}' width='{max(right - left, 0):.2f}' height='{_BAR}' "
-            f"{_fill(name)}><title>{name}: {format_number(nbytes / GB)} GB</title></rect>")
+            f"{_text(ends[-1] + 8, top + _BAR / 2 + 5, words, 'start', _INK)}</g>")
 
 
 def _fill(name) -> str:
@@ -110,15 +108,12 @@ def _text(x, y, words, anchor="start", colour=_MUTED) -> str:
 def _legend(held, overhead) -> str:
     """Each category at its fixed place, with its bytes."""
     sizes = held.by_name() if held else dict.fromkeys(NAMES)
-    cells = "".join(_entry(name, nbytes) for name, nbytes in {**sizes, OVERHEAD: overhead}.items())
+    cells = "".join(
+        f"<span style='opacity:{1 if nbytes else 0.45};white-space:nowrap'>"
+        f"<svg width='16' height='11' aria-hidden='true' style='margin-right:6px'>"
+        f"<rect x='1' y='1' width='14' height='9' {_fill(name)}/></svg>"
+        f"{name} <b>{'' if nbytes is None else f'{format_number(nbytes / GB)} GB'}</b></span>"
+        for name, nbytes in {**sizes, OVERHEAD: overhead}.items())
     columns = "repeat(auto-fill,minmax(185px,1fr))"
     return (f"<div style='display:grid;grid-template-columns:{columns};gap:2px 12px;"
             f"padding:6px {_LEFT}px 0'>{cells}</div>")
-
-
-def _entry(name, nbytes) -> str:
-    words = "" if nbytes is None else f"{format_number(nbytes / GB)} GB"
-    return (f"<span style='opacity:{1 if nbytes else 0.45};white-space:nowrap'>"
-            f"<svg width='16' height='11' aria-hidden='true' style='margin-right:6px'>"
-            f"<rect x='1' y='1' width='14' height='9' {_fill(name)}/></svg>"
-            f"{name} <b>{words}</b></span>")

@@ -31,14 +31,11 @@ class Facts:
 
 
 class Machine(Picture):
-    """The drawing; facts holds what it shows, ranks is what `launch` runs by itself."""
-
-    @property
-    def facts(self) -> Facts:
-        return self.data
+    """The drawing; data holds its Facts."""
 
     @property
     def ranks(self) -> int:
+        """How many ranks `launch` runs by itself."""
         return self.data.plan.ranks
 
 
@@ -155,9 +152,10 @@ def _draw_gpus(ax, facts, top) -> float:
             chip(ax, x + width / 2 + (place - (len(here) - 1) / 2) * 0.72, top + 0.8, rank)
     if not facts.links:
         return top + 1.05
-    box(ax, 0.1, top + 1.14, count * (width + 0.12) - 0.12, 0.24, [palette.MACHINE["link"]])
-    write(ax, 0.1 + (count * (width + 0.12) - 0.12) / 2, top + 1.26, link_words(facts.links),
-          size=9.5, colour="white", weight="bold", ha="center")
+    room = count * (width + 0.12) - 0.12
+    box(ax, 0.1, top + 1.14, room, 0.24, [palette.MACHINE["link"]])
+    write(ax, 0.1 + room / 2, top + 1.26, link_words(facts.links), size=9.5, colour="white",
+          weight="bold", ha="center")
     return top + 1.4
 
 

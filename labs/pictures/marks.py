@@ -17,6 +17,8 @@ from labs.pictures.picture import WIDTH, canvas
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3, "bytes": 1}
 OVERHEAD = "CUDA, NCCL"  # a part of a bar: what a process holds in addition to its tensors
 CHARACTER = 0.082  # inches that a character of 10 points takes, generously
+# So that no line runs through a text.
+ON_PAPER = {"zorder": 3, "bbox": {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1}}
 BAR = 0.62  # of a row: how thick a bar is
 
 
@@ -125,6 +127,9 @@ def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others):
     for bar in sorted(reversed(bars), key=lambda bar: not bar.is_pale):  # the later one prevails
         styles.update({name: bar.style(name) for name, length in bar.parts.items()
                        if name and length > 0.002 * bar.total})
+    if len({bar.is_pale for bar in bars}) == 2:
+        others = (*others, Patch(label="predicted only",
+                                 **LabelledBar({}, is_pale=True).style("other")))
     order = [*palette.PARTS, *styles]
     ticks = (("predicted", palette.PREDICTED, "predicted"),
              ("guessed", palette.GUESSED, "your guess"))
@@ -165,11 +170,9 @@ def _draw_bars(ax, bars, places, inches, size):
         hides = bar.guessed and bar.end < bar.guessed < bar.end + room * per_inch
         start = bar.guessed if hides else bar.end
         right = max(right, start + room * per_inch)
-        # On a patch of paper, so that no line runs through the text.
         ax.annotate(bar.label, (start, place), xytext=(8, 0), textcoords="offset points",
-                    va="center", fontsize=size, zorder=3,
-                    color=palette.INK if bar.limit is None else palette.RANK_FAILED,
-                    bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1.5})
+                    va="center", fontsize=size, **ON_PAPER,
+                    color=palette.INK if bar.limit is None else palette.RANK_FAILED)
     ax.set_xlim(0, right)
     plain_numbers(ax.xaxis)
 

@@ -5,10 +5,9 @@ import textwrap
 from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
 from labs.pictures import marks, palette
-from labs.pictures.picture import WIDTH, Picture, canvas, grow
+from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.training.memory_categories import Memory
 
 ROW = 0.46  # inches from one bar to the next
@@ -107,7 +106,7 @@ def memory_bars(rows: list[MemoryRow], title: str = "", capacities: list[Capacit
                                    1.05 + ROW * len(rows) + 0.22 * len(lines))
     ax.set_title("\n".join(lines), loc="left", fontsize=10)
     draw_upright(ax, shown, unit.size, wide, ROW)
-    _legend(figure, bars)
+    marks.draw_legend(figure, bars)
     return Picture(figure, _in_words(rows, title, unit, shown, note), data=rows)
 
 
@@ -133,12 +132,6 @@ def _axis_title(unit, title) -> str:
     return f"{unit.name}{powers.get(unit.name, '')} {title}".strip()
 
 
-def _legend(figure, bars):
-    both = len({bar.is_pale for bar in bars}) == 2
-    marks.draw_legend(figure, bars, *([Patch(label="predicted only", **marks.LabelledBar(
-        {}, is_pale=True).style("other"))] if both else []))
-
-
 def _in_words(rows, title, unit, shown, note) -> str:
     return "\n".join([f"{unit.name} {title}".strip(), *(row.words(unit) for row in rows),
                       *(f"{name} has {unit.text(size)}" for size, name in shown),
@@ -161,7 +154,10 @@ def memory_columns(measured: dict[str, Memory], predicted: dict[str, Memory | fl
     lines = textwrap.wrap(note, 112)
     figure, ax = canvas(WIDTH, 3.6 + 0.2 * len(lines))
     for place, bar in enumerate(bars):
-        _draw_column(ax, place, bar, top)
+        marks.draw_stack(ax, place, bar, upright=True)
+        marks.draw_tick(ax, bar.predicted, place, palette.PREDICTED, upright=True)
+        ax.text(place, bar.end + 0.015 * top, marks.format_number(bar.total), ha="center",
+                va="bottom", **marks.ON_PAPER)
     ax.set_ylim(0, top)
     ax.set_xlim(-0.6, len(rows) - 0.4 + (0.03 + 0.13 * len(rows) if shown else 0))
     draw_across(ax, shown, unit.size, len(rows) - 0.45)
@@ -170,16 +166,8 @@ def memory_columns(measured: dict[str, Memory], predicted: dict[str, Memory | fl
     ax.set_xlabel(below)
     marks.plain_numbers(ax.yaxis)
     ax.set_title("\n".join([*lines, _axis_title(unit, title)]), loc="left", fontsize=10)
-    _legend(figure, bars)
+    marks.draw_legend(figure, bars)
     return Picture(figure, _in_words(rows, title, unit, shown, note), data=rows)
-
-
-def _draw_column(ax, place, bar, top):
-    marks.draw_stack(ax, place, bar, upright=True)
-    marks.draw_tick(ax, bar.predicted, place, palette.PREDICTED, upright=True)
-    ax.text(place, bar.end + 0.015 * top, marks.format_number(bar.total), ha="center", va="bottom",
-            fontsize=10, zorder=3, color=palette.INK,
-            bbox={"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.8})
 
 
 def capacities_shown(capacities: list[Capacity], longest: float) -> list[Capacity]:
@@ -222,7 +210,8 @@ def draw_upright(ax: Axes, capacities: list[Capacity], unit: float, inches: floa
         ax.text(at, high, f" {name}", ha="left", va="top", **_NAME)
     ax.set_xlim(0, right)
     ax.set_ylim(below, top - heads / row)
-    grow(ax.figure, heads)
+    # By whole pixels, or every line would be blurred.
+    ax.figure.set_figheight(ax.figure.get_figheight() + round(96 * heads) / 96)
 
 
 def _name_levels(lines, per_inch) -> list[int]:

@@ -127,6 +127,7 @@ def _compared(outcomes, guessed) -> str:
     if guessed is None:
         return ""
     left = [outcome.rank for outcome in outcomes if outcome.kind is Kind.RETURNED]
-    found = (f"; the missing one is rank {listed(left)}" if left else "; no rank has left")
-    return (f"You guessed rank {guessed:g}"
-            f"{f', and rank {listed(left)} it is' if left == [guessed] else found}.")
+    if left == [guessed]:
+        return f"You guessed rank {guessed:g}, and rank {guessed:g} it is."
+    missing = f"the missing one is rank {listed(left)}" if left else "no rank has left"
+    return f"You guessed rank {guessed:g}; {missing}."

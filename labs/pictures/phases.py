@@ -41,7 +41,9 @@ def modelled_phases(panels: dict[str, list[tuple[str, str, float, float]]],
     rows = next(iter(panels.values()))
     links = [link for link, _, _, _ in rows]
     names = [f"{link}, {order}" for link, order, _, _ in rows]
-    units = [_unit(rows) for rows in panels.values()]
+    longest = [max(computing + exposed for *_, computing, exposed in rows)
+               for rows in panels.values()]
+    units = [next((unit for unit in TIMES if most >= unit.size), TIMES[-1]) for most in longest]
     bars = [[_bar(row, phases[title], unit) for row in rows]
             for (title, rows), unit in zip(panels.items(), units, strict=True)]
     figure, axes = bar_chart(names, bars, [f"{unit.name} (exposed share)" for unit in units],
@@ -54,11 +56,6 @@ def modelled_phases(panels: dict[str, list[tuple[str, str, float, float]]],
                 Patch(color="none", label=f"a model for {ranks} ranks, not a measurement"))
     return Picture(figure, "\n".join(_words(title, rows) for title, rows in panels.items()),
                    data=panels)
-
-
-def _unit(rows) -> Unit:
-    longest = max(computing + exposed for _, _, computing, exposed in rows)
-    return next((unit for unit in TIMES if longest >= unit.size), TIMES[-1])
 
 
 def _bar(row, phases, unit) -> LabelledBar:

@@ -2,7 +2,6 @@
 
 import base64
 import io
-from pathlib import Path
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -37,11 +36,6 @@ class Picture:
         image.save(small, "png")
         return small.getvalue()
 
-    def save(self, path: str | Path):
-        """Writes the picture as a PNG file."""
-        with open(path, "wb") as file:
-            file.write(self.png())
-
     def _repr_mimebundle_(self, include=None, exclude=None):
         width, height = (round(96 * inches) for inches in self.figure.get_size_inches())
         image = base64.b64encode(self.png()).decode()
@@ -63,11 +57,6 @@ def canvas(width: float = WIDTH, height: float = 3, **subplots):
     for ax in getattr(axes, "flat", [axes]):
         _take_off_frame(ax)
     return figure, axes
-
-
-def grow(figure: Figure, inches: float):
-    """Makes the figure higher, by whole pixels."""
-    figure.set_figheight(figure.get_figheight() + round(96 * inches) / 96)
 
 
 def _take_off_frame(ax):

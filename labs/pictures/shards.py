@@ -29,14 +29,13 @@ def shard_owners(layers: list[tuple[str, int]], rows: dict[str, list[Flat]], ran
 
 
 def _draw_layers(ax, layers, total, room, ranks):
-    x = LEFT
+    edges = [LEFT]
     for name, size in layers:
         width = room * size / total
-        ax.vlines(x, 0.34, 0.52, color=palette.MUTED, linewidth=0.8)
         if width > 0.072 * len(name):
-            write(ax, x + width / 2, 0.4, name, size=9, ha="center", colour=palette.MUTED)
-        x += width
-    ax.vlines(x, 0.34, 0.52, color=palette.MUTED, linewidth=0.8)
+            write(ax, edges[-1] + width / 2, 0.4, name, size=9, ha="center", colour=palette.MUTED)
+        edges.append(edges[-1] + width)
+    ax.vlines(edges, 0.34, 0.52, color=palette.MUTED, linewidth=0.8)
     title = f"{total:,} parameters, from the first layer to the last, on {ranks} ranks"
     write(ax, LEFT, 0.14, title, size=9.5)
 

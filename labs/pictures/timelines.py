@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from labs.meters import trace_units
-from labs.meters.trace import KINDS, PHASES, Trace, clip, subtract, union
+from labs.meters.trace import PHASES, Trace, clip, subtract, union
 from labs.pictures import palette
 from labs.pictures.marks import format_number, legend_above, name_rows
 from labs.pictures.picture import WIDTH, Picture, canvas
@@ -27,35 +27,30 @@ def by_rank(runs: dict[str, list[Trace]]) -> Picture:
     """Draws for each rank what it computes, and one lane for each kind of collective, red where the
     rank only waits for it. Under FSDP2, the units are named. runs: title -> one trace per rank."""
     rows = [(title, trace) for title, traces in runs.items() for trace in traces]
-    lanes = [[kind for kind in KINDS if trace.of(kind)] for _, trace in rows]
+    lanes = [list(dict.fromkeys(one.kind for one in trace.collectives)) for _, trace in rows]
     figure, ax = canvas(WIDTH, sum(_HEAD + _LANE * (1 + len(kinds)) for kinds in lanes) + 1.15)
     start = {title: min(trace.started for trace in traces) for title, traces in runs.items()}
-    longest = max(_end(trace) + trace.started - start[title] for title, trace in rows)
+    longest = max(end + trace.started - start[title] for title, trace in rows
+                  for end in (trace.seconds, *(one.end for one in trace.collectives)))
     inch = longest * MS / (WIDTH - 1.35)  # milliseconds of an inch
-    y, ticks = 0.0, []
+    y, places, names = 0.0, [], []
     for (title, trace), kinds in zip(rows, lanes, strict=True):
         y += _HEAD
         ax.text(0, y - 0.09, _headline(title, trace), fontsize=9.5, weight="bold", va="bottom",
                 color=palette.rank(trace.rank))
         lane = _Lane(ax, y, (trace.started - start[title]) * MS, inch)
         _draw_computing(lane, trace)
-        ticks.append((y + _LANE / 2, "computes"))
-        for kind in kinds:
-            y += _LANE
-            _draw_collectives(_Lane(ax, y, lane.shift, inch), trace, kind)
-            ticks.append((y + _LANE / 2, kind.replace("_", "-")))
-        y += _LANE
-    ax.set_yticks(*zip(*ticks, strict=True))
-    ax.tick_params(axis="y", labelcolor=palette.INK, labelsize=9)
+        for number, kind in enumerate(kinds, 1):
+            _draw_collectives(_Lane(ax, y + number * _LANE, lane.shift, inch), trace, kind)
+        names += ["computes", *(kind.replace("_", "-") for kind in kinds)]
+        places += [y + (number + 0.5) * _LANE for number in range(1 + len(kinds))]
+        y += _LANE * (1 + len(kinds))
+    name_rows(ax, names, places=places, size=9)
     ax.set_ylim(y + 0.04, 0)
     ax.set_xlim(0, longest * MS * 1.005)
     ax.set_xlabel("milliseconds since the step began (recording takes time, too)")
     legend_above(figure, _handles(any(map(_has_units, (trace for _, trace in rows)))))
     return Picture(figure, "\n".join(_headline(*row) for row in rows), data=runs)
-
-
-def _end(trace) -> float:
-    return max([trace.seconds, *(one.end for one in trace.collectives)])
 
 
 def _headline(title, trace) -> str:
@@ -108,9 +103,11 @@ class _Lane:
 
 def _draw_computing(lane, trace):
     """What the rank computes, by phase; frames around what each unit does, waiting included."""
+    # Without units all of a phase but what is exposed, as in the seconds by phase of the trace.
+    computing = trace.compute if _has_units(trace) else [(0, float("inf"))]
     for phase in PHASES:
         for label in trace.labelled(f"labs::{phase}"):
-            for interval in subtract(clip(trace.compute, label), trace.exposed):
+            for interval in subtract(clip(computing, label), trace.exposed):
                 lane.bar(*interval, color=palette.PHASES[phase])
     loading = trace.labelled("enumerate(DataLoader)")
     for label in loading:

@@ -74,14 +74,6 @@ class Controls:
                                 layout=ipywidgets.Layout(width=_PIXELS, height="auto"))
 
 
-class Slider(Controls):
-    """Draws `picture(value)` for the value of one slider over `values`."""
-
-    def __init__(self, name: str, values: list[float], value: float, picture: Callable):
-        choice = Choice("value", name, [(f"{each:g}", each) for each in values], value)
-        super().__init__([choice], lambda value: picture(value))
-
-
 def _handle(ipywidgets, choice, in_grid):
     kinds = {"slider": ipywidgets.SelectionSlider, "menu": ipywidgets.Dropdown}
     return kinds[choice.kind](

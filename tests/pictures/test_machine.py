@@ -53,4 +53,4 @@ def test_every_machine_fits_its_picture(facts):
 
 
 def test_this_machine():
-    assert labs.machine().facts.cores >= 1
+    assert labs.machine().data.cores >= 1
