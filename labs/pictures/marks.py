@@ -99,15 +99,14 @@ class LabelledBar:
                 (("predicted", self.predicted), ("your guess", self.guessed)) if value is not None]
 
 
-def draw_stack(ax: Axes, place: float, bar: LabelledBar, upright: bool = False,
-               thickness: float = BAR):
+def draw_stack(ax: Axes, place: float, bar: LabelledBar, upright: bool = False):
     """Draws the parts of a bar end to end at `place`."""
     end = 0.0
     for name, length in bar.parts.items():
         if length and upright:
-            ax.bar(place, length, bottom=end, width=thickness, **bar.style(name))
+            ax.bar(place, length, bottom=end, width=BAR, **bar.style(name))
         elif length:
-            ax.barh(place, length, left=end, height=thickness, **bar.style(name))
+            ax.barh(place, length, left=end, height=BAR, **bar.style(name))
         end += length
 
 
@@ -167,8 +166,8 @@ def _draw_bars(ax, bars, places, inches, size):
         draw_tick(ax, bar.limit, place, palette.RANK_FAILED, width=5)
         # The label stands right of the bar and the predicted tick; right of the guess too, where
         # that would lie under it.
-        hides = bar.guessed and bar.end < bar.guessed < bar.end + room * per_inch
-        start = bar.guessed if hides else bar.end
+        hidden = bar.guessed and bar.end < bar.guessed < bar.end + room * per_inch
+        start = bar.guessed if hidden else bar.end
         right = max(right, start + room * per_inch)
         ax.annotate(bar.label, (start, place), xytext=(8, 0), textcoords="offset points",
                     va="center", fontsize=size, **ON_PAPER,

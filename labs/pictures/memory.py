@@ -105,7 +105,7 @@ def memory_bars(rows: list[MemoryRow], title: str = "", capacities: list[Capacit
     figure, [ax] = marks.bar_chart(names, [bars], [_axis_title(unit, title)],
                                    1.05 + ROW * len(rows) + 0.22 * len(lines))
     ax.set_title("\n".join(lines), loc="left", fontsize=10)
-    draw_upright(ax, shown, unit.size, wide, ROW)
+    _lines_upright(ax, shown, unit.size, wide, ROW)
     marks.draw_legend(figure, bars)
     return Picture(figure, _in_words(rows, title, unit, shown, note), data=rows)
 
@@ -160,7 +160,7 @@ def memory_columns(measured: dict[str, Memory], predicted: dict[str, Memory | fl
                 va="bottom", **marks.ON_PAPER)
     ax.set_ylim(0, top)
     ax.set_xlim(-0.6, len(rows) - 0.4 + (0.03 + 0.13 * len(rows) if shown else 0))
-    draw_across(ax, shown, unit.size, len(rows) - 0.45)
+    _lines_across(ax, shown, unit.size, len(rows) - 0.45)
     ax.set_xticks(range(len(rows)), names)
     ax.tick_params(axis="x", labelcolor=palette.INK)
     ax.set_xlabel(below)
@@ -193,7 +193,7 @@ def merge_close(capacities: list[Capacity], distance: float) -> list[Capacity]:
             for group in groups]
 
 
-def draw_upright(ax: Axes, capacities: list[Capacity], unit: float, inches: float, row: float):
+def _lines_upright(ax: Axes, capacities: list[Capacity], unit: float, inches: float, row: float):
     """Draws vertical lines with their names above the first bar. The axis (of `inches`) ends right
     of the last name, and the figure grows by the inches that the names take. row: inches."""
     if not capacities:
@@ -224,7 +224,7 @@ def _name_levels(lines, per_inch) -> list[int]:
     return [level for _, level in reversed(placed)]
 
 
-def draw_across(ax: Axes, capacities: list[Capacity], unit: float, right: float):
+def _lines_across(ax: Axes, capacities: list[Capacity], unit: float, right: float):
     """Draws horizontal lines up to x = `right` and from there a leader to each name; names that
     would touch are moved apart."""
     left, free, top = ax.get_xlim()[0], 0.0, ax.get_ylim()[1]
