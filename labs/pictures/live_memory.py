@@ -87,7 +87,7 @@ def _bar(held, overhead, x, top) -> str:
         f"<rect x='{left:.2f}' y='{top}' width='{right - left:.2f}' height='{_BAR}' {_fill(name)}>"
         f"<title>{name}: {format_number(nbytes / GB)} GB</title></rect>"
         for (name, nbytes), (left, right) in zip(sizes.items(), pairwise(ends), strict=True)
-        if nbytes)
+        if nbytes or name != OVERHEAD)
     words = f"{format_number(held.total / GB)} + {format_number(overhead / GB)} GB"
     return (f"{boxes}<g font-size='14' font-weight='600' paint-order='stroke' stroke='{_PAPER}' "
             f"stroke-width='4' stroke-linejoin='round'>"
