@@ -7,8 +7,11 @@ from _build.definitions import definitions
 
 import labs.manual_ddp as lab
 from labs.exercises import comparison
-from labs.manual_ddp.checks import overlap
+from labs.exercises.invariants import positions, record_step
+from labs.exercises.reference import Step
+from labs.manual_ddp.gradients import sgd
 from labs.meters.traffic import CollectiveCall
+from labs.training import data
 from labs.training.models import EdgeCaseModel, count_trainable
 from labs.training.presets import preset
 from labs.workers.launcher import launch
@@ -32,7 +35,11 @@ def compared(solution):
 
 def test_the_order_of_events_in_one_backward(solution):
     def work():
-        events = overlap.order_of_events(lambda m: solution.overlapped(m, 900), EdgeCaseModel())
+        [batch] = data.xy_batches(1, 12)
+        step = record_step(lambda m: (solution.overlapped(m, 900), sgd(m)), EdgeCaseModel(),
+                           [Step(batch, lambda rank: True).inputs()])
+        begin, end = positions(step.events, "backward")
+        events = step.events[begin:end + 1]
         return [event.kind if isinstance(event, CollectiveCall) else event.what for event in events]
 
     events = launch(work, ranks=2, quiet=True)[0]

@@ -10,7 +10,7 @@ from _build.definitions import definitions
 import labs.memory_math as lab
 from labs.exercises.guesses import guess
 from labs.exercises.verdicts import Verdict
-from labs.memory_math import charts, ground_truth, scaffold
+from labs.memory_math import charts, ground_truth
 from labs.memory_math.checks import rank_states
 from labs.memory_math.checks.activations import SHOWN, statistics_bytes
 from labs.predictions import hardware, parameters
@@ -103,7 +103,7 @@ def test_the_ranks_of_the_check_hold_what_is_predicted(strategy, ranks):
     assert (found.parameters, found.gradients) == (predicted.parameters, predicted.gradients)
     assert found.optimizer_state == predicted.optimizer_state
     assert found.parameters == 4 * held.count // (ranks if strategy == "FSDP2" else 1)
-    assert found.total == pytest.approx(predicted.total, abs=scaffold.TOLERANCE)
+    assert found.total == pytest.approx(predicted.total, abs=1000)  # bytes
     assert held.tensors == 28
 
 

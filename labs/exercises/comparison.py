@@ -212,7 +212,7 @@ def _measure(strategy, preset, plan) -> tuple:
 
 def _merged(by_rank) -> Measured:
     """One strategy's findings on all ranks as one."""
-    reports = [report for found in by_rank for report in found["reports"]]
+    reports = [memory.leanest(found["reports"]) for found in by_rank if found["reports"]]
     losses = [sum(step) / len(by_rank) for step in
               zip(*(found["losses"] for found in by_rank), strict=True)]
     return Measured(_fullest(reports) if reports else None, by_rank[0]["calls"], losses,

@@ -23,8 +23,7 @@ from labs.workers.launcher import launch
 MODELS = ("GPT-2", "Llama-2-7B", "Llama-2-13B", "Llama-3-8B", "Llama-3-70B", "Qwen2-0.5B",
           "Qwen2-7B")
 STRATEGIES = {"plain": strategies.plain, "DDP": strategies.ddp, "FSDP2": strategies.fsdp2}
-TRIES = 4  # at most: a tensor that gloo's thread frees seems to be held still
-TOLERANCE = 1000  # bytes: less than any tensor that would matter
+TRIES = 3  # a tensor that gloo's thread frees seems to be held still
 
 
 def model_sizes() -> dict[str, Shape]:
@@ -82,17 +81,9 @@ def measure_strategies(names: Sequence[str], preset: Preset, ranks: int,
         model_of(preset).config, batch=preset.batch, sequence=preset.context, ranks=ranks,
         strategy=name.lower(), device=plan.devices[0].split(":")[0],
         backend="nccl" if "nccl" in plan.backend else "gloo") for name in names}
-    reports = {name: [] for name in names}
-    for _ in range(TRIES):
-        comparison = compare({name: STRATEGIES[name] for name in names}, preset, device=device,
-                             quiet=True)
-        for name in names:
-            reports[name].append(comparison.results[name].report)
-        found = {name: memory.leanest(reports[name]) for name in names}
-        if all(found[name].phases["backward"].total
-               <= predicted[name]["backward"].total + TOLERANCE for name in names):
-            break
-    return [RankMemory(name, ranks, comparison.parameters, comparison.tensors, found[name],
+    found = compare({name: STRATEGIES[name] for name in names}, preset, tries=TRIES, device=device,
+                    quiet=True)
+    return [RankMemory(name, ranks, found.parameters, found.tensors, found.results[name].report,
                        predicted[name]) for name in names]
 
 

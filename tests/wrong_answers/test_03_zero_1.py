@@ -282,7 +282,7 @@ class CopiedShard(right.ZeRO1):
 
 
 WRONG = [
-    (by(CopiedShard), r"bytes of parameters when it is built; under ZeRO-1 .*4Ψ.\n.*be a view"),
+    (by(CopiedShard), r"bytes of parameters after building; under ZeRO-1 .*4Ψ.\n.*be a view"),
     (plain, "it was updated with the gradient of one rank alone"),
     (only_the_optimizer, "the strategy returned an AdamW, not .module, optimizer."),
     (ddp_by_hand, r"bytes of optimizer state after forward; under ZeRO-1 on 2 ranks .* .8Ψ/N."),
@@ -298,7 +298,7 @@ WRONG = [
     (by(GathersFirst), "481 of its 1280 numbers were not changed by the step"),
     (by(RemainderDropped), "1 of its 5 numbers were not changed by the step"),
     (by(GathersStates), r"moves 4.0Ψ elements .*\n.*gradients and optimizer states stay where"),
-    (by(KeepsStates), "bytes of activations, buffers and the rest when it is built"),
+    (by(KeepsStates), "bytes of activations, buffers and the rest after building"),
     (by(WholeInside), "bytes of optimizer state after forward"),
     (by(WholeGiven), "it was not changed by the step\n.*Does the inner optimizer hold flat.shard"),
     (by(WaitsTwice), "reduce-scatter has been waited for before: its sum was returned then"),

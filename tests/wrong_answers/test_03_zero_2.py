@@ -225,7 +225,7 @@ WRONG = [
     (by(GathersGradients), r"moves 3.0Ψ .*\n.*Only parameters are ever gathered"),
     (by(right.ZeRO2, Stale), r"numbers were not changed by the step\n.*gather the parameters"),
     (by(right.ZeRO2, OnlyTheFirst), "numbers were not changed by the step"),
-    (by(right.ZeRO2, WholeStates), "activations, buffers and the rest when it is built")]
+    (by(right.ZeRO2, WholeStates), "activations, buffers and the rest after building")]
 
 
 @pytest.mark.parametrize("answer, words", WRONG, ids=[answer.__name__ for answer, _ in WRONG])

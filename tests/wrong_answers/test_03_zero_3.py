@@ -220,7 +220,7 @@ WRONG = [
     (torchs_ddp, "torch's own DistributedDataParallel does the work"),
     (torchs_fsdp1, "torch's own FullyShardedDataParallel does the work"),
     (torchs_fsdp2, "torch's own fully_shard does the work"),
-    (right.zero2, r"bytes of parameters when it is built; under ZeRO-3 on 2 ranks .* .4Ψ/N."),
+    (right.zero2, r"bytes of parameters after building; under ZeRO-3 on 2 ranks .* .4Ψ/N."),
     (by(KeptAfterForward), r"buffers and the rest after forward; .*\n.*parameters gathered here"),
     (by(GatheredOnce), "not changed by the step|the loss is"),
     (by(KeptAfterBackward), "not changed by the step|the loss is"),

@@ -100,7 +100,7 @@ WRONG[lab.check_shard] = [
     (Shard.root_first, "should not be"),
     (Shard.settings_lost, "updated to something else than the reference's"),
     (Shard.no_optimizer, "not (module, optimizer)"),
-    (Shard.a_copy_is_kept, "in addition to its shard after building")]
+    (Shard.a_copy_is_kept, "bytes of activations, buffers and the rest after building")]
 
 
 class ShardRight:

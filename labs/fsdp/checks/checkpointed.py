@@ -2,13 +2,16 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import torch.distributed as dist
 
+from labs.exercises.invariants import judge_recorded
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp.checks import common
 from labs.fsdp.checks.shard import check_collectives
+from labs.meters.memory import Report
 from labs.predictions import activations
 from labs.training import models, strategies
 
@@ -25,11 +28,10 @@ def check_checkpointed(strategy: Callable) -> str:
 def _train_and_record(strategy) -> float:
     difference = common.compare_with_reference(strategy)
     raise_on_all_ranks(_check_forwards, _forwards(strategy))
-    report, calls = common.record_step(strategy)
-    without, _ = common.record_step(strategies.fsdp2, tries=1)
-    raise_on_all_ranks(_check_memory, report.peaks["backward"].activations,
-                       without.peaks["backward"].activations)
-    raise_on_all_ranks(check_collectives, calls, common.one_unit_per_block(dist.get_world_size()))
+    without = common.record_memory(strategies.fsdp2).peaks["backward"].activations
+    judge_recorded(partial(common.record_memory, strategy), _check_memory, without)
+    raise_on_all_ranks(check_collectives, common.record_collectives(strategy),
+                       common.one_unit_per_block(dist.get_world_size()))
     return difference
 
 
@@ -60,13 +62,13 @@ def _check_forwards(forwards):
                         "Is it wrapped twice, or something inside it too?")
 
 
-def _check_memory(activations_: int, without: int):
+def _check_memory(report: Report, without: int):
     # At the peak of backward one block's activations exist, and of the others only the input. One
     # checkpoint around the model also runs every block twice, but brings all blocks back at once.
-    config = common.make_model().config
+    config, held = common.make_model().config, report.peaks["backward"].activations
     in_blocks = activations.saved(config, batch=2, sequence=common.CONTEXT)["blocks"]
-    if without - activations_ < in_blocks / 2:
-        raise Wrong(f"rank {dist.get_rank()} still holds {activations_:,} bytes of activations at "
-                    f"the peak of backward; without checkpointing it is {without:,}",
+    if without - held < in_blocks / 2:
+        raise Wrong(f"rank {dist.get_rank()} still holds {held:,} bytes of activations at the peak "
+                    f"of backward; without checkpointing it is {without:,}",
                     "If one checkpoint holds the whole model, all of it is there again when "
                     "backward begins: one for each block.")

@@ -3,6 +3,7 @@ step of a strategy holds and sends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,11 +11,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from labs.exercises import on_ranks
+from labs.exercises.invariants import record_step
 from labs.exercises.on_ranks import TOLERANCE, raise_on_all_ranks
 from labs.exercises.reference import Hints, Mistake, Reference, Step, train_beside_reference
 from labs.exercises.verdicts import Wrong
 from labs.meters import memory
-from labs.meters.traffic import CollectiveCall, Traffic
+from labs.meters.traffic import CollectiveCall
 from labs.predictions.memory_shards import owned, padded
 from labs.training import data, models, strategies
 
@@ -137,25 +139,13 @@ def optimizer_bytes(ranks: int, rank: int) -> int:
                for p in make_model().parameters())
 
 
-def record_step(strategy: Callable, tries: int = 2) -> tuple[memory.Report, list[CollectiveCall]]:
-    """On a rank: returns the memory of two steps and the collectives of one more.
+def record_memory(strategy: Callable) -> memory.Report:
+    """On a rank: returns the memory of two steps."""
+    own = [step.inputs() for step in steps(2)]
+    return memory.record(lambda: build(strategy, make_model()), own, strategies.resident_tensors)
 
-    Memory is recorded several times and the least is taken, because the profiler sometimes misses
-    frees on gloo's threads, and never invents one.
-    """
-    reports, pair = [], []
-    own = [step.inputs() for step in steps()]
 
-    def rebuild():
-        pair[:] = build(strategy, make_model())
-        return pair
-
-    for _ in range(tries):
-        pair.clear()  # before the recording begins: it must not hold two models
-        reports.append(memory.record(rebuild, own[:2], held=strategies.resident_tensors))
-    module, optimizer = pair
-    with Traffic() as traffic:
-        module(**own[2]).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return memory.leanest(reports), [call for call in traffic.calls if call.elements]
+def record_collectives(strategy: Callable) -> list[CollectiveCall]:
+    """On a rank: returns the collectives of a third step; of those that carry nothing none."""
+    traffic = record_step(partial(build, strategy), make_model(), [s.inputs() for s in steps()])
+    return [call for call in traffic.calls if call.elements]

@@ -9,6 +9,7 @@ from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.reference import Reference
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp.checks import common
+from labs.fsdp.checks.shard import reject_other_kinds
 from labs.training import models
 
 TOLERANCE = 0.02  # relative, of a loss in bf16 to the reference's in fp32
@@ -39,7 +40,7 @@ def _train_and_record(strategy):
         dist.all_reduce(mean)
         losses.append((mean.item() / dist.get_world_size(), reference.train(step)))
     raise_on_all_ranks(_check_types, module, computed, gradients)
-    raise_on_all_ranks(_check_bytes, common.record_step(strategy, tries=1)[1])
+    raise_on_all_ranks(_check_bytes, common.record_collectives(strategy))
     raise_on_all_ranks(_check_losses, losses)
 
 
@@ -81,11 +82,7 @@ def _check_types(module, computed, gradients):
 
 def _check_bytes(calls):
     rank = f"rank {dist.get_rank()}"
-    # Fully sharded training has no other collective.
-    other = next((c for c in calls if c.kind not in ("all_gather", "reduce_scatter")), None)
-    if other is not None:
-        raise Wrong(f"{rank}: {other.kind} carries {other.elements:,} elements; fully sharded "
-                    "training has all-gather and reduce-scatter")
+    reject_other_kinds(calls)
     # bf16 is gathered and fp32 reduced; without reduce_dtype the sums are made in bf16.
     hints = {"all_gather": "param_dtype=torch.bfloat16", "reduce_scatter":
              "reduce_dtype=torch.float32: by default gradients are reduced in the type that was "

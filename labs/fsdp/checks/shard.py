@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import torch.distributed as dist
 
+from labs.exercises.invariants import judge_memory, judge_recorded
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp.checks import common
@@ -16,7 +18,8 @@ from labs.words import counted
 WORLD_SIZES = (2, 4)
 _HINTS = {"parameters": "Every parameter must be in a unit: fully_shard each block, then the root.",
           "gradients": "Gradients must be reduce-scattered: are all parameters in a unit?",
-          "optimizer_state": "Make the optimizer from the sharded parameters."}
+          "optimizer_state": "Make the optimizer from the sharded parameters.",
+          "rest": "Is the whole model still referenced, by an old optimizer or a copy?"}
 
 
 @check("4.1", hints={"should not be": "The blocks first, the root last."})
@@ -31,23 +34,16 @@ def check_shard(strategy: Callable) -> str:
 
 def _train_and_record(strategy) -> float:
     difference = common.compare_with_reference(strategy)
-    report, calls = common.record_step(strategy)
     want = common.one_unit_per_block(dist.get_world_size())
-    raise_on_all_ranks(check_collectives, calls, want)
-    raise_on_all_ranks(_check_memory, report, want)
+    raise_on_all_ranks(check_collectives, common.record_collectives(strategy), want)
+    judge_recorded(partial(common.record_memory, strategy), _check_memory, want)
     return difference
 
 
 def check_collectives(calls: list[CollectiveCall], want: Units) -> None:
     """Raises Wrong where a step's collectives are not those of one unit per block and a root."""
-    rank, kinds = f"rank {dist.get_rank()}", Counter(call.kind for call in calls)
-    # Only shards are exchanged: DDP trains as well, but all-reduces whole gradients.
-    other = [kind for kind in kinds if kind not in ("all_gather", "reduce_scatter")]
-    if other:
-        moved = sum(call.elements for call in calls if call.kind == other[0])
-        raise Wrong(f"{rank}: {other[0]} carries {moved:,} elements per step; fully sharded "
-                    "training needs only all-gather and reduce-scatter",
-                    "An all-reduce leaves whole gradients on every rank: that is DDP.")
+    reject_other_kinds(calls)
+    rank = f"rank {dist.get_rank()}"
     # One reduce-scatter per unit, of its size: shows the units, whatever their classes are.
     blocks = common.LAYERS
     reduced = sorted(c.elements for c in calls if c.kind == "reduce_scatter")
@@ -55,6 +51,18 @@ def check_collectives(calls: list[CollectiveCall], want: Units) -> None:
         raise Wrong(f"{rank}: gradients leave in {counted(len(reduced), 'unit')}; {blocks} blocks "
                     f"and the root make {blocks + 1}", _hint(reduced, blocks))
     _check_all_gathers(Counter(c.elements for c in calls if c.kind == "all_gather"), want, rank)
+
+
+def reject_other_kinds(calls: list[CollectiveCall]) -> None:
+    """Raises Wrong where there is another collective than all-gather and reduce-scatter."""
+    # Only shards are exchanged: DDP trains as well, but all-reduces whole gradients.
+    other = [call for call in calls if call.kind not in ("all_gather", "reduce_scatter")]
+    if other:
+        kind = other[0].kind
+        moved = sum(call.elements for call in other if call.kind == kind)
+        raise Wrong(f"rank {dist.get_rank()}: {kind} carries {moved:,} elements per step; fully "
+                    "sharded training needs only all-gather and reduce-scatter",
+                    "An all-reduce leaves whole gradients on every rank: that is DDP.")
 
 
 def _check_all_gathers(gathered, want, rank):
@@ -82,22 +90,12 @@ def _hint(reduced, blocks) -> str:
 
 
 def _check_memory(report: Report, want: Units) -> None:
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    state = common.optimizer_bytes(ranks, rank)
+    state = common.optimizer_bytes(dist.get_world_size(), dist.get_rank())
     # After every phase a rank holds its shard of each category, and gradients only while they wait
     # for the step. A strategy that trains right and shards nothing fails here.
-    for phase in ("build", "forward", "backward", "step"):
-        allowed = {"parameters": want.shard, "optimizer_state": state,
-                   "gradients": want.shard if phase in ("backward", "step") else 0}
-        for category, most in allowed.items():
-            held = getattr(report.phases[phase], category)
-            if held > most:
-                name = category.replace("_", " ")
-                after = "building" if phase == "build" else phase
-                raise Wrong(f"rank {rank} keeps {held:,} bytes of {name} after {after}; "
-                            f"its share on {ranks} ranks is {most:,}", _HINTS[category])
+    held = {"parameters": want.shard, "optimizer_state": state, "gradients": 0}
+    step = held | {"gradients": want.shard}
     # Before training there is nothing but the shard: a second copy of the model is seen here.
-    rest = report.phases["build"].total - report.phases["build"].parameters
-    if rest > want.shard / 4:
-        raise Wrong(f"rank {rank} keeps {rest:,} bytes in addition to its shard after building",
-                    "Is the whole model still referenced, by an old optimizer or a copy?")
+    built = held | {"optimizer_state": 0, "rest": want.shard / 4}
+    judge_memory(report, {"build": built, "forward": held, "backward": step, "step": step},
+                 "under full sharding", _HINTS)

@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from labs.exercises.invariants import mark_waits, positions
 from labs.exercises.on_ranks import close, on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check
 from labs.manual_ddp.gradients import name_mistake
-from labs.meters.traffic import Traffic, hook_waits
+from labs.meters.traffic import Traffic
 from labs.training.models import EdgeCaseModel, trainable
 
 SHAPES = ((3, 5), (7,), (2, 2, 2), (1,))  # of the parameters in the bucket of exercise 2.6
@@ -108,13 +109,13 @@ def _one_bucket(start, finish):
     mean = [sum(g for g in column if g is not None) / ranks
             for column in zip(*by_rank, strict=True)]
     _delay_the_last_rank()
-    with Traffic() as traffic, hook_waits(before=lambda _: traffic.mark("wait")):
+    with Traffic() as traffic, mark_waits(traffic):
         started = start(bucket)
         # the ranks must not meet in between, or a finish that does not wait would go unnoticed
         wrong = _judge_start(traffic, sum(p.numel() for p in bucket), started)
         if wrong is None:
             finish(bucket, *started)
-    waited = any(getattr(event, "what", "") == "wait" for event in traffic.events)
+    waited = positions(traffic.events, "wait")
     raise_on_all_ranks(_judge_finish, wrong, bucket, mean, own, waited)
 
 

@@ -2,14 +2,16 @@
 
 import torch.distributed as dist
 
+from labs.exercises.invariants import positions, record_step
 from labs.exercises.on_ranks import BATCH, on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.exercises.reference import Step
 from labs.exercises.verdicts import Wrong, check
 from labs.manual_ddp.checks.average_gradients import EVERY_RANK, ONLY_RANK_0, train_wrapped
 from labs.manual_ddp.checks.buckets import judge_buckets
-from labs.meters.traffic import CollectiveCall, Mark, Traffic, hook_waits
+from labs.manual_ddp.gradients import sgd
+from labs.meters.traffic import CollectiveCall
 from labs.training import data
-from labs.training.models import EdgeCaseModel, count_trainable, trainable
+from labs.training.models import EdgeCaseModel, count_trainable
 
 CAP = 900  # bytes: small enough for EdgeCaseModel to have several buckets
 
@@ -20,8 +22,11 @@ def check_overlap(wrap):
     """wrap(model, cap_bytes) returns a bucketed module whose buckets leave during backward."""
     def work():
         small = judged_buckets(lambda model: wrap(model, CAP))
-        model = EdgeCaseModel(seed=0)
-        raise_on_all_ranks(_judge_order, order_of_events(small, model), model)
+        model, [batch] = EdgeCaseModel(seed=0), data.xy_batches(1, BATCH)
+        with torchs_own_refused("DistributedDataParallel"):
+            step = record_step(lambda model: (small(model), sgd(model)), model,
+                               [Step(batch, EVERY_RANK).inputs()])
+        raise_on_all_ranks(_judge_order, step, model)
         everyone, _ = train_wrapped(small, steps=4, use_all=EVERY_RANK)
         # a parameter that only rank 0 uses never gets ready elsewhere, yet its bucket must leave
         # on every rank, and in the same order
@@ -48,31 +53,11 @@ def judged_buckets(wrap):
     return wrapped
 
 
-def order_of_events(wrap, model) -> list[CollectiveCall | Mark]:
-    """On a rank: one forward and backward of `wrap(model)`. Returns the gradients that became ready
-    (marks), the collectives and the waits, in the order in which they happened."""
-    traffic = Traffic()
-    for name, parameter in trainable(model):
-        # hooks of one parameter run in the order in which they were registered: this one, set
-        # before the student's, marks the gradient before its bucket can leave
-        parameter.register_post_accumulate_grad_hook(
-            lambda _, name=name: traffic.mark(f"ready {name}"))
-    with torchs_own_refused("DistributedDataParallel"):
-        module = wrap(model)
-    [batch] = data.xy_batches(1, BATCH)
-    loss = module(**Step(batch, EVERY_RANK).inputs()).loss
-    with traffic, hook_waits(before=lambda _: traffic.mark("wait")):
-        traffic.mark("backward begins")
-        loss.backward()
-        traffic.mark("backward ends")
-    return traffic.events
-
-
-def _judge_order(events, model):
+def _judge_order(step, model):
+    begin, end = positions(step.events, "backward")
+    events = step.events[begin:end]
     calls = [i for i, event in enumerate(events) if isinstance(event, CollectiveCall)]
-    marks = [(i, event.what) for i, event in enumerate(events) if isinstance(event, Mark)]
-    last_ready = max(i for i, what in marks if what.startswith("ready"))
-    waits = [i for i, what in marks if what == "wait"]
+    last_ready, waits = positions(events, "ready")[-1], positions(events, "wait")
     if not calls:
         raise Wrong("backward communicates nothing",
                     "Start a bucket when its last gradient is ready.")

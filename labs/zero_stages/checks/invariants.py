@@ -7,26 +7,29 @@ stages) and section 7 (traffic: 2Ψ, 2Ψ and 3Ψ elements for stages 1, 2 and 3)
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from labs.exercises.invariants import (
+    STATES,
+    judge_memory,
+    judge_recorded,
+    positions,
+    record_step,
+)
 from labs.exercises.on_ranks import raise_on_all_ranks
 from labs.exercises.verdicts import Wrong
 from labs.meters import memory
-from labs.meters.traffic import CollectiveCall, Mark, Traffic
+from labs.meters.traffic import Traffic
 from labs.predictions.traffic import passes, stage_passes
 from labs.training import data
-from labs.training.loop import train
 from labs.training.models import DeepMLP, count_trainable, trainable
 from labs.zero_stages.checks.reference import SETTINGS, build
 
 BYTES = 4  # of an fp32 element
-ATTEMPTS = 3  # the profiler sometimes misses frees on gloo's threads: then memory is measured again
-_REDUCING = ("all_reduce", "reduce_scatter", "all_to_all", "reduce")
-_NAMES = {"optimizer_state": "optimizer state", "rest": "activations, buffers and the rest"}
-_PEAK_HINT = ("One layer after the other: free it before the next but one comes. What is only "
-              "freed at the end is there at the peak.")
+_REDUCING = ("all_reduce", "reduce", "all_to_all")  # "reduce": and "reduce_scatter"
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ class StageLimits:
     def formula(self, category: str) -> str:
         """The bytes of a category as the paper writes them, for fp32 with AdamW."""
         sharded = self.stage >= {"optimizer_state": 1, "gradients": 2, "parameters": 3}[category]
-        return ("8Ψ" if category == "optimizer_state" else "4Ψ") + "/N" * sharded
+        layer = ", and one layer after forward" * (sharded and category == "parameters")
+        return ("8Ψ" if category == "optimizer_state" else "4Ψ") + "/N" * sharded + layer
 
 
 def stage_limits(stage: int, model: DeepMLP) -> StageLimits:
@@ -79,45 +83,18 @@ def stage_limits(stage: int, model: DeepMLP) -> StageLimits:
 def reject_broken_invariants(strategy: Callable, stage: int) -> None:
     """On a rank: raises Wrong if the strategy sends or holds more than its stage allows."""
     limits = stage_limits(stage, DeepMLP())
-    unsharded = memory.record(_unsharded, _batches())
-    for attempt in range(ATTEMPTS):
-        trained = {}
-        report = memory.record(lambda trained=trained: _build(strategy, trained), _batches())
-        if not attempt:
-            raise_on_all_ranks(reject_excess_traffic, _one_more_step(trained), limits)
-        try:
-            return raise_on_all_ranks(reject_excess_memory, report, unsharded, limits)
-        except Wrong:
-            if attempt == ATTEMPTS - 1:
-                raise
+    batches = data.xy_batches(2, 4, seed=dist.get_rank())
+    make = partial(build, strategy, settings=SETTINGS)
+    step = record_step(make, DeepMLP(), [*batches, batches[0]])
+    raise_on_all_ranks(reject_excess_traffic, step, limits)
+    unsharded = memory.record(_unsharded, batches)
+    judge_recorded(lambda: memory.record(lambda: make(DeepMLP()), batches), reject_excess_memory,
+                   unsharded, limits)
 
 
 def _unsharded():
     model = DeepMLP()
     return model, torch.optim.AdamW(model.parameters(), **SETTINGS)
-
-
-def _batches() -> list[dict]:
-    """Two steps of this rank's batches."""
-    return data.xy_batches(2, 4, seed=dist.get_rank())
-
-
-def _build(strategy, trained):
-    model, trained["traffic"] = DeepMLP(), Traffic()
-    # Hooks run in the order of their registration: these come before the strategy's, so a gradient
-    # is marked as ready before it is sent.
-    for _, parameter in trainable(model):
-        parameter.register_post_accumulate_grad_hook(lambda _: trained["traffic"].mark("ready"))
-    trained["module"], trained["optimizer"] = build(strategy, model, SETTINGS)
-    return trained["module"], trained["optimizer"]
-
-
-def _one_more_step(trained) -> Traffic:
-    """What one more step sends."""
-    traffic = trained["traffic"] = Traffic()
-    with traffic:
-        train(trained["module"], trained["optimizer"], _batches()[:1])
-    return traffic
 
 
 def reject_excess_traffic(traffic: Traffic, limits: StageLimits) -> None:
@@ -151,12 +128,8 @@ def _traffic_hint(sent, limits) -> str:
 def _reject_late_gradients(traffic, limits):
     # From ZeRO-2 on, gradients leave during backward: reduced only after it, all are in memory at
     # once, and the peak is that of ZeRO-1.
-    sent = [number for number, event in enumerate(traffic.events)
-            if isinstance(event, CollectiveCall) and event.kind in _REDUCING]
-    ready = [number for number, event in enumerate(traffic.events) if isinstance(event, Mark)]
-    if limits.stage == 1 or not ready:
-        return
-    if not sent or sent[0] > ready[-1]:
+    sent, ready = positions(traffic.events, *_REDUCING), positions(traffic.events, "ready")
+    if limits.stage > 1 and ready and (not sent or sent[0] > ready[-1]):
         raise Wrong(f"rank {dist.get_rank()}: no gradient leaves before the last one is ready, so "
                     "all of them are in memory at once",
                     "Reduce-scatter a layer's gradients during backward, as soon as they are "
@@ -167,41 +140,27 @@ def reject_excess_memory(report: memory.Report, unsharded: memory.Report,
                          limits: StageLimits) -> None:
     """Raises Wrong if a rank holds more than its stage allows: at the end of a phase, or, from
     ZeRO-2 on, at any moment. unsharded: the same model without sharding, for its activations."""
-    for phase in memory.PHASES:
-        held, allowed = report.phases[phase], limits.bytes(phase)
-        for category, most in allowed.items():
-            if getattr(held, category) > most:
-                raise _excess(phase, category, getattr(held, category), most, limits)
-        # What belongs to none of the three may be as much as without sharding, and one gathered
-        # layer: catches full copies of states, gradients or parameters kept somewhere else.
-        rest = held.total - sum(getattr(held, category) for category in allowed)
-        usual = unsharded.phases[phase]
-        usual = usual.activations + usual.buffers + usual.other + limits.layer * BYTES
-        if rest > usual:
-            raise _excess(phase, "rest", rest, usual, limits)
+    # What is none of the three states may be as much as without sharding, and one gathered layer:
+    # catches full copies of states, gradients or parameters kept somewhere else.
+    allowed = {phase: {**limits.bytes(phase), "rest": usual.activations + usual.buffers
+                       + usual.other + limits.layer * BYTES}
+               for phase, usual in unsharded.phases.items()}
+    judge_memory(report, allowed, f"under ZeRO-{limits.stage}", _memory_hints(limits.stage),
+                 {category: f" ({limits.formula(category)})" for category in STATES})
     if limits.stage > 1:
         _reject_high_peaks(report, unsharded, limits)
 
 
-def _excess(phase, category, held, most, limits) -> Wrong:
-    formula = f" ({limits.formula(category)})" if category != "rest" else ""
-    if category == "parameters" and limits.stage == 3 and phase == "forward":
-        formula = " (4Ψ/N and one layer)"
-    when = "when it is built" if phase == "build" else f"after {phase}"
-    return Wrong(f"rank {dist.get_rank()} holds {held:,} bytes of {_NAMES.get(category, category)} "
-                 f"{when}; under ZeRO-{limits.stage} on {limits.ranks} ranks it is "
-                 f"{int(most):,}{formula}", _memory_hint(category, limits.stage))
-
-
-def _memory_hint(category, stage) -> str:
-    if category == "parameters" and stage < 3:
-        return "The shard that is updated must be a view of the full parameter, not a second copy."
+def _memory_hints(stage) -> dict[str, str]:
+    gathered = stage == 3
     return {"optimizer_state": "Give the inner optimizer the shards, nothing else.",
             "gradients": "Free what this rank does not own: set the parameters' .grad to None. A "
                          "hook that returns None frees nothing.",
-            "parameters": "Free a layer's parameters after its forward and after its backward.",
-            "rest": "Is something kept that was needed only for a moment" + (
-                ", such as parameters gathered here?" if stage == 3 else "?")}[category]
+            "parameters": "Free a layer's parameters after its forward and after its backward."
+            if gathered else
+            "The shard that is updated must be a view of the full parameter, not a second copy.",
+            "rest": "Is something kept that was needed only for a moment"
+                    f"{', such as parameters gathered here' * gathered}?"}
 
 
 def _reject_high_peaks(report, unsharded, limits):
@@ -209,14 +168,16 @@ def _reject_high_peaks(report, unsharded, limits):
     # parameters; less than a third in forward, which has only parameters. Catches a strategy
     # that gathers or reduces layer by layer, but frees at the end.
     for phase, share in (("forward", 3), ("backward", 2), ("step", 2)):
-        stays = dict(limits.bytes("backward"))
+        kept = limits.bytes("backward")
         if phase == "forward":
-            stays["gradients"] = min(stays["gradients"], report.phases[phase].gradients)
-        stays["usual"] = unsharded.phases["forward"].activations * 2 + unsharded.phases[phase].other
-        stays["AdamW's temporaries"] = 2 * limits.shard if phase == "step" else 0
+            kept["gradients"] = min(kept["gradients"], report.phases[phase].gradients)
+        stays = (sum(kept.values()) + unsharded.phases["forward"].activations * 2
+                 + unsharded.phases[phase].other
+                 + (2 * limits.shard if phase == "step" else 0))  # AdamW's temporaries
         room, peak = BYTES * limits.elements // share, report.peaks[phase].total
-        if peak > sum(stays.values()) + room:
+        if peak > stays + room:
             what = "gathered parameters" if limits.stage == 3 else "gradients"
             raise Wrong(f"rank {dist.get_rank()} holds {peak:,} bytes at the peak of {phase}; what "
-                        f"stays is {int(sum(stays.values())):,}, and {what} of a few layers come "
-                        f"to less than {room:,}", _PEAK_HINT)
+                        f"stays is {int(stays):,}, and {what} of a few layers come to less than "
+                        f"{room:,}", "One layer after the other: free it before the next but one "
+                        "comes. What is only freed at the end is there at the peak.")

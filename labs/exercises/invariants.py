@@ -1,0 +1,106 @@
+"""Invariants on a rank's memory and on the order of its collectives. What a strategy does is
+recorded here; limits, hints and the words for what allows them are data that each exercise gives.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch.distributed as dist
+from torch import nn
+
+from labs.exercises.on_ranks import raise_on_all_ranks
+from labs.exercises.verdicts import Wrong
+from labs.meters import memory
+from labs.meters.traffic import CollectiveCall, Mark, Traffic, hook_waits
+from labs.training.loop import train
+from labs.training.models import trainable
+
+TRIES = 3
+STATES = ("parameters", "gradients", "optimizer_state")
+_NAMES = {"optimizer_state": "optimizer state", "rest": "activations, buffers and the rest"}
+_GATHERS = (4, 5, 6)  # c10d::OpType ALLGATHER, _ALLGATHER_BASE, ALLGATHER_COALESCED
+
+
+def judge_recorded(record: Callable[[], memory.Report], judge: Callable, *args) -> None:
+    """On a rank: calls judge(report, *args) on all ranks with what `record()` returns.
+
+    The profiler misses frees on gloo's threads at times, and never invents one. So where `judge`
+    raises Wrong, memory is recorded again, up to TRIES times, and the leanest report is judged.
+    """
+    reports = []
+    while True:
+        reports.append(record())
+        try:
+            return raise_on_all_ranks(judge, memory.leanest(reports), *args)
+        except Wrong:
+            if len(reports) == TRIES:
+                raise
+
+
+def judge_memory(report: memory.Report, allowed: dict[str, dict[str, float]], rule: str,
+                 hints: dict[str, str], formulas: dict[str, str] | None = None) -> None:
+    """Raises Wrong where this rank holds more bytes after a phase than is allowed.
+
+    allowed: phase -> category -> bytes; "rest" is all that is not in STATES. rule: what allows so
+    much, in words. hints, formulas: category -> what is said with it.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for phase, limits in allowed.items():
+        found, after = report.phases[phase], "building" if phase == "build" else phase
+        held = vars(found) | {"rest": found.total - sum(getattr(found, name) for name in STATES)}
+        for category, most in limits.items():
+            if held[category] > most:
+                name, formula = _NAMES.get(category, category), (formulas or {}).get(category, "")
+                raise Wrong(f"rank {rank} holds {held[category]:,} bytes of {name} after {after}; "
+                            f"{rule} on {ranks} ranks it is at most {int(most):,}{formula}",
+                            hints[category])
+
+
+def record_step(build: Callable[[nn.Module], tuple], model: nn.Module, batches: list[dict],
+                layers=()) -> Traffic:
+    """On a rank: trains what build(model) -> (module, optimizer) returns on all batches, and
+    records the step on the last one: its collectives, and between them these marks.
+
+    "ready NAME": a parameter's gradient is complete. "compute": one of `layers` (each has a weight)
+    computes, in forward or in backward. "wait", or "wait all_gather": a collective is waited for
+    for the first time. "backward begins", "backward ends".
+    """
+    traffic = Traffic()
+    # Hooks run in the order of their registration: before the strategy's, these mark a gradient
+    # before it can be sent; after them, the next ones mark a layer when it really computes.
+    for name, parameter in trainable(model):
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: traffic.mark(f"ready {name}"))
+    module, optimizer = build(model)
+    train(module, optimizer, batches[:-1])
+    traffic.events.clear()
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda *_: traffic.mark("compute"))
+        layer.weight.register_hook(lambda _: traffic.mark("compute"))
+    with traffic, mark_waits(traffic):
+        loss = module(**batches[-1]).loss
+        traffic.mark("backward begins")
+        loss.backward()
+        traffic.mark("backward ends")
+        optimizer.step()
+        optimizer.zero_grad()
+    return traffic
+
+
+def mark_waits(traffic: Traffic) -> AbstractContextManager:
+    """Returns a context manager in which the first wait for each collective is marked."""
+    seen = []  # the objects, not their ids: a freed one's id may be that of the next
+
+    def mark(work):
+        if not any(work is one for one in seen):
+            seen.append(work)
+            traffic.mark("wait all_gather" if work._get_op_type() in _GATHERS else "wait")
+
+    return hook_waits(before=mark)
+
+
+def positions(events: list[CollectiveCall | Mark], *names: str) -> list[int]:
+    """Returns where in `events` those are whose name begins with one of `names`: the kind of a
+    collective, or what a mark says."""
+    return [number for number, event in enumerate(events) if
+            (event.kind if isinstance(event, CollectiveCall) else event.what).startswith(names)]
