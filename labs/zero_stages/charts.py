@@ -201,7 +201,7 @@ def show_traffic(comparison: Comparison) -> Picture:
         Panel("bytes that travel", "MB per step", nbytes, 1e6,
               [one.bytes(comparison.parameters) for one in known]),
         Panel("collectives", "calls per step", [len(result.calls) for result in results],
-              colour=palette.PHASES["communication"])],
+              colour=palette.MUTED)],  # of all kinds, so none of their colours
         f"An all-reduce counts twice; each rank sends {ranks - 1}/{ranks} of what travels.")
 
 
