@@ -10,24 +10,28 @@ from labs.training.memory_categories import Memory
 
 @dataclass(frozen=True)
 class Change:
-    """What a part of a step does to a rank's memory, by category: all of it together, and at the
-    moment at which most is held. Bytes."""
+    """What a segment of a step does to a rank's memory, in bytes by category.
+
+    net: held at the end of the segment minus held at its begin. highest: held at its peak minus
+    held at its begin.
+    """
 
     net: dict[str, float]
     highest: dict[str, float]
 
 
-def change(activations: np.ndarray, gradients: np.ndarray, scratch: np.ndarray,
-           stay: bool = True) -> Change:
+def change_of(activations: np.ndarray, gradients: np.ndarray, scratch: np.ndarray,
+              keep_gradients: bool = True) -> Change:
     """The change that a series of events makes, each given by the bytes that it allocates or,
-    negative, frees. scratch: bytes that an event allocates and frees at once; stay: whether
-    gradients are kept, or freed at once too."""
+    negative, frees. scratch: bytes that an event allocates and frees at once. keep_gradients:
+    whether gradients are kept, or freed at once too."""
     if not len(activations):
         return Change({}, {})
     held = {"activations": np.cumsum(activations) + scratch,
-            "gradients": np.cumsum(gradients) if stay else gradients}
+            "gradients": np.cumsum(gradients) if keep_gradients else gradients}
     most = int(np.argmax(held["activations"] + held["gradients"]))
-    net = {"activations": activations.sum(), "gradients": gradients.sum() if stay else 0.0}
+    net = {"activations": activations.sum(),
+           "gradients": gradients.sum() if keep_gradients else 0.0}
     return Change(net, {category: series[most] for category, series in held.items()})
 
 
@@ -72,8 +76,8 @@ class AllocationLog:
         self.add(**{category: size})
         self.add(**{category: -size})
 
-    def play(self, change: Change) -> None:
-        """Makes a whole series of allocations."""
+    def apply(self, change: Change) -> None:
+        """Adds what a whole segment allocates and frees, with its peak."""
         highest = self._total + sum(change.highest.values())
         if highest > self._most:
             self._most, self._at_most = highest, _sum(self._now, change.highest)

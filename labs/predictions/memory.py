@@ -1,7 +1,7 @@
 """What one rank holds through a training step, from a configuration alone. All results in bytes.
 
-The recorded step of the model's family (recording.py) is scaled to this model and batch and played
-into a log, where the parallel strategy adds what it allocates and frees: `predict`.
+The recorded step of the model's family (recording.py) is scaled to this model and batch and applied
+to a log, where the parallel strategy adds what it allocates and frees: `predict`.
 """
 
 from labs.predictions.allocation_log import AllocationLog
@@ -71,7 +71,7 @@ def _phases(log, step, parallel, inputs, device) -> dict[str, Memory]:
     counters = 4 * len(parallel.sizes) if adamw and device == "cpu" else 0
     log.add(other=inputs, optimizer_state=parallel.optimizer_state() + counters)
     log.start_peak()
-    changes = step.changes(parallel.gradient_bytes, parallel.gradients_stay)
+    changes = step.changes(parallel.gradient_bytes, parallel.keep_gradients)
     _forward(log, step.layers, changes, parallel)
     found["forward"] = log.snapshot()
     _backward(log, step.layers, changes, parallel)
@@ -82,23 +82,23 @@ def _phases(log, step, parallel, inputs, device) -> dict[str, Memory]:
 
 def _forward(log, layers, changes, parallel):
     parallel.before_forward("root")
-    log.play(changes("forward", "outside"))
+    log.apply(changes("forward", "outside"))
     for block in range(layers):
         parallel.before_forward(block)
-        log.play(changes("forward", block))
+        log.apply(changes("forward", block))
         parallel.after_forward(block)
-    log.play(changes("forward", "head"))
+    log.apply(changes("forward", "head"))
     parallel.after_forward("root")
 
 
 def _backward(log, layers, changes, parallel):
     parallel.before_backward("root")
-    log.play(changes("backward", "head"))
+    log.apply(changes("backward", "head"))
     for block in reversed(range(layers)):
         parallel.before_backward(block)
-        log.play(changes("backward", block))
+        log.apply(changes("backward", block))
         parallel.after_backward(block)
-    log.play(changes("backward", "outside"))
+    log.apply(changes("backward", "outside"))
     parallel.after_backward("root")
 
 

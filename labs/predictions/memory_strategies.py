@@ -14,13 +14,13 @@ from labs.predictions.scaled_step import Step
 
 
 class Plain:
-    """One rank, or as much of a rank as any strategy has: everything whole.
+    """No parallelism: one rank holds all states. Base class of the other strategies.
 
-    gradient_bytes: of an element as autograd makes it; gradients_stay: whether they are kept in
+    gradient_bytes: of an element as autograd makes it; keep_gradients: whether they are kept in
     `.grad`, or freed as soon as they are copied somewhere else.
     """
 
-    gradients_stay = True
+    keep_gradients = True
 
     def __init__(self, log: AllocationLog, step: Step, recipe: Recipe, ranks: int = 1,
                  rank: int = 0):
@@ -64,7 +64,7 @@ class DDP(Plain):
 
     def build(self):
         super().build()
-        self.gradients_stay = not self.bucket_view
+        self.keep_gradients = not self.bucket_view
         category = "gradients" if self.bucket_view else "buffers"
         self.log.add(**{category: self.elements * self.recipe.gradients})
 
@@ -99,7 +99,7 @@ class FSDP(Plain):
 
     Gathering needs the parameters twice for a moment: as all-gather's output, rank by rank, and
     copied out, parameter by parameter. In forward the first stays until the next unit's copy is
-    done; in backward the unit before is gathered ahead. ZeRO-3 is the same. Over gloo each
+    done; in backward the previous unit is prefetched. ZeRO-3 is the same. Over gloo each
     collective holds one more copy while it runs: all-gather of all outputs, reduce-scatter of its
     input (ProcessGroupGloo.cpp).
     """

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from labs.predictions import model_sizes
-from labs.predictions.allocation_log import Change, change
+from labs.predictions.allocation_log import Change, change_of
 from labs.predictions.dryrun.kernels import Scratch
 from labs.predictions.recorder import HEAD, LAYERS, OUTSIDE, Mode
 from labs.predictions.recording import Events, recording_of
@@ -59,16 +59,17 @@ class Step:
             return block
         return self._recording.layers - 1 if block == self.layers - 1 else 1
 
-    def changes(self, gradient_bytes: float, stay: bool):
+    def changes(self, gradient_bytes: float, keep_gradients: bool):
         """A function (phase, place) -> Change that this segment makes. place: a block, "outside" or
-        "head". gradient_bytes: of an element of a parameter's gradient; stay: whether it is kept.
+        "head". gradient_bytes: of an element of a parameter's gradient. keep_gradients: whether
+        gradients stay in memory, or are freed at once.
         """
         @functools.cache
         def evaluated(phase, place) -> Change:
             events, sizes = self._events(phase, place)
             gradients = np.where(events.gradient, sizes * (gradient_bytes / self._compute), 0)
-            return change(np.where(events.gradient, 0, sizes), gradients,
-                          self._scratch[events.scratch], stay)
+            return change_of(np.where(events.gradient, 0, sizes), gradients,
+                             self._scratch[events.scratch], keep_gradients)
 
         return lambda phase, place: evaluated(
             phase, self._recorded(place) if isinstance(place, int) else place)

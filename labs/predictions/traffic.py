@@ -10,12 +10,12 @@ workstations", JPDC 69(2), 2009; and NCCL tests, doc/PERFORMANCE.md, whose facto
 
 def reduce_scatter(size: float, ranks: int) -> float:
     """Bytes each rank sends, and receives: (N-1)/N · S; N-1 steps with one piece of S/N each."""
-    return (_counted(ranks) - 1) * size / ranks
+    return (_checked(ranks) - 1) * size / ranks
 
 
 def all_gather(size: float, ranks: int) -> float:
     """Bytes each rank sends, and receives: (N-1)/N · S, S being the gathered tensor."""
-    return (_counted(ranks) - 1) * size / ranks
+    return (_checked(ranks) - 1) * size / ranks
 
 
 def all_reduce(size: float, ranks: int) -> float:
@@ -51,7 +51,7 @@ def stage_passes(stage: int, reshard: bool = True) -> dict[str, int]:
     return {"reduce_scatter": 1, "all_gather": 2 if stage == 3 and reshard else 1}
 
 
-def _counted(ranks: int) -> int:
+def _checked(ranks: int) -> int:
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: at least 1 rank is needed")
     return ranks

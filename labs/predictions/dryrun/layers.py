@@ -39,8 +39,8 @@ def extended(few: dict[int, list[tuple]], layers: int) -> list[tuple] | None:
     if not set(four) <= set(five) <= set(six):
         return None
     line = {key: _line(four[key], five[key]) for key in four}
-    foreseen = {key: _at(line[key], 2) for key in line}
-    if any(six[key][2:] != foreseen[key] for key in line) or _higher(six, foreseen):
+    predicted = {key: _at(line[key], 2) for key in line}
+    if any(six[key][2:] != predicted[key] for key in line) or _higher(six, predicted):
         return None
     return [(*four[key][:2], *_at(line[key], layers - SIZES[0])) for key in line]
 
@@ -73,10 +73,10 @@ def _at(line, more) -> tuple:
     return tuple(tuple(base + more * slope for base, slope in moment) for moment in line)
 
 
-def _higher(six, foreseen) -> bool:
+def _higher(six, predicted) -> bool:
     """Whether a block in the middle reaches higher than those at the ends."""
     top = {}
-    for (phase, *_), (_, peak) in foreseen.items():
+    for (phase, *_), (_, peak) in predicted.items():
         top[phase] = max(top.get(phase, 0), sum(peak))
     return any(sum(segment[3]) > top[key[0]] for key, segment in six.items())
 

@@ -38,7 +38,7 @@ def trace(job: jobs.Job, threads: int, backend: str = "gloo") -> Trace:
 
 def _run(job, mesh, tracker, traffic):
     tracker.mark(("build", "start"))
-    module, optimizer, data = _built(job, mesh, tracker)
+    module, optimizer, data = _build(job, mesh, tracker)
     order = label_gradients(module, tracker)
     _label_optimizer(optimizer, tracker)
     tracker.mark(("first", "start"))
@@ -55,7 +55,7 @@ def _owned(order, blocks) -> list:
     return [(owner.get(id(p)), p.numel() * p.element_size()) for p in dict.fromkeys(order)]
 
 
-def _built(job, mesh, tracker):
+def _build(job, mesh, tracker):
     model = jobs.build(job)
     tracker.mark(("build", "wrap"))
     with tracker.labelled("buffers"):
@@ -68,7 +68,7 @@ def _built(job, mesh, tracker):
 
 
 def _step(job, module, optimizer, data, tracker, first=False):
-    """One step of the plain loop, with a mark at each phase; of the first only the whole."""
+    """One step of the plain loop, with a mark at each phase; the first step gets no marks."""
     mark = (lambda what: None) if first else tracker.mark
     mark(("forward", "start"))
     loss = jobs.forward(job, module, data)
