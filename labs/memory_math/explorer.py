@@ -22,6 +22,7 @@ from labs.words import listed
 
 MODELS = ("GPT-2", "Phi-3-mini", "Llama-2-7B", "Mistral-7B", "Qwen2-7B", "Llama-3-8B", "Qwen3-8B",
           "Gemma-7B", "Llama-2-13B", "Llama-3-70B")
+# In order of memory: the last is the largest, and the first two are too small for `show_scaling`.
 GPUS = ("T4", "A10", "A100-40", "A100-80", "H100", "H200")
 STRATEGIES = {"DDP": dict(strategy="ddp"), "ZeRO-1": dict(strategy="zero1"),
               "ZeRO-2": dict(strategy="zero2"), "ZeRO-3 = FSDP": dict(strategy="fsdp2"),

@@ -31,8 +31,8 @@ def stuck_reason(handles: Sequence[RankHandle], hang_after: float) -> str | None
         waited = now - handle.changed
         if not handle.progress.waiting:
             continue
-        meeting = handle.progress.collective == "init_process_group"
-        limit = max(hang_after, START_TIMEOUT) if meeting else hang_after
+        is_joining = handle.progress.collective == "init_process_group"
+        limit = max(hang_after, START_TIMEOUT) if is_joining else hang_after
         if waited > limit:
             return f"no progress in a collective for {limit:g} s"
         if waited > CONFIRM_DEADLOCK and any(

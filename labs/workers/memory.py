@@ -1,4 +1,4 @@
-"""`memory_limit`: a ceiling for each rank, and what the error of an allocation above it tells."""
+"""`memory_limit`: sets it on a rank, and reads sizes from the error of an allocation above it."""
 
 import contextlib
 import re

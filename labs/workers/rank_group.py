@@ -30,12 +30,12 @@ class RankGroup:
     def run(self) -> list:
         """What the function returned on each rank. Raises RankFailed, RanksStuck, Interrupted."""
         try:
-            with processes.rendezvous() as meeting:
-                self._start(meeting)
+            with processes.rendezvous() as rendezvous:
+                self._start(rendezvous)
                 while not all(h.settled and h.outcome.kind is Kind.RETURNED for h in self.handles):
                     self._listen(timeout=0.05)
                     self.output.show()
-                    self._raise_if_hopeless()
+                    self._raise_if_failed_or_stuck()
                     self._notify_if_stalled()
                 return [handle.value() for handle in self.handles]
         except KeyboardInterrupt:
@@ -44,12 +44,12 @@ class RankGroup:
             with deferred():
                 self._stop()
 
-    def _start(self, meeting):
+    def _start(self, rendezvous):
         environment = {**os.environ, **self.options.environment}
         for rank in range(self.plan.ranks):
             self._start_rank(worker.RankConfig(
                 rank, self.plan.ranks, self.plan.backend, self.plan.devices[rank],
-                self.plan.threads, meeting, self.options.verify, self.options.memory_limit,
+                self.plan.threads, rendezvous, self.options.verify, self.options.memory_limit,
                 environment))
         for handle in self.handles:
             handle.send_function(self.packed)
@@ -131,7 +131,7 @@ class RankGroup:
 
     # deciding
 
-    def _raise_if_hopeless(self):
+    def _raise_if_failed_or_stuck(self):
         """Raises when the launch can no longer succeed."""
         if self.collectives.mismatch:
             raise RanksStuck("the ranks are not in the same collective",
@@ -177,9 +177,12 @@ class RankGroup:
         """Where a rank is that answers nothing. The signal that makes it print its stack may also
         end the call that blocks it, so what it sends from now on no longer describes the hang."""
         handle.ask_for_stack()
-        self._listen_until(lambda: source_lines.dumped(self._printed(handle)), seconds=0.5)
-        return Outcome(handle.rank, Kind.UNRESPONSIVE,
-                       stack=source_lines.dumped(self._printed(handle)))
+
+        def stack():
+            return source_lines.parse_stack_dump(self._printed(handle))
+
+        self._listen_until(stack, seconds=0.5)
+        return Outcome(handle.rank, Kind.UNRESPONSIVE, stack=stack())
 
     def _mismatched_outcomes(self) -> list[Outcome]:
         """What each rank is about to call; of a rank that has announced nothing, where it is."""

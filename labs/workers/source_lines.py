@@ -72,9 +72,9 @@ def _places(frames) -> list[Place]:
     return [Place(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames]
 
 
-def dumped(text: str) -> list[Place]:
-    """The places in what faulthandler wrote last, outermost first: the main thread's, which it
-    writes at the end."""
+def parse_stack_dump(text: str) -> list[Place]:
+    """The main thread's stack in a text that ends with a dump of faulthandler, outermost first: of
+    all threads the main one is written last."""
     block = re.split(r"^(?:Current t|T)hread 0x.*$", text, flags=re.M)[-1]
     found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', block, flags=re.M)
     return [Place(name, int(line), function) for name, line, function in found][::-1]

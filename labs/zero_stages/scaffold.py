@@ -49,7 +49,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """For a subclass: fills the full parameters, after the update."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients of the shards and of the model's own parameters."""
+        """Clears the gradients of the shards and of the model's own parameters."""
         self.inner.zero_grad(set_to_none)
         for flat in self.flats:
             for parameter in flat.parameters:
