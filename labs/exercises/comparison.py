@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from labs.meters import memory, throughput
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.predictions.traffic import passes
 from labs.training import data, models, strategies
-from labs.training.loop import train
+from labs.training.loop import ModuleAndOptimizer, train
 from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.channel import report
@@ -150,7 +151,7 @@ class _Plan:
     observe: Callable | None
 
 
-def model_of(preset: Preset):
+def model_of(preset: Preset) -> nn.Module:
     """The preset's GPT-2, on the CPU."""
     return models.gpt2(preset.layers, preset.hidden, preset.heads, preset.context)
 
@@ -161,7 +162,7 @@ def batches(preset: Preset, steps: int) -> list[dict[str, torch.Tensor]]:
             data.lm_batches(steps, preset.batch, preset.context, seed=1000 * dist.get_rank())]
 
 
-def build(strategy: Callable, preset: Preset) -> tuple:
+def build(strategy: Callable, preset: Preset) -> ModuleAndOptimizer:
     """On a rank: (module, optimizer) of a strategy around the preset's model on its device."""
     return strategy(model_of(preset).to(devices.device()), torch.optim.AdamW, **SETTINGS)
 

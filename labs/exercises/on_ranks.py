@@ -4,6 +4,7 @@ refusal of torch's ready-made wrappers."""
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -11,9 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.exercises.verdicts import Wrong, kind_of
+from labs.training.loop import ModuleAndOptimizer
 from labs.training.models import trainable
 from labs.workers.launcher import launch
 
+Result = TypeVar("Result")
 WORLD_SIZES = (2, 3, 4)
 TOLERANCE = 1e-5  # of float32 sums in another order
 BATCH = 12  # divides by 2, 3 and 4 ranks
@@ -29,7 +32,7 @@ _READY_MADE = {
 
 
 def on_ranks(fn: Callable, *args, world_sizes: tuple[int, ...] = WORLD_SIZES,
-             hang_after: float = 4.0) -> list:
+             hang_after: float = 4.0) -> list[Any]:
     """What `fn(*args)` returns on each rank of 2, 3 and 4 ranks, one launch after the other, in one
     list. On the CPU, where sums are exact enough to be compared and ranks start at once."""
     return [result for ranks in world_sizes
@@ -37,7 +40,7 @@ def on_ranks(fn: Callable, *args, world_sizes: tuple[int, ...] = WORLD_SIZES,
                                  hang_after=hang_after)]
 
 
-def raise_on_all_ranks(judge: Callable, *args):
+def raise_on_all_ranks(judge: Callable[..., Result], *args) -> Result:
     """`judge(*args)` on every rank; if it raises Wrong on some, all raise that of the lowest rank.
 
     The ranks meet here after the student's code: if one is still inside that code, the launcher
@@ -55,7 +58,8 @@ def raise_on_all_ranks(judge: Callable, *args):
     return result
 
 
-def built(strategy: Callable, model: nn.Module, optimizer_class: type, settings: dict) -> tuple:
+def built(strategy: Callable, model: nn.Module, optimizer_class: type,
+          settings: dict[str, Any]) -> ModuleAndOptimizer:
     """The (module, optimizer) that a strategy returns. Raises Wrong if it returns anything else."""
     pair = strategy(model, optimizer_class, **settings)
     if not isinstance(pair, tuple) or len(pair) != 2:

@@ -4,7 +4,9 @@ import functools
 import html
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from labs.pictures import palette
 from labs.words import with_article
@@ -13,6 +15,7 @@ from labs.workers.failures import LaunchError, RankFailed
 from labs.workers.output import NOISE
 
 COLOURS = {True: palette.PASSED, False: palette.REJECTED, None: palette.PENDING}
+Drawn = TypeVar("Drawn")
 SIGNS = {True: "✓", False: "✗", None: "○"}
 
 
@@ -66,7 +69,7 @@ class Verdict:
         return card(COLOURS[self.passed], self._title(), self.sentence, self.hint, self.printed)
 
 
-def card(colour, title, sentence, hint="", printed=""):
+def card(colour: str, title: str, sentence: str, hint: str = "", printed: str = "") -> str:
     """HTML with a bar of `colour` at the left; readable on a light and on a dark page."""
     first, *more = sentence.split("\n", 1)
     more, printed = ("".join(f"<div style='font-family:var(--jp-code-font-family,monospace);"
@@ -77,7 +80,7 @@ def card(colour, title, sentence, hint="", printed=""):
             f"<b style='color:{colour}'>{title}</b>&ensp;{_html(first)}{more}{hint}{printed}</div>")
 
 
-def check(exercise: str, hints: dict[str, str] | None = None):
+def check(exercise: str, hints: dict[str, str] | None = None) -> Callable[[Callable], Callable]:
     """Makes a check of a function that returns a sentence when all is well, raises `Wrong` when
     not, and returns a Verdict of its own where it cannot tell. The check returns a Verdict and
     never raises because of the student's code.
@@ -88,7 +91,7 @@ def check(exercise: str, hints: dict[str, str] | None = None):
         said, Verdict) else Verdict(exercise, True, said))
 
 
-def shows(exercise: str):
+def shows(exercise: str) -> Callable[[Callable], Callable]:
     """For pictures made with the student's code: the picture, or a Verdict that says why not.
     exercise: the number of the one whose code is drawn, or the picture's title where it is none's.
     """
@@ -116,7 +119,7 @@ def _hinted(verdict, hints):
     return verdict if verdict.hint or not hint else replace(verdict, hint=hint)
 
 
-def print_in_script(result):
+def print_in_script(result: Drawn) -> Drawn:
     """In a plain script nobody draws the last expression of a cell: there it is printed."""
     ipython = sys.modules.get("IPython")
     if ipython is None or ipython.get_ipython() is None:

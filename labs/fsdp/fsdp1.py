@@ -14,6 +14,7 @@ from labs.exercises.verdicts import shows
 from labs.fsdp.charts import draw_wrappings, few_tokens
 from labs.fsdp.checks import common
 from labs.meters.traffic import Traffic
+from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.training import models, strategies
 from labs.training.presets import Preset
@@ -144,7 +145,7 @@ def _gathers(traffic) -> tuple[str, str]:
 
 
 @shows("FSDP1's wrapping policies")
-def fsdp1_wrap_policies(preset: Preset, sizes: tuple[int, ...] = (150_000, 60_000)):
+def fsdp1_wrap_policies(preset: Preset, sizes: tuple[int, ...] = (150_000, 60_000)) -> Picture:
     """Draws memory, collectives and time under FSDP1's two wrapping policies. sizes: parameters
     from which the size-based policy makes a module a unit."""
     policies = {"transformer_auto_\nwrap_policy": block_policy}

@@ -13,6 +13,7 @@ from labs.exercises import on_ranks, previous_work
 from labs.exercises.verdicts import Wrong, shows
 from labs.pictures.tables import Table
 from labs.training import data, models, strategies
+from labs.training.loop import ModuleAndOptimizer
 from labs.workers import devices
 from labs.workers.launcher import launch
 
@@ -42,7 +43,7 @@ def linears(model: nn.Module) -> list[nn.Module]:
 
 
 def shard_units(select: Callable[[nn.Module], list[nn.Module]], model: nn.Module,
-                optimizer_class: type[torch.optim.Optimizer], **settings) -> tuple:
+                optimizer_class: type[torch.optim.Optimizer], **settings) -> ModuleAndOptimizer:
     """A strategy: each module of `select(model)` is a unit, the rest of the model is the root's."""
     from torch.distributed.fsdp import fully_shard
 
@@ -73,7 +74,7 @@ def _checked(zero3) -> str:
 
 def shard_mixed(model: nn.Module, optimizer_class: type[torch.optim.Optimizer],
                 param_dtype: torch.dtype | None = None, reduce_dtype: torch.dtype | None = None,
-                **settings) -> tuple:
+                **settings) -> ModuleAndOptimizer:
     """A strategy: FSDP2 with each block a unit, under a MixedPrecisionPolicy of these types."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -83,7 +84,8 @@ def shard_mixed(model: nn.Module, optimizer_class: type[torch.optim.Optimizer],
 
 
 def with_root_resharded(strategy: Callable, model: nn.Module,
-                        optimizer_class: type[torch.optim.Optimizer], **settings) -> tuple:
+                        optimizer_class: type[torch.optim.Optimizer],
+                        **settings) -> ModuleAndOptimizer:
     """A strategy: as the given one, and its root is freed after forward and gathered again for
     backward, which is ZeRO-3 by hand, to the byte. Raises Wrong where the root is no unit."""
     module, optimizer = strategy(model, optimizer_class, **settings)

@@ -14,19 +14,20 @@ from labs.meters import trace_units
 from labs.meters.trace import KINDS, Collective, Trace, total_seconds, union
 from labs.pictures import palette, phases, timelines, widgets
 from labs.pictures.bars import Bar, bars
+from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.training.presets import Preset
 
 
 @shows("One recorded step")
-def show_timeline(run: RecordedRun):
+def show_timeline(run: RecordedRun) -> Picture:
     """Draws every rank's step: what it computes, unit by unit, and which collectives are in
     flight."""
     return timelines.by_rank({run.config.name: list(run)})
 
 
 @shows("5.1")
-def show_shares(run: RecordedRun, communication_share: Callable):
+def show_shares(run: RecordedRun, communication_share: Callable) -> Picture:
     """Draws the share of the step in each kind of collective, by rank, and the guess."""
     rows = []
     for trace in run:
@@ -39,7 +40,7 @@ def show_shares(run: RecordedRun, communication_share: Callable):
 
 
 @shows("5.2")
-def show_seconds(run: RecordedRun):
+def show_seconds(run: RecordedRun) -> Table:
     """Returns a table of milliseconds by rank and kind: total, exposed, overlapped."""
     rows = []
     for trace in run:
@@ -53,7 +54,7 @@ def show_seconds(run: RecordedRun):
 
 
 @shows("5.3")
-def show_all_gathers(run: RecordedRun, attribute: Callable):
+def show_all_gathers(run: RecordedRun, attribute: Callable) -> Table:
     """Returns a table of rank 0's all-gathers, as `attribute` explains them, in order of issue."""
     trace = run[0]
     rows = [(number, *attribute(trace, one), f"{1e3 * one.issued:.1f}",
@@ -64,7 +65,7 @@ def show_all_gathers(run: RecordedRun, attribute: Callable):
 
 
 @shows("5.4")
-def show_non_fsdp_collectives(run: RecordedRun, call_site: Callable):
+def show_non_fsdp_collectives(run: RecordedRun, call_site: Callable) -> Table:
     """Returns a table of rank 0's collectives that serve no unit of FSDP, with their callers."""
     trace = run[0]
     rows = [(one.kind, one.bytes, f"{1e3 * one.issued:.1f}", trace_units.owner(trace, one).phase,
@@ -80,14 +81,14 @@ def non_fsdp_collectives(trace: Trace) -> list[Collective]:
 
 
 @shows("Prefetch")
-def show_prefetch(*runs: RecordedRun):
+def show_prefetch(*runs: RecordedRun) -> Picture:
     """Draws rank 0's step of each recording, one below the other."""
     return timelines.by_rank({one.config.name: [one[0]] for one in runs})
 
 
 @shows("Throughput by prefetch")
 def show_throughput(preset: Preset, configures: dict[str, Callable | None],
-                    all_gather_delay: float = 0.0, rounds: int = 9):
+                    all_gather_delay: float = 0.0, rounds: int = 9) -> Picture:
     """Draws the throughput of each way to prefetch, measured in turns without the profiler, and
     the guess.
 
@@ -116,7 +117,7 @@ def _guessed_rate(default_rate, number) -> float | None:
     return default_rate * (1 - loss / 100) if number == 1 and loss is not None else None
 
 
-def explore_slow_runs(slow_runs: SlowRuns):
+def explore_slow_runs(slow_runs: SlowRuns) -> widgets.Controls:
     """Draws the slow run chosen from a menu; without a live kernel, the first one."""
     def picture(run):
         return timelines.by_rank({f"run {run}": list(slow_runs.runs[run])})
@@ -128,7 +129,7 @@ def explore_slow_runs(slow_runs: SlowRuns):
 
 
 @shows("5.8")
-def show_diagnoses(slow_runs: SlowRuns, diagnose: Callable):
+def show_diagnoses(slow_runs: SlowRuns, diagnose: Callable) -> Table:
     """Returns a table of what `diagnose` says of each run, and its true cause."""
     rows = [(letter, cause, _described(evidence), *rest) for letter, cause, evidence, *rest in
             judged_runs(diagnose, slow_runs)]
@@ -145,7 +146,7 @@ def _described(evidence) -> str:
 
 @shows("5.9")
 def show_links(run: RecordedRun, collective_seconds: Callable, ranks: int = 8,
-               tokens: int = 8192):
+               tokens: int = 8192) -> Picture:
     """Draws the modelled step time on each link and in each order: computing as measured here, and
     as fast as on an A100 with `tokens` tokens per rank."""
     here = step_model.measured_step(run)

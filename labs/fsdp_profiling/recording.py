@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
@@ -19,7 +20,7 @@ from labs.fsdp_profiling import injected_faults
 from labs.meters.trace import Trace, total_seconds
 from labs.meters.trace_file import record_trace
 from labs.training import models, presets
-from labs.training.loop import labelled_step
+from labs.training.loop import ModuleAndOptimizer, labelled_step
 from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.launcher import launch
@@ -138,7 +139,7 @@ def _of_rank_0(seconds) -> float:
 
 def configured_fsdp2(model, optimizer_class, units: str = "blocks",
                      configure: Callable | None = None, before_sharding: Callable | None = None,
-                     all_gather_delay: float = 0.0, **settings) -> tuple:
+                     all_gather_delay: float = 0.0, **settings) -> ModuleAndOptimizer:
     """The strategy of this notebook: FSDP2. Its arguments are those of `RunConfig`;
     all_gather_delay: seconds by which every all-gather takes longer."""
     if before_sharding:
@@ -151,7 +152,7 @@ def configured_fsdp2(model, optimizer_class, units: str = "blocks",
     return model, optimizer_class(model.parameters(), **settings)
 
 
-def shard_units(model, units: str = "blocks") -> list:
+def shard_units(model, units: str = "blocks") -> list[torch.nn.Module]:
     """Applies fully_shard to each unit and to the model. Returns the units, without the model, in
     forward order."""
     from torch.distributed.device_mesh import init_device_mesh

@@ -1,5 +1,7 @@
 """The charts of notebook 02, each drawn from a run of the student's own code."""
 
+from collections.abc import Callable
+
 from labs.exercises import comparison
 from labs.exercises.comparison import Comparison
 from labs.exercises.guesses import guessed
@@ -12,6 +14,7 @@ from labs.manual_ddp.checks.average_gradients import ONLY_RANK_0
 from labs.manual_ddp.checks.combine import as_gradient, gradients_of_shards
 from labs.pictures import agreement, palette, phases, shards, timelines
 from labs.pictures.bars import Bar, bars
+from labs.pictures.picture import Picture
 from labs.pictures.widgets import Choice, Controls
 from labs.predictions import traffic as predicted
 from labs.training import data, loop, models
@@ -22,7 +25,7 @@ CAPS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 25.0)  # MB, the slider's
 
 
 @shows("2.1")
-def show_combine(combine):
+def show_combine(combine: Callable) -> Picture:
     """Draws the gradient of a batch in shards of 1, 1 and 10: whole, combined, plainly averaged."""
     whole, parts = gradients_of_shards([1, 1, 10])
     combined = as_gradient(combine([part.clone() for part in parts], [1, 1, 10]), whole)
@@ -31,7 +34,7 @@ def show_combine(combine):
 
 
 @shows("2.3")
-def show_gradients(average_gradients, ranks: int = 2):
+def show_gradients(average_gradients: Callable, ranks: int = 2) -> Picture:
     """Draws the gradients of every rank before and after the student's function averaged them."""
     return agreement.gradients_by_rank(launch(_before_and_after, average_gradients, ranks=ranks,
                                               quiet=True, device="cpu"))
@@ -48,7 +51,7 @@ def _before_and_after(average_gradients) -> list:
 
 
 @shows("2.5")
-def explore_buckets(make_buckets, preset: Preset):
+def explore_buckets(make_buckets: Callable, preset: Preset) -> Controls:
     """Draws how the preset's GPT-2 is cut into buckets, for a cap that a slider moves; without a
     live kernel, for the preset's cap."""
     model = comparison.model_of(preset)
@@ -66,7 +69,7 @@ def explore_buckets(make_buckets, preset: Preset):
 
 
 @shows("2.7")
-def show_in_flight(wrap, preset: Preset):
+def show_in_flight(wrap: Callable, preset: Preset) -> Picture:
     """Draws when each gradient of rank 0 was ready, and when its bucket left and arrived."""
     return timelines.buckets_in_flight(*launch(_record_marked, wrap, preset, ranks=preset.ranks,
                                                quiet=True, verify=False)[0])
@@ -84,7 +87,7 @@ def _record_marked(wrap, preset) -> tuple:
 
 
 @shows("2.7")
-def show_training(wrap, preset: Preset, steps: int = 30):
+def show_training(wrap: Callable, preset: Preset, steps: int = 30) -> Picture:
     """Draws the loss on `preset.ranks` ranks, and on one rank with the whole batch: the same model,
     the same batches, the plain loop."""
     one = variants.losses(lambda model: model, preset, steps, ranks=1)
@@ -95,7 +98,7 @@ def show_training(wrap, preset: Preset, steps: int = 30):
 
 
 @shows("2.10")
-def show_calls(compared: Comparison):
+def show_calls(compared: Comparison) -> Picture:
     """Draws the collectives per step of each variant, and the count that its buckets predict."""
     return bars([Bar(name, len(found.calls), _predicted_calls(compared, name),
                                        guessed("2.5") if "bucketed" in name else None)
@@ -109,7 +112,7 @@ def _predicted_calls(compared, name) -> int | None:
 
 
 @shows("2.10")
-def show_bytes(compared: Comparison):
+def show_bytes(compared: Comparison) -> Picture:
     """Draws the bytes per step of each variant, and the predicted 4 bytes per parameter."""
     want = predicted.gradient_bytes(compared.parameters) / 1e6
     return bars([Bar(name, found.bytes.total() / 1e6, want)
@@ -118,13 +121,13 @@ def show_bytes(compared: Comparison):
 
 
 @shows("2.10")
-def show_timelines(compared: Comparison, *names: str):
+def show_timelines(compared: Comparison, *names: str) -> Picture:
     """Draws one recorded step of the named variants (all, if none is named), on every rank."""
     return timelines.by_rank(_typical_steps(compared, names))
 
 
 @shows("2.10")
-def show_phases(compared: Comparison):
+def show_phases(compared: Comparison) -> Picture:
     """Draws where a recorded step went, mean over ranks: phases and exposed communication."""
     return phases.step_phases(_typical_steps(compared))
 
@@ -135,7 +138,7 @@ def _typical_steps(compared, names=()) -> dict:
 
 
 @shows("2.10")
-def show_throughput(compared: Comparison):
+def show_throughput(compared: Comparison) -> Picture:
     """Draws the tokens per second of all ranks together, by variant, and the student's guess."""
     ratio, torchs = guessed("2.10"), compared.tokens_per_second("torch DDP")
     return bars([Bar(

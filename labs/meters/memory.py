@@ -47,7 +47,7 @@ class Report:
             for name, memory in rows.items())
 
 
-def leanest(reports: list) -> Report:
+def leanest(reports: list[Report]) -> Report:
     """Phase by phase the smallest of several reports of the same job: the profiler misses frees on
     gloo's threads at times, so a report may be too high, but never too low."""
     def least(pick):

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_rgb
@@ -99,7 +101,7 @@ class LabelledBar:
                 (("predicted", self.predicted), ("your guess", self.guessed)) if value is not None]
 
 
-def draw_stack(ax: Axes, place: float, bar: LabelledBar, upright: bool = False):
+def draw_stack(ax: Axes, place: float, bar: LabelledBar, upright: bool = False) -> None:
     """Draws the parts of a bar end to end at `place`."""
     end = 0.0
     for name, length in bar.parts.items():
@@ -111,7 +113,7 @@ def draw_stack(ax: Axes, place: float, bar: LabelledBar, upright: bool = False):
 
 
 def draw_tick(ax: Axes, value: float | None, place: float, colour: str, upright: bool = False,
-              width: float = 3):
+              width: float = 3) -> None:
     """Draws a mark, `width` points thick, at `value` across the bar at `place`; nothing where value
     is None."""
     if value is not None:
@@ -119,7 +121,7 @@ def draw_tick(ax: Axes, value: float | None, place: float, colour: str, upright:
         lines(value, place - 0.43, place + 0.43, color=colour, linewidth=width, zorder=4)
 
 
-def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others):
+def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others: Artist) -> None:
     """Draws a legend above the chart: the parts that can be seen in any bar, the ticks that there
     are, and handles of the chart's own."""
     bars, styles = list(bars), {}
@@ -176,7 +178,7 @@ def _draw_bars(ax, bars, places, inches, size):
     plain_numbers(ax.xaxis)
 
 
-def draw_limit(ax: Axes, value: float, colour: str = palette.MUTED) -> dict:
+def draw_limit(ax: Axes, value: float, colour: str = palette.MUTED) -> dict[str, Any]:
     """Draws a dashed line across all bars at `value` and returns its style, for a legend."""
     style = {"color": colour, "linestyle": (0, (4, 3)), "linewidth": 1.1, "zorder": 0.5}
     ax.axvline(value, **style)
@@ -190,7 +192,7 @@ def axis_inches(names: Iterable[str]) -> float:
 
 
 def name_rows(ax: Axes, names: Sequence[str], above: float = 0.55, places: Sequence[float] = (),
-              size: float = 10):
+              size: float = 10) -> None:
     """Names the rows of horizontal bars, the first one on top; above: rows of space over it."""
     places = places or range(len(names))
     ax.set_yticks(places, names)
@@ -198,12 +200,12 @@ def name_rows(ax: Axes, names: Sequence[str], above: float = 0.55, places: Seque
     ax.set_ylim(places[-1] + 0.5, -above)
 
 
-def plain_numbers(axis: Axis):
+def plain_numbers(axis: Axis) -> None:
     """Writes the axis's numbers out, with commas, in place of matplotlib's powers and offsets."""
     axis.set_major_formatter(lambda value, _: f"{value:,g}")
 
 
-def legend_above(figure: Figure, handles: list):
+def legend_above(figure: Figure, handles: list[Artist]) -> None:
     """Draws the legend above the chart, in two rows where one would be too long."""
     long = sum(CHARACTER * len(handle.get_label()) + 0.4 for handle in handles) > WIDTH
     columns = -(-len(handles) // 2) if long else len(handles)

@@ -2,6 +2,7 @@
 message that `launch` gives."""
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labs.pictures import palette
@@ -55,7 +56,7 @@ def draw_failure(error: LaunchError, guessed: float | None = None) -> Picture:
                   "\n".join([f"{title}: {error}", *([note] if note else [])]))
 
 
-def draw_success(results: list) -> Picture:
+def draw_success(results: Sequence) -> Picture:
     """Draws a launch in which every rank returned."""
     values = [" ".join(repr(value).split()) for value in results]
     lanes = [Lane(rank, None, f"returned {value[:59] + '…' * (len(value) > 59)}", FINE)

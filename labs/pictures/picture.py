@@ -2,6 +2,7 @@
 
 import base64
 import io
+from typing import Any
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -43,7 +44,7 @@ class Picture:
                 {"image/png": {"width": width, "height": height}})
 
 
-def canvas(width: float = WIDTH, height: float = 3, **subplots):
+def canvas(width: float = WIDTH, height: float = 3, **subplots) -> tuple[Figure, Any]:
     """(figure, axes) of so many inches in the house style, at most WIDTH wide so that no front end
     scales it. subplots: keywords of `Figure.subplots`."""
     # Whole pixels, or every line would be blurred; no pyplot, or figures would be drawn twice and

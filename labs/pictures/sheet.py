@@ -3,6 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.text import Text
 
 from labs.pictures import palette
 from labs.pictures.picture import canvas
@@ -19,7 +20,7 @@ def sheet(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, ax
 
 
-def box(ax, x, y, width, height, colours=(), edge=None, dashed=False, line=1.2):
+def box(ax, x, y, width, height, colours=(), edge=None, dashed=False, line=1.2) -> None:
     """A rounded box with its upper left corner at (x, y), filled with equal stripes of `colours`.
     Lengths are inches, `line` is points."""
     def rounded(**style):
@@ -38,18 +39,18 @@ def box(ax, x, y, width, height, colours=(), edge=None, dashed=False, line=1.2):
                                 zorder=2 if filled != "none" else 3))
 
 
-def chip(ax, x, y, rank, width=0.66, height=0.26, words=None):
+def chip(ax, x, y, rank, width=0.66, height=0.26, words=None) -> None:
     """A label with a rank's number in its colour, centred at (x, y)."""
     box(ax, x - width / 2, y - height / 2, width, height, [palette.rank(rank)])
     write(ax, x, y, words or f"rank {rank}", size=9.5, colour="white", weight="bold", ha="center")
 
 
-def write(ax, x, y, words, size=10.0, colour=palette.INK, ha="left", va="center", **style):
+def write(ax, x, y, words, size=10.0, colour=palette.INK, ha="left", va="center", **style) -> Text:
     """Text; x and y in inches, size in points."""
     return ax.text(x, y, words, fontsize=size, color=colour, ha=ha, va=va, zorder=5, **style)
 
 
-def arrow(ax, start, end, colour=palette.MUTED, bend=0.0, width=1.6):
+def arrow(ax, start, end, colour=palette.MUTED, bend=0.0, width=1.6) -> None:
     """An arrow between two points."""
     ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=13, color=colour,
                                  linewidth=width, connectionstyle=f"arc3,rad={bend}",

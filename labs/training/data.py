@@ -3,6 +3,7 @@
 import functools
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,7 +43,7 @@ def xy_batches(steps: int, size: int, context: int = 8, seed: int = 0) -> list[B
             for window in (windows(size, context, seed + step) for step in range(steps))]
 
 
-def shard(batch: dict, rank: int, ranks: int) -> dict:
+def shard(batch: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     """Rank `rank`'s equal share of a batch; a value that is no tensor goes to all ranks."""
     return {name: value.chunk(ranks)[rank] if isinstance(value, torch.Tensor) else value
             for name, value in batch.items()}

@@ -4,7 +4,13 @@ Source: the `config.json` that each is published with; tests hold the number of 
 one against the published number.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
+from torch import nn
+
+if TYPE_CHECKING:  # importing transformers takes seconds
+    from transformers import PreTrainedConfig
 
 _LLAMA = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
           "intermediate_size", "vocab_size")
@@ -30,7 +36,7 @@ _CLASSES = {"gpt2": "GPT2Config", "llama": "LlamaConfig", "qwen2": "Qwen2Config"
 NAMES = tuple(_SIZES)
 
 
-def config(name: str):
+def config(name: str) -> "PreTrainedConfig":
     """The configuration of the model with this name. Raises ValueError."""
     if name not in _SIZES:
         raise ValueError(f"no model {name!r}: choose {', '.join(NAMES)}")
@@ -41,7 +47,7 @@ def config(name: str):
                 **dict(zip(_LLAMA, sizes, strict=True)))
 
 
-def make(family: str, **sizes):
+def make(family: str, **sizes) -> "PreTrainedConfig":
     """A configuration of a family, one of "gpt2", "llama", "qwen2", "mistral", "gemma", "phi3" and
     "qwen3", with these sizes, in the names of its Hugging Face class."""
     import transformers
@@ -50,7 +56,7 @@ def make(family: str, **sizes):
     return getattr(transformers, _CLASSES[family])(**tokens | sizes)
 
 
-def on_meta(config):
+def on_meta(config: "PreTrainedConfig") -> nn.Module:
     """The model itself with parameters that have shapes and no memory: 70B in half a second."""
     from transformers import AutoModelForCausalLM
 

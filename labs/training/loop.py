@@ -2,7 +2,11 @@
 
 import functools
 
+import torch
+from torch import nn
 from torch.profiler import record_function
+
+ModuleAndOptimizer = tuple[nn.Module, torch.optim.Optimizer]  # what a strategy returns
 
 
 def train(module, optimizer, batches) -> list[float]:

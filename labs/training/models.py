@@ -9,7 +9,8 @@ from torch.nn import functional as F
 VOCABULARY = 256  # the data is bytes
 
 
-def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64, seed: int = 0):
+def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64,
+         seed: int = 0) -> nn.Module:
     """Returns a GPT-2 of Hugging Face's classes with random weights, over bytes. It has no dropout,
     so that ranks and repeated runs compute the same numbers."""
     from transformers import GPT2Config, GPT2LMHeadModel

@@ -1,5 +1,6 @@
 """The two collectives that torch 2.13 renamed, under their new names for every version of torch."""
 
+import torch
 import torch.distributed as dist
 
 _renamed = hasattr(dist, "all_gather_single")  # torch >= 2.13; there the old names warn
@@ -8,13 +9,15 @@ _REDUCE_SCATTER = "reduce_scatter_single" if _renamed else "reduce_scatter_tenso
 
 
 # Looked up at each call: `collective_matching` replaces torch's functions when a rank starts.
-def all_gather_single(output, input, group=None, async_op: bool = False):
+def all_gather_single(output: torch.Tensor, input: torch.Tensor, group=None,
+                      async_op: bool = False) -> dist.Work | None:
     """Fills `output` (N · k elements) with every rank's `input` (k elements), in rank order.
     Returns a Work handle with async_op=True, else None."""
     return getattr(dist, _ALL_GATHER)(output, input, group=group, async_op=async_op)
 
 
-def reduce_scatter_single(output, input, group=None, async_op: bool = False):
+def reduce_scatter_single(output: torch.Tensor, input: torch.Tensor, group=None,
+                          async_op: bool = False) -> dist.Work | None:
     """Fills `output` (k elements) with this rank's piece of the sum of all ranks' `input` (N · k
     elements). Returns a Work handle with async_op=True, else None."""
     return getattr(dist, _REDUCE_SCATTER)(output, input, group=group, async_op=async_op)

@@ -125,7 +125,7 @@ def _main_hidden():
 
 
 @contextlib.contextmanager
-def deferred():
+def deferred() -> Iterator[Callable]:
     """Defers SIGINT until the block exits, where KeyboardInterrupt is raised; `with released():`,
     of what it yields, re-enables it inside. Threads other than the main one never get a SIGINT."""
     if threading.current_thread() is not threading.main_thread():

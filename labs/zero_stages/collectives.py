@@ -7,7 +7,8 @@ import torch.distributed as dist
 from labs.workers.collectives import all_gather_single, reduce_scatter_single
 
 
-def all_gather(full: torch.Tensor, shard: torch.Tensor, async_op: bool = False):
+def all_gather(full: torch.Tensor, shard: torch.Tensor,
+               async_op: bool = False) -> dist.Work | None:
     """Fills `full` (N · k elements) with every rank's `shard` (k elements), in rank order; `shard`
     may be its own place in `full`. With async_op=True returns a handle at once: call its wait()
     before `full` is read."""

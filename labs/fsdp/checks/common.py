@@ -19,6 +19,7 @@ from labs.meters import memory
 from labs.meters.traffic import CollectiveCall
 from labs.predictions.memory_shards import owned, padded
 from labs.training import data, models, strategies
+from labs.training.loop import ModuleAndOptimizer
 
 LAYERS, HIDDEN, HEADS, CONTEXT = 3, 33, 3, 22  # neither 2 nor 4 ranks divide the width
 # AdamW's update hardly depends on a gradient's scale, so a sum would pass for a mean, and it turns
@@ -38,7 +39,8 @@ def steps(count: int = STEPS) -> list[Step]:
     return [Step(batch) for batch in data.lm_batches(count, 2 * dist.get_world_size(), CONTEXT)]
 
 
-def build(strategy: Callable, model, optimizer_class=torch.optim.AdamW, **settings) -> tuple:
+def build(strategy: Callable, model, optimizer_class=torch.optim.AdamW,
+          **settings) -> ModuleAndOptimizer:
     """Returns the strategy's (module, optimizer). Raises Wrong where it returned something else.
     model: what the strategy takes, which in exercise 4.6 is a function."""
     return on_ranks.built(strategy, model, optimizer_class, settings or SETTINGS)

@@ -1,5 +1,7 @@
 """Check of exercise 2.7: a bucket's all-reduce starts as soon as the bucket is complete."""
 
+from collections.abc import Callable
+
 import torch.distributed as dist
 
 from labs.exercises.invariants import positions, record_step
@@ -37,7 +39,7 @@ def check_overlap(wrap):
             f"(to {max(on_ranks(work)):.0e})")
 
 
-def judged_buckets(wrap):
+def judged_buckets(wrap: Callable) -> Callable:
     """Returns wrap, but its buckets are judged first: a parameter that is in none of them is not a
     mistake of the hooks."""
     def wrapped(model):

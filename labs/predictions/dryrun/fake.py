@@ -2,6 +2,7 @@
 
 import contextlib
 import unittest.mock
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import (
 
 
 @contextlib.contextmanager
-def explained():
+def explained() -> Iterator[None]:
     """Raises RuntimeError with an explanation where a model looks at a tensor's numbers; the log
     entries in which torch prints the failed operator's stack are left out."""
     try:
@@ -26,7 +27,7 @@ def explained():
 
 
 @contextlib.contextmanager
-def ranks(count: int):
+def ranks(count: int) -> Iterator[None]:
     """Opens a process group of `count` ranks in which this process is rank 0 and the others do not
     exist. Raises RuntimeError inside a real process group."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -42,7 +43,7 @@ def ranks(count: int):
 
 
 @contextlib.contextmanager
-def tensors(tracker):
+def tensors(tracker) -> Iterator[None]:
     """Makes every tensor created inside a fake one, and logs it with `tracker`."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_random_states(tracker))
@@ -71,7 +72,7 @@ def _random_states(tracker):
 
 
 @contextlib.contextmanager
-def whole_sequences():
+def whole_sequences() -> Iterator[None]:
     """Tells transformers that no sequences are packed into one. It would look at the positions'
     numbers, which fake tensors do not have; for unpacked batches its function returns None."""
     try:

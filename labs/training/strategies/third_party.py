@@ -6,6 +6,7 @@ import logging
 import os
 from unittest import mock
 
+from labs.training.loop import ModuleAndOptimizer
 from labs.training.models import blocks
 from labs.workers import devices
 
@@ -15,7 +16,7 @@ def has_deepspeed() -> bool:
     return importlib.util.find_spec("deepspeed") is not None
 
 
-def deepspeed(model, optimizer_class, stage: int, **kwargs):
+def deepspeed(model, optimizer_class, stage: int, **kwargs) -> ModuleAndOptimizer:
     """DeepSpeed's ZeRO of this stage, around an optimizer of optimizer_class.
 
     The plain loop stays unchanged: since 0.18 DeepSpeed works inside `loss.backward()` through
@@ -87,12 +88,12 @@ class EngineOptimizer:
         """Does nothing: the engine's step has cleared the gradients."""
 
 
-def accelerate_ddp(model, optimizer_class, **kwargs):
+def accelerate_ddp(model, optimizer_class, **kwargs) -> ModuleAndOptimizer:
     """Accelerate with its defaults: torch's DDP."""
     return _accelerate(model, optimizer_class(model.parameters(), **kwargs))
 
 
-def accelerate_fsdp2(model, optimizer_class, **kwargs):
+def accelerate_fsdp2(model, optimizer_class, **kwargs) -> ModuleAndOptimizer:
     """Accelerate with its FSDP plugin, version 2. On a CPU Accelerate silently uses DDP instead, so
     its state is set to FSDP by hand."""
     from accelerate import FullyShardedDataParallelPlugin

@@ -7,23 +7,25 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from labs.training.loop import ModuleAndOptimizer
 from labs.training.models import blocks
 from labs.workers import devices
 
 
-def plain(model, optimizer_class, **kwargs):
+def plain(model, optimizer_class, **kwargs) -> ModuleAndOptimizer:
     """Returns the model unchanged: each rank trains alone, on its own batches."""
     return model, optimizer_class(model.parameters(), **kwargs)
 
 
-def ddp(model, optimizer_class, cap_bytes: int | None = None, bucket_view: bool = False, **kwargs):
+def ddp(model, optimizer_class, cap_bytes: int | None = None, bucket_view: bool = False,
+        **kwargs) -> ModuleAndOptimizer:
     """torch's DistributedDataParallel; cap_bytes, bucket_view: as in `torch_ddp`."""
     module = torch_ddp(model, cap_bytes, bucket_view)
     return module, optimizer_class(module.parameters(), **kwargs)
 
 
 def zero_redundancy(model, optimizer_class, cap_bytes: int | None = None,
-                    bucket_view: bool = False, **kwargs):
+                    bucket_view: bool = False, **kwargs) -> ModuleAndOptimizer:
     """DDP with torch's ZeroRedundancyOptimizer: ZeRO-1 in which each rank updates whole parameters
     and broadcasts them. cap_bytes, bucket_view: as in `torch_ddp`."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -44,7 +46,8 @@ def torch_ddp(model, cap_bytes: int | None = None,
     return DistributedDataParallel(model, gradient_as_bucket_view=bucket_view, **cap)
 
 
-def fsdp2(model, optimizer_class, reshard: bool = True, mp_policy=None, **kwargs):
+def fsdp2(model, optimizer_class, reshard: bool = True, mp_policy=None,
+          **kwargs) -> ModuleAndOptimizer:
     """FSDP2, `fully_shard`: each block is a unit, the rest of the model is the root's.
 
     reshard: whether a block's gathered parameters are freed after its forward and gathered again in
@@ -64,7 +67,7 @@ def fsdp2(model, optimizer_class, reshard: bool = True, mp_policy=None, **kwargs
 fsdp2_no_reshard = functools.partial(fsdp2, reshard=False)
 
 
-def fsdp1(model, optimizer_class, options: dict | None = None, **kwargs):
+def fsdp1(model, optimizer_class, options: dict | None = None, **kwargs) -> ModuleAndOptimizer:
     """FSDP1, the deprecated FullyShardedDataParallel; units and resharding as in `fsdp2`.
 
     options: of FullyShardedDataParallel, in addition to these or instead of them.

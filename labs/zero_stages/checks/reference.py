@@ -13,6 +13,7 @@ from labs.exercises.on_ranks import BATCH, raise_on_all_ranks
 from labs.exercises.reference import Hints, Mistake, Reference, Step, train_beside_reference
 from labs.exercises.verdicts import Wrong
 from labs.training import data
+from labs.training.loop import ModuleAndOptimizer
 from labs.training.models import EdgeCaseModel, trainable
 from labs.zero_stages.scaffold import ShardedModule
 
@@ -55,7 +56,7 @@ def difference_from_reference(strategy: Callable, stage: int) -> float:
         parameters_of=partial(parameters_of, model=model), schedule=falling_rate(optimizer))
 
 
-def build(strategy: Callable, model: nn.Module, settings: dict) -> tuple:
+def build(strategy: Callable, model: nn.Module, settings: dict) -> ModuleAndOptimizer:
     """(module, optimizer) of the strategy. Raises Wrong if it returns something else, or a class of
     a library that does the exercise's work."""
     pair = on_ranks.built(strategy, model, torch.optim.AdamW, settings)
