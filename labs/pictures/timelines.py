@@ -178,7 +178,8 @@ def buckets_in_flight(trace: Trace, buckets: list[list[str]]) -> Picture:
 def shade(ax: Axes, phase: str, begin: float, end: float, label: str = "") -> None:
     """Shades the seconds from `begin` to `end` in the phase's colour; label: above the rows."""
     ax.axvspan(begin * MS, end * MS, color=palette.PHASES[phase], alpha=0.12, linewidth=0)
-    ax.text(begin * MS, -0.65, f" {label}", color=palette.PHASES[phase], fontsize=10)
+    if label:  # an empty text outside of the axes would take room from them
+        ax.text(begin * MS, -0.65, f" {label}", color=palette.PHASES[phase], fontsize=10)
 
 
 def _bucket_label(number, names) -> str:
