@@ -355,6 +355,8 @@ def computing(trace):
 
 WRONG[lab.check_diagnose] = [
     (lambda run, healthy: ("nothing", None), "was taken for one with nothing wrong"),
+    (lambda run, healthy: ("slow rank", max(range(len(run)), key=lambda r: computing(run[r]))),
+     "was taken for one with a slow rank"),
     # the runs come in a random order: the first may be the one whose slow rank is 0
     (lambda run, healthy: ("slow rank", 1),
      "was taken for one with a slow rank|a slow rank was named, but 1 is no evidence"),
