@@ -327,8 +327,31 @@ def test_the_titles_cell_links_to_the_glossary_in_both_notebooks(tree):
     tiny = lesson(tree())
     for built in (tiny.solution, tiny.student):
         first, *others = ["".join(cell["source"]) for cell in built["cells"]]
-        assert first.endswith("A text cell.\n\n*Symbols and terms: [glossary](../GLOSSARY.md)*")
+        assert first.endswith("A text cell.\n\n*symbols and terms: [glossary](../GLOSSARY.md)*")
         assert not any("GLOSSARY" in source for source in others)
+
+
+def test_each_notebook_links_to_those_before_and_after_it_that_exist(tree):
+    ends = "# %% [markdown]\n# # {}\n\n# %% [markdown]\n# The end.\n"
+    for number, title in enumerate(("Zero", "One", "Two")):
+        root = tree(ends.format(f"0{number} · {title}"), f"0{number}_{title.lower()}")
+    links = {
+        "00_zero": "[01 · One](01_one.ipynb) →",
+        "01_one": "← [00 · Zero](00_zero.ipynb) · [02 · Two](02_two.ipynb) →",
+        "02_two": "← [01 · One](01_one.ipynb)",
+    }
+    for name, shown in links.items():
+        first, last = texts(lesson(root, name).student)
+        assert first.endswith(f"\n\n*{shown} · symbols and terms: [glossary](../GLOSSARY.md)*")
+        assert last == f"The end.\n\n*{shown}*"
+
+
+def test_a_folded_hint_has_words_of_its_own(tree):
+    hint = "# <details><summary>Hint</summary>\n#\n# {}\n#\n# </details>\n"
+    start = "# %% [markdown]\n"
+    assert problems(tree(f"{start}# {'word ' * 70}\n#\n{hint.format('idea ' * 100)}")) == []
+    found = only_problem(tree(start + hint.format("idea " * 120)))
+    assert "a hint of 121 words; it has at most 120." in found
 
 
 def test_without_a_title_there_is_no_link(tree):

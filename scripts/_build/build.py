@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from _build import lint, notebook, student
+from _build import links, lint, notebook, student
 from _build.command import NAME
 from _build.source import Cell, read_source
 
@@ -41,8 +41,9 @@ def read_lesson(root: Path, name):
     }
     for_student, wrong = student.student_sources(cells)
     problems += wrong
+    neighbours = links.neighbours_of(name, root, NAME)
     for sources in (for_solution, for_student):
-        notebook.link_glossary(cells, sources)
+        links.add_links(cells, sources, neighbours)
     return Lesson(
         root,
         name,

@@ -4,7 +4,9 @@ import html
 import re
 
 MAX_WORDS = 80
+MAX_HINT_WORDS = 120
 MAX_LINES = 16
+HINT = re.compile(r"<details>(.*?)</details>", re.DOTALL)
 PLOTTING = re.compile(r"^\s*(import|from)\s+matplotlib\b|\bplt\.|^\s*%matplotlib\b")
 
 
@@ -25,11 +27,21 @@ def count_words(markdown):
 def lint(cell):
     """Yields one sentence for each thing wrong with the cell."""
     if cell.kind == "markdown":
-        words = count_words(cell.source)
-        if words > MAX_WORDS:
-            yield cell.problem(0, f"{words} words; a text cell has at most {MAX_WORDS}.")
+        yield from _lint_text(cell)
     elif cell.kind == "code":
         yield from _lint_code(cell)
+
+
+def _lint_text(cell):
+    """A folded hint counts by itself: it is read only by who opens it."""
+    words = count_words(HINT.sub(" ", cell.source))
+    if words > MAX_WORDS:
+        yield cell.problem(0, f"{words} words; a text cell has at most {MAX_WORDS}.")
+    for hint in HINT.findall(cell.source):
+        if count_words(hint) > MAX_HINT_WORDS:
+            yield cell.problem(
+                0, f"a hint of {count_words(hint)} words; it has at most {MAX_HINT_WORDS}."
+            )
 
 
 def _lint_code(cell):

@@ -10,7 +10,6 @@ METADATA = {
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
 }
 ID_LENGTH = 64
-GLOSSARY = "*Symbols and terms: [glossary](../GLOSSARY.md)*"  # seen from notebooks/ and solutions/
 
 
 def set_ids(cells, name):
@@ -30,13 +29,6 @@ def set_ids(cells, name):
 def _slug(text):
     visible = re.sub(r"<[^>]*>", "", text).lower()
     return re.sub(r"[^a-z0-9]+", "-", visible).strip("-") or "cell"
-
-
-def link_glossary(cells, sources):
-    """Put a link to the glossary at the end of the title's cell, in `sources` (number → text)."""
-    first = cells[0] if cells else None
-    if first and first.kind == "markdown" and first.source.startswith("# "):
-        sources[first.number] += f"\n\n{GLOSSARY}"
 
 
 def notebook(cells, sources):
