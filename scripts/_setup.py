@@ -176,15 +176,20 @@ def install_rest(checkout, lock_fd, rest, torch):
         arguments += ["--no-deps", "--ignore-installed"]
     with step(3, f"JupyterLab, transformers and the rest: {len(checkout.pins()) - 1} packages"):
         pip(checkout, lock_fd, "the locked packages", *arguments)
-        disable_news_prompt(checkout)
+        write_jupyterlab_settings(checkout)
 
 
-def disable_news_prompt(checkout):
-    """Keep JupyterLab from asking each student about its news, in this .venv only."""
+def write_jupyterlab_settings(checkout):
+    """Set JupyterLab's defaults in this .venv only.
+
+    It does not ask each student about its news. It saves the state of sliders with the notebook:
+    without it, a notebook that is opened again shows errors in their place.
+    """
     folder = os.path.join(checkout.venv, "share", "jupyter", "lab", "settings")
     os.makedirs(folder, exist_ok=True)
-    setting = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}
-    write(os.path.join(folder, "overrides.json"), json.dumps(setting) + "\n")
+    settings = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},
+                "@jupyter-widgets/jupyterlab-manager:plugin": {"saveState": True}}
+    write(os.path.join(folder, "overrides.json"), json.dumps(settings) + "\n")
 
 
 def announce(checkout, torch):

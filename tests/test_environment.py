@@ -481,7 +481,7 @@ def lab(checkout, *arguments):
 
 def test_lab_opens_the_first_notebook_on_loopback_and_passes_arguments_on(ready):
     given, _ = lab(ready, "--no-browser", "--port", "8899")
-    assert "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb" in given
+    assert "--LabApp.default_url=/lab/tree/work/00_start_here.ipynb" in given
     assert given[-3:] == ["--no-browser", "--port", "8899"]
     assert "--ServerApp.ip=127.0.0.1" in given
     assert ("--allow-root" in given) == (os.getuid() == 0)
@@ -489,10 +489,13 @@ def test_lab_opens_the_first_notebook_on_loopback_and_passes_arguments_on(ready)
 
 
 def test_lab_opens_the_notebook_it_is_given(ready):
+    """A notebook of the repository is opened as the student's own copy."""
     other = ready / "notebooks" / "02_manual_ddp.ipynb"
     other.write_text("{}")
-    address = "--LabApp.default_url=/lab/tree/notebooks/02_manual_ddp.ipynb"
-    assert address in lab(ready, str(other))[0]
+    address = "--LabApp.default_url=/lab/tree/work/02_manual_ddp.ipynb"
+    for named in (str(other), "02"):
+        assert address in lab(ready, named)[0]
+    assert (ready / "work" / "02_manual_ddp.ipynb").read_text() == "{}"
 
 
 def test_lab_opens_a_notebook_outside_the_workbook(ready, tmp_path):
@@ -520,7 +523,9 @@ def test_lab_names_a_notebook_that_is_not_there(ready):
     ("bench none", "invalid choice: 'none'"),
     ("lock --nonsense", "unrecognized arguments: --nonsense"),
     ("lock 2.13.0+cpu", "2.13.0+cpu is no version of torch that every machine has"),
-    ("lab notebooks/99_none.ipynb", "no notebook notebooks/99_none.ipynb")])
+    ("lab notebooks/99_none.ipynb", "no notebook notebooks/99_none.ipynb"),
+    ("lab 99", "no notebook 99"),
+    ("work --take 99", "there is no notebook 99")])
 def test_bad_arguments_are_answered_before_any_set_up(checkout, command, said):
     script, *arguments = command.split()
     done = run_script(checkout, script, *arguments)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from labs.exercises.verdicts import Verdict, Wrong, verdict_of
 
 ROOT = Path(__file__).resolve().parents[2]
-STUDENTS = ROOT / "notebooks"
+STUDENTS = ROOT / "work"  # scripts/lab copies notebooks/ there
 _KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 
 
@@ -41,7 +41,7 @@ class PreviousStrategy:
 def previous_strategy(notebook: str, name: str, exercise: str,
                       check: Callable[[Callable], str]) -> PreviousStrategy:
     """The strategy `name` that the student's NOTEBOOK.ipynb defines, in the working folder or else
-    in notebooks/, if `check(strategy)` returns a sentence; the worked answer if it raises."""
+    in work/, if `check(strategy)` returns a sentence; the worked answer if it raises."""
     path = next((found for folder in (Path.cwd(), STUDENTS)
                  if (found := folder / f"{notebook}.ipynb").exists()), None)
     try:
