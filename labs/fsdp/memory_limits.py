@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
-from tqdm.auto import tqdm
 
 from labs.exercises.comparison import batches, build, model_of
 from labs.exercises.verdicts import shows
@@ -29,6 +28,7 @@ from labs.workers.devices import Plan
 from labs.workers.failures import RankFailed
 from labs.workers.launcher import launch
 from labs.workers.memory import Shortage
+from labs.workers.progress import progress_bar
 
 # name -> what labs.predictions calls it: (strategy, checkpointing)
 FORMULAS = {"DDP": ("ddp", "none"), "FSDP": ("fsdp2", "none"),
@@ -218,7 +218,7 @@ def largest_model(name: str, strategy: Callable, limit: float) -> LargestModel:
     if not can_limit():
         layers, _ = search(lambda n: needed(name, n) <= limit, 8)
         return LargestModel(name, limit, layers, None, 0, ProcessOverhead(0, 0))
-    with tqdm(desc=name, unit="training", delay=2, leave=False) as bar:
+    with progress_bar(desc=name, unit="training", delay=2) as bar:
         def tried(layers):
             bar.update()
             return fits(strategy, layers, limit)

@@ -12,6 +12,7 @@ import numpy as np
 
 from labs.predictions import model_sizes
 from labs.predictions.recorder import LAYERS, Mode, Recorder
+from labs.workers.progress import progress_bar
 
 PHASES = ("forward", "backward")
 _DESCRIBED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
@@ -85,12 +86,10 @@ def _layers(config) -> int:
 def _compared(points, mode, last) -> Recording | None:
     """A recording whose numbers are products of sizes; None where they are not, unless that was the
     last attempt, which raises."""
-    from tqdm.auto import tqdm
-
     name = points[0].config.model_type
     try:
-        return _merged(*(Recorder(mode, point).record() for point in tqdm(
-            points, f"recording a step of {name}", unit="run", delay=2, leave=False)), points)
+        return _merged(*(Recorder(mode, point).record() for point in progress_bar(
+            points, desc=f"recording a step of {name}", unit="run", delay=2)), points)
     except (RuntimeError, ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
         if not last:
             return None

@@ -7,9 +7,11 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from labs.words import counted
 from labs.workers import devices, memory, source_lines
 from labs.workers.failures import Interrupted, LaunchError, remember
 from labs.workers.pickling import pack
+from labs.workers.progress import status
 from labs.workers.rank_group import RankGroup
 
 _announced = set()  # reasons of plans that were already shown
@@ -71,7 +73,9 @@ def launch(fn: Callable, *args, ranks: int | None = None, **options) -> Results:
     _announce(plan, chosen.quiet)
     group = RankGroup(plan, pack(fn, args), replace(chosen, memory_limit=memory_limit))
     try:
-        values = group.run()
+        # What ranks print goes to the terminal, too, and would run into the line.
+        with status(f"{counted(plan.ranks, 'rank')} at work", terminal=chosen.quiet):
+            values = group.run()
     except Interrupted:
         raise
     except KeyboardInterrupt:  # it came while the ranks were being stopped

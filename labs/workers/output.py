@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from labs.words import named_ranks
 from labs.workers import source_lines
+from labs.workers.progress import progress_bar
 
 HOLD = 0.2  # seconds a line may wait, so that lines of the same moment appear in rank order
 SHOWN = 200  # lines of each rank that are shown as they come; of the rest, the last ones
@@ -198,7 +199,7 @@ class ProgressBars:
         self.series: dict[str, list[float]] = {}
         self.quiet = quiet
         self.changed = time.monotonic()  # when rank 0 last reported anything
-        self._reports = self._arrivals = None  # tqdm's bars
+        self._reports = self._arrivals = None  # bars
         self._began = time.time()
         self._warned = set()
 
@@ -218,7 +219,7 @@ class ProgressBars:
         if self.quiet or total < ARRIVAL_SHOWN:
             return
         if self._arrivals is None:
-            self._arrivals = _bar(desc="results", unit="B", unit_scale=True)
+            self._arrivals = progress_bar(desc="results", unit="B", unit_scale=True)
         self._arrivals.total = total
         self._arrivals.update(received - self._arrivals.n)
 
@@ -239,13 +240,7 @@ class ProgressBars:
     def _show(self, step, total, metrics):
         bar = self._reports
         if bar is None:
-            bar = self._reports = _bar(desc="rank 0", unit="step", total=total)
+            bar = self._reports = progress_bar(desc="rank 0", unit="step", total=total)
             bar.start_t = self._began  # the launch, not the first report, began the first step
         bar.set_postfix({name: f"{value:.4g}" for name, value in metrics.items()}, refresh=False)
         bar.update(1 if step is None else step + 1 - bar.n)
-
-
-def _bar(**options):
-    from tqdm.auto import tqdm  # in a notebook it needs Jupyter
-
-    return tqdm(leave=False, **options)

@@ -145,7 +145,8 @@ def _with_outputs(nb, node):
 def _environment():
     # ipykernel stops capturing what child processes print when pytest's variable is set.
     kept = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    return kept | {"PYTHONHASHSEED": "0", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+    fixed = {"PYTHONHASHSEED": "0", "PYDEVD_DISABLE_FILE_VALIDATION": "1", "WORKBOOK_PROGRESS": "0"}
+    return kept | fixed
 
 
 def _explained(failure, node, index):

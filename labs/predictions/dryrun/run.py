@@ -15,6 +15,7 @@ from labs.predictions.dryrun import fake, jobs, layers, replay
 from labs.predictions.dryrun.result import Collective, DryRun
 from labs.predictions.dryrun.trace import trace
 from labs.workers import devices
+from labs.workers.progress import progress_bar
 
 
 def dry_run(model: Any, *, ranks: int = 1, strategy: str | Callable = "plain", batch: int = 1,
@@ -121,10 +122,8 @@ _LAYERS = {}
 
 def _with_progress(items, ranks):
     """The items, with a progress bar if they take more than two seconds."""
-    from tqdm.auto import tqdm
-
     words = f"dry run on {ranks} rank{'s' * (ranks > 1)}"
-    return tqdm(items, desc=words, unit="trace", delay=2, leave=False)
+    return progress_bar(items, desc=words, unit="trace", delay=2)
 
 
 def _result(job, segments, calls, total, traced, note, seconds) -> DryRun:

@@ -1,0 +1,126 @@
+"""Progress of whatever takes over two seconds: bars, and a line that says what is being done.
+
+Both leave nothing behind, neither in a terminal nor in a notebook that is opened again. A widget
+would: its state is gone when the kernel is, and JupyterLab shows an error in its place.
+"""
+
+import contextlib
+import html
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextvars import copy_context
+from typing import Any
+
+SHOWN_AFTER = 2.0  # seconds: what is faster shows nothing
+OFF = "WORKBOOK_PROGRESS"  # the environment variable; "0" where outputs are compared or kept
+_WIDTH = 88  # characters of a bar's line
+
+_doing: list[str] = []  # what is being done, the outermost first
+_bars = set()  # those that are open: the line would repeat what they show
+
+
+class _CellLine:
+    """A file for tqdm: a line below the cell that each write replaces, and an empty one removes."""
+
+    encoding = "utf-8"
+
+    def __init__(self):
+        self._handle = None
+
+    def write(self, text: str) -> None:
+        from IPython.display import display
+
+        text = text.strip("\r\n ")
+        style = "margin:0;padding:0;background:none;color:inherit"
+        shown = f"<pre style='{style}'>{html.escape(text)}</pre>" if text else ""
+        data = {"text/html": shown, "text/plain": text}
+        if self._handle:
+            self._handle.update(data, raw=True)
+        elif text:
+            self._handle = display(data, raw=True, display_id=True)
+
+    def flush(self) -> None:
+        pass
+
+
+class _TerminalLine:
+    """The same on a terminal."""
+
+    def __init__(self):
+        self._long = 0
+
+    def write(self, text: str) -> None:
+        sys.stderr.write(f"\r{text:{self._long}}\r{text}")
+        sys.stderr.flush()
+        self._long = len(text)
+
+
+def progress_bar(iterable: Any = None, **options: Any) -> Any:
+    """Returns a tqdm bar that disappears when it is closed; the options are tqdm's. It is shown in
+    a notebook and on a terminal, not where stderr is a file."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):
+        def close(self):
+            _bars.discard(id(self))
+            super().close()
+
+    if os.environ.get(OFF) == "0":
+        options["disable"] = True
+    elif _in_notebook():
+        options = {"file": _CellLine(), "ncols": _WIDTH, **options}
+    bar = Bar(iterable, **{"leave": False, "disable": None, **options})
+    _bars.add(id(bar))
+    return bar
+
+
+@contextlib.contextmanager
+def status(words: str, terminal: bool = True) -> Iterator[None]:
+    """While the block runs, says what is being done and for how long, from the third second on.
+
+    Blocks inside one another make one line: "turn 3 of 12 · 4 ranks at work · 7 s". terminal: also
+    in a terminal, where the line must not meet what ranks print.
+    """
+    _doing.append(words)
+    shown = (_in_notebook() or terminal and sys.stderr.isatty()) and os.environ.get(OFF) != "0"
+    try:
+        with _ticking() if shown and len(_doing) == 1 else contextlib.nullcontext():
+            yield
+    finally:
+        _doing.pop()
+
+
+@contextlib.contextmanager
+def _ticking():
+    """A thread that rewrites the line each second."""
+    ended = threading.Event()
+    line = _CellLine() if _in_notebook() else _TerminalLine()
+    # In the context of the cell: so ipykernel knows below which cell the line stands.
+    thread = threading.Thread(target=copy_context().run, args=(_tick, line, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _tick(line, ended):
+    began = time.monotonic()
+    wait, visible = SHOWN_AFTER, False
+    while not ended.wait(wait):
+        wait, visible = 1.0, not _bars
+        seconds = f"{time.monotonic() - began:.0f} s"
+        line.write(" · ".join([*_doing, seconds]) if visible else "")
+    if visible:
+        line.write("")
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process; without importing IPython where there is none."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return getattr(shell, "kernel", None) is not None

@@ -1,0 +1,99 @@
+"""Progress in a live kernel, on a terminal and in a file."""
+
+import contextlib
+import os
+import pty
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+from kernels import Kernel
+
+SLEEP = """
+import time
+from labs.workers.progress import progress_bar, status
+"""
+SHOWN = ("display_data", "update_display_data")
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    kernel = Kernel(WORKBOOK_PROGRESS="")
+    kernel.run(SLEEP)
+    yield kernel
+    kernel.close()
+
+
+def lines(kernel, code):
+    """The texts that the cell displayed, one after the other; raises what it raised."""
+    kernel.start(code)
+    found, deadline = [], time.monotonic() + 30
+    while time.monotonic() < deadline:
+        message = kernel.client.get_iopub_msg(timeout=30)
+        content = message["content"]
+        if message["msg_type"] in SHOWN:
+            assert set(content["data"]) == {"text/plain", "text/html"}  # no widget
+            found.append(content["data"]["text/plain"])
+        assert message["msg_type"] != "error", content
+        if content.get("execution_state") == "idle":
+            return found
+    raise TimeoutError(found)
+
+
+def test_a_line_says_what_is_done_and_disappears(kernel):
+    found = lines(kernel, "with status('turn 3 of 12'), status('4 ranks at work'):\n"
+                          "    time.sleep(3.5)")
+    assert found[0] == "turn 3 of 12 · 4 ranks at work · 2 s" and found[-1] == ""
+
+
+def test_what_is_quick_shows_nothing(kernel):
+    assert lines(kernel, "with status('quick'):\n    time.sleep(0.1)") == []
+
+
+def test_a_bar_disappears_also_when_it_did_not_get_to_its_end(kernel):
+    found = lines(kernel, "bar = progress_bar(total=8, desc='rank 0')\nbar.update()\nbar.close()")
+    assert "rank 0" in found[0] and "0/8" in found[0] and found[-1] == ""
+
+
+def test_the_line_makes_way_for_a_bar(kernel):
+    found = lines(kernel, "with status('measuring'):\n"
+                          "    for _ in progress_bar(range(3), desc='rounds'): time.sleep(1.1)")
+    assert not [line for line in found if "measuring" in line] and found[-1] == ""
+
+
+def test_a_launch_that_takes_long_says_how_many_ranks_work(kernel):
+    found = lines(kernel, "from labs import launch\n"
+                          "_ = launch(lambda: __import__('time').sleep(4), ranks=2, quiet=True)")
+    assert "2 ranks at work" in found[0] and found[-1] == ""
+
+
+PROGRAM = SLEEP + """
+with status('measuring'):
+    time.sleep(2.3)
+for _ in progress_bar(range(2), desc='rounds'): pass
+print('end')
+"""
+
+
+def run(stderr, **environment):
+    return subprocess.run([sys.executable, "-c", PROGRAM], stderr=stderr, text=True, timeout=60,
+                          stdout=subprocess.PIPE, env=os.environ | environment)
+
+
+def test_a_terminal_is_left_empty():
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (24, 80))  # without a width tqdm draws nothing
+    assert run(its, WORKBOOK_PROGRESS="").stdout == "end\n"
+    os.close(its)
+    shown = ""
+    with contextlib.suppress(OSError):  # the end of what was written
+        while part := os.read(ours, 65536).decode():
+            shown += part
+    assert "measuring · 2 s" in shown and "rounds" in shown
+    assert shown.rsplit("\r", 1)[1].strip() == ""
+
+
+def test_a_file_gets_nothing():
+    assert run(subprocess.PIPE, WORKBOOK_PROGRESS="").stderr == ""
