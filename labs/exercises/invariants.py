@@ -11,14 +11,13 @@ from torch import nn
 from labs.exercises.on_ranks import raise_on_all_ranks
 from labs.exercises.verdicts import Wrong
 from labs.meters import memory
-from labs.meters.traffic import CollectiveCall, Mark, Traffic, hook_waits
+from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.training.loop import train
 from labs.training.models import trainable
 
 TRIES = 3
 STATES = ("parameters", "gradients", "optimizer_state")
 _NAMES = {"optimizer_state": "optimizer state", "rest": "activations, buffers and the rest"}
-_GATHERS = (4, 5, 6)  # c10d::OpType ALLGATHER, _ALLGATHER_BASE, ALLGATHER_COALESCED
 
 
 def judge_recorded(record: Callable[[], memory.Report], judge: Callable, *args) -> None:
@@ -62,8 +61,8 @@ def record_step(build: Callable[[nn.Module], tuple], model: nn.Module, batches: 
     records the step on the last one: its collectives, and between them these marks.
 
     "ready NAME": a parameter's gradient is complete. "compute": one of `layers` (each has a weight)
-    computes, in forward or in backward. "wait", or "wait all_gather": a collective is waited for
-    for the first time. "backward begins", "backward ends".
+    computes, in forward or in backward. "wait all_gather": the first wait for an all-gather, and so
+    for each kind. "backward begins", "backward ends".
     """
     traffic = Traffic()
     # Hooks run in the order of their registration: before the strategy's, these mark a gradient
@@ -88,15 +87,9 @@ def record_step(build: Callable[[nn.Module], tuple], model: nn.Module, batches: 
 
 
 def mark_waits(traffic: Traffic) -> AbstractContextManager:
-    """Returns a context manager in which the first wait for each collective is marked."""
-    seen = []  # the objects, not their ids: a freed one's id may be that of the next
-
-    def mark(work):
-        if not any(work is one for one in seen):
-            seen.append(work)
-            traffic.mark("wait all_gather" if work._get_op_type() in _GATHERS else "wait")
-
-    return hook_waits(before=mark)
+    """Returns a context manager in which the first wait for each collective is marked "wait KIND",
+    by whatever API the rank waits (`Traffic.marked_waits`)."""
+    return traffic.marked_waits()
 
 
 def positions(events: list[CollectiveCall | Mark], *names: str) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from labs.meters.traffic import hook_waits
+from labs.meters.waits import WaitObserver
 from labs.training.memory_categories import Memory
 from labs.workers import devices
 
@@ -84,7 +84,7 @@ def record(build, batches, held=None) -> Report:
         saved.add(_address(tensor))
         return tensor
 
-    with _delayed_waits(), profile(activities=[ProfilerActivity.CPU],
+    with _DelayedWaits(), profile(activities=[ProfilerActivity.CPU],
                                    profile_memory=True) as recorded:
         module, optimizer = build()
         _mark(marks, "build", held(module, optimizer))
@@ -104,10 +104,12 @@ def record(build, batches, held=None) -> Report:
     return _report(*_read(tree), marks)
 
 
-def _delayed_waits():
-    """Sleeps 0.5 ms after each `Work.wait()` so that gloo's thread drops its references first: the
-    profiler misses frees on that thread."""
-    return hook_waits(after=lambda _: sleep(_DELAY))
+class _DelayedWaits(WaitObserver):
+    """Sleeps 0.5 ms after each wait for a collective so that gloo's thread drops its references
+    first: the profiler misses frees on that thread."""
+
+    def wait_ended(self, waited):
+        sleep(_DELAY)
 
 
 def _held_by_torch(module, optimizer) -> dict:

@@ -1,36 +1,32 @@
-"""Records what a rank communicates: kind, elements and bytes of every collective, in order."""
+"""Records what a rank communicates: kind, elements and bytes of every collective, in order, and
+where each is waited for."""
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import weakref
 from dataclasses import dataclass
-from unittest import mock
 
-from torch._C import _distributed_c10d as c10d
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+import torch
+import torch.distributed as dist
 
-# torch's internal names of the collectives, and which argument is counted: the input of a
-# reduce-scatter, the output of an all-gather, so that both move (N-1)/N of the counted bytes.
-_KINDS = {
-    "allreduce_": ("all_reduce", 0), "allreduce_coalesced_": ("all_reduce", 0),
-    "broadcast_": ("broadcast", 0), "reduce_": ("reduce", 0),
-    "allgather_": ("all_gather", 0), "_allgather_base_": ("all_gather", 0),
-    "allgather_into_tensor_coalesced_": ("all_gather", 0),
-    "reduce_scatter_": ("reduce_scatter", 1), "_reduce_scatter_base_": ("reduce_scatter", 1),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "alltoall_": ("all_to_all", 1), "alltoall_base_": ("all_to_all", 1),
-    "gather_": ("gather", 1), "scatter_": ("scatter", 1), "barrier": ("barrier", None),
-    "send": ("send", 0), "recv_": ("recv", 0),
-}
+from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
+from labs.meters.waits import Waited, WaitObserver
+
+# Counted is the output of these, and the input of all others: then each rank sends (N-1)/N of the
+# counted bytes on the mean, two times that for an all-reduce (`labs.predictions.traffic.passes`).
+_COUNTED_BY_OUTPUT = ("all_gather", "scatter")
 
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """One collective as its caller sees it.
+    """One collective as its caller sees it, by whatever API it was called.
 
-    elements, bytes: logical, of the whole tensor. asynchronous: whether the call returned before
-    the collective was done. at: when it was called, in seconds on `time.perf_counter`.
+    kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, gather, scatter,
+    send, recv or barrier. elements, bytes: logical; the output of an all-gather or a scatter, the
+    input of all others. Several tensors in one coalesced call are one call with their sum; an
+    object collective is the calls that it is made of. asynchronous: whether the call returned
+    before the collective was done, as functional collectives always do: what counts then is where
+    it is waited for. at: when it was called, in seconds on `time.perf_counter`. ranks: of its
+    process group.
     """
 
     kind: str
@@ -38,45 +34,63 @@ class CollectiveCall:
     bytes: int
     asynchronous: bool
     at: float
+    ranks: int = 0
 
 
 @dataclass(frozen=True)
 class Mark:
-    """An event between two collectives, for example a gradient that is complete."""
+    """An event between two collectives, for example a gradient that is complete. call: the
+    collective that it is about, if there is one."""
 
     what: str
     at: float
+    call: CollectiveCall | None = None
 
 
-class Traffic(TorchDispatchMode):
+class Traffic(CollectiveObserver):
     """`with Traffic() as traffic:` records this rank's collectives, with their logical bytes: what
     the algorithm asks for, not what the wire carries.
 
-    A dispatch mode sees every operator of the namespace c10d, so also the collectives that torch's
-    C++ issues (DDP's reducer), which a patch of torch.distributed's functions would miss.
+    Each is recorded once, whatever API it was called by: `dist.all_gather` with a list, coalesced
+    and functional collectives, DTensor, methods of a group or of its backend, torch's C++ (DDP).
     """
 
     def __init__(self):
-        super().__init__()
         self.events: list[CollectiveCall | Mark] = []  # in the order in which they happened
+        self._waits: _WaitMarks | None = None
+        self._being_issued: dict[int, CollectiveCall] = {}  # by the id of what is issued
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d":
-            self._record(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+    def before(self, collective: IssuedCollective) -> None:
+        counted = (collective.outputs if collective.kind in _COUNTED_BY_OUTPUT
+                   else collective.inputs)
+        call = CollectiveCall(
+            collective.kind, sum(t.numel() for t in counted),
+            sum(t.numel() * t.element_size() for t in counted), collective.asynchronous,
+            time.perf_counter(), collective.ranks)
+        self.events.append(call)
+        if self._waits:
+            self._being_issued[id(collective)] = call
 
-    def _record(self, func, args, kwargs):
-        name = func._schema.name.removeprefix("c10d::")
-        kind, position = _KINDS.get(name, (name, None))
-        tensors = tree_leaves(args[position]) if position is not None else []
-        self.events.append(CollectiveCall(
-            kind, sum(t.numel() for t in tensors),
-            sum(t.numel() * t.element_size() for t in tensors),
-            _asynchronous(func, args, kwargs), time.perf_counter()))
+    def after(self, collective: IssuedCollective, work: dist.Work | None) -> None:
+        call = self._being_issued.pop(id(collective), None)
+        if call and work is not None:
+            self._waits.expect(call, work, collective.outputs)
 
-    def mark(self, what: str) -> None:
+    def mark(self, what: str, call: CollectiveCall | None = None) -> None:
         """Records an event between the calls."""
-        self.events.append(Mark(what, time.perf_counter()))
+        self.events.append(Mark(what, time.perf_counter(), call))
+
+    def marked_waits(self) -> WaitObserver:
+        """Returns a context manager; while it is open, the first wait for each collective is
+        recorded as a Mark "wait KIND", whose call is the collective. Kind and call are missing
+        where it was issued before.
+
+        Waits are seen in every API (see labs/meters/waits.py). A poll is none: only where the same
+        collective is polled again before anything else has happened, the rank waits. To find that
+        in a fast collective too, the first poll of each says that it is not done yet.
+        """
+        self._waits = _WaitMarks(self)
+        return self._waits
 
     @property
     def calls(self) -> list[CollectiveCall]:
@@ -93,26 +107,55 @@ class Traffic(TorchDispatchMode):
         return sum(call.bytes for call in self.calls)
 
 
-def hook_waits(before: Callable[[c10d.Work], None] | None = None,
-               after: Callable[[c10d.Work], None] | None = None) -> AbstractContextManager:
-    """Returns a context manager; while it is open, each `Work.wait()` calls before(work) when it
-    begins and after(work) when it has returned."""
-    original = c10d.Work.wait
+class _WaitMarks(WaitObserver):
+    """Marks the first wait for each collective of a Traffic."""
 
-    def wait(self, *args, **kwargs):
-        if before:
-            before(self)
-        result = original(self, *args, **kwargs)
-        if after:
-            after(self)
-        return result
+    def __init__(self, traffic):
+        self._traffic = traffic
+        # Handles of what is in flight, held so that Python meets the same objects again; dropped
+        # with the first wait, because they hold their tensors.
+        self._in_flight: list[tuple[CollectiveCall, dist.Work, set[int]]] = []
+        self._over = weakref.WeakSet()  # handles that have been waited for
+        self._polled = weakref.WeakKeyDictionary()  # handle -> number of events at its last poll
 
-    return mock.patch.object(c10d.Work, "wait", wait)
+    def __exit__(self, *exception):
+        self._in_flight.clear()
+        return super().__exit__(*exception)
+
+    def expect(self, call: CollectiveCall, work: dist.Work, outputs: list[torch.Tensor]) -> None:
+        """Remembers a collective that has just been issued."""
+        self._in_flight.append((call, work, {_address(tensor) for tensor in outputs}))
+
+    def wait_begins(self, waited: Waited) -> None:
+        found = self._settle(waited)
+        if found:
+            self._traffic.mark(f"wait {found[0].kind}", found[0])
+        elif isinstance(waited, dist.Work) and waited not in self._over:
+            self._over.add(waited)
+            self._traffic.mark("wait")
+
+    def wait_ended(self, waited: Waited) -> None:
+        self._settle(waited)  # where a poll has found it done, nobody had to wait
+
+    def hides_completion(self, work: dist.Work) -> bool:
+        if work in self._over:
+            return False
+        before, now = self._polled.get(work), len(self._traffic.events)
+        self._polled[work] = now
+        if before == now:
+            self.wait_begins(work)
+        return before is None
+
+    def _settle(self, waited):
+        """Takes a collective out of those in flight; None if it is not one of them."""
+        # the newest first: memory of an older one may have been used again
+        for number, found in reversed(list(enumerate(self._in_flight))):
+            _, work, addresses = found
+            if waited is work or isinstance(waited, torch.Tensor) and _address(waited) in addresses:
+                self._over.add(work)
+                return self._in_flight.pop(number)
+        return None
 
 
-def _asynchronous(func, args, kwargs) -> bool:
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.name.lower() in ("asyncop", "async_op"):
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            return bool(argument.default_value if given is None else given)
-    return False
+def _address(tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

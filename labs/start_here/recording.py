@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves
 
 from labs.exercises.numbers import as_number
 from labs.exercises.verdicts import Wrong
+from labs.meters.collective_hooks import IssuedCollective
 from labs.meters.traffic import Traffic
 from labs.start_here.return_values import require_fitting_output, require_tensor, wrong_on_rank
 from labs.start_here.scaffold import ring_all_reduce
@@ -62,31 +62,25 @@ class Recorder(Traffic):
         self.watched = watched
         self.copies: list[torch.Tensor] = []
         self.results: list[torch.Tensor] = []
-        self._functional = []
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function._schema.name.split("::")[-1]
-        if function.namespace == "_c10d_functional" and "wait" not in name:
-            # functional collectives reach gloo from C++, past every operator of c10d
-            self._functional.append(name)
-        if name == "send" and self.watched is not None:
+    def before(self, collective: IssuedCollective) -> None:
+        if collective.kind == "send" and self.watched is not None:
             self.copies.append(self.watched.clone())
-        if name in _SIZED:
-            require_fitting_output(_SIZED[name], args[0].numel(), args[1].numel(),
-                                   dist.get_world_size())
-        known = len(self.calls)
-        result = super().__torch_dispatch__(function, types, args, kwargs)
-        if self.calls[known:] and self.calls[-1].kind not in ("send", "recv"):
-            work = result[-1] if isinstance(result, tuple) else result
-            if hasattr(work, "wait"):
-                work.wait()
-            self.results.append(torch.cat([t.detach().flatten() for t in tree_leaves(args[0])]))
-        return result
+        if collective.operator in _SIZED:
+            require_fitting_output(_SIZED[collective.operator], collective.outputs[0].numel(),
+                                   collective.inputs[0].numel(), collective.ranks)
+        super().before(collective)
+
+    def after(self, collective: IssuedCollective, work: dist.Work | None) -> None:
+        super().after(collective, work)
+        if collective.kind not in ("send", "recv", "barrier"):
+            work.wait()
+            self.results.append(torch.cat([t.detach().flatten() for t in collective.outputs]))
 
     @property
     def names(self) -> list[str]:
-        """The collectives that were called, by whatever name they were reached."""
-        return [call.kind for call in self.calls] + self._functional
+        """The kinds of the collectives that were called."""
+        return [call.kind for call in self.calls]
 
 
 # On a rank, with a student's function

@@ -1,6 +1,7 @@
 """How values travel: a function with everything it closes over to the ranks, and what it returns
 back, in pieces, so that a large result needs no second copy."""
 
+import functools
 import inspect
 import io
 import pickle
@@ -135,7 +136,27 @@ class _Pickler(cloudpickle.Pickler):
             flat = value.detach().reshape(-1).view(torch.uint8).numpy()
             return _tensor, (pickle.PickleBuffer(flat), value.dtype, value.shape,
                              value.requires_grad)
+        if path := _operator_path(value):
+            return _from_torch, path
         return super().reducer_override(value)
+
+
+def _operator_path(value) -> tuple[str, ...]:
+    """Where in torch an operator, or a namespace of them, is found; empty for anything else.
+    cloudpickle takes torch.ops along with each function that names it, and cannot pickle it."""
+    if value is torch.ops:
+        return ("ops",)
+    if isinstance(value, type(torch.ops.aten)):
+        return "ops", value.name
+    if isinstance(value, torch._ops.OpOverloadPacket):
+        return "ops", *value._qualified_op_name.split("::")
+    if isinstance(value, torch._ops.OpOverload):
+        return "ops", value.namespace, value._opname, value._overloadname
+    return ()
+
+
+def _from_torch(*path):
+    return functools.reduce(getattr, path, torch)
 
 
 def _is_plain_and_large(tensor) -> bool:

@@ -104,5 +104,5 @@ def test_a_steps_events_are_in_their_order():
         backward = names[begin + 1:end]
         assert backward.count("compute") == 2 and len(names) == end + 1
         ready = backward.index("ready layers.1.weight")
-        assert backward[ready + 1:ready + 3] == ["all_reduce", "wait"]
+        assert backward[ready + 1:ready + 3] == ["all_reduce", "wait all_reduce"]
         assert ready < backward.index("ready layers.0.weight")

@@ -85,6 +85,15 @@ def _sent(value):
     return incoming.value()
 
 
+def test_torchs_operators_can_be_sent():
+    def fn(operator):
+        return torch.ops.aten.neg(operator(torch.ones(1), 1)).item()
+
+    assert launch(fn, torch.ops.aten.add, ranks=1, quiet=True) == [-2]
+    assert pickling.unpack(pickling.pack(print, (torch.ops.aten.detach.default,)))[1] == (
+        torch.ops.aten.detach.default,)
+
+
 @pytest.mark.parametrize("make, words", [
     (lambda: (i for i in range(3)), "a generator"), (threading.Lock, "a lock"),
     (lambda: open(__file__), "an open file"), (lambda: open(__file__, "rb"), "an open file")],
