@@ -4,6 +4,8 @@ How the two backends look in such a file, and how they are read:
 
 - The call of a collective is a CPU operation `c10d::...` on the thread that issued it.
 - gloo runs it on a thread of its own: a user annotation `gloo:...` lasts while it is in flight.
+- A slow link (`labs.workers.slow_link`) holds it longer than gloo: then the annotation `link:...`
+  lasts while it is in flight, and gloo's says nothing more.
 - NCCL runs it as a kernel `nccl...`. The annotations `nccl:...` last only while the kernel is
   launched, so they are ignored.
 - Computing is what the other threads' `aten::` operations do; on a GPU, what its kernels do.
@@ -27,10 +29,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from labs.meters.trace import KINDS, Collective, Span, Trace, union
-from labs.workers import devices
+from labs.workers import devices, slow_link
 
 PIECE = 1 << 20  # characters that are read at once
 GAP = 5e-4  # seconds: a shorter pause between two operations is Python's, and counts as computing
@@ -55,7 +58,10 @@ def record_trace(step: Callable[[], None], path=None, stacks: bool = False) -> T
     activities = [ProfilerActivity.CPU]
     if devices.device().type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, record_shapes=True, with_stack=stacks) as recorded:
+    # The slow link is a Python thread, which the profiler leaves out by default. Experimental.
+    threads = _ExperimentalConfig(profile_all_threads=True) if slow_link.is_slow() else None
+    with profile(activities=activities, record_shapes=True, with_stack=stacks,
+                 experimental_config=threads) as recorded:
         if dist.is_initialized():
             dist.barrier()  # so that the ranks begin together
         with record_function("labs::step"):
@@ -181,6 +187,9 @@ class _TraceBuilder:
         elif category == "user_annotation" and name.startswith("gloo:"):
             self.gloo_threads.add(event["tid"])
             self._flight(event, name, name, begin, end)
+        elif category == "user_annotation" and name.startswith(slow_link.LABEL):
+            name, *size = slow_link.read_label(name)
+            self.flights.append((begin, end, name, kind_of(name), tuple(size)))
         elif category == "user_annotation" and name.startswith(_LABELS):
             self.labels.append((begin, end, name))
         elif category == "kernel" and name.startswith("nccl"):
@@ -236,7 +245,7 @@ class _TraceBuilder:
         backend runs collectives in the order in which they were issued."""
         waiting, joined = sorted(self.calls, key=lambda call: call[:2]), []
         stacks = self.frames.enclosing({(thread, at) for at, _, thread, _ in waiting})
-        for begin, end, name, kind, size in sorted(self.flights):
+        for begin, end, name, kind, size in sorted(self._last_on_the_way()):
             # gloo has no reduce-scatter: it runs an all-reduce, and says so in the annotation.
             kinds = (kind, "reduce_scatter") if name == "gloo:all_reduce" else (kind,)
             call = next((one for one in waiting if one[1] in kinds and one[0] <= begin), None)
@@ -248,6 +257,14 @@ class _TraceBuilder:
             joined.append(Collective(name, "communication", begin - start, end - start,
                                      kind or name, issued - start, *size, stack))
         return sorted(joined, key=lambda one: one.issued)
+
+
+    def _last_on_the_way(self) -> list[tuple]:
+        """The flights without those of gloo that a slow link went on with. Sends and receives do
+        not pass that link."""
+        on_link = any(name.startswith(slow_link.LABEL) for _, _, name, *_ in self.flights)
+        return [flight for flight in self.flights if not on_link
+                or not flight[2].startswith("gloo:") or flight[2] in ("gloo:send", "gloo:recv")]
 
 
 class _Frames:

@@ -9,5 +9,6 @@ raises it as one message. `output` shows what ranks print and report.
 In the fork server: `forkserver_preload` imports torch once, `forkserver_cleanup` tidies up.
 
 On a rank: `worker` is its main function, `channel` its connection to the caller, `heartbeat` the
-thread that reports where it is, `memory` its limit, `pickling` how its result travels back.
+thread that reports where it is, `memory` its limit, `slow_link` what lets
+its collectives take time on a CPU, `pickling` how its result travels back.
 """

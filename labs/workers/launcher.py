@@ -13,6 +13,7 @@ from labs.workers.failures import Interrupted, LaunchError, remember
 from labs.workers.pickling import pack
 from labs.workers.progress import status
 from labs.workers.rank_group import RankGroup
+from labs.workers.slow_link import Link
 
 _announced = set()  # reasons of plans that were already shown
 
@@ -26,6 +27,7 @@ class Options:
     verify: name a collective that does not match the other ranks' at once.
     timeout: seconds after which ranks are stopped even if they compute (None: never).
     memory_limit: bytes that each rank may take beyond what it starts with; more is OutOfMemory.
+    link: on the CPU, the link that each rank's collectives pass (`labs.workers.slow_link`).
     quiet: show nothing of what the ranks print or report; it is still in the results.
     environment: variables to set on the ranks, in addition to those of this process.
     """
@@ -35,6 +37,7 @@ class Options:
     verify: bool = True
     timeout: float | None = None
     memory_limit: float | None = None
+    link: Link | None = None
     quiet: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 

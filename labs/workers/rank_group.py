@@ -50,7 +50,7 @@ class RankGroup:
             self._start_rank(worker.RankConfig(
                 rank, self.plan.ranks, self.plan.backend, self.plan.devices[rank],
                 self.plan.threads, rendezvous, self.options.verify, self.options.memory_limit,
-                environment))
+                self.options.link, environment))
         for handle in self.handles:
             handle.send_function(self.packed)
 

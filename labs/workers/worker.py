@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import cloudpickle
 
-from labs.workers import collective_matching, memory, pickling, source_lines
+from labs.workers import collective_matching, memory, pickling, slow_link, source_lines
 from labs.workers.channel import Channel
 from labs.workers.heartbeat import Heartbeat
 from labs.workers.outcomes import Kind
@@ -30,7 +30,8 @@ _PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken p
 @dataclass(frozen=True)
 class RankConfig:
     """What one rank needs to know before its function. threads: intra-op threads. rendezvous: path
-    of the file in which the ranks meet. memory_limit: bytes, or None."""
+    of the file in which the ranks meet. memory_limit: bytes, or None. link: what
+    slows the collectives down, or None."""
 
     rank: int
     ranks: int
@@ -40,6 +41,7 @@ class RankConfig:
     rendezvous: str
     verify: bool
     memory_limit: int | None = None
+    link: "slow_link.Link | None" = None
     environment: dict[str, str] = field(repr=False, default_factory=dict)
 
 
@@ -60,7 +62,8 @@ def main(config: RankConfig, connection, output) -> None:
         del packed  # it may be large, and the memory limit counts from here
         if config.memory_limit:
             memory.limit(config.memory_limit, config.device)
-        result = pickling.pack_result(fn(*args))
+        with slow_link.slow_link(config.link) if config.link else contextlib.nullcontext():
+            result = pickling.pack_result(fn(*args))
         _flush()
         pickling.send_result(channel, heartbeat.progress(), result)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are outcomes too

@@ -1,0 +1,273 @@
+"""A slow link for ranks on gloo: each collective takes latency + bytes / bandwidth of real time.
+
+gloo moves bytes with the cores that the model computes on, so on a CPU a hidden collective slows
+down what hides it. A GPU's link works without the GPU. Here every rank gets one link that does: its
+collectives pass one after the other, each stays in flight for its time while the cores are free,
+and a caller who asked for async_op=True goes on meanwhile.
+
+All collectives of CPU tensors pass through torch's operators `c10d::...` (those of
+torch.distributed, the functional ones, DistributedDataParallel's C++ reducer, FSDP's), so the link
+replaces the CPU kernels of these operators. Sends, receives and what is called on a backend itself
+pass beside it. NCCL has kernels of its own: on GPUs nothing is slowed down.
+"""
+
+import contextlib
+import math
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.profiler import record_function
+from torch.utils._pytree import tree_leaves
+
+from labs.workers import devices
+
+LABEL = "link:"  # of a collective in flight in a trace, before its kind
+# operator -> (kind, the argument that holds the tensors, whether they are one rank's part only)
+_OPERATORS = {
+    "allreduce_": ("all_reduce", 0, False), "allreduce_coalesced_": ("all_reduce", 0, False),
+    "allgather_": ("all_gather", 0, False), "_allgather_base_": ("all_gather", 0, False),
+    "allgather_coalesced_": ("all_gather", 0, False),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0, False),
+    "reduce_scatter_": ("reduce_scatter", 1, False),
+    "_reduce_scatter_base_": ("reduce_scatter", 1, False),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1, False),
+    "broadcast_": ("broadcast", 0, False), "reduce_": ("reduce", 0, False),
+    "alltoall_": ("all_to_all", 1, False), "alltoall_base_": ("all_to_all", 1, False),
+    "gather_": ("gather", 1, True), "scatter_": ("scatter", 0, True),
+    "barrier": ("barrier", None, False),
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a rank's link carries. bytes_per_second: in one direction. latency: seconds that each
+    collective takes in addition to its bytes."""
+
+    bytes_per_second: float = math.inf
+    latency: float = 0.0
+
+    def __post_init__(self):
+        if not self.bytes_per_second > 0 or not self.latency >= 0:
+            raise ValueError(f"{self}: bytes_per_second must be above 0, and latency 0 or more")
+
+    def seconds(self, kind: str, nbytes: int, ranks: int) -> float:
+        """Returns how long a collective of `nbytes` (whole tensor) among `ranks` is in flight."""
+        return self.latency + link_bytes(kind, nbytes, ranks) / self.bytes_per_second
+
+
+def link_bytes(kind: str, nbytes: int, ranks: int) -> float:
+    """Returns the bytes that a rank sends in a ring collective on a whole tensor of `nbytes`: an
+    all-reduce is a reduce-scatter and an all-gather, and each of these sends all parts but one."""
+    share = (ranks - 1) / ranks
+    return nbytes * {"all_reduce": 2 * share, "broadcast": float(ranks > 1),
+                     "reduce": float(ranks > 1), "barrier": 0.0}.get(kind, share)
+
+
+@dataclass
+class Usage:
+    """What passed the link while `slow_link` was open. bytes: those that this rank sent."""
+
+    collectives: int = 0
+    bytes: float = 0.0
+
+
+@contextlib.contextmanager
+def slow_link(link: Link) -> Iterator[Usage]:
+    """On a rank: while open, the collectives of CPU tensors take their time on this link. All ranks
+    must open it between the same collectives. Yields a count of what passes. Does nothing on a rank
+    that has a GPU: there the real link is used."""
+    usage = Usage()
+    if devices.device().type != "cpu":
+        yield usage
+        return
+    carrier = _the_link()
+    before = carrier.link, carrier.usage
+    carrier.link, carrier.usage = link, usage
+    try:
+        yield usage
+    finally:
+        carrier.link, carrier.usage = before
+
+
+def read_label(label: str) -> tuple[str, int, int]:
+    """Returns (name, elements, bytes) of a collective from its label in a trace."""
+    name, rest = label.split(" of ")
+    return (name, *(int(part.split()[0]) for part in rest.split(", ")))
+
+
+def is_slow() -> bool:
+    """Returns whether the collectives of this rank pass a slow link now."""
+    return _carrier is not None and _carrier.link is not None
+
+
+def proportional_link(step: Callable[[], object], share: float, latency_share: float = 0.0,
+                      repeat: int = 3) -> Link:
+    """On each rank: returns a link on which the collectives of `step()` take `share` of the time
+    that the step takes without it: an effect then has the same size on every machine.
+
+    latency_share: the share of that step that one collective's latency takes, in addition. Runs
+    the step `repeat` + 1 times, the first one to warm up. All ranks get the same link.
+    """
+    step()
+    seconds = []
+    with slow_link(Link()) as usage:
+        for _ in range(repeat):
+            began = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - began)
+    found = torch.tensor([sorted(seconds)[repeat // 2], usage.bytes / repeat], dtype=torch.float64)
+    dist.all_reduce(found)  # the mean over the ranks: every rank must have the same link
+    usual, nbytes = (found / dist.get_world_size()).tolist()
+    return Link(nbytes / (share * usual) if nbytes else math.inf, latency_share * usual)
+
+
+@dataclass
+class _Collective:
+    """One collective that waits for the link or is on it."""
+
+    label: str
+    seconds: float
+    work: dist.Work
+    outputs: list[torch.Tensor]
+    done: torch.futures.Future
+
+
+class _LinkThread(threading.Thread):
+    """A rank's link: takes one collective after the other, waits until gloo is done with it, sleeps
+    as long as its bytes take, and completes it. link: None while it is not in use."""
+
+    def __init__(self):
+        super().__init__(name="labs-link", daemon=True)
+        self.link: Link | None = None
+        self.usage = Usage()
+        self.waiting: queue.SimpleQueue[_Collective] = queue.SimpleQueue()
+
+    def send(self, kind: str, tensors: list, ranks: int, work: dist.Work,
+             outputs: list[torch.Tensor]) -> dist.Work:
+        """Puts a collective that gloo has begun on the link, and returns the handle of its end.
+        tensors: what is counted, of all ranks together."""
+        elements = sum(tensor.numel() for tensor in tensors)
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self.usage.collectives += 1
+        self.usage.bytes += link_bytes(kind, nbytes, ranks)
+        done = torch.futures.Future()
+        self.waiting.put(_Collective(f"{LABEL}{kind} of {elements} elements, {nbytes} bytes",
+                                     self.link.seconds(kind, nbytes, ranks), work, outputs, done))
+        # Private, but the only Work for which C++ can wait (DDP's reducer, wait_tensor) and which
+        # Python completes. Of a subclass of Work in Python, C++ sees wait() and get_future() only,
+        # and only while somebody keeps the object.
+        return c10d._create_work_from_future(done.then(_outputs_or_raise))
+
+    def run(self):
+        while True:
+            self._carry(self.waiting.get())
+
+    def _carry(self, one: _Collective):
+        result = one.outputs
+        # gloo's own label ends with gloo's work: this one is what `labs.meters.trace_file` reads.
+        with record_function(one.label):
+            try:
+                one.work.wait()
+                time.sleep(one.seconds)
+            except RuntimeError as error:  # a peer has gone
+                result = error
+        one.done.set_result(result)
+
+
+def _outputs_or_raise(done: torch.futures.Future) -> list[torch.Tensor]:
+    """What torch calls when a collective is done. An exception that is raised here reaches those
+    who wait; Future.set_exception would tell only those who hold the same object in Python."""
+    result = done.value()
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+_carrier: _LinkThread | None = None  # a rank's only one, from its first use on
+_library: torch.library.Library | None = None  # the kernels live as long as this object
+
+
+def _the_link() -> _LinkThread:
+    global _carrier
+    if _carrier is None:
+        _carrier = _LinkThread()
+        _carrier.start()
+        _replace_kernels(_carrier)
+        _complete_wait()
+    return _carrier
+
+
+def _replace_kernels(carrier):
+    global _library
+    _library = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that these operators have a kernel already
+        for name, counted in _OPERATORS.items():
+            _library.impl(name, _slow_kernel(name, carrier, *counted), "CPU", with_keyset=True)
+
+
+def _slow_kernel(name, carrier, kind, position, is_part) -> Callable:
+    original = torch.library.get_kernel(f"c10d::{name}", "CPU")
+    parameters = getattr(torch.ops.c10d, name).default._schema.arguments
+    group = [one.name for one in parameters].index("process_group")
+
+    def kernel(keys, *args, **kwargs):
+        # The dispatcher leaves out trailing arguments that have their default.
+        args = [*args, *(kwargs.get(one.name, one.default_value)
+                         for one in parameters[len(args):])]
+        result = original.call_boxed(keys, *args)
+        if carrier.link is None:
+            return result
+        *outputs, work = result if isinstance(result, tuple) else (result,)
+        ranks = dist.ProcessGroup.unbox(args[group]).size()
+        tensors = [] if position is None else tree_leaves(args[position])
+        received = [] if position is None else tree_leaves(args[0])
+        slowed = carrier.send(kind, tensors * (ranks if is_part else 1), ranks,
+                              dist.Work.unbox(work), received).boxed()
+        return (*outputs, slowed) if outputs else slowed
+
+    return kernel
+
+
+def _complete_wait():
+    """Makes `Work.wait` raise the error of a collective that failed, and take a timeout: for a Work
+    that is made of a future, torch does neither."""
+    original = dist.Work.wait
+
+    def wait(self, *args, **kwargs):
+        timeout = args[0] if args else kwargs.get("timeout")
+        try:
+            done = original(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "FutureWrappingWork::wait() with finite timeout" not in str(error):
+                raise
+            done = _wait_at_most(self, timeout) and original(self)
+        with contextlib.suppress(NotImplementedError):
+            _future(self).value()  # raises what happened
+        return done
+
+    dist.Work.wait = wait
+
+
+def _wait_at_most(work, timeout: timedelta) -> bool:
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not work.is_completed():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"a collective was not complete after {timeout}")
+        time.sleep(1e-3)
+    return True
+
+
+def _future(work) -> torch.futures.Future:
+    try:
+        return work.get_future()
+    except RuntimeError as error:  # gloo's send, receive and reduce-scatter have none
+        raise NotImplementedError from error
