@@ -110,8 +110,6 @@ class ZeRO1(lab.ShardedOptimizer):
         for flat in self.flats:
             total = lab.reduce_scatter(flat.flatten_gradients()).wait()
             flat.shard.grad = total / dist.get_world_size()
-            for parameter in flat.parameters:
-                parameter.grad = None
         ### END SOLUTION
 
     def gather(self):  # every flat.full gets the updated shards
@@ -340,10 +338,11 @@ lab.show_gathered_layers(zero3_prefetch, PRESET)
 def clip_grad_norm(optimizer, max_norm):
     """Scales the shards' gradients in place so that their norm over all ranks is at most
     max_norm; returns the norm from before."""
+    optimizer.reduce_once()
     groups = optimizer.param_groups
     gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
     ### BEGIN SOLUTION
-    square = sum(gradient.square().sum() for gradient in gradients)
+    square = sum((gradient.square().sum() for gradient in gradients), torch.tensor(0.0))
     dist.all_reduce(square)
     norm = square.sqrt()
     for gradient in gradients:

@@ -27,13 +27,10 @@ if TYPE_CHECKING:
     from labs.zero_stages.checks.stages import check_zero1, check_zero2, check_zero3
     from labs.zero_stages.collectives import all_gather, reduce_scatter
     from labs.zero_stages.flat_parameter import FlatParameter, flatten_layers
-    from labs.zero_stages.scaffold import (
-        ShardedModule,
-        ShardedOptimizer,
-        load_sharded_state_dict,
-        sharded_state_dict,
-        state_bytes,
-    )
+    from labs.zero_stages.scaffold.checkpoint import load_sharded_state_dict, sharded_state_dict
+    from labs.zero_stages.scaffold.module import ShardedModule
+    from labs.zero_stages.scaffold.optimizer import ShardedOptimizer
+    from labs.zero_stages.scaffold.sizes import state_bytes
     from labs.zero_stages.stage_comparison import compare_stages
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

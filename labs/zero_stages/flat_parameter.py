@@ -1,12 +1,16 @@
 """Flat parameters: parameters laid end to end in one padded tensor, which cuts into one equal shard
 for each rank."""
 
-from collections.abc import Iterable
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
+
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # nobody calls these, so no hook would be called
 
 
 class FlatParameter:
@@ -19,13 +23,15 @@ class FlatParameter:
     elements: of the parameters, without padding. module: the layer that they belong to, if any.
     handle: of an all-gather into `full` that is in flight, else None.
 
-    Raises ValueError if there is no parameter, or if dtypes or devices are mixed.
+    Raises ValueError if there is no parameter, if one is given twice or belongs to another flat
+    parameter, or if dtypes or devices are mixed.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], name: str = "",
                  module: nn.Module | None = None):
         self.parameters, self.name, self.module = list(parameters), name, module
         _refuse_mixed(self.parameters)
+        _refuse_shared(self.parameters)
         rank, ranks = dist.get_rank(), dist.get_world_size()
         self.elements = sum(parameter.numel() for parameter in self.parameters)
         self.shard_elements = -(-self.elements // ranks)
@@ -34,6 +40,7 @@ class FlatParameter:
             view.copy_(parameter.detach())
             # Assigning .data keeps the parameter object, so its hooks and ties remain.
             parameter.data = view
+            parameter._flat = weakref.ref(self)
         self.shard = nn.Parameter(self.full.view(ranks, -1)[rank])
         self.handle = None
 
@@ -45,6 +52,11 @@ class FlatParameter:
     def is_gathered(self) -> bool:
         """Whether `full` has memory (an all-gather into it may still be in flight)."""
         return self.full.untyped_storage().nbytes() > 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether `free` has been called: `shard` has memory of its own."""
+        return not _same_storage(self.shard, self.full)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of `flat`, one for each parameter, in its shape."""
@@ -75,11 +87,17 @@ class FlatParameter:
         """Frees the memory of `full`, after a gather that is in flight; `shard` stays. The
         parameters cannot be used until `full` is allocated and filled again."""
         self.wait()
-        if _same_storage(self.shard, self.full):
+        if not self.is_sharded:
             self.shard.data = self.shard.detach().clone()
         # resize_(0) frees the bytes but keeps the storage object. Parameters, and views of them
         # that autograd saved in forward, still point to it: refilled, it makes them valid again.
         self.full.untyped_storage().resize_(0)
+
+    def keep_own_piece(self) -> None:
+        """Copies this rank's piece of `full`, which must be gathered, into `shard`."""
+        if self.is_sharded:
+            with torch.no_grad():
+                self.shard.copy_(self.full.view(-1, self.shard_elements)[dist.get_rank()])
 
     def wait(self) -> None:
         """Waits for the all-gather into `full` that is in flight, if there is one (`handle`)."""
@@ -95,33 +113,62 @@ def flatten_layers(model: nn.Module) -> list[FlatParameter]:
 
 
 def layer_groups(model: nn.Module) -> list[tuple[str, nn.Module, list[nn.Parameter]]]:
-    """(name, module, parameters) of the model's trainable parameters: first the root's (those that
-    belong to no layer, such as embeddings and the head), then each layer's, in the order of
-    forward. A layer is an entry of a ModuleList; in a model without one, a child that shares no
-    parameter with another child."""
-    groups = [(name, module, [p for p in module.parameters() if p.requires_grad])
-              for name, module in _layers_of(model)]
+    """(name, module, parameters) of the model's trainable parameters: first the root's, then each
+    layer's, in the order of definition. A layer is an entry of a ModuleList; in a model without
+    one, a child of the model.
+
+    The root's are those that are in no layer, such as embeddings and the head, and those that
+    several layers share, or a layer and the root: the root is gathered whenever a layer computes.
+    """
+    layers = _layers_of(model)
+    uses = Counter(id(p) for _, module in layers for p in module.parameters())
+    outside = {id(p) for p in _outside(model, {id(module) for _, module in layers})}
+    groups = [(name, module, [p for p in module.parameters() if p.requires_grad
+                              and uses[id(p)] == 1 and id(p) not in outside])
+              for name, module in layers]
     in_layers = {id(p) for _, _, parameters in groups for p in parameters}
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in in_layers]
-    return ([("root", model, rest)] if rest else []) + groups
+    return [group for group in [("root", model, rest), *groups] if group[2]]
 
 
 def _layers_of(model) -> list[tuple[str, nn.Module]]:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList):
-            return [(f"{name}.{number}".removeprefix("transformer."), layer)
-                    for number, layer in enumerate(module) if _is_trained(layer)]
-    uses = [id(p) for child in model.children() for p in set(child.parameters())]
-    return [(name, child) for name, child in model.named_children()
-            if _is_trained(child) and all(uses.count(id(p)) == 1 for p in child.parameters())]
+    """(name, layer), each layer once, even if it is listed several times."""
+    children = list(model.named_children())  # these, too, are each named once
+    found = {id(layer): (name, layer) for name, layer in _listed(model)}
+    return list(found.values()) or children
 
 
-def _is_trained(module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
+def _listed(module, prefix="") -> Iterator[tuple[str, nn.Module]]:
+    """(name, entry) of each ModuleList inside a module, but not of those inside of entries."""
+    for name, child in module.named_children():
+        if isinstance(module, nn.ModuleList) and not isinstance(child, _WITHOUT_FORWARD):
+            yield f"{prefix}{name}".removeprefix("transformer."), child
+        else:
+            yield from _listed(child, f"{prefix}{name}.")
+
+
+def _outside(module, layers) -> list[nn.Parameter]:
+    """The parameters that are held outside of the layers, a set of ids."""
+    if id(module) in layers:
+        return []
+    return [*module.parameters(recurse=False),
+            *(p for child in module.children() for p in _outside(child, layers))]
 
 
 def _same_storage(one, other) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _refuse_shared(parameters):
+    """Raises ValueError: a parameter in two flat ones would be a view of the last one only."""
+    if len(set(parameters)) < len(parameters):
+        raise ValueError("a parameter is given twice: a flat parameter holds each once")
+    for parameter in parameters:
+        other = getattr(parameter, "_flat", lambda: None)()
+        if other is not None:
+            raise ValueError(f"a parameter of shape {tuple(parameter.shape)} is in the flat "
+                             f"parameter {other.name!r} already: layers that share a weight need "
+                             "one flat parameter for it, as lab.flatten_layers makes")
 
 
 def _refuse_mixed(parameters):

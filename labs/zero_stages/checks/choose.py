@@ -7,7 +7,7 @@ from labs.exercises.numbers import as_number
 from labs.exercises.verdicts import Wrong, check
 from labs.predictions import hardware
 from labs.training.memory_categories import GB
-from labs.zero_stages.scaffold import state_bytes
+from labs.zero_stages.scaffold.sizes import state_bytes
 
 MODELS = {"1.3B": 1.3e9, "7B": 7e9, "13B": 13e9, "70B": 70e9}  # parameters
 GPUS = ("A100-40", "A100-80", "H200")

@@ -15,7 +15,7 @@ from labs.exercises.verdicts import Wrong
 from labs.training import data
 from labs.training.loop import ModuleAndOptimizer
 from labs.training.models import EdgeCaseModel, trainable
-from labs.zero_stages.scaffold import ShardedModule
+from labs.zero_stages.scaffold.module import ShardedModule
 
 # AdamW hides the scale of a gradient; with a large eps a sum differs from a mean.
 SETTINGS = {"lr": 0.05, "weight_decay": 0.1, "eps": 1e-3}

@@ -12,11 +12,8 @@ from labs.training.loop import train
 from labs.training.models import EdgeCaseModel
 from labs.workers.launcher import launch
 from labs.zero_stages.checks.reference import SETTINGS, adamw, build, parameters_of
-from labs.zero_stages.scaffold import (
-    ShardedOptimizer,
-    load_sharded_state_dict,
-    sharded_state_dict,
-)
+from labs.zero_stages.scaffold.checkpoint import load_sharded_state_dict, sharded_state_dict
+from labs.zero_stages.scaffold.optimizer import ShardedOptimizer
 
 CASES = [(size, before, after) for size in (1597, 12, 5) for before, after in
          ((2, 3), (3, 2), (4, 2), (1, 4), (2, 2))]

@@ -1,67 +1,15 @@
-"""What a student of notebook 03 subclasses and calls: an optimizer over shards, a module that calls
-hooks around each unit, and saving and loading when no rank has everything."""
+"""A module that calls its own methods around each unit: where a student says what is gathered,
+freed and reduced."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from labs.exercises.verdicts import Wrong
-from labs.predictions.memory_recipes import model_states
 from labs.zero_stages.flat_parameter import FlatParameter, flatten_layers
-
-STATES_RECIPE = "bf16, fp32 master"  # K = 12: 16 bytes per parameter, as in the ZeRO paper
-
-
-class ShardedOptimizer(torch.optim.Optimizer):
-    """An optimizer around another, `inner`, which updates the shards of `flats`: a step is
-    `reduce()`, `inner.step()` and `gather()`.
-
-    Its groups and its state are those of `inner`, so that a learning rate schedule, `state_dict`
-    and whatever else expects a torch optimizer works on it.
-    """
-
-    def __init__(self, inner: torch.optim.Optimizer, flats: list[FlatParameter]):
-        super().__init__([flat.shard for flat in flats], {})
-        self.inner, self.flats = inner, list(flats)
-        self._share_state()
-
-    def step(self, closure: Callable | None = None):
-        """One update. A closure, which torch's optimizers accept, is called before it."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad():  # as in torch's optimizers: the update writes to leaf tensors
-            self.reduce()
-            self.inner.step()
-            self.gather()
-        return loss
-
-    def reduce(self) -> None:
-        """For a subclass: sets the gradients of the shards, before the update."""
-
-    def gather(self) -> None:
-        """For a subclass: fills the full parameters, after the update."""
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of the shards and of the model's own parameters."""
-        self.inner.zero_grad(set_to_none)
-        for flat in self.flats:
-            for parameter in flat.parameters:
-                parameter.grad = None
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Loads what `state_dict` returned on this rank."""
-        self.inner.load_state_dict(state_dict)
-        self._share_state()  # loading made new groups and a new state
-
-    def _share_state(self):
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
 
 class ShardedModule(nn.Module):
@@ -74,7 +22,9 @@ class ShardedModule(nn.Module):
     backward_done(): after all of them.
 
     units: a FlatParameter for each layer, and one for the root, whose forward is that of the whole
-    model. Frozen parameters are in none of them: every rank keeps them.
+    model. Frozen parameters are in none of them: every rank keeps them. A weight that two layers
+    share, or a layer and the root, is in the root. A layer that no rank used gets a gradient of
+    zeros, so its weight decay goes on.
     """
 
     def __init__(self, model: nn.Module):
@@ -84,8 +34,7 @@ class ShardedModule(nn.Module):
         self._root = next((unit for unit in self.units if unit.module is model), None)
         # The root comes last: its tied embedding gets its last gradient at the end of backward.
         self._backward_order = sorted(self.units[::-1], key=lambda unit: unit is self._root)
-        self._ready, self._reached, self._completed = set(), set(), 0
-        self._in_backward = False
+        self._forget_backward()
         for unit in self.units:
             self._register_hooks(unit)
 
@@ -113,7 +62,8 @@ class ShardedModule(nn.Module):
         return order[place] if place < len(order) else None
 
     def forward(self, *inputs, **named_inputs):
-        self._in_backward = False  # a backward that raised has left it set
+        if self._in_backward and not _autograd_runs():
+            self._drop_failed_backward()
         if self._root:
             self._before_forward(self._root)
         output = self.module(*inputs, **named_inputs)
@@ -121,17 +71,43 @@ class ShardedModule(nn.Module):
             self._after_forward(self._root, None, None, output)
         return output
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of the model's own parameters and of the shards."""
+        super().zero_grad(set_to_none)
+        for unit in self.units:
+            unit.shard.grad = None
+
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        """Parameter name -> a copy of the full parameter, gathered unit by unit as in a forward.
-        All ranks must call it."""
-        self._in_backward = False
+        """Parameter name -> a copy of the full parameter, gathered unit by unit as in a forward. A
+        tied one has all its names. All ranks must call it."""
         copies = {}
         for unit in self.units:
             self.before_forward(unit)
             copies |= {id(p): p.detach().clone() for p in unit.parameters}
             self.after_forward(unit)
         return {name: copies.get(id(p), p.detach())
-                for name, p in self.module.named_parameters()}
+                for name, p in self.module.named_parameters(remove_duplicate=False)}
+
+    def state_dict(self, *args, **options) -> dict[str, torch.Tensor]:
+        """As of any module, with the full parameters. All ranks must call it."""
+        full = {f"module.{name}": p for name, p in self.full_parameters().items()}
+        return {name: full.get(name, value)
+                for name, value in super().state_dict(*args, **options).items()}
+
+    def load_state_dict(self, state_dict: dict[str, torch.Tensor], *args, **options):
+        """As of any module; a rank keeps its shards of what is loaded. All ranks must call it."""
+        for unit in self.units:
+            self.before_forward(unit)
+            unit.wait()
+        missing = super().load_state_dict(state_dict, *args, **options)
+        for unit in self.units:
+            unit.keep_own_piece()
+            self.after_forward(unit)
+        return missing
+
+    def _apply(self, *_, **__):
+        raise RuntimeError("move the model, or change its dtype, before you wrap it: now its "
+                           "parameters are views of flat parameters, and stay what they are")
 
     def _register_hooks(self, unit):
         if unit is not self._root:
@@ -141,28 +117,40 @@ class ShardedModule(nn.Module):
             parameter.register_post_accumulate_grad_hook(self._gradient_ready)
 
     def _before_forward(self, unit):
-        self.before_forward(unit)
+        if _autograd_runs():  # a checkpoint computes the layer again, for its backward
+            self._reach(unit, computes_again=True)
+        else:
+            self.before_forward(unit)
         _require_gathered(unit, "forward")
 
     def _after_forward(self, unit, module, inputs, output):
+        if _autograd_runs():  # computed again by a checkpoint: backward still needs the parameters
+            return
         # Backward reaches a unit when it has the gradient of an output. Hooks on these tensors see
         # it; a module's backward hooks do not see tensors inside a ModelOutput or a dataclass.
         for tensor in _tensors(output):
             if tensor.requires_grad:
-                tensor.register_hook(partial(self._backward_reached, unit))
+                reentrant = "CheckpointFunction" in type(tensor.grad_fn).__name__
+                tensor.register_hook(lambda _, reentrant=reentrant: self._reach(unit, reentrant))
         self.after_forward(unit)
 
-    def _backward_reached(self, unit, gradient):
+    def _reach(self, unit, computes_again=False):
         self._begin_backward()
-        if unit not in self._reached:  # a unit may have several outputs
-            self._reached.add(unit)
-            self.before_backward(unit)
-            _require_gathered(unit, "backward")
+        if computes_again and unit in self._backward_order[:self._completed]:
+            raise _second_gradient(unit)
+        if unit in self._reached:  # a unit may have several outputs, or be used several times
+            return
+        self._reached.add(unit)
+        self.before_backward(unit)
+        _require_gathered(unit, "backward")
 
     def _gradient_ready(self, parameter):
         # Ranks may use different layers, but must issue collectives in one order: a unit whose
         # gradients are there waits for those before it.
         self._begin_backward()
+        for unit in self._backward_order[:self._completed]:
+            if any(parameter is one for one in unit.parameters):
+                raise _second_gradient(unit)
         self._ready.add(parameter)
         while self._completed < len(self._backward_order):
             if not self._ready.issuperset(self._backward_order[self._completed].parameters):
@@ -184,8 +172,34 @@ class ShardedModule(nn.Module):
         while self._completed < len(self._backward_order):
             self._complete_unit()
         self.backward_done()
+        self._forget_backward()
+
+    def _forget_backward(self):
         self._ready, self._reached, self._completed = set(), set(), 0
         self._in_backward = False
+
+    def _drop_failed_backward(self):
+        # A backward that raised has left layers gathered and parts of gradients: the next one would
+        # take them for its own.
+        self.backward_done()
+        self._forget_backward()
+        for unit in self.units:
+            if unit.is_sharded:
+                unit.free()
+        self.zero_grad()
+
+
+def _autograd_runs() -> bool:
+    """Whether a backward runs now, so that a forward is one that a checkpoint computes again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _second_gradient(unit) -> RuntimeError:
+    """For a gradient that comes when what was taken for all of it has been reduced."""
+    return RuntimeError(
+        f"{unit.name!r} gets another gradient in the same backward, after the first has been "
+        "reduced: a reentrant checkpoint runs a backward of its own for each use of a layer. "
+        "Checkpoint with use_reentrant=False")
 
 
 def _require_gathered(unit, direction):
@@ -205,39 +219,3 @@ def _tensors(output) -> list[torch.Tensor]:
         elif hasattr(leaf, "__dict__"):
             found += _tensors(vars(leaf))
     return found
-
-
-def sharded_state_dict(optimizer: ShardedOptimizer) -> list[dict]:
-    """On a rank: what it must save to resume, a dict for each flat parameter: "elements", without
-    padding, this rank's "shard", and the shards of its optimizer "state"."""
-    return [{"elements": flat.elements, "shard": flat.shard.detach().clone(),
-             "state": {name: value.clone() for name, value in optimizer.state[flat.shard].items()}}
-            for flat in optimizer.flats]
-
-
-def load_sharded_state_dict(optimizer: ShardedOptimizer, saved: list[list[dict]],
-                            reshard: Callable) -> None:
-    """On a rank: loads what an earlier run saved, on however many ranks.
-
-    saved[r]: what `sharded_state_dict` returned on its rank r. reshard(shards, elements, ranks):
-    the shards of `ranks` ranks.
-    """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    for number, flat in enumerate(optimizer.flats):
-        parts = [by_flat[number] for by_flat in saved]
-
-        def own(shards, flat=flat):
-            return reshard(shards, flat.elements, ranks)[rank]
-
-        with torch.no_grad():
-            flat.shard.copy_(own([part["shard"] for part in parts]))
-        optimizer.state[flat.shard] = {  # AdamW's step, a scalar, is the same on all ranks
-            name: own([part["state"][name] for part in parts]).clone() if value.dim() else value
-            for name, value in parts[0]["state"].items()}
-    optimizer.gather()
-
-
-def state_bytes(parameters: float, ranks: int, stage: int) -> float:
-    """Bytes of parameters, gradients and optimizer state of one rank, in bf16 with an fp32 master
-    copy; stage 0 is DDP."""
-    return model_states(parameters, STATES_RECIPE, ranks=ranks, stage=stage).total
