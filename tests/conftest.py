@@ -19,6 +19,24 @@ def pytest_runtest_setup(item):
         pytest.skip("needs a GPU")
 
 
+@pytest.fixture(autouse=True)
+def readable_pictures(monkeypatch):
+    """Fails a test in which a picture is made that has a text of too little contrast."""
+    from contrast import faint_texts
+
+    from labs.pictures.picture import Picture
+
+    faint, init = [], Picture.__init__
+
+    def look(picture, figure, *arguments, **named):
+        init(picture, figure, *arguments, **named)
+        faint.extend(faint_texts(figure))
+
+    monkeypatch.setattr(Picture, "__init__", look)
+    yield
+    assert not faint
+
+
 @pytest.fixture(scope="session")
 def warm_launcher():
     """The first launch waits for those imports; no test's time should."""

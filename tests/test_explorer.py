@@ -113,7 +113,7 @@ def test_without_a_live_kernel_it_is_a_picture(controls, monkeypatch):
     assert data["image/png"] and data["text/plain"] == controls.still.text
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     data, _ = controls._repr_mimebundle_()
-    assert set(data) == {"image/png", "text/plain"}
+    assert set(data) == {"image/png", "text/html", "text/plain"}
     assert "Fits on the A100-40 with" in data["text/plain"]
 
 

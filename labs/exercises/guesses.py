@@ -27,7 +27,7 @@ class Guess:
         if self.value is None:
             return card(COLOURS[None], f"{SIGNS[None]} No guess yet",
                         f"for {self.question}: put a number in place of ...")
-        return card(palette.GUESSED, f"Your guess: {self.value:.10g}", self.question)
+        return card(palette.GUESS_CARD, f"Your guess: {self.value:.10g}", self.question)
 
 
 def guess(exercise: str, question: str, value) -> Guess:

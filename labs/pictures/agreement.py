@@ -27,7 +27,7 @@ def gradients_by_rank(by_rank: list[ByParameter]) -> Picture:
     for rank in range(ranks):
         for column, when in ((rank, "before"), (ranks + 1 + rank, "after")):
             axes[0, column].set_title(f"rank {rank} {when}", fontsize=9, weight="bold", pad=4,
-                                      color=palette.rank(rank))
+                                      color=palette.readable(palette.rank(rank)))
     return Picture(figure, "\n".join(_norms(by_rank, row) for row in range(len(names))),
                    data=by_rank)
 

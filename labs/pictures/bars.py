@@ -118,7 +118,7 @@ def numbers_before_and_after(before: list[float], after: list[float],
         ax.bar(rank, old, width=0.62, color=palette.rank(rank), alpha=0.45)
         ax.hlines(new, rank - 0.36, rank + 0.36, color=palette.rank(rank), linewidth=5)
         ax.text(rank + 0.4, new, f"{new:g}", va="center", fontsize=11, weight="bold",
-                color=palette.rank(rank))
+                color=palette.readable(palette.rank(rank)), **marks.ON_PAPER)
     handles = [Patch(color=palette.MUTED, alpha=0.45, label="before"),
                Line2D([], [], color=palette.MUTED, linewidth=5, label="after")]
     if guessed is not None:

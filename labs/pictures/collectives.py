@@ -141,9 +141,12 @@ def _cell(ax, x, y, width, value, ranks, changed=False):
     stripes = list(shown) if len(summed) == ranks else [shown]  # each digit on its own stripe
     for number, words in enumerate(stripes):
         middle = area[0] + area[2] * (number + 0.5) / len(stripes)
-        text = write(ax, middle, y + ROW / 2, words, size=size, colour="white", weight="bold",
-                     ha="center")
-        text.set_path_effects([patheffects.withStroke(linewidth=2, foreground=f"{palette.INK}aa")])
+        text = write(ax, middle, y + ROW / 2, words, size=size, weight="bold", ha="center",
+                     colour=palette.text_on(colours[number]))
+        if len(stripes) < len(colours):  # one text across several colours
+            text.set_color(palette.PAPER)
+            text.set_path_effects([patheffects.withStroke(linewidth=2.5,
+                                                          foreground=palette.DARKEST)])
 
 
 def _arrow_into(ax, layout, number, collective):

@@ -109,7 +109,7 @@ def _legend(held, overhead) -> str:
     """Each category at its fixed place, with its bytes."""
     sizes = held.by_name() if held else dict.fromkeys(NAMES)
     cells = "".join(
-        f"<span style='opacity:{1 if nbytes else 0.45};white-space:nowrap'>"
+        f"<span style='opacity:{1 if nbytes else 0.75};white-space:nowrap'>"
         f"<svg width='16' height='11' aria-hidden='true' style='margin-right:6px'>"
         f"<rect x='1' y='1' width='14' height='9' {_fill(name)}/></svg>"
         f"{name} <b>{'' if nbytes is None else f'{format_number(nbytes / GB)} GB'}</b></span>"

@@ -21,6 +21,8 @@ OVERHEAD = "CUDA, NCCL"  # a part of a bar: what a process holds in addition to 
 CHARACTER = 0.082  # inches that a character of 10 points takes, generously
 # So that no line runs through a text.
 ON_PAPER = {"zorder": 3, "bbox": {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1}}
+GUESS_MARKER = {"marker": "D", "markersize": 6, "color": palette.GUESSED,
+                "markeredgecolor": palette.PAPER, "markeredgewidth": 0.8, "clip_on": False}
 BAR = 0.62  # of a row: how thick a bar is
 
 
@@ -85,7 +87,8 @@ class LabelledBar:
                     "linestyle": (0, (2, 1.5))}
         colour = palette.PARTS.get(part, self.colour)
         if not self.is_pale:
-            return {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5}
+            hatch = {"hatch": palette.HATCHES[part]} if part in palette.HATCHES else {}
+            return {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5, **hatch}
         mixed = tuple(0.45 * channel + 0.55 for channel in to_rgb(colour))
         return {"facecolor": mixed, "edgecolor": colour, "linewidth": 0.0, "hatch": "////"}
 
@@ -119,6 +122,9 @@ def draw_tick(ax: Axes, value: float | None, place: float, colour: str, upright:
     if value is not None:
         lines = ax.hlines if upright else ax.vlines
         lines(value, place - 0.43, place + 0.43, color=colour, linewidth=width, zorder=4)
+        if colour == palette.GUESSED:  # a shape of its own, too, for who cannot tell the colours
+            at = (place - 0.43, value) if upright else (value, place - 0.43)
+            ax.plot(*at, **GUESS_MARKER, zorder=5)
 
 
 def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others: Artist) -> None:
@@ -132,11 +138,11 @@ def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others: Artist) ->
         others = (*others, Patch(label="predicted only",
                                  **LabelledBar({}, is_pale=True).style("other")))
     order = [*palette.PARTS, *styles]
-    ticks = (("predicted", palette.PREDICTED, "predicted"),
-             ("guessed", palette.GUESSED, "your guess"))
+    ticks = (("predicted", {"color": palette.PREDICTED}, "predicted"),
+             ("guessed", GUESS_MARKER, "your guess"))
     legend_above(figure, [
         *(Patch(label=name, **styles[name]) for name in sorted(styles, key=order.index)),
-        *(Line2D([], [], color=colour, linewidth=3, label=label) for kind, colour, label in ticks
+        *(Line2D([], [], linewidth=3, label=label, **style) for kind, style, label in ticks
           if any(getattr(bar, kind) is not None for bar in bars)), *others])
 
 

@@ -1,6 +1,7 @@
 """A figure that draws itself as the last expression of a cell, the same in every front end."""
 
 import base64
+import html
 import io
 from typing import Any
 
@@ -37,11 +38,31 @@ class Picture:
         image.save(small, "png")
         return small.getvalue()
 
+    def html(self, image: str | None = None) -> str:
+        """The picture as an element that has its words for screen readers and suits the dark
+        theme. image: its PNG file in base64, if that is there already."""
+        width, height = self._pixels()
+        return (f"<img alt='{html.escape(self.text, quote=True)}' width='{width}' "
+                f"height='{height}' style='max-width:100%;height:auto;"
+                f"filter:{palette.DARK_FILTER}' "
+                f"src='data:image/png;base64,{image or self._base64()}'>")
+
     def _repr_mimebundle_(self, include=None, exclude=None):
+        # JupyterLab gives an image/png no alternative text and shows the HTML; where a saved
+        # notebook is rendered without a kernel, the HTML's image may be taken out, and the PNG is
+        # shown.
+        width, height = self._pixels()
+        image = self._base64()
+        return ({"text/html": self.html(image), "image/png": image, "text/plain": self.text},
+                {"image/png": {"width": width, "height": height, "alt": self.text}})
+
+    def _pixels(self) -> tuple[int, int]:
+        """(width, height) in CSS pixels."""
         width, height = (round(96 * inches) for inches in self.figure.get_size_inches())
-        image = base64.b64encode(self.png()).decode()
-        return ({"image/png": image, "text/plain": self.text},
-                {"image/png": {"width": width, "height": height}})
+        return width, height
+
+    def _base64(self) -> str:
+        return base64.b64encode(self.png()).decode()
 
 
 def canvas(width: float = WIDTH, height: float = 3, **subplots) -> tuple[Figure, Any]:

@@ -48,7 +48,7 @@ def _draw_row(ax, y, flats, total, room):
             box(ax, x + 0.008, y, max(width - 0.016, 0.01), HIGH, [palette.rank(rank)])
             if width > 0.5:
                 write(ax, x + width / 2, y + HIGH / 2, f"rank {rank}", size=9.5, ha="center",
-                      colour="white", weight="bold")
+                      colour=palette.text_on(palette.rank(rank)), weight="bold")
             x += width
         if len(flats) > 1:
             ax.vlines(x, y - 0.05, y + HIGH + 0.05, color=palette.INK, linewidth=1)
@@ -90,7 +90,8 @@ def _label_bucket(ax, number, begin, end, share):
     middle = (begin + end) / 2e6
     if share >= 0.025:
         ax.text(middle, 0.32, f"bucket {number}" if share > 0.075 else f"{number}", ha="center",
-                va="bottom", fontsize=9.5, weight="bold", color=palette.rank(number))
+                va="bottom", fontsize=9.5, weight="bold",
+                color=palette.readable(palette.rank(number)))
     if share >= 0.065:
         ax.text(middle, -0.3, f"{(end - begin) / 1e6:.2f} MB", ha="center", va="top", fontsize=9,
                 color=palette.MUTED)

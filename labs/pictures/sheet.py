@@ -42,7 +42,8 @@ def box(ax, x, y, width, height, colours=(), edge=None, dashed=False, line=1.2) 
 def chip(ax, x, y, rank, width=0.66, height=0.26, words=None) -> None:
     """A label with a rank's number in its colour, centred at (x, y)."""
     box(ax, x - width / 2, y - height / 2, width, height, [palette.rank(rank)])
-    write(ax, x, y, words or f"rank {rank}", size=9.5, colour="white", weight="bold", ha="center")
+    write(ax, x, y, words or f"rank {rank}", size=9.5, weight="bold", ha="center",
+          colour=palette.text_on(palette.rank(rank)))
 
 
 def write(ax, x, y, words, size=10.0, colour=palette.INK, ha="left", va="center", **style) -> Text:

@@ -16,8 +16,11 @@ from labs.pictures.picture import WIDTH, Picture, canvas
 
 MS = 1e3
 _LANE, _HEAD = 0.27, 0.36  # inches: of a lane, and above a rank's lanes
+_PLATE = {"facecolor": palette.PAPER, "alpha": 0.85, "edgecolor": "none", "pad": 0.6}
 _LETTER = 0.068  # inches that a letter of a label takes
 GATHERED, GATHERING = palette.MEMORY["parameters"], palette.PHASES["communication"]
+EXPOSED = {"facecolor": palette.PHASES["exposed"], "edgecolor": palette.PAPER, "linewidth": 0,
+           "hatch": palette.HATCHES["exposed"]}
 ALL_PARAMETERS = {"color": palette.PREDICTED, "linestyle": (0, (3, 2)), "linewidth": 1}
 
 Intervals = dict[str, list[tuple[float, float]]]  # unit name -> (begin, end)
@@ -37,7 +40,7 @@ def by_rank(runs: dict[str, list[Trace]]) -> Picture:
     for (title, trace), kinds in zip(rows, lanes, strict=True):
         y += _HEAD
         ax.text(0, y - 0.09, _headline(title, trace), fontsize=9.5, weight="bold", va="bottom",
-                color=palette.rank(trace.rank))
+                color=palette.readable(palette.rank(trace.rank)))
         lane = _Lane(ax, y, (trace.started - start[title]) * MS, inch)
         _draw_computing(lane, trace)
         for number, kind in enumerate(kinds, 1):
@@ -67,7 +70,7 @@ def _handles(units) -> list:
     frame = Patch(facecolor="none", edgecolor=palette.INK, label="a unit at work")
     return [*(Patch(color=palette.PHASES[name], label=name) for name in PHASES),
             Patch(color=palette.PHASES["communication"], label="communication, overlapped"),
-            Patch(color=palette.PHASES["exposed"], label="exposed"), *([frame] if units else []),
+            Patch(**EXPOSED, label="exposed"), *([frame] if units else []),
             Line2D([], [], marker="|", linestyle="none", markersize=11, color=palette.INK,
                    label="a collective is issued")]
 
@@ -98,7 +101,7 @@ class _Lane:
             else:
                 continue
             self.ax.text(x + self.shift, self.y + _LANE / 2, words, ha="center", va="center",
-                         fontsize=8.5, color=palette.INK)
+                         fontsize=8.5, color=palette.INK, zorder=4, bbox=_PLATE)
 
 
 def _draw_computing(lane, trace):
@@ -126,7 +129,7 @@ def _draw_collectives(lane, trace, kind):
         lane.bar(one.begin, one.end, color=palette.PHASES["communication"], edgecolor="white",
                  linewidth=0.6)
     for interval in subtract(union(collectives), trace.compute):
-        lane.bar(*interval, color=palette.PHASES["exposed"])
+        lane.bar(*interval, **EXPOSED)
     lane.ax.vlines([one.issued * MS + lane.shift for one in collectives], lane.y + 0.02,
                    lane.y + _LANE - 0.02, linewidth=1, color=palette.INK)
     if _has_units(trace):
@@ -179,7 +182,8 @@ def shade(ax: Axes, phase: str, begin: float, end: float, label: str = "") -> No
     """Shades the seconds from `begin` to `end` in the phase's colour; label: above the rows."""
     ax.axvspan(begin * MS, end * MS, color=palette.PHASES[phase], alpha=0.12, linewidth=0)
     if label:  # an empty text outside of the axes would take room from them
-        ax.text(begin * MS, -0.65, f" {label}", color=palette.PHASES[phase], fontsize=10)
+        ax.text(begin * MS, -0.65, f" {label}", fontsize=10,
+                color=palette.readable(palette.PHASES[phase]))
 
 
 def _bucket_label(number, names) -> str:

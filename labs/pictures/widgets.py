@@ -51,12 +51,13 @@ class Controls:
         except ImportError:
             return None
         handles = [_handle(ipywidgets, choice, self.columns > 1) for choice in self.choices]
-        view = self._view(ipywidgets)
+        view = ipywidgets.HTML(self.live(**self.first) if self.live else self.still.html(),
+                               layout=ipywidgets.Layout(max_width=_PIXELS, margin="0"))
 
         def redraw(_):
             chosen = {choice.name: handle.value for choice, handle in
                       zip(self.choices, handles, strict=True)}
-            view.value = self.live(**chosen) if self.live else self.picture(**chosen).png()
+            view.value = self.live(**chosen) if self.live else self.picture(**chosen).html()
 
         for handle in handles:
             handle.observe(redraw, names="value")
@@ -65,13 +66,6 @@ class Controls:
             grid_template_columns=f"repeat(auto-fit, minmax(min({least}px, 100%), 1fr))",
             grid_gap="2px 18px", max_width=_PIXELS, margin="2px 2px 6px 8px"))
         return ipywidgets.VBox([grid, view])
-
-    def _view(self, ipywidgets):
-        if self.live:
-            return ipywidgets.HTML(self.live(**self.first), layout=ipywidgets.Layout(
-                max_width=_PIXELS, margin="0"))
-        return ipywidgets.Image(value=self.still.png(), format="png",
-                                layout=ipywidgets.Layout(width=_PIXELS, height="auto"))
 
 
 def _handle(ipywidgets, choice, in_grid):

@@ -114,6 +114,9 @@ def _append_stream(merged, output):
 
 def _replace_widget(data):
     """Take the live view out of the data; False if nothing worth showing is left."""
+    # A code host shows HTML before a PNG, and takes the image in the HTML out.
+    if "image/png" in data and "".join(data.get("text/html", "")).startswith("<img "):
+        del data["text/html"]
     if data.pop(WIDGET, None) is None or set(data) - {"text/plain"}:
         return bool(data)
     if PROGRESS_BAR.match("".join(data.get("text/plain", ""))):

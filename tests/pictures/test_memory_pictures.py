@@ -209,5 +209,5 @@ def test_controls_redraw_the_picture_for_what_they_say():
     before = image.value
     grid.children[0].value = 2
     assert seen == [dict(nbytes=1, words="y"), dict(nbytes=2, words="y")]
-    assert image.value != before and bytes(image.value).startswith(b"\x89PNG")
+    assert image.value != before and image.value.startswith("<img alt=")
     assert repr(controls) == controls.still.text
