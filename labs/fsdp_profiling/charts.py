@@ -104,7 +104,7 @@ def show_throughput(preset: Preset, configures: dict[str, Callable | None],
         strategies = {name: partial(strategy, all_gather_delay=all_gather_delay * usual)
                       for name, strategy in strategies.items()}
     found = measure(strategies, rounds=rounds)
-    rows = [Bar(name, found.tokens_per_second(name), colour=palette.RANKS[0],
+    rows = [Bar(name, found.tokens_per_second(name), colour=palette.PLAIN,
                          guessed=_guessed_rate(found.tokens_per_second(default), number))
             for number, name in enumerate(strategies)]
     where = f"; all-gathers take {all_gather_delay:g} of a step longer" if all_gather_delay else ""

@@ -142,6 +142,6 @@ def show_throughput(compared: Comparison) -> Picture:
     """Draws the tokens per second of all ranks together, by variant, and the student's guess."""
     ratio, torchs = guessed("2.10"), compared.tokens_per_second("torch DDP")
     return bars([Bar(
-        name, compared.tokens_per_second(name), colour=palette.RANKS[0],
+        name, compared.tokens_per_second(name), colour=palette.PLAIN,
         guessed=ratio * torchs if ratio is not None and "overlapped" in name else None)
         for name in compared.results], "tokens/s", "of all ranks together (median of turns)")

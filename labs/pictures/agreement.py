@@ -83,7 +83,7 @@ def loss_curves(runs: dict[str, list[float]], difference: float) -> Picture:
     figure, ax = canvas(WIDTH, 3.1)
     for number, (name, values) in enumerate(runs.items()):
         style = {"linewidth": 7, "alpha": 0.35} if number == 0 else {"linewidth": 1.8}
-        ax.plot(range(1, len(values) + 1), values, label=name, color=palette.RANKS[number], **style)
+        ax.plot(range(1, len(values) + 1), values, label=name, color=palette.RUNS[number], **style)
     ax.set_xlabel("step")
     ax.set_ylabel("loss, nats per byte")
     ax.grid(axis="y", color=palette.GRID)

@@ -60,7 +60,7 @@ class Panel:
     limit: float | None = None
     out_of_memory: tuple[int, ...] = ()
     missing: str = "–"
-    colour: str = palette.RANKS[0]
+    colour: str = palette.PLAIN
 
     def drawn(self, place: int) -> marks.LabelledBar:
         """The bar at this place, in the panel's unit."""

@@ -19,6 +19,9 @@ RULE = "#8a929c"  # a table's line, on a light and on a dark page
 
 RANKS = ("#3b6fb6", "#e07b39", "#4a9d6b", "#a05bb0", "#c2a13a", "#3aa6b9", "#b9415f", "#7a6a58")
 
+PLAIN = "#64758c"  # of a number that is none of what has a colour: calls, tokens per second
+RUNS = (PLAIN, "#0f9d94", "#b3558c", "#8f7a2c")  # of the curves of several runs
+
 _PARAMETERS, _GRADIENTS, _ACTIVATIONS, _OPTIMIZER = "#3b6fb6", "#e07b39", "#7fb069", "#7a62b3"
 
 PHASES = {"forward": _ACTIVATIONS, "backward": _GRADIENTS, "communication": "#45b3c4",
@@ -29,6 +32,8 @@ MEMORY = {"parameters": _PARAMETERS, "gradients": _GRADIENTS, "optimizer state":
 
 COLLECTIVES = {"all_reduce": "#edbb4a", "reduce_scatter": _GRADIENTS, "all_to_all": "#f2b391",
                "all_gather": _PARAMETERS, "broadcast": "#94b8e6", "other": BORDER}
+
+BUCKETS = (_GRADIENTS, "#f0b792")  # in turn: buckets are gradients
 
 # Whatever a bar may be made of, in the order of legends.
 PARTS = {name: colour for kind in (MEMORY, COLLECTIVES, PHASES) for name, colour in kind.items()
@@ -49,7 +54,7 @@ MACHINE = {"core": "#8795a5", "memory": "#b7c0ca", "GPU": "#eef6ea", "link": "#4
 # is not set in other front ends, where pictures and texts are as on a light page.
 _DARK = "var(--jp-shadow-base-lightness, 0) / 32"
 # Turns the lightness of a picture round on a dark page, and keeps its hues.
-DARK_FILTER = f"invert(calc({_DARK} * 0.9)) hue-rotate(calc({_DARK} * 180deg))"
+DARK_FILTER = f"invert(calc({_DARK} * 0.93)) hue-rotate(calc({_DARK} * 180deg))"
 
 
 def _on_page(light: str, dark: str) -> str:

@@ -63,8 +63,9 @@ def _in_words(flats, ranks) -> str:
 
 
 def bucket_bar(buckets: list[list[tuple[str, int]]], cap: float) -> Picture:
-    """Draws one bar, the gradients from the last layer to the first, each bucket in its colour.
-    buckets: (parameter name, bytes) in each, in the order in which they leave. cap: in bytes."""
+    """Draws one bar, the gradients from the last layer to the first, the buckets in turn in two
+    shades. buckets: (parameter name, bytes) in each, in the order in which they leave. cap: in
+    bytes."""
     total = sum(nbytes for bucket in buckets for _, nbytes in bucket)
     figure, ax = canvas(WIDTH, 1.9)
     end = 0
@@ -72,7 +73,7 @@ def bucket_bar(buckets: list[list[tuple[str, int]]], cap: float) -> Picture:
         begin = end
         for _, nbytes in bucket:
             ax.barh(0, nbytes / 1e6, left=end / 1e6, height=0.5, linewidth=0.5,
-                    color=palette.rank(number), edgecolor="white")
+                    color=palette.BUCKETS[number % 2], edgecolor="white")
             end += nbytes
         _label_bucket(ax, number, begin, end, (end - begin) / total)
     ax.set_ylim(-0.6, 0.62)
@@ -90,8 +91,7 @@ def _label_bucket(ax, number, begin, end, share):
     middle = (begin + end) / 2e6
     if share >= 0.025:
         ax.text(middle, 0.32, f"bucket {number}" if share > 0.075 else f"{number}", ha="center",
-                va="bottom", fontsize=9.5, weight="bold",
-                color=palette.readable(palette.rank(number)))
+                va="bottom", fontsize=9.5, weight="bold")
     if share >= 0.065:
         ax.text(middle, -0.3, f"{(end - begin) / 1e6:.2f} MB", ha="center", va="top", fontsize=9,
                 color=palette.MUTED)
