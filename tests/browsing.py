@@ -99,7 +99,7 @@ class Lab:
         family = _family(self.pid)
         if self.process.poll() is None:
             os.killpg(self.pid, signal.SIGTERM)
-        _, alive = psutil.wait_procs(family, timeout=10)
+        _, alive = psutil.wait_procs(family, timeout=20)
         for process in alive:
             process.kill()
         self.process.wait()

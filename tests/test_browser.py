@@ -1,11 +1,13 @@
 """JupyterLab as `scripts/lab` starts it, in a real browser: what a student sees and does."""
 
+import io
 import re
 
 import leaks
 import nbformat
 import pytest
 from browsing import CHROMIUM, FLAGS, ROOT, Lab, Notebook, opened
+from PIL import Image
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(
@@ -20,6 +22,9 @@ def endless():
 
 launch(endless, ranks=2)
 """
+
+
+EXPLORER = "import labs.memory_math as lab\n\nlab.explore_memory()"
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +50,13 @@ def first_notebook(page):
     notebook.run_all()
     notebook.untouched = notebook.cells()
     return notebook
+
+
+def write_notebook(path, source):
+    """A notebook with one cell."""
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    cells = [nbformat.v4.new_code_cell(source)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), path)
 
 
 def text_of(cell) -> str:
@@ -131,10 +143,7 @@ def test_the_slider_of_the_solution_moves_the_buckets(page):
 
 
 def test_the_explorer_follows_its_sliders_and_menus(page, lab):
-    cell = nbformat.v4.new_code_cell("import labs.memory_math as lab\n\nlab.explore_memory()")
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=kernel),
-                   lab.folder / "explorer.ipynb")
+    write_notebook(lab.folder / "explorer.ipynb", EXPLORER)
     output = Notebook(page, "explorer.ipynb").run_cell(0)
     chart, seen = output.get_by_role("img"), []
 
@@ -151,3 +160,31 @@ def test_the_explorer_follows_its_sliders_and_menus(page, lab):
     assert len({*seen, chart.screenshot()}) == 4
     moves(output.get_by_role("combobox").nth(2), "select_option", "bf16 policy  (4 + 4 + 8 bytes)")
     api.expect(output).to_contain_text("No such job: recipe 'bf16 policy'")
+
+
+def test_a_saved_notebook_opened_again_shows_its_sliders(page, lab):
+    """Not run again, and without the kernel that made them."""
+    write_notebook(lab.folder / "saved.ipynb", EXPLORER)
+    Notebook(page, "saved.ipynb").run_cell(0)
+    for command in ("docmanager:save", "notebook:shutdown-kernel", "application:close"):
+        page.evaluate("command => window.jupyterapp.commands.execute(command)", command)
+    reopened = Notebook(page, "saved.ipynb").output(0)
+    api.expect(reopened.get_by_role("slider").first).to_be_visible()
+    api.expect(reopened).not_to_contain_text("Error displaying widget")
+
+
+def test_a_picture_has_its_words_and_follows_the_dark_theme(page, lab):
+    write_notebook(lab.folder / "dark.ipynb", "import labs\n\nlabs.machine()")
+    picture = Notebook(page, "dark.ipynb").run_cell(0).get_by_role("img", name="CPU core")
+    api.expect(picture).to_be_visible()
+    light = picture.screenshot()
+    theme = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
+    page.evaluate(theme, "JupyterLab Dark")
+    page.wait_for_function("document.body.dataset.jpThemeLight == 'false'")
+    assert corner(light) == (255, 255, 255) and max(corner(picture.screenshot())) < 40
+    page.evaluate(theme, "JupyterLab Light")
+
+
+def corner(png):
+    """The colour of a screenshot's first pixel."""
+    return Image.open(io.BytesIO(png)).convert("RGB").getpixel((2, 2))
