@@ -16,6 +16,7 @@ from labs.training.loop import train
 from labs.training.models import trainable
 
 TRIES = 3
+OUTSIDE = 2048  # bytes that a solution may need for sizes and indices
 STATES = ("parameters", "gradients", "optimizer_state")
 _NAMES = {"optimizer_state": "optimizer state", "rest": "activations, buffers and the rest"}
 
@@ -30,10 +31,29 @@ def judge_recorded(record: Callable[[], memory.Report], judge: Callable, *args) 
     while True:
         reports.append(record())
         try:
-            return raise_on_all_ranks(judge, memory.leanest(reports), *args)
+            raise_on_all_ranks(judge, memory.leanest(reports), *args)
+            return raise_on_all_ranks(judge_outside_torch, memory.leanest(reports))
         except Wrong:
             if len(reports) == TRIES:
                 raise
+
+
+def judge_outside_torch(report: memory.Report) -> None:
+    """Raises Wrong where this rank holds more than OUTSIDE bytes outside torch's tensors after a
+    phase: NumPy arrays, bytes, lists of numbers, mapped files. Memory counts, whatever holds it.
+
+    `judge_recorded` calls it; it judges what `memory.record(..., outside=True)` has recorded, and
+    accepts a report that was recorded without.
+    """
+    # A state that is kept as a NumPy array or as pickled bytes is as large as the tensor was, and
+    # torch's profiler does not see it.
+    for phase, held in report.outside.items():
+        if held.bytes > OUTSIDE:
+            after = "building" if phase == "build" else phase
+            raise Wrong(f"rank {dist.get_rank()} holds {held.bytes:,} bytes outside torch's "
+                        f"tensors after {after}",
+                        "NumPy arrays, bytes, lists of numbers and mapped files take a rank's "
+                        "memory as tensors do.", held.place)
 
 
 def judge_memory(report: memory.Report, allowed: dict[str, dict[str, float]], rule: str,

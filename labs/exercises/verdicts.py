@@ -20,11 +20,12 @@ SIGNS = {True: "✓", False: "✗", None: "○"}
 
 
 class Wrong(Exception):
-    """Raised inside a check: the invariant that broke, and a hint. Travels from a rank."""
+    """Raised inside a check: the invariant that broke, a hint, and the student's line that broke it
+    where that is known. A rank's is raised in the caller too."""
 
-    def __init__(self, sentence: str, hint: str = ""):
-        super().__init__(sentence, hint)
-        self.sentence, self.hint = sentence, hint
+    def __init__(self, sentence: str, hint: str = "", place: source_lines.Place | None = None):
+        super().__init__(sentence, hint, place)
+        self.sentence, self.hint, self.place = sentence, hint, place
 
     def __str__(self):
         return self.sentence
@@ -135,7 +136,8 @@ def verdict_of(exercise: str, error: Exception) -> Verdict:
         own = str(cause) == f"Exercise {exercise}"
         return Verdict(exercise, None, "is waiting for your code" if own else f"waits for {cause}")
     if isinstance(cause, Wrong):
-        return Verdict(exercise, False, cause.sentence, cause.hint, _printed(error))
+        line = f"\n    {cause.place}:  {cause.place.source}" if cause.place else ""
+        return Verdict(exercise, False, cause.sentence + line, cause.hint, _printed(error))
     if isinstance(error, LaunchError):
         return Verdict(exercise, False, str(error), printed=_printed(error))
     own = [place for place in source_lines.traceback_of(error) if place.is_students]

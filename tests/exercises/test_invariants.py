@@ -7,7 +7,8 @@ from torch import nn
 
 from labs.exercises import invariants
 from labs.exercises.invariants import judge_memory, judge_recorded, positions, record_step
-from labs.exercises.verdicts import Wrong
+from labs.exercises.verdicts import Wrong, verdict_of
+from labs.meters import memory
 from labs.meters.memory import PHASES, Report
 from labs.training import data
 from labs.training.memory_categories import Memory
@@ -106,3 +107,27 @@ def test_a_steps_events_are_in_their_order():
         ready = backward.index("ready layers.1.weight")
         assert backward[ready + 1:ready + 3] == ["all_reduce", "wait all_reduce"]
         assert ready < backward.index("ready layers.0.weight")
+
+
+def test_memory_outside_torch_is_rejected_with_its_line():
+    class NumPySGD(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self):
+            self.copies = [p.detach().numpy().copy() for p in self.param_groups[0]["params"]]
+            super().step()
+
+    def work(optimizer_class):
+        def build():
+            model = DeepMLP(layers=2)
+            return model, optimizer_class(model.parameters(), lr=0.1)
+
+        judge_recorded(lambda: memory.record(build, data.xy_batches(2, 4), outside=True),
+                       lambda report: None)
+
+    on(2, work, torch.optim.SGD)
+    with pytest.raises(RankFailed) as failed:
+        on(2, work, NumPySGD)
+    wrong = failed.value.cause
+    # the copies of step 1 are still held in step 2
+    assert wrong.sentence == "rank 0 holds 13,320 bytes outside torch's tensors after forward"
+    assert "self.copies = " in str(verdict_of("3.1", failed.value))

@@ -144,7 +144,8 @@ def optimizer_bytes(ranks: int, rank: int) -> int:
 def record_memory(strategy: Callable) -> memory.Report:
     """On a rank: returns the memory of two steps."""
     own = [step.inputs() for step in steps(2)]
-    return memory.record(lambda: build(strategy, make_model()), own, strategies.resident_tensors)
+    return memory.record(lambda: build(strategy, make_model()), own, strategies.resident_tensors,
+                         outside=True)
 
 
 def record_collectives(strategy: Callable) -> list[CollectiveCall]:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from labs.exercises.invariants import judge_outside_torch
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp.checks.common import build, whole_parameters
@@ -43,7 +44,8 @@ def _build(strategy):
 def _build_and_train(strategy):
     torch.manual_seed(0)
     own = data.xy_batches(2, 4, seed=dist.get_rank())
-    report = memory.record(lambda: _build(strategy), own, held=strategies.resident_tensors)
+    report = memory.record(lambda: _build(strategy), own, strategies.resident_tensors,
+                           outside=True)
     raise_on_all_ranks(_check_build, report)
     module, optimizer = _build(strategy)
     raise_on_all_ranks(_check_shards, module)
@@ -64,6 +66,7 @@ def _check_build(report):
                     f"whole model is {whole:,}, a quarter of it {whole // RANKS:,}",
                     "Make it inside `with torch.device(\"meta\"):`, shard it, and only then give "
                     "it memory.")
+    judge_outside_torch(report)
 
 
 def _check_shards(module):

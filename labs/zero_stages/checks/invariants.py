@@ -88,8 +88,8 @@ def reject_broken_invariants(strategy: Callable, stage: int) -> None:
     step = record_step(make, DeepMLP(), [*batches, batches[0]])
     raise_on_all_ranks(reject_excess_traffic, step, limits)
     unsharded = memory.record(_unsharded, batches)
-    judge_recorded(lambda: memory.record(lambda: make(DeepMLP()), batches), reject_excess_memory,
-                   unsharded, limits)
+    judge_recorded(lambda: memory.record(lambda: make(DeepMLP()), batches, outside=True),
+                   reject_excess_memory, unsharded, limits)
 
 
 def _unsharded():
