@@ -5,7 +5,8 @@ from collections.abc import Collection
 
 def with_article(noun: str) -> str:
     """The noun after its indefinite article: `a str`, `an int`, `an FSDPModule`."""
-    spelled = noun[:2].isupper() and noun[0] in "FHLMNRSX"  # read letter by letter: "an LSTM"
+    # read letter by letter: "an LSTM"
+    spelled = noun[:2].isupper() and noun[0] in "FHLMNRSX" or noun == "ndarray"
     return f"{'an' if noun[0] in 'AEIOaeiou' or spelled else 'a'} {noun}"
 
 
@@ -23,6 +24,27 @@ def listed(items: Collection) -> str:
     """The items as a list in a sentence: `0`, `0 and 2`, `0, 2 and 5`."""
     *most, last = map(str, items)
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def told_apart(one: float, other: float, digits: int = 10) -> tuple[str, str]:
+    """Two different numbers with so many digits, or as many more as separate them; integers have
+    them all."""
+    for enough in range(digits, 18):
+        texts = tuple(f"{number:,}" if isinstance(number, int) else f"{number:,.{enough}g}"
+                      for number in (one, other))
+        if texts[0] != texts[1]:
+            break
+    return texts
+
+
+def times(one: float, other: float) -> str:
+    """How many times `other` it is, for a sentence: `4x`, `0.5x`, `1.004x`; with as many digits as
+    separate it from once, so that two different numbers are never `1x` each other."""
+    for digits in range(2, 18):
+        text = f"{one / other:.{digits}g}"
+        if text != "1":
+            break
+    return f"{text}x"
 
 
 def named_ranks(ranks: Collection[int]) -> str:

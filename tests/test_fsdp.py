@@ -90,7 +90,7 @@ def test_fully_shard_is_zero3_by_hand(solution, monkeypatch, capsys):
         after = result.report.phases["backward"]
         assert after.parameters == after.gradients == 4 * found.parameters / 2
         assert after.optimizer_state == 2 * after.parameters + steps
-    _, *travels = map(found.travels, found.results)
+    _, *travels = map(found.communication_volume, found.results)
     assert travels[0] == travels[2] == 3 > travels[1]
     assert len(hand.calls) == len(freed.calls) == len(fully.calls) + 1
     assert "sent in a step 3 Ψ, predicted 3" in repr(charts.draw_zero3(found))

@@ -16,6 +16,21 @@ def test_a_noun_follows_its_number():
     assert [words.counted(n, "rank") for n in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
 
 
+@pytest.mark.parametrize("one, other, expected", [
+    (6412, 6388, ("6,412", "6,388")), (1.23456, 1.23457, ("1.23456", "1.23457")),
+    (1e6 + 1e-3, 1e6, ("1,000,000.001", "1,000,000")), (3, 3 + 1e-12, ("3", "3.000000000001")),
+    (0.5, 2, ("0.5", "2"))])
+def test_different_numbers_are_told_apart(one, other, expected):
+    assert words.told_apart(one, other, digits=4) == expected
+
+
+@pytest.mark.parametrize("one, other, expected", [
+    (8, 2, "4x"), (6412, 6388, "1.004x"), (1, 3, "0.33x"), (1e9 + 1, 1e9, "1.000000001x"),
+    (5, 5, "1x")])
+def test_a_factor_is_never_rounded_to_once(one, other, expected):
+    assert words.times(one, other) == expected
+
+
 @pytest.mark.parametrize("ranks, expected", [
     ([3], "rank 3"), ([0, 1], "ranks 0 and 1"), ([2, 0], "ranks 0 and 2"),
     ([0, 1, 2, 3], "ranks 0–3"), ([0, 2, 5], "ranks 0, 2 and 5"),

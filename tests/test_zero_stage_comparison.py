@@ -40,8 +40,8 @@ def comparison():
 @pytest.mark.parametrize(("name", "times"), [*TRAVELS.items(), *DEEPSPEED.items()])
 def test_so_many_times_all_parameters_travel(name, times):
     # shards are padded: at most one element for each tensor and rank
-    assert comparison().travels(name) == pytest.approx(times, rel=0.01)
-    assert expected(name).travels() == times
+    assert comparison().communication_volume(name) == pytest.approx(times, rel=0.01)
+    assert expected(name).communication_volume() == times
 
 
 def test_bf16_gathers_move_the_bytes_of_ddp_in_fp32():

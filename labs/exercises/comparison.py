@@ -103,7 +103,7 @@ class Comparison:
             f"{found.report.step_peak.total / 1e6:.1f} MB at the peak of a step"]
         if found.calls:
             calls = ", ".join(f"{number} {kind}" for kind, number in found.kinds.items())
-            words.append(f"sends {self.travels(name):.3g}Ψ in {calls}")
+            words.append(f"sends {self.communication_volume(name):.3g}Ψ in {calls}")
         words += [f"{self.tokens_per_second(name):,.0f} tokens/s"] if found.rounds else []
         return ", ".join(words) or "no collective"
 
@@ -112,9 +112,9 @@ class Comparison:
         seconds = self.results[name].seconds
         return self.preset.tokens / seconds if seconds else None
 
-    def travels(self, name: str) -> float:
-        """How many Ψ a step of this strategy sends, an all-reduce counted twice; each rank sends
-        (N-1)/N of that."""
+    def communication_volume(self, name: str) -> float:
+        """The communication volume of a step of this strategy, in Ψ, with an all-reduce counted
+        twice; each rank sends (N-1)/N of that."""
         return sum(passes(kind) * n for kind, n in
                    self.results[name].elements.items()) / self.parameters
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from labs.exercises.numbers import as_number
-from labs.exercises.verdicts import COLOURS, SIGNS, card
+from labs.exercises.verdicts import COLOURS, SIGNS, card, kind_of
 from labs.pictures import palette
 
 _guesses: dict[str, float] = {}
@@ -13,21 +13,26 @@ _guesses: dict[str, float] = {}
 @dataclass(frozen=True)
 class Guess:
     """The answer to `question`, a number written down before the run; None while there is none.
-    Draws itself."""
+    problem: what is wrong with what was given. Draws itself."""
 
     question: str
     value: float | None
+    problem: str = ""
 
     def __repr__(self):
         if self.value is None:
-            return f"○ no guess yet for {self.question}: put a number in place of ..."
+            return f"○ no guess yet for {self.question}: {self._what_to_do}"
         return f"your guess, {self.question}: {self.value:.10g}"
 
     def _repr_html_(self):
         if self.value is None:
             return card(COLOURS[None], f"{SIGNS[None]} No guess yet",
-                        f"for {self.question}: put a number in place of ...")
+                        f"for {self.question}: {self._what_to_do}")
         return card(palette.GUESS_CARD, f"Your guess: {self.value:.10g}", self.question)
+
+    @property
+    def _what_to_do(self) -> str:
+        return self.problem or "put a number in place of ..."
 
 
 def guess(exercise: str, question: str, value) -> Guess:
@@ -35,15 +40,15 @@ def guess(exercise: str, question: str, value) -> Guess:
 
     exercise: the key under which charts find it, for example "3.8", or "3.8b" for a second one.
     question: what is guessed, with its unit, for the student to read. value: a number; `...` means
-    that there is no guess yet. Raises TypeError where value is neither.
+    that there is no guess yet. Anything else is no guess either, and the result says so.
     """
+    _guesses.pop(exercise, None)
     if value is ...:
-        _guesses.pop(exercise, None)
         return Guess(question, None)
     number = as_number(value)
     if number is None or not math.isfinite(number):
-        raise TypeError(f"a guess is one number, for example "
-                        f"labs.guess({exercise!r}, {question!r}, 1.5)")
+        got = kind_of(value) if number is None else f"{number}"
+        return Guess(question, None, f"a guess is one number, for example 1.5, and this is {got}")
     _guesses[exercise] = number
     return Guess(question, number)
 

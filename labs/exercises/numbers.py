@@ -4,10 +4,12 @@ mistake explains a wrong one."""
 import inspect
 import math
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 from itertools import combinations
 from numbers import Real
 
 from labs.exercises.verdicts import Wrong, kind_of
+from labs.words import told_apart
 
 # A common mistake: the number that it leads to, what it is, and a hint (may be empty).
 Cause = tuple[float, str, str]
@@ -15,17 +17,41 @@ Cause = tuple[float, str, str]
 _FLOAT32 = 1e-6  # relative: what a few operations in float32 may be off by
 
 
+class Single(float):
+    """A number that came as float32, of which only seven digits count: judge_number allows for
+    their rounding, also after a change of units."""
+
+    def __mul__(self, factor):
+        return Single(float(self) * factor)
+
+    def __truediv__(self, divisor):
+        return Single(float(self) / divisor)
+
+
 def as_number(value) -> int | float | None:
-    """Returns a number of Python, of NumPy, or in a tensor of one element as Python's int or float.
-    None for anything else, and for a bool."""
+    """Returns a number as Python's int or float: one of Python (a Fraction or a Decimal too), of
+    NumPy, or in a tensor or an array of one element. None for anything else, and for a bool."""
+    is_single = isinstance(value, Single) or str(getattr(value, "dtype", "")).endswith("float32")
     if hasattr(value, "item"):
         try:
             value = value.item()
         except (RuntimeError, TypeError, ValueError):  # an array of several numbers
             return None
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         return None
-    return value if isinstance(value, int) else float(value)
+    if isinstance(value, int):
+        return int(value)
+    return Single(value) if is_single else float(value)
+
+
+def as_list(value) -> list | None:
+    """Returns several values as a list: a list, a tuple, a range, a generator, a NumPy array or a
+    tensor of one dimension. None for anything else, and for what has no order."""
+    if isinstance(value, list | tuple | range):
+        return list(value)
+    if inspect.isgenerator(value) or isinstance(value, map | zip | filter):
+        return list(value)
+    return list(value) if getattr(value, "ndim", None) == 1 else None
 
 
 def require_number(returned, what: str,
@@ -34,18 +60,32 @@ def require_number(returned, what: str,
     number = as_number(returned)
     if number is None:
         raise Wrong(f"{what}: it returned {kind_of(returned)}, not a number", hint)
+    if isinstance(number, int) and number.bit_length() > 1000:
+        raise Wrong(f"{what}: it returned a number of {number.bit_length()} bits", hint)
     if not math.isfinite(number):
         raise Wrong(f"{what}: it returned {number}, not a number", "Is something divided by zero?")
     return number
 
 
 def require_numbers(returned, names: tuple[str, ...], what: str) -> tuple[int | float, ...]:
-    """Returns one number for each name. Raises Wrong unless `returned` is so many numbers."""
-    if not isinstance(returned, tuple | list) or len(returned) != len(names):
-        raise Wrong(f"{what}: it returned {kind_of(returned)}, not {len(names)} numbers",
-                    f"Return {', '.join(names)}, in this order.")
+    """Returns one number for each name. Raises Wrong unless `returned` is so many numbers, in a
+    tuple, a list, an array or a tensor."""
+    values = require_several(returned, names, f"{what}: it returned", "numbers")
     return tuple(require_number(value, f"{what}, {name}")
-                 for value, name in zip(returned, names, strict=True))
+                 for value, name in zip(values, names, strict=True))
+
+
+def require_several(returned, names: tuple[str, ...], what: str, things: str = "values",
+                    hint: str = "") -> list:
+    """Returns one value for each name. Raises Wrong unless `returned` is so many values, in
+    whatever keeps their order (`as_list`). what: as the message begins, for example "2.6: start
+    returned". things: what they are, for the message. hint: instead of one that
+    gives the names."""
+    values = as_list(returned)
+    if values is None or len(values) != len(names):
+        raise Wrong(f"{what} {kind_of(returned)}, not {len(names)} {things}",
+                    hint or f"Return {', '.join(names)}, in this order.")
+    return values
 
 
 def judge_number(got, want: float, causes: Iterable[Cause], what: str, unit: str = "",
@@ -57,20 +97,21 @@ def judge_number(got, want: float, causes: Iterable[Cause], what: str, unit: str
     what: what is judged, as the message begins. source: the words before `want`. rel_tol, abs_tol:
     as of `math.isclose`; a number in float32 is never held to more than its precision.
     """
-    if str(getattr(got, "dtype", "")).endswith("float32"):
-        rel_tol = max(rel_tol, _FLOAT32)
     number = require_number(got, what)
+    if isinstance(number, Single):
+        rel_tol = max(rel_tol, _FLOAT32)
 
     def is_close(value):
         return math.isclose(number, value, rel_tol=rel_tol, abs_tol=abs_tol)
 
     if is_close(want):
         return
-    said = f"{what}: you say {_text(number)}{unit and ' '}{unit}, {source} {_text(want)}"
+    yours, wanted = told_apart(number, want)
+    said = f"{what}: you say {yours}{unit and ' '}{unit}, {source} {wanted}"
     for value, sentence, own_hint in causes:
         if is_close(value):
             raise Wrong(f"{said}: {sentence}", own_hint or hint)
-    raise Wrong(said + (f", {number / want:.4g}x" if number and want else ""), hint)
+    raise Wrong(said + _factor(number, want), hint)
 
 
 def pairs(causes: Iterable[Cause], want: float) -> list[Cause]:
@@ -89,5 +130,11 @@ def require_signature(function: Callable, names: tuple[str, ...]) -> None:
                     "Keep the first line of the function as it was.") from None
 
 
-def _text(value) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.10g}"
+def _factor(number, want) -> str:
+    """How many times the right number it is, or by how much it is off where that is hardly more or
+    less than once."""
+    if not number or not want:
+        return ""
+    if f"{number / want:.4g}" != "1":
+        return f", {number / want:.4g}x"
+    return f", {abs(number - want):,.4g} too {'much' if number > want else 'little'}"

@@ -58,11 +58,11 @@ def raise_on_all_ranks(judge: Callable[..., Result], *args) -> Result:
     return result
 
 
-def built(strategy: Callable, model: nn.Module, optimizer_class: type,
-          settings: dict[str, Any]) -> ModuleAndOptimizer:
+def module_and_optimizer(strategy: Callable, model: nn.Module, optimizer_class: type,
+                         settings: dict[str, Any]) -> ModuleAndOptimizer:
     """The (module, optimizer) that a strategy returns. Raises Wrong if it returns anything else."""
     pair = strategy(model, optimizer_class, **settings)
-    if not isinstance(pair, tuple) or len(pair) != 2:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:  # a list unpacks as well
         raise Wrong(f"the strategy returned {kind_of(pair)}, not (module, optimizer)",
                     "return module, optimizer")
     for thing, kind, called in zip(pair, (nn.Module, torch.optim.Optimizer),
@@ -70,7 +70,7 @@ def built(strategy: Callable, model: nn.Module, optimizer_class: type,
         if not isinstance(thing, kind):
             raise Wrong(f"the strategy returned {kind_of(thing)} where {called} belongs",
                         "return module, optimizer")
-    return pair
+    return tuple(pair)
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -79,14 +79,16 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
             for name, p in trainable(model)}
 
 
-def worst(got: torch.Tensor, want: torch.Tensor) -> float:
+def largest_difference(got: torch.Tensor, want: torch.Tensor) -> float:
     """The largest absolute difference; infinite where the shapes differ."""
-    return (got - want).abs().max().item() if got.shape == want.shape else float("inf")
+    if got.shape != want.shape:
+        return float("inf")
+    return (got - want).abs().max().item() if got.numel() else 0.0
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> bool:
     """Whether two tensors are equal up to the order of float32 sums."""
-    return worst(got, want) <= TOLERANCE * max(1.0, want.abs().max().item())
+    return largest_difference(got, want) <= TOLERANCE * max(1.0, want.abs().max().item())
 
 
 @contextlib.contextmanager

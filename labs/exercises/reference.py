@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.on_ranks import TOLERANCE, raise_on_all_ranks, worst
+from labs.exercises.on_ranks import TOLERANCE, largest_difference, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong
 from labs.training import data
 from labs.training.models import trainable
@@ -221,8 +221,8 @@ def judge_parameters(found: Tensors | None, references: Sequence[Reference], whe
     `found` has them. Raises Wrong, with the mistake that explains the numbers if there is one."""
     if found is None:
         return 0.0
-    differences = [max(worst(found[name], want) for name, want in _wanted(reference, found))
-                   for reference in references]
+    differences = [max(largest_difference(found[name], want)
+                       for name, want in _wanted(reference, found)) for reference in references]
     nearest = references[differences.index(min(differences))]
     for name, want in _wanted(nearest, found):
         _judge_one(name, found[name], want, nearest, when, mistakes, hints, tolerance)
@@ -255,7 +255,7 @@ def _judge_one(name, got, want, reference, when, mistakes, hints, tolerance):
             sentence = mistake.sentence.format(parts=reference.parts)
             raise Wrong(f"{who}: {'it was' if whole else part} {sentence}", hint)
     raise Wrong(f"{who}: {'it was' if wrong.all() else part} updated to something else than the "
-                f"reference's, off by up to {worst(got, want):.2g}", hints.unexplained)
+                f"reference's, off by up to {largest_difference(got, want):.2g}", hints.unexplained)
 
 
 def _unlike(mistake, name, got, reference, tolerance) -> torch.Tensor:

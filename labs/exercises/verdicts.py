@@ -37,6 +37,8 @@ def kind_of(value) -> str:
         return "nothing (None)"
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(getattr(value, "shape", None), tuple):
+        return f"{with_article(type(value).__name__)} of shape {list(value.shape)}"
     return with_article(type(value).__name__)
 
 

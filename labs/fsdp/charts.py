@@ -68,7 +68,7 @@ def draw_zero3(found: Comparison) -> Picture:
         "held after backward", "MB", [r.report.phases["backward"] for r in results], 1e6,
         [model_states(found.parameters, ranks=found.preset.ranks, stage=s).total for s in stages],
         [None, None, guess and guess * 1e6, None])
-    sent = Panel("sent in a step", "Ψ", [found.travels(name) for name in found.results], 1,
+    sent = Panel("sent in a step", "Ψ", list(map(found.communication_volume, found.results)), 1,
                  [sum(passes(kind) * n for kind, n in stage_passes(s).items()) for s in stages],
                  colour=COMMUNICATION)
     calls = Panel("collectives", "per step", [len(r.calls) for r in results], colour=COMMUNICATION)

@@ -101,7 +101,7 @@ def state_dict_bytes(strategy: Callable) -> dict[str, int]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     model = models.gpt2(3, 33, 3, 22).to(devices.device())  # the sizes of the checks' model
-    module, _ = on_ranks.built(strategy, model, torch.optim.AdamW, {})
+    module, _ = on_ranks.module_and_optimizer(strategy, model, torch.optim.AdamW, {})
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return {"sharded": _bytes(get_model_state_dict(module)),
             "full": _bytes(get_model_state_dict(module, options=full))}

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from labs.exercises.on_ranks import close, gradients, worst
+from labs.exercises.on_ranks import close, gradients, largest_difference
 from labs.exercises.reference import Reference, Tensors
 from labs.exercises.verdicts import Wrong
 from labs.training.models import EdgeCaseModel, trainable
@@ -35,7 +35,7 @@ def name_mistake(got, mean, own) -> tuple[str, str]:
     if close(got, mean * ratio):
         return (f"is {ratio:.3g}x the reference's on {ranks} ranks",
                 "Divide by the world size, whatever it is.")
-    return (f"differs from the reference's by {worst(got, mean):.2g}",
+    return (f"differs from the reference's by {largest_difference(got, mean):.2g}",
             "It is neither the mean, nor the sum, nor this rank's own.")
 
 
@@ -76,7 +76,7 @@ def judge_gradients(model, mean: Tensors, own: Tensors, when: str = "") -> float
         if not parameter.requires_grad and parameter.grad is not None:
             raise Wrong(f"{_who(when, name)} is frozen, and now has a gradient",
                         "Leave parameters with requires_grad=False alone.")
-    return max(worst(got[name], mean[name]) for name in mean)
+    return max(largest_difference(got[name], mean[name]) for name in mean)
 
 
 def _who(when, name):

@@ -197,7 +197,7 @@ def show_traffic(comparison: Comparison) -> Picture:
     nbytes = [{kind: passes(kind) * n for kind, n in result.bytes.items()} for result in results]
     return side_by_side(names, [
         Panel("elements that travel", "Ψ per step", elements, 1,
-              [one.travels() for one in known], guesses),
+              [one.communication_volume() for one in known], guesses),
         Panel("bytes that travel", "MB per step", nbytes, 1e6,
               [one.bytes(comparison.parameters) for one in known]),
         Panel("collectives", "calls per step", [len(result.calls) for result in results],

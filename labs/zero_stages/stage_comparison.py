@@ -33,7 +33,7 @@ class Expected:
     gathered: int = 4
     options: dict | None = None
 
-    def travels(self) -> float:
+    def communication_volume(self) -> float:
         """How many Ψ a step sends, an all-reduce counted twice; each rank sends (N-1)/N of it."""
         return sum(passes(kind) * often for kind, often in self.sends.items())
 

@@ -31,7 +31,7 @@ def test_memory_of_one_rank_by_category(found):
 def test_what_travels_in_a_step(found):
     assert found.results["DDP"].kinds.keys() == {"all_reduce"}
     assert found.results["DDP"].bytes["all_reduce"] == 4 * found.parameters
-    assert found.travels("DDP") == 2
+    assert found.communication_volume("DDP") == 2
     assert found.results["FSDP2"].kinds == {"all_gather": 6, "reduce_scatter": 3}
 
 

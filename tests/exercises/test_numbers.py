@@ -1,6 +1,7 @@
 """How a numeric answer is judged: what counts as a number, and which cause explains a wrong one."""
 
 import re
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -17,8 +18,9 @@ from labs.exercises.numbers import (
 )
 from labs.exercises.verdicts import Wrong
 
-NUMBERS = [(3, 3), (2.5, 2.5), (Fraction(1, 2), 0.5), (np.int64(3), 3), (np.float32(2.5), 2.5),
-           (np.float64(2.5), 2.5), (np.array(3), 3), (torch.tensor(3), 3),
+NUMBERS = [(3, 3), (2.5, 2.5), (Fraction(1, 2), 0.5), (Decimal("2.5"), 2.5),
+           (np.int64(3), 3), (np.float32(2.5), 2.5), (np.float64(2.5), 2.5), (np.array(3), 3),
+           (torch.tensor(3), 3),
            (torch.tensor([2.5]), 2.5), (torch.tensor(2.5, requires_grad=True), 2.5)]
 OTHERS = [None, True, np.bool_(True), torch.tensor(True), "3", 3j, [3], {"a": 3}, np.float64,
           np.array([1, 2]), torch.tensor([1, 2]), torch.empty(0), torch.tensor(1j),
@@ -29,7 +31,7 @@ CAUSES = [(20.0, "doubled", "Once is enough."), (5, "halved", ""), (0, "nothing"
 @pytest.mark.parametrize("value, number", NUMBERS, ids=lambda value: repr(value)[:20])
 def test_a_number_of_any_library_is_one_of_pythons(value, number):
     found = as_number(value)
-    assert found == number and type(found) is type(number)
+    assert found == number and isinstance(found, type(number))
     judge_number(value, number, [], "x")
 
 
@@ -59,6 +61,41 @@ def test_several_numbers_are_named_in_their_order():
                             ((1, None), r"x, b: it returned nothing \(None\)")]:
         with pytest.raises(Wrong, match=words):
             require_numbers(returned, ("a", "b"), "x")
+
+
+@pytest.mark.parametrize("values", [
+    (1, 2.5), [1, 2.5], np.array([1, 2.5]), torch.tensor([1, 2.5]), (n for n in (1, 2.5)),
+    map(float, (1, 2.5)), [np.float32(1), Fraction(5, 2)], (torch.tensor(1), Decimal("2.5"))])
+def test_several_numbers_come_in_anything_that_has_an_order(values):
+    assert require_numbers(values, ("a", "b"), "x") == (1, 2.5)
+
+
+@pytest.mark.parametrize("values, words", [
+    ({1, 2}, "a set"), ({"a": 1, "b": 2}, "a dict"), ("12", "a str"), (None, "nothing"),
+    (torch.ones(2, 1), r"a Tensor of shape \[2, 1\]"),
+    (torch.ones(3), r"a Tensor of shape \[3\]"),
+    (torch.tensor(1), r"a Tensor of shape \[\]"), (np.ones(1), r"an ndarray of shape \[1\]")])
+def test_what_has_no_order_is_not_several_numbers(values, words):
+    with pytest.raises(Wrong, match=f"x: it returned {words}.*, not 2 numbers"):
+        require_numbers(values, ("a", "b"), "x")
+
+
+def test_a_number_of_float32_keeps_its_rounding_through_a_change_of_units():
+    gigabytes = require_number(torch.tensor(1e9 / 3), "x") / 1e9
+    judge_number(gigabytes, 1 / 3, [], "x")
+    judge_number(gigabytes * 3, 1, [], "x")
+    with pytest.raises(Wrong):
+        judge_number(1 / 3 + 1e-8, 1 / 3, [], "x")
+
+
+@pytest.mark.parametrize("got, want, sentence", [
+    (7_087_873, 7_087_872, "you say 7,087,873, it is 7,087,872, 1 too much"),
+    (1 - 1e-8, 1, "you say 0.99999999, it is 1, 1e-08 too little"),
+    (3 + 1e-8, 3, "you say 3.00000001, it is 3, 1e-08 too much"),
+    (10**400, 3, "it returned a number of 1329 bits"), (float("inf"), 3, "it returned inf, not")])
+def test_figures_never_round_to_equality(got, want, sentence):
+    with pytest.raises(Wrong, match=f"x: {re.escape(sentence)}"):
+        judge_number(got, want, [], "x")
 
 
 @pytest.mark.parametrize("got, sentence, hint", [

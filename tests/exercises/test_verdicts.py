@@ -82,8 +82,12 @@ def test_guesses():
     assert guesses.guessed("9.1") == 3
     assert "put a number in place of ..." in repr(labs.guess("9.1", "bytes", ...))
     assert guesses.guessed("9.1") is None
-    with pytest.raises(TypeError, match="a guess is one number"):
-        labs.guess("9.1", "bytes", "many")
+    labs.guess("9.1", "bytes", 4)
+    for value, kind in (("ten", "a str"), (float("nan"), "nan"), (True, "a bool"), ([3], "a list")):
+        wrong = labs.guess("9.1", "bytes", value)
+        assert repr(wrong).startswith("○ no guess yet for bytes: a guess is one number, for example"
+                                      f" 1.5, and this is {kind}")
+        assert "one number" in wrong._repr_html_() and guesses.guessed("9.1") is None
 
 
 def test_a_picture_of_no_exercise_is_named_by_its_title():

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from labs.exercises.on_ranks import TOLERANCE, raise_on_all_ranks, worst
+from labs.exercises.on_ranks import TOLERANCE, largest_difference, raise_on_all_ranks
 from labs.exercises.reference import Step
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp.checks import common
@@ -112,7 +112,7 @@ def _check_rate(rates):
 
 def _check_parameters(got, want, when, hint):
     for name, value in want.items():
-        apart = worst(got[name], value)
+        apart = largest_difference(got[name], value)
         if apart > 50 * TOLERANCE:
             raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, parameter {name!r} {when}: it "
                         f"differs from the saved run's by {apart:.2g}", hint)

@@ -43,7 +43,7 @@ def build(strategy: Callable, model, optimizer_class=torch.optim.AdamW,
           **settings) -> ModuleAndOptimizer:
     """Returns the strategy's (module, optimizer). Raises Wrong where it returned something else.
     model: what the strategy takes, which in exercise 4.6 is a function."""
-    return on_ranks.built(strategy, model, optimizer_class, settings or SETTINGS)
+    return on_ranks.module_and_optimizer(strategy, model, optimizer_class, settings or SETTINGS)
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -4,7 +4,14 @@ import contextlib
 
 import torch.distributed as dist
 
-from labs.exercises.on_ranks import BATCH, close, gradients, on_ranks, raise_on_all_ranks, worst
+from labs.exercises.on_ranks import (
+    BATCH,
+    close,
+    gradients,
+    largest_difference,
+    on_ranks,
+    raise_on_all_ranks,
+)
 from labs.exercises.reference import Step
 from labs.exercises.verdicts import Wrong, check
 from labs.manual_ddp.checks.average_gradients import EVERY_RANK
@@ -121,9 +128,9 @@ def _judge_weights(got, want, by_rank):
         if _alike(got, _unweighted(by_rank, divide)):
             raise Wrong(f"the gradient is that of {sentence}",
                         "A micro-batch of 3 examples counts three times one of 1.")
-    name = max(want, key=lambda name: worst(got[name], want[name]))
+    name = max(want, key=lambda name: largest_difference(got[name], want[name]))
     raise Wrong(f"rank {dist.get_rank()}, parameter {name!r}: gradient differs from the full "
-                f"batch's by {worst(got[name], want[name]):.2g}",
+                f"batch's by {largest_difference(got[name], want[name]):.2g}",
                 "Weight each loss by its micro-batch's share; synchronize in the last backward.")
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from labs.exercises.on_ranks import close, worst
+from labs.exercises.on_ranks import close, largest_difference
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.training import data
 from labs.training.models import EdgeCaseModel
@@ -68,4 +68,5 @@ def _judge(got, want, parts, shards):
         raise Wrong(f"{shards}: the direction is right, the length is {ratio:.3g}x",
                     "The weights must add up to 1.")
     raise Wrong(f"{shards}: the result differs from the full batch's gradient by "
-                f"{worst(got, want):.2g}", "Weight each gradient by size / total size.")
+                f"{largest_difference(got, want):.2g}",
+                "Weight each gradient by size / total size.")

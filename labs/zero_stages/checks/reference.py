@@ -59,7 +59,7 @@ def difference_from_reference(strategy: Callable, stage: int) -> float:
 def build(strategy: Callable, model: nn.Module, settings: dict) -> ModuleAndOptimizer:
     """(module, optimizer) of the strategy. Raises Wrong if it returns something else, or a class of
     a library that does the exercise's work."""
-    pair = on_ranks.built(strategy, model, torch.optim.AdamW, settings)
+    pair = on_ranks.module_and_optimizer(strategy, model, torch.optim.AdamW, settings)
     for part in pair:
         if type(part).__module__.startswith(("torch.distributed", "torch.nn.parallel",
                                              "deepspeed")):
