@@ -90,10 +90,6 @@ def last_failure() -> LaunchError | None:
 def _advice(outcomes) -> str:
     """What a student should look for, by where the ranks stand."""
     waiting = [o for o in outcomes if o.kind is Kind.WAITING]
-    busy = [o.rank for o in outcomes if o.kind in (Kind.COMPUTING, Kind.UNRESPONSIVE)]
-    if busy:
-        need = "needs" if len(busy) == 1 else "need"
-        return f"If {named_ranks(busy)} {need} that long, launch(..., hang_after=60) waits longer."
     if not waiting:
         return ""
     first = waiting[0]

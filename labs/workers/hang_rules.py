@@ -24,24 +24,41 @@ def first_failure(handles: Sequence[RankHandle]) -> Outcome | None:
 
 def stuck_reason(handles: Sequence[RankHandle], hang_after: float) -> str | None:
     """Why the ranks will not continue, as a sentence, or None while they may. hang_after: seconds
-    that a rank may wait in one collective."""
-    now = time.monotonic()
+    that all ranks may wait while nothing moves.
+
+    A hang is when every rank waits for others or has returned. While one computes, sleeps, reads,
+    imports, waits for a core or says nothing, the others may wait for it for as long as it takes.
+    """
     running = [handle for handle in handles if not handle.settled]
+    if any(handle.settled and handle.outcome.kind.is_failure for handle in handles):
+        return None  # that is why the others wait
     for handle in running:
-        waited = now - handle.changed
-        if not handle.progress.waiting:
-            continue
-        is_joining = handle.progress.collective == "init_process_group"
-        limit = max(hang_after, START_TIMEOUT) if is_joining else hang_after
-        if waited > limit:
-            return f"no progress in a collective for {limit:g} s"
-        if waited > CONFIRM_DEADLOCK and any(
+        if handle.progress.quiet_seconds > CONFIRM_DEADLOCK and any(
                 handle.progress.can_never_be_joined_by(other.progress)
                 for other in handles if other.settled):
             return "deadlock"
-    limit = max(hang_after, 10)
-    silent = [handle.rank for handle in running if now - handle.heard > limit]
-    return f"rank {silent[0]} has not answered for {limit:g} s" if silent else None
+    if running and all(handle.progress.waiting for handle in running):
+        # All at the same time, by the ranks' own clocks: what one said may be old by now.
+        since = max(handle.progress.quiet_since or handle.progress.sent for handle in handles)
+        if all(handle.progress.sent - since > _limit(handle, hang_after) for handle in running):
+            return f"no progress for {hang_after:g} s: every rank waits for others or has returned"
+    return None
+
+
+def _limit(handle, hang_after) -> float:
+    is_joining = handle.progress.collective == "init_process_group"
+    return max(hang_after, START_TIMEOUT) if is_joining else hang_after
+
+
+def timed_out(handles: Sequence[RankHandle], timeout: float | None) -> bool:
+    """Whether the function has run for `timeout` seconds (None: no limit), not counting those in
+    which a rank waited for a core, up to twice the limit: a crowded machine makes nothing endless.
+    """
+    began = [handle.began for handle in handles if handle.began is not None]
+    if timeout is None or not began:
+        return False
+    starved = max(handle.progress.starved for handle in handles)
+    return time.monotonic() - min(began) - min(starved, 2 * timeout) > timeout
 
 
 class StallNotice:

@@ -23,9 +23,11 @@ class Options:
     """What can be set for one launch.
 
     device: "cpu" or "cuda" instead of what the machine offers.
-    hang_after: seconds without progress in a collective before the ranks are stopped.
+    hang_after: seconds that every rank waits for others, or has returned, and nothing moves, before
+        the ranks are stopped. A rank that computes, sleeps or reads is waited for without limit.
     verify: name a collective that does not match the other ranks' at once.
-    timeout: seconds after which ranks are stopped even if they compute (None: never).
+    timeout: seconds that `fn` may take, even if it computes (None: no limit); those in which ranks
+        waited for a core do not count.
     memory_limit: bytes that each rank may take beyond what it starts with; more is OutOfMemory.
     link: on the CPU, the link that each rank's collectives pass (`labs.workers.slow_link`).
     quiet: show nothing of what the ranks print or report; it is still in the results.

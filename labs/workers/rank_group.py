@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
 
+from labs.words import named_ranks
 from labs.workers import hang_rules, outcomes, processes, source_lines, worker
 from labs.workers.collective_matching import CollectiveLog
 from labs.workers.devices import Plan
@@ -141,10 +142,15 @@ class RankGroup:
             raise failure(self._outcomes())
         if reason := hang_rules.stuck_reason(self.handles, self.options.hang_after):
             raise RanksStuck(reason, self._outcomes())
-        timeout = self.options.timeout
-        if timeout is not None and time.monotonic() - self.began > timeout:
-            raise RanksStuck(f"not done after {timeout:g} s", self._outcomes(),
-                             f"That is the timeout={timeout:g} of this launch.")
+        if hang_rules.timed_out(self.handles, self.options.timeout):
+            raise self._timeout()
+
+    def _timeout(self) -> RanksStuck:
+        timeout, found = self.options.timeout, self._outcomes()
+        busy = [o.rank for o in found if o.kind in (Kind.COMPUTING, Kind.UNRESPONSIVE)]
+        loop = f": is there a loop on {named_ranks(busy)} that never ends?" if busy else "."
+        return RanksStuck(f"not done after {timeout:g} s", found,
+                          f"That is the timeout={timeout:g} of this launch{loop}")
 
     def _notify_if_stalled(self):
         """Shows where the ranks are when nothing has happened that looks like progress."""

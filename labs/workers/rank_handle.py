@@ -25,8 +25,9 @@ class RankHandle:
     output: Connection | None
     process: BaseProcess | None = None  # until it has been started
     has_function: bool = False
+    began: float | None = None  # when its function began
     progress: Progress = Progress()
-    changed: float = field(default_factory=time.monotonic)  # when `progress` last changed
+    changed: float = field(default_factory=time.monotonic)  # when it last got further
     heard: float = field(default_factory=time.monotonic)  # when it last sent anything
     result: IncomingResult | None = None
     outcome: Outcome | None = None  # set once it has returned, failed or died
@@ -38,9 +39,15 @@ class RankHandle:
 
     # what it sends: one method for each kind of message
 
+    def on_began(self, _) -> None:
+        self.began = self.changed = time.monotonic()
+
     def on_heartbeat(self, progress: Progress) -> None:
-        if progress != self.progress:
-            self.progress, self.changed = progress, time.monotonic()
+        if self.result:
+            return  # what it said when it returned stays
+        if progress.is_further_than(self.progress):
+            self.changed = time.monotonic()
+        self.progress = progress
 
     def on_position(self, position: dict) -> None:
         self.position = position
@@ -112,11 +119,8 @@ class RankHandle:
         if self.position is None:
             return Outcome(self.rank, Kind.STARTING if self.progress == Progress()
                            else Kind.UNRESPONSIVE)
-        position = dict(self.position)
-        if position["seconds"] is None:
-            position["seconds"] = time.monotonic() - self.changed
-        kind = Kind.WAITING if position["collective"] else Kind.COMPUTING
-        return Outcome(self.rank, kind, **position)
+        kind = Kind.WAITING if self.position["collective"] else Kind.COMPUTING
+        return Outcome(self.rank, kind, **self.position)
 
     # the end
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 
 import cloudpickle
 
-from labs.workers import collective_matching, memory, pickling, slow_link, source_lines
+from labs.workers import collective_matching, heartbeat, memory, pickling, slow_link, source_lines
 from labs.workers.channel import Channel
-from labs.workers.heartbeat import Heartbeat
 from labs.workers.outcomes import Kind
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -55,9 +54,10 @@ def main(config: RankConfig, connection, output) -> None:
     channel.activate()
     try:
         packed = connection.recv_bytes()
-        heartbeat = Heartbeat(channel)
-        heartbeat.start()
+        thread = heartbeat.Heartbeat(channel)
+        thread.start()
         _join_group(config, channel)
+        channel.send("began")
         fn, args = pickling.unpack(packed)
         del packed  # it may be large, and the memory limit counts from here
         if config.memory_limit:
@@ -65,7 +65,7 @@ def main(config: RankConfig, connection, output) -> None:
         with slow_link.slow_link(config.link) if config.link else contextlib.nullcontext():
             result = pickling.pack_result(fn(*args))
         _flush()
-        pickling.send_result(channel, heartbeat.progress(), result)
+        pickling.send_result(channel, thread.final_progress(), result)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are outcomes too
         memory.lift()
         _flush()
@@ -133,7 +133,7 @@ def _join_group(config, channel):
         RANK=str(config.rank), LOCAL_RANK=str(config.rank), WORLD_SIZE=str(config.ranks),
         LOCAL_WORLD_SIZE=str(config.ranks), LABS_RANK=str(config.rank), LABS_DEVICE=config.device,
         GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=f"={LOOPBACK}",
-        OMP_NUM_THREADS=str(config.threads), TORCH_FR_BUFFER_SIZE="256")
+        OMP_NUM_THREADS=str(config.threads), TORCH_FR_BUFFER_SIZE=str(heartbeat.RECORDED))
     import torch
     import torch.distributed as dist
 

@@ -47,6 +47,7 @@ class Fault:
 
 
 QUICK = {"hang_after": 2}
+ENDS = {"timeout": 2}  # of a rank that may be working: no hang, so only a limit ends it
 LIMITED = {"memory_limit": 200_000_000}
 RANK_0, RANK_1 = (rf"(?i)(rank|process)\W{{0,12}}{rank}\b" for rank in (0, 1))
 ALL_REDUCE = "all_reduce (#1)"
@@ -75,7 +76,7 @@ COLLECTIVES = [
                                 "rank 1 never joined all_reduce"), "        dist.all_reduce",
           error="RanksStuck", peers=("all_?reduce", RANK_1)),
     Fault(faulty.never_calls, (f"rank 0 waits in {ALL_REDUCE}", "rank 1 computes at"), "time.sleep",
-          within=10, error="RanksStuck", options=QUICK, peers=("all_?reduce", RANK_1)),
+          within=10, error="RanksStuck", options=ENDS, peers=("all_?reduce", RANK_1)),
     Fault(faulty.calls_different_collectives, ("rank 1 calls broadcast", "rank 0 calls all_reduce"),
           "dist.broadcast", error="RanksStuck", peers=("broadcast", "all_?reduce")),
     Fault(faulty.calls_with_different_shapes, ("float32 [2]", "rank 1 calls all_reduce of float32 "
@@ -94,20 +95,21 @@ COLLECTIVES = [
 
 STALLS = [
     Fault(faulty.loops_for_ever, ("rank 1 computes at", f"rank 0 waits in {ALL_REDUCE}",
-                                 "hang_after=60"), "while dist.get_rank", within=10,
-          error="RanksStuck", options=QUICK, peers=("all_?reduce", RANK_1)),
+                                 "is there a loop on rank 1 that never ends?"),
+          "while dist.get_rank", within=10,
+          error="RanksStuck", options=ENDS, peers=("all_?reduce", RANK_1)),
     Fault(faulty.loops_after_others_returned, ("not done after 2 s", "rank 1 computes at",
                                               "rank 0 already returned"), "get_rank() == 1",
-          within=10, error="RanksStuck", options={"timeout": 2}, peers=(RANK_1,)),
+          within=10, error="RanksStuck", options=ENDS, peers=(RANK_1,)),
     Fault(faulty.all_loop, ("ranks 0 and 1 compute at",), "time.sleep", within=10,
-          error="RanksStuck", options={"timeout": 2}),
+          error="RanksStuck", options=ENDS),
     Fault(faulty.sleeps_an_hour, ("rank 1 computes at", "rank 0 waits in barrier"), "time.sleep",
-          within=10, error="RanksStuck", options=QUICK, peers=("barrier", RANK_1)),
+          within=10, error="RanksStuck", options=ENDS, peers=("barrier", RANK_1)),
     Fault(faulty.blocks_in_cpp, ("rank 1 computes at",), "pause()", within=10, error="RanksStuck",
-          options=QUICK, peers=("all_?reduce", RANK_1)),
+          options=ENDS, peers=("all_?reduce", RANK_1)),
     Fault(faulty.blocks_in_cpp_holding_the_interpreter,
           ("rank 1 does not answer: it is blocked in C++ code at",), "pause()", within=10,
-          error="RanksStuck", options=QUICK, peers=("all_?reduce", RANK_1)),
+          error="RanksStuck", options=ENDS, peers=("all_?reduce", RANK_1)),
 ]
 
 EXITS = [

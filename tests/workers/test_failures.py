@@ -74,17 +74,19 @@ def test_a_rank_that_returns_early_is_named_at_once():
     assert seconds < 4  # certain after a second; no need to wait for hang_after
 
 
-def test_a_rank_that_computes_for_ever_is_found_after_hang_after():
+def test_a_rank_that_computes_for_ever_is_found_at_the_timeout():
     def work():
         while dist.get_rank() == 0:
             pass
         dist.all_reduce(torch.ones(1))
 
-    lines, seconds = failure(work, RanksStuck, hang_after=2)
-    assert lines[0] == "no progress in a collective for 2 s; all ranks were stopped"
+    lines, seconds = failure(work, RanksStuck, hang_after=0.5, timeout=2)
+    assert lines[0] == "not done after 2 s; all ranks were stopped"
     assert lines[1].startswith("rank 0 computes at test_failures.py line")
     assert lines[2].startswith("ranks 1 and 2 wait in all_reduce (#1)")
-    assert 2 < seconds < 6
+    assert lines[3] == ("That is the timeout=2 of this launch: is there a loop on rank 0 that "
+                        "never ends?")
+    assert 2 < seconds < 10  # on a crowded machine the limit is up to three times as long
 
 
 @pytest.mark.parametrize("verify", [True, False])

@@ -1,0 +1,83 @@
+"""On a rank: how busy its threads are, so that work, and waiting for a core, can be told from
+waiting for other ranks."""
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+IDLE_SHARE = 0.05  # of the time: threads that are busy less are idle
+_HAS_PROC = os.path.exists("/proc/self/schedstat")
+_GLOO = ("gloo_tcp_loop", "pt_gloo_runloo")  # Linux cuts names after 15 characters
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Seconds in which threads ran or waited for a core, since the process began; on a crowded
+    machine most of it is waiting. gloo: its threads that move data. others: all threads but the one
+    that calls. starved: what of the main thread's was waiting for a core. at: monotonic seconds."""
+
+    gloo: float
+    others: float
+    starved: float
+    at: float
+
+
+def measure() -> Busy:
+    """The present values; where Linux's /proc is missing, the processor time of the process, from
+    which gloo's cannot be told."""
+    now = time.monotonic()
+    if not _HAS_PROC:
+        return Busy(0.0, time.process_time() - time.thread_time(), 0.0, now)
+    own, main = threading.get_native_id(), os.getpid()
+    gloo = others = starved = 0.0
+    for thread in map(int, os.listdir("/proc/self/task")):
+        if thread == own:
+            continue
+        ran, delayed = _schedule(thread)
+        others += ran + delayed
+        if thread == main:
+            starved = delayed
+        elif _name(thread).startswith(_GLOO):
+            gloo += ran + delayed
+    return Busy(gloo, others, starved, now)
+
+
+def _schedule(thread) -> tuple[float, float]:
+    """(seconds that a thread ran, seconds that it waited for a core); zeros once it has ended."""
+    try:
+        with open(f"/proc/self/task/{thread}/schedstat") as file:
+            ran, delayed, _ = file.read().split()
+    except OSError:
+        return 0.0, 0.0
+    return int(ran) / 1e9, int(delayed) / 1e9
+
+
+def _name(thread) -> str:
+    try:
+        with open(f"/proc/self/task/{thread}/comm") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+class ActivityLog:
+    """Since when threads have been idle, from one call of `update` to the next."""
+
+    def __init__(self):
+        self.last = self.first = measure()
+        self.gloo_idle_since = self.idle_since = self.last.at
+
+    def update(self) -> None:
+        now, before = measure(), self.last
+        share = IDLE_SHARE * (now.at - before.at)
+        if now.gloo - before.gloo > share:
+            self.gloo_idle_since = now.at
+        if now.others - before.others > share:
+            self.idle_since = now.at
+        self.last = now
+
+    @property
+    def starved(self) -> float:
+        """Seconds that the main thread has waited for a core, since this log began."""
+        return self.last.starved - self.first.starved
