@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from labs.words import counted
 from labs.workers import source_lines
 
 # name of the collective -> the argument whose shape and dtype must be the same on all ranks
@@ -23,13 +24,16 @@ COMPARED = {
     "all_reduce": "tensor", "broadcast": "tensor", "reduce": "tensor", "all_gather": "tensor",
     "all_gather_into_tensor": "input_tensor", "all_gather_single": "input_tensor",
     "reduce_scatter_tensor": "input", "reduce_scatter_single": "input",
-    "reduce_scatter": "output", "gather": "tensor", "scatter": "tensor", "all_to_all": None,
-    "all_to_all_single": None, "barrier": None, "all_gather_object": None,
-    "broadcast_object_list": None, "gather_object": None, "scatter_object_list": None,
+    "reduce_scatter": "output", "gather": "tensor", "scatter": "tensor",
+    "all_to_all": "input_tensor_list", "all_to_all_single": "input", "barrier": None,
+    "all_gather_object": None, "broadcast_object_list": None, "gather_object": None, "scatter_object_list": None,
 }
 _VARIANTS = {"all_gather_into_tensor": "all_gather", "all_gather_single": "all_gather",
              "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_single": "reduce_scatter",
              "all_to_all_single": "all_to_all"}
+
+
+_SPLIT = ("all_to_all", "all_to_all_single")  # each pair of ranks must agree on a size
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class Announcement:
     """One collective, as one rank is about to call it.
 
     group, members: name and ranks of its process group. number: counts from 1 in that group.
-    signature: what must be the same on every rank, for example `all_reduce of float32 [2]`.
+    signature: what must be the same on every rank, for example `all_reduce of float32 [2]`. sends,
+    receives: of an all-to-all, elements to and from each of the members; empty where unknown.
     """
 
     group: str
@@ -45,6 +50,21 @@ class Announcement:
     number: int
     signature: str
     place: source_lines.Place
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
+
+    def __str__(self):
+        splits = (f" that sends {list(self.sends)} and receives {list(self.receives)} elements"
+                  if self.sends else "")
+        return self.signature + splits
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """What ranks announced where they disagree, and a sentence that says on what."""
+
+    by_rank: dict[int, Announcement]
+    sentence: str = "All must call the same ones, in the same order, on the same shapes."
 
 
 def without_variant(name: str) -> str:
@@ -66,7 +86,8 @@ def announce_collectives(channel) -> None:
             state.is_inside = True
             try:
                 given = _arguments(signature, args, kwargs)
-                channel.send("collective", _announcement(counts, name, argument, given))
+                if _is_known(given.get("group")):
+                    channel.send("collective", _announcement(counts, name, argument, given))
                 return function(*args, **kwargs)
             finally:
                 state.is_inside = False
@@ -83,20 +104,40 @@ def announce_collectives(channel) -> None:
 
 class CollectiveLog:
     """In the caller: the collectives that some ranks of their group have announced, but not all.
-    `mismatch` is the first disagreement, rank -> Announcement, or None."""
+    `mismatch` is the first disagreement, or None."""
 
     def __init__(self):
         self._incomplete = {}
-        self.mismatch: dict[int, Announcement] | None = None
+        self.mismatch: Mismatch | None = None
 
     def add(self, rank: int, announcement: Announcement) -> None:
+        """Takes what `rank` is about to call, and compares it with the others' same call."""
         key = (announcement.group, announcement.members, announcement.number)
         by_rank = self._incomplete.setdefault(key, {})
         by_rank[rank] = announcement
         if len({other.signature for other in by_rank.values()}) > 1:
-            self.mismatch = by_rank
+            self.mismatch = Mismatch(by_rank)
+        elif sentence := _unequal_splits(rank, by_rank):
+            self.mismatch = Mismatch(by_rank, sentence)
         elif len(by_rank) == len(announcement.members):
             del self._incomplete[key]
+
+
+def _unequal_splits(rank: int, by_rank: dict[int, Announcement]) -> str:
+    """Where `rank` and another disagree on the elements that one sends the other, as a sentence;
+    empty where they agree."""
+    for other in by_rank:
+        for sender, receiver in ((rank, other), (other, rank)):
+            sent = _elements(by_rank[sender].sends, by_rank[sender].members, receiver)
+            expected = _elements(by_rank[receiver].receives, by_rank[receiver].members, sender)
+            if None not in (sent, expected) and sent != expected:
+                return (f"Rank {sender} sends {counted(sent, 'element')} to rank {receiver}, which "
+                        f"expects {expected}.")
+    return ""
+
+
+def _elements(splits, members, rank) -> int | None:
+    return splits[members.index(rank)] if splits and rank in members else None
 
 
 def _arguments(signature, args, kwargs) -> dict:
@@ -108,28 +149,72 @@ def _arguments(signature, args, kwargs) -> dict:
     return given.arguments
 
 
+def _is_known(group) -> bool:
+    """Whether torch.distributed knows who is in a group: of rpc's it does not."""
+    return group is None or (isinstance(group, dist.ProcessGroup)
+                             and group in c10d._world.pg_group_ranks)
+
+
 def _announcement(counts, name, argument, given) -> Announcement:
     group = given.get("group") or dist.group.WORLD
-    title = getattr(group, "group_name", "")
+    title, members = getattr(group, "group_name", ""), dist.get_process_group_ranks(group)
     counts[title] += 1
-    return Announcement(title, tuple(dist.get_process_group_ranks(group)), counts[title],
-                        without_variant(name) + _tensor(given, argument) + _operation(given),
-                        _calling_line(sys._getframe(2)))
+    sends, receives = _splits(name, given, len(members))
+    return Announcement(title, tuple(members), counts[title],
+                        without_variant(name) + _tensor(name, argument, given) + _operation(given),
+                        _calling_line(sys._getframe(2)), sends, receives)
 
 
-def _tensor(given, argument) -> str:
+def _tensor(name, argument, given) -> str:
     tensor = given.get(argument)
+    if name in _SPLIT:  # shapes may differ from rank to rank: see _splits
+        tensor = tensor[0] if isinstance(tensor, list | tuple) and tensor else tensor
+        return f" of {_dtype(tensor)}" if isinstance(tensor, torch.Tensor) else ""
     if not isinstance(tensor, torch.Tensor):
         return f" of {tensor!r:.20}" if argument in given else ""
-    return f" of {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return f" of {_dtype(tensor)} {list(tensor.shape)}"
+
+
+def _dtype(tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _splits(name, given, members) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(elements sent to, elements received from) each rank of the group by an all-to-all; empty for
+    others, and where the arguments are wrong: then the function itself will raise."""
+    try:
+        if name == "all_to_all":
+            return tuple(tuple(tensor.numel() for tensor in given[f"{way}_tensor_list"])
+                         for way in ("input", "output"))
+        if name == "all_to_all_single":
+            return tuple(_elements_by_rank(given[way], given[f"{way}_split_sizes"], members)
+                         for way in ("input", "output"))
+    except (AttributeError, KeyError, TypeError, IndexError):
+        pass
+    return (), ()
+
+
+def _elements_by_rank(tensor, rows, members) -> tuple[int, ...]:
+    """How many elements of a tensor belong to each rank, from the rows of each (None: equal)."""
+    rows = rows or [tensor.shape[0] // members] * members
+    return tuple(count * tensor[:1].numel() for count in rows)
 
 
 def _operation(given) -> str:
     root = next((given[name] for name in ("src", "dst", "group_src", "group_dst")
                  if given.get(name) is not None), None)
-    op = given.get("op")
-    op = "" if op in (None, dist.ReduceOp.SUM) else f" with {str(op).split('.')[-1]}"
-    return op + (f" with root {root}" if root is not None else "")
+    return _reduction(given.get("op")) + (f" with root {root}" if root is not None else "")
+
+
+def _reduction(op) -> str:
+    """A reduce operation by its kind and factor: printed, it would show an address."""
+    kind, factor = getattr(op, "op", op), getattr(op, "factor", None)
+    if kind is None or kind == dist.ReduceOp.SUM:
+        return ""
+    if isinstance(factor, torch.Tensor):
+        factor = factor.tolist()
+    times = "" if factor is None else f" of factor {factor}"
+    return f" with {str(kind).split('.')[-1]}{times}"
 
 
 def _calling_line(frame) -> source_lines.Place:

@@ -52,8 +52,26 @@ def pack(fn: Callable, args: tuple) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Callable, tuple]:
-    """The `(fn, args)` that `pack` packed."""
-    return pickle.loads(data)
+    """The `(fn, args)` that `pack` packed. The functions and classes of the notebook or script that
+    came with it become attributes of this process's `__main__`: pickle, and so torch.save, object
+    collectives and pools, look them up there."""
+    file = io.BytesIO(data)
+    unpickler = pickle.Unpickler(file)
+    packed = unpickler.load()
+    while file.tell() < len(data):
+        definitions = unpickler.load()
+        vars(sys.modules["__main__"]).update(definitions)
+        for found in definitions.values():
+            _name_inner_classes(found)
+    return packed
+
+
+def _name_inner_classes(outer):
+    """Restores the qualified names of classes inside a class, which cloudpickle drops."""
+    for name, inner in list(vars(outer).items()):
+        if isinstance(inner, type) and (inner.__module__, inner.__qualname__) == ("__main__", name):
+            inner.__qualname__ = f"{outer.__qualname__}.{name}"
+            _name_inner_classes(inner)
 
 
 def _captured(fn, args) -> Iterator[tuple[str, object]]:
@@ -128,7 +146,15 @@ class IncomingResult:
 
 
 class _Pickler(cloudpickle.Pickler):
+    """definitions: name -> function or class of the caller's `__main__` that was met."""
+
+    def __init__(self, file, **options):
+        super().__init__(file, **options)
+        self.definitions = {}
+
     def reducer_override(self, value):
+        if isinstance(value, type | types.FunctionType) and value.__module__ == "__main__":
+            self._note_definition(value.__qualname__)
         if type(value) is io.TextIOWrapper and value not in (sys.stdout, sys.stderr):
             raise TypeError("an open file stays where it is")  # cloudpickle would read all of it
         if type(value) is torch.Tensor and _is_plain_and_large(value):
@@ -139,6 +165,12 @@ class _Pickler(cloudpickle.Pickler):
         if path := _operator_path(value):
             return _from_torch, path
         return super().reducer_override(value)
+
+    def _note_definition(self, qualified_name):
+        name = qualified_name.split(".")[0]  # of an inner class: the outer one
+        main = vars(sys.modules["__main__"])
+        if isinstance(main.get(name), type | types.FunctionType):
+            self.definitions[name] = main[name]
 
 
 def _operator_path(value) -> tuple[str, ...]:
@@ -179,8 +211,14 @@ def _in_band(buffer, buffers) -> bool:
 
 
 def _dumps(value) -> bytes:
+    """A pickle of the value, then pickles of the definitions that it needs: with one pickler, so
+    that what they share stays one object."""
     file = io.BytesIO()
-    _Pickler(file).dump(value)
+    pickler, sent = _Pickler(file), set()
+    pickler.dump(value)
+    while new := {name: found for name, found in pickler.definitions.items() if name not in sent}:
+        sent.update(new)
+        pickler.dump(new)
     return file.getvalue()
 
 

@@ -4,7 +4,9 @@ once, and keeps interrupts out of the moments in which they would break somethin
 import contextlib
 import multiprocessing
 import os
+import random
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -107,6 +109,16 @@ def rendezvous() -> Iterator[str]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+
+def free_port() -> int:
+    """A port of the loopback interface on which nothing listens now. It is none of those that the
+    system hands out by itself, from 32768 on: another process could get it in the meantime."""
+    for port in [*random.sample(range(20_000, 32_768), 20), 0]:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return probe.getsockname()[1]
+    raise LaunchError("no port of the loopback interface is free")
 
 
 @contextlib.contextmanager

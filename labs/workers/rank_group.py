@@ -7,7 +7,7 @@ from multiprocessing.connection import wait
 
 from labs.words import named_ranks
 from labs.workers import hang_rules, outcomes, processes, source_lines, worker
-from labs.workers.collective_matching import CollectiveLog
+from labs.workers.collective_matching import Announcement, CollectiveLog
 from labs.workers.devices import Plan
 from labs.workers.failures import Interrupted, RanksStuck, failure
 from labs.workers.outcomes import Kind, Outcome
@@ -47,11 +47,12 @@ class RankGroup:
 
     def _start(self, rendezvous):
         environment = {**os.environ, **self.options.environment}
+        port = processes.free_port()
         for rank in range(self.plan.ranks):
             self._start_rank(worker.RankConfig(
                 rank, self.plan.ranks, self.plan.backend, self.plan.devices[rank],
-                self.plan.threads, rendezvous, self.options.verify, self.options.memory_limit,
-                self.options.link, environment))
+                self.plan.threads, rendezvous, port, self.options.verify,
+                self.options.memory_limit, self.options.link, environment))
         for handle in self.handles:
             handle.send_function(self.packed)
 
@@ -134,10 +135,9 @@ class RankGroup:
 
     def _raise_if_failed_or_stuck(self):
         """Raises when the launch can no longer succeed."""
-        if self.collectives.mismatch:
+        if mismatch := self.collectives.mismatch:
             raise RanksStuck("the ranks are not in the same collective",
-                             self._mismatched_outcomes(),
-                             "All must call the same ones, in the same order, on the same shapes.")
+                             self._mismatched_outcomes(mismatch.by_rank), mismatch.sentence)
         if hang_rules.first_failure(self.handles):
             raise failure(self._outcomes())
         if reason := hang_rules.stuck_reason(self.handles, self.options.hang_after):
@@ -190,15 +190,14 @@ class RankGroup:
         self._listen_until(stack, seconds=0.5)
         return Outcome(handle.rank, Kind.UNRESPONSIVE, stack=stack())
 
-    def _mismatched_outcomes(self) -> list[Outcome]:
+    def _mismatched_outcomes(self, announced: dict[int, Announcement]) -> list[Outcome]:
         """What each rank is about to call; of a rank that has announced nothing, where it is."""
-        announced = self.collectives.mismatch
         members = next(iter(announced.values())).members
         self._listen_until(lambda: len(announced) == len(members), seconds=0.3)
         found = self._outcomes()
         for rank, call in announced.items():
             kind = Kind.OUT_OF_COLLECTIVES if call.place.is_ours else Kind.MISMATCHED
-            found[rank] = Outcome(rank, kind, collective=call.signature, number=call.number,
+            found[rank] = Outcome(rank, kind, collective=str(call), number=call.number,
                                   stack=[call.place])
         return found
 

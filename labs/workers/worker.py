@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 
 import cloudpickle
 
-from labs.workers import collective_matching, heartbeat, memory, pickling, slow_link, source_lines
+from labs.workers import (
+    collective_matching,
+    heartbeat,
+    memory,
+    pickling,
+    slow_link,
+    source_lines,
+    users_groups,
+)
 from labs.workers.channel import Channel
 from labs.workers.outcomes import Kind
 
@@ -29,8 +37,8 @@ _PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken p
 @dataclass(frozen=True)
 class RankConfig:
     """What one rank needs to know before its function. threads: intra-op threads. rendezvous: path
-    of the file in which the ranks meet. memory_limit: bytes, or None. link: what
-    slows the collectives down, or None."""
+    of the file in which the ranks meet. port: a free one, for what the function may want to start.
+    memory_limit: bytes, or None. link: what slows the collectives down, or None."""
 
     rank: int
     ranks: int
@@ -38,6 +46,7 @@ class RankConfig:
     device: str
     threads: int
     rendezvous: str
+    port: int
     verify: bool
     memory_limit: int | None = None
     link: "slow_link.Link | None" = None
@@ -127,12 +136,12 @@ def _join_group(config, channel):
     """Sets environment, threads and device of this rank, and initializes its process group."""
     os.environ.clear()  # the fork server has the environment of the time when it was started
     os.environ.update(config.environment)
+    os.environ.update(_torchruns_variables(config), LABS_RANK=str(config.rank),
+                      LABS_DEVICE=config.device)
     # Loopback only, so that no rank listens on the network; NCCL takes a plain "lo" for a prefix of
     # names. The flight recorder, which tells where a rank waits, is off unless it has a buffer.
     os.environ.update(
-        RANK=str(config.rank), LOCAL_RANK=str(config.rank), WORLD_SIZE=str(config.ranks),
-        LOCAL_WORLD_SIZE=str(config.ranks), LABS_RANK=str(config.rank), LABS_DEVICE=config.device,
-        GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=f"={LOOPBACK}",
+        GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=f"={LOOPBACK}", TP_SOCKET_IFNAME=LOOPBACK,
         OMP_NUM_THREADS=str(config.threads), TORCH_FR_BUFFER_SIZE=str(heartbeat.RECORDED))
     import torch
     import torch.distributed as dist
@@ -145,8 +154,19 @@ def _join_group(config, channel):
     sys.dont_write_bytecode = True  # a .pyc would hide a second edit of a module within a second
     dist.init_process_group(config.backend, rank=config.rank, world_size=config.ranks,
                             store=dist.FileStore(config.rendezvous, config.ranks))
+    users_groups.install(config.ranks)
     if config.verify:
         collective_matching.announce_collectives(channel)
+
+
+def _torchruns_variables(config) -> dict[str, str]:
+    """What torchrun sets on one node, but for those that say that torchrun did it."""
+    numbers = {"RANK": config.rank, "LOCAL_RANK": config.rank, "ROLE_RANK": config.rank,
+               "WORLD_SIZE": config.ranks, "LOCAL_WORLD_SIZE": config.ranks,
+               "ROLE_WORLD_SIZE": config.ranks, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1,
+               "MASTER_PORT": config.port}
+    return {"MASTER_ADDR": "127.0.0.1", "ROLE_NAME": "default",
+            **{name: str(number) for name, number in numbers.items()}}
 
 
 def _forward_warnings(channel):
