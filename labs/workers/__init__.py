@@ -9,6 +9,7 @@ raises it as one message. `output` shows what ranks print and report.
 In the fork server: `forkserver_preload` imports torch once, `forkserver_cleanup` tidies up.
 
 On a rank: `worker` is its main function, `channel` its connection to the caller, `heartbeat` the
-thread that reports where it is, `memory` its limit, `slow_link` what lets
-its collectives take time on a CPU, `pickling` how its result travels back.
+thread that reports where it is, from what `waits` notes and `activity` measures; `users_groups` is
+for functions that set up groups themselves, `memory` the rank's limit, `slow_link` what lets its
+collectives take time on a CPU, `pickling` how its result travels back.
 """

@@ -26,13 +26,12 @@ COMPARED = {
     "reduce_scatter_tensor": "input", "reduce_scatter_single": "input",
     "reduce_scatter": "output", "gather": "tensor", "scatter": "tensor",
     "all_to_all": "input_tensor_list", "all_to_all_single": "input", "barrier": None,
-    "all_gather_object": None, "broadcast_object_list": None, "gather_object": None, "scatter_object_list": None,
+    "all_gather_object": None, "broadcast_object_list": None, "gather_object": None,
+    "scatter_object_list": None,
 }
 _VARIANTS = {"all_gather_into_tensor": "all_gather", "all_gather_single": "all_gather",
              "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_single": "reduce_scatter",
              "all_to_all_single": "all_to_all"}
-
-
 _SPLIT = ("all_to_all", "all_to_all_single")  # each pair of ranks must agree on a size
 
 
@@ -208,7 +207,7 @@ def _operation(given) -> str:
 
 def _reduction(op) -> str:
     """A reduce operation by its kind and factor: printed, it would show an address."""
-    kind, factor = getattr(op, "op", op), getattr(op, "factor", None)
+    kind, factor = op.__getstate__() if hasattr(op, "op") else (op, None)
     if kind is None or kind == dist.ReduceOp.SUM:
         return ""
     if isinstance(factor, torch.Tensor):

@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from labs.workers import source_lines
+from labs.workers import slow_link, source_lines
 from labs.workers.activity import ActivityLog
 from labs.workers.collective_matching import COMPARED, without_variant
 from labs.workers.waits import MainThreadWaits
@@ -53,9 +53,12 @@ class Heartbeat(threading.Thread):
         frame, pending, counts = self._frame(), _oldest_pending(), _counts()
         self._note_instruction(frame, counts)
         collective, since = self._wait(frame, pending)
+        now = time.monotonic()
         quiet_since = max(since, self.activity.gloo_idle_since) if since else None
+        if since and slow_link.is_moving():
+            quiet_since = now
         return Progress(counts, collective, _number(pending) if collective else None, since,
-                        quiet_since, self.activity.starved, time.monotonic())
+                        quiet_since, self.activity.starved, now)
 
     def final_progress(self) -> "Progress":
         """How far the rank has come when its function has returned."""

@@ -108,6 +108,11 @@ def is_slow() -> bool:
     return _carrier is not None and _carrier.link is not None
 
 
+def is_moving() -> bool:
+    """Returns whether a collective of this rank is on a slow link now: then waiting is no hang."""
+    return _carrier is not None and _carrier.is_moving
+
+
 def proportional_link(step: Callable[[], object], share: float, latency_share: float = 0.0,
                       repeat: int = 3) -> Link:
     """On each rank: returns a link on which the collectives of `step()` take `share` of the time
@@ -147,6 +152,7 @@ class _LinkThread(threading.Thread):
     def __init__(self):
         super().__init__(name="labs-link", daemon=True)
         self.link: Link | None = None
+        self.is_moving = False  # whether a collective's bytes are on their way
         self.usage = Usage()
         self.waiting: queue.SimpleQueue[_Collective] = queue.SimpleQueue()
 
@@ -176,7 +182,9 @@ class _LinkThread(threading.Thread):
         with record_function(one.label):
             try:
                 one.work.wait()
+                self.is_moving = True
                 time.sleep(one.seconds)
+                self.is_moving = False
             except RuntimeError as error:  # a peer has gone
                 result = error
         one.done.set_result(result)

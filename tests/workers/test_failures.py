@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from labs import OutOfMemory, RankFailed, RanksStuck, last_failure, launch
-from labs.workers import memory
+from labs.workers import collective_matching, memory
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -125,6 +125,61 @@ def test_a_different_order_of_two_collectives():
 
     lines, seconds = failure(work, RanksStuck, ranks=2)
     assert "float32 [3] (#1)" in lines[1] and "float32 [2] (#1)" in lines[2] and seconds < 2
+
+
+def test_reductions_are_compared_by_kind_and_factor():
+    def work():
+        total = torch.ones(2)
+        dist.all_reduce(total, op=dist.ReduceOp(dist.ReduceOp.MAX))  # each rank has its own object
+        return total.tolist()
+
+    assert launch(work, ranks=2, quiet=True) == [[1.0, 1.0]] * 2
+    halves, thirds = (collective_matching._reduction(dist.ReduceOp.PREMUL_SUM(factor))
+                      for factor in (0.5, torch.tensor(1 / 4)))
+    assert (halves, thirds) == (" with PREMUL_SUM of factor 0.5", " with PREMUL_SUM of factor 0.25")
+    assert collective_matching._reduction(dist.ReduceOp(dist.ReduceOp.SUM)) == ""
+
+
+def test_different_reductions():
+    def work():
+        dist.all_reduce(torch.ones(2), op=[dist.ReduceOp.MAX, dist.ReduceOp.SUM][dist.get_rank()])
+
+    lines, _ = failure(work, RanksStuck, ranks=2)
+    assert "rank 0 calls all_reduce of float32 [2] with MAX (#1)" in lines[1]
+    assert "rank 1 calls all_reduce of float32 [2] (#1)" in lines[2]
+
+
+def exchange(splits):
+    """An all-to-all of rows of 2 elements in which rank r sends splits[r][s] rows to rank s."""
+    rank = dist.get_rank()
+    received = [row[rank] for row in splits]
+    output = torch.empty(sum(received), 2)
+    dist.all_to_all_single(output, torch.ones(sum(splits[rank]), 2), received, splits[rank])
+    dist.all_to_all([torch.empty(2) for _ in splits], [torch.ones(2) for _ in splits])
+    return len(output)
+
+
+def test_an_all_to_all_of_unequal_splits():
+    assert launch(exchange, [[1, 2, 3], [0, 1, 1], [2, 2, 0]], ranks=3, quiet=True) == [3, 5, 4]
+
+
+def test_an_all_to_all_whose_splits_do_not_fit():
+    def single():
+        sent, received = ([2, 3], [2, 1]) if dist.get_rank() == 0 else ([1, 2], [2, 2])
+        dist.all_to_all_single(torch.empty(sum(received), 2), torch.ones(sum(sent), 2), received,
+                               sent)
+
+    lines, seconds = failure(single, RanksStuck, ranks=2)
+    assert "all_to_all of float32 that sends [4, 6] and receives [4, 2] elements (#1)" in lines[1]
+    assert lines[3] == "Rank 0 sends 6 elements to rank 1, which expects 4." and seconds < 3
+
+    def lists():
+        size = 2 + dist.get_rank()
+        dist.all_to_all([torch.empty(size) for _ in range(2)], [torch.ones(size)] * 2)
+
+    lines, _ = failure(lists, RanksStuck, ranks=2)
+    assert lines[3] in ("Rank 0 sends 2 elements to rank 1, which expects 3.",
+                        "Rank 1 sends 3 elements to rank 0, which expects 2.")
 
 
 def test_collectives_made_of_collectives_and_torchs_own_are_no_mismatch():
