@@ -106,6 +106,37 @@ def remembered_base(checkout):
     return {"PYTHON": path} if path and probe(path) else {}
 
 
+def unused_python(checkout):
+    """Return a sentence if the environment names another Python than .venv was made with, or ''."""
+    wanted = os.environ.get("PYTHON")
+    if not wanted:
+        return ""
+    names = [real_executable(python) for python in (wanted, checkout.python)]
+    if names[0] == names[1]:
+        return ""
+    return (
+        f"PYTHON={wanted} is not used: .venv is already here, made with {names[1]}. Remove the "
+        f"folder {checkout.venv} to have it made anew."
+    )
+
+
+def report_unused_python(checkout):
+    """Say so where PYTHON, which chooses the Python of a new .venv, changes nothing."""
+    sentence = unused_python(checkout)
+    if sentence:
+        report(sentence)
+
+
+def real_executable(python):
+    """Return the path of the Python that runs under a name, links followed; None if none does."""
+    code = "import os, sys; print(os.path.realpath(sys.executable))"
+    try:
+        printed = subprocess.check_output([python, "-c", code], stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return printed.decode().strip()
+
+
 def find_base(checkout):
     """Return what `probe` says of the Python to make .venv with, which runs every pin."""
     return choose_base(dict(remembered_base(checkout), **os.environ), checkout.pins())
@@ -211,6 +242,7 @@ def announce(checkout, torch):
 def prepare_venv(checkout):
     """Step 1: make .venv, or keep the one that is there; return its torch's version or None."""
     if is_usable(checkout):
+        report_unused_python(checkout)
         found = probe(checkout.python)
         announce(checkout, found["torch"])
         drop_half_installed(checkout)
@@ -245,7 +277,9 @@ def main(root):
     """Set up the checkout at `root` if it is not current; return an exit code."""
     checkout = Checkout(root)
     try:
-        if not is_current(checkout):
+        if is_current(checkout):
+            report_unused_python(checkout)
+        else:
             if fcntl is None:
                 raise SetupError("On Windows the workbook runs inside WSL2: clone it there.")
             with exclusive(checkout) as lock_fd:

@@ -1,6 +1,8 @@
 """Run the workbook's tests in stages and add up their results: scripts/test."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -9,6 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from _test_options import ALL_MINUTES, FAST_MINUTES, check
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,6 +54,24 @@ def timed(name, run, *arguments):
     result.seconds = time.monotonic() - start
     print(f"=== {name}: {result.counts()} in {result.seconds:.0f} s", flush=True)
     return result
+
+
+def end_descendants():
+    """End all processes that were started from here: kernels and ranks are no children of pytest's
+    group, so a signal to that group would miss them."""
+    below = psutil.Process().children(recursive=True)
+    for ask in (psutil.Process.terminate, psutil.Process.kill):
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                ask(process)
+        _, below = psutil.wait_procs(below, timeout=3)
+
+
+def on_end_signal(number, _):
+    """Take the tests along when this process is asked to end; a shell reports 128 + the signal."""
+    end_descendants()
+    print(f"\nThe tests were ended by {signal.Signals(number).name}.", flush=True)
+    os._exit(128 + number)
 
 
 def command_stage(name, command):
@@ -154,6 +175,8 @@ def announce(options):
 
 def main(arguments):
     """Run what the command line asks for; return the exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_end_signal)
     options = check(arguments)
     options.paths = [os.path.relpath(path, ROOT) for path in options.paths]
     os.chdir(ROOT)

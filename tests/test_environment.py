@@ -14,6 +14,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 
+import psutil
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -521,6 +522,8 @@ def test_lab_names_a_notebook_that_is_not_there(ready):
     ("test tests/none.py", "There is no tests/none.py"),
     ("bench", "arguments are required: bench"),
     ("bench none", "invalid choice: 'none'"),
+    ("bench launch --rounds 0", "argument --rounds: 0 is not above 0"),
+    ("bench trace --mb large", "argument --mb: invalid float value: 'large'"),
     ("lock --nonsense", "unrecognized arguments: --nonsense"),
     ("lock 2.13.0+cpu", "2.13.0+cpu is no version of torch that every machine has"),
     ("lab notebooks/99_none.ipynb", "no notebook notebooks/99_none.ipynb"),
@@ -570,6 +573,41 @@ def test_stages_count_what_pytest_counts(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "1 passed, 1 failed, 1 skipped"
+
+
+def test_a_term_signal_ends_the_driver_with_its_children(tmp_path):
+    (tmp_path / "test_long.py").write_text(
+        "import subprocess, time\n"
+        "def test_long():\n"
+        "    child = subprocess.Popen(['sleep', '99'], start_new_session=True)\n"
+        f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "    time.sleep(99)\n"
+    )
+    driver = subprocess.Popen([sys.executable, SCRIPTS / "_test_run.py", tmp_path],
+                              stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    family = psutil.Process(driver.pid).children(recursive=True)
+    driver.terminate()
+    said, _ = driver.communicate(timeout=20)
+    assert driver.returncode == 143 and "The tests were ended by SIGTERM." in said
+    assert len(family) >= 2 and not psutil.wait_procs(family, timeout=5)[1]
+
+
+@pytest.mark.parametrize("wanted, words", [
+    (None, ""), (sys.executable, ""), ("/bin/false", "PYTHON=/bin/false is not used: .venv is "
+                                                     "already here, made with ")])
+def test_a_python_that_changes_nothing_is_named(tmp_path, monkeypatch, wanted, words):
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python").symlink_to(os.path.realpath(sys.executable))
+    monkeypatch.delenv("PYTHON", raising=False)
+    if wanted:
+        monkeypatch.setenv("PYTHON", wanted)
+    said = setup.unused_python(checkouts.Checkout(str(tmp_path)))
+    assert said.startswith(words) and bool(said) == bool(words)
 
 
 DEBIANS = "/usr/bin/python3"

@@ -32,12 +32,13 @@ _READY_MADE = {
 
 
 def on_ranks(fn: Callable, *args, world_sizes: tuple[int, ...] = WORLD_SIZES,
-             hang_after: float = 4.0) -> list[Any]:
+             hang_after: float = 4.0, timeout: float = 30.0) -> list[Any]:
     """What `fn(*args)` returns on each rank of 2, 3 and 4 ranks, one launch after the other, in one
-    list. On the CPU, where sums are exact enough to be compared and ranks start at once."""
+    list. On the CPU, where sums are exact enough to be compared and ranks start at once. timeout:
+    seconds after which a launch is stopped in which a rank still computes, in an endless loop."""
     return [result for ranks in world_sizes
             for result in launch(fn, *args, ranks=ranks, quiet=True, device="cpu",
-                                 hang_after=hang_after)]
+                                 hang_after=hang_after, timeout=timeout)]
 
 
 def raise_on_all_ranks(judge: Callable[..., Result], *args) -> Result:

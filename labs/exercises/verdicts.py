@@ -12,10 +12,12 @@ from labs.pictures import palette
 from labs.words import with_article
 from labs.workers import source_lines
 from labs.workers.failures import LaunchError, RankFailed
-from labs.workers.output import NOISE
+from labs.workers.launcher import time_limit
+from labs.workers.output import last_lines
 
 COLOURS = {True: palette.PASSED, False: palette.REJECTED, None: palette.PENDING}
 Drawn = TypeVar("Drawn")
+LAUNCH_SECONDS = 120.0  # of one launch in a check or a picture: an answer may hold an endless loop
 SIGNS = {True: "✓", False: "✗", None: "○"}
 
 
@@ -110,7 +112,8 @@ def _judged(exercise, hints, finish, function):
         if any(answer is ... for answer in answers):
             return Verdict(exercise, None, "is waiting for your answer")
         try:
-            return print_in_script(finish(function(*answers, **options)))
+            with time_limit(LAUNCH_SECONDS):
+                return print_in_script(finish(function(*answers, **options)))
         except Exception as error:
             return print_in_script(_hinted(verdict_of(exercise, error), hints or {}))
 
@@ -152,9 +155,8 @@ def verdict_of(exercise: str, error: Exception) -> Verdict:
 def _printed(error, most: int = 20) -> str:
     """The last lines that the failing rank printed (rank 0, if it is all of them that failed)."""
     rank = getattr(error, "rank", 0)
-    lines = (error.output[rank] if len(getattr(error, "output", ())) > rank else "").splitlines()
-    lines = [line for line in lines if not NOISE.match(line)]
-    return "\n".join(f"rank {rank} │ {line}" for line in lines[-most:])
+    text = error.output[rank] if len(getattr(error, "output", ())) > rank else ""
+    return "\n".join(f"rank {rank} │ {line}" for line in last_lines(text, most))
 
 
 def _html(text):

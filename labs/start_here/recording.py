@@ -21,6 +21,7 @@ from labs.workers.failures import RankFailed
 from labs.workers.launcher import Results, launch
 
 HANG_AFTER = 5.0  # seconds that a check waits in a collective before it calls it a hang
+TIMEOUT = 30.0  # seconds after which it stops ranks that still compute, in an endless loop
 _SIZED = {"_reduce_scatter_base_": "reduce_scatter_tensor",
           "_allgather_base_": "all_gather_into_tensor"}  # take (output, input)
 
@@ -29,7 +30,7 @@ def run(function: Callable, *args, ranks: int, **options) -> Results:
     """`launch`, on GPUs only where each rank has its own: gloo cannot send GPU tensors."""
     return launch(function, *args, ranks=ranks, **{
         "device": None if ranks <= devices.gpus() else "cpu", "quiet": True,
-        "hang_after": HANG_AFTER, **options})
+        "hang_after": HANG_AFTER, "timeout": TIMEOUT, **options})
 
 
 def run_answer(function: Callable, answer: Callable, *args, ranks: int) -> Results:

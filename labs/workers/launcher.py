@@ -1,10 +1,12 @@
 """`launch`: run a function on real ranks, from a notebook cell or a script."""
 
+import contextlib
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 from labs.words import counted
@@ -16,6 +18,7 @@ from labs.workers.rank_group import RankGroup
 from labs.workers.slow_link import Link
 
 _announced = set()  # reasons of plans that were already shown
+_time_limit: ContextVar[float | None] = ContextVar("time_limit", default=None)
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,23 @@ def launch(fn: Callable, *args, ranks: int | None = None, **options) -> Results:
     return Results(values, group.progress.series, group.output.text, time.monotonic() - began)
 
 
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Inside the block, each launch that is given no timeout has this one: a check must end, also
+    with an endless loop in the answer."""
+    before = _time_limit.set(seconds)
+    try:
+        yield
+    finally:
+        _time_limit.reset(before)
+
+
 def _options(given) -> Options:
     known = Options.__dataclass_fields__
     if unknown := set(given) - set(known):
         raise TypeError(f"launch has no option {', '.join(sorted(unknown))}; it has ranks, "
                         f"{', '.join(known)}. Arguments of the function go by position")
-    return Options(**given)
+    return Options(**{"timeout": _time_limit.get(), **given})
 
 
 def _announce(plan, quiet):

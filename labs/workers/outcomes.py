@@ -19,8 +19,10 @@ _LIKELY_CAUSES = {
     signal.SIGKILL: ", probably because the machine ran out of memory",
     signal.SIGSEGV: ": a crash in C++ code",
     signal.SIGBUS: ": a crash in C++ code; /dev/shm may be too small",
-    signal.SIGABRT: ": C++ code gave up; its last words are in the output above",
+    signal.SIGABRT: ": C++ code gave up; what it said last is in the rank's output",
 }
+# gloo's words when it aborts, for which torch raises nothing
+_WRONG_SIZE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
 class Kind(StrEnum):
@@ -57,9 +59,10 @@ class Kind(StrEnum):
 class Outcome:
     """What became of one rank.
 
-    collective, number: where it waits, or what it is about to call; number counts from 1 in the
-    process group. issued: how many collectives a rank that returned had called (None: unknown).
-    seconds: how long it has waited. failed_at: seconds since the epoch. stack: outermost first.
+    message: its exception's, or what its process printed last. collective, number: where it waits,
+    or what it is about to call; number counts from 1 in the process group. issued: how many
+    collectives a rank that returned had called (None: unknown). seconds: how long it has waited.
+    failed_at: seconds since the epoch. stack: outermost first.
     """
 
     rank: int
@@ -134,9 +137,17 @@ def describe(outcome: Outcome, ranks: int = 1) -> str:
     phrase = re.sub(r"\[(.*?)\|(.*?)\]", r"\2" if ranks > 1 else r"\1", _PHRASES[outcome.kind])
     return phrase.format(
         o=outcome, collective=outcome.collective + number,
-        message=f": {message}" if message else "", cause=_LIKELY_CAUSES.get(outcome.signal, ""),
+        message=f": {message}" if message else "", cause=_cause_of_death(outcome),
         place=f" at {outcome.place}" if outcome.place else "",
         since=f" for {outcome.seconds:.0f} s" if outcome.seconds >= 1 else "")
+
+
+def _cause_of_death(outcome) -> str:
+    """Why a signal killed a rank, as far as that is known: the end of a sentence."""
+    if found := _WRONG_SIZE.search(outcome.message):
+        return (f": gloo received {int(found[1]):,} bytes where it expected {int(found[2]):,}, so "
+                "the ranks are in different collectives, or their tensors differ in shape")
+    return _LIKELY_CAUSES.get(outcome.signal, "")
 
 
 def summary(outcomes: Iterable[Outcome], root: Outcome | None = None) -> list[str]:

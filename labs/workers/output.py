@@ -10,7 +10,7 @@ import warnings
 from collections import deque
 from dataclasses import dataclass, field
 
-from labs.words import named_ranks
+from labs.words import counted, named_ranks
 from labs.workers import source_lines
 from labs.workers.progress import progress_bar
 
@@ -19,6 +19,7 @@ SHOWN = 200  # lines of each rank that are shown as they come; of the rest, the 
 LAST = 20
 GATHER = 1.0  # seconds in which the same warning from other ranks may join the first
 WIDEST = 2_000  # characters shown of one line
+WARNINGS_SHOWN = 30  # different Python warnings of one launch
 KEPT = 16_000_000  # bytes of each rank that are kept
 ARRIVAL_SHOWN = 50_000_000  # bytes of results from which their arrival is shown
 NO_TEXT = "(bytes that are no text; all are in .output)"
@@ -27,6 +28,8 @@ NO_TEXT = "(bytes that are no text; all are in .output)"
 # prints at every start, and the stacks that faulthandler writes for us. Kept in `text`.
 NOISE = re.compile(r"(\[rank\d+\]:)?\[[EW]\d{4} [\d:.]+ (ProcessGroup|Utils|socket)\w*\.cpp"
                    r"|USDT:.*ProfilerHandler|Fatal Python error: |(Current t|T)hread 0x"
+                   r"|terminate called after throwing an instance of 'gloo::"
+                   r"|  what\(\):  \[enforce fail at \S*/gloo/"
                    r'|  File ".*", line \d+ in |Extension modules: ')
 _CONTROL = re.compile("\x1b(?!\\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 
@@ -55,10 +58,13 @@ class LaunchOutput:
         return bool(data)
 
     def add_warning(self, rank: int, text: str, place) -> None:
-        """Takes a Python warning; the same one from several ranks is shown once."""
+        """Takes a Python warning; the same one from several ranks is shown once, and of too many
+        different ones how many there were."""
         self.by_rank[rank].keep(f"{place}: {text}\n".encode())
-        title = f"{text}, at {place}"
-        self._warnings.setdefault(title, RepeatedWarning(title)).ranks.append(rank)
+        title = f"{cut(text)}, at {place}"
+        if title not in self._warnings and len(self._warnings) >= WARNINGS_SHOWN:
+            title = "other warnings, which are not shown here; all are in .output"
+        self._warnings.setdefault(title, RepeatedWarning(title)).add(rank)
 
     def show_notice(self, text: str) -> None:
         """Shows a sentence of the launcher's own, also where the ranks' output is not shown."""
@@ -93,21 +99,27 @@ class LaunchOutput:
 
 @dataclass
 class RepeatedWarning:
-    """A warning, and the ranks it came from, once for each time it came."""
+    """A warning, the ranks it came from, and how often it came."""
 
     title: str
     since: float = field(default_factory=time.monotonic)
-    ranks: list[int] = field(default_factory=list)
+    ranks: set[int] = field(default_factory=set)
+    count: int = 0
     shown: int = 0  # how often it had come when it was shown
+
+    def add(self, rank: int) -> None:
+        """It came once more."""
+        self.ranks.add(rank)
+        self.count += 1
 
     def new_line(self) -> str:
         """What has come since it was shown, as a line to print; empty if nothing has."""
-        count, before, self.shown = len(self.ranks), self.shown, len(self.ranks)
-        if count == before:
+        before, self.shown = self.shown, self.count
+        if self.count == before:
             return ""
-        times = f" ({count} times)" if count > len(set(self.ranks)) else ""
+        times = f" ({self.count:,} times)" if self.count > len(self.ranks) else ""
         again = "again: " if before else ""
-        return f"{named_ranks(set(self.ranks))} │ {again}{self.title}{times}\n"
+        return f"{named_ranks(self.ranks)} │ {again}{self.title}{times}\n"
 
 
 class RankOutput:
@@ -188,8 +200,21 @@ def _readable(line: bytes) -> str:
     text = line.decode("utf-8", "replace").rstrip("\r").rsplit("\r", 1)[-1]
     if text.count("\N{REPLACEMENT CHARACTER}") > len(text) / 8:
         return NO_TEXT
-    more = f" … ({len(text) - WIDEST:,} characters more)" if len(text) > WIDEST else ""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text[:WIDEST]) + more
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", cut(text))
+
+
+def cut(text: str, most: int = WIDEST) -> str:
+    """The text, or its first `most` characters and a remark that says how many more there are."""
+    return text[:most] + (f" … ({len(text) - most:,} characters more)" if len(text) > most else "")
+
+
+def last_lines(text: str, most: int = LAST) -> list[str]:
+    """The last lines of what somebody printed, as a notebook may show them: without noise, each of
+    them cut, below a line that says how many lines are left out, if any."""
+    lines = [line for line in text.splitlines() if line and not NOISE.match(line)]
+    hidden = len(lines) - most
+    above = [f"… {counted(hidden, 'line')} above this one"] if hidden > 0 else []
+    return above + [_readable(line.encode()) for line in lines[-most:]]
 
 
 class ProgressBars:

@@ -76,7 +76,8 @@ class RankHandle:
         kind = (Kind.OUT_OF_MEMORY_IN_CPP if shortage else
                 Kind.KILLED if code is not None and code < 0 else Kind.PROCESS_EXITED)
         self.outcome = Outcome(self.rank, kind, exit_code=code, failed_at=time.time(),
-                               stack=source_lines.parse_stack_dump(printed), shortage=shortage)
+                               message=printed, shortage=shortage,
+                               stack=source_lines.parse_stack_dump(printed))
 
     def value(self):
         """What it returned. Raises LaunchError where that cannot be read here."""

@@ -40,16 +40,30 @@ def check(arguments: list) -> argparse.Namespace:
                "these machines' seconds drift.")
     parser.add_argument("bench", choices=list(BENCHES))
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
-    parser.add_argument("--rounds", type=int, help="turns of each variant (default: the bench's)")
-    parser.add_argument("--ranks", type=int, nargs="+", help="world sizes (default: the bench's)")
+    count = _positive(int)
+    parser.add_argument("--rounds", type=count, help="turns of each variant (default: the bench's)")
+    parser.add_argument("--ranks", type=count, nargs="+", help="world sizes (default: the bench's)")
     memory = parser.add_argument_group("of the bench memory")
     memory.add_argument("--only", nargs="+", help="cases whose name contains one of these; "
                                                   "dryrun_70b_1024, dryrun_8b_8")
-    memory.add_argument("--cases", type=int, help="that many cases, spread over the grid")
+    memory.add_argument("--cases", type=count, help="that many cases, spread over the grid")
     memory.add_argument("--device", choices=["cpu", "cuda"],
                         help="real ranks on the CPU, or one GPU (default: a GPU, if any)")
-    parser.add_argument("--mb", type=float, help="of the bench trace: size of the file (100)")
+    parser.add_argument("--mb", type=_positive(float),
+                        help="of the bench trace: size of the file (100)")
     return parser.parse_args(arguments)
+
+
+def _positive(kind):
+    """A converter for argparse: a number of this kind above 0."""
+    def convert(text):
+        number = kind(text)
+        if not number > 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return number
+
+    convert.__name__ = kind.__name__  # argparse names it where the text is no number
+    return convert
 
 
 @contextlib.contextmanager

@@ -35,12 +35,15 @@ def _walk(grid, name, choices):
     return move, len(moves) - 10
 
 
-def _record(**setting) -> float:
-    """Seconds that the first prediction of a model takes: for one sequence, and for several, which
-    run other operations."""
+def _record(choices, **setting) -> float:
+    """Seconds that a model's first predictions take: for one sequence and for several, which run
+    other operations; and as long as the slider allows, past the window of Mistral's attention."""
+    longest = next(max(value for _, value in choice.options) for choice in choices
+                   if choice.name == "sequence")
     began = time.perf_counter()
     for batch in (1, 2):
-        explorer.Setting(**{**setting, "batch": batch}).error()
+        for sequence in (setting["sequence"], longest):
+            explorer.Setting(**{**setting, "batch": batch, "sequence": sequence}).error()
     return time.perf_counter() - began
 
 
@@ -51,7 +54,7 @@ def run(arguments) -> dict:
     controls = explorer.explore_memory(sequence=1024)  # as long as GPT-2 allows
     for name in explorer.MODELS:
         say(f"{name}: sliders move")
-        recorded[name] = _record(**{**controls.first, "model": name})
+        recorded[name] = _record(controls.choices, **{**controls.first, "model": name})
         grid, _ = controls.box().children
         move, moves = _walk(grid, name, controls.choices)
         moved[name] = _milliseconds(move, min(arguments.rounds or moves, moves))

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 import labs
 from labs import launch
-from labs.exercises import guesses
+from labs.exercises import guesses, verdicts
 from labs.exercises.verdicts import Verdict, Wrong, check, kind_of, shows
 
 
@@ -61,6 +61,25 @@ def test_a_failure_on_a_rank_is_a_verdict(warm_launcher):
 
     verdict = check_on_ranks(fails)
     assert verdict.passed is False and "rank 1 raised ValueError: mine" in str(verdict)
+
+
+@pytest.mark.parametrize("body, words", [
+    ("while dist.get_rank() == 1: pass", ("not done after 1 s", "rank 1 computes at",
+                                          "is there a loop on rank 1 that never ends?")),
+    ("while True: print('again')", ("ranks 0 and 1 compute at", "… ", "lines above this one")),
+    ("import sys; sys.exit('enough')", ("rank 0 called sys.exit(enough)",)),
+    ("import os; os._exit(7)", ("ended its process with exit code 7",)),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", ("killed by signal 15 (SIGTERM)",)),
+    ("print('x' * 10**7); raise ValueError", ("raised ValueError", "9,998,000 characters more")),
+], ids=["loop", "endless print", "sys.exit", "os._exit", "signal", "a long line"])
+def test_what_an_answer_may_do_on_a_rank_ends_in_a_short_verdict(body, words, warm_launcher,
+                                                                 monkeypatch):
+    monkeypatch.setattr(verdicts, "LAUNCH_SECONDS", 1)
+    defined = {"dist": dist}
+    exec(compile(f"def answer():\n    {body}\n    return 1", __file__, "exec"), defined)
+    verdict = check_on_ranks(defined["answer"])
+    assert verdict.passed is False and len(str(verdict)) < 10_000
+    assert all(part in str(verdict) for part in words), verdict
 
 
 def test_a_verdict_passes_through_what_needs_it():

@@ -15,7 +15,7 @@ from faults import faulty
 
 import labs
 from labs import launch
-from labs.workers import hang_rules, pickling
+from labs.workers import hang_rules, output, pickling
 from labs.workers.pickling import CannotSend
 
 GB = 1_000_000_000
@@ -182,6 +182,20 @@ def test_a_warning_says_how_often_it_came(capfd, next_launch_works):
     assert f"ranks 0–3 │ UserWarning: careful, at test_values.py line {line} (12 times)\n" in shown
     assert f"rank 0 │ UserWarning: alone, at test_values.py line {line + 2}\n" in shown
     assert results.output[1].count("UserWarning: careful") == 3
+
+
+def test_a_flood_of_different_warnings_is_cut(capfd, next_launch_works):
+    def work():
+        import warnings
+
+        for number in range(1_000):
+            warnings.warn(f"number {number}", stacklevel=1)
+
+    results = launch(work, ranks=2)
+    shown = [line for line in capfd.readouterr().out.splitlines() if "│" in line]
+    assert len(shown) <= output.WARNINGS_SHOWN + 2
+    assert "other warnings, which are not shown here; all are in .output (" in shown[-1]
+    assert results.output[1].count("number") == 1_000
 
 
 def test_reports_by_the_ten_thousand(next_launch_works):

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from labs import OutOfMemory, RankFailed, RanksStuck, last_failure, launch
 from labs.workers import collective_matching, memory
+from labs.workers.output import last_lines
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -230,6 +231,17 @@ def test_a_rank_that_leaves_is_named_for_what_it_did(leave, words):
     assert lines[0].startswith(f"rank 1 {words}")
     assert all("connection" in line or "wait" in line for line in lines[1:] if "rank" in line[:5])
     assert seconds < 2
+
+
+def test_gloos_abort_is_explained_where_nobody_compares():
+    def work():
+        dist.all_reduce(torch.ones(1000 if dist.get_rank() else 2))
+
+    lines, _ = failure(work, ranks=2, verify=False)
+    assert lines[0].startswith("rank 0 was killed by signal 6 (SIGABRT): gloo received ")
+    assert lines[0].endswith("the ranks are in different collectives, or their tensors differ in "
+                             "shape")
+    assert not [line for text in last_failure().output for line in last_lines(text)]
 
 
 def test_a_keyboard_on_a_rank():
