@@ -341,4 +341,5 @@ def test_a_deadlock_is_named_in_time():
         assert isinstance(found[program.__name__], labs.RanksStuck), (program, message)
         assert words in message and "not done" not in message, (program, message)
         waited = [o.seconds for o in found[program.__name__].outcomes]
-        assert HANG_AFTER < min(waited) and max(waited) < HANG_AFTER + 2, (program, waited)
+        # 2 s later at most on a quiet machine; here 8 launches share it, one of them polls
+        assert HANG_AFTER < min(waited) and max(waited) < HANG_AFTER + 4, (program, waited)
