@@ -159,22 +159,24 @@ class RankGroup:
                         *(h.changed for h in self.handles))
         if self.stall_notice.is_due(last_sign):
             quiet = time.monotonic() - last_sign
-            lines = "; ".join(outcomes.summary(self._outcomes()))
+            lines = "; ".join(outcomes.summary(self._outcomes(disturb=False)))
             self.output.show_notice(
                 f"nothing new for {quiet:.0f} s: {lines}. Interrupt the cell if that is not meant; "
                 "launch(..., timeout=60) would stop it by itself.")
 
     # what became of each rank
 
-    def _outcomes(self) -> list[Outcome]:
-        """What became of every rank by now; those still running are asked where they are."""
+    def _outcomes(self, disturb: bool = True) -> list[Outcome]:
+        """What became of every rank by now; those still running are asked where they are. disturb:
+        also by a signal, for ranks that will be stopped: it may end a call of C that they are in.
+        """
         for handle in self.handles:
             handle.ask_position()
         asked = [handle for handle in self.handles if handle.has_function]
         self._listen_until(lambda: all(h.position or h.settled for h in asked), seconds=0.4)
         silent = [handle for handle in self.handles if handle.silent]
         found = [handle.present_outcome() for handle in self.handles]
-        for handle in silent:
+        for handle in silent if disturb else ():
             found[handle.rank] = self._unresponsive_outcome(handle)
         not_started = range(len(found), self.plan.ranks)
         return found + [Outcome(rank, Kind.STARTING) for rank in not_started]

@@ -11,6 +11,7 @@ import types
 from dataclasses import dataclass
 
 _LABS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_COMPILED = f"{os.sep}torchinductor_"  # where torch.compile writes the code that it makes
 _LIBRARIES = tuple({os.path.realpath(sysconfig.get_paths()[name])
                     for name in ("stdlib", "purelib", "platlib")})
 
@@ -48,7 +49,8 @@ def _is_students(filename) -> bool:
     if filename.startswith("<") and not filename.startswith("<ipython"):
         return False
     path = os.path.realpath(filename)
-    return not (path.startswith((*_LIBRARIES, _LABS + os.sep)) or "site-packages" in path)
+    return not (path.startswith((*_LIBRARIES, _LABS + os.sep)) or "site-packages" in path
+                or _COMPILED in path)
 
 
 def students(stack: list[Place]) -> list[Place]:
