@@ -72,7 +72,8 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, TooMuchOutput):
         return str(error)
     if isinstance(error, SystemExit):
-        return f"the code called sys.exit({'' if error.code is None else shortened(error.code, 100)})"
+        code = "" if error.code is None else shortened(error.code, 100)
+        return f"the code called sys.exit({code})"
     try:
         text = str(error)
     except BaseException as another:
