@@ -44,11 +44,24 @@ def stage_passes(stage: int, reshard: bool = True) -> dict[str, int]:
     only once without `reshard`. No stage ever sends optimizer state. Source: Rajbhandari et al.,
     "ZeRO", SC 2020 (arXiv 1910.02054), section 7.
     """
+    found = {}
+    for collectives in passes_by_phase(stage, reshard).values():
+        for kind in collectives:
+            found[kind] = found.get(kind, 0) + 1
+    return found
+
+
+def passes_by_phase(stage: int, reshard: bool = True) -> dict[str, tuple[str, ...]]:
+    """Phase of a step, "forward", "backward" or "step" -> the collectives through which all Ψ
+    parameters, or their gradients, go once in it. stage, reshard: as for `stage_passes`."""
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"stage={stage}: ZeRO has stages 1, 2 and 3; 0 is DDP")
     if stage == 0:
-        return {"all_reduce": 1}
-    return {"reduce_scatter": 1, "all_gather": 2 if stage == 3 and reshard else 1}
+        return {"forward": (), "backward": ("all_reduce",), "step": ()}
+    if stage < 3:  # gathered once the optimizer has updated its shard
+        return {"forward": (), "backward": ("reduce_scatter",), "step": ("all_gather",)}
+    again = ("all_gather",) if reshard else ()
+    return {"forward": ("all_gather",), "backward": (*again, "reduce_scatter"), "step": ()}
 
 
 def _checked(ranks: int) -> int:

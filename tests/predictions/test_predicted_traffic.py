@@ -76,3 +76,11 @@ def test_zero3_that_gathers_in_bf16_sends_the_bytes_of_ddp_in_fp32():
 def test_a_stage_that_zero_does_not_have_is_refused():
     with pytest.raises(ValueError, match="stages 1, 2 and 3"):
         traffic.stage_passes(4)
+
+
+def test_phases_together_are_the_step():
+    for stage in range(4):
+        for reshard in (True, False):
+            kinds = sum(traffic.passes_by_phase(stage, reshard).values(), ())
+            assert {kind: kinds.count(kind) for kind in kinds} == traffic.stage_passes(stage,
+                                                                                       reshard)
