@@ -1,19 +1,23 @@
 # %% [markdown]
 # # 01 · Memory math
 #
-# **75 minutes** · any machine with 2 cores, no GPU
+# | | |
+# |:--|:--|
+# | **Time** | 90 minutes |
+# | **Needs** | any machine with 2 cores; no GPU |
 #
-# Before you rent a GPU you can say what each rank of a training job will hold. You write the
-# formulas, one for each kind of byte, and compare every one with real models, real tensors and
-# ranks that really train. At the end your own function answers the question: does it fit?
+# The weights of Llama-2-7B take 13 GB in 16 bits, and an A100 has 85. Training it there runs out of
+# memory all the same: where do the other bytes go? You write a formula for each kind of byte and
+# compare it with real models and ranks.
 #
-# *On a rented 8×A100 node: 1 minute of compute, about $0.37.*
+# <small>On a rented 8×A100 node: 1 minute of compute, about $0.37.</small>
 
 # %% [markdown]
 # ## You will be able to
 #
 # - count a model's parameters from its configuration, exactly;
 # - say how many bytes a recipe needs for each, and each rank under ZeRO-1, -2 and -3;
+# - say what mixed precision halves, and what an optimizer's step needs for a moment;
 # - estimate activations, and say what checkpointing costs and saves;
 # - decide whether a job fits on a GPU, and name what your estimate leaves out.
 
@@ -21,10 +25,15 @@
 # ## The models
 #
 # A **configuration** lists a model's sizes, and everything else follows from them. Below, `m` stands
-# for one column of the table, for example `m.hidden`. Throughout, a GB is 10⁹ bytes and a GiB 2³⁰,
-# which is 7 % more: a GPU of 80 "GB" really has 80 GiB, less what the driver takes.
+# for one column of the table, for example `m.hidden`.
+#
+# Throughout, a GB is 10⁹ bytes and a GiB 2³⁰, which is 7 % more. An "80 GB" A100 really has 80 GiB.
+# The driver takes some of it, and CUDA reports 79.25 GiB, or 85.1 GB. This is its capacity in all
+# our charts.
 
 # %%
+import math
+
 import torch
 
 import labs
@@ -38,22 +47,37 @@ lab.show_models()
 # %% [markdown]
 # ## Parameters
 #
-# A decoder is an embedding, `m.layers` equal blocks, a final norm and a head. Here is what a block
-# of Llama-3-8B holds. Llama-3 uses **grouped-query attention**: its 32 query heads share 8 key and
-# value heads, each `m.head_dim` wide. Its feed-forward part, SwiGLU, has three matrices; each RMSNorm
-# has one vector.
+# All that follows is a multiple of the number of parameters Ψ. If you count the head of Llama-3-8B
+# twice, you are off by half a billion parameters, or 8.4 GB of training memory.
+#
+# A decoder is an embedding, `m.layers` equal blocks, a final norm and a head. Llama-3 uses
+# **grouped-query attention**: its 32 query heads share 8 key and value heads, each `m.head_dim`
+# wide. Its feed-forward part, SwiGLU, has three matrices; each RMSNorm has one vector.
 
 # %%
 lab.show_block("Llama-3-8B")
 
 # %% [markdown]
 # GPT-2 is older. It has as many key heads as query heads (all in one matrix, `c_attn`), two
-# feed-forward matrices, biases, and LayerNorms, whose two vectors are a weight and a bias. Qwen2 is a
-# Llama with biases for queries, keys and values. `m.family` is `"gpt2"`, `"llama"` or `"qwen2"`; `m.qkv_bias`,
-# `m.out_bias` and `m.mlp_bias` are True or False.
+# feed-forward matrices, biases, and LayerNorms, whose two vectors are a weight and a bias. Qwen2 is
+# a Llama with biases for queries, keys and values.
 
 # %%
 lab.show_block("GPT-2")
+
+# %% [markdown]
+# ### Exercise 1.1 · The parameters of one block
+#
+# *Difficulty 3 of 5 · 10 minutes · target: the exact number, for ten models*
+#
+# | size of a model | is |
+# |:--|:--|
+# | `m.family` | `"gpt2"`, `"llama"` or `"qwen2"` |
+# | `m.hidden`, `m.ffn` | the width of the model, and of its feed-forward part |
+# | `m.qkv_bias`, `m.out_bias`, `m.mlp_bias` | True where queries, keys and values, attention's output, or the feed-forward matrices have biases |
+
+# %%
+MODELS["Llama-3-8B"].kv_heads, MODELS["GPT-2"].mlp_bias
 
 # %%
 # Exercise 1.1: the parameters of one block
@@ -71,10 +95,28 @@ def block_parameters(m):
     ### END SOLUTION
 
 # %% [markdown]
-# Now the whole model. The embedding has a row of width `m.hidden` for each of `m.vocabulary` tokens;
-# GPT-2 also learns such a row for each of `m.positions` (0 in the other families). A **tied** head is
-# the embedding itself, so a model with `m.tied` holds that matrix once. Guess first: what percentage
-# of Llama-3-8B's parameters is in no block?
+# <details><summary>Hint</summary>
+#
+# A matrix from a inputs to b outputs has a·b parameters, and its bias b. So go through the two
+# tables above line by line: for each matrix, which sizes of `m` are its two widths?
+#
+# Outline: (1) attention: queries, keys, values and the output matrix, where keys and values are
+# only `k` wide; (2) the feed-forward part: two matrices in GPT-2, three otherwise; (3) two norms,
+# of one vector each, or of two in GPT-2; (4) a bias for each matrix whose flag is True. True counts
+# as 1 in a product.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 1.1, second half · The parameters of the whole model
+#
+# *Difficulty 2 of 5 · 5 minutes · target: the exact number, for ten models*
+#
+# The embedding has a row of width `m.hidden` for each of `m.vocabulary` tokens; GPT-2 also learns
+# such a row for each of `m.positions` (0 in the other families). A **tied** head is the embedding
+# itself, so a model with `m.tied` holds that matrix once.
+#
+# Guess first: what percentage of Llama-3-8B's parameters is in no block?
 
 # %%
 # A guess, for exercise 1.1
@@ -106,16 +148,18 @@ lab.check_parameters(block_parameters, model_parameters)
 lab.show_outside_blocks(block_parameters, model_parameters)
 
 # %% [markdown]
-# **Notice:** a large vocabulary matters most in a small model. In Llama-3-8B the embedding and the
-# head are 13 % of all parameters; in Llama-3-70B, with the same vocabulary, they are 3 %.
+# **Notice:** a large vocabulary matters most in a small model. Compare Llama-3-8B with Llama-3-70B,
+# which has the same vocabulary, and with Llama-2-7B, whose vocabulary has 32,000 tokens.
 
 # %% [markdown]
 # ## Bytes per parameter
 #
-# For each parameter, training keeps the weight, its gradient, and the optimizer's state: Adam's two
-# **moments**. In 16 bits small updates are rounded away, so many recipes keep a **master copy** of the
-# weights in fp32 and count it as optimizer state. A recipe is a choice of types; `dtype.itemsize` is
-# the number of bytes of one element.
+# In fp32 the weights of a 7B model take 28 GB, and training it takes 112. For each parameter,
+# training keeps the weight, its gradient, and the optimizer's state: Adam's two **moments**.
+#
+# In 16 bits small updates are rounded away. So many recipes keep a **master copy** of the weights
+# in fp32, which the optimizer updates, and count it as optimizer state. A recipe is a choice of
+# types; `dtype.itemsize` is the bytes of one element.
 
 # %%
 FP32 = torch.float32
@@ -127,6 +171,15 @@ RECIPES = {  # weights, gradients, moments, is there a master copy?
     "bf16, fp32 master": (BF16, BF16, FP32, True),
     "megatron": (BF16, FP32, FP32, True),
 }
+weight = torch.ones((), dtype=BF16)
+print(f"one weight: {BF16.itemsize} bytes; 1 + 0.001 in bf16: {(weight + 0.001).item()}")
+
+# %% [markdown]
+# ### Exercise 1.2 · Bytes per parameter
+#
+# *Difficulty 1 of 5 · 5 minutes · target: the bytes of real tensors, for any types*
+#
+# Guess first: how many bytes for each parameter does the recipe "bf16, fp32 master" keep?
 
 # %%
 # A guess, for exercise 1.2
@@ -145,32 +198,89 @@ def bytes_per_parameter(weights, gradients, moments, master):
     ### END SOLUTION
 
 
-lab.check_bytes_per_parameter(bytes_per_parameter)
+# %% [markdown]
+# ### Exercise 1.2, second half · Which recipe does a figure assume?
+#
+# *Difficulty 2 of 5 · 10 minutes · target: all recipes of seven figures, and no other*
+#
+# A blog says "you need 84 GB to train 7B", another says 112. Which recipes did they have in mind?
+# Return the names of all recipes whose model states, rounded to whole GB, are the figure. It may be
+# one, several, or none. `recipes` is a dictionary like `RECIPES`.
+
+# %%
+# Exercise 1.2, second half: the recipes behind a figure
+def recipes_behind(gigabytes, billions, recipes):
+    """A list of the names of recipes with which `billions` of parameters take `gigabytes`."""
+    ### BEGIN SOLUTION
+    return [name for name, types in recipes.items()
+            if round(billions * sum(bytes_per_parameter(*types))) == gigabytes]
+    ### END SOLUTION
+
+
+lab.check_bytes_per_parameter(bytes_per_parameter, recipes_behind)
 
 # %%
 lab.show_recipes(bytes_per_parameter, RECIPES)
 
 # %% [markdown]
-# **Notice:** full bars are real tensors after a step of `torch.optim.AdamW`. Mixed precision with a
-# master copy takes as many bytes for these states as fp32: it is faster, not smaller. And
-# `model.bfloat16()` alone takes 8 bytes, because the moments silently take the weights' type.
+# **Notice:** full bars are real tensors after a step of `torch.optim.AdamW`. Compare the first bar
+# with the one of "bf16, fp32 master": what one part saves, another takes. And `model.bfloat16()`
+# alone, the second bar, keeps its moments in 16 bits too: they silently take the weights' type.
 
 # %%
 lab.show_quoted_figures(bytes_per_parameter, RECIPES)
 
 # %% [markdown]
-# **Notice:** "7B needs 84 GB" and "7B needs 112 GB" are both right, for different recipes. Much
-# material adds "28 GB for the optimizer" to the 12-byte recipe. But 28 GB is two bf16 moments; fp32
-# moments take 56 GB. Before you use such a figure, ask for its recipe.
+# **Notice:** a figure without its recipe says little. Two recipes make the same figure for 7B. And
+# much material adds "28 GB for the optimizer" to the recipe of 12 bytes. Find 28 in the last column:
+# it belongs to another recipe.
+
+# %% [markdown]
+# ## What mixed precision halves
+#
+# "Mixed precision takes half the memory" stands in much material. You have just seen that the model
+# states do not shrink. But activations are in 16 bits too. Here the preset's GPT-2 is trained twice,
+# with the recipes "fp32" and "bf16, fp32 master", and every allocation is recorded. Both have
+# fp32 moments.
+
+# %%
+lab.show_mixed_precision(PRESET)
+
+# %% [markdown]
+# **Notice:** in the line "together" nothing is saved; activations take half. (A little more than
+# half, because the loss is computed in fp32.) So "half" holds for a job whose memory is mostly
+# activations. For the model states mixed precision makes training faster, not smaller.
+
+# %% [markdown]
+# ## What an optimizer's step needs for a moment
+#
+# A step of AdamW may allocate temporaries. How many depends on how it is written. **foreach**,
+# the default on a GPU, treats all parameters in one call. A **fused optimizer** computes everything
+# in one kernel. An **8-bit optimizer** keeps its moments in one byte each, with an fp32 scale for
+# every 256 of them.
+
+# %%
+lab.show_optimizers()
+
+# %% [markdown]
+# **Notice:** for 7B in fp32, foreach needs 28 GB for a moment, in the middle of the step.
+# `AdamW(parameters, fused=True)` needs none. An 8-bit optimizer saves 6 of 8 bytes of moments; a
+# master copy, where there is one, stays.
 
 # %% [markdown]
 # ## States divided among ranks
 #
-# Data parallelism repeats all of these states on every rank. **ZeRO** divides them among the N ranks
-# instead: stage 1 divides the optimizer state, stage 2 the gradients too, stage 3 the parameters too.
+# 70B with 12 bytes per parameter is 840 GB. Eight A100-80 have 681 GB together, and plain data
+# parallelism repeats all 840 on every one of them. **ZeRO** divides them among the N ranks instead:
+# stage 1 divides the optimizer state, stage 2 the gradients too, stage 3 the parameters too.
 # Stage 0 is plain data parallelism.
+
+# %% [markdown]
+# ### Exercise 1.3 · Bytes per rank
 #
-# How many GB does each of 8 ranks hold of a 70B model in the 12-byte recipe, under ZeRO-2?
+# *Difficulty 1 of 5 · 5 minutes · target: three numbers for each of the stages 0 to 3*
+#
+# Guess first: how many GB does each of 8 ranks hold of this 70B model under ZeRO-2?
 
 # %%
 # A guess, for exercise 1.3
@@ -192,48 +302,84 @@ def per_rank(count, recipe, stage, ranks):
     ### END SOLUTION
 
 
-lab.check_per_rank(per_rank)
+# %% [markdown]
+# ### Exercise 1.3, second half · How many GPUs does a stage need?
+#
+# *Difficulty 3 of 5 · 10 minutes · target: the smallest number of ranks, or None*
+#
+# A rank has `room` bytes for its model states. On how many ranks, at least, do they take at most
+# that? More ranks do not always help: what a stage does not divide, every rank keeps whole. Return
+# None where no number of ranks is enough.
+
+# %%
+# Exercise 1.3, second half: the fewest ranks
+def fewest_ranks(count, recipe, stage, room):
+    """The smallest number of ranks on which one rank's states fit in `room` bytes, or None."""
+    ### BEGIN SOLUTION
+    divided = sum(count * size for size, first in zip(recipe, (3, 2, 1)) if stage >= first)
+    left = room - (count * sum(recipe) - divided)
+    if left < 0 or (left == 0 and divided):
+        return None
+    return math.ceil(divided / left) if divided else 1
+    ### END SOLUTION
+
+
+lab.check_per_rank(per_rank, fewest_ranks)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# On very many ranks the divided part shrinks to nothing. What is left then, and does it fit?
+#
+# Outline: (1) the bytes that the stage divides, and those that every rank keeps whole; (2) the room
+# that is left beside the whole ones: if it is negative, no number helps; (3) each rank's share of
+# the divided bytes must fit into that room, so divide one by the other and round up; (4) what if
+# the room that is left is 0, or nothing is divided?
+#
+# </details>
 
 # %%
 lab.show_figure_1(per_rank)
 
 # %% [markdown]
-# **Notice:** this is figure 1 of the ZeRO paper: 120, 31.4, 16.6 and 1.9 GB. What a stage does not
-# divide soon dominates: under ZeRO-1 nearly all that remains are the weights and gradients, 4 bytes
-# per parameter.
+# **Notice:** compare with figure 1 of the ZeRO paper, which prints 120, 31.4, 16.6 and 1.9 GB. What
+# a stage does not divide soon dominates: under ZeRO-1 nearly all that remains are the weights and
+# gradients.
 
 # %%
 lab.show_70b(per_rank)
 
 # %% [markdown]
-# **Notice:** with ZeRO-2 a rank holds 140 + 17.5 + 70 = 227.5 GB. Often 210 is printed, which leaves
-# out the gradients that each rank still owns. Even ZeRO-3's 105 GB are more than an A100 has.
+# **Notice:** often 210 GB is printed for ZeRO-2. Your bar is longer, by the gradients that each
+# rank still owns: 2 bytes × 70B / 8. Even the bar of ZeRO-3 is longer than an A100 has.
 
 # %%
 lab.show_savings(per_rank)
 
 # %% [markdown]
 # **Notice:** ZeRO-1 is said to save 4 times and ZeRO-2 8 times. These are limits for infinitely many
-# ranks; on 8 ranks it is 2.9 and 4.3 times. Only ZeRO-3 saves N times on N ranks.
+# ranks; look at the line for 8 ranks. Only ZeRO-3 saves N times on N ranks.
+#
+# What does dividing cost? Instead of all-reducing gradients, ranks gather what they do not own. Here
+# is what a step sends, by phase.
+
+# %%
+lab.show_traffic()
+
+# %% [markdown]
+# **Notice:** ZeRO-1 and -2 send the two halves of DDP's all-reduce, the second one after the step,
+# when the parameters are new. ZeRO-3 gathers every parameter twice. Add up each line: how many Ψ
+# does a stage send in a step? Notebook 03 measures it.
 
 # %% [markdown]
 # ## Activations
 #
-# Backward needs what forward computed. Here is every tensor that one real GPT-2 block saves, each
-# as a multiple of s·b·h, where s is the sequence length, b the batch and h the hidden size. Two of
-# them and a mask grow with s² instead: the **scores**, one number for each of a heads and each pair
-# of tokens, so a·b·s² numbers in all.
-
-# %%
-lab.show_saved_tensors()
-
-# %% [markdown]
-# Your formula has two terms. First sum the coefficients of the s·b·h rows. The attention scores grow
-# with s², so they get a term of their own: a multiple of a·b·s² bytes. Leave out the norms'
-# statistics. **Fused** attention (FlashAttention) computes the scores in pieces and never writes them
-# to memory.
+# Backward needs what forward computed. For one sequence of 4096 tokens, Llama-2-7B saves 25 GB,
+# and its weights have only 13. No ZeRO stage divides activations.
 #
-# How many times s·b·h does a block of GPT-2 save with eager attention, 1024 tokens, h = 768, a = 12?
+# Guess, before you count: a GPT-2 block works on s·b·h numbers, where s is the sequence length, b
+# the batch and h the hidden size. How many bytes does it save for each of them, with 1024 tokens,
+# h = 768, a = 12 heads and attention that is not fused?
 
 # %%
 # A guess, for exercise 1.4
@@ -241,6 +387,24 @@ lab.show_saved_tensors()
 my_guess = 60
 ### END SOLUTION
 labs.guess("1.4", "activations of a GPT-2 layer, in s·b·h", my_guess)
+
+# %% [markdown]
+# Here is every tensor that one real GPT-2 block saves, each as a multiple of s·b·h. Two of them and
+# a mask grow with s² instead: the **scores**, one number for each of a heads and each pair of
+# tokens, so a·b·s² numbers in all. **Fused** attention (FlashAttention) computes the scores in
+# pieces and never writes them to memory.
+
+# %%
+lab.show_saved_tensors()
+
+# %% [markdown]
+# ### Exercise 1.4 · What one layer saves
+#
+# *Difficulty 3 of 5 · 10 minutes · target: a real block's bytes, without the norms' statistics*
+#
+# Your formula has two terms. First sum the coefficients of the s·b·h rows. The attention scores
+# grow with s², so they get a term of their own: a multiple of a·b·s² bytes. Leave out the norms'
+# statistics.
 
 # %%
 # Exercise 1.4: what one layer saves
@@ -252,51 +416,111 @@ def layer_activations(batch, sequence, hidden, heads, fused):
     ### END SOLUTION
 
 # %% [markdown]
-# Now a whole model with fused attention. Without checkpointing all layers keep everything, and the
-# loss adds the **logits**: batch × sequence × vocabulary numbers in fp32. With **checkpointing** a
-# layer keeps only its input, in 16 bits. To these inputs add the larger of two: the logits, or one
-# layer that backward computes again. The two are never in memory at the same time.
+# <details><summary>Hint</summary>
+#
+# Which rows have a shape with s twice? Those three are the scores. All other rows, but for the four
+# of means and deviations, are multiples of s·b·h.
+#
+# Outline: (1) add up the last column over the rows of the first kind; (2) for the scores, count
+# bytes for each of a·b·s² elements: two tensors of 16-bit numbers, and a mask of one byte; (3) with
+# fused attention the second term is 0.
+#
+# </details>
+
+# %% [markdown]
+# ## What the loss holds
+#
+# A head makes the **logits**, one number for each word of the vocabulary and each token. For 8192
+# tokens of Llama-3-8B these are a billion numbers. Cross-entropy turns them into log-probabilities,
+# in fp32 even where the model is in bf16. The memory meter counted what a step of a small Llama
+# holds for each logit.
+
+# %%
+lab.show_logits()
+
+# %% [markdown]
+# When forward has ended, log-softmax is kept: 4 bytes. At the peak, in backward, two gradients are
+# there as well, that of log-softmax and that of the logits. They are fp32, too: 12 bytes in all.
+# Much material counts 4.
+
+# %% [markdown]
+# ### Exercise 1.4, second half · The activations of a model
+#
+# *Difficulty 3 of 5 · 10 minutes · target: bytes at the peak, for four models*
+#
+# Attention is fused. Without checkpointing all layers keep everything, and the loss adds 12 bytes
+# for each of batch × sequence × vocabulary logits.
+#
+# With **checkpointing** a layer keeps only its input, in 16 bits. To these inputs add the larger of
+# two: the loss, or one layer that backward computes again. They are never there together.
 
 # %%
 # Exercise 1.4, second half: the activations of a model at its peak
 def activations(m, batch, sequence, checkpointing):
-    """Bytes in 16 bits, logits in fp32, for m.layers layers with fused attention."""
+    """Bytes of m.layers layers in 16 bits with fused attention, and of the loss, at the peak."""
     ### BEGIN SOLUTION
     layer = layer_activations(batch, sequence, m.hidden, m.heads, fused=True)
-    logits = 4 * batch * sequence * m.vocabulary
+    loss = 12 * batch * sequence * m.vocabulary
     if not checkpointing:
-        return m.layers * layer + logits
+        return m.layers * layer + loss
     kept = 2 * batch * sequence * m.hidden
-    return m.layers * kept + max(layer, logits)
+    return m.layers * kept + max(layer, loss)
     ### END SOLUTION
 
 
 lab.check_activations(layer_activations, activations)
 
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Which layers are whole at the moment of the peak, and which have only their input? A 16-bit input
+# of a layer has s·b·h numbers.
+#
+# Outline: (1) one layer, from your first function, and the loss; (2) without checkpointing: all
+# layers and the loss; (3) with it: all inputs, and `max` of a layer and the loss.
+#
+# </details>
+
 # %%
 lab.show_layer_activations(layer_activations)
 
 # %% [markdown]
-# **Notice:** your formula, sbh(34 + 5as/h), is that of Korthikanti et al. It counts *bytes*, and
-# is often doubled by mistake. Fused attention removes more than half of it here. Llama's layer
-# differs: it has no dropout, but RMSNorm in fp32 and a wider feed-forward part. The 56sbh that is
-# quoted for Llama-3 counts one more tensor of that width, 7sbh; PyTorch no longer saves it.
+# **Notice:** your formula is that of Korthikanti et al., sbh(34 + 5as/h). It counts *bytes*, and is
+# often doubled by mistake. Llama's layer differs: it has no dropout, but RMSNorm in fp32 and a wider
+# feed-forward part. The 56sbh that is quoted for Llama-3 counts one more tensor of that width, 7sbh;
+# PyTorch no longer saves it.
 
 # %%
 lab.show_activations(activations)
 
 # %% [markdown]
-# **Notice:** with a vocabulary of 128,256 the logits alone take twice as many bytes as all 32
-# checkpoints. So with checkpointing the peak is at the loss.
+# **Notice:** with a vocabulary of 128,256 the loss takes almost six times as many bytes as all 32
+# checkpoints. So with checkpointing the peak is at the loss. The last line is predicted from every
+# tensor that PyTorch allocates, final norm included: your formula is less than 2 % below it.
+
+# %% [markdown]
+# ## Longer sequences
+#
+# Models are trained with ever longer sequences: 4k tokens for Llama 2, 128k for Llama 3.1. Which
+# parts of your formula grow with s, and which with s²? The table calls your functions.
+
+# %%
+lab.show_sequence_lengths(layer_activations, activations)
+
+# %% [markdown]
+# **Notice:** eager attention grows with s², and at 8k it takes more than any GPU has. With fused
+# attention memory grows with s alone, but 16k tokens fill an A100, even without model states. From
+# there on, training needs checkpointing. At 128k even a single sequence with checkpointing fills an
+# A100, so the sequence itself must be divided among ranks.
 
 # %% [markdown]
 # ## What checkpointing costs
 #
-# In forward, each parameter is multiplied and added once per token: 2 operations (FLOPs). Backward
-# does that twice, for the gradient of the layer's input and of its weight. Checkpointing runs
-# forward again.
+# Checkpointing keeps a block's input alone, so backward must compute the block again before it can
+# use what was dropped.
 #
-# How many times the operations of a step without checkpointing does a step with checkpointing need?
+# Guess: how many times the operations of a step without checkpointing does a step with
+# checkpointing need?
 
 # %%
 # A guess, for exercise 1.5
@@ -305,14 +529,25 @@ my_guess = 1.5
 ### END SOLUTION
 labs.guess("1.5", "a step with checkpointing, as a multiple of one without", my_guess)
 
+# %% [markdown]
+# ### Exercise 1.5 · The operations of a step
+#
+# *Difficulty 2 of 5 · 10 minutes · target: the FLOPs that PyTorch counts*
+#
+# In forward, each parameter of a matrix is multiplied and added once per token: 2 operations
+# (FLOPs). Backward does that twice, for the gradients of input and weight.
+#
+# What runs again? Only blocks are checkpointed, not the head. And PyTorch stops when it has what
+# backward needs: the *input* of a block's last matrix, not its output.
+
 # %%
 # Exercise 1.5: the operations of a step
-def step_flops(parameters, tokens, checkpointing):
-    """FLOPs of forward and backward in the matrices of a model."""
+def step_flops(blocks, last, head, tokens, checkpointing):
+    """FLOPs of forward and backward. blocks: parameters in the matrices of all blocks; last: those
+    of them that are in a block's last matrix; head: parameters in the head."""
     ### BEGIN SOLUTION
-    forward = 2 * parameters * tokens
-    backward = 2 * forward
-    return forward + backward + (forward if checkpointing else 0)
+    again = blocks - last if checkpointing else 0
+    return 6 * (blocks + head) * tokens + 2 * again * tokens
     ### END SOLUTION
 
 
@@ -323,10 +558,9 @@ cost = lab.measure_checkpointing(PRESET)
 lab.show_checkpointing_cost(cost, step_flops)
 
 # %% [markdown]
-# **Notice:** 8/6 is where the quoted 33 % come from. In fact fewer products are computed again: not
-# the head's, and not a block's last one, because PyTorch stops as soon as it has what backward needs.
-# The seconds are those of this machine. They differ from run to run, and recomputing also moves
-# memory.
+# **Notice:** 8/6, the quoted "33 % more", is what you get without a head and if all of each block
+# ran again. PyTorch computes less: compare the first bar with the second. The grey bar is the time
+# on this machine, which differs from run to run; recomputing also moves memory.
 
 # %%
 lab.show_checkpointing_memory(cost)
@@ -338,10 +572,25 @@ lab.show_checkpointing_memory(cost)
 # %% [markdown]
 # ## Does it fit?
 #
-# `gpu.usable` is the memory that CUDA offers, in bytes. CUDA and NCCL take some of it before the first
-# tensor: `lab.overhead(ranks)`. The rest is for model states and activations; use your functions for
-# these. Guess first: how many GB per rank does a 13B model need in all, with 12 bytes per parameter
-# and ZeRO-3 on 4 GPUs?
+# A rented node that runs out of memory in its first step costs money and teaches little. Your
+# functions know the model states and the activations. Two more numbers are needed:
+#
+# | call | returns |
+# |:--|:--|
+# | `gpu.usable` | the memory that CUDA reports, in bytes |
+# | `lab.overhead(ranks)` | the bytes that CUDA and NCCL take before the first tensor |
+
+# %%
+a100 = lab.gpu("A100-80")
+print(f"{a100.usable / 1e9:.1f} GB, of which CUDA and NCCL take {lab.overhead(4) / 1e9:.2f}")
+
+# %% [markdown]
+# ### Exercise 1.6 · The bytes that are left
+#
+# *Difficulty 2 of 5 · 10 minutes · target: six jobs to the byte, two of them drawn at random*
+#
+# Guess first: how many GB per rank does a 13B model need in all, with 12 bytes per parameter and
+# ZeRO-3 on 4 GPUs?
 
 # %%
 # A guess, for exercise 1.6
@@ -367,26 +616,34 @@ lab.check_bytes_left(bytes_left)
 lab.show_bytes_left(bytes_left)
 
 # %% [markdown]
-# **Notice:** 13B does not fit under DDP, and under ZeRO-3 it fits easily. 7B under DDP, "84 GB",
-# seems to fit on a GPU of 80 GB with less than 1 GB left, because the GPU has GiB, and Llama-2-7B
-# fewer than 7 billion parameters. Would you rent it?
+# **Notice:** "84 GB for 7B" is less than the 85.1 GB of an A100-80, and Llama-2-7B has even fewer
+# than 7 billion parameters. Does your function say that 7B fits under DDP? If not, what takes the
+# rest? And how far is 13B with ZeRO-3 from the limit?
 
 # %%
 lab.show_self_check(bytes_left, per_rank, activations)
 
 # %% [markdown]
 # **Notice:** below each estimate of yours is a prediction that counts every buffer. DDP copies all
-# gradients into its **buckets**; ZeRO-3 gathers a block's parameters before it uses them; PyTorch's
-# AdamW needs a temporary as large as a moment. So 7B under DDP runs out of memory in the first step;
-# 13B with ZeRO-3 takes 54 of 85 GB.
+# gradients into its **buckets**; ZeRO-3 gathers a block's parameters before it uses them; AdamW's
+# foreach step needs a temporary as large as a moment, the grey part. So 7B under DDP needs much more
+# than you estimated; 13B with ZeRO-3 takes 54 of 85 GB.
 
 # %% [markdown]
 # ## Predict, then measure
 #
-# Now on real ranks: a small GPT-2 in fp32 with AdamW, plain on one rank, then under DDP and under
-# FSDP2 (ZeRO-3 in PyTorch) on several. Every allocation is recorded; on a GPU the tensors are as large
-# as on a CPU. After backward all states are in memory. **Buffers** are what communication keeps: under
-# DDP a copy of the gradients, one number for each. FSDP2 keeps none.
+# An estimate that nobody has measured is a guess. Now we train on real ranks: a small GPT-2 in fp32
+# with AdamW, plain on one rank, then under DDP and under FSDP2 (ZeRO-3 in PyTorch) on several. Every
+# allocation is recorded; on a GPU the tensors are as large as on a CPU. After backward all states
+# are in memory.
+
+# %% [markdown]
+# ### Exercise 1.7 · What a rank holds after backward
+#
+# *Difficulty 2 of 5 · 10 minutes · target: to the byte what ranks hold, on 1, 2 and 4 ranks*
+#
+# **Buffers** are what communication keeps: under DDP a copy of the gradients, one number for each.
+# FSDP2 keeps none after backward. AdamW's step counters, a number for each tensor, are left out.
 
 # %%
 # Exercise 1.7: what a rank holds after backward
@@ -424,8 +681,8 @@ lab.show_rank_states(measured, rank_states)
 lab.show_unexplained_bytes(measured, rank_states)
 
 # %% [markdown]
-# **Notice:** your formula is right to the byte, except for AdamW's step counters. The few bytes that
-# are still not explained belong to DDP or FSDP2.
+# **Notice:** your formula is right to the byte, except for AdamW's step counters. Where a few bytes
+# are still not explained, DDP or FSDP2 keeps them.
 
 # %%
 lab.show_peak(measured)
@@ -448,8 +705,9 @@ lab.show_other_memory()
 # %% [markdown]
 # ## Explore
 #
-# The explorer also counts buckets, gathered parameters and the optimizer's temporaries. Find the
-# largest model that 8 A100-80 train under ZeRO-3 with checkpointing, then turn checkpointing off.
+# The explorer also counts buckets, gathered parameters and the temporaries of AdamW's foreach step.
+# Find the largest model that 8 A100-80 train under ZeRO-3 with checkpointing, then turn
+# checkpointing off.
 
 # %%
 lab.explore_memory()
@@ -457,10 +715,10 @@ lab.explore_memory()
 # %% [markdown]
 # ## A dry run
 #
-# How far can you trust a prediction for a job that you cannot run? A **dry run** checks it, for any
-# model and strategy: it builds the real modules with fake tensors, which have shapes but no numbers,
-# on ranks that do not exist, and records one step's allocations. Here is Llama-3-70B under FSDP2 on 8
-# to 1024 ranks, from one process on this machine: a dry run for 1024 ranks, a prediction for all.
+# How far can you trust a prediction for a job that you cannot run? A **dry run** checks it: it builds
+# the real modules with fake tensors, which have shapes but no numbers, on ranks that do not exist,
+# and records one step's allocations. Here is Llama-3-70B under FSDP2 on 8 to 1024 ranks: a dry run
+# for 1024 ranks, a prediction for all. It takes about ten seconds.
 
 # %%
 lab.show_scaling(traced=(1024,))
@@ -474,8 +732,9 @@ lab.show_scaling(traced=(1024,))
 #
 # - [ ] count a Llama's parameters from its configuration
 # - [ ] say which recipe a figure like "84 GB" assumes
-# - [ ] write down what each ZeRO stage leaves on a rank
-# - [ ] say why logits matter once checkpointing is on
+# - [ ] write down what each ZeRO stage leaves on a rank, and on how many ranks it fits
+# - [ ] say what mixed precision halves, and what it does not
+# - [ ] say why the loss matters once checkpointing is on
 # - [ ] name four things that `nvidia-smi` shows and my formula does not
 
 # %% [markdown]
@@ -485,20 +744,22 @@ lab.show_scaling(traced=(1024,))
 # - **GB confused with GiB**: the 7 % decide whether the largest job fits.
 # - **The head forgotten, or counted twice** when it is tied.
 # - **Bytes taken for elements**: 34sbh is in bytes already.
-# - **DDP's buckets and the logits forgotten**: the job fits on paper and runs out of memory in the
-#   first step.
+# - **DDP's buckets, the loss's 12 bytes a logit and the optimizer's temporaries forgotten**: the job
+#   fits on paper and runs out of memory in the first step.
 
 # %% [markdown]
 # ## What to read
 #
 # - S. Rajbhandari et al., [ZeRO](https://arxiv.org/abs/1910.02054), SC 2020, sections 3 and 5.
 #   *Which row of table 1 would your cluster be?*
+# - EleutherAI, [Transformer Math 101](https://blog.eleuther.ai/transformer-math/), 2023. *It counts
+#   12 bytes of optimizer state, your recipe "fp32" has 8. Which bar of your chart shows the other 4?*
 # - V. Korthikanti et al., [Reducing Activation Recomputation](https://arxiv.org/abs/2205.05198),
-#   2022, section 4. *What does sequence parallelism divide that tensor parallelism does not?*
-# - [torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html), `early_stop`.
-#   *Which product of a block does it not compute again?*
+#   2022, section 4. *What does only sequence parallelism divide?*
+# - [torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html). *What does
+#   `early_stop` leave out?*
 
 # %% [markdown]
 # ## What comes next
 #
-# Notebook **02 Manual DDP**: what makes N copies of a model behave like one.
+# Notebook 02, Manual DDP: what makes N copies of a model behave like one.

@@ -162,16 +162,36 @@ def _saved_by(forward: Callable, excluded: list[torch.Tensor]) -> tuple[SavedTen
     return tuple(found.values())
 
 
-def counted_flops(widths: tuple[int, ...], tokens: int, checkpointed: bool) -> tuple[int, int]:
-    """(parameters, FLOPs of forward and backward) of a stack of linear layers of these widths, as
-    torch counts the operations that run."""
-    layers = nn.Sequential(*(part for a, b in zip(widths, widths[1:], strict=False)
-                             for part in (nn.Linear(a, b, bias=False), nn.ReLU())))
+class CountedStep(NamedTuple):
+    """Parameters in the matrices of all blocks, in the last matrix of each block, and in the head;
+    FLOPs of forward and backward, as torch counts the operations that run."""
+
+    blocks: int
+    last: int
+    head: int
+    flops: int
+
+
+def counted_step(widths: tuple[int, ...], blocks: int, vocabulary: int, tokens: int,
+                 checkpointed: bool) -> CountedStep:
+    """One step of equal blocks, each of linear layers of these widths, which begin and end with the
+    same; and of a head, which is never checkpointed."""
+    found = [_linear_block(widths) for _ in range(blocks)]
+    head = nn.Linear(widths[0], vocabulary, bias=False)
     x = torch.ones(tokens, widths[0], requires_grad=True)
     with FlopCounterMode(display=False) as counter:
-        y = checkpoint(layers, x, use_reentrant=False) if checkpointed else layers(x)
-        y.sum().backward()
-    return count_trainable(layers), counter.get_total_flops()
+        y = x
+        for block in found:
+            y = checkpoint(block, y, use_reentrant=False) if checkpointed else block(y)
+        head(y).sum().backward()
+    return CountedStep(sum(map(count_trainable, found)), blocks * widths[-2] * widths[-1],
+                       count_trainable(head), counter.get_total_flops())
+
+
+def _linear_block(widths) -> nn.Sequential:
+    layers = [nn.Linear(a, b, bias=False) for a, b in zip(widths, widths[1:], strict=False)]
+    parts = [part for layer in layers for part in (layer, nn.ReLU())]
+    return nn.Sequential(*parts[:-1])  # a block ends with a product, like a transformer's
 
 
 def random_sizes() -> tuple[int, int, int, int]:

@@ -91,10 +91,13 @@ def measure_strategies(names: Sequence[str], preset: Preset, ranks: int,
 class CheckpointingCost:
     """One step without and with full checkpointing: seconds (medians), FLOPs as torch counts them,
     bytes of activations at the end of forward, and these as predicted. flops has a third number:
-    checkpointing that computes everything again, needed or not. device: "cpu" or "cuda"."""
+    checkpointing that computes everything again, needed or not. matrices: parameters in the
+    matrices of all blocks, in the last matrix of each block, and in the head. device: "cpu" or
+    "cuda"."""
 
     seconds: tuple[float, float]
     flops: tuple[int, int, int]
+    matrices: tuple[int, int, int]
     kept: tuple[float, float]
     predicted: tuple[float, float]
     device: str
@@ -129,10 +132,17 @@ def _checkpointing_cost(preset, rounds) -> CheckpointingCost:
     with set_checkpoint_early_stop(False):
         everything = _flops(steps[1])
     return CheckpointingCost(tuple(map(statistics.median, seconds.values())),
-                             (*map(_flops, steps), everything),
+                             (*map(_flops, steps), everything), _matrices(models[0]),
                              tuple(report.phases["forward"].activations for report in reports),
                              tuple(phases["forward"].activations for phases in predicted),
                              device.type)
+
+
+def _matrices(model) -> tuple[int, int, int]:
+    blocks = model.transformer.h
+    matrices = sum(p.numel() for p in blocks.parameters() if p.dim() == 2)
+    return matrices, sum(block.mlp.c_proj.weight.numel() for block in blocks), \
+        model.lm_head.weight.numel()
 
 
 def _model(preset, checkpointed):

@@ -21,7 +21,8 @@ def predict(config, *, batch: int, sequence: int, ranks: int = 1, rank: int = 0,
             strategy: str = "plain", reshard: bool = True, bucket_view: bool = False,
             wrap: str = "blocks", recipe: str | Recipe = "fp32", checkpointing: str = "none",
             attention: str = "sdpa", device: str = "cpu", backend: str | None = None,
-            inputs: bool = False, threads: int | None = None) -> dict[str, Memory]:
+            inputs: bool = False, fused: bool = False,
+            threads: int | None = None) -> dict[str, Memory]:
     """Phase -> Memory (bytes by category) of one rank: after "build" (no optimizer state yet),
     "forward", "backward" and "step" of a later step, and at that step's "peak".
 
@@ -29,7 +30,8 @@ def predict(config, *, batch: int, sequence: int, ranks: int = 1, rank: int = 0,
     a second. batch: sequences per rank; sequence: tokens of each. strategy: one of STRATEGIES.
     recipe: one of RECIPES. backend: "gloo", whose collectives hold copies, or "nccl", whose do not;
     None: the one for the device. inputs: count the batch's tokens and labels too, as an allocator
-    does. threads: of a rank, for the buffers of CPU kernels; None: this machine's cores shared out.
+    does. fused: AdamW(fused=True), whose step has no temporaries. threads: of a rank, for the
+    buffers of CPU kernels; None: this machine's cores shared out.
     Raises ValueError in one sentence where there is no such job, or the model cannot be recorded.
     """
     if not 0 <= rank < ranks:
@@ -44,7 +46,7 @@ def predict(config, *, batch: int, sequence: int, ranks: int = 1, rank: int = 0,
     log = AllocationLog()
     parallel = _parallel(log, step, chosen, strategy, ranks, rank, reshard=reshard, wrap=wrap,
                          bucket_view=bucket_view, copies=backend == "gloo")
-    return _phases(log, step, parallel, INPUTS * batch * sequence * inputs, device)
+    return _phases(log, step, parallel, INPUTS * batch * sequence * inputs, device, fused)
 
 
 def _recipe(recipe, strategy) -> Recipe:
@@ -63,7 +65,7 @@ def _parallel(log, step, recipe, strategy, ranks, rank, **options) -> Plain:
     return kind(log, step, recipe, ranks, rank)
 
 
-def _phases(log, step, parallel, inputs, device) -> dict[str, Memory]:
+def _phases(log, step, parallel, inputs, device, fused) -> dict[str, Memory]:
     adamw, found = parallel.recipe.optimizer == "AdamW", {}
     parallel.build()
     found["build"] = log.snapshot()
@@ -76,7 +78,7 @@ def _phases(log, step, parallel, inputs, device) -> dict[str, Memory]:
     found["forward"] = log.snapshot()
     _backward(log, step.layers, changes, parallel)
     found["backward"] = found["step"] = log.snapshot()
-    log.temporary(_adamw_temporaries(parallel, device) if adamw else 0, "other")
+    log.temporary(_adamw_temporaries(parallel, device) if adamw and not fused else 0, "other")
     return found | {"peak": log.peak}
 
 

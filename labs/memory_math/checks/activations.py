@@ -1,6 +1,7 @@
 """Exercise 1.4: what forward saves, of a layer and of a model."""
 
 import random
+from dataclasses import replace
 
 from labs.exercises.numbers import Cause, judge_number, pairs, require_signature
 from labs.exercises.verdicts import check
@@ -9,6 +10,7 @@ from labs.predictions.parameters import Shape, shape_of
 from labs.training import hf_configs
 
 SHOWN = (3, 96, 128, 4)  # batch, sequence, hidden, heads of the block that the notebook shows
+LOGIT = 12  # bytes at the loss's backward: log-softmax, its gradient, the logits' gradient, in fp32
 
 
 @check("1.4")
@@ -18,11 +20,9 @@ def check_activations(layer_activations, activations):
     require_signature(activations, ("m", "batch", "sequence", "checkpointing"))
     # Random sizes reject an answer that fits only the block in the notebook.
     for sizes in (SHOWN, random_sizes(), random_sizes()):
-        for fused in (False, True):
+        for fused in (True, False):  # what is wrong without scores is found without them
             _check_layer(layer_activations, *sizes, fused)
-    # Of these only Llama-2-7B's layer exceeds its logits: it rejects answers without the maximum.
-    for name in ("GPT-2", "Llama-3-8B", "Llama-2-7B"):
-        m = shape_of(hf_configs.config(name))
+    for name, m in _models():
         for batch, sequence in ((1, 1024), (random.randint(2, 9), 8 * random.randint(20, 99))):
             for checkpointing in (False, True):
                 _check_model(activations, name, m, batch, sequence, checkpointing)
@@ -30,6 +30,14 @@ def check_activations(layer_activations, activations):
     share = statistics_bytes(batch, sequence, heads, True) / saved_bytes(*SHOWN, True)
     return ("to the byte what real GPT-2 blocks save, except for the statistics of norms and "
             f"softmax: {100 * share:.1f} % of the block that was shown")
+
+
+def _models() -> list[tuple[str, Shape]]:
+    """Known models, and one whose layer exceeds its logits: it rejects answers without the
+    maximum."""
+    known = [(name, shape_of(hf_configs.config(name))) for name in
+             ("GPT-2", "Llama-3-8B", "Llama-2-7B")]
+    return [*known, ("a GPT-2 over bytes", replace(known[0][1], vocabulary=256))]
 
 
 def statistics_bytes(batch: int, sequence: int, heads: int, fused: bool) -> int:
@@ -50,12 +58,22 @@ def _check_layer(layer_activations, batch, sequence, hidden, heads, fused):
 
 def _layer_causes(b, s, h, a, fused, real) -> list[Cause]:
     size, scores = s * b * h, 5 * a * s * s * b
+    a_mask = 0 if fused else scores // 5
     causes = [
         (34 * size, "the scores inside attention, 5as/h, are missing",
          "They grow with the square of the sequence."),
+        (real - (not fused) * (b - 1) * 5 * a * s * s, "the scores are counted for one sequence",
+         "There are a·b·s² of them: b sequences."),
+        (real - a_mask, "the mask of the scores is missing", "It has a byte for each score."),
+        (real + a_mask, "the mask of the scores is counted with two bytes",
+         "A mask has one byte for each score."),
+        (real - size, "a dropout mask is missing", "Each has one byte for each of s·b·h numbers."),
+        (real - 2 * size, "two dropout masks, or one tensor in 16 bits, are missing",
+         "lab.show_saved_tensors lists them all."),
+        (real + 8 * b * s, "the norms' statistics are counted", "Leave them out."),
+        (real + statistics_bytes(b, s, a, fused), "the statistics are counted", "Leave them out."),
         (34 * size + scores, "fused attention never writes the scores out",
          "Leave 5as/h out where `fused` is True."),
-        (real + (not fused) * 5 * a * s * (s * b - size // h), "the batch counts once", ""),
         (2 * real, "2x: that is as if 34 counted elements; it counts bytes",
          "sbh(34 + 5as/h) is in bytes already."),
         (real / 2, "half: counted in 16-bit elements", "The answer is in bytes."),
@@ -77,24 +95,29 @@ def _check_model(activations, name, m, batch, sequence, checkpointing):
 
 def model_activations(m: Shape, batch: int, sequence: int, checkpointing: bool) -> int:
     """Bytes of activations at the peak, as the notebook counts them: what all layers keep, and on
-    top the fp32 logits or, with checkpointing, one whole layer, whichever is more."""
+    top the loss's 12 bytes for each logit or, with checkpointing, one whole layer, whichever is
+    more."""
     size = batch * sequence * m.hidden
-    layer, logits = 34 * size, 4 * batch * sequence * m.vocabulary
+    layer, logits = 34 * size, LOGIT * batch * sequence * m.vocabulary
     if checkpointing:
         return 2 * size * m.layers + max(layer, logits)
     return layer * m.layers + logits
 
 
+_LOGITS = ("At the peak the loss holds three fp32 numbers, 12 bytes, for each of batch x sequence "
+           "x vocabulary logits.")
+
+
 def _model_causes(m, tokens, checkpointing, real) -> list[Cause]:
-    layer, logits = 34 * tokens * m.hidden, 4 * tokens * m.vocabulary
+    layer, logits = 34 * tokens * m.hidden, LOGIT * tokens * m.vocabulary
     inputs = 2 * tokens * m.hidden * m.layers  # what checkpointing keeps
     kept = inputs if checkpointing else layer * m.layers
     top = real - kept
     causes = [
-        (real - (logits == top) * logits, "the logits are missing",
-         "Batch x sequence x vocabulary numbers in fp32."),
-        (real - (logits == top) * logits / 2, "the logits are counted in 16 bits",
-         "The loss needs them in fp32."),
+        (real - (logits == top) * logits, "the logits are missing", _LOGITS),
+        *((real - (logits == top) * (LOGIT - counted) * logits / LOGIT,
+           f"the logits are counted with {counted} bytes each", _LOGITS)
+          for counted in (1, 2, 4, 6, 8, 10, 16)),
         (top + kept // m.layers, "only one layer is counted", "There are m.layers of them.")]
     if not checkpointing:
         return causes + pairs(causes, real)
@@ -110,5 +133,4 @@ def _model_causes(m, tokens, checkpointing, real) -> list[Cause]:
          "With checkpointing a layer keeps its input alone, 2sbh."),
         (inputs + logits, "the layer that is computed again is missing",
          "One layer at a time is whole again, 34sbh."),
-        (inputs + layer, "the logits are missing",
-         "Batch x sequence x vocabulary numbers in fp32."), *pairs(causes, real)]
+        (inputs + layer, "the logits are missing", _LOGITS), *pairs(causes, real)]

@@ -2,7 +2,14 @@
 
 import random
 
-from labs.exercises.numbers import Cause, judge_number, pairs, require_number, require_signature
+from labs.exercises.numbers import (
+    Cause,
+    Single,
+    judge_number,
+    pairs,
+    require_number,
+    require_signature,
+)
 from labs.exercises.verdicts import check
 from labs.memory_math.checks.activations import model_activations
 from labs.memory_math.checks.per_rank import states_per_rank
@@ -12,6 +19,8 @@ from labs.predictions.parameters import shape_of
 from labs.training import hf_configs
 from labs.training.memory_categories import GB
 
+NOTHING: Cause = (0, "nothing is left, but how much is missing?",
+                  "Less than 0 where the job does not fit: no max.")
 ARGUMENTS = ("m", "recipe", "stage", "ranks", "batch", "sequence", "checkpointing", "gpu")
 
 
@@ -25,8 +34,13 @@ def check_bytes_left(bytes_left):
                 f"{', checkpointing' if checkpointing else ''}")
         left, causes = _bytes_left(*job)
         # In GB, so that two sums of large numbers agree up to their rounding.
-        judge_number(require_number(bytes_left(*job), what) / GB, left / GB, causes, what, "GB",
-                     "usable - model states - activations - overhead.", abs_tol=1e-9)
+        answer = bytes_left(*job)
+        # What is left is a small difference of large numbers: float32 has errors of the large ones.
+        number = require_number(answer, what)
+        causes = [NOTHING] * (number == 0) + causes  # before those that are nearly 0 in GB
+        judge_number(number / GB, left / GB, causes, what, "GB",
+                     "usable - model states - activations - overhead.",
+                     abs_tol=1e-6 * gpu.usable / GB if isinstance(number, Single) else 1e-9)
     return "the bytes left in six jobs, two of them drawn at random"
 
 
@@ -76,7 +90,7 @@ def _bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing,
         (-left / GB, "that is what is missing, not what is left",
          "Negative means: it does not fit."),
         (left / GB / GB, "that is in GB", "Return bytes."),
-        (0, "nothing is left, but how much is missing?",
-         "Less than 0 where the job does not fit: no max."),
+        (left / 2**30 / GB, "that is in GiB", "Return bytes."),
+        (left / gpu.usable / GB, "that is a share of the GPU's memory", "Return bytes."),
         ((gpu.usable - left) / GB, "that is what is needed, not left", "Take it from gpu.usable."),
         *pairs(causes, left / GB)]

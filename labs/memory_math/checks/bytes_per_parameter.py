@@ -1,42 +1,66 @@
-"""Exercise 1.2: bytes per parameter by recipe."""
+"""Exercise 1.2: bytes per parameter by recipe, and the recipes that a quoted figure may assume."""
 
 import random
+from collections.abc import Collection
 
 import torch
 
 from labs.exercises.numbers import Cause, judge_number, pairs, require_numbers, require_signature
-from labs.exercises.verdicts import check
+from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.memory_math.checks import STATES, TABLE_HINT
+from labs.words import listed
+
+Types = tuple[torch.dtype, torch.dtype, torch.dtype, bool]
+
+_FP32, _BF16 = torch.float32, torch.bfloat16
+NAMED = {"fp32": (_FP32, _FP32, _FP32, False), "bf16": (_BF16, _BF16, _BF16, False),
+         "bf16, fp32 moments": (_BF16, _BF16, _FP32, False),
+         "bf16, fp32 master": (_BF16, _BF16, _FP32, True),
+         "megatron": (_BF16, _FP32, _FP32, True)}
+# All types and a master copy: each common mistake leads to another number here.
+TELLING = (_BF16, _FP32, torch.float8_e4m3fn, True)
+# 120 GB lie between two recipes of 7B; "54 GB" is 6.74 x 8, rounded.
+FIGURES = [(84, 7), (112, 7), (156, 13), (120, 7), (126, 7), (54, 6.74), (560, 70)]
 
 
 @check("1.2", hints=TABLE_HINT)
-def check_bytes_per_parameter(bytes_per_parameter):
-    """Three numbers for any types: of weights, gradients and moments, with a master copy or not."""
+def check_bytes_per_parameter(bytes_per_parameter, recipes_behind):
+    """Three numbers for any types, with a master copy or not; and the names of all recipes that
+    lead to a figure in GB."""
     require_signature(bytes_per_parameter, ("weights", "gradients", "moments", "master"))
+    require_signature(recipes_behind, ("gigabytes", "billions", "recipes"))
     for recipe in _recipes():
         what = "weights {}, gradients {}, moments {}, {} master".format(
             *(str(dtype).removeprefix("torch.") for dtype in recipe[:3]),
             "with a" if recipe[3] else "no")
         returned = require_numbers(bytes_per_parameter(*recipe), STATES, what)
-        real = _bytes(*recipe)
-        for name, got, want, causes in zip(STATES, returned, real, _causes(*recipe, *real),
+        real = bytes_of(*recipe)
+        for name, got, want, causes in zip(STATES, returned, real, causes_of(*recipe, *real),
                                            strict=True):
             judge_number(got, want, causes, f"{what}: {name}", "bytes")
-    return "right for fp32 and bf16, and for 8-bit, 16-bit and 64-bit types drawn at random"
+    for gigabytes, billions in FIGURES:
+        _check_names(recipes_behind, gigabytes, billions, NAMED)
+    # Other recipes: reject an answer that knows the notebook's own by heart.
+    for gigabytes, billions, recipes in _drawn():
+        _check_names(recipes_behind, gigabytes, billions, recipes)
+    return ("right for fp32 and bf16, and for 8-bit, 16-bit and 64-bit types drawn at random; "
+            "112 GB for 7B may be either of two recipes")
 
 
-def _recipes() -> list[tuple]:
+def _recipes() -> list[Types]:
     """(weights, gradients, moments, master): those of the notebook, and two of types drawn at
     random, which reject answers that know only fp32 and bf16."""
-    dice = random.Random()
+    without, with_master = ([types for types in NAMED.values() if types[3] == master]
+                            for master in (False, True))
+    return [*without, TELLING, *with_master, *_random_types()]
+
+
+def _random_types() -> list[Types]:
     others = [torch.float64, torch.float8_e4m3fn, torch.float16, torch.uint8]
-    fp32, bf16 = torch.float32, torch.bfloat16
-    return [(fp32, fp32, fp32, False), (bf16, bf16, bf16, False), (bf16, bf16, fp32, False),
-            (bf16, bf16, fp32, True), (bf16, fp32, fp32, True),
-            *((*dice.sample(others, 3), master) for master in (False, True))]
+    return [(*random.sample(others, 3), master) for master in (False, True)]
 
 
-def _bytes(weights, gradients, moments, master) -> tuple[int, int, int]:
+def bytes_of(weights, gradients, moments, master) -> tuple[int, int, int]:
     """Bytes of real tensors: one parameter's weight, its gradient, and two moments with a master
     copy."""
     state = [torch.empty(1, dtype=moments)] * 2 + [torch.empty(1)] * master
@@ -44,10 +68,10 @@ def _bytes(weights, gradients, moments, master) -> tuple[int, int, int]:
             sum(tensor.nbytes for tensor in state))
 
 
-def _causes(weights, gradients, moments, master, parameter, gradient,
-            state) -> tuple[list[Cause], ...]:
-    """Those of the weights, of the gradients, and of the optimizer state. parameter, gradient,
-    state: the right bytes of each."""
+def causes_of(weights, gradients, moments, master, parameter: int, gradient: int,
+              state: int) -> tuple[list[Cause], ...]:
+    """Common mistakes with the weights, with the gradients, and with the optimizer state.
+    parameter, gradient, state: the right bytes of each."""
     moment, copy = moments.itemsize, 4 * master
     of_state = [
         (state - copy, "the fp32 master copy is missing", "It takes 4 more bytes."),
@@ -64,3 +88,49 @@ def _causes(weights, gradients, moments, master, parameter, gradient,
               "The optimizer keeps it: it belongs to the optimizer state.")],
             [(parameter, "that is the weights' type", "Gradients have a type of their own here.")],
             of_state + pairs(of_state, state))
+
+
+def _drawn() -> list[tuple[int, int, dict[str, Types]]]:
+    """(GB, billions of parameters, recipes by name): a figure of each of two recipes."""
+    recipes = dict(zip(("first", "second"), _random_types(), strict=True))
+    billions = random.randint(3, 90)
+    return [(billions * sum(bytes_of(*types)), billions, recipes) for types in recipes.values()]
+
+
+def _check_names(recipes_behind, gigabytes, billions, recipes):
+    what = f"{gigabytes} GB for {billions}B"
+    found = _names(recipes_behind(gigabytes, billions, recipes), what, recipes)
+    totals = {name: billions * sum(bytes_of(*types)) for name, types in recipes.items()}
+    right = {name for name, total in totals.items() if round(total) == gigabytes}
+    # All recipes and no other: catches the first match alone, exact equality with a rounded
+    # figure, and a tolerance that takes the neighbour.
+    for name in sorted(right - found):
+        raise Wrong(f"{what}: {name!r} is missing, which makes {_gb(totals[name])} GB",
+                    "Several recipes may lead to one figure, and figures are rounded to whole GB.")
+    for name in sorted(found - right):
+        raise Wrong(f"{what}: {name!r} makes {_gb(totals[name])} GB",
+                    "Only recipes that lead to this figure, rounded to whole GB.")
+
+
+def _names(returned, what, recipes) -> set[str]:
+    if isinstance(returned, str):
+        raise Wrong(f"{what}: it returned one name, {returned!r}, not a list of names",
+                    "Several recipes may lead to one figure, or none.")
+    try:
+        found = list(returned)
+    except TypeError:
+        raise Wrong(f"{what}: it returned {kind_of(returned)}, not a list of names",
+                    "Where no recipe fits, return an empty list.") from None
+    return _known(found, what, recipes)
+
+
+def _known(found: Collection, what, recipes) -> set[str]:
+    for name in found:
+        if not isinstance(name, str) or name not in recipes:
+            raise Wrong(f"{what}: {name!r} is no recipe's name",
+                        f"The names are {listed(list(map(repr, recipes)))}.")
+    return set(found)
+
+
+def _gb(value) -> str:
+    return f"{value:,.6g}"

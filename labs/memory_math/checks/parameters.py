@@ -40,17 +40,27 @@ def _block_causes(m, block) -> list[Cause]:
     def with_sizes(**sizes) -> int:
         return block_size(replace(m, **sizes))
 
-    h, f, gpt2, norms = m.hidden, m.ffn, m.family == "gpt2", 2 * norm_size(m)
-    causes = [
+    causes = [*_attention_causes(m, block, with_sizes), *_bias_causes(m, block, with_sizes),
+              *_norm_causes(m, block), *_feed_forward_causes(m, block, with_sizes)]
+    return causes + pairs(causes, block)
+
+
+def _attention_causes(m, block, with_sizes) -> list[Cause]:
+    return [
         (with_sizes(kv_heads=m.heads), "keys and values are counted as wide as queries",
          f"There are {m.kv_heads} key and value heads for {m.heads} query heads: grouped-query "
          "attention."),
-        (block - (h + m.qkv_bias) * m.key, "keys or values are missing",
+        (block - (m.hidden + m.qkv_bias) * m.key, "keys or values are missing",
          "Both have m.kv_heads heads."),
-        (with_sizes(head_dim=h // m.heads), "head_dim is taken as hidden / heads",
+        (with_sizes(head_dim=m.hidden // m.heads), "head_dim is taken as hidden / heads",
          f"Queries are m.heads * m.head_dim = {m.query} wide."),
-        (block - m.query * h, "attention's output matrix is missing",
-         "It leads from all heads back to h."),
+        (block - m.query * m.hidden, "attention's output matrix is missing",
+         "It leads from all heads back to h.")]
+
+
+def _bias_causes(m, block, with_sizes) -> list[Cause]:
+    no_feed_forward_bias = block - (m.family != "gpt2") * m.mlp_bias * m.ffn
+    return [
         (with_sizes(qkv_bias=False, out_bias=False, mlp_bias=False), "all biases are missing",
          "m.qkv_bias, m.out_bias and m.mlp_bias say which matrices have one."),
         (with_sizes(qkv_bias=False), "the biases of queries, keys and values are missing",
@@ -59,24 +69,38 @@ def _block_causes(m, block) -> list[Cause]:
          "m.out_bias is True."),
         (with_sizes(mlp_bias=False), "the feed-forward part's biases are missing",
          "A bias is as wide as its matrix's output."),
-        (block - (not gpt2) * m.mlp_bias * f, "one bias of the feed-forward part is missing",
+        (no_feed_forward_bias, "one bias of the feed-forward part is missing",
          "SwiGLU has three matrices, gate, up and down: with m.mlp_bias each has a bias."),
         (with_sizes(qkv_bias=True), "queries, keys and values have no bias here",
          "Only where m.qkv_bias is True do they have one."),
         (with_sizes(out_bias=True), "attention's output has no bias here",
-         "Only where m.out_bias is True does it have one."),
-        (block - norms, "the two norms are missing", f"They have {norms} parameters."),
+         "Only where m.out_bias is True does it have one.")]
+
+
+def _norm_causes(m, block) -> list[Cause]:
+    norms, gpt2 = 2 * norm_size(m), m.family == "gpt2"
+    # In the known GPT-2 the bias of the matrix that leads up is as large as both norms.
+    as_large = m.mlp_bias and m.ffn == norms
+    other = ", or the bias of the feed-forward part's first matrix" if as_large else ""
+    return [
+        (block - norms, f"the two norms are missing{other}", f"They have {norms} parameters."),
+        (block - gpt2 * m.mlp_bias * m.ffn, "the bias of the feed-forward part's first matrix is "
+         "missing", f"It is m.ffn = {m.ffn} long."),
         (block - norms // 2, "half of the norms' parameters are missing",
          "A block has two norms; GPT-2's have a weight and a bias, Llama's only a weight."),
         (block + (not gpt2) * norms, "the norms have no bias here",
-         "RMSNorm, in Llama and Qwen2, has a weight and nothing else."),
-        (block - (not gpt2) * h * f, "one matrix of the feed-forward part is missing",
+         "RMSNorm, in Llama and Qwen2, has a weight and nothing else.")]
+
+
+def _feed_forward_causes(m, block, with_sizes) -> list[Cause]:
+    matrix, gpt2 = m.hidden * m.ffn, m.family == "gpt2"
+    return [
+        (block - (not gpt2) * matrix, "one matrix of the feed-forward part is missing",
          "SwiGLU has three: gate, up and down."),
-        (block + gpt2 * h * f, "there is one matrix too many in the feed-forward part",
+        (block + gpt2 * matrix, "there is one matrix too many in the feed-forward part",
          "GPT-2 has two: up and down. Llama and Qwen2 have three."),
-        (with_sizes(ffn=4 * h), "the feed-forward part is taken as 4 times as wide as the model",
-         f"It is m.ffn = {f} wide.")]
-    return causes + pairs(causes, block)
+        (with_sizes(ffn=4 * m.hidden), "the feed-forward part is taken as 4 times as wide as the "
+         "model", f"It is m.ffn = {m.ffn} wide.")]
 
 
 def _model_causes(m, total) -> list[Cause]:

@@ -26,10 +26,12 @@ def check_rank_states(rank_states):
 
 @functools.cache
 def rank_memories() -> list[RankMemory]:
-    """What ranks hold that train a small GPT-2: plain, under DDP, and under FSDP2 on 2 and 4 ranks.
-    On the CPU, where it is exact and quick."""
+    """What ranks hold that train a small GPT-2: plain on one rank, under DDP on 3 and 2, under
+    FSDP2 on 4 and 2. On the CPU, where it is exact and quick."""
     small = preset("laptop", ranks=1, layers=2, hidden=32, heads=4, context=16, batch=2)
-    jobs = ((("plain",), 1), (("DDP", "FSDP2"), 2), (("FSDP2",), 4))  # all sizes divide by 4
+    # 2 ranks come last: there a half may be a rank's share, 16 bits, or N/2 copies. All sizes
+    # divide by 4.
+    jobs = ((("plain",), 1), (("DDP",), 3), (("FSDP2",), 4), (("DDP", "FSDP2"), 2))
     return [held for strategies, ranks in jobs
             for held in measure_strategies(strategies, small, ranks, device="cpu")]
 
@@ -42,20 +44,24 @@ def _check_category(name, got, held):
              "buffers": 0.02 * 4 * held.count}.get(name, 0)
     if abs(got - real) <= spare and (name != "optimizer state" or got <= real):
         return
-    judge_number(got, real, _causes(name, held.count, held.ranks), f"{held.name}, {name}", "bytes",
+    judge_number(got, real, _causes(name, held), f"{held.name}, {name}", "bytes",
                  "fp32 and AdamW: 4 + 4 + 8 bytes per parameter; who divides, and who copies?",
                  source="a rank holds")
 
 
-def _causes(name, count, ranks) -> list[Cause]:
+def _causes(name, held) -> list[Cause]:
+    count, ranks, sharded = held.count, held.ranks, held.strategy == "FSDP2"
     buffers, state = name == "buffers", name == "optimizer state"
     whole = count * (8 if state else 4)
     return [
-        (0, "there are some", "DDP copies all gradients into its buckets." if buffers
-         else "See what AdamW keeps."),
+        (0, "there are some", {
+            "buffers": "DDP copies all gradients into its buckets.",
+            "optimizer state": "AdamW keeps two moments.",
+            "gradients": "Backward leaves one number for each parameter."}.get(name, "")),
         (whole, "there is no such copy here" if buffers else "not divided",
          "FSDP divides parameters, gradients and optimizer state; only DDP has buckets."),
         (whole / ranks, "divided by the ranks, and DDP divides nothing", "DDP copies the model."),
         (count, "counted in elements", "4 bytes each."),
         *([(4 * count, "AdamW keeps two moments", "8 bytes.")] if state else []),
+        (whole / 2, f"divided by 2, not by {ranks}", "Use `ranks`.") if sharded else
         (whole / 2, "as in 16 bits; this model is fp32", "4 bytes each.")]

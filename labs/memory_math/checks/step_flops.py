@@ -1,43 +1,61 @@
-"""Exercise 1.5: the FLOPs of a step, with and without checkpointing."""
+"""Exercise 1.5: the FLOPs of a step, with and without checkpointing, as PyTorch runs it."""
 
 import random
 
 from labs.exercises.numbers import Cause, judge_number, require_signature
 from labs.exercises.verdicts import check
-from labs.memory_math.ground_truth import counted_flops
+from labs.memory_math.ground_truth import counted_step
 
 
 @check("1.5")
 def check_step_flops(step_flops):
-    """FLOPs of a step against those that torch counts in a real stack of linear layers."""
-    require_signature(step_flops, ("parameters", "tokens", "checkpointing"))
+    """FLOPs of a step against those that torch counts in real blocks of linear layers and a
+    head."""
+    require_signature(step_flops, ("blocks", "last", "head", "tokens", "checkpointing"))
     dice = random.Random()
     for checkpointing in (False, True):
         # Random widths: the count holds for any matrices, and no constant passes.
-        widths = tuple(dice.randint(3, 30) for _ in range(dice.randint(3, 5)))
+        width = dice.randint(3, 30)
+        widths = (width, *(dice.randint(3, 30) for _ in range(dice.randint(1, 3))), width)
         tokens = dice.randint(2, 50)
-        parameters, counted = counted_flops(widths, tokens, checkpointing)
-        what = (f"{parameters} parameters, {tokens} tokens, "
+        counted = counted_step(widths, dice.randint(2, 4), dice.randint(5, 40), tokens,
+                               checkpointing)
+        what = (f"{counted.blocks} parameters in blocks, {counted.last} of them in last matrices, "
+                f"{counted.head} in the head, {tokens} tokens, "
                 f"{'with' if checkpointing else 'without'} checkpointing")
-        judge_number(step_flops(parameters, tokens, checkpointing), counted,
-                     _causes(parameters * tokens, counted, checkpointing), what, "FLOPs",
+        judge_number(step_flops(*counted[:3], tokens, checkpointing), counted.flops,
+                     _causes(counted, tokens, checkpointing), what, "FLOPs",
                      "2 per parameter and token in forward, twice that in backward.",
                      source="torch counts")
-    return "the FLOPs that torch counts in real layers: 6 per parameter and token, 8 if recomputed"
+    return ("the FLOPs that torch counts in real layers: 6 per parameter and token, and 2 more for "
+            "each that is computed again")
 
 
-def _causes(once, counted, checkpointing) -> list[Cause]:
-    """once: one multiplication for each parameter and token."""
-    return [
-        (2 * once, "that is forward alone",
-         "Backward makes two products where forward makes one."),
-        (4 * once, "that is backward alone" if checkpointing else
-         "forward and backward count as much", "Backward makes two products for each one of "
-         "forward: for the layer's input and for its weight."),
-        (6 * once, "nothing is computed again", "Checkpointing runs forward a second time."),
-        (7.98 * once, "a third more is 4/3, not 1.33", "Forward twice and backward: 2 + 2 + 4."),
-        (8 * once, "forward runs twice, though nothing is dropped here",
+def _causes(counted, tokens, checkpointing) -> list[Cause]:
+    blocks, last, head = (size * tokens for size in counted[:3])
+    once, again = blocks + head, blocks - last  # multiplications of forward, and of recomputing
+    wrong = [
+        (6 * once, "nothing is computed again", "Checkpointing runs a block a second time."),
+        (8 * once, "as if every product of forward ran again",
+         "Neither the head's nor a block's last one does."),
+        (6 * once + 2 * blocks, "as if a block's last product ran again",
+         "torch stops as soon as it has what backward needs: subtract `last`."),
+        (6 * once + 2 * (again + head), "as if the head's product ran again",
+         "The head is in no block: nothing of it is dropped."),
+        (12 * once, "the whole step is done twice", "Only blocks run again, and only forward."),
+        (6 * once + 6 * again, "backward is computed again", "Only forward runs again."),
+    ] if checkpointing else [
+        (6 * once + 2 * again, "forward runs twice, though nothing is dropped here",
          "Recompute only where `checkpointing` is True."),
-        (12 * once, "the whole step is done twice", "Only forward runs again, not backward."),
-        (10 * once, "backward is computed again", "Only forward runs again."),
-        (counted / 2, "a multiplication and an addition are two operations", "2 per parameter.")]
+        (8 * once, "forward runs twice, though nothing is dropped here",
+         "Recompute only where `checkpointing` is True.")]
+    backward = "Backward makes two products for each one of forward: for the input and the weight."
+    return [*wrong, (2 * once, "that is forward alone", backward),
+            (4 * once, "forward and backward count as much", backward),
+            (4 * once + 2 * again * checkpointing, "forward and backward count as much", backward),
+            (6 * blocks + 2 * again * checkpointing, "the head is missing",
+             "Its product runs once, like a block's."),
+            (counted.flops + 6 * last, "last matrices are counted twice",
+             "`last` is a part of `blocks`."),
+            (counted.flops / 2, "a multiplication and an addition are two operations",
+             "2 per parameter.")]
