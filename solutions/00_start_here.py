@@ -6,12 +6,11 @@
 # | **Time** | 45 minutes |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
-# Everything in this workbook runs on *real ranks*: separate processes that talk through
-# `torch.distributed`, started from a cell.
+# Llama 3 was trained by 16,384 processes at once, and one that waits for the wrong thing stops all
+# others. Here you run 2 to 8 of them from a cell.
 #
-# <small>On a rented 8×A100 node: 1 minute of compute, about $0.37 (the minute is estimated from
-# our CPU run plus the start-up of the GPUs, the price is Lambda's list price of September 2026,
-# 22.32 dollars an hour).</small>
+# <small>On a rented 8×A100 node: 1 minute of compute, about $0.37 (estimated from our CPU run plus
+# the start-up of the GPUs; Lambda's list price of September 2026, 22.32 dollars an hour).</small>
 
 # %% [markdown]
 # ## You will be able to
@@ -34,28 +33,32 @@ import labs
 import labs.start_here as lab
 from labs import launch
 
-labs.machine()
+machine = labs.machine()
+machine
 
 # %% [markdown]
-# A **rank** is one process of a group of N, numbered from 0. On a node with GPUs each rank gets a
-# GPU of its own, and **NCCL**, NVIDIA's library for communication, carries the data; between CPUs
-# **gloo**, Meta's library, does.
+# Everything in this workbook runs on *real ranks*. A **rank** is one process of a group of N,
+# numbered from 0. On a node with GPUs each rank gets a GPU of its own, and **NCCL**, NVIDIA's
+# library for communication, carries the data. Between CPUs **gloo**, Meta's library, does.
 #
 # The picture shows the ranks of a launch that asks for no number. We ask for at least four, so that
 # there is something to see; two cores are enough.
 
 # %%
-RANKS = max(4, labs.machine().ranks)  # any number from 2 to 8 will do
+RANKS = max(4, machine.ranks)  # any number from 2 to 8 will do
 
 # %% [markdown]
 # ## The first launch
 #
-# `launch(function, ranks=N)` starts N processes, and in each of them runs the function. What a
-# rank prints arrives marked with its number; entry r of the result is what rank r returned.
+# | call | returns | blocks? |
+# |:--|:--|:--|
+# | `launch(function, ranks=N)` | a list: entry r is what rank r returned | until all ranks are done |
+# | `dist.get_rank()` | this rank's number, from 0 | no |
+# | `dist.get_world_size()` | the number of ranks, N | no |
 #
-# Inside, the **process group** is up: the ranks know one another and can communicate. Outside there
-# is none. When torch says "Default process group has not been initialized", a function that should
-# run inside `launch` was called without it.
+# Inside `launch` the **process group** is up: the ranks know one another and can communicate. When
+# torch says "Default process group has not been initialized", a function that needs `launch` was
+# called without it.
 
 # %%
 def hello():
@@ -84,10 +87,22 @@ print("on the ranks:", launch(write_down, ranks=4))
 print("here:        ", notes)
 
 # %% [markdown]
-# Nothing. To learn what another rank holds, a rank must *communicate*, and in data-parallel
+# It holds nothing. To learn what another rank holds, a rank must *communicate*. In data-parallel
 # training nearly all communication is **collective**: every rank of the group takes part in the
-# same call. `dist.all_reduce(x)` replaces `x` on every rank by the sum of all ranks' `x`. Like the
-# other collectives it *writes into its tensor and returns None*.
+# same call.
+#
+# | call | returns | blocks? |
+# |:--|:--|:--|
+# | `dist.all_reduce(x)` | None; `x` is now the sum of all ranks' `x` | until the sum is there |
+
+# %%
+def sum_of_ranks():
+    x = torch.tensor([float(dist.get_rank())], device=labs.device())
+    returned = dist.all_reduce(x)  # writes into x
+    return returned, x.item()
+
+
+launch(sum_of_ranks, ranks=4)
 
 # %% [markdown]
 # ## Guess, then run, then look
@@ -106,11 +121,13 @@ my_guess = 10
 labs.guess("0.1", "the mean over ranks", my_guess)
 
 # %% [markdown]
-# ### Exercise 0.1: the mean over ranks
+# ### Exercise 0.1 · The mean over ranks
+#
+# *Difficulty 1 of 5 · 5 minutes · target: the mean on each of 2, 3 and 4 ranks, `mine` unchanged*
 #
 # Data-parallel training averages gradients over ranks, so these three lines are its core. Every
-# rank must return the mean of all ranks' `mine`. The owner of `mine` still needs it: leave it
-# unchanged.
+# rank must return the mean of all ranks' `mine`, in its dtype. The owner of `mine` still needs it:
+# leave it unchanged.
 
 # %%
 # Exercise 0.1: the mean over ranks
@@ -130,9 +147,9 @@ lab.check_mean_over_ranks(mean_over_ranks)
 lab.before_and_after_mean(mean_over_ranks, ranks=4)
 
 # %% [markdown]
-# Notice that every rank holds the same number afterwards. The check ran your function on 2, 3 and 4
-# ranks and compared each rank's result with the true mean. It says which rank broke which rule,
-# never just "wrong": try it, leave the division out.
+# **Notice:** every rank holds the same number afterwards. The check ran your function on 2, 3 and 4
+# ranks and compared each rank's result with the true mean. A wrong answer is told which rank broke
+# which rule. Try it: leave the division out.
 #
 # Checks run quietly: of prints they show only those of a rank that fails. To see all that your
 # function prints, launch it: `launch(mean_over_ranks, torch.ones(2), ranks=2)`.
@@ -140,10 +157,10 @@ lab.before_and_after_mean(mean_over_ranks, ranks=4)
 # %% [markdown]
 # ## Who holds what
 #
-# Every picture below comes from a real run. A row is a rank, a column is a piece of its tensor, a
-# colour is the rank the number came from. With four ranks, rank 0 starts with 1000, 2000, 3000,
-# 4000, rank 1 with 100, 200, …, so the digits of a sum tell who gave what: 2222 is everybody's
-# piece 1.
+# Five collectives carry all traffic of this workbook. Every picture below comes from a real run. A
+# row is a rank, a column a piece of its tensor, a colour the rank that a number came from. Of four
+# ranks, rank 0 starts with 1000, 2000, …, rank 1 with 100, 200, …. So the digits of a sum tell who
+# gave what: 2222 is everybody's piece 1.
 
 # %%
 def broadcast(mine):
@@ -222,16 +239,23 @@ def all_to_all(mine):
 lab.who_holds_what(all_to_all, ranks=RANKS)
 
 # %% [markdown]
-# ### Exercise 0.2: all-reduce from two halves
+# ### Exercise 0.2 · All-reduce from two halves
 #
-# Look at the pictures again: what reduce-scatter leaves is what all-gather starts from. So build
-# all-reduce from the two. `mine` may be longer than in the pictures, but its length divides by the
-# number of ranks. The check counts your collectives: one of each, and no `all_reduce`.
+# *Difficulty 2 of 5 · 10 minutes · target: one reduce-scatter, one all-gather, no all-reduce*
+#
+# | call | returns | blocks? |
+# |:--|:--|:--|
+# | `dist.reduce_scatter_tensor(piece, whole)` | None; writes `piece` | yes |
+# | `dist.all_gather_into_tensor(whole, piece)` | None; writes `whole` | yes |
+# | `mine.new_empty(n)` | n numbers of the dtype of `mine` | no |
+#
+# What reduce-scatter leaves is what all-gather starts from. So build all-reduce from the two. `mine`
+# has any dtype, and any length that divides by the number of ranks.
 
 # %%
 # Exercise 0.2: all-reduce from reduce-scatter and all-gather
 def all_reduce_in_two(mine):
-    """The sum of all ranks' `mine`, on every rank."""
+    """The sum of all ranks' `mine`, on every rank, in its dtype. `mine` may be overwritten."""
     ### BEGIN SOLUTION
     shard = mine.new_empty(len(mine) // dist.get_world_size())
     dist.reduce_scatter_tensor(shard, mine)
@@ -248,17 +272,18 @@ lab.check_all_reduce(all_reduce_in_two)
 lab.two_steps(all_reduce_in_two, ranks=RANKS)
 
 # %% [markdown]
-# The whole workbook builds on this identity: **all-reduce = reduce-scatter + all-gather**. DDP does
-# both at once; ZeRO stops after the first half, updates its shard, and only then gathers. Both move
-# the same bytes, but ZeRO needs less memory.
+# **Notice:** in the middle each rank holds one piece of the sum, and nobody holds two. The whole
+# workbook builds on this identity: **all-reduce = reduce-scatter + all-gather**. DDP does both at
+# once; ZeRO stops after the first half, updates its shard, and only then gathers. Both move the
+# same bytes, but ZeRO needs less memory.
 
 # %% [markdown]
 # ## What it costs: the ring
 #
-# How is a collective made when ranks can only send and receive? Put them in a ring; each sends to
-# the next. Cut the tensor into N pieces. In every step each rank passes *one piece* on: first it
-# *adds* what arrives, until each rank has one finished piece, then it *copies*. This cell is
-# the whole algorithm.
+# The gradients of a 7B model are 14 GB in 16 bits. A rank that sent them to 7 others would
+# send 98 GB in each step. How is a collective made? Put the ranks in a ring; each sends to
+# the next. Cut the tensor into N pieces. In each step a rank passes *one piece* on: first it
+# *adds* what arrives, until each rank has a finished piece; then it *copies*.
 
 # %%
 def ring_all_reduce(mine):
@@ -279,9 +304,9 @@ def ring_all_reduce(mine):
 lab.ring_steps(ring_all_reduce, ranks=4)
 
 # %% [markdown]
-# The dark frames are what just arrived: one piece per rank and step, so every link of the ring is
-# busy all the time. After step 3 each rank holds one complete sum: that was the reduce-scatter,
-# shifted by one, since rank 0 holds piece 1.
+# **Notice:** the dark frames are what just arrived: one piece per rank and step, so every link of
+# the ring is busy all the time. After step 3 each rank holds one complete sum: that was the
+# reduce-scatter, shifted by one, since rank 0 holds piece 1.
 #
 # Now guess: four ranks all-reduce a tensor of 12 MB. How many MB does *each* rank send?
 
@@ -294,7 +319,9 @@ my_guess = 24
 labs.guess("0.3", "MB sent by each of 4 ranks", my_guess)
 
 # %% [markdown]
-# ### Exercise 0.3: the bytes of a ring
+# ### Exercise 0.3 · The bytes of a ring
+#
+# *Difficulty 2 of 5 · 5 minutes · target: the bytes that rings of 2, 3 and 4 ranks send*
 #
 # Write the formula for any size and any number of ranks: how many steps, and how many bytes leave a
 # rank in each? The check does not know the answer either: it runs rings on 2, 3 and 4 ranks and
@@ -317,16 +344,17 @@ lab.check_ring_bytes(ring_bytes)
 lab.ring_traffic(ring_bytes)
 
 # %% [markdown]
-# Notice the limit: **2(N−1)/N · S**, less than twice the tensor, however many ranks there are. No
-# algorithm made of sends and receives needs less (Patarasuk and Yuan, 2009). On a CPU, bytes and
-# calls are true, seconds are not: this notebook measures no time.
+# **Notice:** the bars grow, but none reaches twice the tensor, the dashed line, however many ranks
+# there are. No algorithm made of sends and receives needs fewer bytes (Patarasuk and Yuan, 2009). On
+# a CPU, bytes and calls are true, seconds are not: this notebook measures no time.
 
 # %% [markdown]
 # ## When a rank fails
 #
-# Sooner or later a rank raises an exception. The others know nothing of it: they wait in their next
-# collective for a rank that will never come. `launch` stops them all and shows the root cause
-# first, with the cell and the line. `lab.diagnose` draws what `launch` would raise.
+# In Llama 3's training something failed 419 times in 54 days, so about every three hours. When one
+# rank raises an exception, the others know nothing of it: they wait in their next collective for a
+# rank that will never come. `launch` stops them all and shows the root cause first, with the cell
+# and the line. `lab.diagnose` draws what `launch` would raise.
 
 # %%
 def share_the_work():
@@ -339,15 +367,16 @@ def share_the_work():
 lab.diagnose(share_the_work, ranks=RANKS)
 
 # %% [markdown]
-# Rank 0 is to blame: 12 // 0. The others did nothing wrong, they wait. Read the first line of a
-# failure first, and look for your own line in it.
+# **Notice:** rank 0 is to blame: 12 // 0. The others did nothing wrong, they wait. Read the first
+# line of a failure first, and look for your own line in it.
 
 # %% [markdown]
 # ## A deadlock, on purpose
 #
-# Worse than an exception is silence. Below, rank r has r + 2 batches, as happens when data does not
+# Worse than an exception is silence. On the CPU torch waits for 30 minutes before it gives up, and
+# then it does not say for whom. Below, rank r has r + 2 batches, as happens when data does not
 # divide evenly, and the ranks average their loss after every batch. One of them leaves early, and
-# the others wait for it, for ever. Which rank will be missing?
+# the others wait for it. Which rank will be missing?
 
 # %%
 # A guess, for exercise 0.4: the number of the missing rank
@@ -375,17 +404,31 @@ def train_unevenly():
 lab.diagnose(train_unevenly, ranks=RANKS, guess="0.4")
 
 # %% [markdown]
-# Read it from left to right: all ranks finished all-reduce #1 and #2, then rank 0 ran out of
-# batches and returned, and the others stand in #3, at the line shown. So the question is always:
-# *which rank is missing, and where did it go?* Without `launch`'s hang detection the cell would
-# wait: on the CPU, torch gives up after 30 minutes.
+# **Notice:** read it from left to right. All ranks finished all-reduce #1 and #2, then rank 0 ran out
+# of batches and returned, and the others stand in #3, at the line shown. So the question is always:
+# *which rank is missing, and where did it go?* `launch` found the hang within seconds.
 
 # %% [markdown]
-# ### Exercise 0.4: repair it
+# ### Exercise 0.4 · Repair it
+#
+# *Difficulty 2 of 5 · 10 minutes · target: a list of means, as long as the shortest rank's losses*
+#
+# | call | returns | blocks? |
+# |:--|:--|:--|
+# | `dist.all_reduce(x, op=dist.ReduceOp.MIN)` | None; `x` is now the smallest of all | yes |
+# | `mean_losses(losses)` | a list: each step's mean over ranks | yes |
 #
 # Make the ranks stop together: after as many steps as the rank with the *fewest* batches has. No
-# rank knows that number by itself, but `dist.all_reduce(x, op=dist.ReduceOp.MIN)` keeps the
-# smallest `x` of all ranks. `mean_losses` itself is fine and may be used.
+# rank knows that number by itself. `mean_losses` is fine as it is.
+
+# %%
+def smallest_rank():
+    x = torch.tensor(dist.get_rank() + 5, device=labs.device())
+    dist.all_reduce(x, op=dist.ReduceOp.MIN)
+    return x.item()
+
+
+launch(smallest_rank, ranks=RANKS)
 
 # %%
 # Exercise 0.4: stop together
@@ -451,6 +494,6 @@ lab.diagnose(different_places, ranks=RANKS)
 # %% [markdown]
 # ## What comes next
 #
-# **01 Memory math** asks why one GPU is not enough: where every byte of training goes.
-# **[02 Manual DDP](02_manual_ddp.ipynb)** turns your `mean_over_ranks` into data-parallel training
-# that keeps up with PyTorch's own.
+# Notebook 01, Memory math, asks why one GPU is not enough: where every byte of training goes.
+# Notebook 02, Manual DDP, turns your `mean_over_ranks` into data-parallel training that keeps up
+# with PyTorch's own.

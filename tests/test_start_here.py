@@ -137,7 +137,34 @@ def test_eight_ranks_in_words_have_whole_numbers(notebook):
 def test_infinity_is_drawn_and_so_is_a_function_without_a_collective():
     picture = lab.who_holds_what(lambda mine: mine / 0, ranks=2)
     assert [state.arrow for state in picture.data] == ["", "no collective"]
-    assert picture.text.splitlines()[0] == "rank 0: 10 20 → inf inf"
+    assert picture.text.splitlines()[:2] == ["who holds what: before → no collective",
+                                             "rank 0: 10 20 → inf inf"]
+
+
+def test_a_plain_script_prints_what_pictures_show(notebook, capsys):
+    lab.who_holds_what(notebook["broadcast"], ranks=2)
+    lab.ring_steps(notebook["ring_all_reduce"], ranks=2)
+    lab.diagnose(notebook["share_the_work"], ranks=2)
+    lab.diagnose(lambda: dist.get_rank(), ranks=2)
+    labs.machine()
+    printed = capsys.readouterr().out
+    for words in ("who holds what: before → broadcast\nrank 0: 10 20 → 10 20\nrank 1: 1 2 → 10 20",
+                  "ring: before → step 1: add → step 2: copy\nrank 0: 10 20 → ",
+                  "launch raised RankFailed: rank 0 raised ZeroDivisionError",
+                  "rank 1 returned 1", "A launch starts "):
+        assert printed.count(words) == 1, words
+
+
+@pytest.mark.parametrize("answer", ["mean_over_ranks", "all_reduce_in_two"])
+def test_a_picture_waits_for_nothing_that_the_answer_does_not_wait_for(notebook, answer):
+    def hasty(mine):
+        dist.all_reduce(mine.clone(), async_op=True)
+        return notebook[answer](mine)
+
+    show = {"mean_over_ranks": lab.before_and_after_mean,
+            "all_reduce_in_two": lab.two_steps}[answer]
+    verdict = show(hasty, ranks=2)
+    assert "of 2: all_reduce was issued and never waited for" in verdict.sentence
 
 
 @pytest.mark.parametrize("show", ["before_and_after_mean", "two_steps"])

@@ -92,6 +92,11 @@ class Traffic(CollectiveObserver):
         self._waits = _WaitMarks(self)
         return self._waits
 
+    def never_waited_for(self) -> list[CollectiveCall]:
+        """The calls so far whose end this rank has not waited for, and has not seen by a poll;
+        while `marked_waits` is open."""
+        return self._waits.in_flight()
+
     @property
     def calls(self) -> list[CollectiveCall]:
         """The collectives, in the order in which they were called."""
@@ -125,6 +130,10 @@ class _WaitMarks(WaitObserver):
     def expect(self, call: CollectiveCall, work: dist.Work, outputs: list[torch.Tensor]) -> None:
         """Remembers a collective that has just been issued."""
         self._in_flight.append((call, work, {_address(tensor) for tensor in outputs}))
+
+    def in_flight(self) -> list[CollectiveCall]:
+        """The collectives that nobody has waited for yet."""
+        return [call for call, _, _ in self._in_flight]
 
     def wait_begins(self, waited: Waited) -> None:
         found = self._settle(waited)

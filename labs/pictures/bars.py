@@ -112,7 +112,7 @@ def numbers_before_and_after(before: list[float], after: list[float],
     """A picture of one number per rank: a pale bar before, a full line after, and the guess as a
     dashed line across."""
     figure, ax = canvas(WIDTH, 2.5)
-    words = []
+    words = ["the number of each rank, before → after"]
     for rank, (old, new) in enumerate(zip(before, after, strict=True)):
         words.append(f"rank {rank}: {old:g} → {new:g}")
         ax.bar(rank, old, width=0.62, color=palette.rank(rank), alpha=0.45)

@@ -64,7 +64,7 @@ def who_holds_what(states: list[State], note: str = "") -> Picture:
             _arrow_into(ax, layout, number, state.arrow)
     if note:
         write(ax, 0.1, layout.height + 0.1, note, colour=palette.INK)
-    return Picture(figure, _in_words(states, note), data=states)
+    return Picture(figure, _in_words("who holds what", states, note), data=states)
 
 
 def ring(states: list[State]) -> Picture:
@@ -78,7 +78,7 @@ def ring(states: list[State]) -> Picture:
         _panel(ax, layout, slot, state, before=states[max(number - 1, 0)].held)
     x, y = layout.corner(half)
     _draw_ring(ax, x + layout.panel / 2, y + TOP + ROW * ranks / 2, ranks, layout.panel)
-    return Picture(figure, _in_words(states), data=states)
+    return Picture(figure, _in_words("ring", states), data=states)
 
 
 class _Layout:
@@ -178,8 +178,10 @@ def _draw_ring(ax, x, y, ranks, room):
     write(ax, x, y, "the ring", size=9, colour=palette.MUTED, ha="center")
 
 
-def _in_words(states, note=""):
+def _in_words(title, states, note=""):
+    moments = " → ".join(state.arrow or state.title for state in states)
     held = zip(*(state.held for state in states), strict=True)
-    lines = [f"rank {rank}: " + " → ".join(" ".join(map(digits, row)) or "nothing" for row in rows)
+    lines = [f"{title}: {moments}"]
+    lines += [f"rank {rank}: " + " → ".join(" ".join(map(digits, row)) or "nothing" for row in rows)
              for rank, rows in enumerate(held)]
     return "\n".join([*lines, note] if note else lines)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 from labs.pictures import palette
+from labs.pictures.in_scripts import print_in_script
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, chip, sheet, write
 from labs.words import counted
@@ -42,7 +43,7 @@ class Machine(Picture):
 def machine() -> Machine:
     """Draws this machine. Meanwhile the fork server starts and imports torch in the background."""
     processes.warm_up()
-    return draw(inspect_machine())
+    return print_in_script(draw(inspect_machine()))
 
 
 def inspect_machine() -> Facts:

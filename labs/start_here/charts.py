@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from labs.exercises.guesses import guessed
 from labs.exercises.numbers import require_number, require_signature
-from labs.exercises.verdicts import shows
+from labs.exercises.verdicts import print_in_script, shows
 from labs.pictures import collectives, outcomes
 from labs.pictures.bars import Bar, bars, numbers_before_and_after
 from labs.pictures.collectives import State
@@ -77,8 +77,8 @@ def diagnose(function: Callable, ranks: int, guess: str | None = None, **options
     try:
         results = recording.run(function, ranks=ranks, **options)
     except LaunchError as error:
-        return outcomes.draw_failure(error, guess and guessed(guess))
-    return outcomes.draw_success(results)
+        return print_in_script(outcomes.draw_failure(error, guess and guessed(guess)))
+    return print_in_script(outcomes.draw_success(results))
 
 
 def _holdings(collective, ranks, begin="whole", guess=None) -> Picture:

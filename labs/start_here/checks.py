@@ -1,7 +1,7 @@
 """The checks of this notebook, one function per exercise: real ranks, and what each wrong answer
 did in one sentence."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -9,7 +9,7 @@ from labs.exercises.numbers import Cause, judge_number, require_number, require_
 from labs.exercises.on_ranks import WORLD_SIZES
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.start_here import recording
-from labs.start_here.return_values import require_tensor
+from labs.start_here.return_values import KEEP_TYPE, require_tensor
 
 LOSSES = (5, 2, 3, 4)  # batches of each rank in check 0.4; another order follows
 AGREE = "Agree on the number of steps first: a collective can take a minimum."
@@ -22,42 +22,35 @@ TO_ALL = "Every rank must get the result: which collective gives it to all?"
 @check("0.1", hints=RETURNS_NONE)
 def check_mean_over_ranks(mean_over_ranks: Callable):
     """Every rank must hold the mean of all ranks' tensors, and still hold its own tensor."""
-    for ranks in WORLD_SIZES:
-        tried = recording.run_answer(recording.try_mean, mean_over_ranks, ranks=ranks)
-        own = [before for before, _, _ in tried]
-        mean = sum(own) / ranks
+    for tried in _tried(mean_over_ranks, recording.tensors_to_average):
+        ranks, mean = len(tried), sum(one.own for one in tried) / len(tried)
         # Every rank holds the mean, in its own tensor's shape and dtype: catches a sum, a divisor
         # that is right on one world size only, and a reduce to rank 0.
-        for rank, (_, result, _) in enumerate(tried):
-            _require_like(rank, ranks, result, own[rank])
-            if not torch.allclose(result, mean):
-                raise _not_the_mean(rank, ranks, own, [result for _, result, _ in tried])
+        for rank, one in enumerate(tried):
+            _require_like(rank, ranks, one.result, one.own)
+            if not torch.allclose(one.result, mean):
+                raise _not_the_mean(rank, ranks, tried)
         # The argument is unchanged: catches all_reduce on `mine` itself.
-        for rank, (before, _, after) in enumerate(tried):
-            if not torch.equal(before, after):
+        for rank, one in enumerate(tried):
+            if not torch.equal(one.own, one.after):
                 raise Wrong(f"rank {rank} of {ranks}: `mine` was changed, and its owner still "
                             "needs it", "all_reduce writes into its argument: give it a clone.")
     return "on 2, 3 and 4 ranks, every rank holds the mean and kept its own tensor"
 
 
-@check("0.2", hints=RETURNS_NONE)
+@check("0.2", hints=RETURNS_NONE | {"dtype": KEEP_TYPE})
 def check_all_reduce(all_reduce_in_two: Callable):
     """The sum on every rank, by one reduce-scatter and one all-gather of the shards."""
-    for ranks in WORLD_SIZES:
-        tried = recording.run_answer(recording.try_all_reduce, all_reduce_in_two, ranks=ranks)
+    for tried in _tried(all_reduce_in_two, recording.tensors_to_sum):
+        ranks, total = len(tried), sum(one.own for one in tried)
         # Two collectives, the right ones: catches all_reduce itself, and gather-then-sum.
-        for rank, (_, _, names, _) in enumerate(tried):
-            _require_two_calls(f"rank {rank} of {ranks}", names)
-        total = sum(own for own, _, _, _ in tried)
-        for rank, (own, result, _, elements) in enumerate(tried):
-            _require_whole(rank, ranks, result, own)
-            _require_sum(rank, ranks, result, total)
-            # Only the shard is gathered: catches whole tensors that are summed afterwards.
-            if elements != [len(own), len(own)]:
-                raise Wrong(f"rank {rank} of {ranks}: {elements[0]} numbers went into the "
-                            f"reduce-scatter and {elements[1]} came out of the all-gather; both "
-                            f"must be {len(own)}",
-                            "A rank gives its shard alone to the all-gather: 1/N of the tensor.")
+        for rank, one in enumerate(tried):
+            _require_two_calls(f"rank {rank} of {ranks}", one.names)
+        for rank, one in enumerate(tried):
+            # In `mine`'s shape and dtype: the next cell draws whole numbers.
+            _require_whole(rank, ranks, one.result, one.own)
+            _require_sum(rank, ranks, one, total)
+            _require_shards(rank, ranks, one)
     return "one reduce-scatter and one all-gather give all-reduce's sum on 2, 3 and 4 ranks"
 
 
@@ -87,6 +80,13 @@ def check_mean_losses(mean_losses: Callable):
     return "2, 3 and 4 ranks with unequal batches stop together, with the right means"
 
 
+def _tried(answer, tensors) -> Iterator[list[recording.Tried]]:
+    """What each rank did with its tensor: for each tensor, on each number of ranks."""
+    for number in range(recording.TENSORS):
+        for ranks in WORLD_SIZES:
+            yield recording.run_answer(recording.try_tensor, answer, tensors, number, ranks=ranks)
+
+
 def _require_like(rank, ranks, result, own):
     where = f"rank {rank} of {ranks}"
     require_tensor(rank, ranks, result)
@@ -98,11 +98,16 @@ def _require_like(rank, ranks, result, own):
                     "Keep the type: divide with `/`, and convert nothing.")
 
 
-def _not_the_mean(rank, ranks, own, results) -> Wrong:
-    result, total = results[rank], sum(own)
+def _not_the_mean(rank, ranks, tried) -> Wrong:
+    results, total = [one.result for one in tried], sum(one.own for one in tried)
+    result, own = results[rank], tried[rank].own
     where = f"rank {rank} of {ranks}"
     right = [r for r, other in enumerate(results) if torch.allclose(other, total / ranks)]
-    if torch.equal(result, own[rank]):
+    # What it held before, divided or not: a collective that had not written yet.
+    if tried[rank].is_async and any(torch.allclose(result, own / n) for n in (1, ranks)):
+        return Wrong(f"{where}: nothing from the other ranks was there yet when the tensor was "
+                     "used", recording.NOT_WAITED)
+    if torch.equal(result, own):
         return Wrong(f"{where} returned its own tensor: nothing from the other ranks is in it"
                      + (f" (rank {right[0]} does hold the mean)" if right else ""), TO_ALL)
     if torch.allclose(result, total):
@@ -142,19 +147,31 @@ def _require_whole(rank, ranks, result, own):
     if result.shape != own.shape:
         raise Wrong(f"{where} returned shape {list(result.shape)}, not {list(own.shape)}",
                     "The result is as long as `mine`.")
+    if result.dtype != own.dtype:
+        raise Wrong(f"{where} returned {result.dtype}, `mine` is {own.dtype}", KEEP_TYPE)
 
 
-def _require_sum(rank, ranks, result, total):
+def _require_sum(rank, ranks, tried, total):
+    result, where = tried.result, f"rank {rank} of {ranks}"
     if torch.allclose(result, total):
         return
     if torch.allclose(result * ranks, total):
-        raise Wrong(f"rank {rank} of {ranks} holds the mean: the sum divided by {ranks}",
-                    "all_reduce sums.")
+        raise Wrong(f"{where} holds the mean: the sum divided by {ranks}", "all_reduce sums.")
     pairs = list(zip(result.chunk(ranks), total.chunk(ranks), strict=True))
     piece = next(i for i, pair in enumerate(pairs) if not torch.allclose(*pair))
     held, wanted = map(_first, pairs[piece])
-    raise Wrong(f"rank {rank} of {ranks}, piece {piece}: holds {held}, the sum is {wanted}",
-                "Piece r is summed on rank r; all pieces are gathered in the order of the ranks.")
+    early = f"{recording.NOT_WAITED} Otherwise: " if tried.is_async else ""
+    raise Wrong(f"{where}, piece {piece}: holds {held}, the sum is {wanted}", f"{early}Piece r is "
+                "summed on rank r; all pieces are gathered in the order of the ranks.")
+
+
+def _require_shards(rank, ranks, tried):
+    # Only the shard is gathered: catches whole tensors that are summed afterwards.
+    elements, whole = [call.elements for call in tried.calls], len(tried.own)
+    if elements != [whole, whole]:
+        raise Wrong(f"rank {rank} of {ranks}: {elements[0]} numbers went into the reduce-scatter "
+                    f"and {elements[1]} came out of the all-gather; both must be {whole}",
+                    "A rank gives its shard alone to the all-gather: 1/N of the tensor.")
 
 
 def _byte_causes(counted, size, ranks) -> list[Cause]:

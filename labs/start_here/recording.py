@@ -5,21 +5,28 @@ Nothing here or in what it imports draws: a rank would take half a second to loa
 """
 
 import functools
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from labs.exercises.numbers import as_number
+from labs.exercises.numbers import as_list, as_number
 from labs.exercises.verdicts import Wrong
 from labs.meters.collective_hooks import IssuedCollective
-from labs.meters.traffic import Traffic
+from labs.meters.traffic import CollectiveCall, Traffic
 from labs.start_here.return_values import require_fitting_output, require_tensor, wrong_on_rank
 from labs.start_here.scaffold import ring_all_reduce
 from labs.workers import devices
 from labs.workers.failures import RankFailed
 from labs.workers.launcher import Results, launch
 
+TENSORS = 3  # that a check of tensors tries, each in a launch of its own
+LATE = 0.03  # seconds: how long the last rank holds back what it issues asynchronously
+NOT_WAITED = ("With async_op=True a collective returns at once, with a handle: call the handle's "
+              "wait() before you use the tensor.")
 HANG_AFTER = 5.0  # seconds that a check waits in a collective before it calls it a hang
 TIMEOUT = 30.0  # seconds after which it stops ranks that still compute, in an endless loop
 _SIZED = {"_reduce_scatter_base_": "reduce_scatter_tensor",
@@ -51,37 +58,69 @@ def counted_bytes(ranks: int, size: int) -> tuple[int, ...]:
 
 
 class Recorder(Traffic):
-    """A Traffic that also copies tensors.
+    """A Traffic that also copies tensors, when the student's code waits for them: it waits for
+    nothing by itself, so a missing wait stays missing.
 
-    results[k] is what the k-th collective left on this rank, flat. copies holds `watched` as it was
-    before each send. A collective whose output does not fit its input raises Wrong. It waits for
-    every collective, so it must not be used to measure time.
+    results[k] is what the k-th collective that was waited for left on this rank, flat. copies holds
+    `watched` as it was before each send. A collective whose output does not fit its input raises
+    Wrong. late: seconds for which this rank holds back each asynchronous collective, so that on
+    the other ranks none is over before it is waited for.
     """
 
-    def __init__(self, watched: torch.Tensor | None = None):
+    def __init__(self, watched: torch.Tensor | None = None, late: float = 0.0):
         super().__init__()
-        self.watched = watched
+        self.watched, self._late = watched, late
         self.copies: list[torch.Tensor] = []
         self.results: list[torch.Tensor] = []
+        self._issued: list[tuple[CollectiveCall, dist.Work, list[torch.Tensor]]] = []
+
+    def __enter__(self):
+        super().__enter__()
+        self._waits_marked = self.marked_waits()
+        self._waits_marked.__enter__()
+        return self
+
+    def __exit__(self, *exception):
+        self._waits_marked.__exit__(*exception)
+        return super().__exit__(*exception)
 
     def before(self, collective: IssuedCollective) -> None:
         if collective.kind == "send" and self.watched is not None:
             self.copies.append(self.watched.clone())
         if collective.operator in _SIZED:
-            require_fitting_output(_SIZED[collective.operator], collective.outputs[0].numel(),
-                                   collective.inputs[0].numel(), collective.ranks)
+            require_fitting_output(_SIZED[collective.operator], collective.outputs[0],
+                                   collective.inputs[0], collective.ranks)
+        if collective.asynchronous:
+            time.sleep(self._late)
         super().before(collective)
 
     def after(self, collective: IssuedCollective, work: dist.Work | None) -> None:
         super().after(collective, work)
         if collective.kind not in ("send", "recv", "barrier"):
-            work.wait()
-            self.results.append(torch.cat([t.detach().flatten() for t in collective.outputs]))
+            self._issued.append((self.calls[-1], work, collective.outputs))
+
+    def mark(self, what: str, call: CollectiveCall | None = None) -> None:
+        super().mark(what, call)
+        for number, (issued, work, outputs) in enumerate(self._issued):
+            if issued is call:  # the student waits for it now
+                del self._issued[number]
+                work.wait()
+                self.results.append(torch.cat([t.detach().flatten() for t in outputs]))
+                return
 
     @property
     def names(self) -> list[str]:
         """The kinds of the collectives that were called."""
         return [call.kind for call in self.calls]
+
+    def require_all_waited_for(self) -> None:
+        """Raises Wrong where a collective was issued and never waited for. To be called with what
+        the student's code returned already used: functional collectives wait then."""
+        forgotten = self.never_waited_for()
+        if forgotten:
+            who = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+            raise Wrong(f"{who}: {forgotten[0].kind} was issued and never waited for, so its "
+                        "result may not be there yet", NOT_WAITED)
 
 
 # On a rank, with a student's function
@@ -103,7 +142,8 @@ def record_collectives(collective: Callable, begin: str) -> tuple[list[str], lis
     mine = mine[rank : rank + 1].clone() if begin == "shard" else mine
     before = mine.tolist()
     with Recorder() as recorder:
-        result = collective(mine)
+        result = _to_cpu(collective(mine))
+        recorder.require_all_waited_for()
     require_tensor(rank, ranks, result)
     between = [tensor.tolist() for tensor in recorder.results[:-1]]
     return recorder.names, [before, *between, result.reshape(-1).tolist()]
@@ -135,7 +175,9 @@ def try_one_number(mean_over_ranks: Callable) -> tuple[float, float]:
     """(number before, number after) of this rank, (rank + 1)² at first."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine = torch.tensor([float((rank + 1) ** 2)], device=devices.device())
-    before, result = mine.item(), mean_over_ranks(mine)
+    with Recorder() as recorder:
+        before, result = mine.item(), _to_cpu(mean_over_ranks(mine))
+        recorder.require_all_waited_for()
     require_tensor(rank, ranks, result)
     if result.numel() != 1:
         raise Wrong(f"rank {rank} of {ranks} returned {result.numel()} numbers, its tensor has 1",
@@ -143,23 +185,50 @@ def try_one_number(mean_over_ranks: Callable) -> tuple[float, float]:
     return before, float(result)
 
 
-def try_mean(mean_over_ranks: Callable) -> tuple:
-    """(own tensor before, result, own tensor after)."""
-    rank = dist.get_rank()
-    mine = torch.arange(6.0, device=devices.device()).reshape(3, 2) * (rank + 1) ** 2 + 7 * rank + 1
-    before = mine.clone()
-    result = mean_over_ranks(mine)
-    return before.cpu(), _to_cpu(result), mine.cpu()
+@dataclass(frozen=True)
+class Tried:
+    """A tensor of this rank before, what the student's function returned for it, and the tensor
+    afterwards; the collectives that the function called."""
+
+    own: torch.Tensor
+    result: object
+    after: torch.Tensor
+    calls: list[CollectiveCall]
+
+    @property
+    def names(self) -> list[str]:
+        """The kinds of its collectives."""
+        return [call.kind for call in self.calls]
+
+    @property
+    def is_async(self) -> bool:
+        """Whether any of them returned before it was done."""
+        return any(call.asynchronous for call in self.calls)
 
 
-def try_all_reduce(all_reduce: Callable) -> tuple:
-    """(own tensor before, result, names of the collectives, elements of each)."""
-    rank = dist.get_rank()
-    mine = torch.arange(12.0, device=devices.device()) * (rank + 1) ** 2 + 5 * rank + 1
+def try_tensor(function: Callable, tensors: Callable, number: int) -> Tried:
+    """What the student's function does with this rank's tensor, `tensors(rank, ranks)[number]`. The
+    last rank is late, so that a result that is used too early is wrong on the others."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine = tensors(rank, ranks)[number].to(devices.device())
     before = mine.clone()
-    with Recorder() as recorder:
-        result = all_reduce(mine)
-    return before.cpu(), _to_cpu(result), recorder.names, [call.elements for call in recorder.calls]
+    with Recorder(late=LATE * (rank == ranks - 1)) as recorder:
+        result = _to_cpu(function(mine))
+        recorder.require_all_waited_for()
+    return Tried(before.cpu(), result, mine.cpu(), recorder.calls)
+
+
+def tensors_to_average(rank: int, ranks: int) -> list[torch.Tensor]:
+    """A matrix, one number as in the picture, and numbers in double precision."""
+    matrix = torch.arange(6.0).reshape(3, 2) * (rank + 1) ** 2 + 7 * rank + 1
+    return [matrix, matrix[:1, :1].flatten(), matrix.flatten()[1:].double()]
+
+
+def tensors_to_sum(rank: int, ranks: int) -> list[torch.Tensor]:
+    """Twelve numbers; whole numbers, one for each rank, as in the picture; more numbers in double
+    precision. All lengths divide by the number of ranks."""
+    numbers = torch.arange(12.0) * (rank + 1) ** 2 + 5 * rank + 1
+    return [numbers, numbers[:ranks].long(), numbers.double().repeat(2)]
 
 
 def try_losses(mean_losses: Callable, lengths: tuple[int, ...]) -> tuple:
@@ -167,8 +236,12 @@ def try_losses(mean_losses: Callable, lengths: tuple[int, ...]) -> tuple:
     Python's, also where they were tensors."""
     rank = dist.get_rank()
     losses = [8.0 / (step + 1) + rank**2 for step in range(lengths[rank])]
-    means = mean_losses(list(losses))
-    return (list(map(_to_number, means)) if isinstance(means, list | tuple) else means), losses
+    with Recorder() as recorder:
+        means = mean_losses(list(losses))
+        several = as_list(means)
+        means = means if several is None else list(map(_to_number, several))
+        recorder.require_all_waited_for()
+    return means, losses
 
 
 def _to_number(value):
@@ -177,4 +250,8 @@ def _to_number(value):
 
 
 def _to_cpu(value):
-    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, AsyncCollectiveTensor):  # waits by itself, where it is used
+        value = value.wait()
+    return value.detach().cpu()

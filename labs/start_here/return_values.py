@@ -7,6 +7,8 @@ from labs.exercises.verdicts import Wrong, kind_of
 from labs.words import counted
 from labs.workers.failures import RankFailed
 
+KEEP_TYPE = "The tensors that you make need the dtype of `mine`: mine.new_empty(...) has it."
+
 
 def require_tensor(rank: int, ranks: int, result) -> None:
     """Raises Wrong unless `result`, what rank `rank` returned, is a tensor."""
@@ -23,16 +25,20 @@ def require_world_size(ranks) -> None:
         raise Wrong(f"ranks={ranks!r}: give a whole number from 2 to 8")
 
 
-def require_fitting_output(name: str, output: int, given: int, ranks: int) -> None:
-    """Raises Wrong unless `name`, a reduce-scatter or an all-gather of tensors, can put `given`
-    numbers into `output` numbers. gloo's own error names a C++ file and two numbers."""
+def require_fitting_output(name: str, output: torch.Tensor, given: torch.Tensor,
+                           ranks: int) -> None:
+    """Raises Wrong unless `name`, a reduce-scatter or an all-gather of tensors, can put the numbers
+    of `given` into `output`. gloo's own error names a C++ file and two numbers."""
     shrinks = name.startswith("reduce_scatter")
-    needed = given / ranks if shrinks else given * ranks
-    if output != needed:
+    needed = given.numel() / ranks if shrinks else given.numel() * ranks
+    if output.numel() != needed:
         which = f"shorter one: 1/{ranks} of" if shrinks else f"longer one: {ranks}x"
-        raise Wrong(f"{name}(output, input): the input has {counted(given, 'number')}, so on "
-                    f"{ranks} ranks the output needs {needed:g}; yours has {output}.",
+        raise Wrong(f"{name}(output, input): the input has {counted(given.numel(), 'number')}, so "
+                    f"on {ranks} ranks the output needs {needed:g}; yours has {output.numel()}.",
                     f"The output comes first. It is the {which} the input.")
+    if output.dtype != given.dtype:
+        raise Wrong(f"{name}(output, input): the output is {output.dtype}, the input {given.dtype}",
+                    KEEP_TYPE)
 
 
 def wrong_on_rank(error: RankFailed) -> Wrong:

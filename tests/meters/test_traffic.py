@@ -40,6 +40,26 @@ def calls():
     return {name: [found[name] for found in by_rank] for name in apis.APIS}
 
 
+def test_what_is_never_waited_for():
+    def work():
+        found = {}
+        for name, (function, _) in apis.APIS.items():
+            with Traffic() as traffic, traffic.marked_waits():
+                function()
+                found[name] = traffic.never_waited_for()
+        with Traffic() as traffic, traffic.marked_waits():
+            forgotten = [dist.all_reduce(torch.ones(2), async_op=True),
+                         dist.broadcast(torch.ones(2), 0, async_op=True)]
+            forgotten[1].wait()
+            found["forgotten"] = [call.kind for call in traffic.never_waited_for()]
+        forgotten[0].wait()
+        return found
+
+    for found in launched(work):
+        assert found.pop("forgotten") == ["all_reduce"]
+        assert not any(found.values())
+
+
 @pytest.mark.parametrize("name", apis.APIS)
 def test_every_api_is_recorded_once(calls, name):
     for kinds, found, ranks in calls[name]:
