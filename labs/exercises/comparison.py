@@ -73,6 +73,13 @@ class Measured:
             found[call.kind] += getattr(call, size)
         return found
 
+    def clearly_slower_than(self, other: "Measured", factor: float = 1.0) -> bool:
+        """Whether a step takes at least `factor` times as long as the other's in the median, and
+        longer than the other's in three quarters of the rounds, which took turns: then the effect
+        is larger than the noise."""
+        ratios = sorted(mine / its for mine, its in zip(self.rounds, other.rounds, strict=True))
+        return self.seconds >= factor * other.seconds and ratios[len(ratios) // 4] > 1
+
     def slower_than(self, other: "Measured") -> str:
         """How much longer a step takes than the other's, and the bounds of that over the rounds:
         "+10% (-9 to +32% by round)"."""
@@ -131,12 +138,38 @@ def compare(chosen: Mapping[str, Callable], preset: Preset, *, measure_memory: b
     given, is called on each rank with what each strategy returned and one batch. device, quiet:
     as for `launch`.
     """
+    # no time limit, also inside a check: a slow machine may take minutes for honest work
     by_rank = launch(_compare, dict(chosen), preset, _Plan(measure_memory, tries, losses, rounds,
                                                            repeat, observe),
-                     ranks=preset.ranks, verify=False, device=device, quiet=quiet, hang_after=60)
+                     ranks=preset.ranks, verify=False, device=device, quiet=quiet, hang_after=60,
+                     timeout=None)
     sizes = by_rank[0]["sizes"]
     return Comparison(preset, *sizes, {name: _merged([found[name] for found in by_rank])
                                        for name in chosen})
+
+
+class NotShown(RuntimeError):
+    """A recording does not show what the notebook says about it."""
+
+    def _render_traceback_(self):  # IPython's hook
+        return [str(self)]
+
+
+def recorded_until(record: Callable[[], Any], shows: Callable[[Any], bool], lesson: str,
+                   tries: int = 3) -> Any:
+    """Returns the first recording that shows the lesson; raises NotShown after `tries`, so that no
+    notebook is built with a picture that says the opposite of its text.
+
+    record: makes one, for example `lambda: compare(..., rounds=7)`. shows: whether it shows the
+    lesson, for example `lambda found: found.results["DDP"].clearly_slower_than(...)`. lesson: what
+    should be seen, as a clause: "prefetch is faster".
+    """
+    for _ in range(tries):
+        recording = record()
+        if shows(recording):
+            return recording
+    raise NotShown(f"{lesson} in none of {tries} recordings: this machine is too busy for times, "
+                   "run the cell again when it is quiet")
 
 
 @dataclass(frozen=True)
