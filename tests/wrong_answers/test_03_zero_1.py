@@ -70,7 +70,7 @@ class Cut:
 
 @pytest.mark.parametrize("answer, words", [
     (Cut.nothing, "returned nothing .None., not a list of tensors"),
-    (Cut.only_mine, "returned a Tensor, not a list of tensors"),
+    (Cut.only_mine, "returned a Tensor of shape .799., not a list of tensors"),
     (Cut.chunks, "1597 numbers on 2 ranks: pieces of 799, 798 numbers, not all equal"),
     (Cut.remainder_dropped, "2 pieces of 798 hold 1596: the last 1 are lost"),
     (Cut.remainder_to_the_last, "pieces of 798, 799 numbers, not all equal"),
