@@ -186,7 +186,7 @@ WRONG = [
     (Buckets.a_generator, "make_buckets returned a generator, not a list"),
     (Buckets.an_iterator, "make_buckets returned a list_reverseiterator, not a list"),
     (Buckets.sets, "a bucket is a set, not a list"),
-    (Buckets.a_flat_list, "a bucket is a Parameter, not a list"),
+    (Buckets.a_flat_list, "a bucket is a Parameter.*, not a list"),
     (Buckets.turns_the_list_round, "changed the list that it was given"),
     (Buckets.four_bytes_each, "it would fit|bytes, the cap is"),
     (Buckets.elements, "it would fit|bytes, the cap is"),
