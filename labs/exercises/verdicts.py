@@ -21,6 +21,7 @@ from labs.workers import source_lines
 from labs.workers.failures import LaunchError, RankFailed
 from labs.workers.launcher import time_limit
 from labs.workers.output import last_lines
+from labs.workers.progress import status
 
 COLOURS = {True: palette.PASSED, False: palette.REJECTED, None: palette.PENDING}
 LAUNCH_SECONDS = 120.0  # of one launch in a check or a picture: an answer may hold an endless loop
@@ -114,6 +115,8 @@ def shows(exercise: str) -> Callable[[Callable], Callable]:
 
 
 def _judged(exercise, hints, finish, function):
+    what = f"exercise {exercise}" if exercise[0].isdigit() else exercise  # a picture's title
+
     @functools.wraps(function)
     def judged(*answers, **options):
         verdicts = [answer for answer in answers if isinstance(answer, Verdict)]
@@ -125,7 +128,7 @@ def _judged(exercise, hints, finish, function):
             return print_in_script(Verdict(exercise, False, f"{function.__name__} takes "
                                            f"{inspect.signature(function)}"))
         try:
-            with guarded(), time_limit(LAUNCH_SECONDS):
+            with status(what), guarded(), time_limit(LAUNCH_SECONDS):
                 found = finish(function(*answers, **options))
         except KeyboardInterrupt:
             raise  # the cell ends, and so do those that would follow it
