@@ -1,6 +1,7 @@
 """A step over time, in milliseconds: what each rank computes and which collectives are in flight;
 on one rank, when buckets leave and arrive, and when the layers of ZeRO-3 are gathered."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -195,13 +196,20 @@ class Lifecycle:
     """When the layers of ZeRO-3 were gathered: one step of one rank, in seconds from its start.
 
     phases: name -> (begin, end). gathered: when a unit's full parameters have memory. gathering:
-    when their all-gather is in flight. sizes: unit name -> bytes of its full parameters.
+    when their all-gather is in flight. sizes: unit name -> bytes of its full parameters. waiting:
+    when the rank does nothing but wait for a gather.
     """
 
     phases: dict[str, tuple[float, float]]
     gathered: Intervals
     gathering: Intervals
     sizes: dict[str, int]
+    waiting: Sequence[tuple[float, float]] = ()
+
+    @property
+    def waited(self) -> float:
+        """Seconds in which the rank only waited for a gather."""
+        return sum(end - begin for begin, end in self.waiting)
 
     @property
     def seconds(self) -> float:
@@ -227,8 +235,9 @@ class Lifecycle:
 def gathered_layers(lifecycle: Lifecycle) -> Picture:
     """Draws a row for each unit, and below them the bytes of all gathered parameters."""
     names = list(lifecycle.gathered)
-    figure, (ax, below) = canvas(WIDTH, 1.9 + 0.27 * len(names), nrows=2, sharex=True,
-                                 gridspec_kw={"height_ratios": [0.27 * len(names), 0.75]})
+    high = 0.27 * (len(names) + 1)
+    figure, (ax, below) = canvas(WIDTH, 1.9 + high, nrows=2, sharex=True,
+                                 gridspec_kw={"height_ratios": [high, 0.75]})
     for phase, (begin, end) in lifecycle.phases.items():
         wide = end - begin > 0.1 * lifecycle.seconds  # a shorter phase has no room for its name
         shade(ax, phase, begin, end, phase if wide else "")
@@ -237,14 +246,18 @@ def gathered_layers(lifecycle: Lifecycle) -> Picture:
         for intervals, colour in ((lifecycle.gathered, GATHERED), (lifecycle.gathering, GATHERING)):
             for begin, end in intervals[name]:
                 ax.barh(row, (end - begin) * MS, left=begin * MS, height=0.66, color=colour)
-    name_rows(ax, names, above=1.1, size=9)
+    for begin, end in lifecycle.waiting:
+        ax.barh(len(names), (end - begin) * MS, left=begin * MS, height=0.66, **EXPOSED)
+    name_rows(ax, [*names, "the rank waits"], above=1.1, size=9)
     ax.set_xlim(0, lifecycle.seconds * MS)
     _draw_total(below, lifecycle)
     legend_above(figure, [Patch(color=GATHERING, label="being gathered"),
                           Patch(color=GATHERED, label="gathered"),
+                          Patch(**EXPOSED, label="waiting for a gather"),
                           Line2D([], [], **ALL_PARAMETERS, label="all parameters")])
     text = (f"at most {lifecycle.most_gathered()} of {len(names)} units are gathered at a time: "
-            f"{lifecycle.peak() / 1e6:.2f} of {sum(lifecycle.sizes.values()) / 1e6:.2f} MB")
+            f"{lifecycle.peak() / 1e6:.2f} of {sum(lifecycle.sizes.values()) / 1e6:.2f} MB; "
+            f"{lifecycle.waited * MS:.0f} of {lifecycle.seconds * MS:.0f} ms the rank waits")
     return Picture(figure, text, data=lifecycle)
 
 

@@ -1,21 +1,33 @@
 """The student's stages compared with DDP and the real libraries; what each is expected to hold and
 to send is data of this notebook."""
 
+import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
-from labs.exercises.comparison import Comparison, compare, model_of
+from labs.exercises.comparison import Comparison, Measured, compare, model_of
 from labs.exercises.verdicts import shows
+from labs.meters import memory
+from labs.meters.traffic import CollectiveCall, Traffic
 from labs.predictions.memory import predict
 from labs.predictions.memory_recipes import model_states
 from labs.predictions.traffic import passes, stage_passes
 from labs.training import strategies
 from labs.training.memory_categories import Memory
 from labs.training.presets import Preset
+
+# One short sequence on each of four ranks or more: activations, which no stage divides, are few, so
+# that the stages' peaks differ by what they divide.
+RANKS, TOKENS = 4, 16
+PHASES = ("forward", "backward", "step")
+RECORDED = "(recorded)"  # of a library that is not installed here, from RECORDING
+RECORDING = Path(__file__).resolve().parents[2] / "experiments/reference/zero_deepspeed.json"
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,7 @@ _EXPECTED = {
 def expected(name: str) -> Expected:
     """What the strategy with this name in a comparison is expected to do. A student's has its stage
     in its name; raises ValueError if it has not."""
+    name = name.removesuffix(RECORDED).strip()
     if name in _EXPECTED:
         return _EXPECTED[name]
     digit = re.search(r"[123]", name)
@@ -89,13 +102,40 @@ def expected(name: str) -> Expected:
 @shows("3.8")
 def compare_stages(mine: Mapping[str, Callable], preset: Preset) -> Comparison:
     """Trains DDP, every strategy of `mine` (name -> strategy; the digit in the name is its stage)
-    and those of the libraries that are installed, and records what each holds and sends.
-
-    Each rank has one sequence, so that activations, which no stage divides, do not hide the rest.
-    """
+    and those of the libraries that are installed on four ranks or more, and records what each holds
+    and sends, and in which phase. DeepSpeed's are recorded ones where it is not installed."""
     for name in mine:
         expected(name)  # a name without a stage is refused before anything runs
-    return compare({"DDP": strategies.ddp, **mine, **_libraries()}, replace(preset, batch=1))
+    small = small_preset(preset)
+    found = compare({"DDP": strategies.ddp, **mine, **_libraries()}, small,
+                    observe=sent_by_phase)
+    return found if strategies.has_deepspeed() else replace(
+        found, results=found.results | read_recording(small))
+
+
+def small_preset(preset: Preset) -> Preset:
+    """The preset with one sequence of TOKENS tokens on each of RANKS ranks or more."""
+    return replace(preset, ranks=max(RANKS, preset.ranks), batch=1, context=TOKENS)
+
+
+def sent_by_phase(module, optimizer, batch) -> dict[str, Counter]:
+    """On a rank: phase of a step -> kind of collective -> elements."""
+    found = {}
+    with Traffic() as traffic:
+        def end(phase):
+            found[phase] = Counter()
+            for call in traffic.calls:
+                found[phase][call.kind] += call.elements
+            traffic.events.clear()
+
+        loss = module(**batch).loss
+        end("forward")
+        loss.backward()
+        end("backward")
+        optimizer.step()
+        optimizer.zero_grad()
+        end("step")
+    return found
 
 
 def _libraries() -> dict[str, Callable]:
@@ -109,3 +149,42 @@ def _libraries() -> dict[str, Callable]:
         found |= {"DeepSpeed 1": strategies.deepspeed1, "DeepSpeed 2": strategies.deepspeed2,
                   "DeepSpeed 3": strategies.deepspeed3}
     return found
+
+
+def write_recording(comparison: Comparison, path: Path = RECORDING) -> None:
+    """Writes what DeepSpeed's strategies of a comparison hold and send, for machines without it."""
+    results = {name: {
+        "phases": {phase: asdict(held) for phase, held in one.report.phases.items()},
+        "step_peak": asdict(one.report.step_peak), "losses": one.losses,
+        "calls": [[call.kind, call.elements, call.bytes] for call in one.calls],
+        "sent_by_phase": one.observed[0]} for name, one in comparison.results.items()
+        if name.startswith("DeepSpeed")}
+    path.write_text(json.dumps({"preset": _sizes(comparison.preset), "results": results}) + "\n")
+
+
+def read_recording(preset: Preset, path: Path = RECORDING) -> dict[str, Measured]:
+    """Name -> what was recorded of DeepSpeed; empty where the preset is another than then."""
+    recorded = json.loads(path.read_text())
+    if recorded["preset"] != _sizes(preset):
+        return {}
+    return {f"{name} {RECORDED}": _measured(one) for name, one in recorded["results"].items()}
+
+
+def _sizes(preset) -> dict[str, int]:
+    return {name: getattr(preset, name) for name in ("ranks", "layers", "hidden", "heads",
+                                                     "context", "batch")}
+
+
+def _measured(one) -> Measured:
+    phases = {phase: Memory(**held) for phase, held in one["phases"].items()}
+    peak = Memory(**one["step_peak"])
+    calls = [CollectiveCall(kind, elements, nbytes, False, 0.0)
+             for kind, elements, nbytes in one["calls"]]
+    report = memory.Report(phases, peak, dict.fromkeys(memory.PHASES, peak))
+    return Measured(report, calls, one["losses"], observed=[one["sent_by_phase"]])
+
+
+if __name__ == "__main__":  # writes RECORDING anew; needs DeepSpeed
+    from labs.training.presets import preset as preset_of
+
+    write_recording(compare_stages({}, preset_of("laptop")))

@@ -7,6 +7,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch.distributed.fsdp import fully_shard
 from zero_answers import (
     N,
@@ -212,9 +213,9 @@ WRONG = [
     (by(Nothing), "not changed by the step"),
     (by(AllReduces), r"moves 3.0Ψ elements per step .all_reduce 2.0Ψ, all_gather 1.0Ψ.; ZeRO-2"),
     (by(NotFreed), "after step 4.* gradients that had been reduced before.*\n.*returns None frees"),
-    (by(FreedByZeros), r"bytes of gradients after backward; under ZeRO-2 on 2 ranks .* .4Ψ/N."),
+    (by(FreedByZeros), r"bytes of gradients after backward; under ZeRO-2 on 3 ranks .* .4Ψ/N."),
     (by(AfterBackward), LATE),
-    (by(AllInFlight), "bytes at the peak of backward"),
+    (by(AllInFlight), r"the gradients of \d+\.\d layers are in flight\n.*One at a time"),
     (by(FreedAtTheEnd), "bytes at the peak of backward"),
     (by(Sums), "updated with the SUM of the gradients"),
     (by(LastForgotten), "'embedding.weight' after step 0: it was not changed by the step\n.*"
@@ -233,7 +234,49 @@ def test_wrong(answer, words):
     rejected(lab.check_zero2(answer), words)
 
 
-# right, and written in another way
+class WaitsEverySecond(Base):
+    """Every second layer is waited for at once."""
+
+    def after_backward(self, unit):
+        super().after_backward(unit)
+        self.turn = not self.__dict__.get("turn", False)
+        if self.turn:
+            self.backward_done()
+
+
+class TwoInFlight(Base):
+    def after_backward(self, unit):
+        gradients = unit.flatten_gradients()
+        self.forget(unit)
+        flying = self.__dict__.setdefault("flying", [])
+        if len(flying) == 2:
+            self.take(*flying.pop(0))
+        flying.append((unit, self.begin(gradients)))
+
+    def take(self, unit, arriving):
+        unit.add_gradient(arriving.wait() / N())
+
+    def backward_done(self):
+        for pair in self.__dict__.pop("flying", []):
+            self.take(*pair)
+
+
+class OnlyTheFirstLeaves(Base):
+    """The first layer's gradients leave during backward, the others' at its end."""
+
+    def after_backward(self, unit):
+        if not self.__dict__.get("late"):
+            super().after_backward(unit)
+        self.__dict__.setdefault("late", []).append(unit)
+
+    def backward_done(self):
+        super().backward_done()
+        for unit in self.__dict__.pop("late", [])[1:]:
+            Base.after_backward(self, unit)
+            super().backward_done()
+
+
+# once right, before overlap was asked for
 
 
 class Waiting(lab.ShardedModule):
@@ -258,6 +301,93 @@ class TorchsScatter(lab.ShardedModule):
             parameter.grad = None
 
 
-@pytest.mark.parametrize("answer", [right.zero2, by(Waiting), by(TorchsScatter)])
+AT_ONCE = "is waited for before another gradient is ready: nothing travels while the next layer"
+
+
+@pytest.mark.parametrize("answer, words", [
+    (by(Waiting), AT_ONCE), (by(TorchsScatter), AT_ONCE), (by(WaitsEverySecond), AT_ONCE),
+    (by(TwoInFlight), r"the gradients of 2.0 layers are in flight"),
+    (by(OnlyTheFirstLeaves), "those of 4 layers were ready before, and 1.0 layers' have left")],
+    ids=["Waiting", "TorchsScatter", "WaitsEverySecond", "TwoInFlight", "OnlyTheFirstLeaves"])
+def test_gradients_must_travel_while_the_next_layer_computes(answer, words):
+    rejected(lab.check_zero2(answer), words)
+
+
+# right, and written in another way
+
+
+class BeginsFirst(lab.ShardedModule):
+    """Begins the next one before it takes the last one in."""
+
+    flying = None
+
+    def after_backward(self, unit):
+        before, self.flying = self.flying, (unit, self.begin(unit))
+        self.take(before)
+
+    def begin(self, unit):
+        flat = unit.flatten_gradients()
+        for parameter in unit.parameters:
+            parameter.grad = None
+        return lab.reduce_scatter(flat)
+
+    def arrived(self, arriving):
+        return arriving.wait()
+
+    def take(self, pair):
+        if pair:
+            pair[0].add_gradient(self.arrived(pair[1]) / N())
+
+    def backward_done(self):
+        self.take(self.flying)
+        self.flying = None
+
+
+class ListBased(BeginsFirst):
+    """torch's reduce-scatter with a list."""
+
+    def begin(self, unit):
+        flat = unit.flatten_gradients()
+        for parameter in unit.parameters:
+            parameter.grad = None
+        mine = torch.empty_like(unit.shard, requires_grad=False)
+        return dist.reduce_scatter(mine, list(flat.view(N(), -1)), async_op=True), mine
+
+    def arrived(self, arriving):
+        arriving[0].wait()
+        return arriving[1]
+
+
+class Futures(BeginsFirst):
+    """torch's all-to-all, waited for by its future."""
+
+    def begin(self, unit):
+        flat = unit.flatten_gradients()
+        for parameter in unit.parameters:
+            parameter.grad = None
+        received = torch.empty_like(flat)
+        work = dist.all_to_all_single(received, flat, async_op=True)
+        return work.get_future(), received, work
+
+    def arrived(self, arriving):
+        arriving[0].wait()
+        return arriving[1].view(N(), -1).sum(0)
+
+
+class Functional(BeginsFirst):
+    """A functional collective, which waits where its result is used."""
+
+    def begin(self, unit):
+        flat = unit.flatten_gradients()
+        for parameter in unit.parameters:
+            parameter.grad = None
+        return funcol.reduce_scatter_tensor(flat, "sum", 0, dist.group.WORLD)
+
+    def arrived(self, arriving):
+        return funcol.wait_tensor(arriving)
+
+
+@pytest.mark.parametrize("answer", [right.zero2, by(BeginsFirst), by(Futures), by(ListBased),
+                                    by(Functional)])
 def test_right(answer):
     accepted(lab.check_zero2(answer))

@@ -7,6 +7,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from zero_answers import (
     N,
@@ -214,13 +215,60 @@ class GathersStates(lab.ShardedOptimizer):
                     lab.all_gather(flat.full.new_empty(flat.full.shape), state)
 
 
+class RootGatheredOnce(right.ZeRO3):
+    """Layers come and go; the root is gathered in the first forward and stays."""
+
+    def before_forward(self, unit):
+        if unit.module is not self.module or not unit.is_gathered:
+            gather(unit)
+
+    before_backward = before_forward
+
+    def after_forward(self, unit):
+        if unit.module is not self.module:
+            unit.free()
+
+    def after_backward(self, unit):
+        if unit.module is not self.module:
+            unit.free()
+        right.ZeRO2.after_backward(self, unit)
+
+
+class LastUnitIsTheRoot(right.ZeRO3):
+    """Takes the last unit for the root and leaves it whole: with old parameters where it is a
+    layer."""
+
+    def before_forward(self, unit):
+        if not unit.is_gathered:
+            gather(unit)
+
+    before_backward = before_forward
+
+    def after_backward(self, unit):
+        right.ZeRO2.after_backward(self, unit)
+        if unit is not self.units[-1] or unit.name != "4":
+            unit.free()
+
+
+class InHalfPrecision(right.ZeRO3):
+    def before_forward(self, unit):
+        whole = torch.empty_like(unit.full, dtype=torch.bfloat16)
+        lab.all_gather(whole, unit.shard.detach().bfloat16())
+        unit.allocate().copy_(whole)
+
+    before_backward = before_forward
+
+
 WRONG = [
+    (by(RootGatheredOnce), "not changed by the step|the loss is"),
+    (by(LastUnitIsTheRoot), "in a model with an nn.Sequential: .*(the loss is|not changed)"),
+    (by(InHalfPrecision), "the loss is"),
     (plain, "it was updated with the gradient of one rank alone"),
     (ddp_by_hand, "no gradient leaves before the last one is ready"),
     (torchs_ddp, "torch's own DistributedDataParallel does the work"),
     (torchs_fsdp1, "torch's own FullyShardedDataParallel does the work"),
     (torchs_fsdp2, "torch's own fully_shard does the work"),
-    (right.zero2, r"bytes of parameters after building; under ZeRO-3 on 2 ranks .* .4Ψ/N."),
+    (right.zero2, r"bytes of parameters after building; under ZeRO-3 on 3 ranks .* .4Ψ/N."),
     (by(KeptAfterForward), r"buffers and the rest after forward; .*\n.*parameters gathered here"),
     (by(GatheredOnce), "not changed by the step|the loss is"),
     (by(KeptAfterBackward), "not changed by the step|the loss is"),
@@ -279,7 +327,32 @@ class RootKept(right.ZeRO3):
             gather(unit)
 
 
-@pytest.mark.parametrize("answer", [right.zero3, right.zero3_prefetch, by(Listed), by(RootKept)])
+class LastLayerKept(right.ZeRO3):
+    """Backward begins with the last layer: it may stay, too, and is gathered once less."""
+
+    def after_forward(self, unit):
+        if unit is not self.units[-1]:
+            unit.free()
+
+    def before_backward(self, unit):
+        if not unit.is_gathered:
+            gather(unit)
+
+    def before_forward(self, unit):
+        if not unit.is_gathered:
+            gather(unit)
+
+
+class Functional(right.ZeRO3):
+    def before_forward(self, unit):
+        whole = funcol.all_gather_tensor(unit.shard.detach(), 0, dist.group.WORLD)
+        unit.allocate().copy_(whole)
+
+    before_backward = before_forward
+
+
+@pytest.mark.parametrize("answer", [right.zero3, right.zero3_prefetch, by(Listed), by(RootKept),
+                                    by(LastLayerKept), by(Functional)])
 def test_right(answer):
     accepted(lab.check_zero3(answer))
 
@@ -347,6 +420,15 @@ class AllAhead(right.Prefetching):
         unit.wait()
 
 
+class TwoAhead(right.Prefetching):
+    def before_forward(self, unit):
+        self.fetch(unit)
+        following = self.next_unit(unit)
+        self.fetch(following)
+        self.fetch(following and self.next_unit(following))
+        unit.wait()
+
+
 class NeverWaits(right.Prefetching):
     """Computes with what has arrived by then: nothing."""
 
@@ -385,7 +467,8 @@ WRONG_PREFETCH = [
     (by(OnlyForward), "in backward, when layer number 1 of 12 computes"),
     (by(Itself), "in forward, when layer number 1 of 12 computes"),
     (by(TooLate), "in forward, when layer number 1 of 12 computes"),
-    (by(AllAhead), "bytes at the peak of forward"),
+    (by(AllAhead), "gather of number 3 of 12 has begun, too"),
+    (by(TwoAhead), "gather of number 3 of 12 has begun, too"),
     (by(NeverWaits), "the loss is")]
 
 
@@ -400,6 +483,60 @@ def test_a_gather_without_a_handle_is_explained():
     rejected(lab.check_prefetch(by(Unheld)), "keep what all_gather returns in unit.handle|the loss")
 
 
-@pytest.mark.parametrize("answer", [right.zero3_prefetch, by(Backwards)])
+class ByFuture(right.Prefetching):
+    """Waits for the future of the handle, and only then for the handle."""
+
+    def before_forward(self, unit):
+        self.fetch(unit)
+        self.fetch(self.next_unit(unit))
+        if unit.handle is not None:
+            unit.handle.get_future().wait()
+        unit.wait()
+
+
+@pytest.mark.parametrize("answer", [right.zero3_prefetch, by(Backwards), by(ByFuture)])
 def test_right_prefetch(answer):
     accepted(lab.check_prefetch(answer))
+
+
+# 3.10 without the scaffold
+
+
+def never_freed(model, optimizer_class, **settings):
+    """Units whose memory stays."""
+    units = [right.Unit(module, parameters) for _, module, parameters in lab.layer_groups(model)]
+    for unit in units:
+        right.gather(unit)
+        for parameter in unit.parameters:
+            parameter.register_post_accumulate_grad_hook(lambda _, unit=unit: right.count(unit))
+    return model, optimizer_class([unit.shard for unit in units], **settings)
+
+
+def without_backward(model, optimizer_class, **settings):
+    """Gathered for forward alone."""
+    units = [right.Unit(module, parameters) for _, module, parameters in lab.layer_groups(model)]
+    for unit in units:
+        unit.module.register_forward_pre_hook(lambda *_, unit=unit: right.gather(unit))
+        unit.module.register_forward_hook(lambda *_, unit=unit: right.free(unit))
+    return model, optimizer_class([unit.shard for unit in units], **settings)
+
+
+def sharded_module_used(model, optimizer_class, **settings):
+    module = right.ZeRO3(model)
+    return module, optimizer_class([unit.shard for unit in module.units], **settings)
+
+
+@pytest.mark.parametrize("answer, words", [
+    (plain, "updated with the gradient of one rank alone|the loss is"),
+    (right.zero3, "lab.ShardedModule does the work"),
+    (sharded_module_used, "lab.ShardedModule does the work\n.*torch's hooks and storages"),
+    (never_freed, r"storage of size 0(.|\n)*A layer computes while its storage is empty"),
+    (without_backward, "the loss is|storage of size 0|SIGSEGV|not changed by the step"),
+    (torchs_fsdp2, "torch's own fully_shard does the work")],
+    ids=["plain", "zero3", "sharded_module_used", "never_freed", "without_backward", "fsdp2"])
+def test_wrong_from_scratch(answer, words):
+    rejected(lab.check_from_scratch(answer), words)
+
+
+def test_right_from_scratch():
+    accepted(lab.check_from_scratch(right.my_zero3))

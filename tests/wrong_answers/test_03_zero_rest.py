@@ -3,9 +3,11 @@
 import sys
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from zero_answers import N, accepted, named, rejected, right
 
 import labs.zero_stages as lab
@@ -92,6 +94,49 @@ class Clip:
     def returns_nothing(optimizer, max_norm):
         right.clip_grad_norm(optimizer, max_norm)
 
+    def first_group_alone(optimizer, max_norm):
+        optimizer.param_groups = optimizer.param_groups[:1]
+        return right.clip_grad_norm(optimizer, max_norm)
+
+    def first_group_scaled(optimizer, max_norm):
+        square = local_square(optimizer)
+        dist.all_reduce(square)
+        norm = square.sqrt()
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad.mul_(min(1.0, max_norm / float(norm)))
+        return norm
+
+    def replaced(optimizer, max_norm):
+        square = local_square(optimizer)
+        dist.all_reduce(square)
+        norm = square.sqrt()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad * min(1.0, max_norm / float(norm))
+        return norm
+
+    def norm_afterwards(optimizer, max_norm):
+        return right.clip_grad_norm(optimizer, max_norm).clamp(max=max_norm)
+
+    def clipped_by_value(optimizer, max_norm):
+        square = local_square(optimizer)
+        dist.all_reduce(square)
+        for gradient in gradients_of(optimizer):
+            gradient.clamp_(-max_norm, max_norm)
+        return square.sqrt()
+
+    def of_the_weights(optimizer, max_norm):
+        square = sum(p.detach().square().sum() for group in optimizer.param_groups
+                     for p in group["params"])
+        dist.all_reduce(square)
+        return scaled(optimizer, square.sqrt(), max_norm)
+
+    def not_reduced_before(optimizer, max_norm):
+        square = local_square(optimizer) + torch.zeros(())
+        dist.all_reduce(square)
+        return scaled(optimizer, square.sqrt(), max_norm)
+
     def everything_gathered(optimizer, max_norm):
         square = 0.0
         for gradient in gradients_of(optimizer):
@@ -109,11 +154,18 @@ class Clip:
     (Clip.mean_of_norms, r"the norm: you say .*\n.*Norms do not add up"),
     (Clip.largest_norm, "the norm: you say .*, that of the whole gradient is"),
     (Clip.root_forgotten, r"the norm: .*its square\n.*Take the root after the sum"),
-    (Clip.each_shard_by_itself, "max_norm 0.5: the gradients are .*x what they were, instead of"),
-    (Clip.always_scaled, r"max_norm 1e\+06: the gradients are .* instead of 1.0000x"),
-    (Clip.not_scaled, "max_norm 0.5: the gradients are 1.0000x what they were"),
+    (Clip.each_shard_by_itself, "max_norm 0.5, group 1 of 2: the gradients are .* instead of"),
+    (Clip.always_scaled, r"max_norm 1e\+06, group 1 of 2: the gradients are .* instead of 1.0000x"),
+    (Clip.not_scaled, "max_norm 0.5, group 1 of 2: the gradients are 1.0000x what they were"),
     (Clip.not_a_number, "rank 0, the norm: it returned nan, not a number"),
     (Clip.returns_nothing, "returned nothing .None., not the norm"),
+    (Clip.first_group_alone, "the norm: you say .*that of the whole gradient is"),
+    (Clip.first_group_scaled, "group 2 of 2: the gradients are 1.0000x what they were"),
+    (Clip.replaced, "a gradient was replaced by another tensor, not scaled in place"),
+    (Clip.norm_afterwards, "the norm after the clipping"),
+    (Clip.clipped_by_value, "the gradients are .*x what they were, instead of"),
+    (Clip.of_the_weights, "the norm: you say .*that of the whole gradient is"),
+    (Clip.not_reduced_before, "under ZeRO-1, .* the norm is 0.*\n.*optimizer.reduce_once"),
     (Clip.everything_gathered, "communicates .* elements to find one number")], ids=named)
 def test_wrong_clip(answer, words):
     rejected(lab.check_clip_grad_norm(answer), words)
@@ -121,6 +173,7 @@ def test_wrong_clip(answer, words):
 
 def clip_by_a_vector(optimizer, max_norm):
     """As torch does it: the norm of the norms, and a small number in the divisor."""
+    optimizer.reduce_once()
     norms = torch.stack([gradient.norm() for gradient in gradients_of(optimizer)])
     square = norms.norm().square()
     dist.all_reduce(square)
@@ -130,7 +183,28 @@ def clip_by_a_vector(optimizer, max_norm):
     return square.sqrt().item()
 
 
-@pytest.mark.parametrize("answer", [right.clip_grad_norm, clip_by_a_vector])
+def clip_by_torchs_pieces(optimizer, max_norm):
+    """torch's own functions for a norm and for scaling by one."""
+    optimizer.reduce_once()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.get_total_norm(gradients_of(optimizer)) ** 2
+    dist.all_reduce(norm)
+    norm = norm.sqrt()
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def clip_by_gathered_norms(optimizer, max_norm):
+    """One number of each rank, by a functional collective."""
+    optimizer.reduce_once()
+    mine = local_square(optimizer).sqrt().reshape(1)
+    norm = torch.linalg.vector_norm(funcol.all_gather_tensor(mine, 0, dist.group.WORLD))
+    torch._foreach_mul_(gradients_of(optimizer), min(1.0, max_norm / norm.item()))
+    return norm
+
+
+@pytest.mark.parametrize("answer", [right.clip_grad_norm, clip_by_a_vector, clip_by_torchs_pieces,
+                                    clip_by_gathered_norms])
 def test_right_clip(answer):
     accepted(lab.check_clip_grad_norm(answer))
 
@@ -138,42 +212,101 @@ def test_right_clip(answer):
 # 3.7 reshard
 
 
+def lengths(elements, before, after):
+    return -(-elements // before), -(-elements // after)
+
+
+def everything(read, elements, before):
+    """The whole, with its padding."""
+    length = -(-elements // before)
+    return torch.cat([read(old, 0, length) for old in range(before)])
+
+
 class Reshard:
-    def nothing(pieces, elements, ranks):
+    def nothing(read, elements, before, after, rank):
         return None
 
-    def as_they_are(pieces, elements, ranks):
-        return pieces
+    def as_they_are(read, elements, before, after, rank):
+        return read(rank, 0, -(-elements // before))
 
-    def padding_kept(pieces, elements, ranks):
-        return right.cut(torch.cat(pieces), ranks)
+    def all_shards(read, elements, before, after, rank):
+        return right.cut(everything(read, elements, before)[:elements], after)
 
-    def chunks(pieces, elements, ranks):
-        return list(torch.cat(pieces)[:elements].chunk(ranks))
+    def everything_read(read, elements, before, after, rank):
+        return right.cut(everything(read, elements, before)[:elements], after)[rank]
 
-    def only_the_first(pieces, elements, ranks):
-        return right.cut(pieces[0], ranks)
+    def padding_kept(read, elements, before, after, rank):
+        return right.cut(everything(read, elements, before), after)[rank]
 
-    def each_divided(pieces, elements, ranks):
-        cuts = [right.cut(piece, ranks) for piece in pieces]
-        return [torch.cat(parts) for parts in zip(*cuts, strict=True)]
+    def zeros_taken_for_padding(read, elements, before, after, rank):
+        whole = everything(read, elements, before)
+        last = int(whole.nonzero().max()) + 1 if whole.any() else 1
+        return right.cut(whole[:last], after)[rank]
 
-    def reversed(pieces, elements, ranks):
-        return right.cut(torch.cat(pieces)[:elements], ranks)[::-1]
+    def chunks(read, elements, before, after, rank):
+        chunks = everything(read, elements, before)[:elements].chunk(after)
+        return chunks[rank] if rank < len(chunks) else torch.zeros(0)
 
-    def one_short(pieces, elements, ranks):
-        return right.cut(torch.cat(pieces)[:elements], ranks)[:-1]
+    def only_one_old_rank(read, elements, before, after, rank):
+        """Right where a new shard lies inside an old one."""
+        old, k = lengths(elements, before, after)
+        source = min(rank * k // old, before - 1)
+        begin = min(rank * k - source * old, old)
+        part = read(source, begin, min(begin + k, old))
+        return torch.nn.functional.pad(part, (0, k - len(part)))
+
+    def swapped(read, elements, before, after, rank):
+        return right.reshard(read, elements, after, before, rank)
+
+    def rounded_down(read, elements, before, after, rank):
+        return right.reshard(read, elements, before, after, rank)[:elements // after]
+
+    def not_padded(read, elements, before, after, rank):
+        k = -(-elements // after)
+        return right.reshard(read, elements, before, after, rank)[:max(0, elements - rank * k)]
+
+    def reversed(read, elements, before, after, rank):
+        return right.reshard(read, elements, before, after, after - 1 - rank)
+
+    def a_list(read, elements, before, after, rank):
+        return right.reshard(read, elements, before, after, rank).tolist()
+
+    def counted_in_the_whole(read, elements, before, after, rank):
+        k = -(-elements // after)
+        return read(0, rank * k, min((rank + 1) * k, elements))
+
+    def one_short(read, elements, before, after, rank):
+        shard = right.reshard(read, elements, before, after, rank)
+        return torch.cat([shard[:-1], shard.new_zeros(1)])
+
+    def one_after_the_other(read, elements, before, after, rank):
+        """Reads its elements one by one, each from the beginning of its shard."""
+        old, k = lengths(elements, before, after)
+        shard = torch.zeros(k)
+        for n in range(k):
+            if rank * k + n < elements:
+                source, place = divmod(rank * k + n, old)
+                shard[n] = read(source, 0, place + 1)[place]
+        return shard
 
 
 @pytest.mark.parametrize("answer, words", [
-    (Reshard.nothing, "reshard returned nothing .None."),
-    (Reshard.as_they_are, "1597 elements from 2 to 3 ranks: 2 pieces"),
-    (Reshard.padding_kept, "1597 elements from 3 to 2 ranks: rank 0 gets 800 numbers, not 799"),
-    (Reshard.chunks, "1597 elements from 2 to 3 ranks: rank 2 gets 531 numbers, not 533"),
-    (Reshard.only_the_first, "from 2 to 3 ranks: rank 0 gets"),
-    (Reshard.each_divided, "from 2 to 3 ranks: rank 0 gets"),
-    (Reshard.reversed, "rank 0 gets other numbers than are its own"),
-    (Reshard.one_short, "from 2 to 3 ranks: 2 pieces")], ids=named)
+    (Reshard.nothing, "reshard returned nothing .None., not a tensor"),
+    (Reshard.as_they_are, "1597 elements from 3 to 2 ranks, new rank 0: 533 numbers, not 799"),
+    (Reshard.all_shards, "reshard returned a list of 2, not a tensor"),
+    (Reshard.everything_read, "1,599 elements are read to fill a shard of 799"),
+    (Reshard.padding_kept, "from 3 to 2 ranks, new rank 0: 800 numbers, not 799"),
+    (Reshard.zeros_taken_for_padding, "new rank 0: 599 numbers, not 799"),
+    (Reshard.chunks, "1,599 elements are read|numbers, not"),
+    (Reshard.only_one_old_rank, "other numbers than its own"),
+    (Reshard.swapped, r"numbers, not|the old ranks are|has elements 0 to"),
+    (Reshard.rounded_down, "new rank 0: 798 numbers, not 799"),
+    (Reshard.not_padded, "new rank 1: 798 numbers, not 799"),
+    (Reshard.reversed, "other numbers than its own"),
+    (Reshard.a_list, "reshard returned a list of 799, not a tensor"),
+    (Reshard.counted_in_the_whole, r"read.0, 0, 799.: a shard of 3 ranks has elements 0 to 533"),
+    (Reshard.one_short, "other numbers than its own"),
+    (Reshard.one_after_the_other, "elements are read to fill a shard of")], ids=named)
 def test_wrong_reshard(answer, words):
     rejected(lab.check_reshard(answer, right.zero1), words)
 
@@ -212,13 +345,30 @@ def test_training_must_go_on_as_if_never_interrupted(optimizer, words):
     rejected(lab.check_reshard(right.reshard, strategy), words)
 
 
-def reshard_by_index(pieces, elements, ranks):
-    flat = torch.zeros(-(-elements // ranks) * ranks)
-    flat[:elements] = torch.cat(list(pieces))[:elements]
-    return flat.view(ranks, -1).unbind()
+def reshard_by_index(read, elements, before, after, rank):
+    """Element by element, with NumPy's integers."""
+    old, k = lengths(elements, before, after)
+    shard = torch.zeros(k)
+    for n in np.arange(k):
+        whole = rank * k + n
+        if whole < elements:
+            shard[n] = read(whole // old, whole % old, whole % old + 1)[0]
+    return shard
 
 
-@pytest.mark.parametrize("answer", [right.reshard, reshard_by_index])
+def reshard_by_pieces(read, elements, before, after, rank):
+    """As many pieces as there are old ranks, also empty ones, and padding at the end."""
+    old, k = lengths(elements, before, after)
+    pieces = []
+    for source in range(before):
+        begin = min(max(rank * k - source * old, 0), old)
+        stop = min((rank + 1) * k, elements) - source * old
+        pieces.append(read(source, begin, max(begin, min(stop, old))))
+    whole = torch.cat(pieces)
+    return torch.nn.functional.pad(whole, (0, k - len(whole)))
+
+
+@pytest.mark.parametrize("answer", [right.reshard, reshard_by_index, reshard_by_pieces])
 def test_right_reshard(answer):
     accepted(lab.check_reshard(answer, right.zero1))
 
@@ -261,6 +411,25 @@ class Choose:
     def one_rank(parameters, ranks, capacity, activations):
         return right.choose(parameters, 1, capacity, activations)
 
+    def activations_divided(parameters, ranks, capacity, activations):
+        return right.choose(parameters, ranks, capacity, activations / ranks)
+
+    def activations_divided_from_stage_3(parameters, ranks, capacity, activations):
+        for stage in range(4):
+            share = activations / ranks if stage == 3 else activations
+            if fits(stage, parameters, ranks, capacity, share):
+                return stage
+
+    def nearly_full(parameters, ranks, capacity, activations):
+        return right.choose(parameters, ranks, 0.8 * capacity, activations)
+
+    def capacity_of_all_ranks(parameters, ranks, capacity, activations):
+        return right.choose(parameters, ranks, capacity * ranks, activations)
+
+    def minus_one(*case):
+        stage = right.choose(*case)
+        return -1 if stage is None else stage
+
     def a_name(*case):
         return f"ZeRO-{right.choose(*case)}"
 
@@ -273,11 +442,16 @@ class Choose:
     (Choose.always_3, "you say stage 3; stage 0 fits too"),
     (Choose.never_none, "you say stage 3, which takes .* of 42.4 GB"),
     (Choose.the_highest, "you say stage 3; stage 0 fits too"),
-    (Choose.without_activations, "12 GB of activations: you say stage"),
+    (Choose.without_activations, "36 GB of activations: you say stage"),
     (Choose.gibibytes, "which takes .* GB"),
     (Choose.limits, "you say stage 1, which takes .* GB"),
     (Choose.no_stage_1, "you say stage 2; stage 1 fits too"),
     (Choose.one_rank, "you say that nothing fits; stage"),
+    (Choose.activations_divided, "no stage divides activations"),
+    (Choose.activations_divided_from_stage_3, "you say stage 3, which takes"),
+    (Choose.nearly_full, "fits too and costs less"),
+    (Choose.capacity_of_all_ranks, "which takes .* GB"),
+    (Choose.minus_one, "choose returned -1\n.*Return one number"),
     (Choose.a_name, "choose returned 'ZeRO-0'"),
     (Choose.a_bool, "choose returned True")], ids=named)
 def test_wrong_choose(answer, words):
@@ -288,7 +462,17 @@ def choose_by_min(*case):
     return min((stage for stage in range(4) if fits(stage, *case)), default=None)
 
 
-@pytest.mark.parametrize("answer", [right.choose, choose_by_min])
+def choose_by_numpy(*case):
+    found = np.flatnonzero([fits(stage, *case) for stage in range(4)])
+    return found[0] if len(found) else None
+
+
+def choose_by_tensor(*case):
+    return None if right.choose(*case) is None else torch.tensor(right.choose(*case))
+
+
+@pytest.mark.parametrize("answer", [right.choose, choose_by_min, choose_by_numpy,
+                                    choose_by_tensor])
 def test_right_choose(answer):
     accepted(lab.check_choose(answer))
 

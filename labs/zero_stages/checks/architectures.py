@@ -2,11 +2,19 @@
 without parameters outside the layers, layers used twice or never, weights that layers share."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from labs.exercises.on_ranks import BATCH, module_and_optimizer, raise_on_all_ranks
+from labs.exercises.reference import Mistake, Reference, Step, train_beside_reference
+from labs.exercises.verdicts import Wrong
+from labs.training import data
+from labs.training.models import trainable
+from labs.zero_stages.checks.reference import HINTS, parameters_of
 
 BYTES = 8  # of a sequence: the inputs and the outputs of a model
 
@@ -122,3 +130,52 @@ def make(name: str, seed: int = 0) -> Predictor:
     """The model with this name, the same on every rank."""
     torch.manual_seed(seed)
     return ARCHITECTURES[name]()
+
+
+# Those in which a stage goes wrong that trains a model with a root and layers of its own.
+_CHECKED = ("an nn.Sequential", "odd shapes", "a layer used twice", "a layer never used",
+            "two layers with one weight", "a layer with a weight of the root",
+            "one layer far larger")
+_SETTINGS = {"lr": 0.1, "momentum": 0.9}
+_STEPS = 3
+_MISTAKES = (
+    Mistake("not changed by the step", "Does the optimizer hold a shard of it, and does the shard "
+            "get its gradient?", lambda reference: [reference.unchanged()]),
+    Mistake("updated without momentum", "Pass all settings (**settings) to the optimizer that "
+            "updates the shard.", lambda reference: [reference.otherwise(momentum=0.0)]))
+
+
+def reject_other_architectures(strategy: Callable) -> None:
+    """On a rank: trains a model of each structure next to the reference, with an optimizer class
+    that only the strategy's second argument can tell. Raises Wrong."""
+    for name in _CHECKED:
+        try:
+            _train_beside(strategy, make(name))
+        except Wrong as error:
+            raise Wrong(f"in a model with {name}: {error.sentence}", error.hint) from None
+
+
+def _train_beside(strategy, model):
+    class GivenSGD(torch.optim.SGD):
+        """Remembers that it was made."""
+
+        made = False
+
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            GivenSGD.made = True
+
+    reference = Reference(model, _sgd, unused="skip")
+    module, optimizer = raise_on_all_ranks(module_and_optimizer, strategy, model, GivenSGD,
+                                           _SETTINGS)
+    # catches an optimizer that is chosen by name, whatever class it is given
+    if not GivenSGD.made:
+        raise Wrong("the strategy was given the optimizer class SGD and has made none of it",
+                    "Make the inner optimizer by optimizer_class(shards, **settings).")
+    steps = [Step(batch) for batch in data.xy_batches(_STEPS, BATCH, seed=3)]
+    train_beside_reference(module, optimizer, [reference], steps, mistakes=_MISTAKES, hints=HINTS,
+                           parameters_of=partial(parameters_of, model=model))
+
+
+def _sgd(model):
+    return torch.optim.SGD([p for _, p in trainable(model)], **_SETTINGS)

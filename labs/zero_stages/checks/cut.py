@@ -7,21 +7,30 @@ import torch
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.words import counted
 
-CASES = [(size, ranks) for size in (1597, 12, 7, 3, 1) for ranks in (2, 3, 4, 8)]
+CASES = [(size, ranks, torch.float32) for size in (1597, 12, 7, 3, 1) for ranks in (3, 2, 4, 8)]
+CASES += [(7, 3, torch.bfloat16), (7, 3, torch.float64), (12, 4, torch.int64),
+          (5, 1, torch.float32)]
 
 
 @check("3.1")
 def check_cut(cut: Callable):
-    """cut(flat, ranks): `ranks` equal pieces of `flat`, in order, with zeros after its end."""
-    for size, ranks in CASES:
-        flat = torch.arange(1.0, size + 1)
-        reject_wrong_pieces(cut(flat.clone(), ranks), flat, ranks)
+    """cut(flat, ranks): `ranks` equal pieces of `flat`, in order, with zeros after its end; `flat`
+    stays as it is, and its dtype is kept."""
+    for size, ranks, dtype in CASES:
+        flat = torch.arange(1, size + 1).to(dtype)
+        given = flat.clone()
+        pieces = cut(given, ranks)
+        # Catches resize_ and other changes in place: who calls cut still uses the tensor.
+        if given.shape != flat.shape or not given.equal(flat):
+            raise Wrong(f"{size} numbers on {counted(ranks, 'rank')}: cut has changed the tensor "
+                        "that it was given", "Pad a new tensor; flat itself stays as it is.")
+        reject_wrong_pieces(pieces, flat, ranks)
     return "equal pieces of one tensor, in order, with no more padding than needed"
 
 
 def reject_wrong_pieces(pieces, flat: torch.Tensor, ranks: int) -> None:
     """Raises Wrong if the pieces are not what exercise 3.1 asks for."""
-    size, case = len(flat), f"{len(flat)} numbers on {ranks} ranks"
+    size, case = len(flat), f"{len(flat)} numbers on {counted(ranks, 'rank')}"
     if not isinstance(pieces, list | tuple) or not all(isinstance(p, torch.Tensor) for p in pieces):
         raise Wrong(f"cut returned {kind_of(pieces)}, not a list of tensors",
                     "A list with one piece for each rank.")
@@ -35,8 +44,26 @@ def reject_wrong_pieces(pieces, flat: torch.Tensor, ranks: int) -> None:
         raise Wrong(f"{case}: pieces of {', '.join(map(str, lengths))} numbers, not all equal",
                     "Collectives need equal pieces: put zeros after the end.")
     _reject_wrong_length(case, lengths[0], size, ranks)
+    for piece in pieces:
+        # A shard is flat, as the tensor is: split(1) of a matrix gives rows in a matrix.
+        if piece.dim() != 1:
+            raise Wrong(f"{case}: a piece of shape {tuple(piece.shape)}, not ({lengths[0]},)",
+                        "Each piece has one dimension, as flat has.")
+        if piece.dtype != flat.dtype:
+            raise Wrong(f"{case}: flat holds {_name(flat)}, a piece {_name(piece)}",
+                        "Zeros of another type change the whole: flat.new_zeros(...) makes some "
+                        "of the type of flat.")
+    _reject_wrong_contents(case, pieces, flat)
+
+
+def _name(tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _reject_wrong_contents(case, pieces, flat):
+    size = len(flat)
     # Rank r owns piece r: an all-gather of the pieces must restore the tensor.
-    joined = torch.cat([piece.flatten() for piece in pieces])
+    joined = torch.cat(list(pieces))
     if not joined[:size].equal(flat):
         raise Wrong(f"{case}: put together, the pieces are not the numbers in their order",
                     "Rank 0 gets the first piece, rank 1 the second, and so on.")
@@ -44,9 +71,11 @@ def reject_wrong_pieces(pieces, flat: torch.Tensor, ranks: int) -> None:
     if joined[size:].any():
         raise Wrong(f"{case}: after the end there is something other than zeros",
                     "Zeros change no sum and no norm.")
-    # Views: a gather into the flat tensor must update the pieces, and copies take memory twice.
-    first = pieces[0].untyped_storage().data_ptr()
-    if any(piece.untyped_storage().data_ptr() != first for piece in pieces):
+    # Views, one behind the other: a gather into the flat tensor must update the pieces, and copies
+    # take memory twice.
+    first, step = pieces[0].data_ptr(), pieces[0].numel() * pieces[0].element_size()
+    if any(piece.data_ptr() != first + number * step or not piece.is_contiguous()
+           for number, piece in enumerate(pieces)):
         raise Wrong(f"{case}: the pieces are copies, each in memory of its own",
                     "Pad first, then take views of the padded tensor.")
 

@@ -22,7 +22,7 @@ from labs.exercises.invariants import (
 from labs.exercises.on_ranks import raise_on_all_ranks
 from labs.exercises.verdicts import Wrong
 from labs.meters import memory
-from labs.meters.traffic import Traffic
+from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.predictions.traffic import passes, stage_passes
 from labs.training import data
 from labs.training.models import DeepMLP, count_trainable, trainable
@@ -80,13 +80,16 @@ def stage_limits(stage: int, model: DeepMLP) -> StageLimits:
                        max(sizes))
 
 
-def reject_broken_invariants(strategy: Callable, stage: int) -> None:
-    """On a rank: raises Wrong if the strategy sends or holds more than its stage allows."""
+def reject_broken_invariants(strategy: Callable, stage: int, overlap: bool = False) -> None:
+    """On a rank: raises Wrong if the strategy sends or holds more than its stage allows. overlap:
+    whether gradients must travel while backward computes, one layer's at a time."""
     limits = stage_limits(stage, DeepMLP())
     batches = data.xy_batches(2, 4, seed=dist.get_rank())
     make = partial(build, strategy, settings=SETTINGS)
     step = record_step(make, DeepMLP(), [*batches, batches[0]])
     raise_on_all_ranks(reject_excess_traffic, step, limits)
+    if overlap:
+        raise_on_all_ranks(reject_missing_overlap, step, limits.layer)
     unsharded = memory.record(_unsharded, batches)
     judge_recorded(lambda: memory.record(lambda: make(DeepMLP()), batches, outside=True),
                    reject_excess_memory, unsharded, limits)
@@ -129,11 +132,59 @@ def _reject_late_gradients(traffic, limits):
     # From ZeRO-2 on, gradients leave during backward: reduced only after it, all are in memory at
     # once, and the peak is that of ZeRO-1.
     sent, ready = positions(traffic.events, *_REDUCING), positions(traffic.events, "ready")
-    if limits.stage > 1 and ready and (not sent or sent[0] > ready[-1]):
+    if limits.stage < 2 or not ready:
+        return
+    hint = ("Reduce-scatter a layer's gradients during backward, as soon as they are there, and "
+            "free them.")
+    if not sent or sent[0] > ready[-1]:
         raise Wrong(f"rank {dist.get_rank()}: no gradient leaves before the last one is ready, so "
-                    "all of them are in memory at once",
-                    "Reduce-scatter a layer's gradients during backward, as soon as they are "
-                    "there, and free them.")
+                    "all of them are in memory at once", hint)
+    # All layers, not the first alone: when a layer's gradients are complete, those of the layers
+    # before it have left, but for the last one or two, which may wait to travel together.
+    for done, (name, place) in enumerate(_layers_ready(traffic.events)):
+        left = sum(traffic.events[n].bytes for n in sent if n < place) / BYTES
+        if left < (done - 2) * limits.layer:
+            raise Wrong(f"rank {dist.get_rank()}: when the gradients of {name} are ready, those of "
+                        f"{done} layers were ready before, and {left / limits.layer:.1f} layers' "
+                        "have left", hint)
+
+
+def _layers_ready(events) -> list[tuple[str, int]]:
+    """(layer, position in `events` at which its gradients are complete), in order."""
+    last = {}
+    for place in positions(events, "ready layers."):
+        last[events[place].what.removeprefix("ready ").rsplit(".", 1)[0]] = place
+    return sorted(last.items(), key=lambda item: item[1])
+
+
+def reject_missing_overlap(traffic: Traffic, layer: int) -> None:
+    """Raises Wrong unless a layer's gradients travel while the next layer computes, and those of
+    one layer only. layer: its elements."""
+    end = positions(traffic.events, "backward ends")[0]
+    events, waited = traffic.events[:end], {}
+    for place, event in enumerate(events):
+        if isinstance(event, Mark) and event.call is not None:
+            waited.setdefault(id(event.call), place)
+    calls = [(place, waited.get(id(events[place]), end)) for place in positions(events, *_REDUCING)
+             if isinstance(events[place], CollectiveCall)]
+    ready = positions(events, "ready")
+    for number, (begun, ended) in enumerate(calls):
+        # Catches a wait that follows at once, and a collective that returns when it is done: the
+        # rank does nothing else meanwhile. The last one has nothing left to travel beside.
+        if not events[begun].asynchronous or not any(begun < moment < ended for moment in ready):
+            if begun < ready[-1]:
+                raise Wrong(f"rank {dist.get_rank()}: reduce-scatter number {number + 1} of "
+                            "backward is waited for before another gradient is ready: nothing "
+                            "travels while the next layer computes",
+                            "Keep what lab.reduce_scatter(...) returns, and call its .wait() when "
+                            "the next layer's gradients are there.")
+    # Each in flight holds a layer's gradients: several at once, and the memory saved is back.
+    for moment in ready:
+        flying = sum(events[begun].elements for begun, ended in calls if begun < moment < ended)
+        if flying > 1.5 * layer:
+            raise Wrong(f"rank {dist.get_rank()}: at {events[moment].what.removeprefix('ready ')} "
+                        f"in backward, the gradients of {flying / layer:.1f} layers are in flight",
+                        "One at a time: wait for the one before, then begin the next.")
 
 
 def reject_excess_memory(report: memory.Report, unsharded: memory.Report,
@@ -143,7 +194,7 @@ def reject_excess_memory(report: memory.Report, unsharded: memory.Report,
     # What is none of the three states may be as much as without sharding, and one gathered layer:
     # catches full copies of states, gradients or parameters kept somewhere else.
     allowed = {phase: {**limits.bytes(phase), "rest": usual.activations + usual.buffers
-                       + usual.other + limits.layer * BYTES}
+                       + usual.other + (limits.layer + limits.ranks) * BYTES}
                for phase, usual in unsharded.phases.items()}
     judge_memory(report, allowed, f"under ZeRO-{limits.stage}", _memory_hints(limits.stage),
                  {category: f" ({limits.formula(category)})" for category in STATES})

@@ -11,6 +11,7 @@ from labs.exercises.verdicts import Wrong, check
 from labs.meters.traffic import CollectiveCall, Mark
 from labs.training import data
 from labs.training.models import DeepMLP
+from labs.zero_stages.checks.architectures import reject_other_architectures
 from labs.zero_stages.checks.invariants import reject_broken_invariants
 from labs.zero_stages.checks.reference import (
     SETTINGS,
@@ -18,7 +19,7 @@ from labs.zero_stages.checks.reference import (
     build,
     difference_from_reference,
 )
-from labs.zero_stages.checks.stages import MEMORY_HINTS
+from labs.zero_stages.checks.stages import MEMORY_HINTS, WORLD_SIZES
 
 
 @check("3.5", hints=MEMORY_HINTS)
@@ -33,10 +34,13 @@ def check_prefetch(strategy: Callable):
             raise_on_all_ranks(reject_late_gathers, step.events)
             difference = difference_from_reference(strategy, 3)
             reject_broken_invariants(strategy, 3)
+            if dist.get_world_size() == 3:
+                reject_other_architectures(strategy)
         return difference
 
+    worst = max(on_ranks(work, world_sizes=WORLD_SIZES))
     return (f"the next layer travels while this one computes, forward and backward, and the "
-            f"numbers equal the reference over {STEPS} steps (to {max(on_ranks(work)):.0e})")
+            f"numbers equal the reference over {STEPS} steps (to {worst:.0e})")
 
 
 def reject_late_gathers(events: list[CollectiveCall | Mark]) -> None:
@@ -55,6 +59,13 @@ def reject_late_gathers(events: list[CollectiveCall | Mark]) -> None:
             if begun < number + 3:
                 raise Wrong(f"{who} has not been begun", "Begin the gather of "
                             "self.next_unit(unit) before you wait for this unit's own.")
+        # One layer ahead is enough to hide a gather, and each layer ahead is memory.
+        for number, moment in enumerate(computes[:-2]):
+            begun = sum(place < moment for place in gathers)
+            if begun > number + 3:
+                raise Wrong(f"in {direction}, when layer number {number + 1} computes, the gather "
+                            f"of number {number + 3} of {len(computes)} has begun, too",
+                            "Fetch one unit ahead: each one more is another layer in memory.")
         # A synchronous gather has ended before the layer computes, whatever its order. The root's
         # and the first layer's may be: no layer computes before them.
         if not all(part[n].asynchronous for n in gathers[2:]):

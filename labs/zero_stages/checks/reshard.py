@@ -1,9 +1,10 @@
-"""Exercise 3.7: what one number of ranks saved is loaded on another."""
+"""Exercise 3.7: what one number of ranks saved is loaded on another, and nobody holds it whole."""
 
 from collections.abc import Callable
 
 import torch
 
+from labs.exercises.numbers import as_number
 from labs.exercises.on_ranks import BATCH, raise_on_all_ranks
 from labs.exercises.reference import Hints, Reference, Step, judge_parameters
 from labs.exercises.verdicts import Wrong, check, kind_of
@@ -15,44 +16,72 @@ from labs.zero_stages.checks.reference import SETTINGS, adamw, build, parameters
 from labs.zero_stages.scaffold.checkpoint import load_sharded_state_dict, sharded_state_dict
 from labs.zero_stages.scaffold.optimizer import ShardedOptimizer
 
-CASES = [(size, before, after) for size in (1597, 12, 5) for before, after in
-         ((2, 3), (3, 2), (4, 2), (1, 4), (2, 2))]
-SAVED, LOADED = 3, 2  # ranks before and after
+CASES = [(size, before, after) for size in (1597, 12, 5, 1) for before, after in
+         ((3, 2), (2, 3), (4, 2), (1, 4), (2, 2), (3, 1), (5, 7), (7, 5))]
+RANKS = (3, 2, 4)  # one training, saved and loaded on fewer ranks, then on more
 STEPS = 2  # on each
 HINTS = Hints(unexplained="Parameters and both moments must come back to their places.")
 
 
 @check("3.7")
 def check_reshard(reshard: Callable, strategy: Callable):
-    """reshard(shards, elements, ranks): the shards of another number of ranks. strategy: ZeRO-1."""
+    """reshard(read, elements, before, after, rank): the shard of one of the `after` new ranks, from
+    slices of the old ones. strategy: ZeRO-1."""
     for size, before, after in CASES:
-        _reject_wrong_shards(reshard, size, before, after)
-    return (f"saved on {SAVED} ranks, loaded on {LOADED}: training goes on as if never interrupted "
+        for rank in range(after):
+            _reject_wrong_shard(reshard, size, before, after, rank)
+    return (f"each new rank reads what it needs, once; saved on {RANKS[0]} ranks, loaded on "
+            f"{RANKS[1]}, then on {RANKS[2]}: training goes on as if never interrupted "
             f"(to {_resume(reshard, strategy):.0e})")
 
 
-def _shards(size, ranks) -> list[torch.Tensor]:
+def shards_of(flat: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+    """The shards of a flat tensor on so many ranks, padded with zeros."""
+    return list(torch.cat([flat, flat.new_zeros(-len(flat) % ranks)]).view(ranks, -1))
+
+
+class _Reader:
+    """read(old, begin, end) of the shards that are given, and how many elements were read."""
+
+    def __init__(self, shards):
+        self.shards, self.elements = shards, 0
+
+    def __call__(self, old, begin, end):
+        old, begin, end = (as_number(each) for each in (old, begin, end))
+        length = len(self.shards[0])
+        if old not in range(len(self.shards)):
+            raise Wrong(f"read({old}, {begin}, {end}): the old ranks are 0 to "
+                        f"{len(self.shards) - 1}", "before, not after, says how many there were.")
+        if None in (begin, end) or not 0 <= begin <= end <= length:
+            raise Wrong(f"read({old}, {begin}, {end}): a shard of {len(self.shards)} ranks has "
+                        f"elements 0 to {length}", "begin and end count from the beginning of the "
+                        "old shard, not of the whole.")
+        self.elements += end - begin
+        return self.shards[int(old)][int(begin):int(end)].clone()
+
+
+def _reject_wrong_shard(reshard, size, before, after, rank):
+    case = f"{size} elements from {before} to {after} ranks, new rank {rank}"
+    # Some of the data is zero at the end: only `elements` says where padding begins.
     flat = torch.arange(1.0, size + 1)
-    return list(torch.cat([flat, flat.new_zeros(-size % ranks)]).view(ranks, -1))
-
-
-def _reject_wrong_shards(reshard, size, before, after):
-    case = f"{size} elements from {before} to {after} ranks"
-    want, got = _shards(size, after), reshard(_shards(size, before), size, after)
-    if not isinstance(got, list | tuple) or not all(isinstance(p, torch.Tensor) for p in got):
-        raise Wrong(f"reshard returned {kind_of(got)}, not a list of tensors",
-                    "A list with one piece for each rank.")
-    if len(got) != after:
-        raise Wrong(f"{case}: {len(got)} pieces", "One piece for each of the new ranks.")
-    for rank, (mine, right) in enumerate(zip(got, want, strict=True)):
-        # Old padding that is kept makes shards too long, and lies between parameters.
-        if mine.shape != right.shape:
-            raise Wrong(f"{case}: rank {rank} gets {_size(mine)}, not {_size(right)}",
-                        "The old padding goes, new padding comes: equal pieces, rounded up.")
-        if not mine.equal(right):
-            raise Wrong(f"{case}: rank {rank} gets other numbers than are its own",
-                        "Put the old pieces together in the order of the ranks, take the padding "
-                        "off, and cut again.")
+    flat[size - size // 4:] = 0
+    read, want = _Reader(shards_of(flat, before)), shards_of(flat, after)[rank]
+    got = reshard(read, size, before, after, rank)
+    if not isinstance(got, torch.Tensor):
+        raise Wrong(f"reshard returned {kind_of(got)}, not a tensor",
+                    "Return the shard of the rank that was asked for.")
+    # Old padding that is kept makes shards too long, and lies between parameters.
+    if got.shape != want.shape:
+        raise Wrong(f"{case}: {_size(got)}, not {_size(want)}",
+                    "All new shards are equally long: elements / after, rounded up.")
+    if not got.equal(want):
+        raise Wrong(f"{case}: its numbers are other numbers than its own",
+                    "Its elements are rank·k to (rank+1)·k of the whole, without padding; old rank "
+                    "r has those from r times the old k on.")
+    # Whoever reads everything needs memory for everything: that is what did not fit on one rank.
+    if read.elements > len(want):
+        raise Wrong(f"{case}: {read.elements:,} elements are read to fill a shard of {len(want):,}",
+                    "Read of an old shard only the part that overlaps with the new one.")
 
 
 def _size(shard) -> str:
@@ -60,18 +89,21 @@ def _size(shard) -> str:
 
 
 def _resume(reshard, strategy) -> float:
-    """Trains on SAVED ranks, saves, loads on LOADED ranks and trains on; the largest difference."""
-    first = launch(_train, strategy, None, reshard, ranks=SAVED, quiet=True, device="cpu")
-    saved = [state for state, _ in first]
-    second = launch(_train, strategy, saved, reshard, ranks=LOADED, quiet=True, device="cpu")
-    return max(difference for _, difference in second)
+    """Trains on each of RANKS in turn, from what was saved before; the largest difference."""
+    saved, worst = None, 0.0
+    for number, ranks in enumerate(RANKS):
+        results = launch(_train, strategy, saved, reshard, number, ranks=ranks, quiet=True,
+                         device="cpu")
+        saved = [state for state, _ in results]
+        worst = max(worst, *(difference for _, difference in results))
+    return worst
 
 
-def _train(strategy, saved, reshard) -> tuple[list[dict], float]:
+def _train(strategy, saved, reshard, number) -> tuple[list[dict], float]:
     """On a rank: STEPS steps of a new training, or of the one that was saved: (what to save, the
     largest difference from a reference that was never interrupted)."""
     reference = Reference(EdgeCaseModel(seed=0), adamw)
-    steps = [Step(batch, lambda rank: True) for batch in data.xy_batches(2 * STEPS, BATCH)]
+    steps = [Step(batch, lambda rank: True) for batch in data.xy_batches(len(RANKS) * STEPS, BATCH)]
     model = EdgeCaseModel(seed=0)
     module, optimizer = raise_on_all_ranks(build, strategy, model, SETTINGS)
     if not isinstance(optimizer, ShardedOptimizer):
@@ -79,12 +111,12 @@ def _train(strategy, saved, reshard) -> tuple[list[dict], float]:
                     "lab.ShardedOptimizer", "Give your ZeRO-1 of exercise 3.2.")
     if saved:
         load_sharded_state_dict(optimizer, saved, reshard)
-    own = steps[STEPS:] if saved else steps[:STEPS]
-    train(module, optimizer, [step.inputs() for step in own])
-    for step in steps if saved else steps[:STEPS]:
+    begin = number * STEPS
+    train(module, optimizer, [step.inputs() for step in steps[begin:begin + STEPS]])
+    for step in steps[:begin + STEPS]:
         reference.train(step)
-    when = (f"{STEPS} steps after loading on {LOADED} ranks" if saved
-            else f"after {STEPS} steps on {SAVED} ranks, before anything is saved")
+    when = (f"{STEPS} steps after loading on {RANKS[number]} ranks" if saved
+            else f"after {STEPS} steps on {RANKS[0]} ranks, before anything is saved")
     found = parameters_of(module, model)
     if found is None:
         raise Wrong(f"the parameters have no memory {when}", "Give your ZeRO-1 of exercise 3.2.")

@@ -21,15 +21,16 @@ def load_sharded_state_dict(optimizer: ShardedOptimizer, saved: list[list[dict]]
                             reshard: Callable) -> None:
     """On a rank: loads what an earlier run saved, on however many ranks.
 
-    saved[r]: what `sharded_state_dict` returned on its rank r. reshard(shards, elements, ranks):
-    the shards of `ranks` ranks.
+    saved[r]: what `sharded_state_dict` returned on its rank r. reshard(read, elements, before,
+    after, rank): this rank's shard, where read(old, begin, end) is a slice of old rank's shard.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    before, rank, after = len(saved), dist.get_rank(), dist.get_world_size()
     for number, flat in enumerate(optimizer.flats):
         parts = [by_flat[number] for by_flat in saved]
 
         def own(shards, flat=flat):
-            return reshard(shards, flat.elements, ranks)[rank]
+            return reshard(lambda old, begin, end: shards[int(old)][int(begin):int(end)],
+                           flat.elements, before, after, rank)
 
         with torch.no_grad():
             flat.shard.copy_(own([part["shard"] for part in parts]))

@@ -128,7 +128,7 @@ class ShardedModule(nn.Module):
             return
         # Backward reaches a unit when it has the gradient of an output. Hooks on these tensors see
         # it; a module's backward hooks do not see tensors inside a ModelOutput or a dataclass.
-        for tensor in _tensors(output):
+        for tensor in tensors_in(output):
             if tensor.requires_grad:
                 reentrant = "CheckpointFunction" in type(tensor.grad_fn).__name__
                 tensor.register_hook(lambda _, reentrant=reentrant: self._reach(unit, reentrant))
@@ -209,7 +209,7 @@ def _require_gathered(unit, direction):
                     f"Gather them in before_{direction}, every time.")
 
 
-def _tensors(output) -> list[torch.Tensor]:
+def tensors_in(output) -> list[torch.Tensor]:
     """The tensors in what a module returns. pytree knows containers and Hugging Face's ModelOutput;
     of other objects, such as a SimpleNamespace, the attributes are searched."""
     found = []
@@ -217,5 +217,5 @@ def _tensors(output) -> list[torch.Tensor]:
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
         elif hasattr(leaf, "__dict__"):
-            found += _tensors(vars(leaf))
+            found += tensors_in(vars(leaf))
     return found

@@ -1,0 +1,141 @@
+"""What happens inside a flat parameter, and what a reduce-scatter really sends."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.exercises.verdicts import shows
+from labs.meters.wire import sent_bytes
+from labs.pictures import palette
+from labs.pictures.bars import Bar, bars
+from labs.pictures.picture import WIDTH, Picture
+from labs.pictures.sheet import box, sheet, write
+from labs.predictions import traffic
+from labs.training.presets import Preset
+from labs.workers.collectives import reduce_scatter_single
+from labs.workers.launcher import launch
+from labs.zero_stages.collectives import all_gather, reduce_scatter
+from labs.zero_stages.flat_parameter import FlatParameter
+
+REDUCED_ELEMENTS = 1 << 21  # 8 MiB in fp32
+_RANKS = 2
+_LEFT, _CELL, _HIGH, _ROW = 0.15, 0.4, 0.36, 1.42  # inches
+
+
+@shows("3.2")
+def show_reduce_scatter(preset: Preset) -> Picture:
+    """MB that leave a rank in a reduce-scatter of 8 MiB on gloo: torch's own, the lab's, and the
+    all-reduce of which it is half. Counted in the rank's TCP connections, with the formula's tick;
+    where the system does not count, the formula alone."""
+    sent = launch(_sent_by_each, ranks=preset.ranks, quiet=True, verify=False, device="cpu")[0]
+    size = 4 * _elements(preset.ranks)
+    formulas = {"all_reduce, keep a piece": traffic.all_reduce,
+                "torch's reduce_scatter": traffic.all_reduce,
+                "lab.reduce_scatter": traffic.reduce_scatter}
+    rows = []
+    for (name, formula), counted in zip(formulas.items(), sent, strict=True):
+        want = formula(size, preset.ranks) / 1e6
+        rows.append(Bar(name, want if counted is None else counted / 1e6, want,
+                        colour=palette.PHASES["communication"]))
+    return bars(rows, "MB", f"that leave each of {preset.ranks} ranks for {size / 1e6:.1f} MB, gloo"
+                + ", by formula" * (None in sent))
+
+
+def _elements(ranks) -> int:
+    return REDUCED_ELEMENTS // ranks * ranks
+
+
+def _sent_by_each() -> list[int | None]:
+    """On a rank: the bytes that leave it in each of the three ways."""
+    size = _elements(dist.get_world_size())
+    shard = torch.empty(size // dist.get_world_size())
+    ways = (dist.all_reduce, lambda flat: reduce_scatter_single(shard, flat),
+            lambda flat: reduce_scatter(flat).wait())
+    found = []
+    for way in ways:
+        dist.barrier()
+        before = sent_bytes()
+        way(torch.zeros(size))
+        dist.barrier()  # what this rank sends has arrived
+        found.append(None if before is None else sent_bytes() - before)
+    return found
+
+
+@shows("3.4")
+def show_storage() -> Picture:
+    """A layer of 9 parameters as a FlatParameter on 2 ranks, seen from rank 0: when it is built,
+    after `free`, after `allocate` and the all-gather; what has memory, and whether the parameters
+    and what autograd saved in forward can be read."""
+    moments = launch(_record_storage, ranks=_RANKS, quiet=True, device="cpu")[0]
+    figure, ax = sheet(WIDTH, 0.62 + _ROW * len(moments))
+    write(ax, _LEFT, 0.2, "nn.Linear(2, 3) on 2 ranks, seen from rank 0: 6 + 3 parameters, 1 zero",
+          size=10)
+    for number, moment in enumerate(moments):
+        _draw_moment(ax, 0.62 + _ROW * number, moment)
+    return Picture(figure, "\n".join(map(_in_words, moments)), data=moments)
+
+
+def _record_storage() -> list[dict]:
+    """On a rank: by moment, bytes of `full` and of `shard`, and what can be read."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(2, 3), torch.ones(1, 2, requires_grad=True)
+    unit = FlatParameter(layer.parameters(), "layer", layer)
+    before, output = layer.weight.detach().clone(), layer(x)
+    saved = output.grad_fn._saved_mat2  # what backward will read: the transposed weight
+    found = []
+
+    def look(title):
+        gathered = unit.is_gathered
+        found.append({
+            "title": title, "full": unit.full.untyped_storage().nbytes(),
+            "shard": unit.shard.untyped_storage().nbytes(), "own": unit.is_sharded,
+            "parameters": gathered and layer.weight.equal(before),
+            "saved": gathered and saved.t().equal(before)})
+
+    look("1  built: FlatParameter(parameters)")
+    unit.free()
+    look("2  after forward: unit.free()")
+    all_gather(unit.allocate(), unit.shard)
+    look("3  before backward: unit.allocate(), all_gather(unit.full, unit.shard)")
+    return found
+
+
+def _in_words(moment) -> str:
+    shard = "a tensor of its own" if moment["own"] else "a view of full"
+    readable = "can be read" if moment["parameters"] and moment["saved"] else "cannot be read"
+    return (f"{moment['title']}: full has {moment['full']} bytes, shard is {shard}; the parameters "
+            f"and autograd's saved weight {readable}")
+
+
+def _draw_moment(ax, y, moment):
+    write(ax, _LEFT, y, moment["title"], size=10, weight="bold")
+    x, top = _LEFT + 0.75, y + 0.22
+    write(ax, _LEFT, top + _HIGH / 2, "full", size=9.5, weight="bold")
+    for cell in range(10):
+        filled = [palette.rank(cell // 5)] if moment["full"] else []
+        box(ax, x + cell * _CELL, top, _CELL - 0.03, _HIGH, filled, edge=palette.MUTED,
+            dashed=not filled)
+    state = f"{moment['full']} bytes" if moment["full"] else "0 bytes: the storage is empty"
+    write(ax, x + 10 * _CELL + 0.12, top + _HIGH / 2, state, size=9.5)
+    good = moment["parameters"] and moment["saved"]
+    colour = palette.INK if good else palette.MUTED
+    for begin, count, words in ((0, 6, "weight, saved by autograd, too"), (6, 3, "bias"),
+                                (9, 1, "0")):
+        left, right = x + begin * _CELL, x + (begin + count) * _CELL - 0.03
+        ax.plot([left, left, right, right], [top + 0.42, top + 0.48, top + 0.48, top + 0.42],
+                color=colour, linewidth=1)
+        write(ax, (left + right) / 2, top + 0.6, words, size=9, ha="center", colour=colour)
+    write(ax, x + 10 * _CELL + 0.12, top + 0.6, "the views are valid" if good else
+          "the views point to the storage, and must not be read", size=9, colour=colour)
+    _draw_shard(ax, x, top + 0.76, moment)
+
+
+def _draw_shard(ax, x, y, moment):
+    write(ax, _LEFT, y + 0.1, "shard", size=9.5, weight="bold")
+    if not moment["own"]:
+        ax.plot([x, x + 5 * _CELL - 0.03], [y + 0.1] * 2, color=palette.rank(0), linewidth=4)
+        write(ax, x + 5 * _CELL + 0.1, y + 0.1, "a view of full: no memory of its own", size=9)
+        return
+    for cell in range(5):
+        box(ax, x + cell * _CELL, y, _CELL - 0.03, 0.2, [palette.rank(0)])
+    write(ax, x + 5 * _CELL + 0.1, y + 0.1, f"{moment['shard']} bytes of its own", size=9)
