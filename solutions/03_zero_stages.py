@@ -1,12 +1,14 @@
 # %% [markdown]
 # # 03 · ZeRO stages
 #
-# **120 minutes** · any machine with 2 cores, no GPU
+# | | |
+# |:--|:--|
+# | **Time** | 150 minutes, and 60 for the optional exercise |
+# | **Needs** | any machine with 2 cores; no GPU |
 #
-# DDP keeps parameters, gradients and optimizer state N times over. The Zero Redundancy Optimizer
-# (ZeRO) keeps each once: stage 1 divides the optimizer state among the ranks, stage 2 the
-# gradients too, stage 3 also the parameters. You build all three, and the training loop does not
-# change by a line.
+# DDP keeps parameters, gradients and optimizer state on each of N ranks. The Zero Redundancy
+# Optimizer (ZeRO) keeps each once: stage 1 divides the optimizer state among the ranks, stage 2 also
+# the gradients, stage 3 also the parameters. You build all three; the loop stays as it is.
 #
 # *On a rented 8×A100 node: 3 minutes of compute, about $1.12.*
 
@@ -15,11 +17,16 @@
 #
 # - say what each rank holds and what travels under each stage, before you run it;
 # - build ZeRO-1, -2 and -3 so that they train exactly as one process would;
+# - say where a layer's parameters are while no rank has all of them;
 # - clip gradients, save and load when no rank has everything;
 # - choose a stage for a model and a machine.
 
 # %% [markdown]
-# ## What is trained here
+# ## The need
+#
+# In mixed precision, AdamW needs 16 bytes for each parameter: 2 for it, 2 for its gradient, 12 for
+# its fp32 copy and two moments. DDP keeps all 16 on every rank. How many GB are that for a model
+# with 7 billion parameters, and how many if 8 ranks share everything?
 
 # %%
 import torch
@@ -30,6 +37,13 @@ import labs.zero_stages as lab
 
 labs.warm_up()
 PRESET = lab.preset()  # or lab.preset("laptop", ranks=4): any size can be changed
+{stage: lab.state_bytes(7e9, ranks=8, stage=stage) / 1e9 for stage in (0, 1, 2, 3)}
+
+# %% [markdown]
+# **Notice:** DDP, stage 0, needs 112 GB on each rank, more than a GPU with 80 GB has, however many
+# ranks there are. Each stage divides one part more. What is trained in this notebook is smaller:
+
+# %%
 PRESET
 
 # %% [markdown]
@@ -41,6 +55,14 @@ PRESET
 #
 # Cut *views*: pieces that share the memory of one tensor. Then gathering all pieces into that
 # tensor puts everything back in place.
+
+# %% [markdown]
+# ### Exercise 3.1 · Cut a flat tensor into shards
+#
+# *Difficulty 2 of 5 · 10 minutes · target: equal pieces of one tensor, fewer than N zeros of
+# padding*
+#
+# `flat` itself stays as it is, and the pieces have its dtype.
 
 # %%
 # Exercise 3.1: cut a flat tensor into one shard for each rank
@@ -73,9 +95,9 @@ lab.show_owners(cut, PRESET)
 # shard; *update* the shard; **gather** the updated parameters from all ranks.
 
 # %% [markdown]
-# How many elements does a rank send per step, counted as in notebook 02, where an all-reduce of Ψ
-# elements is a reduce-scatter (Ψ) and an all-gather (Ψ), so 2Ψ? Much material says that ZeRO-1
-# costs more than DDP. Guess: how many Ψ does ZeRO-1 send?
+# In notebook 02, an all-reduce of Ψ elements was a reduce-scatter (Ψ) and an all-gather (Ψ), so
+# DDP sends 2Ψ per step. Much material says that ZeRO-1 costs more than DDP. Guess: how many Ψ
+# does a rank send per step under ZeRO-1?
 
 # %%
 # A guess, for exercise 3.2
@@ -85,16 +107,33 @@ my_guess = 2
 labs.guess("3.2", "Ψ that ZeRO-1 sends per step", my_guess)
 
 # %% [markdown]
-# The lab has the pieces. `flat = lab.FlatParameter(parameters)` makes the parameters views of one
-# padded tensor, `flat.full`; this rank's piece is the parameter `flat.shard`.
-# `flat.flatten_gradients()` copies the gradients into such a tensor.
+# The lab has the pieces. A `FlatParameter` makes parameters views of one padded tensor:
 #
-# `lab.reduce_scatter(tensor).wait()` is this rank's piece of the *sum* over ranks;
-# `lab.all_gather(full, shard)` fills `full` with the shards of all ranks.
+# | call | returns | blocks? |
+# |:--|:--|:--|
+# | `flat.flatten_gradients()` | a flat copy of the gradients, as long as `flat.full` | no |
+# | `lab.reduce_scatter(tensor).wait()` | this rank's piece of the *sum* over ranks | at `.wait()` |
+# | `lab.all_gather(full, shard)` | None; fills `full` with the shards of all ranks | yes |
 #
-# `lab.ShardedOptimizer`, with the flats in `self.flats`, is an optimizer around `inner`, an
-# ordinary one: it has its groups and state, and its `step()` calls `self.reduce()`, `inner.step()`
-# and `self.gather()`.
+# Two ranks and a layer with 9 parameters show what each one holds:
+
+# %%
+def shards_of_a_layer():
+    flat = lab.FlatParameter(torch.nn.Linear(2, 3).parameters())
+    return {"elements": flat.elements, "full": len(flat.full), "shard": len(flat.shard)}
+
+
+labs.launch(shards_of_a_layer, ranks=2, quiet=True)
+
+# %% [markdown]
+# ### Exercise 3.2 · An optimizer that owns 1/N of the state
+#
+# *Difficulty 3 of 5 · 20 minutes · target: 8Ψ/N bytes of state, 2Ψ elements sent*
+#
+# `lab.ShardedOptimizer` is an optimizer around `inner`, an ordinary one of the class that you are
+# given. It has the groups and the state of `inner`. Its `step()` calls `self.reduce()`,
+# `inner.step()` and `self.gather()`; `self.flats` are the flat parameters, and `flat.shard` is a
+# parameter.
 
 # %%
 # Exercise 3.2: an optimizer that owns 1/N of the state
@@ -119,10 +158,21 @@ class ZeRO1(lab.ShardedOptimizer):
         ### END SOLUTION
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The inner optimizer must not know that other shards exist: what are its parameters, then?
+#
+# In `reduce`, for each flat parameter: flatten the gradients, reduce-scatter them, and make of the
+# sum the mean. The result is the gradient of the shard. In `gather`, for each flat parameter one
+# all-gather. Leave the gradients of the model's own parameters alone: `zero_grad` clears them.
+#
+# </details>
+
+# %% [markdown]
 # A **strategy** takes a model and returns a module and an optimizer; the loop stays the plain
 # loop. The check compares yours with the **reference**, one process that trains on the whole
-# batch: AdamW with weight decay and a falling learning rate, on 2, 3 and 4 ranks, none of which
-# divides 1597 parameters. Then it counts bytes and collectives.
+# batch, on 2, 3 and 4 ranks, none of which divides the model's 1597 parameters. It does so with
+# AdamW and with SGD, and on models of seven other structures. Then it counts bytes and collectives.
 
 # %%
 def zero1(model, optimizer_class, **settings):
@@ -133,24 +183,23 @@ def zero1(model, optimizer_class, **settings):
 lab.check_zero1(zero1)
 
 # %% [markdown]
-# **Notice:** 2Ψ, as DDP: the all-reduce is only split, and the update comes between its
-# halves. `ZeroRedundancyOptimizer` under torch's DDP keeps the all-reduce and sends the
-# parameters as well: 3Ψ. The chart at the end shows both.
+# **Notice:** compare the Ψ in the verdict with your guess. The all-reduce of DDP is only split, and
+# the update comes between its halves. `ZeroRedundancyOptimizer` under torch's DDP keeps the whole
+# all-reduce and sends the parameters as well; the chart at the end shows both.
 
 # %% [markdown]
-# The parts also depend on the backend. gloo has no true reduce-scatter: it all-reduces everything
-# and throws away what is not yours. `lab.reduce_scatter` does an **all-to-all** there instead:
-# rank r gets piece r from everybody, and adds the pieces up. It moves what a reduce-scatter
-# moves. On NCCL, which has a true one, it calls that.
+# What a collective costs depends on the backend, too. gloo has no true reduce-scatter: it
+# all-reduces everything and throws away what is not yours. `lab.reduce_scatter` does an
+# **all-to-all** there instead: rank r gets piece r from everybody, and adds the pieces up. On NCCL,
+# which has a true reduce-scatter, it calls that. The next cell counts the bytes that leave a rank.
 
 # %%
 lab.show_reduce_scatter(PRESET)
 
 # %% [markdown]
-# **Notice:** on gloo, torch's takes at least about as long as the all-reduce inside it. Ours sends
-# half as much. How much time that saves depends on the machine: ranks on one machine share its
-# memory, and the fewer they are, the less there is to save. Other programs that run meanwhile can
-# change the order of the bars.
+# **Notice:** torch's reduce-scatter sends as much as the all-reduce inside it, ours half of that, as
+# the formulas say. This was counted in the rank's TCP connections. The *logical* bytes of a
+# collective, which the checks count, are those that its algorithm needs, whatever the backend does.
 
 # %% [markdown]
 # ## ZeRO-2: divide the gradients
@@ -161,14 +210,26 @@ lab.show_reduce_scatter(PRESET)
 # backward, all of them are in memory at once, and ZeRO-2 saves nothing at the peak.
 
 # %% [markdown]
-# `lab.ShardedModule` wraps the model and cuts it into `self.units`, a `FlatParameter` for each
-# layer and one for the rest, the **root**. It calls `self.after_backward(unit)` when the gradients
-# of a unit are there, and `self.backward_done()` at the end, on all ranks in the same order.
+# `lab.ShardedModule` wraps the model and cuts it into `self.units`: a `FlatParameter` for each
+# layer, and one for the **root**, which holds what is in no layer, and what layers share. It calls
+# your methods:
 #
-# `lab.reduce_scatter(tensor)` returns at once; `.wait()` comes later. At most one may be in
-# flight while the next layer computes: each holds a layer's gradients.
+# | method | called |
+# |:--|:--|
+# | `after_backward(unit)` | when the gradients of a unit are there, on all ranks in one order |
+# | `backward_done()` | at the end of backward |
 #
-# Free the gradients of `unit.parameters`; `unit.add_gradient(mean)` adds to `unit.shard.grad`.
+# `lab.reduce_scatter(tensor)` returns at once; only its `.wait()` blocks.
+
+# %% [markdown]
+# ### Exercise 3.3 · Gradients leave during backward
+#
+# *Difficulty 4 of 5 · 25 minutes · target: 4Ψ/N bytes of gradients; one layer's in flight while the
+# next layer computes*
+#
+# Each reduce-scatter in flight holds the gradients of a layer, so wait for the one before. Set the
+# `.grad` of each of `unit.parameters` to None, or it stays in memory. `unit.add_gradient(mean)`
+# adds to the gradient of `unit.shard`: gradients accumulate over several backward passes.
 
 # %%
 # Exercise 3.3: a layer's gradients leave during backward
@@ -192,6 +253,19 @@ class ZeRO2(lab.ShardedModule):
         self.in_flight = None
         ### END SOLUTION
 
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# A pipeline of two: while layer k travels, layer k-1 computes. So when the gradients of layer k-1
+# are there, it is time to wait for layer k.
+#
+# `after_backward`: finish what is in flight (the same code is needed at the end of backward, so it
+# has a method). Flatten this unit's gradients, free the originals, begin the reduce-scatter, and
+# remember the unit and what was returned. `backward_done`: if there is something in flight, wait for
+# it, divide, add it to the shard's gradient, and forget it.
+#
+# </details>
+
 # %%
 class ZeRO2Optimizer(ZeRO1):
     def reduce(self):
@@ -212,16 +286,51 @@ lab.check_zero2(zero2)
 # %% [markdown]
 # ## ZeRO-3: divide the parameters
 #
-# Now a rank keeps only its shards of the parameters, too. Before a layer computes, its parameters
-# are *gathered* from all ranks; after it, they are *freed*. Backward needs them once more:
-# gathered again, freed again. Then the layer's gradients leave as in ZeRO-2.
-#
-# `unit.free()` frees the memory of `unit.full` and keeps `unit.shard`; `unit.allocate()` returns
-# `unit.full` with memory for an all-gather to fill. `lab.ShardedModule` calls all four methods.
+# Now a rank keeps only its shards of the parameters, too: 2Ψ/N bytes instead of 2Ψ, in mixed
+# precision 1.75 GB instead of 14 GB for 7 billion parameters on 8 ranks. Before a layer computes,
+# its parameters are *gathered* from all ranks; after it, they are *freed*. Backward needs them
+# once more: gathered again, freed again. Then the layer's gradients leave as in ZeRO-2.
 
 # %% [markdown]
-# So parameters travel in forward, again in backward, and gradients once. Some say that ZeRO-3 sends
-# three times what DDP sends, others 1.5 times. How many Ψ per step do you think?
+# ## Open the box: how a freed layer comes back
+#
+# Autograd saves a layer's weight in forward and reads it in backward. How can the weight be freed in
+# between? A tensor is two things: a view (shape, strides, offset) and a **storage**, the memory that
+# it looks at. `resize_(0)` frees the memory and keeps the storage, so every view still knows where
+# to look. Guess what the last line prints before you run the cell.
+
+# %%
+full = torch.arange(6.0)
+weight = full[:4].view(2, 2)  # a parameter, or what autograd saved: a view of the same storage
+storage = full.untyped_storage()
+storage.resize_(0)  # the memory is free; reading weight now would read where nothing is
+storage.resize_(6 * full.element_size())  # new memory, with whatever it holds
+full.copy_(torch.arange(6.0) * 10)  # an all-gather would fill it so
+weight
+
+# %% [markdown]
+# The view shows the new numbers, although nobody has touched it. This is all that ZeRO-3 needs:
+# `full` is refilled with the *same* numbers, and the parameters and what autograd saved are valid
+# again. The next cell does that to a real layer, with these calls of a unit:
+#
+# | call | does | blocks? |
+# |:--|:--|:--|
+# | `unit.free()` | frees the memory of `unit.full`; `unit.shard` stays | no |
+# | `unit.allocate()` | returns `unit.full` with memory, not yet filled | no |
+
+# %%
+lab.show_storage()
+
+# %% [markdown]
+# **Notice:** in the middle row, the views of the parameters and of autograd are still there, without
+# memory. Who forgets to gather and computes all the same reads address 0: the process dies.
+# The scaffold checks that before each layer.
+#
+# Frozen parameters are in no unit: every rank keeps them.
+
+# %% [markdown]
+# Some say that ZeRO-3 sends three times what DDP sends, others 1.5 times. Think of what travels in
+# forward, in backward and in the step. How many Ψ per step is that?
 
 # %%
 # A guess, for exercise 3.4
@@ -229,6 +338,13 @@ lab.check_zero2(zero2)
 my_guess = 3
 ### END SOLUTION
 labs.guess("3.4", "Ψ that ZeRO-3 sends per step", my_guess)
+
+# %% [markdown]
+# ### Exercise 3.4 · A layer is gathered only while it is used
+#
+# *Difficulty 3 of 5 · 15 minutes · target: 16Ψ/N bytes and one layer, 3 collectives for each unit*
+#
+# `lab.ShardedModule` calls all four methods, for the layers and for the root.
 
 # %%
 # Exercise 3.4: a layer is gathered only while it is used
@@ -255,6 +371,17 @@ class ZeRO3(ZeRO2):
         ### END SOLUTION
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Two moments at which a layer is needed, two after which it is not. What you wrote in exercise 3.3
+# is still needed after the last one.
+#
+# Before forward and before backward: give the unit memory, and gather the shards into it. After
+# forward: free it. After backward: free it, then do with the gradients what ZeRO-2 does.
+#
+# </details>
+
+# %% [markdown]
 # After a step nothing has to be gathered: the next forward will do it. So the optimizer is an
 # ordinary one over the shards.
 
@@ -274,18 +401,30 @@ lab.show_gathered_layers(zero3, PRESET)
 
 # %% [markdown]
 # **Notice:** at most one layer is gathered at a time, in addition to the root, which holds the
-# embeddings and the head and is used from the first moment of the forward to the last.
+# embeddings and the head and is used from the first moment of the forward to the last. In the row
+# below the layers, the rank waits: whenever a layer is gathered, nothing computes. On a CPU, each
+# rank has a slow link here, on which a gather takes real time and leaves the cores free.
 
 # %% [markdown]
 # ## Prefetch
 #
-# Between two layers everything now waits for a gather. While one layer computes, the next could be
-# fetched: begin its all-gather with `async_op=True`, keep what it returns in `unit.handle`, and
-# let `unit.wait()` wait for it when the layer's turn comes.
+# In the picture above, the rank waits 14 times in a step, once for each gather. While one layer
+# computes, the next could be fetched. That costs one more layer of memory.
 #
-# `self.next_unit(unit)` is the unit that comes next, in forward as in backward, or None.
-# `unit.is_gathered` says whether its memory is there, `unit.free()` waits for its gather first.
-# Prefetching costs one more layer of memory.
+# | call | returns | blocks? |
+# |:--|:--|:--|
+# | `lab.all_gather(full, shard, async_op=True)` | a handle; keep it in `unit.handle` | no |
+# | `unit.wait()` | None, when the gather in `unit.handle` is done | yes |
+# | `self.next_unit(unit)` | the unit that comes next in this direction, or None | no |
+
+# %% [markdown]
+# ### Exercise 3.5 · Fetch the next layer while this one computes
+#
+# *Difficulty 4 of 5 · 20 minutes · target: the gather of layer k+1 is in flight while layer k
+# computes, in both directions*
+#
+# `unit.is_gathered` says whether a unit has memory; its gather may still be in flight.
+# `unit.free()` waits for that gather first.
 
 # %%
 # Exercise 3.5: fetch the next layer while this one computes
@@ -307,6 +446,17 @@ class Prefetching(ZeRO3):
     def before_backward(self, unit):
         self.before_forward(unit)
 
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Order decides: a gather that is begun before the wait for another one travels meanwhile.
+#
+# `fetch` begins a gather and never waits; it does nothing for None and for a unit that has been
+# fetched already. Before a unit computes: fetch it (only the first one is not there yet), fetch the
+# next one, and wait for this one alone.
+#
+# </details>
+
 # %%
 def zero3_prefetch(model, optimizer_class, **settings):
     return zero3(model, optimizer_class, kind=Prefetching, **settings)
@@ -318,10 +468,9 @@ lab.check_prefetch(zero3_prefetch)
 lab.show_gathered_layers(zero3_prefetch, PRESET)
 
 # %% [markdown]
-# **Notice:** while a layer computes, the next one is being gathered, in both directions. On a CPU
-# gathering takes the same cores as computing, so the step hardly becomes shorter, if at all.
-# GPUs gather over links of their own and with few of their processors: there prefetching can hide
-# most of it, which a CPU cannot show.
+# **Notice:** while a layer computes, the next one is being gathered, in both directions, and one
+# more layer is in memory. Compare the red rows, and the milliseconds in the words of both pictures:
+# what is left to wait for is mainly the root, which nothing hides.
 
 # %% [markdown]
 # ## The norm of a gradient that nobody has
@@ -330,8 +479,17 @@ lab.show_gathered_layers(zero3_prefetch, PRESET)
 # Under ZeRO-2 and -3 no rank has all of them: `torch.nn.utils.clip_grad_norm_` would see one shard,
 # and every rank would scale by another factor.
 #
-# The norm is the root of a sum of squares, and sums are what ranks are good at. Padding is zero
-# and adds nothing.
+# Padding is zero and adds nothing. Under ZeRO-1, gradients are reduced in the step only:
+# `reduce_once` reduces them earlier, and the step does not do it again.
+
+# %% [markdown]
+# ### Exercise 3.6 · Clip by the norm over all ranks
+#
+# *Difficulty 3 of 5 · 15 minutes · target: one number travels, and every rank scales by the same
+# factor*
+#
+# Like `torch.nn.utils.clip_grad_norm_`: all groups, gradients scaled in place, and the norm from
+# before is returned. `dist.all_reduce(tensor)` sums a tensor over the ranks, in place, and blocks.
 
 # %%
 # Exercise 3.6: clip by the norm over all ranks
@@ -354,38 +512,94 @@ def clip_grad_norm(optimizer, max_norm):
 lab.check_clip_grad_norm(clip_grad_norm)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Norms do not add up. What does, so that each rank can contribute one number?
+#
+# Sum the squares of this rank's gradients, all-reduce that sum, take the root: that is the norm.
+# The factor is max_norm / norm, but at most 1. Multiply each gradient in place.
+#
+# </details>
+
+# %% [markdown]
 # ## Save and load, on another number of ranks
 #
-# Each rank can write its own shards: of the parameters, and of both moments. Whoever loads them
-# on as many ranks takes them as they are. On another number of ranks the shards must be put
-# together and cut again; and the old padding must go, or it would lie in the middle.
+# Each rank writes its own shards, of the parameters and of both moments. What if 512 ranks have
+# saved, and 8 are to load? For 70 billion parameters in fp32 with both moments, the shards together
+# are 840 GB. A rank that puts all of them together to cut them again would need them in its memory.
+# How many GB does a rank need, if it reads only its own part?
 
 # %%
-# Exercise 3.7: the shards of another number of ranks
-def reshard(shards, elements, ranks):
-    """shards: those of all ranks that saved, in order, `elements` numbers and padding.
-    Returns the shards of `ranks` ranks."""
+# A guess, for exercise 3.7
+### BEGIN SOLUTION
+my_guess = 105
+### END SOLUTION
+labs.guess("3.7", "GB that each of 8 ranks reads of 840 GB", my_guess)
+
+# %% [markdown]
+# ### Exercise 3.7 · The shard of a new rank, read from the old ones
+#
+# *Difficulty 3 of 5 · 20 minutes · target: each element is read once, and only by the rank that
+# needs it*
+#
+# `read(old, begin, end)` returns elements begin to end of the shard that rank `old` saved, as a
+# tensor. The last old shards end with padding, which must not get between the parameters. Some
+# parameters are zero, too: zeros do not say where padding begins.
+
+# %%
+# Exercise 3.7: the shard of one of `after` ranks, from what `before` ranks have saved
+def reshard(read, elements, before, after, rank):
+    """elements: of all shards together, without padding. Returns a float32 tensor."""
     ### BEGIN SOLUTION
-    return cut(torch.cat(shards)[:elements], ranks)
+    k, old_k = -(-elements // after), -(-elements // before)
+    shard = torch.zeros(k)
+    first, last = rank * k, min((rank + 1) * k, elements)
+    for old in range(before):
+        begin, end = max(first, old * old_k), min(last, (old + 1) * old_k)
+        if begin < end:
+            shard[begin - first : end - first] = read(old, begin - old * old_k, end - old * old_k)
+    return shard
     ### END SOLUTION
 
 
 lab.check_reshard(reshard, zero1)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Number all elements from 0, without padding. Each old shard and each new shard is an interval of
+# these numbers, and what must be read is where two intervals overlap.
+#
+# Compute how long old and new shards are, rounded up. This rank's interval ends where the elements
+# end. For each old rank: the overlap begins at the later beginning and ends at the earlier end. If
+# it is not empty, read it, counted from the beginning of the old shard, and put it into its place.
+#
+# </details>
+
+# %% [markdown]
+# **Notice:** 840 GB divided by 8 is 105 GB, which one rank reads and keeps, too. torch's Distributed
+# Checkpoint plans its reads in this way. A checkpoint of shards alone is not enough: without
+# `elements`, nobody knows where the padding begins.
+
+# %% [markdown]
 # ## The chart
 #
 # Now all of them on the same model: DDP, your three, torch's `ZeroRedundancyOptimizer` and FSDP2,
-# and DeepSpeed, if it is installed. First a guess: what does a rank hold after backward under
-# ZeRO-2, in MB, in fp32 with AdamW? On a laptop Ψ is 1.23 million, and there are 2 ranks. DDP
-# keeps 16 bytes for each parameter, and a copy of the gradients in its buckets.
+# and DeepSpeed. First a guess: what does a rank hold after backward under ZeRO-2, in MB, in fp32
+# with AdamW? On a laptop Ψ is 1.22 million here, and there are 4 ranks. DDP keeps 16 bytes for each
+# parameter, and a copy of the gradients in its buckets. The comparison takes about a minute.
 
 # %%
 # A guess, for exercise 3.8
 ### BEGIN SOLUTION
-my_guess = 12.3
+my_guess = 8.6
 ### END SOLUTION
 labs.guess("3.8", "MB per rank after backward, ZeRO-2", my_guess)
+
+# %% [markdown]
+# ### Exercise 3.8 · Read the chart
+#
+# *Difficulty 2 of 5 · 15 minutes · target: say for each bar which part the stage has divided*
 
 # %%
 # Exercise 3.8: nothing to write, only to read
@@ -400,11 +614,10 @@ lab.show_memory(comparison)
 lab.show_memory(comparison, "peak")
 
 # %% [markdown]
-# **Notice:** after backward, each stage divides something that the stage before kept on every
-# rank. The peak is at another moment: early in backward, when all activations and few gradients
-# are there, or, under ZeRO-1, in the step, where it has all gradients. No stage of ZeRO divides
-# activations, so ZeRO-2 gains little or nothing over ZeRO-1 here. In the model of the checks,
-# which has hardly any activations, it does.
+# **Notice:** after backward, each stage divides something that the stage before kept on every rank.
+# The peaks differ less than that, because no stage divides activations and temporaries. They differ
+# here because each rank has one sequence of 16 tokens. With 8 sequences of 64 tokens on 2 ranks, the
+# peaks of ZeRO-1 and ZeRO-2 are within 10 % of each other. Your ZeRO-3 prefetches: a layer more.
 
 # %%
 lab.show_traffic(comparison)
@@ -415,16 +628,28 @@ lab.show_traffic(comparison)
 # gathers and fp32 reduction moves 8Ψ bytes, exactly as fp32 DDP does.
 
 # %% [markdown]
-# Where **DeepSpeed** is installed, its memory is not that of the formulas: it updates an fp32 copy
-# of its shards (4Ψ/N bytes more), even if the parameters are fp32, and its stages 1 and 2
-# all-reduce gradients: 3Ψ. A formula counts what is needed; a library may add what it finds useful.
+# *When* it travels decides what can hide it: forward and backward compute, the step hardly does.
+
+# %%
+lab.show_phases(comparison)
 
 # %% [markdown]
-# ## 210 or 227.5 GB?
+# **Notice:** DDP sends everything in backward. ZeRO-1 and ZeRO-2 send Ψ in the step, where nothing
+# hides it; your ZeRO-1 sends its gradients there, too, because it reduces in `step()`. ZeRO-3
+# sends nothing in the step: Ψ in forward and 2Ψ in backward.
+
+# %% [markdown]
+# **DeepSpeed**'s memory is not that of the formulas: it updates an fp32 copy of its shards (4Ψ/N
+# bytes more), even if the parameters are fp32, and its stages 1 and 2 all-reduce gradients: 3Ψ. A
+# formula counts what is needed; a library may add what it finds useful. Where DeepSpeed is not
+# installed, its bars are *recorded*: measured once on another machine with the same sizes.
+
+# %% [markdown]
+# ## A number that is widely copied
 #
 # A model with 70 billion parameters under ZeRO-2 on 8 ranks, at 12 bytes per parameter (bf16
 # parameters and gradients, fp32 moments): how much does each rank hold? Tables that are widely
-# copied say 210 GB. Guess, then count: 2Ψ bytes stay on every rank, and 10Ψ are divided.
+# copied say 210 GB. Guess, then count what stays on every rank and what is divided.
 
 # %%
 # A guess, after exercise 3.8
@@ -448,13 +673,23 @@ lab.show_state_bytes(70e9, ranks=8)
 # every backward pass, also while gradients accumulate; stage 3 gathers twice and sends half as
 # much again. So take the lowest stage that fits.
 #
-# `lab.state_bytes(parameters, ranks, stage)` are the bytes of parameters, gradients and states on a
-# rank, in bf16 with an fp32 master copy. Activations come on top.
+# | call | returns |
+# |:--|:--|
+# | `lab.state_bytes(parameters, ranks, stage)` | bytes of parameters, gradients and states on a rank |
+#
+# It counts bf16 with an fp32 master copy. Activations come on top, and no stage divides them.
+
+# %% [markdown]
+# ### Exercise 3.9 · The lowest stage that fits
+#
+# *Difficulty 2 of 5 · 10 minutes · target: 144 cases, from DDP to "it does not fit"*
+#
+# Return one number, 0 for DDP, 1, 2 or 3, or None where nothing fits.
 
 # %%
 # Exercise 3.9: the lowest stage that fits
 def choose(parameters, ranks, capacity, activations):
-    """0 for DDP, 1, 2 or 3; None where nothing fits. capacity, activations: bytes per rank."""
+    """One number, 0 (DDP), 1, 2 or 3, or None. capacity, activations: bytes per rank."""
     ### BEGIN SOLUTION
     for stage in (0, 1, 2, 3):
         if lab.state_bytes(parameters, ranks, stage) + activations <= capacity:
@@ -473,11 +708,131 @@ lab.show_choices(choose, activations=10e9)
 # every rank keeps in full do not shrink, however many ranks there are.
 
 # %% [markdown]
+# ## Optional: ZeRO-3 from nothing
+#
+# You have used the lab's flat parameters, hooks and optimizer. Now build ZeRO-3 without them. The
+# check refuses them, and holds you to the same invariants as in exercise 3.4. What may stay:
+#
+# | call | returns |
+# |:--|:--|
+# | `lab.layer_groups(model)` | a list of (name, module, parameters), the root first |
+# | `lab.tensors_in(output)` | the tensors in whatever a module returned |
+# | `lab.all_gather`, `lab.reduce_scatter`, your `cut` | as before |
+
+# %% [markdown]
+# ### Exercise 3.10 · Your own units, hooks and order
+#
+# *Difficulty 5 of 5 · 60 minutes · target: the invariants of exercise 3.4, without the scaffold*
+#
+# The names below are a proposal: change them as you like. torch's hooks:
+#
+# | call | `fn` is called |
+# |:--|:--|
+# | `module.register_forward_pre_hook(fn)` | before forward: `fn(module, inputs)` |
+# | `module.register_forward_hook(fn)` | after it: `fn(module, inputs, output)` |
+# | `tensor.register_hook(fn)` | in backward, with the tensor's gradient |
+# | `p.register_post_accumulate_grad_hook(fn)` | with p, when `p.grad` is complete |
+
+# %%
+# Exercise 3.10: parameters as views of one storage, of which this rank keeps a shard
+class Unit:
+    def __init__(self, module, parameters):
+        self.module, self.parameters, self.ready = module, parameters, 0
+        ### BEGIN SOLUTION
+        pieces = cut(torch.cat([p.detach().flatten() for p in parameters]), dist.get_world_size())
+        self.shard = torch.nn.Parameter(pieces[dist.get_rank()].clone())
+        self.full = torch.cat(pieces)
+        for p, view in zip(parameters, views(self, self.full)):
+            p.data = view
+        self.bytes = self.full.untyped_storage().nbytes()
+        free(self)
+        ### END SOLUTION
+
+# %%
+# Exercise 3.10, continued: memory that comes and goes
+def views(unit, flat):  # of a flat tensor with padding, in the shapes of the parameters
+    ### BEGIN SOLUTION
+    flat = flat[: sum(p.numel() for p in unit.parameters)]
+    pieces = flat.split([p.numel() for p in unit.parameters])
+    return [piece.view(p.shape) for piece, p in zip(pieces, unit.parameters)]
+    ### END SOLUTION
+
+
+def gather(unit):  # unless it is gathered
+    ### BEGIN SOLUTION
+    if not unit.full.untyped_storage().nbytes():
+        unit.full.untyped_storage().resize_(unit.bytes)
+        lab.all_gather(unit.full, unit.shard)
+    ### END SOLUTION
+
+
+def free(unit):
+    ### BEGIN SOLUTION
+    unit.full.untyped_storage().resize_(0)
+    ### END SOLUTION
+
+# %%
+# Exercise 3.10, continued: what happens when a gradient is complete
+def count(unit):
+    ### BEGIN SOLUTION
+    unit.ready += 1
+    if unit.ready < len(unit.parameters):
+        return
+    unit.ready = 0
+    flat = torch.zeros(unit.full.shape, device=unit.shard.device)
+    for p, view in zip(unit.parameters, views(unit, flat)):
+        view.copy_(p.grad)
+        p.grad = None
+    free(unit)
+    mean = lab.reduce_scatter(flat).wait() / dist.get_world_size()
+    unit.shard.grad = mean if unit.shard.grad is None else unit.shard.grad + mean
+    ### END SOLUTION
+
+# %%
+# Exercise 3.10, continued: which hook calls what
+def add_hooks(unit):
+    ### BEGIN SOLUTION
+    def computed(module, inputs, output):
+        free(unit)
+        for tensor in lab.tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient: gather(unit))
+
+    unit.module.register_forward_pre_hook(lambda module, inputs: gather(unit))
+    unit.module.register_forward_hook(computed)
+    for p in unit.parameters:
+        p.register_post_accumulate_grad_hook(lambda p: count(unit))
+    ### END SOLUTION
+
+# %%
+def my_zero3(model, optimizer_class, **settings):
+    units = [Unit(module, parameters) for _, module, parameters in lab.layer_groups(model)]
+    for unit in units:
+        add_hooks(unit)
+    return model, optimizer_class([unit.shard for unit in units], **settings)
+
+
+lab.check_from_scratch(my_zero3)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The box is open already: `full` with a storage that comes and goes, `shard` with memory of its own.
+#
+# Build: flatten, cut, clone the own piece, make each parameter's `.data` a view, free. Forward: gather
+# in the pre-hook, free in the hook. Backward reaches a unit when one of its outputs gets its gradient,
+# so hook these tensors; several outputs must gather once. Count complete gradients: with the last one,
+# flatten them, free everything, reduce-scatter, divide. Which parameters come first does not matter, as
+# long as all ranks have the same order.
+#
+# </details>
+
+# %% [markdown]
 # ## I can …
 #
 # - [ ] say for each stage what a rank holds, and how many Ψ travel
 # - [ ] explain why ZeRO-2 must reduce during backward
-# - [ ] say when a ZeRO-3 layer is gathered, and what prefetching costs
+# - [ ] say when a ZeRO-3 layer is gathered, what prefetching costs, and how freed memory comes back
 # - [ ] clip gradients and load a checkpoint when no rank has everything
 
 # %% [markdown]
