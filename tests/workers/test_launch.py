@@ -118,7 +118,7 @@ def test_a_script_is_not_run_again_on_its_ranks(tmp_path):
     script.write_text("print('top')\nfrom labs import launch\n"
                       "def f(x):\n    return x + 1\n"
                       "print(launch(f, 1, ranks=2, quiet=True))\n")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=180)
     assert done.stdout.splitlines() == ["top", "[2, 2]"], done.stderr
 
 
