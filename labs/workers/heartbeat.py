@@ -78,8 +78,9 @@ class Heartbeat(threading.Thread):
         and None while it works, sleeps, reads or writes."""
         waits = self.waits
         name = _collective(frame) or (_name(pending) if pending else "a collective")
-        if waits.began is not None and (pending or not waits.needs_pending):
-            return _collective(frame) or waits.name or name, waits.began
+        began = waits.began  # read once: the main thread may leave its wait at any time
+        if began is not None and (pending or not waits.needs_pending):
+            return _collective(frame) or waits.name or name, began
         if since := waits.polling_since:
             return name, since
         # Inside C++, which notes nothing: it waits if it has made one call for some time, while

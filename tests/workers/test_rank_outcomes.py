@@ -1,7 +1,11 @@
 """The sentences that report what became of ranks, for one rank and for several."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
+from labs.workers.heartbeat import Heartbeat
 from labs.workers.memory import Shortage
 from labs.workers.outcomes import Kind, Outcome, describe, root_cause, summary
 from labs.workers.source_lines import Place
@@ -75,3 +79,18 @@ def test_a_death_is_to_blame_before_exceptions_and_these_before_lost_connections
     assert root_cause([lost, raised]) is raised
     assert root_cause([lost, Outcome(1, Kind.RETURNED)]) is lost
     assert root_cause([Outcome(0, Kind.WAITING)]) is None
+
+
+def test_a_wait_that_ends_while_the_heartbeat_looks_is_none_or_has_a_beginning():
+    class Leaving:
+        """The main thread leaves its wait right after `began` was read."""
+
+        name, needs_pending, polling_since = "wait", False, None
+        times = iter([1.0])
+
+        @property
+        def began(self):
+            return next(self.times, None)
+
+    heart = SimpleNamespace(waits=Leaving())
+    assert Heartbeat._wait(heart, sys._getframe(), None) == ("wait", 1.0)
