@@ -1,21 +1,25 @@
 # %% [markdown]
 # # 04 · FSDP
 #
-# **120 minutes** · any machine with 2 cores; on GPUs it shows speed too
+# | | |
+# |:--|:--|
+# | **Time** | 180 minutes; two sittings, with a break before "Mixed precision" |
+# | **Needs** | any machine with 2 cores; on GPUs it shows speed too |
 #
-# Fully sharded data parallelism (FSDP) is ZeRO-3 as torch ships it. You apply `fully_shard`, see
+# Fully sharded data parallelism (FSDP) is ZeRO-3 as torch ships it. You apply `fully_shard`, check
 # that it does what your ZeRO-3 does, and choose its units. Then you train a model for which DDP has
-# no memory, under a limit at which a rank's allocation fails.
+# no memory.
 #
-# *On a rented 8×A100 node: 5 minutes of compute, about $1.86.*
+# <small>On a rented 8×A100 node: 5 minutes of compute, about $1.86.</small>
 
 # %% [markdown]
 # ## You will be able to
 #
 # - shard a transformer with `fully_shard`, and say what it holds and sends;
-# - choose units by a rule;
+# - choose units by what they cost and by what they wait for;
 # - predict the largest model that fits, and find it;
-# - trade memory for compute, and say what it cost.
+# - trade memory for arithmetic, and say what it cost;
+# - find what is wrong with a training loop by measuring it.
 
 # %% [markdown]
 # ## What is trained here
@@ -38,18 +42,54 @@ PRESET
 # %% [markdown]
 # ## From ZeRO-3 to `fully_shard`
 #
-# `fully_shard(module)` makes a module a **unit**: its parameters become shards (`DTensor`), are
-# gathered just before its forward and backward, and freed after; its gradients are
-# reduce-scattered. A parameter that already belongs to a unit stays with that unit, so shard the
-# inner modules first, and the root last.
+# In fp32 with AdamW a model of 7 billion parameters takes 112 GB on every rank of DDP, more than an
+# H100 has. A shard for one of 8 ranks takes 14 GB.
+
+# %% [markdown]
+# `fully_shard(module)` makes a module a **unit**: its parameters become shards (`DTensor`). They are
+# gathered just before the unit's forward and backward, and freed after; its gradients are
+# reduce-scattered. A parameter stays with the first unit that took it, so shard the inner modules
+# first, and the root last.
+
+# %% [markdown]
+# | call | returns | waits for other ranks? |
+# |:--|:--|:--|
+# | `fully_shard(module, mesh=...)` | the same module, with *new* parameters | no |
+# | `lab.mesh()` | the ranks that share a module: here all of them | on its first call |
+# | `lab.blocks(model)` | the list of the transformer's blocks | no |
+
+# %%
+def one_unit():
+    linear = fully_shard(torch.nn.Linear(6, 4), mesh=lab.mesh())
+    return f"whole: {tuple(linear.weight.shape)}, here: {tuple(linear.weight.to_local().shape)}"
+
+
+labs.launch(one_unit, ranks=2)
+
+# %% [markdown]
+# A guess before you build it: DDP holds 16Ψ bytes and its buckets. How many MB will one of the ranks
+# hold after backward if everything is sharded? The preset's GPT-2 has Ψ = 1.2 million; the cell
+# above printed the number of ranks.
+
+# %%
+# A guess, for exercise 4.1
+### BEGIN SOLUTION
+my_guess = 12
+### END SOLUTION
+labs.guess("4.1", "MB per rank after backward, fully_shard", my_guess)
+
+# %% [markdown]
+# ### Exercise 4.1 · Each block is a unit
 #
-# The parameters are *new objects* afterwards. `mesh=lab.mesh()` says which ranks share: here all
-# of them.
+# *Difficulty 2 of 5 · 10 minutes · target: every block is gathered twice a step, alone, and freed in
+# between*
+#
+# What is in no block belongs to the root.
 
 # %%
 # Exercise 4.1: each block is a unit, what is left belongs to the root
 def shard(model, optimizer_class, **settings):
-    """A strategy, as in notebook 03; lab.blocks(model) are the transformer's blocks."""
+    """A strategy, as in notebook 03: returns (module, optimizer)."""
     ### BEGIN SOLUTION
     for block in lab.blocks(model):
         fully_shard(block, mesh=lab.mesh())
@@ -64,17 +104,7 @@ lab.check_shard(shard)
 # %% [markdown]
 # The check trains a GPT-2 of width 33 on 2 and 4 ranks, neither of which divides 33, and compares
 # it with a reference that one process trains on the whole batch. Then it counts bytes by category
-# and collectives by kind.
-#
-# In fp32 with AdamW, DDP holds 16Ψ bytes and its buckets. How many MB will one of the ranks hold
-# after backward under your strategy? The preset's GPT-2 has Ψ = 1.2 million.
-
-# %%
-# A guess, for exercise 4.1
-### BEGIN SOLUTION
-my_guess = 12
-### END SOLUTION
-labs.guess("4.1", "MB per rank after backward, fully_shard", my_guess)
+# and collectives by kind, and looks at what is still gathered after forward.
 
 # %% [markdown]
 # Compare it with the ZeRO-3 that you built. The next cell takes your `zero3` from notebook 03's file
@@ -96,9 +126,11 @@ lab.compare_with_zero3(zero3, shard, PRESET)
 # %% [markdown]
 # ## Which units?
 #
-# One unit for the whole model means two collectives, and everything gathered at once. One per linear
-# layer means little gathered, and many collectives, each with a fixed price.
-#
+# One unit for the whole model means two collectives, and everything gathered at once: for 7 billion
+# parameters in fp32 that is 28 GB. One unit for each linear layer means little gathered, and many
+# collectives.
+
+# %% [markdown]
 # A step gathers the root once, because it stays until backward has ended, and every other unit twice.
 # Each is reduce-scattered once. The chart above shows one unit per block. How many collectives will
 # it be with one unit for each of a block's four linear layers?
@@ -111,8 +143,13 @@ my_guess = 60
 labs.guess("4.2", "collectives per step, each linear", my_guess)
 
 # %% [markdown]
-# While one unit computes, the next is already being gathered. So two *neighbours* and the root are
-# whole at the same time.
+# ### Exercise 4.2 · What a wrapping costs
+#
+# *Difficulty 2 of 5 · 10 minutes · target: collectives and bytes of eight lists of units*
+#
+# While one unit computes, the next is already being gathered. So the root and two *neighbours* are
+# whole at the same time: those two that are largest together, wherever they stand. One unit beside
+# the root has no neighbour, and the root may be alone.
 
 # %%
 # Exercise 4.2: what a wrapping costs
@@ -135,30 +172,102 @@ compared = lab.compare_wrappings(wrappings, PRESET)
 lab.show_wrappings(compared, wrappings, cost)
 
 # %% [markdown]
-# **Notice:** from the whole model to blocks, the gathered bytes (buffers) shrink most. From blocks to
-# linear layers they shrink little more, and the collectives multiply. Buffers may be twice what
-# `cost` counts, because a unit arrives in one flat buffer and its parameters are copied out of it.
-# Few tokens are trained here, because activations would hide the buffers. Milliseconds on a CPU say
-# little about a GPU's.
+# **Notice:** from the whole model to blocks, the gathered bytes shrink most; from blocks to linear
+# layers the collectives multiply. What is gathered may be twice your `cost`, because a unit arrives
+# in one flat buffer and its parameters are copied out of it. Few tokens are trained here, because
+# activations would hide the buffers.
 
 # %% [markdown]
 # ## The rule
 #
-# Every collective has a fixed price, so take the *fewest* that fit: the largest units whose
-# gathered bytes have room next to shards and activations. Often that is one unit for each block.
+# The fewest collectives are *not* the fastest. Nothing computes until the root and the first unit
+# have arrived, so one unit for the whole model waits for all of its bytes. Every other all-gather is
+# called when the unit before it begins to compute: the step waits only for what takes longer than
+# that unit's forward.
+#
+# Units that are too small lose time as well: each collective costs a fixed price, for its launch and
+# its copies.
+
+# %% [markdown]
+# | argument | is |
+# |:--|:--|
+# | `gather(n)` | seconds that an all-gather of n parameters is in flight |
+# | `compute(n)` | seconds of forward of a unit with n parameters |
+# | `price` | seconds that each all-gather costs in addition, whatever else happens |
+#
+# For a unit of 100 million parameters, on a link of 16 GB/s:
+
+# %%
+def gather_on_pcie(parameters):
+    return 20e-6 + 4 * parameters / 16e9
+
+
+gather_on_pcie(100e6)
+
+# %% [markdown]
+# ### Exercise 4.3 · Choose a wrapping
+#
+# *Difficulty 3 of 5 · 20 minutes · target: the least time lost in forward, on six machines*
+#
+# Time lost is what forward waits for parameters, and the price of one all-gather for each unit, the
+# root's included. The root hides nothing: its layers compute at the very beginning and end.
 
 # %%
 # Exercise 4.3: choose a wrapping
-def choose(wrappings, free):
+def choose(wrappings, free, gather, compute, price):
     """wrappings: name -> units, as in `cost`. free: bytes for gathered parameters.
-    Returns the name of the wrapping with the fewest collectives that fits, or None."""
+    Returns the name that fits and loses least time in forward, or None if none fits."""
     ### BEGIN SOLUTION
+    def lost(units):
+        root, *others = units
+        seconds = gather(root) + sum(gather(first) for first in others[:1])
+        for unit, following in zip(others, others[1:]):
+            seconds += max(0, gather(following) - compute(unit))
+        return seconds + price * len(units)
+
     fits = [name for name, units in wrappings.items() if cost(units)[1] <= free]
-    return min(fits, key=lambda name: cost(wrappings[name])[0], default=None)
+    return min(fits, key=lambda name: lost(wrappings[name]), default=None)
     ### END SOLUTION
 
 
 lab.check_choose(choose)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Write a function that returns the seconds lost by one list of units. Two gathers are waited for in
+# full. Then go through neighbouring pairs: the second one's gather runs while the first one computes,
+# so only the difference is waited for, and never less than zero. Last, keep the wrappings whose
+# gathered bytes fit, and take the one that loses least.
+#
+# </details>
+
+# %%
+lab.show_lost(choose)
+
+# %% [markdown]
+# **Notice:** one unit for all loses most on every link, although it takes the fewest collectives. On a
+# link that is slower than the computing, every wrapping waits long, and units matter less. One unit
+# for each block loses least here, and is the usual choice; notebook 05 finds both mistakes, one huge
+# unit and tiny units, in traces.
+
+# %% [markdown]
+# ## Gradients of several micro-batches
+#
+# A batch that does not fit is trained in parts: gradients of several micro-batches add up before
+# one optimizer step. By default FSDP reduces after each part. DDP's `no_sync` has a counterpart:
+# `module.set_requires_gradient_sync(False)` keeps the *whole* gradients on each rank until the last
+# part. `set_reshard_after_backward(False)` and `set_reshard_after_forward(False)` keep the whole
+# parameters too.
+
+# %%
+lab.compare_accumulation(shard, PRESET)
+
+# %% [markdown]
+# **Notice:** reducing once sends fewer bytes, and holds the gradients whole: 4Ψ bytes instead of 4Ψ/N.
+# Where the parameters are never freed either, it sends what DDP sends, and shards nothing but the
+# optimizer state, as ZeRO-1 does. The price of less communication is memory, so under a tight limit
+# reduce after each part.
 
 # %% [markdown]
 # ## Out of memory, for real
@@ -182,12 +291,28 @@ lab.train_under_limit({"DDP": lab.ddp, "FSDP": shard}, LIMIT)
 # %% [markdown]
 # ## Compute instead of remember
 #
-# Now activations are the largest part. **Activation checkpointing** keeps only a block's input, and
-# runs the block again when backward reaches it. Each block gets a checkpoint of its own, because a
-# single one around the model would bring all activations back at once.
+# In the last picture activations are the largest part of FSDP's bar. **Activation checkpointing**
+# keeps only a block's input, and runs the block again when backward reaches it. Each block gets a
+# checkpoint of its own, because a single one around the model would bring all activations back at
+# once.
+
+# %% [markdown]
+# | call | returns |
+# |:--|:--|
+# | `checkpoint_wrapper(block)` | a *new* module around the block; the block itself is unchanged |
+# | `lab.blocks(model)` | the model's own list: the model runs what you put into it |
+
+# %%
+layers = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+layers[0] = checkpoint_wrapper(layers[0])
+layers
+
+# %% [markdown]
+# ### Exercise 4.4 · Every block is computed again in backward
 #
-# `checkpoint_wrapper(block)` returns a module that does so. `lab.blocks(model)` is the model's own
-# list: the model runs what you put into it. Wrap first, then shard.
+# *Difficulty 2 of 5 · 10 minutes · target: after forward, a block keeps its input and nothing else*
+#
+# Wrap first, then shard.
 
 # %%
 # Exercise 4.4: every block is computed again in backward
@@ -203,10 +328,24 @@ def checkpointed(model, optimizer_class, **settings):
 
 lab.check_checkpointed(checkpointed)
 
+# %%
+compared = lab.compare_strategies(
+    {"DDP": lab.ddp, "FSDP": shard, "FSDP + checkpointing": checkpointed})
+lab.show_memory_and_arithmetic(compared)
+
 # %% [markdown]
-# And **CPU offload**: shards, gradients and optimizer state live in the host's memory; each unit
-# travels to the GPU when it is gathered, and its gradient back. `pin_memory=False`, because there
-# may be no GPU to pin memory for.
+# **Notice:** much material says that checkpointing takes three times less memory for 30 % more time.
+# The line below the chart says what it is here. The three counts activations alone, and grows with
+# the layers, because only one block has all of its activations at a time. The 30 % counts a whole
+# second forward, where backward costs two: 4/3. In torch it is less, because a block's last product
+# and the head are not computed again.
+
+# %% [markdown]
+# ## Parameters in the host's memory
+#
+# With **CPU offload** shards, gradients and optimizer state live in the host's memory. Each unit
+# travels to the GPU when it is gathered, and its gradient travels back. `pin_memory=False`, because
+# there may be no GPU to pin memory for.
 
 # %%
 def offloaded(model, optimizer_class, **settings):
@@ -217,25 +356,18 @@ def offloaded(model, optimizer_class, **settings):
     return model, optimizer_class(model.parameters(), **settings)
 
 
-compared = lab.compare_strategies({
-    "DDP": lab.ddp, "FSDP": shard, "FSDP + checkpointing": checkpointed,
-    "FSDP + CPU offload": offloaded})
-lab.show_memory_and_time(compared)
+lab.show_offload(shard, offloaded)
 
 # %% [markdown]
-# **Notice:** much material says checkpointing takes three times less memory for 30 % more time. The
-# line below the chart says what it is here. The three counts activations alone, and grows with the
-# layers, because only one block has all of its activations at a time. The 30 % counts arithmetic: a
-# second forward, where backward costs two. Here collectives take much of FSDP's step, and they do not
-# grow. Seconds on a CPU say little about a GPU's.
+# Over a GPU's PCIe link the bytes of a step take time. How much, compared with what the GPU computes
+# meanwhile? Here for 7 billion parameters:
 
 # %%
-lab.show_offload(compared)
+lab.offload_on_gpus()
 
 # %% [markdown]
-# **Notice:** on CPU ranks nothing moves, so offload saves nothing, and its time is FSDP's up to noise.
-# The table's bytes say what stays on a GPU, and what travels to the host and back. The code is the
-# same on both.
+# **Notice:** the faster the GPU, the larger the share of offload, because PCIe has grown less than
+# computing. More tokens in a step make it smaller: the bytes stay the same.
 
 # %% [markdown]
 # ## The largest model that fits
@@ -253,7 +385,8 @@ labs.guess("4.4", "times larger than with DDP, FSDP + checkpointing", my_guess)
 # %% [markdown]
 # `lab.largest_model` first *predicts*, in layers: tensors as notebook 01's explorer does, plus
 # what the process took in addition in two runs without a limit. Then it trains real models under
-# the limit, larger and smaller, until one fits and the next one runs out of memory.
+# the limit, larger and smaller, until one fits and the next one runs out of memory. Each of the next
+# three cells takes 5 to 30 seconds.
 
 # %%
 largest_ddp = lab.largest_model("DDP", lab.ddp, LIMIT)
@@ -276,16 +409,43 @@ lab.summary_table(compared, largest_ddp, largest_fsdp, largest_checkpointed)
 # %% [markdown]
 # **Notice:** prediction and trial agree within a layer; a formula is cheaper than a job that runs out
 # of memory. FSDP's gain grows with the ranks, because states shrink as 1/N. Activations do not, so
-# checkpointing has to shrink them.
+# checkpointing has to shrink them. Tokens per second are this machine's: on a CPU they say little
+# about a GPU's.
 
 # %% [markdown]
 # ## Mixed precision
+#
+# Activations and gathered parameters are the rest of the bar. In 16 bits they take half.
 #
 # A `MixedPrecisionPolicy` has two types. `param_dtype`: what is gathered and computed with.
 # `reduce_dtype`: what gradients travel and are summed in. The shards that the optimizer updates stay
 # as the model was built, in fp32.
 #
-# bf16 has fp32's range with fewer digits. So compute in bf16, and sum in fp32.
+# bf16 has fp32's range with fewer digits: 8 bits, so 256 + 1 is 256. A sum over many ranks loses
+# what is small.
+
+# %%
+MixedPrecisionPolicy(param_dtype=torch.bfloat16)  # reduce_dtype=None: the same type
+
+# %% [markdown]
+# Before you choose: an all-reduce of Ψ parameters in fp32 moves 4 + 4 bytes for each, in two passes.
+# FSDP gathers twice and reduces once. How many bytes does it move for each parameter if it computes
+# in bf16 and sums in fp32?
+
+# %%
+# A guess, for exercise 4.5
+### BEGIN SOLUTION
+my_guess = 6
+### END SOLUTION
+labs.guess("4.5", "bytes moved for each parameter, bf16 and fp32 sums", my_guess)
+
+# %% [markdown]
+# ### Exercise 4.5 · Compute in bf16, sum in fp32
+#
+# *Difficulty 2 of 5 · 10 minutes · target: 2 bytes gathered, 4 bytes reduced for each parameter; the
+# units of exercise 4.1*
+#
+# Compute in bf16, and lose no digits in sums and updates.
 
 # %%
 # Exercise 4.5: gather and compute in bf16, reduce in fp32
@@ -307,9 +467,10 @@ lab.check_mixed(mixed)
 lab.show_precision(shard, mixed)
 
 # %% [markdown]
-# **Notice:** shards and optimizer state stay as they are; activations and gathered bytes halve. On the
-# wire, two gathers in bf16 and a reduction in fp32 are 2 + 2 + 4 bytes for a parameter, as many as
-# the two passes of an fp32 all-reduce, 4 + 4.
+# **Notice:** shards and optimizer state stay as they are; activations and gathered bytes halve. Two
+# gathers in bf16 and a reduction in fp32 are 2 + 2 + 4 bytes for a parameter, as many as an fp32
+# all-reduce; the chart shows slightly less, because the root is gathered once. Reducing in bf16 would
+# save a quarter of that, and lose digits.
 
 # %% [markdown]
 # fp16 has more digits than bf16 and a small range: its smallest number is 6e-8. A micro-batch of 256
@@ -325,28 +486,69 @@ lab.count_underflow()
 # cannot bring them back.
 
 # %% [markdown]
+# ## Replicas of shards
+#
+# Two nodes, 8 GPUs each: NVLink inside a node carries 300 GB/s, the network between them a tenth of
+# that or less. **HSDP** (hybrid sharding) keeps the all-gathers inside: the mesh gets two
+# dimensions, `replicate` and `shard`. Ranks of one row share a model; the rows are replicas, whose
+# shards of gradients are all-reduced.
+#
+# `fully_shard` needs nothing but that mesh. Inside the next cell `lab.mesh()` has two dimensions, and
+# your `shard` runs unchanged.
+
+# %%
+lab.compare_meshes(shard, PRESET)
+
+# %% [markdown]
+# **Notice:** with two replicas a rank holds twice as much, and gathers among half as many ranks. Only
+# the all-reduce leaves the row, and it carries one shard of the gradients instead of two gathers of
+# the whole model.
+
+# %% [markdown]
 # ## Never whole
 #
-# So far every rank built the whole model first; a large one would not fit. On the **meta device** a
-# tensor has a shape and no memory. So build there, shard, and only then call
-# `to_empty(device=lab.device())`, which gives each rank uninitialised memory for its shards. Each
-# module's `reset_parameters()` then draws the numbers.
+# So far every rank built the whole model first: 28 GB for 7 billion parameters in fp32, and 8 times
+# that on a node. On the **meta device** a tensor has a shape and no memory. So build there, shard,
+# and only then allocate. `to_empty` allocates and writes nothing: what lies in that memory is
+# garbage, until somebody draws numbers. On a CPU every rank draws with its own generator, so equal
+# seeds give equal shards.
+
+# %% [markdown]
+# | call | does |
+# |:--|:--|
+# | `model.to_empty(device=...)` | allocates this rank's shards on `lab.device()` |
+# | `lab.mesh().get_local_rank("shard")` | returns this rank's place among the shards |
+# | `model._init_weights(module)` | draws the numbers of one of its modules |
+# | `model.apply(function)` | calls `function(module)` for each module, children first |
 #
-# On a CPU every rank draws with its own generator, so equal seeds would give equal shards.
+# torch's own layers draw in `reset_parameters()`. Hugging Face's do not have that: the model draws
+# for them. The order matters, because GPT-2's attention and MLP scale what their last layer drew.
+
+# %%
+with torch.device("meta"):
+    shape_only = torch.nn.Linear(4, 4)
+shape_only.weight.device, shape_only.to_empty(device="cpu").weight.device
+
+# %% [markdown]
+# ### Exercise 4.6 · A model that no rank ever holds
+#
+# *Difficulty 4 of 5 · 25 minutes · target: no rank holds more than its shards; shards differ, replicas
+# are equal, and numbers are drawn as the model draws them*
+#
+# The check builds GPT-2 and a Qwen2, whose embedding and head share a weight (tied weights), on a
+# mesh of 4 shards and on one of 2 × 2. `to_empty` before `shard` would untie them.
 
 # %%
 # Exercise 4.6: a model that no rank ever holds
 def from_meta(make_model, optimizer_class, **settings):
-    """make_model() builds the model. The numbers are drawn with another seed on each rank."""
+    """make_model() builds one of Hugging Face's models. Returns (module, optimizer)."""
     ### BEGIN SOLUTION
     with torch.device("meta"):
         model = make_model()
     shard(model, optimizer_class)
     model.to_empty(device=lab.device())
-    torch.manual_seed(dist.get_rank())
-    for module in model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
+    torch.manual_seed(lab.mesh().get_local_rank("shard"))
+    model.apply(model._init_weights)
     optimizer = optimizer_class(model.parameters(), **settings)
     return model, optimizer
     ### END SOLUTION
@@ -355,13 +557,46 @@ def from_meta(make_model, optimizer_class, **settings):
 lab.check_from_meta(from_meta)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Five steps, each of one or two lines: shapes, units, memory, numbers, optimizer. Two ranks with the
+# same place among the shards hold the same shard, one in each replica: which seed do they need? The
+# optimizer comes last, because it must hold the parameters that the module has at the end.
+#
+# </details>
+
+# %% [markdown]
+# **Notice:** `model.init_weights()` looks like a shorter way. Hugging Face's method skips modules
+# without parameters of their own in what it takes for custom code, and `fully_shard` changes the
+# model's class. So it leaves out GPT-2's scaling, without a word; the check measures it.
+
+# %% [markdown]
 # ## Save shards, load on other ranks
 #
 # A **full** state dict gathers everything on one rank; of a **sharded** one each rank writes its part.
-# `get_state_dict(module, optimizer)` gives two dictionaries with this rank's shards. `dcp.save(state,
-# checkpoint_id=folder)` writes them; `dcp.load` *fills* such dictionaries, whatever the number of
-# ranks, and `set_state_dict(module, optimizer, model_state_dict=..., optim_state_dict=...)` puts
-# everything in place, also the optimizer's learning rate.
+#
+# | call | does |
+# |:--|:--|
+# | `get_state_dict(module, optimizer)` | returns two dictionaries with this rank's shards |
+# | `dcp.save(state, checkpoint_id=folder)` | writes them; `dcp.load` *fills* such dictionaries |
+# | `set_state_dict(module, optimizer, model_state_dict=..., optim_state_dict=...)` | puts everything in place, also the learning rate |
+#
+# All ranks call them together.
+
+# %%
+def names_of_a_state():
+    module = fully_shard(torch.nn.Linear(2, 2), mesh=lab.mesh())
+    weights, state = get_state_dict(module, torch.optim.AdamW(module.parameters()))
+    return list(weights), list(state)
+
+
+labs.launch(names_of_a_state, ranks=2)[0]
+
+# %% [markdown]
+# ### Exercise 4.7 · Written by 4 ranks, read by 2
+#
+# *Difficulty 3 of 5 · 15 minutes · target: each rank writes its share, nothing is gathered whole, and
+# training goes on as if it had not stopped*
 
 # %%
 # Exercise 4.7: written by 4 ranks, read by 2
@@ -386,6 +621,16 @@ def load(module, optimizer, folder):
 
 lab.check_checkpoint(save, load)
 
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Both sides need the same dictionary: one for the model, one for the optimizer, under two names of
+# yours. `dcp.load` fills tensors that are already there, so loading begins with the state of the
+# module that is to be filled, and ends by putting it back. A fresh optimizer has no moments yet;
+# `get_state_dict` makes room for them.
+#
+# </details>
+
 # %%
 lab.compare_state_dicts(shard)
 
@@ -398,24 +643,153 @@ lab.compare_state_dicts(shard)
 #
 # `fully_shard` replaces `FullyShardedDataParallel`, which wraps the module instead of changing it, and
 # puts each unit's parameters into one flat parameter. Many codebases still use it. Here are its
-# names, what each became, and what one step with each sent.
+# names, what each became, and what one step with each sent, in which order.
 
 # %%
 lab.fsdp1_names()
 
 # %% [markdown]
 # **Notice:** `SHARD_GRAD_OP` gathers once instead of twice; `NO_SHARD` gathers nothing, and reduces
-# whole gradients: DDP. In bf16 half the bytes are gathered.
+# whole gradients: DDP. In bf16 half the bytes are gathered. `BACKWARD_PRE` and `BACKWARD_POST` send
+# the same, in another order: only the first one calls the next block's all-gather *before* this
+# block's gradients are computed, so that they can hide it.
 #
-# Units were chosen by a policy: every module of a class (`transformer_auto_wrap_policy`), or every
-# module from a size on (`size_based_auto_wrap_policy`).
+# Units were chosen by a policy: every module of a class, or every module from a size on.
 
 # %%
 lab.fsdp1_wrap_policies(PRESET)
 
 # %% [markdown]
 # **Notice:** by size, the units follow a number and not the structure of the model. The size at which
-# blocks become units gives what the other policy gives; a smaller one splits them.
+# blocks become units gives what the other policy gives, call for call; a smaller one splits them.
+
+# %% [markdown]
+# ## Debug the internet
+#
+# Three pieces that you can find in tutorials and answers, each of which runs without an error. Measure
+# first, then repair.
+#
+# The first is "a complete FSDP training loop, with gradients clipped to a norm of 0.5". The table
+# shows what the optimizer really used.
+
+# %%
+def found_loop(module, optimizer, batches):
+    for batch in batches:
+        loss = module(**batch).loss
+        loss.backward()
+        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(list(module.parameters()), max_norm=0.5)
+
+
+lab.try_loop(found_loop)
+
+# %% [markdown]
+# ### Exercise 4.8 · A loop that trains something else
+#
+# *Difficulty 2 of 5 · 10 minutes · target: the parameters of one process after 4 clipped steps*
+#
+# There are two mistakes.
+
+# %%
+# Exercise 4.8: the same loop, repaired
+def loop(module, optimizer, batches):
+    """One step on each batch, with the gradient clipped to a global norm of 0.5."""
+    ### BEGIN SOLUTION
+    for batch in batches:
+        optimizer.zero_grad()
+        module(**batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+        optimizer.step()
+    ### END SOLUTION
+
+
+lab.check_loop(loop)
+
+# %% [markdown]
+# The second: "for older GPUs use fp16 instead of bf16, the rest stays the same". A module under FSDP
+# computes in fp16; the batch is one of many, so its loss counts a `share` of the whole.
+
+# %%
+def found_step(module, optimizer, batch, share):
+    (module(**batch).loss * share).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+lab.try_step(found_step)
+
+# %% [markdown]
+# ### Exercise 4.9 · fp16 without losses
+#
+# *Difficulty 4 of 5 · 20 minutes · target: fewer than 1 % of the gradients lost, and no step with an
+# infinite one*
+#
+# A scale that brings small gradients back can make large ones infinite. Such a step is skipped, on
+# *all* ranks: each sees only its own shards, `p.grad.to_local()`.
+
+# %%
+# Exercise 4.9: a step in fp16
+def scaled_step(module, optimizer, batch, share):
+    """Forward, backward, step and zero_grad; the loss counts `share` of the whole batch's."""
+    ### BEGIN SOLUTION
+    scale = 2.0**16
+    (module(**batch).loss * share * scale).backward()
+    finite = torch.ones((), device=lab.device())
+    for parameter in module.parameters():
+        parameter.grad.div_(scale)
+        finite *= parameter.grad.to_local().isfinite().all()
+    dist.all_reduce(finite, op=dist.ReduceOp.MIN)
+    if finite:
+        optimizer.step()
+    optimizer.zero_grad()
+    ### END SOLUTION
+
+
+lab.check_scaled_step(scaled_step)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Multiply the loss before backward, divide every gradient after it. The optimizer must see numbers as
+# if nothing had been scaled. Then ask: is everything finite here? The answer of one rank is not
+# enough, and all ranks must decide alike, or their shards come from different steps. A collective
+# that takes a minimum turns the answers into one. Whether the step is made or not, the gradients are
+# cleared.
+#
+# </details>
+
+# %% [markdown]
+# In practice `torch.amp.GradScaler` does this, for FSDP2's shards too, and adapts the scale.
+#
+# The third: "under FSDP the all-reduce of gradients takes 30 % of the step, so tune that". A meter
+# for it is found as well. Calls have `kind`, `elements` and `bytes`.
+
+# %%
+def found_meter(calls):
+    return sum(call.bytes for call in calls if call.kind == "all_reduce")
+
+
+lab.try_meter(found_meter)
+
+# %% [markdown]
+# ### Exercise 4.10 · In which collectives do gradients travel?
+#
+# *Difficulty 2 of 5 · 5 minutes · target: the right bytes under FSDP, DDP, bf16 and HSDP*
+
+# %%
+# Exercise 4.10: bytes in which gradients travel
+def gradient_bytes(calls):
+    """calls: the collectives of one step, under any strategy."""
+    ### BEGIN SOLUTION
+    return sum(call.bytes for call in calls if call.kind in ("all_reduce", "reduce_scatter"))
+    ### END SOLUTION
+
+
+lab.check_gradient_bytes(gradient_bytes)
+
+# %% [markdown]
+# **Notice:** whoever searches an FSDP trace for an all-reduce of gradients finds none. Gathered
+# parameters are about two thirds of FSDP's bytes: what is blamed on gradients may be theirs.
 
 # %% [markdown]
 # ## A billion parameters
@@ -431,21 +805,22 @@ lab.billion_parameters()
 # %% [markdown]
 # ## I can …
 #
-# - [ ] say what a unit is, and count the collectives of a wrapping
+# - [ ] say what a unit is, count the collectives of a wrapping, and what its forward waits for
 # - [ ] say why the optimizer is made last
 # - [ ] predict the largest model for a number of ranks and bytes
 # - [ ] say what checkpointing saves and costs, and what offload moves
 # - [ ] say which bytes each type of mixed precision halves
 # - [ ] build a model that no rank ever holds, and load it on other ranks
+# - [ ] measure whether a training loop does what it says
 
 # %% [markdown]
 # ## How it usually goes wrong
 #
 # - **The optimizer made before sharding**: it updates parameters that the model no longer has.
-# - **Only the root wrapped**: everything is gathered at once, as before.
+# - **Only the root wrapped**: everything is gathered at once, and nothing hides it.
 # - **The root forgotten**: embeddings are whole, and each rank trains its own.
 # - **One checkpoint around the model**: backward needs all activations at once.
-# - **One seed on all ranks after `to_empty`**: shards that repeat one another.
+# - **Numbers not drawn after `to_empty`**, or with one seed on all ranks.
 # - **Only parameters saved**: training goes on without its moments.
 
 # %% [markdown]
@@ -455,6 +830,8 @@ lab.billion_parameters()
 #   *What does a unit's size decide, and what its order?*
 # - [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
 #   *What does `reshard_after_forward=8` mean on two nodes?*
+# - PyTorch's [AMP examples](https://docs.pytorch.org/docs/stable/notes/amp_examples.html).
+#   *Why is `unscale_` called before clipping, and which line of exercise 4.9 is that?*
 
 # %% [markdown]
 # ## What comes next

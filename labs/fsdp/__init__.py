@@ -9,25 +9,33 @@ from typing import TYPE_CHECKING
 from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from labs.fsdp.charts import (
-        compare_state_dicts,
+    from labs.fsdp.charts.limits import (
         compare_strategies,
-        compare_with_zero3,
-        compare_wrappings,
+        offload_on_gpus,
         show_largest_models,
-        show_memory_and_time,
+        show_memory_and_arithmetic,
         show_offload,
-        show_precision,
-        show_wrappings,
         summary_table,
         train_under_limit,
+    )
+    from labs.fsdp.charts.precision import compare_state_dicts, show_precision
+    from labs.fsdp.charts.sharding import (
+        compare_accumulation,
+        compare_meshes,
+        compare_with_zero3,
+        compare_wrappings,
+        show_lost,
+        show_wrappings,
     )
     from labs.fsdp.checks.checkpoint import check_checkpoint
     from labs.fsdp.checks.checkpointed import check_checkpointed
     from labs.fsdp.checks.choose import check_choose
     from labs.fsdp.checks.cost import check_cost
     from labs.fsdp.checks.from_meta import check_from_meta
+    from labs.fsdp.checks.gradient_bytes import check_gradient_bytes, try_meter
+    from labs.fsdp.checks.loop import check_loop, try_loop
     from labs.fsdp.checks.mixed import check_mixed
+    from labs.fsdp.checks.scaled import check_scaled_step, try_step
     from labs.fsdp.checks.shard import check_shard
     from labs.fsdp.fsdp1 import fsdp1_names, fsdp1_wrap_policies
     from labs.fsdp.memory_limits import largest_model

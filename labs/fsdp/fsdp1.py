@@ -11,9 +11,9 @@ from torch import nn
 
 from labs.exercises.comparison import compare
 from labs.exercises.verdicts import shows
-from labs.fsdp.charts import draw_wrappings, few_tokens
+from labs.fsdp.charts.sharding import draw_wrappings, few_tokens
 from labs.fsdp.checks import common
-from labs.meters.traffic import Traffic
+from labs.meters.traffic import Mark, Traffic
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.training import models, strategies
@@ -23,8 +23,8 @@ from labs.workers.channel import report
 from labs.workers.launcher import launch
 
 RANKS = 2
-WITHOUT_GPU = ("Without a GPU there is no memory to pin and no stream to wait for: CPUOffload does "
-               "its step here without these two, and saves nothing.")
+WITHOUT_GPU = (" Without a GPU there is no memory to pin and no stream to wait for: CPUOffload "
+               "does its step here without these two, and saves nothing.")
 
 
 def block_policy(model: nn.Module) -> functools.partial:
@@ -78,8 +78,10 @@ def fsdp1_names() -> Table:
     """Returns a table of FSDP1's names, their successors, and what one step of each sent."""
     rows = launch(_run_every_name, ranks=RANKS, quiet=True, verify=False, hang_after=60)[0]
     return Table(f"FSDP1 on {RANKS} ranks, one step of each",
-                 ("FSDP1", "FSDP2", "gathers", "reduces", "kB gathered", "loss"), rows, left=1,
-                 note="" if torch.accelerator.is_available() else WITHOUT_GPU)
+                 ("FSDP1", "FSDP2", "gathers", "reduces", "kB gathered", "next block", "loss"),
+                 rows, left=1, note="Next block: whether its all-gather is called before or after "
+                 "the gradients of this block."
+                 + WITHOUT_GPU * (not torch.accelerator.is_available()))
 
 
 def _run_every_name() -> list[tuple[str, ...]]:
@@ -105,17 +107,42 @@ def _no_pinning_without_gpu():
 
 
 def _run_step(options) -> tuple[str, ...]:
-    """Returns (all-gathers, reductions, kB gathered, loss) of one step."""
-    module, optimizer = strategies.fsdp1(common.make_model(), torch.optim.AdamW, options)
+    """Returns (all-gathers, reductions, kB gathered, when the next block is gathered, loss) of one
+    step."""
+    model, traffic = common.make_model(), Traffic()
+    for block in models.blocks(model):
+        block.mlp.register_forward_hook(functools.partial(_mark_gradient, traffic))
+    module, optimizer = strategies.fsdp1(model, torch.optim.AdamW, options)
     [step] = common.steps(1)
     batch = {name: value.to(devices.device()) for name, value in step.inputs().items()}
-    with Traffic() as traffic:
+    with traffic:
         loss = module(**batch).loss
+        traffic.mark("backward begins")
         loss.backward()
     optimizer.step()
     reduces = [c for c in traffic.of("reduce_scatter", "all_reduce") if c.elements > 1]
     gathers, kilobytes = _gathers(traffic)
-    return gathers, str(len(reduces)), kilobytes, f"{loss.item():.2f}"
+    return gathers, str(len(reduces)), kilobytes, _next_block(traffic), f"{loss.item():.2f}"
+
+
+def _mark_gradient(traffic, module, arguments, output):
+    """Marks the moment at which a block begins to compute its gradients."""
+    output.register_hook(lambda _: traffic.mark("gradients"))
+
+
+def _next_block(traffic) -> str:
+    """Returns "before" or "after": where the all-gather of the next block in backward stands, and
+    the gradients of this one; "–" where blocks are not gathered in backward."""
+    what = [event.what if isinstance(event, Mark) else event.kind for event in traffic.events
+            if isinstance(event, Mark) or event.elements]
+    backward = what[what.index("backward begins"):]
+    if "all_gather" not in backward:
+        return "–"
+    ahead = []
+    for number in range(1, common.LAYERS):
+        place = [at for at, one in enumerate(backward) if one == "gradients"][number - 1]
+        ahead.append(backward[:place].count("all_gather") > number)
+    return {(True,): "before", (False,): "after"}.get(tuple(set(ahead)), "mixed")
 
 
 def _gather_state_dict() -> tuple[str, ...]:
@@ -136,7 +163,7 @@ def _gather_state_dict() -> tuple[str, ...]:
             module.state_dict()
     dist.barrier()
     gathers, kilobytes = _gathers(traffic)
-    return gathers, "0", kilobytes, "–"
+    return gathers, "0", kilobytes, "–", "–"
 
 
 def _gathers(traffic) -> tuple[str, str]:
@@ -146,13 +173,13 @@ def _gathers(traffic) -> tuple[str, str]:
 
 @shows("FSDP1's wrapping policies")
 def fsdp1_wrap_policies(preset: Preset, sizes: tuple[int, ...] = (150_000, 60_000)) -> Picture:
-    """Draws memory, collectives and time under FSDP1's two wrapping policies. sizes: parameters
+    """Draws memory and collectives under FSDP1's two wrapping policies. sizes: parameters
     from which the size-based policy makes a module a unit."""
     policies = {"transformer_auto_\nwrap_policy": block_policy}
     policies |= {f"size_based,\nfrom {smallest:,}": functools.partial(size_policy, smallest)
                  for smallest in sizes}
     chosen = {name: functools.partial(_wrapped, policy) for name, policy in policies.items()}
-    return draw_wrappings(compare(chosen, few_tokens(preset), rounds=2, quiet=True))
+    return draw_wrappings(compare(chosen, few_tokens(preset), tries=2, quiet=True))
 
 
 def _wrapped(policy, model, optimizer_class, **settings):

@@ -17,8 +17,9 @@ import torch
 
 from labs.exercises.comparison import batches, build, model_of
 from labs.exercises.verdicts import shows
+from labs.meters import memory
 from labs.predictions.memory import predict
-from labs.training import presets
+from labs.training import presets, strategies
 from labs.training.loop import train
 from labs.training.memory_categories import Memory
 from labs.training.models import count_trainable
@@ -27,7 +28,7 @@ from labs.workers import devices
 from labs.workers.devices import Plan
 from labs.workers.failures import RankFailed
 from labs.workers.launcher import launch
-from labs.workers.memory import Shortage
+from labs.workers.memory import Shortage, lift
 from labs.workers.progress import progress_bar
 
 # name -> what labs.predictions calls it: (strategy, checkpointing)
@@ -136,6 +137,34 @@ def _process_growth(strategy, size) -> int:
     return max(sampled) - start
 
 
+def train_recorded(strategy: Callable, layers: int, limit: float
+                   ) -> tuple[Memory | None, Shortage | None]:
+    """Trains under the limit, and records memory right after it on the same ranks, because the
+    recording itself takes more than the limit leaves. Returns (memory at the peak of a step, of the
+    rank that held most, None), or (None, the Shortage of a rank that ran out of memory)."""
+    limited = {"memory_limit": limit} if can_limit() else {}
+    try:
+        peaks = launch(_train_then_record, strategy, preset(layers), ranks=RANKS,
+                       **limited, **OPTIONS)
+    except RankFailed as error:
+        return None, _shortage(error)
+    return max(peaks, key=lambda held: held.total), None
+
+
+def _train_then_record(strategy, size) -> Memory:
+    _train(strategy, size)
+    lift()
+    return memory.record(lambda: build(strategy, size), batches(size, STEPS),
+                         held=strategies.resident_tensors).step_peak
+
+
+def _shortage(error: RankFailed) -> Shortage:
+    short = [outcome.shortage for outcome in error.outcomes if outcome.shortage]
+    if not short:
+        raise error
+    return short[0]
+
+
 def fits(strategy: Callable, layers: int, limit: float) -> bool:
     """Whether a real training on real ranks, each under the limit, comes to its end."""
     return shortage(strategy, layers, limit) is None
@@ -151,10 +180,7 @@ def shortage(strategy: Callable, layers: int, limit: float) -> Shortage | None:
     try:
         launch(_train, strategy, preset(layers), ranks=RANKS, memory_limit=limit, **OPTIONS)
     except RankFailed as error:
-        short = [outcome.shortage for outcome in error.outcomes if outcome.shortage]
-        if not short:
-            raise
-        return short[0]
+        return _shortage(error)
     return None
 
 

@@ -1,7 +1,9 @@
 """What a student calls in notebook 04 besides torch: the mesh, a model's linear layers, the
 ZeRO-3 of notebook 03, and the experiment on fp16's underflow."""
 
-from collections.abc import Callable, Iterable
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -25,9 +27,33 @@ LOSS_SCALE = 2.0**16
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
+_replicas = 1  # of the model, among all ranks
+
+
 def mesh() -> DeviceMesh:
-    """On a rank: a one-dimensional mesh of all ranks, on this rank's type of device."""
-    return init_device_mesh(devices.device().type, (dist.get_world_size(),))
+    """On a rank: the mesh of all ranks on this rank's type of device. It has the dimension "shard";
+    inside `replicated` it has "replicate" before it."""
+    return _mesh(devices.device().type, dist.get_world_size(), _replicas)
+
+
+@functools.cache  # a mesh of two dimensions makes process groups, which all ranks wait for
+def _mesh(kind, ranks, replicas) -> DeviceMesh:
+    if replicas == 1:
+        return init_device_mesh(kind, (ranks,), mesh_dim_names=("shard",))
+    return init_device_mesh(kind, (replicas, ranks // replicas),
+                            mesh_dim_names=("replicate", "shard"))
+
+
+@contextlib.contextmanager
+def replicated(replicas: int) -> Iterator[None]:
+    """On a rank: inside the block `mesh()` divides the ranks into so many groups; each group shards
+    a replica of the model."""
+    global _replicas
+    before, _replicas = _replicas, replicas
+    try:
+        yield
+    finally:
+        _replicas = before
 
 
 def linears(model: nn.Module) -> list[nn.Module]:
@@ -93,6 +119,49 @@ def with_root_resharded(strategy: Callable, model: nn.Module,
         raise Wrong("the module is not an FSDP unit", "fully_shard(model) comes last.")
     module.set_reshard_after_forward(True, recurse=False)
     return module, optimizer
+
+
+def shard_blocks(model: nn.Module, optimizer_class: type[torch.optim.Optimizer],
+                 **settings) -> ModuleAndOptimizer:
+    """A strategy: FSDP2 with each block a unit, and the rest of the model the root's."""
+    return shard_units(models.blocks, model, optimizer_class, **settings)
+
+
+def on_replicas(strategy: Callable, replicas: int, model: nn.Module,
+                optimizer_class: type[torch.optim.Optimizer], **settings) -> ModuleAndOptimizer:
+    """A strategy: the given one, which takes `mesh()`, on a mesh of so many replicas."""
+    with replicated(replicas):
+        return strategy(model, optimizer_class, **settings)
+
+
+class _Accumulating(nn.Module):
+    """Accumulates gradients: a forward runs all micro-batches but the last, forward and backward;
+    the loop's own backward is the last one's. Every micro-batch is the same."""
+
+    def __init__(self, module, parts: int, every: bool, freed: bool):
+        super().__init__()
+        self.module, self.parts, self.every, self.freed = module, parts, every, freed
+
+    def forward(self, **batch):
+        for _ in range(self.parts - 1):
+            self.module.set_requires_gradient_sync(self.every)
+            self.module.set_reshard_after_backward(self.freed)
+            self.module.set_reshard_after_forward(self.freed)
+            (self.module(**batch).loss / self.parts).backward()
+        self.module.set_requires_gradient_sync(True)
+        self.module.set_reshard_after_backward(True)
+        found = self.module(**batch)
+        found.loss = found.loss / self.parts
+        return found
+
+
+def accumulating(strategy: Callable, parts: int, every: bool, freed: bool, model: nn.Module,
+                 optimizer_class: type[torch.optim.Optimizer],
+                 **settings) -> ModuleAndOptimizer:
+    """A strategy: the given one, and one step is `parts` micro-batches. every: gradients are
+    reduced after each of them, or only after the last; freed: units are freed in between."""
+    module, optimizer = strategy(model, optimizer_class, **settings)
+    return _Accumulating(module, parts, every, freed), optimizer
 
 
 def state_dict_bytes(strategy: Callable) -> dict[str, int]:

@@ -132,7 +132,8 @@ class Progress:
     @property
     def quiet_seconds(self) -> float:
         """How long it has waited, and nothing moved, when this was sent."""
-        return self.sent - self.quiet_since if self.waiting else 0.0
+        # A wait may be seen before its beginning is written down.
+        return self.sent - self.quiet_since if self.waiting and self.quiet_since else 0.0
 
     def is_further_than(self, other: "Progress") -> bool:
         """Whether anything has happened since `other`."""

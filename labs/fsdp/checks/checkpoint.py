@@ -1,21 +1,26 @@
 """Exercise 4.7: a sharded checkpoint that another number of ranks can load."""
 
+import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import _async_executor
 
 from labs.exercises.on_ranks import TOLERANCE, largest_difference, raise_on_all_ranks
 from labs.exercises.reference import Step
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp.checks import common
+from labs.meters.traffic import Traffic
 from labs.training import data, models, strategies
 from labs.words import counted
 from labs.workers.launcher import launch
 
 SAVED_ON, LOADED_ON = 4, 2
+LAYERS, HIDDEN, HEADS = 2, 99, 3  # so wide that a file is more numbers than names
 RATE = common.SETTINGS["lr"] / 2  # of the run that is saved, as after some steps of a schedule
 _OPTIONS = {"quiet": True, "device": "cpu"}
 _OWN_SHARDS = "Each rank writes its own shards; nobody needs the whole."
@@ -31,17 +36,22 @@ _OWN_SHARDS = "Each rank writes its own shards; nobody needs the whole."
                                        "{\"model\": ..., \"optimizer\": ...}."})
 def check_checkpoint(save: Callable, load: Callable) -> str:
     """save(module, optimizer, folder) on 4 ranks, load(module, optimizer, folder) on 2: parameters,
-    moments and learning rate are as if training had gone on."""
+    moments and learning rate are as if training had gone on, and no rank gathers the whole."""
     with tempfile.TemporaryDirectory(prefix="labs-checkpoint-") as folder:
         saved, later = launch(_train_and_save, save, folder, ranks=SAVED_ON, **_OPTIONS)[0]
         _check_files(Path(folder))
         launch(_load_and_train, load, folder, saved, later, ranks=LOADED_ON, **_OPTIONS)
-    return (f"written by {SAVED_ON} ranks, each its share, and read by {LOADED_ON}: parameters, "
-            "moments and learning rate are the same, and training goes on")
+    return (f"written by {SAVED_ON} ranks, each its share, and read by {LOADED_ON}, nothing "
+            "gathered whole: parameters, moments and learning rate are the same, and training goes "
+            "on")
+
+
+def _make_model(seed=0):
+    return models.gpt2(LAYERS, HIDDEN, HEADS, common.CONTEXT, seed)
 
 
 def _build(seed):
-    return strategies.fsdp2(common.make_model(seed), torch.optim.AdamW, **common.SETTINGS)
+    return strategies.fsdp2(_make_model(seed), torch.optim.AdamW, **common.SETTINGS)
 
 
 def _train(module, optimizer, seeds):
@@ -63,42 +73,118 @@ def _train_and_save(save, folder) -> tuple[dict, dict]:
     module, optimizer = _build(seed=0)
     _train(module, optimizer, (1, 2))
     _set_rate(optimizer)
-    saved = common.whole_parameters(module)
-    save(module, optimizer, folder)
+    saved, before = common.whole_parameters(module), _state(optimizer)
+    with Traffic() as traffic, _futures() as futures:
+        save(module, optimizer, folder)
+        running = not all(future.done() for future in futures)
+    raise_on_all_ranks(_check_unchanged, before, _state(optimizer))
+    raise_on_all_ranks(_check_finished, running)
+    raise_on_all_ranks(_check_gathered, traffic, "save")
     dist.barrier()
     _train(module, optimizer, (3, 4))
     return saved, common.whole_parameters(module)
 
 
+def _state(optimizer) -> list[torch.Tensor]:
+    """Returns copies of this rank's shards of the moments, and of the step counters."""
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return [getattr(v, "_local_tensor", v).clone() for v in values if torch.is_tensor(v)]
+
+
+def _check_unchanged(before, after):
+    # Training goes on after a save as it would have without it.
+    if len(before) != len(after) or not all(map(torch.equal, before, after)):
+        raise Wrong(f"rank {dist.get_rank()}: save changes the optimizer's state",
+                    "Write what is there; get_state_dict gives it without changing it.")
+
+
+@contextlib.contextmanager
+def _futures() -> Iterator[list]:
+    """Yields a list that collects the future of every asynchronous save."""
+    found = []
+
+    def remembered(original):
+        def execute_save(self, *args, **kwargs):
+            found.append(original(self, *args, **kwargs))
+            return found[-1]
+        return execute_save
+
+    with contextlib.ExitStack() as stack:
+        for kind in _async_executor._AsyncCheckpointExecutor.__subclasses__():
+            stack.enter_context(mock.patch.object(kind, "execute_save",
+                                                  remembered(kind.execute_save)))
+        yield found
+
+
+def _check_finished(running):
+    # async_save returns while a thread writes: whoever loads, or leaves, now finds half a file.
+    if running:
+        raise Wrong(f"rank {dist.get_rank()}: save returned while the checkpoint is still being "
+                    "written", "dcp.async_save returns a future: call its result() before the "
+                    "checkpoint is needed, here at the end of save.")
+
+
+def _check_gathered(traffic, what):
+    # A whole model is gathered from its shards: what is saved from there needs one rank's memory
+    # for all. Names and places travel too; they are few bytes.
+    gathered = sum(call.bytes for call in traffic.of("all_gather", "gather", "all_to_all"))
+    parameters = 4 * models.count_trainable(_make_model())
+    if gathered > 0.5 * parameters:
+        raise Wrong(f"rank {dist.get_rank()}: {what} gathers {gathered:,} bytes; the model's "
+                    f"parameters are {parameters:,}: shards were put together to whole tensors",
+                    "get_state_dict(module, optimizer) without full_state_dict; dcp writes and "
+                    "reads shards as they are.")
+
+
 def _check_files(folder):
     sizes = sorted(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    whole = 12 * models.count_trainable(common.make_model())  # bytes of 3 fp32 numbers each
+    whole = 12 * models.count_trainable(_make_model())  # bytes of 3 fp32 numbers each
     if not sizes:
         raise Wrong("save wrote nothing into the folder",
                     "torch.distributed.checkpoint.save(state, checkpoint_id=folder)")
     # Every rank writes: one file is a full state dict that rank 0 gathered.
-    if len(sizes) < SAVED_ON:
-        raise Wrong(f"save wrote {counted(len(sizes), 'file')} on {SAVED_ON} ranks: one rank wrote "
-                    "for all", _OWN_SHARDS)
+    if sum(size > 0 for size in sizes) < SAVED_ON:
+        raise Wrong(f"save wrote {counted(sum(size > 0 for size in sizes), 'file')} on {SAVED_ON} "
+                    "ranks: one rank wrote for all", _OWN_SHARDS)
     # And each writes its share: as many files may also be as many full copies.
-    if sizes[-1] > 0.9 * whole:
+    if sizes[-1] > 0.6 * whole:
         raise Wrong(f"one file has {sizes[-1]:,} bytes; parameters and moments are {whole:,}: a "
                     "rank wrote more than its share", _OWN_SHARDS)
+    # All shares together are the state once: more are copies, less leaves something out.
+    if sum(sizes) > 1.6 * whole:
+        raise Wrong(f"all files together have {sum(sizes):,} bytes; parameters and moments are "
+                    f"{whole:,}: some of it is written twice", _OWN_SHARDS)
+    if sum(sizes) < whole:
+        raise Wrong(f"all files together have {sum(sizes):,} bytes; parameters and moments are "
+                    f"{whole:,}: something is not saved",
+                    "A checkpoint has the model's parameters and the optimizer's two moments.")
 
 
 def _load_and_train(load, folder, saved, later):
     module, optimizer = _build(seed=1)
-    load(module, optimizer, folder)
+    with Traffic() as traffic:
+        load(module, optimizer, folder)
+    raise_on_all_ranks(_check_gathered, traffic, "load")
     # The parameters are those of the saved run: an empty load leaves those of another seed.
     raise_on_all_ranks(_check_parameters, common.whole_parameters(module), saved, "after load",
                        "Load into the state of this module, then put it in place: set_state_dict.")
-    rates = {group["lr"] for group in optimizer.param_groups}
+    raise_on_all_ranks(_check_state, optimizer)
+    rates = {float(group["lr"]) for group in optimizer.param_groups}
     _set_rate(optimizer)  # so that the next steps depend on the moments alone
     # Two more steps equal the saved run's: parameters without moments take other steps.
     _train(module, optimizer, (3, 4))
     raise_on_all_ranks(_check_parameters, common.whole_parameters(module), later,
-                       "two steps after load", "Are the optimizer's moments saved and loaded too?")
+                       "two steps after load", "Are the optimizer's moments those of the saved "
+                       "run, and its step counters?")
     raise_on_all_ranks(_check_rate, rates)
+
+
+def _check_state(optimizer):
+    # An optimizer that has made no step has no state: its state_dict() has nothing to be filled.
+    if not optimizer.state:
+        raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, after load: the optimizer has no "
+                    "moments", "A fresh optimizer's own state_dict() is empty, so dcp.load fills "
+                    "nothing; get_state_dict(module, optimizer) makes room for the moments first.")
 
 
 def _check_rate(rates):

@@ -4,23 +4,30 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.distributed as dist
 
 from labs.exercises.invariants import judge_recorded
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp.checks import common
-from labs.fsdp.checks.shard import check_collectives
+from labs.fsdp.checks.common import Units
+from labs.fsdp.checks.units import check_collectives, check_memory
 from labs.meters.memory import Report
 from labs.predictions import activations
 from labs.training import models, strategies
+
+_SEVERAL = ("A checkpoint around several blocks, or around the model, brings back all of them at "
+            "once: one for each block.")
+BATCH = 2  # sequences of each rank, as in common.steps
 
 
 @check("4.4", hints={"should not be": "The blocks first, the root last."})
 def check_checkpointed(strategy: Callable) -> str:
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): as in exercise 4.1, and
     each block's activations are computed again in backward."""
-    difference = max(on_ranks(_train_and_record, strategy, world_sizes=(2,)))
+    difference = max(on_ranks(_train_and_record, strategy, world_sizes=(2,),
+                              timeout=common.TIMEOUT))
     return (f"equals the reference ({common.closeness(difference)}); every block runs forward "
             "twice per step and keeps only its input in between, and no collective is added")
 
@@ -28,10 +35,10 @@ def check_checkpointed(strategy: Callable) -> str:
 def _train_and_record(strategy) -> float:
     difference = common.compare_with_reference(strategy)
     raise_on_all_ranks(_check_forwards, _forwards(strategy))
-    without = common.record_memory(strategies.fsdp2).peaks["backward"].activations
-    judge_recorded(partial(common.record_memory, strategy), _check_memory, without)
-    raise_on_all_ranks(check_collectives, common.record_collectives(strategy),
-                       common.one_unit_per_block(dist.get_world_size()))
+    want = common.one_unit_per_block(dist.get_world_size())
+    raise_on_all_ranks(check_collectives, common.record_events(strategy), want, _SEVERAL)
+    without = common.record_memory(strategies.fsdp2)
+    judge_recorded(partial(common.record_memory, strategy), _check_memory, without, want)
     return difference
 
 
@@ -62,13 +69,23 @@ def _check_forwards(forwards):
                         "Is it wrapped twice, or something inside it too?")
 
 
-def _check_memory(report: Report, without: int):
+def _check_memory(report: Report, without: Report, want: Units):
+    check_memory(report, want)
+    config, rank = common.make_model().config, f"rank {dist.get_rank()}"
+    in_blocks = activations.saved(config, batch=BATCH, sequence=common.CONTEXT)["blocks"]
+    # At the end of forward a block keeps its input and the state of the random numbers, nothing
+    # else: a checkpoint that also keeps products inside the block runs it twice and saves little.
+    kept = BATCH * common.CONTEXT * common.HIDDEN * common.BYTES + torch.get_rng_state().nbytes
+    most = without.phases["forward"].activations - in_blocks + 1.25 * common.LAYERS * kept
+    held = report.phases["forward"].activations
+    if held > most:
+        raise Wrong(f"{rank} holds {held:,} bytes of activations after forward; with nothing but "
+                    f"each block's input kept it is at most {int(most):,}",
+                    "checkpoint_wrapper(block), without a policy, keeps the input alone.")
     # At the peak of backward one block's activations exist, and of the others only the input. One
     # checkpoint around the model also runs every block twice, but brings all blocks back at once.
-    config, held = common.make_model().config, report.peaks["backward"].activations
-    in_blocks = activations.saved(config, batch=2, sequence=common.CONTEXT)["blocks"]
-    if without - held < in_blocks / 2:
-        raise Wrong(f"rank {dist.get_rank()} still holds {held:,} bytes of activations at the peak "
-                    f"of backward; without checkpointing it is {without:,}",
-                    "If one checkpoint holds the whole model, all of it is there again when "
-                    "backward begins: one for each block.")
+    held, whole = (one.peaks["backward"].activations for one in (report, without))
+    if whole - held < in_blocks / 2:
+        raise Wrong(f"{rank} still holds {held:,} bytes of activations at the peak of backward; "
+                    f"without checkpointing it is {whole:,}",
+                    _SEVERAL)

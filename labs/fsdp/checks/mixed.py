@@ -1,25 +1,32 @@
 """Exercise 4.5: gather and compute in bf16, reduce and update in fp32."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from labs.exercises.invariants import judge_recorded
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.reference import Reference
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp.checks import common
-from labs.fsdp.checks.shard import reject_other_kinds
+from labs.fsdp.checks.units import check_collectives, check_memory
+from labs.meters.traffic import CollectiveCall
 from labs.training import models
 
+GATHERED = 2  # bytes of a bf16 number
 TOLERANCE = 0.02  # relative, of a loss in bf16 to the reference's in fp32
 
 
-@check("4.5", hints={"the same dtype": "Every unit needs the policy, the root too."})
+@check("4.5", hints={"the same dtype": "Every unit needs the policy, the root too.",
+                     "mixed dtype": "What a block returns goes into the next unit: output_dtype, "
+                                    "if any, is for the root alone.",
+                     "should not be": "The blocks first, the root last."})
 def check_mixed(strategy: Callable) -> str:
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): each block a unit,
     parameters gathered and computed with in bf16, gradients reduced and kept in fp32."""
-    on_ranks(_train_and_record, strategy, world_sizes=(2,))
+    on_ranks(_train_and_record, strategy, world_sizes=(2,), timeout=common.TIMEOUT)
     return ("keeps fp32 shards, gathers 2 bytes and reduces 4 bytes for each parameter, computes "
             f"in bf16, and its losses are the reference's to {TOLERANCE:.0%}")
 
@@ -29,6 +36,7 @@ def _train_and_record(strategy):
     computed = _record_types(model)
     reference = Reference(common.make_model(), common.make_optimizer)
     module, optimizer = raise_on_all_ranks(common.build, strategy, model)
+    common.check_built(module, optimizer)
     losses = []
     for step in common.steps():
         loss = module(**step.inputs()).loss
@@ -40,7 +48,10 @@ def _train_and_record(strategy):
         dist.all_reduce(mean)
         losses.append((mean.item() / dist.get_world_size(), reference.train(step)))
     raise_on_all_ranks(_check_types, module, computed, gradients)
-    raise_on_all_ranks(_check_bytes, common.record_collectives(strategy))
+    want, events = common.one_unit_per_block(dist.get_world_size()), common.record_events(strategy)
+    raise_on_all_ranks(check_collectives, events, want)
+    raise_on_all_ranks(_check_bytes, [e for e in events if isinstance(e, CollectiveCall)])
+    judge_recorded(partial(common.record_memory, strategy), check_memory, want, GATHERED)
     raise_on_all_ranks(_check_losses, losses)
 
 
@@ -82,12 +93,11 @@ def _check_types(module, computed, gradients):
 
 def _check_bytes(calls):
     rank = f"rank {dist.get_rank()}"
-    reject_other_kinds(calls)
     # bf16 is gathered and fp32 reduced; without reduce_dtype the sums are made in bf16.
     hints = {"all_gather": "param_dtype=torch.bfloat16", "reduce_scatter":
              "reduce_dtype=torch.float32: by default gradients are reduced in the type that was "
              "computed in, and sums of many ranks lose digits."}
-    for kind, each in (("all_gather", 2), ("reduce_scatter", 4)):
+    for kind, each in (("all_gather", GATHERED), ("reduce_scatter", common.BYTES)):
         for call in calls:
             if call.kind == kind and call.bytes != each * call.elements:
                 raise Wrong(f"{rank}: {kind} carries {call.bytes // call.elements} bytes for each "
@@ -99,4 +109,4 @@ def _check_losses(losses):
     for step, (got, want) in enumerate(losses):
         if not abs(got - want) <= TOLERANCE * want:
             raise Wrong(f"step {step}: the mean loss is {got:.3f}, the reference's in fp32 "
-                        f"{want:.3f}", "Do all settings (**settings) reach the optimizer?")
+                        f"{want:.3f}", "Only the types may differ from exercise 4.1.")

@@ -1,0 +1,1 @@
+"""What notebook 04 draws, one file for each part of it."""

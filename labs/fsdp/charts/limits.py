@@ -1,0 +1,186 @@
+"""Pictures of training under a memory limit: what runs out of memory, checkpointing, offload, and
+the largest models that fit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from labs.exercises.comparison import Comparison, compare
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import shows
+from labs.fsdp import memory_limits
+from labs.fsdp.charts.sharding import UTILISATION, peaks
+from labs.fsdp.memory_limits import LargestModel
+from labs.pictures.bars import Panel, side_by_side
+from labs.pictures.memory import MemoryRow, memory_bars
+from labs.pictures.picture import Picture
+from labs.pictures.tables import Table
+from labs.predictions import hardware
+from labs.training.memory_categories import GB
+from labs.workers import devices
+from labs.workers.progress import status
+
+LAYERS = 8  # of the model that DDP and every form of FSDP train
+
+
+@shows("4.1")
+def train_under_limit(chosen: dict[str, Callable], limit: float, layers: int = LAYERS) -> Picture:
+    """Trains each strategy (by name) on ranks that get no more than `limit` bytes, and draws what
+    it held; one that ran out of memory, with what it would have needed."""
+    rows = [_row(name, strategy, limit, layers) for name, strategy in chosen.items()]
+    size = f"{memory_limits.parameters(layers) / 1e6:.1f} M parameters"
+    model = f"{memory_limits.RANKS} ranks, {layers} layers, {size}"
+    note = next((note for _, note in rows if note), "")
+    return memory_bars([row for row, _ in rows], f"of one rank at the peak; {model}",
+                       [(limit, f"limit, {limit / 1e6:g} MB")], "MB", note)
+
+
+def _row(name, strategy, limit, layers) -> tuple[MemoryRow, str]:
+    """Returns a strategy's row, and why it ran out of memory, if it did."""
+    predicted = memory_limits.predicted_peak(name, layers)
+    with status(f"{name} under {limit / 1e6:g} MB a rank"):
+        held, short = memory_limits.train_recorded(strategy, layers, limit)
+    if held is None:
+        why = f"{name}: OutOfMemory: a rank {short}"
+    elif not memory_limits.can_limit() and predicted.total > limit:
+        why = f"{name}: no limit can be set here, so this is predicted"
+    else:
+        return MemoryRow(name, held, predicted), ""
+    return MemoryRow(name, predicted=predicted, out_of_memory=True, limit=limit), why
+
+
+@shows("4.4")
+def compare_strategies(chosen: dict[str, Callable], layers: int = LAYERS) -> Comparison:
+    """Trains the same model under each strategy (by name), without a limit; times it, and counts
+    the arithmetic of a step."""
+    return compare(chosen, memory_limits.preset(layers), rounds=5, observe=_operations, quiet=True)
+
+
+def _operations(module, optimizer, batch) -> int:
+    """On a rank: returns the operations of matrix products in forward and backward of one batch."""
+    with FlopCounterMode(display=False) as counter:
+        module(**batch).loss.backward()
+    optimizer.zero_grad()
+    return counter.get_total_flops()
+
+
+@shows("4.4")
+def show_memory_and_arithmetic(compared: Comparison) -> Picture:
+    """Draws peak by category, and operations of a step, with what checkpointing saved and cost."""
+    found = list(compared.results.values())
+    work = Panel("arithmetic", "GFLOP per step and rank", [max(r.observed) for r in found], 1e9)
+    return side_by_side(list(compared.results), [peaks(found, _predicted(compared)), work],
+                        _bargain(compared.results))
+
+
+def _bargain(found) -> str:
+    """Memory and arithmetic with checkpointing, against without."""
+    without, with_ = found.get("FSDP"), found.get("FSDP + checkpointing")
+    if without is None or with_ is None:
+        return ""
+    usual, least = without.report.step_peak, with_.report.step_peak
+    more = max(with_.observed) / max(without.observed)
+    if not (least.activations < usual.activations and 1 < more < 4 / 3):
+        raise RuntimeError("checkpointing should hold fewer activations, and compute up to a third "
+                           f"more: {least.activations} and {usual.activations} bytes, {more:.2f}x")
+    return (f"Checkpointing, at the peak: {usual.activations / least.activations:.1f}× less for "
+            f"activations, {usual.total / least.total:.1f}× less in all, for {more:.2f}× the "
+            "arithmetic")
+
+
+def _predicted(compared) -> list[float | None]:
+    size = compared.preset
+    return [memory_limits.predicted_peak(name, size.layers, size.ranks,
+                                         devices.plan(size.ranks)).total
+            if name in memory_limits.FORMULAS else None for name in compared.results]
+
+
+@shows("CPU offload")
+def show_offload(without: Callable, offloaded: Callable, layers: int = LAYERS) -> Table:
+    """Returns a table of what CPU offload leaves on the device and moves to the host: parameters,
+    gradients and optimizer state live there, and travel for each gather and reduction."""
+    on_gpu = devices.gpus() > 0
+    found = compare({"FSDP": without, "offload": offloaded}, memory_limits.preset(layers),
+                    rounds=5 * on_gpu, quiet=True).results
+    usual, peak = found["FSDP"].report, found["offload"].report.step_peak
+    host = _states(usual.phases["backward"])  # on a GPU offload's own report lacks them
+    travels = sum(found["offload"].bytes.values()) / memory_limits.RANKS
+    rows = [("on the host", f"{host / 1e6:.1f} MB", "parameters, gradients, optimizer state"),
+            ("on a GPU", f"{(peak.total - _states(peak)) / 1e6:.1f} MB",
+             "activations, gathered parameters"),
+            ("over PCIe in a step", f"{travels / 1e6:.1f} MB",
+             "a shard for each gather, and its gradient back")]
+    if on_gpu:
+        rows.append(("time of a step", *found["offload"].slower_than(found["FSDP"]).split(" ", 1)))
+    note = ("On CPU ranks host and device are the same memory: this table sorts what was measured, "
+            "and nothing travels.")
+    return Table("One rank with CPU offload", ("", "", ""), rows, left=0,
+                 note="" if on_gpu else note)
+
+
+@shows("CPU offload")
+def offload_on_gpus(psi: float = 6.74e9, ranks: int = 8, tokens: int = 4096) -> Table:
+    """Returns a table: how long the bytes of CPU offload take over each GPU's PCIe, in one step of
+    a model with `psi` parameters, and how long the step computes meanwhile."""
+    nbytes = 3 * 4 * psi / ranks  # a shard in fp32 for two gathers, and its gradient back
+    rows = []
+    for gpu in hardware.GPUS.values():
+        travels = nbytes / gpu.pcie
+        computes = 6 * psi * tokens / (UTILISATION * gpu.flops)
+        rows.append((gpu.name, f"{gpu.pcie / GB:g}", f"{travels:.2f}", f"{computes:.2f}",
+                     f"{travels / computes:.0%}"))
+    return Table(f"{psi / 1e9:.2f} billion parameters on {ranks} ranks, {tokens:,} tokens each: "
+                 f"{nbytes / GB:.1f} GB of offload a step and rank, computed",
+                 ("GPU", "PCIe, GB/s", "s on PCIe", "s computing", "share"), rows,
+                 note=f"Computing: 6 operations a parameter and token, at {UTILISATION:.0%} of the "
+                      "peak in 16 bits. The optimizer's step on the host comes in addition.")
+
+
+def _states(held) -> float:
+    return held.parameters + held.gradients + held.optimizer_state
+
+
+@shows("4.4")
+def show_largest_models(compared: Comparison, *found: LargestModel) -> Picture:
+    """Draws memory of the same model, and the largest model that fits."""
+    names = list(compared.results)
+    by_name = {one.name: one for one in found}
+    base, guess = by_name.get("DDP", found[0]), guessed("4.4")
+    guesses = [guess and guess * _size(base, "predicted") if "checkpointing" in name else None
+               for name in names]
+    largest = Panel("largest that fits", "M parameters",
+                    [_size(by_name.get(name), "found") for name in names], 1e6,
+                    [_size(by_name.get(name), "predicted") for name in names], guesses,
+                    missing="not tried")
+    held = peaks(list(compared.results.values()), _predicted(compared))
+    return side_by_side(names, [_with_limit(held, base.limit), largest])
+
+
+def _with_limit(panel, limit) -> Panel:
+    """The panel with the limit of CPU ranks, unless its memory is a GPU's."""
+    over = tuple(place for place, held in enumerate(panel.values) if held.total > limit)
+    return panel if devices.gpus() else replace(panel, limit=limit, out_of_memory=over)
+
+
+def _size(one, which) -> int | None:
+    layers = one and getattr(one, which)
+    return memory_limits.parameters(layers) if layers else None
+
+
+@shows("4.4")
+def summary_table(compared: Comparison, *found: LargestModel) -> Table:
+    """Returns the numbers of `show_largest_models` as a table."""
+    by_name = {one.name: one for one in found}
+    rows = []
+    for name, result in compared.results.items():
+        one = by_name.get(name)
+        rows.append((name, f"{result.report.step_peak.total / 1e6:.1f}",
+                     f"{max(result.observed) / 1e9:.1f}",
+                     f"{compared.tokens_per_second(name):,.0f}",
+                     *(f"{_size(one, which) / 1e6:.2f}" if _size(one, which) else "–"
+                       for which in ("predicted", "found")),
+                     f"{abs(one.off):.0%}" if one and one.found else "–"))
+    head = ("", "MB at the peak", "GFLOP", "tokens/s here", "predicted, M", "found, M", "apart")
+    return Table(f"{compared.parameters / 1e6:.1f} M parameters on {compared.preset.ranks} ranks, "
+                 f"and the largest model under {found[0].limit / 1e6:g} MB a rank", head, rows)

@@ -1,0 +1,289 @@
+"""What the checks of notebook 04 must reject, with the words that must say why, and what they must
+accept: 4.6 and 4.7."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from fsdp_answers import accepted, cases, rejected, right
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.fsdp import fully_shard
+
+import labs.fsdp as lab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+shard = right.shard
+WRONG = {}
+
+
+# 4.6 from_meta
+
+
+def on_meta(make_model):
+    with torch.device("meta"):
+        return make_model()
+
+
+def empty_shards(make_model, optimizer_class):
+    model = on_meta(make_model)
+    shard(model, optimizer_class)
+    return model.to_empty(device="cpu")
+
+
+def drawing(draw):
+    """Returns the answer that is right but for how draw(model) sets the numbers of the shards."""
+    def answer(make_model, optimizer_class, **settings):
+        model = empty_shards(make_model, optimizer_class)
+        draw(model)
+        return model, optimizer_class(model.parameters(), **settings)
+    return answer
+
+
+def place():
+    return lab.mesh().get_local_rank("shard")
+
+
+def draw(model, seed):
+    torch.manual_seed(seed)
+    model.apply(model._init_weights)
+
+
+def reset(model):
+    torch.manual_seed(place())
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+def init_weights(model):
+    torch.manual_seed(place())
+    model.init_weights()
+
+
+def parents_first(model):
+    torch.manual_seed(place())
+    for module in model.modules():
+        model._init_weights(module)
+
+
+def seed_in_the_loop(model):
+    def seeded(module):
+        torch.manual_seed(place())
+        model._init_weights(module)
+    model.apply(seeded)
+
+
+def standard_normal(model):
+    torch.manual_seed(place())
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+
+
+class FromMeta:
+    def whole_first(make_model, optimizer_class, **settings):
+        return shard(make_model(), optimizer_class, **settings)
+
+    def memory_before_shards(make_model, optimizer_class, **settings):
+        model = on_meta(make_model).to_empty(device="cpu")
+        model.tie_weights()
+        draw(model, 0)
+        return shard(model, optimizer_class, **settings)
+
+    def no_memory(make_model, optimizer_class, **settings):
+        return shard(on_meta(make_model), optimizer_class, **settings)
+
+    def optimizer_first(make_model, optimizer_class, **settings):
+        model = on_meta(make_model)
+        optimizer = optimizer_class(model.parameters(), **settings)
+        shard(model, optimizer_class)
+        draw(model.to_empty(device="cpu"), place())
+        return model, optimizer
+
+    def one_unit(make_model, optimizer_class, **settings):
+        model = on_meta(make_model)
+        fully_shard(model)
+        draw(model.to_empty(device="cpu"), place())
+        return model, optimizer_class(model.parameters(), **settings)
+
+    def settings_lost(make_model, optimizer_class, **settings):
+        return right.from_meta(make_model, optimizer_class)
+
+    def filled_from_a_whole_model(make_model, optimizer_class, **settings):
+        model = empty_shards(make_model, optimizer_class)
+        set_model_state_dict(model, make_model().state_dict(),
+                             options=StateDictOptions(full_state_dict=True))
+        return model, optimizer_class(model.parameters(), **settings)
+
+
+WRONG[lab.check_from_meta] = [
+    (FromMeta.whole_first, "bytes while the model was built; the whole model is"),
+    (FromMeta.memory_before_shards, "bytes while the model was built; the whole model is"),
+    (FromMeta.filled_from_a_whole_model, "bytes while the model was built; the whole model is"),
+    (FromMeta.no_memory, "gives the shards memory"),
+    (FromMeta.optimizer_first, "are not in the optimizer"),
+    (FromMeta.one_unit, "gradients leave in 1 unit"),
+    (FromMeta.settings_lost, "the optimizer has lr=0.001; 0.01 was given"),
+    (drawing(lambda model: None), "it has numbers that nobody drew"),
+    (drawing(reset), "Each model draws its numbers in its own way"),
+    (drawing(standard_normal), "Each model draws its numbers in its own way"),
+    (drawing(init_weights), "skips modules without a parameter of their own"),
+    (drawing(parents_first), "over model.modules() visits it before them"),
+    (drawing(lambda model: draw(model, 7)), "ranks 0 and 1 hold different shards, and the same"),
+    (drawing(lambda model: draw(model, dist.get_rank())), "the same shard of two replicas"),
+    (drawing(seed_in_the_loop), "have the same numbers")]
+
+
+class FromMetaRight:
+    def optimizer_before_memory(make_model, optimizer_class, **settings):
+        model, optimizer = shard(on_meta(make_model), optimizer_class, **settings)
+        model.to_empty(device="cpu")  # of shards it keeps the parameters, and swaps what they hold
+        draw(model, place())
+        return model, optimizer
+
+
+def by_hand(model):
+    """Tied again, which changes nothing, and children before their parents by hand."""
+    model.tie_weights()
+    torch.manual_seed(100 + lab.mesh()["shard"].get_local_rank())
+    for module in reversed(list(model.modules())):
+        model._init_weights(module)
+
+
+# 4.7 save and load
+
+
+class Checkpoint:
+    def nothing(module, optimizer, folder):
+        pass
+
+    def rank_0_alone(module, optimizer, folder):
+        full = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(module, options=full)
+        if dist.get_rank() == 0:
+            torch.save(state, f"{folder}/model.pt")
+
+    def everybody_everything(module, optimizer, folder):
+        state = get_state_dict(module, optimizer, options=StateDictOptions(full_state_dict=True))
+        torch.save(state, f"{folder}/{dist.get_rank()}.pt")
+
+    def model_only(module, optimizer, folder):
+        dcp.save({"model": get_model_state_dict(module)}, checkpoint_id=folder)
+
+    def load_model_only(module, optimizer, folder):
+        state = get_model_state_dict(module)
+        dcp.load({"model": state}, checkpoint_id=folder)
+        set_model_state_dict(module, state)
+
+    def load_without_placing(module, optimizer, folder):
+        parameters, moments = get_state_dict(module, optimizer)
+        dcp.load({"model": parameters, "optimizer": moments}, checkpoint_id=folder)
+
+    def save_a_pair(module, optimizer, folder):
+        dcp.save(get_state_dict(module, optimizer), checkpoint_id=folder)
+
+    def save_as_it_lies(module, optimizer, folder):
+        torch.save((module.state_dict(), optimizer.state_dict()),
+                   f"{folder}/{dist.get_rank()}.pt")
+
+    def load_as_it_lies(module, optimizer, folder):
+        parameters, _ = torch.load(f"{folder}/{dist.get_rank()}.pt", weights_only=False)
+        module.load_state_dict(parameters)
+
+
+    def full(module, optimizer, folder):
+        state = get_state_dict(module, optimizer, options=StateDictOptions(full_state_dict=True))
+        dcp.save(dict(zip(("model", "optimizer"), state, strict=True)), checkpoint_id=folder)
+
+    def not_awaited(module, optimizer, folder):
+        state = get_state_dict(module, optimizer)
+        dcp.async_save(dict(zip(("model", "optimizer"), state, strict=True)),
+                       checkpoint_id=folder)
+
+    def twice(module, optimizer, folder):
+        for name in ("first", "second"):
+            right.save(module, optimizer, f"{folder}/{name}")
+
+    def state_changed(module, optimizer, folder):
+        right.save(module, optimizer, folder)
+        for state in optimizer.state.values():
+            state["exp_avg"] = torch.zeros_like(state["exp_avg"])
+
+    def load_into_a_fresh_optimizer(module, optimizer, folder):
+        state = {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
+        dcp.load(state, checkpoint_id=folder)
+        module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    def load_whole(module, optimizer, folder):
+        whole = StateDictOptions(full_state_dict=True)
+        state = dict(zip(("model", "optimizer"), get_state_dict(module, optimizer, options=whole),
+                         strict=True))
+        dcp.load(state, checkpoint_id=folder)
+        set_state_dict(module, optimizer, model_state_dict=state["model"],
+                       optim_state_dict=state["optimizer"], options=whole)
+
+
+WRONG[lab.check_checkpoint] = [
+    ((Checkpoint.nothing, Checkpoint.nothing), "save wrote nothing into the folder"),
+    ((Checkpoint.rank_0_alone, Checkpoint.nothing), "shards were put together to whole tensors"),
+    ((Checkpoint.everybody_everything, Checkpoint.nothing), "put together to whole tensors"),
+    ((Checkpoint.full, right.load), "save gathers"),
+    ((Checkpoint.not_awaited, right.load), "while the checkpoint is still being written"),
+    ((Checkpoint.twice, right.load), "some of it is written twice"),
+    ((Checkpoint.state_changed, right.load), "save changes the optimizer's state"),
+    ((Checkpoint.model_only, Checkpoint.load_model_only), "something is not saved"),
+    ((right.save, Checkpoint.load_model_only), "the optimizer has no moments"),
+    ((right.save, Checkpoint.load_into_a_fresh_optimizer), "the optimizer has no moments"),
+    ((right.save, Checkpoint.load_whole), "load gathers"),
+    ((right.save, Checkpoint.load_without_placing), "learning rate is 0.05; 0.025 was saved"),
+    ((right.save, Checkpoint.nothing), "after load: it differs"),
+    ((Checkpoint.save_a_pair, Checkpoint.nothing), "put them into one"),
+    ((Checkpoint.save_as_it_lies, Checkpoint.load_as_it_lies), "cut shards anew")]
+
+
+class CheckpointRight:
+    def save(module, optimizer, folder):
+        dcp.save({"a": get_model_state_dict(module),
+                  "b": get_optimizer_state_dict(module, optimizer)}, checkpoint_id=folder)
+
+    def load(module, optimizer, folder):
+        state = {"a": get_model_state_dict(module),
+                 "b": get_optimizer_state_dict(module, optimizer)}
+        dcp.load(state, checkpoint_id=folder)
+        set_model_state_dict(module, state["a"])
+        set_optimizer_state_dict(module, optimizer, state["b"])
+
+    def awaited(module, optimizer, folder):
+        state = get_state_dict(module, optimizer)
+        dcp.async_save(dict(zip(("model", "optimizer"), state, strict=True)),
+                       checkpoint_id=folder).result()
+
+
+RIGHT = {lab.check_from_meta: [right.from_meta, drawing(by_hand),
+                               FromMetaRight.optimizer_before_memory],
+         lab.check_checkpoint: [(right.save, right.load), (CheckpointRight.awaited, right.load),
+                                (CheckpointRight.save, CheckpointRight.load)]}
+
+
+@pytest.mark.parametrize("check, answer, words", cases(WRONG))
+def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, capsys):
+    rejected(check, answer, words)
+
+
+@pytest.mark.parametrize("check, answer", cases(RIGHT))
+def test_another_right_answer_is_accepted(check, answer, capsys):
+    accepted(check, answer)

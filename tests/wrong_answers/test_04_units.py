@@ -1,0 +1,250 @@
+"""What the checks of notebook 04 must reject, with the words that must say why, and what they must
+accept: 4.2 and 4.3."""
+
+import sys
+from fractions import Fraction
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from fsdp_answers import accepted, cases, rejected, right
+
+import labs.fsdp as lab
+from labs.fsdp.checks import choose as checks
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+cost, choose = right.cost, right.choose
+WRONG = {}
+
+
+# 4.2 cost
+
+
+class Cost:
+    def one_gather_each(units):
+        return 2 * len(units), cost(units)[1]
+
+    def root_gathered_twice(units):
+        return 3 * len(units), cost(units)[1]
+
+    def parameters_not_bytes(units):
+        return cost(units)[0], cost(units)[1] // 4
+
+    def everything_at_once(units):
+        return cost(units)[0], 4 * sum(units)
+
+    def the_largest(units):
+        return cost(units)[0], 4 * max(units)
+
+    def no_neighbour(units):
+        return cost(units)[0], 4 * (units[0] + max(units[1:] or [0]))
+
+    def no_root(units):
+        return cost(units)[0], cost(units)[1] - 4 * units[0]
+
+    def not_neighbours(units):
+        return cost(units)[0], 4 * (units[0] + sum(sorted(units[1:])[-2:]))
+
+    def the_last_pair(units):
+        return cost(units)[0], 4 * (units[0] + sum(units[1:][-2:]))
+
+    def the_first_pair(units):
+        return cost(units)[0], 4 * (units[0] + sum(units[1:3]))
+
+    def the_root_as_neighbour(units):
+        return cost(units)[0], 4 * max([a + b for a, b in zip(units, units[1:], strict=False)]
+                                       or units)
+
+    def no_unit_without_a_neighbour(units):
+        return cost(units)[0], 4 * (units[0] + max(
+            [a + b for a, b in zip(units[1:], units[2:], strict=False)] or [0]))
+
+    def three_neighbours(units):
+        return cost(units)[0], 4 * (units[0] + max(
+            sum(units[first:first + 3]) for first in range(1, max(2, len(units) - 1))))
+
+    def a_string(units):
+        return str(cost(units)[0]), cost(units)[1]
+
+    def one_number(units):
+        return cost(units)[0]
+
+
+WRONG[lab.check_cost] = [
+    (Cost.one_gather_each, "gathered again for backward"),
+    (Cost.root_gathered_twice, "the root stays gathered"),
+    (Cost.parameters_not_bytes, "that counts parameters"),
+    (Cost.everything_at_once, "never gathered at once"),
+    (Cost.the_largest, "that is one unit"),
+    (Cost.no_neighbour, "the next one is already being gathered"),
+    (Cost.no_root, "the root stays gathered the whole time"),
+    (Cost.not_neighbours, "may not be neighbours"),
+    (Cost.the_last_pair, "the root with the last two units"),
+    (Cost.the_first_pair, "the root with the first two units"),
+    (Cost.the_root_as_neighbour, "the root stays gathered"),
+    (Cost.no_unit_without_a_neighbour, "the root alone"),
+    (Cost.three_neighbours, "bytes gathered at once"),
+    (Cost.a_string, "not a number"),
+    (Cost.one_number, "it returned an int, not 2 numbers")]
+
+
+class CostRight:
+    def in_a_loop(units):
+        calls, most = 2, units[0]
+        for number, size in enumerate(units[1:], 1):
+            calls += 3
+            most = max(most, units[0] + size + (units[number - 1] if number > 1 else 0))
+        return calls, 4 * most
+
+    def of_fractions(units):
+        return [Fraction(number) for number in cost(units)]
+
+    def of_torch(units):
+        return torch.tensor(cost(units))
+
+    def of_numpy(units):
+        return tuple(np.array(cost(units)))
+
+
+# 4.3 choose
+
+
+def lost(units, gather, compute, price):
+    root, *others = units
+    waits = gather(root) + sum(map(gather, others[:1]))
+    pairs = zip(others, others[1:], strict=False)
+    return waits + sum(max(0, gather(b) - compute(a)) for a, b in pairs) + price * len(units)
+
+
+def least(seconds):
+    """Returns the answer that takes what fits and has the least seconds(units, *machine)."""
+    def answer(wrappings, free, *machine):
+        fits = [name for name, units in wrappings.items() if cost(units)[1] <= free]
+        return min(fits, key=lambda name: seconds(wrappings[name], *machine), default=None)
+    return answer
+
+
+def neighbours(units):
+    return list(zip(units[1:], units[2:], strict=False))
+
+
+class Choose:
+    def always_blocks(wrappings, free, *machine):
+        return "each block"
+
+    def first_that_fits(wrappings, free, *machine):
+        return next((name for name, u in wrappings.items() if cost(u)[1] <= free), None)
+
+    def whatever_fits_or_not(wrappings, free, *machine):
+        return min(wrappings, key=lambda name: lost(wrappings[name], *machine))
+
+    def strictly_less(wrappings, free, *machine):
+        return choose(wrappings, free - 1, *machine)
+
+    def all_at_once(wrappings, free, *machine):
+        fits = {name: units for name, units in wrappings.items() if 4 * sum(units) <= free}
+        return choose(fits, free, *machine)
+
+    def the_units(wrappings, free, *machine):
+        name = choose(wrappings, free, *machine)
+        return name and wrappings[name]
+
+    def the_index(wrappings, free, *machine):
+        name = choose(wrappings, free, *machine)
+        return name and list(wrappings).index(name)
+
+    def an_empty_text(wrappings, free, *machine):
+        return choose(wrappings, free, *machine) or ""
+
+    fewest_collectives = least(lambda units, *_: cost(units)[0])
+    most_collectives = least(lambda units, *_: -cost(units)[0])
+    least_memory = least(lambda units, *_: cost(units)[1])
+    fewest_but_not_one = least(lambda units, *_: (len(units) == 1, len(units)))
+    no_overlap = least(lambda units, gather, compute, price:
+                       sum(map(gather, units)) + price * len(units))
+    only_the_price = least(lambda units, gather, compute, price: price * len(units))
+    without_the_price = least(lambda units, gather, compute, price:
+                              lost(units, gather, compute, 0))
+    without_the_root = least(lambda units, gather, compute, price: lost(
+        units, gather, compute, price) - gather(units[0]))
+    first_unit_hidden = least(lambda units, gather, compute, price: lost(
+        units, gather, compute, price) - sum(map(gather, units[1:2])))
+    own_computing = least(lambda units, gather, compute, price: gather(units[0]) + sum(
+        map(gather, units[1:2])) + price * len(units) + sum(
+        max(0, gather(b) - compute(b)) for a, b in neighbours(units)))
+    time_saved = least(lambda units, gather, compute, price: gather(units[0]) + sum(
+        map(gather, units[1:2])) + price * len(units) + sum(
+        gather(b) - compute(a) for a, b in neighbours(units)))
+
+
+WRONG[lab.check_choose] = [
+    (Choose.always_blocks, "fits too and loses"),
+    (Choose.least_memory, "fits too and loses"),
+    (Choose.fewest_collectives, "One unit for all has nothing to hide its all-gather behind"),
+    (Choose.fewest_but_not_one, "do not lose least"),
+    (Choose.most_collectives, "fits too and loses"),
+    (Choose.whatever_fits_or_not, "nothing fits, and choose returned"),
+    (Choose.strictly_less, "fits"),
+    (Choose.first_that_fits, "fits too"),
+    (Choose.all_at_once, "fits too and loses"),
+    (Choose.the_units, "choose returned a list of"),
+    (Choose.the_index, "choose returned an int"),
+    (Choose.an_empty_text, "choose returned ''"),
+    (Choose.no_overlap, "fits too and loses"),
+    (Choose.only_the_price, "fits too and loses"),
+    (Choose.without_the_price, "costs the price"),
+    (Choose.without_the_root, "fits too and loses"),
+    (Choose.first_unit_hidden, "fits too and loses"),
+    (Choose.own_computing, "fits too and loses"),
+    (Choose.time_saved, "fits too and loses")]
+
+
+class ChooseRight:
+    by_lost = least(lost)
+
+    def sorted_first(wrappings, free, gather, compute, price):
+        for name in sorted(wrappings, key=lambda n: lost(wrappings[n], gather, compute, price)):
+            if cost(wrappings[name])[1] <= free:
+                return name
+
+
+RIGHT = {lab.check_cost: [cost, CostRight.in_a_loop, CostRight.of_numpy, CostRight.of_fractions,
+                          CostRight.of_torch],
+         lab.check_choose: [choose, ChooseRight.by_lost, ChooseRight.sorted_first]}
+
+
+def empty(*_):
+    return max([])
+
+
+def nothing_fits(wrappings, free, *machine):
+    fits = [name for name, units in wrappings.items() if cost(units)[1] <= free]
+    return min(fits, key=lambda name: lost(wrappings[name], *machine))
+
+
+@pytest.mark.parametrize("check, answer, hint", [
+    (lab.check_cost, empty, "the root alone"),
+    (lab.check_choose, nothing_fits, "the answer is None")])
+def test_an_error_of_pythons_gets_a_hint(check, answer, hint, capsys):
+    verdict = check(answer)
+    assert verdict.passed is False and hint in verdict.hint, verdict
+
+
+def test_every_wrapping_but_the_two_traps_is_the_answer_of_some_case():
+    best = {choose(checks.WRAPPINGS, free, one.gather, one.compute, one.price)
+            for one in checks.MACHINES for free in checks.FREE}
+    assert best == {*checks.WRAPPINGS, None} - {"one large unit", "uneven"}
+
+
+@pytest.mark.parametrize("check, answer, words", cases(WRONG))
+def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, capsys):
+    rejected(check, answer, words)
+
+
+@pytest.mark.parametrize("check, answer", cases(RIGHT))
+def test_another_right_answer_is_accepted(check, answer, capsys):
+    accepted(check, answer)
