@@ -11,7 +11,7 @@ how long it takes, on 2 cores:
 
 examples:
   scripts/test                                    everything
-  scripts/test --fast                             without slow and browser tests, without nbval
+  scripts/test --fast                             without slow and browser tests, few wrong answers
   scripts/test tests/workers                      the Python tests of one part of labs/
   scripts/test tests/workers/test_launch.py -k hang
   scripts/test notebooks/00_start_here.ipynb      one notebook, every cell executed (nbval)
@@ -21,7 +21,7 @@ environment:
   WORKBOOK_THIRD_PARTY=0   do not install DeepSpeed, which some tests compare with
 """
 # Rounded, of whole runs on 2 cores in November 2026; the summary at the end of a run has its own.
-ALL_MINUTES, FAST_MINUTES = 20, 8
+ALL_MINUTES, FAST_MINUTES = 21, 4
 
 
 def check(arguments):
@@ -39,7 +39,8 @@ def check(arguments):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="*", help="tests, or notebooks, to run; default: all")
-    parser.add_argument("--fast", action="store_true", help="no slow or browser tests, no nbval")
+    parser.add_argument("--fast", action="store_true", help="no slow or browser tests, few wrong "
+                                                              "answers, no nbval")
     parser.add_argument("-k", metavar="EXPR", help="only tests whose name matches (as in pytest)")
     # Options may stand between paths; Python 3.6 cannot do that, and only has to answer --help.
     parse = getattr(parser, "parse_intermixed_args", parser.parse_args)

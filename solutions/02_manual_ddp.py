@@ -1,14 +1,17 @@
 # %% [markdown]
 # # 02 · Manual DDP
 #
-# **90 minutes** · any machine with 2 cores, no GPU
+# | | |
+# |:--|:--|
+# | **Time** | 150 minutes |
+# | **Needs** | any machine with 2 cores; no GPU |
 #
 # Distributed data parallelism (DDP) keeps a whole model on every rank and gives each rank its own
-# share of the batch. One averaging per step makes N copies behave like one model. You build it three
-# times: one call per parameter, in buckets, and overlapped with backward; then you compare its
+# share of the batch. One averaging of gradients per step makes N copies train like one model. You
+# build it with one call per parameter, in buckets, and overlapped with backward, and compare its
 # speed with torch's.
 #
-# *On a rented 8×A100 node: 2 minutes of compute, about $0.74.*
+# <small>On a rented 8×A100 node: 2 minutes of compute, about $0.74.</small>
 
 # %% [markdown]
 # ## You will be able to
@@ -35,14 +38,30 @@ PRESET = lab.preset()  # or lab.preset("laptop", ranks=4): any size can be chang
 PRESET
 
 # %% [markdown]
+# A rank's backward leaves one gradient for each of the model's tensors. All of them must be averaged
+# in every step:
+
+# %%
+sizes = [parameter.numel() for parameter in lab.model_of(PRESET).parameters()]
+print(f"{len(sizes)} gradients with {sum(sizes):,} elements: {4 * sum(sizes) / 1e6:.1f} MB a step")
+
+# %% [markdown]
 # ## Why averaging is right
 #
+# Three ranks train on 1, 1 and 10 examples. If you average their gradients plainly, a single example
+# counts 1/3 instead of 1/12: four times too much. So first: which average is right?
+#
 # The loss of a batch $B$ is a mean over its examples, and so is its gradient. Cut $B$ into shards
-# $B_i$, and the mean of $B$ is the weighted mean of the shards' means:
+# $B_i$:
 #
 # $$\nabla L(B) = \sum_i \frac{|B_i|}{|B|}\, \nabla L(B_i)$$
 #
-# With equal shards all weights are 1/N: the plain average. With unequal ones it is not.
+# With equal shards all weights are 1/N, and only then is it the plain average.
+
+# %% [markdown]
+# ### Exercise 2.1 · Combine the shards' gradients
+#
+# *Difficulty 1 of 5 · 5 minutes · target: the full batch's gradient, to 5 digits; inputs unchanged*
 
 # %%
 # Exercise 2.1: the full batch's gradient from the gradients of its shards
@@ -60,18 +79,29 @@ lab.check_combine(combine)
 lab.show_combine(combine)
 
 # %% [markdown]
-# **Notice:** for shards of 1, 1 and 10 examples the plain mean is another gradient. A training with
-# it would run, in the wrong direction, and no error would tell you.
+# **Notice:** compare the plain mean with the whole batch. A training with the plain mean would run,
+# and no error would tell you that it goes in another direction.
 
 # %% [markdown]
 # ## One initial state for all
 #
-# Equal gradients keep the copies equal only if the copies begin equal. Here every rank builds its
-# model with a seed of its own, as a script does that sets none. So rank 0's state must reach every
-# rank: parameters, frozen ones too, *and buffers*, for example a BatchNorm's running mean.
+# Equal gradients keep the copies equal only if they *begin* equal. In a script without a seed every
+# rank draws its own weights: N ranks would train N models. So rank 0's state must reach all:
+# parameters, frozen ones too, *and buffers*, as a BatchNorm's running mean.
 #
-# `.detach()` gives a tensor that has the same memory and that autograd does not record: write into
-# that one.
+# | call | returns | blocks? |
+# |:--|:--|:--|
+# | `dist.broadcast(tensor, src=0)` | None; writes rank 0's numbers into all ranks' | yes |
+# | `model.buffers()` | an iterator | no |
+# | `tensor.detach()` | the same memory, not recorded by autograd | no |
+
+# %% [markdown]
+# ### Exercise 2.2 · Broadcast the state
+#
+# *Difficulty 1 of 5 · 5 minutes · target: every tensor of every rank equals rank 0's, to the bit*
+#
+# Write into the tensors that are there, because an optimizer may hold them already. In the check
+# each rank builds its model with a seed of its own.
 
 # %%
 # Exercise 2.2: every rank gets rank 0's state
@@ -88,14 +118,23 @@ lab.check_broadcast_state(broadcast_state)
 # %% [markdown]
 # ## Average the gradients
 #
-# After backward each rank holds the gradient of its own shard. One all-reduce per parameter and a
-# division turn it into the full batch's.
+# After backward each rank holds the gradient of its own share only: on 4 ranks, of a quarter of the
+# batch. One all-reduce per parameter and a division turn it into the mean over the batch. The checks
+# compare with the **reference**: a twin of the model that a single process trains on the whole
+# batch.
 #
-# A trap: a parameter that a rank did not use has `grad` None there. All ranks must call the same
-# collectives, so this rank takes part with zeros. Frozen parameters stay out.
+# | call | returns | blocks? |
+# |:--|:--|:--|
+# | `dist.all_reduce(tensor)` | None; writes the sum over ranks into the tensor | yes |
+# | `dist.get_world_size()` | N | no |
+
+# %% [markdown]
+# ### Exercise 2.3 · Average the gradients
 #
-# The checks compare with the **reference**: a twin of the model that a single process trains on the
-# whole batch.
+# *Difficulty 2 of 5 · 10 minutes · target: one all-reduce for each trainable parameter*
+#
+# A trap: where a rank did not use a parameter, `parameter.grad` is None. All ranks must call the
+# same collectives, so this rank takes part with zeros. Frozen parameters stay out.
 
 # %%
 # Exercise 2.3: after backward, every gradient becomes the mean over ranks
@@ -129,9 +168,23 @@ lab.show_gradients(average_gradients, ranks=3)
 # ## A module that averages by itself
 #
 # The training loop should not change, so averaging must happen *inside* `loss.backward()`. A
-# **hook** is a function that autograd calls: after
-# `parameter.register_post_accumulate_grad_hook(f)` it calls `f(parameter)` whenever the gradient of
-# that parameter is complete. `f` gets the *parameter*, and must return None.
+# **hook** is a function that autograd calls.
+#
+# | call | what it does |
+# |:--|:--|
+# | `parameter.register_post_accumulate_grad_hook(f)` | from now on, autograd calls `f(parameter)` when that gradient is complete |
+#
+# `f` gets the *parameter*, reads and writes `parameter.grad`, and returns None:
+
+# %%
+weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+weight.register_post_accumulate_grad_hook(lambda p: print("the hook sees", p.grad))
+(3 * weight).sum().backward()
+
+# %% [markdown]
+# ### Exercise 2.4 · The module averages
+#
+# *Difficulty 2 of 5 · 10 minutes · target: equal to the reference and to torch's DDP, step by step*
 #
 # In `__init__`, give all ranks the same state and register a hook on every trainable parameter.
 # This first version needs every rank to use every parameter; exercise 2.7 removes that limit.
@@ -160,10 +213,32 @@ lab.check_manual_ddp(ManualDDP)
 # %% [markdown]
 # ## Buckets
 #
-# One call per parameter is many small calls, and each call has a fixed cost. So gradients are sent
-# together, in **buckets** of a few megabytes. Backward reaches the last layer first, so a bucket
-# that begins at the end of the model is complete early. A bucket becomes one flat tensor, so all
-# its parameters have one dtype.
+# Your module calls one all-reduce for each gradient counted above, and each call costs a fixed time,
+# its **latency**, before a byte moves. So gradients are sent together, in **buckets** (torch's hold
+# 25 MiB).
+#
+# Backward reaches the last layer first. A bucket that begins at the end of the model is therefore
+# complete early. A bucket becomes one flat tensor, so all its parameters have one dtype.
+#
+# | call | returns |
+# |:--|:--|
+# | `parameter.numel()`, `parameter.element_size()` | elements; bytes of one element |
+
+# %% [markdown]
+# How large a bucket may be is part of the preset, which is printed at the top. How many all-reduces
+# will a step take in such buckets? Guess, then write the function that cuts them.
+
+# %%
+# A guess, for exercise 2.5
+### BEGIN SOLUTION
+my_guess = 6
+### END SOLUTION
+labs.guess("2.5", "all-reduces per step, in buckets", my_guess)
+
+# %% [markdown]
+# ### Exercise 2.5 · Cut the parameters into buckets
+#
+# *Difficulty 3 of 5 · 15 minutes · target: as few buckets as the cap allows, the last layer first*
 
 # %%
 # Exercise 2.5: cut the parameters into buckets
@@ -183,34 +258,53 @@ def make_buckets(parameters, cap_bytes):
     ### END SOLUTION
     return buckets
 
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Idea: keep one bucket open and remember its size in bytes. Each parameter either still fits into
+# it, or it begins the next bucket.
+#
+# Outline: make a list of the trainable parameters and go through it from its end. Before you append
+# a parameter, ask three things: is there an open bucket, would the sum stay within the cap, and is
+# the dtype the same? If one answer is no, open a bucket. Then append, then add up the bytes.
+#
+# </details>
+
 # %%
 lab.check_make_buckets(make_buckets)
-
-# %% [markdown]
-# The preset, printed at the top, says how large a bucket may be. GPT-2 has about 0.8 MB of
-# gradients in each block of width 128. How many all-reduces will a step take? Guess, then look.
-
-# %%
-# A guess, for exercise 2.5
-### BEGIN SOLUTION
-my_guess = 6
-### END SOLUTION
-labs.guess("2.5", "all-reduces per step, in buckets", my_guess)
 
 # %%
 lab.explore_buckets(make_buckets, PRESET)
 
 # %% [markdown]
-# **Notice:** move the cap: a small one lets the first bucket leave early, a large one means fewer
-# calls. The last bucket holds what is left.
+# **Notice:** move the cap. With a smaller one the first bucket is complete earlier; with a larger
+# one there are fewer calls. The last bucket holds what is left, so it is seldom full.
 
 # %% [markdown]
 # ## One bucket is reduced
 #
-# `start` copies a bucket's gradients into one flat tensor and begins its all-reduce;
-# `async_op=True` returns a handle at once, while gloo or NCCL goes on working. `finish` calls
-# `handle.wait()`, and only then divides and gives each parameter its piece. In place of a gradient
-# that is None, zeros are sent.
+# `dist.all_reduce(tensor)` returns when the sum has arrived. For 25 MiB on 8 ranks and a link of
+# 25 GB/s that is after 1.8 ms, and backward stands still. With `async_op=True` it returns at once.
+#
+# | call | returns | blocks? |
+# |:--|:--|:--|
+# | `dist.all_reduce(flat, async_op=True)` | a handle, while gloo or NCCL goes on working | no |
+# | `handle.wait()` | when `flat` holds the sum | yes |
+# | `flat.split([2, 3])` | pieces of 2 and 3 elements, in the same memory | no |
+
+# %%
+flat = torch.cat([torch.zeros(2, 2).flatten(), torch.ones(3)])
+first, second = flat.split([4, 3])
+print(flat, first.view(2, 2), second)
+
+# %% [markdown]
+# ### Exercise 2.6 · Send one bucket
+#
+# *Difficulty 3 of 5 · 15 minutes · target: one asynchronous all-reduce for the whole bucket*
+#
+# `start` copies a bucket's gradients into one flat tensor of their dtype and begins its all-reduce.
+# In place of a gradient that is None, zeros are sent. `finish` waits, and only then divides and
+# gives each parameter its piece.
 
 # %%
 # Exercise 2.6: one all-reduce for a whole bucket
@@ -221,6 +315,18 @@ def start(bucket):
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     return flat, dist.all_reduce(flat, async_op=True)
     ### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Idea: `finish` undoes what `start` did, in the same order.
+#
+# Outline of `start`: a list with each gradient, or zeros of the parameter's shape where it is None;
+# flatten each; put them one after the other with `torch.cat`; begin the all-reduce; return the flat
+# tensor and the handle. Outline of `finish`: wait; divide; split by the parameters' numbers of
+# elements; give each piece the parameter's shape and make it the parameter's gradient.
+#
+# </details>
 
 # %%
 # Exercise 2.6, second half
@@ -256,14 +362,26 @@ def bucketed(model, cap_bytes=PRESET.cap_bytes):
 # %% [markdown]
 # ## Overlap
 #
-# A bucket can leave as soon as its last gradient is ready, while backward computes the layers
-# below. `lab.BucketedWrapper` also calls `self.gradient_ready(parameter)` for each gradient.
+# A 7B model has 14 GB of 16-bit gradients. On 8 ranks each sends 24.5 GB in a step; at 100 GB/s no
+# GPU computes for 0.25 seconds. But a bucket can leave as soon as its last gradient is ready, while
+# backward goes on.
 #
-# All ranks must start the buckets in the *same order*, even if one rank did not use some
-# parameter: bucket i leaves only after bucket i-1. A bucket that never becomes complete leaves in
+# | `lab.BucketedWrapper` calls or holds | when, what |
+# |:--|:--|
+# | `self.gradient_ready(parameter)` | when that gradient is complete |
+# | `self.backward_done()` | at the end of backward |
+# | `self.ready`, `self.started` | a set and a list for you; each backward begins with them empty |
+
+# %% [markdown]
+# ### Exercise 2.7 · Start a bucket as soon as it is complete
+#
+# *Difficulty 4 of 5 · 25 minutes · target: each bucket leaves before the next gradient is ready*
+#
+# All ranks must start the buckets in the *same order*, also where a rank did not use some
+# parameter: bucket i leaves only after bucket i−1. A bucket that never becomes complete leaves in
 # `backward_done`.
 #
-# `parameter in bucket` would compare values; ask a set: `self.ready.issuperset(bucket)`.
+# `parameter in bucket` would compare numbers; ask a set: `self.ready.issuperset(bucket)`.
 
 # %%
 # Exercise 2.7: start a bucket as soon as it is complete
@@ -288,9 +406,21 @@ class OverlappedDDP(lab.BucketedWrapper):
         ### END SOLUTION
 
 # %% [markdown]
-# The check compares numbers on 2, 3 and 4 ranks, also when only rank 0 uses a layer. It also looks
-# at the *order of events*: an all-reduce must be issued before the last gradient is ready, and
-# until then nothing may wait.
+# <details><summary>Hint</summary>
+#
+# Idea: `len(self.started)` is the number of the next bucket whose turn it is.
+#
+# Outline of `gradient_ready`: remember the parameter. As long as the next bucket is complete, start
+# it and remember what `start` returned. One gradient can complete several buckets, if they waited
+# for an earlier one. Outline of `backward_done`: start the buckets that are left, in order; then
+# finish all, in order.
+#
+# </details>
+
+# %% [markdown]
+# The check compares numbers on 2, 3 and 4 ranks, also where only some ranks use a layer. It also
+# looks at the *order of events*, and holds one rank back before its backward: if another rank's
+# backward then stands still, it waits for a collective.
 
 # %%
 def overlapped(model, cap_bytes=PRESET.cap_bytes):
@@ -304,10 +434,10 @@ lab.check_overlap(overlapped)
 lab.show_in_flight(overlapped, PRESET)
 
 # %% [markdown]
-# **Notice:** the first bucket is in flight long before backward ends. The last bucket cannot leave
-# before: it holds the embeddings, whose gradients are ready only at the very end. GPT-2's head is
-# **tied** to the embeddings: one weight, used first and last, with one gradient, which is complete
-# when both uses have added to it.
+# **Notice:** each bucket leaves (black line) when the last of its gradients is ready (dots), and
+# several are on their way while backward computes. The last bucket cannot leave earlier: it holds
+# the embeddings. GPT-2's head is **tied** to them: one weight, used first and last, with one
+# gradient, which is complete when both uses have added to it.
 
 # %% [markdown]
 # Does it train? The same model, batches and loop run on one rank with the whole batch, and on
@@ -323,26 +453,46 @@ lab.show_training(overlapped, PRESET)
 # %% [markdown]
 # ## Accumulate without communicating
 #
-# A large batch can be split into micro-batches whose gradients add up before one step. Averaging
-# after each micro-batch would be waste. Inside `with module.no_sync():` backward only accumulates;
-# the next backward outside averages the sum. `lab.BucketedWrapper` calls none of your methods while
-# `self.synchronize` is False.
+# A batch that does not fit into memory is split into micro-batches, whose gradients add up before
+# one step. Averaging after each of 4 micro-batches would send every gradient 4 times. Inside
+# `with module.no_sync():` backward only accumulates; the next backward outside averages the sum.
 #
-# `@contextlib.contextmanager`: what stands before `yield` runs on entering the block, what
-# stands after it on leaving.
+# `lab.BucketedWrapper` calls none of your methods while `self.synchronize` is False. With
+# `@contextlib.contextmanager`, what stands before `yield` runs on entering the block, what stands
+# after it on leaving.
+
+# %% [markdown]
+# With your buckets, how many all-reduces does one step with 4 micro-batches take if all but the last
+# backward are inside `no_sync`?
+
+# %%
+# A guess, for exercise 2.8
+### BEGIN SOLUTION
+my_guess = 7
+### END SOLUTION
+labs.guess("2.8", "all-reduces per step of 4 micro-batches, with no_sync", my_guess)
+
+# %% [markdown]
+# ### Exercise 2.8 · no_sync
+#
+# *Difficulty 2 of 5 · 10 minutes · target: no collective inside the block, on entering or leaving it*
+#
+# Two things are easily forgotten: the block can end by an exception, and a block can stand inside of
+# another.
 
 # %%
 # Exercise 2.8: no_sync
 class AccumulatingDDP(OverlappedDDP):
     @contextlib.contextmanager
     def no_sync(self):
-        """Inside the block, backward accumulates and communicates nothing."""
+        """Inside the block, backward accumulates and communicates nothing. However the block ends,
+        self.synchronize is afterwards what it was before."""
         ### BEGIN SOLUTION
-        self.synchronize = False
+        before, self.synchronize = self.synchronize, False
         try:
             yield
         finally:
-            self.synchronize = True
+            self.synchronize = before
         ### END SOLUTION
 
 # %%
@@ -353,9 +503,37 @@ def accumulating(model, cap_bytes=PRESET.cap_bytes):
 
 lab.check_no_sync(accumulating)
 
+# %%
+lab.show_accumulation(accumulating, PRESET, parts=4)
+
 # %% [markdown]
-# Micro-batches of unequal size need weights, as in exercise 2.1: `module(**part).loss` is a mean
-# over the examples of that part only. Each rank gets its own list; the sizes are the same on all.
+# *Question.* torch's DDP reads its flag in *forward*, yours in backward. A loop calls
+# `loss = module(**part).loss` before the `with` and only `loss.backward()` inside. What happens with
+# yours, and what with torch's?
+#
+# <details><summary>Answer</summary>
+#
+# Yours communicates nothing. torch's has prepared its reduction in forward, so it all-reduces in
+# this backward, and `no_sync` saves nothing. With torch, forward belongs inside the block, too.
+#
+# </details>
+
+# %% [markdown]
+# ## The trap: unequal micro-batches
+#
+# `module(**part).loss` is a mean over the examples of that part only. With micro-batches of 3, 1 and
+# 2 examples, the plain mean of the losses lets the one example count three times as much as one of
+# the three. In October 2024 Hugging Face's `Trainer` was found to do this with tokens.
+#
+# It is exercise 2.1 again: a part's loss needs the weight `len(part["x"]) / all examples`.
+
+# %% [markdown]
+# ### Exercise 2.9 · Accumulate over unequal micro-batches
+#
+# *Difficulty 3 of 5 · 15 minutes · target: the full batch's gradient, one synchronization, one
+# micro-batch in memory at a time*
+#
+# Each rank gets its own list; the sizes are the same on all ranks.
 
 # %%
 # Exercise 2.9: accumulate over unequal micro-batches, synchronize once
@@ -373,10 +551,35 @@ def accumulate(module, micro_batches):
 lab.check_accumulate(accumulate, accumulating)
 
 # %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Idea: only the last backward is outside of `no_sync`; everything else is the same for all parts.
+#
+# Outline: add up the examples of all parts. For each part, choose its block: `module.no_sync()`, or
+# `contextlib.nullcontext()` for the last one. Inside it, run forward, multiply the loss by the
+# part's share of the examples, and run backward. A list of all losses would keep all activations in
+# memory.
+#
+# </details>
+
+# %% [markdown]
+# **Notice:** the check gives all ranks the same sizes, so each rank counts 1/N, as your averaging
+# assumes. Where ranks have different numbers of examples, or of tokens, a part's weight is
+# `len(part["x"])` divided by the *mean over the ranks* of their examples. One more all-reduce, of a
+# single number, tells a rank that mean.
+
+# %% [markdown]
 # ## Measured
 #
-# Four modules train the same GPT-2 on the same data, taking turns. First your guess: the
-# throughput of your overlapped module, as a share of torch DDP's, for example 0.8.
+# Four modules now train the same GPT-2 on the same data, taking turns. On a CPU, gloo moves bytes
+# with the cores that compute, so hiding a call gains nothing. Therefore each rank gets a *slow
+# link*: every collective takes its latency and bytes / bandwidth of real time while the cores are
+# free, as on a GPU. All bytes together take half of a step's time, each latency 1 % of it. On GPUs
+# the real link is used.
+
+# %% [markdown]
+# First your guess: the throughput of your overlapped module, as a share of torch DDP's, for example
+# 0.8. The comparison below it takes up to a minute.
 
 # %%
 # A guess, for exercise 2.10
@@ -384,6 +587,11 @@ lab.check_accumulate(accumulate, accumulating)
 my_guess = 0.9
 ### END SOLUTION
 labs.guess("2.10", "overlapped, as a share of torch DDP's throughput", my_guess)
+
+# %% [markdown]
+# ### Exercise 2.10 · Read the measurement
+#
+# *Difficulty 2 of 5 · 15 minutes · target: one reason for each of the two gains in throughput*
 
 # %%
 # Exercise 2.10: nothing to write, only to read
@@ -404,38 +612,41 @@ lab.show_bytes(compared)
 
 # %% [markdown]
 # **Notice:** buckets change the number of calls, never the bytes: every gradient is sent once, 4
-# bytes for each parameter. For this model both charts would be the same on GPUs. torch closes a
-# bucket after its size has reached the cap, yours closes before that, so the counts can differ.
+# bytes for each parameter. Calls and bytes do not depend on the machine. torch closes a bucket
+# *after* its size has reached the cap, yours closes *before* that, so the counts can differ.
 
 # %%
 lab.show_timelines(compared, "bucketed, after backward", "bucketed, overlapped")
 
 # %% [markdown]
-# **Notice:** overlap does not shorten communication. Here communication even takes longer, because
-# gloo's threads share the cores with backward; an all-reduce also includes the time in which it
-# waits for the slower rank. What counts is the **exposed** part, in red: there a rank only waits.
+# **Notice:** both steps send the same buckets over the same link. After backward they are **exposed**
+# (hatched): the rank only waits. Overlapped, most are in flight while backward computes, so the step
+# ends earlier. Its end stays exposed, because the last bucket cannot leave before the last gradient
+# is ready. An all-reduce also waits for the slower rank, so its length varies.
 
 # %%
 lab.show_phases(compared)
 
 # %% [markdown]
-# **Notice:** "communication / computing" counts all communication, overlapped or exposed. With a
-# ratio above 1, some communication is exposed however well it overlaps. This is one recorded step,
-# and on a shared CPU steps differ; trust the throughput below, which is a median of turns.
+# **Notice:** all four compute the same; what they differ in is exposed communication. One
+# call per parameter pays each latency; buckets pay few of them; overlap hides most of what is left.
+# "communication / computing" counts all communication, overlapped or exposed: above 1, some would be
+# exposed however well it overlaps.
 
 # %%
 lab.show_throughput(compared)
 
 # %% [markdown]
-# **Notice:** your few lines come close to torch's DDP. On two CPU cores the order of the last three
-# may change from run to run. A GPU computes so much faster that the same exposed communication
-# would be a far larger share of the step: seconds on a CPU cannot show that.
+# **Notice:** from one call per parameter to buckets to overlap, each step gains. The last step
+# brings your few lines close to torch's DDP, which does the same in C++. How much each gains depends
+# on the link: with a faster one, all four come closer together.
 
 # %% [markdown]
 # ## I can …
 #
 # - [ ] derive the weights for shards of unequal size
 # - [ ] name three kinds of state that must be broadcast
+# - [ ] weight unequal micro-batches, and synchronize them once
 # - [ ] explain why every rank must start its buckets in the same order
 # - [ ] find the exposed communication in a timeline
 
@@ -447,16 +658,25 @@ lab.show_throughput(compared)
 # - **A parameter unused on one rank**: the others wait for it in an all-reduce.
 # - **The last, half-full bucket forgotten**: the first layers train on their own shard.
 # - **Waiting right after starting**: correct, and nothing overlaps.
+# - **Unequal parts averaged plainly**: it trains, on another loss.
 
 # %% [markdown]
 # ## What to read
 #
 # - S. Li et al., [PyTorch Distributed](https://arxiv.org/abs/2006.15704), VLDB 2020, section 3.2.
-#   *Why is the first bucket of torch's DDP smaller than the others?*
+#   *Figure 2 (a, b) sends 60 million parameters in calls of different sizes. Which two of your bars
+#   differ for the same reason? Which lines of 2.7 prevent the failures of Figure 3?*
+# - PyTorch's notes, [Distributed Data Parallel](https://docs.pytorch.org/docs/stable/notes/ddp.html),
+#   internal design. *It fills buckets in about the reverse order of the parameters. What would your
+#   picture of buckets in flight look like in the order of the parameters?*
+
+# %% [markdown]
+# - P. Goyal et al., [Accurate, Large Minibatch SGD](https://arxiv.org/abs/1706.02677), 2017,
+#   section 3. *Which mistake in averaging do they warn of? How large was it in exercise 2.9?*
+# - Hugging Face, [Fixing Gradient Accumulation](https://huggingface.co/blog/gradient_accumulation),
+#   2024. *By what do they divide now, and what is that in exercise 2.9?*
 # - [DistributedDataParallel](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html),
 #   `find_unused_parameters`. *What does it cost, and what does your module do instead?*
-# - P. Goyal et al., [Accurate, Large Minibatch SGD](https://arxiv.org/abs/1706.02677), 2017,
-#   section 3. *Which mistakes in averaging do they warn of?*
 
 # %% [markdown]
 # ## What comes next

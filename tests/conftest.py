@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 
 
@@ -9,6 +11,19 @@ def pytest_sessionstart(session):
     import labs
 
     labs.warm_up()
+
+
+def pytest_collection_modifyitems(items):
+    """Of a test marked `sample(step)`, and of those in tests/wrong_answers, marks all but each
+    step-th case as slow: --fast runs the first of them, and so some of each notebook."""
+    seen = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sample")
+        step = mark.args[0] if mark else 20 if item.path.parent.name == "wrong_answers" else 1
+        function = item.nodeid.split("[")[0]
+        if seen[function] % step:
+            item.add_marker(pytest.mark.slow)
+        seen[function] += 1
 
 
 def pytest_runtest_setup(item):

@@ -1,5 +1,9 @@
 """Notebook 02's harness: the order of events it sees, what it measures, what it draws."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,12 +14,16 @@ from labs.exercises import comparison
 from labs.exercises.invariants import positions, record_step
 from labs.exercises.reference import Step
 from labs.manual_ddp.gradients import sgd
-from labs.meters.traffic import CollectiveCall
+from labs.manual_ddp.variants import LINK, shown_ranks
+from labs.meters.trace import Span, Trace
+from labs.meters.traffic import CollectiveCall, Traffic
+from labs.predictions import traffic as predicted
 from labs.training import data
 from labs.training.models import EdgeCaseModel, count_trainable
 from labs.training.presets import preset
 from labs.workers.launcher import launch
 
+ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 SMALL = preset("laptop", layers=2, hidden=32, heads=2, context=16, batch=2, cap_bytes=40_000)
 
@@ -46,7 +54,7 @@ def test_the_order_of_events_in_one_backward(solution):
     assert events[0] == "backward begins" and events[-1] == "backward ends"
     assert events.index("all_reduce") > events.index("ready second.weight")
     assert events.index("all_reduce") < events.index("ready embedding.weight")
-    assert events.index("wait") > events.index("ready embedding.weight")
+    assert events.index("wait all_reduce") > events.index("ready embedding.weight")
 
 
 def test_measured_traffic_is_what_the_model_predicts(compared):
@@ -98,6 +106,84 @@ def test_torch_closes_a_bucket_when_its_cap_is_reached():
     assert [len(bucket) for bucket in theirs] == [2, 2]
     assert [len(bucket) for bucket in definitions("02_manual_ddp", PRESET=SMALL).make_buckets(
         parameters, 60)] == [1, 1, 1, 1]
+
+
+def test_no_sync_saves_all_reduces(solution):
+    each, once = lab.show_accumulation(solution.accumulating, SMALL, parts=3).data
+    assert each.measured == each.predicted == 3 * once.measured == 3 * once.predicted
+
+
+def test_torchs_ddp_reads_its_flag_in_forward():
+    """Said in the answer to the question on no_sync."""
+    def work():
+        module, [batch] = lab.torch_ddp(EdgeCaseModel()), data.xy_batches(1, 4)
+        loss = module(**batch, use_all=True).loss
+        with Traffic() as too_late, module.no_sync():
+            loss.backward()
+        with Traffic() as in_time, module.no_sync():
+            module(**batch, use_all=True).loss.backward()
+        return len(too_late.of("all_reduce")), len(in_time.of("all_reduce"))
+
+    assert launch(work, ranks=2, quiet=True) == [(1, 0)] * 2
+
+
+def test_a_backward_that_raises_does_not_silence_the_module(solution):
+    def work():
+        model, [batch] = EdgeCaseModel(), data.xy_batches(1, 4)
+        module = solution.overlapped(model, 900)
+
+        class Raises(torch.autograd.Function):
+            @staticmethod
+            def forward(context, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(context, gradient):
+                raise KeyError("in the middle of backward")
+
+        hook = model.first.register_forward_hook(lambda *given: Raises.apply(given[-1]))
+        with pytest.raises(KeyError):
+            module(**batch, use_all=True).loss.backward()
+        hook.remove()
+        with Traffic() as traffic:
+            module(**batch, use_all=True).loss.backward()
+        return len(traffic.calls)
+
+    assert launch(work, ranks=2, quiet=True) == [4, 4]
+
+
+def test_the_numbers_in_the_text():
+    """24.5 GB of a 7B model's gradients take 0.25 s, a bucket 1.8 ms; 1/3 is four times 1/12."""
+    sent = predicted.all_reduce(predicted.gradient_bytes(7_000_000_000, 2), ranks=8)
+    assert sent == 24.5e9 and sent / 100e9 == pytest.approx(0.25, abs=0.006)
+    bucket = predicted.all_reduce(25 * 2**20, ranks=8)
+    assert 1e3 * bucket / 25e9 == pytest.approx(1.8, abs=0.05)
+    assert (1 / 3) / (1 / 12) == pytest.approx(4)
+    assert LINK == (0.5, 0.01)
+    model = comparison.model_of(preset("laptop"))
+    assert sum(p.numel() for p in model.parameters()) * 4 / 1e6 == pytest.approx(4.9, abs=0.05)
+
+
+def test_many_ranks_are_drawn_as_three():
+    traces = [Trace(rank, "gloo", (), ((0.0, 1.0),),
+                    (Span("labs::forward", "label", 0.0, seconds),), ends=seconds)
+              for rank, seconds in enumerate([1.0, 1.0, 3.0, 1.0, 1.0])]
+    assert [trace.rank for trace in shown_ranks(traces)] == [0, 2, 4]
+    assert shown_ranks(traces[:3]) == traces[:3]
+
+
+def test_the_built_notebook_shows_what_its_text_says():
+    """The order of the four variants, and that overlap hides what buckets alone leave exposed."""
+    notebook = json.loads((ROOT / "solutions" / "02_manual_ddp.ipynb").read_text())
+    texts = ["".join(output.get("data", {}).get("text/plain", "")) for cell in notebook["cells"]
+             for output in cell.get("outputs", [])]
+    [speed] = [text for text in texts if text.startswith("tokens/s")]
+    each, after, overlapped, torchs = (float(number.replace(",", "")) for number in
+                                       re.findall(r"measured ([\d,.]+)", speed))
+    assert after > 1.1 * each and overlapped > 1.1 * after and overlapped > 0.8 * torchs
+    [phases] = [text for text in texts if "; communication / computing" in text]
+    exposed = [float(ms) for ms in re.findall(r"exposed ([\d.]+) ms", phases)]
+    assert exposed[0] > 1.2 * exposed[1] > 1.2 * 1.25 * exposed[2]
 
 
 def test_an_unfilled_exercise_makes_every_picture_wait():

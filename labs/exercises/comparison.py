@@ -1,9 +1,11 @@
 """The comparison: strategies that train the same model on the same batches, on the device of the
 launch: what each holds and sends, its losses, and its speed."""
 
+import contextlib
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +23,7 @@ from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.channel import report
 from labs.workers.launcher import launch
+from labs.workers.slow_link import proportional_link, slow_link
 
 SETTINGS = {"lr": 1e-3}  # of AdamW
 RECORDED = 2  # steps under the memory meter: the first makes what lasts from step to step
@@ -73,6 +76,13 @@ class Measured:
             found[call.kind] += getattr(call, size)
         return found
 
+    def clearly_slower_than(self, other: "Measured", factor: float = 1.0) -> bool:
+        """Whether a step takes at least `factor` times as long as the other's in the median, and
+        longer than the other's in three quarters of the rounds, which took turns: then the effect
+        is larger than the noise."""
+        ratios = sorted(mine / its for mine, its in zip(self.rounds, other.rounds, strict=True))
+        return self.seconds >= factor * other.seconds and ratios[len(ratios) // 4] > 1
+
     def slower_than(self, other: "Measured") -> str:
         """How much longer a step takes than the other's, and the bounds of that over the rounds:
         "+10% (-9 to +32% by round)"."""
@@ -121,22 +131,51 @@ class Comparison:
 
 def compare(chosen: Mapping[str, Callable], preset: Preset, *, measure_memory: bool = True,
             tries: int = 1, losses: int = 1, rounds: int = 0, repeat: int = 1,
-            observe: Callable | None = None, device: str | None = None,
-            quiet: bool = False) -> Comparison:
+            observe: Callable | None = None, link: tuple[float, float] | None = None,
+            device: str | None = None, quiet: bool = False) -> Comparison:
     """Trains the preset's GPT-2 under every strategy (name -> strategy) on `preset.ranks` ranks.
 
     Each strategy by itself: two steps under the memory meter, `tries` times, then `losses` steps
     (without memory at least 3), the collectives of the last of which are counted. Then all take
     turns: `rounds` turns of `repeat` timed steps. At last observe(module, optimizer, batch), if
-    given, is called on each rank with what each strategy returned and one batch. device, quiet:
-    as for `launch`.
+    given, is called on each rank with what each strategy returned and one batch.
+
+    link: on CPUs, what is timed and observed passes a slow link: the shares of the first strategy's
+    step that all its bytes, and the latency of one collective, take (`proportional_link`). device,
+    quiet: as for `launch`.
     """
+    # no time limit, also inside a check: a slow machine may take minutes for honest work
     by_rank = launch(_compare, dict(chosen), preset, _Plan(measure_memory, tries, losses, rounds,
-                                                           repeat, observe),
-                     ranks=preset.ranks, verify=False, device=device, quiet=quiet, hang_after=60)
+                                                           repeat, observe, link),
+                     ranks=preset.ranks, verify=False, device=device, quiet=quiet, hang_after=60,
+                     timeout=None)
     sizes = by_rank[0]["sizes"]
     return Comparison(preset, *sizes, {name: _merged([found[name] for found in by_rank])
                                        for name in chosen})
+
+
+class NotShown(RuntimeError):
+    """A recording does not show what the notebook says about it."""
+
+    def _render_traceback_(self):  # IPython's hook
+        return [str(self)]
+
+
+def recorded_until(record: Callable[[], Any], shows: Callable[[Any], bool], lesson: str,
+                   tries: int = 3) -> Any:
+    """Returns the first recording that shows the lesson; raises NotShown after `tries`, so that no
+    notebook is built with a picture that says the opposite of its text.
+
+    record: makes one, for example `lambda: compare(..., rounds=7)`. shows: whether it shows the
+    lesson, for example `lambda found: found.results["DDP"].clearly_slower_than(...)`. lesson: what
+    should be seen, as a clause: "prefetch is faster".
+    """
+    for _ in range(tries):
+        recording = record()
+        if shows(recording):
+            return recording
+    raise NotShown(f"{lesson} in none of {tries} recordings: this machine is too busy for times, "
+                   "run the cell again when it is quiet")
 
 
 @dataclass(frozen=True)
@@ -149,6 +188,7 @@ class _Plan:
     rounds: int
     repeat: int
     observe: Callable | None
+    link: tuple[float, float] | None
 
 
 def model_of(preset: Preset) -> nn.Module:
@@ -175,17 +215,26 @@ def _compare(chosen, preset, plan) -> dict:
     for number, (name, strategy) in enumerate(chosen.items(), 1):
         report(step=number, total=len(chosen))
         found[name], built[name] = _measure(strategy, preset, plan)
-    if plan.rounds:
-        steps = {name: partial(train, *pair, batches(preset, 1)) for name, pair in built.items()}
-        seconds = throughput.seconds_per_step(steps, plan.rounds, repeat=plan.repeat)
-        for name in chosen:
-            found[name]["seconds"] = seconds[name]
-    if plan.observe:
-        for name, pair in built.items():
-            found[name]["observed"] = plan.observe(*pair, batches(preset, 1)[0])
+    steps = {name: partial(train, *pair, batches(preset, 1)) for name, pair in built.items()}
+    with _on_link(plan.link, steps):
+        if plan.rounds:
+            seconds = throughput.seconds_per_step(steps, plan.rounds, repeat=plan.repeat)
+            for name in chosen:
+                found[name]["seconds"] = seconds[name]
+        if plan.observe:
+            for name, pair in built.items():
+                found[name]["observed"] = plan.observe(*pair, batches(preset, 1)[0])
     model = model_of(preset)
     sizes = models.count_trainable(model), len(models.trainable(model))
     return {**found, "sizes": sizes}
+
+
+def _on_link(shares, steps) -> AbstractContextManager:
+    """On a rank: while open, collectives pass a link on which the first step takes these shares."""
+    if shares is None:
+        return contextlib.nullcontext()
+    first, *_ = steps.values()
+    return slow_link(proportional_link(first, *shares))
 
 
 def _measure(strategy, preset, plan) -> tuple:

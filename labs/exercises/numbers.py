@@ -91,8 +91,8 @@ def require_several(returned, names: tuple[str, ...], what: str, things: str = "
 def judge_number(got, want: float, causes: Iterable[Cause], what: str, unit: str = "",
                  hint: str = "", *, source: str = "it is", rel_tol: float = 1e-9,
                  abs_tol: float = 1e-12) -> None:
-    """Raises Wrong unless `got` is a number close to `want`: with the first cause whose number is
-    close to `got`, or with their ratio and `hint` where there is none.
+    """Raises Wrong unless `got` is a number close to `want`: with the causes whose number is close
+    to `got` (two at most), or with their ratio and `hint` where there is none.
 
     what: what is judged, as the message begins. source: the words before `want`. rel_tol, abs_tol:
     as of `math.isclose`; a number in float32 is never held to more than its precision.
@@ -108,17 +108,25 @@ def judge_number(got, want: float, causes: Iterable[Cause], what: str, unit: str
         return
     yours, wanted = told_apart(number, want)
     said = f"{what}: you say {yours}{unit and ' '}{unit}, {source} {wanted}"
-    for value, sentence, own_hint in causes:
-        if is_close(value):
-            raise Wrong(f"{said}: {sentence}", own_hint or hint)
+    # Two mistakes may lead to one number, and then both are named; a pair of mistakes only where
+    # none alone explains it.
+    found = [cause for cause in causes if is_close(cause[0])]
+    if found := [cause for cause in found if not isinstance(cause, _Pair)] or found:
+        hints = dict.fromkeys(own_hint or hint for _, _, own_hint in found[:2])
+        raise Wrong(f"{said}: " + ", or ".join(sentence for _, sentence, _ in found[:2]),
+                    " Or: ".join(filter(None, hints)))
     raise Wrong(said + _factor(number, want), hint)
 
 
 def pairs(causes: Iterable[Cause], want: float) -> list[Cause]:
     """Returns a cause for every two mistakes that are made together, each of which moves the number
     away from `want` by as much as alone."""
-    return [(a + b - want, f"{first} and {second}", first_hint or second_hint)
+    return [_Pair((a + b - want, f"{first} and {second}", first_hint or second_hint))
             for (a, first, first_hint), (b, second, second_hint) in combinations(causes, 2)]
+
+
+class _Pair(tuple):
+    """A cause of two mistakes."""
 
 
 def require_signature(function: Callable, names: tuple[str, ...]) -> None:

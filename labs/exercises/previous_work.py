@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+from labs.exercises.student_code import guarded
 from labs.exercises.verdicts import Verdict, Wrong, verdict_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,10 +47,14 @@ def previous_strategy(notebook: str, name: str, exercise: str,
                  if (found := folder / f"{notebook}.ipynb").exists()), None)
     try:
         mine = getattr(definitions(path), name)
+        with guarded():
+            sentence = check(mine)
         verdict = Verdict(exercise, True, f"your {name} from {path.name}, as it was last saved: "
-                                          f"{check(mine)}")
+                                          f"{sentence}")
         return PreviousStrategy(mine, verdict, path)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit() too
         worked = getattr(definitions(ROOT / "solutions" / f"{notebook}.py"), name)
         why = Verdict(exercise, None, _why_not(name, path, exercise, error))
         return PreviousStrategy(worked, why, path)

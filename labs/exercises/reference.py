@@ -14,7 +14,7 @@ from labs.exercises.on_ranks import TOLERANCE, largest_difference, raise_on_all_
 from labs.exercises.verdicts import Wrong
 from labs.training import data
 from labs.training.models import trainable
-from labs.words import counted
+from labs.words import counted, told_apart
 
 Tensors = dict[str, torch.Tensor]
 
@@ -210,7 +210,8 @@ def _judge_loss(loss, references, number, hints, tolerance):
     if min(abs(loss - w) for w in want) <= most * max(1.0, abs(want[0])):
         return
     when = f"after {counted(number, 'step')}" if number else "before the first step"
-    raise Wrong(f"rank {rank}, {when}: the loss is {loss:.4f}, the reference's is {want[0]:.4f}",
+    is_, should_be = told_apart(loss, want[0], digits=5)
+    raise Wrong(f"rank {rank}, {when}: the loss is {is_}, the reference's is {should_be}",
                 hints.loss)
 
 
@@ -247,22 +248,34 @@ def _judge_one(name, got, want, reference, when, mistakes, hints, tolerance):
     if not got.isfinite().all():
         raise Wrong(f"{who}: it is not finite", hints.not_finite)
     part = f"{int(wrong.sum())} of its {wrong.numel()} numbers were"
+    found, whole = _explanations(mistakes, name, got, wrong, reference, tolerance)
+    if not found:
+        raise Wrong(f"{who}: {'it was' if wrong.all() else part} updated to something else than "
+                    f"the reference's, off by up to {largest_difference(got, want):.2g}",
+                    hints.unexplained)
+    sentences = [mistake.sentence.format(parts=reference.parts) for mistake in found]
+    alike = f" (the same on {counted(dist.get_world_size(), 'rank')})" * (len(found) > 1)
+    raise Wrong(f"{who}: {'it was' if whole else part} {', or '.join(sentences)}{alike}",
+                " Or: ".join(filter(None, (mistake.hint_if_whole if whole and mistake.hint_if_whole
+                                           else mistake.hint for mistake in found))))
+
+
+def _explanations(mistakes, name, got, wrong, reference, tolerance) -> tuple[list[Mistake], bool]:
+    """(the mistakes that leave these numbers, whether they explain all numbers, right ones too).
+
+    Two mistakes may leave the same: on 2 ranks the mean divided once more is the gradient of one of
+    two passes. Then both are named. Those that explain all numbers go before those that explain
+    only the wrong ones, and those that say what each number is before a mixture.
+    """
+    found = []
     for mistake in mistakes:
-        unlike = _unlike(mistake, name, got, reference, tolerance)
-        if not (unlike & wrong).any():
-            whole = not unlike.any()  # some of what a mistake leaves may happen to be right
-            hint = mistake.hint_if_whole if whole and mistake.hint_if_whole else mistake.hint
-            sentence = mistake.sentence.format(parts=reference.parts)
-            raise Wrong(f"{who}: {'it was' if whole else part} {sentence}", hint)
-    raise Wrong(f"{who}: {'it was' if wrong.all() else part} updated to something else than the "
-                f"reference's, off by up to {largest_difference(got, want):.2g}", hints.unexplained)
-
-
-def _unlike(mistake, name, got, reference, tolerance) -> torch.Tensor:
-    """Which numbers are none that the mistake leaves."""
-    given = [parameters[name] for parameters in mistake.gives(reference) if name in parameters]
-    return torch.stack([torch.ones_like(got, dtype=torch.bool),
-                        *(_differs(got, one, tolerance) for one in given)]).all(0)
+        given = [parameters[name] for parameters in mistake.gives(reference) if name in parameters]
+        unlike = torch.stack([torch.ones_like(got, dtype=torch.bool),
+                              *(_differs(got, one, tolerance) for one in given)]).all(0)
+        if not (unlike & wrong).any():  # some of what a mistake leaves may happen to be right
+            found.append(((bool(unlike.any()), len(given) > 1), mistake))
+    best = min((how for how, _ in found), default=(False, False))
+    return [mistake for how, mistake in found if how == best], not best[0]
 
 
 def _differs(got, want, tolerance):

@@ -2,10 +2,18 @@
 
 import functools
 import html
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from labs.exercises.student_code import (
+    TooMuchOutput,
+    guarded,
+    message_of,
+    own_place,
+    shortened,
+)
 from labs.pictures import palette
 from labs.pictures.in_scripts import print_in_script
 from labs.words import with_article
@@ -13,6 +21,7 @@ from labs.workers import source_lines
 from labs.workers.failures import LaunchError, RankFailed
 from labs.workers.launcher import time_limit
 from labs.workers.output import last_lines
+from labs.workers.progress import status
 
 COLOURS = {True: palette.PASSED, False: palette.REJECTED, None: palette.PENDING}
 LAUNCH_SECONDS = 120.0  # of one launch in a check or a picture: an answer may hold an endless loop
@@ -56,6 +65,10 @@ class Verdict:
     sentence: str
     hint: str = ""
     printed: str = ""
+
+    def __post_init__(self):
+        # a message may hold the repr of something huge
+        object.__setattr__(self, "sentence", shortened(self.sentence))
 
     def __str__(self):
         hint = f"\n  Hint: {self.hint}" if self.hint else ""
@@ -102,6 +115,8 @@ def shows(exercise: str) -> Callable[[Callable], Callable]:
 
 
 def _judged(exercise, hints, finish, function):
+    what = f"exercise {exercise}" if exercise[0].isdigit() else exercise  # a picture's title
+
     @functools.wraps(function)
     def judged(*answers, **options):
         verdicts = [answer for answer in answers if isinstance(answer, Verdict)]
@@ -109,13 +124,27 @@ def _judged(exercise, hints, finish, function):
             return verdicts[0]  # of an earlier cell, whose result this one needs
         if any(answer is ... for answer in answers):
             return Verdict(exercise, None, "is waiting for your answer")
+        if not _fits(function, answers, options):
+            return print_in_script(Verdict(exercise, False, f"{function.__name__} takes "
+                                           f"{inspect.signature(function)}"))
         try:
-            with time_limit(LAUNCH_SECONDS):
-                return print_in_script(finish(function(*answers, **options)))
-        except Exception as error:
-            return print_in_script(_hinted(verdict_of(exercise, error), hints or {}))
+            with status(what), guarded(), time_limit(LAUNCH_SECONDS):
+                found = finish(function(*answers, **options))
+        except KeyboardInterrupt:
+            raise  # the cell ends, and so do those that would follow it
+        except BaseException as error:  # sys.exit() too ends in a verdict
+            found = _hinted(verdict_of(exercise, error, answers), hints or {})
+        return print_in_script(found)
 
     return judged
+
+
+def _fits(function, answers, options) -> bool:
+    try:
+        inspect.signature(function).bind(*answers, **options)
+    except TypeError:
+        return False
+    return True
 
 
 def _hinted(verdict, hints):
@@ -123,9 +152,10 @@ def _hinted(verdict, hints):
     return verdict if verdict.hint or not hint else replace(verdict, hint=hint)
 
 
-def verdict_of(exercise: str, error: Exception) -> Verdict:
+def verdict_of(exercise: str, error: BaseException, answers: tuple = ()) -> Verdict:
     """What a check says where the student's code, or the check itself, raised `error`; raises it
-    where no line of the student's is involved."""
+    where no line of the student's is involved. answers: what the check was given: one that cannot
+    be called as the check calls it is shown with its signature."""
     cause = error.cause if isinstance(error, RankFailed) and error.cause is not None else error
     if isinstance(cause, NotImplementedError) and str(cause).startswith("Exercise"):
         own = str(cause) == f"Exercise {exercise}"
@@ -135,11 +165,28 @@ def verdict_of(exercise: str, error: Exception) -> Verdict:
         return Verdict(exercise, False, cause.sentence + line, cause.hint, _printed(error))
     if isinstance(error, LaunchError):
         return Verdict(exercise, False, str(error), printed=_printed(error))
-    own = [place for place in source_lines.traceback_of(error) if place.is_students]
-    if not own:
+    own = own_place(error)
+    if own:
+        return Verdict(exercise, False, f"{message_of(error)}\n    {own}, in {own.function}:  "
+                                        f"{own.source}")
+    signature = _signature_of(error, answers)
+    if not signature and not isinstance(error, TooMuchOutput):
         raise error  # no line of the student's is involved: a mistake of ours must not be hidden
-    return Verdict(exercise, False, f"{type(error).__name__}: {error}\n"
-                                    f"    {own[-1]}, in {own[-1].function}:  {own[-1].source}")
+    return Verdict(exercise, False, f"{message_of(error)}{signature}",
+                   "Keep the first line of what you fill in as it was." * bool(signature))
+
+
+def _signature_of(error, answers) -> str:
+    """The signature of the answer whose call failed because its arguments do not fit; or empty."""
+    called = re.match(r"(\S+)\(\) (takes|missing|got)", str(error))
+    if not isinstance(error, TypeError) or not called:
+        return ""
+    for answer in answers:
+        for function in (answer, getattr(answer, "__init__", None),
+                         *getattr(answer, "__dict__", {}).values()):
+            if getattr(function, "__qualname__", "") == called[1]:
+                return f"\n    yours: {called[1].split('.')[-1]}{inspect.signature(function)}"
+    return ""
 
 
 def _printed(error, most: int = 20) -> str:

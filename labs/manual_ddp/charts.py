@@ -1,5 +1,6 @@
 """The charts of notebook 02, each drawn from a run of the student's own code."""
 
+import contextlib
 from collections.abc import Callable
 
 from labs.exercises import comparison
@@ -10,8 +11,9 @@ from labs.exercises.on_ranks import gradients as gradients_of
 from labs.exercises.reference import Step
 from labs.exercises.verdicts import shows
 from labs.manual_ddp import variants
-from labs.manual_ddp.checks.average_gradients import ONLY_RANK_0
 from labs.manual_ddp.checks.combine import as_gradient, gradients_of_shards
+from labs.manual_ddp.edge_cases import ONLY_RANK_0
+from labs.meters.traffic import Traffic
 from labs.pictures import agreement, palette, phases, shards, timelines
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
@@ -20,6 +22,7 @@ from labs.predictions import traffic as predicted
 from labs.training import data, loop, models
 from labs.training.presets import Preset
 from labs.workers.launcher import launch
+from labs.workers.slow_link import proportional_link, slow_link
 
 CAPS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 25.0)  # MB, the slider's
 
@@ -35,7 +38,9 @@ def show_combine(combine: Callable) -> Picture:
 
 @shows("2.3")
 def show_gradients(average_gradients: Callable, ranks: int = 2) -> Picture:
-    """Draws the gradients of every rank before and after the student's function averaged them."""
+    """Draws the gradients of every rank before and after the student's function averaged them. On
+    the CPU on every machine: it draws numbers and times nothing, and gradients of the same batches
+    are then the same numbers everywhere, on any number of ranks."""
     return agreement.gradients_by_rank(launch(_before_and_after, average_gradients, ranks=ranks,
                                               quiet=True, device="cpu"))
 
@@ -76,13 +81,16 @@ def show_in_flight(wrap: Callable, preset: Preset) -> Picture:
 
 
 def _record_marked(wrap, preset) -> tuple:
-    """On a rank: (trace of a step with a label for each gradient, the buckets' parameters)."""
+    """On a rank: (trace of a step with a label for each gradient, the buckets' parameters). On a
+    CPU the step passes a slow link."""
     def marked(model):
         loop.mark_gradients(model)
         return wrap(model)
 
-    module, optimizer = comparison.build(variants.as_strategy(marked), preset)
-    observed = variants.observe(module, optimizer, comparison.batches(preset, 1)[0])
+    pair, [batch] = (comparison.build(variants.as_strategy(marked), preset),
+                     comparison.batches(preset, 1))
+    with slow_link(proportional_link(lambda: loop.train(*pair, [batch]), *variants.LINK)):
+        observed = variants.observe(*pair, batch)
     return observed.traces[-1], observed.buckets  # the first step makes what lasts, and is slower
 
 
@@ -95,6 +103,31 @@ def show_training(wrap: Callable, preset: Preset, steps: int = 30) -> Picture:
     difference = max(abs(a - b) for a, b in zip(one, several, strict=True))
     return agreement.loss_curves({"1 rank, the whole batch": one,
                                f"{preset.ranks} ranks, a share each": several}, difference)
+
+
+@shows("2.8")
+def show_accumulation(wrap: Callable, preset: Preset, parts: int = 4) -> Picture:
+    """Draws the all-reduces of a step of `parts` micro-batches, with and without no_sync, the
+    numbers that the buckets predict, and the guess."""
+    calls, buckets = launch(_accumulate, wrap, preset, parts, ranks=preset.ranks, quiet=True)[0]
+    each, once = calls
+    return bars([Bar("averaged after each micro-batch", each, parts * buckets),
+                 Bar("no_sync around all but the last", once, buckets, guessed("2.8"))],
+                "calls", f"of all_reduce in a step of {parts} micro-batches")
+
+
+def _accumulate(wrap, preset, parts) -> tuple[list[int], int]:
+    """On a rank: (the all-reduces of a step without and with no_sync, the number of buckets)."""
+    module, _ = comparison.build(variants.as_strategy(wrap), preset)
+    calls = []
+    for block in (contextlib.nullcontext, module.no_sync):
+        with Traffic() as traffic:
+            for number, part in enumerate(comparison.batches(preset, parts), 1):
+                with block() if number < parts else contextlib.nullcontext():
+                    (module(**part).loss / parts).backward()
+        calls.append(len(traffic.of("all_reduce")))
+        module.zero_grad()
+    return calls, len(module.buckets)
 
 
 @shows("2.10")
@@ -122,8 +155,10 @@ def show_bytes(compared: Comparison) -> Picture:
 
 @shows("2.10")
 def show_timelines(compared: Comparison, *names: str) -> Picture:
-    """Draws one recorded step of the named variants (all, if none is named), on every rank."""
-    return timelines.by_rank(_typical_steps(compared, names))
+    """Draws one recorded step of the named variants (all, if none is named), on at most three
+    ranks: the first, the slowest and the last."""
+    return timelines.by_rank({name: variants.shown_ranks(traces)
+                              for name, traces in _typical_steps(compared, names).items()})
 
 
 @shows("2.10")

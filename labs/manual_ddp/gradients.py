@@ -1,42 +1,72 @@
 """Holds gradients to the reference's, and names the mistake behind those that differ."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from labs.exercises.on_ranks import close, gradients, largest_difference
 from labs.exercises.reference import Reference, Tensors
 from labs.exercises.verdicts import Wrong
+from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.training.models import EdgeCaseModel, trainable
 
 # What a gradient is instead of the mean over the ranks, a hint, and the value that shows it: a
-# function of the mean, of this rank's own gradient, and of the number of ranks.
+# function of the mean, of the gradients that each rank's share alone gives, and of this rank.
 MISTAKES = (
     ("is the SUM over ranks, {ranks}.0x the reference's", "Divide by the world size.",
-     lambda mean, own, ranks: mean * ranks),
+     lambda mean, alone, rank: mean * len(alone)),
     ("is still this rank's own: it was not averaged",
      "Is every gradient communicated, in every step, and put back where it came from?",
-     lambda mean, own, ranks: own),
+     lambda mean, alone, rank: alone[rank]),
     ("is this rank's own divided by {ranks}: nothing was summed",
-     "Sum over the ranks before you divide.", lambda mean, own, ranks: own / ranks),
+     "Sum over the ranks before you divide.", lambda mean, alone, rank: alone[rank] / len(alone)),
     ("is the mean divided by {ranks} once more", "Divide once.",
-     lambda mean, own, ranks: mean / ranks),
+     lambda mean, alone, rank: mean / len(alone)),
+    ("is the mean over the ranks that used the parameter only",
+     "A rank that did not use it counts too, with zeros: divide by the world size.",
+     lambda mean, alone, rank: mean * len(alone) / max(1, sum(one.any().item() for one in alone))),
 )
+_LATE = ("is read before it has arrived: nothing waits for the asynchronous all-reduce",
+         "work = dist.all_reduce(tensor, async_op=True) returns at once; the tensor holds the sum "
+         "after work.wait().")
 
 
-def name_mistake(got, mean, own) -> tuple[str, str]:
-    """(sentence, hint) on a gradient that is not the mean over the ranks."""
-    ranks = dist.get_world_size()
+def name_mistake(got: torch.Tensor, mean: torch.Tensor, alone: Sequence[torch.Tensor],
+                 events: Sequence[CollectiveCall | Mark] = ()) -> tuple[str, str]:
+    """(sentence, hint) on a gradient that is not the mean over the ranks. alone: by rank, the
+    gradient of its share alone. events: what was recorded while it was averaged."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    if unawaited(events):
+        return _LATE
     for sentence, hint, gives in MISTAKES:
-        if close(got, gives(mean, own, ranks)):
+        if close(got, gives(mean, alone, rank)):
             return sentence.format(ranks=ranks), hint
+    for other, gradient in enumerate(alone):
+        if close(got, gradient) and gradient.any():
+            return f"is rank {other}'s own", "Every rank's gradient counts: sum over the ranks."
     if not got.any():
         return "is zero", "Where did the gradient go?"
+    if not got.isfinite().all():
+        return "is not finite", "Was memory read before it was written?"
     ratio = (got.norm() / mean.norm()).item()
-    if close(got, mean * ratio):
-        return (f"is {ratio:.3g}x the reference's on {ranks} ranks",
-                "Divide by the world size, whatever it is.")
+    if got.numel() > 1 and close(got, mean * ratio):  # one number is a multiple of any other
+        divisor = ranks / ratio
+        named = (f"is the sum divided by {divisor:.0f}" if abs(divisor - round(divisor)) < 1e-3
+                 else f"is {ratio:.3g}x the reference's")
+        return f"{named}, on {ranks} ranks", "Divide the sum by the world size, once."
     return (f"differs from the reference's by {largest_difference(got, mean):.2g}",
             "It is neither the mean, nor the sum, nor this rank's own.")
+
+
+def unawaited(events: Sequence[CollectiveCall | Mark]) -> int:
+    """The number of asynchronous collectives that nobody waited for, of recorded events."""
+    waits = [event.call for event in events if isinstance(event, Mark)
+             and event.what.startswith("wait")]
+    issued = [event for event in events if isinstance(event, CollectiveCall)
+              and event.asynchronous and not any(event is call for call in waits)]
+    return max(0, len(issued) - waits.count(None))  # None: it cannot be said which one
 
 
 def sgd(model) -> torch.optim.SGD:
@@ -44,32 +74,49 @@ def sgd(model) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 
 
-def reference_model() -> Reference:
-    """The reference of the model with edge cases. It skips a parameter that no rank used, as
-    torch's optimizers do."""
-    return Reference(EdgeCaseModel(seed=0), sgd, unused="skip")
+def reference_model(make: Callable[..., nn.Module] = EdgeCaseModel,
+                    unused: str = "skip") -> Reference:
+    """The reference of a model with edge cases. unused: as of `Reference`; "skip" leaves alone a
+    parameter that no rank used, as torch's optimizers do."""
+    return Reference(make(seed=0), sgd, unused=unused)
 
 
-def mean_and_own(reference) -> tuple[Tensors, Tensors]:
-    """The gradients of the reference's last step by name: averaged, and of this rank's share."""
+def mean_and_alone(reference: Reference) -> tuple[Tensors, list[Tensors]]:
+    """The gradients of the reference's last step by name: averaged, and of each rank's share."""
     return (reference.by_name(reference.mean),
-            reference.by_name(reference.alone[dist.get_rank()]))
+            [reference.by_name(gradients) for gradients in reference.alone])
 
 
-def judge_gradients(model, mean: Tensors, own: Tensors, when: str = "") -> float:
-    """Returns the largest difference from the averaged gradients. Raises Wrong with the mistake."""
+def floats_of(model: nn.Module) -> Tensors:
+    """name -> parameter or persistent buffer that holds floating-point numbers."""
+    return {name: t for name, t in model.state_dict().items() if t.is_floating_point()}
+
+
+def gradient_bytes(model: nn.Module) -> int:
+    """The bytes of a model's gradients, each in its own dtype."""
+    return sum(p.numel() * p.element_size() for _, p in trainable(model))
+
+
+def judge_gradients(model: nn.Module, mean: Tensors, alone: Sequence[Tensors], when: str = "",
+                    traffic: Traffic | None = None, got: Tensors | None = None) -> float:
+    """Returns the largest difference from the averaged gradients. Raises Wrong with the mistake.
+
+    alone: by rank, the gradients of its share alone. got: the gradients where they were read
+    earlier; None reads them now. traffic: what was recorded while they were averaged.
+    """
     for name, parameter in trainable(model):
         # a piece of a flat bucket that was not given its shape back
         if parameter.grad is not None and parameter.grad.shape != parameter.shape:
             raise Wrong(f"{_who(when, name)}: gradient has shape {tuple(parameter.grad.shape)}, "
                         f"the parameter {tuple(parameter.shape)}",
                         "Give each piece of the bucket its parameter's shape back.")
-    got = gradients(model)
+    got = gradients(model) if got is None else got
     for name in mean:
         # the reference saw all examples of the batch, this rank only its share: only the mean over
         # the ranks makes the two equal
         if not close(got[name], mean[name]):
-            sentence, hint = name_mistake(got[name], mean[name], own[name])
+            sentence, hint = name_mistake(got[name], mean[name], [one[name] for one in alone],
+                                          traffic.events if traffic else ())
             raise Wrong(f"{_who(when, name)}: gradient {sentence}", hint)
     for name, parameter in model.named_parameters():
         # an optimizer would update a frozen parameter that has a gradient, even one of zeros

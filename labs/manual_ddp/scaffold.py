@@ -28,20 +28,30 @@ class BucketedWrapper(Wrapper):
     def __init__(self, module: nn.Module, buckets: list[list[nn.Parameter]]):
         super().__init__(module)
         self.buckets = buckets
-        self.ready, self.started = set(), []
         self.synchronize = True
-        self._in_backward = False
+        self._begin()
         for parameter in module.parameters():
             if parameter.requires_grad:
                 # unlike a tensor hook, it runs after .grad was written, and gets the parameter;
                 # for a tied weight it runs once, when all its uses have added to .grad
                 parameter.register_post_accumulate_grad_hook(self._complete)
 
+    def forward(self, *inputs, **named_inputs):
+        # A backward that raised never reached _end, and the engine dropped its callback: without
+        # this the module would take every later backward for a part of that one.
+        if self._in_backward:
+            self._begin()
+        return super().forward(*inputs, **named_inputs)
+
     def gradient_ready(self, parameter: nn.Parameter):
         """Called when the parameter's gradient is complete; does nothing unless overridden."""
 
     def backward_done(self):
         """Called at the end of backward; does nothing unless overridden."""
+
+    def _begin(self):
+        self.ready, self.started = set(), []
+        self._in_backward = False
 
     def _complete(self, parameter):
         if not self.synchronize:
@@ -54,6 +64,7 @@ class BucketedWrapper(Wrapper):
         self.gradient_ready(parameter)
 
     def _end(self):
-        self._in_backward = False
-        self.backward_done()
-        self.ready, self.started = set(), []
+        try:
+            self.backward_done()
+        finally:
+            self._begin()

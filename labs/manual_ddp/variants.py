@@ -17,12 +17,18 @@ from labs.meters.trace_file import record_trace
 from labs.training import data
 from labs.training.loop import labelled_step, train
 from labs.training.presets import Preset
+from labs.words import counted
 from labs.workers import devices
 from labs.workers.channel import report
 from labs.workers.launcher import launch
+from labs.workers.progress import status
 
 Wrap = Callable[[nn.Module], nn.Module]
 RECORDED = 3  # traces of each variant
+# Of the first variant's step, on a CPU: its bytes on the link, and one collective's latency. So
+# sending takes half as long as computing, and a call for each tensor takes longer than its bytes:
+# what the variants differ in is larger than what a busy machine adds.
+LINK = (0.5, 0.01)
 
 
 @dataclass(frozen=True)
@@ -35,12 +41,14 @@ class Observed:
 
 
 @shows("2.10")
-def compare(variants: Mapping[str, Wrap], preset: Preset, rounds: int = 7) -> Comparison:
+def compare(variants: Mapping[str, Wrap], preset: Preset, rounds: int = 5) -> Comparison:
     """Trains each variant (name -> function that wraps a model) on `preset.ranks` ranks. The
-    variants take turns, so that a machine that slows down slows down all of them."""
-    return comparison.compare({name: as_strategy(wrap) for name, wrap in variants.items()}, preset,
-                              measure_memory=False, rounds=rounds, repeat=2, observe=observe,
-                              quiet=True)
+    variants take turns, so that a machine that slows down slows down all of them. On CPUs their
+    collectives pass a slow link."""
+    with status(f"{counted(len(variants), 'module')} take {rounds} turns"):
+        return comparison.compare({name: as_strategy(wrap) for name, wrap in variants.items()},
+                                  preset, measure_memory=False, rounds=rounds,
+                                  observe=observe, link=LINK, quiet=True)
 
 
 def as_strategy(wrap: Wrap) -> Callable:
@@ -59,6 +67,16 @@ def observe(module, optimizer, batch) -> Observed:
     buckets = [[names[id(p)] for p in bucket] for bucket in getattr(module, "buckets", [])]
     return Observed(buckets or None, [record_trace(lambda: labelled_step(module, optimizer, batch))
                                       for _ in range(RECORDED)])
+
+
+def shown_ranks(traces: list[Trace], most: int = 3) -> list[Trace]:
+    """The traces of all ranks; where there are more than `most`, those of the first rank, of the
+    one that computes longest, and of the last."""
+    if len(traces) <= most:
+        return traces
+    slowest = max(traces, key=lambda trace: sum(trace.seconds_by_phase.values())
+                  - trace.exposed_seconds)
+    return [trace for trace in traces if trace in (traces[0], slowest, traces[-1])]
 
 
 def typical_step(by_rank: list[Observed]) -> list[Trace]:

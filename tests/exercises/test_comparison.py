@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs.exercises.comparison import Measured, compare
+from labs.exercises.comparison import Measured, NotShown, compare, recorded_until
 from labs.training import strategies
 from labs.training.presets import preset
 
@@ -50,6 +50,21 @@ def test_times_by_rank_and_round(found):
 def test_a_time_is_said_with_its_bounds():
     quick, slow = (Measured(None, [], [], [rounds]) for rounds in ([2, 2, 4], [3, 2, 4]))
     assert slow.slower_than(quick) == "+50% (+0 to +50% by round)"
+
+
+@pytest.mark.parametrize("rounds, factor, larger", [
+    ([2, 2, 2, 2], 1, True), ([2, 2, 2, 2], 2.5, False), ([2, 2, 2, 0.5], 1, True),
+    ([2, 2, 0.5, 0.5], 1, False), ([1, 1, 1, 1], 1, False)])
+def test_an_effect_is_larger_than_the_noise(rounds, factor, larger):
+    one = Measured(None, [], [], [[1, 1, 1, 1]])
+    assert Measured(None, [], [], [rounds]).clearly_slower_than(one, factor) is larger
+
+
+def test_a_recording_that_does_not_show_its_lesson_is_repeated_and_then_refused():
+    recordings = iter([3, 1, 2, 5, 4, 6])
+    assert recorded_until(lambda: next(recordings), lambda n: n < 2, "n is below 2") == 1
+    with pytest.raises(NotShown, match="n is below 2 in none of 3 recordings: .* is too busy"):
+        recorded_until(lambda: next(recordings), lambda n: n > 9, "n is below 2", tries=3)
 
 
 def test_observations_are_made_on_every_rank(found):

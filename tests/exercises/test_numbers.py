@@ -115,9 +115,17 @@ def test_a_cause_that_gives_the_right_number_rejects_nothing():
     judge_number(10, 10, [(10, "does not apply", "")], "x")
 
 
-def test_the_first_of_two_causes_counts():
-    with pytest.raises(Wrong, match="x: you say 3, torch counts 4: a$"):
-        judge_number(3, 4, [(3, "a", ""), (3, "b", "")], "x", source="torch counts")
+def test_causes_that_the_number_does_not_separate_are_both_named():
+    with pytest.raises(Wrong, match="x: you say 3, torch counts 4: a, or b$") as caught:
+        judge_number(3, 4, [(3, "a", "A."), (3, "b", "B."), (2, "c", "")], "x",
+                     source="torch counts")
+    assert caught.value.hint == "A. Or: B."
+
+
+def test_one_mistake_is_likelier_than_two_together():
+    causes = [(3, "a", ""), (2, "b", ""), (4.5, "c", "")]
+    with pytest.raises(Wrong, match="x: you say 3, it is 4: a$"):  # and 4.5 + 2.5 - 4 is 3 too
+        judge_number(3, 4, [*pairs([(4.5, "c", ""), (2.5, "d", "")], 4), *causes], "x")
 
 
 @pytest.mark.parametrize("got, want, close", [

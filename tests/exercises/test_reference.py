@@ -27,7 +27,9 @@ MISTAKES = (
     Mistake("updated with the gradients of all steps", "zero_grad",
             lambda reference: [reference.otherwise(reference.accumulated())]),
     Mistake("updated with one of {parts} passes", "add",
-            lambda reference: [reference.otherwise(scale=1 / reference.parts)]))
+            lambda reference: [reference.otherwise(scale=1 / reference.parts)]),
+    Mistake("updated with the mean divided once more", "divide once",
+            lambda reference: [reference.otherwise(scale=1 / dist.get_world_size())]))
 SETTINGS = {"lr": 0.05, "weight_decay": 0.1, "eps": 1e-3}
 
 
@@ -48,7 +50,8 @@ class Averaging(torch.optim.AdamW):
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             if self.fault != "own":
                 dist.all_reduce(p.grad)
-                p.grad /= 1 if self.fault == "sum" else dist.get_world_size()
+                p.grad /= {"sum": 1, "twice": dist.get_world_size()**2}.get(
+                    self.fault, dist.get_world_size())
         if self.fault == "new":
             self.state.clear()
         if self.fault != "still":
@@ -98,6 +101,16 @@ def test_a_wrong_one_is_called_by_its_name(fault, words):
         launch(run, fault, ranks=3, device="cpu", quiet=True)
     assert isinstance(caught.value.cause, Wrong)
     assert re.search(words, caught.value.cause.sentence), caught.value.cause.sentence
+
+
+@pytest.mark.parametrize("ranks, sentence, hint", [
+    (2, "it was updated with one of 2 passes, or updated with the mean divided once more (the same "
+     "on 2 ranks)", "add Or: divide once"),
+    (3, "it was updated with the mean divided once more", "divide once")])
+def test_mistakes_that_leave_the_same_numbers_are_both_named(ranks, sentence, hint):
+    with pytest.raises(RankFailed) as caught:
+        launch(run, "twice", 2, ranks=ranks, device="cpu", quiet=True)
+    assert caught.value.cause.sentence.endswith(sentence) and caught.value.cause.hint == hint
 
 
 def unused(kind):

@@ -60,6 +60,7 @@ def test_interrupts_at_any_moment(in_kernel):
         assert leaks.until(lambda: in_kernel.run("print('idle')") == ("idle\n", None))
 
 
+@pytest.mark.slow
 def test_an_interrupt_during_start_up():
     """The very first launch waits until the fork server has imported torch."""
     kernel = Kernel()
@@ -78,6 +79,7 @@ def test_an_interrupt_during_start_up():
         kernel.close()
 
 
+@pytest.mark.slow
 def test_two_notebooks_launch_at_the_same_moment(in_kernel):
     code = """
 totals = []

@@ -54,6 +54,7 @@ def in_a_small_place(mounts, code):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inductors", ["/var/tmp/inductor", "/tmp/inductor"])
 def test_tmp_is_full_from_the_start(inductors):
     """torch._dynamo, which is preloaded, wants to make a directory when it is imported."""
@@ -65,6 +66,7 @@ def test_tmp_is_full_from_the_start(inductors):
     assert shown == "[2.0, 2.0]\n"
 
 
+@pytest.mark.slow
 def test_tmp_fills_up_between_two_launches():
     shown = in_a_small_place({"/tmp": "size=64k,nr_inodes=40"}, """
         print(launch(work, ranks=2, quiet=True))
@@ -73,6 +75,7 @@ def test_tmp_fills_up_between_two_launches():
     assert shown == "[2.0, 2.0]\n" * 2
 
 
+@pytest.mark.slow
 def test_no_room_anywhere_is_one_sentence():
     small = "size=64k,nr_inodes=40"
     shown = in_a_small_place({"/tmp": small, "/dev/shm": small, "/var/tmp": small}, """
@@ -85,6 +88,7 @@ def test_no_room_anywhere_is_one_sentence():
     assert shown.startswith("LaunchError there is no room left in /tmp")
 
 
+@pytest.mark.slow
 def test_shared_memory_of_64_mb():
     shown = in_a_small_place({"/dev/shm": "size=64m"}, """
         def large(): return torch.ones(50_000_000)
@@ -93,6 +97,7 @@ def test_shared_memory_of_64_mb():
     assert shown == "[2.0, 2.0]\n50000000\n"
 
 
+@pytest.mark.slow
 def test_few_open_files():
     """Of 300 files that this process may open, 8 ranks need few enough; 100 do not."""
     done = subprocess.run([sys.executable, "-c", """

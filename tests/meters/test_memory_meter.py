@@ -140,6 +140,7 @@ SIZES = dict(n_layer=2, n_embd=64, n_head=4, vocab_size=256, n_positions=64, emb
              attn_pdrop=0, resid_pdrop=0, bos_token_id=None, eos_token_id=None)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("settings", [
     dict(strategy="ddp", options={"gradient_as_bucket_view": True}),
     dict(strategy="ddp", checkpointing="full"),

@@ -22,6 +22,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("size", [(1, 16), (3, 33)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

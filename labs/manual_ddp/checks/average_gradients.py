@@ -1,121 +1,96 @@
-"""Checks of exercises 2.3 and 2.4: gradients averaged by a function, and by a module."""
+"""Check of exercise 2.3: gradients averaged by a function, after backward."""
 
-import contextlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Sequence
 
 import torch.distributed as dist
-from torch import nn
 
+from labs.exercises.invariants import mark_waits
 from labs.exercises.on_ranks import BATCH, on_ranks, raise_on_all_ranks, torchs_own_refused
-from labs.exercises.reference import (
-    Hints,
-    Mistake,
-    Reference,
-    Step,
-    judge_parameters,
-    train_beside_reference,
-)
+from labs.exercises.reference import Step, judge_parameters
 from labs.exercises.verdicts import Wrong, check
-from labs.manual_ddp.gradients import judge_gradients, mean_and_own, reference_model, sgd
-from labs.meters.traffic import Traffic
+from labs.manual_ddp.checks.api_hints import API_HINTS
+from labs.manual_ddp.edge_cases import (
+    ALL_BUT_RANK_0,
+    EVERY_RANK,
+    NO_RANK,
+    ONLY_RANK_0,
+    WORLD_SIZES,
+    NestedModel,
+    hold_back,
+)
+from labs.manual_ddp.gradients import (
+    floats_of,
+    gradient_bytes,
+    judge_gradients,
+    mean_and_alone,
+    reference_model,
+)
+from labs.meters.traffic import CollectiveCall, Traffic
+from labs.predictions.traffic import passes
 from labs.training import data
-from labs.training.models import EdgeCaseModel, count_trainable
-from labs.training.strategies.torch_strategies import torch_ddp
+from labs.training.models import EdgeCaseModel, trainable
+from labs.words import listed
 
-# Which ranks use the layer `sometimes_unused`; on the others its gradient is None.
-EVERY_RANK, ONLY_RANK_0 = (lambda rank: True), (lambda rank: rank == 0)
-_START_HINT = "The ranks must begin with the same state: call broadcast_state in __init__."
-_OWN_START = Mistake("left as this rank built it", _START_HINT,
-                     lambda _: [EdgeCaseModel(seed=dist.get_rank()).state_dict()])
+# A parameter that is None on no rank, on rank 0, on the others and on all; several ranks that use
+# it come before one, so that a mean over its users is not taken for one rank's own gradient.
+_CASES = ((EdgeCaseModel, EVERY_RANK), (NestedModel, ALL_BUT_RANK_0), (EdgeCaseModel, ONLY_RANK_0),
+          (EdgeCaseModel, NO_RANK))
 
 
-@check("2.3", hints={"not in the same collective":
-                     "A rank that did not use a parameter takes part with zeros."})
+@check("2.3", hints=API_HINTS | {"not in the same collective":
+                                 "A rank that did not use a parameter takes part with zeros."})
 def check_average_gradients(average_gradients):
     """average_gradients(model), after backward, turns every gradient into the mean over ranks."""
     def work():
         [batch] = data.xy_batches(1, BATCH)
-        step, reference, model = Step(batch, ONLY_RANK_0), reference_model(), EdgeCaseModel(seed=0)
-        reference.differentiate(step)
-        model(**step.inputs()).loss.backward()
-        with torchs_own_refused("DistributedDataParallel"), Traffic() as traffic:
-            average_gradients(model)
-        return raise_on_all_ranks(_judge_average, model, reference, traffic)
+        return max(_one_backward(average_gradients, make, Step(batch, use_all))
+                   for make, use_all in _CASES)
 
     return (f"gradients equal the full batch's on 2, 3 and 4 ranks "
-            f"(to {max(on_ranks(work)):.0e})")
+            f"(to {max(on_ranks(work, world_sizes=WORLD_SIZES)):.0e})")
+
+
+def _one_backward(average_gradients, make, step) -> float:
+    reference, model = reference_model(make), make(seed=0)
+    reference.differentiate(step)
+    model(**step.inputs()).loss.backward()
+    hold_back(rank=dist.get_world_size() - 1)
+    with torchs_own_refused("DistributedDataParallel"), Traffic() as traffic, mark_waits(traffic):
+        average_gradients(model)
+    difference = raise_on_all_ranks(_judge_average, model, reference, traffic)
+    raise_on_all_ranks(judge_bytes, traffic.calls, model)
+    return difference
 
 
 def _judge_average(model, reference, traffic) -> float:
     # averaging the parameters instead also makes ranks equal, but trains on wrong gradients
-    judge_parameters(model.state_dict(), [reference], "after averaging the gradients")
-    difference = judge_gradients(model, *mean_and_own(reference))
-    judge_bytes(traffic, 4 * count_trainable(model))
-    return difference
+    judge_parameters(floats_of(model), [reference], "after averaging the gradients")
+    return judge_gradients(model, *mean_and_alone(reference), traffic=traffic)
 
 
-def judge_bytes(traffic: Traffic, want: int) -> None:
-    """Raises Wrong where a rank's collectives carried other than `want` bytes of gradients."""
+def judge_bytes(calls: Sequence[CollectiveCall], model) -> None:
+    """Raises Wrong where a rank's collectives carried more or less than its gradients once. A
+    reduce-scatter and an all-gather are counted as the halves of an all-reduce that they are."""
+    want, by_kind = gradient_bytes(model), Counter()
+    for call in calls:
+        by_kind[call.kind] += call.bytes
+    sent = sum(passes(kind) * nbytes for kind, nbytes in by_kind.items()) / 2
+    number = Counter(call.kind for call in calls)
+    carried = listed([f"{by_kind[kind]:,} bytes in {number[kind]} {kind}" for kind in by_kind])
+    who = f"rank {dist.get_rank()} communicated {carried or 'nothing'}"
     # right numbers at twice the traffic: all gradients gathered, or each averaged twice
-    if traffic.bytes > want:
-        raise Wrong(f"rank {dist.get_rank()} communicated {traffic.bytes:,} bytes, "
-                    f"{traffic.bytes / want:.1f}x the {want:,} bytes of its gradients",
-                    "One all-reduce of each gradient is enough.")
-    if traffic.bytes < want:
-        raise Wrong(f"rank {dist.get_rank()} communicated {traffic.bytes:,} bytes; its gradients "
-                    f"have {want:,}", "Every trainable parameter's gradient must travel.")
+    if sent > want + _padding(calls, model):
+        much = f", {sent / want:.1f}x" if sent >= 1.1 * want else "; that is more than"
+        raise Wrong(f"{who}{much} one all-reduce of its {len(trainable(model))} gradients, which "
+                    f"have {want:,} bytes", "One all-reduce of each gradient is enough.")
+    if sent < want:
+        raise Wrong(f"{who}; its gradients have {want:,} bytes",
+                    "Every trainable parameter's gradient must travel.")
 
 
-@check("2.4")
-def check_manual_ddp(wrap):
-    """wrap(model), for example the class ManualDDP, returns a module that trains as the reference
-    does."""
-    def work():
-        difference, traffics = train_wrapped(wrap)
-        for traffic in traffics:
-            raise_on_all_ranks(judge_bytes, traffic, 4 * count_trainable(EdgeCaseModel()))
-        return max(difference, _difference_from_torchs(wrap))
-
-    return (f"equals the full-batch reference and torch's DDP over 4 steps on 2, 3 and 4 ranks "
-            f"(to {max(on_ranks(work)):.0e})")
-
-
-def train_wrapped(wrap: Callable[[nn.Module], nn.Module], steps: int = 4,
-                  use_all: Callable[[int], bool] = EVERY_RANK) -> tuple[float, list[Traffic]]:
-    """On a rank: trains `wrap(model)` and compares it with the reference after every backward and
-    every step. Returns the largest difference and the traffic of each step's backward."""
-    reference, model, traffics = reference_model(), EdgeCaseModel(seed=dist.get_rank()), []
-    with torchs_own_refused("DistributedDataParallel"):
-        module = wrap(model)
-    # each rank built the model with a seed of its own: only a broadcast makes them equal
-    raise_on_all_ranks(judge_parameters, model.state_dict(), [reference], "after wrapping",
-                       [_OWN_START], Hints(unexplained=_START_HINT))
-
-    @contextlib.contextmanager
-    def recorded():
-        with Traffic() as traffic, torchs_own_refused("DistributedDataParallel"):
-            yield
-        traffics.append(traffic)
-
-    difference = train_beside_reference(
-        module, sgd(model), [reference],
-        [Step(batch, use_all) for batch in data.xy_batches(steps, BATCH)],
-        parameters_of=lambda _: model.state_dict(), during=recorded,
-        judge_gradients=lambda reference, number: judge_gradients(
-            model, *mean_and_own(reference), f"step {number}, "))
-    return difference, traffics
-
-
-def _difference_from_torchs(wrap) -> float:
-    """Trains the student's module and torch's DDP on the same batches."""
-    models = [EdgeCaseModel(seed=5), EdgeCaseModel(seed=5)]
-    modules = [wrap(models[0]), torch_ddp(models[1])]
-    optimizers = [sgd(model) for model in models]
-    for batch in data.xy_batches(3, BATCH, seed=50):
-        for module, optimizer in zip(modules, optimizers, strict=True):
-            module(**Step(batch, EVERY_RANK).inputs()).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return raise_on_all_ranks(judge_parameters, models[0].state_dict(),
-                              [Reference(models[1], sgd)], "after 3 steps, with torch's DDP as the "
-                              "reference")
+def _padding(calls, model) -> int:
+    """Bytes of the zeros that make a gradient divide by the number of ranks, where it is cut."""
+    if not any(call.kind in ("reduce_scatter", "all_to_all") for call in calls):
+        return 0
+    return sum(p.element_size() for _, p in trainable(model)) * dist.get_world_size()

@@ -1,52 +1,94 @@
 """Check of exercise 2.2: every rank holds rank 0's parameters and buffers."""
 
-import torch.distributed as dist
+from collections.abc import Callable
 
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.exercises.invariants import mark_waits
 from labs.exercises.on_ranks import close, on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.exercises.verdicts import Wrong, check
+from labs.manual_ddp.checks.api_hints import API_HINTS
+from labs.manual_ddp.edge_cases import WORLD_SIZES, NestedModel, hold_back
+from labs.manual_ddp.gradients import unawaited
 from labs.meters.traffic import Traffic
 from labs.training.models import EdgeCaseModel
 
 
-@check("2.2")
+@check("2.2", hints=API_HINTS)
 def check_broadcast_state(broadcast_state):
-    """broadcast_state(model) writes rank 0's parameters and buffers into every rank's model."""
+    """broadcast_state(model) writes rank 0's parameters and buffers into every rank's model, and
+    leaves dtype, requires_grad and the parameters' identity as they were."""
     def work():
-        model = EdgeCaseModel(seed=dist.get_rank())
-        identities = [id(parameter) for parameter in model.parameters()]
-        with torchs_own_refused("DistributedDataParallel"), Traffic() as traffic:
-            broadcast_state(model)
-        raise_on_all_ranks(_judge, model, identities, traffic)
+        for make in (EdgeCaseModel, NestedModel):
+            model = make(seed=dist.get_rank())
+            parameters = list(model.parameters())
+            hold_back(rank=0)
+            with torchs_own_refused("DistributedDataParallel"), Traffic() as traffic, \
+                    mark_waits(traffic):
+                broadcast_state(model)
+            raise_on_all_ranks(_judge_values, model, make, traffic)
+            raise_on_all_ranks(_judge_the_rest, model, make, parameters, traffic)
 
-    on_ranks(work)
+    on_ranks(work, world_sizes=WORLD_SIZES)
     return "on 2, 3 and 4 ranks, all parameters and buffers equal rank 0's"
 
 
-def _judge(model, identities, traffic):
+def _judge_the_rest(model, make, parameters, traffic):
+    rank, fresh = dist.get_rank(), make()
+    # an optimizer that was built before the broadcast would go on updating the old parameters
+    if [id(p) for p in parameters] != [id(p) for p in model.parameters()]:
+        raise Wrong(f"rank {rank}: the parameters were replaced by new ones",
+                    "Write into the tensors: an optimizer made earlier still holds them.")
+    # equal models by a seed: the state of a training that goes on comes from none
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in _state(fresh).values())
+    if traffic.bytes < nbytes:
+        raise Wrong(f"only {traffic.bytes:,} bytes were communicated; the state has {nbytes:,}",
+                    "Rank 0's state must travel: it need not come from a seed.")
+    for name, parameter in fresh.named_parameters():
+        # a switch that was moved to write in place, and not put back
+        if (got := dict(model.named_parameters())[name].requires_grad) != parameter.requires_grad:
+            raise Wrong(f"rank {rank}, parameter {name!r}: requires_grad is now {got}",
+                        "Leave it; write into tensor.detach().")
+
+
+def _judge_values(model, make: Callable[..., nn.Module], traffic):
     rank = dist.get_rank()
     # a new seed on every rank would give equal models without any communication
     if not traffic.calls:
         raise Wrong("nothing was communicated: rank 0's state stayed where it was",
                     "It must travel to every rank.")
-    _judge_values(model, EdgeCaseModel(seed=0), EdgeCaseModel(seed=rank))
-    # an optimizer that was built before the broadcast would go on updating the old parameters
-    if identities != [id(parameter) for parameter in model.parameters()]:
-        raise Wrong(f"rank {rank}: the parameters were replaced by new ones",
-                    "Write into the tensors: an optimizer made earlier still holds them.")
-
-
-def _judge_values(model, rank_0s, own):
-    rank = dist.get_rank()
-    got, want, before = (m.state_dict() for m in (model, rank_0s, own))
-    # all state counts: also frozen parameters, which no optimizer touches, and buffers
-    for name in want:
-        if close(got[name], want[name]):
+    got, want, before = map(_state, (model, make(seed=0), make(seed=rank)))
+    # all state counts: also frozen parameters, which no optimizer touches, and buffers, also those
+    # that state_dict() leaves out
+    for name, tensor in want.items():
+        if got[name].dtype == tensor.dtype and torch.equal(got[name], tensor):
             continue
-        kind = "buffer" if name in dict(model.named_buffers()) else "parameter"
-        who = f"rank {rank}, {kind} {name!r}"
+        is_buffer = name in dict(model.named_buffers())
+        who = f"rank {rank}, {'buffer' if is_buffer else 'parameter'} {name!r}"
+        if got[name].dtype != tensor.dtype:
+            raise Wrong(f"{who} is now {got[name].dtype}, not {tensor.dtype}",
+                        "Write into the tensor that is there.")
         if rank == 0:
             raise Wrong(f"{who}: rank 0's own state changed", "Rank 0 sends, it does not receive.")
-        if close(got[name], before[name]):
-            raise Wrong(f"{who} is still this rank's own",
-                        "Buffers and frozen parameters are state too; write into the tensor.")
+        if unawaited(traffic.events):
+            raise Wrong(f"{who} is read before it has arrived: nothing waits for the asynchronous "
+                        "broadcast", "Call .wait() on each handle, or leave async_op out.")
+        if torch.equal(got[name], before[name]):
+            raise Wrong(f"{who} is still this rank's own", _kept(name, is_buffer, model))
+        if got[name].is_floating_point() and close(got[name], tensor):
+            raise Wrong(f"{who} is nearly rank 0's, but not equal",
+                        "Was it cast to another dtype on its way?")
         raise Wrong(f"{who} is neither rank 0's nor this rank's own", "Broadcast from rank 0.")
+
+
+def _kept(name, is_buffer, model) -> str:
+    if is_buffer and name not in model.state_dict():
+        return "state_dict() leaves out buffers with persistent=False; model.buffers() has them."
+    return "Buffers and frozen parameters are state too; write into the tensor."
+
+
+def _state(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in (*model.named_parameters(),
+                                                       *model.named_buffers())}

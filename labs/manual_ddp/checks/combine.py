@@ -2,7 +2,7 @@
 
 import torch
 
-from labs.exercises.on_ranks import close, largest_difference
+from labs.exercises.on_ranks import TOLERANCE, largest_difference
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.training import data
 from labs.training.models import EdgeCaseModel
@@ -18,12 +18,28 @@ _MISTAKES = (
 
 @check("2.1")
 def check_combine(combine):
-    """combine(gradients, sizes) returns the full batch's gradient."""
-    for sizes in ([6, 6], [3, 1, 8], [1, 2, 4, 5], [12]):
+    """combine(gradients, sizes) returns the full batch's gradient, in the gradients' dtype, and
+    leaves both lists and the tensors in them as they are."""
+    # unequal shards first: with two equal ones several mistakes give the same gradient
+    for sizes in ([3, 1, 8], [1, 2, 4, 6], [5, 5], [7]):
         want, parts = gradients_of_shards(sizes)
-        got = combine([part.clone() for part in parts], list(sizes))
-        _judge(as_gradient(got, want), want, parts, f"shards of {sizes} examples")
+        given, given_sizes = [part.clone() for part in parts], list(sizes)
+        got = as_gradient(combine(given, given_sizes), want)
+        shards = f"shards of {sizes} examples"
+        _judge_inputs(given, parts, given_sizes, sizes, shards)
+        _judge(got, want, parts, shards)
     return "the shards' gradients give the full batch's, for equal and unequal shards"
+
+
+def _judge_inputs(given, parts, given_sizes, sizes, shards):
+    # whoever reads the shards' gradients next would find other numbers than backward left
+    if given_sizes != sizes or len(given) != len(parts):
+        raise Wrong(f"{shards}: combine changed the list it was given",
+                    "Leave the inputs as they are.")
+    for number, (now, before) in enumerate(zip(given, parts, strict=True)):
+        if not torch.equal(now, before):
+            raise Wrong(f"{shards}: combine wrote into gradient {number}, which is an input",
+                        "gradient * weight makes a new tensor; *= and += write into the old one.")
 
 
 def gradients_of_shards(sizes: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -48,6 +64,10 @@ def split(batch: data.Batch, sizes: list[int]) -> list[data.Batch]:
 def as_gradient(got, want) -> torch.Tensor:
     """Returns `got` if it is a tensor of the shape of `want`. Raises Wrong."""
     if isinstance(got, torch.Tensor) and got.shape == want.shape:
+        # an optimizer refuses a gradient of another dtype than its parameter
+        if got.dtype != want.dtype:
+            raise Wrong(f"combine returned {got.dtype} for gradients of {want.dtype}",
+                        "Keep the gradients' dtype.")
         return got
     kind = f"a tensor of shape {tuple(got.shape)}" if isinstance(got, torch.Tensor) else (
         kind_of(got))
@@ -55,17 +75,24 @@ def as_gradient(got, want) -> torch.Tensor:
                 "Return one tensor: the weighted sum of the gradients.")
 
 
+def _close(got, want) -> bool:
+    # relative to this gradient, whose numbers are small: else weights off by 1 % would pass
+    return largest_difference(got, want) <= TOLERANCE * want.abs().max().item()
+
+
 def _judge(got, want, parts, shards):
     # the weighted mean of the shards' gradients is the full batch's, whatever the sizes; equal
     # sizes alone would let the plain mean pass
-    if close(got, want):
+    if _close(got, want):
         return
+    if not got.any():
+        raise Wrong(f"{shards}: the result is zero", "size // total is 0; divide with / .")
     for sentence, hint, gives in _MISTAKES:
-        if close(got, gives(parts)):
+        if _close(got, gives(parts)):
             raise Wrong(f"{shards}: {sentence}", hint)
     ratio = (got.norm() / want.norm()).item()
-    if close(got, want * ratio):
-        raise Wrong(f"{shards}: the direction is right, the length is {ratio:.3g}x",
+    if _close(got, want * ratio):
+        raise Wrong(f"{shards}: the direction is right, the length is {ratio:.4g}x",
                     "The weights must add up to 1.")
     raise Wrong(f"{shards}: the result differs from the full batch's gradient by "
                 f"{largest_difference(got, want):.2g}",

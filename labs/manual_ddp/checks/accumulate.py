@@ -1,0 +1,132 @@
+"""Check of exercise 2.9: gradients of unequal micro-batches, synchronized once."""
+
+from types import SimpleNamespace
+
+import torch.distributed as dist
+
+from labs.exercises.on_ranks import (
+    close,
+    gradients,
+    largest_difference,
+    on_ranks,
+    raise_on_all_ranks,
+)
+from labs.exercises.reference import Step
+from labs.exercises.verdicts import Wrong, check
+from labs.manual_ddp.checks.api_hints import API_HINTS
+from labs.manual_ddp.checks.combine import split
+from labs.manual_ddp.edge_cases import CAPS, WORLD_SIZES
+from labs.manual_ddp.gradients import mean_and_alone, reference_model
+from labs.meters.traffic import CollectiveCall, Traffic
+from labs.training import data
+from labs.training.models import EdgeCaseModel
+
+SIZES = ((3, 1, 2), (1, 5), (4,))  # examples of a rank's micro-batches, one list for each call
+_LAST = "All but the last backward belong inside no_sync."
+
+
+@check("2.9", hints=API_HINTS)
+def check_accumulate(accumulate, wrap):
+    """accumulate(module, micro_batches) leaves the gradient of the mean loss over all examples of
+    all ranks, and the list as it is: forward and backward of one micro-batch ({"x", "y"}) after the
+    other, one synchronization. The sizes differ within a rank and are the same on all ranks."""
+    def work():
+        model = EdgeCaseModel(seed=0)
+        module = wrap(model, CAPS[0])
+        events = _mark(model)
+        for sizes in SIZES:
+            _one_step(accumulate, model, module, sizes, events)
+            model.zero_grad()
+
+    on_ranks(work, world_sizes=WORLD_SIZES)
+    return "unequal micro-batches give the full batch's gradient, with one synchronization"
+
+
+def _mark(model) -> SimpleNamespace:
+    """Returns .traffic, in whose place a new Traffic can be put: the model marks in it when a
+    forward begins and when backward has reached the last parameter."""
+    recorded = SimpleNamespace(traffic=Traffic())
+    model.register_forward_pre_hook(lambda *_: recorded.traffic.mark("forward"))
+    model.head.weight.register_post_accumulate_grad_hook(
+        lambda _: recorded.traffic.mark("backward"))
+    return recorded
+
+
+def _one_step(accumulate, model, module, sizes, recorded):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    [batch] = data.xy_batches(1, sum(sizes) * ranks)
+    by_rank = [split(data.shard(batch, r, ranks), list(sizes)) for r in range(ranks)]
+    given, reference = list(by_rank[rank]), reference_model()
+    with Traffic() as recorded.traffic:
+        accumulate(module, given)
+    reference.differentiate(Step(batch))
+    raise_on_all_ranks(_judge_weights, gradients(model), mean_and_alone(reference)[0], by_rank,
+                       recorded.traffic.events)
+    raise_on_all_ranks(_judge_passes, recorded.traffic, len(sizes), len(module.buckets))
+    raise_on_all_ranks(_judge_input, given, by_rank[rank])
+
+
+def _judge_weights(got, want, by_rank, events):
+    # micro-batches of 3, 1 and 2 examples: without weights, each example of the smallest counts
+    # three times
+    if _alike(got, want):
+        return
+    parts = len(by_rank[0])
+    for divide, sentence in ((1, "the sum of the micro-batches' mean losses"),
+                             (parts, "the plain mean of the micro-batches' mean losses")):
+        if parts > 1 and _alike(got, _unweighted(by_rank, divide)):
+            raise Wrong(f"the gradient is that of {sentence}",
+                        "A micro-batch of 3 examples counts three times one of 1.")
+    name = max(want, key=lambda name: largest_difference(got[name], want[name]))
+    who = f"rank {dist.get_rank()}, parameter {name!r}: gradient"
+    if any(isinstance(event, CollectiveCall) for event in events) and _ends_alone(events):
+        # what the last backward adds stays on its rank
+        raise Wrong(f"{who} is not the same on all ranks: the last backward is not synchronized",
+                    _LAST)
+    far = largest_difference(got[name], want[name])
+    raise Wrong(f"{who} differs from the full batch's by {far:.2g}",
+                "Weight each loss by its micro-batch's share; synchronize in the last backward.")
+
+
+def _ends_alone(events) -> bool:
+    """Whether no collective is called after the last forward has begun."""
+    last = max((i for i, event in enumerate(events)
+                if getattr(event, "what", "") == "forward"), default=-1)
+    return not any(isinstance(event, CollectiveCall) for event in events[last + 1:])
+
+
+def _alike(got, want) -> bool:
+    return all(close(got[name], want[name]) for name in want)
+
+
+def _unweighted(by_rank, divide):
+    """The mean over the ranks of the gradient of each one's sum of losses, divided by `divide`."""
+    model = EdgeCaseModel(seed=0)
+    losses = [model(**part).loss for parts in by_rank for part in parts]
+    (sum(losses) / (divide * len(by_rank))).backward()
+    return gradients(model)
+
+
+def _judge_passes(traffic, parts, buckets):
+    # one synchronization is what accumulation is for
+    if len(traffic.calls) != buckets:
+        raise Wrong(f"{len(traffic.calls)} collectives for {parts} micro-batches; one "
+                    f"synchronization takes {buckets}", _LAST)
+    order = [event.what for event in traffic.events if not isinstance(event, CollectiveCall)]
+    passes = order.count("backward")
+    # a single backward of the summed loss has the same gradient, and the memory of the full batch
+    if passes != parts:
+        raise Wrong(f"{passes} backward for {parts} micro-batches: what they all saved was "
+                    "held in memory at once", "One backward for each micro-batch.")
+    # so have all forwards before the first backward
+    if order != ["forward", "backward"] * parts:
+        raise Wrong("a forward begins before the backward of the one before it: what both saved is "
+                    "held in memory at once", "Forward and backward of one micro-batch, then of "
+                    "the next.")
+
+
+def _judge_input(given, parts):
+    # whoever trains on these micro-batches again would find fewer of them
+    if [id(part) for part in given] != [id(part) for part in parts]:
+        raise Wrong("accumulate changed the list that it was given",
+                    "Read it, without pop or append.")

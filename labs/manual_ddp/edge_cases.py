@@ -1,0 +1,120 @@
+"""What the checks of notebook 02 train to tell right from nearly right: a second model with edge
+cases, which ranks use its optional layers, and ranks that are held back."""
+
+import itertools
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.nn import functional as F
+
+from labs.training.models import VOCABULARY
+
+# Which ranks use the layers that not every step uses; on the others their gradients are None.
+UseAll = Callable[[int], bool]
+EVERY_RANK, NO_RANK = (lambda rank: True), (lambda rank: False)
+ONLY_RANK_0, ALL_BUT_RANK_0 = (lambda rank: rank == 0), (lambda rank: rank != 0)
+
+CAPS = (900, 700)  # of EdgeCaseModel's buckets: with 700 `sometimes_unused` has one to itself
+NESTED_CAP = 120  # of NestedModel's: two buckets in a row hold optional layers only
+# With 3 ranks a mean, a sum, another rank's and half of a sum are four different numbers; with 2
+# some are equal, and a message would name the wrong one. So 3 ranks come first.
+WORLD_SIZES = (3, 2, 4)
+HELD = 0.15  # seconds: far longer than a collective of a small model takes
+PATIENCE = 2.0  # seconds
+
+
+class Block(nn.Module):
+    """Two linear layers with a residual connection, computed in its parameters' dtype."""
+
+    def __init__(self, width: int = 3, hidden: int = 7):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, width))
+
+    def forward(self, x):
+        return x + self.net(x.to(self.net[0].weight.dtype)).to(x.dtype)
+
+
+class Outlet(nn.Module):
+    """A scalar parameter, buffers of three kinds, and the largest matrix of the model."""
+
+    def __init__(self, width: int = 3):
+        super().__init__()
+        self.gain = nn.Parameter(torch.rand(()) + 0.5)
+        self.register_buffer("counted", torch.randint(1000, ()))
+        self.register_buffer("mask", torch.rand(64) > 0.5)
+        self.register_buffer("offset", torch.randn(width), persistent=False)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, x):
+        return self.head(x * self.gain + self.offset)
+
+
+class NestedModel(nn.Module):
+    """A small model with what EdgeCaseModel lacks.
+
+    All parameters lie in modules inside of modules; one is a scalar; the last one, which a bucket
+    meets first, is as large as the first; `shared` is used twice; `optional` runs only with
+    use_all; buffers are an integer, booleans, and one that state_dict() leaves out. mixed: `wide`
+    has float64 parameters, so that the dtype changes twice. forward(x, y, use_all) as of
+    EdgeCaseModel.
+    """
+
+    def __init__(self, seed: int = 0, mixed: bool = False):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.body = nn.ModuleDict({"embedding": nn.Embedding(VOCABULARY, 3), "shared": Block(),
+                                   "wide": Block().to(torch.float64 if mixed else torch.float32),
+                                   "optional": Block()})
+        self.outlet = Outlet()
+
+    def forward(self, x, y, use_all: bool = False):
+        body = self.body
+        hidden = body["wide"](body["shared"](body["shared"](body["embedding"](x))))
+        if use_all:
+            hidden = body["optional"](hidden)
+        logits = self.outlet(hidden)
+        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        return SimpleNamespace(logits=logits, loss=loss)
+
+
+def mixed_model(seed: int = 0) -> NestedModel:
+    """A NestedModel with float64 parameters between float32 ones."""
+    return NestedModel(seed, mixed=True)
+
+
+def hold_back(rank: int) -> None:
+    """Lets all ranks meet, and `rank` go on HELD seconds after the others: who does not wait for
+    its collective now reads what has not been summed yet. Only on as many ranks as come first: once
+    is enough, and it takes time."""
+    if dist.get_world_size() == WORLD_SIZES[0]:
+        dist.barrier()
+        if dist.get_rank() == rank:
+            time.sleep(HELD)
+
+
+class Gate:
+    """Holds one rank back until another has reached a place in its code. Whoever waits there for
+    the rank that is held, by whatever call, keeps the gate closed and is found."""
+
+    _numbers = itertools.count()
+
+    def __init__(self):
+        self._key = f"gate {next(self._numbers)}"  # the same on all ranks: each makes as many
+
+    def open(self) -> None:
+        _get_default_store().set(self._key, "open")
+
+    def hold(self) -> bool:
+        """Waits until the gate is open. Returns False where it was still closed after PATIENCE
+        seconds."""
+        try:
+            _get_default_store().wait([self._key], timedelta(seconds=PATIENCE))
+        except RuntimeError:  # the store's time-out
+            return False
+        return True

@@ -1,0 +1,493 @@
+"""What the checks of exercises 2.5 and 2.6 must reject, with the words that must say why; and what
+they must accept. `pytest -s` prints the verdict of each wrong answer."""
+
+import itertools
+import sys
+import threading
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from ddp_answers import (
+    ALONE,
+    Answers,
+    N,
+    accepted,
+    finish,
+    flattened,
+    give,
+    make_buckets,
+    pieces,
+    rejected,
+    right,
+    start,
+    zeros,
+)
+
+import labs.manual_ddp as lab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules["ddp_answers"])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+
+# 2.5 make_buckets
+
+
+class Buckets:
+    def all_in_one(parameters, cap):
+        return [[p for p in parameters if p.requires_grad][::-1]]
+
+    def one_each(parameters, cap):
+        return [[p] for p in list(parameters)[::-1] if p.requires_grad]
+
+    def first_layer_first(parameters, cap):
+        return [b[::-1] for b in make_buckets(parameters, cap)[::-1]]
+
+    def last_one_dropped(parameters, cap):
+        return make_buckets(parameters, cap)[:-1]
+
+    def counts_elements(parameters, cap):
+        return make_buckets(parameters, cap * 4)
+
+    def closed_after_the_cap(parameters, cap):
+        buckets, size = [[]], 0
+        for p in [p for p in parameters if p.requires_grad][::-1]:
+            buckets[-1].append(p)
+            size += p.numel() * p.element_size()
+            if size >= cap:
+                buckets.append([])
+                size = 0
+        return [b for b in buckets if b]
+
+    def frozen_too(parameters, cap):
+        parameters = list(parameters)
+        frozen = [[p] for p in parameters if not p.requires_grad]
+        return make_buckets(parameters, cap) + frozen
+
+    def names(parameters, cap):
+        return [["second.bias"]]
+
+    def copies(parameters, cap):
+        return [[p.clone() for p in b] for b in make_buckets(parameters, cap)]
+
+    def mixed_types(parameters, cap):
+        buckets, size = [], 0
+        for p in [p for p in parameters if p.requires_grad][::-1]:
+            nbytes = p.numel() * p.element_size()
+            if not buckets or size + nbytes > cap:
+                buckets.append([])
+                size = 0
+            buckets[-1].append(p)
+            size += nbytes
+        return buckets
+
+    def an_empty_one(parameters, cap):
+        return [[], *make_buckets(parameters, cap)]
+
+    def nothing(parameters, cap):
+        return None
+
+    def a_generator(parameters, cap):
+        yield from make_buckets(parameters, cap)
+
+    def an_iterator(parameters, cap):
+        return reversed(make_buckets(parameters, cap)[::-1])
+
+    def sets(parameters, cap):
+        return [set(bucket) for bucket in make_buckets(parameters, cap)]
+
+    def a_flat_list(parameters, cap):
+        return [p for p in parameters if p.requires_grad][::-1]
+
+    def turns_the_list_round(parameters, cap):
+        parameters = parameters if isinstance(parameters, list) else list(parameters)
+        parameters.reverse()
+        return make_buckets(parameters[::-1], cap)
+
+    def four_bytes_each(parameters, cap):
+        return greedy(parameters, cap, size_of=lambda p: 4 * p.numel())
+
+    def elements(parameters, cap):
+        return greedy(parameters, cap // 4, size_of=lambda p: p.numel())
+
+    def below_the_cap(parameters, cap):
+        return greedy(parameters, cap - 1)
+
+    def begins_with_an_empty_one(parameters, cap):
+        buckets, size = [[]], 0
+        for p in [p for p in parameters if p.requires_grad][::-1]:
+            nbytes = p.numel() * p.element_size()
+            if size + nbytes > cap or buckets[-1] and buckets[-1][0].dtype != p.dtype:
+                buckets.append([])
+                size = 0
+            buckets[-1].append(p)
+            size += nbytes
+        return buckets
+
+    def too_large_left_out(parameters, cap):
+        return make_buckets([p for p in parameters if p.numel() * p.element_size() <= cap], cap)
+
+    def too_large_joined_by_the_next(parameters, cap):
+        buckets, size = [], cap
+        for p in [p for p in parameters if p.requires_grad][::-1]:
+            nbytes = p.numel() * p.element_size()
+            if size + nbytes > cap or buckets[-1][0].dtype != p.dtype:
+                buckets.append([])
+                size = 0
+            buckets[-1].append(p)
+            size += nbytes if nbytes <= cap else 0
+        return buckets
+
+    def dtype_of_the_first(parameters, cap):
+        parameters = [p for p in parameters if p.requires_grad]
+        same = [p for p in parameters if p.dtype == parameters[-1].dtype]
+        other = [p for p in parameters if p.dtype != parameters[-1].dtype]
+        return make_buckets(same, cap) + make_buckets(other, cap)
+
+    def largest_first(parameters, cap):
+        return sorted(make_buckets(parameters, cap), key=len)
+
+    def turned_round_inside(parameters, cap):
+        return [bucket[::-1] for bucket in make_buckets(parameters, cap)]
+
+    def one_twice(parameters, cap):
+        buckets = make_buckets(parameters, cap)
+        return [*buckets, buckets[-1]]
+
+
+def greedy(parameters, cap, size_of=lambda p: p.numel() * p.element_size()):
+    buckets, size = [], 0
+    for p in [p for p in parameters if p.requires_grad][::-1]:
+        fits = buckets and size + size_of(p) <= cap and buckets[-1][0].dtype == p.dtype
+        if not fits:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(p)
+        size += size_of(p)
+    return buckets
+
+
+WRONG = [
+    (Buckets.nothing, "make_buckets returned nothing .None., not a list"),
+    (Buckets.all_in_one, "bucket 0 has .* bytes, the cap is 900"),
+    (Buckets.one_each, "it would fit"),
+    (Buckets.first_layer_first, "not with the last layer"),
+    (Buckets.last_one_dropped, "'embedding.weight' is in no bucket.*\n.*last bucket"),
+    (Buckets.counts_elements, "the cap is 900"),
+    (Buckets.closed_after_the_cap, "the cap is 900"),
+    (Buckets.frozen_too, "'scale' is frozen and has no gradient to send"),
+    (Buckets.names, "something else than the model's own parameters"),
+    (Buckets.copies, "something else than the model's own parameters"),
+    (Buckets.an_empty_one, "one bucket is empty"),
+    (Buckets.mixed_types, "dtype"),
+    (Buckets.a_generator, "make_buckets returned a generator, not a list"),
+    (Buckets.an_iterator, "make_buckets returned a list_reverseiterator, not a list"),
+    (Buckets.sets, "a bucket is a set, not a list"),
+    (Buckets.a_flat_list, "a bucket is a Parameter.*, not a list"),
+    (Buckets.turns_the_list_round, "changed the list that it was given"),
+    (Buckets.four_bytes_each, "it would fit|bytes, the cap is"),
+    (Buckets.elements, "it would fit|bytes, the cap is"),
+    (Buckets.below_the_cap, "with a cap of 280 bytes, .* it would fit"),
+    (Buckets.begins_with_an_empty_one, "one bucket is empty"),
+    (Buckets.too_large_left_out, "'embedding.weight' is in no bucket"),
+    (Buckets.too_large_joined_by_the_next, "the cap is 400.*\n.*A parameter above the cap"),
+    (Buckets.dtype_of_the_first, "the buckets are not in backward's order"),
+    (Buckets.largest_first, "not with the last layer|not in backward's order"),
+    (Buckets.turned_round_inside, "not with the last layer|not in backward's order"),
+    (Buckets.one_twice, "'embedding.weight' is in 2 buckets")]
+
+
+# 2.6 start and finish
+
+
+class Bucket:
+    def two_calls(bucket):
+        flat, handle = start(bucket)
+        dist.all_reduce(flat.clone())
+        return flat, handle
+
+    def waits_in_start(bucket):
+        flat, handle = start(bucket)
+        handle.wait()
+        return flat, handle
+
+    def returns_nothing(bucket):
+        start(bucket)
+
+    def returns_one(bucket):
+        return start(bucket)[0]
+
+    def synchronous(bucket):
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten()
+                          for p in bucket])
+        dist.all_reduce(flat)
+        return flat, torch.futures.Future()
+
+    def one_call_each(bucket):
+        works = [dist.all_reduce(p.grad, async_op=True) for p in zeros(bucket)]
+        return None, works
+
+    def none_left_out(bucket):
+        flat = torch.cat([p.grad.flatten() for p in bucket if p.grad is not None])
+        return flat, dist.all_reduce(flat, async_op=True)
+
+    def last_one_dropped(bucket):
+        return start(bucket[:-1])
+
+    def nothing(bucket):
+        return None, None
+
+    def does_not_wait(bucket, flat, handle):
+        for parameter, piece in zip(bucket, pieces(bucket, flat / N()), strict=True):
+            parameter.grad = piece.view_as(parameter)
+
+    def a_sum(bucket, flat, handle):
+        handle.wait()
+        for parameter, piece in zip(bucket, pieces(bucket, flat), strict=True):
+            parameter.grad = piece.view_as(parameter)
+
+    def not_put_back(bucket, flat, handle):
+        handle.wait()
+        flat /= N()
+
+    def stays_flat(bucket, flat, handle):
+        handle.wait()
+        for parameter, piece in zip(bucket, pieces(bucket, flat / N()), strict=True):
+            parameter.grad = piece.clone().view(*parameter.shape, 1)
+
+    def in_the_wrong_order(bucket, flat, handle):
+        finish(bucket[::-1], flat, handle)
+
+    def kept_from_the_first_call(bucket):
+        """The flat tensor is made once, and filled once."""
+        if not hasattr(bucket[0], "flat"):
+            bucket[0].flat = flattened(bucket)
+        flat = bucket[0].flat.clone()
+        return flat, dist.all_reduce(flat, async_op=True)
+
+    def one_flat_for_all(bucket):
+        """All buckets share one tensor, which the second overwrites while the first is sent."""
+        shared = kept.setdefault(bucket[0].dtype, torch.zeros(100, dtype=bucket[0].dtype))
+        other = kept.setdefault("any", shared.double())
+        other[:31] = flattened(bucket)
+        flat = other[:31]
+        return flat, dist.all_reduce(flat, async_op=True)
+
+    def in_float32(bucket):
+        flat = torch.zeros(sum(p.numel() for p in bucket))
+        torch.cat([p.grad.flatten().float() for p in zeros(bucket)], out=flat)
+        return flat, dist.all_reduce(flat, async_op=True)
+
+    def waits_by_future(bucket):
+        flat, work = start(bucket)
+        work.get_future().wait()
+        return flat, work
+
+    def waits_by_polling(bucket):
+        flat, work = start(bucket)
+        while not work.is_completed():
+            pass
+        return flat, work
+
+    def waits_by_use(bucket):
+        flat = functional.all_reduce(flattened(bucket), "sum", dist.group.WORLD)
+        return flat + 0, None
+
+    def waits_in_a_thread(bucket):
+        flat, work = start(bucket)
+        thread = threading.Thread(target=work.wait)
+        thread.start()
+        thread.join()
+        return flat, work
+
+    def skips_what_is_none(bucket):
+        if all(p.grad is None for p in bucket):
+            return None, None
+        return start(bucket)
+
+    def reduced_only(bucket):
+        flat = flattened(bucket)
+        return flat, dist.reduce(flat, dst=0, async_op=True)
+
+    def waits_without_a_call(bucket, flat, handle):
+        handle.wait  # noqa: B018
+        flat /= N()
+        give(bucket, flat)
+
+    def divides_first(bucket, flat, handle):
+        flat /= N()
+        handle.wait()
+        give(bucket, flat)
+
+    def into_what_is_there(bucket, flat, handle):
+        handle.wait()
+        for parameter, piece in zip(bucket, pieces(bucket, flat / N()), strict=True):
+            parameter.grad.copy_(piece.view_as(parameter))
+
+    def skips_what_was_none(bucket, flat, handle):
+        handle.wait()
+        for parameter, piece in zip(bucket, pieces(bucket, flat / N()), strict=True):
+            if parameter.grad is not None:
+                parameter.grad = piece.view_as(parameter)
+
+    def first_parameter_only(bucket, flat, handle):
+        handle.wait()
+        bucket[0].grad = (flat / N())[:bucket[0].numel()].view_as(bucket[0])
+
+    def takes_no_handle(bucket, flat):
+        give(bucket, flat / N())
+
+
+kept = {}
+
+
+WRONG_PAIRS = [
+    (Bucket.nothing, finish, "start called 0 collectives"),
+    (Bucket.two_calls, finish, "start called 2 collectives"),
+    (Bucket.waits_in_start, finish, "start waits for its all-reduce"),
+    (Bucket.returns_nothing, finish, "start returned nothing .None."),
+    (Bucket.returns_one, finish, "start returned a Tensor"),
+    (Bucket.synchronous, finish, "start waits for its all-reduce"),
+    (Bucket.one_call_each, finish, "start called 4 collectives"),
+    (Bucket.none_left_out, finish, "not in the same collective", ALONE),
+    (Bucket.last_one_dropped, finish, "carries 30 elements, the bucket has 31"),
+    (start, Bucket.does_not_wait, "was used before it arrived: finish does not wait"),
+    (start, Bucket.a_sum, "is the SUM over ranks"),
+    (start, Bucket.not_put_back, "gradient 0 of the bucket is still this rank's own"),
+    (start, Bucket.stays_flat, "attempting to assign a gradient of size"),
+    (start, Bucket.in_the_wrong_order, "differs from the reference's"),
+    (Bucket.kept_from_the_first_call, finish, "gradient 0 of the bucket differs"),
+    (Bucket.one_flat_for_all, finish, "bytes, the bucket's gradients of torch.float32 have 124"),
+    (Bucket.in_float32, finish, "124 bytes, the bucket's gradients of torch.float64 have 248"),
+    (Bucket.waits_by_future, finish, "start waits for its all-reduce"),
+    (Bucket.waits_by_polling, finish, "start waits for its all-reduce"),
+    (Bucket.waits_by_use, finish, "start waits for its all-reduce"),
+    (Bucket.waits_in_a_thread, finish, "start waits for its all-reduce"),
+    (Bucket.skips_what_is_none, finish, "called 0 collectives|not in the same collective", ALONE),
+    (Bucket.reduced_only, finish, "start called 1 collectives .reduce., not one all_reduce"),
+    (start, Bucket.waits_without_a_call, "was used before it arrived: finish does not wait"),
+    (start, Bucket.divides_first, "gradient . of the bucket"),
+    (start, Bucket.into_what_is_there, "A gradient is None where this rank did not use", ALONE),
+    (start, Bucket.skips_what_was_none, "shape None", ALONE),
+    (start, Bucket.first_parameter_only, "gradient 1 of the bucket is still this rank's own"),
+    (start, Bucket.takes_no_handle, "takes 2 positional arguments but 3 were given")]
+
+
+WRONG_ANSWERS = Answers([
+    *((lab.check_make_buckets, *row) for row in WRONG),
+    *((lab.check_bucket, (begin, end), *more) for begin, end, *more in WRONG_PAIRS)])
+
+
+@pytest.mark.parametrize("number", **WRONG_ANSWERS.parameters)
+def test_wrong(number):
+    rejected(WRONG_ANSWERS.verdict(number), WRONG_ANSWERS.rows[number][2])
+
+
+# right, and written in another way
+
+
+class Right:
+    def one_open_for_each_dtype(parameters, cap):
+        """As torch does."""
+        buckets, opened = [], {}
+        for p in [p for p in parameters if p.requires_grad][::-1]:
+            nbytes = p.numel() * p.element_size()
+            bucket, size = opened.get(p.dtype, (None, cap))
+            if bucket is None or size + nbytes > cap:
+                bucket, size = [], 0
+                buckets.append(bucket)
+            bucket.append(p)
+            opened[p.dtype] = bucket, size + nbytes
+        return buckets
+
+    def tuples(parameters, cap):
+        return tuple(map(tuple, make_buckets(parameters, cap)))
+
+    def grouped(parameters, cap):
+        room, group, before = [0], [0], [None]
+
+        def number(p):
+            room[0] -= p.nbytes
+            if room[0] < 0 or p.dtype != before[0]:
+                group[0] += 1
+                room[0] = cap - p.nbytes
+            before[0] = p.dtype
+            return group[0]
+
+        wanted = [p for p in parameters if p.requires_grad][::-1]
+        return [list(bucket) for _, bucket in itertools.groupby(wanted, key=number)]
+
+    def start_in_place(bucket):
+        flat = bucket[0].new_empty(sum(p.numel() for p in bucket), requires_grad=False)
+        offset = 0
+        for parameter in bucket:
+            end = offset + parameter.numel()
+            flat[offset:end] = 0 if parameter.grad is None else parameter.grad.flatten()
+            offset = end
+        return [dist.all_reduce(flat, async_op=True), flat]
+
+    def finish_in_place(bucket, work, flat):
+        work.wait()
+        for parameter, piece in zip(bucket, pieces(bucket, flat), strict=True):
+            parameter.grad = (piece / N()).reshape(parameter.shape)
+
+    def start_future(bucket):
+        flat = flattened(bucket) / N()
+        return flat, dist.all_reduce(flat, async_op=True).get_future()
+
+    def finish_future(bucket, flat, future):
+        future.wait()
+        give(bucket, flat)
+
+    def start_then(bucket):
+        work = dist.all_reduce(flattened(bucket), async_op=True)
+        return [work.get_future().then(lambda done: done.value()[0] / N())]
+
+    def finish_then(bucket, future):
+        give(bucket, future.wait())
+
+    def start_functional(bucket):
+        return flattened(bucket), functional.all_reduce(flattened(bucket), "sum",
+                                                        dist.group.WORLD)
+
+    def finish_functional(bucket, _, summed):
+        give(bucket, functional.wait_tensor(summed) / N())
+
+    def start_list(bucket):
+        gradients = [p.grad for p in zeros(bucket)]
+        return gradients, dist.all_reduce_coalesced(gradients, async_op=True)
+
+    def finish_list(bucket, gradients, work):
+        work.wait()
+        for parameter, gradient in zip(bucket, gradients, strict=True):
+            parameter.grad = gradient / N()
+
+    def start_cached(bucket):
+        if not hasattr(bucket[0], "flat"):
+            bucket[0].flat = torch.empty_like(flattened(bucket))
+        flat = bucket[0].flat
+        flat.copy_(flattened(bucket))
+        return flat, dist.all_reduce(flat, op=dist.ReduceOp.AVG, async_op=True)
+
+    def finish_polling(bucket, flat, work):
+        while not work.is_completed():
+            pass
+        give(bucket, flat.clone())
+
+
+RIGHT_ANSWERS = Answers([
+    *((lab.check_make_buckets, answer) for answer in (
+        right.make_buckets, Right.one_open_for_each_dtype, Right.tuples, Right.grouped, greedy)),
+    *((lab.check_bucket, pair) for pair in (
+        (right.start, right.finish), (Right.start_in_place, Right.finish_in_place),
+        (Right.start_future, Right.finish_future), (Right.start_then, Right.finish_then),
+        (Right.start_functional, Right.finish_functional), (Right.start_list, Right.finish_list),
+        (Right.start_cached, Right.finish_polling)))], ranks=(3, 2, 4))
+
+
+@pytest.mark.parametrize("number", **RIGHT_ANSWERS.parameters)
+def test_right(number):
+    accepted(RIGHT_ANSWERS.verdict(number))

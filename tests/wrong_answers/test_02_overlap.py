@@ -1,0 +1,788 @@
+"""What the checks of exercises 2.7 to 2.9 must reject, with the words that must say why; and what
+they must accept. `pytest -s` prints the verdict of each wrong answer."""
+
+import contextlib
+import sys
+import threading
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from ddp_answers import (
+    ALONE,
+    Answers,
+    N,
+    OverlappedDDP,
+    accepted,
+    finish,
+    flattened,
+    give,
+    rejected,
+    right,
+    start,
+    trainable,
+    wrapping,
+    zeros,
+)
+
+import labs.manual_ddp as lab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules["ddp_answers"])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+
+# 2.7 overlap, as classes over lab.BucketedWrapper
+
+
+class AfterBackward(lab.BucketedWrapper):
+    def backward_done(self):
+        begun = [start(bucket) for bucket in self.buckets]
+        for bucket, one in zip(self.buckets, begun, strict=True):
+            finish(bucket, *one)
+
+
+class OneForAll(lab.BucketedWrapper):
+    """One all-reduce when the last gradient is ready, sold as overlap."""
+
+    def gradient_ready(self, parameter):
+        self.ready.add(parameter)
+        everything = [p for bucket in self.buckets for p in bucket]
+        if len(self.ready) == len(everything):
+            finish(everything, *start(everything))
+
+
+class WaitsAtOnce(lab.BucketedWrapper):
+    def gradient_ready(self, parameter):
+        self.ready.add(parameter)
+        for bucket in self.buckets:
+            if parameter in set(bucket) and self.ready.issuperset(bucket):
+                finish(bucket, *start(bucket))
+
+
+class Synchronous(lab.BucketedWrapper):
+    def gradient_ready(self, parameter):
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= N()
+
+
+class UnusedForgotten(OverlappedDDP):
+    """Never sends a bucket that did not get ready."""
+
+    def backward_done(self):
+        for bucket, one in zip(self.buckets, self.started, strict=False):
+            finish(bucket, *one)
+
+
+class AsksTheList(lab.BucketedWrapper):
+    """`in` on a list of tensors compares numbers."""
+
+    def gradient_ready(self, parameter):
+        for bucket in self.buckets:
+            if parameter in bucket:
+                self.ready.add(parameter)
+
+
+class AsTheyGetReady(lab.BucketedWrapper):
+    """Starts whichever bucket is complete, in whatever order."""
+
+    def gradient_ready(self, parameter):
+        self.ready.add(parameter)
+        for bucket in self.buckets:
+            if parameter in set(bucket) and self.ready.issuperset(bucket):
+                self.started.append((bucket, start(bucket)))
+
+    def backward_done(self):
+        sent = [p for bucket, _ in self.started for p in bucket]
+        for bucket in self.buckets:
+            if not set(bucket) <= set(sent):
+                self.started.append((bucket, start(bucket)))
+        for bucket, one in self.started:
+            finish(bucket, *one)
+
+
+class NotFinished(OverlappedDDP):
+    def backward_done(self):
+        for _, handle in self.started:
+            handle.wait()
+
+
+class LastBucketDropped(OverlappedDDP):
+    def __init__(self, module, buckets):
+        super().__init__(module, buckets)
+        self.buckets = self.buckets[:-1]
+
+
+class Nothing(lab.BucketedWrapper):
+    pass
+
+
+class OnlyTheFirstEarly(OverlappedDDP):
+    """One bucket leaves during backward, all others at its end."""
+
+    def gradient_ready(self, parameter):
+        self.ready.add(parameter)
+        if not self.started and self.ready.issuperset(self.buckets[0]):
+            self.started.append(start(self.buckets[0]))
+
+
+class OneForEachGradient(OverlappedDDP):
+    """At most one bucket leaves for each bucket's last gradient; those that waited stay behind."""
+
+    def gradient_ready(self, parameter):
+        self.ready.add(parameter)
+        number = len(self.started)
+        if number < len(self.buckets) - 2 and self.ready.issuperset(self.buckets[number]):
+            self.started.append(start(self.buckets[number]))
+
+
+class WaitsForTheOneBefore(OverlappedDDP):
+    def gradient_ready(self, parameter):
+        before = len(self.started)
+        super().gradient_ready(parameter)
+        if before and len(self.started) > before:
+            self.started[before - 1][1].wait()
+
+
+class WaitsByFuture(OverlappedDDP):
+    def gradient_ready(self, parameter):
+        super().gradient_ready(parameter)
+        if self.started:
+            self.started[-1][1].get_future().wait()
+
+
+class WaitsByPolling(OverlappedDDP):
+    def gradient_ready(self, parameter):
+        super().gradient_ready(parameter)
+        while self.started and not self.started[-1][1].is_completed():
+            pass
+
+
+class WaitsInAThread(OverlappedDDP):
+    def gradient_ready(self, parameter):
+        super().gradient_ready(parameter)
+        if self.started:
+            thread = threading.Thread(target=self.started[-1][1].wait)
+            thread.start()
+            thread.join()
+
+
+class SynchronousFunctional(lab.BucketedWrapper):
+    """A functional collective returns at once, and each use of its result waits."""
+
+    def gradient_ready(self, parameter):
+        self.ready.add(parameter)
+        for bucket in self.buckets[len(self.started):]:
+            if not self.ready.issuperset(bucket):
+                break
+            self.started.append(bucket)
+            give(bucket, functional.all_reduce(flattened(bucket), "avg", dist.group.WORLD) + 0)
+
+
+class WithTheFirstGradient(OverlappedDDP):
+    """Starts a bucket when its first gradient is ready."""
+
+    def gradient_ready(self, parameter):
+        number = len(self.started)
+        if number < len(self.buckets) and parameter in set(self.buckets[number]):
+            self.started.append(start(self.buckets[number]))
+
+
+class CountsOnce(OverlappedDDP):
+    """Its counters are not put back: from the second step on nothing leaves during backward."""
+
+    def __init__(self, module, buckets):
+        super().__init__(module, buckets)
+        self.missing = [len(bucket) for bucket in buckets]
+
+    def gradient_ready(self, parameter):
+        for number, bucket in enumerate(self.buckets):
+            self.missing[number] -= parameter in set(bucket)
+        while len(self.started) < len(self.buckets) and self.missing[len(self.started)] == 0:
+            self.started.append(start(self.buckets[len(self.started)]))
+
+
+class SkipsUnusedBuckets(OverlappedDDP):
+    """A bucket in which this rank used nothing is not sent: another rank waits for it."""
+
+    def backward_done(self):
+        for bucket in self.buckets[len(self.started):]:
+            if any(p.grad is not None for p in bucket):
+                self.started.append(start(bucket))
+            else:
+                self.started.append(None)
+        for bucket, begun in zip(self.buckets, self.started, strict=True):
+            if begun:
+                finish(bucket, *begun)
+
+
+class SkipsWhatIsNotReady(OverlappedDDP):
+    def backward_done(self):
+        for bucket in self.buckets[len(self.started):]:
+            if self.ready & set(bucket):
+                self.started.append(start(bucket))
+        for bucket, begun in zip(self.buckets, self.started, strict=False):
+            finish(bucket, *begun)
+
+
+class FinishesInReverse(OverlappedDDP):
+    def backward_done(self):
+        for bucket in self.buckets[len(self.started):]:
+            self.started.append(start(bucket))
+        for bucket, begun in zip(self.buckets, self.started[::-1], strict=True):
+            finish(bucket, *begun)
+
+
+class KeepsTheFlats(OverlappedDDP):
+    """What it sent in the first step is sent again."""
+
+    def gradient_ready(self, parameter):
+        self.ready.add(parameter)
+        flats = self.__dict__.setdefault("flats", {})
+        for number, bucket in enumerate(self.buckets[len(self.started):], len(self.started)):
+            if not self.ready.issuperset(bucket):
+                break
+            flat = flats.setdefault(number, flattened(bucket)).clone()
+            self.started.append((flat, dist.all_reduce(flat, async_op=True)))
+
+
+class SecondCopy(OverlappedDDP):
+    """Sends all gradients once more when backward is over."""
+
+    def backward_done(self):
+        super().backward_done()
+        for bucket in self.buckets:
+            finish(bucket, *start(bucket))
+
+
+class NoSuper(OverlappedDDP):
+    def __init__(self, module, buckets):
+        self.buckets = buckets
+
+
+class NotDivided(OverlappedDDP):
+    def backward_done(self):
+        for bucket in self.buckets[len(self.started):]:
+            self.started.append(start(bucket))
+        for bucket, (flat, handle) in zip(self.buckets, self.started, strict=True):
+            handle.wait()
+            give(bucket, flat)
+
+
+def torch_inside(model, cap_bytes):
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
+WRONG = {}
+WRONG[lab.check_overlap] = [
+    (wrapping(Nothing), "communicates nothing"),
+    (torch_inside, "torch's own DistributedDataParallel does the work"),
+    (wrapping(AfterBackward), "nothing overlaps with backward"),
+    (wrapping(OneForAll), "one all-reduce carries everything"),
+    (wrapping(WaitsAtOnce), "waited for while gradients are still being computed"),
+    (wrapping(Synchronous), "is not asynchronous"),
+    (wrapping(UnusedForgotten), "no further collective|not in the same collective", ALONE),
+    (wrapping(AsksTheList), "Ask a set"),
+    (wrapping(AsTheyGetReady), "not in the same collective", ALONE),
+    (wrapping(NotFinished), "still this rank's own"),
+    (wrapping(LastBucketDropped),
+     "its buckets are not those of exercise 2.5: 'embedding.weight' is in no bucket"),
+    (wrapping(OnlyTheFirstEarly), "bucket 1 is complete, and leaves only after 2 more gradients"),
+    (wrapping(OneForEachGradient), "bucket 2 is complete, and leaves only after 1 more gradient"),
+    (wrapping(WaitsForTheOneBefore), "waited for while gradients are still being computed"),
+    (wrapping(WaitsByFuture), "waited for while gradients are still being computed"),
+    (wrapping(WaitsByPolling), "waited for while gradients are still being computed"),
+    (wrapping(WaitsInAThread), "waited for while gradients are|something in backward waits"),
+    (wrapping(SynchronousFunctional), "waited for while gradients are still being computed"),
+    (wrapping(WithTheFirstGradient), "bucket 0 leaves before the gradient of .* is ready"),
+    (wrapping(CountsOnce), "the first all-reduce is issued after the last gradient is ready"),
+    (wrapping(SkipsUnusedBuckets), "not in the same collective|no further collective", ALONE),
+    (wrapping(SkipsWhatIsNotReady), "not in the same collective|no further collective", ALONE),
+    (wrapping(FinishesInReverse), "shape|size|split"),
+    (wrapping(KeepsTheFlats), "step 1, parameter .*differs|step 1, parameter"),
+    (wrapping(SecondCopy), "sent 12,776 bytes; its gradients have 6,388"),
+    (wrapping(NoSuper), r"Call super\(\).__init__\(module\)"),
+    (wrapping(NotDivided), "is the SUM over ranks, 3.0x")]
+
+
+# 2.8 no_sync
+
+
+def no_sync_by(function):
+    class Wrong(OverlappedDDP):
+        no_sync = contextlib.contextmanager(function)
+
+    return wrapping(Wrong)
+
+
+def does_nothing(self):
+    yield
+
+
+def never_raised_again(self):
+    self.synchronize = False
+    yield
+
+
+def not_after_an_exception(self):
+    self.synchronize = False
+    yield
+    self.synchronize = True
+
+
+def drops_what_was_accumulated(self):
+    self.synchronize = False
+    try:
+        yield
+    finally:
+        self.synchronize = True
+        self.module.zero_grad()
+
+
+def own_gradients_lost(self):
+    self.synchronize = False
+    def clear(parameter):
+        parameter.grad = None
+
+    hooks = [p.register_post_accumulate_grad_hook(clear) for p in trainable(self.module)]
+    try:
+        yield
+    finally:
+        self.synchronize = True
+        [hook.remove() for hook in hooks]
+
+
+def not_a_generator(self):
+    self.synchronize = False
+
+
+def other_flag(self):
+    self.require_backward_grad_sync = False
+    try:
+        yield
+    finally:
+        self.require_backward_grad_sync = True
+
+
+def always_up_again(self):
+    """What an inner block leaves behind ends the outer one."""
+    self.synchronize = False
+    try:
+        yield
+    finally:
+        self.synchronize = True
+
+
+def keeps_errors_back(self):
+    self.synchronize = False
+    with contextlib.suppress(Exception):
+        yield
+    self.synchronize = True
+
+
+def averages_on_leaving(self):
+    before, self.synchronize = self.synchronize, False
+    try:
+        yield
+    finally:
+        self.synchronize = before
+        for bucket in self.buckets:
+            finish(bucket, *start(bucket))
+
+
+def meets_on_entering(self):
+    before, self.synchronize = self.synchronize, False
+    dist.barrier()
+    try:
+        yield
+    finally:
+        self.synchronize = before
+
+
+def down_for_good(self):
+    self.synchronize = False
+    yield
+
+
+def other_way_round(self):
+    self.synchronize = True
+    try:
+        yield
+    finally:
+        self.synchronize = False
+
+
+def after_the_block(self):
+    yield
+    self.synchronize = False
+
+
+def without_gradients(self):
+    with torch.no_grad():
+        yield
+
+
+class ZerosForUnready(OverlappedDDP):
+    """Sends zeros for a parameter that this backward did not use: what was accumulated is lost."""
+
+    no_sync = contextlib.contextmanager(right.AccumulatingDDP.no_sync.__wrapped__)
+
+    def backward_done(self):
+        for bucket in self.buckets:
+            for parameter in bucket:
+                if parameter not in self.ready:
+                    parameter.grad = None
+        super().backward_done()
+
+
+class Undecorated(OverlappedDDP):
+    def no_sync(self):
+        yield
+
+
+class ReadyOnly(OverlappedDDP):
+    """Never sends a bucket that holds an unready parameter; right while all are used."""
+
+    no_sync = contextlib.contextmanager(right.AccumulatingDDP.no_sync.__wrapped__)
+
+    def backward_done(self):
+        for bucket in self.buckets[len(self.started):]:
+            self.started.append(start([p for p in bucket if p in self.ready] or bucket[:0]))
+        for bucket, begun in zip(self.buckets, self.started, strict=True):
+            finish([p for p in bucket if p in self.ready], *begun)
+
+
+WRONG[lab.check_no_sync] = [
+    (no_sync_by(does_nothing), "inside no_sync"),
+    (no_sync_by(other_flag), "inside no_sync, self.synchronize is still True"),
+    (no_sync_by(not_a_generator), "must `yield` once"),
+    (no_sync_by(never_raised_again), "after no_sync, backward still communicates nothing"),
+    (no_sync_by(not_after_an_exception), "an exception inside no_sync left the flag down"),
+    (no_sync_by(drops_what_was_accumulated), "after no_sync, parameter"),
+    (no_sync_by(own_gradients_lost), "inside no_sync its gradient is not the sum"),
+    (no_sync_by(always_up_again), "after an inner no_sync has ended, backward calls"),
+    (no_sync_by(keeps_errors_back), "an exception inside no_sync does not reach the code around"),
+    (no_sync_by(averages_on_leaving), "leaving no_sync calls 4 collectives"),
+    (no_sync_by(meets_on_entering), "entering no_sync calls 1 collective"),
+    (no_sync_by(down_for_good), "after no_sync, backward still communicates nothing"),
+    (no_sync_by(other_way_round), "self.synchronize is still True"),
+    (no_sync_by(after_the_block), "self.synchronize is still True"),
+    (no_sync_by(without_gradients), "does not require grad"),
+    (wrapping(ZerosForUnready), "after no_sync, parameter"),
+    (wrapping(Undecorated), "Decorate no_sync with @contextlib.contextmanager"),
+    (wrapping(OverlappedDDP), "Define no_sync"),
+    (wrapping(ReadyOnly), "not in the same collective|expected a non-empty list", ALONE)]
+
+
+# 2.9 accumulate
+
+
+class Accumulate:
+    def nothing(module, parts):
+        pass
+
+    def only_the_last(module, parts):
+        module(**parts[-1]).loss.backward()
+
+    def unweighted_sum(module, parts):
+        for number, part in enumerate(parts, 1):
+            with contextlib.nullcontext() if number == len(parts) else module.no_sync():
+                module(**part).loss.backward()
+
+    def plain_mean(module, parts):
+        for number, part in enumerate(parts, 1):
+            with contextlib.nullcontext() if number == len(parts) else module.no_sync():
+                (module(**part).loss / len(parts)).backward()
+
+    def synchronized_each_time(module, parts):
+        total = sum(len(part["x"]) for part in parts)
+        for part in parts:
+            (module(**part).loss * len(part["x"]) / total).backward()
+
+    def never_synchronized(module, parts):
+        total = sum(len(part["x"]) for part in parts)
+        for part in parts:
+            with module.no_sync():
+                (module(**part).loss * len(part["x"]) / total).backward()
+
+    def all_at_once(module, parts):
+        total = sum(len(part["x"]) for part in parts)
+        sum(module(**part).loss * len(part["x"]) / total for part in parts).backward()
+
+    def cleared_between(module, parts):
+        total = sum(len(part["x"]) for part in parts)
+        for number, part in enumerate(parts, 1):
+            module.zero_grad()
+            with contextlib.nullcontext() if number == len(parts) else module.no_sync():
+                (module(**part).loss * len(part["x"]) / total).backward()
+
+    def first_synchronized(module, parts):
+        total = sum(len(part["x"]) for part in parts)
+        for number, part in enumerate(parts):
+            with module.no_sync() if number else contextlib.nullcontext():
+                (module(**part).loss * len(part["x"]) / total).backward()
+
+    def forwards_first(module, parts):
+        total = sum(len(part["x"]) for part in parts)
+        losses = [module(**part).loss * len(part["x"]) / total for part in parts]
+        with module.no_sync():
+            for loss in losses[:-1]:
+                loss.backward()
+        losses[-1].backward()
+
+    def empties_the_list(module, parts):
+        total = sum(len(part["x"]) for part in parts)
+        while parts:
+            part = parts.pop(0)
+            with module.no_sync() if parts else contextlib.nullcontext():
+                (module(**part).loss * len(part["x"]) / total).backward()
+
+    def three_parts(module, parts):
+        with module.no_sync():
+            for part in parts[:2]:
+                (module(**part).loss * len(part["x"]) / 6).backward()
+        for part in parts[2:]:
+            (module(**part).loss * len(part["x"]) / 6).backward()
+
+    def of_all_ranks(module, parts):
+        total = sum(len(part["x"]) for part in parts) * N()
+        for number, part in enumerate(parts, 1):
+            with contextlib.nullcontext() if number == len(parts) else module.no_sync():
+                (module(**part).loss * len(part["x"]) / total).backward()
+
+    def one_large_batch(module, parts):
+        batch = {name: torch.cat([part[name] for part in parts]) for name in ("x", "y")}
+        module(**batch).loss.backward()
+
+    def detached_weights_of_the_last(module, parts):
+        for number, part in enumerate(parts, 1):
+            with contextlib.nullcontext() if number == len(parts) else module.no_sync():
+                (module(**part).loss * len(parts[-1]["x"]) / 6).backward()
+
+    def steps_too(module, parts):
+        right.accumulate(module, parts)
+        with torch.no_grad():
+            for parameter in trainable(module):
+                parameter -= parameter.grad
+                parameter.grad = None
+
+
+WRONG_ACCUMULATE = [
+    (Accumulate.nothing, "differs from the full batch's"),
+    (Accumulate.only_the_last, "differs from the full batch's"),
+    (Accumulate.unweighted_sum, "the sum of the micro-batches' mean losses"),
+    (Accumulate.plain_mean, "the plain mean of the micro-batches' mean losses"),
+    (Accumulate.synchronized_each_time, "12 collectives for 3 micro-batches"),
+    (Accumulate.never_synchronized, "differs from the full batch's"),
+    (Accumulate.all_at_once, "1 backward for 3 micro-batches"),
+    (Accumulate.cleared_between, "differs from the full batch's"),
+    (Accumulate.first_synchronized, "the last backward is not synchronized"),
+    (Accumulate.forwards_first, "a forward begins before the backward of the one before it"),
+    (Accumulate.empties_the_list, "changed the list that it was given"),
+    (Accumulate.three_parts, "differs from|collectives for|not synchronized"),
+    (Accumulate.of_all_ranks, "differs from the full batch's"),
+    (Accumulate.one_large_batch, "1 backward for 3 micro-batches"),
+    (Accumulate.detached_weights_of_the_last, "plain mean of the micro|differs from"),
+    (Accumulate.steps_too, "differs from the full batch's")]
+
+
+WRONG_ANSWERS = Answers([
+    *((check, *row) for check, rows in WRONG.items() for row in rows),
+    *((lab.check_accumulate, (answer, right.accumulating), words)
+      for answer, words in WRONG_ACCUMULATE)])
+
+
+@pytest.mark.parametrize("number", **WRONG_ANSWERS.parameters)
+def test_wrong(number):
+    rejected(WRONG_ANSWERS.verdict(number), WRONG_ANSWERS.rows[number][2])
+
+
+# right, and written in another way
+
+
+class CountingDDP(lab.BucketedWrapper):
+    """Counts instead of keeping a set."""
+
+    def __init__(self, module, buckets):
+        super().__init__(module, buckets)
+        self.home = {id(p): n for n, bucket in enumerate(buckets) for p in bucket}
+        self.missing = [len(bucket) for bucket in buckets]
+
+    def gradient_ready(self, parameter):
+        self.missing[self.home[id(parameter)]] -= 1
+        while len(self.started) < len(self.buckets) and not self.missing[len(self.started)]:
+            self.started.append(start(self.buckets[len(self.started)]))
+
+    def backward_done(self):
+        while len(self.started) < len(self.buckets):
+            self.started.append(start(self.buckets[len(self.started)]))
+        for bucket, one in zip(self.buckets, self.started, strict=True):
+            finish(bucket, *one)
+        self.missing = [len(bucket) for bucket in self.buckets]
+
+
+class FutureDDP(lab.BucketedWrapper):
+    """The division is a continuation of the all-reduce."""
+
+    def gradient_ready(self, parameter):
+        self.ready.add(parameter)
+        while len(self.started) < len(self.buckets) and (
+                self.ready >= set(self.buckets[len(self.started)])):
+            self.send(self.buckets[len(self.started)])
+
+    def send(self, bucket):
+        work = dist.all_reduce(flattened(bucket), async_op=True)
+        self.started.append(work.get_future().then(lambda done: done.value()[0] / N()))
+
+    def backward_done(self):
+        for bucket in self.buckets[len(self.started):]:
+            self.send(bucket)
+        futures = torch.futures.wait_all(self.started)
+        for bucket, flat in zip(self.buckets, futures, strict=True):
+            give(bucket, flat)
+
+
+class FunctionalDDP(FutureDDP):
+    def send(self, bucket):
+        self.started.append(functional.all_reduce(flattened(bucket), "avg", dist.group.WORLD))
+
+    def backward_done(self):
+        for bucket in self.buckets[len(self.started):]:
+            self.send(bucket)
+        for bucket, flat in zip(self.buckets, self.started, strict=True):
+            give(bucket, functional.wait_tensor(flat))
+
+
+class ListDDP(FutureDDP):
+    """No flat tensor: each bucket's gradients in one coalesced call."""
+
+    def send(self, bucket):
+        gradients = [p.grad for p in zeros(bucket)]
+        self.started.append(dist.all_reduce_coalesced(gradients, async_op=True))
+
+    def backward_done(self):
+        for bucket in self.buckets[len(self.started):]:
+            self.send(bucket)
+        for work in self.started:
+            work.wait()
+        for parameter in trainable(self.module):
+            parameter.grad /= N()
+
+
+class OwnHooks(lab.Wrapper):
+    """Not a BucketedWrapper; the last hook of all waits."""
+
+    def __init__(self, module, buckets):
+        super().__init__(module)
+        self.buckets, self.works, self.seen = buckets, [], set()
+        for parameter in trainable(module):
+            parameter.register_post_accumulate_grad_hook(self.ready)
+
+    def ready(self, parameter):
+        if not self.seen:
+            torch.autograd.Variable._execution_engine.queue_callback(self.finish)
+        self.seen.add(parameter)
+        while len(self.works) < len(self.buckets) and (
+                self.seen.issuperset(self.buckets[len(self.works)])):
+            self.works.append(start(self.buckets[len(self.works)]))
+
+    def finish(self):
+        for bucket in self.buckets[len(self.works):]:
+            self.works.append(start(bucket))
+        for bucket, begun in zip(self.buckets, self.works, strict=True):
+            finish(bucket, *begun)
+        self.works, self.seen = [], set()
+
+
+class UsedMap(OverlappedDDP):
+    """Says at the end which parameters were used, as torch's find_unused_parameters does."""
+
+    def backward_done(self):
+        super().backward_done()
+        used = torch.tensor([float(p in self.ready) for b in self.buckets for p in b])
+        dist.all_reduce(used)
+        everything = [p for b in self.buckets for p in b]
+        for parameter, users in zip(everything, used.tolist(), strict=True):
+            if not users:
+                parameter.grad = None
+
+
+class Block:
+    """A context manager as a class."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def __enter__(self):
+        self.before, self.module.synchronize = self.module.synchronize, False
+
+    def __exit__(self, *exception):
+        self.module.synchronize = self.before
+
+
+class WithAClass(OverlappedDDP):
+    def no_sync(self):
+        return Block(self)
+
+
+class WithDepth(OverlappedDDP):
+    """Counts the open blocks."""
+
+    depth = 0
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.depth += 1
+        self.synchronize = False
+        try:
+            yield self
+        finally:
+            self.depth -= 1
+            self.synchronize = self.depth == 0
+
+
+def accumulate_by_list(module, parts):
+    sizes = torch.tensor([float(len(part["x"])) for part in parts])
+    *first, last = zip(parts, (sizes / sizes.sum()).tolist(), strict=True)
+    with module.no_sync():
+        for part, weight in first:
+            (weight * module(**part).loss).backward()
+    (last[1] * module(**last[0]).loss).backward()
+
+
+def accumulate_by_stack(module, parts):
+    total = sum(part["y"].shape[0] for part in parts)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(module.no_sync())
+        for part in parts[:-1]:
+            module(**part).loss.mul(part["y"].shape[0] / total).backward()
+    loss = module(**parts[-1]).loss * parts[-1]["y"].shape[0]
+    (loss / total).backward()
+
+
+def scaled_afterwards(module, parts):
+    """Weights that do not add up to 1 are put right in the gradient."""
+    total = sum(len(part["x"]) for part in parts)
+    for number, part in enumerate(parts, 1):
+        with contextlib.nullcontext() if number == len(parts) else module.no_sync():
+            (module(**part).loss * len(part["x"])).backward()
+    for parameter in trainable(module):
+        if parameter.grad is not None:
+            parameter.grad /= total
+
+
+RIGHT_ANSWERS = Answers([
+    *((lab.check_overlap, wrapping(kind)) for kind in (
+        OverlappedDDP, CountingDDP, FutureDDP, FunctionalDDP, ListDDP, OwnHooks, UsedMap)),
+    *((lab.check_no_sync, wrapping(kind)) for kind in (
+        right.AccumulatingDDP, WithAClass, WithDepth)),
+    *((lab.check_accumulate, (answer, right.accumulating)) for answer in (
+        right.accumulate, accumulate_by_list, accumulate_by_stack, scaled_afterwards))],
+    ranks=(3, 2, 4))
+
+
+@pytest.mark.parametrize("number", **RIGHT_ANSWERS.parameters)
+def test_right(number):
+    accepted(RIGHT_ANSWERS.verdict(number))
