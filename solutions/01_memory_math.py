@@ -47,8 +47,8 @@ lab.show_models()
 # %% [markdown]
 # ## Parameters
 #
-# All that follows is a multiple of the number of parameters Ψ. If you count the head of Llama-3-8B
-# twice, you are off by half a billion parameters, or 8.4 GB of training memory.
+# What training keeps for a model is a multiple of its number of parameters, Ψ. If you count the head
+# of Llama-3-8B twice, you are off by half a billion parameters, or 8.4 GB in fp32.
 #
 # A decoder is an embedding, `m.layers` equal blocks, a final norm and a head. Llama-3 uses
 # **grouped-query attention**: its 32 query heads share 8 key and value heads, each `m.head_dim`

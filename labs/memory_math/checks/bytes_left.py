@@ -85,12 +85,14 @@ def _bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing,
         (sum(states) - count * sum(recipe) / ranks, "everything is divided by the ranks",
          "Pass the stage on.")]
     causes = [((left + added) / GB, *words) for added, *words in more]
-    return left, [
-        *causes,
+    return left, [*causes, *_unit_causes(left, gpu), *pairs(causes, left / GB)]
+
+
+def _unit_causes(left, gpu) -> list[Cause]:
+    return [
         (-left / GB, "that is what is missing, not what is left",
          "Negative means: it does not fit."),
         (left / GB / GB, "that is in GB", "Return bytes."),
         (left / 2**30 / GB, "that is in GiB", "Return bytes."),
         (left / gpu.usable / GB, "that is a share of the GPU's memory", "Return bytes."),
-        ((gpu.usable - left) / GB, "that is what is needed, not left", "Take it from gpu.usable."),
-        *pairs(causes, left / GB)]
+        ((gpu.usable - left) / GB, "that is what is needed, not left", "Take it from gpu.usable.")]
