@@ -40,6 +40,7 @@ GAP = 5e-4  # seconds: a shorter pause between two operations is Python's, and c
 _HEADER, _LONGEST = 1 << 22, 1 << 24  # characters before the events, and of one event, at most
 _EVENTS, _SEPARATORS = re.compile(r'"traceEvents"\s*:\s*\['), re.compile(r"[\s,]*")
 _decoder = json.JSONDecoder(strict=False)
+_READS = ("aten::item", "aten::_local_scalar_dense")  # may wait for what they read: no computing
 _LABELS = ("labs::", "FSDP::", "enumerate(DataLoader)")
 _BYTES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "longint": 8, "long": 8, "int": 4,
           "short": 2, "char": 1, "signedchar": 1, "unsignedchar": 1, "byte": 1, "bool": 1}
@@ -205,9 +206,10 @@ class _TraceBuilder:
         if name.startswith("c10d::"):
             self.calls.append((begin, kind_of(name), event["tid"], _size(event.get("args", {}))))
         elif name.startswith("aten::"):
-            self._compute(event["tid"], begin, end)
             if name == "aten::item":
                 self.items.append((begin, end, name))
+            if name not in _READS:
+                self._compute(event["tid"], begin, end)
 
     def _flight(self, event, name, called, begin, end):
         self.flights.append((begin, end, name, kind_of(called), _size(event.get("args", {}))))

@@ -101,3 +101,24 @@ def late_units(trace: Trace) -> list[str]:
         late += [after.name for before, after in zip(order, order[1:], strict=False)
                  if issued.get(after.name, before.begin) > before.begin]
     return late
+
+
+def order_of_events(trace: Trace, phase: str) -> list[tuple[str, str]]:
+    """Returns what happens to the units but the root in the first such phase, in order: ("gather",
+    unit) where an all-gather is issued, ("done", unit) where its work in this phase ends."""
+    label = trace.labelled(f"labs::{phase}")[0]
+    gathers = [(one.issued, "gather", owner(trace, one).unit) for one in trace.of("all_gather")
+               if label.begin <= one.issued <= label.end]
+    done = [(span.end, "done", span.name) for span in unit_spans(trace)
+            if span.category == phase and label.begin <= span.begin <= label.end]
+    return [(what, unit) for _, what, unit in sorted([*gathers, *done]) if unit not in ("", ROOT)]
+
+
+def most_gathered(trace: Trace, phase: str) -> int:
+    """Returns how many units, without the root, are gathered or being gathered at the same time, if
+    each is freed when its work in this phase is done."""
+    most = now = 0
+    for what, _ in order_of_events(trace, phase):
+        now += 1 if what == "gather" else -1
+        most = max(most, now)
+    return most

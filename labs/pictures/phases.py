@@ -67,7 +67,7 @@ def _bar(row, phases, unit) -> LabelledBar:
 
 
 def _words(title, rows) -> str:
-    lines = [f"  {link}, {order}: {1e3 * (computing + exposed):.3g} ms, "
+    lines = [f"  {link}, {order}: {1e3 * (computing + exposed):.4g} ms, "
              f"{exposed / (computing + exposed):.0%} exposed"
              for link, order, computing, exposed in rows]
     return "\n".join([f"{title}, modelled:", *lines])

@@ -17,7 +17,7 @@ def all_gather_single(output: torch.Tensor, input: torch.Tensor, group=None,
 
 
 def reduce_scatter_single(output: torch.Tensor, input: torch.Tensor, group=None,
-                          async_op: bool = False) -> dist.Work | None:
-    """Fills `output` (k elements) with this rank's piece of the sum of all ranks' `input` (N · k
-    elements). Returns a Work handle with async_op=True, else None."""
-    return getattr(dist, _REDUCE_SCATTER)(output, input, group=group, async_op=async_op)
+                          async_op: bool = False, op=dist.ReduceOp.SUM) -> dist.Work | None:
+    """Fills `output` (k elements) with this rank's piece of the sum, or what `op` makes, of all
+    ranks' `input` (N · k elements). Returns a Work handle with async_op=True, else None."""
+    return getattr(dist, _REDUCE_SCATTER)(output, input, op=op, group=group, async_op=async_op)

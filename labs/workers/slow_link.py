@@ -58,6 +58,10 @@ class Link:
         if not self.bytes_per_second > 0 or not self.latency >= 0:
             raise ValueError(f"{self}: bytes_per_second must be above 0, and latency 0 or more")
 
+    def __str__(self):
+        return (f"{self.bytes_per_second / 1e6:.3g} MB/s, {1e3 * self.latency:.3g} ms latency, "
+                "slow on purpose")
+
     def seconds(self, kind: str, nbytes: int, ranks: int) -> float:
         """Returns how long a collective of `nbytes` (whole tensor) among `ranks` is in flight."""
         return self.latency + link_bytes(kind, nbytes, ranks) / self.bytes_per_second
@@ -114,24 +118,25 @@ def is_moving() -> bool:
 
 
 def proportional_link(step: Callable[[], object], share: float, latency_share: float = 0.0,
-                      repeat: int = 3) -> Link:
-    """On each rank: returns a link on which the collectives of `step()` take `share` of the time
-    that the step takes without it: an effect then has the same size on every machine.
+                      repeat: int = 5) -> Link:
+    """On each rank: returns a link on which the bytes of `step()` take `share` of the seconds that
+    the step computes: an effect then has the same size on every machine.
 
-    latency_share: the share of that step that one collective's latency takes, in addition. Runs
+    latency_share: the share of the computing that one collective's latency takes, in addition. Runs
     the step `repeat` + 1 times, the first one to warm up. All ranks get the same link.
     """
     step()
     seconds = []
     with slow_link(Link()) as usage:
         for _ in range(repeat):
-            began = time.perf_counter()
+            # CPU time, so that neither a wait for the others nor another program counts.
+            began = time.thread_time()
             step()
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.thread_time() - began)
     found = torch.tensor([sorted(seconds)[repeat // 2], usage.bytes / repeat], dtype=torch.float64)
     dist.all_reduce(found)  # the mean over the ranks: every rank must have the same link
-    usual, nbytes = (found / dist.get_world_size()).tolist()
-    return Link(nbytes / (share * usual) if nbytes else math.inf, latency_share * usual)
+    computes, nbytes = (found / dist.get_world_size()).tolist()
+    return Link(nbytes / (share * computes) if nbytes else math.inf, latency_share * computes)
 
 
 @dataclass

@@ -160,14 +160,13 @@ def _trained() -> dict:
 
 def _proportional():
     def step():
-        time.sleep(0.05)
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+        time.sleep(0.1)  # no computing
         dist.all_reduce(torch.ones(K))
 
-    link = proportional_link(step, share=2.0, latency_share=0.5)
-    began = time.perf_counter()
-    with slow_link(link):
-        step()
-    return link, time.perf_counter() - began
+    return proportional_link(step, share=2.0, latency_share=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -214,14 +213,11 @@ def test_the_trace_shows_the_time_in_flight(found, strategy, kinds):
         assert trace.exposed_seconds < trace.seconds_of()["total"] < trace.seconds
 
 
-def test_a_link_in_proportion_to_a_step(found):
-    links = {rank["proportional"][0] for rank in found}
-    assert len(links) == 1, "the ranks have different links"
-    for link, seconds in (rank["proportional"] for rank in found):
-        usual = link.latency / 0.5
-        assert usual >= 0.05
-        assert link.seconds("all_reduce", NBYTES, RANKS) == pytest.approx(2.5 * usual)
-        assert seconds > 2.5 * usual
+def test_a_link_in_proportion_to_what_a_step_computes(found):
+    [link] = {rank["proportional"] for rank in found}  # the same on all ranks
+    computes = link.latency / 0.5
+    assert 0.05 <= computes < 0.1
+    assert link.seconds("all_reduce", NBYTES, RANKS) == pytest.approx(2.5 * computes)
 
 
 def _rank_1_leaves(how):
