@@ -10,6 +10,7 @@ from labs.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from labs.fsdp_profiling.charts import (
         explore_slow_runs,
+        show_ahead,
         show_all_gathers,
         show_diagnoses,
         show_links,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         show_shares,
         show_throughput,
         show_timeline,
+        show_waiting,
     )
     from labs.fsdp_profiling.checks.attribute import check_attribute
     from labs.fsdp_profiling.checks.call_site import check_call_site

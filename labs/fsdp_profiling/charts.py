@@ -2,21 +2,23 @@
 
 from collections.abc import Callable
 from functools import partial
+from statistics import fmean
 
 from labs.exercises.comparison import compare
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
-from labs.fsdp_profiling import step_model
+from labs.fsdp_profiling import recording, step_model
 from labs.fsdp_profiling.checks.diagnose import judged_runs
-from labs.fsdp_profiling.recording import RecordedRun, configured_fsdp2
+from labs.fsdp_profiling.recording import RecordedRun, RunConfig, configured_fsdp2
 from labs.fsdp_profiling.scaffold import SlowRuns
 from labs.meters import trace_units
-from labs.meters.trace import KINDS, Collective, Trace, total_seconds, union
+from labs.meters.trace import KINDS, Collective, Trace, clip, subtract, total_seconds, union
 from labs.pictures import palette, phases, timelines, widgets
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.training.presets import Preset
+from labs.workers.slow_link import link_bytes
 
 
 @shows("One recorded step")
@@ -67,12 +69,20 @@ def show_all_gathers(run: RecordedRun, attribute: Callable) -> Table:
 @shows("5.4")
 def show_non_fsdp_collectives(run: RecordedRun, call_site: Callable) -> Table:
     """Returns a table of rank 0's collectives that serve no unit of FSDP, with their callers."""
-    trace = run[0]
-    rows = [(one.kind, one.bytes, f"{1e3 * one.issued:.1f}", trace_units.owner(trace, one).phase,
-             call_site(one).split("/labs/")[-1]) for one in non_fsdp_collectives(trace)]
+    trace, rows = run[0], []
+    for one in non_fsdp_collectives(trace):
+        nbytes = link_bytes(one.kind, one.bytes, len(run))
+        alone = f"{1e3 * nbytes / run.link.bytes_per_second:.1g}" if run.link else "?"
+        rows.append((one.kind, one.bytes, alone, f"{1e3 * waited(trace, one):.2g}",
+                     call_site(one).split("/labs/")[-1]))
     return Table("collectives of rank 0 that are not FSDP's",
-                 ("kind", "bytes", "issued at, ms", "phase",
-                  "call site: file(line of its def): function"), rows, left=4)
+                 ("kind", "bytes", "ms for its bytes", "ms that the rank waits",
+                  "call site: file(line of its def): function"), rows)
+
+
+def waited(trace: Trace, collective: Collective) -> float:
+    """Returns the seconds of a collective in which the rank does not compute."""
+    return total_seconds(subtract(union([collective]), trace.compute))
 
 
 def non_fsdp_collectives(trace: Trace) -> list[Collective]:
@@ -86,34 +96,57 @@ def show_prefetch(*runs: RecordedRun) -> Picture:
     return timelines.by_rank({one.config.name: [one[0]] for one in runs})
 
 
+@shows("5.7")
+def show_ahead(preset: Preset, forward_prefetch: Callable,
+               ahead: tuple[int, ...] = (0, 1, 2)) -> Table:
+    """Returns a table of recorded steps by how many units forward prefetches ahead: how long the
+    ranks wait in forward, and how much memory the gathered blocks take."""
+    runs = recording.record_runs([
+        RunConfig(preset, f"{number} ahead", configure=partial(_ahead, forward_prefetch, number))
+        for number in ahead], recording.RECORDINGS)
+    rows = []
+    for number, run in zip(ahead, runs, strict=True):
+        most = trace_units.most_gathered(run[0], "forward")
+        size = max(one.bytes for one in run[0].of("all_gather"))
+        rows.append((number, f"{1e3 * fmean(map(exposed_in_forward, run)):.1f}", most,
+                     f"{most * size / 1e6:.2f}"))
+    return Table("recorded steps, by blocks that are gathered ahead",
+                 ("ahead", "ms exposed in forward, mean of the ranks",
+                  "blocks gathered at once", "MB of them"), rows)
+
+
+def _ahead(forward_prefetch, number, blocks):
+    forward_prefetch(blocks, number)
+
+
+def exposed_in_forward(trace: Trace) -> float:
+    """Returns the seconds in forward in which the rank only waits for a collective."""
+    return sum(total_seconds(clip(trace.exposed, label))
+               for label in trace.labelled("labs::forward"))
+
+
 @shows("Throughput by prefetch")
 def show_throughput(preset: Preset, configures: dict[str, Callable | None],
-                    all_gather_delay: float = 0.0, rounds: int = 9) -> Picture:
-    """Draws the throughput of each way to prefetch, measured in turns without the profiler, and
-    the guess.
+                    rounds: int = 9) -> Picture:
+    """Draws the throughput of each way to prefetch, measured in turns without the profiler, on a
+    link chosen as that of the recordings, and the guess.
 
-    configures: name -> function that sets the prefetch of the units, or None. all_gather_delay: the
-    share of a step by which every all-gather takes longer.
+    configures: name -> function that sets the prefetch of the units, or None.
     """
-    measure = partial(compare, preset=preset, measure_memory=False, repeat=2, quiet=True)
     strategies = {name: partial(configured_fsdp2, configure=configure)
                   for name, configure in configures.items()}
     default = next(iter(strategies))
-    if all_gather_delay:
-        usual = measure({default: strategies[default]}, rounds=3).results[default].seconds
-        strategies = {name: partial(strategy, all_gather_delay=all_gather_delay * usual)
-                      for name, strategy in strategies.items()}
-    found = measure(strategies, rounds=rounds)
-    rows = [Bar(name, found.tokens_per_second(name), colour=palette.PLAIN,
-                         guessed=_guessed_rate(found.tokens_per_second(default), number))
+    found = compare(strategies, preset, measure_memory=False, rounds=rounds, repeat=2,
+                    link=(recording.BYTES, recording.LATENCY), quiet=True)
+    rows = [Bar(name, found.tokens_per_second(name), colour=palette.RANKS[0],
+                guessed=_guessed_rate(found.tokens_per_second(default), number))
             for number, name in enumerate(strategies)]
-    where = f"; all-gathers take {all_gather_delay:g} of a step longer" if all_gather_delay else ""
-    return bars(rows, "tokens/s", f"of all ranks together (median of turns{where})")
+    return bars(rows, "tokens/s", f"of all ranks together (median of {rounds} turns)")
 
 
 def _guessed_rate(default_rate, number) -> float | None:
     """The guess is about the second row: the loss without prefetch, in percent."""
-    loss = guessed("5.7")
+    loss = guessed("5.6")
     return default_rate * (1 - loss / 100) if number == 1 and loss is not None else None
 
 
@@ -144,16 +177,17 @@ def _described(evidence) -> str:
             f"{1e3 * evidence.seconds:.1f} ms{size}")
 
 
+@shows("A slow rank")
+def show_waiting(slow_runs: SlowRuns) -> Picture:
+    """Draws all ranks of the run with the slow rank."""
+    [letter] = [letter for letter, cause in slow_runs.answers.items() if cause == "slow rank"]
+    return timelines.by_rank({f"run {letter}": list(slow_runs.runs[letter])})
+
+
 @shows("5.9")
-def show_links(run: RecordedRun, collective_seconds: Callable, ranks: int = 8,
-               tokens: int = 8192) -> Picture:
-    """Draws the modelled step time on each link and in each order: computing as measured here, and
-    as fast as on an A100 with `tokens` tokens per rank."""
-    here = step_model.measured_step(run)
-    there = here.on_gpu(tokens)
-    steps = {f"computed here, {here.tokens:,} tokens per rank": here,
-             f"on an A100, {there.tokens:,} tokens per rank": there}
-    return phases.modelled_phases(
-        {title: step_model.on_links(step, collective_seconds, ranks)
-         for title, step in steps.items()},
-        {title: step.seconds_by_phase for title, step in steps.items()}, ranks)
+def show_links(collective_seconds: Callable, ranks: int = 8, tokens: int = 4096) -> Picture:
+    """Draws the modelled step of Llama-2-7B on each link and in each order."""
+    step = step_model.llama_7b(tokens)
+    title = f"Llama-2-7B on {ranks} A100s, {tokens:,} tokens per rank"
+    return phases.modelled_phases({title: step_model.on_links(step, collective_seconds, ranks)},
+                                  {title: step.seconds_by_phase}, ranks)

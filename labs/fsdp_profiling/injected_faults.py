@@ -5,11 +5,10 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Work
+from torch.distributed import _functional_collectives as functional_collectives
 
 from labs.training import models
 from labs.workers import devices
-from labs.workers.collectives import all_gather_single
 
 EXTRA_COMPUTING = 40  # times a block's forward: what a slow rank computes in addition
 LOADING = 3  # times a step: how long a slow data loader takes
@@ -55,12 +54,24 @@ def without_prefetch(units) -> None:
         unit.set_modules_to_backward_prefetch([unit])
 
 
-def read_loss(model) -> None:
-    """Calls `.item()` on the loss in every forward, after FSDP's own hooks."""
-    def hook(module, arguments, output):
-        output.loss.item()
+def prefetch_forward(units) -> None:
+    """Lets each unit prefetch the next one in forward, as on a GPU, where the CPU runs ahead."""
+    for unit, following in zip(units, units[1:], strict=False):
+        unit.set_modules_to_forward_prefetch([following])
 
-    model.register_forward_hook(hook)
+
+def check_for_nan(model) -> None:
+    """After every layer of the blocks, asks all ranks whether one of them has a NaN, and reads the
+    answer with `.item()`: the rank stops until the answer is there."""
+    def hook(module, arguments, output):
+        found = functional_collectives.all_reduce(
+            torch.isnan(output).any().float(), "max", dist.group.WORLD)
+        assert not found.item()
+
+    for block in models.blocks(model):
+        for layer in block.modules():
+            if any(True for _ in layer.parameters(recurse=False)):
+                layer.register_forward_hook(hook)
 
 
 def watch_activations(model) -> None:
@@ -74,46 +85,3 @@ def _average(output):
     hidden = output[0] if isinstance(output, tuple) else output
     size = hidden.detach().abs().mean()
     dist.all_reduce(size)
-
-
-def delay_all_gathers(model, seconds: float) -> None:
-    """Every all-gather of a model under FSDP2 takes `seconds` more than this machine needs, without
-    computing. gloo alone moves bytes by computing, on the cores that the model needs too."""
-    from torch.distributed.fsdp import FSDPModule
-
-    link = _SlowLink(seconds)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_custom_all_gather(link)
-
-
-class _SlowLink:
-    """A rank's only link: all-gathers use it one after the other. FSDP2 calls it in place of its
-    own all-gather."""
-
-    def __init__(self, seconds):
-        self.seconds, self.free_at = seconds, 0.0
-
-    def allocate(self, size, *, dtype, device):
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor, input_tensor, group, async_op: bool = False):
-        work = all_gather_single(output_tensor, input_tensor, group=group, async_op=True)
-        self.free_at = max(self.free_at, time.perf_counter()) + self.seconds
-        delayed = _DelayedWork(work, self.free_at)
-        if async_op:
-            return delayed
-        delayed.wait()
-
-
-class _DelayedWork(Work):
-    """The handle of an all-gather that completes when gloo has done it, but not before `due`."""
-
-    def __init__(self, work, due):
-        super().__init__()
-        self.work, self.due = work, due
-
-    def wait(self, *timeout):
-        self.work.wait(*timeout)
-        time.sleep(max(0.0, self.due - time.perf_counter()))
-        return True

@@ -1,9 +1,13 @@
 """Records steps of FSDP2 on real ranks, with or without an injected fault, and keeps the traces.
 
-Seconds are noisy. So a recording is repeated if its seconds contradict its fault: a slow rank that
-is hardly slower than the others, for example, or a healthy run in which one rank waits long.
+On a CPU the ranks communicate on a slow link that is chosen in proportion to what this machine
+computes, so that what a collective costs is larger than the noise. Seconds are noisy all the same:
+a recording is repeated if they contradict its fault, as when a slow rank is hardly slower than the
+others.
 """
 
+import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -13,6 +17,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.data import DataLoader
 
 from labs.exercises import comparison
@@ -22,14 +28,21 @@ from labs.meters.trace_file import record_trace
 from labs.training import models, presets
 from labs.training.loop import ModuleAndOptimizer, labelled_step
 from labs.training.presets import Preset
+from labs.words import counted
 from labs.workers import devices
+from labs.workers.collectives import reduce_scatter_single
 from labs.workers.launcher import launch
+from labs.workers.progress import status
+from labs.workers.slow_link import Link, proportional_link, slow_link
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "fsdp_profiling"
 WARM_UP = 2  # steps before those that are recorded
+BYTES, LATENCY = 0.4, 0.008  # of a step's computing: how long all its bytes take, and a latency
 HEALTHY_RATIO, SLOW_RATIO = 2.0, 5.0  # of the longest to the shortest computing of the ranks
 SIMILAR_WAITS, UNEQUAL_WAITS = 0.4, 0.6  # of a step that one rank waits longer than another
 SHORT_LOADING, LONG_LOADING = 0.1, 0.5  # of a step that the data loader takes
+RECORDINGS = 5  # of a run, of which the one with the median step is kept
+SLOWER = 1.05  # a faulty run's step, over that of the healthy one, at least
 ROUNDS, FEW_ROUNDS = 8, 4  # of recording: if a check judges the seconds; if they are only shown
 
 
@@ -59,12 +72,13 @@ class RunConfig:
 class RecordedRun(list[Trace]):
     """The traces of one run, one per rank."""
 
-    def __init__(self, traces, config: RunConfig):
+    def __init__(self, traces, config: RunConfig, link: Link | None = None):
         super().__init__(traces)
-        self.config = config
+        self.config, self.link = config, link
 
     def __repr__(self):
-        return "\n".join([*map(repr, self), self.files])
+        return "\n".join([*map(repr, self), *([] if self.link is None else [
+            f"link of a rank: {self.link}"]), self.files])
 
     @property
     def files(self) -> str:
@@ -74,37 +88,73 @@ class RecordedRun(list[Trace]):
 
 
 def preset(**changes: int) -> Preset:
-    """Returns this machine's preset; on a laptop with a smaller model, because traces are large."""
+    """Returns this machine's preset; on a laptop with fewer layers, because traces are large, and
+    more tokens, because then a step is longer than what disturbs it."""
     chosen = presets.preset()
     if chosen.name == "laptop":
-        chosen = replace(chosen, layers=4, batch=4)
+        chosen = replace(chosen, layers=4, batch=8)
     return replace(chosen, **changes)
 
 
-def record_runs(configs: list[RunConfig]) -> list[RecordedRun]:
-    """Records runs of one preset, one after the other on the same ranks, and reads their files."""
+def record_runs(configs: list[RunConfig], recordings: int = 1,
+                on_link: bool = True) -> list[RecordedRun]:
+    """Records runs one after the other on the same ranks, and reads their files.
+
+    recordings: of each run's step; the one that takes the median time is returned. on_link: on the
+    slow link of the first run's preset, where the ranks are on a CPU.
+    """
     FOLDER.mkdir(parents=True, exist_ok=True)
-    by_rank = launch(lambda: [_record(config) for config in configs], quiet=True, verify=False,
-                     ranks=configs[0].preset.ranks, hang_after=60)
-    return [RecordedRun(traces, config) for traces, config in
+    link = proportional(configs[0].preset) if on_link else None
+    with status(f"recording {counted(len(configs), 'run')}"):
+        by_rank = launch(lambda: [_record(config, link, recordings) for config in configs],
+                         quiet=True, verify=False, ranks=configs[0].preset.ranks, hang_after=60)
+    return [RecordedRun(traces, config, link) for traces, config in
             zip(zip(*by_rank, strict=True), configs, strict=True)]
 
 
-def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS) -> list[RecordedRun]:
-    """Records the runs, and up to `rounds` times in all those whose seconds contradict their
-    fault."""
-    runs = record_runs(configs)
-    for _ in range(rounds - 1):
+@functools.cache
+def proportional(preset: Preset) -> Link | None:
+    """Returns the slow link for runs of this preset, measured once in a process; None on GPUs,
+    where the real link is used."""
+    def measure():
+        model, optimizer = comparison.build(configured_fsdp2, preset)
+        batch = comparison.batches(preset, 1)[0]
+        return proportional_link(partial(labelled_step, model, optimizer, batch), BYTES, LATENCY)
+
+    if devices.plan(preset.ranks).devices[0] != "cpu":
+        return None
+    with status("measuring how fast this machine computes"):
+        return launch(measure, quiet=True, verify=False, ranks=preset.ranks, hang_after=60)[0]
+
+
+def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS, recordings: int = 1,
+                   beside_first: bool = False) -> list[RecordedRun]:
+    """Records the runs, and up to `rounds` times in all those whose seconds contradict their fault.
+
+    recordings: as for `record_runs`. beside_first: the first run is healthy, and on a slow link all
+    others must be slower.
+    """
+    runs = record_runs(configs, recordings)
+    for turn in range(2, rounds + 1):
         noisy = [number for number, one in enumerate(runs) if contradiction(one)]
+        if beside_first and any(map(partial(_is_as_fast, runs[0]), runs[1:])):
+            noisy = sorted({0, *noisy, *(number for number, one in enumerate(runs)
+                                         if number and _is_as_fast(runs[0], one))})
         if not noisy:
             break
-        again = record_runs([configs[number] for number in noisy])
+        with status(f"this machine was busy: turn {turn} of at most {rounds}"):
+            again = record_runs([configs[number] for number in noisy], recordings)
         for number, one in zip(noisy, again, strict=True):
             runs[number] = one
     return runs
 
 
-def _record(config) -> Trace:
+def _is_as_fast(healthy, faulty) -> bool:
+    """Whether a faulty run is hardly slower: one of the two was disturbed."""
+    return bool(faulty.link) and step_seconds(faulty) < SLOWER * step_seconds(healthy)
+
+
+def _record(config, link, recordings) -> Trace:
     """On a rank: the trace of its step, as its file has it."""
     model, optimizer = comparison.build(
         partial(configured_fsdp2, units=config.units, configure=config.configure,
@@ -112,23 +162,37 @@ def _record(config) -> Trace:
     slow = config.fault == "rank" and dist.get_rank() == config.slow_rank
     slow_rank = injected_faults.SlowRank(model) if slow else None
     if config.fault == "item":
-        injected_faults.read_loss(model)
+        injected_faults.check_for_nan(model)
     loading = injected_faults.Loading()
-    batches = iter(DataLoader(comparison.batches(config.preset, WARM_UP + 1), batch_size=None,
-                              collate_fn=loading))
+    batches = iter(DataLoader(comparison.batches(config.preset, WARM_UP + recordings),
+                              batch_size=None, collate_fn=loading))
 
     def step():
         labelled_step(model, optimizer, next(batches))
 
-    for _ in range(WARM_UP):
-        began = time.perf_counter()
-        step()
-    if config.fault == "data":
-        loading.delay = injected_faults.LOADING * _of_rank_0(time.perf_counter() - began)
-    if slow_rank:
-        slow_rank.active = True
     file = FOLDER / f"{config.name.replace(' ', '_')}_rank{dist.get_rank()}.json.gz"
-    return record_trace(step, file, config.stacks)
+    with slow_link(link) if link else contextlib.nullcontext():
+        for _ in range(WARM_UP):
+            began = time.perf_counter()
+            step()
+        if config.fault == "data":
+            loading.delay = injected_faults.LOADING * _of_rank_0(time.perf_counter() - began)
+        if slow_rank:
+            slow_rank.active = True
+        traces = [record_trace(step, file.with_stem(f"{number}_{file.stem}"), config.stacks)
+                  for number in range(recordings)]
+    return _median(traces, file)
+
+
+def _median(traces, file) -> Trace:
+    """On a rank: the trace of the step that is the median of all ranks' longest, in `file`."""
+    seconds = torch.tensor([trace.seconds for trace in traces])
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    chosen = traces[seconds.argsort()[len(traces) // 2]]
+    os.replace(chosen.path, file)
+    for trace in traces:
+        Path(trace.path).unlink(missing_ok=True)
+    return replace(chosen, path=str(file))
 
 
 def _of_rank_0(seconds) -> float:
@@ -139,35 +203,62 @@ def _of_rank_0(seconds) -> float:
 
 def configured_fsdp2(model, optimizer_class, units: str = "blocks",
                      configure: Callable | None = None, before_sharding: Callable | None = None,
-                     all_gather_delay: float = 0.0, **settings) -> ModuleAndOptimizer:
-    """The strategy of this notebook: FSDP2. Its arguments are those of `RunConfig`;
-    all_gather_delay: seconds by which every all-gather takes longer."""
+                     **settings) -> ModuleAndOptimizer:
+    """The strategy of this notebook: FSDP2. Its arguments are those of `RunConfig`."""
     if before_sharding:
         before_sharding(model)
     chosen = shard_units(model, units)
     if configure:
         configure(chosen)
-    if all_gather_delay:
-        injected_faults.delay_all_gathers(model, all_gather_delay)
-    return model, optimizer_class(model.parameters(), **settings)
+    optimizer = optimizer_class(model.parameters(), **settings)
+    if devices.device().type == "cpu":
+        make_asynchronous(model, optimizer)
+    return model, optimizer
+
+
+def make_asynchronous(model, optimizer) -> None:
+    """Lets a rank go on computing while collectives of FSDP2 are in flight. On a GPU they have a
+    stream of their own; a CPU has none, and FSDP2 would wait at each call."""
+    model._set_unshard_async_op(True)  # private
+    reduce_scatter = _ReduceScatter()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_reduce_scatter(reduce_scatter)
+    optimizer.register_step_pre_hook(lambda *_: reduce_scatter.wait())
+
+
+class _ReduceScatter:
+    """FSDP2 calls it in place of its own reduce-scatter. Like FSDP2 on a GPU, at most one is in
+    flight; the last one is waited for before the optimizer uses the gradients."""
+
+    def __init__(self):
+        self.pending = None
+
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op: bool = False):
+        self.wait()
+        # FSDP2 gives the average, which needs no division afterwards: it only makes views of what
+        # is written here later.
+        self.pending = reduce_scatter_single(output_tensor, input_tensor, group=group,
+                                             async_op=True, op=op)
+
+    def wait(self) -> None:
+        if self.pending is not None:
+            self.pending.wait()
+        self.pending = None
 
 
 def shard_units(model, units: str = "blocks") -> list[torch.nn.Module]:
     """Applies fully_shard to each unit and to the model. Returns the units, without the model, in
     forward order."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     mesh = init_device_mesh(devices.device().type, (dist.get_world_size(),))
     chosen = {"blocks": lambda: list(models.blocks(model)), "model": list,
               "layers": lambda: [m for block in models.blocks(model) for m in block.modules()
                                  if any(True for _ in m.parameters(recurse=False))]}[units]()
     for unit in [*chosen, model]:
         fully_shard(unit, mesh=mesh)
-    if devices.device().type == "cpu":
-        # A GPU issues all-gathers on a stream of its own, so the rank goes on computing. A CPU has
-        # no streams, and FSDP2 would wait at each call: this private method makes it asynchronous.
-        model._set_unshard_async_op(True)
     return chosen
 
 
@@ -189,6 +280,11 @@ def contradiction(run: RecordedRun) -> str:
     return ""
 
 
+def step_seconds(run: RecordedRun) -> float:
+    """Returns the seconds of the step, of the rank that takes longest."""
+    return max(trace.seconds for trace in run)
+
+
 def compute_seconds(run: RecordedRun) -> list[float]:
     """Returns the seconds that each rank computed."""
     return [total_seconds(trace.compute) for trace in run]
@@ -203,25 +299,3 @@ def loading_shares(run: RecordedRun) -> list[float]:
     """Returns the share of the step that each rank's data loader takes."""
     return [max(label.seconds for label in trace.labelled("enumerate(DataLoader)")) / trace.seconds
             for trace in run]
-
-
-def with_timing_noise(run: RecordedRun) -> RecordedRun:
-    """Returns a copy with as much noise as does not yet contradict the fault: how long the ranks
-    compute and the data loaders take is a tenth away from the margins."""
-    ratio = 1.1 * SLOW_RATIO if run.config.fault == "rank" else 0.9 * HEALTHY_RATIO
-    loading = 1.1 * LONG_LOADING if run.config.fault == "data" else 0.9 * SHORT_LOADING
-    busy, slow = compute_seconds(run), run.config.slow_rank
-    longest = min(busy[slow], ratio * min(busy[:slow] + busy[slow + 1:]))
-    return RecordedRun(
-        [_scaled(trace, (longest if rank == slow else longest / ratio) / busy[rank], loading)
-         for rank, trace in enumerate(run)], run.config)
-
-
-def _scaled(trace, factor, loading) -> Trace:
-    """The trace with `factor` times its computing, and a data loader that takes `loading` of the
-    step."""
-    loader = trace.labelled("enumerate(DataLoader)")[0]
-    other = replace(loader, end=loader.begin + loading * trace.seconds)
-    return replace(
-        trace, labels=tuple(other if label == loader else label for label in trace.labels),
-        compute=tuple((begin, begin + factor * (end - begin)) for begin, end in trace.compute))

@@ -1,22 +1,38 @@
-"""A model of one FSDP step on other links: what the rank computed is measured, how long a
-collective would be in flight there is calculated.
+"""A model of one FSDP step of Llama-2-7B on several links: computing is calculated from FLOPs, the
+seconds of a collective by the student's function.
 
-There is one link, which collectives use in the order in which they are issued; no latency; nothing
-else on the link.
+There is one link, which collectives use in the order in which they are issued; nothing else is on
+it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from labs.fsdp_profiling.recording import RecordedRun
-from labs.meters import trace_units
 from labs.predictions import hardware
 
 GPU = hardware.gpu("A100-80")
-LINKS = {"NVLink": GPU.nvlink, "PCIe 4": GPU.pcie, "100 GbE": 100e9 / 8}
-"""Bytes per second in one direction; NVLink and PCIe as an A100 has them."""
 UTILISATION = 0.4  # of a GPU's peak FLOP/s: what well-tuned training reaches
+HIDDEN, FFN, VOCABULARY, LAYERS = 4096, 11008, 32000, 32  # of Llama-2-7B
+HALF = 2  # bytes of a number in 16-bit: parameters and gradients travel so
 ORDERS = ("prefetch", "no prefetch", "nothing overlaps")
+# Microseconds of a ring with NCCL's protocol for large messages: once, and for each step to the
+# next rank (baseLatencies and hwLatencies of NCCL's cost model, github.com/NVIDIA/nccl).
+_ONCE, _HOPS = 8.4, {"NVLink": 3.4, "PCIe 4": 5.7, "100 GbE": 14.0}
+_BANDWIDTH = {"NVLink": GPU.nvlink, "PCIe 4": GPU.pcie, "100 GbE": 100e9 / 8}
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """bandwidth: bytes per second in one direction. latency: seconds of each collective."""
+
+    bandwidth: float
+    latency: float
+
+
+def link_speeds(ranks: int) -> dict[str, LinkSpeed]:
+    """Returns name -> speed: NVLink and PCIe as an A100 has them, and a network."""
+    return {name: LinkSpeed(_BANDWIDTH[name], 1e-6 * (_ONCE + (ranks - 1) * hop))
+            for name, hop in _HOPS.items()}
 
 
 @dataclass(frozen=True)
@@ -31,13 +47,9 @@ class UnitWork:
 
 @dataclass(frozen=True)
 class ModelledStep:
-    """work: the units in forward order, the root first. optimizer: seconds of computing. tokens:
-    per rank; parameters: of the whole model."""
+    """work: the units in forward order, the root first."""
 
     work: tuple[UnitWork, ...]
-    optimizer: float
-    tokens: int
-    parameters: int
 
     @property
     def seconds(self) -> float:
@@ -48,34 +60,30 @@ class ModelledStep:
     def seconds_by_phase(self) -> dict[str, float]:
         """Of computing."""
         return {"forward": sum(one.forward for one in self.work),
-                "backward": sum(one.backward for one in self.work), "optimizer": self.optimizer}
-
-    def on_gpu(self, tokens: int) -> "ModelledStep":
-        """Returns the same step with `tokens` tokens per rank, computed as fast as by an A100: 6
-        operations per parameter and token (Kaplan et al., arXiv 2001.08361, section 2.1), at 40 %
-        of its peak. Every part is faster by the same factor."""
-        factor = 6 * self.parameters * tokens / (UTILISATION * GPU.flops) / self.seconds
-        work = tuple(replace(one, forward=one.forward * factor, backward=one.backward * factor)
-                     for one in self.work)
-        return ModelledStep(work, self.optimizer * factor, tokens, self.parameters)
+                "backward": sum(one.backward for one in self.work)}
 
 
-def measured_step(run: RecordedRun) -> ModelledStep:
-    """Returns what rank 0 computed in a recorded step, unit by unit."""
-    trace, sizes = run[0], run.config.preset
-    nbytes = {trace_units.owner(trace, one).unit: one.bytes for one in trace.of("all_gather")}
-    work = tuple(UnitWork(unit, *(trace_units.unit_seconds(trace, unit, phase)
-                                  for phase in ("forward", "backward")), nbytes[unit])
-                 for unit in trace_units.units(trace))
-    return ModelledStep(work, trace_units.phase_seconds(trace, "optimizer"),
-                        sizes.batch * sizes.context, sum(nbytes.values()) // 4)
+def llama_7b(tokens: int) -> ModelledStep:
+    """Returns forward and backward of Llama-2-7B on A100s, `tokens` tokens per rank; each layer is
+    a unit. Two operations per parameter and token in forward, four in backward (Kaplan et al.,
+    arXiv 2001.08361, section 2.1); the embedding is only looked up."""
+    layer = 4 * HIDDEN**2 + 3 * HIDDEN * FFN + 2 * HIDDEN
+    head = VOCABULARY * HIDDEN
+
+    def unit(name, multiplied, parameters):
+        forward = 2 * multiplied * tokens / (UTILISATION * GPU.flops)
+        return UnitWork(name, forward, 2 * forward, HALF * parameters)
+
+    return ModelledStep((unit("root", head, 2 * head + HIDDEN),
+                         *(unit(f"layer {number}", layer, layer) for number in range(LAYERS))))
 
 
 def on_links(step: ModelledStep, collective_seconds: Callable, ranks: int) -> list[tuple]:
     """Returns (link, order, seconds computing, seconds exposed) for each link and each order."""
-    return [(link, order, step.seconds, step_seconds(
-        step, lambda nbytes, bandwidth=bandwidth: collective_seconds(nbytes, ranks, bandwidth),
-        order) - step.seconds) for link, bandwidth in LINKS.items() for order in ORDERS]
+    return [(name, order, step.seconds, step_seconds(
+        step, lambda nbytes, link=link: collective_seconds(nbytes, ranks, link.bandwidth,
+                                                           link.latency), order) - step.seconds)
+        for name, link in link_speeds(ranks).items() for order in ORDERS]
 
 
 def step_seconds(step: ModelledStep, in_flight: Callable[[float], float],
@@ -94,7 +102,7 @@ def step_seconds(step: ModelledStep, in_flight: Callable[[float], float],
         if following:
             link_free = max(link_free, now) + in_flight(following.bytes)
         now = max(now + one.forward, link_free)
-    return _backward_end(step, in_flight, order, now) + step.optimizer
+    return _backward_end(step, in_flight, order, now)
 
 
 def _backward_end(step, in_flight, order, now) -> float:

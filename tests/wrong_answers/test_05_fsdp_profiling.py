@@ -3,6 +3,7 @@ accept."""
 
 import re
 import sys
+from itertools import islice
 
 import cloudpickle
 import numpy as np
@@ -31,6 +32,24 @@ def united(spans):
     return lab.total_seconds(lab.union(spans))
 
 
+def less_what_neighbours_share(spans):
+    order = sorted(spans, key=lambda one: one.begin)
+    return sum(one.seconds for one in order) - sum(
+        max(0, min(one.end, after.end) - after.begin)
+        for one, after in zip(order, order[1:], strict=False))
+
+
+def extended(spans, order="begin", keep_longer=True):
+    """A union with one mistake: by its order, or an end that a shorter span moves back."""
+    merged = []
+    for one in sorted(spans, key=lambda one: getattr(one, order)):
+        if merged and one.begin <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], one.end) if keep_longer else one.end
+        else:
+            merged.append([one.begin, one.end])
+    return lab.total_seconds(merged)
+
+
 def from_call(one):
     return type(one)(**{**vars(one), "begin": one.issued})
 
@@ -49,11 +68,26 @@ WRONG[lab.check_communication_share] = [
     (each(lambda trace, spans: united(map(from_call, spans)) / trace.seconds),
      "'called long before it begins', all_gather: the share: .*that counts from the call"),
     (each(lambda trace, spans: united(spans) / trace.seconds * len(trace.steps)),
-     "'two steps', all_gather: the share: .*that divides by one step's seconds"),
+     "steps', all_gather: the share: .*that divides by one step's seconds"),
     (each(lambda trace, spans: united(trace.collectives) / trace.seconds),
      "the share: .*that counts other collectives too"),
     (each(lambda trace, spans: united([*spans, *trace.of("all_reduce")]) / trace.seconds),
-     "'an all-reduce among them', all_gather: the share")]
+     "'an all-reduce among them', all_gather: the share"),
+    (each(lambda trace, spans: less_what_neighbours_share(spans) / trace.seconds),
+     "takes away only what two neighbours share"),
+    (each(lambda trace, spans: extended(spans, keep_longer=False) / trace.seconds),
+     "'two all-gathers at once', reduce_scatter: the share"),
+    (each(lambda trace, spans: extended(spans, order="issued") / trace.seconds),
+     "'begun in another order than issued', all_gather: .*in the order in which they were issued"),
+    (each(lambda trace, spans: (max(one.end for one in spans) - min(one.begin for one in spans))
+          / trace.seconds), "from the first begin to the last end"),
+    (each(lambda trace, spans: united(spans) / trace.ends),
+     "'a pause between two steps', all_gather: .*since the recording began"),
+    (each(lambda trace, spans: united(spans) / trace.steps[0].seconds), "by one step's seconds"),
+    (each(lambda trace, spans: sum(one.seconds for one in spans if one.seconds) / sum(
+        one.seconds for one in trace.collectives)), "the share: you say"),
+    (lambda trace: [0.1, 0.2], "not a share for each"),
+    (lambda trace: dict.fromkeys(KINDS, "0.2"), "it returned a str, not a number")]
 
 
 # 5.2 exposed_share
@@ -76,7 +110,21 @@ WRONG[lab.check_exposed_share] = [
     (lambda trace: max(0, united(trace.collectives) - computing(trace)) / trace.seconds,
      "subtracts seconds from seconds"),
     (lambda trace: lab.total_seconds(lab.subtract(trace.compute, lab.union(trace.collectives)))
-     / trace.seconds, "is the computing without communication")]
+     / trace.seconds, "is the computing without communication"),
+    (lambda trace: sum(lab.total_seconds(lab.subtract([(one.begin, one.end)], trace.compute))
+                       for one in trace.collectives) / trace.seconds, "the exposed share: you say"),
+    (lambda trace: sum(waiting(trace, kind) for kind in (*KINDS, "all_reduce")) / trace.seconds,
+     "the exposed share: you say"),
+    (lambda trace: lab.total_seconds(lab.subtract(lab.union(trace.collectives), trace.compute[:1]))
+     / trace.seconds, "the exposed share: you say"),
+    (lambda trace: lab.total_seconds(lab.subtract(lab.union(trace.collectives), [
+        (trace.compute[0][0], trace.compute[-1][1])])) / trace.seconds, "the share|exposed share"),
+    (lambda trace: waiting(trace) / trace.ends, "'a pause between two steps': the exposed share"),
+    (lambda trace: lab.total_seconds(lab.subtract(lab.union(map(from_call, trace.collectives)),
+                                                  trace.compute)) / trace.seconds,
+     "the exposed share: you say"),
+    (lambda trace: waiting(trace) / computing(trace), "the exposed share: you say"),
+    (lambda trace: 1 - waiting(trace) / trace.seconds, "the exposed share: you say")]
 
 
 # 5.3 attribute
@@ -129,16 +177,65 @@ class Attribute:
         return (order[number], "forward") if number < 4 else (order[3 - number % 4], "backward")
 
 
+    def one_step_only(trace, one):
+        number = trace.of("all_gather").index(one)
+        names = list(dict.fromkeys(label_at(trace, other.issued, "FSDP::all_gather")
+                                   for other in trace.of("all_gather")))
+        return label_at(trace, one.issued, "FSDP::all_gather"), (
+            "forward" if number < len(names) else "backward")
+
+    def first_time_is_forward(trace, one):
+        unit = label_at(trace, one.issued, "FSDP::all_gather")
+        earlier = [other for other in trace.of("all_gather") if other.issued < one.issued
+                   and label_at(trace, other.issued, "FSDP::all_gather") == unit]
+        return unit, "backward" if earlier else "forward"
+
+    def every_second_is_backward(trace, one):
+        unit = label_at(trace, one.issued, "FSDP::all_gather")
+        earlier = [other for other in trace.of("all_gather") if other.issued < one.issued
+                   and label_at(trace, other.issued, "FSDP::all_gather") == unit]
+        return unit, "backward" if len(earlier) % 2 else "forward"
+
+    def first_name_that_fits(trace, one):
+        name = trace.enclosing(one.issued, "FSDP::all_gather")[-1].name
+        units = sorted({lab.unit_of(label.name) for label in trace.labelled("FSDP::all_gather")})
+        return (next((unit for unit in units if unit in name), "root"),
+                phase_at(trace, one.issued))
+
+    def the_phases_label(trace, one):
+        return (label_at(trace, one.issued, "FSDP::all_gather"),
+                f"labs::{phase_at(trace, one.issued)}")
+
+    def the_other_way_round(trace, one):
+        return right.attribute(trace, one)[::-1]
+
+    def a_string(trace, one):
+        return " ".join(right.attribute(trace, one))
+
+    def last_part_only(trace, one):
+        unit, phase = right.attribute(trace, one)
+        return unit.split(".")[-1], phase
+
+
 WRONG[lab.check_attribute] = [
+    (Attribute.one_step_only, "issued in .*, not in '"),
+    (Attribute.first_time_is_forward, "'synthetic, two steps in which .*: issued in forward, not"),
+    (Attribute.every_second_is_backward,
+     "'synthetic, two steps in which .*: issued in forward, not in"),
+    (Attribute.first_name_that_fits, "'synthetic, eleven layers', .* is for layers.10, not for"),
+    (Attribute.the_phases_label, "issued in forward, not in 'labs::forward'"),
+    (Attribute.the_other_way_round, "not in 'root'"),
+    (Attribute.a_string, "returned 'root forward', not .unit, phase."),
+    (Attribute.last_part_only, "it is for layer.0, not for '0'"),
     (Attribute.nothing, "attribute returned None, not"),
     (Attribute.only_the_unit, r"not \(unit, phase\)"),
     (Attribute.everything_roots, "it is for layer.0, not for 'root'"),
     (Attribute.by_its_begin, "all-gather 1: it is for layer.0, not for 'root'"),
-    (Attribute.phase_by_the_end, "issued in forward, not in backward"),
+    (Attribute.phase_by_the_end, "issued in forward, not in 'backward'"),
     (Attribute.the_asking_unit, "it is for layer.2; root is the unit that prefetched it"),
     (Attribute.with_brackets, r"it is for layer.0, not for '\(layer.0\)'"),
     (Attribute.root_has_no_name, "it is for the root, and attribute says ''"),
-    (Attribute.first_half_is_forward, "issued in backward, not in forward"),
+    (Attribute.first_half_is_forward, "issued in backward, not in 'forward'"),
     (Attribute.in_the_order_of_the_calls, "it is for the root, and attribute says 'layer.2'")]
 
 
@@ -157,7 +254,12 @@ WRONG[lab.check_call_site] = [
     (lambda one: own(one.stack)[-1].split("(")[0], "'train.py', which is not on the stack"),
     (lambda one: [f for f in one.stack if "built-in" not in f and "torch/distributed" not in f][-1],
      "'labs/workers/calls.py.64.: call' is a library's"),
-    (lambda one: [f for f in one.stack if f.startswith("train")][-1], "is an outer caller")]
+    (lambda one: [f for f in one.stack if f.startswith("train")][-1], "is an outer caller"),
+    (lambda one: own(one.stack)[-2:], "which is not on the stack"),
+    (lambda one: one.stack.index(own(one.stack)[-1]), "which is not on the stack"),
+    (lambda one: own(one.stack)[-1].split(": ")[-1], "which is not on the stack"),
+    (lambda one: [f for f in one.stack if "torch/" not in f][-1], "is a library's"),
+    (lambda one: one.stack[2], "is an outer caller|is a library's|it is ")]
 
 
 # 5.5 fetched_late
@@ -204,12 +306,60 @@ class Late:
         return [unit for unit in asked(trace) if unit not in ahead and unit != "root"]
 
 
+    def sorted_by_name(trace):
+        times, names = asked(trace), sorted({s.name for s in order_of(trace)} - {"root"})[::-1]
+        done = {span.name: span.begin for span in order_of(trace)}
+        return [after for before, after in zip(names, names[1:], strict=False)
+                if times.get(after, 0) > done[before]]
+
+    def not_gathered_is_late(trace):
+        times, done = asked(trace), order_of(trace)
+        return [after.name for before, after in zip(done, done[1:], strict=False)
+                if times.get(after.name, float("inf")) > before.begin and after.name != "root"]
+
+    def by_its_end(trace):
+        times, done = asked(trace, "end"), order_of(trace)
+        return [after.name for before, after in zip(done, done[1:], strict=False)
+                if times.get(after.name, 0) > before.begin]
+
+    def the_unit_before(trace):
+        times, done = asked(trace), order_of(trace)
+        return [before.name for before, after in zip(done, done[1:], strict=False)
+                if times.get(after.name, 0) > before.begin]
+
+    def exposed_ones(trace):
+        return [right.attribute(trace, one)[0] for one in trace.of("all_gather")
+                if right.attribute(trace, one)[1] == "backward" and lab.total_seconds(
+                    lab.subtract([(one.begin, one.end)], trace.compute))]
+
+    def after_all_of_them(trace):
+        times, done = asked(trace), order_of(trace)
+        return [unit for unit, at in times.items() if at > max(s.begin for s in done)]
+
+    def in_time(trace):
+        late = right.fetched_late(trace)
+        return [unit for unit in asked(trace) if unit not in late]
+
+    def numbers(trace):
+        return list(range(len(right.fetched_late(trace))))
+
+    def joined(trace):
+        return ", ".join(right.fetched_late(trace))
+
+
 WRONG[lab.check_fetched_late] = [
+    (Late.sorted_by_name, "'synthetic, eleven layers': "),
+    (Late.not_gathered_is_late, "'synthetic, layer.1 is not freed after forward': "
+                                "layer.1 was issued in time|layer.1"),
+    (Late.by_its_end, "'synthetic, .*: "), (Late.the_unit_before, "'synthetic, without': "),
+    (Late.exposed_ones, "'synthetic, without': "),
+    (Late.after_all_of_them, "'synthetic, without': layer.1, layer.0 came late"),
+    (Late.in_time, "'synthetic, with prefetch': "), (Late.numbers, "returned .0, 1., not a list"),
+    (Late.joined, "returned '.*', not a list"),
     (Late.nothing, "'synthetic, without': layer.1, layer.0 came late"),
     (Late.a_bool, "fetched_late returned False, not a list"),
     (Late.everything, "layer.2 has no unit before it in backward"),
-    (Late.by_its_begin, "'synthetic, slow link': layer.1, layer.0 was issued in time|"
-                         "'synthetic, .*' was issued in time"),
+    (Late.by_its_begin, "says when an all-gather began to be in flight, not when it was issued"),
     (Late.against_its_own_gradients, "'synthetic, without': layer.1, layer.0 came late"),
     (Late.any_phase, "'synthetic, without': layer.1, layer.0 came late"),
     (Late.only_the_first_late_one, "'synthetic, without': layer.0 came late"),
@@ -243,6 +393,18 @@ class Off:
             block.set_modules_to_backward_prefetch(blocks)
 
 
+class Counted:
+    """Right for one number of blocks only."""
+
+    def three(blocks):
+        for block in blocks[:3]:
+            block.set_modules_to_backward_prefetch([block])
+
+    def but_the_last_two(blocks):
+        for block in blocks[:-2]:
+            block.set_modules_to_backward_prefetch([block])
+
+
 class Again:
     """Late, but what backward is done with is gathered once more, for nothing."""
 
@@ -255,46 +417,111 @@ class Again:
             block.set_modules_to_backward_prefetch([following])
 
 
+def and_forward(blocks):
+    right.no_prefetch(blocks)
+    for block, following in zip(blocks, blocks[1:], strict=False):
+        block.set_modules_to_forward_prefetch([following])
+
+
+def not_a_list(blocks):
+    for block in blocks:
+        block.set_modules_to_backward_prefetch(block)
+
+
+def names_of_units(blocks):
+    for number, block in enumerate(blocks):
+        block.set_modules_to_backward_prefetch([f"transformer.h.{number}"])
+
+
 WRONG[lab.check_no_prefetch] = [
-    (answer, sentence) for answers, sentence in (
-        (Off, "is still issued ahead"), (Again, "transformer.h.2 is gathered twice in backward"))
-    for name, answer in vars(answers).items() if not name.startswith("_")]
+    *((answer, sentence) for answers, sentence in (
+        (Off, "is still issued ahead"), (Counted, "is still issued ahead"),
+        (Again, "transformer.h.. is gathered twice in backward"))
+      for name, answer in vars(answers).items() if not name.startswith("_")),
+    (and_forward, "2 blocks: forward gathers its units in another order"),
+    (not_a_list, "is not iterable"), (names_of_units, "Expects FSDPModule")]
 
 
 class Ahead:
-    def nothing(blocks):
+    def nothing(blocks, ahead):
         pass
 
-    def in_backward(blocks):
+    def in_backward(blocks, ahead):
         for block, following in zip(blocks, blocks[1:], strict=False):
             block.set_modules_to_backward_prefetch([following])
 
-    def the_one_before(blocks):
+    def the_one_before(blocks, ahead):
         for block, before in zip(blocks[1:], blocks, strict=False):
             block.set_modules_to_forward_prefetch([before])
 
-    def only_the_first(blocks):
-        blocks[0].set_modules_to_forward_prefetch([blocks[1]])
-
-    def itself(blocks):
+    def itself(blocks, ahead):
         for block in blocks:
             block.set_modules_to_forward_prefetch([block])
 
-    def all_of_them(blocks):
+    def only_the_first(blocks, ahead):
+        blocks[0].set_modules_to_forward_prefetch(blocks[1:1 + ahead])
+
+    def one_only(blocks, ahead):
+        for block, following in zip(blocks, blocks[1:], strict=False):
+            block.set_modules_to_forward_prefetch([following])
+
+    def the_one_at_that_distance(blocks, ahead):
+        for block, following in zip(blocks, blocks[ahead:], strict=False):
+            block.set_modules_to_forward_prefetch([following])
+
+    def all_that_follow(blocks, ahead):
+        for number, block in enumerate(blocks):
+            block.set_modules_to_forward_prefetch(blocks[number + 1:])
+
+    def two_always(blocks, ahead):
+        for number, block in enumerate(blocks):
+            block.set_modules_to_forward_prefetch(blocks[number + 1:number + 3])
+
+    def one_too_many(blocks, ahead):
+        for number, block in enumerate(blocks):
+            block.set_modules_to_forward_prefetch(blocks[number + 1:number + 2 + ahead])
+
+    def all_of_them(blocks, ahead):
         for block in blocks:
             block.set_modules_to_forward_prefetch(blocks)
 
-    def backward_off_too(blocks):
-        right.forward_prefetch(blocks)
+    def round_the_end(blocks, ahead):
+        for number, block in enumerate(blocks):
+            block.set_modules_to_forward_prefetch(
+                [blocks[(number + k) % len(blocks)] for k in range(1, ahead + 1)])
+
+    def three_blocks(blocks, ahead):
+        for number, block in enumerate(blocks[:3]):
+            block.set_modules_to_forward_prefetch(blocks[number + 1:number + 1 + ahead])
+
+    def backward_off_too(blocks, ahead):
+        right.forward_prefetch(blocks, ahead)
         right.no_prefetch(blocks)
 
+    def backward_further_too(blocks, ahead):
+        right.forward_prefetch(blocks, ahead)
+        for number, block in enumerate(blocks):
+            before = blocks[max(0, number - 2):number][::-1]
+            block.set_modules_to_backward_prefetch(before or [block])
 
-_BEHIND = "in forward, the all-gather of .* is issued only when the unit before it is done"
+
+_BEHIND = "in forward, the all-gather of .* is issued only when .* is done"
+_TOO_FAR = "in forward, the all-gather of .* is issued before .* is done: . blocks ahead"
 WRONG[lab.check_forward_prefetch] = [
-    (Ahead.nothing, _BEHIND), (Ahead.in_backward, _BEHIND), (Ahead.the_one_before, _BEHIND),
-    (Ahead.only_the_first, "the all-gather of transformer.h.2 is issued only when"),
-    (Ahead.itself, _BEHIND), (Ahead.all_of_them, "transformer.h.0 is gathered twice in forward"),
-    (Ahead.backward_off_too, "in backward, .* is late now")]
+    (lambda blocks: None, r"\(blocks, ahead\) cannot be called"),
+    (Ahead.nothing, _BEHIND), (Ahead.in_backward, "is gathered twice in backward"),
+    (Ahead.the_one_before, "is gathered twice in forward"),
+    (Ahead.itself, _BEHIND), (Ahead.only_the_first, f"5 blocks, ahead=1: {_BEHIND}"),
+    (Ahead.one_only, f"5 blocks, ahead=2: {_BEHIND}"),
+    (Ahead.the_one_at_that_distance, f". blocks, ahead=2: {_BEHIND}"),
+    (Ahead.all_that_follow, f"5 blocks, ahead=1: {_TOO_FAR}"),
+    (Ahead.two_always, f"5 blocks, ahead=1: {_TOO_FAR}"),
+    (Ahead.one_too_many, f"5 blocks, ahead=1: {_TOO_FAR}"),
+    (Ahead.all_of_them, "transformer.h.. is gathered twice in forward|blocks ahead"),
+    (Ahead.round_the_end, "is gathered twice in forward|5 blocks, ahead"),
+    (Ahead.three_blocks, f"5 blocks, ahead=1: {_BEHIND}"),
+    (Ahead.backward_off_too, "in backward, .* is late now"),
+    (Ahead.backward_further_too, "5 blocks, .*in backward, the units are gathered in another")]
 
 
 # 5.8 diagnose
@@ -386,18 +613,27 @@ WRONG[lab.check_diagnose] = [
 
 # 5.9 collective_seconds
 
+def ring(nbytes, ranks, bandwidth):
+    return (ranks - 1) / ranks * nbytes / bandwidth
+
+
 WRONG[lab.check_collective_seconds] = [
-    (lambda nbytes, ranks, bandwidth: None, "the time: it returned nothing .None., not a number"),
-    (lambda nbytes, ranks, bandwidth: 0.0, "the time: you say 0 s, it is 0.0213"),
-    (lambda nbytes, ranks, bandwidth: nbytes / bandwidth,
-     "as if a rank received its own piece too"),
-    (lambda nbytes, ranks, bandwidth: 2 * (ranks - 1) / ranks * nbytes / bandwidth,
-     "of an all-reduce"),
-    (lambda nbytes, ranks, bandwidth: (ranks - 1) * nbytes / bandwidth,
-     "nbytes were one rank's piece"),
-    (lambda nbytes, ranks, bandwidth: nbytes / ranks / bandwidth, "that of one piece"),
-    (lambda nbytes, ranks, bandwidth: 8 * (ranks - 1) / ranks * nbytes / bandwidth,
-     "8 times too long")]
+    (lambda n, r, b, a: None, "the time: it returned nothing .None., not a number"),
+    (lambda nbytes, ranks, bandwidth: ring(nbytes, ranks, bandwidth), "cannot be called"),
+    (lambda n, r, b, a: 0.0, "the time: you say 0 s, it is 0.0213"),
+    (lambda n, r, b, a: ring(n, r, b), "that leaves out the latency"),
+    (lambda n, r, b, a: ring(n, r, b) + (r - 1) * a, "the latency for each of the N-1 pieces"),
+    (lambda n, r, b, a: ring(n, r, b) - a, "takes the latency away"),
+    (lambda n, r, b, a: n / b + a, "as if a rank received its own piece too"),
+    (lambda n, r, b, a: n / b, "received its own piece too, and without the latency"),
+    (lambda n, r, b, a: a + 2 * ring(n, r, b), "of an all-reduce"),
+    (lambda n, r, b, a: a + (r - 1) * n / b, "nbytes were one rank's piece"),
+    (lambda n, r, b, a: a + n / r / b, "that of one piece"),
+    (lambda n, r, b, a: a + 8 * ring(n, r, b), "8 times too long"),
+    (lambda n, r, b, a: 1e3 * (a + ring(n, r, b)), "in milliseconds"),
+    (lambda n, r, b, a: max(a, ring(n, r, b)), "you say 0.0213"),
+    (lambda n, r, b, a: a * ring(n, r, b), "the time: you say"),
+    (lambda n, r, b, a: a + (r - 1) / r * n * b, "the time: you say")]
 
 
 @pytest.mark.parametrize("check, answer, sentence", [
@@ -452,13 +688,75 @@ class Right:
         return {unit for before, unit in zip(units, units[1:], strict=False)
                 if times.get(unit, float("-inf")) > done[before]}
 
+    def share_as_fractions(trace):
+        from fractions import Fraction
+        from types import MappingProxyType
+        shares = Right.share_by_the_meter(trace)
+        return MappingProxyType({kind: Fraction(share) for kind, share in shares.items()})
+
+    def share_by_numpy(trace):
+        def total(spans):
+            begins, ends = np.array(sorted((one.begin, one.end) for one in spans)).T
+            ends = np.maximum.accumulate(ends)
+            gaps = np.maximum(begins[1:] - ends[:-1], 0).sum()
+            return ends[-1] - begins[0] - gaps
+
+        return {kind: total(trace.of(kind)) / np.float64(trace.seconds) for kind in KINDS}
+
+    def exposed_in_tensors(trace):
+        edges = torch.tensor(sorted({edge for one in trace.collectives
+                                     for edge in (one.begin, one.end)}
+                                    | {edge for pair in trace.compute for edge in pair}),
+                             dtype=torch.float64)
+        middles, widths = (edges[1:] + edges[:-1]) / 2, edges[1:] - edges[:-1]
+        flying = sum((one.begin < middles) & (middles < one.end) for one in trace.collectives) > 0
+        busy = sum((a < middles) & (middles < b) for a, b in trace.compute) > 0
+        return (widths * (flying & ~busy)).sum() / trace.seconds
+
+    def attribute_in_an_array(trace, collective):
+        return np.array(right.attribute(trace, collective))
+
+    def late_as_an_array(trace):
+        return np.array(right.fetched_late(trace), dtype=object)
+
+    def late_as_keys(trace):
+        return dict.fromkeys(right.fetched_late(trace)).keys()
+
+    def late_one_by_one(trace):
+        yield from right.fetched_late(trace)
+
+    def ahead_by_islice(blocks, ahead):
+        for number, block in enumerate(blocks):
+            block.set_modules_to_forward_prefetch(list(islice(blocks, number + 1,
+                                                              number + 1 + ahead)))
+
+    def ahead_but_for_the_last(blocks, ahead):
+        for number in range(len(blocks) - 1):
+            blocks[number].set_modules_to_forward_prefetch(
+                tuple(blocks[number + 1:number + 1 + ahead]))
+
+    def ahead_with_itself(blocks, ahead):  # to fetch what is there does nothing
+        for number, block in enumerate(blocks):
+            block.set_modules_to_forward_prefetch(blocks[number:number + 1 + ahead])
+
+    def evidence_in_other_types(run, healthy):
+        cause, evidence = right.diagnose(run, healthy)
+        if cause == "tiny units":
+            evidence = np.float32(evidence)
+        if cause == "slow rank":
+            evidence = torch.tensor(evidence)
+        if cause == "no prefetch":
+            evidence = np.str_(evidence)
+        return np.str_(cause), evidence
+
+    def evidence_in_numpy(run, healthy):
+        cause, evidence = right.diagnose(run, healthy)
+        numbers = {"tiny units": np.int64, "slow rank": np.uint8}
+        return cause, numbers.get(cause, lambda same: same)(evidence)
+
     def off_but_for_the_first(blocks):
         for block in blocks[1:]:  # nobody is left whom the first could fetch
             block.set_modules_to_backward_prefetch([block, block])
-
-    def two_ahead(blocks):
-        for number, block in enumerate(blocks):
-            block.set_modules_to_forward_prefetch(blocks[number + 1:number + 3])
 
     def evidence_of_the_last_rank(run, healthy):
         cause, evidence = right.diagnose(run, healthy)
@@ -481,16 +779,29 @@ class Right:
     (lab.check_no_prefetch, right.no_prefetch),
     (lab.check_no_prefetch, Right.off_but_for_the_first),
     (lab.check_forward_prefetch, right.forward_prefetch),
-    (lab.check_forward_prefetch, Right.two_ahead),
+    (lab.check_forward_prefetch, Right.ahead_by_islice),
+    (lab.check_forward_prefetch, Right.ahead_but_for_the_last),
+    (lab.check_forward_prefetch, Right.ahead_with_itself),
+    (lab.check_communication_share, Right.share_as_fractions),
+    (lab.check_communication_share, Right.share_by_numpy),
+    (lab.check_exposed_share, Right.exposed_in_tensors),
+    (lab.check_attribute, Right.attribute_in_an_array),
+    (lab.check_fetched_late, Right.late_as_an_array),
+    (lab.check_fetched_late, Right.late_as_keys),
+    (lab.check_fetched_late, Right.late_one_by_one),
+    (lab.check_diagnose, Right.evidence_in_other_types),
+    (lab.check_diagnose, Right.evidence_in_numpy),
     (lab.check_diagnose, right.diagnose),
     (lab.check_diagnose, Right.evidence_of_the_last_rank),
     (lab.check_diagnose, by_seconds(of_the_step(0.12), 2.1)),
     (lab.check_diagnose, by_seconds(of_the_step(0.48), 4.8)),
     (lab.check_collective_seconds, right.collective_seconds),
     (lab.check_collective_seconds,
-     lambda nbytes, ranks, bandwidth: (nbytes - nbytes / ranks) / bandwidth),
+     lambda n, r, b, a: (n - n / r) / b + a),
     (lab.check_collective_seconds,
-     lambda *job: torch.tensor(right.collective_seconds(*job))),
+     lambda n, r, b, a: torch.tensor(right.collective_seconds(n, r, b, a))),
+    (lab.check_collective_seconds,
+     lambda n, r, b, a: np.float32(a) + np.float32((r - 1) * (n / r) / b)),
     (lab.check_exposed_share, lambda trace: np.float64(right.exposed_share(trace)))])
 def test_right(check, answer):
     verdict = check(answer)
@@ -508,6 +819,10 @@ def test_right(check, answer):
     (lab.check_attribute, Attribute.by_its_begin, "collective.issued"),
     (lab.check_attribute, lambda trace, one: trace.enclosing(one.begin, "FSDP::all_gather")[-1],
      "collective.issued"),
+    (lab.check_attribute, Attribute.first_half_is_forward, "The label around the call is"),
+    (lab.check_fetched_late, Late.by_its_begin, "collective.issued"),
+    (lab.check_no_prefetch, not_a_list, "takes a list"),
+    (lab.check_no_prefetch, names_of_units, "the units themselves"),
     (lab.check_diagnose, by_seconds(twice_the_healthy, 3), "compare it with its own step")])
 def test_the_hint_leads_on(check, answer, hint):
     verdict = check(answer)

@@ -1,8 +1,10 @@
 """Exercise 5.3: the unit and the phase that an all-gather belongs to."""
 
+from dataclasses import replace
+
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp_profiling.checks import synthetic_traces
-from labs.fsdp_profiling.checks.common import by_rank, recorded
+from labs.fsdp_profiling.checks.common import as_pair, by_rank, recorded, shortened
 from labs.meters import trace_units
 
 
@@ -12,36 +14,61 @@ from labs.meters import trace_units
                      "after the label's end."})
 def check_attribute(attribute):
     """attribute(trace, collective): (unit, phase) of an all-gather, by the labels around it."""
-    synthetic = {"synthetic": synthetic_traces.for_prefetch(),
-                 "synthetic, without prefetch": synthetic_traces.for_prefetch(prefetch=False),
-                 "synthetic, slow link": synthetic_traces.for_prefetch(latency=4.0)}
+    build = synthetic_traces.for_prefetch
+    synthetic = {"synthetic": build(), "synthetic, without prefetch": build(prefetch=False),
+                 "synthetic, slow link": build(latency=4.0),
+                 "synthetic, eleven layers": build(units=synthetic_traces.ELEVEN),
+                 "synthetic, two steps in which layer.2 is not freed after forward":
+                     build(steps=2, kept=("layer.2",))}
     for name, trace in {**synthetic, **by_rank(recorded())}.items():
-        for number, gather in enumerate(trace.of("all_gather")):
-            _compare(attribute(trace, gather), trace, gather,
-                     f"trace {name!r}, all-gather {number}")
+        gathers = trace.of("all_gather")
+        answers = [attribute(trace, gather) for gather in gathers]
+        for number, (got, gather) in enumerate(zip(answers, gathers, strict=True)):
+            _compare(got, trace, gather, f"trace {name!r}, all-gather {number}",
+                     _ISSUED if _from_another_moment(trace, answers) else "")
     return ("every all-gather has its unit and its phase, prefetched or not, on synthetic traces "
             "and on every rank of a run recorded just now")
 
 
-def _compare(got, trace, gather, what):
+def _compare(got, trace, gather, what, hint):
     owner = trace_units.owner(trace, gather)
     # The labels around the call decide: when the collective begins or ends, the rank is already at
     # another unit, on a slow link even in another phase. Of nested labels the innermost counts: the
     # outer one is the unit that prefetches.
-    if not isinstance(got, tuple | list) or len(got) != 2:
-        raise Wrong(f"{what}: attribute returned {got!r}, not (unit, phase)",
+    pair = as_pair(got)
+    if pair is None:
+        raise Wrong(f"{what}: attribute returned {shortened(got)}, not (unit, phase)",
                     'For example ("root", "forward").')
-    unit, phase = got
+    unit, phase = pair
     if phase != owner.phase:
-        begun = trace.enclosing(gather.begin, f"labs::{phase}")
-        raise Wrong(f"{what}: issued in {owner.phase}, not in {phase or 'no phase'}",
-                    "Look around the moment of the call, collective.issued, not around its begin."
-                    if begun else "The label around the call is labs::forward or labs::backward.")
+        raise Wrong(f"{what}: issued in {owner.phase}, not in {shortened(phase)}", hint or
+                    'The label around the call is labs::forward or labs::backward; the phase is '
+                    '"forward" or "backward".')
     if unit != owner.unit:
-        _explain_unit(unit, owner, trace, gather, what)
+        _explain_unit(unit, owner, trace, gather, what, hint)
 
 
-def _explain_unit(unit, owner, trace, gather, what):
+_ISSUED = ("When it is in flight, other labels lie around it, or none: look around the moment of "
+           "the call, collective.issued.")
+
+
+def _from_another_moment(trace, answers) -> bool:
+    """Whether all units, or all phases, are those around the begin, or the end, of the flight,
+    where these are others than around the call."""
+    answered = list(zip(*(as_pair(got) or (None, None) for got in answers), strict=True))
+    truth = _around(trace, "issued")
+    return any(got == other != true for moment in ("begin", "end") for got, other, true in
+               zip(answered, _around(trace, moment), truth, strict=True))
+
+
+def _around(trace, moment) -> list[tuple[str, ...]]:
+    """Units and phases of all all-gathers by the labels around this one of their moments."""
+    owners = [trace_units.owner(trace, replace(gather, issued=getattr(gather, moment)))
+              for gather in trace.of("all_gather")]
+    return list(zip(*((one.unit or trace_units.ROOT, one.phase) for one in owners), strict=True))
+
+
+def _explain_unit(unit, owner, trace, gather, what, hint):
     at_work = [trace_units.unit_of(label.name)
                for label in trace.enclosing(gather.issued, "FSDP::pre_")]
     if owner.prefetched and unit in at_work:
@@ -51,8 +78,6 @@ def _explain_unit(unit, owner, trace, gather, what):
     if owner.unit == trace_units.ROOT:
         raise Wrong(f"{what}: it is for the root, and attribute says {unit!r}",
                     'A label FSDP::all_gather without a unit is the root\'s: return "root".')
-    at_begin = trace.enclosing(gather.begin, "FSDP::all_gather")
     raise Wrong(f"{what}: it is for {owner.unit}, not for {unit!r}",
-                "When it is in flight, no label lies around it any more: look around the moment of "
-                "the call, collective.issued." if unit == trace_units.ROOT and not at_begin else
-                "The unit's name stands in brackets, as the module is called in the model.")
+                hint or "The unit's name stands in the brackets of the label, as the module is "
+                        "called in the model.")

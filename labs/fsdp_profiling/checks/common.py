@@ -22,3 +22,10 @@ def shortened(value, most: int = 60) -> str:
     """Returns a value as a message shows it: on one line of at most `most` characters."""
     words = " ".join(repr(value).split())
     return words if len(words) <= most else words[:most - 1] + "…"
+
+
+def as_pair(value) -> tuple | None:
+    """Returns the two entries of a tuple, a list or an array; None for anything else."""
+    if isinstance(value, str | bytes | dict) or not hasattr(value, "__len__") or len(value) != 2:
+        return None
+    return tuple(value)

@@ -1,5 +1,6 @@
 """Exercise 5.1: the share of the step in which an all-gather, or a reduce-scatter, is in flight."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from labs.exercises.numbers import Cause, judge_number
@@ -21,7 +22,7 @@ def check_communication_share(communication_share):
     """communication_share(trace): kind -> share of the steps with such a collective in flight."""
     for name, trace in traces().items():
         got = communication_share(trace)
-        if not isinstance(got, dict) or set(got) != set(KINDS):
+        if not isinstance(got, Mapping) or set(got) != set(KINDS):
             raise Wrong(f"communication_share returned {shortened(got)}, not a share for each of "
                         f"{' and '.join(KINDS)}", 'A dictionary: {"all_gather": 0.2, ...}')
         for kind in KINDS:
@@ -51,8 +52,17 @@ def _causes(want, trace, spans) -> list[Cause]:
         (100 * want, "that is in percent", "A share lies between 0 and 1."),
         (want * max(1, len(trace.steps)), "that divides by one step's seconds, not by those of all "
          "recorded steps", "trace.seconds is of all of them together."),
+        (seconds / trace.ends, "that divides by the time since the recording began, not by that "
+         "of the steps", "Use trace.seconds."),
         (seconds / max(span.end for span in spans), "that divides by something shorter than the "
          "steps", "Use trace.seconds."),
+        ((max(span.end for span in spans) - min(span.begin for span in spans)) / trace.seconds,
+         "that is the time from the first begin to the last end", "Between two collectives there "
+         "may be none in flight: lab.union keeps the gaps."),
+        (_neighbours(spans) / trace.seconds, "that takes away only what two neighbours share",
+         "Three can be in flight at once, or one inside another: lab.union handles all of that."),
+        (_in_order_of_issue(spans) / trace.seconds, "that unites the spans as if they began in the "
+         "order in which they were issued", "Sort them by begin, or use lab.union."),
         (total_seconds(union(from_call)) / trace.seconds,
          "that counts from the call, not from when the collective was in flight",
          "A call may wait in a queue: take begin and end."),
@@ -60,3 +70,22 @@ def _causes(want, trace, spans) -> list[Cause]:
          "Calls differ in length."),
         (total_seconds(union(trace.collectives)) / trace.seconds,
          "that counts other collectives too", "Ask for one kind: trace.of(kind).")]
+
+
+def _neighbours(spans) -> float:
+    """The durations less what each shares with the next one."""
+    order = sorted(spans, key=lambda span: (span.begin, span.end))
+    return sum(span.seconds for span in order) - sum(
+        max(0.0, min(one.end, other.end) - other.begin)
+        for one, other in zip(order, order[1:], strict=False))
+
+
+def _in_order_of_issue(spans) -> float:
+    """The seconds of a union that takes the spans as they come."""
+    merged = []
+    for span in spans:
+        if merged and span.begin <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], span.end)
+        else:
+            merged.append([span.begin, span.end])
+    return total_seconds(merged)

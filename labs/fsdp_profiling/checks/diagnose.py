@@ -2,14 +2,16 @@
 
 import functools
 import random
+from dataclasses import replace
 
 from labs.exercises.numbers import as_number
 from labs.exercises.verdicts import Verdict, Wrong, check
 from labs.fsdp_profiling import recording
-from labs.fsdp_profiling.checks.common import recorded, shortened
+from labs.fsdp_profiling.checks.common import as_pair, recorded, shortened
 from labs.fsdp_profiling.recording import RecordedRun, TooNoisy
 from labs.fsdp_profiling.scaffold import CAUSES, SlowRuns, config_with
 from labs.meters import trace_units
+from labs.meters.trace import Trace
 
 
 @check("5.8")
@@ -55,9 +57,32 @@ def record_causes() -> tuple[RecordedRun, list[tuple[str, RecordedRun, str]]]:
         if recording.contradiction(run):
             raise TooNoisy(recording.contradiction(run))
     named = [(cause, run, "") for (cause, _), run in zip(wanted, runs, strict=True)]
-    return healthy, named + [(cause, recording.with_timing_noise(run), ", with timing noise,")
+    return healthy, named + [(cause, with_timing_noise(run), ", with timing noise,")
                              for cause, run, _ in named
                              if cause in ("nothing", "slow rank", "slow data loader")]
+
+
+def with_timing_noise(run: RecordedRun) -> RecordedRun:
+    """Returns a copy with as much noise as does not yet contradict the fault: how long the ranks
+    compute and the data loaders take is a tenth away from the margins."""
+    fault = run.config.fault
+    ratio = 1.1 * recording.SLOW_RATIO if fault == "rank" else 0.9 * recording.HEALTHY_RATIO
+    loading = 1.1 * recording.LONG_LOADING if fault == "data" else 0.9 * recording.SHORT_LOADING
+    busy, slow = recording.compute_seconds(run), run.config.slow_rank
+    longest = min(busy[slow], ratio * min(busy[:slow] + busy[slow + 1:]))
+    return RecordedRun(
+        [_scaled(trace, (longest if rank == slow else longest / ratio) / busy[rank], loading)
+         for rank, trace in enumerate(run)], run.config)
+
+
+def _scaled(trace, factor, loading) -> Trace:
+    """The trace with `factor` times its computing, and a data loader that takes `loading` of the
+    step."""
+    loader = trace.labelled("enumerate(DataLoader)")[0]
+    other = replace(loader, end=loader.begin + loading * trace.seconds)
+    return replace(
+        trace, labels=tuple(other if label == loader else label for label in trace.labels),
+        compute=tuple((begin, begin + factor * (end - begin)) for begin, end in trace.compute))
 
 
 def judged_runs(diagnose, slow_runs: SlowRuns) -> list[tuple]:
@@ -78,12 +103,13 @@ def is_evidence(cause: str, evidence, run: RecordedRun, healthy: RecordedRun) ->
 
 
 def _diagnosis(got) -> tuple:
-    if not isinstance(got, tuple | list) or len(got) != 2:
+    pair = as_pair(got)
+    if pair is None:
         raise Wrong(f"diagnose returned {shortened(got, 70)}, not (cause, evidence)")
-    if got[0] not in CAUSES:
-        raise Wrong(f"{shortened(got[0], 70)} is none of the causes",
+    if not isinstance(pair[0], str) or pair[0] not in CAUSES:
+        raise Wrong(f"{shortened(pair[0], 70)} is none of the causes",
                     f"They are {', '.join(CAUSES)}.")
-    return tuple(got)
+    return pair
 
 
 def _called(cause) -> str:
@@ -94,7 +120,8 @@ def _called(cause) -> str:
 _HINTS = {
     "nothing": "It is a healthy run, recorded again: its seconds differ from the other's, its "
                "calls do not.",
-    "item": "Count the calls of .item() outside the optimizer, and compare with the healthy run.",
+    "item": "Count the calls of .item() outside the optimizer, and compare with the healthy run. "
+            "The model has calls of its own, at the beginning of forward.",
     "tiny units": "Count the all-gathers, and compare with the healthy run.",
     "one huge unit": "Count the all-gathers: fewer than in the healthy run.",
     "no prefetch": "Exercise 5.5 says which units came late.",
@@ -109,19 +136,14 @@ _HINTS_ON_SECONDS = {
 
 
 def _is_item_call(call, run, healthy) -> bool:
-    """Whether the call lies where the fault is: in forward, after the last of the units' work. The
+    """Whether the call reads the answer of a collective that is not FSDP's: that is the fault. The
     optimizer and the model call .item() too."""
     for trace in run:
-        if any(call is one or call == one for one in trace.item_calls):
-            forward = trace.enclosing(call.begin, "labs::forward")
-            in_unit = trace.enclosing(call.begin, "FSDP::") or [
-                span for span in trace_units.unit_spans(trace)
-                if span.begin <= call.begin <= span.end]
-            later = [label for label in trace.labelled("FSDP::pre_forward")
-                     if forward and call.begin < label.begin < forward[0].end]
-            earlier = [label for label in trace.labelled("FSDP::post_forward")
-                       if forward and forward[0].begin < label.begin < call.begin]
-            return bool(forward and earlier) and not in_unit and not later
+        asked = [one.issued for one in trace.collectives if not trace_units.owner(trace, one).unit]
+        reads = [min((item for item in trace.item_calls if item.begin >= at),
+                     key=lambda item: item.begin, default=None) for at in asked]
+        if any(call is one or call == one for one in reads if one is not None):
+            return True
     return False
 
 

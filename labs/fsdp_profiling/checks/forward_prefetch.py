@@ -1,33 +1,69 @@
-"""Exercise 5.7: each unit prefetches the next one in forward."""
+"""Exercise 5.7: each unit prefetches the next ones in forward."""
 
+from functools import partial
+
+from labs.exercises.numbers import require_signature
 from labs.exercises.verdicts import Wrong, check
-from labs.fsdp_profiling.checks.no_prefetch import raise_if_gathered_twice, record_with
+from labs.fsdp_profiling.checks.no_prefetch import SLIPS, of, raise_if_gathered_twice, record_with
 from labs.meters import trace_units
 
+HINTS = {part: hint.replace("backward", "forward") for part, hint in SLIPS.items()}
 
-@check("5.7")
+
+@check("5.7", hints=HINTS)
 def check_forward_prefetch(forward_prefetch):
-    """forward_prefetch(blocks): each unit's all-gather is issued before the unit before it is done
-    with forward; backward stays as it is."""
-    for trace in record_with(forward_prefetch):
-        behind = _behind(trace)
-        if behind:
-            raise Wrong(f"rank {trace.rank}: in forward, the all-gather of {', '.join(behind)} is "
-                        "issued only when the unit before it is done",
-                        "Each block names the one that comes after it, in a list; the last one "
-                        "names none.")
-        # Whoever sets backward's prefetch too may turn the default off without noticing.
-        if late := trace_units.late_units(trace):
-            raise Wrong(f"rank {trace.rank}: in backward, {', '.join(late)} is late now",
-                        "Leave backward's prefetch alone: FSDP's default does it.")
-        raise_if_gathered_twice(trace)
-    return "in forward each unit is gathered while the one before it computes, as the trace says"
+    """forward_prefetch(blocks, ahead): while a unit computes in forward, the next `ahead` ones have
+    been issued, and no more; backward stays as it is."""
+    require_signature(forward_prefetch, ("blocks", "ahead"))
+    for ahead, traces in zip((1, 2), record_with(
+            *(partial(_with, forward_prefetch, ahead) for ahead in (1, 2))), strict=True):
+        for trace in traces:
+            what = f"{of(trace)}, ahead={ahead}"
+            raise_if_gathered_twice(trace)
+            _judge_forward(trace, ahead, what)
+            _judge_backward(trace, what)
+    return ("in forward the next one, or two, are gathered while a unit computes, and no more; "
+            "backward is as before, as the traces say")
 
 
-def _behind(trace) -> list[str]:
-    """Units whose all-gather in forward is issued after the end of the block before them."""
-    issued = {owner.unit: one.issued for one in reversed(trace.of("all_gather"))
-              if (owner := trace_units.owner(trace, one)).phase == "forward"}
-    work = [span for span in trace_units.unit_spans(trace) if span.category == "forward"]
-    return [after.name for before, after in zip(work, work[1:], strict=False)
-            if issued.get(after.name, after.begin) > before.end]
+def _with(forward_prefetch, ahead, blocks):
+    forward_prefetch(blocks, ahead)
+
+
+def _judge_forward(trace, ahead, what):
+    order = [unit for unit in trace_units.units(trace) if unit != trace_units.ROOT]
+    events = trace_units.order_of_events(trace, "forward")
+    names = sorted(order, key=lambda unit: int(unit.rsplit(".", 1)[-1]))
+    for number, unit in enumerate(names):
+        issued = [name for event, name in events[:events.index(("done", unit))]
+                  if event == "gather"]
+        wanted = names[:number + 1 + ahead]
+        # Too late: the link is idle while the unit computes. Too early: every unit more is memory,
+        # and the sum is what the exercise promises.
+        if missing := [name for name in wanted if name not in issued]:
+            raise Wrong(f"{what}: in forward, the all-gather of {missing[0]} is issued only when "
+                        f"{unit} is done",
+                        "Each block names the `ahead` blocks that come after it, in a list; those "
+                        "at the end name fewer.")
+        if extra := [name for name in issued if name not in wanted]:
+            raise Wrong(f"{what}: in forward, the all-gather of {extra[0]} is issued before {unit} "
+                        f"is done: {len(issued) - number - 1} blocks ahead",
+                        "Each block more that is gathered ahead takes its memory.")
+
+
+def _judge_backward(trace, what):
+    order = [unit for unit in reversed(trace_units.units(trace)) if unit != trace_units.ROOT]
+    order.sort(key=lambda unit: -int(unit.rsplit(".", 1)[-1]))
+    # Who sets backward's prefetch too turns the default off, or goes further ahead, without
+    # noticing.
+    want = [("gather", order[0])]
+    for unit, following in zip(order, [*order[1:], None], strict=True):
+        want += [("gather", following)] if following else []
+        want.append(("done", unit))
+    got = trace_units.order_of_events(trace, "backward")
+    if got != want:
+        late = trace_units.late_units(trace)
+        raise Wrong(f"{what}: in backward, "
+                    + (f"{', '.join(late)} is late now" if late else
+                       "the units are gathered in another order than FSDP's default"),
+                    "Leave backward's prefetch alone: FSDP's default does it.")
