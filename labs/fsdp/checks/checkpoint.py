@@ -3,6 +3,7 @@
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from unittest import mock
 
@@ -77,8 +78,10 @@ def _train_and_save(save, folder) -> tuple[dict, dict]:
     with Traffic() as traffic, _futures() as futures:
         save(module, optimizer, folder)
         running = not all(future.done() for future in futures)
-    raise_on_all_ranks(_check_unchanged, before, _state(optimizer))
+        for future in futures:  # the thread that saves calls collectives of its own
+            wait([getattr(future, "upload_completion", future)])
     raise_on_all_ranks(_check_finished, running)
+    raise_on_all_ranks(_check_unchanged, before, _state(optimizer))
     raise_on_all_ranks(_check_gathered, traffic, "save")
     dist.barrier()
     _train(module, optimizer, (3, 4))
