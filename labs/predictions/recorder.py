@@ -65,7 +65,7 @@ class Recorder(Tracker):
         job = jobs.Job(self._point.config, batch=values["batch"], sequence=values["sequence"],
                        precision=PRECISIONS[self._mode.compute],
                        checkpointing="full" if self._mode.checkpointing == "full" else "none")
-        with fake.explained(), fake.tensors(self), self._patched():
+        with fake.refusals_explained(), fake.tensors(self), self._patched():
             model = jobs.build(job)
             model.config.use_cache = bool(getattr(self._point.config, "use_cache", False)
                                           and self._mode.checkpointing != "full")
@@ -118,16 +118,18 @@ class Recorder(Tracker):
                 stack.enter_context(_attention_checkpointed(self._mode))
             yield
 
-    def _inside(self, func, args):
-        scratch = None if self._gpu else kernels.scratch(func, args)
-        if scratch:
-            self.mark(scratch)
+    def _inside(self, func, args, kwargs, result):
+        self._scratch = None if self._gpu else kernels.scratch(func, args)
+        return 0, result
 
     def _follow(self, func, args, kwargs, result):
         super()._follow(func, args, kwargs, result)
+        if self._scratch:
+            self.mark(self._scratch)
         if self._gpu and func is torch.ops.aten.native_layer_norm.default:
             for statistic in result[1:]:  # a GPU keeps them in fp32
                 self.see(statistic, 4 * statistic.numel())
+        return result
 
     def see(self, tensor, size=None):
         if self._gpu and type(tensor) is torch.Tensor:  # a state of the CPU's generator: no fake

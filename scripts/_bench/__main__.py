@@ -14,6 +14,7 @@ BENCHES = {
     "zero": "the solution's ZeRO stages beside torch's and DeepSpeed's: throughput and peak memory",
     "faults": "what goes wrong on ranks, through labs.launch, spawn, accelerate and elastic",
     "memory": "the peak of a training step: predicted, by us and by others, and measured",
+    "kinds": "the dry run on jobs of many kinds: predicted or refused, and measured",
     "explorer": "the memory explorer: from a slider's move to its drawing",
     "trace": "reading a trace of 100 MB: seconds, and memory at its peak",
     "soak": "500 launches with faults mixed in, in one kernel: what grows",

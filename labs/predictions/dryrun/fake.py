@@ -1,8 +1,10 @@
 """A fake process group, fake tensors, and the patches of torch and transformers that they need."""
 
 import contextlib
+import traceback
 import unittest.mock
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -11,19 +13,40 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    UnsupportedOperatorException,
 )
+
+from labs.predictions.dryrun import patches
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Raises RuntimeError with an explanation where a model looks at a tensor's numbers; the log
-    entries in which torch prints the failed operator's stack are left out."""
+def refusals_explained() -> Iterator[None]:
+    """Raises RuntimeError, with the operator and the line that called it, where a job looks at a
+    tensor's numbers or runs an operator without a fake kernel. The log entries in which torch
+    prints the failed operator's stack are left out."""
     try:
         with unittest.mock.patch.object(fake_tensor.log, "disabled", True):
             yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise RuntimeError(f"This model looks at the numbers in a tensor ({error}), and in a dry "
-                           "run there are none: measure it on real ranks instead") from error
+        raise RuntimeError(
+            f"This model looks at the numbers in a tensor ({error.func}{_caller(error)}), and in a "
+            "dry run there are none: measure it on real ranks instead") from error
+    except UnsupportedOperatorException as error:
+        raise RuntimeError(f"Nobody has said what {error.func} returns without its numbers"
+                           f"{_caller(error)}: measure it on real ranks instead") from error
+
+
+_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "labs/meters")
+
+
+def _caller(error) -> str:
+    """Where a job's own code or a model's library called the operator."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__)
+              if not any(part in f.filename for part in _OWN)]
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f", called at {Path(last.filename).name} line {last.lineno}: {last.line}"
 
 
 @contextlib.contextmanager
@@ -47,6 +70,7 @@ def tensors(tracker) -> Iterator[None]:
     """Makes every tensor created inside a fake one, and logs it with `tracker`."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_random_states(tracker))
+        stack.enter_context(patches.patched(tracker))
         stack.enter_context(whole_sequences())
         stack.enter_context(_lazy_chunks())
         stack.enter_context(_shape_propagation_untracked(tracker))

@@ -4,11 +4,11 @@
 import contextlib
 import copy
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from labs.training.models import blocks
@@ -34,6 +34,7 @@ class Job:
     layers: int = None
     options: dict = field(default_factory=dict)
     device: str = "cpu"
+    loop: Callable = None
 
     def __post_init__(self):
         _check_choice("precision", self.precision, PRECISIONS)
@@ -41,6 +42,9 @@ class Job:
         _check_choice("device", self.device, DEVICES)
         if not callable(self.strategy):
             _check_choice("strategy", self.strategy, STRATEGIES)
+        if self.loop is not None and not callable(self.loop):
+            raise TypeError(f"loop={self.loop!r}: give a function (module, optimizer, batch) that "
+                            "trains one step")
         if self.strategy == "plain" and self.ranks != 1:
             raise ValueError(f"ranks={self.ranks}: plain training has 1 rank; name a strategy")
 
@@ -55,6 +59,7 @@ def build(job: Job) -> nn.Module:
     dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
     with torch.device(job.device):
         model = _instantiate(job, dtype).train()
+    _check_eager(model)
     if job.layers is not None:
         found = blocks(model)
         del found[job.layers:]
@@ -63,12 +68,24 @@ def build(job: Job) -> nn.Module:
     return model
 
 
+def _check_eager(model):
+    for name, module in model.named_modules():
+        compiled = type(module).__name__ == "OptimizedModule"
+        if compiled or getattr(module, "_compiled_call_impl", None) is not None:
+            raise RuntimeError(f"{name or 'The model'} is compiled (torch.compile): its compiler "
+                               "plans its memory, which a dry run cannot know; leave that out, or "
+                               "measure on real ranks instead")
+
+
 def _instantiate(job, dtype):
     if not hasattr(job.model, "to_dict"):
         with _default(dtype):
             return job.model()
     from transformers import AutoModelForCausalLM
 
+    if type(job.model) not in AutoModelForCausalLM._model_mapping:
+        raise ValueError(f"{type(job.model).__name__} is no decoder's: give a function that makes "
+                         "the model, and inputs=, one that makes a batch")
     model = AutoModelForCausalLM.from_config(_with_layers(job.model, job.layers), dtype=dtype)
     model.loss_type = "ForCausalLM"
     return model
@@ -121,9 +138,7 @@ def _plain(job, model, mesh):
 
 
 def _ddp(job, model, mesh):
-    """On a fake process group the initial parameters are not broadcast: nothing would arrive."""
-    fake = dist.get_backend() == "fake"
-    return nn.parallel.DistributedDataParallel(model, init_sync=not fake, **job.options)
+    return nn.parallel.DistributedDataParallel(model, **job.options)
 
 
 def _fsdp2(job, model, mesh):
@@ -156,3 +171,16 @@ def forward(job: Job, module: nn.Module, data: dict[str, torch.Tensor]) -> torch
         with torch.autocast(job.device, torch.bfloat16):
             return module(**data).loss
     return module(**data).loss
+
+
+def step(job: Job, module: nn.Module, optimizer: torch.optim.Optimizer,
+         data: dict[str, torch.Tensor]) -> None:
+    """Trains one step: by the job's own loop, or by the plain one."""
+    if job.loop is not None:
+        job.loop(module, optimizer, data)
+        return
+    loss = forward(job, module, data)
+    loss.backward()
+    del loss
+    optimizer.step()
+    optimizer.zero_grad()

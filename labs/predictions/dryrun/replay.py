@@ -32,5 +32,5 @@ def peak(found: list[tuple], *phases: str) -> Memory:
 
 
 def resident(found: list[tuple], phase: str) -> Memory:
-    """Bytes when this phase begins."""
-    return Memory(*next(s[2] for s in found if s[1] == (phase, "start")))
+    """Bytes when this phase begins, for the last time where it does so several times."""
+    return Memory(*[s[2] for s in found if s[1] == (phase, "start")][-1])

@@ -1,9 +1,10 @@
 """What a dry run found, as numbers and as a table."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from labs.predictions.dryrun.jobs import Job
 from labs.training.memory_categories import GB, NAMES, Memory
+from labs.words import listed
 
 MB = 10**6
 
@@ -27,6 +28,8 @@ class DryRun:
     peaks: phase -> Memory at its highest moment; "build" holds the whole model where every rank
     builds it before sharding. collectives: per step. layers: of the model; traced: how many layers
     were traced, fewer where the short cut was taken; note: why it was taken or not.
+    untried: operator -> bytes of its largest call's tensors, for operators that may take scratch
+    space of an unknown size: where there are any, the numbers are not exact.
     """
 
     job: Job
@@ -37,6 +40,7 @@ class DryRun:
     traced: int
     note: str
     seconds: float
+    untried: dict[str, int] = field(default_factory=dict)
 
     @property
     def peak(self) -> Memory:
@@ -51,7 +55,14 @@ class DryRun:
             lines.append(_row(phase, cells, "at the peak" if phase == "peak" else f"after {phase}"))
         lines += [f"{c.calls} {c.kind} per step, {c.bytes / unit:,.3f} {name}"
                   for c in self.collectives]
-        return "\n".join([*lines, f"{self.note}; {self.seconds:.1f} s"])
+        return "\n".join([*lines, *self._not_exact(), f"{self.note}; {self.seconds:.1f} s"])
+
+    def _not_exact(self) -> list[str]:
+        if not self.untried:
+            return []
+        named = listed(f"{name} ({size / MB:,.1f} MB)" for name, size in self.untried.items())
+        return [f"not exact: the scratch space of {named} is not counted; the operator was too "
+                "large to try here, or failed"]
 
 
 def _row(_, cells, name) -> str:

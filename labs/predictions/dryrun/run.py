@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensorMode
 
 from labs.predictions.dryrun import fake, jobs, layers, replay
 from labs.predictions.dryrun.result import Collective, DryRun
 from labs.predictions.dryrun.trace import trace
+from labs.predictions.dryrun.tracker import Tracker
 from labs.workers import devices
 from labs.workers.progress import progress_bar
 
@@ -22,37 +22,43 @@ def dry_run(model: Any, *, ranks: int = 1, strategy: str | Callable = "plain", b
             sequence: int = 128, precision: str = "fp32", checkpointing: str = "none",
             optimizer: Callable = torch.optim.AdamW, inputs: Callable | None = None,
             threads: int | None = None, backend: str = "gloo", device: str = "cpu",
-            shortcut: bool = True, **options) -> DryRun:
+            shortcut: bool = True, loop: Callable | None = None, **options) -> DryRun:
     """What one rank of a job holds and sends, from a run with fake tensors on fake ranks.
 
-    model: a Hugging Face configuration, or a function that makes an nn.Module whose forward takes
-    the batch by name and whose result has a `loss`. strategy: "plain", "ddp", "fsdp2" (each block,
-    then the root), or a strategy of your own: function(model, optimizer_class, **options) ->
-    (module, optimizer). options go to DistributedDataParallel or fully_shard, e.g.
-    gradient_as_bucket_view=True, reshard_after_forward=False. batch: sequences per rank; sequence:
-    tokens. inputs: a function that makes another batch. precision: "fp32", "bf16" (weights too) or
-    "mixed" (fp32 weights; FSDP2's policy with fp32 reduction, autocast elsewhere). checkpointing:
-    "none" or "full" (each block). threads: of a rank, for the buffers of CPU kernels; None: this
-    machine's cores shared out, as `launch` does. backend: "gloo", whose collectives hold copies, or
-    "nccl", whose do not. device: "cpu", or "cuda" on a machine with a GPU: its operators keep other
-    tensors for backward. shortcut: trace few layers where all are alike.
+    model: a Hugging Face configuration of a decoder, or a function that makes an nn.Module whose
+    forward takes the batch by name and whose result has a `loss`. strategy: "plain", "ddp", "fsdp2"
+    (each block, then the root), or a strategy of your own: function(model, optimizer_class,
+    **options) -> (module, optimizer). options go to DistributedDataParallel or fully_shard, e.g.
+    gradient_as_bucket_view=True, reshard_after_forward=False. loop: a function (module, optimizer,
+    batch) that trains one step in another way than the plain one. batch: sequences per rank;
+    sequence: tokens. inputs: a function that makes another batch. precision: "fp32", "bf16"
+    (weights too) or "mixed" (fp32 weights; FSDP2's policy with fp32 reduction, autocast elsewhere).
+    checkpointing: "none" or "full" (each block). threads: of a rank, for the buffers of CPU
+    kernels; None: this machine's cores shared out, as `launch` does. shortcut: trace few layers
+    where all are alike.
 
-    Raises RuntimeError when a real process group is up, or when the model looks at the numbers
-    in a tensor: a fake tensor has none.
+    backend: "gloo", whose collectives hold copies, or "nccl", whose do not. With "gloo" an operator
+    that may take scratch space runs once with real tensors of its sizes; what is too large for that
+    is in the result's `untried`. With "nccl" none does, since a GPU's take other scratch space.
+    device: "cpu", or "cuda" on a machine with a GPU: its operators keep other tensors for backward,
+    but what they and cuBLAS take for themselves is not counted.
+
+    Raises RuntimeError when a real process group is up, for a compiled model, and when the job
+    looks at numbers that depend on parameters or on chance: a fake tensor has none.
     """
     began = time.monotonic()
     job = jobs.Job(model, ranks, strategy, batch, sequence, precision, checkpointing, optimizer,
-                   inputs, None, options, device)
+                   inputs, None, options, device, loop)
     if device == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("device='cuda': a dry run of a GPU's operators needs a machine with a "
                            "GPU; leave device out for the CPU's")
     with contextlib.ExitStack() as stack:
         if strategy != "plain":
             stack.enter_context(fake.ranks(ranks))
-        run = _Run(job, threads or max(1, devices.cores() // ranks), backend)
-        with fake.explained():
+        with fake.refusals_explained():
+            run = _Run(job, threads or max(1, devices.cores() // ranks), backend)
             found = run.short() if shortcut else run.whole("Every layer was traced")
-    return _result(job, *found, time.monotonic() - began)
+    return _result(job, *found, run.untried, time.monotonic() - began)
 
 
 class _Run:
@@ -61,6 +67,7 @@ class _Run:
     def __init__(self, job, threads, backend):
         self._job, self._threads, self._backend = job, threads, backend
         self._layers, self._alike = _layers_of(job)
+        self.untried = {}
 
     def short(self) -> tuple:
         """(segments, calls, layers, layers traced, note) by the short cut if it holds."""
@@ -83,11 +90,14 @@ class _Run:
         return only.segments, calls, self._layers, self._layers, why
 
     def _trace(self, size):
-        return _Traced(trace(replace(self._job, layers=size), self._threads, self._backend))
+        found = trace(replace(self._job, layers=size), self._threads, self._backend)
+        for operator, nbytes in found.untried.items():
+            self.untried[operator] = max(nbytes, self.untried.get(operator, 0))
+        return _Traced(found)
 
     def _calls(self, few):
         calls = {n: t.calls for n, t in few.items()}
-        if self._job.strategy != "ddp":
+        if self._job.strategy != "ddp" or self._job.options.get("find_unused_parameters"):
             return layers.collectives(calls, self._layers)
         others = {n: [c for c in found if c.kind != "all_reduce"] for n, found in calls.items()}
         buckets = layers.bucket_calls(few[layers.SIZES[-1]].gradients, self._layers,
@@ -108,7 +118,7 @@ def _layers_of(job) -> tuple[int, bool]:
     is_config = hasattr(job.model, "to_json_string")
     key = is_config and (job.model.to_json_string(), job.precision, job.checkpointing)
     if key not in _LAYERS:
-        with FakeTensorMode():
+        with fake.tensors(Tracker()):
             blocks = jobs.blocks(jobs.build(job))
             found = len(blocks), layers.alike(blocks)
         if not is_config:
@@ -126,14 +136,15 @@ def _with_progress(items, ranks):
     return progress_bar(items, desc=words, unit="trace", delay=2)
 
 
-def _result(job, segments, calls, total, traced, note, seconds) -> DryRun:
+def _result(job, segments, calls, total, traced, note, untried, seconds) -> DryRun:
     peaks = {phase: replay.peak(segments, phase)
-             for phase in ("build", "forward", "backward", "step")}
+             for phase in ("build", "forward", "backward", "step", "end")}
     ends = {"build": "first", "forward": "backward", "backward": "step", "step": "end"}
     at = {phase: replay.resident(segments, end) for phase, end in ends.items()}
-    at["peak"] = max((peaks[phase] for phase in ("forward", "backward", "step")),
+    end = peaks.pop("end")  # what a loop of one's own does after the optimizer's step
+    at["peak"] = max((peaks["forward"], peaks["backward"], peaks["step"], end),
                      key=lambda held: held.total)
-    return DryRun(job, at, peaks, _collectives(calls), total, traced, note, seconds)
+    return DryRun(job, at, peaks, _collectives(calls), total, traced, note, seconds, untried)
 
 
 def _collectives(calls) -> list[Collective]:

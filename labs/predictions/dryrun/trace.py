@@ -13,40 +13,46 @@ from torch.utils._pytree import tree_leaves
 
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.predictions.dryrun import ddp, fake, jobs
+from labs.predictions.dryrun.phases import phases as _phases
+from labs.predictions.dryrun.probe import Probe
 from labs.predictions.dryrun.tracker import Tracker
 
 
 @dataclass(frozen=True)
 class Trace:
     """One run: the tracker's events, its labels (storage key -> category), and the second step's
-    collectives and gradients."""
+    collectives and gradients. untried: operator -> bytes of its largest call, where what it takes
+    for itself is not known."""
 
     events: list[tuple]
     labels: dict[int, str]
     calls: list[CollectiveCall]
     gradients: list[tuple[int | None, int]]  # (block, bytes), in the order of computation
+    untried: dict[str, int]
 
 
 def trace(job: jobs.Job, threads: int, backend: str = "gloo") -> Trace:
     """Runs the job's rank 0 with fake tensors; the process group must be up."""
-    tracker, traffic = Tracker(threads, backend, job.device), Traffic()
+    probe = Probe(threads) if backend == "gloo" else None
+    tracker, traffic = Tracker(threads, backend, job.device, probe), Traffic()
     mesh = init_device_mesh(job.device, (job.ranks,)) if dist.is_initialized() else None
     with fake.tensors(tracker), traffic, _labelled_fsdp(tracker):
         calls, gradients = _run(job, mesh, tracker, traffic)
-    return Trace(tracker.events, tracker.labels, calls, gradients)
+    return Trace(tracker.events, tracker.labels, calls, gradients, tracker.untried)
 
 
 def _run(job, mesh, tracker, traffic):
     tracker.mark(("build", "start"))
     module, optimizer, data = _build(job, mesh, tracker)
     order = label_gradients(module, tracker)
-    _label_optimizer(optimizer, tracker)
+    ddp.prepare(module, order, tracker)
     tracker.mark(("first", "start"))
-    _step(job, module, optimizer, data, tracker, first=True)
-    ddp.rebuild_buckets(module, order, tracker)
+    with _phases(module, tracker, marked=False):
+        jobs.step(job, module, optimizer, data)
     _mark_blocks(jobs.blocks(module), tracker)
     before = len(traffic.calls)
-    _step(job, module, optimizer, data, tracker)
+    with _phases(module, tracker, marked=True):
+        jobs.step(job, module, optimizer, data)
     return traffic.calls[before:], _owned(order, jobs.blocks(module))
 
 
@@ -63,22 +69,7 @@ def _build(job, mesh, tracker):
     tracker.label("parameters", *module.parameters(), *module.buffers())
     with tracker.labelled("other"):
         data = jobs.batch(job, model)
-    ddp.complete_all_reduces(module)
     return module, optimizer, data
-
-
-def _step(job, module, optimizer, data, tracker, first=False):
-    """One step of the plain loop, with a mark at each phase; the first step gets no marks."""
-    mark = (lambda what: None) if first else tracker.mark
-    mark(("forward", "start"))
-    loss = jobs.forward(job, module, data)
-    mark(("backward", "start"))
-    loss.backward()
-    tracker.label("gradients", *(p.grad for p in module.parameters() if p.grad is not None))
-    mark(("step", "start"))
-    optimizer.step()
-    mark(("end", "start"))
-    optimizer.zero_grad()
 
 
 def label_gradients(module: torch.nn.Module, tracker: Tracker) -> list[torch.nn.Parameter]:
@@ -95,20 +86,6 @@ def label_gradients(module: torch.nn.Module, tracker: Tracker) -> list[torch.nn.
         if parameter.requires_grad and not isinstance(parameter, DTensor):
             parameter.register_post_accumulate_grad_hook(computed)
     return order
-
-
-def _label_optimizer(optimizer, tracker):
-    labelling = contextlib.ExitStack()
-
-    def before(*_):
-        labelling.enter_context(tracker.labelled("other"))
-
-    def after(*_):
-        labelling.close()
-        tracker.label("optimizer state", *optimizer.state.values())
-
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
 
 
 def _mark_blocks(blocks, tracker):

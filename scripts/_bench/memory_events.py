@@ -1,0 +1,71 @@
+"""The allocator's events of two training steps of any job on a real rank, by the profiler."""
+
+from time import sleep
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from labs import launch
+from labs.meters.traffic import hook_waits
+from labs.predictions.dryrun import jobs
+
+AGREE = 1e-4  # two runs found the same
+_COPIES = ("c10d::_allgather", "c10d::_reduce_scatter", "gloo:all_gather", "gloo:reduce_scatter")
+_SECOND = "second step"
+
+
+def on_ranks(job: jobs.Job, most: int = 3) -> int:
+    """Bytes at the highest moment of the second step, the batch included: the least of all ranks
+    and runs, since a free that a gloo thread did not report makes a number too high and nothing
+    makes one too low. Runs are repeated until the least was seen in two."""
+    leasts = []
+    while len(leasts) < (most if job.ranks > 1 else 1) and not _agreed(leasts):
+        found = launch(rank_peak, job, ranks=job.ranks, device="cpu", verify=False, quiet=True)
+        leasts.append(found[0])  # where shards are uneven, rank 0 has the most
+    return min(leasts)
+
+
+def _agreed(leasts) -> bool:
+    first, second = (*sorted(leasts), 0, 0)[:2]
+    return len(leasts) > 1 and second <= first * (1 + AGREE)
+
+
+def rank_peak(job: jobs.Job) -> int:
+    """On a rank: bytes at the highest moment of the second of two steps."""
+    mesh = init_device_mesh("cpu", (job.ranks,)) if job.strategy == "fsdp2" else None
+    # gloo's thread drops its references a moment after a wait
+    with (hook_waits(after=lambda _: sleep(5e-4)),
+          profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded):
+        module, optimizer = jobs.wrap(job, jobs.build(job), mesh)
+        data = jobs.batch(job, None)
+        jobs.step(job, module, optimizer, data)
+        with record_function(_SECOND):
+            jobs.step(job, module, optimizer, data)
+    return _peak(recorded.profiler.kineto_results)
+
+
+def _peak(results) -> int:
+    """gloo's copies are taken as freed at once: its threads free them where no profiler looks."""
+    begin, end = next((e.start_ns(), e.end_ns()) for e in results.events() if e.name() == _SECOND)
+    held, live, most = 0, {}, 0
+    for at, pointer, size, copied in sorted(_walk(results.experimental_event_tree())):
+        held += size if size > 0 else -live.pop(pointer, 0)
+        if size > 0:
+            held -= live.pop(pointer, 0)  # an address given out again was freed
+            live[pointer] = size
+        most = max(most, held) if begin <= at <= end else most
+        if size > 0 and copied:
+            held -= live.pop(pointer)
+    return most
+
+
+def _walk(events, copied=False):
+    """(nanoseconds, address, bytes, whether gloo copied it) of every allocation."""
+    todo = [(event, copied) for event in events]
+    while todo:
+        event, copied = todo.pop()
+        if event.tag.name == "Allocation":
+            yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size, copied
+        else:
+            copies = copied or event.name.startswith(_COPIES)
+            todo += [(child, copies) for child in event.children]
