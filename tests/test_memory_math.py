@@ -266,7 +266,7 @@ def test_the_loss_takes_almost_six_times_what_checkpoints_take(solution):
     assert found["with checkpointing, tensor by tensor"][0] == "15"
     m, config = lab.model_sizes()["Llama-3-8B"], hf_configs.config("Llama-3-8B")
     real = predict(config, batch=1, sequence=8192, recipe="bf16", checkpointing="full",
-                   device="cuda", strategy="fsdp2", ranks=8, fused=True)["peak"].activations
+                   device="cuda", strategy="fsdp2", ranks=8, adamw="fused")["peak"].activations
     assert 0.98 < solution.activations(m, 1, 8192, True) / real < 1
     assert round(8192 * m.vocabulary / 1e9) == 1  # "a billion numbers"
 
@@ -279,7 +279,7 @@ def test_the_prediction_has_twelve_bytes_a_logit_too(name, checkpointing):
                                  num_attention_heads=2, num_key_value_heads=2,
                                  intermediate_size=64, vocab_size=vocabulary, use_cache=False)
         held = predict(config, batch=2, sequence=32, recipe=name, checkpointing=checkpointing,
-                       fused=True)["peak"]
+                       adamw="fused")["peak"]
         assert not held.gradients  # the peak is at the loss
         return held.activations
 
@@ -315,7 +315,8 @@ def test_temporaries_of_optimizers_are_measured():
 def test_foreachs_temporary_is_in_the_prediction_and_fused_has_none():
     job = dict(batch=1, sequence=4096, recipe="bf16", checkpointing="full", device="cuda")
     config = hf_configs.config("Llama-2-7B")
-    foreach, fused = (predict(config, fused=kind, **job)["peak"] for kind in (False, True))
+    foreach, fused = (predict(config, adamw=kind, **job)["peak"]
+                      for kind in ("foreach", "fused"))
     assert foreach.other == 2 * parameters.count(config) and fused.other == 0
 
 

@@ -6,7 +6,7 @@ to a log, where the parallel strategy adds what it allocates and frees: `predict
 
 from labs.predictions.allocation_log import AllocationLog
 from labs.predictions.memory_recipes import Recipe, recipe_of
-from labs.predictions.memory_strategies import FSDP, STRATEGIES, Plain
+from labs.predictions.memory_strategies import ACCUMULATION, FSDP, STRATEGIES, Plain
 from labs.predictions.recorder import CHECKPOINTING, Mode
 from labs.predictions.scaled_step import Step
 from labs.training.memory_categories import Memory
@@ -14,6 +14,9 @@ from labs.workers import devices
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 PHASES = ("build", "forward", "backward", "step", "peak")
+ADAMW = ("foreach", "single", "fused")
+NOT_COUNTED = ("what the caching allocator reserves beyond its tensors, torch.compile's changes "
+               "and float8's copies")
 INPUTS = 8 + 8  # bytes of a token's number and of its label, int64
 
 
@@ -21,8 +24,8 @@ def predict(config, *, batch: int, sequence: int, ranks: int = 1, rank: int = 0,
             strategy: str = "plain", reshard: bool = True, bucket_view: bool = False,
             wrap: str = "blocks", recipe: str | Recipe = "fp32", checkpointing: str = "none",
             attention: str = "sdpa", device: str = "cpu", backend: str | None = None,
-            inputs: bool = False, fused: bool = False,
-            threads: int | None = None) -> dict[str, Memory]:
+            inputs: bool = False, threads: int | None = None, adamw: str | None = None,
+            loss: str = "fp32", accumulation: str = "none") -> dict[str, Memory]:
     """Phase -> Memory (bytes by category) of one rank: after "build" (no optimizer state yet),
     "forward", "backward" and "step" of a later step, and at that step's "peak".
 
@@ -30,14 +33,22 @@ def predict(config, *, batch: int, sequence: int, ranks: int = 1, rank: int = 0,
     a second. batch: sequences per rank; sequence: tokens of each. strategy: one of STRATEGIES.
     recipe: one of RECIPES. backend: "gloo", whose collectives hold copies, or "nccl", whose do not;
     None: the one for the device. inputs: count the batch's tokens and labels too, as an allocator
-    does. fused: AdamW(fused=True), whose step has no temporaries. threads: of a rank, for the
-    buffers of CPU kernels; None: this machine's cores shared out.
+    does. threads: of a rank, for the buffers of CPU kernels; None: this machine's cores shared out.
+    adamw: "foreach" has a temporary for all parameters at once, "single" for one after the other,
+    "fused" none; None: torch's default for the device. loss: "fp32", as transformers computes it,
+    "bf16", or "fused" (with the head, in pieces, so that no logits are kept). accumulation: "none";
+    or the last of several micro-batches, each reduced ("sync") or only the last ("no sync", which
+    keeps whole gradients). device "cuda" is derived from kernels' sources and was not compared with
+    a GPU's allocator. NOT_COUNTED says what is left out.
+
     Raises ValueError in one sentence where there is no such job, or the model cannot be recorded.
     """
     if not 0 <= rank < ranks:
         raise ValueError(f"rank {rank} of {ranks} does not exist: ranks count from 0")
     chosen = _recipe(recipe, strategy)
-    mode = Mode(chosen.compute, checkpointing, attention, device,
+    _choose("adamw", adamw, (None, *ADAMW))
+    _choose("accumulation", accumulation, ACCUMULATION)
+    mode = Mode(chosen.compute, checkpointing, attention, device, loss=loss,
                 mixed=chosen.mixed and wrap == "blocks")
     backend = backend or BACKENDS[device]
     if backend not in BACKENDS.values():
@@ -45,8 +56,15 @@ def predict(config, *, batch: int, sequence: int, ranks: int = 1, rank: int = 0,
     step = Step(config, batch, sequence, mode, threads or max(1, devices.cores() // ranks))
     log = AllocationLog()
     parallel = _parallel(log, step, chosen, strategy, ranks, rank, reshard=reshard, wrap=wrap,
-                         bucket_view=bucket_view, copies=backend == "gloo")
-    return _phases(log, step, parallel, INPUTS * batch * sequence * inputs, device, fused)
+                         bucket_view=bucket_view, copies=backend == "gloo",
+                         accumulation=accumulation)
+    return _phases(log, step, parallel, INPUTS * batch * sequence * inputs, device,
+                   adamw or ("foreach" if device == "cuda" else "single"))
+
+
+def _choose(name, value, choices):
+    if value not in choices:
+        raise ValueError(f"no {name} {value!r}: choose {', '.join(map(str, choices))}")
 
 
 def _recipe(recipe, strategy) -> Recipe:
@@ -65,20 +83,21 @@ def _parallel(log, step, recipe, strategy, ranks, rank, **options) -> Plain:
     return kind(log, step, recipe, ranks, rank)
 
 
-def _phases(log, step, parallel, inputs, device, fused) -> dict[str, Memory]:
+def _phases(log, step, parallel, inputs, device, kind) -> dict[str, Memory]:
     adamw, found = parallel.recipe.optimizer == "AdamW", {}
     parallel.build()
     found["build"] = log.snapshot()
     # AdamW counts steps in one fp32 number per parameter, which lies on the CPU.
     counters = 4 * len(parallel.sizes) if adamw and device == "cpu" else 0
     log.add(other=inputs, optimizer_state=parallel.optimizer_state() + counters)
+    parallel.accumulated()
     log.start_peak()
     changes = step.changes(parallel.gradient_bytes, parallel.keep_gradients)
     _forward(log, step.layers, changes, parallel)
     found["forward"] = log.snapshot()
     _backward(log, step.layers, changes, parallel)
     found["backward"] = found["step"] = log.snapshot()
-    log.temporary(_adamw_temporaries(parallel, device) if adamw and not fused else 0, "other")
+    log.temporary(_adamw_temporaries(parallel, kind) if adamw else 0, "other")
     return found | {"peak": log.peak}
 
 
@@ -104,16 +123,16 @@ def _backward(log, layers, changes, parallel):
     parallel.after_backward("root")
 
 
-def _adamw_temporaries(parallel, device) -> float:
-    """AdamW's square root of the second moment: of all parameters at once on CUDA; one after the
-    other on the CPU, with a quotient as large, while the last parameter's quotient is still held
-    (torch/optim/adam.py, _multi_tensor_adam and _single_tensor_adam)."""
+def _adamw_temporaries(parallel, kind) -> float:
+    """AdamW's square root of the second moment: of all parameters at once with foreach; one after
+    the other without, with a quotient as large, while the last parameter's quotient is still held
+    (torch/optim/adam.py, _multi_tensor_adam and _single_tensor_adam). The fused kernel has none."""
     state = parallel.recipe.optimizer_state
     each = state / (3 if state == 12 else 2)
-    if device == "cuda":
-        return sum(parallel.owned) * each
+    if kind != "single":
+        return sum(parallel.owned) * each if kind == "foreach" else 0
     last = [0, *parallel.owned]
     return max(old + 2 * new for old, new in zip(last, parallel.owned, strict=False)) * each
 
 
-__all__ = ["CHECKPOINTING", "PHASES", "predict"]
+__all__ = ["CHECKPOINTING", "NOT_COUNTED", "PHASES", "predict"]

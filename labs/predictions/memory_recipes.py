@@ -42,6 +42,7 @@ RECIPES = {recipe.name: recipe for recipe in (
     Recipe("bf16, fp32 master", 2, 2, 12, compute=2),
     Recipe("bf16 policy", 4, 4, 8, compute=2),
     Recipe("megatron", 2, 4, 12, compute=2),
+    Recipe("bf16, 8-bit moments", 2, 2, 2 + 2 * 4 / 256, compute=2, optimizer="8-bit AdamW"),
     Recipe("fp32 momentum", 4, 4, 4, optimizer="SGD with momentum"),
     Recipe("fp32 sgd", 4, 4, 0, optimizer="SGD"),
     Recipe("bf16 sgd", 2, 2, 0, compute=2, optimizer="SGD"),
@@ -53,6 +54,8 @@ RECIPES = {recipe.name: recipe for recipe in (
 "bf16, fp32 moments" keeps two fp32 moments but no master copy. "bf16, fp32 master" is mixed
 precision as in the ZeRO paper: K = 12. "bf16 policy" is FSDP2's MixedPrecisionPolicy(param_dtype=
 bfloat16, reduce_dtype=float32): everything that stays is fp32, only gathered copies are bf16.
+"bf16, 8-bit moments" is bitsandbytes' AdamW8bit: a byte for each moment, and an fp32 scale for each
+256 of them (it keeps the moments of tensors below 4096 elements in fp32: not counted).
 "megatron" accumulates gradients in fp32: 2 + 4 + 12 = 18.
 """
 

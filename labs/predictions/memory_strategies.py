@@ -12,6 +12,8 @@ from labs.predictions.memory_recipes import Recipe
 from labs.predictions.memory_shards import fsdp_units, owned, padded
 from labs.predictions.scaled_step import Step
 
+ACCUMULATION = ("none", "sync", "no sync")
+
 
 class Plain:
     """No parallelism: one rank holds all states. Base class of the other strategies.
@@ -21,6 +23,7 @@ class Plain:
     """
 
     keep_gradients = True
+    accumulation = "none"
 
     def __init__(self, log: AllocationLog, step: Step, recipe: Recipe, ranks: int = 1,
                  rank: int = 0):
@@ -42,6 +45,13 @@ class Plain:
     def optimizer_state(self) -> float:
         """Bytes of moments and master weights."""
         return sum(self.owned) * self.recipe.optimizer_state
+
+    def accumulated(self):
+        """Allocates the gradients of earlier micro-batches; then autograd adds each new one to them
+        at once. Under DDP they are whole, whether they were reduced or not."""
+        if self.accumulation != "none" and self.keep_gradients:
+            self.log.add(gradients=self.elements * self.gradient_bytes)
+            self.keep_gradients = False
 
     def before_forward(self, unit):
         """A unit is about to run: a block's index, or "root", the whole model."""
@@ -85,6 +95,10 @@ class ZeRO2(ZeRO1):
         Plain.build(self)
         self._kept = 0
 
+    def accumulated(self):
+        if self.accumulation != "none":
+            raise ValueError("accumulation is not modelled for ZeRO-2: choose DDP, ZeRO-1 or FSDP")
+
     def after_backward(self, unit):
         size = self.log.held("gradients") - self._kept
         self._kept += size / self.ranks
@@ -125,6 +139,14 @@ class FSDP(Plain):
     def build(self):
         self.log.add(parameters=sum(self.padded.values()) * self.recipe.parameters
                      + self.step.buffers)
+
+    def accumulated(self):
+        """Gradients of earlier micro-batches: shards where they were reduced, else whole ones."""
+        if self.accumulation == "sync":
+            self.log.add(gradients=sum(self.padded.values()) * self.recipe.gradients)
+        elif self.accumulation == "no sync":
+            self.log.add(gradients=self.elements * self.recipe.gradients)
+            self.keep_gradients = self.recipe.mixed  # bf16: added when all are there
 
     def _whole(self, unit) -> float:
         return self.padded[unit] * self.ranks * self.recipe.compute
@@ -182,13 +204,19 @@ class FSDP(Plain):
         if unit not in self.units:
             return
         reduced = self.padded[unit] * self.recipe.gradients
+        sizes = [prod(shape) for shape in self.units[unit]]
+        made = [size * self.recipe.compute for size in sizes]
+        if self.accumulation == "no sync":
+            self.log.add(gradients=-sum(made) * self.keep_gradients)
+            made = [size * self.recipe.gradients for size in sizes]
         self.log.free((unit, "whole"), "reducing")
         self.log.allocate("reducing", reduced * self.ranks)
-        made = [prod(shape) * self.recipe.compute for shape in self.units[unit]]
         self.log.add(gradients=-sum(made[:-1]))
         self.log.add(gradients=reduced)
         self._copied(reduced * self.ranks)
         self.log.add(gradients=-made[-1])  # foreach_reduce's loop variable held the last one
+        if self.accumulation == "sync":
+            self.log.add(gradients=-reduced)  # added to the shard that was there
         if unit == "root":
             self.log.free("reducing")
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_map
 
-from labs.predictions import model_sizes
+from labs.predictions import losses, model_sizes
 from labs.predictions.dryrun import fake, jobs, kernels
 from labs.predictions.dryrun.trace import first_differentiable, label_gradients
 from labs.predictions.dryrun.tracker import Tracker
@@ -19,6 +19,7 @@ LAYERS = 4  # recorded of a model with more: the first, two in the middle, which
 OUTSIDE, HEAD = -1, -2
 _PLACES = {"outside": OUTSIDE, "head": HEAD}
 CHECKPOINTING = ("none", "selective", "full")
+LOSSES = ("fp32", "bf16", "fused")
 ATTENTIONS = ("sdpa", "eager")
 PRECISIONS = {4: "fp32", 2: "bf16"}
 
@@ -29,7 +30,8 @@ class Mode:
 
     compute: bytes of an element of the activations. checkpointing: "none", "selective" (the inside
     of attention is computed again) or "full" (each block is). attention: "sdpa" or "eager". device:
-    "cpu" or "cuda". mixed: each block casts its inputs, as under FSDP2's mixed precision.
+    "cpu" or "cuda". mixed: each block casts its inputs, as under FSDP2's mixed precision. loss:
+    "fp32", "bf16" or "fused" (losses.py).
     """
 
     compute: int
@@ -37,10 +39,11 @@ class Mode:
     attention: str
     device: str
     mixed: bool = False
+    loss: str = "fp32"
 
     def __post_init__(self):
         for name, known in (("checkpointing", CHECKPOINTING), ("attention", ATTENTIONS),
-                            ("device", jobs.DEVICES)):
+                            ("loss", LOSSES), ("device", jobs.DEVICES)):
             if getattr(self, name) not in known:
                 raise ValueError(f"no {name} {getattr(self, name)!r}: choose {', '.join(known)}")
 
@@ -49,7 +52,9 @@ class Recorder(Tracker):
     """Records one step at one point: operators' scratch space as their dimensions, not as bytes.
 
     A CPU build of torch cannot run backward on fake tensors of a GPU. A GPU's step is therefore
-    recorded with the CPU's operators, except for what `_as_on_a_gpu` and `_follow` replace.
+    recorded with the CPU's operators, except for what `_as_on_a_gpu` and `_follow` replace:
+    dropout, fused attention, a norm's statistics. These three were read in the kernels' sources;
+    they have not been compared with a GPU's allocator.
     """
 
     def __init__(self, mode: Mode, point: model_sizes.Point):
@@ -69,6 +74,7 @@ class Recorder(Tracker):
             model = jobs.build(job)
             model.config.use_cache = bool(getattr(self._point.config, "use_cache", False)
                                           and self._mode.checkpointing != "full")
+            losses.replace(model, self._mode.loss)
             events = self._step(job, model)
         return self._shape(model, events), self._numbers
 

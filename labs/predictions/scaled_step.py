@@ -31,9 +31,18 @@ class Step:
         self.layers = config.num_hidden_layers
         self.tensors = self._tensors()
         self.buffers = int(numbers[self._recording.buffers].sum())
-        if self._positions() < sequence:
+        positions = min(self._positions(), self._own_positions(config))
+        if positions < sequence:
             raise ValueError(f"sequence={sequence}: this model has learned positions for only "
-                             f"{self._positions()} tokens")
+                             f"{positions} tokens")
+
+    def _own_positions(self, config) -> float:
+        """The same for a model that was recorded at its own widths: a matrix outside of the blocks
+        with as many rows as the configuration has positions (OPT has two more)."""
+        count = getattr(config, "max_position_embeddings", None) or float("inf")
+        rows = {shape[0] for block, shape in self.tensors if block is None and len(shape) == 2}
+        known = count != config.vocab_size and rows & {count, count + 2}
+        return count if known else float("inf")
 
     def _positions(self) -> float:
         """How many positions have a parameter of their own; infinity where none has."""

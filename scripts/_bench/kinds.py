@@ -1,5 +1,5 @@
-"""The dry run against the allocator's events on jobs of many kinds: other models, optimizers, loops,
-options of DDP and FSDP2. What it refuses is told with its reason."""
+"""The dry run against the allocator's events on jobs of many kinds: other models, optimizers and
+loops, options of DDP and FSDP2. What it refuses is told with its reason."""
 
 import statistics
 

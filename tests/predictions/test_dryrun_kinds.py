@@ -1,4 +1,4 @@
-"""Jobs of many kinds: predicted to within the bytes of Python's numbers, or refused with a reason."""
+"""Jobs of many kinds: predicted to within the bytes of a few numbers, or refused with a reason."""
 
 import pytest
 import torch
@@ -55,14 +55,10 @@ class Reading(nn.Module):
         return type("Output", (), {"loss": x.square().mean()})
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_numbers_that_are_known(masked):
-    def inputs():
-        mask = torch.ones(4, 6)
-        if masked:
-            mask[1, 3:] = 0
-        return {"x": torch.zeros(4, 6, 8), "mask": mask}
+def test_numbers_that_are_known():
+    def forward(mask):
+        run = dry_run(Reading, inputs=lambda: {"x": torch.zeros(4, 6, 8), "mask": mask()})
+        return run.peaks["forward"].total
 
-    whole = dry_run(Reading, inputs=lambda: {"x": torch.zeros(4, 6, 8), "mask": torch.ones(4, 6)})
-    run = dry_run(Reading, inputs=inputs)
-    assert (run.at["forward"].total > whole.at["forward"].total) == masked
+    masked = forward(lambda: torch.ones(4, 6).tril())
+    assert masked > forward(lambda: torch.ones(4, 6))

@@ -3,6 +3,7 @@ tensors on a fake process group, so that no other thread allocates or frees."""
 
 import pytest
 import torch
+from _bench import memory_loops as loops
 from measured_memory import gpt2, llama, phases_of_fsdp, phases_of_plain, qwen2
 
 from labs.predictions.dryrun import dry_run
@@ -145,6 +146,45 @@ def test_phases():
 def test_bad_input_gets_one_sentence(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         predict(llama(), **dict(batch=1, sequence=2) | wrong)
+
+
+@pytest.mark.parametrize("strategy, accumulation, loop, precision", [
+    ("ddp", "sync", loops.accumulated, "fp32"),
+    ("ddp", "no sync", loops.accumulated_without_sync, "fp32"),
+    ("fsdp2", "sync", loops.accumulated, "mixed"),
+    ("fsdp2", "no sync", loops.accumulated_whole, "fp32"),
+    ("fsdp2", "no sync", loops.accumulated_whole, "mixed")])
+def test_accumulation(strategy, accumulation, loop, precision):
+    config, job = qwen2(vocabulary=900), dict(batch=2, sequence=60, ranks=2, strategy=strategy)
+    said = predict(config, inputs=True, accumulation=accumulation,
+                   recipe="bf16 policy" if precision == "mixed" else "fp32", **job)["peak"].total
+    assert said == pytest.approx(dry_run(config, loop=loop, precision=precision, **job).peak.total,
+                                 abs=150)
+
+
+def test_losses_hold_fewer_logits():
+    # Where the head is largest: log-softmax and two fp32 gradients are 12 bytes a logit. Without
+    # fp32 they are 6; fused with the head, there are none.
+    config, sizes = llama(vocabulary=6000), dict(batch=2, sequence=64, recipe="bf16")
+    logits = 2 * 64 * 6000
+    fp32, bf16, fused = (predict(config, loss=kind, **sizes)["peak"].activations / logits
+                         for kind in ("fp32", "bf16", "fused"))
+    assert fp32 == pytest.approx(12, rel=0.1) and fp32 - bf16 == pytest.approx(6, rel=0.01)
+    assert fused < 2
+
+
+def test_adamws_temporaries():
+    peaks = {kind: predict(llama(), batch=1, sequence=2, adamw=kind)["peak"]
+             for kind in ("foreach", "single", "fused")}
+    assert peaks["foreach"].other == 4 * count(llama()) > peaks["single"].other
+    assert peaks["fused"].other == 0
+
+
+@pytest.mark.parametrize("name, word", [("adamw", "many"), ("loss", "fp8"),
+                                        ("accumulation", "half")])
+def test_new_choices_are_checked(name, word):
+    with pytest.raises(ValueError, match=f"no {name} '{word}': choose"):
+        predict(llama(), batch=1, sequence=2, **{name: word})
 
 
 def test_a_sequence_longer_than_the_learned_positions_is_refused():

@@ -63,7 +63,7 @@ def show_activations(activations) -> Table:
     checkpoints = m.layers * korthikanti(batch, sequence, m.hidden, m.heads, recompute="full")
     # On 8 ranks the states are small enough that the step's peak is at the loss.
     real = predict(config, batch=batch, sequence=sequence, recipe="bf16", checkpointing="full",
-                   device="cuda", strategy="fsdp2", ranks=8, fused=True)["peak"].activations
+                   device="cuda", strategy="fsdp2", ranks=8, adamw="fused")["peak"].activations
     rows = [("without checkpointing", activations(m, batch, sequence, False)),
             ("with checkpointing", activations(m, batch, sequence, True)),
             (f"   its {m.layers} checkpoints", checkpoints),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from labs.training.models import blocks
@@ -138,7 +139,9 @@ def _plain(job, model, mesh):
 
 
 def _ddp(job, model, mesh):
-    return nn.parallel.DistributedDataParallel(model, **job.options)
+    """On a fake process group the initial parameters are not broadcast: nothing would arrive."""
+    fake = dist.get_backend() == "fake"
+    return nn.parallel.DistributedDataParallel(model, init_sync=not fake, **job.options)
 
 
 def _fsdp2(job, model, mesh):

@@ -21,7 +21,8 @@ _OF_CONTIGUOUS = {
     "gelu_backward", "index", "nll_loss_backward", "nll_loss_forward", "select_backward",
     "slice_backward", "stack", "sum", "tril", "triu", "linalg_vector_norm", "native_layer_norm"}
 _OF_CONTIGUOUS_FP32 = {"gather", "mean"}  # of shorter types they make copies
-_OF_SEVERAL_KERNELS = {"float_power", "float_power_", "isfinite", "isinf", "ldexp", "ldexp_"}
+_OF_SEVERAL_KERNELS = {"float_power", "float_power_", "isfinite", "isinf", "ldexp", "ldexp_",
+                       "rrelu", "rrelu_"}
 _PRODUCTS = {"addmm", "baddbmm", "bmm", "mm"}
 
 
