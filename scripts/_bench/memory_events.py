@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from labs import launch
-from labs.meters.traffic import hook_waits
+from labs.meters.waits import WaitObserver
 from labs.predictions.dryrun import jobs
 
 AGREE = 1e-4  # two runs found the same
@@ -33,8 +33,7 @@ def _agreed(leasts) -> bool:
 def rank_peak(job: jobs.Job) -> int:
     """On a rank: bytes at the highest moment of the second of two steps."""
     mesh = init_device_mesh("cpu", (job.ranks,)) if job.strategy == "fsdp2" else None
-    # gloo's thread drops its references a moment after a wait
-    with (hook_waits(after=lambda _: sleep(5e-4)),
+    with (_DelayedWaits(),
           profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded):
         module, optimizer = jobs.wrap(job, jobs.build(job), mesh)
         data = jobs.batch(job, None)
@@ -42,6 +41,13 @@ def rank_peak(job: jobs.Job) -> int:
         with record_function(_SECOND):
             jobs.step(job, module, optimizer, data)
     return _peak(recorded.profiler.kineto_results)
+
+
+class _DelayedWaits(WaitObserver):
+    """Sleeps 0.5 ms after each wait, in which gloo's thread drops its references."""
+
+    def wait_ended(self, waited):
+        sleep(5e-4)
 
 
 def _peak(results) -> int:

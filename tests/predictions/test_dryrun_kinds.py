@@ -51,7 +51,7 @@ class Reading(nn.Module):
     def forward(self, x, mask):
         x = self.linear(x)
         if not mask.all():
-            x = x * mask.unsqueeze(-1)
+            x = torch.tanh(x) * mask.unsqueeze(-1)
         return type("Output", (), {"loss": x.square().mean()})
 
 
