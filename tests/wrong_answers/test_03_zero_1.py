@@ -4,6 +4,7 @@
 import sys
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -383,6 +384,14 @@ class GradientsGathered(right.ZeRO1):
             flat.shard.grad = total / N()
 
 
+class StatesInNumpy(right.ZeRO1):
+    """Keeps states of all parameters where torch does not count them."""
+
+    def __init__(self, flats, optimizer_class, **settings):
+        super().__init__(flats, optimizer_class, **settings)
+        self.spare = [np.ones(2 * len(flat.full), dtype=np.float32) for flat in flats]
+
+
 class CopiedShard(right.ZeRO1):
     """The shard is a copy: 4Ψ/N bytes more."""
 
@@ -424,6 +433,7 @@ WRONG = [
     (by(LastForgotten), "was not changed by the step"),
     (by(InHalfPrecision), "updated to something else|off by"),
     (by(GradientsGathered), r"moves \d.\dΨ elements per step .all_gather"),
+    (by(StatesInNumpy), "bytes outside torch's tensors after building"),
     (by(KeepsAFlatCopy), "bytes of activations, buffers and the rest after forward")]
 
 
