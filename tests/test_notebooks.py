@@ -14,6 +14,10 @@ from labs.predictions import rent
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "solutions").glob("*.py"))
+HEADING = re.compile(r"^### Exercise (\d+\.\d+) · .+$", re.MULTILINE)
+TARGET = re.compile(r"\s*^\*Difficulty ([1-5]) of 5 · \d+ minutes? · target: [^*]+\*$",
+                    re.MULTILINE)
+HINT = re.compile(r"<details>\s*<summary>.*?</summary>\n\n.+?\n\n</details>", re.DOTALL)
 CHECK = re.compile(r"^lab\.check_", re.MULTILINE)
 
 
@@ -79,3 +83,31 @@ def test_every_exercise_is_checked(name):
     tests = "\n".join(path.read_text() for path in files)
     for check in set(re.findall(r"lab\.(check_\w+)", source)):
         assert check in tests, f"{check} has no wrong answers"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_exercise_has_its_heading_its_target_and_its_hint(name):
+    """The heading puts it into the table of contents; the line below says how hard it is, how long
+    it takes and what the check measures; from difficulty 3 on a folded hint follows the gap."""
+    student = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    text = "\n\n".join(cell.source for cell in student.cells if cell.cell_type == "markdown")
+    parts = HEADING.split(text)
+    after = dict(zip(parts[1::2], parts[2::2], strict=True))
+    code = "\n".join(cell.source for cell in student.cells if cell.cell_type == "code")
+    numbers = set(re.findall(r"^# Exercise (\d+\.\d+)", code, re.MULTILINE))
+    assert numbers == set(after), "exercises without a heading, or headings without an exercise"
+    found = {number: TARGET.match(below) for number, below in after.items()}
+    assert [number for number, line in found.items() if not line] == []
+    hard = [number for number, line in found.items() if int(line[1]) >= 3]
+    assert [number for number in hard if not HINT.search(after[number])] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_link_to_a_file_leads_to_a_file(name):
+    """Seen from notebooks/ and from solutions/, and so from work/, where students' copies are."""
+    for folder in ("notebooks", "solutions"):
+        notebook = nbformat.read(ROOT / folder / f"{name}.ipynb", as_version=4)
+        text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+        links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text)
+        local = [link for link in links if not link.startswith("http")]
+        assert local and [link for link in local if not (ROOT / folder / link).exists()] == []

@@ -118,8 +118,8 @@ def check_memory(report: Report, want: Units, element: int = BYTES) -> None:
     # on a busy machine the profiler misses that gloo's thread has freed what it sent.
     forward = held | {"buffers": element * (want.root + 1.25 * want.block)}
     step = held | {"gradients": want.shard}
-    # Before training there is nothing but the shard: a second copy of the model is seen here. On a
-    # busy machine the profiler may miss that a unit's whole parameters are freed.
-    built = held | {"optimizer_state": 0, "rest": 0.75 * want.shard}
+    # Before training there is nothing but the shard: a second copy of the model, or of a part of
+    # it, is seen here.
+    built = held | {"optimizer_state": 0, "rest": 0.25 * want.shard}
     judge_memory(report, {"build": built, "forward": forward, "backward": step, "step": step},
                  "under full sharding", _HINTS)
