@@ -24,7 +24,7 @@ from labs.workers.launcher import launch
 from labs.workers.progress import status
 
 Wrap = Callable[[nn.Module], nn.Module]
-RECORDED = 3  # traces of each variant
+RECORDED = 7  # traces of each variant
 # Of the first variant's step, on a CPU: its bytes on the link, and one collective's latency. So
 # sending takes half as long as computing, and a call for each tensor takes longer than its bytes:
 # what the variants differ in is larger than what a busy machine adds.
