@@ -7,8 +7,8 @@
 # | **Needs** | any machine with 2 cores; on GPUs it shows speed too |
 #
 # Fully sharded data parallelism (FSDP) is ZeRO-3 as torch ships it. You apply `fully_shard`, check
-# that it does what your ZeRO-3 does, and choose its units. Then you train a model for which DDP has
-# no memory.
+# that it does what your ZeRO-3 does, and choose its units. Then you train a model that does not fit
+# into memory with DDP.
 #
 # <small>On a rented 8×A100 node: 5 minutes of compute, about $1.86.</small>
 
@@ -46,10 +46,10 @@ PRESET
 # H100 has. A shard for one of 8 ranks takes 14 GB.
 
 # %% [markdown]
-# `fully_shard(module)` makes a module a **unit**: its parameters become shards (`DTensor`). They are
-# gathered just before the unit's forward and backward, and freed after; its gradients are
+# `fully_shard(module)` makes a module a **unit**: its parameters become shards (`DTensor`). They
+# are gathered just before the unit's forward and backward, and freed after; its gradients are
 # reduce-scattered. A parameter stays with the first unit that took it, so shard the inner modules
-# first, and the root last.
+# first, and the **root**, the model itself, last.
 
 # %% [markdown]
 # | call | returns | waits for other ranks? |
@@ -67,9 +67,9 @@ def one_unit():
 labs.launch(one_unit, ranks=2)
 
 # %% [markdown]
-# A guess before you build it: DDP holds 16Ψ bytes and its buckets. How many MB will one of the ranks
-# hold after backward if everything is sharded? The preset's GPT-2 has Ψ = 1.2 million; the cell
-# above printed the number of ranks.
+# A guess before you build it: DDP holds 16Ψ bytes and its buckets. How many MB will one of the
+# ranks hold after backward if everything is sharded? The laptop preset's GPT-2 has Ψ = 1.2 million;
+# the number of ranks stands in the preset that the first cell printed.
 
 # %%
 # A guess, for exercise 4.1
@@ -81,8 +81,8 @@ labs.guess("4.1", "MB per rank after backward, fully_shard", my_guess)
 # %% [markdown]
 # ### Exercise 4.1 · Each block is a unit
 #
-# *Difficulty 2 of 5 · 10 minutes · target: every block is gathered twice a step, alone, and freed in
-# between*
+# *Difficulty 2 of 5 · 10 minutes · target: every block is gathered twice a step, in a collective
+# of its own, and freed in between*
 #
 # What is in no block belongs to the root.
 
@@ -131,9 +131,10 @@ lab.compare_with_zero3(zero3, shard, PRESET)
 # collectives.
 
 # %% [markdown]
-# A step gathers the root once, because it stays until backward has ended, and every other unit twice.
-# Each is reduce-scattered once. The chart above shows one unit per block. How many collectives will
-# it be with one unit for each of a block's four linear layers?
+# A step gathers the root once, because it stays until backward has ended, and every other unit
+# twice. Each is reduce-scattered once. The chart above shows one unit per block. How many
+# collectives will a step have with one unit for each of a block's four linear layers? The number of
+# blocks stands in the preset.
 
 # %%
 # A guess, for exercise 4.2
@@ -148,8 +149,9 @@ labs.guess("4.2", "collectives per step, each linear", my_guess)
 # *Difficulty 2 of 5 · 10 minutes · target: collectives and bytes of eight lists of units*
 #
 # While one unit computes, the next is already being gathered. So the root and two *neighbours* are
-# whole at the same time: those two that are largest together, wherever they stand. One unit beside
-# the root has no neighbour, and the root may be alone.
+# whole at the same time. What counts is the pair of neighbours with the largest sum, wherever it
+# stands. If there is only one unit besides the root, it has no neighbour; the root may also be the
+# only unit.
 
 # %%
 # Exercise 4.2: what a wrapping costs
@@ -174,14 +176,14 @@ lab.show_wrappings(compared, wrappings, cost)
 # %% [markdown]
 # **Notice:** from the whole model to blocks, the gathered bytes shrink most; from blocks to linear
 # layers the collectives multiply. What is gathered may be twice your `cost`, because a unit arrives
-# in one flat buffer and its parameters are copied out of it. Few tokens are trained here, because
-# activations would hide the buffers.
+# in one flat buffer and its parameters are copied out of it. A rank trains 2 sequences here at
+# most, because activations grow with them and the buffers do not.
 
 # %% [markdown]
 # ## The rule
 #
 # The fewest collectives are *not* the fastest. Nothing computes until the root and the first unit
-# have arrived, so one unit for the whole model waits for all of its bytes. Every other all-gather is
+# have arrived, so one unit for the whole model waits for all its bytes. Each further all-gather is
 # called when the unit before it begins to compute: the step waits only for what takes longer than
 # that unit's forward.
 #
@@ -235,10 +237,10 @@ lab.check_choose(choose)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Write a function that returns the seconds lost by one list of units. Two gathers are waited for in
-# full. Then go through neighbouring pairs: the second one's gather runs while the first one computes,
-# so only the difference is waited for, and never less than zero. Last, keep the wrappings whose
-# gathered bytes fit, and take the one that loses least.
+# Write a function that returns the seconds lost by one list of units. The root's gather and the
+# first unit's are waited for in full. Then go through pairs of neighbours: the second unit's gather
+# runs while the first unit computes, so only the difference is waited for, and never less than
+# zero. Last, keep the wrappings whose gathered bytes fit, and take the one that loses least.
 #
 # </details>
 
@@ -246,35 +248,37 @@ lab.check_choose(choose)
 lab.show_lost(choose)
 
 # %% [markdown]
-# **Notice:** one unit for all loses most on every link, although it takes the fewest collectives. On a
-# link that is slower than the computing, every wrapping waits long, and units matter less. One unit
-# for each block loses least here, and is the usual choice; notebook 05 finds both mistakes, one huge
-# unit and tiny units, in traces.
+# **Notice:** one unit for all loses most on every link, although it takes the fewest collectives.
+# One unit for each block loses least, and is the usual choice: on NVLink it saves 91 % of that loss,
+# on 100 GbE only 22 %, because every wrapping waits for a link that is slower than the computing.
+# The table assumes fp32 in gathers and 16 bits in products. Notebook 05 finds both mistakes, one
+# huge unit and tiny units, in traces.
 
 # %% [markdown]
 # ## Gradients of several micro-batches
 #
-# A batch that does not fit is trained in parts: gradients of several micro-batches add up before
-# one optimizer step. By default FSDP reduces after each part. DDP's `no_sync` has a counterpart:
+# A batch that does not fit is trained in micro-batches: their gradients add up before one optimizer
+# step. By default FSDP reduces after each of them. DDP's `no_sync` has a counterpart:
 # `module.set_requires_gradient_sync(False)` keeps the *whole* gradients on each rank until the last
-# part. `set_reshard_after_backward(False)` and `set_reshard_after_forward(False)` keep the whole
-# parameters too.
+# micro-batch. `set_reshard_after_backward(False)` and `set_reshard_after_forward(False)` keep the
+# whole parameters too. In the table's first two rows they are `True` for all units, so the root is
+# gathered twice as well.
 
 # %%
 lab.compare_accumulation(shard, PRESET)
 
 # %% [markdown]
-# **Notice:** reducing once sends fewer bytes, and holds the gradients whole: 4Ψ bytes instead of 4Ψ/N.
-# Where the parameters are never freed either, it sends what DDP sends, and shards nothing but the
-# optimizer state, as ZeRO-1 does. The price of less communication is memory, so under a tight limit
-# reduce after each part.
+# **Notice:** reducing once sends fewer bytes, and holds the gradients whole: 4Ψ bytes instead of
+# 4Ψ/N. Where the parameters are never freed either, it sends what DDP sends, and saves memory only
+# on the optimizer state, as ZeRO-1 does. The price of less communication is memory, so under a
+# tight limit reduce after each part.
 
 # %% [markdown]
 # ## Out of memory, for real
 #
 # From here on a rank has a **limit**: `launch(..., memory_limit=bytes)` lets it take no more than
-# that beyond what it starts with, and the allocation that would exceed it fails. On a GPU the same
-# option sets a fraction of the device's memory.
+# that beyond what it starts with, and the allocation that would exceed it fails. Ranks with this
+# limit run on the CPU here, on every machine.
 #
 # All writable memory counts, so Python's objects and thread stacks too. Four ranks
 # train a GPT-2 with 8 layers of width 160, first with DDP, then with your `shard`.
@@ -334,18 +338,18 @@ compared = lab.compare_strategies(
 lab.show_memory_and_arithmetic(compared)
 
 # %% [markdown]
-# **Notice:** much material says that checkpointing takes three times less memory for 30 % more time.
-# The line below the chart says what it is here. The three counts activations alone, and grows with
-# the layers, because only one block has all of its activations at a time. The 30 % counts a whole
-# second forward, where backward costs two: 4/3. In torch it is less, because a block's last product
-# and the head are not computed again.
+# **Notice:** much material says that checkpointing takes three times less memory for 30 % more
+# time. The line below the chart says what it is here. The three counts activations alone, and grows
+# with the layers, because only one block has all of its activations at a time. The 30 % counts a
+# whole second forward, where backward costs two: 4/3. In torch it is less, because a block's last
+# matrix product and the head are not computed again.
 
 # %% [markdown]
 # ## Parameters in the host's memory
 #
-# With **CPU offload** shards, gradients and optimizer state live in the host's memory. Each unit
-# travels to the GPU when it is gathered, and its gradient travels back. `pin_memory=False`, because
-# there may be no GPU to pin memory for.
+# With **CPU offload** shards, gradients and optimizer state live in the host's memory. A rank's
+# shard of a unit is copied to the GPU when the unit is gathered, and the shard of its gradient is
+# copied back. Pinned memory makes these copies faster, but needs a GPU, so here `pin_memory=False`.
 
 # %%
 def offloaded(model, optimizer_class, **settings):
@@ -366,8 +370,9 @@ lab.show_offload(shard, offloaded)
 lab.offload_on_gpus()
 
 # %% [markdown]
-# **Notice:** the faster the GPU, the larger the share of offload, because PCIe has grown less than
-# computing. More tokens in a step make it smaller: the bytes stay the same.
+# **Notice:** from the T4 to the B200 computing became 35 times faster and PCIe 4 times. So the
+# copies take 10 % of the computing time on the one, and 86 % on the other. More tokens in a step
+# make the share smaller, because the bytes stay the same.
 
 # %% [markdown]
 # ## The largest model that fits
@@ -383,10 +388,10 @@ my_guess = 3
 labs.guess("4.4", "times larger than with DDP, FSDP + checkpointing", my_guess)
 
 # %% [markdown]
-# `lab.largest_model` first *predicts*, in layers: tensors as notebook 01's explorer does, plus
-# what the process took in addition in two runs without a limit. Then it trains real models under
-# the limit, larger and smaller, until one fits and the next one runs out of memory. Each of the next
-# three cells takes 5 to 30 seconds.
+# `lab.largest_model` first *predicts* the number of layers that fit: the bytes of tensors, by the
+# formulas of notebook 01's explorer, plus what a process takes besides tensors, measured in two
+# runs without a limit. Then it trains real models under the limit, until one fits and the model
+# with one more layer runs out of memory. Each of the next three cells takes 5 to 30 seconds.
 
 # %%
 largest_ddp = lab.largest_model("DDP", lab.ddp, LIMIT)
@@ -428,9 +433,9 @@ lab.summary_table(compared, largest_ddp, largest_fsdp, largest_checkpointed)
 MixedPrecisionPolicy(param_dtype=torch.bfloat16)  # reduce_dtype=None: the same type
 
 # %% [markdown]
-# Before you choose: an all-reduce of Ψ parameters in fp32 moves 4 + 4 bytes for each, in two passes.
-# FSDP gathers twice and reduces once. How many bytes does it move for each parameter if it computes
-# in bf16 and sums in fp32?
+# Before you choose: an all-reduce of Ψ gradients in fp32 moves 4 + 4 bytes for each parameter, in
+# two passes. FSDP gathers twice and reduces once. How many bytes does it move for each parameter if
+# it computes in bf16 and sums in fp32?
 
 # %%
 # A guess, for exercise 4.5
@@ -442,8 +447,8 @@ labs.guess("4.5", "bytes moved for each parameter, bf16 and fp32 sums", my_guess
 # %% [markdown]
 # ### Exercise 4.5 · Compute in bf16, sum in fp32
 #
-# *Difficulty 2 of 5 · 10 minutes · target: 2 bytes gathered, 4 bytes reduced for each parameter; the
-# units of exercise 4.1*
+# *Difficulty 2 of 5 · 10 minutes · target: parameters gathered in bf16, gradients reduced in
+# fp32; the units of exercise 4.1*
 #
 # Compute in bf16, and lose no digits in sums and updates.
 
@@ -473,25 +478,26 @@ lab.show_precision(shard, mixed)
 # save a quarter of that, and lose digits.
 
 # %% [markdown]
-# fp16 has more digits than bf16 and a small range: its smallest number is 6e-8. A micro-batch of 256
-# tokens that is part of a batch of 262,144 has small gradients. Which of them survive?
+# fp16 has more digits than bf16 and a small range: its smallest number is 6e-8. A micro-batch of
+# 256 tokens in a batch of 262,144 counts 1/1,024 of the loss, so its gradients are small. Which of
+# them survive?
 
 # %%
 lab.count_underflow()
 
 # %% [markdown]
-# **Notice:** fp16 loses gradients to **underflow**: with the loss multiplied by 65,536 they are back
-# (the optimizer must then divide). That is **loss scaling**. bf16 needs none, because it has fp32's
-# range. The zeros that remain are exact cancellations. They come from rounding, so scaling the loss
-# cannot bring them back.
+# **Notice:** fp16 loses gradients to **underflow**: with the loss multiplied by 65,536 they are
+# back (gradients must then be divided by it before the optimizer's step). That is **loss scaling**.
+# bf16 needs none, because it has fp32's range. Its zeros are as many with the factor as without:
+# these are sums that cancel exactly after rounding, so scaling the loss cannot bring them back.
 
 # %% [markdown]
 # ## Replicas of shards
 #
-# Two nodes, 8 GPUs each: NVLink inside a node carries 300 GB/s, the network between them a tenth of
-# that or less. **HSDP** (hybrid sharding) keeps the all-gathers inside: the mesh gets two
-# dimensions, `replicate` and `shard`. Ranks of one row share a model; the rows are replicas, whose
-# shards of gradients are all-reduced.
+# Two nodes, 8 A100s each: NVLink inside a node carries 300 GB/s for each GPU, the network between
+# them a tenth of that or less. **HSDP** (hybrid sharding) keeps the all-gathers inside: the mesh
+# gets two dimensions, `replicate` and `shard`. Ranks of one row share a model; the rows are
+# replicas, whose shards of gradients are all-reduced.
 #
 # `fully_shard` needs nothing but that mesh. Inside the next cell `lab.mesh()` has two dimensions, and
 # your `shard` runs unchanged.
@@ -521,8 +527,9 @@ lab.compare_meshes(shard, PRESET)
 # | `model._init_weights(module)` | draws the numbers of one of its modules |
 # | `model.apply(function)` | calls `function(module)` for each module, children first |
 #
-# torch's own layers draw in `reset_parameters()`. Hugging Face's do not have that: the model draws
-# for them. The order matters, because GPT-2's attention and MLP scale what their last layer drew.
+# torch's own layers draw in `reset_parameters()`. Hugging Face's own do not have that: the model
+# draws for them. The order matters, because GPT-2's attention and MLP draw their last layer again,
+# with a smaller standard deviation.
 
 # %%
 with torch.device("meta"):
@@ -573,7 +580,8 @@ lab.check_from_meta(from_meta)
 # %% [markdown]
 # ## Save shards, load on other ranks
 #
-# A **full** state dict gathers everything on one rank; of a **sharded** one each rank writes its part.
+# A **full** state dict gathers everything on one rank. A **sharded** one stays in parts, and each
+# rank writes its own.
 #
 # | call | does |
 # |:--|:--|
@@ -635,7 +643,8 @@ lab.check_checkpoint(save, load)
 lab.compare_state_dicts(shard)
 
 # %% [markdown]
-# **Notice:** the full state dict is on rank 0 alone, and must fit there; other programs can read it.
+# **Notice:** the full state dict is on rank 0 alone, and must fit there; other programs can read
+# it. It has the tied weight twice, once under each name, so it is larger than all shards together.
 # To go on training, on any number of ranks, the sharded one is enough.
 
 # %% [markdown]
@@ -706,8 +715,9 @@ def loop(module, optimizer, batches):
 lab.check_loop(loop)
 
 # %% [markdown]
-# The second: "for older GPUs use fp16 instead of bf16, the rest stays the same". A module under FSDP
-# computes in fp16; the batch is one of many, so its loss counts a `share` of the whole.
+# The second: "for older GPUs use fp16 instead of bf16, the rest stays the same". A module under
+# FSDP computes in fp16. Each batch is one micro-batch of many, so its loss counts only a `share` of
+# the whole batch's. For the table's last row, one gradient of one rank is made infinite.
 
 # %%
 def found_step(module, optimizer, batch, share):
@@ -761,8 +771,9 @@ lab.check_scaled_step(scaled_step)
 # %% [markdown]
 # In practice `torch.amp.GradScaler` does this, for FSDP2's shards too, and adapts the scale.
 #
-# The third: "under FSDP the all-reduce of gradients takes 30 % of the step, so tune that". A meter
-# for it is found as well. Calls have `kind`, `elements` and `bytes`.
+# The third: "under FSDP the all-reduce of gradients takes 30 % of the step, so tune that", with a
+# function that measures it. Each of its `calls` is one collective, and has `kind`, `elements` and
+# `bytes`.
 
 # %%
 def found_meter(calls):
@@ -788,16 +799,17 @@ def gradient_bytes(calls):
 lab.check_gradient_bytes(gradient_bytes)
 
 # %% [markdown]
-# **Notice:** whoever searches an FSDP trace for an all-reduce of gradients finds none. Gathered
-# parameters are about two thirds of FSDP's bytes: what is blamed on gradients may be theirs.
+# **Notice:** whoever searches an FSDP trace for an all-reduce of gradients finds none. In fp32,
+# gathered parameters are about two thirds of FSDP's bytes: time that is blamed on gradients may be
+# theirs. HSDP does all-reduce gradients, but only their shards.
 
 # %% [markdown]
 # ## A billion parameters
 #
 # On a machine with several GPUs the next cell trains a transformer of a billion parameters with DDP
-# and with FSDP, unattended, and lists the measured peaks next to the predicted ones. On one GPU it
-# runs one of eight ranks alone: tensors and memory are real, but there is no other rank, so no loss
-# and no speed. Without a GPU it predicts.
+# and with FSDP, and lists the measured peaks next to the predicted ones. On one GPU it runs one of
+# eight ranks alone: tensors and memory are real, but there is no other rank, so no loss and no
+# speed. Without a GPU it predicts.
 
 # %%
 lab.billion_parameters()
