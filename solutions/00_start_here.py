@@ -89,9 +89,9 @@ print("on the ranks:", launch(write_down, ranks=4))
 print("here:        ", notes)
 
 # %% [markdown]
-# It holds nothing. To learn what another rank holds, a rank must *communicate*. In data-parallel
-# training nearly all communication is **collective**: every rank of the group takes part in the
-# same call.
+# Here `notes` is still empty. To learn what another rank holds, a rank must *communicate*. In
+# data-parallel training nearly all communication is **collective**: every rank of the group takes
+# part in the same call.
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
@@ -127,9 +127,9 @@ labs.guess("0.1", "the mean over ranks", my_guess)
 #
 # *Difficulty 1 of 5 · 5 minutes · target: the mean on each of 2, 3 and 4 ranks, `mine` unchanged*
 #
-# Data-parallel training averages gradients over ranks, so these three lines are its core. Every
-# rank must return the mean of all ranks' `mine`, in its dtype. The owner of `mine` still needs it:
-# leave it unchanged.
+# Data-parallel training averages gradients over ranks, so this function is its core. Every rank must
+# return the mean of all ranks' `mine`, in the dtype of `mine`. The caller still needs `mine`: leave
+# it unchanged.
 
 # %%
 # Exercise 0.1: the mean over ranks
@@ -150,8 +150,8 @@ lab.before_and_after_mean(mean_over_ranks, ranks=4)
 
 # %% [markdown]
 # **Notice:** every rank holds the same number afterwards. The check ran your function on 2, 3 and 4
-# ranks and compared each rank's result with the true mean. A wrong answer is told which rank broke
-# which rule. Try it: leave the division out.
+# ranks and compared each rank's result with the true mean. If an answer is wrong, the check says
+# which rank broke which rule. Try it: leave the division out.
 #
 # Checks run quietly: of prints they show only those of a rank that fails. To see all that your
 # function prints, launch it: `launch(mean_over_ranks, torch.ones(2), ranks=2)`.
@@ -252,7 +252,7 @@ lab.who_holds_what(all_to_all, ranks=RANKS)
 # | `mine.new_empty(n)` | n numbers of the dtype of `mine` | no |
 #
 # What reduce-scatter leaves is what all-gather starts from. So build all-reduce from the two. `mine`
-# has any dtype, and any length that divides by the number of ranks.
+# has any dtype, and a length that is a multiple of the number of ranks.
 
 # %%
 # Exercise 0.2: all-reduce from reduce-scatter and all-gather
@@ -483,7 +483,8 @@ lab.diagnose(different_places, ranks=RANKS)
 # - **Uneven data**: as above.
 # - **`all_reduce` overwrites** its argument; keep a clone.
 # - **A sum where a mean was meant**: it still trains, with gradients N times too large.
-# - **isend and irecv one after the other**: gloo lets it pass, NCCL hangs. Use one batch.
+# - **`isend` and `irecv` one after the other**: gloo lets it pass, NCCL can hang. Issue them together
+#   with `dist.batch_isend_irecv`.
 
 # %% [markdown]
 # ## What to read

@@ -47,8 +47,8 @@ lab.show_models()
 # %% [markdown]
 # ## Parameters
 #
-# What training keeps for a model is a multiple of its number of parameters, Ψ. If you count the head
-# of Llama-3-8B twice, you are off by half a billion parameters, or 8.4 GB in fp32.
+# What training keeps for a model is a multiple of Ψ, its number of parameters. If you count the head
+# of Llama-3-8B twice, you are off by half a billion: 8.4 GB at 16 bytes each.
 #
 # A decoder is an embedding, `m.layers` equal blocks, a final norm and a head. Llama-3 uses
 # **grouped-query attention**: its 32 query heads share 8 key and value heads, each `m.head_dim`
@@ -351,7 +351,7 @@ lab.show_70b(per_rank)
 
 # %% [markdown]
 # **Notice:** often 210 GB is printed for ZeRO-2. Your bar is longer, by the gradients that each
-# rank still owns: 2 bytes × 70B / 8. Even the bar of ZeRO-3 is longer than an A100 has.
+# rank still owns: 2 bytes × 70B / 8. Even the bar of ZeRO-3 ends beyond the line of the A100.
 
 # %%
 lab.show_savings(per_rank)
@@ -509,9 +509,9 @@ lab.show_sequence_lengths(layer_activations, activations)
 
 # %% [markdown]
 # **Notice:** eager attention grows with s², and at 8k it takes more than any GPU has. With fused
-# attention memory grows with s alone, but 16k tokens fill an A100, even without model states. From
-# there on, training needs checkpointing. At 128k even a single sequence with checkpointing fills an
-# A100, so the sequence itself must be divided among ranks.
+# attention memory grows with s alone, but 16k tokens nearly fill an A100, even without model states.
+# From there on, training needs checkpointing. At 128k even a single sequence with checkpointing
+# nearly fills an A100, so the sequence itself must be divided among ranks.
 
 # %% [markdown]
 # ## What checkpointing costs

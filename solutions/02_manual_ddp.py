@@ -7,9 +7,9 @@
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # Distributed data parallelism (DDP) keeps a whole model on every rank and gives each rank its own
-# share of the batch. One averaging of gradients per step makes N copies train like one model. You
-# build it with one call per parameter, in buckets, and overlapped with backward, and compare its
-# speed with torch's.
+# share of the batch. Averaging gradients once a step makes N copies train like one model. You build
+# this with one call per parameter, then in buckets, then overlapped with backward, and compare each
+# with torch's.
 #
 # <small>On a rented 8×A100 node: 2 minutes of compute, about $0.74.</small>
 
@@ -17,7 +17,7 @@
 # ## You will be able to
 #
 # - say why averaging gradients is right, and when it needs weights;
-# - build a module that trains on N ranks exactly as one process would;
+# - build a module that trains on N ranks as one process would, except for rounding;
 # - cut gradients into buckets and send each while backward goes on;
 # - read from a timeline which communication is overlapped and which is exposed.
 
@@ -38,8 +38,8 @@ PRESET = lab.preset()  # or lab.preset("laptop", ranks=4): any size can be chang
 PRESET
 
 # %% [markdown]
-# A rank's backward leaves one gradient for each of the model's tensors. All of them must be averaged
-# in every step:
+# A rank's backward leaves one gradient for each parameter tensor of the model. All of them must be
+# averaged in every step:
 
 # %%
 sizes = [parameter.numel() for parameter in lab.model_of(PRESET).parameters()]
@@ -62,6 +62,8 @@ print(f"{len(sizes)} gradients with {sum(sizes):,} elements: {4 * sum(sizes) / 1
 # ### Exercise 2.1 · Combine the shards' gradients
 #
 # *Difficulty 1 of 5 · 5 minutes · target: the full batch's gradient, to 5 digits; inputs unchanged*
+#
+# `gradients` is a list of tensors, one for each shard, all of one shape. Return one such tensor.
 
 # %%
 # Exercise 2.1: the full batch's gradient from the gradients of its shards
@@ -79,7 +81,7 @@ lab.check_combine(combine)
 lab.show_combine(combine)
 
 # %% [markdown]
-# **Notice:** compare the plain mean with the whole batch. A training with the plain mean would run,
+# **Notice:** compare the plain mean with the whole batch. With the plain mean, training would run,
 # and no error would tell you that it goes in another direction.
 
 # %% [markdown]
@@ -87,7 +89,7 @@ lab.show_combine(combine)
 #
 # Equal gradients keep the copies equal only if they *begin* equal. In a script without a seed every
 # rank draws its own weights: N ranks would train N models. So rank 0's state must reach all:
-# parameters, frozen ones too, *and buffers*, as a BatchNorm's running mean.
+# parameters, frozen ones too, *and buffers*, such as a BatchNorm's running mean.
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
@@ -186,8 +188,9 @@ weight.register_post_accumulate_grad_hook(lambda p: print("the hook sees", p.gra
 #
 # *Difficulty 2 of 5 · 10 minutes · target: equal to the reference and to torch's DDP, step by step*
 #
-# In `__init__`, give all ranks the same state and register a hook on every trainable parameter.
-# This first version needs every rank to use every parameter; exercise 2.7 removes that limit.
+# `lab.Wrapper` keeps the model as `self.module` and passes every call on to it. In `__init__`, give
+# all ranks the same state, and register `self.average` as the hook of every trainable parameter. This
+# first version needs every rank to use every parameter; exercise 2.7 removes that limit.
 
 # %%
 # Exercise 2.4: the loop stays plain, the module averages
@@ -213,11 +216,11 @@ lab.check_manual_ddp(ManualDDP)
 # %% [markdown]
 # ## Buckets
 #
-# Your module calls one all-reduce for each gradient counted above, and each call costs a fixed time,
-# its **latency**, before a byte moves. So gradients are sent together, in **buckets** (torch's hold
-# 25 MiB).
+# Your module calls one all-reduce per gradient. Each call costs a fixed time, its **latency**: at
+# 0.1 ms, 100 calls cost 10 ms a step. So gradients are sent together, in **buckets** (torch's
+# cap is 25 MiB).
 #
-# Backward reaches the last layer first. A bucket that begins at the end of the model is therefore
+# Backward reaches the last layer first. So a bucket that begins at the end of the model is
 # complete early. A bucket becomes one flat tensor, so all its parameters have one dtype.
 #
 # | call | returns |
@@ -225,8 +228,9 @@ lab.check_manual_ddp(ManualDDP)
 # | `parameter.numel()`, `parameter.element_size()` | elements; bytes of one element |
 
 # %% [markdown]
-# How large a bucket may be is part of the preset, which is printed at the top. How many all-reduces
-# will a step take in such buckets? Guess, then write the function that cuts them.
+# How large a bucket may be is part of the preset, which is printed at the top, above the bytes of
+# all gradients. How many all-reduces will a step take in such buckets? Guess, then write the function
+# that cuts them.
 
 # %%
 # A guess, for exercise 2.5
@@ -239,6 +243,8 @@ labs.guess("2.5", "all-reduces per step, in buckets", my_guess)
 # ### Exercise 2.5 · Cut the parameters into buckets
 #
 # *Difficulty 3 of 5 · 15 minutes · target: as few buckets as the cap allows, the last layer first*
+#
+# `parameters` is what `model.parameters()` returns, an iterator. Return a list of lists.
 
 # %%
 # Exercise 2.5: cut the parameters into buckets
@@ -283,13 +289,14 @@ lab.explore_buckets(make_buckets, PRESET)
 # %% [markdown]
 # ## One bucket is reduced
 #
-# `dist.all_reduce(tensor)` returns when the sum has arrived. For 25 MiB on 8 ranks and a link of
-# 25 GB/s that is after 1.8 ms, and backward stands still. With `async_op=True` it returns at once.
+# After `dist.all_reduce(tensor)` backward stands still until the sum has arrived (with NCCL, the GPU
+# does). For 25 MiB on 8 ranks and a link of 25 GB/s that takes 1.8 ms. With `async_op=True` backward
+# goes on at once.
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
 # | `dist.all_reduce(flat, async_op=True)` | a handle, while gloo or NCCL goes on working | no |
-# | `handle.wait()` | when `flat` holds the sum | yes |
+# | `handle.wait()` | True, when `flat` holds the sum | yes |
 # | `flat.split([2, 3])` | pieces of 2 and 3 elements, in the same memory | no |
 
 # %%
@@ -344,9 +351,9 @@ def finish(bucket, flat, handle):
 lab.check_bucket(start, finish)
 
 # %% [markdown]
-# `lab.BucketedWrapper` holds `self.buckets` and calls `self.backward_done()` at the end of every
-# backward. Here is the simplest use of your two functions: everything is sent after backward, so
-# nothing overlaps.
+# `lab.BucketedWrapper` is a `lab.Wrapper` that also holds `self.buckets`, the list from exercise 2.5,
+# and calls `self.backward_done()` at the end of every backward. Here is the simplest use of your two
+# functions: everything is sent after backward, so nothing overlaps.
 
 # %%
 class BucketedDDP(lab.BucketedWrapper):
@@ -381,7 +388,8 @@ def bucketed(model, cap_bytes=PRESET.cap_bytes):
 # parameter: bucket i leaves only after bucket i−1. A bucket that never becomes complete leaves in
 # `backward_done`.
 #
-# `parameter in bucket` would compare numbers; ask a set: `self.ready.issuperset(bucket)`.
+# `parameter in bucket` would compare the tensors' numbers, so ask the set, which compares objects:
+# `self.ready.issuperset(bucket)`.
 
 # %%
 # Exercise 2.7: start a bucket as soon as it is complete
@@ -419,8 +427,11 @@ class OverlappedDDP(lab.BucketedWrapper):
 
 # %% [markdown]
 # The check compares numbers on 2, 3 and 4 ranks, also where only some ranks use a layer. It also
-# looks at the *order of events*, and holds one rank back before its backward: if another rank's
-# backward then stands still, it waits for a collective.
+# looks at the *order of events*. And it lets one rank begin backward late: the others must compute
+# all their gradients without waiting for it.
+#
+# On a CPU the picture after the check comes from a step on a *slow link*, which the section
+# "Measured" explains.
 
 # %%
 def overlapped(model, cap_bytes=PRESET.cap_bytes):
@@ -434,10 +445,10 @@ lab.check_overlap(overlapped)
 lab.show_in_flight(overlapped, PRESET)
 
 # %% [markdown]
-# **Notice:** each bucket leaves (black line) when the last of its gradients is ready (dots), and
-# several are on their way while backward computes. The last bucket cannot leave earlier: it holds
-# the embeddings. GPT-2's head is **tied** to them: one weight, used first and last, with one
-# gradient, which is complete when both uses have added to it.
+# **Notice:** each bucket leaves (black line) when the last of its gradients is ready (dots), while
+# backward computes. All share one link, so a bar includes the wait for the buckets before it. The
+# last bucket cannot leave earlier: it holds the embeddings. GPT-2's head is **tied** to them: one
+# weight, used first and last, with one gradient, which is complete when both uses have added to it.
 
 # %% [markdown]
 # Does it train? The same model, batches and loop run on one rank with the whole batch, and on
@@ -454,8 +465,9 @@ lab.show_training(overlapped, PRESET)
 # ## Accumulate without communicating
 #
 # A batch that does not fit into memory is split into micro-batches, whose gradients add up before
-# one step. Averaging after each of 4 micro-batches would send every gradient 4 times. Inside
-# `with module.no_sync():` backward only accumulates; the next backward outside averages the sum.
+# one step. Averaging after each of 4 would send every gradient 4 times: for 7B, 98 GB, not 24.5.
+# Inside `with module.no_sync():` backward only accumulates; the next backward outside averages the
+# sum.
 #
 # `lab.BucketedWrapper` calls none of your methods while `self.synchronize` is False. With
 # `@contextlib.contextmanager`, what stands before `yield` runs on entering the block, what stands
@@ -525,7 +537,7 @@ lab.show_accumulation(accumulating, PRESET, parts=4)
 # 2 examples, the plain mean of the losses lets the one example count three times as much as one of
 # the three. In October 2024 Hugging Face's `Trainer` was found to do this with tokens.
 #
-# It is exercise 2.1 again: a part's loss needs the weight `len(part["x"]) / all examples`.
+# It is exercise 2.1 again, now with parts of one rank's batch. A part has `len(part["x"])` examples.
 
 # %% [markdown]
 # ### Exercise 2.9 · Accumulate over unequal micro-batches
@@ -571,15 +583,15 @@ lab.check_accumulate(accumulate, accumulating)
 # %% [markdown]
 # ## Measured
 #
-# Four modules now train the same GPT-2 on the same data, taking turns. On a CPU, gloo moves bytes
+# Four modules now train the same GPT-2 on the same data, in turns. On a CPU, gloo moves bytes
 # with the cores that compute, so hiding a call gains nothing. Therefore each rank gets a *slow
-# link*: every collective takes its latency and bytes / bandwidth of real time while the cores are
-# free, as on a GPU. All bytes together take half of a step's time, each latency 1 % of it. On GPUs
-# the real link is used.
+# link*: a collective takes its latency and bytes / bandwidth of real time while the cores are free,
+# as on a GPU. A step's bytes take half of the time that it computes, each latency 1 % of it. GPUs use
+# their real link.
 
 # %% [markdown]
 # First your guess: the throughput of your overlapped module, as a share of torch DDP's, for example
-# 0.8. The comparison below it takes up to a minute.
+# 0.8. `lab.torch_ddp` is torch's DDP with your cap. The comparison takes up to a minute.
 
 # %%
 # A guess, for exercise 2.10
@@ -592,6 +604,9 @@ labs.guess("2.10", "overlapped, as a share of torch DDP's throughput", my_guess)
 # ### Exercise 2.10 · Read the measurement
 #
 # *Difficulty 2 of 5 · 15 minutes · target: one reason for each of the two gains in throughput*
+#
+# The first gain is from one call per parameter to buckets, the second from buckets to overlap. Look
+# at each picture, and write your two reasons down before you read what stands below it.
 
 # %%
 # Exercise 2.10: nothing to write, only to read
@@ -611,35 +626,38 @@ lab.show_calls(compared)
 lab.show_bytes(compared)
 
 # %% [markdown]
-# **Notice:** buckets change the number of calls, never the bytes: every gradient is sent once, 4
-# bytes for each parameter. Calls and bytes do not depend on the machine. torch closes a bucket
-# *after* its size has reached the cap, yours closes *before* that, so the counts can differ.
+# **Notice:** buckets change the number of calls, never the bytes: every gradient goes through one
+# all-reduce, 4 bytes for each of Ψ parameters. (The "2Ψ" above counts elements on the link: an
+# all-reduce sends its Ψ elements twice.) With one preset, calls and bytes are the same on every
+# machine. torch closes a bucket *after* its size has reached the cap, yours closes *before* it would
+# exceed the cap, so the counts can differ.
 
 # %%
 lab.show_timelines(compared, "bucketed, after backward", "bucketed, overlapped")
 
 # %% [markdown]
 # **Notice:** both steps send the same buckets over the same link. After backward they are **exposed**
-# (hatched): the rank only waits. Overlapped, most are in flight while backward computes, so the step
-# ends earlier. Its end stays exposed, because the last bucket cannot leave before the last gradient
-# is ready. An all-reduce also waits for the slower rank, so its length varies.
+# (hatched): the rank only waits. Overlapped, the first ones are in flight while backward computes, so
+# less is exposed. The end stays exposed, because the last bucket cannot leave before the last
+# gradient is ready. An all-reduce also waits for the slower rank, so its length varies.
 
 # %%
 lab.show_phases(compared)
 
 # %% [markdown]
-# **Notice:** all four compute the same; what they differ in is exposed communication. One
-# call per parameter pays each latency; buckets pay few of them; overlap hides most of what is left.
-# "communication / computing" counts all communication, overlapped or exposed: above 1, some would be
-# exposed however well it overlaps.
+# **Notice:** compare the hatched parts. One call per parameter pays a latency for each; buckets pay
+# few; overlap hides a part of what is left. All four do the same arithmetic: where forward or
+# backward takes longer, other programs, the hooks or the recording took that time, and the ratio
+# falls. "communication / computing" counts all communication, overlapped or exposed: above 1, some
+# is exposed however well it overlaps.
 
 # %%
 lab.show_throughput(compared)
 
 # %% [markdown]
-# **Notice:** from one call per parameter to buckets to overlap, each step gains. The last step
-# brings your few lines close to torch's DDP, which does the same in C++. How much each gains depends
-# on the link: with a faster one, all four come closer together.
+# **Notice:** from one call per parameter to buckets, and from buckets to overlap, throughput grows.
+# With overlap your few lines come close to torch's DDP, which does the same in C++. How much each
+# change gains depends on the link: with a faster one, all four come closer together.
 
 # %% [markdown]
 # ## I can …
@@ -667,12 +685,13 @@ lab.show_throughput(compared)
 #   *Figure 2 (a, b) sends 60 million parameters in calls of different sizes. Which two of your bars
 #   differ for the same reason? Which lines of 2.7 prevent the failures of Figure 3?*
 # - PyTorch's notes, [Distributed Data Parallel](https://docs.pytorch.org/docs/stable/notes/ddp.html),
-#   internal design. *It fills buckets in about the reverse order of the parameters. What would your
-#   picture of buckets in flight look like in the order of the parameters?*
+#   internal design. *torch fills buckets in about the reverse order of the parameters. What would
+#   your picture of buckets in flight look like in their order?*
 
 # %% [markdown]
 # - P. Goyal et al., [Accurate, Large Minibatch SGD](https://arxiv.org/abs/1706.02677), 2017,
-#   section 3. *Which mistake in averaging do they warn of? How large was it in exercise 2.9?*
+#   section 3. *Which mistake in averaging does its third remark warn of? By what factor would it
+#   change your gradients on N ranks?*
 # - Hugging Face, [Fixing Gradient Accumulation](https://huggingface.co/blog/gradient_accumulation),
 #   2024. *By what do they divide now, and what is that in exercise 2.9?*
 # - [DistributedDataParallel](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html),
