@@ -24,9 +24,9 @@
 # ## One recorded step
 #
 # On 8 ranks, a step of Llama-2-7B in 16-bit moves 35 GB over the link of each GPU: two all-gathers
-# and a reduce-scatter, 7/8 of 13.5 GB each. A network of 12.5 GB/s needs 2.8 s for that, and an A100
-# computes forward and backward of 4,096 tokens in 1.3 s. Whether you pay for the 2.8 s depends on
-# *when* the collectives are in flight. A trace shows it.
+# and a reduce-scatter, 7/8 of 13.5 GB each. A network of 12.5 GB/s needs 2.8 s for that. An A100 at
+# 40 % of its peak computes forward and backward of 4,096 tokens in 1.3 s. Whether you pay for the
+# 2.8 s depends on *when* the collectives are in flight. A trace shows it.
 
 # %%
 import labs
@@ -39,9 +39,21 @@ PRESET
 # %% [markdown]
 # A GPU's link moves bytes while the GPU computes. On a CPU, gloo moves them with the cores that the
 # model needs. So there the lab gives each rank a **slow link**: every collective takes a latency and
-# bytes / bandwidth of real time, one after the other, and leaves the cores free. Its speed is chosen
-# by what this machine computes. On GPUs your real link is used.
-#
+# bytes / bandwidth of real time, one after the other, and leaves the cores free. The faster this
+# machine computes, the faster its link. On GPUs your real link is used.
+
+# %% [markdown]
+# Guess, before you record a step: during which share of it is an all-gather or a reduce-scatter in
+# flight? A number between 0 and 1.
+
+# %%
+# A guess, for exercise 5.1
+### BEGIN SOLUTION
+my_guess = 0.5
+### END SOLUTION
+labs.guess("5.1", "share of the step that is communication", my_guess)
+
+# %% [markdown]
 # The next cell records five steps and keeps the median one.
 
 # %%
@@ -54,16 +66,20 @@ lab.show_timeline(healthy)
 # %% [markdown]
 # **Notice:** a numbered frame is one transformer block at work; the root holds the embeddings. A
 # black tick is the call of a collective: it is **issued**. The bar is the time in which it is **in
-# flight**. In forward, a block's tick stands right before its own frame, and the rank waits. In
-# backward, each block's tick stands before the frame of the block that computes *before* it, and
-# the bar lies beneath that frame.
+# flight**, waiting for other ranks included.
+
+# %% [markdown]
+# In forward, a block's all-gather is issued before its own frame, and the rank waits. In backward it
+# is issued before the frame of the block that computes *before* it (the last block has none). Its bar
+# lies beneath that frame, or later if a reduce-scatter is on the link first.
 
 # %% [markdown]
 # `healthy` is a list of traces, one per rank. As files they open in Perfetto: the path stands above.
 #
 # | What | is |
 # |:--|:--|
-# | `trace.of(kind)` | a list of collectives, in the order in which they were issued |
+# | `trace.seconds` | how long the step took |
+# | `trace.of(kind)` | a list of collectives of one kind, in the order in which they were issued; `trace.collectives` is a tuple of all |
 # | `one.issued`, `one.begin`, `one.end` | of a collective, in seconds: its call, and the ends of its bar; also `one.seconds`, `one.bytes`, `one.kind` |
 # | `trace.compute` | disjoint intervals, tuples `(begin, end)`, in which the rank computes |
 
@@ -75,25 +91,15 @@ print(f"{gather.bytes:,} bytes; the rank computes in {len(healthy[0].compute)} i
 # %% [markdown]
 # ## How much of the step is communication?
 #
-# Guess first: during which share of the recorded step is an all-gather or a reduce-scatter in
-# flight? A number between 0 and 1.
-
-# %%
-# A guess, for exercise 5.1
-### BEGIN SOLUTION
-my_guess = 0.5
-### END SOLUTION
-labs.guess("5.1", "share of the step that is communication", my_guess)
+# On the slow link one collective is in flight at a time. On a GPU several can be, and one moment must
+# not count twice. A *span* is anything with `begin`, `end` and `seconds`, such as a collective.
 
 # %% [markdown]
-# Several collectives can be in flight at once. A moment counts once. Three functions do that
-# arithmetic:
-#
 # | Call | returns |
 # |:--|:--|
-# | `lab.union(spans)` | the disjoint intervals that the spans cover together |
+# | `lab.union(spans)` | a list: the disjoint intervals that the spans cover together |
 # | `lab.total_seconds(intervals)` | a number: how long they last together |
-# | `lab.subtract(intervals, others)` | the parts of the intervals that no other covers |
+# | `lab.subtract(intervals, others)` | a list: the parts of `intervals` that no interval of `others` covers |
 
 # %%
 in_flight = lab.union(healthy[0].of("all_gather"))
@@ -127,8 +133,8 @@ lab.show_shares(healthy, communication_share)
 # ## How much of it is exposed?
 #
 # Communication is **exposed** while the rank does not compute: the rank only waits. Overlapped
-# communication costs no time, however long it is in flight. So the total says how busy the link is,
-# and only the exposed part can be gained back.
+# communication costs no time, however long it is in flight. So only the exposed part of the total can
+# be gained back.
 #
 # ### Exercise 5.2 · Exposed share
 #
@@ -152,22 +158,23 @@ lab.show_seconds(healthy)
 # %% [markdown]
 # **Notice:** compare the exposed milliseconds of both kinds, and the timeline. The all-gathers of
 # forward are exposed, because the rank issues each of them when it already needs it. Those of
-# backward, and the reduce-scatters, mostly lie beneath computing.
+# backward, and the reduce-scatters, mostly lie beneath computing. Exposed are the first all-gather of
+# backward, which nobody could prefetch, and the last reduce-scatters, after which no block computes.
 
 # %% [markdown]
 # ## Whose all-gather is it?
 #
 # FSDP2 puts labels around its calls: `FSDP::all_gather (transformer.h.2)` says whose parameters are
-# gathered (no brackets: the root's). The lab adds `labs::forward` and `labs::backward`.
+# gathered (no unit in brackets: the root's). The lab adds `labs::forward` and `labs::backward`.
 #
 # | Call | returns |
 # |:--|:--|
-# | `trace.enclosing(moment, beginning)` | a list of labels that contain the moment (seconds) and whose names begin so, outermost first |
-# | `label.name` | a string |
+# | `trace.enclosing(moment, beginning)` | a list of labels, outermost first: those that contain the moment (seconds) and whose names start with the string `beginning` |
+# | `label.name` | a string; a label is a span, too |
 # | `lab.unit_of(label.name)` | the unit, a string; `"root"` where none is named |
 
 # %%
-[label] = healthy[0].enclosing(gather.issued, "labs::")[-1:]
+label = healthy[0].enclosing(healthy[0].seconds / 4, "labs::")[-1]
 label.name, lab.unit_of("FSDP::all_gather (transformer.h.2)"), lab.unit_of("FSDP::all_gather")
 
 # %% [markdown]
@@ -176,7 +183,8 @@ label.name, lab.unit_of("FSDP::all_gather (transformer.h.2)"), lab.unit_of("FSDP
 # *Difficulty 3 of 5 · 10 minutes · target: the right unit and phase for every all-gather, on a slow
 # link too*
 #
-# A collective may be in flight long after its call. Which of its three moments counts?
+# A collective may be in flight long after its call. Which of its three moments (`issued`, `begin`,
+# `end`) tells you the unit?
 
 # %%
 # Exercise 5.3: the unit and the phase that an all-gather belongs to
@@ -217,7 +225,8 @@ lab.show_all_gathers(healthy, attribute)
 # strings `"file(line of its def): function"`, outermost first. That makes a step longer, so it is
 # used to find a line of code, not to measure.
 #
-# Somebody searched for a mistake in this model, and forgot to remove the code for it.
+# Somebody searched for a mistake in this model, and forgot to remove the code for it:
+# `lab.watch_activations`, which runs on each rank before FSDP shards the model.
 
 # %%
 forgotten = lab.record_fsdp(PRESET, "something forgotten", stacks=True,
@@ -250,8 +259,9 @@ lab.show_non_fsdp_collectives(forgotten, call_site)
 
 # %% [markdown]
 # **Notice:** compare the two columns of milliseconds. The bytes of one number take almost no time on
-# the link, and yet the rank waits: for the latency, for the link to be free, and for the other
-# ranks. The price of a small collective is the wait, not the bytes.
+# the link, and yet the rank waits: for the latency, which stands in the output of `healthy`, and for
+# the other ranks. Stacks make that wait longer, but not 10,000 times as long. The price of a small
+# collective is the wait, not the bytes.
 
 # %% [markdown]
 # ## Prefetch, asserted
@@ -259,8 +269,8 @@ lab.show_non_fsdp_collectives(forgotten, call_site)
 # Backward needs unit i-1 right after unit i. FSDP2, like FSDP1 with `BackwardPrefetch.BACKWARD_PRE`,
 # issues the all-gather of i-1 *before* it computes the gradients of i, so that both happen at once.
 #
-# `lab.gradients_done(trace)` returns a list with a span for each unit, in backward's order:
-# `span.name` is the unit, `span.begin` the moment at which its gradients were complete.
+# `lab.gradients_done(trace)` returns a list with a span for each unit, in backward's order, the root
+# last: `span.name` is the unit, `span.begin` the moment at which its gradients were complete.
 
 # %%
 [(span.name, round(span.begin, 4)) for span in lab.gradients_done(healthy[0])]
@@ -302,8 +312,8 @@ lab.check_fetched_late(fetched_late)
 # %% [markdown]
 # ## Turn it off
 #
-# What does prefetch gain? Guess first, in percent of the throughput: how much slower does training
-# become on this machine's link if backward fetches nothing ahead?
+# What does prefetch gain? Guess first, as a number between 0 and 100: how many percent of the
+# throughput does training lose on this machine's link if backward fetches nothing ahead?
 
 # %%
 # A guess, for exercise 5.6
@@ -350,10 +360,10 @@ late = lab.record_fsdp(PRESET, "no prefetch", configure=no_prefetch)
 lab.show_prefetch(healthy, late)
 
 # %% [markdown]
-# **Notice:** in the upper picture, the tick of each all-gather in backward stands at the begin of
-# the frame of the unit before, and its bar lies beneath that frame. In the lower one, the tick comes
-# after the frame *and* after the reduce-scatter of that unit. There is one link, so the all-gather
-# queues behind the reduce-scatter, and the rank waits for both.
+# **Notice:** in the upper picture, each all-gather of backward but the first has its tick at the
+# beginning of the frame of the unit before. In the lower one, the tick comes after that frame *and*
+# after the tick of that unit's reduce-scatter. There is one link, so the all-gather queues behind the
+# reduce-scatter, and the rank waits for both.
 
 # %% [markdown]
 # ## And in forward?
@@ -388,14 +398,16 @@ lab.show_ahead(PRESET, forward_prefetch)
 
 # %% [markdown]
 # **Notice:** the first block ahead takes waiting out of forward: its all-gather overlaps with the
-# block before it. The second takes as much memory again, and its all-gather has to queue on the
-# same link behind the first. FSDP1 limits how far the CPU runs ahead with `limit_all_gathers`, for
-# the same reason.
+# block before it. The second saves less for as much memory again, because little is left to save: the
+# root and the first block have hardly any computing before them to hide beneath. Memory is also why
+# FSDP1's `limit_all_gathers` limits how far the CPU runs ahead: to two all-gathers in flight, the
+# fewest that still overlap.
 
 # %% [markdown]
 # ## What does it cost to get it wrong?
 #
-# The next cell trains in turns, without the profiler, on such a link (about 20 s).
+# A profiler slows steps down, so a trace is no measure of throughput. The next cell trains the three
+# variants in turns, without the profiler, on a slow link as before (10 to 20 s).
 
 # %%
 variants = {"default prefetch": None, "no prefetch": no_prefetch,
@@ -404,16 +416,16 @@ lab.show_throughput(PRESET, variants)
 
 # %% [markdown]
 # **Notice:** the order of the calls alone makes the difference: all three send the same bytes and
-# compute the same. Much material gives 20 to 30 % for prefetch. The FSDP paper measured that it
-# makes a 175B model about 18 % faster: without it, 15 % are lost. The percentage depends on link and
-# model, so on your machines you have to measure it.
+# compute the same. The FSDP paper measured that backward prefetch makes a 175B model about 18 %
+# faster. In terms of your guess, a loss of 1 − 1/1.18 = 15 % without it. The percentage depends on
+# link and model, so where you read 20 to 30 %, ask on which link, and measure on yours.
 
 # %% [markdown]
 # ## Six slow runs
 #
 # Each has one thing wrong with it: an `.item()` in the step, units that are too small, one unit that
 # is everything, prefetch off, a slow data loader, or a slow rank. The healthy run beside them
-# prefetches in forward too. The next cell records all on the same link (about 60 s).
+# prefetches in forward too. The next cell records all on the same link (10 to 60 s).
 #
 # An `.item()` makes the CPU wait for its number. Here somebody asks all ranks, after each layer,
 # whether one has a NaN.
@@ -430,7 +442,7 @@ lab.explore_slow_runs(slow_runs)
 #
 # | What | is |
 # |:--|:--|
-# | `trace.item_calls` | a tuple of spans, the calls of `.item()`; some are the optimizer's own, and some the model's |
+# | `trace.item_calls` | a tuple of spans, the calls of `.item()`; also of a healthy run: the model's own at the start of forward, and the optimizer's |
 # | `trace.labelled("enumerate(DataLoader)")` | a list of spans: the data loader's labels |
 
 # %%
@@ -441,7 +453,8 @@ lab.CAUSES  # cause -> the evidence to return with it
 #
 # *Difficulty 4 of 5 · 25 minutes · target: each of 8 runs named, with its evidence*
 #
-# It has two cells. First the calls of `.item()` that are somebody's own.
+# It has two cells. First find the calls of `.item()` that are not the optimizer's. The check stands
+# below the second cell.
 
 # %%
 # Exercise 5.8: the cause of a slow run, and the evidence
@@ -488,7 +501,7 @@ def diagnose(run, healthy):
 #
 # </details>
 #
-# The check records each cause again, and a healthy run, with a model of another size (about 60 s).
+# The check records each cause again, and a healthy run, with a model of another size (10 to 60 s).
 
 # %%
 lab.check_diagnose(diagnose)
@@ -540,19 +553,19 @@ lab.check_collective_seconds(collective_seconds)
 lab.show_links(collective_seconds)
 
 # %% [markdown]
-# **Notice:** NVLink hides almost everything. On PCIe an all-gather takes nearly as long as a layer
-# computes: with prefetch it is hidden, without prefetch it is not, so there the gain is the largest
-# *share* of the step. On the network the gain is larger in milliseconds, but a smaller share,
-# because most communication is exposed in any order. Per layer, prefetch gains the shorter of its
-# communication and its computing.
+# **Notice:** NVLink exposes little even without prefetch. On PCIe an all-gather takes nearly as long
+# as a layer's forward: with prefetch it is hidden, without it is not, so there the gain is the largest
+# *share* of the step. On the network the gain is larger in milliseconds, but a smaller share, because
+# over half of the communication is exposed in any order. Per layer of backward, prefetch gains the
+# shorter of communication (both collectives) and computing.
 
 # %% [markdown]
 # ## How large should a unit be?
 #
-# Small units pay the latency more often. One huge unit is gathered before anything can compute, so
-# its whole all-gather is exposed, and all parameters are there at once. Between the two, take the
-# largest units of which two fit into memory beside the rest: while one computes, the next is in
-# flight. Usually that is one transformer block.
+# On the network above, with each of a layer's 9 modules as a unit, a step pays 864 latencies: 92 ms.
+# With layers as units it pays 96: 10 ms. The whole model as one unit exposes its whole all-gather,
+# 0.94 s, and holds all parameters at once. Between the two, take the largest units of which two fit
+# into memory: one computes, the next is in flight. Usually that is a transformer block.
 
 # %% [markdown]
 # ## I can …
@@ -565,7 +578,7 @@ lab.show_links(collective_seconds)
 # %% [markdown]
 # ## How it usually goes wrong
 #
-# - **Adding up durations**: collectives overlap one another, and the sum exceeds the step.
+# - **Adding up durations**: collectives can overlap one another, and then a moment counts twice.
 # - **Optimising hidden communication**: it costs no time, so nothing is gained.
 # - **Blaming the rank with the longest all-gather**: it waited for the slow one.
 # - **An empty list to turn backward's prefetch off**: it means the default, which prefetches.
