@@ -10,7 +10,7 @@
 # Optimizer (ZeRO) keeps each once: stage 1 divides the optimizer state among the ranks, stage 2 also
 # the gradients, stage 3 also the parameters. You build all three; the loop stays as it is.
 #
-# *On a rented 8×A100 node: 3 minutes of compute, about $1.12.*
+# <small>On a rented 8×A100 node: 3 minutes of compute, about $1.12.</small>
 
 # %% [markdown]
 # ## You will be able to
@@ -24,9 +24,9 @@
 # %% [markdown]
 # ## The need
 #
-# In mixed precision, AdamW needs 16 bytes for each parameter: 2 for it, 2 for its gradient, 12 for
-# its fp32 copy and two moments. DDP keeps all 16 on every rank. How many GB are that for a model
-# with 7 billion parameters, and how many if 8 ranks share everything?
+# In mixed precision, training with AdamW needs 16 bytes for each parameter: 2 for the parameter, 2
+# for its gradient, 12 for its fp32 copy and two moments. DDP keeps all 16 on every rank. How many GB
+# does a rank need for a model with 7 billion parameters, and how many if 8 ranks divide everything?
 
 # %%
 import torch
@@ -49,12 +49,13 @@ PRESET
 # %% [markdown]
 # ## One shard for each rank
 #
-# A model has Ψ parameters, N ranks train it. To give each rank 1/N of anything, lay it end to end
-# in one **flat** tensor and cut it into N equal pieces, the **shards**. Collectives need equal
-# pieces, so zeros are put after the end where Ψ does not divide by N: **padding**.
+# A model has Ψ parameters, and N ranks train it. To give each rank 1/N of anything, lay it end to
+# end in one **flat** tensor and cut it into N equal pieces, the **shards**. Collectives need equal
+# pieces, but 1,230,848 parameters are not a multiple of 3. So zeros are put after the end:
+# **padding**.
 #
-# Cut *views*: pieces that share the memory of one tensor. Then gathering all pieces into that
-# tensor puts everything back in place.
+# The pieces are *views* of the padded tensor: when a collective fills it, every piece has its new
+# numbers.
 
 # %% [markdown]
 # ### Exercise 3.1 · Cut a flat tensor into shards
@@ -81,9 +82,10 @@ lab.check_cut(cut)
 lab.show_owners(cut, PRESET)
 
 # %% [markdown]
-# **Notice:** a shard begins and ends in the middle of a matrix. That does no harm, because AdamW
-# treats every number by itself. One flat tensor for all or one for each layer: a rank owns 1/N
-# either way. Layer by layer, less is in use at a time.
+# **Notice:** the picture has at least 3 ranks, also where your preset has 2. A shard may begin or end
+# in the middle of a matrix. That does no harm, because AdamW treats every number by itself. With one
+# flat tensor for all or with one for each layer, a rank owns 1/N. But layer by layer, less has to be
+# gathered at a time.
 
 # %% [markdown]
 # ## ZeRO-1: divide the optimizer state
@@ -95,9 +97,10 @@ lab.show_owners(cut, PRESET)
 # shard; *update* the shard; **gather** the updated parameters from all ranks.
 
 # %% [markdown]
-# In notebook 02, an all-reduce of Ψ elements was a reduce-scatter (Ψ) and an all-gather (Ψ), so
-# DDP sends 2Ψ per step. Much material says that ZeRO-1 costs more than DDP. Guess: how many Ψ
-# does a rank send per step under ZeRO-1?
+# In notebook 00, an all-reduce was a reduce-scatter and an all-gather. Each of the two sends
+# Ψ·(N−1)/N elements from a rank. From here on, the factor (N−1)/N, which all collectives share, is
+# left out: DDP sends 2Ψ per step. Some material says that ZeRO-1 costs more than DDP. Guess: how
+# many Ψ does a rank send per step under ZeRO-1?
 
 # %%
 # A guess, for exercise 3.2
@@ -107,7 +110,8 @@ my_guess = 2
 labs.guess("3.2", "Ψ that ZeRO-1 sends per step", my_guess)
 
 # %% [markdown]
-# The lab has the pieces. A `FlatParameter` makes parameters views of one padded tensor:
+# The lab has the pieces. A `FlatParameter` makes parameters views of one padded tensor, `flat.full`.
+# `flat.shard` is this rank's piece of it: a view, too, and an `nn.Parameter`.
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
@@ -128,12 +132,12 @@ labs.launch(shards_of_a_layer, ranks=2, quiet=True)
 # %% [markdown]
 # ### Exercise 3.2 · An optimizer that owns 1/N of the state
 #
-# *Difficulty 3 of 5 · 20 minutes · target: 8Ψ/N bytes of state, 2Ψ elements sent*
+# *Difficulty 3 of 5 · 20 minutes · target: 8Ψ/N bytes of state, and no element sent without need*
 #
-# `lab.ShardedOptimizer` is an optimizer around `inner`, an ordinary one of the class that you are
-# given. It has the groups and the state of `inner`. Its `step()` calls `self.reduce()`,
-# `inner.step()` and `self.gather()`; `self.flats` are the flat parameters, and `flat.shard` is a
-# parameter.
+# Your class wraps `inner`, an ordinary optimizer that you make: `optimizer_class` is, for example,
+# `torch.optim.AdamW`, and `settings` are its arguments, such as `lr`. `lab.ShardedOptimizer` keeps
+# `inner` and the list `self.flats`. Its `step()` calls `self.reduce()`, `inner.step()` and
+# `self.gather()`.
 
 # %%
 # Exercise 3.2: an optimizer that owns 1/N of the state
@@ -171,8 +175,9 @@ class ZeRO1(lab.ShardedOptimizer):
 # %% [markdown]
 # A **strategy** takes a model and returns a module and an optimizer; the loop stays the plain
 # loop. The check compares yours with the **reference**, one process that trains on the whole
-# batch, on 2, 3 and 4 ranks, none of which divides the model's 1597 parameters. It does so with
-# AdamW and with SGD, and on models of seven other structures. Then it counts bytes and collectives.
+# batch: with AdamW on 2, 3 and 4 ranks, where none of these numbers divides the model's 1597
+# parameters, and with SGD on models of seven other structures. Then it counts the bytes that each
+# rank holds and the elements that it sends.
 
 # %%
 def zero1(model, optimizer_class, **settings):
@@ -198,16 +203,16 @@ lab.show_reduce_scatter(PRESET)
 
 # %% [markdown]
 # **Notice:** torch's reduce-scatter sends as much as the all-reduce inside it, ours half of that, as
-# the formulas say. This was counted in the rank's TCP connections. The *logical* bytes of a
-# collective, which the checks count, are those that its algorithm needs, whatever the backend does.
+# the formulas with (N−1)/N say. These bytes were counted in the rank's TCP connections. The checks
+# count *logical* bytes: those that the collective's algorithm needs, whatever the backend does.
 
 # %% [markdown]
 # ## ZeRO-2: divide the gradients
 #
-# A rank updates one shard, so it needs the gradient of that shard only: 4Ψ/N. But autograd makes
-# all 4Ψ. The remedy is the overlap of notebook 02: as soon as a layer's gradients are complete,
-# they leave in a reduce-scatter and are *freed*, while backward goes on. If you reduce after
-# backward, all of them are in memory at once, and ZeRO-2 saves nothing at the peak.
+# A rank updates one shard, so it needs the gradient of that shard only: 4Ψ/N bytes in fp32, or
+# 3.5 GB for 7 billion parameters on 8 ranks. But autograd makes 28 GB. The remedy is the overlap of
+# notebook 02: as soon as a layer's gradients are complete, they leave in a reduce-scatter and are
+# *freed*, while backward goes on. If you reduce after backward, ZeRO-2 saves nothing at the peak.
 
 # %% [markdown]
 # `lab.ShardedModule` wraps the model and cuts it into `self.units`: a `FlatParameter` for each
@@ -227,9 +232,10 @@ lab.show_reduce_scatter(PRESET)
 # *Difficulty 4 of 5 · 25 minutes · target: 4Ψ/N bytes of gradients; one layer's in flight while the
 # next layer computes*
 #
-# Each reduce-scatter in flight holds the gradients of a layer, so wait for the one before. Set the
-# `.grad` of each of `unit.parameters` to None, or it stays in memory. `unit.add_gradient(mean)`
-# adds to the gradient of `unit.shard`: gradients accumulate over several backward passes.
+# Each reduce-scatter in flight holds the gradients of a layer, so wait for the one before you begin
+# the next. Set the `.grad` of each of `unit.parameters` to None, or it stays in memory.
+# `unit.add_gradient(mean)` adds to the gradient of `unit.shard`, because gradients may accumulate
+# over several backward passes.
 
 # %%
 # Exercise 3.3: a layer's gradients leave during backward
@@ -280,8 +286,8 @@ def zero2(model, optimizer_class, **settings):
 lab.check_zero2(zero2)
 
 # %% [markdown]
-# **Notice:** traffic is that of ZeRO-1. Only the moment changes at which gradients leave, and
-# with it how many of them are there at once.
+# **Notice:** ZeRO-2 sends as much as ZeRO-1. What changes is the moment at which gradients leave, and
+# so how many of them are in memory at once.
 
 # %% [markdown]
 # ## ZeRO-3: divide the parameters
@@ -322,15 +328,15 @@ weight
 lab.show_storage()
 
 # %% [markdown]
-# **Notice:** in the middle row, the views of the parameters and of autograd are still there, without
-# memory. Who forgets to gather and computes all the same reads address 0: the process dies.
-# The scaffold checks that before each layer.
+# **Notice:** in the middle row, the views of the parameters and of autograd are still there, but they
+# have no memory. If a layer computed now, without a gather, it would read address 0, and the process
+# would die. `lab.ShardedModule` therefore checks before each layer that it is gathered.
 #
 # Frozen parameters are in no unit: every rank keeps them.
 
 # %% [markdown]
-# Some say that ZeRO-3 sends three times what DDP sends, others 1.5 times. Think of what travels in
-# forward, in backward and in the step. How many Ψ per step is that?
+# Sources disagree about ZeRO-3, too. Think of what a rank sends in forward, in backward and in the
+# step. How many Ψ per step are these together?
 
 # %%
 # A guess, for exercise 3.4
@@ -342,9 +348,10 @@ labs.guess("3.4", "Ψ that ZeRO-3 sends per step", my_guess)
 # %% [markdown]
 # ### Exercise 3.4 · A layer is gathered only while it is used
 #
-# *Difficulty 3 of 5 · 15 minutes · target: 16Ψ/N bytes and one layer, 3 collectives for each unit*
+# *Difficulty 3 of 5 · 15 minutes · target: 16Ψ/N bytes and one layer, and no gather without need*
 #
-# `lab.ShardedModule` calls all four methods, for the layers and for the root.
+# `lab.ShardedModule` calls all four methods, for the layers and for the root. The root's forward is
+# that of the whole model, so the layers' lie inside it.
 
 # %%
 # Exercise 3.4: a layer is gathered only while it is used
@@ -400,16 +407,17 @@ lab.check_zero3(zero3)
 lab.show_gathered_layers(zero3, PRESET)
 
 # %% [markdown]
-# **Notice:** at most one layer is gathered at a time, in addition to the root, which holds the
-# embeddings and the head and is used from the first moment of the forward to the last. In the row
-# below the layers, the rank waits: whenever a layer is gathered, nothing computes. On a CPU, each
-# rank has a slow link here, on which a gather takes real time and leaves the cores free.
+# **Notice:** at most one layer has memory at a time, in addition to the root, which holds the
+# embeddings and the head and is used from the first moment of the forward to the last. The red row
+# shows when the rank waits: while a layer *is being* gathered, nothing computes. On a CPU, each
+# rank has a slow link here, as in notebook 02: a gather takes real time and leaves the cores free.
 
 # %% [markdown]
 # ## Prefetch
 #
-# In the picture above, the rank waits 14 times in a step, once for each gather. While one layer
-# computes, the next could be fetched. That costs one more layer of memory.
+# In the picture above, the rank waits for each gather: twice for each unit, so 14 times for the 7
+# units of the laptop's model. While one layer computes, the next could be fetched. That costs one
+# more layer of memory.
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
@@ -420,11 +428,11 @@ lab.show_gathered_layers(zero3, PRESET)
 # %% [markdown]
 # ### Exercise 3.5 · Fetch the next layer while this one computes
 #
-# *Difficulty 4 of 5 · 20 minutes · target: the gather of layer k+1 is in flight while layer k
-# computes, in both directions*
+# *Difficulty 4 of 5 · 20 minutes · target: while a layer computes, the gather of the next one
+# is in flight, in forward and in backward*
 #
-# `unit.is_gathered` says whether a unit has memory; its gather may still be in flight.
-# `unit.free()` waits for that gather first.
+# `unit.is_gathered` is True when a unit has memory, even if its gather is still in flight.
+# `unit.free()` waits for that gather first. The root is the first unit in both directions.
 
 # %%
 # Exercise 3.5: fetch the next layer while this one computes
@@ -469,18 +477,20 @@ lab.show_gathered_layers(zero3_prefetch, PRESET)
 
 # %% [markdown]
 # **Notice:** while a layer computes, the next one is being gathered, in both directions, and one
-# more layer is in memory. Compare the red rows, and the milliseconds in the words of both pictures:
-# what is left to wait for is mainly the root, which nothing hides.
+# more layer is in memory. Compare the red rows and the time axes of both pictures: the rank waits
+# less, and the step is shorter. Nothing can hide the first gathers of forward and of backward,
+# because there is hardly anything to compute before them. Later waits are gathers that took longer
+# than the layer before them computed.
 
 # %% [markdown]
 # ## The norm of a gradient that nobody has
 #
 # Gradient clipping scales all gradients so that the norm of them all together is at most a limit.
-# Under ZeRO-2 and -3 no rank has all of them: `torch.nn.utils.clip_grad_norm_` would see one shard,
-# and every rank would scale by another factor.
+# But a rank has the gradients of its shards only: on 8 ranks, typically about a third of the norm.
+# `torch.nn.utils.clip_grad_norm_` would clip too little, and each rank by another factor.
 #
 # Padding is zero and adds nothing. Under ZeRO-1, gradients are reduced in the step only:
-# `reduce_once` reduces them earlier, and the step does not do it again.
+# `reduce_once` reduces them earlier, and only once.
 
 # %% [markdown]
 # ### Exercise 3.6 · Clip by the norm over all ranks
@@ -488,8 +498,9 @@ lab.show_gathered_layers(zero3_prefetch, PRESET)
 # *Difficulty 3 of 5 · 15 minutes · target: one number travels, and every rank scales by the same
 # factor*
 #
-# Like `torch.nn.utils.clip_grad_norm_`: all groups, gradients scaled in place, and the norm from
-# before is returned. `dist.all_reduce(tensor)` sums a tensor over the ranks, in place, and blocks.
+# Do what `torch.nn.utils.clip_grad_norm_` does: scale the gradients of all groups in place, and
+# return the norm that they had before, a tensor with one number. `dist.all_reduce(tensor)` sums a
+# tensor over the ranks, in place, and blocks.
 
 # %%
 # Exercise 3.6: clip by the norm over all ranks
@@ -525,9 +536,9 @@ lab.check_clip_grad_norm(clip_grad_norm)
 # ## Save and load, on another number of ranks
 #
 # Each rank writes its own shards, of the parameters and of both moments. What if 512 ranks have
-# saved, and 8 are to load? For 70 billion parameters in fp32 with both moments, the shards together
-# are 840 GB. A rank that puts all of them together to cut them again would need them in its memory.
-# How many GB does a rank need, if it reads only its own part?
+# saved, and 8 are to load? For 70 billion parameters in fp32 with both moments, all shards together
+# are 840 GB. A rank that joined them and cut them again would need all of that in its memory.
+# How many GB does a rank need if it reads only its own part?
 
 # %%
 # A guess, for exercise 3.7
@@ -542,9 +553,9 @@ labs.guess("3.7", "GB that each of 8 ranks reads of 840 GB", my_guess)
 # *Difficulty 3 of 5 · 20 minutes · target: each element is read once, and only by the rank that
 # needs it*
 #
-# `read(old, begin, end)` returns elements begin to end of the shard that rank `old` saved, as a
-# tensor. The last old shards end with padding, which must not get between the parameters. Some
-# parameters are zero, too: zeros do not say where padding begins.
+# `read(old, begin, end)` returns `shard[begin:end]` of the shard that rank `old` saved, as a tensor.
+# The new shard is as long as one of `cut`, with zeros after the last element. Leave the old padding
+# out. You cannot see where it begins, because parameters can be zero.
 
 # %%
 # Exercise 3.7: the shard of one of `after` ranks, from what `before` ranks have saved
@@ -577,17 +588,18 @@ lab.check_reshard(reshard, zero1)
 # </details>
 
 # %% [markdown]
-# **Notice:** 840 GB divided by 8 is 105 GB, which one rank reads and keeps, too. torch's Distributed
-# Checkpoint plans its reads in this way. A checkpoint of shards alone is not enough: without
-# `elements`, nobody knows where the padding begins.
+# **Notice:** 840 GB divided by 8 is 105 GB: a rank reads that much, and keeps all of it. torch's
+# Distributed Checkpoint plans its reads in this way. Shards alone are not enough in a checkpoint:
+# `elements` must be saved, too, because nothing in a shard says where the padding begins.
 
 # %% [markdown]
 # ## The chart
 #
 # Now all of them on the same model: DDP, your three, torch's `ZeroRedundancyOptimizer` and FSDP2,
-# and DeepSpeed. First a guess: what does a rank hold after backward under ZeRO-2, in MB, in fp32
-# with AdamW? On a laptop Ψ is 1.22 million here, and there are 4 ranks. DDP keeps 16 bytes for each
-# parameter, and a copy of the gradients in its buckets. The comparison takes about a minute.
+# and DeepSpeed; each rank has one sequence of 16 tokens. First a guess: how many MB does a rank
+# hold after backward under ZeRO-2, in fp32 with AdamW? On a laptop, Ψ is 1.22 million here, and
+# there are 4 ranks. DDP keeps 16 bytes for each parameter, and a copy of the gradients in its
+# buckets. The comparison takes about a minute.
 
 # %%
 # A guess, for exercise 3.8
@@ -614,42 +626,47 @@ lab.show_memory(comparison)
 lab.show_memory(comparison, "peak")
 
 # %% [markdown]
-# **Notice:** after backward, each stage divides something that the stage before kept on every rank.
-# The peaks differ less than that, because no stage divides activations and temporaries. They differ
-# here because each rank has one sequence of 16 tokens. With 8 sequences of 64 tokens on 2 ranks, the
-# peaks of ZeRO-1 and ZeRO-2 are within 10 % of each other. Your ZeRO-3 prefetches: a layer more.
+# **Notice:** after backward, each stage divides something that the stage before kept on every rank: on
+# 4 ranks, ZeRO-3 holds a fifth of what DDP holds. At the peak it is two fifths here, because activations,
+# gathered layers and temporaries come on top, and no stage divides activations. With longer
+# sequences activations grow, and the peaks come closer to each other. Your ZeRO-3 prefetches, so it
+# holds one layer more.
 
 # %%
 lab.show_traffic(comparison)
 
 # %% [markdown]
-# **Notice:** ZeRO-3 moves 1.5 times what DDP moves, not 3 times: 3Ψ against 2Ψ. Nobody ever
-# gathers optimizer states. Gathering in bf16 halves two of the three parts: FSDP2 with bf16
-# gathers and fp32 reduction moves 8Ψ bytes, exactly as fp32 DDP does.
+# **Notice:** ZeRO-3 moves 3Ψ, DDP 2Ψ: 1.5 times as much, not 3 times, as some material says. In no
+# step does anybody gather optimizer state. Gathering in bf16 halves two of the three parts: FSDP2
+# with bf16 gathers and fp32 reduction moves 8Ψ bytes, exactly as fp32 DDP does.
 
 # %% [markdown]
-# *When* it travels decides what can hide it: forward and backward compute, the step hardly does.
+# *When* a collective is in flight decides what can hide it: forward and backward compute for long,
+# the step hardly at all.
 
 # %%
 lab.show_phases(comparison)
 
 # %% [markdown]
-# **Notice:** DDP sends everything in backward. ZeRO-1 and ZeRO-2 send Ψ in the step, where nothing
-# hides it; your ZeRO-1 sends its gradients there, too, because it reduces in `step()`. ZeRO-3
-# sends nothing in the step: Ψ in forward and 2Ψ in backward.
+# **Notice:** DDP sends everything in backward. ZeRO-1 and ZeRO-2 gather Ψ in the step, where nothing
+# hides it; your ZeRO-1 sends its gradients there, too, because it reduces in `step()`. Your ZeRO-3
+# sends nothing in the step, but Ψ in forward and 2Ψ in backward.
 
 # %% [markdown]
-# **DeepSpeed**'s memory is not that of the formulas: it updates an fp32 copy of its shards (4Ψ/N
-# bytes more), even if the parameters are fp32, and its stages 1 and 2 all-reduce gradients: 3Ψ. A
-# formula counts what is needed; a library may add what it finds useful. Where DeepSpeed is not
-# installed, its bars are *recorded*: measured once on another machine with the same sizes.
+# **DeepSpeed** differs from the formulas. It updates an fp32 copy of its shards (4Ψ/N bytes more),
+# even if the parameters are fp32. After backward, its stage 1 holds no more gradients than its
+# stage 2. Both all-reduce gradients, so they send 3Ψ. Its stage 3 may keep two layers gathered here, so
+# backward gathers less than Ψ.
+#
+# Where DeepSpeed is not installed, its bars are *recorded*: measured once on another machine with
+# the same sizes.
 
 # %% [markdown]
 # ## A number that is widely copied
 #
-# A model with 70 billion parameters under ZeRO-2 on 8 ranks, at 12 bytes per parameter (bf16
-# parameters and gradients, fp32 moments): how much does each rank hold? Tables that are widely
-# copied say 210 GB. Guess, then count what stays on every rank and what is divided.
+# A model with 70 billion parameters trains under ZeRO-2 on 8 ranks, at 12 bytes per parameter: bf16
+# parameters (2) and gradients (2), fp32 moments (8). How many GB does each rank hold? A table that is
+# often copied says 210. Count what stays on every rank and what is divided, and guess.
 
 # %%
 # A guess, after exercise 3.8
@@ -662,16 +679,17 @@ labs.guess("3.8b", "GB per rank, 70B under ZeRO-2 on 8 ranks", my_guess)
 lab.show_state_bytes(70e9, ranks=8)
 
 # %% [markdown]
-# **Notice:** 210 GB is 227.5 without the gradients that a rank still owns, and also 840/4: as if
-# 8 ranks saved 4 times. "4 times" for ZeRO-1 and "8 times" for ZeRO-2 are limits for very many
-# ranks, with 16 bytes per parameter.
+# **Notice:** where can 210 GB come from? It is 227.5 GB less the 17.5 GB of gradients that a rank
+# still owns. It is also 840/4, as if ZeRO-2 on 8 ranks needed 4 times less than DDP. The ZeRO paper's
+# "4 times" for ZeRO-1 and "8 times" for ZeRO-2 are limits for very many ranks, with 16 bytes per
+# parameter.
 
 # %% [markdown]
 # ## When to use which
 #
-# Each stage saves more and asks more. Stage 1 moves no more than DDP; stage 2 must reduce in
-# every backward pass, also while gradients accumulate; stage 3 gathers twice and sends half as
-# much again. So take the lowest stage that fits.
+# Each stage saves and costs more. Stage 1 moves no more than DDP. Stage 2 must reduce in every
+# backward pass, also while gradients accumulate. Stage 3 gathers for forward and again for backward:
+# 3Ψ instead of 2Ψ. So take the lowest stage that fits.
 #
 # | call | returns |
 # |:--|:--|
@@ -684,7 +702,8 @@ lab.show_state_bytes(70e9, ranks=8)
 #
 # *Difficulty 2 of 5 · 10 minutes · target: 144 cases, from DDP to "it does not fit"*
 #
-# Return one number, 0 for DDP, 1, 2 or 3, or None where nothing fits.
+# Return one number, 0 for DDP, 1, 2 or 3, or None where no stage fits: model states and activations
+# together must not be more than `capacity`.
 
 # %%
 # Exercise 3.9: the lowest stage that fits
@@ -704,14 +723,16 @@ lab.check_choose(choose)
 lab.show_choices(choose, activations=10e9)
 
 # %% [markdown]
-# **Notice:** more ranks make lower stages possible, up to a point: parameters and gradients that
-# every rank keeps in full do not shrink, however many ranks there are.
+# **Notice:** more ranks make lower stages possible, as for 13B, but only up to a point: parameters and
+# gradients that every rank keeps in full do not shrink, however many ranks there are. So 70B stays
+# at ZeRO-3.
 
 # %% [markdown]
 # ## Optional: ZeRO-3 from nothing
 #
 # You have used the lab's flat parameters, hooks and optimizer. Now build ZeRO-3 without them. The
-# check refuses them, and holds you to the same invariants as in exercise 3.4. What may stay:
+# check refuses them, and has the same **invariants** as that of exercise 3.4: the losses of the
+# reference, 16Ψ/N bytes and one layer, 3Ψ elements. What may stay:
 #
 # | call | returns |
 # |:--|:--|
@@ -722,9 +743,10 @@ lab.show_choices(choose, activations=10e9)
 # %% [markdown]
 # ### Exercise 3.10 · Your own units, hooks and order
 #
-# *Difficulty 5 of 5 · 60 minutes · target: the invariants of exercise 3.4, without the scaffold*
+# *Difficulty 5 of 5 · 60 minutes · target: the invariants of exercise 3.4, without lab classes*
 #
-# The names below are a proposal: change them as you like. torch's hooks:
+# The names below are a proposal: change them as you like. The last cell uses only `Unit`, `add_hooks`
+# and `unit.shard`, which must be an `nn.Parameter`. torch's hooks:
 #
 # | call | `fn` is called |
 # |:--|:--|
@@ -840,10 +862,10 @@ lab.check_from_scratch(my_zero3)
 #
 # - **States sharded, gradients all-reduced**: called ZeRO-2, moves 3Ψ, saves what ZeRO-1 saves.
 # - **A hook that returns None** was meant to free the gradient: it stays.
-# - **The remainder**: what does not divide by N is never updated.
-# - **A sum for a mean**: AdamW almost hides it, and clipping does not.
-# - **Gathered once**: parameters of the first step, for ever.
-# - **A second zero_grad**: the shards forget, the parameters' own gradients pile up.
+# - **The remainder**: without padding, the last parameters are never updated.
+# - **A sum for a mean**: AdamW almost hides it, clipping and SGD do not.
+# - **Gathered in the first step only**: its parameters are used for ever.
+# - **zero_grad for the shards only**: the parameters' own gradients add up.
 
 # %% [markdown]
 # ## What to read
@@ -852,8 +874,8 @@ lab.check_from_scratch(my_zero3)
 #   *Why does stage 2 cost no more communication than plain data parallelism?*
 # - Y. Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), 2023, sections 3 and 4.
 #   *What do they flatten, and what does a larger unit cost and save?*
-# - [DeepSpeed ZeRO](https://deepspeed.readthedocs.io/en/latest/zero3.html). *Which of its buckets
-#   is your unit?*
+# - [DeepSpeed ZeRO](https://deepspeed.readthedocs.io/en/latest/zero3.html). *Which option says how
+#   much is fetched ahead, as your exercise 3.5 does?*
 
 # %% [markdown]
 # ## What comes next
