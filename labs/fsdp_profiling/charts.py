@@ -138,7 +138,7 @@ def show_throughput(preset: Preset, configures: dict[str, Callable | None],
     default = next(iter(strategies))
     found = compare(strategies, preset, measure_memory=False, rounds=rounds, repeat=2,
                     link=(recording.BYTES, recording.LATENCY), quiet=True)
-    rows = [Bar(name, found.tokens_per_second(name), colour=palette.RANKS[0],
+    rows = [Bar(name, found.tokens_per_second(name), colour=palette.PLAIN,
                 guessed=_guessed_rate(found.tokens_per_second(default), number))
             for number, name in enumerate(strategies)]
     return bars(rows, "tokens/s", f"of all ranks together (median of {rounds} turns)")

@@ -48,9 +48,11 @@ def show_layer_activations(layer_activations) -> Picture:
     for fused, name in ((False, "GPT-2, eager attention"), (True, "GPT-2, fused attention")):
         sizes = batch, sequence, m.hidden, m.heads, fused
         rows.append(Bar(name, ground_truth.saved_bytes(*sizes) / unit,
-                        layer_activations(*sizes) / unit, None if fused else guessed("1.4")))
+                        layer_activations(*sizes) / unit, None if fused else guessed("1.4"),
+                        colour=palette.MEMORY["activations"]))
     llama = ground_truth.llama_saved_bytes(1, 128, 256) / (128 * 256)
-    rows.append(Bar("Llama-3's proportions, fused", llama))
+    rows.append(Bar("Llama-3's proportions, fused", llama,
+                    colour=palette.MEMORY["activations"]))
     return bars(rows, "s·b·h", "bytes saved by one block in bf16 (GPT-2 with 1024 tokens)")
 
 
@@ -133,8 +135,8 @@ def show_checkpointing_cost(cost: CheckpointingCost, step_flops) -> Picture:
         return step_flops(blocks, last, head, 1, True) / step_flops(blocks, last, head, 1, False)
 
     guess, flops = guessed("1.5"), cost.flops
-    rows = [Bar("blocks whole again", flops[2] / flops[0], formula(0), guess),
-            Bar("as torch does it", flops[1] / flops[0], formula(last), guess),
+    rows = [Bar("blocks whole again", flops[2] / flops[0], formula(0), guess, palette.PLAIN),
+            Bar("as torch does it", flops[1] / flops[0], formula(last), guess, palette.PLAIN),
             Bar(f"time on this {'CPU' if cost.device == 'cpu' else 'GPU'}",
                 cost.seconds[1] / cost.seconds[0], colour=palette.MUTED)]
     return bars(rows, "×", "the step without checkpointing (FLOPs counted, time measured)")

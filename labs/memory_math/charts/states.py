@@ -7,6 +7,7 @@ from labs.exercises.verdicts import print_in_script, shows
 from labs.memory_math import ground_truth, measurements
 from labs.memory_math.checks import STATES
 from labs.memory_math.scaffold import model_sizes
+from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
@@ -46,7 +47,8 @@ def show_outside_blocks(block_parameters, model_parameters) -> Picture:
         _, _, block, total = ground_truth.counted_model(name)
         rows.append(Bar(name, 100 * (1 - m.layers * block / total),
                         100 * (1 - m.layers * block_parameters(m) / model_parameters(m)),
-                        guessed("1.1") if name == "Llama-3-8B" else None))
+                        guessed("1.1") if name == "Llama-3-8B" else None,
+                        colour=palette.MEMORY["parameters"]))
     return bars(rows, "%", "of the parameters are in no block (bar: the model itself)")
 
 
