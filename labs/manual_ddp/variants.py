@@ -80,10 +80,10 @@ def shown_ranks(traces: list[Trace], most: int = 3) -> list[Trace]:
 
 
 def typical_step(by_rank: list[Observed]) -> list[Trace]:
-    """One recorded step, a trace for each rank: the step with the median exposed communication, so
-    that a delay of the machine is not taken for the variant's."""
+    """One recorded step, a trace for each rank: the step of median length, so that a delay of the
+    machine is not taken for the variant's."""
     steps = sorted(zip(*(observed.traces for observed in by_rank), strict=True),
-                   key=lambda step: sum(trace.exposed_seconds for trace in step))
+                   key=lambda step: max(trace.seconds for trace in step))
     return list(steps[len(steps) // 2])
 
 
