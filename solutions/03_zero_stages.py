@@ -587,8 +587,11 @@ lab.check_reshard(reshard, zero1)
 #
 # </details>
 
+# %%
+lab.show_reads(reshard)
+
 # %% [markdown]
-# **Notice:** 840 GB divided by 8 is 105 GB: a rank reads that much, and keeps all of it. torch's
+# **Notice:** a rank reads its eighth of 840 GB once, and keeps all that it reads. torch's
 # Distributed Checkpoint plans its reads in this way. Shards alone are not enough in a checkpoint:
 # `elements` must be saved, too, because nothing in a shard says where the padding begins.
 

@@ -42,6 +42,12 @@ class Table:
 
     def _row(self, row, tag, style) -> str:
         cells = "".join(
-            f"<{tag} style='{_CELL}{_SIDE[column <= self.left]};{style}'>"
+            f"<{tag} style='{_CELL}{_side(tag, column <= self.left)};{style}'>"
             f"{html.escape(str(cell))}</{tag}>" for column, cell in enumerate(row))
         return f"<tr>{cells}</tr>"
+
+
+def _side(tag, is_left) -> str:
+    """Where a cell's text stands; a head may take two lines, or its column would be wider than its
+    numbers."""
+    return "right" if tag == "th" and not is_left else _SIDE[is_left]

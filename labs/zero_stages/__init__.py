@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         show_state_bytes,
         show_traffic,
     )
-    from labs.zero_stages.charts.storage import show_reduce_scatter, show_storage
+    from labs.zero_stages.charts.storage import show_reads, show_reduce_scatter, show_storage
     from labs.zero_stages.checks.choose import check_choose
     from labs.zero_stages.checks.clip_grad_norm import check_clip_grad_norm
     from labs.zero_stages.checks.cut import check_cut

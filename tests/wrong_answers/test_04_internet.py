@@ -77,11 +77,11 @@ def only_the_first(module, optimizer, batches):
 
 
 WRONG[lab.check_loop] = [
-    (looping("step", "clip"), "the gradient of step 0 has a norm of 3.51, not 0.5"),
+    (looping("step", "clip"), "the gradient of step 0 has a norm of "),
     (looping("clip", "step"), "is added to those of the steps before it"),
     (cleared_once, "is added to those of the steps before it"),
-    (looping("step", "clip", "clear"), "the gradient of step 0 has a norm of 3.51, not 0.5"),
-    (looping("step", "clear"), "the gradient of step 0 has a norm of 3.51, not 0.5"),
+    (looping("step", "clip", "clear"), "the gradient of step 0 has a norm of "),
+    (looping("step", "clear"), "the gradient of step 0 has a norm of "),
     (looping("clear", "clip", "step"), "has no gradient left"),
     (looping("clip", "clear", "step"), "has no gradient left"),
     (looping(clip_shards, "step", "clear"), "over all ranks' shards"),

@@ -1,9 +1,12 @@
 """What happens inside a flat parameter, and what a reduce-scatter really sends."""
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.meters.wire import sent_bytes
 from labs.pictures import palette
@@ -14,6 +17,7 @@ from labs.predictions import traffic
 from labs.training.presets import Preset
 from labs.workers.collectives import reduce_scatter_single
 from labs.workers.launcher import launch
+from labs.zero_stages.checks.reshard import CountingReader, shards_of
 from labs.zero_stages.collectives import all_gather, reduce_scatter
 from labs.zero_stages.flat_parameter import FlatParameter
 
@@ -139,3 +143,15 @@ def _draw_shard(ax, x, y, moment):
     for cell in range(5):
         box(ax, x + cell * _CELL, y, _CELL - 0.03, 0.2, [palette.rank(0)])
     write(ax, x + 5 * _CELL + 0.1, y + 0.1, f"{moment['shard']} bytes of its own", size=9)
+
+
+@shows("3.7")
+def show_reads(reshard: Callable, before: int = 512, after: int = 8, total: int = 840) -> Picture:
+    """Draws the GB that a new rank reads: all shards, as who joins them would, and what `reshard`
+    reads of them, counted on a model in which an element stands for 10 MB. total: GB."""
+    elements = 100 * total
+    read = CountingReader(shards_of(torch.ones(elements), before))
+    reshard(read, elements, before, after, 0)
+    rows = [Bar("all shards, joined and cut again", total, colour=palette.PLAIN),
+            Bar("your reshard", read.elements / 100, total / after, guessed("3.7"), palette.PLAIN)]
+    return bars(rows, "GB", f"read by one of {after} ranks, saved by {before}")

@@ -40,7 +40,7 @@ def shards_of(flat: torch.Tensor, ranks: int) -> list[torch.Tensor]:
     return list(torch.cat([flat, flat.new_zeros(-len(flat) % ranks)]).view(ranks, -1))
 
 
-class _Reader:
+class CountingReader:
     """read(old, begin, end) of the shards that are given, and how many elements were read."""
 
     def __init__(self, shards):
@@ -65,7 +65,7 @@ def _reject_wrong_shard(reshard, size, before, after, rank):
     # Some of the data is zero at the end: only `elements` says where padding begins.
     flat = torch.arange(1.0, size + 1)
     flat[size - size // 4:] = 0
-    read, want = _Reader(shards_of(flat, before)), shards_of(flat, after)[rank]
+    read, want = CountingReader(shards_of(flat, before)), shards_of(flat, after)[rank]
     got = reshard(read, size, before, after, rank)
     if not isinstance(got, torch.Tensor):
         raise Wrong(f"reshard returned {kind_of(got)}, not a tensor",
