@@ -79,8 +79,8 @@ def fsdp1_names() -> Table:
     rows = launch(_run_every_name, ranks=RANKS, quiet=True, verify=False, hang_after=60)[0]
     return Table(f"FSDP1 on {RANKS} ranks, one step of each",
                  ("FSDP1", "FSDP2", "gathers", "reduces", "kB", "next block", "loss"),
-                 rows, left=1, note="kB: gathered. Next block: whether its all-gather is called before or after "
-                 "the gradients of this block."
+                 rows, left=1, note="kB: gathered. Next block: whether its gather is called before "
+                 "or after the gradients of this block."
                  + WITHOUT_GPU * (not torch.accelerator.is_available()))
 
 
