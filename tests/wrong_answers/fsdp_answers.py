@@ -28,9 +28,11 @@ def judge(check, answer):
 
 
 def rejected(check, answer, words):
+    """words: a string that the verdict contains, or a compiled pattern."""
     verdict = judge(check, answer)
     assert verdict.passed is False, verdict
-    assert words in str(verdict), verdict
+    found = words in str(verdict) if isinstance(words, str) else words.search(str(verdict))
+    assert found, verdict
 
 
 def accepted(check, answer):

@@ -336,7 +336,8 @@ class NotFinite(right.ZeRO1):
 
 
 @pytest.mark.parametrize("optimizer, words", [
-    (MomentsLost, "after 2 steps on 3 ranks, before anything is saved: "),
+    (MomentsLost, "after 2 steps on 3 ranks, before anything is saved: (it was|[0-9]+ of its "
+     "[0-9]+ numbers were) updated to something else than the reference's, off by up to "),
     (NotFinite, "2 steps after loading on 2 ranks: it is not finite")], ids=named)
 def test_training_must_go_on_as_if_never_interrupted(optimizer, words):
     def strategy(model, optimizer_class, **settings):

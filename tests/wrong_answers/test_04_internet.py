@@ -1,6 +1,7 @@
 """What the checks of notebook 04 must reject, with the words that must say why, and what they must
 accept: 4.8, 4.9 and 4.10."""
 
+import re
 import sys
 
 import cloudpickle
@@ -76,12 +77,14 @@ def only_the_first(module, optimizer, batches):
     right.loop(module, optimizer, batches[:1])
 
 
+# Its size depends on the data, which are texts of the Python that runs this.
+UNCLIPPED = re.compile(r"the gradient of step 0 has a norm of [1-9]\d*\.\d+, not 0\.5")
 WRONG[lab.check_loop] = [
-    (looping("step", "clip"), "the gradient of step 0 has a norm of "),
+    (looping("step", "clip"), UNCLIPPED),
     (looping("clip", "step"), "is added to those of the steps before it"),
     (cleared_once, "is added to those of the steps before it"),
-    (looping("step", "clip", "clear"), "the gradient of step 0 has a norm of "),
-    (looping("step", "clear"), "the gradient of step 0 has a norm of "),
+    (looping("step", "clip", "clear"), UNCLIPPED),
+    (looping("step", "clear"), UNCLIPPED),
     (looping("clear", "clip", "step"), "has no gradient left"),
     (looping("clip", "clear", "step"), "has no gradient left"),
     (looping(clip_shards, "step", "clear"), "over all ranks' shards"),
