@@ -31,7 +31,6 @@ from labs.training.presets import Preset
 from labs.words import counted
 from labs.workers import devices
 from labs.workers.collectives import reduce_scatter_single
-from labs.workers.failures import RanksStuck
 from labs.workers.launcher import launch
 from labs.workers.progress import status
 from labs.workers.slow_link import Link, proportional_link, slow_link
@@ -42,7 +41,6 @@ BYTES, LATENCY = 0.4, 0.008  # of a step's computing: how long all its bytes tak
 HEALTHY_RATIO, SLOW_RATIO = 2.0, 5.0  # of the longest to the shortest computing of the ranks
 SIMILAR_WAITS, UNEQUAL_WAITS = 0.4, 0.6  # of a step that one rank waits longer than another
 SHORT_LOADING, LONG_LOADING = 0.1, 0.5  # of a step that the data loader takes
-LIMIT = 50  # seconds of a launch
 RECORDINGS = 5  # of a run, of which the one with the median step is kept
 SLOWER = 1.05  # a faulty run's step, over that of the healthy one, at least
 ROUNDS, FEW_ROUNDS = 8, 4  # of recording: if a check judges the seconds; if they are only shown
@@ -115,12 +113,7 @@ def record_runs(configs: list[RunConfig], recordings: int = 1,
 
 
 def _launch(work, ranks):
-    """The results of `work` by rank, of a second launch where the first one takes too long: once in
-    about ten processes a step on the slow link does not end, for a reason not yet found."""
-    options = dict(ranks=ranks, quiet=True, verify=False, hang_after=30)
-    with contextlib.suppress(RanksStuck):
-        return launch(work, timeout=LIMIT, **options)
-    return launch(work, **options)
+    return launch(work, ranks=ranks, quiet=True, verify=False, hang_after=30)
 
 
 @functools.cache

@@ -5,10 +5,9 @@ down what hides it. A GPU's link works without the GPU. Here every rank gets one
 collectives pass one after the other, each stays in flight for its time while the cores are free,
 and a caller who asked for async_op=True goes on meanwhile.
 
-All collectives of CPU tensors pass through torch's operators `c10d::...` (those of
-torch.distributed, the functional ones, DistributedDataParallel's C++ reducer, FSDP's), so the link
-replaces the CPU kernels of these operators. Sends, receives and what is called on a backend itself
-pass beside it. NCCL has kernels of its own: on GPUs nothing is slowed down.
+Every collective passes it that reaches an operator of torch (`labs.workers.collective_kernels`).
+Sends, receives and what is called on a backend itself pass beside it. On GPUs nothing is slowed
+down.
 """
 
 import contextlib
@@ -16,7 +15,6 @@ import math
 import queue
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,25 +23,13 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.profiler import record_function
-from torch.utils._pytree import tree_leaves
 
 from labs.workers import devices
+from labs.workers.collective_kernels import IssuedCollective, around_collectives
 
 LABEL = "link:"  # of a collective in flight in a trace, before its kind
-# operator -> (kind, the argument that holds the tensors, whether they are one rank's part only)
-_OPERATORS = {
-    "allreduce_": ("all_reduce", 0, False), "allreduce_coalesced_": ("all_reduce", 0, False),
-    "allgather_": ("all_gather", 0, False), "_allgather_base_": ("all_gather", 0, False),
-    "allgather_coalesced_": ("all_gather", 0, False),
-    "allgather_into_tensor_coalesced_": ("all_gather", 0, False),
-    "reduce_scatter_": ("reduce_scatter", 1, False),
-    "_reduce_scatter_base_": ("reduce_scatter", 1, False),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1, False),
-    "broadcast_": ("broadcast", 0, False), "reduce_": ("reduce", 0, False),
-    "alltoall_": ("all_to_all", 1, False), "alltoall_base_": ("all_to_all", 1, False),
-    "gather_": ("gather", 1, True), "scatter_": ("scatter", 0, True),
-    "barrier": ("barrier", None, False),
-}
+_WHOLE_IN_INPUTS = ("reduce_scatter", "all_to_all", "gather")  # elsewhere: in the outputs
+_ONE_RANKS_PART = ("gather", "scatter")  # every rank gives only its part of the whole
 
 
 @dataclass(frozen=True)
@@ -94,11 +80,12 @@ def slow_link(link: Link) -> Iterator[Usage]:
         return
     carrier = _the_link()
     before = carrier.link, carrier.usage
-    carrier.link, carrier.usage = link, usage
-    try:
-        yield usage
-    finally:
-        carrier.link, carrier.usage = before
+    with contextlib.nullcontext() if carrier.link else around_collectives(_slowed, innermost=True):
+        carrier.link, carrier.usage = link, usage
+        try:
+            yield usage
+        finally:
+            carrier.link, carrier.usage = before
 
 
 def read_label(label: str) -> tuple[str, int, int]:
@@ -161,17 +148,19 @@ class _LinkThread(threading.Thread):
         self.usage = Usage()
         self.waiting: queue.SimpleQueue[_Collective] = queue.SimpleQueue()
 
-    def send(self, kind: str, tensors: list, ranks: int, work: dist.Work,
-             outputs: list[torch.Tensor]) -> dist.Work:
-        """Puts a collective that gloo has begun on the link, and returns the handle of its end.
-        tensors: what is counted, of all ranks together."""
-        elements = sum(tensor.numel() for tensor in tensors)
-        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    def send(self, one: IssuedCollective, work: dist.Work) -> dist.Work:
+        """Puts a collective that gloo has begun on the link, and returns the handle of its end."""
+        kind, ranks = one.kind, one.ranks
+        tensors = one.inputs if kind in _WHOLE_IN_INPUTS else one.outputs
+        parts = ranks if kind in _ONE_RANKS_PART else 1
+        elements = parts * sum(tensor.numel() for tensor in tensors)
+        nbytes = parts * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self.usage.collectives += 1
         self.usage.bytes += link_bytes(kind, nbytes, ranks)
         done = torch.futures.Future()
         self.waiting.put(_Collective(f"{LABEL}{kind} of {elements} elements, {nbytes} bytes",
-                                     self.link.seconds(kind, nbytes, ranks), work, outputs, done))
+                                     self.link.seconds(kind, nbytes, ranks), work, one.outputs,
+                                     done))
         # Private, but the only Work for which C++ can wait (DDP's reducer, wait_tensor) and which
         # Python completes. Of a subclass of Work in Python, C++ sees wait() and get_future() only,
         # and only while somebody keeps the object.
@@ -205,7 +194,6 @@ def _outputs_or_raise(done: torch.futures.Future) -> list[torch.Tensor]:
 
 
 _carrier: _LinkThread | None = None  # a rank's only one, from its first use on
-_library: torch.library.Library | None = None  # the kernels live as long as this object
 
 
 def _the_link() -> _LinkThread:
@@ -213,41 +201,17 @@ def _the_link() -> _LinkThread:
     if _carrier is None:
         _carrier = _LinkThread()
         _carrier.start()
-        _replace_kernels(_carrier)
         _complete_wait()
     return _carrier
 
 
-def _replace_kernels(carrier):
-    global _library
-    _library = torch.library.Library("c10d", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that these operators have a kernel already
-        for name, counted in _OPERATORS.items():
-            _library.impl(name, _slow_kernel(name, carrier, *counted), "CPU", with_keyset=True)
-
-
-def _slow_kernel(name, carrier, kind, position, is_part) -> Callable:
-    original = torch.library.get_kernel(f"c10d::{name}", "CPU")
-    parameters = getattr(torch.ops.c10d, name).default._schema.arguments
-    group = [one.name for one in parameters].index("process_group")
-
-    def kernel(keys, *args, **kwargs):
-        # The dispatcher leaves out trailing arguments that have their default.
-        args = [*args, *(kwargs.get(one.name, one.default_value)
-                         for one in parameters[len(args):])]
-        result = original.call_boxed(keys, *args)
-        if carrier.link is None:
-            return result
-        *outputs, work = result if isinstance(result, tuple) else (result,)
-        ranks = dist.ProcessGroup.unbox(args[group]).size()
-        tensors = [] if position is None else tree_leaves(args[position])
-        received = [] if position is None else tree_leaves(args[0])
-        slowed = carrier.send(kind, tensors * (ranks if is_part else 1), ranks,
-                              dist.Work.unbox(work), received).boxed()
-        return (*outputs, slowed) if outputs else slowed
-
-    return kernel
+def _slowed(collective: IssuedCollective, issue):
+    result = issue()
+    if collective.kind in ("send", "recv") or collective.operator == "monitored_barrier_":
+        return result
+    *outputs, work = result if isinstance(result, tuple) else (result,)
+    slowed = _carrier.send(collective, dist.Work.unbox(work)).boxed()
+    return (*outputs, slowed) if outputs else slowed
 
 
 def _complete_wait():

@@ -1,0 +1,148 @@
+"""Runs a Python function around every collective of this process, by whatever API it is called and
+on whatever thread.
+
+All APIs of torch.distributed (functions, lists, coalesced and object collectives, functional
+collectives, DTensor, the C++ of DDP) end in an operator of the namespace c10d. Each of these gets a
+kernel here that the dispatcher runs before the backend's. A dispatch mode would not do: it is
+switched off inside functional collectives, and other threads do not have it. What is called on a
+Backend object itself reaches no operator.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import DispatchKey
+from torch.distributed import distributed_c10d
+from torch.utils._pytree import tree_leaves
+
+# torch's internal name -> kind, and which arguments are the outputs and the inputs. A group of
+# collectives that are coalesced is one operator, and one call on the wire.
+OPERATORS = {
+    "allreduce_": ("all_reduce", 0, 0), "allreduce_coalesced_": ("all_reduce", 0, 0),
+    "broadcast_": ("broadcast", 0, 0), "reduce_": ("reduce", 0, 0),
+    "allgather_": ("all_gather", 0, 1), "_allgather_base_": ("all_gather", 0, 1),
+    "allgather_coalesced_": ("all_gather", 0, 1),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0, 1),
+    "reduce_scatter_": ("reduce_scatter", 0, 1), "_reduce_scatter_base_": ("reduce_scatter", 0, 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 0, 1),
+    "alltoall_": ("all_to_all", 0, 1), "alltoall_base_": ("all_to_all", 0, 1),
+    "gather_": ("gather", 0, 1), "scatter_": ("scatter", 0, 1),
+    "send": ("send", 0, 0), "recv_": ("recv", 0, 0), "recv_any_source_": ("recv", 0, 0),
+    "barrier": ("barrier", None, None), "monitored_barrier_": ("barrier", None, None),
+}
+_BLOCKING = ("send", "recv")  # the functions that wait themselves; isend and irecv do not
+
+
+@dataclass(frozen=True)
+class IssuedCollective:
+    """One collective at the moment at which it is issued.
+
+    operator: torch's internal name, such as _allgather_base_. outputs, inputs: its tensors; the
+    same ones where it works in place. ranks: of its process group. asynchronous: whether the call
+    returns before the collective is done.
+    """
+
+    operator: str
+    kind: str
+    outputs: list[torch.Tensor] = field(repr=False)
+    inputs: list[torch.Tensor] = field(repr=False)
+    ranks: int
+    asynchronous: bool
+
+
+# (collective, issue) -> what the operator returns
+Around = Callable[[IssuedCollective, Callable[[], Any]], Any]
+_around: list[Around] = []  # the outermost last
+_kernels = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def around_collectives(function: Around, innermost: bool = False) -> Iterator[None]:
+    """While open, calls `function(collective, issue)` in place of each collective; it calls
+    `issue()`, and returns its result or one like it. innermost: inside of the functions that others
+    give, whenever they do."""
+    if not _around:
+        _kernels.enter_context(_installed())
+    _around.insert(0 if innermost else len(_around), function)
+    try:
+        yield
+    finally:
+        _around.remove(function)
+        if not _around:
+            _kernels.close()
+
+
+@contextlib.contextmanager
+def _installed() -> Iterator[None]:
+    library = torch.library.Library("c10d", "IMPL")
+    with contextlib.ExitStack() as stack:
+        # deregisters the kernels; without it they would stay as long as the process
+        stack.callback(library._destroy)
+        for name in OPERATORS:
+            if operator := getattr(torch.ops.c10d, name, None):  # torch 2.11 lacks some
+                library.impl(name, _kernel(operator.default), "BackendSelect", with_keyset=True)
+        yield
+
+
+def _kernel(operator) -> Callable:
+    """A kernel of the operator that runs the functions, then the backend's kernel. BackendSelect is
+    the last key before the backend's own: autograd and dispatch modes have had their turn."""
+    name = operator._schema.name.removeprefix("c10d::")
+    names = [argument.name.lower().replace("_", "") for argument in operator._schema.arguments]
+
+    def kernel(keyset, *args, **kwargs):
+        # `redispatch` gives the interpreter's lock (GIL) free, the kernels that
+        # torch.library.get_kernel returns do not: then a thread of gloo that drops the last tensor
+        # of a collective has gloo's lock and waits for Python's, this one has it and waits for
+        # gloo's, and the rank stands still for ever.
+        def issue():
+            return operator.redispatch(keyset.remove(DispatchKey.BackendSelect), *args, **kwargs)
+
+        given = dict(zip(names, args, strict=False)) | kwargs
+        group = given.get("processgroup")
+        return run_around(issued(
+            name, args, dist.ProcessGroup.unbox(group).size() if group is not None else 1,
+            bool(given.get("asyncop", True))), issue)
+
+    return kernel
+
+
+def run_around(collective: IssuedCollective, issue: Callable[[], Any]) -> Any:
+    """Calls the functions given to `around_collectives`, the innermost of which calls `issue`."""
+    for function in tuple(_around):
+        issue = _wrapped(function, collective, issue)
+    return issue()
+
+
+def _wrapped(function, collective, issue) -> Callable[[], Any]:
+    return lambda: function(collective, issue)
+
+
+def issued(operator: str, args: tuple, ranks: int, asynchronous: bool) -> IssuedCollective:
+    """Returns the collective that an operator is called for with these arguments."""
+    kind, outputs, inputs = OPERATORS[operator]
+    return IssuedCollective(
+        operator, kind, [] if outputs is None else _tensors(args[outputs]),
+        [] if inputs is None else _tensors(args[inputs]), ranks,
+        asynchronous and operator != "monitored_barrier_"
+        and not (kind in _BLOCKING and _inside_blocking_call()))
+
+
+def _tensors(value) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _inside_blocking_call() -> bool:
+    """Whether dist.send or dist.recv calls: they reach the same operator as isend and irecv."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in _BLOCKING and code.co_filename == distributed_c10d.__file__:
+            return True
+        frame = frame.f_back
+    return False
