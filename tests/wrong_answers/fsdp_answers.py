@@ -1,6 +1,8 @@
 """What the tests of notebook 04's wrong answers share: the solution, and how a table of answers is
 tried."""
 
+import re
+
 import pytest
 from _build.definitions import definitions
 
@@ -16,7 +18,8 @@ def _name_of(answer) -> str:
 
 def cases(table: dict) -> list:
     """Returns a pytest case for each answer of a table, check -> [(answer, words)] or [answer]."""
-    rows = [(check, *(row if isinstance(row, tuple) and isinstance(row[-1], str) else (row,)))
+    rows = [(check, *(row if isinstance(row, tuple) and isinstance(row[-1], (str, re.Pattern))
+                        else (row,)))
             for check, answers in table.items() for row in answers]
     return [pytest.param(check, answer, *rest, id=f"{check.__name__}-{_name_of(answer)}")
             for check, answer, *rest in rows]
