@@ -175,6 +175,14 @@ def test_a_noisy_run_is_recorded_again(monkeypatch):
     assert asked == [["a", "b", "c"], ["a", "c"], ["c"], ["c"], ["c"]]
 
 
+def test_no_round_begins_late(monkeypatch):
+    always = synthetic_run(busy=(1, 3))
+    monkeypatch.setattr(recording, "record_runs", lambda configs, recordings: [always])
+    monkeypatch.setattr(recording, "ENOUGH", -1)
+    monkeypatch.setattr(recording, "status", lambda words: pytest.fail(words))
+    assert recording.record_clearly(["a"]) == [always]
+
+
 def test_a_faulty_run_that_is_as_fast_as_the_healthy_one_is_recorded_again(monkeypatch):
     def run(seconds):
         trace = synthetic_traces.trace([("all_gather", 0, seconds)], [(0, seconds / 2)], seconds,

@@ -37,13 +37,14 @@ from labs.workers.slow_link import Link, proportional_link, slow_link
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "fsdp_profiling"
 WARM_UP = 2  # steps before those that are recorded
-BYTES, LATENCY = 0.4, 0.008  # of a step's computing: how long all its bytes take, and a latency
+BYTES, LATENCY = 0.7, 0.008  # of a step's computing: how long all its bytes take, and a latency
 HEALTHY_RATIO, SLOW_RATIO = 2.0, 5.0  # of the longest to the shortest computing of the ranks
 SIMILAR_WAITS, UNEQUAL_WAITS = 0.4, 0.6  # of a step that one rank waits longer than another
 SHORT_LOADING, LONG_LOADING = 0.1, 0.5  # of a step that the data loader takes
-RECORDINGS = 5  # of a run, of which the one with the median step is kept
+RECORDINGS, FEW_RECORDINGS = 5, 3  # of a run, of which the one with the median step is kept
 SLOWER = 1.05  # a faulty run's step, over that of the healthy one, at least
 ROUNDS, FEW_ROUNDS = 8, 4  # of recording: if a check judges the seconds; if they are only shown
+ENOUGH = 45  # seconds after which no further round begins: so busy a machine will stay busy
 
 
 class TooNoisy(Exception):
@@ -133,18 +134,20 @@ def proportional(preset: Preset) -> Link | None:
 
 def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS, recordings: int = 1,
                    beside_first: bool = False) -> list[RecordedRun]:
-    """Records the runs, and up to `rounds` times in all those whose seconds contradict their fault.
+    """Records the runs, and up to `rounds` times in all those whose seconds contradict their fault;
+    no round begins later than ENOUGH seconds.
 
     recordings: as for `record_runs`. beside_first: the first run is healthy, and on a slow link all
     others must be slower.
     """
+    began = time.monotonic()
     runs = record_runs(configs, recordings)
     for turn in range(2, rounds + 1):
         noisy = [number for number, one in enumerate(runs) if contradiction(one)]
         if beside_first and any(map(partial(_is_as_fast, runs[0]), runs[1:])):
             noisy = sorted({0, *noisy, *(number for number, one in enumerate(runs)
                                          if number and _is_as_fast(runs[0], one))})
-        if not noisy:
+        if not noisy or time.monotonic() - began > ENOUGH:
             break
         with status(f"this machine was busy: turn {turn} of at most {rounds}"):
             again = record_runs([configs[number] for number in noisy], recordings)
@@ -160,6 +163,8 @@ def _is_as_fast(healthy, faulty) -> bool:
 
 def _record(config, link, recordings) -> Trace:
     """On a rank: the trace of its step, as its file has it."""
+    # a loader or a rank that is slow on purpose takes far longer than what disturbs a step
+    recordings = 1 if config.fault in ("data", "rank") else recordings
     model, optimizer = comparison.build(
         partial(configured_fsdp2, units=config.units, configure=config.configure,
                 before_sharding=config.before_sharding), config.preset)

@@ -65,7 +65,8 @@ def slow_runs(seed: int = 0) -> SlowRuns:
     healthy, *runs = recording.record_clearly(
         [config_with("nothing", sizes, "healthy run"),
          *(config_with(cause, sizes, f"run {letter}", generator.randrange(sizes.ranks))
-           for letter, cause in zip(letters, causes, strict=True))], beside_first=True)
+           for letter, cause in zip(letters, causes, strict=True))],
+        recordings=recording.FEW_RECORDINGS, beside_first=True)
     return SlowRuns(healthy, dict(zip(letters, runs, strict=True)),
                     dict(zip(letters, causes, strict=True)))
 
