@@ -3,14 +3,14 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 45 minutes |
+# | **Time** | 45 minutes, and 20 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
-# Llama 3 was trained by 16,384 processes at once, and one that waits for the wrong thing stops all
-# others. Here you run 2 to 8 of them from a cell.
+# Llama 3 was trained by 16,384 processes at once; one that waits for the wrong thing stops all. Here
+# you run 2 to 8 of them from a cell.
 #
 # <small>On a rented 8×A100 node: 1 minute of compute, about $0.37 (estimated from our CPU run plus
-# the start-up of the GPUs; Lambda's list price of September 2026, 22.32 dollars an hour).</small>
+# the GPUs' start-up; Lambda's list price of September 2026, 22.32 dollars an hour).</small>
 
 # %% [markdown]
 # ## You will be able to
@@ -465,6 +465,90 @@ def different_places():
 
 
 lab.diagnose(different_places, ranks=RANKS)
+
+# %% [markdown]
+# ## Optional: without launch
+#
+# On a node without this workbook, your own script starts its ranks. torch starts fresh Python
+# processes, and each of them imports your script again. So `work` must stand in a file, not in a
+# cell, and without the line with `__name__` each rank would start ranks, too.
+#
+# | call | returns | blocks? |
+# |:--|:--|:--|
+# | `mp.spawn(work, args=(a, b), nprocs=N)` | None; calls `work(rank, a, b)` in N processes, raises where one raises | until all have ended |
+
+# %%
+HEAD = """
+import sys, tempfile, torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+N = int(sys.argv[1])  # `python script.py 2` starts 2 ranks
+"""
+hello = HEAD + """
+def work(rank, word):
+    print(word, "from rank", rank, "of", N)
+
+if __name__ == "__main__":
+    mp.spawn(work, args=("hello",), nprocs=N)
+"""
+lab.run_script(hello, ranks=2)
+
+# %% [markdown]
+# Nothing connects these processes yet. They must *meet*, at a place that all of them know: a file
+# that does not exist yet, or a port at which nobody else listens.
+#
+# | call | returns | blocks? |
+# |:--|:--|:--|
+# | `dist.init_process_group("gloo", init_method="file:///tmp/x", rank=r, world_size=N)` | None | until N ranks have met |
+# | `dist.destroy_process_group()` | None; the group's end | no |
+# | `tempfile.TemporaryDirectory()` | for `with`: the path of a new folder, removed at the end | no |
+
+# %% [markdown]
+# ### Exercise 0.5 · Without launch
+#
+# *Difficulty 3 of 5 · 20 minutes · target: the right sum, an exit code that is true, nothing left*
+#
+# Rank r seeds torch with r and draws `torch.rand(1)`. Rank 0 prints the sum over ranks,
+# on a line of its own. Two runs may overlap in time. Where a rank raises, the exit code is
+# not 0. The check runs the script on 2, 3 and 2 ranks; all import torch, which takes a while.
+
+# %%
+# Exercise 0.5: a script that starts its own ranks
+### BEGIN SOLUTION
+script = HEAD + """
+def work(rank, folder):
+    place = f"file://{folder}/meet"
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=N)
+    drawn = torch.rand(1, generator=torch.manual_seed(rank))
+    dist.all_reduce(drawn)
+    if rank == 0:
+        print(drawn.item())
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(work, args=(folder,), nprocs=N)
+"""
+### END SOLUTION
+
+# %%
+lab.check_script(script)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Idea: take `hello` and replace its word by the place where the ranks meet.
+#
+# Outline: the script begins with `HEAD`, as `hello` does. Below the line with `__name__`, make a folder, and start the
+# ranks while it exists. In `work`: meet, seed, draw, sum, print on one rank only, end the group. Do
+# not catch exceptions: `mp.spawn` ends the other ranks and raises, and Python makes exit code 1 of it.
+#
+# </details>
+
+# %% [markdown]
+# **Notice:** `launch` does all this in each cell, and more: it sends functions of a cell to the ranks,
+# starts them without a new import of torch, and finds deadlocks. `torchrun` is the same for a node:
+# it starts the processes and passes rank, world size and the place to meet in environment variables.
 
 # %% [markdown]
 # ## I can …

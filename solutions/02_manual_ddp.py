@@ -3,13 +3,12 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 150 minutes |
+# | **Time** | 150 minutes, and 45 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
-# Distributed data parallelism (DDP) keeps a whole model on every rank and gives each rank its own
-# share of the batch. Averaging gradients once a step makes N copies train like one model. You build
-# this with one call per parameter, then in buckets, then overlapped with backward, and compare each
-# with torch's.
+# Distributed data parallelism (DDP) keeps a whole model on every rank and gives each a share of the
+# batch. Averaging gradients once a step lets N copies train as one. You build this with one call per
+# parameter, then in buckets, then overlapped with backward, and compare with torch's.
 #
 # <small>On a rented 8×A100 node: 2 minutes of compute, about $0.74.</small>
 
@@ -658,6 +657,133 @@ lab.show_throughput(compared)
 # **Notice:** from one call per parameter to buckets, and from buckets to overlap, throughput grows.
 # With overlap your few lines come close to torch's DDP, which does the same in C++. How much each
 # change gains depends on the link: with a faster one, all four come closer together.
+
+# %% [markdown]
+# ## Optional: buckets in the order of the gradients
+#
+# Your buckets follow the order in which layers are *registered*, from the end. But a model may
+# register its layers in any order. Below, `overlapped` trains one small model twice: each bucket
+# waits for those before it, so one late bucket at the front keeps all others back.
+
+# %%
+lab.show_starts(overlapped)
+
+# %% [markdown]
+# torch's DDP learns the order: in the first backward it notes when each gradient becomes ready,
+# rank 0 broadcasts its list, and all ranks cut new buckets by it. Build this now without
+# `lab.Wrapper` and `lab.BucketedWrapper`; your functions of 2.2, 2.5 and 2.6 may stay. To notice the
+# end of backward, torch's DDP uses a private callback of autograd's engine:
+#
+# | call, inside a hook | what it does |
+# |:--|:--|
+# | `after_backward(f)` | calls `f()` once, at the end of this backward |
+
+# %%
+def after_backward(function):
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def hook(parameter):
+    print("a gradient is ready")
+    after_backward(lambda: print("backward is over"))
+
+
+weight = torch.nn.Parameter(torch.ones(2))
+weight.register_post_accumulate_grad_hook(hook)
+weight.sum().backward()
+
+# %% [markdown]
+# ### Exercise 2.11 · Buckets in the order of the gradients
+#
+# *Difficulty 5 of 5 · 45 minutes · target: in both rows of the table all buckets but one, from step 2*
+#
+# The names are a proposal; the check only calls `ReadyOrderDDP(module, cap_bytes)`. Ranks may get
+# their gradients ready in different orders, and rank 0 may not use some parameter in the first step.
+# Both must still give one order for all.
+
+# %%
+# Exercise 2.11: one order for all ranks
+def agree(parameters, ready):
+    """On every rank a list of all `parameters`: first those of rank 0's list `ready`, in its
+    order."""
+    ### BEGIN SOLUTION
+    number = {parameter: i for i, parameter in enumerate(parameters)}
+    order = ready + [p for p in reversed(parameters) if p not in set(ready)]
+    numbers = torch.tensor([number[p] for p in order], device=labs.device())
+    dist.broadcast(numbers, src=0)
+    return [parameters[i] for i in numbers.tolist()]
+    ### END SOLUTION
+
+# %%
+# Exercise 2.11, continued: the module, with its state and its hooks
+class ReadyOrderDDP(torch.nn.Module):
+    def __init__(self, module, cap_bytes=PRESET.cap_bytes):
+        super().__init__()
+        self.module, self.cap_bytes = module, cap_bytes
+        ### BEGIN SOLUTION
+        broadcast_state(module)
+        self.trainable = [p for p in module.parameters() if p.requires_grad]
+        self.buckets, self.learned = make_buckets(self.trainable, cap_bytes), False
+        self.ready, self.started = [], []
+        for parameter in self.trainable:
+            parameter.register_post_accumulate_grad_hook(lambda p: when_ready(self, p))
+        ### END SOLUTION
+
+    def forward(self, *inputs, **named_inputs):
+        return self.module(*inputs, **named_inputs)
+
+# %%
+# Exercise 2.11, continued: one gradient is ready
+def when_ready(ddp, parameter):
+    ### BEGIN SOLUTION
+    if not ddp.ready:
+        after_backward(lambda: when_over(ddp))
+    ddp.ready.append(parameter)
+    for bucket in ddp.buckets[len(ddp.started):]:
+        if not set(ddp.ready).issuperset(bucket):
+            break
+        ddp.started.append(start(bucket))
+    ### END SOLUTION
+
+# %%
+# Exercise 2.11, continued: backward is over
+def when_over(ddp):
+    ### BEGIN SOLUTION
+    for bucket in ddp.buckets[len(ddp.started):]:
+        ddp.started.append(start(bucket))
+    for bucket, begun in zip(ddp.buckets, ddp.started):
+        finish(bucket, *begun)
+    if not ddp.learned:
+        order = agree(ddp.trainable, ddp.ready)
+        ddp.buckets, ddp.learned = make_buckets(order[::-1], ddp.cap_bytes), True
+    ddp.ready, ddp.started = [], []
+    ### END SOLUTION
+
+
+lab.check_ready_order(ReadyOrderDDP)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Idea: it is exercise 2.7 with a list in place of the set, because a list keeps the order, and with
+# one step more at the end of the first backward.
+#
+# Outline: the first gradient of each backward queues the callback. The callback starts the buckets
+# that are left and finishes all. Only then, and only once, agree on the order and cut new buckets;
+# `make_buckets` goes through its list from the end. Tensors cannot be broadcast as parameters, but
+# their numbers in `module.parameters()` can: these are the same on all ranks. A parameter that rank 0
+# did not use needs a place, too. Forget what belonged to this backward.
+#
+# </details>
+
+# %%
+lab.show_starts(ReadyOrderDDP)
+
+# %% [markdown]
+# **Notice:** compare the lower row with the one above the exercise. Step 1 is as before, since the
+# order is only being learned. From step 2 on it does not matter any more how a model registers its
+# layers. The order is agreed on once: in a later step with another order, some buckets leave later,
+# but the numbers stay right.
 
 # %% [markdown]
 # ## I can …

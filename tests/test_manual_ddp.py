@@ -90,6 +90,14 @@ def test_buckets_leave_in_their_order(solution):
     assert all(arrived >= sent for _, sent, arrived in rows)
 
 
+def test_rebuilt_buckets_leave_early_however_layers_are_registered(solution):
+    """Said in the text and the target of exercise 2.11."""
+    fixed, learned = (lab.show_starts(wrap).rows for wrap in
+                      (solution.overlapped, solution.ReadyOrderDDP))
+    assert [row[1:] for row in fixed] == [("4 of 5",) * 3, ("0 of 5",) * 3]
+    assert [row[1:] for row in learned] == [("4 of 5",) * 3, ("0 of 5", "4 of 5", "4 of 5")]
+
+
 def test_the_slider_redraws_quickly_and_stands_still_without_a_kernel(solution):
     slider = lab.explore_buckets(solution.make_buckets, SMALL)
     assert "all-reduces per step" in repr(slider)
@@ -191,6 +199,7 @@ def test_an_unfilled_exercise_makes_every_picture_wait():
         raise NotImplementedError("Exercise 2.5")
 
     verdicts = [lab.compare({"mine": unfilled}, SMALL), lab.explore_buckets(unfilled, SMALL),
-                lab.show_in_flight(unfilled, SMALL), lab.show_gradients(unfilled)]
+                lab.show_in_flight(unfilled, SMALL), lab.show_gradients(unfilled),
+                lab.show_starts(unfilled)]
     verdicts.append(lab.show_calls(verdicts[0]))
     assert all(verdict.passed is None and "2.5" in str(verdict) for verdict in verdicts)

@@ -3,7 +3,7 @@ refusal of torch's ready-made wrappers."""
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -19,6 +19,7 @@ from labs.workers.launcher import launch
 Result = TypeVar("Result")
 WORLD_SIZES = (2, 3, 4)
 TOLERANCE = 1e-5  # of float32 sums in another order
+_TORCHS_HINT = "Build it from hooks and collectives; torch's is for comparing afterwards."
 BATCH = 12  # divides by 2, 3 and 4 ranks
 
 # Wrappers that a check refuses -> (module, class whose constructor shows that one is made).
@@ -102,14 +103,24 @@ def torchs_own_refused(*names: str) -> Iterator[None]:
             module, kind = _READY_MADE[name]
             if module in sys.modules:  # one that is not imported is not used; importing takes 1 s
                 refused = mock.patch.object(getattr(sys.modules[module], kind), "__init__",
-                                            _refusal(name))
+                                            _refusal(f"torch's own {name}", _TORCHS_HINT))
                 stack.enter_context(refused)
         yield
 
 
-def _refusal(name) -> Callable:
+@contextlib.contextmanager
+def labs_own_refused(kinds: Sequence[type], hint: str) -> Iterator[None]:
+    """Refuses these classes of a lab's scaffold inside the block: making one raises Wrong with the
+    hint, because an exercise without scaffold is to build what they do."""
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(mock.patch.object(
+                kind, "__init__", _refusal(f"lab.{kind.__name__}", hint)))
+        yield
+
+
+def _refusal(whose, hint) -> Callable:
     def refuse(self, *_, **__):
-        raise Wrong(f"torch's own {name} does the work",
-                    "Build it from hooks and collectives; torch's is for comparing afterwards.")
+        raise Wrong(f"{whose} does the work", hint)
 
     return refuse

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         show_gradients,
         show_in_flight,
         show_phases,
+        show_starts,
         show_throughput,
         show_timelines,
         show_training,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from labs.manual_ddp.checks.no_sync import check_no_sync
     from labs.manual_ddp.checks.one_bucket import check_bucket
     from labs.manual_ddp.checks.overlap import check_overlap
+    from labs.manual_ddp.checks.ready_order import check_ready_order
     from labs.manual_ddp.scaffold import BucketedWrapper, Wrapper
     from labs.manual_ddp.variants import compare
     from labs.training.presets import preset

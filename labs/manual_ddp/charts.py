@@ -12,11 +12,13 @@ from labs.exercises.reference import Step
 from labs.exercises.verdicts import shows
 from labs.manual_ddp import variants
 from labs.manual_ddp.checks.combine import as_gradient, gradients_of_shards
+from labs.manual_ddp.checks.ready_order import count_early
 from labs.manual_ddp.edge_cases import ONLY_RANK_0
 from labs.meters.traffic import Traffic
 from labs.pictures import agreement, palette, phases, shards, timelines
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
+from labs.pictures.tables import Table
 from labs.pictures.widgets import Choice, Controls
 from labs.predictions import traffic as predicted
 from labs.training import data, loop, models
@@ -180,3 +182,18 @@ def show_throughput(compared: Comparison) -> Picture:
         name, compared.tokens_per_second(name), colour=palette.PLAIN,
         guessed=ratio * torchs if ratio is not None and "overlapped" in name else None)
         for name in compared.results], "tokens/s", "of all ranks together (median of turns)")
+
+
+@shows("2.11")
+def show_starts(wrap: Callable, steps: int = 3) -> Table:
+    """A table of the buckets that leave while gradients are still being computed, by step, for one
+    model whose layers are registered in two orders."""
+    rows = [(f"registered {how}", *(f"{early} of {calls}" for early, calls in launch(
+        _starts, wrap, steps, is_reversed, ranks=2, quiet=True, device="cpu")[0]))
+        for how, is_reversed in (("in the order of forward", False), ("in reverse", True))]
+    return Table("Buckets that leave before the last gradient is ready",
+                 ("the same model", *(f"step {number + 1}" for number in range(steps))), rows)
+
+
+def _starts(wrap, steps, is_reversed) -> list[tuple[int, int]]:
+    return count_early(wrap, steps, is_reversed=is_reversed)

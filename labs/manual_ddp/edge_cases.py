@@ -22,6 +22,7 @@ ONLY_RANK_0, ALL_BUT_RANK_0 = (lambda rank: rank == 0), (lambda rank: rank != 0)
 
 CAPS = (900, 700)  # of EdgeCaseModel's buckets: with 700 `sometimes_unused` has one to itself
 NESTED_CAP = 120  # of NestedModel's: two buckets in a row hold optional layers only
+BRANCHED_CAP = 400  # of BranchedModel's: its first bucket and its last have one parameter each
 # With 3 ranks a mean, a sum, another rank's and half of a sum are four different numbers; with 2
 # some are equal, and a message would name the wrong one. So 3 ranks come first.
 WORLD_SIZES = (3, 2, 4)
@@ -81,6 +82,42 @@ class NestedModel(nn.Module):
         logits = self.outlet(hidden)
         loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
         return SimpleNamespace(logits=logits, loss=loss)
+
+
+class BranchedModel(nn.Module):
+    """Layers that are used in one order and registered in the same or in the opposite one.
+
+    `left` and `right`, of different sizes, change places on a rank with use_all, so that ranks get
+    their gradients ready in different orders. optional: `optional` is one more layer, and use_all
+    runs it instead. forward(x, y, use_all) as of EdgeCaseModel.
+    """
+
+    def __init__(self, seed: int = 0, optional: bool = False, is_reversed: bool = True):
+        super().__init__()
+        torch.manual_seed(seed)
+        layers = {"embedding": nn.Embedding(VOCABULARY, 3), "inlet": nn.Linear(3, 6),
+                  "left": Block(6, 5), "right": Block(6, 9),
+                  **({"optional": Block(6, 4)} if optional else {}),
+                  "outlet": nn.Linear(6, 4), "head": nn.Linear(4, VOCABULARY, bias=False)}
+        for name in list(layers)[::-1 if is_reversed else 1]:
+            self.add_module(name, layers[name])
+
+    def forward(self, x, y, use_all: bool = False):
+        hidden = torch.tanh(self.inlet(self.embedding(x)))
+        has_optional = hasattr(self, "optional")
+        swaps = use_all and not has_optional
+        for block in (self.right, self.left) if swaps else (self.left, self.right):
+            hidden = block(hidden)
+        if use_all and has_optional:
+            hidden = self.optional(hidden)
+        logits = self.head(self.outlet(hidden))
+        loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        return SimpleNamespace(logits=logits, loss=loss)
+
+
+def branched_model_with_optional(seed: int = 0) -> BranchedModel:
+    """A BranchedModel whose layer `optional` not every step uses."""
+    return BranchedModel(seed, optional=True)
 
 
 def mixed_model(seed: int = 0) -> NestedModel:

@@ -14,10 +14,17 @@ if TYPE_CHECKING:
         diagnose,
         ring_steps,
         ring_traffic,
+        run_script,
         two_steps,
         who_holds_what,
     )
-    from .checks import check_all_reduce, check_mean_losses, check_mean_over_ranks, check_ring_bytes
+    from .checks.collectives import (
+        check_all_reduce,
+        check_mean_losses,
+        check_mean_over_ranks,
+        check_ring_bytes,
+    )
+    from .checks.script import check_script
     from .scaffold import pass_on, ring_all_reduce
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

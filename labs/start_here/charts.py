@@ -10,9 +10,10 @@ from labs.pictures import collectives, outcomes
 from labs.pictures.bars import Bar, bars, numbers_before_and_after
 from labs.pictures.collectives import State
 from labs.pictures.picture import Picture
-from labs.start_here import recording
+from labs.start_here import recording, scripts
 from labs.start_here.return_values import require_world_size
 from labs.workers.failures import LaunchError
+from labs.workers.progress import status
 
 MEASURED = (2, 3, 4, 8)  # world sizes in the chart of the ring's bytes
 CHART_SIZE = 12_000_000  # bytes: divides by all of them
@@ -79,6 +80,18 @@ def diagnose(function: Callable, ranks: int, guess: str | None = None, **options
     except LaunchError as error:
         return print_in_script(outcomes.draw_failure(error, guess and guessed(guess)))
     return print_in_script(outcomes.draw_success(results))
+
+
+@shows("Script")
+def run_script(script: str, ranks: int = 2) -> scripts.Run:
+    """Runs a script as `python script.py RANKS` in a terminal would: what it printed, and its exit
+    code."""
+    with scripts.written(script) as folder, status(f"{ranks} ranks at work"):
+        running = scripts.Running(folder, ranks)
+        try:
+            return running.finish()
+        finally:
+            running.kill()
 
 
 def _holdings(collective, ranks, begin="whole", guess=None) -> Picture:

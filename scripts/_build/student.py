@@ -12,6 +12,7 @@ TRIVIAL = re.compile(
     r"""(?:import|from)\s.*                       # an import
     | return(?:\s+[\w.]+(?:,\s*[\w.]+)*)?         # a return of names
     | (?:for|with|def|class|else|try|except|finally|async)\b.*:   # the head of a block
+    | if\s__name__\s==\s["']__main__["']:          # the guard of a script
     | [\w.()]+\(\)                                # a call without arguments
     | self\.(\w+)\s*=\s*\1                        # an argument stored under its own name
     """,
@@ -72,7 +73,8 @@ def _leaks(cells, sources):
     """Yields one sentence for each solution line that shows in a student cell.
 
     A line is a secret unless it is shorter than 12 characters or trivial: an import, a return of
-    names, the head of a block, a call without arguments, `self.x = x`. Spacing and the kind of
+    names, the head of a block, a script's guard, a call without arguments,
+    `self.x = x`. Spacing and the kind of
     quotes make no difference.
     """
     shown = {c.number: c for c in cells if c.number in sources}

@@ -122,7 +122,7 @@ def _record(wrap: Wrap, make, cap) -> _Backward:
 def _judge_order(backward: _Backward):
     events = backward.events
     calls = [i for i, event in enumerate(events) if isinstance(event, CollectiveCall)]
-    last_ready, waits = positions(events, "ready")[-1], positions(events, "wait")
+    last_ready = positions(events, "ready")[-1]
     if not calls:
         raise Wrong("backward communicates nothing",
                     "Start a bucket when its last gradient is ready.")
@@ -133,24 +133,31 @@ def _judge_order(backward: _Backward):
     if calls[0] > last_ready:
         raise Wrong("the first all-reduce is issued after the last gradient is ready: nothing "
                     "overlaps with backward", "Start a bucket in gradient_ready, not at the end.")
+    judge_not_blocked(events)
+    _judge_each_bucket(backward, calls, last_ready)
+    judge_free(backward.free)
+    _judge_sent(backward, calls)
+
+
+def judge_not_blocked(events: Sequence[CollectiveCall | Mark]) -> None:
+    """Raises Wrong where one of the all-reduces of a backward blocks it, or is waited for in it."""
+    calls, waits = positions(events, "all_reduce"), positions(events, "wait all_reduce")
     # the last bucket leaves when backward has nothing left to compute, so only it may be waited for
     if not all(events[i].asynchronous for i in calls[:-1]):
         raise Wrong("an all-reduce during backward is not asynchronous: backward stands still",
                     "Use the start of exercise 2.6 and wait at the end of backward.")
-    if waits and waits[0] < last_ready:
+    if waits and waits[0] < positions(events, "ready")[-1]:
         raise Wrong("a bucket is waited for while gradients are still being computed",
-                    "Wait for all buckets in backward_done.")
-    _judge_each_bucket(backward, calls, last_ready)
-    _judge_free(backward)
-    _judge_sent(backward, calls)
+                    "Wait for all buckets when backward is over.")
 
 
-def _judge_free(backward):
+def judge_free(is_free: bool) -> None:
+    """Raises Wrong where rank 0 did not compute on while another rank was held."""
     # whoever waits, by whatever call, waits for the rank that is held: nothing overlaps
-    if not backward.free:
+    if not is_free:
         raise Wrong(f"rank 0 had not computed its gradients after {PATIENCE:g} s, while another "
                     "rank was held before its backward: something in backward waits for a "
-                    "collective", "Wait for all buckets in backward_done.")
+                    "collective", "Wait for all buckets when backward is over.")
 
 
 def _judge_each_bucket(backward, calls, last_ready):

@@ -1,10 +1,9 @@
 """Exercise 3.10: ZeRO-3 without the lab's scaffold."""
 
-import contextlib
 from collections.abc import Callable
-from unittest import mock
 
-from labs.exercises.verdicts import Wrong, check
+from labs.exercises.on_ranks import labs_own_refused
+from labs.exercises.verdicts import check
 from labs.zero_stages.checks.reference import STEPS
 from labs.zero_stages.checks.stages import verify_stage
 from labs.zero_stages.flat_parameter import FlatParameter
@@ -15,6 +14,8 @@ _NOT_GATHERED = ("A layer computes while its storage is empty: gather it before 
                  "before each backward, whenever it is not gathered.")
 _HINTS = {words: _NOT_GATHERED for words in ("storage of size 0", "SIGSEGV", "SIGABRT", "SIGBUS")}
 _SCAFFOLD = (FlatParameter, ShardedModule, ShardedOptimizer)
+_REFUSED = ("Build it from torch's hooks and storages; lab.layer_groups, lab.tensors_in and the "
+            "two collectives may stay.")
 
 
 @check("3.10", hints=_HINTS)
@@ -22,26 +23,9 @@ def check_from_scratch(strategy: Callable):
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-3 of torch's hooks
     and storages and of the lab's two collectives, held to the invariants of exercise 3.4."""
     def without_scaffold(model, optimizer_class, **settings):
-        with _refused():
+        with labs_own_refused(_SCAFFOLD, _REFUSED):
             return strategy(model, optimizer_class, **settings)
 
     verify_stage(without_scaffold, 3)
     return (f"built without the scaffold: its losses are the reference's over {STEPS} steps on 2, "
             "3 and 4 ranks, it keeps 16Ψ/N bytes and one layer, and moves 3Ψ elements")
-
-
-@contextlib.contextmanager
-def _refused():
-    """Refuses the lab's scaffold: to build it is the exercise."""
-    with contextlib.ExitStack() as stack:
-        for kind in _SCAFFOLD:
-            stack.enter_context(mock.patch.object(kind, "__init__", _refusal(kind.__name__)))
-        yield
-
-
-def _refusal(name):
-    def refuse(self, *_, **__):
-        raise Wrong(f"lab.{name} does the work", "Build it from torch's hooks and storages; "
-                    "lab.layer_groups, lab.tensors_in and the two collectives may stay.")
-
-    return refuse

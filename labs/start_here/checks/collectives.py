@@ -1,4 +1,4 @@
-"""The checks of this notebook, one function per exercise: real ranks, and what each wrong answer
+"""The checks of exercises 0.1 to 0.4, one function for each: real ranks, and what each wrong answer
 did in one sentence."""
 
 from collections.abc import Callable, Iterator

@@ -1,0 +1,212 @@
+"""Runs a student's script as a terminal would, in fresh processes with a time limit, and notes what
+its ranks do. The script imports this module too: nothing here or in what it imports draws."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
+
+LIMIT = 120.0  # seconds that a run may take, on a busy machine
+# A run is stopped earlier where all its processes together computed for less than STILL seconds in
+# STALL seconds: ranks that wait for each other sleep. Imports of torch compute for seconds.
+STALL, STILL = 8.0, 0.3
+AFTERWARDS = 2.0  # seconds in which what a script has started must be gone after it
+FAILING_RANK = 1
+ROOT = str(Path(__file__).resolve().parents[2])
+_PROBE = (f"import sys; sys.path.append({ROOT!r}); "
+          "__import__('labs.start_here.scripts', fromlist=['probe']).probe()")
+# What tells a process where to meet, or to which notebook it belongs: a script begins without.
+_NOT_PASSED_ON = ("LABS_", "MASTER_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_", "JPY_")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a script.
+
+    code: its exit code, None where it was stopped. seconds: how long it ran. output: what it and
+    its ranks printed; errors: what they wrote to stderr. places: where its ranks wanted to meet.
+    joined, communicated: the ranks that joined a group, and those that called a collective.
+    world_sizes: of their groups. left: how many processes were still there after it.
+    """
+
+    ranks: int
+    code: int | None
+    seconds: float
+    output: str
+    errors: str
+    places: frozenset[str]
+    joined: frozenset[int]
+    communicated: frozenset[int]
+    world_sizes: frozenset[int]
+    left: int
+
+    def __repr__(self):
+        end = f"stopped after {self.seconds:.0f} s" if self.code is None else (
+            f"exit code {self.code}")
+        return "\n".join(filter(None, [f"$ python script.py {self.ranks}", self.output.rstrip(),
+                                       self.errors.rstrip(), end]))
+
+
+class Running:
+    """A script that runs on so many ranks, in a process group of its own. hold: its ranks wait in
+    init_process_group until `release`. fails: rank FAILING_RANK raises when it has joined."""
+
+    def __init__(self, folder: Path, ranks: int, hold: bool = False, fails: bool = False):
+        self.ranks, self._notes = ranks, Path(tempfile.mkdtemp(dir=folder))
+        self._hold = self._notes / "hold"
+        if hold:
+            self._hold.touch()
+        kept = {name: value for name, value in os.environ.items()
+                if not name.startswith(_NOT_PASSED_ON)}
+        self._process = start([str(folder / "script.py"), str(ranks)], self._notes,
+                              kept | {"LABS_SCRIPT_NOTES": str(self._notes),
+                                      "LABS_SCRIPT_FAILS": str(int(fails))})
+        self._began = self._computed_at = self._asked_at = time.monotonic()
+        self._computed = 0.0
+
+    def is_running(self) -> bool:
+        """Whether it has neither ended nor come to a stop."""
+        now = time.monotonic()
+        if now > self._asked_at + 0.5:
+            self._asked_at, computed = now, sum(_alive(self._process.pid).values())
+            if computed > self._computed + STILL:
+                self._computed, self._computed_at = computed, now
+        return (self._process.poll() is None and now < self._began + LIMIT
+                and now < self._computed_at + STALL)
+
+    def has_joined(self) -> bool:
+        """Whether all its ranks have joined a group."""
+        return len(self._noted("joined")) >= self.ranks
+
+    def places(self) -> frozenset[str]:
+        """Where its ranks have wanted to meet so far."""
+        return frozenset(place for _, place in self._noted("place"))
+
+    def release(self) -> None:
+        self._computed_at = time.monotonic()
+        self._hold.unlink(missing_ok=True)
+
+    def finish(self) -> Run:
+        """Waits for the script's end or the limit; ends what it has left behind."""
+        while self.is_running():
+            time.sleep(0.02)
+        code, seconds = self._process.poll(), time.monotonic() - self._began
+        left = self._left() if code is not None else 0
+        self.kill()
+        joined = self._noted("joined")
+        output, errors = ((self._notes / name).read_text(errors="replace")
+                          for name in ("output", "errors"))
+        return Run(self.ranks, code, seconds, output, errors, self.places(),
+                   frozenset(int(rank) for rank, _ in joined),
+                   frozenset(int(rank) for rank, _ in self._noted("called")),
+                   frozenset(int(size) for _, size in joined), left)
+
+    def kill(self) -> None:
+        """Ends the script and all its processes."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+
+    def _left(self) -> int:
+        until = time.monotonic() + AFTERWARDS  # multiprocessing's own helper ends a moment later
+        while (left := _alive(self._process.pid)) and time.monotonic() < until:
+            time.sleep(0.02)
+        return len(left)
+
+    def _noted(self, what) -> list[tuple[str, str]]:
+        return [tuple(line.split(" ", 1)) for path in sorted(self._notes.glob(f"{what}-*"))
+                for line in path.read_text().splitlines() if " " in line]
+
+
+def start(arguments: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen:
+    """Starts Python with these arguments in a process group of its own; what it prints goes to
+    files, because a process that is left behind would keep a pipe open."""
+    with open(folder / "output", "wb") as output, open(folder / "errors", "wb") as errors:
+        return subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment,
+                                stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+                                start_new_session=True)
+
+
+@contextlib.contextmanager
+def written(script: str) -> Iterator[Path]:
+    """Yields the folder with the script as script.py, whose lines have the same numbers. Its first
+    one calls `probe`."""
+    with tempfile.TemporaryDirectory() as folder:
+        between = "" if script.startswith("\n") else "\n"
+        (Path(folder) / "script.py").write_text(_PROBE + between + script, encoding="utf-8")
+        yield Path(folder)
+
+
+def _alive(group: int) -> dict[int, float]:
+    """Number of each process of a process group that has not ended -> seconds that it computed."""
+    import psutil
+
+    found = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if (os.getpgid(process.pid) == group
+                    and process.status() != psutil.STATUS_ZOMBIE):
+                found[process.pid] = sum(process.cpu_times()[:2])
+    return found
+
+
+# in the script's processes
+
+
+def probe() -> None:
+    """Makes init_process_group note where ranks meet, which rank joined, and whether it
+    communicates; there the check holds ranks, and lets one fail."""
+    folder = os.environ.get("LABS_SCRIPT_NOTES")
+    if not folder:
+        return
+    original = dist.init_process_group
+
+    def init_process_group(*args, **options):
+        _note(folder, "place", "-", _place(*args, **options))
+        result = original(*args, **options)
+        rank = dist.get_rank()
+        _note(folder, "joined", rank, dist.get_world_size())
+        _Called(folder).__enter__()
+        while os.path.exists(os.path.join(folder, "hold")):
+            time.sleep(0.02)
+        if os.environ["LABS_SCRIPT_FAILS"] == "1" and rank == FAILING_RANK:
+            raise RuntimeError(f"raised on rank {rank} on purpose, by the check")
+        return result
+
+    dist.init_process_group = distributed_c10d.init_process_group = init_process_group
+
+
+def _note(folder, what, rank, value):
+    with open(os.path.join(folder, f"{what}-{os.getpid()}"), "a") as file:
+        file.write(f"{rank} {value}\n")
+
+
+def _place(backend=None, init_method=None, *_, store=None, **options) -> str:
+    if store is not None:
+        found = getattr(store, "path", None) or getattr(store, "port", None)
+        return f"{type(store).__name__} {found or id(store)}"
+    if init_method in (None, "env://"):
+        return ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return str(init_method)
+
+
+class _Called(CollectiveObserver):
+    """Notes that this rank has called a collective."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def before(self, collective: IssuedCollective) -> None:
+        _note(self._folder, "called", dist.get_rank(), collective.kind)

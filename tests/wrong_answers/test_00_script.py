@@ -1,0 +1,190 @@
+"""What the check of exercise 0.5 must reject, with the words that must say why; and what it must
+accept. Fresh Pythons import torch for seconds, so all answers but one are run in forks of the fork
+server, where `mp.spawn` forks, too. The notebook runs its solution in Pythons of its own."""
+
+import ast
+import multiprocessing
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch.multiprocessing
+
+import labs.start_here as lab
+from labs.start_here import scripts
+from labs.workers import processes
+
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+SOURCE = Path(__file__).parents[2] / "solutions" / "00_start_here.py"
+
+
+def _texts():
+    """HEAD, hello and script, as the solution assigns them."""
+    found = {}
+    for node in ast.parse(SOURCE.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id in ("HEAD", "hello", "script"):
+            exec(compile(ast.Module([node], []), str(SOURCE), "exec"), found)
+    return found
+
+
+TEXTS = _texts()
+HEAD, RIGHT = TEXTS["HEAD"], TEXTS["script"]
+
+
+class Forked:
+    """A process of the fork server, as a subprocess.Popen is used."""
+
+    def __init__(self, arguments, folder, environment):
+        self._process = processes.start(_run, (arguments, str(folder), environment))
+        self.pid = self._process.pid
+
+    def poll(self):
+        return self._process.exitcode
+
+    def wait(self, timeout):
+        self._process.join(timeout)
+
+
+def _run(arguments, folder, environment):
+    """In a fork: what Python does with these arguments."""
+    os.setsid()
+    for name, stream in (("output", sys.stdout), ("errors", sys.stderr)):
+        os.dup2(os.open(os.path.join(folder, name), os.O_CREAT | os.O_WRONLY), stream.fileno())
+    sys.stdout = open(sys.stdout.fileno(), "w", closefd=False)  # flushed at the end, as in a file
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = arguments
+    fork = multiprocessing.get_context("fork")
+    with (mock.patch.object(multiprocessing, "get_context", lambda method=None: fork),
+          mock.patch.object(torch.multiprocessing, "get_context", lambda method=None: fork)):
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    def start(arguments, folder, environment):
+        for name in ("output", "errors"):
+            (folder / name).touch()
+        return Forked(arguments, folder, environment)
+
+    monkeypatch.setattr(scripts, "start", start)
+    monkeypatch.setattr(scripts, "STALL", 3.0)
+    monkeypatch.setattr(scripts, "AFTERWARDS", 0.5)
+
+
+def changed(*pairs):
+    text = RIGHT
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+SPAWN = "mp.spawn(work, args=(folder,), nprocs=N)"
+SUM = "dist.all_reduce(drawn)"
+PROCESSES = """ranks = [mp.get_context("spawn").Process(target=work, args=(r, folder))
+                 for r in range(N)]
+        for rank in ranks: rank.start()
+"""
+BY_PORT = changed(('place = f"file://{folder}/meet"', 'place = "tcp://127.0.0.1:29511"'))
+
+WRONG = {
+    "hello": (TEXTS["hello"], "0 of 2 ranks joined a process group"),
+    "computes_itself": (HEAD + """
+print(sum(torch.rand(1, generator=torch.manual_seed(r)).item() for r in range(N)))
+""", "0 of 2 ranks joined a process group"),
+    "draws_all_itself": (changed((SUM, "drawn = sum(torch.rand(1, generator="
+                                       "torch.manual_seed(r)) for r in range(N))")),
+                         "ranks 0 and 1 called no collective"),
+    "nothing_summed": (changed((SUM, "dist.barrier()")), "what rank 0 drew, nothing came from"),
+    "one_seed": (changed(("manual_seed(rank)", "manual_seed(0)")), "all ranks drew the same"),
+    "mean": (changed(("drawn.item()", "drawn.item() / N")), "the mean over the ranks"),
+    "all_print": (changed(("if rank == 0:", "if True:")), "printed 2 numbers"),
+    "tensor_printed": (changed(("drawn.item()", "drawn")), "printed no number on a line of its"),
+    "two_always": (changed(("world_size=N", "world_size=2"), ("nprocs=N", "nprocs=2")),
+                   r"script.py 3`: 2 of 2 ranks|script.py 3`: 2 of 3 ranks joined"),
+    "one_rank_too_many": (changed(("world_size=N", "world_size=N + 1")),
+                          "had not ended after . s; 0 of 2 ranks had joined"),
+    "one_rank_waits": (changed((SUM, "if rank == 0:\n        dist.all_reduce(drawn)")),
+                       "not ended after|called no collective|exit code 1"),
+    "fixed_port": (BY_PORT, "meet at the same place, tcp://127.0.0.1:29511"),
+    "fixed_address": (changed(('init_method=place, ', ''), ('    place = f"file://{folder}/meet"', (
+        '    import os\n    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29512")'))),
+        "meet at the same place, 127.0.0.1:29512"),
+    "fixed_file": (changed(('{folder}/meet', '/tmp/meet-here-{N and 0}'), (
+        "    with tempfile", "    if os.path.exists('/tmp/meet-here-0'): os.unlink("
+        "'/tmp/meet-here-0')\n    with tempfile"), ("import sys, ", "import os, sys, ")),
+        "meet at the same place, file:///tmp/meet-here-0"),
+    "no_place": (changed(("init_method=place, ", "")), "exit code 1(.|\n)*give init_method"),
+    "no_rank_argument": (changed(("def work(rank, folder)", "def work(folder)")),
+                         r"exit code 1(.|\n)*calls work\(rank, a\)"),
+    "catches_all": (changed((SPAWN, "try:\n            " + SPAWN + "\n        except Exception:"
+                                    "\n            print('a rank failed')")),
+                    "the script's exit code was 0"),
+    "exit_codes_not_asked": (changed((SPAWN, PROCESSES + "        for rank in ranks: rank.join()")),
+                             "the script's exit code was 0"),
+    "not_waited_for": (changed((SPAWN, PROCESSES + "        import os, time\n        time.sleep(1)"
+                                                   "\n        os._exit(0)"),
+                               ("    dist.destroy_process_group()",
+                                "    dist.destroy_process_group()\n    __import__('time').sleep(9)"
+                                )),
+                       "its processes still ran|exit code was 0"),
+    "no_python": (RIGHT.replace("nprocs=N)", "nprocs=N"), r"is not Python: line \d+"),
+    "a_function": (print, "the script is a builtin_function_or_method, not a text"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_script(name, forked):
+    script, words = WRONG[name]
+    verdict = lab.check_script(script)
+    print(f"\n→ {verdict}")
+    assert verdict.passed is False, verdict
+    assert re.search(words, str(verdict)), verdict
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard():
+    """With Pythons of its own: a fork does not import the script again."""
+    verdict = lab.check_script(changed(('if __name__ == "__main__":', "if True:")))
+    assert verdict.passed is False and "if __name__" in verdict.hint, verdict
+
+
+@pytest.mark.parametrize("script", [
+    RIGHT,
+    changed((SPAWN, PROCESSES + "        for rank in ranks: rank.join()\n"
+                                "        sys.exit(any(rank.exitcode for rank in ranks))")),
+    changed((SPAWN, "mp.start_processes(work, (folder,), N, start_method='spawn')"),
+            (SUM, "drawn = functional.all_reduce(drawn, 'sum', dist.group.WORLD)"),
+            ("import sys", "import torch.distributed._functional_collectives as functional\n"
+                           "import sys")),
+    HEAD + """
+import os, socket
+
+def work(rank, port):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                   "RANK": str(rank), "WORLD_SIZE": str(N)}
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    mine = torch.rand(1)
+    everyone = [torch.empty(1) for _ in range(N)]
+    dist.all_gather(everyone, mine)
+    if dist.get_rank() == 0:
+        print(float(sum(everyone)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(work, (port,), N)
+"""], ids=["solution", "own_processes", "functional", "free_port"])
+def test_right_script(script, forked):
+    verdict = lab.check_script(script)
+    assert verdict.passed is True, verdict
