@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 180 minutes; two sittings, with a break before "Mixed precision" |
+# | **Time** | 180 minutes in two sittings, with a break before "Mixed precision"; 60 for the optional exercise |
 # | **Needs** | any machine with 2 cores; on GPUs it shows speed too |
 #
 # Fully sharded data parallelism (FSDP) is ZeRO-3 as torch ships it. You apply `fully_shard`, check
@@ -251,8 +251,7 @@ lab.show_lost(choose)
 # **Notice:** one unit for all loses most on every link, although it takes the fewest collectives.
 # One unit for each block loses least, and is the usual choice: on NVLink it saves 91 % of that loss,
 # on 100 GbE only 22 %, because every wrapping waits for a link that is slower than the computing.
-# The table assumes fp32 in gathers and 16 bits in products. Notebook 05 finds both mistakes, one
-# huge unit and tiny units, in traces.
+# Notebook 05 finds both mistakes, one huge unit and tiny units, in traces.
 
 # %% [markdown]
 # ## Gradients of several micro-batches
@@ -806,13 +805,216 @@ lab.check_gradient_bytes(gradient_bytes)
 # %% [markdown]
 # ## A billion parameters
 #
-# On a machine with several GPUs the next cell trains a transformer of a billion parameters with DDP
-# and with FSDP, and lists the measured peaks next to the predicted ones. On one GPU it runs one of
-# eight ranks alone: tensors and memory are real, but there is no other rank, so no loss and no
-# speed. Without a GPU it predicts.
+# All of it together, at a real size: a GPT-2 with 20 layers of width 2048 has 1.01 billion
+# parameters. In fp32 with AdamW these are 16.2 GB of parameters, gradients and optimizer state on
+# every rank of DDP, and 2.0 GB on each of 8 ranks of FSDP. The activations of 4 × 1,024 tokens come
+# on top, on every rank. Which of the two is the larger part?
+
+# %% [markdown]
+# On several GPUs the next cell trains that transformer with DDP and with three forms of FSDP, and
+# lists measured peaks next to predicted ones. On one GPU it runs one of eight ranks alone: tensors
+# and memory are real, but there is no other rank, so no loss and no speed. Without a GPU it
+# predicts.
 
 # %%
 lab.billion_parameters()
+
+# %% [markdown]
+# **Notice:** on 8 GPUs sharding brings the peak from 35.3 GB to 21.1, and what is left is nearly all
+# activations, which FSDP does not divide. bf16 halves them, and checkpointing keeps a block's input
+# alone. Both together bring it to 3.0 GB, where parameters, gradients and optimizer state are the
+# larger part again. So measure first which part is large, and then choose what to do about it.
+
+# %% [markdown]
+# ## Optional: `fully_shard` from nothing
+#
+# Notebook 03 laid a unit's parameters into one flat tensor, so a shard could end inside a row, and
+# was nobody's parameter. FSDP2 cuts each parameter by its rows, with k = rows / N, rounded up: rank
+# r keeps rows r·k to (r + 1)·k. A shard keeps its name and its type. But a block of GPT-2 has 12
+# parameters. Twelve all-gathers would cost the fixed price twelve times, so the rows are *packed*
+# into one buffer.
+
+# %% [markdown]
+# Rows that are missing on the last ranks are padding. Two ranks pack a weight with 3 rows of 4 and a
+# bias with 3 numbers: k is 2, so the buffer of a rank has 2·4 + 2·1 numbers, and rank 1 pads 4 + 1
+# of them.
+
+# %%
+class Shard(torch.nn.Parameter):
+    """This rank's rows of a parameter."""
+
+
+def places_of(module):
+    """parameter -> its places, [(submodule, name), ...]: two, if it is tied. Without shards."""
+    found = {}
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None and not isinstance(parameter, Shard):
+                found.setdefault(parameter, []).append((owner, name))
+    return found
+
+
+[places for places in places_of(torch.nn.Linear(4, 3)).values()]
+
+# %% [markdown]
+# The unit's whole parameters stay the same objects. What comes and goes is their memory, and their
+# place in the module, where the shard stands otherwise. You built that for exercise 3.10, so it is
+# given here. Whole parameters are in bf16: 2 bytes for each number.
+
+# %%
+def put(unit, parameters):
+    for places, parameter in zip(unit.places, parameters):
+        for owner, name in places:
+            owner._parameters[name] = parameter
+
+
+def allocate(unit):
+    for w in unit.whole:
+        w.untyped_storage().resize_(2 * w.numel())
+    put(unit, unit.whole)
+
+
+def free(unit):
+    for w in unit.whole:
+        w.untyped_storage().resize_(0)
+    put(unit, unit.shards)
+
+# %%
+def is_whole(unit):
+    return all(w.untyped_storage().nbytes() for w in unit.whole)
+
+
+def padded(tensor, length):
+    """The tensor's numbers in one dimension, and zeros up to this length."""
+    return torch.nn.functional.pad(tensor.detach().flatten(), (0, length - tensor.numel()))
+
+
+padded(torch.ones(1, 4), 8)  # what rank 1 packs of the weight above
+
+# %% [markdown]
+# ### Exercise 4.11 · Rows, packing, types and prefetch
+#
+# *Difficulty 5 of 5 · 60 minutes · target: the collectives of `mixed`, call for call, and its numbers*
+#
+# | call | does |
+# |:--|:--|
+# | `lab.all_gather(full, piece, async_op=True)` | returns a handle; after its `.wait()`, the flat `full` has all ranks' pieces |
+# | `lab.reduce_scatter(flat).wait()` | returns this rank's piece of the sum |
+# | `full.split(lengths, dim=1)` | cuts columns: of a parameter, the rows of all ranks |
+#
+# The lengths are those of a rank's padded rows. `order` is a list that all units of a model share.
+
+# %%
+# Exercise 4.11: what a rank keeps of a unit
+class Unit:
+    def __init__(self, module):
+        places = places_of(module)
+        self.places, self.ready, self.in_flight = list(places.values()), 0, None
+        self.shards, self.whole, self.lengths = [], [], []  # one of each for each parameter
+        ### BEGIN SOLUTION
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        for p in places:
+            k = -(-len(p) // ranks)
+            self.lengths.append(k * p[0].numel())
+            self.shards.append(Shard(p.detach()[rank * k : (rank + 1) * k].clone()))
+            self.whole.append(torch.nn.Parameter(p.detach().bfloat16()))
+        free(self)
+        ### END SOLUTION
+
+# %%
+# Exercise 4.11, continued: one all-gather for all of a unit, in bf16
+def start(unit):  # calls it, unless the unit is whole or in flight
+    ### BEGIN SOLUTION
+    if not unit.in_flight and not is_whole(unit):
+        mine = torch.cat([padded(s, n) for s, n in zip(unit.shards, unit.lengths)]).bfloat16()
+        full = mine.new_empty(dist.get_world_size(), len(mine))
+        unit.in_flight = full, lab.all_gather(full.view(-1), mine, async_op=True)
+    ### END SOLUTION
+
+
+def gather(unit):  # waits for it, and unpacks
+    start(unit)
+    ### BEGIN SOLUTION
+    if unit.in_flight:
+        (full, handle), unit.in_flight = unit.in_flight, None
+        handle.wait()
+        allocate(unit)
+        for w, columns in zip(unit.whole, full.split(unit.lengths, dim=1)):
+            w.data.copy_(columns.flatten()[: w.numel()].view(w.shape))
+    ### END SOLUTION
+
+# %%
+# Exercise 4.11, continued: a gradient of a whole parameter is complete
+def count(unit):
+    unit.ready += 1
+    if unit.ready < len(unit.whole):
+        return
+    unit.ready, ranks = 0, dist.get_world_size()
+    ### BEGIN SOLUTION
+    gradients = [padded(w.grad.float(), ranks * n) for w, n in zip(unit.whole, unit.lengths)]
+    for w in unit.whole:
+        w.grad = None
+    free(unit)
+    flat = torch.cat([g.view(ranks, -1) for g in gradients], dim=1).flatten()
+    mean = lab.reduce_scatter(flat).wait() / ranks
+    for shard, piece in zip(unit.shards, mean.split(unit.lengths)):
+        piece = piece[: shard.numel()].view(shard.shape)
+        shard.grad = piece.clone() if shard.grad is None else shard.grad + piece
+    ### END SOLUTION
+
+# %%
+# Exercise 4.11, continued: the root's forward comes first, and the root stays whole until backward
+def before_forward(unit, order):
+    if order[:1] == [unit]:  # the root again: another forward begins
+        order.clear()
+    order.append(unit)
+    gather(unit)
+
+
+def after_forward(unit, order):
+    ### BEGIN SOLUTION
+    if unit is not order[0]:
+        free(unit)
+    ### END SOLUTION
+
+
+def before_backward(unit, order):
+    ### BEGIN SOLUTION
+    gather(unit)
+    start(order[max(order.index(unit) - 1, 0)])
+    ### END SOLUTION
+
+# %%
+def my_fully_shard(module, order):
+    unit = Unit(module)
+    module.register_forward_pre_hook(lambda *_: before_forward(unit, order))
+    module.register_forward_hook(lambda *_: after_forward(unit, order))
+    module.register_full_backward_pre_hook(lambda *_: before_backward(unit, order))
+    for w in unit.whole:
+        w.register_post_accumulate_grad_hook(lambda _: count(unit))
+
+
+def my_fsdp(model, optimizer_class, **settings):
+    order = []
+    for module in [*lab.blocks(model), model]:
+        my_fully_shard(module, order)
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+lab.check_from_scratch(my_fsdp)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Think of the buffer as a table: a row for each rank, and columns for each parameter. A rank fills
+# its row; the all-gather gives all rows. A parameter is its columns, read row by row, without the
+# padding at the end. Gradients take the way back: padded, cut into rows, side by side, summed.
+#
+# Write into whole parameters through `.data`, or autograd refuses what it has saved. Cast before
+# you add ranks up. A gradient of an earlier micro-batch may be there. And the order: while this unit
+# computes its gradients, the one before it in forward should travel.
+#
+# </details>
 
 # %% [markdown]
 # ## I can …
@@ -824,6 +1026,7 @@ lab.billion_parameters()
 # - [ ] say which bytes each type of mixed precision halves
 # - [ ] build a model that no rank ever holds, and load it on other ranks
 # - [ ] measure whether a training loop does what it says
+# - [ ] optional: say what `fully_shard` keeps, packs, casts and fetches ahead
 
 # %% [markdown]
 # ## How it usually goes wrong

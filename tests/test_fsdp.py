@@ -213,6 +213,21 @@ def test_without_gpus_the_billion_is_predicted(monkeypatch, capsys):
     assert "1.01 billion parameters on 8 GPUs" in table.title and "Predicted only" in table.note
 
 
+def test_what_the_notebook_says_of_the_billion(monkeypatch, capsys):
+    """Its states in the text above the table; in the Notice, what each form saves of 8 GPUs."""
+    monkeypatch.setattr(devices, "gpus", lambda: 0)
+    states = 4 * 4 * 1.01e9
+    assert (round(states / 1e9, 1), round(states / 8e9, 1)) == (16.2, 2.0)
+    table = lab.billion_parameters()
+    held = {row[0]: (float(row[1]), float(row[2])) for row in table.rows}
+    assert held == {"DDP": (35.3, 19.1), "FSDP": (21.1, 19.1), "FSDP, bf16": (11.3, 9.6),
+                    "FSDP, bf16, checkpointing": (3.0, 0.6)}
+    text = " ".join((ROOT / "solutions/04_fsdp.py").read_text().replace("#", "").split())
+    assert "from 35.3 GB to 21.1" in text and "bring it to 3.0" in text
+    size = node.billion()
+    assert (size.layers, size.hidden, size.batch, size.context) == (20, 2048, 4, 1024)
+
+
 def small_node(ranks=8):
     return replace(node.billion(ranks), layers=4, hidden=128, heads=4, context=128, batch=2)
 
@@ -230,7 +245,7 @@ def test_one_gpu_runs_one_rank_alone_and_says_what_that_is_not(monkeypatch, caps
     monkeypatch.setattr(node, "jobs", lambda: fsdp)
     table = lab.billion_parameters(small_node())
     assert "rank 0 of 8 in a fake process group" in table.note and "no loss" in table.note
-    [(name, _, _, measured, rate)] = table.rows
+    [(name, _, _, _, measured, rate)] = table.rows
     assert name == "FSDP" and float(measured) >= 0 and rate == "–"
 
 
@@ -255,7 +270,7 @@ def test_a_rank_alone_on_a_gpu_holds_what_is_predicted():
 def test_a_node_measures_what_it_predicts(capsys):
     size = replace(node.billion(), layers=4, hidden=512, heads=8)
     for row in lab.billion_parameters(size, steps=2).rows:
-        assert row[3] != "–" and row[4] != "–"
+        assert row[4] != "–" and row[5] != "–"
 
 
 def test_computing_in_bf16_halves_what_it_computes_with(solution, capsys):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from labs.fsdp.checks.choose import check_choose
     from labs.fsdp.checks.cost import check_cost
     from labs.fsdp.checks.from_meta import check_from_meta
+    from labs.fsdp.checks.from_scratch import check_from_scratch
     from labs.fsdp.checks.gradient_bytes import check_gradient_bytes, try_meter
     from labs.fsdp.checks.loop import check_loop, try_loop
     from labs.fsdp.checks.mixed import check_mixed
@@ -45,5 +46,6 @@ if TYPE_CHECKING:
     from labs.training.presets import preset
     from labs.training.strategies import ddp
     from labs.workers.devices import device
+    from labs.zero_stages.collectives import all_gather, reduce_scatter
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

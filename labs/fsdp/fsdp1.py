@@ -111,7 +111,7 @@ def _run_step(options) -> tuple[str, ...]:
     step."""
     model, traffic = common.make_model(), Traffic()
     for block in models.blocks(model):
-        block.mlp.register_forward_hook(functools.partial(_mark_gradient, traffic))
+        block.mlp.register_forward_hook(functools.partial(common.mark_gradients, traffic))
     module, optimizer = strategies.fsdp1(model, torch.optim.AdamW, options)
     [step] = common.steps(1)
     batch = {name: value.to(devices.device()) for name, value in step.inputs().items()}
@@ -123,11 +123,6 @@ def _run_step(options) -> tuple[str, ...]:
     reduces = [c for c in traffic.of("reduce_scatter", "all_reduce") if c.elements > 1]
     gathers, kilobytes = _gathers(traffic)
     return gathers, str(len(reduces)), kilobytes, _next_block(traffic), f"{loss.item():.2f}"
-
-
-def _mark_gradient(traffic, module, arguments, output):
-    """Marks the moment at which a block begins to compute its gradients."""
-    output.register_hook(lambda _: traffic.mark("gradients"))
 
 
 def _next_block(traffic) -> str:

@@ -79,14 +79,16 @@ def billion_parameters(size: Preset | None = None, steps: int = 5) -> Table:
     rows = []
     for job in jobs():
         measured = measure(job, size, steps)
-        peak = predicted_peak(job, size).total
-        fits = hardware.fits(peak, GPU, size.ranks)
-        rows.append((job.name, f"{peak / GB:.1f}", "yes" if fits else "no", *measured))
+        peak = predicted_peak(job, size)
+        fits = hardware.fits(peak.total, GPU, size.ranks)
+        rows.append((job.name, f"{peak.total / GB:.1f}", f"{peak.activations / GB:.1f}",
+                     "yes" if fits else "no", *measured))
     with torch.device("meta"):
         count = models.count_trainable(comparison.model_of(size))
     return Table(f"{count / 1e9:.2f} billion parameters on {size.ranks} GPUs, {size.batch} × "
-                 f"{size.context} tokens each", ("", "GB, predicted", f"fits {GPU}",
-                                                 "GB, measured", "tokens/s"), rows,
+                 f"{size.context} tokens each", ("", "GB, predicted", "of it activations",
+                                                 f"fits {GPU}", "GB, measured", "tokens/s"),
+                 rows,
                  note=_note(found, size))
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from labs.exercises.comparison import Comparison, Measured, compare, model_of
 from labs.exercises.verdicts import shows
@@ -20,6 +21,7 @@ from labs.predictions.memory_recipes import model_states
 from labs.predictions.traffic import passes, stage_passes
 from labs.training import strategies
 from labs.training.memory_categories import Memory
+from labs.training.models import count_trainable
 from labs.training.presets import Preset
 
 # One short sequence on each of four ranks or more: activations, which no stage divides, are few, so
@@ -35,25 +37,36 @@ class Expected:
     """What a strategy is expected to hold and to send.
 
     stage: of ZeRO, 0 for DDP; it holds the states of that stage. sends: collective -> how often all
-    Ψ elements go through it in a step. gathered: bytes of a parameter's element as it travels.
+    Ψ elements go through it in a step. more: elements of a model that are gathered beyond that, or
+    fewer where negative. gathered: bytes of a parameter's element as it travels.
     options: of labs.predictions.memory.predict, which knows every phase of a step of torch's own
     strategies; None for the others.
     """
 
     stage: int
     sends: dict[str, int]
+    more: Callable[[nn.Module], int] | None = None
     gathered: int = 4
     options: dict | None = None
 
-    def communication_volume(self) -> float:
-        """How many Ψ a step sends, an all-reduce counted twice; each rank sends (N-1)/N of it."""
-        return sum(passes(kind) * often for kind, often in self.sends.items())
+    def elements(self, comparison: Comparison) -> dict[str, int]:
+        """Collective -> elements that go through it in a step."""
+        found = {kind: often * comparison.parameters for kind, often in self.sends.items()}
+        if self.more:
+            with torch.device("meta"):
+                found["all_gather"] += self.more(model_of(comparison.preset))
+        return found
 
-    def bytes(self, parameters: int) -> float:
+    def communication_volume(self, comparison: Comparison) -> float:
+        """How many Ψ a step sends, an all-reduce counted twice; each rank sends (N-1)/N of it."""
+        return sum(passes(kind) * elements for kind, elements in
+                   self.elements(comparison).items()) / comparison.parameters
+
+    def bytes(self, comparison: Comparison) -> float:
         """The same in bytes."""
         sizes = {"all_gather": self.gathered}
-        return parameters * sum(passes(kind) * often * sizes.get(kind, 4)
-                                for kind, often in self.sends.items())
+        return sum(passes(kind) * elements * sizes.get(kind, 4)
+                   for kind, elements in self.elements(comparison).items())
 
     def states(self, comparison: Comparison) -> Memory:
         """Bytes of parameters, gradients and optimizer state of one rank, in fp32 with AdamW."""
@@ -67,6 +80,15 @@ class Expected:
         preset = comparison.preset
         return predict(model_of(preset).config, batch=preset.batch, sequence=preset.context,
                        ranks=preset.ranks, **self.options)[moment]
+
+
+def _more_under_deepspeed(model) -> int:
+    """DeepSpeed gathers for each module that computes: a shared weight for each of its modules, in
+    forward and in backward. The last blocks stay whole from forward to backward, as many as
+    stage3_max_live_parameters allows, so backward does not gather them."""
+    uses = [p for module in model.modules() for p in module._parameters.values() if p is not None]
+    shared = sum(p.numel() for p in uses) - count_trainable(model)
+    return 2 * shared - strategies.LIVE_BLOCKS * strategies.largest_block(model)
 
 
 # DeepSpeed's first two stages all-reduce gradients, whatever the paper says
@@ -83,7 +105,7 @@ _EXPECTED = {
                                     options={"strategy": "fsdp2", "recipe": "bf16 policy"}),
     "DeepSpeed 1": Expected(1, _ALL_REDUCED),
     "DeepSpeed 2": Expected(2, _ALL_REDUCED),
-    "DeepSpeed 3": Expected(3, stage_passes(3)),
+    "DeepSpeed 3": Expected(3, stage_passes(3), more=_more_under_deepspeed),
 }
 
 

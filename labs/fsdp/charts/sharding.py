@@ -134,7 +134,8 @@ def llama_wrappings() -> dict[str, list[int]]:
 
 
 def a100_on(link: str) -> Machine:
-    """Returns an A100 on one of LINKS: fp32 parameters of RANKS ranks, TOKENS tokens a rank."""
+    """Returns an A100 on one of LINKS: fp32 parameters of RANKS ranks, TOKENS tokens a rank, whose
+    products are in 16 bits."""
     return Machine(link, LATENCY, 4 * (RANKS - 1) / RANKS / LINKS[link],
                    2 * TOKENS / (UTILISATION * _A100.flops), PRICE)
 
@@ -152,9 +153,9 @@ def show_lost(choose: Callable) -> Table:
                for one, taken in zip(machines, chosen, strict=True)))
             for name, units in wrappings.items()]
     computes = machines[0].compute(sum(wrappings["whole model"]))
-    return Table(f"Llama-2-7B in fp32 on {RANKS} × A100-80, {TOKENS:,} tokens a rank: computed, "
-                 "not measured", ("", "GB at once", "collectives", *(f"ms lost, {link}"
-                                                                 for link in LINKS)), rows,
+    return Table(f"Llama-2-7B on {RANKS} × A100-80, {TOKENS:,} tokens a rank, gathered in fp32, "
+                 "multiplied in 16 bits: computed, not measured",
+                 ("", "GB at once", "collectives", *(f"ms lost, {link}" for link in LINKS)), rows,
                  note=f"← what choose takes with {free / GB:g} GB free. A forward computes "
                       f"{computes * 1e3:,.0f} ms. Assumed: {LATENCY * 1e6:g} µs of latency, and "
                       f"{PRICE * 1e6:g} µs for each collective.")

@@ -1,6 +1,7 @@
 """What the checks of notebook 04 share: the model, what is asked of (module, optimizer), the
 comparison with the reference, and what one step of a strategy holds and sends."""
 
+import contextlib
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -235,22 +236,31 @@ def _build_and_collect(strategy) -> ModuleAndOptimizer:
     return built
 
 
-def record_events(strategy: Callable) -> list[CollectiveCall | Mark]:
+def record_events(strategy: Callable, overlap: bool = False) -> list[CollectiveCall | Mark]:
     """On a rank: returns the collectives of a third step, without those that carry nothing, and
     between them the marks "block done" (in forward, and again where it is recomputed) and
-    "backward begins"."""
+    "backward begins". overlap: also "gradients", when a block begins to compute its own, and
+    "wait all_gather", the first wait for each."""
     traffic, model = Traffic(), make_model()
     for block in models.blocks(model):
+        if overlap:
+            block.mlp.register_forward_hook(partial(mark_gradients, traffic))
         # Registered before FSDP's hook, which frees the block: so it runs before that.
         block.register_forward_hook(lambda *_: traffic.mark("block done"))
     module, optimizer = build(strategy, model)
     *first, last = [step.inputs() for step in steps()]
     train(module, optimizer, first)
     traffic.events.clear()
-    with traffic:
+    with traffic, traffic.marked_waits() if overlap else contextlib.nullcontext():
         loss = module(**last).loss
         traffic.mark("backward begins")
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     return [event for event in traffic.events if isinstance(event, Mark) or event.elements]
+
+
+def mark_gradients(traffic: Traffic, module: nn.Module, inputs: tuple,
+                   output: torch.Tensor) -> None:
+    """A forward hook: marks the moment at which this module begins to compute its gradients."""
+    output.register_hook(lambda _: traffic.mark("gradients"))

@@ -38,7 +38,7 @@ def check_collectives(events: list[CollectiveCall | Mark], want: Units,
                     f"{_of_other_sizes(reduced, blocks)}; {blocks} blocks and the root make "
                     f"{blocks + 1}", _units_hint(reduced, blocks))
     _check_all_gathers(Counter(c.elements for c in calls if c.kind == "all_gather"), want, rank)
-    _check_gathered_alone(events, want, rank, hint)
+    check_gathered_alone(events, want, rank, hint)
 
 
 def reject_other_kinds(calls: list[CollectiveCall]) -> None:
@@ -90,7 +90,9 @@ def _check_all_gathers(gathered, want, rank):
                     f"once for backward make {2 * (blocks + 1)} at most")
 
 
-def _check_gathered_alone(events, want, rank, hint):
+def check_gathered_alone(events: list[CollectiveCall | Mark], want: Units, rank: str,
+                         hint: str) -> None:
+    """Raises Wrong where more than AHEAD blocks are whole at once."""
     # A unit saves memory only if the others are not whole meanwhile: blocks that are gathered
     # before they are needed send the same bytes in as many calls.
     whole, phase = 0, "forward"

@@ -12,12 +12,14 @@ from labs.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from labs.training.strategies.tensors_by_category import resident_tensors
     from labs.training.strategies.third_party import (
+        LIVE_BLOCKS,
         accelerate_ddp,
         accelerate_fsdp2,
         deepspeed1,
         deepspeed2,
         deepspeed3,
         has_deepspeed,
+        largest_block,
     )
     from labs.training.strategies.torch_strategies import (
         ddp,

@@ -10,6 +10,8 @@ from labs.training.loop import ModuleAndOptimizer
 from labs.training.models import blocks
 from labs.workers import devices
 
+LIVE_BLOCKS = 2  # whole at once in DeepSpeed's stage 3: the one that computes, and one ahead
+
 
 def has_deepspeed() -> bool:
     """Whether DeepSpeed is installed: the extra `third-party`."""
@@ -53,13 +55,22 @@ def _deepspeed():
     return library
 
 
+def largest_block(model) -> int:
+    """Returns the parameters of the model's largest block; without blocks, those of the model."""
+    return max((sum(p.numel() for p in block.parameters()) for block in blocks(model)),
+               default=sum(p.numel() for p in model.parameters()))
+
+
 def _config(model, stage) -> dict:
-    """Buckets and prefetch of one block's size; nothing stays gathered from forward to backward;
-    small parameters are sharded too."""
-    block = max((sum(p.numel() for p in block.parameters()) for block in blocks(model)),
-                default=sum(p.numel() for p in model.parameters()))
+    """Buckets and prefetch of one block's size; small parameters are sharded too.
+
+    The last blocks stay gathered from forward to backward, up to LIVE_BLOCKS of them, although the
+    reuse distance is 0: prefetch passes over what is still whole, and DeepSpeed frees nothing that
+    prefetch has passed over (PartitionedParameterCoordinator.__params_to_release).
+    """
+    block = largest_block(model)
     zero = {"stage": stage, "reduce_bucket_size": block, "allgather_bucket_size": block,
-            "stage3_prefetch_bucket_size": block, "stage3_max_live_parameters": 2 * block,
+            "stage3_prefetch_bucket_size": block, "stage3_max_live_parameters": LIVE_BLOCKS * block,
             "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}
     return {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero,
             "gradient_clipping": 0.0,  # by default DeepSpeed clips at a norm of 1

@@ -24,7 +24,7 @@ STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 TABLE_RECIPE = "bf16, fp32 moments"  # 12 bytes per parameter
 TABLE_RANKS = (1, 4, 8, 16, 64, 512)
 _TRAFFIC_GUESSES = {"ZeRO-1": "3.2", "ZeRO-3": "3.4"}  # strategy -> exercise
-_RECORDED_NOTE = "recorded: on the machine of the worked notebook, where the library was installed."
+_RECORDED_NOTE = "on the machine of the worked notebook, where the library was installed."
 
 
 @shows("3.8")
@@ -61,9 +61,9 @@ def show_traffic(comparison: Comparison) -> Picture:
     nbytes = [{kind: passes(kind) * n for kind, n in result.bytes.items()} for result in results]
     return side_by_side(names, [
         Panel("elements that travel", "Ψ per step", elements, 1,
-              [one.communication_volume() for one in known], guesses),
+              [one.communication_volume(comparison) for one in known], guesses),
         Panel("bytes that travel", "MB per step", nbytes, 1e6,
-              [one.bytes(comparison.parameters) for one in known]),
+              [one.bytes(comparison) for one in known]),
         Panel("collectives", "calls per step", [len(result.calls) for result in results],
               colour=palette.MUTED)],  # of all kinds, so none of their colours
         f"An all-reduce counts twice; each rank sends {ranks - 1}/{ranks} of what travels."
