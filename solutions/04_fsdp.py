@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 180 minutes in two sittings, with a break before "Mixed precision"; 60 for the optional exercise |
+# | **Time** | 180 minutes in two sittings, the second from "Mixed precision"; 60 for the optional exercise |
 # | **Needs** | any machine with 2 cores; on GPUs it shows speed too |
 #
 # Fully sharded data parallelism (FSDP) is ZeRO-3 as torch ships it. You apply `fully_shard`, check
@@ -872,20 +872,20 @@ def allocate(unit):
     for w in unit.whole:
         w.untyped_storage().resize_(2 * w.numel())
     put(unit, unit.whole)
+    return unit.whole
 
-
+# %%
 def free(unit):
     for w in unit.whole:
         w.untyped_storage().resize_(0)
     put(unit, unit.shards)
 
-# %%
+
 def is_whole(unit):
     return all(w.untyped_storage().nbytes() for w in unit.whole)
 
 
-def padded(tensor, length):
-    """The tensor's numbers in one dimension, and zeros up to this length."""
+def padded(tensor, length):  # its numbers in one dimension, and zeros up to this length
     return torch.nn.functional.pad(tensor.detach().flatten(), (0, length - tensor.numel()))
 
 
@@ -902,7 +902,7 @@ padded(torch.ones(1, 4), 8)  # what rank 1 packs of the weight above
 # | `lab.reduce_scatter(flat).wait()` | returns this rank's piece of the sum |
 # | `full.split(lengths, dim=1)` | cuts columns: of a parameter, the rows of all ranks |
 #
-# The lengths are those of a rank's padded rows. `order` is a list that all units of a model share.
+# `lengths`: of a rank's padded rows. `order`: one list, which all units of a model share.
 
 # %%
 # Exercise 4.11: what a rank keeps of a unit
@@ -938,8 +938,7 @@ def gather(unit):  # waits for it, and unpacks
     if unit.in_flight:
         (full, handle), unit.in_flight = unit.in_flight, None
         handle.wait()
-        allocate(unit)
-        for w, columns in zip(unit.whole, full.split(unit.lengths, dim=1)):
+        for w, columns in zip(allocate(unit), full.split(unit.lengths, dim=1)):
             w.data.copy_(columns.flatten()[: w.numel()].view(w.shape))
     ### END SOLUTION
 
@@ -979,8 +978,8 @@ def after_forward(unit, order):
 
 
 def before_backward(unit, order):
-    ### BEGIN SOLUTION
     gather(unit)
+    ### BEGIN SOLUTION
     start(order[max(order.index(unit) - 1, 0)])
     ### END SOLUTION
 
@@ -993,7 +992,7 @@ def my_fully_shard(module, order):
     for w in unit.whole:
         w.register_post_accumulate_grad_hook(lambda _: count(unit))
 
-
+# %%
 def my_fsdp(model, optimizer_class, **settings):
     order = []
     for module in [*lab.blocks(model), model]:
@@ -1026,7 +1025,6 @@ lab.check_from_scratch(my_fsdp)
 # - [ ] say which bytes each type of mixed precision halves
 # - [ ] build a model that no rank ever holds, and load it on other ranks
 # - [ ] measure whether a training loop does what it says
-# - [ ] optional: say what `fully_shard` keeps, packs, casts and fetches ahead
 
 # %% [markdown]
 # ## How it usually goes wrong
