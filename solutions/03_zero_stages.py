@@ -656,12 +656,13 @@ lab.show_phases(comparison)
 # sends nothing in the step, but Ψ in forward and 2Ψ in backward.
 
 # %% [markdown]
-# **DeepSpeed** differs from the formulas. It updates an fp32 copy of its shards (4Ψ/N bytes more),
-# even if the parameters are fp32. After backward, its stage 1 holds no more gradients than its
-# stage 2. Both all-reduce gradients, so they send 3Ψ. Its stage 3 fetches ahead: when forward ends,
-# backward needs the last layers first, so it keeps two of them. Of a laptop's six layers that is
-# 0.32Ψ less to gather. The tied embedding, gathered for both of its modules, adds 0.05Ψ.
-#
+# **DeepSpeed** differs from the formulas. It updates fp32 copies of its shards (4Ψ/N bytes more),
+# even of fp32 parameters. Its stage 1 holds no more gradients than its stage 2. Both all-reduce them,
+# so they send 3Ψ. Its stage 3 fetches ahead: when forward ends, backward needs the last layers first,
+# so it keeps two of them. Of a laptop's six layers that is 0.32Ψ less to gather. The tied embedding,
+# gathered for both of its modules, adds 0.05Ψ.
+
+# %% [markdown]
 # Where DeepSpeed is not installed, its bars are *recorded*: measured once on another machine with
 # the same sizes.
 
