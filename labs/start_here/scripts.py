@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import device_mesh, distributed_c10d
 
 from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
 
@@ -185,7 +185,9 @@ def probe() -> None:
             raise RuntimeError(f"raised on rank {rank} on purpose, by the check")
         return result
 
-    dist.init_process_group = distributed_c10d.init_process_group = init_process_group
+    for module in (dist, distributed_c10d, device_mesh):  # init_device_mesh calls it, too
+        if hasattr(module, "init_process_group"):
+            module.init_process_group = init_process_group
 
 
 def _note(folder, what, rank, value):

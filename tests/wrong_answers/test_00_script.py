@@ -184,7 +184,15 @@ if __name__ == "__main__":
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     mp.spawn(work, (port,), N)
-"""], ids=["solution", "own_processes", "functional", "free_port"])
+""", changed(("dist.init_process_group(\"gloo\", init_method=place, rank=rank, world_size=N)",
+             "os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': folder.strip('/'), "
+             "'RANK': str(rank), 'WORLD_SIZE': str(N), 'LOCAL_RANK': str(rank)}\n"
+             "    mesh = dist.init_device_mesh('cpu', (N,))"),
+            ("import sys, ", "import os, socket, sys, "),
+            ("with tempfile.TemporaryDirectory() as folder:",
+             "with socket.socket() as probe:\n        probe.bind(('127.0.0.1', 0))\n"
+             "        folder = str(probe.getsockname()[1])\n    if True:"))],
+    ids=["solution", "own_processes", "functional", "free_port", "device_mesh"])
 def test_right_script(script, forked):
     verdict = lab.check_script(script)
     assert verdict.passed is True, verdict
