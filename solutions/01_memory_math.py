@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 90 minutes |
+# | **Time** | 90 minutes, and 30 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # The weights of Llama-2-7B take 13 GB in 16 bits, and an A100 has 85. Training it there runs out of
@@ -726,6 +726,95 @@ lab.show_scaling(traced=(1024,))
 # %% [markdown]
 # **Notice:** states shrink as ranks are added; activations and gathered parameters do not. So from
 # some number of ranks on, more ranks save almost nothing.
+
+# %% [markdown]
+# ## Optional: measure what autograd saves, without the lab
+#
+# Your formula says 34sbh for a GPT-2 block; a block with Llama-3's proportions saved 49. Which part
+# makes the difference? It needs no formula for each part: torch calls two functions of yours, **saved
+# tensor hooks**, for whatever autograd saves. `pack` gets a tensor; what it returns is kept in its
+# place, and backward gets it from `unpack`.
+
+# %% [markdown]
+# | call | returns |
+# |:--|:--|
+# | `torch.autograd.graph.saved_tensors_hooks(pack, unpack)` | a context: the hooks are called for what is saved inside it |
+# | `tensor.untyped_storage()` | the memory behind a tensor; its views share it |
+# | `storage.data_ptr()`, `storage.nbytes()` | its address, and its bytes |
+#
+# `pack` must not return the tensor itself, which may keep the graph that keeps it. Then neither is
+# ever freed. `tensor.detach()` shares the memory and knows no graph.
+
+# %%
+def look(saved):
+    print(f"saved: {saved.nbytes} bytes, in a storage of {saved.untyped_storage().nbytes()}")
+    return saved.detach()
+
+
+x = torch.ones(1000, requires_grad=True)
+with torch.autograd.graph.saved_tensors_hooks(look, lambda kept: kept):
+    y = torch.nn.functional.silu(x[:10])
+
+# %% [markdown]
+# ### Exercise 1.8 · Bytes for backward
+#
+# *Difficulty 4 of 5 · 30 minutes · target: to the byte what twelve forwards leave; afterwards none of
+# it stays*
+#
+# `forward` takes nothing and returns a tensor. `held` lists tensors that are in memory anyway:
+# parameters and inputs. A storage counts once, and whole, even if only a view of it is saved. Of a
+# checkpointed block only its input is saved.
+#
+# Guess first: GPT-2's two norms save 4sbh. How many s·b·h do Llama's two save?
+
+# %%
+# A guess, for exercise 1.8
+### BEGIN SOLUTION
+my_guess = 4
+### END SOLUTION
+labs.guess("1.8", "s·b·h that the two norms of Llama save", my_guess)
+
+# %%
+# Exercise 1.8: bytes for backward
+def bytes_for_backward(forward, held):
+    """Bytes that forward() leaves in memory for its backward, without the storages of `held`."""
+    ### BEGIN SOLUTION
+    sizes = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+        forward()
+    known = {tensor.untyped_storage().data_ptr() for tensor in held}
+    return sum(nbytes for address, nbytes in sizes.items() if address not in known)
+    ### END SOLUTION
+
+# %%
+lab.check_bytes_for_backward(bytes_for_backward)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# What tells two storages apart is their address. Which addresses must not count?
+#
+# Outline: (1) `pack` looks at the storage behind its tensor and remembers its address and its bytes;
+# (2) call `forward` inside the context; (3) add up the bytes of all addresses that no tensor of `held`
+# has. Remember numbers only: a list of tensors that `pack` fills keeps the graph, which keeps `pack`,
+# which keeps the list.
+#
+# </details>
+
+# %%
+lab.show_saved_parts(bytes_for_backward, layer_activations)
+
+# %% [markdown]
+# **Notice:** your 34 is 4 + 11 + 19. Llama's attention saves less than GPT-2's: its keys and values
+# are a quarter as wide, and it has no dropout. But RMSNorm computes in fp32, so each norm saves an
+# fp32 copy of its input, 4sbh, and its result, 2sbh. SwiGLU saves its input and four tensors of 3.5
+# times the model's width, 4 · 7sbh. Checkpointed, either block saves its input alone.
 
 # %% [markdown]
 # ## I can …

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 90 minutes |
+# | **Time** | 90 minutes, and 40 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # FSDP moves each layer's parameters twice and its gradients once in every step. Does that *cost*
@@ -29,6 +29,9 @@
 # 2.8 s depends on *when* the collectives are in flight. A trace shows it.
 
 # %%
+import gzip
+import json
+
 import labs
 import labs.fsdp_profiling as lab
 
@@ -566,6 +569,119 @@ lab.show_links(collective_seconds)
 # With layers as units it pays 96: 10 ms. The whole model as one unit exposes its whole all-gather,
 # 0.94 s, and holds all parameters at once. Between the two, take the largest units of which two fit
 # into memory: one computes, the next is in flight. Usually that is a transformer block.
+
+# %% [markdown]
+# ## Optional: read a trace without the lab
+#
+# On a cluster you get files, and nobody compares hundreds of steps in Perfetto by eye. But a trace is
+# JSON, and `traceEvents` is a list of dictionaries:
+#
+# | key of an event | is |
+# |:--|:--|
+# | `ph` | its kind: `"X"` for events with a duration, all that you need |
+# | `name`, `cat` | its name, and its category |
+# | `ts`, `dur` | its begin and its duration, in microseconds |
+# | `tid` | the thread, or the GPU's stream |
+
+# %%
+with gzip.open(healthy[0].path) as file:
+    events = json.load(file)["traceEvents"]
+print(f"{len(events):,} events")
+next(event for event in events if event["name"] == "labs::step")
+
+# %% [markdown]
+# | What | on a CPU | on a GPU |
+# |:--|:--|:--|
+# | the step | category `user_annotation`, name `labs::step` | the same |
+# | in flight | name begins with `link:` | category `kernel`, name begins with `nccl` |
+# | computing | category `cpu_op`, name begins with `aten::` | all other of category `kernel`, `gpu_memcpy` or `gpu_memset` |
+#
+# A file with category `kernel` is a GPU's.
+
+# %% [markdown]
+# gloo's threads call `aten::` operations too, to add and to copy: in a thread with a name that begins
+# with `gloo:`, nothing is computing. And between two operations Python runs, so pauses of at most 0.5
+# ms count as computing.
+
+# %% [markdown]
+# ### Exercise 5.10 · Your own trace reader
+#
+# *Difficulty 4 of 5 · 40 minutes · target: the exposed seconds of the step in eight synthetic files and
+# the recorded ones, without the lab*
+#
+# Only the last function is checked. The other two are a proposal.
+
+# %%
+# Exercise 5.10: the events of the step
+def events_in_step(path):
+    """A list of (begin, end, event): events with "ph" "X", cut to the step, in microseconds. path: a
+    string that ends in .json or .json.gz."""
+    ### BEGIN SOLUTION
+    with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
+        events = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
+    [step] = [event for event in events
+              if (event["cat"], event["name"]) == ("user_annotation", "labs::step")]
+    first, last = step["ts"], step["ts"] + step["dur"]
+    cut = [(max(event["ts"], first), min(event["ts"] + event["dur"], last), event)
+           for event in events]
+    return [(begin, end, event) for begin, end, event in cut if begin < end]
+    ### END SOLUTION
+
+# %%
+# Exercise 5.10, continued: intervals
+def covered(intervals, gap=0):
+    """Disjoint intervals (begin, end), in order, that cover the same. Those at most `gap` apart
+    become one."""
+    ### BEGIN SOLUTION
+    found = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1] + gap:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+    ### END SOLUTION
+
+# %%
+# Exercise 5.10, continued: in flight, and not computing
+def exposed_seconds(path):
+    ### BEGIN SOLUTION
+    found, flights, busy = events_in_step(path), [], []
+    gloo = {event["tid"] for *_, event in found if event["name"].startswith("gloo:")}
+    gpu = any(event["cat"] == "kernel" for *_, event in found)
+    for begin, end, event in found:
+        name, on_gpu = event["name"], event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")
+        if name.startswith("link:") or on_gpu and name.startswith("nccl"):
+            flights.append((begin, end))
+        elif on_gpu or not gpu and name.startswith("aten::") and event["tid"] not in gloo:
+            busy.append((begin, end))
+    busy = covered(busy, gap=500)
+    both = sum(end - begin for begin, end in covered(flights + busy))
+    return (both - sum(end - begin for begin, end in busy)) / 1e6
+    ### END SOLUTION
+
+# %%
+lab.check_exposed_seconds(exposed_seconds)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Exposed is what collectives add to the time in which the rank computes. So you can do without
+# subtracting intervals: how long do both cover together, and how long does computing alone?
+#
+# Outline: (1) find the step's label, and cut each event to it; (2) put each interval into one of two
+# lists, by the table; (3) cover the second list with gaps of 500 microseconds; (4) take the time that
+# both lists cover, less that of the second, in seconds.
+#
+# </details>
+
+# %%
+lab.show_own_reader(exposed_seconds, healthy, late)
+
+# %% [markdown]
+# **Notice:** both readers find the same milliseconds, to within 1 %. Yours needs no lab: for the files
+# of another program, change the three names in the table. Your function also judges a run while it
+# goes on: a few steps recorded on each node, and a line of output for each file.
 
 # %% [markdown]
 # ## I can …

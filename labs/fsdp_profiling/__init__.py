@@ -27,13 +27,20 @@ if TYPE_CHECKING:
     from labs.fsdp_profiling.checks.collective_seconds import check_collective_seconds
     from labs.fsdp_profiling.checks.communication_share import check_communication_share
     from labs.fsdp_profiling.checks.diagnose import check_diagnose
+    from labs.fsdp_profiling.checks.exposed_seconds import check_exposed_seconds
     from labs.fsdp_profiling.checks.exposed_share import check_exposed_share
     from labs.fsdp_profiling.checks.fetched_late import check_fetched_late
     from labs.fsdp_profiling.checks.forward_prefetch import check_forward_prefetch
     from labs.fsdp_profiling.checks.no_prefetch import check_no_prefetch
     from labs.fsdp_profiling.injected_faults import watch_activations
     from labs.fsdp_profiling.recording import preset
-    from labs.fsdp_profiling.scaffold import CAUSES, LIBRARIES, record_fsdp, slow_runs
+    from labs.fsdp_profiling.scaffold import (
+        CAUSES,
+        LIBRARIES,
+        record_fsdp,
+        show_own_reader,
+        slow_runs,
+    )
     from labs.meters.trace import subtract, total_seconds, union
     from labs.meters.trace_file import load
     from labs.meters.trace_units import gradients_done, unit_of

@@ -1,6 +1,8 @@
-"""What a student calls: the recorded step, and the runs with one fault each."""
+"""What a student calls: the recorded step, the runs with one fault each, and what a reader of the
+student's own finds in their files."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from labs.exercises.verdicts import shows
@@ -53,6 +55,21 @@ def record_fsdp(preset: Preset, name: str = "healthy", **changes) -> RecordedRun
     config = RunConfig(preset, name, **changes)
     recordings = 1 if config.stacks else recording.RECORDINGS  # with stacks files are large
     return recording.record_clearly([config], recording.FEW_ROUNDS, recordings)[0]
+
+
+@shows("5.10")
+def show_own_reader(exposed_seconds: Callable[[str], float], *runs: RecordedRun):
+    """Returns a table of recorded steps: the exposed milliseconds that the student's function reads
+    from each file, and those that the lab reads."""
+    from labs.fsdp_profiling.checks.exposed_seconds import exposed_in_step
+    from labs.pictures.tables import Table  # here, so that a rank does not import what draws
+
+    rows = [(run.config.name, trace.rank, f"{1e3 * trace.seconds:.1f}",
+             *(f"{1e3 * read(trace.path):.2f}" for read in (exposed_seconds, exposed_in_step)))
+            for run in runs for trace in run]
+    return Table("exposed communication of recorded steps, from their files",
+                 ("run", "rank", "step, ms", "exposed, ms, by your reader", "by the lab's"), rows,
+                 left=1)
 
 
 def slow_runs(seed: int = 0) -> SlowRuns:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         show_layer_activations,
         show_logits,
         show_mixed_precision,
+        show_saved_parts,
         show_saved_tensors,
         show_sequence_lengths,
     )
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         show_traffic,
     )
     from labs.memory_math.checks.activations import check_activations
+    from labs.memory_math.checks.bytes_for_backward import check_bytes_for_backward
     from labs.memory_math.checks.bytes_left import check_bytes_left
     from labs.memory_math.checks.bytes_per_parameter import check_bytes_per_parameter
     from labs.memory_math.checks.parameters import check_parameters

@@ -110,17 +110,63 @@ def llama_saved_bytes(batch: int, sequence: int, hidden: int) -> int:
     """Bytes that a real block in bf16 with Llama-3-8B's proportions saves for backward: a quarter
     as many key heads as query heads, a feed-forward part 3.5 times as wide as the model, fused
     attention."""
+    block, rotary = _llama_block(sequence, hidden)
+    x = torch.randn(batch, sequence, hidden, dtype=torch.bfloat16, requires_grad=True) * 1
+    found = _saved_by(lambda: block(x, position_embeddings=rotary), [*block.parameters(), *rotary])
+    return sum(tensor.nbytes for tensor in found)
+
+
+def _llama_block(sequence, hidden) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A block in bf16 with Llama-3-8B's proportions, and the rotary embedding of all layers."""
+    from transformers import AutoModelForCausalLM
+
     sizes = dict(hidden_size=hidden, num_hidden_layers=1, num_attention_heads=8,
                  num_key_value_heads=2, intermediate_size=7 * hidden // 2, vocab_size=8)
     config = hf_configs.make("llama", attn_implementation="sdpa", use_cache=False, **sizes)
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    x = torch.randn(batch, sequence, hidden, dtype=torch.bfloat16, requires_grad=True) * 1
-    rotary = model.model.rotary_emb(x, torch.arange(sequence)[None])  # one for all layers
-    found = _saved_by(lambda: first_block(model)(x, position_embeddings=rotary),
-                      [*model.parameters(), *rotary])
-    return sum(tensor.nbytes for tensor in found)
+    x = torch.zeros(1, sequence, hidden, dtype=torch.bfloat16)
+    return first_block(model), model.model.rotary_emb(x, torch.arange(sequence)[None])
+
+
+class BlockPart(NamedTuple):
+    """A part of a block: its name, its forward with an input of its own, and the tensors that are
+    in memory without it."""
+
+    name: str
+    forward: Callable[[], torch.Tensor]
+    held: list[torch.Tensor]
+
+
+def block_parts(batch: int, sequence: int, hidden: int) -> dict[str, list[BlockPart]]:
+    """Model -> the block whole and checkpointed, its norms, its attention and its feed-forward
+    part: of GPT-2 as in `saved_tensors`, and with Llama-3-8B's proportions; attention is fused."""
+    block = _gpt2_block(hidden, 4, fused=True)
+    llama, rotary = _llama_block(sequence, hidden)
+    x = torch.randn(batch, sequence, hidden, dtype=torch.bfloat16, requires_grad=True)
+
+    def parts(block, held, norms, attention, feed_forward, **options):
+        first, second = norms
+        forwards = {
+            "whole": lambda y: block(y, **options),
+            "two norms": lambda y: first(y) + second(x.clone()),
+            "attention": lambda y: attention(y, **options)[0], "feed-forward": feed_forward,
+            "checkpointed": lambda y: checkpoint(block, y, use_reentrant=False, **options)}
+        return [BlockPart(name, _with_own_input(forward, x), [x, *block.parameters(), *held])
+                for name, forward in forwards.items()]
+
+    return {"GPT-2": parts(block, [], [block.ln_1, block.ln_2], block.attn, block.mlp),
+            "Llama-3's proportions": parts(
+                llama, rotary, [llama.input_layernorm, llama.post_attention_layernorm],
+                llama.self_attn, llama.mlp, position_embeddings=rotary, attention_mask=None)}
+
+
+def _with_own_input(forward, x) -> Callable[[], torch.Tensor]:
+    """A forward with a copy of x, as the layer before it would leave one."""
+    def run():
+        with _masks_of_one_byte():
+            return forward(x.clone())
+
+    return run
 
 
 def _gpt2_block(hidden, heads, fused) -> nn.Module:
@@ -154,7 +200,7 @@ def _saved_by(forward: Callable, excluded: list[torch.Tensor]) -> tuple[SavedTen
         if storage.data_ptr() not in excluded:
             found.setdefault(storage.data_ptr(), SavedTensor(storage.nbytes(), tuple(tensor.shape),
                                                              tensor.dtype))
-        return tensor
+        return tensor.detach()  # the tensor itself would keep the graph that keeps it
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = forward()

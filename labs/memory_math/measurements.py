@@ -1,9 +1,10 @@
 """Measurements on one rank: what mixed precision halves, what a logit takes, what a step of an
-optimizer needs."""
+optimizer needs, what a forward leaves for backward."""
 
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -161,15 +162,31 @@ def _step_of(make: Callable) -> tuple[float, float]:
     for weight in weights:
         weight.grad = torch.ones_like(weight)
     optimizer.step()  # makes the state
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        optimizer.step()
-    events = sorted(((event.start_ns(), event.nbytes())
-                     for event in recorded.profiler.kineto_results.events()
-                     if event.name() == "[memory]"), key=lambda event: event[0])
     held = highest = 0
-    for _, nbytes in events:
+    for nbytes in allocations_of(optimizer.step)[0]:
         held += nbytes
         highest = max(highest, held)
     state = sum(value.nbytes for state in optimizer.state.values() for value in state.values()
                 if isinstance(value, torch.Tensor) and value.numel() > 1)  # no counter of steps
     return state / (TENSORS * WIDTH**2), highest / (TENSORS * WIDTH**2)
+
+
+def allocations_of(work: Callable[[], Any]) -> tuple[list[int], Any]:
+    """(bytes of each allocation, in the order of time, negative where memory is freed; the result
+    of work()). On a rank, because the profiler writes lines of its own to the process's output."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        result = work()
+    events = sorted(((event.start_ns(), event.nbytes())
+                     for event in recorded.profiler.kineto_results.events()
+                     if event.name() == "[memory]"), key=lambda event: event[0])
+    return [nbytes for _, nbytes in events], result
+
+
+def left_for_backward(forward: Callable[[], torch.Tensor]) -> int:
+    """Bytes that forward() allocates and that are still there when nothing is kept but the graph of
+    its output; the output itself counts only if backward needs it. On a rank."""
+    forward()  # some operations allocate memory for good when they run for the first time
+    # The graph's last node keeps the graph, and does not keep the output.
+    changes, graph = allocations_of(lambda: forward().grad_fn)
+    del graph
+    return sum(changes)

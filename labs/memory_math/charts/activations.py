@@ -1,5 +1,5 @@
-"""The charts and tables of activations and of checkpointing: exercises 1.4 and 1.5, drawn with the
-student's own functions."""
+"""The charts and tables of activations and of checkpointing: exercises 1.4, 1.5 and 1.8, drawn with
+the student's own functions."""
 
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import print_in_script, shows
@@ -21,6 +21,8 @@ from labs.training.memory_categories import GB, Memory
 from labs.training.presets import Preset
 
 MB = 10**6
+# Korthikanti et al., section 4: what a GPT layer saves, by part, in s·b·h. Together 34.
+FORMULA = {"two norms": 4, "attention": 11, "feed-forward": 19, "checkpointed": 2}
 
 
 def show_saved_tensors() -> Table:
@@ -54,6 +56,23 @@ def show_layer_activations(layer_activations) -> Picture:
     rows.append(Bar("Llama-3's proportions, fused", llama,
                     colour=palette.MEMORY["activations"]))
     return bars(rows, "s·b·h", "bytes saved by one block in bf16 (GPT-2 with 1024 tokens)")
+
+
+@shows("1.8")
+def show_saved_parts(bytes_for_backward, layer_activations) -> Picture:
+    """What the student's own meter counts in the parts of real blocks, in units of s·b·h, and what
+    the formula says of those of GPT-2."""
+    batch, sequence, hidden = 1, 128, 256
+    unit, rows = batch * sequence * hidden, []
+    formula = {"whole": layer_activations(batch, sequence, hidden, 4, True) / unit, **FORMULA}
+    for model, parts in ground_truth.block_parts(batch, sequence, hidden).items():
+        for part in parts:
+            is_gpt2, counted = model == "GPT-2", bytes_for_backward(part.forward, list(part.held))
+            rows.append(Bar(f"{model}: {part.name}", counted / unit,
+                            formula[part.name] if is_gpt2 else None,
+                            None if is_gpt2 or part.name != "two norms" else guessed("1.8"),
+                            colour=palette.MEMORY["activations"]))
+    return bars(rows, "s·b·h", "bytes that your function counts in bf16, attention fused")
 
 
 @shows("1.4")

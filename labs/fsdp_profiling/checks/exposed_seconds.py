@@ -1,0 +1,155 @@
+"""Exercise 5.10: the exposed seconds of a recorded step, read from the file without the lab."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+from labs.exercises.numbers import Cause, judge_number
+from labs.exercises.verdicts import Wrong, check
+from labs.fsdp_profiling.checks import synthetic_files
+from labs.fsdp_profiling.checks.common import recorded
+from labs.meters import trace_file
+from labs.meters.trace import Span, clip, subtract, total_seconds, union
+
+_HINTS = {
+    "KeyError: 'dur'": 'Only events whose "ph" is "X" have a duration.',
+    "KeyError: 'cat'": 'Only events whose "ph" is "X" are sure to have a category.',
+    "UnicodeDecodeError": "A file whose name ends in .gz is compressed: gzip.open.",
+    "BadGzipFile": "Only a file whose name ends in .gz is compressed.",
+    "too many values to unpack": 'On a GPU a label is there twice: yours has the category '
+                                 '"user_annotation".'}
+_RULE = "In flight, and not computing, inside the step: subtract intervals, then add up."
+
+
+@check("5.10", hints=_HINTS)
+def check_exposed_seconds(exposed_seconds: Callable):
+    """exposed_seconds(path): of a trace file's step, read by json and gzip alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in synthetic_files.write(Path(folder)):
+            _judge(exposed_seconds, path, f"file {name!r}", 1e-6, 1e-6)
+    # A recorded file has thousands of events, and `.item()`, whose microseconds the lab leaves out.
+    for trace in recorded():
+        _judge(exposed_seconds, trace.path, f"recorded just now, rank {trace.rank}", 1e-2, 1e-4)
+    return (f"right on {len(synthetic_files.FILES)} synthetic files, one of them a GPU's, and on "
+            "every rank of a run recorded just now")
+
+
+def _judge(exposed_seconds, path, what, rel_tol, abs_tol):
+    want, causes = exposed_in_step(path), _causes(path)
+    with _lab_refused():
+        got = exposed_seconds(str(path))
+    # A moment counts if it lies in the step, a collective is in flight, and no operation of the
+    # rank's own threads runs: by intervals, so that nothing counts twice.
+    judge_number(got, want, causes, f"{what}: the exposed time", "s", _RULE, rel_tol=rel_tol,
+                 abs_tol=abs_tol)
+
+
+def exposed_in_step(path) -> float:
+    """Returns the seconds of exposed communication inside the recorded step, as the lab reads the
+    file."""
+    trace = trace_file.load(path)
+    return sum(total_seconds(clip(trace.exposed, step)) for step in trace.steps)
+
+
+def _lab_refused():
+    """Refuses the lab's reader, whichever of its functions is called."""
+    def refuse(path):
+        raise Wrong("the lab's reader opens the file", "Open it with json and gzip.")
+
+    return mock.patch.object(trace_file, "_open", refuse)
+
+
+class _File:
+    """The events of a file, read with one thing or another done differently."""
+
+    def __init__(self, path):
+        self.events = [one for one in trace_file.read_events(path) if one["ph"] == "X"]
+        self.gloo = {one["tid"] for one in self.events if one["name"].startswith("gloo:")}
+        self.on_gpu = any(one["cat"] == "kernel" for one in self.events)
+        self.label = next(one for one in self.events if one["name"] == "labs::step"
+                          and one["cat"] == "user_annotation")
+        self.step = self._span(self.label)
+
+    def _span(self, one) -> Span:
+        begin = (one["ts"] - self.label["ts"]) / 1e6
+        return Span(one["name"], one["cat"], begin, begin + one["dur"] / 1e6)
+
+    def computes(self, one) -> bool:
+        return _is_work(one, self.on_gpu) and one["tid"] not in self.gloo
+
+    def intervals(self, chosen, gap=0.0, inside=True) -> list:
+        found = union(map(self._span, filter(chosen, self.events)), gap)
+        return clip(found, self.step) if inside else found
+
+    def exposed(self, flying=None, busy=None, gap=trace_file.GAP, inside=True) -> float:
+        return total_seconds(subtract(self.intervals(flying or _is_flight, inside=inside),
+                                      self.intervals(busy or self.computes, gap, inside)))
+
+
+def _causes(path) -> Iterator[Cause]:
+    """What mistakes lead to; each gives another number than the right one on some file. Nothing is
+    read before the first is asked for: a right answer needs none."""
+    file = _File(path)
+    # 0 has no certain cause
+    yield from (cause for cause in [*_of_the_sum(file), *_of_the_choice(file)] if cause[0])
+
+
+def _of_the_sum(file) -> list[Cause]:
+    """Mistakes in what is added up, and in which unit."""
+    want, flying = file.exposed(), total_seconds(file.intervals(_is_flight))
+    busy = total_seconds(file.intervals(file.computes, trace_file.GAP))
+    return [
+        (1e6 * want, "that is in microseconds", "Return seconds: ts and dur are microseconds."),
+        (1e3 * want, "that is in milliseconds", "Return seconds."),
+        (want / file.step.seconds, "that is a share of the step", "Return seconds."),
+        (file.exposed(inside=False), "that counts what is in flight outside the step",
+         "The label labs::step says when the step begins and ends."),
+        (flying, "that is all communication, hidden or not", _RULE),
+        (sum(one["dur"] for one in file.events if _is_flight(one)) / 1e6,
+         "that is the sum of the collectives' durations", _RULE),
+        (file.step.seconds - busy, "that is all the time without computing",
+         "Count only where a collective is in flight."),
+        (flying - busy, "that subtracts seconds from seconds",
+         "Computing without communication has nothing to subtract from: subtract intervals."),
+        (file.exposed(gap=0.0), "that leaves out the rule for pauses", "Pauses of at most 0.5 ms, "
+         "which is 500 of the file's units, count as computing.")]
+
+
+def _of_the_choice(file) -> list[Cause]:
+    """Mistakes in which events are taken for computing, or for a collective in flight."""
+    def also(beginning):
+        return file.exposed(lambda one: _is_flight(one) or one["name"].startswith(beginning))
+
+    return [
+        (file.exposed(busy=lambda one: _is_work(one, file.on_gpu)),
+         "that counts what gloo's threads do as computing", "They add and copy for collectives: "
+         "leave out each thread that has events named gloo:..."),
+        (file.exposed(busy=lambda one: file.computes(one) and one["tid"] == file.label["tid"]),
+         "that counts the main thread's computing alone", "Backward may run in a thread of its "
+         "own, a GPU's kernels run on streams: leave out gloo's threads only."),
+        (also("gloo:"), "that counts gloo's own work as in flight, too",
+         "On the slow link a collective is in flight while its label link:... lasts."),
+        (also("FSDP::"), "that takes FSDP's labels for collectives",
+         "Names of collectives begin with link: or nccl."),
+        (also("nccl"), "that takes NCCL's labels for collectives",
+         "On a GPU a collective is a kernel; its label lasts only while it is launched."),
+        (file.exposed(lambda one: one["name"].startswith("c10d::")), "that counts the calls, not "
+         "the time in flight", "The labels link:... say when a collective is in flight."),
+        (file.exposed(busy=lambda one: one["cat"] == "cpu_op" and one["tid"] not in file.gloo),
+         "that counts other operations than aten:: as computing", "Only what begins with aten:: "
+         "computes; the other names are autograd's and c10d's."),
+        (file.exposed(busy=lambda one: _is_work(one, False)), "that takes what the CPU does for "
+         "computing", "In a GPU's file the kernels compute; the CPU only launches them.")]
+
+
+def _is_flight(one) -> bool:
+    return one["name"].startswith("link:") or (one["cat"] == "kernel"
+                                               and one["name"].startswith("nccl"))
+
+
+def _is_work(one, on_gpu) -> bool:
+    """Whether an event is computing, in whichever thread."""
+    if on_gpu:
+        return one["cat"] in ("kernel", "gpu_memcpy", "gpu_memset") and not _is_flight(one)
+    return one["cat"] == "cpu_op" and one["name"].startswith("aten::")
