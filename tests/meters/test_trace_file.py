@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from labs import launch
-from labs.meters import trace_file
+from labs.meters import trace_events, trace_file
 from labs.meters import trace_units as units
 from labs.meters.trace_file import TraceError, read_events
 
@@ -173,7 +173,7 @@ def test_gloo_tells_hidden_from_exposed(gloo):
     ([[[2], [3, 2]], []], [["float", "float"], "Scalar"], (8, 32)), ([[]], [""], (0, 0))])
 def test_a_number_has_one_element(dims, kind, size):
     event = operation("c10d::allreduce_", 1, 1, **{"Input Dims": dims, "Input type": kind})
-    assert trace_file._size(event["args"]) == size
+    assert trace_events._size(event["args"]) == size
 
 
 def test_the_call_site_is_on_the_stack(gloo):
@@ -258,7 +258,7 @@ def test_ranks_that_share_a_gpu_communicate_by_gloo_and_compute_in_kernels(tmp_p
     ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", "reduce_scatter"), ("c10d::broadcast_", ""),
     ("nccl:all_reduce", "all_reduce")])
 def test_kinds_have_one_name_in_every_layer(name, kind):
-    assert trace_file.kind_of(name) == kind
+    assert trace_events.kind_of(name) == kind
 
 
 # ---- the bench

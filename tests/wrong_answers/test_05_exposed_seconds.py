@@ -14,6 +14,7 @@ from _build.definitions import definitions
 
 import labs.fsdp_profiling as lab
 from labs.fsdp_profiling.checks import synthetic_files
+from labs.fsdp_profiling.checks.common import recorded
 from labs.fsdp_profiling.checks.exposed_seconds import exposed_in_step
 from labs.meters import trace_file
 
@@ -331,8 +332,7 @@ def test_an_unfilled_exercise_waits():
 
 def test_both_readers_agree_to_within_1_percent():
     """Said in the notebook, below the table."""
-    small = lab.preset(layers=2, hidden=64, heads=2, context=32, batch=2)
-    run = lab.record_fsdp(small, "of a reader")
+    run = recorded()
     table = lab.show_own_reader(right.exposed_seconds, run)
     for *_, mine, labs in table.rows:
         assert float(mine) == pytest.approx(float(labs), rel=0.01, abs=0.02)

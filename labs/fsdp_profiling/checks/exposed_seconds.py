@@ -9,7 +9,7 @@ from labs.exercises.numbers import Cause, judge_number
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp_profiling.checks import synthetic_files
 from labs.fsdp_profiling.checks.common import recorded
-from labs.meters import trace_file
+from labs.meters import trace_events, trace_file
 from labs.meters.trace import Span, clip, subtract, total_seconds, union
 
 _HINTS = {
@@ -82,7 +82,7 @@ class _File:
         found = union(map(self._span, filter(chosen, self.events)), gap)
         return clip(found, self.step) if inside else found
 
-    def exposed(self, flying=None, busy=None, gap=trace_file.GAP, inside=True) -> float:
+    def exposed(self, flying=None, busy=None, gap=trace_events.GAP, inside=True) -> float:
         return total_seconds(subtract(self.intervals(flying or _is_flight, inside=inside),
                                       self.intervals(busy or self.computes, gap, inside)))
 
@@ -98,7 +98,7 @@ def _causes(path) -> Iterator[Cause]:
 def _of_the_sum(file) -> list[Cause]:
     """Mistakes in what is added up, and in which unit."""
     want, flying = file.exposed(), total_seconds(file.intervals(_is_flight))
-    busy = total_seconds(file.intervals(file.computes, trace_file.GAP))
+    busy = total_seconds(file.intervals(file.computes, trace_events.GAP))
     return [
         (1e6 * want, "that is in microseconds", "Return seconds: ts and dur are microseconds."),
         (1e3 * want, "that is in milliseconds", "Return seconds."),
