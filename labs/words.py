@@ -26,7 +26,7 @@ def listed(items: Collection) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def told_apart(one: float, other: float, digits: int = 10) -> tuple[str, str]:
+def format_distinct(one: float, other: float, digits: int = 10) -> tuple[str, str]:
     """Two different numbers with so many digits, or as many more as separate them; integers have
     them all."""
     for enough in range(digits, 18):

@@ -21,7 +21,7 @@ def test_a_noun_follows_its_number():
     (1e6 + 1e-3, 1e6, ("1,000,000.001", "1,000,000")), (3, 3 + 1e-12, ("3", "3.000000000001")),
     (0.5, 2, ("0.5", "2"))])
 def test_different_numbers_are_told_apart(one, other, expected):
-    assert words.told_apart(one, other, digits=4) == expected
+    assert words.format_distinct(one, other, digits=4) == expected
 
 
 @pytest.mark.parametrize("one, other, expected", [

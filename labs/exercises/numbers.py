@@ -9,7 +9,7 @@ from itertools import combinations
 from numbers import Real
 
 from labs.exercises.verdicts import Wrong, kind_of
-from labs.words import told_apart
+from labs.words import format_distinct
 
 # A common mistake: the number that it leads to, what it is, and a hint (may be empty).
 Cause = tuple[float, str, str]
@@ -106,7 +106,7 @@ def judge_number(got, want: float, causes: Iterable[Cause], what: str, unit: str
 
     if is_close(want):
         return
-    yours, wanted = told_apart(number, want)
+    yours, wanted = format_distinct(number, want)
     said = f"{what}: you say {yours}{unit and ' '}{unit}, {source} {wanted}"
     # Two mistakes may lead to one number, and then both are named; a pair of mistakes only where
     # none alone explains it.

@@ -14,7 +14,7 @@ from labs.exercises.on_ranks import TOLERANCE, largest_difference, raise_on_all_
 from labs.exercises.verdicts import Wrong
 from labs.training import data
 from labs.training.models import trainable
-from labs.words import counted, told_apart
+from labs.words import counted, format_distinct
 
 Tensors = dict[str, torch.Tensor]
 
@@ -210,7 +210,7 @@ def _judge_loss(loss, references, number, hints, tolerance):
     if min(abs(loss - w) for w in want) <= most * max(1.0, abs(want[0])):
         return
     when = f"after {counted(number, 'step')}" if number else "before the first step"
-    is_, should_be = told_apart(loss, want[0], digits=5)
+    is_, should_be = format_distinct(loss, want[0], digits=5)
     raise Wrong(f"rank {rank}, {when}: the loss is {is_}, the reference's is {should_be}",
                 hints.loss)
 

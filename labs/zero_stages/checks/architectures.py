@@ -150,12 +150,12 @@ def reject_other_architectures(strategy: Callable) -> None:
     that only the strategy's second argument can tell. Raises Wrong."""
     for name in _CHECKED:
         try:
-            _train_beside(strategy, make(name))
+            _compare_with_reference(strategy, make(name))
         except Wrong as error:
             raise Wrong(f"in a model with {name}: {error.sentence}", error.hint) from None
 
 
-def _train_beside(strategy, model):
+def _compare_with_reference(strategy, model):
     class GivenSGD(torch.optim.SGD):
         """Remembers that it was made."""
 
