@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 90 minutes, and 30 for the optional exercise |
+# | **Time** | 120 minutes, and 30 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # The weights of Llama-2-7B take 13 GB in 16 bits, and an A100 has 85. Training it there runs out of

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 150 minutes, and 60 for the optional exercise |
+# | **Time** | 180 minutes, and 60 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # DDP keeps parameters, gradients and optimizer state on each of N ranks. The Zero Redundancy
@@ -232,10 +232,10 @@ lab.show_reduce_scatter(PRESET)
 # *Difficulty 4 of 5 · 25 minutes · target: 4Ψ/N bytes of gradients; one layer's in flight while the
 # next layer computes*
 #
-# Each reduce-scatter in flight holds the gradients of a layer, so wait for the one before you begin
-# the next. Set the `.grad` of each of `unit.parameters` to None, or it stays in memory.
-# `unit.add_gradient(mean)` adds to the gradient of `unit.shard`, because gradients may accumulate
-# over several backward passes.
+# Each reduce-scatter in flight holds a layer's gradients. So wait for the one before when you begin
+# the next: one is in flight while a layer computes. Set the `.grad` of each of `unit.parameters` to None, or it stays in memory.
+# `unit.add_gradient(mean)` adds to the gradient of `unit.shard`: gradients may accumulate over several
+# passes.
 
 # %%
 # Exercise 3.3: a layer's gradients leave during backward
@@ -391,6 +391,10 @@ class ZeRO3(ZeRO2):
 # %% [markdown]
 # After a step nothing has to be gathered: the next forward will do it. So the optimizer is an
 # ordinary one over the shards.
+#
+# The root's backward follows its forward at once. So the root may stay gathered between them, as
+# FSDP2 leaves it by default. Then a step moves a little less than 3Ψ: the verdict says how much was
+# measured.
 
 # %%
 def zero3(model, optimizer_class, kind=ZeRO3, **settings):
@@ -457,7 +461,8 @@ class Prefetching(ZeRO3):
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Order decides: a gather that is begun before the wait for another one travels meanwhile.
+# What is in flight while a layer computes? A gather that was begun before, and that nobody has
+# waited for yet.
 #
 # `fetch` begins a gather and never waits; it does nothing for None and for a unit that has been
 # fetched already. Before a unit computes: fetch it (only the first one is not there yet), fetch the
@@ -550,12 +555,11 @@ labs.guess("3.7", "GB that each of 8 ranks reads of 840 GB", my_guess)
 # %% [markdown]
 # ### Exercise 3.7 · The shard of a new rank, read from the old ones
 #
-# *Difficulty 3 of 5 · 20 minutes · target: each element is read once, and only by the rank that
-# needs it*
+# *Difficulty 3 of 5 · 20 minutes · target: each element is read once, where it is needed*
 #
 # `read(old, begin, end)` returns `shard[begin:end]` of the shard that rank `old` saved, as a tensor.
 # The new shard is as long as one of `cut`, with zeros after the last element. Leave the old padding
-# out. You cannot see where it begins, because parameters can be zero.
+# out: the check puts NaN there. Its beginning cannot be seen: parameters can be zero.
 
 # %%
 # Exercise 3.7: the shard of one of `after` ranks, from what `before` ranks have saved
@@ -614,7 +618,10 @@ labs.guess("3.8", "MB per rank after backward, ZeRO-2", my_guess)
 # %% [markdown]
 # ### Exercise 3.8 · Read the chart
 #
-# *Difficulty 2 of 5 · 15 minutes · target: say for each bar which part the stage has divided*
+# *Difficulty 2 of 5 · 15 minutes · target: for each bar, the parts that are divided: parameters,
+# gradients, optimizer state*
+#
+# Write your answers down, on paper. The folded answer below the first chart is there to compare.
 
 # %%
 # Exercise 3.8: nothing to write, only to read
@@ -625,15 +632,33 @@ comparison
 # %%
 lab.show_memory(comparison)
 
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# - DDP: nothing is divided. Its buckets are a second copy of the gradients.
+# - ZeRO-1 and `ZeroRedundancyOptimizer`: the optimizer state. The latter runs under DDP and has its
+#   buckets, too.
+# - ZeRO-2: optimizer state and gradients.
+# - ZeRO-3 and FSDP2: all three. "No reshard" holds the same here, because the parameters that stay
+#   after forward are freed in backward.
+# - DeepSpeed 1 and 2: optimizer state and gradients, both; DeepSpeed 3: all three.
+#
+# </details>
+
+# %% [markdown]
+# **Notice:** after backward, each of your stages divides something that the one before kept on every
+# rank: on 4 ranks, ZeRO-3 holds a fifth of what DDP holds. But a rank needs the memory of its highest
+# moment:
+
 # %%
 lab.show_memory(comparison, "peak")
 
 # %% [markdown]
-# **Notice:** after backward, each stage divides something that the stage before kept on every rank: on
-# 4 ranks, ZeRO-3 holds a fifth of what DDP holds. At the peak it is two fifths here, because activations,
-# gathered layers and temporaries come on top, and no stage divides activations. With longer
-# sequences activations grow, and the peaks come closer to each other. Your ZeRO-3 prefetches, so it
-# holds one layer more.
+# **Notice:** the sentence above the bars says when each peak is. In the step there are no activations,
+# but all gradients and the optimizer's temporaries ("other"). In forward and backward, "activations"
+# is all that these allocate and free again: what forward saved, which no stage divides, and gradients
+# that are not reduced yet. ZeRO-3 also has gathered layers ("buffers"). Only torch's own strategies
+# are predicted at the peak, so the others have no mark.
 
 # %%
 lab.show_traffic(comparison)
@@ -705,10 +730,10 @@ lab.show_state_bytes(70e9, ranks=8)
 # %% [markdown]
 # ### Exercise 3.9 · The lowest stage that fits
 #
-# *Difficulty 2 of 5 · 10 minutes · target: 144 cases, from DDP to "it does not fit"*
+# *Difficulty 2 of 5 · 10 minutes · target: 148 cases, from DDP to "it does not fit"*
 #
 # Return one number, 0 for DDP, 1, 2 or 3, or None where no stage fits: model states and activations
-# together must not be more than `capacity`.
+# together must not be more than `capacity`. As much as the capacity fits.
 
 # %%
 # Exercise 3.9: the lowest stage that fits
@@ -728,7 +753,8 @@ lab.check_choose(choose)
 lab.show_choices(choose, activations=10e9)
 
 # %% [markdown]
-# **Notice:** more ranks make lower stages possible, as for 13B, but only up to a point: parameters and
+# **Notice:** an A100 that is sold with 80 GB has 80 GiB, less a little for the driver: 85.1 · 10⁹
+# bytes. More ranks make lower stages possible, as for 13B, but only up to a point: parameters and
 # gradients that every rank keeps in full do not shrink, however many ranks there are. So 70B stays
 # at ZeRO-3.
 
@@ -750,8 +776,8 @@ lab.show_choices(choose, activations=10e9)
 #
 # *Difficulty 5 of 5 · 60 minutes · target: the invariants of exercise 3.4, without lab classes*
 #
-# The names below are a proposal: change them as you like. The last cell uses only `Unit`, `add_hooks`
-# and `unit.shard`, which must be an `nn.Parameter`. torch's hooks:
+# The names are a proposal. The last cell uses only `Unit`, `add_hooks` and `unit.shard`, an
+# `nn.Parameter`, in whose `.grad` several backward passes add up. torch's hooks:
 #
 # | call | `fn` is called |
 # |:--|:--|
@@ -849,7 +875,8 @@ lab.check_from_scratch(my_zero3)
 # Build: flatten, cut, clone the own piece, make each parameter's `.data` a view, free. Forward: gather
 # in the pre-hook, free in the hook. Backward reaches a unit when one of its outputs gets its gradient,
 # so hook these tensors; several outputs must gather once. Count complete gradients: with the last one,
-# flatten them, free everything, reduce-scatter, divide. Which parameters come first does not matter, as
+# flatten them, free everything, reduce-scatter, divide, and add that to what an earlier backward
+# pass has left in the shard's gradient. Which parameters come first does not matter, as
 # long as all ranks have the same order.
 #
 # </details>

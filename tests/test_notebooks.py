@@ -76,6 +76,26 @@ def test_the_price_in_the_header_is_computed(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_the_minutes_of_readme_header_and_exercises_agree(name):
+    """README's table says what the header says; exercises take no longer, optional ones apart."""
+    source = (ROOT / "solutions" / f"{name}.py").read_text()
+    header = re.search(r"\| \*\*Time\*\* \|(.+)\|", source)[1]
+    row = re.search(rf"^\| {name[:2]} .+$", (ROOT / "README.md").read_text(), re.MULTILINE)[0]
+    minutes = re.search(r"\d+", header)[0]
+    assert row.split("|")[3].strip() == minutes
+    sections = re.split(r"^# ## ", source, flags=re.MULTILINE)
+    optional = {section: section.startswith("Optional") for section in sections}
+
+    def total(wanted):
+        return sum(int(found) for section, is_optional in optional.items() if is_optional == wanted
+                   for found in re.findall(r"\*Difficulty \d of 5 · (\d+) minutes?", section))
+
+    assert 0 < total(wanted=False) <= int(minutes)
+    said = re.search(r"(\d+) for the optional exercise", header)
+    assert total(wanted=True) == (int(said[1]) if said else 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_exercise_is_checked(name):
     student = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     source = "\n".join(cell.source for cell in student.cells)

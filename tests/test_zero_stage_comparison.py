@@ -22,8 +22,10 @@ from labs.training.presets import preset
 from labs.zero_stages import stage_comparison
 from labs.zero_stages.charts import stages as charts
 from labs.zero_stages.stage_comparison import (
+    PHASES,
     compare_stages,
     expected,
+    peak_phase,
     read_recording,
     small_preset,
     write_recording,
@@ -104,6 +106,15 @@ def test_the_peaks_of_the_stages_differ_in_the_notebooks_comparison():
     peaks = [result.report.step_peak.total for result in found.results.values()]
     assert found.parameters == 1_224_704
     assert all(after < 0.93 * before for before, after in pairwise(peaks)), peaks
+    # What the notebook says of each peak: its moment, and what is counted as activations there.
+    text = charts.show_memory(found, "peak").text
+    assert "The highest moment lies in backward for ZeRO-2 and ZeRO-3; in the step for DDP and " \
+           "ZeRO-1." in text
+    ddp, first, second, third = (result.report.step_peak for result in found.results.values())
+    assert ddp.activations == first.activations == 0 < min(ddp.other, first.other)
+    saved = found.results["ZeRO-2"].report.phases["forward"].activations
+    assert second.activations > 2 * saved  # and gradients that are not reduced yet
+    assert third.buffers > 2 * found.parameters * 4 / 8  # the root and two of six layers
 
 
 def test_what_is_sent_when():
@@ -147,6 +158,7 @@ def test_recorded_bars_are_drawn_and_marked_where_deepspeed_is_not_installed(mon
 
 def test_a_recording_stands_in_for_deepspeed():
     recorded = read_recording(small_preset(preset("laptop")))
+    assert {peak_phase(one.report) for one in recorded.values()} <= {None, *PHASES}
     assert list(recorded) == [f"DeepSpeed {stage} (recorded)" for stage in (1, 2, 3)]
     assert not read_recording(preset("laptop", **SIZE, batch=1))  # another model than recorded
     held = recorded["DeepSpeed 2 (recorded)"].report.phases["backward"]
@@ -161,6 +173,7 @@ def test_the_recording_is_what_is_measured(tmp_path):
     for name, result in read.items():
         measured = comparison().results[name.removesuffix(" (recorded)")]
         assert result.report.step_peak == measured.report.step_peak
+        assert peak_phase(result.report) == peak_phase(measured.report) is not None
         assert result.elements == measured.elements and result.losses == measured.losses
 
 

@@ -29,11 +29,15 @@ def shard_owners(layers: list[tuple[str, int]], rows: dict[str, list[Flat]], ran
 
 
 def _draw_layers(ax, layers, total, room, ranks):
-    edges = [LEFT]
+    edges, free = [LEFT], LEFT  # free: inches from which on nothing is written
     for name, size in layers:
-        width = room * size / total
-        if width > 0.072 * len(name):
-            write(ax, edges[-1] + width / 2, 0.4, name, size=9, ha="center", colour=palette.MUTED)
+        width, wide = room * size / total, 0.072 * len(name)
+        middle = edges[-1] + width / 2
+        # The name of a piece that is too narrow for it begins where the piece begins.
+        begin = middle - wide / 2 if width > wide else edges[-1]
+        if begin >= free and (width > wide or not edges[1:]):
+            write(ax, begin + wide / 2, 0.4, name, size=9, ha="center", colour=palette.MUTED)
+            free = begin + wide
         edges.append(edges[-1] + width)
     ax.vlines(edges, 0.34, 0.52, color=palette.MUTED, linewidth=0.8)
     title = f"{total:,} parameters, from the first layer to the last, on {ranks} ranks"

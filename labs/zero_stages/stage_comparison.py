@@ -160,6 +160,13 @@ def sent_by_phase(module, optimizer, batch) -> dict[str, Counter]:
     return found
 
 
+def peak_phase(report: memory.Report) -> str | None:
+    """The phase of a step in which most is held; None where it was not recorded."""
+    totals = {phase: report.peaks[phase].total for phase in PHASES}
+    highest = [phase for phase in PHASES if totals[phase] == max(totals.values())]
+    return highest[0] if len(highest) == 1 else None
+
+
 def _libraries() -> dict[str, Callable]:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -177,7 +184,8 @@ def write_recording(comparison: Comparison, path: Path = RECORDING) -> None:
     """Writes what DeepSpeed's strategies of a comparison hold and send, for machines without it."""
     results = {name: {
         "phases": {phase: asdict(held) for phase, held in one.report.phases.items()},
-        "step_peak": asdict(one.report.step_peak), "losses": one.losses,
+        "step_peak": asdict(one.report.step_peak), "peak_phase": peak_phase(one.report),
+        "losses": one.losses,
         "calls": [[call.kind, call.elements, call.bytes] for call in one.calls],
         "sent_by_phase": one.observed[0]} for name, one in comparison.results.items()
         if name.startswith("DeepSpeed")}
@@ -202,7 +210,9 @@ def _measured(one) -> Measured:
     peak = Memory(**one["step_peak"])
     calls = [CollectiveCall(kind, elements, nbytes, False, 0.0)
              for kind, elements, nbytes in one["calls"]]
-    report = memory.Report(phases, peak, dict.fromkeys(memory.PHASES, peak))
+    within = [one["peak_phase"]] if one.get("peak_phase") else memory.PHASES
+    report = memory.Report(phases, peak, dict.fromkeys(memory.PHASES, Memory())
+                           | dict.fromkeys(within, peak))
     return Measured(report, calls, one["losses"], observed=[one["sent_by_phase"]])
 
 

@@ -234,6 +234,20 @@ class RootGatheredOnce(right.ZeRO3):
         right.ZeRO2.after_backward(self, unit)
 
 
+class FreedAfterBackwardAlone(right.ZeRO3):
+    """after_forward forgotten; gathered again all the same."""
+
+    def after_forward(self, unit):
+        pass
+
+
+class WithoutSuper(right.ZeRO3):
+    """Frees the unit, and leaves its gradients where they are."""
+
+    def after_backward(self, unit):
+        unit.free()
+
+
 class LastUnitIsTheRoot(right.ZeRO3):
     """Takes the last unit for the root and leaves it whole: with old parameters where it is a
     layer."""
@@ -269,7 +283,9 @@ WRONG = [
     (torchs_fsdp1, "torch's own FullyShardedDataParallel does the work"),
     (torchs_fsdp2, "torch's own fully_shard does the work"),
     (right.zero2, r"bytes of parameters after building; under ZeRO-3 on 3 ranks .* .4Ψ/N."),
-    (by(KeptAfterForward), r"buffers and the rest after forward; .*\n.*parameters gathered here"),
+    (by(KeptAfterForward), r"bytes of gathered parameters after forward; .*\n.*forward is done"),
+    (by(FreedAfterBackwardAlone), r"bytes of gathered parameters after forward; .*one layer and"),
+    (by(WithoutSuper), r"it was not changed by the step\n.*Does after_backward still do"),
     (by(GatheredOnce), "not changed by the step|the loss is"),
     (by(KeptAfterBackward), "not changed by the step|the loss is"),
     (by(NotForBackward), "backward of 'root' begins, and its parameters are not there"),
@@ -351,10 +367,16 @@ class Functional(right.ZeRO3):
     before_backward = before_forward
 
 
-@pytest.mark.parametrize("answer", [right.zero3, right.zero3_prefetch, by(Listed), by(RootKept),
+@pytest.mark.parametrize("answer", [right.zero3, right.zero3_prefetch, by(Listed),
                                     by(LastLayerKept), by(Functional)])
 def test_right(answer):
     accepted(lab.check_zero3(answer))
+
+
+def test_the_verdict_says_what_was_measured():
+    """A root that stays is gathered once less."""
+    accepted(verdict := lab.check_zero3(by(RootKept)))
+    assert "moves 2.97Ψ elements a step (measured" in str(verdict)
 
 
 # 3.5 prefetching
@@ -407,6 +429,15 @@ class Backwards(right.Prefetching):
             unit.handle.wait()
         unit.wait()
         self.fetch(self.next_unit(unit))
+
+
+class FetchedAgain(right.Prefetching):
+    """Forgets to ask whether the unit has memory."""
+
+    def fetch(self, unit):
+        if unit is not None:
+            unit.wait()
+            unit.handle = lab.all_gather(unit.allocate(), unit.shard, async_op=True)
 
 
 class AllAhead(right.Prefetching):
@@ -467,6 +498,8 @@ WRONG_PREFETCH = [
     (by(OnlyForward), "in backward, when layer number 1 of 12 computes"),
     (by(Itself), "in forward, when layer number 1 of 12 computes"),
     (by(TooLate), "in forward, when layer number 1 of 12 computes"),
+    (by(FetchedAgain), r"in forward, 25 gathers are called for 13 units: a unit is gathered again "
+                       r"while it has memory\n.*unit.is_gathered"),
     (by(AllAhead), "gather of number 3 of 12 has begun, too"),
     (by(TwoAhead), "gather of number 3 of 12 has begun, too"),
     (by(NeverWaits), "the loss is")]
@@ -526,17 +559,81 @@ def sharded_module_used(model, optimizer_class, **settings):
     return module, optimizer_class([unit.shard for unit in module.units], **settings)
 
 
+def units_of(kind):
+    """The solution with another class of units."""
+    def strategy(model, optimizer_class, **settings):
+        units = [kind(module, parameters) for _, module, parameters in lab.layer_groups(model)]
+        for unit in units:
+            right.add_hooks(unit)
+        return model, optimizer_class([unit.shard for unit in units], **settings)
+
+    strategy.__name__ = kind.__name__
+    return strategy
+
+
+def counted_by(count):
+    """The solution with another function for complete gradients."""
+    def strategy(model, optimizer_class, **settings):
+        units = [right.Unit(module, parameters) for _, module, parameters in
+                 lab.layer_groups(model)]
+        for unit in units:
+            right.add_hooks(unit)
+            for parameter in unit.parameters:
+                parameter._post_accumulate_grad_hooks.clear()
+                parameter.register_post_accumulate_grad_hook(lambda _, unit=unit: count(unit))
+        return model, optimizer_class([unit.shard for unit in units], **settings)
+
+    strategy.__name__ = count.__name__
+    return strategy
+
+
+def last_pass_alone(unit):
+    """unit.shard.grad = mean: what an earlier backward pass has left is lost."""
+    before, unit.shard.grad = unit.shard.grad, None
+    right.count(unit)
+    if unit.ready:
+        unit.shard.grad = before
+
+
+def not_reduced(unit):
+    """Frees the unit and its gradients, which reach nobody."""
+    right.count(unit)
+    unit.shard.grad = None
+
+
+def last_unit_first(model, optimizer_class, **settings):
+    """Units in another order than the lab's: its losses alone are compared."""
+    units = [right.Unit(module, parameters) for _, module, parameters in
+             reversed(lab.layer_groups(model))]
+    for unit in units:
+        right.add_hooks(unit)
+    return model, optimizer_class([unit.shard for unit in units], **settings)
+
+
+class ShardIsAView(right.Unit):
+    """The piece of `full` is not cloned, so it is freed with it."""
+
+    def __init__(self, module, parameters):
+        super().__init__(module, parameters)
+        self.shard = torch.nn.Parameter(self.full.view(N(), -1)[dist.get_rank()])
+
+
 @pytest.mark.parametrize("answer, words", [
     (plain, "updated with the gradient of one rank alone|the loss is"),
+    (counted_by(last_pass_alone), r"the gradient of one of 3 backward passes\n.*is added to the"),
+    (counted_by(not_reduced), r"it was not changed by the step\n.*reach unit.shard.grad before"),
+    (units_of(ShardIsAView), r"has no memory, .*\n.*memory of its own"),
     (right.zero3, "lab.ShardedModule does the work"),
     (sharded_module_used, "lab.ShardedModule does the work\n.*torch's hooks and storages"),
     (never_freed, r"storage of size 0(.|\n)*A layer computes while its storage is empty"),
     (without_backward, "the loss is|storage of size 0|SIGSEGV|not changed by the step"),
     (torchs_fsdp2, "torch's own fully_shard does the work")],
-    ids=["plain", "zero3", "sharded_module_used", "never_freed", "without_backward", "fsdp2"])
+    ids=["plain", "last_pass_alone", "not_reduced", "shard_is_a_view", "zero3",
+         "sharded_module_used", "never_freed", "without_backward", "fsdp2"])
 def test_wrong_from_scratch(answer, words):
     rejected(lab.check_from_scratch(answer), words)
 
 
-def test_right_from_scratch():
-    accepted(lab.check_from_scratch(right.my_zero3))
+@pytest.mark.parametrize("answer", [right.my_zero3, last_unit_first])
+def test_right_from_scratch(answer):
+    accepted(lab.check_from_scratch(answer))

@@ -275,6 +275,18 @@ class Reshard:
         k = -(-elements // after)
         return read(0, rank * k, min((rank + 1) * k, elements))
 
+    def to_the_end_of_the_old_shard(read, elements, before, after, rank):
+        """Reads what is behind the last element, because it is zero."""
+        old, k = lengths(elements, before, after)
+        shard = torch.zeros(k)
+        first, last = rank * k, (rank + 1) * k
+        for source in range(before):
+            begin, end = max(first, source * old), min(last, (source + 1) * old)
+            if begin < end:
+                shard[begin - first:end - first] = read(source, begin - source * old,
+                                                        end - source * old)
+        return shard
+
     def one_short(read, elements, before, after, rank):
         shard = right.reshard(read, elements, before, after, rank)
         return torch.cat([shard[:-1], shard.new_zeros(1)])
@@ -305,6 +317,8 @@ class Reshard:
     (Reshard.reversed, "other numbers than its own"),
     (Reshard.a_list, "reshard returned a list of 799, not a tensor"),
     (Reshard.counted_in_the_whole, r"read.0, 0, 799.: a shard of 3 ranks has elements 0 to 533"),
+    (Reshard.to_the_end_of_the_old_shard, r"padding in the old shards .NaN here. is in the new "
+                                          r"shard\n.*up to the last of `elements`"),
     (Reshard.one_short, "other numbers than its own"),
     (Reshard.one_after_the_other, "elements are read to fill a shard of")], ids=named)
 def test_wrong_reshard(answer, words):
@@ -346,6 +360,13 @@ def test_training_must_go_on_as_if_never_interrupted(optimizer, words):
     rejected(lab.check_reshard(right.reshard, strategy), words)
 
 
+def reshard_without_what_is_behind(read, elements, before, after, rank):
+    """Reads old padding, too, and leaves it out of the new shard."""
+    shard = Reshard.to_the_end_of_the_old_shard(read, elements, before, after, rank)
+    shard[max(0, elements - rank * len(shard)):] = 0
+    return shard
+
+
 def reshard_by_index(read, elements, before, after, rank):
     """Element by element, with NumPy's integers."""
     old, k = lengths(elements, before, after)
@@ -369,7 +390,8 @@ def reshard_by_pieces(read, elements, before, after, rank):
     return torch.nn.functional.pad(whole, (0, k - len(whole)))
 
 
-@pytest.mark.parametrize("answer", [right.reshard, reshard_by_index, reshard_by_pieces])
+@pytest.mark.parametrize("answer", [right.reshard, reshard_by_index, reshard_by_pieces,
+                                    reshard_without_what_is_behind])
 def test_right_reshard(answer):
     accepted(lab.check_reshard(answer, right.zero1))
 
@@ -427,6 +449,10 @@ class Choose:
     def capacity_of_all_ranks(parameters, ranks, capacity, activations):
         return right.choose(parameters, ranks, capacity * ranks, activations)
 
+    def less_than(parameters, ranks, capacity, activations):
+        return next((stage for stage in range(4) if lab.state_bytes(parameters, ranks, stage)
+                     + activations < capacity), None)
+
     def minus_one(*case):
         stage = right.choose(*case)
         return -1 if stage is None else stage
@@ -452,6 +478,8 @@ class Choose:
     (Choose.activations_divided_from_stage_3, "you say stage 3, which takes"),
     (Choose.nearly_full, "fits too and costs less"),
     (Choose.capacity_of_all_ranks, "which takes .* GB"),
+    (Choose.less_than, r"7B on 8 GPUs of exactly 124 GB .*; stage 0 takes exactly the capacity\n"
+                       r".*as much as that fits"),
     (Choose.minus_one, "choose returned -1\n.*Return one number"),
     (Choose.a_name, "choose returned 'ZeRO-0'"),
     (Choose.a_bool, "choose returned True")], ids=named)
@@ -461,6 +489,13 @@ def test_wrong_choose(answer, words):
 
 def choose_by_min(*case):
     return min((stage for stage in range(4) if fits(stage, *case)), default=None)
+
+
+def choose_by_gigabytes(parameters, ranks, capacity, activations):
+    """Subtracts, in GB."""
+    room = capacity / 1e9 - activations / 1e9
+    return next((stage for stage in range(4)
+                 if lab.state_bytes(parameters, ranks, stage) / 1e9 <= room), None)
 
 
 def choose_by_numpy(*case):
@@ -473,7 +508,7 @@ def choose_by_tensor(*case):
 
 
 @pytest.mark.parametrize("answer", [right.choose, choose_by_min, choose_by_numpy,
-                                    choose_by_tensor])
+                                    choose_by_tensor, choose_by_gigabytes])
 def test_right_choose(answer):
     accepted(lab.check_choose(answer))
 

@@ -16,6 +16,7 @@ from labs.training import models
 from labs.training.loop import train
 from labs.training.presets import Preset
 from labs.workers.launcher import launch
+from labs.workers.progress import status
 from labs.workers.slow_link import Link
 from labs.zero_stages.checks.cut import reject_wrong_pieces
 from labs.zero_stages.flat_parameter import layer_groups
@@ -30,7 +31,8 @@ LINK = Link(bytes_per_second=150e6, latency=2e-4)
 def show_owners(cut: Callable, preset: Preset, ranks: int | None = None) -> Picture:
     """The preset's GPT-2 cut by the student's `cut`: as one flat tensor, and layer by layer."""
     ranks = ranks or max(preset.ranks, 3)
-    model = model_of(preset)
+    with status("loading transformers for GPT-2"):  # once, and it takes seconds
+        model = model_of(preset)
     layers = [(name, sum(p.numel() for p in parameters))
               for name, _, parameters in layer_groups(model)]
     rows = {"one flat tensor for all": [models.count_trainable(model)],

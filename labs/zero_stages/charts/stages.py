@@ -14,9 +14,9 @@ from labs.predictions import hardware
 from labs.predictions.memory_recipes import model_states, recipe_of
 from labs.predictions.traffic import passes
 from labs.training.memory_categories import GB
-from labs.words import counted
+from labs.words import counted, listed
 from labs.zero_stages.checks.choose import MODELS
-from labs.zero_stages.stage_comparison import PHASES, RECORDED, expected
+from labs.zero_stages.stage_comparison import PHASES, RECORDED, expected, peak_phase
 
 MOMENTS = {"build": "after building", "forward": "after forward", "backward": "after backward",
            "step": "after the step", "peak": "at the peak of a step"}
@@ -32,7 +32,8 @@ def show_memory(comparison: Comparison, moment: str = "backward") -> Picture:
     """What a rank holds under each strategy, by category. moment: one of MOMENTS.
 
     The formula's tick after backward counts parameters, gradients and optimizer state: no other
-    tensor is needed then. At other moments it is the predicted step of torch's strategies.
+    tensor is needed then. At other moments it is the predicted step of torch's strategies. At the
+    peak, a note says in which phase of the step each strategy's highest moment lies.
     """
     if moment not in MOMENTS:
         raise ValueError(f"no moment {moment!r}: choose {', '.join(MOMENTS)}")
@@ -45,7 +46,20 @@ def show_memory(comparison: Comparison, moment: str = "backward") -> Picture:
                    else known.memory(comparison, moment))
         rows.append(MemoryRow(name, held, formula and formula.total,
                               guess and guess * 1e6 if name == "ZeRO-2" else None))
-    return memory_bars(rows, f"of one rank {MOMENTS[moment]}", unit="MB")
+    note = _peak_phases(comparison) if moment == "peak" else ""
+    return memory_bars(rows, f"of one rank {MOMENTS[moment]}", unit="MB", note=note)
+
+
+def _peak_phases(comparison) -> str:
+    """In which phase of a step each strategy's memory is highest, as a sentence."""
+    names = {}
+    for name, result in comparison.results.items():
+        # a name's comma would read as the end of the name
+        names.setdefault(peak_phase(result.report), []).append(name.replace(",", ""))
+    parts = [f"{'in the step' if phase == 'step' else f'in {phase}'} for {listed(names[phase])}"
+             for phase in PHASES if phase in names]
+    unknown = f" It was not recorded for {listed(names[None])}." if None in names else ""
+    return f"The highest moment lies {'; '.join(parts)}.{unknown}"
 
 
 @shows("3.8")
@@ -113,6 +127,7 @@ def show_choices(choose: Callable, gpu: str = "A100-80", activations: float = 10
     rows = [(model, *("-" if stage is None else STAGES[int(stage)] for stage in (
         choose(parameters, ranks, capacity, activations) for ranks in TABLE_RANKS)))
             for model, parameters in MODELS.items()]
-    return Table(f"on {gpu}s ({capacity / GB:.1f} GB each), with {activations / GB:g} GB of "
-                 "activations", ("model", *(counted(ranks, "rank") for ranks in TABLE_RANKS)),
+    return Table(f"on GPUs of type {gpu}, on which CUDA reports {capacity / GB:.1f} GB, with "
+                 f"{activations / GB:g} GB of activations",
+                 ("model", *(counted(ranks, "rank") for ranks in TABLE_RANKS)),
                  rows, note="-: no stage fits")

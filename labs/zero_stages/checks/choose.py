@@ -13,6 +13,7 @@ MODELS = {"1.3B": 1.3e9, "7B": 7e9, "13B": 13e9, "70B": 70e9}  # parameters
 GPUS = ("A100-40", "A100-80", "H200")
 RANKS = (1, 4, 8, 64)
 # With few and with many GB: no stage divides activations, so the many decide on many ranks, too.
+_EXACT = MODELS["7B"]
 ACTIVATIONS = (1 * GB, 12 * GB, 36 * GB)
 
 
@@ -25,10 +26,8 @@ def lowest_stage(parameters: float, ranks: int, capacity: float, activations: fl
 @check("3.9")
 def check_choose(choose: Callable):
     """choose(parameters, ranks, capacity, activations): the lowest stage that fits, or None."""
-    cases = list(itertools.product(MODELS, RANKS, GPUS, ACTIVATIONS))
-    for model, ranks, gpu, activations in cases:
-        case = MODELS[model], ranks, hardware.gpu(gpu).usable, activations
-        name = f"{model} on {ranks} × {gpu} with {activations / GB:g} GB of activations"
+    cases = _cases()
+    for name, case in cases.items():
         returned, want = choose(*case), lowest_stage(*case)
         got = None if returned is None else as_number(returned)
         if returned is not None and got not in (0, 1, 2, 3):
@@ -37,6 +36,21 @@ def check_choose(choose: Callable):
         if got != want:
             raise _wrong(name, got, want, *case)
     return f"right in {len(cases)} cases, from DDP to 'it does not fit'"
+
+
+def _cases() -> dict[str, tuple[float, int, float, float]]:
+    """What a case is called -> (parameters, ranks, capacity, activations)."""
+    found = {f"{model} on {ranks} × {gpu} with {activations / GB:g} GB of activations":
+             (MODELS[model], ranks, hardware.gpu(gpu).usable, activations)
+             for model, ranks, gpu, activations in
+             itertools.product(MODELS, RANKS, GPUS, ACTIVATIONS)}
+    # At the boundary, one stage fits to the byte. All these GB are exact in a float, so that the
+    # order of an honest sum does not matter.
+    for stage in (0, 1, 2, 3):
+        capacity = state_bytes(_EXACT, 8, stage) + 12 * GB
+        found[f"7B on 8 GPUs of exactly {capacity / GB:g} GB with 12 GB of activations"] = (
+            _EXACT, 8, capacity, 12 * GB)
+    return found
 
 
 def _wrong(name, got, want, parameters, ranks, capacity, activations) -> Wrong:
@@ -48,6 +62,9 @@ def _wrong(name, got, want, parameters, ranks, capacity, activations) -> Wrong:
                      f"{capacity / GB:.1f} GB",
                      "States and activations must fit together, and no stage divides activations; "
                      "with few ranks a stage saves less than its limit.")
+    if state_bytes(parameters, ranks, want) + activations == capacity:
+        return Wrong(f"{name}: you say {answer}; stage {want} takes exactly the capacity",
+                     "It must not be more than the capacity: as much as that fits.")
     # Too high a stage sends more than it must.
     return Wrong(f"{name}: you say {answer}; stage {want} fits too and costs less",
                  "Take the lowest stage that fits: stage 3 sends half as much again, and each "

@@ -80,19 +80,23 @@ def stage_limits(stage: int, model: DeepMLP) -> StageLimits:
                        max(sizes))
 
 
-def reject_broken_invariants(strategy: Callable, stage: int, overlap: bool = False) -> None:
-    """On a rank: raises Wrong if the strategy sends or holds more than its stage allows. overlap:
-    whether gradients must travel while backward computes, one layer's at a time."""
+def reject_broken_invariants(strategy: Callable, stage: int, overlap: bool = False) -> float:
+    """On a rank: how many Ψ a step moves, padding included. Raises Wrong if the strategy sends or
+    holds more than its stage allows. overlap: whether gradients must travel while backward
+    computes, one layer's at a time."""
     limits = stage_limits(stage, DeepMLP())
     batches = data.xy_batches(2, 4, seed=dist.get_rank())
     make = partial(build, strategy, settings=SETTINGS)
     step = record_step(make, DeepMLP(), [*batches, batches[0]])
-    raise_on_all_ranks(reject_excess_traffic, step, limits)
+    volume = raise_on_all_ranks(reject_excess_traffic, step, limits)
     if overlap:
         raise_on_all_ranks(reject_missing_overlap, step, limits.layer)
+    if stage == 3:
+        _reject_layers_kept_after_forward(make, batches[0], limits)
     unsharded = memory.record(_unsharded, batches)
     judge_recorded(lambda: memory.record(lambda: make(DeepMLP()), batches, outside=True),
                    reject_excess_memory, unsharded, limits)
+    return volume
 
 
 def _unsharded():
@@ -100,8 +104,41 @@ def _unsharded():
     return model, torch.optim.AdamW(model.parameters(), **SETTINGS)
 
 
-def reject_excess_traffic(traffic: Traffic, limits: StageLimits) -> None:
-    """Raises Wrong if more is sent than the stage needs, or if gradients leave too late."""
+def _reject_layers_kept_after_forward(make, batch, limits):
+    model = DeepMLP()
+    module, optimizer = make(model)
+    built = _bytes_of(model)
+    loss = module(**batch).loss
+    held = _bytes_of(model)
+    loss.backward()
+    optimizer.step()
+    # One layer and the root, which backward uses first, may stay between forward and backward.
+    # Catches layers that are not freed in forward. Memory in general is judged later; there, a
+    # gathered parameter is one of many buffers, and what is held from the beginning has its own
+    # sentence.
+    root = limits.elements - sum(p.numel() for p in model.layers.parameters())
+    most = BYTES * (limits.layer + root + limits.tensors * limits.ranks)
+    raise_on_all_ranks(_judge_layers_kept, held, most, built > most)
+
+
+def _judge_layers_kept(held, most, from_the_beginning):
+    if held > most and not from_the_beginning:
+        raise Wrong(f"rank {dist.get_rank()} holds {held:,} bytes of gathered parameters after "
+                    f"forward; under ZeRO-3 one layer and the root may be left, at most {most:,}",
+                    "Free a layer's parameters when its forward is done: the layers after it need "
+                    "other ones, and backward gathers it again.")
+
+
+def _bytes_of(model) -> int:
+    """Bytes of memory that the parameters of a model have now, each storage counted once."""
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes()
+                for p in model.parameters()}
+    return sum(storages.values())
+
+
+def reject_excess_traffic(traffic: Traffic, limits: StageLimits) -> float:
+    """How many Ψ are sent. Raises Wrong if it is more than the stage needs, or if gradients leave
+    too late."""
     _reject_late_gradients(traffic, limits)
     sent = {}
     for call in traffic.calls:
@@ -109,11 +146,11 @@ def reject_excess_traffic(traffic: Traffic, limits: StageLimits) -> None:
     allowed = sum(passes(kind) * n for kind, n in stage_passes(limits.stage).items())
     # In bytes, not calls: how a stage cuts its tensors is free, what it sends is not. Catches
     # all-reduces of gradients, gathers of optimizer state, and parameters gathered twice.
+    total = sum(sent.values()) / limits.elements
     if sum(sent.values()) <= allowed * limits.full / BYTES:
-        return
+        return total
     parts = ", ".join(f"{kind} {elements / limits.elements:.1f}Ψ"
                       for kind, elements in sent.items() if elements)
-    total = sum(sent.values()) / limits.elements
     raise Wrong(f"rank {dist.get_rank()} moves {total:.1f}Ψ elements per step ({parts}); "
                 f"ZeRO-{limits.stage} moves {allowed}Ψ", _traffic_hint(sent, limits))
 

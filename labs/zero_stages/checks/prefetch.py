@@ -53,12 +53,19 @@ def reject_late_gathers(events: list[CollectiveCall | Mark]) -> None:
         if len(gathers) < len(computes):
             raise Wrong(f"in {direction}, {len(gathers)} gathers are called for {len(computes)} "
                         "layers", "Each layer's parameters are gathered for each direction.")
+        # A unit is gathered once for each direction: catches one that is fetched again while it has
+        # memory, which the order below would read as two units fetched ahead.
+        units = len(computes) + 1
+        if len(gathers) > units:
+            raise Wrong(f"in {direction}, {len(gathers)} gathers are called for {units} units: a "
+                        "unit is gathered again while it has memory", "fetch does nothing for a "
+                        "unit that has been fetched: unit.is_gathered says so.")
         # The root is gathered first, then one gather for each layer in order: when layer k computes
         # (from 0), the root's, k + 1 layers' and the next one's have begun.
         for who, number, begun in _when_layers_compute(gathers, computes, direction):
             if begun < number + 3:
                 raise Wrong(f"{who} has not been begun", "Begin the gather of "
-                            "self.next_unit(unit) before you wait for this unit's own.")
+                            "self.next_unit(unit) before this unit computes.")
         # One layer ahead is enough to hide a gather, and each layer ahead is memory.
         for number, moment in enumerate(computes[:-2]):
             begun = sum(place < moment for place in gathers)

@@ -2,6 +2,7 @@
 batch. The mistakes of this notebook are named here, as data."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -43,17 +44,30 @@ def steps_of(stage: int) -> list[Step]:
             for number, batch in enumerate(data.xy_batches(STEPS, BATCH))]
 
 
-def difference_from_reference(strategy: Callable, stage: int) -> float:
+def difference_from_reference(strategy: Callable, stage: int, reader: Callable | None = None,
+                              nothing_updated: str = "") -> float:
     """On a rank: trains what `strategy` returns next to the reference, by the plain loop; the
-    largest difference of a parameter. Raises Wrong."""
+    largest difference of a parameter. Raises Wrong.
+
+    reader(model, optimizer) returns what reads the full parameters of the module; None: they are
+    read as `parameters_of` does. nothing_updated: the hint where a step changed nothing.
+    """
     model = EdgeCaseModel(seed=0)
     module, optimizer = raise_on_all_ranks(build, strategy, model, SETTINGS)
     # Both ways to treat a parameter that no rank used are right.
     references = [Reference(EdgeCaseModel(seed=0), adamw, unused, falling_rate)
                   for unused in ("zero", "skip")]
+    read = reader(model, optimizer) if reader else partial(parameters_of, model=model)
     return train_beside_reference(
-        module, optimizer, references, steps_of(stage), mistakes=MISTAKES, hints=HINTS,
-        parameters_of=partial(parameters_of, model=model), schedule=falling_rate(optimizer))
+        module, optimizer, references, steps_of(stage), hints=HINTS, parameters_of=read,
+        mistakes=_mistakes(nothing_updated), schedule=falling_rate(optimizer))
+
+
+def _mistakes(nothing_updated) -> tuple[Mistake, ...]:
+    """MISTAKES, the first with the exercise's own hint, if there is one."""
+    first, *others = MISTAKES
+    hint = nothing_updated or first.hint_if_whole
+    return replace(first, hint_if_whole=hint), *others
 
 
 def build(strategy: Callable, model: nn.Module, settings: dict) -> ModuleAndOptimizer:

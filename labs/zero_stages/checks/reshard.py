@@ -1,5 +1,7 @@
 """Exercise 3.7: what one number of ranks saved is loaded on another, and nobody holds it whole."""
 
+import itertools
+import math
 from collections.abc import Callable
 
 import torch
@@ -28,16 +30,17 @@ def check_reshard(reshard: Callable, strategy: Callable):
     """reshard(read, elements, before, after, rank): the shard of one of the `after` new ranks, from
     slices of the old ones. strategy: ZeRO-1."""
     for size, before, after in CASES:
-        for rank in range(after):
-            _reject_wrong_shard(reshard, size, before, after, rank)
+        # Old padding of zeros hides in parameters that are zero; of NaN, it shows in a new shard.
+        for rank, padding in itertools.product(range(after), (0.0, math.nan)):
+            _reject_wrong_shard(reshard, size, before, after, rank, padding)
     return (f"each new rank reads what it needs, once; saved on {RANKS[0]} ranks, loaded on "
             f"{RANKS[1]}, then on {RANKS[2]}: training goes on as if never interrupted "
             f"(to {_resume(reshard, strategy):.0e})")
 
 
-def shards_of(flat: torch.Tensor, ranks: int) -> list[torch.Tensor]:
-    """The shards of a flat tensor on so many ranks, padded with zeros."""
-    return list(torch.cat([flat, flat.new_zeros(-len(flat) % ranks)]).view(ranks, -1))
+def shards_of(flat: torch.Tensor, ranks: int, padding: float = 0.0) -> list[torch.Tensor]:
+    """The shards of a flat tensor on so many ranks, padded with zeros or with another number."""
+    return list(torch.cat([flat, flat.new_full((-len(flat) % ranks,), padding)]).view(ranks, -1))
 
 
 class CountingReader:
@@ -60,12 +63,12 @@ class CountingReader:
         return self.shards[int(old)][int(begin):int(end)].clone()
 
 
-def _reject_wrong_shard(reshard, size, before, after, rank):
+def _reject_wrong_shard(reshard, size, before, after, rank, padding):
     case = f"{size} elements from {before} to {after} ranks, new rank {rank}"
     # Some of the data is zero at the end: only `elements` says where padding begins.
     flat = torch.arange(1.0, size + 1)
     flat[size - size // 4:] = 0
-    read, want = CountingReader(shards_of(flat, before)), shards_of(flat, after)[rank]
+    read, want = CountingReader(shards_of(flat, before, padding)), shards_of(flat, after)[rank]
     got = reshard(read, size, before, after, rank)
     if not isinstance(got, torch.Tensor):
         raise Wrong(f"reshard returned {kind_of(got)}, not a tensor",
@@ -74,6 +77,11 @@ def _reject_wrong_shard(reshard, size, before, after, rank):
     if got.shape != want.shape:
         raise Wrong(f"{case}: {_size(got)}, not {_size(want)}",
                     "All new shards are equally long: elements / after, rounded up.")
+    # Only the old padding is NaN here.
+    if got.isnan().any():
+        raise Wrong(f"{case}: what was padding in the old shards (NaN here) is in the new shard",
+                    "Read up to the last of `elements`, not to the end of the old shard: nothing "
+                    "says what its padding holds. The new padding is zeros.")
     if not got.equal(want):
         raise Wrong(f"{case}: its numbers are other numbers than its own",
                     "Its elements are rank·k to (rank+1)·k of the whole, without padding; old rank "
