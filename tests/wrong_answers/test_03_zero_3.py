@@ -615,21 +615,34 @@ class ShardIsAView(right.Unit):
 
     def __init__(self, module, parameters):
         super().__init__(module, parameters)
+        right.gather(self)
+        self.shard = torch.nn.Parameter(self.full.view(N(), -1)[dist.get_rank()])
+        right.free(self)
+
+
+class ShardIsAViewUntilLater(ShardIsAView):
+    """The same, with parameters that are there until the first forward has ended."""
+
+    def __init__(self, module, parameters):
+        right.Unit.__init__(self, module, parameters)
+        right.gather(self)
         self.shard = torch.nn.Parameter(self.full.view(N(), -1)[dist.get_rank()])
 
 
 @pytest.mark.parametrize("answer, words", [
     (plain, "updated with the gradient of one rank alone|the loss is"),
-    (counted_by(last_pass_alone), r"the gradient of one of 3 backward passes\n.*is added to the"),
+    (counted_by(last_pass_alone), r"the gradient of one of 2 backward passes\n.*is added to the"),
     (counted_by(not_reduced), r"it was not changed by the step\n.*reach unit.shard.grad before"),
     (units_of(ShardIsAView), r"has no memory, .*\n.*memory of its own"),
+    (units_of(ShardIsAViewUntilLater), r"has no memory, .*\n.*memory of its own"),
     (right.zero3, "lab.ShardedModule does the work"),
     (sharded_module_used, "lab.ShardedModule does the work\n.*torch's hooks and storages"),
     (never_freed, r"storage of size 0(.|\n)*A layer computes while its storage is empty"),
     (without_backward, "the loss is|storage of size 0|SIGSEGV|not changed by the step"),
     (torchs_fsdp2, "torch's own fully_shard does the work")],
-    ids=["plain", "last_pass_alone", "not_reduced", "shard_is_a_view", "zero3",
-         "sharded_module_used", "never_freed", "without_backward", "fsdp2"])
+    ids=["plain", "last_pass_alone", "not_reduced", "shard_is_a_view",
+         "shard_is_a_view_until_later", "zero3", "sharded_module_used", "never_freed",
+         "without_backward", "fsdp2"])
 def test_wrong_from_scratch(answer, words):
     rejected(lab.check_from_scratch(answer), words)
 

@@ -55,11 +55,11 @@ def reject_late_gathers(events: list[CollectiveCall | Mark]) -> None:
                         "layers", "Each layer's parameters are gathered for each direction.")
         # A unit is gathered once for each direction: catches one that is fetched again while it has
         # memory, which the order below would read as two units fetched ahead.
-        units = len(computes) + 1
-        if len(gathers) > units:
-            raise Wrong(f"in {direction}, {len(gathers)} gathers are called for {units} units: a "
-                        "unit is gathered again while it has memory", "fetch does nothing for a "
-                        "unit that has been fetched: unit.is_gathered says so.")
+        units, called = len(computes) + 1, sum(place < computes[-1] for place in gathers)
+        if called > units:
+            raise Wrong(f"in {direction}, {called} gathers are called for {units} units: a unit is "
+                        "gathered again while it has memory", "fetch does nothing for a unit that "
+                        "has been fetched: unit.is_gathered says so.")
         # The root is gathered first, then one gather for each layer in order: when layer k computes
         # (from 0), the root's, k + 1 layers' and the next one's have begun.
         for who, number, begun in _when_layers_compute(gathers, computes, direction):

@@ -18,9 +18,8 @@ _FREED_IN_FLIGHT = (
     "async_op=True, keep what all_gather returns in unit.handle: unit.wait() and unit.free() "
     "wait for it.")
 _NOT_REDUCED = (
-    "Nothing of it was updated here. Does the mean of its gradients reach the shard "
-    "(unit.add_gradient) before the step, also for the unit that is reduced last "
-    "(backward_done)?")
+    "Nothing of it was updated here. Does every shard get its gradient before inner.step() "
+    "(unit.add_gradient), also that of the unit reduced last (backward_done)?")
 _NOT_AS_ZERO2 = (
     "Nothing of it was updated here: its shard got no gradient before the step. Does "
     "after_backward still do with the gradients what that of ZeRO-2 does, after it has freed the "
