@@ -110,11 +110,15 @@ def judge_gradients(model: nn.Module, mean: Tensors, alone: Sequence[Tensors], w
             raise Wrong(f"{_who(when, name)}: gradient has shape {tuple(parameter.grad.shape)}, "
                         f"the parameter {tuple(parameter.shape)}",
                         "Give each piece of the bucket its parameter's shape back.")
+    untouched = {name for name, p in trainable(model) if p.grad is None} if got is None else ()
     got = gradients(model) if got is None else got
     for name in mean:
         # the reference saw all examples of the batch, this rank only its share: only the mean over
         # the ranks makes the two equal
         if not close(got[name], mean[name]):
+            if name in untouched:
+                raise Wrong(f"{_who(when, name)}: gradient is still None, on other ranks it is not",
+                            "A rank that did not use a parameter gets the mean, too.")
             sentence, hint = name_mistake(got[name], mean[name], [one[name] for one in alone],
                                           traffic.events if traffic else ())
             raise Wrong(f"{_who(when, name)}: gradient {sentence}", hint)

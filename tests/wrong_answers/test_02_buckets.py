@@ -352,7 +352,7 @@ WRONG_PAIRS = [
     (Bucket.returns_one, finish, "start returned a Tensor"),
     (Bucket.synchronous, finish, "start waits for its all-reduce"),
     (Bucket.one_call_each, finish, "start called 4 collectives"),
-    (Bucket.none_left_out, finish, "not in the same collective", ALONE),
+    (Bucket.none_left_out, finish, "A gradient that is None travels as zeros: the flat", ALONE),
     (Bucket.last_one_dropped, finish, "carries 30 elements, the bucket has 31"),
     (start, Bucket.does_not_wait, "was used before it arrived: finish does not wait"),
     (start, Bucket.a_sum, "is the SUM over ranks"),
@@ -369,9 +369,9 @@ WRONG_PAIRS = [
     (Bucket.skips_what_is_none, finish, "called 0 collectives|not in the same collective", ALONE),
     (Bucket.reduced_only, finish, "start called 1 collectives .reduce., not one all_reduce"),
     (start, Bucket.waits_without_a_call, "was used before it arrived: finish does not wait"),
-    (start, Bucket.divides_first, "gradient . of the bucket"),
+    (start, Bucket.divides_first, "gradient . of the bucket was divided before it had arrived"),
     (start, Bucket.into_what_is_there, "A gradient is None where this rank did not use", ALONE),
-    (start, Bucket.skips_what_was_none, "shape None", ALONE),
+    (start, Bucket.skips_what_was_none, "gradient . of the bucket is still None", ALONE),
     (start, Bucket.first_parameter_only, "gradient 1 of the bucket is still this rank's own"),
     (start, Bucket.takes_no_handle, "takes 2 positional arguments but 3 were given")]
 

@@ -570,22 +570,22 @@ class Accumulate:
 
 
 WRONG_ACCUMULATE = [
-    (Accumulate.nothing, "differs from the full batch's"),
-    (Accumulate.only_the_last, "differs from the full batch's"),
+    (Accumulate.nothing, "gradient is zero"),
+    (Accumulate.only_the_last, "of the last micro-batch alone: those before it are lost"),
     (Accumulate.unweighted_sum, "the sum of the micro-batches' mean losses"),
     (Accumulate.plain_mean, "the plain mean of the micro-batches' mean losses"),
     (Accumulate.synchronized_each_time, "12 collectives for 3 micro-batches"),
-    (Accumulate.never_synchronized, "differs from the full batch's"),
+    (Accumulate.never_synchronized, "is this rank's own: no backward communicated"),
     (Accumulate.all_at_once, "1 backward for 3 micro-batches"),
-    (Accumulate.cleared_between, "differs from the full batch's"),
+    (Accumulate.cleared_between, "of the last micro-batch alone: those before it are lost"),
     (Accumulate.first_synchronized, "the last backward is not synchronized"),
     (Accumulate.forwards_first, "a forward begins before the backward of the one before it"),
     (Accumulate.empties_the_list, "changed the list that it was given"),
-    (Accumulate.three_parts, "differs from|collectives for|not synchronized"),
-    (Accumulate.of_all_ranks, "differs from the full batch's"),
+    (Accumulate.three_parts, "no backward communicated"),
+    (Accumulate.of_all_ranks, "is the mean divided by 3 once more"),
     (Accumulate.one_large_batch, "1 backward for 3 micro-batches"),
     (Accumulate.detached_weights_of_the_last, "plain mean of the micro|differs from"),
-    (Accumulate.steps_too, "differs from the full batch's")]
+    (Accumulate.steps_too, "gradient is zero")]
 
 
 WRONG_ANSWERS = Answers([

@@ -16,12 +16,14 @@ from labs.exercises.verdicts import Wrong, check
 from labs.manual_ddp.checks.api_hints import API_HINTS
 from labs.manual_ddp.checks.combine import split
 from labs.manual_ddp.edge_cases import CAPS, WORLD_SIZES
-from labs.manual_ddp.gradients import mean_and_alone, reference_model
+from labs.manual_ddp.gradients import mean_and_alone, name_mistake, reference_model
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.training import data
 from labs.training.models import EdgeCaseModel
 
 SIZES = ((3, 1, 2), (1, 5), (4,))  # examples of a rank's micro-batches, one list for each call
+_WEIGHTS = "A micro-batch of 3 examples counts three times one of 1."
+_ADDS = "Each backward adds to what is in parameter.grad: clear it only before the first."
 _LAST = "All but the last backward belong inside no_sync."
 
 
@@ -60,32 +62,49 @@ def _one_step(accumulate, model, module, sizes, recorded):
     with Traffic() as recorded.traffic:
         accumulate(module, given)
     reference.differentiate(Step(batch))
-    raise_on_all_ranks(_judge_weights, gradients(model), mean_and_alone(reference)[0], by_rank,
+    raise_on_all_ranks(_judge_weights, gradients(model), mean_and_alone(reference), by_rank,
                        recorded.traffic.events)
     raise_on_all_ranks(_judge_passes, recorded.traffic, len(sizes), len(module.buckets))
     raise_on_all_ranks(_judge_input, given, by_rank[rank])
 
 
-def _judge_weights(got, want, by_rank, events):
-    # micro-batches of 3, 1 and 2 examples: without weights, each example of the smallest counts
-    # three times
+def _judge_weights(got, reference, by_rank, events):
+    want, alone = reference
     if _alike(got, want):
         return
-    parts = len(by_rank[0])
-    for divide, sentence in ((1, "the sum of the micro-batches' mean losses"),
-                             (parts, "the plain mean of the micro-batches' mean losses")):
-        if parts > 1 and _alike(got, _unweighted(by_rank, divide)):
-            raise Wrong(f"the gradient is that of {sentence}",
-                        "A micro-batch of 3 examples counts three times one of 1.")
+    _judge_mixture(got, by_rank)
     name = max(want, key=lambda name: largest_difference(got[name], want[name]))
     who = f"rank {dist.get_rank()}, parameter {name!r}: gradient"
-    if any(isinstance(event, CollectiveCall) for event in events) and _ends_alone(events):
-        # what the last backward adds stays on its rank
+    calls = [event for event in events if isinstance(event, CollectiveCall)]
+    # with every backward inside no_sync, each rank goes its own way
+    if not calls and any(getattr(event, "what", "") == "backward" for event in events):
+        raise Wrong(f"{who} is this rank's own: no backward communicated", _LAST)
+    # what the last backward adds stays on its rank
+    if calls and _ends_alone(events):
         raise Wrong(f"{who} is not the same on all ranks: the last backward is not synchronized",
                     _LAST)
-    far = largest_difference(got[name], want[name])
-    raise Wrong(f"{who} differs from the full batch's by {far:.2g}",
-                "Weight each loss by its micro-batch's share; synchronize in the last backward.")
+    sentence, hint = name_mistake(got[name], want[name], [one[name] for one in alone])
+    if sentence.startswith("differs"):
+        far = largest_difference(got[name], want[name])
+        sentence = f"differs from the full batch's by {far:.2g}"
+        hint = "Weight each loss by its micro-batch's share; synchronize in the last backward."
+    raise Wrong(f"{who} {sentence}", hint)
+
+
+def _judge_mixture(got, by_rank):
+    """Raises Wrong where the gradient is that of losses that were put together in another way."""
+    parts, total = len(by_rank[0]), sum(len(part["x"]) for part in by_rank[0])
+    share = len(by_rank[0][-1]["x"]) / total
+    last = "the last micro-batch alone: those before it are lost"
+    for weights, whose, hint in (
+            # micro-batches of 3, 1 and 2 examples: without weights, each example of the smallest
+            # counts three times
+            ([1] * parts, "the sum of the micro-batches' mean losses", _WEIGHTS),
+            ([1 / parts] * parts, "the plain mean of the micro-batches' mean losses", _WEIGHTS),
+            # a gradient that is cleared in between, or a single backward
+            ([0] * (parts - 1) + [share], last, _ADDS), ([0] * (parts - 1) + [1], last, _ADDS)):
+        if parts > 1 and _alike(got, _mixed(by_rank, weights)):
+            raise Wrong(f"the gradient is that of {whose}", hint)
 
 
 def _ends_alone(events) -> bool:
@@ -99,11 +118,12 @@ def _alike(got, want) -> bool:
     return all(close(got[name], want[name]) for name in want)
 
 
-def _unweighted(by_rank, divide):
-    """The mean over the ranks of the gradient of each one's sum of losses, divided by `divide`."""
+def _mixed(by_rank, weights):
+    """The mean over the ranks of the gradient of each one's losses, added with these weights."""
     model = EdgeCaseModel(seed=0)
-    losses = [model(**part).loss for parts in by_rank for part in parts]
-    (sum(losses) / (divide * len(by_rank))).backward()
+    losses = [weight * model(**part).loss for parts in by_rank
+              for part, weight in zip(parts, weights, strict=True)]
+    (sum(losses) / len(by_rank)).backward()
     return gradients(model)
 
 

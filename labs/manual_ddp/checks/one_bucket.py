@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import combinations
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from labs.exercises.invariants import mark_waits
-from labs.exercises.on_ranks import close, on_ranks, raise_on_all_ranks
+from labs.exercises.on_ranks import TOLERANCE, close, on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.manual_ddp.checks.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import HELD, PATIENCE, WORLD_SIZES, Gate, hold_back
@@ -22,7 +23,9 @@ _WAITS = ("start waits for its all-reduce: backward would stand still",
 
 
 @check("2.6", hints=API_HINTS | {"missing 1 required positional": "start returns what finish "
-                                 "needs: the flat tensor and the handle."})
+                                 "needs: the flat tensor and the handle.",
+                                 "not in the same collective": "A gradient that is None travels as "
+                                 "zeros: the flat tensor has the same length on every rank."})
 def check_bucket(start, finish):
     """start(bucket) begins one all-reduce of all its gradients, in their dtype; finish(bucket,
     *started) waits and gives every parameter its averaged gradient."""
@@ -134,9 +137,13 @@ def _judge(wrong, in_time, buckets, events):
 def _judge_gradients(bucket, events):
     for number, (parameter, alone) in enumerate(zip(bucket.parameters, bucket.alone, strict=True)):
         who = f"rank {dist.get_rank()}, gradient {number} of the bucket"
-        if parameter.grad is None or parameter.grad.shape != parameter.shape:
-            shape = None if parameter.grad is None else tuple(parameter.grad.shape)
-            raise Wrong(f"{who}: shape {shape}, not {tuple(parameter.shape)}",
+        # the next step would leave the parameter as it is here, and change it on the other ranks
+        if parameter.grad is None:
+            raise Wrong(f"{who} is still None",
+                        "A rank that did not use a parameter gets the mean, too.")
+        if parameter.grad.shape != parameter.shape:
+            raise Wrong(f"{who}: shape {tuple(parameter.grad.shape)}, not "
+                        f"{tuple(parameter.shape)}",
                         "Cut the flat tensor up again, in the same order, with the same shapes.")
         mean = sum(alone) / len(alone)
         # each parameter gets its own piece of the mean, once the all-reduce has arrived
@@ -144,5 +151,18 @@ def _judge_gradients(bucket, events):
             if unawaited(events):
                 raise Wrong(f"{who} was used before it arrived: finish does not wait",
                             "Call handle.wait() before you touch the flat tensor.")
+            if _divided_early(parameter.grad, alone):
+                raise Wrong(f"{who} was divided before it had arrived: the sum was written over it",
+                            "Call handle.wait() first, then divide.")
             sentence, hint = name_mistake(parameter.grad, mean, alone)
             raise Wrong(f"{who} {sentence}", hint)
+
+
+def _divided_early(gradient, alone) -> bool:
+    """Whether each number is a sum of the ranks' own ones, some of which were divided before they
+    were added, and not the plain sum. Which ones differs by number: gloo sends in pieces."""
+    ranks = len(alone)
+    sums = [sum(one / (ranks if rank in divided else 1) for rank, one in enumerate(alone))
+            for size in range(ranks + 1) for divided in combinations(range(ranks), size)]
+    explained = [gradient.isclose(one, rtol=TOLERANCE) for one in sums]
+    return bool(torch.stack(explained).any(0).all()) and not explained[0].all()
