@@ -138,10 +138,12 @@ def show_throughput(preset: Preset, configures: dict[str, Callable | None],
     default = next(iter(strategies))
     found = compare(strategies, preset, measure_memory=False, rounds=rounds, repeat=2,
                     link=(recording.BYTES, recording.LATENCY), quiet=True)
+    usual = found.tokens_per_second(default)
     rows = [Bar(name, found.tokens_per_second(name), colour=palette.PLAIN,
-                guessed=_guessed_rate(found.tokens_per_second(default), number))
-            for number, name in enumerate(strategies)]
-    return bars(rows, "tokens/s", f"of all ranks together (median of {rounds} turns)")
+                guessed=_guessed_rate(usual, number)) for number, name in enumerate(strategies)]
+    changes = [f"{row.name} {100 * (row.measured / usual - 1):+.0f} %" for row in rows[1:]]
+    return bars(rows, "tokens/s", f"of all ranks together (median of {rounds} turns)\n"
+                f"against {default}: {', '.join(changes)}")
 
 
 def _guessed_rate(default_rate, number) -> float | None:

@@ -16,7 +16,7 @@ LIBRARIES = ("torch/", "transformers/", "multiprocessing/", "threading.py", "nn.
 """Words by which the frame of a library is known; other frames are somebody's own code."""
 
 CAUSES = {
-    "nothing": "None",
+    "nothing": "no evidence: the value None",
     "item": "one of trace.item_calls: a call that the healthy run does not have",
     "tiny units": "a number: how many all-gathers one rank's step has",
     "one huge unit": "the collective with the most bytes, one of trace.collectives",

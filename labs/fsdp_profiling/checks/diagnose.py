@@ -25,14 +25,19 @@ def check_diagnose(diagnose):
         return Verdict("5.8", None, "cannot be judged now: this machine does too much else. Of a "
                        f"run that was recorded {recording.ROUNDS} times: {error}",
                        "Run the cell again when it has less to do.")
-    for cause, run, how in runs:
+    # The healthy run first: a rule that takes it for another is wrong, whatever else it finds.
+    for cause, run, how in sorted(runs, key=lambda row: row[0] != "nothing"):
         got, evidence = _diagnosis(diagnose(list(run), list(healthy)))
         # Each cause must be distinguished from all others, and a healthy run from all of them.
         if got != cause:
             raise Wrong(f"a run with {_called(cause)}{how} was taken for one with {_called(got)}",
-                        _HINTS_ON_SECONDS.get(got) or _HINTS[cause])
+                        _HINTS[cause] if cause == "nothing" and got not in _HINTS_ON_SECONDS else
+                        _HINTS_IF_NAMED.get(got) or _HINTS[cause])
         # The evidence must be of this run: a name alone could be guessed.
         if not is_evidence(cause, evidence, run, healthy):
+            if cause == "nothing":
+                raise Wrong(f"a healthy run was named so, with {shortened(evidence, 70)} as "
+                            "evidence: there is none", 'Return ("nothing", None).')
             raise Wrong(f"{_called(cause)} was named, but {shortened(evidence, 70)} is no evidence "
                         "of it", f"The evidence is {CAUSES[cause]}. {_HINTS[cause]}")
     count = sum(not how for _, _, how in runs)
@@ -133,6 +138,11 @@ _HINTS_ON_SECONDS = {
                         "compare it with its own step, not with the healthy run's.",
     "slow rank": "Seconds differ by chance, too, from run to run and from rank to rank: compare "
                  "the ranks of one run, and ask for a large factor."}
+_HINTS_IF_NAMED = _HINTS_ON_SECONDS | {
+    "tiny units": 'This run has as many all-gathers as the healthy one: count trace.of("all_gather"'
+                  "), not all collectives.",
+    "item": "Of the calls outside the optimizer this run has as many as the healthy one: the model "
+            "makes them itself, at the beginning of forward."}
 
 
 def _is_item_call(call, run, healthy) -> bool:
