@@ -68,6 +68,16 @@ class Synchronous(lab.BucketedWrapper):
         parameter.grad /= N()
 
 
+class IfForWhile(OverlappedDDP):
+    """`if` for `while`: of several buckets that one gradient completes, only the first leaves."""
+
+    def gradient_ready(self, parameter):
+        self.ready.add(parameter)
+        turn = len(self.started)
+        if turn < len(self.buckets) and self.ready.issuperset(self.buckets[turn]):
+            self.started.append(start(self.buckets[turn]))
+
+
 class UnusedForgotten(OverlappedDDP):
     """Never sends a bucket that did not get ready."""
 
@@ -291,6 +301,7 @@ WRONG[lab.check_overlap] = [
      "its buckets are not those of exercise 2.5: 'embedding.weight' is in no bucket"),
     (wrapping(OnlyTheFirstEarly), "bucket 1 is complete, and leaves only after 2 more gradients"),
     (wrapping(OneForEachGradient), "bucket 2 is complete, and leaves only after 1 more gradient"),
+    (wrapping(IfForWhile), "bucket . is complete, and leaves only after 1 more gradient"),
     (wrapping(WaitsForTheOneBefore), "waited for while gradients are still being computed"),
     (wrapping(WaitsByFuture), "waited for while gradients are still being computed"),
     (wrapping(WaitsByPolling), "waited for while gradients are still being computed"),

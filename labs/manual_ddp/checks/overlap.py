@@ -22,6 +22,7 @@ from labs.manual_ddp.edge_cases import (
     ONLY_RANK_0,
     PATIENCE,
     WORLD_SIZES,
+    BranchedModel,
     Gate,
     NestedModel,
     mixed_model,
@@ -44,7 +45,10 @@ def check_overlap(wrap):
     """wrap(model, cap_bytes) returns a bucketed module whose buckets leave during backward, each as
     soon as it is complete."""
     def work():
-        for make, cap in ((EdgeCaseModel, CAPS[0]), (mixed_model, NESTED_CAP)):
+        # in the last model two layers get ready in another order than they are registered in, so
+        # that one gradient completes several buckets while others are still to come
+        for make, cap in ((EdgeCaseModel, CAPS[0]), (mixed_model, NESTED_CAP),
+                          (_registered_in_another_order, NESTED_CAP)):
             recorded = _record(wrap, make, cap)
             raise_on_all_ranks(_judge_order, recorded)
         # a parameter that only some ranks use never gets ready elsewhere, yet its bucket must leave
@@ -59,6 +63,10 @@ def check_overlap(wrap):
     difference = max(on_ranks(work, world_sizes=WORLD_SIZES))
     return (f"every bucket leaves as soon as it is complete, and the numbers are the reference's "
             f"(to {difference:.0e})")
+
+
+def _registered_in_another_order(seed: int) -> BranchedModel:
+    return BranchedModel(seed, is_reversed=False)
 
 
 def judged_buckets(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], nn.Module]:
