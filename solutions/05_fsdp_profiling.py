@@ -161,8 +161,9 @@ lab.show_seconds(healthy)
 # %% [markdown]
 # **Notice:** compare the exposed milliseconds of both kinds, and the timeline. The all-gathers of
 # forward are exposed, because the rank issues each of them when it already needs it. Those of
-# backward, and the reduce-scatters, mostly lie beneath computing. Exposed are the first all-gather of
-# backward, which nobody could prefetch, and the last reduce-scatters, after which no block computes.
+# backward, and the reduce-scatters, mostly lie beneath computing (if yours do not, the machine was
+# busy: record again). Exposed are the first all-gather of backward, which nobody could prefetch, and
+# the last reduce-scatters, after which no block computes.
 
 # %% [markdown]
 # ## Whose all-gather is it?
@@ -418,9 +419,9 @@ variants = {"default prefetch": None, "no prefetch": no_prefetch,
 lab.show_throughput(PRESET, variants)
 
 # %% [markdown]
-# **Notice:** the order of the calls alone makes the difference: all three send the same bytes and
-# compute the same. The FSDP paper measured that backward prefetch makes a 175B model about 18 %
-# faster. In terms of your guess, a loss of 1 − 1/1.18 = 15 % without it. The percentage depends on
+# **Notice:** compare the percentage below the bars with your guess. The order of the calls alone
+# makes the difference: all three send the same bytes and compute the same. The FSDP paper measured that backward prefetch makes a 175B model about 18 %
+# faster: in terms of your guess, a loss of 1 − 1/1.18 = 15 % without it. The percentage depends on
 # link and model, so where you read 20 to 30 %, ask on which link, and measure on yours.
 
 # %% [markdown]
@@ -445,6 +446,7 @@ lab.explore_slow_runs(slow_runs)
 #
 # | What | is |
 # |:--|:--|
+# | `slow_runs.runs["A"]`, `slow_runs.healthy` | such lists, to try a rule on |
 # | `trace.item_calls` | a tuple of spans, the calls of `.item()`; also of a healthy run: the model's own at the start of forward, and the optimizer's |
 # | `trace.labelled("enumerate(DataLoader)")` | a list of spans: the data loader's labels |
 
@@ -454,7 +456,7 @@ lab.CAUSES  # cause -> the evidence to return with it
 # %% [markdown]
 # ### Exercise 5.8 · Diagnose
 #
-# *Difficulty 4 of 5 · 25 minutes · target: each of 8 runs named, with its evidence*
+# *Difficulty 4 of 5 · 25 minutes · target: 8 runs named, with their evidence*
 #
 # It has two cells. First find the calls of `.item()` that are not the optimizer's. The check stands
 # below the second cell.
@@ -504,7 +506,8 @@ def diagnose(run, healthy):
 #
 # </details>
 #
-# The check records each cause again, and a healthy run, with a model of another size (10 to 60 s).
+# The check records 8 runs with a model of another size (10 to 60 s): one for each cause, one more
+# with another slow rank, and a healthy one.
 
 # %%
 lab.check_diagnose(diagnose)

@@ -232,7 +232,7 @@ def test_the_notebook_says_what_is_recorded_again():
             f"differ by a factor of {recording.HEALTHY_RATIO:.0f} at most)") in text
     assert "over half of the step, any other under a tenth" in text
     assert (recording.LONG_LOADING, recording.SHORT_LOADING) == (1 / 2, 1 / 10)
-    assert "18 % faster. In terms of your guess, a loss of 1 − 1/1.18 = 15 % without it" in text
+    assert "18 % faster: in terms of your guess, a loss of 1 − 1/1.18 = 15 % without it" in text
     assert round(1 - 1 / 1.18, 2) == 0.15
 
 
