@@ -160,11 +160,9 @@ def sent_by_phase(module, optimizer, batch) -> dict[str, Counter]:
     return found
 
 
-def peak_phase(report: memory.Report) -> str | None:
-    """The phase of a step in which most is held; None where it was not recorded."""
-    totals = {phase: report.peaks[phase].total for phase in PHASES}
-    highest = [phase for phase in PHASES if totals[phase] == max(totals.values())]
-    return highest[0] if len(highest) == 1 else None
+def peak_phase(report: memory.Report) -> str:
+    """The phase of a step in which most is held."""
+    return max(PHASES, key=lambda phase: report.peaks[phase].total)
 
 
 def _libraries() -> dict[str, Callable]:
@@ -210,9 +208,8 @@ def _measured(one) -> Measured:
     peak = Memory(**one["step_peak"])
     calls = [CollectiveCall(kind, elements, nbytes, False, 0.0)
              for kind, elements, nbytes in one["calls"]]
-    within = [one["peak_phase"]] if one.get("peak_phase") else memory.PHASES
     report = memory.Report(phases, peak, dict.fromkeys(memory.PHASES, Memory())
-                           | dict.fromkeys(within, peak))
+                           | {one["peak_phase"]: peak})
     return Measured(report, calls, one["losses"], observed=[one["sent_by_phase"]])
 
 

@@ -58,8 +58,7 @@ def _peak_phases(comparison) -> str:
         names.setdefault(peak_phase(result.report), []).append(name.replace(",", ""))
     parts = [f"{'in the step' if phase == 'step' else f'in {phase}'} for {listed(names[phase])}"
              for phase in PHASES if phase in names]
-    unknown = f" It was not recorded for {listed(names[None])}." if None in names else ""
-    return f"The highest moment lies {'; '.join(parts)}.{unknown}"
+    return f"The highest moment lies {'; '.join(parts)}."
 
 
 @shows("3.8")
