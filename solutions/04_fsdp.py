@@ -23,6 +23,10 @@
 
 # %% [markdown]
 # ## What is trained here
+#
+# A GPT-2, on as many ranks as suit this machine: the next cell prints its sizes, and any of them can
+# be changed. The checks train a smaller one, so that they take seconds. On a busy machine torch's
+# imports alone take 10 to 20 seconds.
 
 # %%
 import torch
@@ -148,10 +152,10 @@ labs.guess("4.2", "collectives per step, each linear", my_guess)
 #
 # *Difficulty 2 of 5 · 10 minutes · target: collectives and bytes of eight lists of units*
 #
-# While one unit computes, the next is already being gathered. So the root and two *neighbours* are
-# whole at the same time. What counts is the pair of neighbours with the largest sum, wherever it
-# stands. If there is only one unit besides the root, it has no neighbour; the root may also be the
-# only unit.
+# In backward, and on a GPU in forward too, the next unit is gathered while one computes: the root and
+# two *neighbours* are whole at once. What counts is the pair of neighbours with the largest sum,
+# wherever it stands. A single unit besides the root has no neighbour; the root may also be the only
+# unit.
 
 # %%
 # Exercise 4.2: what a wrapping costs
@@ -176,16 +180,16 @@ lab.show_wrappings(compared, wrappings, cost)
 # %% [markdown]
 # **Notice:** from the whole model to blocks, the gathered bytes shrink most; from blocks to linear
 # layers the collectives multiply. What is gathered may be twice your `cost`, because a unit arrives
-# in one flat buffer and its parameters are copied out of it. A rank trains 2 sequences here at
-# most, because activations grow with them and the buffers do not.
+# in one flat buffer and its parameters are copied out of it. The chart trains 2 sequences on each
+# rank instead of the preset's 8, so that activations do not hide the buffers.
 
 # %% [markdown]
 # ## The rule
 #
 # The fewest collectives are *not* the fastest. Nothing computes until the root and the first unit
-# have arrived, so one unit for the whole model waits for all its bytes. Each further all-gather is
-# called when the unit before it begins to compute: the step waits only for what takes longer than
-# that unit's forward.
+# have arrived, so one unit for the whole model waits for all its bytes. On a GPU each further
+# all-gather is in flight while the unit before it computes: the step waits only for what takes longer
+# than that unit's forward.
 #
 # Units that are too small lose time as well: each collective costs a fixed price, for its launch and
 # its copies.
@@ -260,8 +264,8 @@ lab.show_lost(choose)
 # step. By default FSDP reduces after each of them. DDP's `no_sync` has a counterpart:
 # `module.set_requires_gradient_sync(False)` keeps the *whole* gradients on each rank until the last
 # micro-batch. `set_reshard_after_backward(False)` and `set_reshard_after_forward(False)` keep the
-# whole parameters too. In the table's first two rows they are `True` for all units, so the root is
-# gathered twice as well.
+# whole parameters too. In the table's first two rows they are `True` for all units, also for
+# the root. The cell takes up to a minute.
 
 # %%
 lab.compare_accumulation(shard, PRESET)
@@ -314,8 +318,6 @@ layers
 # ### Exercise 4.4 · Every block is computed again in backward
 #
 # *Difficulty 2 of 5 · 10 minutes · target: after forward, a block keeps its input and nothing else*
-#
-# Wrap first, then shard.
 
 # %%
 # Exercise 4.4: every block is computed again in backward
@@ -331,17 +333,22 @@ def checkpointed(model, optimizer_class, **settings):
 
 lab.check_checkpointed(checkpointed)
 
+# %% [markdown]
+# What does it save, and what does it cost? The next cell trains the model of the last picture, now
+# without a limit, under each of three strategies: for memory, for arithmetic, and five times for
+# speed. It takes up to a minute.
+
 # %%
 compared = lab.compare_strategies(
     {"DDP": lab.ddp, "FSDP": shard, "FSDP + checkpointing": checkpointed})
 lab.show_memory_and_arithmetic(compared)
 
 # %% [markdown]
-# **Notice:** much material says that checkpointing takes three times less memory for 30 % more
-# time. The line below the chart says what it is here. The three counts activations alone, and grows
-# with the layers, because only one block has all of its activations at a time. The 30 % counts a
-# whole second forward, where backward costs two: 4/3. In torch it is less, because a block's last
-# matrix product and the head are not computed again.
+# **Notice:** much material says that checkpointing takes three times less memory for a third more
+# time. The lines below the chart say what it is here. Three counts activations alone, and grows
+# with the layers, because only one block has all of its activations at a time. The third counts a
+# whole second forward: 4 instead of 3, since backward costs two. In torch it is less, because a
+# block's last matrix product and the head are not computed again.
 
 # %% [markdown]
 # ## Parameters in the host's memory
@@ -565,9 +572,10 @@ lab.check_from_meta(from_meta)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Five steps, each of one or two lines: shapes, units, memory, numbers, optimizer. Two ranks with the
+# Five steps, each of one or two lines: shapes, units, memory, numbers, and an optimizer. Two ranks with the
 # same place among the shards hold the same shard, one in each replica: which seed do they need? The
-# optimizer comes last, because it must hold the parameters that the module has at the end.
+# optimizer comes after the units, because `fully_shard` replaces the parameters; `to_empty` and the
+# numbers only fill those.
 #
 # </details>
 
@@ -1019,7 +1027,7 @@ lab.check_from_scratch(my_fsdp)
 # ## I can …
 #
 # - [ ] say what a unit is, count the collectives of a wrapping, and what its forward waits for
-# - [ ] say why the optimizer is made last
+# - [ ] say why the optimizer comes after the units
 # - [ ] predict the largest model for a number of ranks and bytes
 # - [ ] say what checkpointing saves and costs, and what offload moves
 # - [ ] say which bytes each type of mixed precision halves

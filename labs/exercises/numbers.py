@@ -3,16 +3,19 @@ mistake explains a wrong one."""
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from itertools import combinations
 from numbers import Real
+from typing import Any
 
 from labs.exercises.verdicts import Wrong, kind_of
 from labs.words import format_distinct
 
 # A common mistake: the number that it leads to, what it is, and a hint (may be empty).
 Cause = tuple[float, str, str]
+# The same for any case: a function of the case instead of the number.
+Mistake = tuple[Callable[[Any], float], str, str]
 
 _FLOAT32 = 1e-6  # relative: what a few operations in float32 may be off by
 
@@ -127,6 +130,23 @@ def pairs(causes: Iterable[Cause], want: float) -> list[Cause]:
 
 class _Pair(tuple):
     """A cause of two mistakes."""
+
+
+def likeliest_cause(mistakes: Sequence[Mistake], cases: Sequence, answers: Sequence[float | None],
+                    at: int) -> list[Cause]:
+    """Returns the cause of the wrong answers[at]: of the mistakes that lead to it, the one that
+    leads to most of the other answers too. Several mistakes may lead to one number, and only the
+    other cases tell them apart. answers: one for each case, None where there is none. Returns an
+    empty list where no mistake leads to answers[at]."""
+    def leads(mistake, place):
+        found = answers[place]
+        return found is not None and math.isclose(mistake[0](cases[place]), found,
+                                                  rel_tol=_FLOAT32)
+
+    found = [mistake for mistake in mistakes if leads(mistake, at)]
+    count, sentence, hint = max(found, default=(None, "", ""), key=lambda mistake: sum(
+        leads(mistake, place) for place in range(len(cases))))
+    return [(count(cases[at]), sentence, hint)] if found else []
 
 
 def require_signature(function: Callable, names: tuple[str, ...]) -> None:

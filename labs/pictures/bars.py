@@ -89,7 +89,8 @@ def side_by_side(names: Sequence[str], panels: Sequence[Panel], note: str = "") 
     """A row for each name, a column for each Panel; its `data` is title -> Panel."""
     bars = [[panel.drawn(place) for place in range(len(names))] for panel in panels]
     figure, axes = marks.bar_chart(names, bars, [panel.unit for panel in panels],
-                                   1.45 + 0.5 * len(names) + (0.25 if note else 0), size=9.5)
+                                   1.45 + 0.5 * len(names) + 0.25 * len(note.splitlines()),
+                                   size=9.5)
     handles, lines = [], [f"{name}: " + "; ".join(panel.words(place) for panel in panels)
                           for place, name in enumerate(names)]
     for ax, panel in zip(axes, panels, strict=True):

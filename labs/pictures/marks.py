@@ -1,7 +1,7 @@
 """The parts that charts of measurements share: bars, ticks, labels, axes, legends and numbers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -131,10 +131,13 @@ def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others: Artist) ->
     """Draws a legend above the chart: the parts that can be seen in any bar, the ticks that there
     are, and handles of the chart's own."""
     bars, styles = list(bars), {}
-    for bar in sorted(reversed(bars), key=lambda bar: not bar.is_pale):  # the later one prevails
-        styles.update({name: bar.style(name) for name, length in bar.parts.items()
+    some_pale = len({bar.is_pale for bar in bars}) == 2
+    for bar in reversed(bars):  # the later one prevails
+        # Only "predicted only" is hatched where both kinds are drawn, or it would look like a part.
+        shown = replace(bar, is_pale=bar.is_pale and not some_pale)
+        styles.update({name: shown.style(name) for name, length in bar.parts.items()
                        if name and length > 0.002 * bar.total})
-    if len({bar.is_pale for bar in bars}) == 2:
+    if some_pale:
         others = (*others, Patch(label="predicted only",
                                  **LabelledBar({}, is_pale=True).style("other")))
     order = [*palette.PARTS, *styles]

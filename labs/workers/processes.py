@@ -18,6 +18,7 @@ from unittest import mock
 import torch.multiprocessing as mp
 
 from labs.workers.failures import LaunchError
+from labs.workers.progress import status
 
 PRELOAD = ["labs.workers.forkserver_preload"]
 
@@ -47,7 +48,8 @@ def warm_up() -> None:
     os.environ["LABS_HOME"] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     from multiprocessing import forkserver
 
-    with _lock, _main_hidden(), deferred():
+    with status("starting the process that ranks are forked from"), _lock, _main_hidden(), \
+            deferred():
         private_directory()
         context().set_forkserver_preload(PRELOAD)
         forkserver.ensure_running()

@@ -142,6 +142,15 @@ def zeros_for_infinity(module, optimizer, batch, share):
     optimizer.zero_grad()
 
 
+def share_after_backward(module, optimizer, batch, share, skip=None):
+    (module(**batch).loss * 1024).backward()
+    for parameter in module.parameters():
+        parameter.grad.mul_(share / 1024)
+    if skip is None or not skip(module, None):
+        optimizer.step()
+    optimizer.zero_grad()
+
+
 def nothing(module, optimizer, batch, share):
     pass
 
@@ -154,12 +163,20 @@ WRONG[lab.check_scaled_step] = [
     (stepping(skip=lambda module, loss: not loss.isfinite()), "every gradient overflows"),
     (stepping(skip=own_infinite), "a gradient on the last rank is infinite"),
     (stepping(skip=infinite_on_all), "a gradient on the last rank is infinite"),
+    (stepping(2.0**30, skip=infinite), "of the gradients are infinite with your scale"),
+    (stepping(2.0**30), "Take a smaller scale"),
+    (share_after_backward, "a gradient on the last rank is infinite"),
     (stepping(skip=infinite, share=0.5), "0.5 times those in fp32"),
     (stepping(skip=infinite, clear="stepped"), "are left for the next step"),
     (stepping(skip=infinite, clear="never"), "gradients are left behind"),
-    (stepping(skip=lambda module, loss: True), "the optimizer made no step"),
+    (stepping(skip=lambda module, loss: True), "no gradient is infinite, and the optimizer"),
     (zeros_for_infinity, "every gradient overflows"),
     (nothing, "the optimizer made no step")]
+
+
+def test_a_table_of_a_step_says_who_made_it_and_why_the_norm_grew(capsys):
+    table = str(lab.try_step(right.found_step))
+    assert "who makes the step  ranks 0 and 1  no rank" in table and "norm can grow" in table, table
 
 
 def by_grad_scaler(module, optimizer, batch, share):
@@ -170,6 +187,24 @@ def by_grad_scaler(module, optimizer, batch, share):
     optimizer.zero_grad()
 
 
+def share_after_backward_and_skipped(module, optimizer, batch, share):
+    """The same gradients: what counts is that fp16 loses few of them."""
+    share_after_backward(module, optimizer, batch, share, skip=infinite)
+
+
+def with_a_smaller_scale_where_it_overflows(module, optimizer, batch, share):
+    scale, left = 2.0**20, 8
+    while left:
+        (module(**batch).loss * (share * scale)).backward()
+        for parameter in module.parameters():
+            parameter.grad.div_(scale)
+        if not infinite(module, None):
+            optimizer.step()
+            left = 1
+        optimizer.zero_grad()
+        scale, left = scale / 256, left - 1
+
+
 # 4.10 gradient_bytes
 
 
@@ -178,8 +213,13 @@ def counting(choose, size=lambda call: call.bytes):
 
 
 WRONG[lab.check_gradient_bytes] = [
-    (counting(lambda kind: kind == "all_reduce"), "under FSDP there is no all-reduce"),
-    (counting(lambda kind: kind == "reduce_scatter"), "DDP's ranks, all-reduce theirs"),
+    (counting(lambda kind: kind == "all_reduce"), "FSDP has no all-reduce"),
+    (counting(lambda kind: kind == "reduce_scatter"), "where a rank has whole gradients (DDP)"),
+    (counting(lambda kind: "reduce" in kind, lambda call: 4 * call.elements),
+     "you count 4 bytes for each element"),
+    (counting(lambda kind: "reduce" in kind, lambda call: 2 * call.elements),
+     "you count 2 bytes for each element"),
+    (counting(lambda kind: kind != "all_reduce"), "an all-gather carries parameters"),
     (counting(lambda kind: True), "an all-gather carries parameters"),
     (counting(lambda kind: kind == "all_gather"), "an all-gather carries parameters"),
     (counting(lambda kind: "reduce" in kind, lambda call: call.elements), "these are elements"),
@@ -189,7 +229,8 @@ WRONG[lab.check_gradient_bytes] = [
 RIGHT = {lab.check_loop: [right.loop, looping("clip", "step", "clear"),
                           looping(clip_by_hand, "step", "clear")],
          lab.check_scaled_step: [right.scaled_step, stepping(2.0**14, skip=infinite),
-                                 by_grad_scaler],
+                                 by_grad_scaler, share_after_backward_and_skipped,
+                                 with_a_smaller_scale_where_it_overflows],
          lab.check_gradient_bytes: [
              right.gradient_bytes,
              lambda calls: torch.tensor(counting(lambda kind: "reduce" in kind)(calls))]}

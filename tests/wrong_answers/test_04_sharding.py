@@ -71,6 +71,26 @@ class Shard:
             fully_shard(block)
         return model, optimizer_class(model.parameters(), **settings)
 
+    def root_first_on_a_mesh(model, optimizer_class, **settings):
+        for module in (model, *lab.blocks(model)):
+            fully_shard(module, mesh=lab.mesh())
+        return model, optimizer_class(model.parameters(), **settings)
+
+    def inside_a_block_afterwards(model, optimizer_class, **settings):
+        for block in lab.blocks(model):
+            for module in (block, block.mlp):
+                fully_shard(module, mesh=lab.mesh())
+        return shard(model, optimizer_class, **settings)
+
+    def twice(model, optimizer_class, **settings):
+        shard(model, optimizer_class)
+        return shard(model, optimizer_class, **settings)
+
+    def the_list(model, optimizer_class, **settings):
+        fully_shard(lab.blocks(model), mesh=lab.mesh())
+        fully_shard(model, mesh=lab.mesh())
+        return model, optimizer_class(model.parameters(), **settings)
+
     def settings_lost(model, optimizer_class, **settings):
         return shard(model, optimizer_class)
 
@@ -169,7 +189,11 @@ WRONG[lab.check_shard] = [
     (Shard.never_resharded, "gathered 3 times per step, not 6"),
     (Shard.each_linear, "gradients leave in 16 units"),
     (Shard.every_other_block, "gradients leave in 3 units"),
-    (Shard.root_first, "should not be"),
+    (Shard.root_first, "already belong to another unit, that of the model"),
+    (Shard.root_first_on_a_mesh, "Shard the blocks first, the model last"),
+    (Shard.inside_a_block_afterwards, "that of 'transformer.h.0'"),
+    (Shard.twice, "'transformer.h.0' is a unit already"),
+    (Shard.the_list, "a ModuleList cannot be a unit"),
     (Shard.settings_lost, "the optimizer has lr=0.001; 0.05 was given"),
     (Shard.no_optimizer, "not (module, optimizer)"),
     (Shard.a_copy_is_kept, "bytes of activations, buffers and the rest after building")]
@@ -218,6 +242,24 @@ class Checkpointed:
         for block in lab.blocks(model):
             block = checkpoint_wrapper(block)
         return shard(model, optimizer_class, **settings)
+
+    def sharded_and_not_put_back(model, optimizer_class, **settings):
+        for block in lab.blocks(model):
+            fully_shard(checkpoint_wrapper(block), mesh=lab.mesh())
+        fully_shard(model, mesh=lab.mesh())
+        return model, optimizer_class(model.parameters(), **settings)
+
+    def not_put_back_without_a_root(model, optimizer_class, **settings):
+        for block in lab.blocks(model):
+            fully_shard(checkpoint_wrapper(block))
+        return model, optimizer_class(model.parameters(), **settings)
+
+    def root_first(model, optimizer_class, **settings):
+        fully_shard(model, mesh=lab.mesh())
+        blocks = lab.blocks(model)
+        for number, block in enumerate(blocks):
+            blocks[number] = fully_shard(checkpoint_wrapper(block), mesh=lab.mesh())
+        return model, optimizer_class(model.parameters(), **settings)
 
     def only_the_mlp(model, optimizer_class, **settings):
         for block in lab.blocks(model):
@@ -278,6 +320,10 @@ WRONG[lab.check_checkpointed] = [
     (Checkpointed.every_other_block, "block 1 runs forward once per step"),
     (Checkpointed.the_whole_model, "brings back all of them at once"),
     (Checkpointed.not_put_back, "block 0 runs forward once per step"),
+    (Checkpointed.sharded_and_not_put_back, "'transformer.h.0.ln_1.weight' was sharded in a unit "
+     "that is not in the model"),
+    (Checkpointed.not_put_back_without_a_root, "The wrapper that you sharded is not in the model"),
+    (Checkpointed.root_first, "Shard the blocks first, the model last"),
     (Checkpointed.only_the_mlp, "block 0 runs forward once per step"),
     (Checkpointed.not_sharded, "all_reduce carries"),
     (Checkpointed.no_gradient, "updated to something else than the reference's")]
@@ -387,7 +433,7 @@ WRONG[lab.check_mixed] = [
     (Mixed.each_linear, "gradients leave in 16 units"),
     (Mixed.never_resharded, "gathered 3 times per step, not 6"),
     (Mixed.optimizer_first, "are not in the optimizer"),
-    (Mixed.root_first, "The blocks first, the root last"),
+    (Mixed.root_first, "Shard the blocks first, the model last"),
     (Mixed.autocast, "block 0 computes with parameters in float32"),
     (Mixed.output_in_fp32, "output_dtype, if any, is for the root alone")]
 

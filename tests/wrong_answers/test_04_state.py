@@ -119,6 +119,13 @@ class FromMeta:
         draw(model.to_empty(device="cpu"), place())
         return model, optimizer_class(model.parameters(), **settings)
 
+    def root_first(make_model, optimizer_class, **settings):
+        model = on_meta(make_model)
+        for module in (model, *lab.blocks(model)):
+            fully_shard(module, mesh=lab.mesh())
+        draw(model.to_empty(device="cpu"), place())
+        return model, optimizer_class(model.parameters(), **settings)
+
     def settings_lost(make_model, optimizer_class, **settings):
         return right.from_meta(make_model, optimizer_class)
 
@@ -136,13 +143,13 @@ WRONG[lab.check_from_meta] = [
     (FromMeta.no_memory, "gives the shards memory"),
     (FromMeta.optimizer_first, "are not in the optimizer"),
     (FromMeta.one_unit, "gradients leave in 1 unit"),
+    (FromMeta.root_first, "Shard the blocks first, the model last"),
     (FromMeta.settings_lost, "the optimizer has lr=0.001; 0.01 was given"),
     (drawing(lambda model: None), "it has numbers that nobody drew"),
     (drawing(reset), "Each model draws its numbers in its own way"),
     (drawing(standard_normal), "Each model draws its numbers in its own way"),
     (drawing(init_weights), "skips modules without a parameter of their own"),
     (drawing(parents_first), "over model.modules() visits it before them"),
-    (drawing(lambda model: draw(model, 7)), "ranks 0 and 1 hold different shards, and the same"),
     (drawing(lambda model: draw(model, dist.get_rank())), "the same shard of two replicas"),
     (drawing(seed_in_the_loop), "have the same numbers")]
 
@@ -188,6 +195,9 @@ class Checkpoint:
         dcp.load({"model": state}, checkpoint_id=folder)
         set_model_state_dict(module, state)
 
+    def load_other_names(module, optimizer, folder):
+        dcp.load({"a": get_model_state_dict(module)}, checkpoint_id=folder)
+
     def load_without_placing(module, optimizer, folder):
         parameters, moments = get_state_dict(module, optimizer)
         dcp.load({"model": parameters, "optimizer": moments}, checkpoint_id=folder)
@@ -203,6 +213,8 @@ class Checkpoint:
         parameters, _ = torch.load(f"{folder}/{dist.get_rank()}.pt", weights_only=False)
         module.load_state_dict(parameters)
 
+    def one_file(module, optimizer, folder):
+        torch.save(module.state_dict(), f"{folder}/model.pt")
 
     def full(module, optimizer, folder):
         state = get_state_dict(module, optimizer, options=StateDictOptions(full_state_dict=True))
@@ -252,7 +264,19 @@ WRONG[lab.check_checkpoint] = [
     ((right.save, Checkpoint.load_without_placing), "learning rate is 0.05; 0.025 was saved"),
     ((right.save, Checkpoint.nothing), "after load: it differs"),
     ((Checkpoint.save_a_pair, Checkpoint.nothing), "put them into one"),
-    ((Checkpoint.save_as_it_lies, Checkpoint.load_as_it_lies), "cut shards anew")]
+    ((Checkpoint.one_file, right.load), "the folder holds 1 file: the shards of the others"),
+    ((right.save, Checkpoint.load_other_names), "Save and load the same names")]
+
+
+def test_what_torch_raises_is_shortened_to_the_students_line(capsys):
+    """It repeats itself for each parameter, or on each rank: the hint would stand below 4 kB."""
+    save = Checkpoint.save_as_it_lies
+    for load, hint in ((right.load, "what dcp.save wrote"),
+                       (Checkpoint.load_as_it_lies, "cut shards anew")):
+        verdict = lab.check_checkpoint(save, load)
+        assert verdict.passed is False and hint in verdict.hint, verdict
+        assert len(str(verdict)) < 700 and " line " in verdict.sentence, verdict
+        assert "Traceback" not in str(verdict), verdict
 
 
 class CheckpointRight:
@@ -282,6 +306,12 @@ RIGHT = {lab.check_from_meta: [right.from_meta, drawing(by_hand),
 @pytest.mark.parametrize("check, answer, words", cases(WRONG))
 def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, capsys):
     rejected(check, answer, words)
+
+
+def test_torchs_warning_of_drawing_on_a_cpu_stays_away(capsys):
+    verdict = lab.check_from_meta(drawing(lambda model: draw(model, 7)))
+    assert verdict.passed is False and not verdict.printed, verdict
+    assert "ranks 0 and 1 hold different shards, and the same" in str(verdict), verdict
 
 
 @pytest.mark.parametrize("check, answer", cases(RIGHT))

@@ -12,6 +12,8 @@ from fsdp_answers import accepted, cases, rejected, right
 
 import labs.fsdp as lab
 from labs.fsdp.checks import choose as checks
+from labs.fsdp.checks import cost as costs
+from labs.fsdp.checks.lost_time import MISTAKES, Machine
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
@@ -67,6 +69,9 @@ class Cost:
         return cost(units)[0], 4 * (units[0] + max(
             sum(units[first:first + 3]) for first in range(1, max(2, len(units) - 1))))
 
+    def no_reduce_scatter(units):
+        return 2 * len(units) - 1, cost(units)[1]
+
     def a_string(units):
         return str(cost(units)[0]), cost(units)[1]
 
@@ -81,11 +86,12 @@ WRONG[lab.check_cost] = [
     (Cost.everything_at_once, "never gathered at once"),
     (Cost.the_largest, "that is one unit"),
     (Cost.no_neighbour, "the next one is already being gathered"),
-    (Cost.no_root, "the root stays gathered the whole time"),
+    (Cost.no_root, "that is the largest pair; the root stays"),
+    (Cost.no_reduce_scatter, "these are the all-gathers"),
     (Cost.not_neighbours, "may not be neighbours"),
     (Cost.the_last_pair, "the root with the last two units"),
     (Cost.the_first_pair, "the root with the first two units"),
-    (Cost.the_root_as_neighbour, "the root stays gathered"),
+    (Cost.the_root_as_neighbour, "the root is no neighbour like the others"),
     (Cost.no_unit_without_a_neighbour, "the root alone"),
     (Cost.three_neighbours, "bytes gathered at once"),
     (Cost.a_string, "not a number"),
@@ -179,28 +185,48 @@ class Choose:
     time_saved = least(lambda units, gather, compute, price: gather(units[0]) + sum(
         map(gather, units[1:2])) + price * len(units) + sum(
         gather(b) - compute(a) for a, b in neighbours(units)))
+    behind_the_next = least(lambda units, gather, compute, price: gather(units[0]) + sum(
+        map(gather, units[1:2])) + price * len(units) + sum(
+        max(0, gather(a) - compute(b)) for a, b in neighbours(units)))
+    bytes_gathered = least(lambda units, gather, compute, price: lost(
+        units, lambda n: gather(4 * n), compute, price))
+    price_of_all_collectives = least(lambda units, gather, compute, price: lost(
+        units, gather, compute, 0) + price * cost(units)[0])
+    root_hides = least(lambda units, gather, compute, price: lost(
+        units, gather, compute, price) - sum(
+        min(gather(b), compute(units[0])) for b in units[1:2]))
+    without_the_pairs = least(lambda units, gather, compute, price: sum(
+        map(gather, units[:2])) + price * len(units))
+    in_all = least(lambda units, gather, compute, price: gather(units[0]) + price * len(units)
+                   + max(0, sum(map(gather, units[1:])) - sum(map(compute, units[1:]))))
 
 
 WRONG[lab.check_choose] = [
     (Choose.always_blocks, "fits too and loses"),
-    (Choose.least_memory, "fits too and loses"),
-    (Choose.fewest_collectives, "One unit for all has nothing to hide its all-gather behind"),
-    (Choose.fewest_but_not_one, "do not lose least"),
-    (Choose.most_collectives, "fits too and loses"),
+    (Choose.least_memory, "The least gathered bytes do not lose least"),
+    (Choose.fewest_collectives, "The fewest collectives do not lose least"),
+    (Choose.fewest_but_not_one, "are not better the fewer units they have"),
+    (Choose.most_collectives, "The most collectives do not lose least"),
     (Choose.whatever_fits_or_not, "nothing fits, and choose returned"),
     (Choose.strictly_less, "fits"),
     (Choose.first_that_fits, "fits too"),
-    (Choose.all_at_once, "fits too and loses"),
+    (Choose.all_at_once, "Compare the terms"),
     (Choose.the_units, "choose returned a list of"),
     (Choose.the_index, "choose returned an int"),
     (Choose.an_empty_text, "choose returned ''"),
-    (Choose.no_overlap, "fits too and loses"),
-    (Choose.only_the_price, "fits too and loses"),
-    (Choose.without_the_price, "costs the price"),
-    (Choose.without_the_root, "fits too and loses"),
-    (Choose.first_unit_hidden, "fits too and loses"),
-    (Choose.own_computing, "fits too and loses"),
-    (Choose.time_saved, "fits too and loses")]
+    (Choose.no_overlap, "You count every all-gather in full"),
+    (Choose.only_the_price, "nothing but the prices"),
+    (Choose.without_the_price, "You leave the price out"),
+    (Choose.price_of_all_collectives, "a forward has one all-gather for each unit"),
+    (Choose.without_the_root, "You leave the root's all-gather out"),
+    (Choose.first_unit_hidden, "You leave the first unit's all-gather out"),
+    (Choose.root_hides, "the root hides nothing"),
+    (Choose.without_the_pairs, "You leave out what is waited for between neighbours"),
+    (Choose.own_computing, "behind its own unit's computing"),
+    (Choose.behind_the_next, "behind the next unit's computing"),
+    (Choose.bytes_gathered, "You give gather the bytes"),
+    (Choose.in_all, "Compare the terms"),
+    (Choose.time_saved, "is never below zero")]
 
 
 class ChooseRight:
@@ -237,7 +263,28 @@ def test_an_error_of_pythons_gets_a_hint(check, answer, hint, capsys):
 def test_every_wrapping_but_the_two_traps_is_the_answer_of_some_case():
     best = {choose(checks.WRAPPINGS, free, one.gather, one.compute, one.price)
             for one in checks.MACHINES for free in checks.FREE}
-    assert best == {*checks.WRAPPINGS, None} - {"one large unit", "uneven"}
+    assert best == {*checks.WRAPPINGS, None} - {"one large unit", "uneven", "tiny units"}
+
+
+def test_the_cases_of_4_2_and_4_3_tell_all_known_mistakes_apart():
+    """Each mistake's own answers lead to its own message, and to no other's."""
+    for mistakes in (costs._COLLECTIVES, costs._GATHERED):
+        answers = [tuple(count(units) for units in costs.UNITS) for count, *_ in mistakes]
+        assert len(set(answers)) == len(answers)
+    for words, seconds in MISTAKES.items():
+        verdict = lab.check_choose(lambda wrappings, free, *machine, seconds=seconds: next(
+            iter(checks.chosen(seconds, Machine("", *_parts(*machine)), free, wrappings))))
+        assert verdict.hint == words, verdict
+
+
+def _parts(gather, compute, price):
+    """Latency, link and computing of a Machine, from its functions."""
+    return gather(0), gather(1) - gather(0), compute(1), price
+
+
+def test_a_choice_without_a_known_mistake_is_shown_with_the_terms_of_both_sums(capsys):
+    verdict = str(lab.check_choose(Choose.in_all))
+    assert verdict.count("gather(") > 3 and verdict.count(" ms\n") == 3, verdict
 
 
 @pytest.mark.parametrize("check, answer, words", cases(WRONG))

@@ -1,6 +1,7 @@
 """Pictures of training under a memory limit: what runs out of memory, checkpointing, offload, and
 the largest models that fit."""
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,9 +19,11 @@ from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.predictions import hardware
 from labs.training.memory_categories import GB
+from labs.words import listed
 from labs.workers import devices
 from labs.workers.progress import status
 
+NOTE = 112  # characters of a line below a chart
 LAYERS = 8  # of the model that DDP and every form of FSDP train
 
 
@@ -84,9 +87,9 @@ def _bargain(found) -> str:
     if not (least.activations < usual.activations and 1 < more < 4 / 3):
         raise RuntimeError("checkpointing should hold fewer activations, and compute up to a third "
                            f"more: {least.activations} and {usual.activations} bytes, {more:.2f}x")
-    return (f"Checkpointing, at the peak: {usual.activations / least.activations:.1f}× less for "
-            f"activations, {usual.total / least.total:.1f}× less in all, for {more:.2f}× the "
-            "arithmetic")
+    return (f"{_moments(found)}.\nCheckpointing, at the peak: "
+            f"{usual.activations / least.activations:.1f}× less for activations, "
+            f"{usual.total / least.total:.1f}× less in all, for {more:.2f}× the arithmetic")
 
 
 def _predicted(compared) -> list[float | None]:
@@ -154,7 +157,20 @@ def show_largest_models(compared: Comparison, *found: LargestModel) -> Picture:
                     [_size(by_name.get(name), "predicted") for name in names], guesses,
                     missing="not tried")
     held = peaks(list(compared.results.values()), _predicted(compared))
-    return side_by_side(names, [_with_limit(held, base.limit), largest])
+    limit = _with_limit(held, base.limit)
+    return side_by_side(names, [limit, largest], _moments(compared.results)
+                        + "; ✗: more than the limit" * bool(limit.out_of_memory))
+
+
+def _moments(found) -> str:
+    """At which moments of a step the peaks are: bars differ in what exists by then."""
+    freed = [name for name, one in found.items()
+             if one.report.step_peak.activations < 0.01 * one.report.step_peak.total]
+    words = "Measured without a limit, each bar at the moment at which its rank holds most"
+    if freed and len(freed) < len(found):
+        words += (f": {listed(freed)} in the optimizer's step, when activations are freed, the "
+                  "others in backward, with the gradients that are ready by then")
+    return "\n".join(textwrap.wrap(words, NOTE))
 
 
 def _with_limit(panel, limit) -> Panel:

@@ -9,8 +9,8 @@ from labs.exercises.comparison import Comparison, compare, model_of
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.fsdp import scaffold
-from labs.fsdp.checks.choose import Machine, lost
 from labs.fsdp.checks.cost import collectives, gathered_bytes
+from labs.fsdp.checks.lost_time import Machine, lost
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
@@ -49,7 +49,8 @@ def compare_with_zero3(zero3: Callable, strategy: Callable, preset: Preset) -> P
 
 def measure_zero3(zero3: Callable, strategy: Callable, preset: Preset) -> Comparison:
     """Returns the comparison of the four strategies of `compare_with_zero3`."""
-    chosen = {"DDP": strategies.ddp, "ZeRO-3 by hand": zero3, "fully_shard": strategy,
+    chosen = {"DDP": partial(strategies.ddp, cap_bytes=preset.cap_bytes), "ZeRO-3 by hand": zero3,
+              "fully_shard": strategy,
               ROOT_FREED: partial(scaffold.with_root_resharded, strategy)}
     return compare(chosen, few_tokens(preset), tries=2, losses=3, quiet=True)
 

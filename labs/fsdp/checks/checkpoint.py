@@ -1,6 +1,7 @@
 """Exercise 4.7: a sharded checkpoint that another number of ranks can load."""
 
 import contextlib
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
@@ -10,9 +11,11 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import _async_executor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from labs.exercises.on_ranks import TOLERANCE, largest_difference, raise_on_all_ranks
 from labs.exercises.reference import Step
+from labs.exercises.student_code import own_place
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp.checks import common
 from labs.meters.traffic import Traffic
@@ -27,14 +30,19 @@ _OPTIONS = {"quiet": True, "device": "cpu"}
 _OWN_SHARDS = "Each rank writes its own shards; nobody needs the whole."
 
 
-@check("4.7", hints={"Missing key": "Save and load the same names: the same dictionary on both "
-                                    "sides.",
-                     "pickle": "torch.distributed.checkpoint.save takes tensors that know their "
-                               "place in the whole.",
-                     "different meshes": "torch.save writes a shard as this rank has it; dcp.save "
-                                         "and dcp.load cut shards anew for other ranks.",
-                     "'tuple' object": "get_state_dict gives two dictionaries: put them into one, "
-                                       "{\"model\": ..., \"optimizer\": ...}."})
+# A part of what torch raises inside save or load -> the hint to give with it.
+_HINTS = {"Missing key": "Save and load the same names: the same dictionary on both sides.",
+          "pickle": "torch.distributed.checkpoint.save takes tensors that know their place in the "
+                    "whole.",
+          "different meshes": "torch.save writes a shard as this rank has it; dcp.save and dcp.load"
+                              " cut shards anew for other ranks.",
+          "'tuple' object": "get_state_dict gives two dictionaries: put them into one, "
+                            "{\"model\": ..., \"optimizer\": ...}.",
+          ".metadata": "dcp.load reads what dcp.save wrote: both on the same folder."}
+_SHOWN = 160  # characters of what torch raises: it repeats itself for each parameter, or each rank
+
+
+@check("4.7", hints=_HINTS)
 def check_checkpoint(save: Callable, load: Callable) -> str:
     """save(module, optimizer, folder) on 4 ranks, load(module, optimizer, folder) on 2: parameters,
     moments and learning rate are as if training had gone on, and no rank gathers the whole."""
@@ -76,7 +84,8 @@ def _train_and_save(save, folder) -> tuple[dict, dict]:
     _set_rate(optimizer)
     saved, before = common.whole_parameters(module), _state(optimizer)
     with Traffic() as traffic, _futures() as futures:
-        save(module, optimizer, folder)
+        with _briefly("save"):
+            save(module, optimizer, folder)
         running = not all(future.done() for future in futures)
         for future in futures:  # the thread that saves calls collectives of its own
             wait([getattr(future, "upload_completion", future)])
@@ -86,6 +95,31 @@ def _train_and_save(save, folder) -> tuple[dict, dict]:
     dist.barrier()
     _train(module, optimizer, (3, 4))
     return saved, common.whole_parameters(module)
+
+
+@contextlib.contextmanager
+def _briefly(what) -> Iterator[None]:
+    """Shortens what torch raises inside the block to its beginning and the student's line: a
+    hint would stand below 4 kB of it, which torch's loaders also log."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    except (CheckpointException, RuntimeError) as error:  # the first is no Exception
+        cause = error
+        if isinstance(error, CheckpointException):  # its message has the tracebacks of all ranks
+            cause = next(iter(error.failures.values()))[0]
+        text = " ".join(str(cause).split())
+        if isinstance(error, NotImplementedError) or len(text) <= _SHOWN and cause is error:
+            raise
+        known = next((part for part in _HINTS if part in text), "")
+        start = text.rfind(" ", 0, max(0, text.find(known) - _SHOWN // 2)) + 1  # of a word
+        raise Wrong(f"rank {dist.get_rank()}: {what} raised {type(cause).__name__}: "
+                    f"{'… ' * (start > 0)}{text[start:start + _SHOWN]}"
+                    + " … (all of it: labs.last_failure().traceback)" * (len(text) > _SHOWN),
+                    _HINTS.get(known, ""), own_place(error)) from error
+    finally:
+        logging.disable(before)
 
 
 def _state(optimizer) -> list[torch.Tensor]:
@@ -145,10 +179,11 @@ def _check_files(folder):
     if not sizes:
         raise Wrong("save wrote nothing into the folder",
                     "torch.distributed.checkpoint.save(state, checkpoint_id=folder)")
-    # Every rank writes: one file is a full state dict that rank 0 gathered.
+    # Every rank writes: in one file are the shards of one rank, whoever else wrote into it before.
     if sum(size > 0 for size in sizes) < SAVED_ON:
-        raise Wrong(f"save wrote {counted(sum(size > 0 for size in sizes), 'file')} on {SAVED_ON} "
-                    "ranks: one rank wrote for all", _OWN_SHARDS)
+        raise Wrong(f"{SAVED_ON} ranks saved, and the folder holds "
+                    f"{counted(sum(size > 0 for size in sizes), 'file')}: the shards of the others "
+                    "are not there", "Each rank writes its own shards, into a file of its own.")
     # And each writes its share: as many files may also be as many full copies.
     if sizes[-1] > 0.6 * whole:
         raise Wrong(f"one file has {sizes[-1]:,} bytes; parameters and moments are {whole:,}: a "
@@ -166,7 +201,8 @@ def _check_files(folder):
 def _load_and_train(load, folder, saved, later):
     module, optimizer = _build(seed=1)
     with Traffic() as traffic:
-        load(module, optimizer, folder)
+        with _briefly("load"):
+            load(module, optimizer, folder)
     raise_on_all_ranks(_check_gathered, traffic, "load")
     # The parameters are those of the saved run: an empty load leaves those of another seed.
     raise_on_all_ranks(_check_parameters, common.whole_parameters(module), saved, "after load",

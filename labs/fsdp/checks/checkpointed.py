@@ -61,7 +61,7 @@ def _check_forwards(forwards):
         if found == 1:
             raise Wrong(f"rank {dist.get_rank()}: block {number} runs forward once per step: what "
                         "it computed is kept for backward",
-                        "Wrap every block before it is sharded: blocks[i] = "
+                        "Wrap every block, and put it back: blocks[i] = "
                         "checkpoint_wrapper(blocks[i]).")
         if found != 2:
             raise Wrong(f"rank {dist.get_rank()}: block {number} runs forward {found} times per "

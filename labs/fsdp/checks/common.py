@@ -17,6 +17,7 @@ from labs.exercises import on_ranks
 from labs.exercises.on_ranks import TOLERANCE, raise_on_all_ranks
 from labs.exercises.reference import Hints, Mistake, Reference, Step, train_beside_reference
 from labs.exercises.verdicts import Wrong
+from labs.fsdp.checks.unit_errors import explained, reject_lost_units
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.predictions.memory_shards import owned, padded
@@ -51,7 +52,8 @@ def steps(count: int = STEPS) -> list[Step]:
 def build(strategy: Callable, model, **settings) -> ModuleAndOptimizer:
     """Returns the strategy's (module, optimizer). Raises Wrong where it returned something else.
     model: what the strategy takes, which in exercise 4.6 is a function."""
-    return on_ranks.module_and_optimizer(strategy, model, AdamW, settings or SETTINGS)
+    with explained(model) as given:
+        return on_ranks.module_and_optimizer(strategy, given, AdamW, settings or SETTINGS)
 
 
 def check_built(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -75,6 +77,8 @@ def _check_same_units(units):
 
 
 def _check_module(module):
+    # What was sharded outside the model is a shard in it, which its forward cannot compute with.
+    reject_lost_units(module)
     want = dict(make_model().named_parameters())
     for name, parameter in named_parameters(module).items():
         # A weight that two modules share is one parameter: sharded in one unit, without the root,

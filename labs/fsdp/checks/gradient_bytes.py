@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from labs.exercises.numbers import Cause, judge_number
+from labs.exercises.numbers import as_number, judge_number, likeliest_cause
 from labs.exercises.on_ranks import on_ranks
 from labs.exercises.verdicts import check, shows
 from labs.fsdp import scaffold
@@ -13,6 +13,7 @@ from labs.fsdp.checks import common
 from labs.meters.traffic import CollectiveCall
 from labs.pictures.tables import Table
 from labs.training import strategies
+from labs.words import listed
 
 RANKS = 4
 REDUCTIONS = ("all_reduce", "reduce_scatter")
@@ -23,12 +24,23 @@ def check_gradient_bytes(gradient_bytes: Callable[[list[CollectiveCall]], int]) 
     """gradient_bytes(calls) -> bytes of the collectives that carry gradients; calls: those of one
     step under any strategy, each with kind, elements and bytes."""
     found = on_ranks(_record, world_sizes=(RANKS,))[0]
-    for name, calls in found.items():
+    for place, (name, calls) in enumerate(found.items()):
         want = sum(call.bytes for call in calls if call.kind in REDUCTIONS)
-        judge_number(gradient_bytes(list(calls)), want, _causes(calls, want),
-                     f"gradient_bytes of {name}", "bytes",
+        got = gradient_bytes(list(calls))
+        causes = [] if as_number(got) == want else likeliest_cause(
+            _MISTAKES, list(found.values()), [_answer(gradient_bytes, one)
+                                              for one in found.values()], place)
+        judge_number(got, want, causes, f"gradient_bytes of {name}", "bytes",
                      "Gradients are summed over ranks: which collectives sum?")
-    return f"counts the gradients' bytes under {', '.join(found)}"
+    return f"counts the gradients' bytes under {listed(found)}"
+
+
+def _answer(gradient_bytes, calls) -> float | None:
+    """The answer's number, or None where it has none: it is asked only to find out a cause."""
+    try:
+        return as_number(gradient_bytes(list(calls)))
+    except Exception:
+        return None
 
 
 @shows("4.10")
@@ -47,21 +59,31 @@ def _record() -> dict[str, list[CollectiveCall]]:
     chosen = {"FSDP": partial(strategies.fsdp2, reshard=None), "DDP": strategies.ddp,
               "FSDP in bf16": partial(scaffold.shard_mixed, param_dtype=torch.bfloat16,
                                       reduce_dtype=torch.float32),
+              # Without this one, 4 bytes for each element would be right everywhere.
+              "FSDP that reduces in bf16": partial(scaffold.shard_mixed, param_dtype=torch.bfloat16,
+                                                   reduce_dtype=torch.bfloat16),
               "HSDP": partial(scaffold.on_replicas, scaffold.shard_blocks, 2)}
     return {name: [event for event in common.record_events(strategy)
                    if isinstance(event, CollectiveCall)] for name, strategy in chosen.items()}
 
 
-def _causes(calls, want) -> list[Cause]:
-    # What a look at one kind of collective gives.
-    def of(*kinds):
-        return sum(call.bytes for call in calls if call.kind in kinds)
+def _sum_of(*kinds, size=lambda call: call.bytes) -> Callable[[list[CollectiveCall]], int]:
+    return lambda calls: sum(size(call) for call in calls if call.kind in kinds)
 
-    causes = [(of("all_reduce"), "under FSDP there is no all-reduce: the gradients are "
-               "reduce-scattered", ""),
-              (of("reduce_scatter"), "replicas, and DDP's ranks, all-reduce theirs", ""),
-              (of("all_gather", "all_reduce", "reduce_scatter"), "an all-gather carries "
-               "parameters", ""), (of("all_gather"), "an all-gather carries parameters", ""),
-              (sum(c.elements for c in calls if c.kind in REDUCTIONS), "these are elements, not "
-               "bytes", "")]
-    return [cause for cause in causes if cause[0] != want]
+
+# What a look at one kind of collective gives. FSDP all-reduces nothing and DDP reduce-scatters
+# nothing, so one strategy alone does not tell these mistakes apart; all of them do.
+_MISTAKES = (
+    (_sum_of("all_reduce"), "FSDP has no all-reduce: each unit's gradients are reduce-scattered",
+     "Gradients travel in two kinds of collectives."),
+    (_sum_of("reduce_scatter"), "where a rank has whole gradients (DDP), or a replica's shard of "
+     "them (HSDP), an all-reduce sums them", "Gradients travel in two kinds of collectives."),
+    (_sum_of("all_gather", *REDUCTIONS), "an all-gather carries parameters", ""),
+    (_sum_of("all_gather"), "an all-gather carries parameters", ""),
+    (_sum_of("all_gather", "all_reduce"), "an all-gather carries parameters", ""),
+    (_sum_of("all_gather", "reduce_scatter"), "an all-gather carries parameters", ""),
+    (_sum_of(*REDUCTIONS, size=lambda call: call.elements), "these are elements, not bytes",
+     "Each call has `bytes`."),
+    *((_sum_of(*REDUCTIONS, size=lambda call, each=each: each * call.elements), "you count "
+       f"{each} bytes for each element, but gradients travel in other types too",
+       "Each call has `bytes`: 4 for each element in fp32, 2 in bf16.") for each in (2, 4)))

@@ -1,6 +1,7 @@
 """Exercise 4.9: a step in fp16 with a scaled loss, on shards."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ from labs.exercises.verdicts import Wrong, check, shows
 from labs.fsdp import scaffold
 from labs.pictures.tables import Table
 from labs.training import data, models
+from labs.words import named_ranks
 from labs.workers.launcher import launch
 
 RANKS = 2
@@ -34,8 +36,7 @@ def _judge_steps(scaled_step) -> float:
     exact = _step(_plain_step, None, SHARE)
     found = _step(scaled_step, torch.float16, SHARE)
     lost = raise_on_all_ranks(_check_gradients, exact, found)
-    raise_on_all_ranks(_check_skipped, _step(scaled_step, torch.float16, TOO_LARGE),
-                       "every gradient overflows")
+    raise_on_all_ranks(_check_overflow, exact, _step(scaled_step, torch.float16, TOO_LARGE))
     raise_on_all_ranks(_check_skipped, _step(scaled_step, torch.float16, SHARE, poisoned=True),
                        "a gradient on the last rank is infinite")
     return lost
@@ -48,9 +49,11 @@ def _plain_step(module, optimizer, batch, share):
 
 class _Found:
     """What one step did on a rank: gradients as the optimizer got them, None where it made no step;
-    whether it changed parameters; left: whether gradients are left behind."""
+    infinite: share of all ranks' gradients that were not finite right after backward; whether it
+    changed parameters; left: whether gradients are left behind."""
 
     gradients: list | None = None
+    infinite = 0.0
     changed = False
     left = False
 
@@ -63,12 +66,17 @@ def _step(step, dtype, share, poisoned=False) -> _Found:
     parameters = list(module.parameters())
     if poisoned:
         parameters[-1].register_post_accumulate_grad_hook(_poison)
+    infinite = torch.zeros(len(parameters))
+    for number, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(partial(_count_infinite, infinite, number))
     optimizer.register_step_pre_hook(lambda *_: setattr(found, "gradients", [
         p.grad.to_local().clone() for p in parameters]))
     before = [p.to_local().detach().clone() for p in parameters]
     [batch] = data.lm_batches(1, scaffold.MICRO_BATCH // scaffold.CONTEXT, scaffold.CONTEXT,
                               seed=dist.get_rank())
     step(module, optimizer, batch, share)
+    dist.all_reduce(infinite)
+    found.infinite = infinite.sum().item() / sum(p.numel() for p in parameters)
     found.changed = not all(torch.equal(p.to_local(), old)
                             for p, old in zip(parameters, before, strict=True))
     found.left = any(p.grad is not None and p.grad.to_local().any() for p in parameters)
@@ -81,11 +89,15 @@ def try_step(step: Callable) -> Table:
     the optimizer gets, and whether it is made where a gradient is infinite on one rank."""
     by_rank = launch(_try, step, ranks=RANKS, quiet=True, device="cpu")
     lost, ratio, _ = by_rank[0]
-    made = [str(rank) for rank, (_, _, stepped) in enumerate(by_rank) if stepped]
+    made = [rank for rank, (_, _, stepped) in enumerate(by_rank) if stepped]
     rows = [("gradients that are zero, and not in fp32", f"{lost:.1%}", "0%"),
-            ("norm of the gradients, against fp32", f"{ratio:.3g}×", "1×"),
-            ("steps made with an infinite gradient, by rank", ", ".join(made) or "none", "none")]
-    return Table(f"One step in fp16 on {RANKS} ranks", ("", "here", "wanted"), rows)
+            ("norm of all gradients, divided by the norm in fp32", f"{ratio:.3g}", "1"),
+            ("a gradient is infinite on one rank: who makes the step",
+             named_ranks(made) if made else "no rank", "no rank")]
+    return Table(f"One step in fp16 on {RANKS} ranks", ("", "here", "wanted"), rows,
+                 note="Near fp16's smallest number, 6e-8, gradients are rounded to multiples of "
+                      "it: below half of it to zero, above to as much as twice their size. So the "
+                      "norm can grow while gradients are lost." if lost > LOST else "")
 
 
 def _try(step) -> tuple[float, float, bool]:
@@ -107,6 +119,10 @@ def _compared(exact, found) -> tuple[float, float]:
     return zeros / total, norms[0] / norms[1]
 
 
+def _count_infinite(counts, number, parameter):
+    counts[number] = (~parameter.grad.to_local().isfinite()).sum()
+
+
 def _poison(parameter):
     if dist.get_rank() == dist.get_world_size() - 1:
         parameter.grad.to_local().fill_(float("inf"))
@@ -114,9 +130,16 @@ def _poison(parameter):
 
 def _check_gradients(exact, found) -> float:
     rank = f"rank {dist.get_rank()}"
+    # A scale that is too large makes gradients infinite that are finite in fp32: without a step
+    # nothing is trained, and with it the parameters are lost.
+    if found.infinite:
+        which = "every gradient is" if found.infinite > 0.99 else \
+            f"{found.infinite:.2%} of the gradients are"
+        raise Wrong(f"{which} infinite with your scale: fp16's largest number is "
+                    f"{torch.finfo(torch.float16).max:,.0f}", "Take a smaller scale.")
     if found.gradients is None:
-        raise Wrong(f"{rank}: the optimizer made no step", "Where all gradients are finite: "
-                    "optimizer.step().")
+        raise Wrong(f"{rank}: no gradient is infinite, and the optimizer made no step",
+                    "Where all gradients are finite on all ranks: optimizer.step().")
     # The loss is scaled: gradients that fp16 cannot hold are zero otherwise.
     lost, ratio = _compared(exact, found)
     if lost > LOST:
@@ -132,6 +155,17 @@ def _check_gradients(exact, found) -> float:
         raise Wrong(f"{rank}: gradients are left behind after the step",
                     "optimizer.zero_grad() after each step.")
     return lost
+
+
+def _check_overflow(exact, found):
+    # Whoever multiplies by `share` after backward, or takes a smaller scale where gradients
+    # overflow, has finite gradients here: then they must be right, and the step may be made.
+    if found.gradients is not None:
+        norm = _compared(exact, found)[1] * SHARE / TOO_LARGE
+        if abs(norm - 1) <= APART:
+            return
+    _check_skipped(found, "every gradient overflows" if found.infinite else
+                   f"with a share of {TOO_LARGE:g} gradients reach the optimizer at another size")
 
 
 def _check_skipped(found, what):
