@@ -31,8 +31,8 @@ MEMORY_HINTS = {
 
 
 def verify_stage(strategy: Callable, stage: int, overlap: bool = False,
-                 reader: Callable | None = None,
-                 nothing_updated: str = "") -> tuple[float, float]:
+                 reader: Callable | None = None, nothing_updated: str = "",
+                 world_sizes: tuple[int, ...] = WORLD_SIZES) -> tuple[float, float]:
     """(the largest difference from the reference, the most Ψ that a step moves) on any rank of any
     world size. Raises Wrong if a rank differs, or sends or holds more than its stage allows; on 3
     ranks also if it differs on models of another structure.
@@ -48,7 +48,7 @@ def verify_stage(strategy: Callable, stage: int, overlap: bool = False,
                 reject_other_architectures(strategy)
         return difference, volume
 
-    differences, volumes = zip(*on_ranks(work, world_sizes=WORLD_SIZES), strict=True)
+    differences, volumes = zip(*on_ranks(work, world_sizes=world_sizes), strict=True)
     return max(differences), max(volumes)
 
 
