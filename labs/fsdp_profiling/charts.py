@@ -103,7 +103,7 @@ def show_ahead(preset: Preset, forward_prefetch: Callable,
     ranks wait in forward, and how much memory the gathered blocks take."""
     runs = recording.record_runs([
         RunConfig(preset, f"{number} ahead", configure=partial(_ahead, forward_prefetch, number))
-        for number in ahead], recording.RECORDINGS)
+        for number in ahead], recording.RECORDINGS, measure=exposed_in_forward)
     rows = []
     for number, run in zip(ahead, runs, strict=True):
         most = trace_units.most_gathered(run[0], "forward")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -97,18 +98,20 @@ def preset(**changes: int) -> Preset:
     return replace(chosen, **changes)
 
 
-def record_runs(configs: list[RunConfig], recordings: int = 1,
-                on_link: bool = True) -> list[RecordedRun]:
+def record_runs(configs: list[RunConfig], recordings: int = 1, on_link: bool = True,
+                measure: Callable[[Trace], float] = attrgetter("seconds")) -> list[RecordedRun]:
     """Records runs one after the other on the same ranks, and reads their files.
 
-    recordings: of each run's step; the one that takes the median time is returned. on_link: on the
-    slow link of the first run's preset, where the ranks are on a CPU.
+    recordings: of each run's step; the one of which `measure`, as the mean over the ranks, is the
+    median is returned. on_link: on the slow link of the first run's preset, where the ranks are on
+    a CPU.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
     link = proportional(configs[0].preset) if on_link else None
     with status(f"recording {counted(len(configs), 'run')}"):
-        by_rank = _launch(lambda: [_record(config, link, recordings) for config in configs],
-                          configs[0].preset.ranks)
+        by_rank = _launch(
+            lambda: [_record(config, link, recordings, measure) for config in configs],
+            configs[0].preset.ranks)
     return [RecordedRun(traces, config, link) for traces, config in
             zip(zip(*by_rank, strict=True), configs, strict=True)]
 
@@ -161,7 +164,7 @@ def _is_as_fast(healthy, faulty) -> bool:
     return bool(faulty.link) and step_seconds(faulty) < SLOWER * step_seconds(healthy)
 
 
-def _record(config, link, recordings) -> Trace:
+def _record(config, link, recordings, measure) -> Trace:
     """On a rank: the trace of its step, as its file has it."""
     # a loader or a rank that is slow on purpose takes far longer than what disturbs a step
     recordings = 1 if config.fault in ("data", "rank") else recordings
@@ -190,14 +193,14 @@ def _record(config, link, recordings) -> Trace:
             slow_rank.active = True
         traces = [record_trace(step, file.with_stem(f"{number}_{file.stem}"), config.stacks)
                   for number in range(recordings)]
-    return _median(traces, file)
+    return _median(traces, file, measure)
 
 
-def _median(traces, file) -> Trace:
-    """On a rank: the trace of the step that is the median of all ranks' longest, in `file`."""
-    seconds = torch.tensor([trace.seconds for trace in traces])
-    dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    chosen = traces[seconds.argsort()[len(traces) // 2]]
+def _median(traces, file, measure) -> Trace:
+    """On a rank: the trace that all ranks choose, in `file`."""
+    found = torch.tensor([measure(trace) for trace in traces])
+    dist.all_reduce(found)
+    chosen = traces[found.argsort()[len(traces) // 2]]
     os.replace(chosen.path, file)
     for trace in traces:
         Path(trace.path).unlink(missing_ok=True)
