@@ -428,11 +428,11 @@ lab.show_throughput(PRESET, variants)
 # ## Six slow runs
 #
 # Each has one thing wrong with it: an `.item()` in the step, units that are too small, one unit that
-# is everything, prefetch off, a slow data loader, or a slow rank. The healthy run beside them
-# prefetches in forward too. The next cell records all on the same link (10 to 60 s).
+# is everything, prefetch off, a slow data loader, or a slow rank. The healthy run prefetches in
+# forward too. All are recorded on one link, half as fast as before, where mistakes cost more (20 to
+# 60 s).
 #
-# An `.item()` makes the CPU wait for its number. Here somebody asks all ranks, after each layer,
-# whether one has a NaN.
+# An `.item()` makes the CPU wait. Here somebody asks all ranks, after each layer, for NaNs.
 
 # %%
 slow_runs = lab.slow_runs()

@@ -170,14 +170,14 @@ def test_a_noisy_run_is_recorded_again(monkeypatch):
     answers = [[once, good, always], [good, always], [always], [always], [always]]
     asked = []
     monkeypatch.setattr(recording, "record_runs",
-                        lambda configs, recordings: asked.append(configs) or answers.pop(0))
+                        lambda configs, *_: asked.append(configs) or answers.pop(0))
     assert recording.record_clearly(["a", "b", "c"], rounds=5) == [good, good, always]
     assert asked == [["a", "b", "c"], ["a", "c"], ["c"], ["c"], ["c"]]
 
 
 def test_no_round_begins_late(monkeypatch):
     always = synthetic_run(busy=(1, 3))
-    monkeypatch.setattr(recording, "record_runs", lambda configs, recordings: [always])
+    monkeypatch.setattr(recording, "record_runs", lambda configs, *_: [always])
     monkeypatch.setattr(recording, "ENOUGH", -1)
     monkeypatch.setattr(recording, "status", lambda words: pytest.fail(words))
     assert recording.record_clearly(["a"]) == [always]
@@ -191,7 +191,7 @@ def test_a_faulty_run_that_is_as_fast_as_the_healthy_one_is_recorded_again(monke
 
     disturbed, faulty, healthy, slower = run(12), run(11), run(10), run(11)
     answers = [[disturbed, faulty], [healthy, slower]]
-    monkeypatch.setattr(recording, "record_runs", lambda configs, recordings: answers.pop(0))
+    monkeypatch.setattr(recording, "record_runs", lambda configs, *_: answers.pop(0))
     assert recording.record_clearly(["a", "b"], beside_first=True) == [healthy, slower]
 
 

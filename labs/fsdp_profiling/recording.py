@@ -39,6 +39,8 @@ from labs.workers.slow_link import Link, proportional_link, slow_link
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "fsdp_profiling"
 WARM_UP = 2  # steps before those that are recorded
 BYTES, LATENCY = 0.7, 0.008  # of a step's computing: how long all its bytes take, and a latency
+# On two cores, what is in flight slows down what hides it; that must not outweigh what it hides.
+SLOW_BYTES = 1.5  # BYTES of the slow runs
 HEALTHY_RATIO, SLOW_RATIO = 2.0, 5.0  # of the longest to the shortest computing of the ranks
 SIMILAR_WAITS, UNEQUAL_WAITS = 0.4, 0.6  # of a step that one rank waits longer than another
 SHORT_LOADING, LONG_LOADING = 0.1, 0.5  # of a step that the data loader takes
@@ -94,20 +96,20 @@ def preset(**changes: int) -> Preset:
     more tokens, because then a step is longer than what disturbs it."""
     chosen = presets.preset()
     if chosen.name == "laptop":
-        chosen = replace(chosen, layers=4, batch=8)
+        chosen = replace(chosen, layers=4, batch=12)
     return replace(chosen, **changes)
 
 
-def record_runs(configs: list[RunConfig], recordings: int = 1, on_link: bool = True,
+def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | None = BYTES,
                 measure: Callable[[Trace], float] = attrgetter("seconds")) -> list[RecordedRun]:
     """Records runs one after the other on the same ranks, and reads their files.
 
     recordings: of each run's step; the one of which `measure`, as the mean over the ranks, is the
-    median is returned. on_link: on the slow link of the first run's preset, where the ranks are on
-    a CPU.
+    median is returned. share: of a step's computing that its bytes take on the slow link, where
+    the ranks are on a CPU; None: no slow link.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
-    link = proportional(configs[0].preset) if on_link else None
+    link = proportional(configs[0].preset, share) if share else None
     with status(f"recording {counted(len(configs), 'run')}"):
         by_rank = _launch(
             lambda: [_record(config, link, recordings, measure) for config in configs],
@@ -121,13 +123,13 @@ def _launch(work, ranks):
 
 
 @functools.cache
-def proportional(preset: Preset) -> Link | None:
+def proportional(preset: Preset, share: float = BYTES) -> Link | None:
     """Returns the slow link for runs of this preset, measured once in a process; None on GPUs,
-    where the real link is used."""
+    where the real link is used. share: as for `record_runs`."""
     def measure():
         model, optimizer = comparison.build(configured_fsdp2, preset)
         batch = comparison.batches(preset, 1)[0]
-        return proportional_link(partial(labelled_step, model, optimizer, batch), BYTES, LATENCY)
+        return proportional_link(partial(labelled_step, model, optimizer, batch), share, LATENCY)
 
     if devices.plan(preset.ranks).devices[0] != "cpu":
         return None
@@ -136,15 +138,15 @@ def proportional(preset: Preset) -> Link | None:
 
 
 def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS, recordings: int = 1,
-                   beside_first: bool = False) -> list[RecordedRun]:
+                   share: float = BYTES, beside_first: bool = False) -> list[RecordedRun]:
     """Records the runs, and up to `rounds` times in all those whose seconds contradict their fault;
     no round begins later than ENOUGH seconds.
 
-    recordings: as for `record_runs`. beside_first: the first run is healthy, and on a slow link all
-    others must be slower.
+    recordings, share: as for `record_runs`. beside_first: the first run is healthy, and on a slow
+    link all others must be slower.
     """
     began = time.monotonic()
-    runs = record_runs(configs, recordings)
+    runs = record_runs(configs, recordings, share)
     for turn in range(2, rounds + 1):
         noisy = [number for number, one in enumerate(runs) if contradiction(one)]
         if beside_first and any(map(partial(_is_as_fast, runs[0]), runs[1:])):
@@ -153,7 +155,7 @@ def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS, recordings: i
         if not noisy or time.monotonic() - began > ENOUGH:
             break
         with status(f"this machine was busy: turn {turn} of at most {rounds}"):
-            again = record_runs([configs[number] for number in noisy], recordings)
+            again = record_runs([configs[number] for number in noisy], recordings, share)
         for number, one in zip(noisy, again, strict=True):
             runs[number] = one
     return runs
@@ -269,8 +271,11 @@ def shard_units(model, units: str = "blocks") -> list[torch.nn.Module]:
     chosen = {"blocks": lambda: list(models.blocks(model)), "model": list,
               "layers": lambda: [m for block in models.blocks(model) for m in block.modules()
                                  if any(True for _ in m.parameters(recurse=False))]}[units]()
-    for unit in [*chosen, model]:
+    for unit in chosen:
         fully_shard(unit, mesh=mesh)
+    # FSDP2 keeps the root's parameters after forward; where the root is everything, they are freed
+    # as blocks are, so that every run gathers its parameters twice
+    fully_shard(model, mesh=mesh, reshard_after_forward=True if units == "model" else None)
     return chosen
 
 

@@ -48,7 +48,7 @@ def record_with(*configures: Callable) -> list[list[Trace]]:
     configs = [recording.RunConfig(one, f"for a check of prefetch {number} {one.layers}",
                                    configure=configure)
                for number, configure in enumerate(configures) for one in sizes]
-    runs = iter(recording.record_runs(configs, on_link=False))  # only the calls' order is judged
+    runs = iter(recording.record_runs(configs, share=None))  # only the calls' order is judged
     return [[trace for _ in sizes for trace in next(runs)] for _ in configures]
 
 
