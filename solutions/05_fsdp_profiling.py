@@ -57,7 +57,7 @@ my_guess = 0.5
 labs.guess("5.1", "share of the step that is communication", my_guess)
 
 # %% [markdown]
-# The next cell records five steps and keeps the median one.
+# The next cell records five steps and keeps the fastest: what disturbs a step makes it longer.
 
 # %%
 healthy = lab.record_fsdp(PRESET)

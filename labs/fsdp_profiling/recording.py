@@ -44,7 +44,8 @@ SLOW_BYTES = 1.5  # BYTES of the slow runs
 HEALTHY_RATIO, SLOW_RATIO = 2.0, 5.0  # of the longest to the shortest computing of the ranks
 SIMILAR_WAITS, UNEQUAL_WAITS = 0.4, 0.6  # of a step that one rank waits longer than another
 SHORT_LOADING, LONG_LOADING = 0.1, 0.5  # of a step that the data loader takes
-RECORDINGS, FEW_RECORDINGS = 5, 3  # of a run, of which the one with the median step is kept
+# Of a run; one is kept, the fastest: another program only makes a step longer.
+RECORDINGS, FEW_RECORDINGS = 5, 3
 SLOWER = 1.05  # a faulty run's step, over that of the healthy one, at least
 ROUNDS, FEW_ROUNDS = 8, 4  # of recording: if a check judges the seconds; if they are only shown
 ENOUGH = 45  # seconds after which no further round begins: so busy a machine will stay busy
@@ -105,7 +106,7 @@ def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | No
     """Records runs one after the other on the same ranks, and reads their files.
 
     recordings: of each run's step; the one of which `measure`, as the mean over the ranks, is the
-    median is returned. share: of a step's computing that its bytes take on the slow link, where
+    least is returned. share: of a step's computing that its bytes take on the slow link, where
     the ranks are on a CPU; None: no slow link.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -195,14 +196,14 @@ def _record(config, link, recordings, measure) -> Trace:
             slow_rank.active = True
         traces = [record_trace(step, file.with_stem(f"{number}_{file.stem}"), config.stacks)
                   for number in range(recordings)]
-    return _median(traces, file, measure)
+    return _least_disturbed(traces, file, measure)
 
 
-def _median(traces, file, measure) -> Trace:
+def _least_disturbed(traces, file, measure) -> Trace:
     """On a rank: the trace that all ranks choose, in `file`."""
     found = torch.tensor([measure(trace) for trace in traces])
     dist.all_reduce(found)
-    chosen = traces[found.argsort()[len(traces) // 2]]
+    chosen = traces[found.argmin()]
     os.replace(chosen.path, file)
     for trace in traces:
         Path(trace.path).unlink(missing_ok=True)
