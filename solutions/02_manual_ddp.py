@@ -637,18 +637,19 @@ lab.show_timelines(compared, "bucketed, after backward", "bucketed, overlapped")
 # %% [markdown]
 # **Notice:** both steps send the same buckets over the same link. After backward they are **exposed**
 # (hatched): the rank only waits. Overlapped, the first ones are in flight while backward computes, so
-# less is exposed. The end stays exposed, because the last bucket cannot leave before the last
-# gradient is ready. An all-reduce also waits for the slower rank, so its length varies.
+# over all ranks less is exposed. The end stays exposed, because the last bucket cannot leave before
+# the last gradient is ready. An all-reduce also waits for the slower rank, so its length varies. Thin
+# strips of backward between the bars are your `finish`.
 
 # %%
 lab.show_phases(compared)
 
 # %% [markdown]
 # **Notice:** compare the hatched parts. One call per parameter pays a latency for each; buckets pay
-# few; overlap hides a part of what is left. All four do the same arithmetic: where forward or
-# backward takes longer, other programs, the hooks or the recording took that time, and the ratio
-# falls. "communication / computing" counts all communication, overlapped or exposed: above 1, some
-# is exposed however well it overlaps.
+# few; overlap hides a part of what is left. "communication / computing" counts all communication,
+# overlapped or exposed: above 1, some is exposed however well it overlaps. All four do the same
+# arithmetic: where forward or backward takes longer, other programs, the hooks or the recording took
+# that time, and this ratio falls.
 
 # %%
 lab.show_throughput(compared)
@@ -656,7 +657,8 @@ lab.show_throughput(compared)
 # %% [markdown]
 # **Notice:** from one call per parameter to buckets, and from buckets to overlap, throughput grows.
 # With overlap your few lines come close to torch's DDP, which does the same in C++. How much each
-# change gains depends on the link: with a faster one, all four come closer together.
+# change gains depends on the link: with a faster one, all four come closer together. On a busy
+# laptop the last two can change places.
 
 # %% [markdown]
 # ## Optional: buckets in the order of the gradients

@@ -160,17 +160,17 @@ def show_timelines(compared: Comparison, *names: str) -> Picture:
     """Draws one recorded step of the named variants (all, if none is named), on at most three
     ranks: the first, the slowest and the last."""
     return timelines.by_rank({name: variants.shown_ranks(traces)
-                              for name, traces in _typical_steps(compared, names).items()})
+                              for name, traces in _fastest_steps(compared, names).items()})
 
 
 @shows("2.10")
 def show_phases(compared: Comparison) -> Picture:
     """Draws where a recorded step went, mean over ranks: phases and exposed communication."""
-    return phases.step_phases(_typical_steps(compared))
+    return phases.step_phases(_fastest_steps(compared))
 
 
-def _typical_steps(compared, names=()) -> dict:
-    return {name: variants.typical_step(compared.results[name].observed)
+def _fastest_steps(compared, names=()) -> dict:
+    return {name: variants.fastest_step(compared.results[name].observed)
             for name in names or compared.results}
 
 
