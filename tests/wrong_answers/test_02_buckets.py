@@ -194,7 +194,7 @@ WRONG = [
     (Buckets.begins_with_an_empty_one, "one bucket is empty"),
     (Buckets.too_large_left_out, "'embedding.weight' is in no bucket"),
     (Buckets.too_large_joined_by_the_next, "the cap is 400.*\n.*A parameter above the cap"),
-    (Buckets.dtype_of_the_first, "the buckets are not in backward's order"),
+    (Buckets.dtype_of_the_first, "in order for each dtype, but not all together"),
     (Buckets.largest_first, "not with the last layer|not in backward's order"),
     (Buckets.turned_round_inside, "not with the last layer|not in backward's order"),
     (Buckets.one_twice, "'embedding.weight' is in 2 buckets")]

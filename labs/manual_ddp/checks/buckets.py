@@ -69,7 +69,7 @@ def judge_buckets(buckets: Buckets, model: nn.Module, cap: int | None = None) ->
         if len(types) > 1:
             raise Wrong(f"bucket {number} mixes {' and '.join(types)}: no tensor can hold both",
                         "Open a new bucket where the dtype changes.")
-    _judge_order(by_bucket, want)
+    _judge_order(by_bucket, want, [bucket[0].dtype for bucket in buckets])
     if cap is not None:
         _judge_sizes(buckets, by_bucket, dict(trainable(model)), cap)
 
@@ -102,7 +102,7 @@ def _judge_complete(order, want):
                     "Once is enough.")
 
 
-def _judge_order(by_bucket, want):
+def _judge_order(by_bucket, want, types):
     # backward completes gradients from the last layer to the first: in another order a bucket waits
     # for its last gradient while others are complete, and less overlaps
     place = {name: number for number, name in enumerate(want)}
@@ -110,6 +110,13 @@ def _judge_order(by_bucket, want):
     # buckets of several dtypes may be open at a time, so they leave as they begin or as they end
     in_order = places == sorted(places) or places == sorted(places, key=lambda bucket: bucket[-1])
     unsorted = [number for number, bucket in enumerate(places) if bucket != sorted(bucket)]
+    # all of one dtype first, though some of another get ready before them
+    groups = [[bucket for bucket, other in zip(places, types, strict=True) if other == one]
+              for one in set(types)]
+    if not in_order and len(groups) > 1 and all(group == sorted(group) for group in groups):
+        raise Wrong("the buckets are in order for each dtype, but not all together",
+                    "Backward completes gradients of all dtypes in turn: go through the parameters "
+                    "once, in reverse; a change of dtype closes a bucket.")
     if (unsorted or not in_order) and places[0][0] != 0:
         raise Wrong(f"the first bucket begins with {by_bucket[0][0]!r}, not with the last layer",
                     "Backward reaches the last layer first: go through the parameters in reverse.")
