@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import cloudpickle
@@ -56,8 +57,8 @@ def test_reduce_scatters_are_in_flight_while_the_next_unit_computes():
     """As on a GPU's stream: a rank does not wait for them where it issues them. The link is so slow
     that no noise matters."""
     config = recording.RunConfig(SMALL, "of a test of reduce-scatters")
-    for trace in launch(lambda: recording._record(config, Link(latency=0.1), 1), ranks=2,
-                        quiet=True, verify=False):
+    for trace in launch(recording._record, config, Link(latency=0.1), 1, attrgetter("seconds"),
+                        ranks=2, quiet=True, verify=False):
         work = [span for span in units.unit_spans(trace) if span.category == "backward"]
         assert len(work) == SMALL.layers
         for one, following in zip(trace.of("reduce_scatter"), work[1:], strict=False):
@@ -83,7 +84,7 @@ def test_asynchronous_collectives_train_what_fsdp2_trains():
 
 
 def test_collectives_take_their_time_on_the_link(healthy):
-    link = recording.proportional(SMALL)
+    link = recording.proportional(SMALL, recording.BYTES)
     assert healthy.link == link and str(link) in repr(healthy)
     for trace in healthy:
         for one in trace.collectives:

@@ -14,6 +14,7 @@ from labs.predictions import rent
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "solutions").glob("*.py"))
+README = (ROOT / "README.md").read_text()
 HEADING = re.compile(r"^### Exercise (\d+\.\d+) · .+$", re.MULTILINE)
 TARGET = re.compile(r"\s*^\*Difficulty ([1-5]) of 5 · \d+ minutes? · target: [^*]+\*$",
                     re.MULTILINE)
@@ -75,14 +76,19 @@ def test_the_price_in_the_header_is_computed(name):
     assert dollars == pytest.approx(rent.node_dollars(minutes), abs=0.005)
 
 
+def test_readme_has_one_row_for_every_notebook():
+    found = re.findall(r"^\| (\d\d) .+$", README, re.MULTILINE)
+    assert [number for number in found if int(number) < len(NAMES)] == [n[:2] for n in NAMES]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_minutes_of_readme_header_and_exercises_agree(name):
     """README's table says what the header says; exercises take no longer, optional ones apart."""
     source = (ROOT / "solutions" / f"{name}.py").read_text()
     header = re.search(r"\| \*\*Time\*\* \|(.+)\|", source)[1]
-    row = re.search(rf"^\| {name[:2]} .+$", (ROOT / "README.md").read_text(), re.MULTILINE)[0]
     minutes = re.search(r"\d+", header)[0]
-    assert row.split("|")[3].strip() == minutes
+    for row in re.findall(rf"^\| {name[:2]} .+$", README, re.MULTILINE):
+        assert row.split("|")[3].strip() == minutes
     sections = re.split(r"^# ## ", source, flags=re.MULTILINE)
     optional = {section: section.startswith("Optional") for section in sections}
 

@@ -17,9 +17,12 @@ PREDICTED = (
 
 @pytest.mark.parametrize("name", PREDICTED)
 def test_predicted(name, warm_launcher):
-    measured = memory_events.on_ranks(KINDS[name])
     # static_graph and its kind keep a few numbers for each parameter
-    assert kinds.predicted(KINDS[name]) == pytest.approx(measured, rel=1e-4, abs=400)
+    predicted = pytest.approx(kinds.predicted(KINDS[name]), rel=1e-4, abs=400)
+    measured = memory_events.on_ranks(KINDS[name])
+    if measured != predicted:  # once in a few hundred runs on a busy machine an event is late
+        measured = memory_events.on_ranks(KINDS[name])
+    assert measured == predicted
 
 
 @pytest.mark.parametrize("name, words", [

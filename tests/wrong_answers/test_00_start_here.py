@@ -837,7 +837,7 @@ NOT_DRAWN = [
     (lab.two_steps, input_first, 2, "the input has 1 number, so on 2 ranks the output needs 0.5",
      "The output comes first"),
     (lab.two_steps, returns_nothing, "2", RANKS, ""),
-    (lab.who_holds_what, lambda mine: None, 4, "rank 0 of 4 returned nothing (None)", RETURN),
+    (lab.who_holds_what, lambda mine: None, 4, "of 4 returned nothing (None)", RETURN),
     (lab.who_holds_what, one_rank_returns_nothing, 4, "rank 1 of 4 returned nothing", RETURN),
     (lab.who_holds_what, lambda mine: mine.tolist(), 2, "returned a list of 2, not a tensor", ""),
     (lab.who_holds_what, input_first, 2, "the output needs 0.5; yours has 2.\n", "output"),

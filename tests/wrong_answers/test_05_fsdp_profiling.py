@@ -645,7 +645,8 @@ def test_wrong(check, answer, sentence):
 
 
 def test_every_check_has_five_wrong_answers():
-    assert set(WRONG) == {getattr(lab, name) for name in lab.__all__ if name.startswith("check_")}
+    checks = {getattr(lab, name) for name in lab.__all__ if name.startswith("check_")}
+    assert set(WRONG) == checks - {lab.check_exposed_seconds}  # it has a file of its own
     assert min(map(len, WRONG.values())) >= 5
 
 
