@@ -83,7 +83,7 @@ def slow_runs(seed: int = 0) -> SlowRuns:
         [config_with("nothing", sizes, "healthy run"),
          *(config_with(cause, sizes, f"run {letter}", generator.randrange(sizes.ranks))
            for letter, cause in zip(letters, causes, strict=True))],
-        recordings=recording.FEW_RECORDINGS, share=recording.SLOW_BYTES, beside_first=True)
+        recording.FEW_ROUNDS, recording.FEW_RECORDINGS, recording.SLOW_BYTES, beside_first=True)
     return SlowRuns(healthy, dict(zip(letters, runs, strict=True)),
                     dict(zip(letters, causes, strict=True)))
 
