@@ -14,16 +14,16 @@ def pytest_sessionstart(session):
 
 
 def pytest_collection_modifyitems(items):
-    """Of a test marked `sample(step)`, and of those in tests/wrong_answers, marks all but each
+    """Of a test marked `sample(step)`, and of each file in tests/wrong_answers, marks all but each
     step-th case as slow: --fast runs the first of them, and so some of each notebook."""
     seen = Counter()
     for item in items:
-        mark = item.get_closest_marker("sample")
-        step = mark.args[0] if mark else 20 if item.path.parent.name == "wrong_answers" else 1
-        function = item.nodeid.split("[")[0]
-        if seen[function] % step:
+        mark, tried = item.get_closest_marker("sample"), item.path.parent.name == "wrong_answers"
+        step = 40 if tried else mark.args[0] if mark else 1
+        counted = item.path if tried else item.nodeid.split("[")[0]
+        if seen[counted] % step:
             item.add_marker(pytest.mark.slow)
-        seen[function] += 1
+        seen[counted] += 1
 
 
 def pytest_runtest_setup(item):
