@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -95,6 +96,24 @@ def test_one_of_several_recordings_is_kept(healthy):
     assert recording.RECORDINGS == 5
     names = sorted(path.name for path in Path(healthy[0].path).parent.glob("*of_a_test_rank*"))
     assert names == ["of_a_test_rank0.json.gz", "of_a_test_rank1.json.gz"]
+
+
+def _kept(folder):
+    """Which of three recordings is kept: by their seconds, and by another measure."""
+    def traces():
+        made = [synthetic_traces.trace([], [(0, 1)], seconds) for seconds in (3.0, 2.0, 4.0)]
+        made = [replace(one, path=str(folder / f"{n}.json")) for n, one in enumerate(made)]
+        for one in made:
+            Path(one.path).touch()
+        return made
+
+    return [recording._least_disturbed(traces(), folder / "kept.json", measure).seconds
+            for measure in (lambda trace: trace.seconds, lambda trace: -trace.seconds)]
+
+
+def test_of_several_recordings_the_least_disturbed_is_kept(tmp_path):
+    assert launch(_kept, tmp_path, ranks=1, quiet=True) == [[2.0, 4.0]]
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.json"]
 
 
 def test_the_files_lie_where_it_says(healthy):

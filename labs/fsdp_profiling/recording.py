@@ -120,7 +120,7 @@ def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | No
 
 
 def _launch(work, ranks):
-    return launch(work, ranks=ranks, quiet=True, verify=False, hang_after=30)
+    return launch(work, ranks=ranks, quiet=True, verify=False, hang_after=60)
 
 
 @functools.cache

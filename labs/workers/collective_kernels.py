@@ -12,6 +12,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,27 +101,17 @@ def _kernel(operator) -> Callable:
         # torch.library.get_kernel returns do not: then a thread of gloo that drops the last tensor
         # of a collective has gloo's lock and waits for Python's, this one has it and waits for
         # gloo's, and the rank stands still for ever.
-        def issue():
-            return operator.redispatch(keyset.remove(DispatchKey.BackendSelect), *args, **kwargs)
-
+        issue = partial(operator.redispatch, keyset.remove(DispatchKey.BackendSelect), *args,
+                        **kwargs)
         given = dict(zip(names, args, strict=False)) | kwargs
         group = given.get("processgroup")
-        return run_around(issued(
-            name, args, dist.ProcessGroup.unbox(group).size() if group is not None else 1,
-            bool(given.get("asyncop", True))), issue)
+        ranks = dist.ProcessGroup.unbox(group).size() if group is not None else 1
+        collective = issued(name, args, ranks, bool(given.get("asyncop", True)))
+        for function in tuple(_around):
+            issue = partial(function, collective, issue)
+        return issue()
 
     return kernel
-
-
-def run_around(collective: IssuedCollective, issue: Callable[[], Any]) -> Any:
-    """Calls the functions given to `around_collectives`, the innermost of which calls `issue`."""
-    for function in tuple(_around):
-        issue = _wrapped(function, collective, issue)
-    return issue()
-
-
-def _wrapped(function, collective, issue) -> Callable[[], Any]:
-    return lambda: function(collective, issue)
 
 
 def issued(operator: str, args: tuple, ranks: int, asynchronous: bool) -> IssuedCollective:

@@ -825,6 +825,7 @@ def one_rank_returns_nothing(mine):
     return None if dist.get_rank() == 1 else mine
 
 
+NOTHING_OF_4 = " of 4 returned nothing (None), not a tensor"  # whichever rank is first
 NOTHING = "rank 0 of 2 returned nothing (None), not a tensor"
 RETURN = "Does it end with `return`?"
 RANKS = "give a whole number from 2 to 8"
@@ -837,7 +838,7 @@ NOT_DRAWN = [
     (lab.two_steps, input_first, 2, "the input has 1 number, so on 2 ranks the output needs 0.5",
      "The output comes first"),
     (lab.two_steps, returns_nothing, "2", RANKS, ""),
-    (lab.who_holds_what, lambda mine: None, 4, "of 4 returned nothing (None)", RETURN),
+    (lab.who_holds_what, lambda mine: None, 4, NOTHING_OF_4, RETURN),
     (lab.who_holds_what, one_rank_returns_nothing, 4, "rank 1 of 4 returned nothing", RETURN),
     (lab.who_holds_what, lambda mine: mine.tolist(), 2, "returned a list of 2, not a tensor", ""),
     (lab.who_holds_what, input_first, 2, "the output needs 0.5; yours has 2.\n", "output"),

@@ -568,6 +568,20 @@ def by_seconds(loading, times):
     return diagnose
 
 
+def any_own_item(run, healthy):
+    """The healthy model has calls of its own."""
+    calls = right.own_item_calls(run[0])
+    return ("item", calls[-1]) if calls else right.diagnose(run, healthy)
+
+
+def all_collectives(run, healthy):
+    """Those of a check for NaN are taken for all-gathers of small units."""
+    count = len(run[0].collectives)
+    if count > len(healthy[0].collectives):
+        return "tiny units", count
+    return right.diagnose(run, healthy)
+
+
 def of_the_step(share):
     return lambda run, healthy: share * run[0].seconds
 
@@ -591,6 +605,8 @@ WRONG[lab.check_diagnose] = [
     (called("slow rank", "straggler"), "'straggler' is none of the causes"),
     (called("item", "nothing"), "a run with an .item.. was taken for one with nothing wrong"),
     (called("nothing", "no prefetch"), "nothing wrong was taken for one with prefetch off"),
+    (any_own_item, "a run with nothing wrong was taken for one with an .item"),
+    (all_collectives, "was taken for one with tiny units|tiny units was named, but .* is no evidence"),
     (lambda run, healthy: (right.diagnose(run, healthy)[0], None), "but None is no evidence of it"),
     (with_evidence("item", lambda run: right.own_item_calls(run[0])[0]),
      "an .item.. was named, but .* is no evidence"),

@@ -31,7 +31,6 @@ def check_diagnose(diagnose):
         # Each cause must be distinguished from all others, and a healthy run from all of them.
         if got != cause:
             raise Wrong(f"a run with {_called(cause)}{how} was taken for one with {_called(got)}",
-                        _HINTS[cause] if cause == "nothing" and got not in _HINTS_ON_SECONDS else
                         _HINTS_IF_NAMED.get(got) or _HINTS[cause])
         # The evidence must be of this run: a name alone could be guessed.
         if not is_evidence(cause, evidence, run, healthy):
@@ -133,16 +132,15 @@ _HINTS = {
     "slow data loader": "Add up the labels that begin with enumerate(DataLoader).",
     "slow rank": "Compare the ranks' computing, lab.total_seconds(trace.compute): the others only "
                  "wait."}
-_HINTS_ON_SECONDS = {
+_HINTS_IF_NAMED = {  # of a cause that the run does not have
     "slow data loader": "A loader's label is so short that chance makes it many times as long: "
                         "compare it with its own step, not with the healthy run's.",
     "slow rank": "Seconds differ by chance, too, from run to run and from rank to rank: compare "
-                 "the ranks of one run, and ask for a large factor."}
-_HINTS_IF_NAMED = _HINTS_ON_SECONDS | {
-    "tiny units": 'This run has as many all-gathers as the healthy one: count trace.of("all_gather"'
-                  "), not all collectives.",
-    "item": "Of the calls outside the optimizer this run has as many as the healthy one: the model "
-            "makes them itself, at the beginning of forward."}
+                 "the ranks of one run, and ask for a large factor.",
+    "tiny units": 'Count trace.of("all_gather") alone, not all collectives: tiny units have more '
+                  "than the healthy run.",
+    "item": "Compare the number of calls outside the optimizer with the healthy run's: the model "
+            "makes some itself, at the beginning of forward."}
 
 
 def _is_item_call(call, run, healthy) -> bool:

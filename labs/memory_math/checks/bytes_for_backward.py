@@ -62,6 +62,18 @@ def _require_nothing_left(bytes_for_backward, case, want):
 
 def _causes(case: ForwardCase, want: int) -> list[Cause]:
     """What common mistakes lead to, found with hooks on one more forward."""
+    saved, output = _saved_by(case.forward)
+    found = [
+        *_causes_of_held(case, saved), *_causes_of_counting(case, saved),
+        (output.nbytes, "that is the output's size", "Backward needs what is in between."),
+        (want + output.nbytes, "that counts the output, which backward does not need",
+         "Count what is saved."),
+        (want / 1e6, "that is in MB", "Count bytes.")]
+    return [cause for cause in found if cause[0]]
+
+
+def _saved_by(forward) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """What autograd saves, each time it does, and the output."""
     saved = []
 
     def pack(tensor):
@@ -69,22 +81,32 @@ def _causes(case: ForwardCase, want: int) -> list[Cause]:
         return saved[-1]
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = case.forward()
-    held = {_address(tensor) for tensor in case.held}
+        output = forward()
+    return saved, output
+
+
+def _causes_of_held(case, saved) -> list[Cause]:
+    """Mistakes about what is in memory anyway."""
     trained = {_address(tensor) for tensor in case.held if tensor.requires_grad}
-    starts = {tensor.data_ptr() for tensor in case.held}
-    own = [tensor for tensor in saved if _address(tensor) not in held]
-    first = {_address(tensor): tensor for tensor in reversed(own)}.values()
-    once = {(tensor.data_ptr(), tensor.shape): tensor for tensor in own}.values()
-    by_start = {tensor.data_ptr(): tensor for tensor in saved if tensor.data_ptr() not in starts}
     whole = {_address(tensor): tensor.untyped_storage().nbytes() for tensor in saved}
-    found = [
+    return [
         (sum(whole.values()), "that counts what is in `held`, too",
          "Parameters and inputs are in memory anyway: leave out their storages."),
         (sum(nbytes for at, nbytes in whole.items() if at not in trained),
          "that counts inputs", "Leave out all that is in `held`, also what has no gradient."),
         (sum(tensor.nbytes for tensor in saved), "that counts each tensor whenever it is saved, "
-         "and what is in `held`", _RULE),
+         "and what is in `held`", _RULE)]
+
+
+def _causes_of_counting(case, saved) -> list[Cause]:
+    """Mistakes about tensors, storages and their sizes."""
+    held = {_address(tensor) for tensor in case.held}
+    starts = {tensor.data_ptr() for tensor in case.held}
+    own = [tensor for tensor in saved if _address(tensor) not in held]
+    first = {_address(tensor): tensor for tensor in reversed(own)}.values()
+    once = {(tensor.data_ptr(), tensor.shape): tensor for tensor in own}.values()
+    by_start = {tensor.data_ptr(): tensor for tensor in saved if tensor.data_ptr() not in starts}
+    return [
         (sum(tensor.nbytes for tensor in own), "that counts each tensor whenever it is saved",
          "Several operations may save one storage: remember the addresses you have counted."),
         (sum(tensor.untyped_storage().nbytes() for tensor in own),
@@ -99,12 +121,7 @@ def _causes(case: ForwardCase, want: int) -> list[Cause]:
          "tensor.untyped_storage().data_ptr()."),
         (sum(tensor.numel() for tensor in first), "that is in elements", "Count bytes."),
         (4 * sum(tensor.numel() for tensor in first), "that takes 4 bytes for each element",
-         "bf16 has 2, a mask 1, an index 8: the storage knows its bytes."),
-        (output.nbytes, "that is the output's size", "Backward needs what is in between."),
-        (want + output.nbytes, "that counts the output, which backward does not need",
-         "Count what is saved."),
-        (want / 1e6, "that is in MB", "Count bytes.")]
-    return [cause for cause in found if cause[0]]
+         "bf16 has 2, a mask 1, an index 8: the storage knows its bytes.")]
 
 
 def _address(tensor) -> int:

@@ -49,44 +49,56 @@ def reject_late_gathers(events: list[CollectiveCall | Mark]) -> None:
     begin, end = positions(events, "backward")
     for direction, part in (("forward", events[:begin]), ("backward", events[begin:end])):
         gathers, computes = positions(part, "all_gather"), positions(part, "compute")
-        # ZeRO-3 gathers each layer for each direction; ZeRO-2 or a layer kept whole gathers less.
-        if len(gathers) < len(computes):
-            raise Wrong(f"in {direction}, {len(gathers)} gathers are called for {len(computes)} "
-                        "layers", "Each layer's parameters are gathered for each direction.")
-        # A unit is gathered once for each direction: catches one that is fetched again while it has
-        # memory, which the order below would read as two units fetched ahead.
-        units, called = len(computes) + 1, sum(place < computes[-1] for place in gathers)
-        if called > units:
-            raise Wrong(f"in {direction}, {called} gathers are called for {units} units: a unit is "
-                        "gathered again while it has memory", "fetch does nothing for a unit that "
-                        "has been fetched: unit.is_gathered says so.")
-        # The root is gathered first, then one gather for each layer in order: when layer k computes
-        # (from 0), the root's, k + 1 layers' and the next one's have begun.
-        for who, number, begun in _when_layers_compute(gathers, computes, direction):
-            if begun < number + 3:
-                raise Wrong(f"{who} has not been begun", "Begin the gather of "
-                            "self.next_unit(unit) before this unit computes.")
-        # One layer ahead is enough to hide a gather, and each layer ahead is memory.
-        for number, moment in enumerate(computes[:-2]):
-            begun = sum(place < moment for place in gathers)
-            if begun > number + 3:
-                raise Wrong(f"in {direction}, when layer number {number + 1} computes, the gather "
-                            f"of number {number + 3} of {len(computes)} has begun, too",
-                            "Fetch one unit ahead: each one more is another layer in memory.")
-        # A synchronous gather has ended before the layer computes, whatever its order. The root's
-        # and the first layer's may be: no layer computes before them.
-        if not all(part[n].asynchronous for n in gathers[2:]):
-            raise Wrong(f"in {direction}, the next layer's gather is called and waited for at "
-                        "once: nothing travels while this layer computes", "async_op=True returns "
-                        "a handle: wait for it when the layer's turn comes.")
-        # Asynchronous by name only: when layer k computes, at most the root's gather and those of
-        # k + 1 layers have been waited for.
         waits = positions(part, "wait all_gather")
-        for who, number, waited in _when_layers_compute(waits, computes, direction):
-            if waited > number + 2:
-                raise Wrong(f"{who} has been waited for: nothing travels meanwhile", "Wait for "
-                            "this unit's own gather alone; the next one's turn to wait comes "
-                            "later.")
+        _reject_other_counts(gathers, computes, direction)
+        _reject_other_order(gathers, computes, direction)
+        _reject_waiting([part[n] for n in gathers], waits, computes, direction)
+
+
+def _reject_other_counts(gathers, computes, direction):
+    # ZeRO-3 gathers each layer for each direction; ZeRO-2 or a layer kept whole gathers less.
+    if len(gathers) < len(computes):
+        raise Wrong(f"in {direction}, {len(gathers)} gathers are called for {len(computes)} "
+                    "layers", "Each layer's parameters are gathered for each direction.")
+    # A unit is gathered once for each direction: catches one that is fetched again while it has
+    # memory, which the order below would read as two units fetched ahead.
+    units, called = len(computes) + 1, sum(place < computes[-1] for place in gathers)
+    if called > units:
+        raise Wrong(f"in {direction}, {called} gathers are called for {units} units: a unit is "
+                    "gathered again while it has memory", "fetch does nothing for a unit that "
+                    "has been fetched: unit.is_gathered says so.")
+
+
+def _reject_other_order(gathers, computes, direction):
+    # The root is gathered first, then one gather for each layer in order: when layer k computes
+    # (from 0), the root's, k + 1 layers' and the next one's have begun.
+    for who, number, begun in _when_layers_compute(gathers, computes, direction):
+        if begun < number + 3:
+            raise Wrong(f"{who} has not been begun", "Begin the gather of "
+                        "self.next_unit(unit) before this unit computes.")
+    # One layer ahead is enough to hide a gather, and each layer ahead is memory.
+    for number, moment in enumerate(computes[:-2]):
+        begun = sum(place < moment for place in gathers)
+        if begun > number + 3:
+            raise Wrong(f"in {direction}, when layer number {number + 1} computes, the gather "
+                        f"of number {number + 3} of {len(computes)} has begun, too",
+                        "Fetch one unit ahead: each one more is another layer in memory.")
+
+
+def _reject_waiting(calls, waits, computes, direction):
+    # A synchronous gather has ended before the layer computes, whatever its order. The root's
+    # and the first layer's may be: no layer computes before them.
+    if not all(gather.asynchronous for gather in calls[2:]):
+        raise Wrong(f"in {direction}, the next layer's gather is called and waited for at "
+                    "once: nothing travels while this layer computes", "async_op=True returns "
+                    "a handle: wait for it when the layer's turn comes.")
+    # Asynchronous by name only: when layer k computes, at most the root's gather and those of
+    # k + 1 layers have been waited for.
+    for who, number, waited in _when_layers_compute(waits, computes, direction):
+        if waited > number + 2:
+            raise Wrong(f"{who} has been waited for: nothing travels meanwhile", "Wait for "
+                        "this unit's own gather alone; the next one's turn to wait comes "
+                        "later.")
 
 
 def _when_layers_compute(places, computes, direction) -> list[tuple[str, int, int]]:
