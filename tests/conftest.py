@@ -28,9 +28,9 @@ def pytest_collection_modifyitems(items):
 
 def pytest_runtest_setup(item):
     """A test marked `gpu` is skipped where there is none."""
-    from labs.workers import devices
+    from labs.workers import cuda
 
-    if item.get_closest_marker("gpu") and not devices.gpus():
+    if item.get_closest_marker("gpu") and not cuda.count():
         pytest.skip("needs a GPU")
 
 

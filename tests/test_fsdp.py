@@ -18,7 +18,7 @@ from labs.fsdp.checks.cost import collectives
 from labs.fsdp.memory_limits import FORMULAS, LargestModel, ProcessOverhead
 from labs.training import models
 from labs.training.presets import preset
-from labs.workers import devices
+from labs.workers import cuda, devices
 from labs.workers.failures import LaunchError, RankFailed, failure
 from labs.workers.memory import Shortage
 from labs.workers.outcomes import Kind, Outcome
@@ -208,14 +208,14 @@ def test_every_name_of_fsdp1_runs_and_sends_what_its_successor_does(capsys):
 
 
 def test_without_gpus_the_billion_is_predicted(monkeypatch, capsys):
-    monkeypatch.setattr(devices, "gpus", lambda: 0)
+    monkeypatch.setattr(cuda, "count", lambda: 0)
     table = lab.billion_parameters()
     assert "1.01 billion parameters on 8 GPUs" in table.title and "Predicted only" in table.note
 
 
 def test_what_the_notebook_says_of_the_billion(monkeypatch, capsys):
     """Its states in the text above the table; in the Notice, what each form saves of 8 GPUs."""
-    monkeypatch.setattr(devices, "gpus", lambda: 0)
+    monkeypatch.setattr(cuda, "count", lambda: 0)
     states = 4 * 4 * 1.01e9
     assert (round(states / 1e9, 1), round(states / 8e9, 1)) == (16.2, 2.0)
     table = lab.billion_parameters()
@@ -239,7 +239,7 @@ def test_a_rank_alone_holds_what_is_predicted(job):
 
 
 def test_one_gpu_runs_one_rank_alone_and_says_what_that_is_not(monkeypatch, capsys):
-    monkeypatch.setattr(devices, "gpus", lambda: 1)
+    monkeypatch.setattr(cuda, "count", lambda: 1)
     monkeypatch.setattr(node, "launch", partial(launch, device="cpu"))
     fsdp = node.jobs()[1:2]
     monkeypatch.setattr(node, "jobs", lambda: fsdp)
@@ -266,7 +266,7 @@ def test_a_rank_alone_on_a_gpu_holds_what_is_predicted():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(devices.gpus() < 2, reason="needs two GPUs")
+@pytest.mark.skipif(cuda.count() < 2, reason="needs two GPUs")
 def test_a_node_measures_what_it_predicts(capsys):
     size = replace(node.billion(), layers=4, hidden=512, heads=8)
     for row in lab.billion_parameters(size, steps=2).rows:

@@ -101,3 +101,19 @@ def test_a_page_names_only_files_that_exist(page):
     named = {name for name in named if not re.search("NN|NAME|scaling", name)}  # of an example
     assert not [name for name in named
                 if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()]
+
+
+def names_of_torch_cuda(path: Path) -> list[int]:
+    """The lines of a file whose code, not its texts, names torch.cuda."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    named = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+             and node.attr == "cuda" and ast.unparse(node.value) == "torch"]
+    return named + [node.lineno for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+                    and (node.module or "").startswith("torch.cuda")]
+
+
+def test_one_module_names_torch_cuda():
+    files = [*LABS.rglob("*.py"), *(ROOT / "scripts").rglob("*.py"),
+             *(ROOT / "solutions").glob("*.py")]
+    found = {str(path.relative_to(ROOT)) for path in files if names_of_torch_cuda(path)}
+    assert found == {"labs/workers/cuda.py"}

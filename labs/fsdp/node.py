@@ -23,7 +23,7 @@ from labs.training import models, strategies
 from labs.training.loop import train
 from labs.training.memory_categories import GB, Memory
 from labs.training.presets import Preset, preset
-from labs.workers import devices
+from labs.workers import cuda, devices
 from labs.workers.failures import OutOfMemory
 from labs.workers.launcher import launch
 
@@ -58,7 +58,7 @@ def jobs() -> list[Job]:
 
 def billion(ranks: int | None = None) -> Preset:
     """Returns GPT-2 with 20 layers of width 2048: 1.0 billion parameters."""
-    found = devices.gpus()
+    found = cuda.count()
     return replace(preset("node"), ranks=ranks or (found if found > 1 else 8), layers=20,
                    hidden=2048, heads=16, context=1024, batch=4)
 
@@ -74,7 +74,7 @@ def billion_parameters(size: Preset | None = None, steps: int = 5) -> Table:
     """Runs every job on this machine's GPUs; returns a table of predicted and measured peaks and
     throughput. A job that runs out of memory is a row like the others."""
     size = size or billion()
-    found = devices.gpus()
+    found = cuda.count()
     measure = _measure if found > 1 else _measure_alone if found else _predict_only
     rows = []
     for job in jobs():
@@ -138,9 +138,9 @@ def _build(job, size) -> tuple:
 
 def _peak_of_step(module, optimizer, batch) -> int:
     """On a rank with a GPU, after the first step: returns the bytes at the peak of another."""
-    torch.cuda.reset_peak_memory_stats()
+    cuda.reset_peak()
     train(module, optimizer, [batch])
-    return torch.cuda.max_memory_allocated()
+    return cuda.memory().peak
 
 
 def _measure(job, size, steps) -> tuple[str, str]:

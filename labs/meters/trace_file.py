@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from labs.meters.trace import Trace
 from labs.meters.trace_events import TraceBuilder
-from labs.workers import devices, slow_link
+from labs.workers import cuda, devices, slow_link
 
 PIECE = 1 << 20  # characters that are read at once
 _HEADER, _LONGEST = 1 << 22, 1 << 24  # characters before the events, and of one event, at most
@@ -50,7 +49,7 @@ def record_trace(step: Callable[[], None], path=None, stacks: bool = False) -> T
         with record_function("labs::step"):
             step()
         if activities[1:]:
-            torch.cuda.synchronize()  # kernels that still run would be missing
+            cuda.synchronize()  # kernels that still run would be missing
     with tempfile.TemporaryDirectory() as folder:
         file = path or Path(folder, "trace.json")
         recorded.export_chrome_trace(str(file))

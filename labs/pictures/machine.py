@@ -13,7 +13,7 @@ from labs.pictures.in_scripts import print_in_script
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, chip, sheet, write
 from labs.words import counted
-from labs.workers import devices, processes
+from labs.workers import cuda, devices, processes
 
 GIB = 2**30
 DRAWN = 40  # at most so many cores are drawn one by one
@@ -48,7 +48,7 @@ def machine() -> Machine:
 
 def inspect_machine() -> Facts:
     """What this machine has. Makes no CUDA context."""
-    found = devices.gpus()
+    found = cuda.count()
     gpus = parse_gpus(_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits"))
     gpus = (gpus + [("GPU", 0)] * found)[:found]
     links = parse_links(_smi("topo", "-m"), found) if found > 1 else {}

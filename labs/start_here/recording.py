@@ -19,7 +19,7 @@ from labs.meters.collective_hooks import IssuedCollective
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.start_here.return_values import require_fitting_output, require_tensor, wrong_on_rank
 from labs.start_here.scaffold import ring_all_reduce
-from labs.workers import devices
+from labs.workers import cuda, devices
 from labs.workers.failures import RankFailed
 from labs.workers.launcher import Results, launch
 
@@ -36,7 +36,7 @@ _SIZED = {"_reduce_scatter_base_": "reduce_scatter_tensor",
 def run(function: Callable, *args, ranks: int, **options) -> Results:
     """`launch`, on GPUs only where each rank has its own: gloo cannot send GPU tensors."""
     return launch(function, *args, ranks=ranks, **{
-        "device": None if ranks <= devices.gpus() else "cpu", "quiet": True,
+        "device": None if ranks <= cuda.count() else "cpu", "quiet": True,
         "hang_after": HANG_AFTER, "timeout": TIMEOUT, **options})
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from labs.workers import devices
+from labs.workers import cuda
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,19 @@ class Preset:
     __repr__ = __str__
 
 
-_LAPTOP = Preset("laptop", 2, 6, 128, 4, 64, 8, 800_000)
-_ONE_GPU = Preset("one-gpu", 2, 8, 512, 8, 256, 8, 8_000_000)
-_NODE = Preset("node", 8, 12, 1024, 16, 512, 8, 25_000_000)
+PRESETS = {each.name: each for each in (
+    Preset("laptop", 2, 6, 128, 4, 64, 8, 800_000),
+    Preset("one-gpu", 2, 8, 512, 8, 256, 8, 8_000_000),
+    Preset("node", 8, 12, 1024, 16, 512, 8, 25_000_000))}
 
 
 def preset(name: str | None = None, **changes: int) -> Preset:
     """The preset for this machine, or the one called `name`; changes override single sizes. Raises
     ValueError where there is no such preset or size."""
-    presets = {p.name: p for p in (_LAPTOP, _ONE_GPU, _NODE)}
-    if name is not None and name not in presets:
-        raise ValueError(f"no preset {name!r}: choose {', '.join(presets)}, or leave it out")
-    gpus = devices.gpus()
-    chosen = presets[name or ("laptop" if gpus == 0 else "one-gpu" if gpus == 1 else "node")]
+    if name is not None and name not in PRESETS:
+        raise ValueError(f"no preset {name!r}: choose {', '.join(PRESETS)}, or leave it out")
+    gpus = cuda.count()
+    chosen = PRESETS[name or ("laptop" if gpus == 0 else "one-gpu" if gpus == 1 else "node")]
     if chosen.name == "node":
         chosen = replace(chosen, ranks=max(2, gpus))
     return replace(chosen, **_checked(changes))

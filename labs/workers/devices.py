@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from labs.words import counted
+from labs.workers import cuda
 
 RANK_BYTES = 100_000_000  # of memory that a rank takes before it does anything
 FILES_PER_RANK = 5  # that the caller keeps open for each rank
@@ -36,15 +37,9 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
-def gpus() -> int:
-    """GPUs that can be used, counted without making a CUDA context."""
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
 def default_ranks() -> int:
     """One rank per GPU where there are several; otherwise 2 to 4, by the number of cores."""
-    return gpus() if gpus() > 1 else min(4, max(2, cores()))
+    return cuda.count() if cuda.count() > 1 else min(4, max(2, cores()))
 
 
 def plan(ranks: int | None = None, device: str | None = None) -> Plan:
@@ -53,7 +48,7 @@ def plan(ranks: int | None = None, device: str | None = None) -> Plan:
     ranks = default_ranks() if ranks is None else _checked(ranks)
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"device={device!r}: choose 'cpu', 'cuda', or leave it out")
-    found = 0 if device == "cpu" else gpus()
+    found = 0 if device == "cpu" else cuda.count()
     if device == "cuda" and not found:
         raise ValueError("device='cuda', but this machine has no usable GPU: leave device out")
     threads = max(1, cores() // ranks)

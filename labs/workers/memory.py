@@ -5,6 +5,8 @@ import re
 import sys
 from dataclasses import dataclass
 
+from labs.workers import cuda
+
 _UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) ?(bytes|[KMGT]iB|B)\b")
 _BAD_ALLOC = "std::bad_alloc"  # C++'s own words, of small allocations inside libtorch
@@ -49,10 +51,7 @@ def limit(allowed: int, device: str) -> None:
     """On a rank: allows it `allowed` bytes more than it has now; more raises."""
     global _base, _hard_limit
     if device != "cpu":
-        import torch
-
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total), device)
+        cuda.limit_memory(allowed, device)
         return
     import resource
 
@@ -89,9 +88,7 @@ def shortage_of_dead(printed: str, allowed: int | None = None) -> Shortage | Non
 
 def _held(error) -> int | None:
     if type(error).__name__ == "OutOfMemoryError":
-        import torch
-
-        return torch.cuda.memory_allocated()
+        return cuda.memory().allocated
     return data_size() - _base if _base is not None else None
 
 

@@ -17,6 +17,7 @@ import cloudpickle
 
 from labs.workers import (
     collective_matching,
+    cuda,
     heartbeat,
     memory,
     pickling,
@@ -148,7 +149,7 @@ def _join_group(config, channel):
 
     torch.set_num_threads(config.threads)
     if config.device != "cpu":
-        torch.cuda.set_device(config.device)
+        cuda.use(config.device)
     _forward_warnings(channel)
     multiprocessing.set_start_method(None, force=True)  # for a DataLoader: the platform's default
     sys.dont_write_bytecode = True  # a .pyc would hide a second edit of a module within a second

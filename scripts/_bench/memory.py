@@ -3,14 +3,12 @@ predictions and by other people's."""
 
 import statistics
 
-import torch
-
 from _bench import memory_cases, memory_large, memory_measured, memory_peers
 from _bench.progress import done, say
 from labs.predictions import hardware
 from labs.predictions.dryrun import dry_run
 from labs.predictions.memory import predict
-from labs.workers import devices
+from labs.workers import cuda
 
 RECIPES = {"fp32": "fp32", "bf16": "bf16", "mixed": "bf16 policy"}
 COMPARED = """\
@@ -33,7 +31,7 @@ def predicted_by_recording(case, device) -> int:
 
 def _workspace() -> int:
     """Bytes that cuBLAS takes from PyTorch's allocator on this GPU; no tensor is behind them."""
-    version = "".join(map(str, torch.cuda.get_device_capability()))
+    version = "".join(map(str, cuda.capability()))
     return hardware.overheads(architecture=f"sm{version}")["cuBLAS"]
 
 
@@ -64,7 +62,7 @@ OURS = ("dry run", "recording")
 def run(arguments) -> dict:
     """cases: how many; methods: method -> mean and worst per cent off; runs: every case; residuals:
     the worst of each method; seconds and GB of RAM of the large dry runs."""
-    device = arguments.device or ("cuda" if devices.gpus() else "cpu")
+    device = arguments.device or ("cuda" if cuda.count() else "cpu")
     whole = memory_cases.grid(large=device == "cuda")
     cases = memory_cases.chosen(whole, arguments.only, arguments.ranks, arguments.cases)
     runs = []

@@ -3,13 +3,12 @@
 import contextlib
 from dataclasses import replace
 
-import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from labs import launch
 from labs.meters import memory
 from labs.predictions.dryrun import ddp, fake, jobs
-from labs.workers import processes
+from labs.workers import cuda, processes
 
 MOST_RUNS = 5
 AGREE = 1e-3  # two runs found the same
@@ -67,12 +66,11 @@ def _step_on_gpu(case) -> int:
         ddp.complete_all_reduces(module)
         data = jobs.batch(job, None)
         for _ in range(2):
-            torch.cuda.reset_peak_memory_stats()
+            cuda.reset_peak()
             jobs.forward(job, module, data).backward()
             optimizer.step()
             optimizer.zero_grad()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated()
+        return cuda.memory().peak
 
 
 def fake_ranks(job):

@@ -6,7 +6,7 @@ import torch
 from labs.training import data, models
 from labs.training.loop import train
 from labs.training.presets import preset
-from labs.workers import devices
+from labs.workers import cuda
 
 
 def test_the_data_is_this_pythons_own_source():
@@ -46,7 +46,7 @@ def test_the_same_seed_gives_the_same_model():
 
 def test_presets_follow_the_machine(monkeypatch):
     for gpus, name, ranks in ((0, "laptop", 2), (1, "one-gpu", 2), (4, "node", 4)):
-        monkeypatch.setattr(devices, "gpus", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(cuda, "count", lambda gpus=gpus: gpus)
         assert (preset().name, preset().ranks) == (name, ranks)
     assert preset("laptop", ranks=3).tokens == 3 * 8 * 64
     with pytest.raises(ValueError, match="no preset 'tiny': choose laptop, one-gpu, node"):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import labs
 import labs.workers.source_lines
 from labs import launch
-from labs.workers import devices
+from labs.workers import cuda, devices
 from labs.workers.pickling import CannotSend
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -258,14 +258,14 @@ def test_a_result_that_cannot_travel_is_named_with_its_rank():
 
 
 def test_the_plan_says_what_was_chosen_and_why(monkeypatch):
-    monkeypatch.setattr(devices, "gpus", lambda: 0)
+    monkeypatch.setattr(cuda, "count", lambda: 0)
     assert (devices.plan(3).backend, devices.plan(3).devices) == ("gloo", ("cpu",) * 3)
     assert "no GPU here" in devices.plan(3).reason
-    monkeypatch.setattr(devices, "gpus", lambda: 1)
+    monkeypatch.setattr(cuda, "count", lambda: 1)
     assert devices.plan().ranks == devices.default_ranks() >= 2
     assert devices.plan(2).backend == "gloo" and devices.plan(2).devices == ("cuda:0", "cuda:0")
     assert "share 1 GPU" in devices.plan(2).reason
-    monkeypatch.setattr(devices, "gpus", lambda: 8)
+    monkeypatch.setattr(cuda, "count", lambda: 8)
     assert devices.plan().ranks == 8 and "nccl" in devices.plan().backend
     assert devices.plan(2, "cpu").devices == ("cpu", "cpu")
 

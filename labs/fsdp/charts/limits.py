@@ -20,7 +20,7 @@ from labs.pictures.tables import Table
 from labs.predictions import hardware
 from labs.training.memory_categories import GB
 from labs.words import listed
-from labs.workers import devices
+from labs.workers import cuda, devices
 from labs.workers.progress import status
 
 NOTE = 112  # characters of a line below a chart
@@ -103,7 +103,7 @@ def _predicted(compared) -> list[float | None]:
 def show_offload(without: Callable, offloaded: Callable, layers: int = LAYERS) -> Table:
     """Returns a table of what CPU offload leaves on the device and moves to the host: parameters,
     gradients and optimizer state live there, and travel for each gather and reduction."""
-    on_gpu = devices.gpus() > 0
+    on_gpu = cuda.count() > 0
     found = compare({"FSDP": without, "offload": offloaded}, memory_limits.preset(layers),
                     rounds=5 * on_gpu, quiet=True).results
     usual, peak = found["FSDP"].report, found["offload"].report.step_peak
@@ -176,7 +176,7 @@ def _moments(found) -> str:
 def _with_limit(panel, limit) -> Panel:
     """The panel with the limit of CPU ranks, unless its memory is a GPU's."""
     over = tuple(place for place, held in enumerate(panel.values) if held.total > limit)
-    return panel if devices.gpus() else replace(panel, limit=limit, out_of_memory=over)
+    return panel if cuda.count() else replace(panel, limit=limit, out_of_memory=over)
 
 
 def _size(one, which) -> int | None:

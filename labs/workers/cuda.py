@@ -1,0 +1,84 @@
+"""This machine's GPUs: counted, measured, timed and limited. No other module names torch.cuda.
+
+Without a GPU only `count` may be called. The first call of any other function makes a CUDA context
+in this process, so only ranks make such calls, never the notebook's kernel.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Bytes of this rank's GPU.
+
+    allocated: of its tensors, each rounded up to 512 bytes. peak: the most of that since
+    `reset_peak`. reserved: what torch's caching allocator has taken from the driver. used: what the
+    driver counts, and nvidia-smi shows: contexts, libraries' buffers and other processes, too.
+    """
+
+    allocated: int
+    peak: int
+    reserved: int
+    used: int
+
+
+def count() -> int:
+    """Returns the number of GPUs that can be used. Makes no CUDA context."""
+    # Without it torch asks the driver, and a process that has asked cannot fork for CUDA any more.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def use(device: str) -> None:
+    """On a rank: makes `device`, such as "cuda:1", the one that is meant by "cuda"."""
+    torch.cuda.set_device(device)
+
+
+def capability() -> tuple[int, int]:
+    """Returns the compute capability of this rank's GPU: (8, 0) for an A100."""
+    return torch.cuda.get_device_capability()
+
+
+def total_memory(device: str | None = None) -> int:
+    """Returns the bytes of a GPU's memory, by default this rank's."""
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def limit_memory(allowed: int, device: str) -> None:
+    """On a rank: an allocation that would take its tensors above `allowed` bytes raises
+    torch.OutOfMemoryError from now on. The context and NCCL's buffers do not count."""
+    torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total_memory(device)), device)
+
+
+def synchronize() -> None:
+    """Waits until all kernels that this rank has launched on its GPU have ended."""
+    torch.cuda.synchronize()
+
+
+def reset_peak() -> None:
+    """On a rank: the peak of `memory` counts from now on."""
+    synchronize()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def memory() -> GpuMemory:
+    """On a rank: returns what its GPU's memory holds now, and held at most since `reset_peak`."""
+    synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return GpuMemory(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(),
+                     torch.cuda.memory_reserved(), total - free)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """On a rank: calls work() and returns the seconds that its GPU took, between two CUDA events:
+    what the CPU's clock measures ends when the kernels have been launched, not when they end."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000  # elapsed_time returns milliseconds
