@@ -14,7 +14,7 @@ from labs.predictions.dryrun import fake, jobs, layers, replay
 from labs.predictions.dryrun.result import Collective, DryRun
 from labs.predictions.dryrun.trace import trace
 from labs.predictions.dryrun.tracker import Tracker
-from labs.workers import devices
+from labs.workers import cuda, devices
 from labs.workers.progress import progress_bar
 
 
@@ -49,7 +49,7 @@ def dry_run(model: Any, *, ranks: int = 1, strategy: str | Callable = "plain", b
     began = time.monotonic()
     job = jobs.Job(model, ranks, strategy, batch, sequence, precision, checkpointing, optimizer,
                    inputs, None, options, device, loop)
-    if device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not cuda.count():
         raise RuntimeError("device='cuda': a dry run of a GPU's operators needs a machine with a "
                            "GPU; leave device out for the CPU's")
     with contextlib.ExitStack() as stack:
