@@ -211,7 +211,8 @@ def _reduction(op) -> str:
     if kind is None or kind == dist.ReduceOp.SUM:
         return ""
     if isinstance(factor, torch.Tensor):
-        factor = factor.tolist()
+        # to read a GPU's number would wait for its kernels, which may wait for another rank
+        factor = factor.tolist() if factor.device.type == "cpu" else "on the GPU"
     times = "" if factor is None else f" of factor {factor}"
     return f" with {str(kind).split('.')[-1]}{times}"
 

@@ -73,6 +73,12 @@ def memory() -> GpuMemory:
                      torch.cuda.memory_reserved(), total - free)
 
 
+def allocated() -> int:
+    """On a rank: returns the bytes of its GPU's tensors, as `memory().allocated`, without waiting
+    for kernels: after an error, one of NCCL's may wait for ever."""
+    return torch.cuda.memory_allocated()
+
+
 def seconds(work: Callable[[], object]) -> float:
     """On a rank: calls work() and returns the seconds that its GPU took, between two CUDA events:
     what the CPU's clock measures ends when the kernels have been launched, not when they end."""

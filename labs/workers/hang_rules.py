@@ -46,7 +46,8 @@ def stuck_reason(handles: Sequence[RankHandle], hang_after: float) -> str | None
 
 
 def _limit(handle, hang_after) -> float:
-    is_joining = handle.progress.collective == "init_process_group"
+    progress = handle.progress
+    is_joining = progress.collective == "init_process_group" or progress.connecting
     return max(hang_after, START_TIMEOUT) if is_joining else hang_after
 
 

@@ -2,19 +2,17 @@
 
 import dis
 import os
-import pickle
 import sys
 import threading
 import time
 from dataclasses import dataclass
 
-from labs.workers import slow_link, source_lines
+from labs.workers import flight_recorder, slow_link, source_lines
 from labs.workers.activity import ActivityLog
 from labs.workers.collective_matching import COMPARED, without_variant
 from labs.workers.waits import MainThreadWaits
 
 INTERVAL = 0.5  # seconds between two heartbeats
-RECORDED = 256  # collectives that the flight recorder keeps
 _WAITING_CALLS = {*COMPARED, "all_gather_coalesced", "monitored_barrier", "send", "recv",
                   "batch_isend_irecv", "new_group", "init_process_group"}
 _C10D = f"{os.sep}distributed_c10d.py"
@@ -23,14 +21,18 @@ _C10D = f"{os.sep}distributed_c10d.py"
 _CALLERS_OF_CPP = tuple(os.path.join("torch", *part) for part in (
     ("autograd", ""), ("distributed", ""), ("nn", "parallel", ""), ("_ops.py",))) + (
     "torchinductor_",)
+# DDP verifies its parameters here, in the first collective of many a program
+_CONNECTS = os.path.join("torch", "distributed", "utils.py")
+_LOOKS_AT_NUMBERS = ("CALL", "TO_BOOL", "POP_JUMP", "BINARY_SUBSCR", "STORE_SUBSCR", "FORMAT_")
 
 
 class Heartbeat(threading.Thread):
     """Sends a heartbeat, answers `where`, and ends the process when the caller is gone."""
 
-    def __init__(self, channel):
+    def __init__(self, channel, backend: str = ""):
         super().__init__(name="labs-heartbeat", daemon=True)
         self.channel = channel
+        self.has_nccl = "nccl" in backend
         self.main = threading.main_thread().ident
         self.waits = MainThreadWaits()
         self.waits.install()
@@ -50,19 +52,22 @@ class Heartbeat(threading.Thread):
 
     def progress(self) -> "Progress":
         """How far the rank has come by now."""
-        frame, pending, counts = self._frame(), _oldest_pending(), _counts()
+        frame, pending = self._frame(), flight_recorder.oldest_pending()
+        counts = flight_recorder.counts()
         self._note_instruction(frame, counts)
         collective, since = self._wait(frame, pending)
         now = time.monotonic()
         quiet_since = max(since, self.activity.gloo_idle_since) if since else None
         if since and slow_link.is_moving():
             quiet_since = now
-        return Progress(counts, collective, _number(pending) if collective else None, since,
-                        quiet_since, self.activity.starved, now)
+        return Progress(counts, collective, flight_recorder.number(pending) if collective else None,
+                        since, quiet_since, self.activity.starved, now,
+                        connecting=bool(collective) and self._may_connect(frame, pending))
 
     def final_progress(self) -> "Progress":
         """How far the rank has come when its function has returned."""
-        return Progress(_counts(), sent=time.monotonic(), issued=_last_issued())
+        return Progress(flight_recorder.counts(), sent=time.monotonic(),
+                        issued=flight_recorder.last_issued())
 
     def _frame(self):
         return sys._current_frames()[self.main]
@@ -77,29 +82,53 @@ class Heartbeat(threading.Thread):
         """What the main thread waits in for other ranks, and since when (monotonic seconds); None
         and None while it works, sleeps, reads or writes."""
         waits = self.waits
-        name = _collective(frame) or (_name(pending) if pending else "a collective")
+        name = _collective(frame) or _pending_name(pending)
         began = waits.began  # read once: the main thread may leave its wait at any time
         if began is not None and (pending or not waits.needs_pending):
             return _collective(frame) or waits.name or name, began
         if since := waits.polling_since:
             return name, since
         # Inside C++, which notes nothing: it waits if it has made one call for some time, while
-        # nothing else ran in this process. A GPU's driver is never idle, but NCCL tells.
+        # nothing else ran in this process. A GPU's driver is never idle, nor is NCCL while it
+        # connects, but then torch tells.
         since = self._instruction_since
-        if not _is_on_gpu(pending):
+        if not (flight_recorder.is_on_gpu(pending) or self._may_connect(frame, pending)):
             since = max(since, self.activity.idle_since)
-        if _may_wait_in_cpp(frame, pending) and time.monotonic() - since > 2 * INTERVAL:
+        if (self._may_wait_in_cpp(frame, pending)
+                and time.monotonic() - since > 2 * INTERVAL):
             return name, since
         return None, None
+
+    def _may_wait_in_cpp(self, frame, pending) -> bool:
+        """Whether the main thread is in a call of C++ that may wait for other ranks: a function of
+        torch.distributed makes it; or a collective has not finished that such a call may wait for.
+        """
+        file = frame.f_code.co_filename
+        if file.endswith(_C10D):
+            return _collective(frame) is not None
+        if flight_recorder.is_on_gpu(pending):
+            return _may_wait_for_gpu(frame)
+        return self._may_connect(frame, pending) or (
+            pending is not None and any(part in file for part in _CALLERS_OF_CPP))
+
+    def _may_connect(self, frame, pending) -> bool:
+        """Whether the main thread may be in the first collective of a group over NCCL, in which its
+        ranks connect. The flight recorder learns of that collective only afterwards."""
+        if not self.has_nccl or pending is not None or self.waits.began is not None:
+            return False
+        file = frame.f_code.co_filename
+        return file.endswith(_C10D) and _collective(frame) is not None or file.endswith(_CONNECTS)
 
     def _position(self) -> dict:
         """Where the main thread is: those fields of an `Outcome`. Unlike `progress` it takes a call
         of C++ that may wait for one that waits: no rank is stopped for that."""
-        frame, pending = self._frame(), _oldest_pending()
+        frame, pending = self._frame(), flight_recorder.oldest_pending()
         collective, since = self._wait(frame, pending)
-        if not collective and _may_wait_in_cpp(frame, pending):
-            collective, since = _collective(frame) or _name(pending), self._instruction_since
-        return {"collective": collective or "", "number": _number(pending) if collective else None,
+        if not collective and self._may_wait_in_cpp(frame, pending):
+            collective = _collective(frame) or _pending_name(pending)
+            since = self._instruction_since
+        return {"collective": collective or "",
+                "number": flight_recorder.number(pending) if collective else None,
                 "seconds": time.monotonic() - since if since else 0.0,
                 "stack": source_lines.stack_of(frame)}
 
@@ -113,7 +142,8 @@ class Progress:
     None if it is not one of all ranks. since: when that wait began; quiet_since: since when nothing
     has been moved meanwhile either. starved: seconds that the main thread has waited for a core.
     issued: how many collectives a rank that has returned had called in the default group (None:
-    unknown). sent: when this was sent. Times are monotonic seconds, the same clock on all ranks.
+    unknown). sent: when this was sent. connecting: the ranks of a group may just be connecting, so
+    the wait may be work. Times are monotonic seconds, the same clock on all ranks.
     """
 
     counts: tuple = ()
@@ -124,6 +154,7 @@ class Progress:
     starved: float = 0.0
     sent: float = 0.0
     issued: int | None = None
+    connecting: bool = False
 
     @property
     def waiting(self) -> bool:
@@ -145,21 +176,14 @@ class Progress:
                 and finished.issued < self.number)
 
 
-def _may_wait_in_cpp(frame, pending) -> bool:
-    """Whether the main thread is in a call of C++ that may wait for other ranks: a function of
-    torch.distributed makes it; or a collective has not finished that such a call may wait for."""
-    file = frame.f_code.co_filename
-    if file.endswith(_C10D):
-        return _collective(frame) is not None
-    if _is_on_gpu(pending):  # any line may wait for the GPU
-        return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
-    return pending is not None and any(part in file for part in _CALLERS_OF_CPP)
+def _may_wait_for_gpu(frame) -> bool:
+    """Whether the instruction that `frame` is at may wait for the GPU: a call, or one that looks
+    at a tensor's numbers, as `if loss > 1`, `x[mask]` and `f"{loss}"` do."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(_LOOKS_AT_NUMBERS)
 
 
-def _is_on_gpu(pending) -> bool:
-    """Whether a collective occupies the GPU, where it waits for the other ranks'. NCCL alone says
-    that one has started."""
-    return pending is not None and pending.get("state") == "started"
+def _pending_name(pending) -> str:
+    return flight_recorder.name(pending) if pending else "a collective"
 
 
 def _collective(frame) -> str | None:
@@ -168,51 +192,3 @@ def _collective(frame) -> str | None:
              if place.function in _WAITING_CALLS
              and place.filename.endswith("distributed_c10d.py")]
     return without_variant(calls[0]) if calls else None
-
-
-def _flight_recorder(collectives: bool = True, only_active: bool = True) -> dict:
-    """The flight recorder's present state; empty where torch has changed it. The function is
-    private, but the only way to learn, while the main thread is blocked in C++, which collective
-    it waits in."""
-    try:
-        from torch._C import _distributed_c10d as c10d
-
-        stacks = False
-        return pickle.loads(c10d._dump_fr_trace(collectives, stacks, only_active))
-    except Exception:
-        return {}
-
-
-def _counts() -> tuple:
-    """(group, issued, done) for each process group; empty where torch does not tell."""
-    groups = _flight_recorder(collectives=False).get("pg_status", {})
-    return tuple((name, status.get("last_enqueued_collective"),
-                  status.get("last_completed_collective")) for name, status in groups.items())
-
-
-def _oldest_pending() -> dict | None:
-    """The oldest collective that has not finished, of the default group if one of that has not; or
-    None. Messages between two ranks are not recorded."""
-    entries = [entry for entry in _flight_recorder().get("entries", ())
-               if not entry.get("retired") and entry.get("state") != "completed"]
-    return min(entries, key=lambda entry: (entry.get("pg_id") != 0, entry["record_id"]),
-               default=None)
-
-
-def _last_issued() -> int | None:
-    """How many collectives this rank has called in the default group; None where that cannot be
-    told. `pg_status` would count its messages to single ranks, too."""
-    entries = _flight_recorder(only_active=False).get("entries")
-    if entries is None:
-        return None
-    issued = [entry["collective_seq_id"] for entry in entries if entry.get("pg_id") == 0]
-    has_forgotten = len(entries) >= RECORDED
-    return max(issued, default=None if has_forgotten else 0)
-
-
-def _name(pending) -> str:
-    return pending["profiling_name"].split(":")[-1]
-
-
-def _number(pending) -> int | None:
-    return pending["collective_seq_id"] if pending and pending.get("pg_id") == 0 else None

@@ -11,6 +11,10 @@ _UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2
 _ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) ?(bytes|[KMGT]iB|B)\b")
 _BAD_ALLOC = "std::bad_alloc"  # C++'s own words, of small allocations inside libtorch
 _SIGNS = ("can't allocate memory", _BAD_ALLOC)  # torch's CPU allocator raises a plain RuntimeError
+# What finds no room on the GPU besides torch's allocator: NCCL's buffers, a context, cuBLAS. They
+# do not count in memory_limit.
+_GPU_SIGNS = re.compile("Cuda failure (2 )?'out of memory'|CUDA error: out of memory"
+                        "|CUBLAS_STATUS_ALLOC_FAILED")
 _base = _hard_limit = None  # bytes; set on a rank that has a limit
 
 
@@ -19,18 +23,20 @@ class Shortage:
     """An allocation that failed, in bytes.
 
     asked: its size (None where the error does not tell). held: what the rank had by then, beyond
-    what it started with. allowed: its memory_limit, or None if only the machine was too small.
+    what it started with. allowed: its memory_limit, or None if only the machine was too small, or,
+    with on_gpu, its GPU.
     """
 
     asked: int | None = None
     held: int | None = None
     allowed: int | None = None
+    on_gpu: bool = False
 
     def __str__(self):
         asked = f"asked for {_mb(self.asked)}" if self.asked else "asked for more"
         held = f"held {_mb(self.held)} and " if self.held is not None else ""
         ceiling = (f"its memory_limit is {_mb(self.allowed)}" if self.allowed
-                   else "the machine has no more")
+                   else f"{'its GPU' if self.on_gpu else 'the machine'} has no more")
         return f"{held}{asked}; {ceiling}"
 
 
@@ -71,24 +77,27 @@ def lift() -> None:
 def shortage(error: BaseException, text: str, allowed: int | None = None) -> Shortage | None:
     """The Shortage behind an exception with this text, or behind the one it was raised from; None
     if memory was not the reason. allowed: the rank's memory_limit."""
-    if not (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-            or any(sign in text for sign in _SIGNS)):
+    of_torch = type(error).__name__ == "OutOfMemoryError"
+    of_gpu = of_torch or bool(_GPU_SIGNS.search(text))
+    if not (of_gpu or isinstance(error, MemoryError) or any(sign in text for sign in _SIGNS)):
         cause = error.__cause__
         return cause and shortage(cause, str(cause), allowed)
     found = _ASKED.search(text)
     asked = round(float(found[1]) * _UNITS[found[2]]) if found else None
-    return Shortage(asked, _held(error), allowed)
+    return Shortage(asked, _held(of_gpu), allowed if of_torch or not of_gpu else None, of_gpu)
 
 
 def shortage_of_dead(printed: str, allowed: int | None = None) -> Shortage | None:
     """The Shortage that ended a rank's process. C++ code that finds no memory may abort: then all
     that tells is what it printed."""
+    if _GPU_SIGNS.search(printed):
+        return Shortage(on_gpu=True)
     return Shortage(allowed=allowed) if _BAD_ALLOC in printed else None
 
 
-def _held(error) -> int | None:
-    if type(error).__name__ == "OutOfMemoryError":
-        return cuda.memory().allocated
+def _held(of_gpu) -> int | None:
+    if of_gpu:
+        return cuda.allocated()
     return data_size() - _base if _base is not None else None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum, auto
 
 from labs.words import named_ranks
-from labs.workers import source_lines
+from labs.workers import nccl, source_lines
 from labs.workers.memory import Shortage
 from labs.workers.source_lines import Place
 
@@ -117,7 +117,7 @@ _PHRASES = {
     Kind.UNRESPONSIVE:
         "[does not answer: it is|do not answer: they are] blocked in C++ code{place}",
     Kind.RETURNED: "already returned",
-    Kind.RAISED: "raised {o.error_type}{message}",
+    Kind.RAISED: "raised {o.error_type}{message}{hint}",
     Kind.OUT_OF_MEMORY: "ran out of memory: [it|each] {o.shortage}",
     Kind.LOST_CONNECTION: "lost [its|their] connection: another rank had left",
     Kind.CALLED_EXIT: "called sys.exit({o.message})",
@@ -138,6 +138,7 @@ def describe(outcome: Outcome, ranks: int = 1) -> str:
     return phrase.format(
         o=outcome, collective=outcome.collective + number,
         message=f": {message}" if message else "", cause=_cause_of_death(outcome),
+        hint=_hint(outcome),
         place=f" at {outcome.place}" if outcome.place else "",
         since=f" for {outcome.seconds:.0f} s" if outcome.seconds >= 1 else "")
 
@@ -147,7 +148,14 @@ def _cause_of_death(outcome) -> str:
     if found := _WRONG_SIZE.search(outcome.message):
         return (f": gloo received {int(found[1]):,} bytes where it expected {int(found[2]):,}, so "
                 "the ranks are in different collectives, or their tensors differ in shape")
-    return _LIKELY_CAUSES.get(outcome.signal, "")
+    return nccl.cause(outcome.message) or _LIKELY_CAUSES.get(outcome.signal, "")
+
+
+def _hint(outcome) -> str:
+    """What an error of CUDA or NCCL means, as a line of its own; of all others, nothing."""
+    is_theirs = outcome.error_type in ("DistBackendError", "AcceleratorError", "RuntimeError")
+    why = nccl.cause(outcome.message) if is_theirs else ""
+    return f"\n    That is{why}" if why else ""
 
 
 def summary(outcomes: Iterable[Outcome], root: Outcome | None = None) -> list[str]:

@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from labs.workers import heartbeat, memory, source_lines
+from labs.workers import heartbeat, memory, nccl, source_lines
 from labs.workers.failures import LaunchError
 from labs.workers.heartbeat import Progress
 from labs.workers.outcomes import Kind, Outcome
 from labs.workers.pickling import IncomingResult
+
+# Seconds that a killed process may take to go: the driver waits for its kernels, and frees its
+# memory, which the next launch needs.
+GONE_AFTER = 30
 
 
 @dataclass
@@ -73,7 +77,9 @@ class RankHandle:
         """Its process ended before it reported anything; what C++ printed tells where."""
         self.process.join(1)
         code, shortage = self.process.exitcode, memory.shortage_of_dead(printed, memory_limit)
-        kind = (Kind.OUT_OF_MEMORY_IN_CPP if shortage else
+        # NCCL's watchdog ends a rank whose peer has gone by an abort.
+        is_victim = code == -signal.SIGABRT and nccl.lost_peer(printed)
+        kind = (Kind.OUT_OF_MEMORY_IN_CPP if shortage else Kind.LOST_CONNECTION if is_victim else
                 Kind.KILLED if code is not None and code < 0 else Kind.PROCESS_EXITED)
         self.outcome = Outcome(self.rank, kind, exit_code=code, failed_at=time.time(),
                                message=printed, shortage=shortage,
@@ -135,8 +141,9 @@ class RankHandle:
 
     def close(self) -> None:
         if self.process is not None:
-            self.process.join(5)
-            self.process.close()
+            self.process.join(GONE_AFTER)
+            with contextlib.suppress(ValueError):  # the driver still frees its GPU's memory
+                self.process.close()
         for pipe in (self.output, self.connection):
             if pipe:
                 pipe.close()

@@ -12,14 +12,17 @@ import time
 import traceback
 import warnings
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import cloudpickle
 
 from labs.workers import (
     collective_matching,
     cuda,
+    flight_recorder,
     heartbeat,
     memory,
+    nccl,
     pickling,
     slow_link,
     source_lines,
@@ -29,10 +32,13 @@ from labs.workers.channel import Channel
 from labs.workers.outcomes import Kind
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+# How long a collective may take before torch ends the rank; by default 10 minutes with NCCL and 30
+# with gloo. Here a rank that computes is waited for without limit, and the caller finds hangs.
+_NO_TIMEOUT = timedelta(days=1)
 # gloo raises a plain RuntimeError when a peer has gone: only these words of it tell.
 _PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe",
               "Connection refused", "Application timeout caused pair closure", "Socket closed",
-              "failed to pass monitoredBarrier", "remote process exited")
+              "failed to pass monitoredBarrier")
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ def main(config: RankConfig, connection, output) -> None:
     channel.activate()
     try:
         packed = connection.recv_bytes()
-        thread = heartbeat.Heartbeat(channel)
+        thread = heartbeat.Heartbeat(channel, config.backend)
         thread.start()
         _join_group(config, channel)
         channel.send("began")
@@ -143,7 +149,9 @@ def _join_group(config, channel):
     # names. The flight recorder, which tells where a rank waits, is off unless it has a buffer.
     os.environ.update(
         GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=f"={LOOPBACK}", TP_SOCKET_IFNAME=LOOPBACK,
-        OMP_NUM_THREADS=str(config.threads), TORCH_FR_BUFFER_SIZE=str(heartbeat.RECORDED))
+        OMP_NUM_THREADS=str(config.threads), TORCH_FR_BUFFER_SIZE=str(flight_recorder.RECORDED))
+    for name, value in nccl.environment(config.verify).items():
+        os.environ.setdefault(name, value)  # of the caller or of launch(environment=...) first
     import torch
     import torch.distributed as dist
 
@@ -154,7 +162,8 @@ def _join_group(config, channel):
     multiprocessing.set_start_method(None, force=True)  # for a DataLoader: the platform's default
     sys.dont_write_bytecode = True  # a .pyc would hide a second edit of a module within a second
     dist.init_process_group(config.backend, rank=config.rank, world_size=config.ranks,
-                            store=dist.FileStore(config.rendezvous, config.ranks))
+                            store=dist.FileStore(config.rendezvous, config.ranks),
+                            timeout=_NO_TIMEOUT)
     users_groups.install(config.ranks)
     if config.verify:
         collective_matching.announce_collectives(channel)
@@ -174,6 +183,8 @@ def _forward_warnings(channel):
     """Sends Python warnings to the caller, which shows the same one of several ranks once."""
     # torch 2.13 warns once per rank that these collectives were renamed; 2.11 has no other names.
     warnings.filterwarnings("ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor).*")
+    # of NCCL's barrier, on every rank; the current device is the right one here
+    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current")
     usual = warnings.showwarning
 
     def show(message, category, filename, lineno, file=None, line=None):
@@ -207,7 +218,7 @@ def _kind(error, message, shortage) -> Kind:
         return Kind.CALLED_EXIT
     if isinstance(error, pickling.CannotSend):
         return Kind.CANNOT_SEND
-    if any(words in message for words in _PEER_GONE):
+    if nccl.lost_peer(message) or any(words in message for words in _PEER_GONE):
         return Kind.LOST_CONNECTION
     return Kind.OUT_OF_MEMORY if shortage else Kind.RAISED
 
