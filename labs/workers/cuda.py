@@ -38,6 +38,11 @@ def use(device: str) -> None:
     torch.cuda.set_device(device)
 
 
+def name() -> str:
+    """Returns the name of this rank's GPU, such as "NVIDIA A100-SXM4-80GB"."""
+    return torch.cuda.get_device_name()
+
+
 def capability() -> tuple[int, int]:
     """Returns the compute capability of this rank's GPU: (8, 0) for an A100."""
     return torch.cuda.get_device_capability()
