@@ -2,6 +2,7 @@
 launch: what each holds and sends, its losses, and its speed."""
 
 import contextlib
+import gc
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -211,10 +212,18 @@ def _compare(chosen, preset, plan) -> dict:
     """On a rank: name -> what was found, and "sizes", (parameters, tensors) of the model."""
     if plan.measure_memory:
         torch.set_num_threads(1)  # CPU kernels hold a buffer per thread, predictions count one
-    found, built = {}, {}
+    found, built, takes_turns = {}, {}, plan.rounds or plan.link
     for number, (name, strategy) in enumerate(chosen.items(), 1):
         report(step=number, total=len(chosen))
-        found[name], built[name] = _measure(strategy, preset, plan)
+        found[name], pair = _measure(strategy, preset, plan)
+        if takes_turns:
+            built[name] = pair
+        elif plan.observe:
+            found[name]["observed"] = plan.observe(*pair, batches(preset, 1)[0])
+        # What takes no turns is not needed any more: all together would not fit on a small GPU.
+        # They refer to themselves, so only the garbage collector frees them.
+        del pair
+        gc.collect()
     steps = {name: partial(train, *pair, batches(preset, 1)) for name, pair in built.items()}
     with _on_link(plan.link, steps):
         if plan.rounds:

@@ -14,6 +14,7 @@ from torch import nn
 from labs.exercises.verdicts import Wrong, kind_of
 from labs.training.loop import ModuleAndOptimizer
 from labs.training.models import trainable
+from labs.workers import devices
 from labs.workers.launcher import launch
 
 Result = TypeVar("Result")
@@ -35,11 +36,28 @@ _READY_MADE = {
 def on_ranks(fn: Callable, *args, world_sizes: tuple[int, ...] = WORLD_SIZES,
              hang_after: float = 4.0, timeout: float = 30.0) -> list[Any]:
     """What `fn(*args)` returns on each rank of 2, 3 and 4 ranks, one launch after the other, in one
-    list. On the CPU, where sums are exact enough to be compared and ranks start at once. timeout:
-    seconds after which a launch is stopped in which a rank still computes, in an endless loop."""
+    list. On the device that the check was called with. hang_after: as of `launch`. timeout: seconds
+    after which a launch is stopped in which a rank still computes, in an endless loop. Both are
+    those of a CPU: see `patience`."""
+    work = (_after_a_collective, fn) if devices.gpus() else (fn,)
     return [result for ranks in world_sizes
-            for result in launch(fn, *args, ranks=ranks, quiet=True, device="cpu",
-                                 hang_after=hang_after, timeout=timeout)]
+            for result in launch(*work, *args, ranks=ranks, quiet=True,
+                                 hang_after=patience(hang_after), timeout=patience(timeout))]
+
+
+def patience(seconds: float) -> float:
+    """Returns how long to wait for ranks where a CPU's are waited for so many seconds: on a GPU,
+    contexts, kernels and NCCL's rings are made first."""
+    return 3 * seconds if devices.gpus() else seconds
+
+
+def _after_a_collective(fn, *args):
+    """On a rank: fn(*args). NCCL makes its rings in the first collective of a group, in which each
+    rank waits for all others, whatever async_op says: a check would take that for a wait of the
+    student's."""
+    dist.all_reduce(torch.zeros(1, device=devices.device()))
+    devices.synchronize()
+    return fn(*args)
 
 
 def raise_on_all_ranks(judge: Callable[..., Result], *args) -> Result:

@@ -5,6 +5,7 @@ import html
 import inspect
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from labs.exercises.student_code import (
@@ -17,7 +18,7 @@ from labs.exercises.student_code import (
 from labs.pictures import palette
 from labs.pictures.in_scripts import print_in_script
 from labs.words import with_article
-from labs.workers import source_lines
+from labs.workers import devices, source_lines
 from labs.workers.failures import LaunchError, RankFailed
 from labs.workers.launcher import time_limit
 from labs.workers.output import last_lines
@@ -25,6 +26,7 @@ from labs.workers.progress import status
 
 COLOURS = {True: palette.PASSED, False: palette.REJECTED, None: palette.PENDING}
 LAUNCH_SECONDS = 120.0  # of one launch in a check or a picture: an answer may hold an endless loop
+_AS_BEFORE = "as before"  # of a picture: it leaves the choice of the device alone
 SIGNS = {True: "✓", False: "✗", None: "○"}
 
 
@@ -96,29 +98,35 @@ def card(colour: str, title: str, sentence: str, hint: str = "", printed: str = 
             f"<b style='color:{colour}'>{title}</b>&ensp;{_html(first)}{more}{hint}{printed}</div>")
 
 
-def check(exercise: str, hints: dict[str, str] | None = None) -> Callable[[Callable], Callable]:
+def check(exercise: str, hints: dict[str, str] | None = None,
+          device: str | None = "cpu") -> Callable[[Callable], Callable]:
     """Makes a check of a function that returns a sentence when all is well, raises `Wrong` when
     not, and returns a Verdict of its own where it cannot tell. The check returns a Verdict and
     never raises because of the student's code.
 
     hints: a part of a message -> the hint to give with it, for what is said by somebody else.
+    device: where the check's ranks run: "cpu", where sums are exact enough to be compared and ranks
+    start at once; None: on what the machine has. Who calls the check can choose another one:
+    lab.check_...(answer, device="cuda").
     """
     return functools.partial(_judged, exercise, hints, lambda said: said if isinstance(
-        said, Verdict) else Verdict(exercise, True, said))
+        said, Verdict) else Verdict(exercise, True, said), device)
 
 
 def shows(exercise: str) -> Callable[[Callable], Callable]:
     """For pictures made with the student's code: the picture, or a Verdict that says why not.
     exercise: the number of the one whose code is drawn, or the picture's title where it is none's.
     """
-    return functools.partial(_judged, exercise, None, lambda picture: picture)
+    return functools.partial(_judged, exercise, None, lambda picture: picture, _AS_BEFORE)
 
 
-def _judged(exercise, hints, finish, function):
+def _judged(exercise, hints, finish, device, function):
     what = f"exercise {exercise}" if exercise[0].isdigit() else exercise  # a picture's title
 
     @functools.wraps(function)
     def judged(*answers, **options):
+        is_check = device != _AS_BEFORE
+        chosen = devices.on(options.pop("device", device)) if is_check else nullcontext()
         verdicts = [answer for answer in answers if isinstance(answer, Verdict)]
         if verdicts:
             return verdicts[0]  # of an earlier cell, whose result this one needs
@@ -128,7 +136,7 @@ def _judged(exercise, hints, finish, function):
             return print_in_script(Verdict(exercise, False, f"{function.__name__} takes "
                                            f"{inspect.signature(function)}"))
         try:
-            with status(what), guarded(), time_limit(LAUNCH_SECONDS):
+            with chosen, status(what), guarded(), time_limit(LAUNCH_SECONDS):
                 found = finish(function(*answers, **options))
         except KeyboardInterrupt:
             raise  # the cell ends, and so do those that would follow it

@@ -69,15 +69,23 @@ def show_all_gathers(run: RecordedRun, attribute: Callable) -> Table:
 @shows("5.4")
 def show_non_fsdp_collectives(run: RecordedRun, call_site: Callable) -> Table:
     """Returns a table of rank 0's collectives that serve no unit of FSDP, with their callers."""
-    trace, rows = run[0], []
+    trace, rows, rate = run[0], [], bytes_per_second(run)
     for one in non_fsdp_collectives(trace):
-        nbytes = link_bytes(one.kind, one.bytes, len(run))
-        alone = f"{1e3 * nbytes / run.link.bytes_per_second:.1g}" if run.link else "?"
-        rows.append((one.kind, one.bytes, alone, f"{1e3 * waited(trace, one):.2g}",
+        alone = link_bytes(one.kind, one.bytes, len(run)) / rate
+        rows.append((one.kind, one.bytes, f"{1e3 * alone:.1g}", f"{1e3 * waited(trace, one):.2g}",
                      call_site(one).split("/labs/")[-1]))
     return Table("collectives of rank 0 that are not FSDP's",
                  ("kind", "bytes", "ms for its bytes", "ms that the rank waits",
                   "call site: file(line of its def): function"), rows)
+
+
+def bytes_per_second(run: RecordedRun) -> float:
+    """Returns what the slow link carries; on GPUs, where the real link is used, the most that it
+    carried during one of the run's all-gathers or reduce-scatters."""
+    if run.link:
+        return run.link.bytes_per_second
+    return max(link_bytes(one.kind, one.bytes, len(run)) / one.seconds for trace in run
+               for one in trace.of("all_gather", "reduce_scatter") if one.seconds)
 
 
 def waited(trace: Trace, collective: Collective) -> float:

@@ -15,25 +15,39 @@ LOADING = 3  # times a step: how long a slow data loader takes
 
 
 class SlowRank:
-    """Once `active`, burns EXTRA_COMPUTING times the CPU time of each block's forward after it. The
-    thread's CPU time makes the ratio independent of what else the machine does."""
+    """Once `active`, computes EXTRA_COMPUTING times as long as each block's forward after it: CPU
+    time of the thread, which makes the ratio independent of what else the machine does, or time of
+    the GPU."""
 
     def __init__(self, model):
         self.active, self.began = False, 0.0
-        self.square = torch.ones(256, 256, device=devices.device())
+        on_gpu = devices.device().type == "cuda"
+        self.clock = _gpu_clock if on_gpu else time.thread_time
+        # Small enough to stop in time; on a GPU large enough for the kernels, not the launches, to
+        # take it.
+        width = 2048 if on_gpu else 256
+        self.square = torch.ones(width, width, device=devices.device())
         for block in models.blocks(model):
             block.register_forward_pre_hook(lambda *_: self._begin())
             # Prepended: it must run before FSDP2's hook, which frees the gathered parameters.
             block.register_forward_hook(lambda *_: self._burn(), prepend=True)
 
     def _begin(self):
-        self.began = time.thread_time()
+        self.began = self.clock() if self.active else 0.0
 
     def _burn(self):
-        now = time.thread_time()
-        until = now + EXTRA_COMPUTING * (now - self.began) * self.active
-        while time.thread_time() < until:
+        if not self.active:
+            return
+        now = self.clock()
+        until = now + EXTRA_COMPUTING * (now - self.began)
+        while self.clock() < until:
             self.square @ self.square
+
+
+def _gpu_clock() -> float:
+    """Seconds, when the GPU has done all that it was given."""
+    devices.synchronize()
+    return time.perf_counter()
 
 
 class Loading:

@@ -31,7 +31,7 @@ from labs.training.loop import ModuleAndOptimizer, labelled_step
 from labs.training.presets import Preset
 from labs.words import counted
 from labs.workers import devices
-from labs.workers.collectives import reduce_scatter_single
+from labs.workers.collectives import has_nccl, reduce_scatter_single
 from labs.workers.launcher import launch
 from labs.workers.progress import status
 from labs.workers.slow_link import Link, proportional_link, slow_link
@@ -123,17 +123,19 @@ def _launch(work, ranks):
     return launch(work, ranks=ranks, quiet=True, verify=False, hang_after=60)
 
 
-@functools.cache
 def proportional(preset: Preset, share: float = BYTES) -> Link | None:
     """Returns the slow link for runs of this preset, measured once in a process; None on GPUs,
     where the real link is used. share: as for `record_runs`."""
+    return None if devices.gpus() else _proportional(preset, share)
+
+
+@functools.cache
+def _proportional(preset, share) -> Link:
     def measure():
         model, optimizer = comparison.build(configured_fsdp2, preset)
         batch = comparison.batches(preset, 1)[0]
         return proportional_link(partial(labelled_step, model, optimizer, batch), share, LATENCY)
 
-    if devices.plan(preset.ranks).devices[0] != "cpu":
-        return None
     with status("measuring how fast this machine computes"):
         return _launch(measure, preset.ranks)[0]
 
@@ -226,14 +228,15 @@ def configured_fsdp2(model, optimizer_class, units: str = "blocks",
     if configure:
         configure(chosen)
     optimizer = optimizer_class(model.parameters(), **settings)
-    if devices.device().type == "cpu":
+    if not has_nccl():
         make_asynchronous(model, optimizer)
     return model, optimizer
 
 
 def make_asynchronous(model, optimizer) -> None:
-    """Lets a rank go on computing while collectives of FSDP2 are in flight. On a GPU they have a
-    stream of their own; a CPU has none, and FSDP2 would wait at each call."""
+    """Lets a rank go on computing while collectives of FSDP2 are in flight. NCCL runs them on a
+    stream of the GPU; gloo, on the CPU and where ranks share a GPU, has none, and FSDP2 would wait
+    at each call."""
     model._set_unshard_async_op(True)  # private
     reduce_scatter = _ReduceScatter()
     for module in model.modules():

@@ -40,21 +40,20 @@ def show_combine(combine: Callable) -> Picture:
 
 @shows("2.3")
 def show_gradients(average_gradients: Callable, ranks: int = 2) -> Picture:
-    """Draws the gradients of every rank before and after the student's function averaged them. On
-    the CPU on every machine: it draws numbers and times nothing, and gradients of the same batches
-    are then the same numbers everywhere, on any number of ranks."""
+    """Draws the gradients of every rank before and after the student's function averaged them."""
     return agreement.gradients_by_rank(launch(_before_and_after, average_gradients, ranks=ranks,
-                                              quiet=True, device="cpu"))
+                                              quiet=True))
 
 
 def _before_and_after(average_gradients) -> list:
-    """On a rank: [(name, gradient before, gradient after)] of the model with edge cases."""
+    """On a rank: [(name, gradient before, gradient after)] of the model with edge cases, on the
+    CPU, where they are drawn."""
     model = models.EdgeCaseModel(seed=0)
     [batch] = data.xy_batches(1, BATCH)
     model(**Step(batch, ONLY_RANK_0).inputs()).loss.backward()
     before = gradients_of(model)
     average_gradients(model)
-    return [(name, before[name], after) for name, after in gradients_of(model).items()]
+    return [(name, before[name].cpu(), after.cpu()) for name, after in gradients_of(model).items()]
 
 
 @shows("2.5")
@@ -187,10 +186,9 @@ def show_throughput(compared: Comparison) -> Picture:
 @shows("2.11")
 def show_starts(wrap: Callable, steps: int = 3) -> Table:
     """A table of the buckets that leave while gradients are still being computed, by step, for one
-    model whose layers are registered in two orders. On the CPU on every machine: it counts events
-    in their order, which is the same everywhere, and times nothing."""
+    model whose layers are registered in two orders."""
     rows = [(f"registered {how}", *(f"{early} of {calls}" for early, calls in launch(
-        _starts, wrap, steps, is_reversed, ranks=2, quiet=True, device="cpu")[0]))
+        _starts, wrap, steps, is_reversed, ranks=2, quiet=True)[0]))
         for how, is_reversed in (("in the order of forward", False), ("in reverse", True))]
     return Table("Buckets that leave before the last gradient is ready",
                  ("the same model", *(f"step {number + 1}" for number in range(steps))), rows)

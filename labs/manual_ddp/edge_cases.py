@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import functional as F
 
-from labs.training.models import VOCABULARY
+from labs.training.models import VOCABULARY, move_to_rank
 
 # Which ranks use the layers that not every step uses; on the others their gradients are None.
 UseAll = Callable[[int], bool]
@@ -73,6 +73,7 @@ class NestedModel(nn.Module):
                                    "wide": Block().to(torch.float64 if mixed else torch.float32),
                                    "optional": Block()})
         self.outlet = Outlet()
+        move_to_rank(self)
 
     def forward(self, x, y, use_all: bool = False):
         body = self.body
@@ -101,6 +102,7 @@ class BranchedModel(nn.Module):
                   "outlet": nn.Linear(6, 4), "head": nn.Linear(4, VOCABULARY, bias=False)}
         for name in list(layers)[::-1 if is_reversed else 1]:
             self.add_module(name, layers[name])
+        move_to_rank(self)
 
     def forward(self, x, y, use_all: bool = False):
         hidden = torch.tanh(self.inlet(self.embedding(x)))

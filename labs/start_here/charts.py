@@ -35,7 +35,8 @@ def who_holds_what(collective: Callable, ranks: int, begin: str = "whole",
 def ring_steps(algorithm: Callable, ranks: int = 4) -> Picture:
     """Runs `algorithm(mine)`, made of sends and receives, and draws every step of it."""
     require_world_size(ranks)
-    recorded = recording.run_answer(recording.record_sends, algorithm, ranks=ranks)
+    with recording.where_messages_pass(ranks):
+        recorded = recording.run_answer(recording.record_sends, algorithm, ranks=ranks)
     steps = [list(held) for held in zip(*recorded, strict=True)]
     titles = ["before"] + [f"step {number}: {'copy' if _copied(old, new) else 'add'}"
                            for number, (old, new) in enumerate(pairwise(steps), 1)]

@@ -4,9 +4,11 @@ called.
 Nothing here or in what it imports draws: a rank would take half a second to load matplotlib.
 """
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +16,13 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from labs.exercises.numbers import as_list, as_number
+from labs.exercises.on_ranks import patience
 from labs.exercises.verdicts import Wrong
 from labs.meters.collective_hooks import IssuedCollective
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.start_here.return_values import require_fitting_output, require_tensor, wrong_on_rank
 from labs.start_here.scaffold import ring_all_reduce
-from labs.workers import cuda, devices
+from labs.workers import devices
 from labs.workers.failures import RankFailed
 from labs.workers.launcher import Results, launch
 
@@ -34,10 +37,15 @@ _SIZED = {"_reduce_scatter_base_": "reduce_scatter_tensor",
 
 
 def run(function: Callable, *args, ranks: int, **options) -> Results:
-    """`launch`, on GPUs only where each rank has its own: gloo cannot send GPU tensors."""
+    """`launch` with the limits of this notebook."""
     return launch(function, *args, ranks=ranks, **{
-        "device": None if ranks <= cuda.count() else "cpu", "quiet": True,
-        "hang_after": HANG_AFTER, "timeout": TIMEOUT, **options})
+        "quiet": True, "hang_after": patience(HANG_AFTER), "timeout": patience(TIMEOUT), **options})
+
+
+def where_messages_pass(ranks: int) -> AbstractContextManager:
+    """Inside, what is launched on so many ranks can send and receive: where ranks share a GPU, they
+    run on the CPU, because gloo sums and gathers GPU tensors, but cannot send them."""
+    return devices.on("cpu") if devices.are_shared(ranks) else contextlib.nullcontext()
 
 
 def run_answer(function: Callable, answer: Callable, *args, ranks: int) -> Results:
@@ -54,7 +62,8 @@ def run_answer(function: Callable, answer: Callable, *args, ranks: int) -> Resul
 @functools.cache
 def counted_bytes(ranks: int, size: int) -> tuple[int, ...]:
     """Bytes each rank really sends while a ring all-reduces a tensor of `size` bytes."""
-    return tuple(run(count_bytes, ring_all_reduce, size, ranks=ranks))
+    with where_messages_pass(ranks):
+        return tuple(run(count_bytes, ring_all_reduce, size, ranks=ranks))
 
 
 class Recorder(Traffic):

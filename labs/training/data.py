@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from labs.workers import devices
+
 Batch = dict[str, torch.Tensor]
 
 
@@ -37,10 +39,10 @@ def lm_batches(steps: int, size: int, context: int, seed: int = 0) -> list[Batch
 
 
 def xy_batches(steps: int, size: int, context: int = 8, seed: int = 0) -> list[Batch]:
-    """Batches for `EdgeCaseModel` and `DeepMLP`: "x" and "y", (size, context); y is the byte that
-    follows x."""
-    return [{"x": window[:, :-1], "y": window[:, 1:]}
-            for window in (windows(size, context, seed + step) for step in range(steps))]
+    """Batches for `EdgeCaseModel` and `DeepMLP`: "x" and "y", (size, context), on the device; y is
+    the byte that follows x."""
+    drawn = (windows(size, context, seed + step).to(devices.device()) for step in range(steps))
+    return [{"x": window[:, :-1], "y": window[:, 1:]} for window in drawn]
 
 
 def shard(batch: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:

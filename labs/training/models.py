@@ -1,10 +1,13 @@
-"""Models built from scratch: real transformers for measuring, small ones for exact checks."""
+"""Models built from scratch: real transformers for measuring, small ones, on the rank's device, for
+exact checks."""
 
 from types import SimpleNamespace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from labs.workers import devices
 
 VOCABULARY = 256  # the data is bytes
 
@@ -22,6 +25,13 @@ def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64,
         bos_token_id=None, eos_token_id=None))
     model.loss_type = "ForCausalLM"  # the default; left unset, transformers warns on every rank
     return model
+
+
+def move_to_rank(model: nn.Module) -> nn.Module:
+    """Moves a model to this rank's device, and returns it; one on "meta" stays there. It was drawn
+    on the CPU, so it has the same numbers on every device."""
+    first = next(model.parameters(), None)
+    return model if first is None or first.is_meta else model.to(devices.device())
 
 
 class EdgeCaseModel(nn.Module):
@@ -44,6 +54,7 @@ class EdgeCaseModel(nn.Module):
         self.register_buffer("shift", torch.randn(5))
         self.head = nn.Linear(5, VOCABULARY, bias=False)
         self.head.weight = self.embedding.weight
+        move_to_rank(self)
 
     def forward(self, x, y, use_all: bool = False):
         hidden = torch.tanh(self.first(self.embedding(x) * self.scale + self.shift))
@@ -75,6 +86,7 @@ class DeepMLP(nn.Module):
         torch.manual_seed(seed)
         self.inlet, self.outlet = nn.Linear(8, width), nn.Linear(width, 8)
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        move_to_rank(self)
 
     def forward(self, x, y):
         hidden = self.inlet(x / 255)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from labs.workers import cuda
+from labs.workers import devices
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,19 @@ class Preset:
     __repr__ = __str__
 
 
+# laptop: a step of some 20 ms on two cores.
+# one-gpu: 59 million parameters. A rank keeps 1.2 GB under DDP (20 bytes for each: parameter,
+# gradient, bucket, AdamW's two moments), and 1.9 GB at the peak. 02 keeps four such modules on each
+# of 2 ranks: 11 GB and their contexts, so that a T4 (16 GB) is enough. The two ranks' steps are 0.8
+# TFLOP: 40 ms at the peak of an A100 in fp32 (19.5 TFLOP/s), which no step reaches.
+# node: 202 million parameters. A rank keeps 4 GB under DDP, and 5.2 GB at the peak; 02's four
+# modules fit into 24 GB. A rank's step is 1.3 TFLOP: 66 ms at that peak. The gradients, 0.8 GB,
+# take a tenth of it over NVLink, and as long as all of it over PCIe 4.
+# tests/training/test_presets.py computes these numbers.
 PRESETS = {each.name: each for each in (
     Preset("laptop", 2, 6, 128, 4, 64, 8, 800_000),
-    Preset("one-gpu", 2, 8, 512, 8, 256, 8, 8_000_000),
-    Preset("node", 8, 12, 1024, 16, 512, 8, 25_000_000))}
+    Preset("one-gpu", 2, 12, 640, 10, 256, 4, 8_000_000),
+    Preset("node", 8, 16, 1024, 16, 256, 4, 25_000_000))}
 
 
 def preset(name: str | None = None, **changes: int) -> Preset:
@@ -46,7 +55,7 @@ def preset(name: str | None = None, **changes: int) -> Preset:
     ValueError where there is no such preset or size."""
     if name is not None and name not in PRESETS:
         raise ValueError(f"no preset {name!r}: choose {', '.join(PRESETS)}, or leave it out")
-    gpus = cuda.count()
+    gpus = devices.gpus()
     chosen = PRESETS[name or ("laptop" if gpus == 0 else "one-gpu" if gpus == 1 else "node")]
     if chosen.name == "node":
         chosen = replace(chosen, ranks=max(2, gpus))

@@ -1,4 +1,5 @@
-"""The two collectives that torch 2.13 renamed, under their new names for every version of torch."""
+"""The two collectives that torch 2.13 renamed, under their new names for every version of torch;
+and which backend runs them."""
 
 import torch
 import torch.distributed as dist
@@ -6,6 +7,11 @@ import torch.distributed as dist
 _renamed = hasattr(dist, "all_gather_single")  # torch >= 2.13; there the old names warn
 _ALL_GATHER = "all_gather_single" if _renamed else "all_gather_into_tensor"
 _REDUCE_SCATTER = "reduce_scatter_single" if _renamed else "reduce_scatter_tensor"
+
+
+def has_nccl() -> bool:
+    """On a rank: returns whether NCCL runs the collectives of its device, not gloo."""
+    return "nccl" in dist.get_backend()
 
 
 # Looked up at each call: `collective_matching` replaces torch's functions when a rank starts.

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+BLOCK = 512  # bytes: torch's allocator gives each tensor a multiple of so many
+
 
 @dataclass(frozen=True)
 class GpuMemory:

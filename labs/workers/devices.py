@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +14,8 @@ from labs.workers import cuda
 RANK_BYTES = 100_000_000  # of memory that a rank takes before it does anything
 FILES_PER_RANK = 5  # that the caller keeps open for each rank
 RANKS_PER_CORE = 64  # beyond so many, ranks time out before they all have met
+CHOICES = (None, "cpu", "cuda")
+_chosen: ContextVar[str | None] = ContextVar("device", default=None)
 
 
 @dataclass(frozen=True)
@@ -37,17 +41,38 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
+@contextlib.contextmanager
+def on(device: str | None) -> Iterator[None]:
+    """Inside the block, launches that name no device run on this one: "cpu", "cuda", or None for
+    what the machine has. Raises ValueError for another name."""
+    before = _chosen.set(_known(device))
+    try:
+        yield
+    finally:
+        _chosen.reset(before)
+
+
+def gpus() -> int:
+    """Returns the number of GPUs that launches use which name no device."""
+    return 0 if _chosen.get() == "cpu" else cuda.count()
+
+
+def are_shared(ranks: int) -> bool:
+    """Returns whether so many ranks share GPUs, with gloo, in launches that name no device."""
+    return 0 < gpus() < ranks
+
+
 def default_ranks() -> int:
     """One rank per GPU where there are several; otherwise 2 to 4, by the number of cores."""
-    return cuda.count() if cuda.count() > 1 else min(4, max(2, cores()))
+    return gpus() if gpus() > 1 else min(4, max(2, cores()))
 
 
 def plan(ranks: int | None = None, device: str | None = None) -> Plan:
-    """The plan for `ranks` ranks (None: what the machine offers) on `device` (None, cpu, cuda).
-    Raises TypeError or ValueError, with advice, where there can be none."""
+    """The plan for `ranks` ranks (None: what the machine offers) on `device` (cpu, cuda; None:
+    that of `on`, or what the machine has). Raises TypeError or ValueError, with advice, where there
+    can be none."""
     ranks = default_ranks() if ranks is None else _checked(ranks)
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"device={device!r}: choose 'cpu', 'cuda', or leave it out")
+    device = _chosen.get() if _known(device) is None else device
     found = 0 if device == "cpu" else cuda.count()
     if device == "cuda" and not found:
         raise ValueError("device='cuda', but this machine has no usable GPU: leave device out")
@@ -101,6 +126,23 @@ def oversubscription(ranks: int) -> str | None:
 def device() -> torch.device:
     """The device of this rank; outside of a launch, the CPU."""
     return torch.device(os.environ.get("LABS_DEVICE", "cpu"))
+
+
+def synchronize() -> None:
+    """On a rank: waits until its device has done all that it was given. A CPU has."""
+    if device().type == "cuda":
+        cuda.synchronize()
+
+
+def rounding() -> int:
+    """On a rank: returns the bytes by which its device's allocator may make a tensor larger."""
+    return cuda.BLOCK - 1 if device().type == "cuda" else 0
+
+
+def _known(device) -> str | None:
+    if device not in CHOICES:
+        raise ValueError(f"device={device!r}: choose 'cpu', 'cuda', or leave it out")
+    return device
 
 
 def _checked(ranks) -> int:

@@ -4,7 +4,7 @@ allows."""
 import torch
 import torch.distributed as dist
 
-from labs.workers.collectives import all_gather_single, reduce_scatter_single
+from labs.workers.collectives import all_gather_single, has_nccl, reduce_scatter_single
 
 
 def all_gather(full: torch.Tensor, shard: torch.Tensor,
@@ -25,7 +25,7 @@ def reduce_scatter(flat: torch.Tensor) -> "PendingReduceScatter":
     if flat.numel() % dist.get_world_size():
         raise ValueError(f"{flat.numel()} elements do not divide by {dist.get_world_size()} ranks: "
                          "pad them with zeros first")
-    return (_ReduceScatter if "nccl" in dist.get_backend() else _AllToAll)(flat)
+    return (_ReduceScatter if has_nccl() else _AllToAll)(flat)
 
 
 class PendingReduceScatter:

@@ -8,7 +8,7 @@ from labs.fsdp_profiling.checks.common import as_pair, by_rank, recorded, shorte
 from labs.meters import trace_units
 
 
-@check("5.3", hints={"list index out of range":
+@check("5.3", device=None, hints={"list index out of range":
                      "No label was found there. A call lies inside of its label, and "
                      "collective.issued says when it was; the collective may be in flight long "
                      "after the label's end."})

@@ -21,7 +21,7 @@ _STACKS = [
       "torch/distributed/distributed_c10d.py(9): all_gather_single"), "stats.py(5): forward")]
 
 
-@check("5.4")
+@check("5.4", device=None)
 def check_call_site(call_site):
     """call_site(collective): the innermost frame of its stack that is no library's."""
     [collective] = synthetic_traces.trace([("all_reduce", 1, 2)], []).collectives

@@ -5,11 +5,17 @@ import functools
 from labs.fsdp_profiling import recording
 from labs.fsdp_profiling.recording import RecordedRun, RunConfig
 from labs.meters.trace import Trace
+from labs.workers import devices
+
+
+def recorded(**changes) -> RecordedRun:
+    """Returns one recording for all checks that only read it. changes: fields of `RunConfig`."""
+    return _recorded(devices.gpus(), **changes)
 
 
 @functools.cache
-def recorded(**changes) -> RecordedRun:
-    """Returns one recording for all checks that only read it. changes: fields of `RunConfig`."""
+def _recorded(gpus, **changes) -> RecordedRun:
+    """gpus: that are used; another choice of the device is another recording."""
     return recording.record_runs([RunConfig(recording.preset(), "for checks", **changes)])[0]
 
 

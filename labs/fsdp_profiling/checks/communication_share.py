@@ -17,7 +17,7 @@ HINTS = {
                                                "trace.of(kind)."}
 
 
-@check("5.1", hints=HINTS)
+@check("5.1", device=None, hints=HINTS)
 def check_communication_share(communication_share):
     """communication_share(trace): kind -> share of the steps with such a collective in flight."""
     for name, trace in traces().items():

@@ -12,9 +12,10 @@ from labs.fsdp_profiling.recording import RecordedRun, TooNoisy
 from labs.fsdp_profiling.scaffold import CAUSES, SlowRuns, config_with
 from labs.meters import trace_units
 from labs.meters.trace import Trace
+from labs.workers import devices
 
 
-@check("5.8")
+@check("5.8", device=None)
 def check_diagnose(diagnose):
     """diagnose(run, healthy): (cause, evidence) of a slow run, from the traces of its ranks."""
     once = recorded()
@@ -43,14 +44,18 @@ def check_diagnose(diagnose):
     return f"{count} runs recorded just now, each named with its evidence"
 
 
-@functools.cache
 def record_causes() -> tuple[RecordedRun, list[tuple[str, RecordedRun, str]]]:
-    """Returns (healthy run, [(cause, run, how)]), recorded once in a process, with other sizes than
-    those of `slow_runs`.
+    """Returns (healthy run, [(cause, run, how)]), recorded once in a process for each choice of the
+    device, with other sizes than those of `slow_runs`.
 
     A slow rank occurs twice, as first and as last rank. Causes that show in seconds occur also with
     as much timing noise as the notebook says (`how`). Raises TooNoisy.
     """
+    return _record_causes(devices.gpus())
+
+
+@functools.cache
+def _record_causes(gpus) -> tuple:
     sizes = recording.preset(layers=3, batch=3)
     wanted = [(cause, 0) for cause in CAUSES] + [("slow rank", sizes.ranks - 1)]
     random.shuffle(wanted)

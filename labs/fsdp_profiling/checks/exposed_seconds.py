@@ -22,7 +22,7 @@ _HINTS = {
 _RULE = "In flight, and not computing, inside the step: subtract intervals, then add up."
 
 
-@check("5.10", hints=_HINTS)
+@check("5.10", device=None, hints=_HINTS)
 def check_exposed_seconds(exposed_seconds: Callable):
     """exposed_seconds(path): of a trace file's step, read by json and gzip alone."""
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ from labs.fsdp_profiling.checks.communication_share import HINTS, KINDS, traces
 from labs.meters.trace import total_seconds
 
 
-@check("5.2", hints=HINTS)
+@check("5.2", device=None, hints=HINTS)
 def check_exposed_share(exposed_share):
     """exposed_share(trace): share of the steps in which the rank only waits for a collective."""
     for name, trace in traces().items():

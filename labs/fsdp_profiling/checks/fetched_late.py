@@ -9,7 +9,7 @@ from labs.fsdp_profiling.injected_faults import without_prefetch
 from labs.meters import trace_units
 
 
-@check("5.5")
+@check("5.5", device=None)
 def check_fetched_late(fetched_late):
     """fetched_late(trace): the units whose all-gather in backward was issued only when the
     gradients of the unit before them, in backward's order, were complete."""

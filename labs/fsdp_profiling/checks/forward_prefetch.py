@@ -10,7 +10,7 @@ from labs.meters import trace_units
 HINTS = {part: hint.replace("backward", "forward") for part, hint in SLIPS.items()}
 
 
-@check("5.7", hints=HINTS)
+@check("5.7", device=None, hints=HINTS)
 def check_forward_prefetch(forward_prefetch):
     """forward_prefetch(blocks, ahead): while a unit computes in forward, the next `ahead` ones have
     been issued, and no more; backward stays as it is."""

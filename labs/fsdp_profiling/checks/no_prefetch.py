@@ -14,7 +14,7 @@ SLIPS = {
 LAYERS = (2, 5)  # of the models that are recorded: an answer must not count on a number of blocks
 
 
-@check("5.6", hints=SLIPS)
+@check("5.6", device=None, hints=SLIPS)
 def check_no_prefetch(no_prefetch):
     """no_prefetch(blocks): afterwards each unit is gathered only when backward arrives at it."""
     [traces] = record_with(no_prefetch)

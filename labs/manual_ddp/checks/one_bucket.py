@@ -16,6 +16,7 @@ from labs.manual_ddp.edge_cases import HELD, PATIENCE, WORLD_SIZES, Gate, hold_b
 from labs.manual_ddp.gradients import name_mistake, unawaited
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.words import listed
+from labs.workers import devices
 
 SHAPES = ((3, 5), (7,), (2, 2, 2), (1,))  # of the parameters in a bucket
 _WAITS = ("start waits for its all-reduce: backward would stand still",
@@ -38,7 +39,8 @@ class _Bucket:
     gradient of that parameter."""
 
     def __init__(self, dtype=torch.float32):
-        self.parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in SHAPES]
+        self.parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype, device=devices.device()))
+                           for shape in SHAPES]
 
     def fill(self, salt: float, unused: Callable[[int, int], bool]) -> "_Bucket":
         """Gives the parameters new gradients."""
@@ -53,8 +55,8 @@ class _Bucket:
         return self
 
     def _gradient(self, rank, number, salt):
-        values = torch.arange(self.parameters[number].numel(),
-                              dtype=self.parameters[number].dtype) + 1
+        parameter = self.parameters[number]
+        values = torch.arange(parameter.numel(), dtype=parameter.dtype, device=parameter.device) + 1
         return (values * (rank + 1) ** 2 + salt).view(SHAPES[number])
 
     @property

@@ -15,6 +15,7 @@ from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, sheet, write
 from labs.predictions import traffic
 from labs.training.presets import Preset
+from labs.workers import devices
 from labs.workers.collectives import reduce_scatter_single
 from labs.workers.launcher import launch
 from labs.zero_stages.checks.reshard import CountingReader, shards_of
@@ -31,6 +32,8 @@ def show_reduce_scatter(preset: Preset) -> Picture:
     """MB that leave a rank in a reduce-scatter of 8 MiB on gloo: torch's own, the lab's, and the
     all-reduce of which it is half. Counted in the rank's TCP connections, with the formula's tick;
     where the system does not count, the formula alone."""
+    # On the CPU on every machine: it shows what gloo does, and NCCL's bytes pass no connection that
+    # the system counts.
     sent = launch(_sent_by_each, ranks=preset.ranks, quiet=True, verify=False, device="cpu")[0]
     size = 4 * _elements(preset.ranks)
     formulas = {"all_reduce, keep a piece": traffic.all_reduce,
@@ -70,7 +73,7 @@ def show_storage() -> Picture:
     """A layer of 9 parameters as a FlatParameter on 2 ranks, seen from rank 0: when it is built,
     after `free`, after `allocate` and the all-gather; what has memory, and whether the parameters
     and what autograd saved in forward can be read."""
-    moments = launch(_record_storage, ranks=_RANKS, quiet=True, device="cpu")[0]
+    moments = launch(_record_storage, ranks=_RANKS, quiet=True)[0]
     figure, ax = sheet(WIDTH, 0.62 + _ROW * len(moments))
     write(ax, _LEFT, 0.2, "nn.Linear(2, 3) on 2 ranks, seen from rank 0: 6 + 3 parameters, 1 zero",
           size=10)
@@ -82,7 +85,8 @@ def show_storage() -> Picture:
 def _record_storage() -> list[dict]:
     """On a rank: by moment, bytes of `full` and of `shard`, and what can be read."""
     torch.manual_seed(0)
-    layer, x = nn.Linear(2, 3), torch.ones(1, 2, requires_grad=True)
+    layer = nn.Linear(2, 3).to(devices.device())
+    x = torch.ones(1, 2, requires_grad=True, device=devices.device())
     unit = FlatParameter(layer.parameters(), "layer", layer)
     before, output = layer.weight.detach().clone(), layer(x)
     saved = output.grad_fn._saved_mat2  # what backward will read: the transposed weight

@@ -13,7 +13,7 @@ from labs.exercises.on_ranks import BATCH, module_and_optimizer, raise_on_all_ra
 from labs.exercises.reference import Mistake, Reference, Step, train_beside_reference
 from labs.exercises.verdicts import Wrong
 from labs.training import data
-from labs.training.models import trainable
+from labs.training.models import move_to_rank, trainable
 from labs.zero_stages.checks.reference import HINTS, parameters_of
 
 BYTES = 8  # of a sequence: the inputs and the outputs of a model
@@ -127,9 +127,9 @@ ARCHITECTURES: dict[str, Callable[[], Predictor]] = {
 
 
 def make(name: str, seed: int = 0) -> Predictor:
-    """The model with this name, the same on every rank."""
+    """The model with this name, the same on every rank, on its device."""
     torch.manual_seed(seed)
-    return ARCHITECTURES[name]()
+    return move_to_rank(ARCHITECTURES[name]())
 
 
 # Those in which a stage goes wrong that trains a model with a root and layers of its own.

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from labs.exercises.on_ranks import labs_own_refused
 from labs.exercises.verdicts import Wrong, check
 from labs.training.models import EdgeCaseModel
+from labs.workers import devices
 from labs.zero_stages.checks.reference import STEPS, parameters_of
 from labs.zero_stages.checks.stages import moves, verify_stage
 from labs.zero_stages.collectives import all_gather
@@ -70,7 +71,7 @@ def _reader(model, optimizer) -> Callable:
     groups = [parameters for _, _, parameters in layer_groups(fresh)]
     sizes = [-(-sum(p.numel() for p in group) // ranks) for group in groups]
     mine = [len(shard) if shard.dim() == 1 else None for shard in shards_in(optimizer)]
-    as_cut = torch.tensor(int(mine == sizes))
+    as_cut = torch.tensor(int(mine == sizes), device=devices.device())
     dist.all_reduce(as_cut, dist.ReduceOp.MIN)
     read = partial(_gathered, fresh, groups, optimizer)
     # Only where they give the parameters of the beginning are the shards' places known.
@@ -84,7 +85,7 @@ def _gathered(fresh, groups, optimizer, _module) -> dict[str, torch.Tensor]:
     """Name -> full parameter, gathered from the shards; all ranks must call it."""
     found = {}
     for group, shard in zip(groups, shards_in(optimizer), strict=True):
-        full = torch.empty(len(shard) * dist.get_world_size())
+        full = shard.new_empty(len(shard) * dist.get_world_size())
         all_gather(full, shard)
         pieces = full[:sum(p.numel() for p in group)].split([p.numel() for p in group])
         found |= {id(p): piece.view(p.shape) for p, piece in zip(group, pieces, strict=True)}

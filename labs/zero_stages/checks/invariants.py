@@ -26,6 +26,7 @@ from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.predictions.traffic import passes, stage_passes
 from labs.training import data
 from labs.training.models import DeepMLP, count_trainable, trainable
+from labs.workers import devices
 from labs.zero_stages.checks.reference import SETTINGS, build
 
 BYTES = 4  # of an fp32 element
@@ -37,7 +38,8 @@ class StageLimits:
     """Bytes that one rank may hold under ZeRO `stage` in fp32 with AdamW.
 
     elements: Ψ. tensors: how many tensors hold them. layer: elements of the largest layer. Padding
-    is allowed: an element more per tensor in a shard, N more in a full parameter.
+    is allowed: an element more per tensor in a shard, N more in a full parameter. rounding: bytes
+    that the allocator may add to each tensor.
     """
 
     stage: int
@@ -45,26 +47,36 @@ class StageLimits:
     elements: int
     tensors: int
     layer: int
+    rounding: int = 0
 
     @property
     def full(self) -> int:
         """Bytes of all parameters, or of all gradients."""
-        return BYTES * (self.elements + self.tensors * self.ranks)
+        return BYTES * (self.elements + self.tensors * self.ranks) + self._rounded
 
     @property
     def shard(self) -> int:
         """Bytes of one rank's shard of them."""
-        return BYTES * (self.elements // self.ranks + self.tensors)
+        return BYTES * (self.elements // self.ranks + self.tensors) + self._rounded
+
+    @property
+    def _rounded(self) -> int:
+        return self.rounding * self.tensors
 
     def bytes(self, phase: str) -> dict[str, int]:
         """Category -> bytes at the end of a phase."""
         gradients = self.shard if self.stage > 1 else self.full
         if self.stage == 1 and phase == "step":
             gradients += self.shard  # the reduced shard, until zero_grad forgets the full gradients
-        gathered = self.layer * BYTES if self.stage == 3 and phase == "forward" else 0
+        gathered = self.one_layer if self.stage == 3 and phase == "forward" else 0
         return {"parameters": gathered + (self.shard if self.stage > 2 else self.full),
                 "gradients": gradients if phase in ("backward", "step") else self.shard,
                 "optimizer_state": 2 * self.shard + BYTES * self.tensors}  # with AdamW's steps
+
+    @property
+    def one_layer(self) -> int:
+        """Bytes of a gathered layer, with its padding."""
+        return BYTES * (self.layer + self.ranks) + self._rounded
 
     def formula(self, category: str) -> str:
         """The bytes of a category as the paper writes them, for fp32 with AdamW."""
@@ -77,7 +89,7 @@ def stage_limits(stage: int, model: DeepMLP) -> StageLimits:
     """On a rank: what it may hold of this model."""
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in model.layers]
     return StageLimits(stage, dist.get_world_size(), count_trainable(model), len(trainable(model)),
-                       max(sizes))
+                       max(sizes), devices.rounding())
 
 
 def reject_broken_invariants(strategy: Callable, stage: int, overlap: bool = False) -> float:
@@ -231,7 +243,7 @@ def reject_excess_memory(report: memory.Report, unsharded: memory.Report,
     # What is none of the three states may be as much as without sharding, and one gathered layer:
     # catches full copies of states, gradients or parameters kept somewhere else.
     allowed = {phase: {**limits.bytes(phase), "rest": usual.activations + usual.buffers
-                       + usual.other + (limits.layer + limits.ranks) * BYTES}
+                       + usual.other + limits.one_layer}
                for phase, usual in unsharded.phases.items()}
     judge_memory(report, allowed, f"under ZeRO-{limits.stage}", _memory_hints(limits.stage),
                  {category: f" ({limits.formula(category)})" for category in STATES})

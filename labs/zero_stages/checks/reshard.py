@@ -100,8 +100,7 @@ def _resume(reshard, strategy) -> float:
     """Trains on each of RANKS in turn, from what was saved before; the largest difference."""
     saved, worst = None, 0.0
     for number, ranks in enumerate(RANKS):
-        results = launch(_train, strategy, saved, reshard, number, ranks=ranks, quiet=True,
-                         device="cpu")
+        results = launch(_train, strategy, saved, reshard, number, ranks=ranks, quiet=True)
         saved = [state for state, _ in results]
         worst = max(worst, *(difference for _, difference in results))
     return worst

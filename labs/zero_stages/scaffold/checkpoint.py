@@ -12,9 +12,12 @@ from labs.zero_stages.scaffold.optimizer import ShardedOptimizer
 def sharded_state_dict(optimizer: ShardedOptimizer) -> list[dict]:
     """On a rank: what it must save to resume, a dict for each flat parameter: "elements", without
     padding, this rank's "shard", and the shards of its optimizer "state"."""
-    return [{"elements": flat.elements, "shard": flat.shard.detach().clone(),
-             "state": {name: value.clone() for name, value in optimizer.state[flat.shard].items()}}
-            for flat in optimizer.flats]
+    def copied(tensor):  # to the CPU, as in a file: whoever loads it may have no GPU
+        return tensor.detach().to("cpu", copy=True)
+
+    return [{"elements": flat.elements, "shard": copied(flat.shard), "state": {
+        name: copied(value) for name, value in optimizer.state[flat.shard].items()}}
+        for flat in optimizer.flats]
 
 
 def load_sharded_state_dict(optimizer: ShardedOptimizer, saved: list[list[dict]],
@@ -35,6 +38,7 @@ def load_sharded_state_dict(optimizer: ShardedOptimizer, saved: list[list[dict]]
         with torch.no_grad():
             flat.shard.copy_(own([part["shard"] for part in parts]))
         optimizer.state[flat.shard] = {  # AdamW's step, a scalar, is the same on all ranks
-            name: own([part["state"][name] for part in parts]).clone() if value.dim() else value
+            name: own([part["state"][name] for part in parts]).to(flat.shard.device, copy=True)
+            if value.dim() else value
             for name, value in parts[0]["state"].items()}
     optimizer.gather()
