@@ -603,8 +603,8 @@ next(event for event in events if event["name"] == "labs::step")
 
 # %% [markdown]
 # gloo's threads call `aten::` operations too, to add and to copy: in a thread with a name that begins
-# with `gloo:`, nothing is computing. And between two operations Python runs, so pauses of at most 0.5
-# ms count as computing.
+# with `gloo:`, nothing is computing. And between two operations of a CPU Python runs, so there pauses
+# of at most 0.5 ms count as computing. A GPU's pauses do not: kernels take microseconds.
 
 # %% [markdown]
 # ### Exercise 5.10 · Your own trace reader
@@ -658,7 +658,7 @@ def exposed_seconds(path):
             flights.append((begin, end))
         elif on_gpu or not gpu and name.startswith("aten::") and event["tid"] not in gloo:
             busy.append((begin, end))
-    busy = covered(busy, gap=500)
+    busy = covered(busy, gap=0 if gpu else 500)
     both = sum(end - begin for begin, end in covered(flights + busy))
     return (both - sum(end - begin for begin, end in busy)) / 1e6
     ### END SOLUTION
@@ -673,8 +673,8 @@ lab.check_exposed_seconds(exposed_seconds)
 # subtracting intervals: how long do both cover together, and how long does computing alone?
 #
 # Outline: (1) find the step's label, and cut each event to it; (2) put each interval into one of two
-# lists, by the table; (3) cover the second list with gaps of 500 microseconds; (4) take the time that
-# both lists cover, less that of the second, in seconds.
+# lists, by the table; (3) cover the second list, on a CPU with gaps of 500 microseconds; (4) take the
+# time that both lists cover, less that of the second, in seconds.
 #
 # </details>
 

@@ -4,7 +4,9 @@ A trace is read from the file that torch.profiler writes (`labs.meters.trace_fil
 for gloo and for NCCL. All times are seconds; an interval is (begin, end).
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import islice
 
 from labs.words import counted
 
@@ -36,7 +38,7 @@ class Collective(Span):
     kind: all_gather, reduce_scatter, all_reduce or another. issued: when it was called. elements,
     bytes: of the whole tensor, on all ranks together; 0 where shapes were not recorded. stack: the
     Python functions that led to the call, outermost first, as "file(line of its def): function";
-    empty without with_stack.
+    empty without with_stack. ranks: of its process group; 0 where the file does not say.
     """
 
     kind: str = ""
@@ -44,6 +46,7 @@ class Collective(Span):
     elements: int = 0
     bytes: int = 0
     stack: tuple[str, ...] = ()
+    ranks: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Trace:
     collectives: in the order in which they were issued. compute: disjoint intervals in which the
     rank computed. labels: named spans of the program, such as labs::forward (a phase), labs::ready
     (a gradient is complete) or FSDP::all_gather (unit). item_calls: calls of `.item()`. path: the
-    file, if it was kept.
+    file, if it was kept. executed_labels: on a GPU, which works on behind the program, the same
+    labels at the times at which it ran what was launched in them; empty on a CPU.
     """
 
     rank: int
@@ -64,6 +68,7 @@ class Trace:
     item_calls: tuple[Span, ...] = ()
     started: float = 0.0
     path: str = ""
+    executed_labels: tuple[Span, ...] = field(default=(), repr=False)
     ends: float = field(default=0.0, repr=False)
 
     def of(self, *kinds: str) -> list[Collective]:
@@ -73,6 +78,12 @@ class Trace:
     def labelled(self, beginning: str) -> list[Span]:
         """Returns the labels whose names begin with `beginning`."""
         return [label for label in self.labels if label.name.startswith(beginning)]
+
+    def executed(self, beginning: str) -> list[Span]:
+        """Returns the labels whose names begin with `beginning` at the times at which the device
+        ran what they enclose: on a GPU later than `labelled`, on a CPU the same."""
+        return [label for label in self.executed_labels or self.labels
+                if label.name.startswith(beginning)]
 
     def enclosing(self, moment: float, beginning: str = "") -> list[Span]:
         """Returns the labels that contain `moment` (seconds) and whose names begin with
@@ -102,7 +113,7 @@ class Trace:
     @property
     def seconds_by_phase(self) -> dict[str, float]:
         """Seconds of each phase without exposed communication, and "exposed"."""
-        phases = {phase: total_seconds(subtract(union(self.labelled(f"labs::{phase}")),
+        phases = {phase: total_seconds(subtract(union(self.executed(f"labs::{phase}")),
                                                 self.exposed)) for phase in PHASES}
         return {"forward": phases["forward"], "backward": phases["backward"],
                 "exposed": self.exposed_seconds, "optimizer": phases["optimizer"]}
@@ -135,11 +146,13 @@ def union(spans, gap: float = 0.0) -> list[Interval]:
 
 def subtract(intervals, others) -> list[Interval]:
     """Returns the parts of disjoint intervals that none of the disjoint `others` covers."""
-    rest = []
+    rest, others = [], sorted(others)
+    ends = [end for _, end in others]
     for begin, end in intervals:
-        for other_begin, other_end in others:
-            if other_end <= begin or other_begin >= end:
-                continue
+        # those before are over: a GPU's trace has 10,000 of them
+        for other_begin, other_end in islice(others, bisect_right(ends, begin), None):
+            if other_begin >= end:
+                break
             if other_begin > begin:
                 rest.append((begin, other_begin))
             begin = max(begin, other_end)

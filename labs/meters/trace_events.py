@@ -6,9 +6,11 @@ How the two backends look in such a file, and how they are read:
 - gloo runs it on a thread of its own: a user annotation `gloo:...` lasts while it is in flight.
 - A slow link (`labs.workers.slow_link`) holds it longer than gloo: then the annotation `link:...`
   lasts while it is in flight, and gloo's says nothing more.
-- NCCL runs it as a kernel `nccl...`. The annotations `nccl:...` last only while the kernel is
-  launched, so they are ignored.
-- Computing is what the other threads' `aten::` operations do; on a GPU, what its kernels do.
+- NCCL runs it as a kernel `nccl...`, which waits for the other ranks while it runs. Its kind and
+  size stand in its arguments, or in those of `record_param_comms` and `nccl:...`, which last while
+  it is launched: torch 1.x writes no arguments, and calls a kernel of many kinds SendRecv.
+- Computing is what the other threads' `aten::` operations do; on a GPU, what its other kernels,
+  copies and fills do (`labs.meters.trace_gpu`).
 """
 
 import math
@@ -16,11 +18,14 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from typing import NamedTuple
 
-from labs.meters.trace import KINDS, Collective, Span, Trace, union
+from labs.meters.trace import KINDS, Collective, Interval, Span, Trace, union
+from labs.meters.trace_gpu import GpuWork
 from labs.workers import slow_link
 
-GAP = 5e-4  # seconds: a shorter pause between two operations is Python's, and counts as computing
+GAP = 5e-4  # seconds: a shorter pause between two of a CPU's operations is Python's: computing
+_DEEPEST = 12  # layers of calls, and calls that have just ended, before a launch on its thread
 _READS = ("aten::item", "aten::_local_scalar_dense")  # may wait for what they read: no computing
 _LABELS = ("labs::", "FSDP::", "enumerate(DataLoader)")
 _BYTES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "longint": 8, "long": 8, "int": 4,
@@ -28,66 +33,116 @@ _BYTES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "longint": 8, "long
 
 
 def kind_of(name: str) -> str:
-    """Returns the one of KINDS that a name means, in any layer's spelling; "" if it means none."""
+    """Returns the one of KINDS that a name means, or all_to_all or broadcast, in any layer's
+    spelling; "" if it means none."""
     letters = re.sub("[^a-z]", "", name.lower())
-    return next((kind for kind in KINDS if kind.replace("_", "") in letters), "")
+    return next((kind for kind in (*KINDS, "all_to_all", "broadcast")
+                 if kind.replace("_", "") in letters), "")
+
+
+class _Call(NamedTuple):
+    """A layer of the call of a collective: torch's operation, what describes it to the profiler, or
+    NCCL's annotation. size: (elements, bytes)."""
+
+    begin: float
+    kind: str
+    thread: int
+    size: tuple[int, int]
+    end: float
+    ranks: int
+    is_operation: bool
+
+
+class _Flight(NamedTuple):
+    """A collective in flight. correlation: the number of its kernel's launch, 0 without one."""
+
+    begin: float
+    end: float
+    name: str
+    kind: str
+    size: tuple[int, int]
+    ranks: int = 0
+    correlation: int = 0
 
 
 class TraceBuilder:
     """Makes a `Trace` of a file's events and keeps only what it needs of them. Its seconds are
-    those of the profiler's clock."""
+    those of the profiler's clock, less `origin`: since 1970 they would have no microseconds."""
 
     def __init__(self):
-        self.calls = []  # of collectives: (moment, kind, thread, size)
-        self.flights = []  # of collectives: (begin, end, name, kind, size)
+        self.calls: list[_Call] = []
+        self.flights: list[_Flight] = []
         self.labels, self.items = [], []  # (begin, end, name)
-        self.busy = defaultdict(list)  # thread, or "gpu" -> intervals
+        self.busy = defaultdict(list)  # thread -> intervals
         self.gloo_threads = set()
+        self.gpu = GpuWork()
         self.frames = _Frames()
-        self.first, self.last = float("inf"), 0.0
+        self.origin, self.first, self.last = None, float("inf"), float("-inf")
 
     def add(self, event: dict) -> None:
         """Takes in one complete event."""
-        category, name = event.get("cat"), event.get("name", "")
-        begin = event["ts"] / 1e6
+        if self.origin is None:
+            self.origin = event["ts"] // 1e6
+        begin = (event["ts"] - 1e6 * self.origin) / 1e6
         end = begin + event.get("dur", 0) / 1e6
+        if self._takes(event, event.get("cat"), event.get("name", ""), begin, end):
+            self.first, self.last = min(self.first, begin), max(self.last, end)
+
+    def _takes(self, event, category, name, begin, end) -> bool:
+        """Takes in one event; whether it is one that the program or its device ran."""
         if category == "python_function":
             self.frames.add(name, event["tid"], begin, end)
         elif category == "cpu_op":
             self._operation(event, name, begin, end)
-        elif category == "user_annotation" and name.startswith("gloo:"):
-            self.gloo_threads.add(event["tid"])
-            self._flight(event, name, name, begin, end)
-        elif category == "user_annotation" and name.startswith(slow_link.LABEL):
-            name, *size = slow_link.read_label(name)
-            self.flights.append((begin, end, name, kind_of(name), tuple(size)))
-        elif category == "user_annotation" and name.startswith(_LABELS):
-            self.labels.append((begin, end, name))
+        elif category == "user_annotation":
+            self._annotation(event, name, begin, end)
+        elif category in ("cuda_runtime", "cuda_driver"):
+            self.gpu.launch(event, name, begin)
+            return False  # the profiler's own calls come after the program's end
         elif category == "kernel" and name.startswith("nccl"):
-            called = event.get("args", {}).get("Collective name", name)
-            self._flight(event, name, called, begin, end)
+            arguments = event.get("args", {})
+            self.flights.append(_Flight(
+                begin, end, name, kind_of(arguments.get("Collective name", name)),
+                _size(arguments), arguments.get("Group size", 0),
+                arguments.get("correlation", 0)))
         elif category in ("kernel", "gpu_memcpy", "gpu_memset"):
-            self._compute("gpu", begin, end)
-        elif category != "user_annotation":
-            return
-        self.first, self.last = min(self.first, begin), max(self.last, end)
+            self.gpu.add(event, begin, end)
+        else:
+            return False
+        return True
 
     def _operation(self, event, name, begin, end):
-        if name.startswith("c10d::"):
-            self.calls.append((begin, kind_of(name), event["tid"], _size(event.get("args", {}))))
+        if name.startswith(("c10d::", "record_param_comms")):
+            self._call(event, name, begin, end)
         elif name.startswith("aten::"):
             if name == "aten::item":
                 self.items.append((begin, end, name))
             if name not in _READS:
                 self._compute(event["tid"], begin, end)
 
-    def _flight(self, event, name, called, begin, end):
-        self.flights.append((begin, end, name, kind_of(called), _size(event.get("args", {}))))
+    def _annotation(self, event, name, begin, end):
+        if name.startswith("gloo:"):
+            self.gloo_threads.add(event["tid"])
+            self.flights.append(_Flight(begin, end, name, kind_of(name),
+                                        _size(event.get("args", {}))))
+        elif name.startswith("nccl:"):
+            self._call(event, name, begin, end)
+        elif name.startswith(slow_link.LABEL):
+            name, *size = slow_link.read_label(name)
+            self.flights.append(_Flight(begin, end, name, kind_of(name), tuple(size)))
+        elif name.startswith(_LABELS):
+            self.labels.append((begin, end, name))
 
-    def _compute(self, where, begin, end):
+    def _call(self, event, name, begin, end):
+        arguments = event.get("args", {})
+        self.calls.append(_Call(
+            begin, kind_of(arguments.get("Collective name", name)), event["tid"], _size(arguments),
+            end, arguments.get("Group size", 0), name.startswith("c10d::")))
+
+    def _compute(self, thread, begin, end):
         """Merges at once, since most operations are nested in others: a list of all would grow with
         the file."""
-        intervals = self.busy[where]
+        intervals = self.busy[thread]
         if intervals and intervals[-1][0] <= begin <= intervals[-1][1] + GAP:
             intervals[-1] = (intervals[-1][0], max(intervals[-1][1], end))
         else:
@@ -97,45 +152,97 @@ class TraceBuilder:
         """Returns the trace of all events. information: the file's distributedInfo."""
         start = min((begin for begin, _, name in self.labels if name.startswith("labs::")),
                     default=self.first)
-        # gloo's threads call aten operations too, to reduce and to copy: that is communication.
-        threads = ["gpu"] if "gpu" in self.busy else set(self.busy) - self.gloo_threads
-        compute = union((Span("", "", begin - start, end - start) for thread in threads
-                         for begin, end in self.busy[thread]), gap=GAP)
-        labels, items = ([Span(name, category, begin - start, end - start) for begin, end, name in
-                          found] for found, category in ((self.labels, "label"),
-                                                         (self.items, "item")))
+        labels, items = (_spans(found, category, start) for found, category in
+                         ((self.labels, "label"), (self.items, "item")))
         return Trace(
             information.get("rank", 0),
-            "nccl" if any(name.startswith("nccl") for _, _, name, *_ in self.flights) else "gloo",
+            "nccl" if any(one.name.startswith("nccl") for one in self.flights) else "gloo",
             tuple(one for one in self._collectives(start) if one.issued >= 0),
-            tuple((begin, end) for begin, end in compute if end > 0),
-            tuple(sorted(labels, key=lambda label: (label.begin, -label.end))),
-            tuple(item for item in items if item.begin >= 0), start, path, self.last - start)
+            tuple((begin, end) for begin, end in self._computing(start) if end > 0),
+            tuple(sorted(labels, key=_by_begin)),
+            tuple(item for item in items if item.begin >= 0), self.origin + start, path,
+            _spans(self.gpu.executed(self.labels), "label", start), self.last - start)
+
+    def _computing(self, start) -> list[Interval]:
+        if self.gpu.intervals:  # without pauses: a GPU computes in its kernels alone
+            return union(Span("", "", begin - start, end - start)
+                         for begin, end in self.gpu.intervals)
+        # gloo's threads call aten operations too, to reduce and to copy: that is communication.
+        return union((Span("", "", begin - start, end - start)
+                      for thread in set(self.busy) - self.gloo_threads
+                      for begin, end in self.busy[thread]), gap=GAP)
 
     def _collectives(self, start) -> list[Collective]:
-        """Joins each flight with its call: the earliest of its kind that has no flight yet, since a
-        backend runs collectives in the order in which they were issued."""
-        waiting, joined = sorted(self.calls, key=lambda call: call[:2]), []
-        stacks = self.frames.enclosing({(thread, at) for at, _, thread, _ in waiting})
-        for begin, end, name, kind, size in sorted(self._last_on_the_way()):
-            # gloo has no reduce-scatter: it runs an all-reduce, and says so in the annotation.
-            kinds = (kind, "reduce_scatter") if name == "gloo:all_reduce" else (kind,)
-            call = next((one for one in waiting if one[1] in kinds and one[0] <= begin), None)
-            issued, stack = begin, ()
-            if call:
-                waiting.remove(call)
-                issued, kind, thread, called = call
-                size, stack = max(size, called), stacks[thread, issued]
-            joined.append(Collective(name, "communication", begin - start, end - start,
-                                     kind or name, issued - start, *size, stack))
+        """Joins each flight with its call."""
+        waiting = sorted(call for call in self.calls if call.is_operation)
+        stacks = self.frames.enclosing({(call.thread, call.begin) for call in self.calls})
+        launching, joined = _Launching(self.calls), []
+        for flight in sorted(self._last_on_the_way()):
+            if flight.correlation and self.gpu.launches:
+                layers = launching.layers(self.gpu.launches.get(flight.correlation))
+            else:
+                layers = _next_call(waiting, flight)
+            joined.append(_joined(flight, layers, stacks, start))
         return sorted(joined, key=lambda one: one.issued)
 
-    def _last_on_the_way(self) -> list[tuple]:
+    def _last_on_the_way(self) -> list[_Flight]:
         """The flights without those of gloo that a slow link went on with. Sends and receives do
         not pass that link."""
-        on_link = any(name.startswith(slow_link.LABEL) for _, _, name, *_ in self.flights)
-        return [flight for flight in self.flights if not on_link
-                or not flight[2].startswith("gloo:") or flight[2] in ("gloo:send", "gloo:recv")]
+        on_link = any(one.name.startswith(slow_link.LABEL) for one in self.flights)
+        return [one for one in self.flights if not on_link
+                or not one.name.startswith("gloo:") or one.name in ("gloo:send", "gloo:recv")]
+
+
+def _spans(found, category, start) -> tuple[Span, ...]:
+    return tuple(Span(name, category, begin - start, end - start) for begin, end, name in found)
+
+
+def _by_begin(label) -> tuple[float, float]:
+    return label.begin, -label.end
+
+
+class _Launching:
+    """The layers of all calls by thread, to find those that were open when a kernel was
+    launched."""
+
+    def __init__(self, calls):
+        self._calls = defaultdict(list)
+        for call in sorted(calls):
+            self._calls[call.thread].append(call)
+
+    def layers(self, launch) -> list[_Call]:
+        """The layers that enclose a launch (thread, moment), outermost first; none for a kernel
+        whose launch was not recorded, as before the recording or from a CUDA graph."""
+        if launch is None:
+            return []
+        thread, moment = launch
+        calls = self._calls[thread]
+        at = bisect_right(calls, moment, key=lambda call: call.begin)
+        return [call for call in calls[max(0, at - _DEEPEST):at] if moment <= call.end]
+
+
+def _next_call(waiting, flight) -> list[_Call]:
+    """The earliest call of the flight's kind that has no flight yet, since a backend runs
+    collectives in the order in which they were issued."""
+    # gloo has no reduce-scatter: it runs an all-reduce, and says so in the annotation.
+    kinds = (flight.kind, *(["reduce_scatter"] if flight.name == "gloo:all_reduce" else []))
+    call = next((one for one in waiting if one.kind in kinds and one.begin <= flight.begin), None)
+    if call is None:
+        return []
+    waiting.remove(call)
+    return [call]
+
+
+def _joined(flight, layers, stacks, start) -> Collective:
+    outermost = layers[0] if layers else None
+    # the call first: a kernel called SendRecv may be anything; and gloo's may be a reduce-scatter
+    kind = next((one.kind for one in (*layers, flight) if one.kind), flight.name)
+    issued = outermost.begin if outermost else flight.begin
+    return Collective(
+        flight.name, "communication", flight.begin - start, flight.end - start, kind,
+        issued - start, *max(one.size for one in (flight, *layers)),
+        stacks[outermost.thread, issued] if outermost else (),
+        max(one.ranks for one in (flight, *layers)))
 
 
 class _Frames:

@@ -48,8 +48,8 @@ def record_trace(step: Callable[[], None], path=None, stacks: bool = False) -> T
             dist.barrier()  # so that the ranks begin together
         with record_function("labs::step"):
             step()
-        if activities[1:]:
-            cuda.synchronize()  # kernels that still run would be missing
+            if activities[1:]:
+                cuda.synchronize()  # the step is over when its last kernel is
     with tempfile.TemporaryDirectory() as folder:
         file = path or Path(folder, "trace.json")
         recorded.export_chrome_trace(str(file))
@@ -63,7 +63,7 @@ def load(path) -> Trace:
     for event in read_events(path, header):
         if event.get("ph") == "X" and "ts" in event:  # a complete event: it has begin and duration
             builder.add(event)
-    if not builder.last:
+    if builder.last < builder.first:
         raise TraceError(f"{path} holds no operation that torch.profiler recorded")
     return builder.trace(header.get("distributedInfo", {}), str(path))
 

@@ -2,7 +2,8 @@
 was prefetched; and when each unit computed and had its gradients.
 
 FSDP2 writes these labels on a CPU as on a GPU. The call of a collective lies inside of them; the
-collective itself may be in flight long after they have ended.
+collective itself may be in flight long after they have ended. Orders are those of the program,
+seconds those of the device, which on a GPU comes later to what the program has launched.
 """
 
 import re
@@ -49,22 +50,28 @@ def units(trace: Trace) -> list[str]:
 
 def gradients_done(trace: Trace) -> list[Span]:
     """Returns one span for each unit and backward, in order. Its name is the unit, its begin the
-    moment at which the unit's last gradient was computed."""
+    moment at which the program came to the end of the unit's last gradient: on a GPU it has been
+    launched, not computed."""
     labels = trace.labelled("FSDP::post_backward_accumulate")
     return [Span(unit_of(label.name), "ready", label.begin, label.end) for label in labels]
 
 
 def unit_spans(trace: Trace) -> list[Span]:
-    """Returns when each unit was at work: spans named after it, of category forward or backward,
-    from when its parameters are gathered to its end. The root has none: its work lies before, after
-    and between those of the others."""
+    """Returns when the device worked on each unit: spans named after it, of category forward or
+    backward, from when its parameters are gathered to its end. The root has none: its work lies
+    before, after and between those of the others."""
+    return _unit_spans(trace.executed)
+
+
+def _unit_spans(labelled) -> list[Span]:
+    """The spans between the labels that labelled(beginning) returns."""
     spans = []
     for phase, begins, ends in (("forward", "FSDP::pre_forward", "FSDP::post_forward"),
                                 ("backward", "FSDP::pre_backward",
                                  "FSDP::post_backward_accumulate")):
-        for begin in trace.labelled(begins):
+        for begin in labelled(begins):
             unit = unit_of(begin.name)
-            end = next((label.begin for label in trace.labelled(ends)
+            end = next((label.begin for label in labelled(ends)
                         if unit_of(label.name) == unit and label.begin >= begin.end), None)
             if end is not None and unit != ROOT:
                 spans.append(Span(unit, phase, begin.end, end))
@@ -83,7 +90,7 @@ def unit_seconds(trace: Trace, unit: str, phase: str) -> float:
 def phase_seconds(trace: Trace, phase: str) -> float:
     """Returns the seconds that the rank computed in this phase of all recorded steps."""
     return sum(total_seconds(clip(trace.compute, label))
-               for label in trace.labelled(f"labs::{phase}"))
+               for label in trace.executed(f"labs::{phase}"))
 
 
 def late_units(trace: Trace) -> list[str]:
@@ -109,7 +116,7 @@ def order_of_events(trace: Trace, phase: str) -> list[tuple[str, str]]:
     label = trace.labelled(f"labs::{phase}")[0]
     gathers = [(one.issued, "gather", owner(trace, one).unit) for one in trace.of("all_gather")
                if label.begin <= one.issued <= label.end]
-    done = [(span.end, "done", span.name) for span in unit_spans(trace)
+    done = [(span.end, "done", span.name) for span in _unit_spans(trace.labelled)
             if span.category == phase and label.begin <= span.begin <= label.end]
     return [(what, unit) for _, what, unit in sorted([*gathers, *done]) if unit not in ("", ROOT)]
 

@@ -110,7 +110,7 @@ def _draw_computing(lane, trace):
     # Without units all of a phase but what is exposed, as in the seconds by phase of the trace.
     computing = trace.compute if _has_units(trace) else [(0, float("inf"))]
     for phase in PHASES:
-        for label in trace.labelled(f"labs::{phase}"):
+        for label in trace.executed(f"labs::{phase}"):
             for interval in subtract(clip(computing, label), trace.exposed):
                 lane.bar(*interval, color=palette.PHASES[phase])
     loading = trace.labelled("enumerate(DataLoader)")
@@ -151,9 +151,10 @@ def buckets_in_flight(trace: Trace, buckets: list[list[str]]) -> Picture:
     """Draws one rank's backward, a row for each bucket: when its gradients were ready (dots), when
     it left (the bar's begin) and arrived (its end). buckets: the parameter names in each."""
     ready = {span.name.removeprefix("labs::ready ").removeprefix("transformer."): span.begin
-             for span in trace.labelled("labs::ready")}
-    [backward] = trace.labelled("labs::backward")
-    rows = [(names, one.issued, one.end)
+             for span in trace.executed("labs::ready")}
+    [backward] = trace.executed("labs::backward")
+    # on a GPU the call comes long before the gradients, which its kernel waits for
+    rows = [(names, one.begin if trace.executed_labels else one.issued, one.end)
             for names, one in zip(buckets, trace.collectives, strict=False)]
     figure, ax = canvas(WIDTH, 1.3 + 0.42 * len(buckets))
     computed = max((*ready.values(), *(left for _, left, _ in rows)), default=backward.end)

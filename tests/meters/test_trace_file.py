@@ -1,6 +1,5 @@
 """Trace files: read in pieces, refused in one sentence, understood alike for gloo and NCCL."""
 
-import gzip
 import json
 import re
 import subprocess
@@ -11,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
+from trace_writing import nccl_trace, operation, written
 
 from labs import launch
 from labs.meters import trace_events, trace_file
@@ -19,23 +19,6 @@ from labs.meters.trace_file import TraceError, read_events
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("warm_launcher")
-
-
-def operation(name, begin, duration, thread=1, category="cpu_op", **arguments):
-    """One complete event; microseconds."""
-    return {"ph": "X", "cat": category, "name": name, "pid": 7, "tid": thread, "ts": begin,
-            "dur": duration, "args": arguments}
-
-
-def written(folder, events, name="trace.json", **header):
-    header = {"schemaVersion": 1, "deviceProperties": [], **header, "traceEvents": events}
-    path = folder / name
-    text = json.dumps(header, indent=1)
-    if name.endswith(".gz"):
-        path.write_bytes(gzip.compress(text.encode()))
-    else:
-        path.write_text(text)
-    return path
 
 
 # ---- the file
@@ -191,35 +174,7 @@ def test_items_and_phases_are_found(gloo):
         assert trace.seconds == trace.steps[0].seconds
 
 
-# ---- NCCL: no GPU wrote this one. It is written by hand in the format of torch's traces of NCCL
-# runs: kernels with "Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype".
-
-
-def nccl_kernel(kind, called, begin, duration, going_in, coming_out):
-    return operation(f"ncclDevKernel_{kind}_RING_LL(ncclDevKernelArgsStorage<4096ul>)", begin,
-                     duration, thread=20, category="kernel", stream=20, **{
-                         "Collective name": called, "In msg nelems": going_in,
-                         "Out msg nelems": coming_out, "Group size": 8, "dtype": "BFloat16"})
-
-
-def nccl_trace():
-    """Microseconds: an all-gather half under a matrix product, a reduce-scatter all exposed."""
-    return [
-        operation("labs::step", 0, 1000, category="user_annotation"),
-        operation("labs::forward", 0, 500, category="user_annotation"),
-        operation("FSDP::all_gather (layers.3)", 5, 90, category="user_annotation"),
-        operation("c10d::_allgather_base_", 10, 30),
-        operation("record_param_comms", 12, 20),
-        operation("nccl:_all_gather_base", 12, 25, category="user_annotation"),
-        operation("aten::mm", 50, 10),
-        operation("labs::backward", 500, 500, category="user_annotation"),
-        operation("FSDP::post_backward_reduce (layers.3)", 505, 90, category="user_annotation"),
-        operation("c10d::_reduce_scatter_base_", 510, 30),
-        operation("aten::item", 700, 5),
-        operation("sm90_xmma_gemm_bf16", 200, 400, thread=7, category="kernel", stream=7),
-        nccl_kernel("AllGather", "_allgather_base", 100, 200, 1000, 8000),
-        nccl_kernel("ReduceScatter_Sum_bf16", "_reduce_scatter_base", 700, 100, 8000, 1000),
-        operation("nccl:_all_gather_base", 100, 200, thread=20, category="gpu_user_annotation")]
+# ---- NCCL
 
 
 def test_a_made_nccl_trace_is_read_as_a_recorded_gloo_one(tmp_path):
@@ -228,6 +183,7 @@ def test_a_made_nccl_trace_is_read_as_a_recorded_gloo_one(tmp_path):
     assert (trace.rank, trace.backend) == (5, "nccl")
     gather, scatter = trace.collectives
     assert (gather.kind, gather.elements, gather.bytes) == ("all_gather", 8000, 16000)
+    assert gather.ranks == scatter.ranks == 8
     assert (scatter.kind, scatter.elements) == ("reduce_scatter", 8000)
     assert gather.issued == pytest.approx(10e-6) and gather.begin == pytest.approx(100e-6)
     assert trace.compute == ((pytest.approx(200e-6), pytest.approx(600e-6)),)  # the kernel alone
@@ -255,8 +211,9 @@ def test_ranks_that_share_a_gpu_communicate_by_gloo_and_compute_in_kernels(tmp_p
 @pytest.mark.parametrize("name, kind", [
     ("gloo:all_gather", "all_gather"), ("c10d::_allgather_base_", "all_gather"),
     ("c10d::reduce_scatter_tensor_coalesced_", "reduce_scatter"), ("allreduce", "all_reduce"),
-    ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", "reduce_scatter"), ("c10d::broadcast_", ""),
-    ("nccl:all_reduce", "all_reduce")])
+    ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", "reduce_scatter"), ("c10d::barrier", ""),
+    ("c10d::broadcast_", "broadcast"), ("nccl:all_to_all", "all_to_all"),
+    ("alltoall_base_", "all_to_all"),    ("nccl:all_reduce", "all_reduce")])
 def test_kinds_have_one_name_in_every_layer(name, kind):
     assert trace_events.kind_of(name) == kind
 

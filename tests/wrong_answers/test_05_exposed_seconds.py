@@ -63,17 +63,22 @@ def cut(events, inside=True):
             if begin < end]
 
 
+def pause(events):
+    """Microseconds of a pause that counts as computing."""
+    return 0 if any(one["cat"] == "kernel" for one in events) else 500
+
+
 def seconds(intervals):
     return sum(end - begin for begin, end in intervals) / 1e6
 
 
-def reader(flying=in_flight, busy=computing, gap=500, inside=True, merge=right.covered):
+def reader(flying=in_flight, busy=computing, gap=pause, inside=True, merge=right.covered):
     """A reader with something else in the place of one part."""
     def exposed_seconds(path):
         events = complete(path)
         chosen, computes = cut(events, inside), busy(events)
         flights = [(a, b) for a, b, one in chosen if flying(one)]
-        work = merge([(a, b) for a, b, one in chosen if computes(one)], gap)
+        work = merge([(a, b) for a, b, one in chosen if computes(one)], gap(events))
         return seconds(right.covered(flights + work)) - seconds(work)
 
     return exposed_seconds
@@ -87,7 +92,8 @@ def shares(path):
 def work_of(events):
     """Disjoint intervals of computing."""
     computes = computing(events)
-    return right.covered([(a, b) for a, b, one in cut(events) if computes(one)], 500)
+    return right.covered([(a, b) for a, b, one in cut(events) if computes(one)],
+                         pause(events))
 
 
 def all_flights(path):
@@ -208,9 +214,14 @@ WRONG = {
     "without computing": (without_computing, "that is all the time without computing"),
     "each flight alone": (each_flight_alone, "'two collectives at once': the exposed time"),
     "outside the step": (reader(inside=False), "counts what is in flight outside the step"),
-    "no pauses": (reader(gap=0), "'pauses of Python': .*leaves out the rule for pauses"),
-    "pauses in milliseconds": (reader(gap=0.5), "'pauses of Python': .*the rule for pauses"),
-    "longer pauses": (reader(gap=1000), "'pauses of Python': the exposed time: you say"),
+    "no pauses": (reader(gap=lambda events: 0),
+                  "'pauses of Python': .*leaves out the rule for pauses"),
+    "pauses in milliseconds": (reader(gap=lambda events: pause(events) / 1e3),
+                               "'pauses of Python': .*the rule for pauses"),
+    "longer pauses": (reader(gap=lambda events: 2 * pause(events)),
+                      "'pauses of Python': the exposed time: you say"),
+    "pauses on a GPU": (reader(gap=lambda events: 500),
+                        "\"a GPU's\": .*that counts a GPU's pauses as computing"),
     "gloo's work": (reader(busy=lambda events: lambda one: one["name"].startswith("aten::")),
                     "counts what gloo's threads do as computing"),
     "main thread": (reader(busy=main_thread), "counts the main thread's computing alone"),
@@ -303,7 +314,7 @@ def what_begins_in_the_step(path):
     def of(chosen):
         return [(one["ts"] / 1e6, (one["ts"] + one["dur"]) / 1e6) for one in chosen]
 
-    work = right.covered(of(filter(computing(events), inside)), 5e-4)
+    work = right.covered(of(filter(computing(events), inside)), pause(events) / 1e6)
     either = right.covered(of(filter(in_flight, inside)) + work)
     return 1e6 * (seconds(either) - seconds(work))
 

@@ -67,6 +67,7 @@ class _File:
         self.events = [one for one in trace_file.read_events(path) if one["ph"] == "X"]
         self.gloo = {one["tid"] for one in self.events if one["name"].startswith("gloo:")}
         self.on_gpu = any(one["cat"] == "kernel" for one in self.events)
+        self.pause = 0.0 if self.on_gpu else trace_events.GAP  # that counts as computing
         self.label = next(one for one in self.events if one["name"] == "labs::step"
                           and one["cat"] == "user_annotation")
         self.step = self._span(self.label)
@@ -82,9 +83,10 @@ class _File:
         found = union(map(self._span, filter(chosen, self.events)), gap)
         return clip(found, self.step) if inside else found
 
-    def exposed(self, flying=None, busy=None, gap=trace_events.GAP, inside=True) -> float:
-        return total_seconds(subtract(self.intervals(flying or _is_flight, inside=inside),
-                                      self.intervals(busy or self.computes, gap, inside)))
+    def exposed(self, flying=None, busy=None, gap=None, inside=True) -> float:
+        return total_seconds(subtract(
+            self.intervals(flying or _is_flight, inside=inside),
+            self.intervals(busy or self.computes, self.pause if gap is None else gap, inside)))
 
 
 def _causes(path) -> Iterator[Cause]:
@@ -98,7 +100,7 @@ def _causes(path) -> Iterator[Cause]:
 def _of_the_sum(file) -> list[Cause]:
     """Mistakes in what is added up, and in which unit."""
     want, flying = file.exposed(), total_seconds(file.intervals(_is_flight))
-    busy = total_seconds(file.intervals(file.computes, trace_events.GAP))
+    busy = total_seconds(file.intervals(file.computes, file.pause))
     return [
         (1e6 * want, "that is in microseconds", "Return seconds: ts and dur are microseconds."),
         (1e3 * want, "that is in milliseconds", "Return seconds."),
@@ -113,7 +115,9 @@ def _of_the_sum(file) -> list[Cause]:
         (flying - busy, "that subtracts seconds from seconds",
          "Computing without communication has nothing to subtract from: subtract intervals."),
         (file.exposed(gap=0.0), "that leaves out the rule for pauses", "Pauses of at most 0.5 ms, "
-         "which is 500 of the file's units, count as computing.")]
+         "which is 500 of the file's units, count as computing on a CPU."),
+        (file.exposed(gap=trace_events.GAP), "that counts a GPU's pauses as computing",
+         "The rule for pauses is for a CPU, where Python runs in them.")]
 
 
 def _of_the_choice(file) -> list[Cause]:
