@@ -35,6 +35,25 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture(autouse=True)
+def nothing_left_on_gpus(request):
+    """Fails a test marked `gpu` that leaves a rank or GPU memory behind. What this process itself
+    holds from its first use of a GPU on, its context, is no leak."""
+    if not request.node.get_closest_marker("gpu"):
+        yield
+        return
+    import os
+
+    import leaks
+    import torch
+
+    before, was_in_use = leaks.gpu_memory(), torch.cuda.is_initialized()
+    yield
+    assert leaks.until(lambda: not leaks.workers_of(os.getpid()), 5)
+    if torch.cuda.is_initialized() == was_in_use:
+        assert leaks.gpu_memory_left(before) == {}
+
+
+@pytest.fixture(autouse=True)
 def readable_pictures(monkeypatch):
     """Fails a test in which a picture is made that has a text of too little contrast."""
     from contrast import faint_texts

@@ -6,7 +6,9 @@ import shutil
 import tempfile
 import time
 
-from jupyter_client.manager import KernelManager
+import pytest
+
+KernelManager = pytest.importorskip("jupyter_client.manager").KernelManager
 
 
 class Kernel:

@@ -3,6 +3,8 @@
 import contextlib
 import os
 import re
+import shutil
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -89,6 +91,28 @@ def temporary_files(directory) -> set:
 def private_directories() -> set:
     """multiprocessing's directories: sockets of fork servers, rendezvous files."""
     return set(Path(tempfile.gettempdir()).glob("pymp-*"))
+
+
+def gpu_memory() -> list:
+    """MiB in use on each GPU, as the driver counts them (NVML, which nvidia-smi asks), of all
+    processes; empty where there is no nvidia-smi."""
+    program = shutil.which("nvidia-smi")
+    if not program:
+        return []
+    asked = subprocess.run([program, "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+                           capture_output=True, text=True, timeout=30, check=True)
+    return [int(line) for line in asked.stdout.split()]
+
+
+def gpu_memory_left(before: list, seconds: float = 10.0) -> dict:
+    """GPU -> MiB in use more than `before`, after `seconds` for the driver to free them; empty if
+    nothing is left. Less than 64 MiB is how much its figure varies."""
+    def more():
+        now = enumerate(zip(before, gpu_memory(), strict=True))
+        return {index: used - held for index, (held, used) in now if used - held > 64}
+
+    until(lambda: not more(), seconds)
+    return more()
 
 
 def shared_memory() -> set:

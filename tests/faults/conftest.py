@@ -2,7 +2,6 @@ import time
 
 import leaks
 import pytest
-from kernels import Kernel
 
 IMPORTS = """
 import ctypes, os, signal, sys, threading, time, warnings
@@ -16,16 +15,32 @@ print("ok")
 """
 
 
-@pytest.fixture(scope="session")
-def kernel():
-    """One kernel for many faults, ready to launch."""
+def ready_kernel():
+    """A kernel of its own, ready to launch."""
     import os
+
+    from kernels import Kernel  # of Jupyter, which a machine with GPUs may lack
 
     here = os.path.dirname(os.path.abspath(__file__))
     path = os.pathsep.join([os.path.dirname(here), here, os.environ.get("PYTHONPATH", "")])
     kernel = Kernel(PYTHONPATH=path)
     text, error = kernel.run(IMPORTS)
     assert error is None, error
+    return kernel
+
+
+@pytest.fixture(scope="session")
+def kernel():
+    """One kernel for many faults."""
+    kernel = ready_kernel()
+    yield kernel
+    kernel.close()
+
+
+@pytest.fixture
+def kernel_with_cuda():
+    """A kernel that may keep a CUDA context: it ends with the test."""
+    kernel = ready_kernel()
     yield kernel
     kernel.close()
 

@@ -134,8 +134,8 @@ finally:
 
 
 @pytest.mark.gpu
-def test_cuda_is_initialised_in_the_kernel(in_kernel):
-    shown, error = in_kernel.run("""
+def test_cuda_is_initialised_in_the_kernel(kernel_with_cuda):
+    shown, error = kernel_with_cuda.run("""
 here = torch.ones(3, device="cuda")
 def work():
     value = torch.ones(2, device=labs.device())

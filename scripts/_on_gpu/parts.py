@@ -1,0 +1,47 @@
+"""The parts of scripts/on-gpu: what each runs, and how long it may take."""
+
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# name: also of its log. what: one line for people. command: its arguments after Python's name;
+# {out} is the folder of the results. seconds: what it takes on an A100, estimated, not yet measured
+# on a GPU. limit: seconds after which it is ended. needs: modules without which it is skipped.
+# small: more arguments with --small.
+Part = namedtuple("Part", "name what command seconds limit needs small")
+
+
+def _part(name, what, command, seconds, needs=(), small=()):
+    return Part(name, what, tuple(command), seconds, 2 * seconds + 60, tuple(needs), tuple(small))
+
+
+def _solution(number, seconds):
+    path = next((ROOT / "solutions").glob(f"{number}_*.py"))
+    return _part(path.stem, f"solutions/{path.name} as a script", [f"solutions/{path.name}"],
+                 seconds)
+
+
+PARTS = (
+    _part("machine", "the GPUs, their links, and the versions of everything",
+          ["-m", "_on_gpu.machine", "{out}/machine.json"], 30),
+    _part("faults", "the launcher's faults on NCCL: what goes wrong on ranks, and what is left",
+          ["-m", "_on_gpu.launcher_faults", "{out}/faults.json"], 120),
+    _part("one-rank", "one rank of 8 in a fake process group, for 1B, 7B and 8B: predicted, "
+                      "measured", ["-m", "_on_gpu.one_rank", "{out}/one_rank.json"], 240,
+          small=["--small"]),
+    _part("gpu-tests", "the tests marked gpu",
+          ["-m", "_on_gpu.gpu_tests", "{out}/gpu_tests.xml"], 200, needs=["pytest"]),
+    _solution("04", 360), _solution("01", 120), _solution("03", 150), _solution("02", 120),
+    _solution("05", 120), _solution("00", 60),
+    _part("bench-memory", "scripts/bench memory on CUDA: predicted peaks against measured ones",
+          ["-m", "_on_gpu.bench_memory", "{out}/bench_memory.json"], 240,
+          small=["--cases", "3"]),
+)
+
+
+def command(part: Part, out: Path, small: bool) -> list:
+    """The part's command line."""
+    rest = [argument.replace("{out}", str(out)) for argument in part.command]
+    return [sys.executable, *rest, *(part.small if small else ())]

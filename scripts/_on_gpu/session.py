@@ -1,0 +1,125 @@
+"""Runs the parts one after the other, the most valuable first, in the minutes that there are."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+
+from _on_gpu import machine, parts, runner, summary
+from _on_gpu.parts import ROOT
+from _on_gpu.runner import FAILED, INTERRUPTED, SKIPPED, TIMED_OUT, Result
+
+LAST_SECONDS = 5.0  # kept for the summary
+NO_GPU = """\
+This machine has no GPU that torch can use. `nvidia-smi` shows what the driver sees, and
+`python -c "import torch; print(torch.version.cuda)"` whether torch was built for CUDA."""
+
+
+def run(arguments, chosen=None, root: Path = ROOT) -> int:
+    """Runs the parts that were asked for (`chosen`, for tests: other ones); returns the exit code.
+    """
+    found = _gpus()
+    if not found:
+        print(NO_GPU, file=sys.stderr)
+        return 2
+    out = _folder(arguments.out, found)
+    wanted = [part for part in chosen or parts.PARTS
+              if not arguments.only or part.name in arguments.only]
+    print(f"{machine.title(found)}: {len(wanted)} parts in {arguments.minutes:g} minutes at most. "
+          f"Results: {out}", flush=True)
+    session = _Session(arguments, wanted, out, found, root)
+    interrupted = session.run()
+    print(f"\n{(out / 'summary.md').read_text()}", flush=True)
+    bad = any(result.outcome in (FAILED, TIMED_OUT) for result in session.results)
+    return 130 if interrupted else int(bad)
+
+
+class _Session:
+    def __init__(self, arguments, wanted, out, gpus, root):
+        self.arguments, self.wanted, self.out, self.root = arguments, wanted, out, root
+        self.gpus, self.began, self.results = gpus, time.monotonic(), []
+        self.progress = runner.Progress(len(wanted))
+        self.log_number = 0
+
+    def run(self) -> bool:
+        """Runs all; returns whether it was interrupted. The results are written after each part, so
+        that also a machine that is switched off leaves what there was."""
+        self._write()
+        for number, part in enumerate(self.wanted):
+            began = time.monotonic()
+            try:
+                self.results.append(self._one(part))
+            except KeyboardInterrupt:
+                seconds = time.monotonic() - began
+                self.results.append(Result(part.name, INTERRUPTED, seconds))
+                self.results += [Result(later.name, SKIPPED, why="after the interrupt")
+                                 for later in self.wanted[number + 1:]]
+                self._write()
+                return True
+            self.progress.end(self.results[-1])
+            self._write()
+        return False
+
+    @property
+    def _seconds_left(self) -> float:
+        return self.began + 60 * self.arguments.minutes - time.monotonic() - LAST_SECONDS
+
+    def _one(self, part) -> Result:
+        seconds = min(part.limit, self._seconds_left)
+        self.progress.begin(part, seconds)
+        if missing := [name for name in part.needs if importlib.util.find_spec(name) is None]:
+            return Result(part.name, SKIPPED, why=f"needs {', '.join(missing)}")
+        usual = part.seconds / (10 if self.arguments.small else 1)
+        if self._seconds_left < usual / 2:
+            return Result(part.name, SKIPPED, why=f"takes about {usual:.0f} s, and "
+                                                  f"{max(0, self._seconds_left):.0f} s are left")
+        before = machine.used_memory()
+        result = runner.run(part.name, parts.command(part, self.out, self.arguments.small),
+                            self.out / f"{part.name}.log", seconds, self.root, self.progress.tick)
+        result.left = machine.memory_left(before)
+        return result
+
+    def _write(self):
+        seconds = time.monotonic() - self.began
+        data = {"machine": self.gpus, "commit": _commit(self.root), "small": self.arguments.small,
+                "minutes_allowed": self.arguments.minutes, "seconds": seconds,
+                "date": date.today().isoformat(),
+                "parts": [asdict(result) for result in self.results]}
+        (self.out / "results.json").write_text(json.dumps(data, indent=1) + "\n")
+        (self.out / "summary.md").write_text(summary.page(data, self.out))
+
+
+def _gpus() -> dict:
+    """What `machine.found` returns, from a process of its own: the question makes a CUDA context,
+    and this process must hold none of the GPU's memory."""
+    done = subprocess.run([sys.executable, "-m", "_on_gpu.machine"], capture_output=True, text=True,
+                          timeout=120)
+    if done.returncode:
+        print(done.stderr[-2000:], file=sys.stderr)
+        return {}
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found if found["gpus"] else {}
+
+
+def _folder(asked, found) -> Path:
+    """The folder of the results: the one asked for, or a new one named after day and machine."""
+    if asked:
+        out = Path(asked).resolve()
+    else:
+        slug = re.sub(r"[^\w.-]+", "-", machine.title(found).replace("NVIDIA ", ""))
+        base = ROOT / "experiments" / f"{date.today().isoformat()}-{slug}"
+        taken = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 100))]
+        out = next(path for path in taken if not path.exists())
+    out.mkdir(parents=True, exist_ok=True)
+    return out
+
+
+def _commit(root) -> str:
+    done = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty"],
+                          capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
