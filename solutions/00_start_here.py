@@ -13,6 +13,10 @@
 # the GPUs' start-up; Lambda's list price of September 2026, 22.32 dollars an hour).</small>
 
 # %% [markdown]
+# *On one GPU* several ranks share it, and gloo carries what NCCL would refuse to: who holds what is
+# a node's. gloo cannot send from a GPU, so there the ring runs on the CPU.
+
+# %% [markdown]
 # ## You will be able to
 #
 # - run a function on any number of ranks and read what each one did;

@@ -13,6 +13,10 @@
 # <small>On a rented 8×A100 node: 2 minutes of compute, about $0.74.</small>
 
 # %% [markdown]
+# *On one GPU* two ranks share it, with gloo: calls, bytes and their order are a node's. Seconds are
+# not, because gradients pass through the CPU's memory.
+
+# %% [markdown]
 # ## You will be able to
 #
 # - say why averaging gradients is right, and when it needs weights;

@@ -13,6 +13,10 @@
 # <small>On a rented 8×A100 node: 3 minutes of compute, about $1.12.</small>
 
 # %% [markdown]
+# *On one GPU* four ranks share it, with gloo: what each holds and sends is a node's. NVLink's speed
+# and the memory that NCCL itself takes do not show.
+
+# %% [markdown]
 # ## You will be able to
 #
 # - say what each rank holds and what travels under each stage, before you run it;
@@ -196,7 +200,8 @@ lab.check_zero1(zero1)
 # What a collective costs depends on the backend, too. gloo has no true reduce-scatter: it
 # all-reduces everything and throws away what is not yours. `lab.reduce_scatter` does an
 # **all-to-all** there instead: rank r gets piece r from everybody, and adds the pieces up. On NCCL,
-# which has a true reduce-scatter, it calls that. The next cell counts the bytes that leave a rank.
+# which has a true reduce-scatter, it calls that. The next cell counts the bytes that leave a rank with
+# gloo, on the CPU of any machine.
 
 # %%
 lab.show_reduce_scatter(PRESET)
@@ -516,7 +521,7 @@ def clip_grad_norm(optimizer, max_norm):
     groups = optimizer.param_groups
     gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
     ### BEGIN SOLUTION
-    square = sum((gradient.square().sum() for gradient in gradients), torch.tensor(0.0))
+    square = sum((g.square().sum() for g in gradients), torch.zeros((), device=labs.device()))
     dist.all_reduce(square)
     norm = square.sqrt()
     for gradient in gradients:

@@ -13,6 +13,10 @@
 # <small>On a rented 8×A100 node: 3 minutes of compute, about $1.12.</small>
 
 # %% [markdown]
+# *On one GPU* two ranks share it, with gloo: the calls and their order are a node's. How much of them
+# is hidden is not, because they pass through the CPU's memory.
+
+# %% [markdown]
 # ## You will be able to
 #
 # - tell total from exposed communication in a trace of torch's profiler;
@@ -43,7 +47,13 @@ PRESET
 # A GPU's link moves bytes while the GPU computes. On a CPU, gloo moves them with the cores that the
 # model needs. So there the lab gives each rank a **slow link**: every collective takes a latency and
 # bytes / bandwidth of real time, one after the other, and leaves the cores free. The faster this
-# machine computes, the faster its link. On GPUs your real link is used.
+# machine computes, the faster its link.
+
+# %% [markdown]
+# On GPUs your real link is used, and the CPU runs ahead: it issues a block's work before the GPU gets
+# to it. So the calls, which are the CPU's, lie far before the bars, which are the GPU's; forward's
+# all-gathers are hidden without prefetch; and NVLink exposes little. Where a text below speaks of
+# waiting, compare the *order* of the calls: it is the same on every machine.
 
 # %% [markdown]
 # Guess, before you record a step: during which share of it is an all-gather or a reduce-scatter in
@@ -411,7 +421,7 @@ lab.show_ahead(PRESET, forward_prefetch)
 # ## What does it cost to get it wrong?
 #
 # A profiler slows steps down, so a trace is no measure of throughput. The next cell trains the three
-# variants in turns, without the profiler, on a slow link as before (10 to 20 s).
+# variants in turns, without the profiler, on the link as before (10 to 20 s).
 
 # %%
 variants = {"default prefetch": None, "no prefetch": no_prefetch,
@@ -427,10 +437,10 @@ lab.show_throughput(PRESET, variants)
 # %% [markdown]
 # ## Six slow runs
 #
-# Each has one thing wrong with it: an `.item()` in the step, units that are too small, one unit that
-# is everything, prefetch off, a slow data loader, or a slow rank. The healthy run prefetches in
-# forward too. All are recorded on one link, half as fast as before, where mistakes cost more (20 to
-# 60 s).
+# Each has one thing wrong: an `.item()` in the step, units that are too small, one unit that is
+# everything, prefetch off, a slow data loader, or a slow rank. The healthy run prefetches in forward
+# too. All are recorded on one link, half as fast as before (on GPUs the real one), where mistakes
+# cost more (20 to 60 s).
 #
 # An `.item()` makes the CPU wait. Here somebody asks all ranks, after each layer, for NaNs.
 
@@ -596,7 +606,7 @@ next(event for event in events if event["name"] == "labs::step")
 # | What | on a CPU | on a GPU |
 # |:--|:--|:--|
 # | the step | category `user_annotation`, name `labs::step` | the same |
-# | in flight | name begins with `link:` | category `kernel`, name begins with `nccl` |
+# | in flight | name begins with `link:` | category `kernel`, name begins with `nccl`; where ranks share a GPU, name begins with `gloo:` |
 # | computing | category `cpu_op`, name begins with `aten::` | all other of category `kernel`, `gpu_memcpy` or `gpu_memset` |
 #
 # A file with category `kernel` is a GPU's.
@@ -654,7 +664,8 @@ def exposed_seconds(path):
     gpu = any(event["cat"] == "kernel" for *_, event in found)
     for begin, end, event in found:
         name, on_gpu = event["name"], event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")
-        if name.startswith("link:") or on_gpu and name.startswith("nccl"):
+        in_use = ("link:", "gloo:") if gpu else "link:"
+        if name.startswith(in_use) or on_gpu and name.startswith("nccl"):
             flights.append((begin, end))
         elif on_gpu or not gpu and name.startswith("aten::") and event["tid"] not in gloo:
             busy.append((begin, end))

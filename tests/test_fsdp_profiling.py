@@ -17,6 +17,8 @@ from labs.exercises import comparison
 from labs.fsdp_profiling import charts, recording, step_model
 from labs.fsdp_profiling.checks import common, synthetic_traces
 from labs.fsdp_profiling.checks import diagnose as diagnosis
+from labs.fsdp_profiling.checks import synthetic_files as files
+from labs.fsdp_profiling.checks.exposed_seconds import exposed_in_step
 from labs.meters import trace_units as units
 from labs.meters.trace import PHASES, Span
 from labs.predictions import traffic
@@ -447,6 +449,18 @@ def test_per_layer_prefetch_gains_the_shorter_of_communication_and_computing(lin
 
 def test_a_ring_is_what_the_traffic_room_predicts(solution):
     assert solution.collective_seconds(1e9, 4, 2.0, 0.0) == traffic.all_gather(1e9, 4) / 2
+
+
+def test_both_readers_read_a_file_of_ranks_that_share_a_gpu(tmp_path, solution):
+    """gloo carries their collectives, without a slow link, and only kernels compute."""
+    events = [files.label("labs::step", 0, 20), files.event("c10d::_allgather_base_", 0.5, 0.6),
+              files.event("aten::mm", 1, 9), files.label("gloo:all_gather", 1, 6, files.GLOO),
+              files.event("aten::copy_", 2, 3, files.GLOO), files.kernel("sgemm", 4, 5, 7),
+              files.kernel("sgemm", 5.2, 8, 7)]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert solution.exposed_seconds(str(path)) == pytest.approx(3.2e-3)
+    assert exposed_in_step(path) == pytest.approx(3.2e-3)
 
 
 def test_labels_nest(healthy):

@@ -130,7 +130,7 @@ def _ahead(forward_prefetch, number, blocks):
 def exposed_in_forward(trace: Trace) -> float:
     """Returns the seconds in forward in which the rank only waits for a collective."""
     return sum(total_seconds(clip(trace.exposed, label))
-               for label in trace.labelled("labs::forward"))
+               for label in trace.executed("labs::forward"))
 
 
 @shows("Throughput by prefetch")

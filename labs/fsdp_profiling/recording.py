@@ -192,6 +192,7 @@ def _record(config, link, recordings, measure) -> Trace:
         for _ in range(WARM_UP):
             began = time.perf_counter()
             step()
+            devices.synchronize()
         if config.fault == "data":
             loading.delay = injected_faults.LOADING * _of_rank_0(time.perf_counter() - began)
         if slow_rank:

@@ -6,8 +6,6 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from labs.workers import devices
-
 ModuleAndOptimizer = tuple[nn.Module, torch.optim.Optimizer]  # what a strategy returns
 
 
@@ -24,19 +22,14 @@ def train(module, optimizer, batches) -> list[float]:
 
 
 def labelled_step(module, optimizer, batch) -> None:
-    """Runs one step of the same loop with a label around each phase, for torch.profiler. A phase
-    lasts until its kernels have ended: without that, a GPU's would run in the labels of later
-    phases, or after the step."""
+    """Runs one step of the same loop with a label around each phase, for torch.profiler."""
     with record_function("labs::forward"):
         loss = module(**batch).loss
-        devices.synchronize()
     with record_function("labs::backward"):
         loss.backward()
-        devices.synchronize()
     with record_function("labs::optimizer"):
         optimizer.step()
         optimizer.zero_grad()
-        devices.synchronize()
 
 
 def mark_gradients(model) -> None:

@@ -66,6 +66,12 @@ def synchronize() -> None:
     torch.cuda.synchronize()
 
 
+def synchronize_stream() -> None:
+    """Waits until the kernels on this thread's stream have ended; those on others, such as NCCL's,
+    go on."""
+    torch.cuda.current_stream().synchronize()
+
+
 def reset_peak() -> None:
     """On a rank: the peak of `memory` counts from now on."""
     synchronize()

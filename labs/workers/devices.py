@@ -134,6 +134,13 @@ def synchronize() -> None:
         cuda.synchronize()
 
 
+def finish_computing() -> None:
+    """On a rank: as `synchronize`, but collectives of NCCL that nobody has waited for go on: they
+    have a stream of their own."""
+    if device().type == "cuda":
+        cuda.synchronize_stream()
+
+
 def rounding() -> int:
     """On a rank: returns the bytes by which its device's allocator may make a tensor larger."""
     return cuda.BLOCK - 1 if device().type == "cuda" else 0

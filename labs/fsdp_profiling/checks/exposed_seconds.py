@@ -76,6 +76,10 @@ class _File:
         begin = (one["ts"] - self.label["ts"]) / 1e6
         return Span(one["name"], one["cat"], begin, begin + one["dur"] / 1e6)
 
+    def flies(self, one) -> bool:
+        # Where ranks share a GPU, gloo carries their collectives, and no slow link holds them.
+        return _is_flight(one) or self.on_gpu and one["name"].startswith("gloo:")
+
     def computes(self, one) -> bool:
         return _is_work(one, self.on_gpu) and one["tid"] not in self.gloo
 
@@ -85,7 +89,7 @@ class _File:
 
     def exposed(self, flying=None, busy=None, gap=None, inside=True) -> float:
         return total_seconds(subtract(
-            self.intervals(flying or _is_flight, inside=inside),
+            self.intervals(flying or self.flies, inside=inside),
             self.intervals(busy or self.computes, self.pause if gap is None else gap, inside)))
 
 
@@ -99,7 +103,7 @@ def _causes(path) -> Iterator[Cause]:
 
 def _of_the_sum(file) -> list[Cause]:
     """Mistakes in what is added up, and in which unit."""
-    want, flying = file.exposed(), total_seconds(file.intervals(_is_flight))
+    want, flying = file.exposed(), total_seconds(file.intervals(file.flies))
     busy = total_seconds(file.intervals(file.computes, file.pause))
     return [
         (1e6 * want, "that is in microseconds", "Return seconds: ts and dur are microseconds."),
@@ -108,7 +112,7 @@ def _of_the_sum(file) -> list[Cause]:
         (file.exposed(inside=False), "that counts what is in flight outside the step",
          "The label labs::step says when the step begins and ends."),
         (flying, "that is all communication, hidden or not", _RULE),
-        (sum(one["dur"] for one in file.events if _is_flight(one)) / 1e6,
+        (sum(one["dur"] for one in file.events if file.flies(one)) / 1e6,
          "that is the sum of the collectives' durations", _RULE),
         (file.step.seconds - busy, "that is all the time without computing",
          "Count only where a collective is in flight."),
@@ -123,7 +127,7 @@ def _of_the_sum(file) -> list[Cause]:
 def _of_the_choice(file) -> list[Cause]:
     """Mistakes in which events are taken for computing, or for a collective in flight."""
     def also(beginning):
-        return file.exposed(lambda one: _is_flight(one) or one["name"].startswith(beginning))
+        return file.exposed(lambda one: file.flies(one) or one["name"].startswith(beginning))
 
     return [
         (file.exposed(busy=lambda one: _is_work(one, file.on_gpu)),
