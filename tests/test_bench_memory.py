@@ -44,6 +44,7 @@ def test_a_slice_of_the_grid_on_real_ranks():
     assert "on the same cases" in memory.table(result) and "furthest off" in memory.table(result)
 
 
+@pytest.mark.slow
 def test_a_large_dry_run_tells_its_peak_ram(monkeypatch):
     sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
                  num_key_value_heads=2, vocab_size=100)

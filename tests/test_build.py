@@ -584,6 +584,7 @@ def check_executed(root):
     assert time.perf_counter() - start < 5  # 0.5 s on a quiet machine
 
 
+@pytest.mark.slow
 def test_cell_that_runs_too_long_or_kills_its_kernel(tree, monkeypatch, tmp_path):
     monkeypatch.setattr(execute, "CELL_SECONDS", 1)
     pid = tmp_path / "pid"

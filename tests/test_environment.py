@@ -442,6 +442,7 @@ def test_a_torch_that_was_only_half_installed_does_not_count(checkout, installed
     assert installed[0][-1] == "torch==2.13.0"
 
 
+@pytest.mark.slow
 def test_a_torch_of_the_base_python_is_kept(checkout, installed, monkeypatch, capsys):
     base = python("3.11", torch="2.11.0+cu130") | {"path": sys.executable}
     monkeypatch.setattr(setup, "choose_base", lambda environ, pins: base)
@@ -452,6 +453,7 @@ def test_a_torch_of_the_base_python_is_kept(checkout, installed, monkeypatch, ca
     assert len(installed) == 2 and "--no-deps" in installed[0]
 
 
+@pytest.mark.slow
 def test_a_broken_environment_is_made_again(checkout, installed, monkeypatch):
     (checkout / ".venv" / "bin" / "python").unlink()
     monkeypatch.setenv("PYTHON", sys.executable)

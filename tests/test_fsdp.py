@@ -305,6 +305,7 @@ def numbers(table, column) -> list[float]:
     return [float(row[column].split()[0].replace(",", "")) for row in table.rows]
 
 
+@pytest.mark.slow
 def test_reducing_once_holds_whole_gradients(solution, capsys):
     """Said in the notebook: fewer bytes sent, 4Ψ bytes of gradients instead of 4Ψ/N."""
     table = lab.compare_accumulation(solution.shard, preset("laptop", hidden=64, layers=3), parts=3)
@@ -315,6 +316,7 @@ def test_reducing_once_holds_whole_gradients(solution, capsys):
     assert held[1] - held[0] == pytest.approx(4 * psi / 2 / 1e6, abs=0.1)
 
 
+@pytest.mark.slow
 def test_two_replicas_hold_twice_as_much_and_all_reduce_a_shard(solution, capsys):
     """Said in the notebook."""
     table = lab.compare_meshes(solution.shard, SMALL)
@@ -343,6 +345,7 @@ def test_offload_costs_a_faster_gpu_more(capsys):
     assert shares == sorted(shares) and shares[-1] > 5 * shares[0]
 
 
+@pytest.mark.slow
 @linux
 def test_training_under_the_limit_is_drawn_from_one_launch_for_each(solution, monkeypatch, capsys):
     launches = []

@@ -56,6 +56,7 @@ def test_every_unit_is_gathered_twice_and_the_root_once(healthy):
             *blocks[::-1], "root"]
 
 
+@pytest.mark.slow
 def test_reduce_scatters_are_in_flight_while_the_next_unit_computes():
     """As on a GPU's stream: a rank does not wait for them where it issues them. The link is so slow
     that no noise matters."""
@@ -135,6 +136,7 @@ def test_gathers_of_backward_overlap_with_computing_only_if_prefetched():
 # ---- the slow runs
 
 
+@pytest.mark.slow
 def test_causes_are_injected_and_named_in_runs_recorded_again(solution, monkeypatch):
     """A second time, with another seed and other sizes than in the check."""
     # that each is slower is asserted of the built notebook: here other tests run at the same time
@@ -339,6 +341,7 @@ def test_throughput_is_measured_in_turns_on_the_link(solution):
     assert "median of 2 turns" in repr(picture)
 
 
+@pytest.mark.slow
 def test_blocks_gathered_ahead_take_memory(solution):
     table = lab.show_ahead(SMALL, solution.forward_prefetch)
     assert [row[0] for row in table.rows] == [0, 1, 2]

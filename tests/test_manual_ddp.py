@@ -90,6 +90,7 @@ def test_buckets_leave_in_their_order(solution):
     assert all(arrived >= sent for _, sent, arrived in rows)
 
 
+@pytest.mark.slow
 def test_rebuilt_buckets_leave_early_however_layers_are_registered(solution):
     """Said in the text and the target of exercise 2.11."""
     fixed, learned = (lab.show_starts(wrap).rows for wrap in

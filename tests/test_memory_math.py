@@ -103,6 +103,7 @@ def test_recipes_of_real_tensors_are_the_predicted_ones():
             recipe.parameters, recipe.gradients, recipe.optimizer_state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy, ranks", [("plain", 1), ("DDP", 2), ("DDP", 3), ("FSDP2", 2),
                                              ("FSDP2", 4)])
 def test_the_ranks_of_the_check_hold_what_is_predicted(strategy, ranks):

@@ -370,11 +370,13 @@ def differing(ranks, chosen):
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_architecture(ranks):
     assert not differing(ranks, [("adamw", adamw, name) for name in ARCHITECTURES])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "structure"), [
     (1, "an nn.Sequential"), (2, "a layer used twice"), (3, "a layer never used"),
     (4, "an nn.Sequential")])

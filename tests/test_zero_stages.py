@@ -359,6 +359,7 @@ def test_a_freed_layer_comes_back():
     assert "full has 0 bytes, shard is a tensor of its own" in picture.text
 
 
+@pytest.mark.slow
 def test_prefetching_leaves_less_to_wait_for():
     """What the notebook says of its two pictures; a busy machine may disturb one of them."""
     size = preset("laptop", layers=4)

@@ -38,6 +38,7 @@ def test_an_impatient_student_interrupts_twice(in_kernel):
     assert "interrupted; all ranks were stopped" in error or "KeyboardInterrupt" in error
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_a_large_result_arrives(in_kernel):
     in_kernel.run("def large():\n    return torch.ones(250_000_000)")
     in_kernel.start("large_results = launch(large, ranks=2)")

@@ -13,6 +13,7 @@ from labs import launch
 ROWS = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 
 
+@pytest.mark.sample(4)
 @ROWS
 def test_from_a_script(fault, next_launch_works, capfd, recwarn):
     began = time.monotonic()
@@ -32,7 +33,7 @@ def test_from_a_script(fault, next_launch_works, capfd, recwarn):
         assert f"faulty.py line {line}" in shown, shown
 
 
-@pytest.mark.sample(6)  # in every case --fast runs it as a script
+@pytest.mark.sample(5)  # in every case --fast runs it as a script
 @ROWS
 def test_from_a_cell(fault, in_kernel):
     in_kernel.run(fault.source)

@@ -44,6 +44,7 @@ class Peak(threading.Thread):
         self.join()
 
 
+@pytest.mark.slow
 def test_a_gigabyte_comes_back_in_bounded_memory(next_launch_works):
     gc.collect()
     before = psutil.Process().memory_info().rss
@@ -143,6 +144,7 @@ def test_all_of_a_flood_is_kept(next_launch_works):
     assert output == ["".join(f"line {number}\n" for number in range(100_000))] * 4
 
 
+@pytest.mark.slow
 def test_a_flood_without_end_does_not_fill_the_memory(next_launch_works):
     def work():
         while True:

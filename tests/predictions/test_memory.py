@@ -23,6 +23,7 @@ def compare(measured, said, worst):
     assert said["peak"].total == pytest.approx(measured["peak"], rel=worst)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MODELS)
@@ -33,6 +34,7 @@ def test_plain(name, attention, checkpointing):
     compare(phases_of_plain(config, 4, 96, checkpointing=checkpointing == "full"), said, 0.001)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("name", MODELS)
 def test_plain_bf16(name, checkpointing):
@@ -45,6 +47,7 @@ def test_plain_bf16(name, checkpointing):
     compare(found, said, 0.02)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("size", [(1, 8), (2, 40), (8, 64)])
 def test_wherever_the_peak_is(size):
     # Small batches peak in the optimizer or at the embedding's gradient, large ones at the loss.
@@ -54,6 +57,7 @@ def test_wherever_the_peak_is(size):
         compare(phases_of_plain(config, *size), said, 0.001)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("ranks, reshard, recipe, checkpointing", [
     (2, True, "fp32", "none"), (3, False, "fp32", "none"), (5, True, "fp32", "full"),
     (2, True, "bf16 policy", "none"), (4, True, "bf16 policy", "full")])
@@ -68,6 +72,7 @@ def test_fsdp2(name, ranks, reshard, recipe, checkpointing):
     compare(found, said, 0.02 if "bf16" in recipe else 0.001)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize("make, ranks, recipe", [
     (llama, 4, "bf16 policy"), (qwen2, 3, "bf16 policy"), (gpt2, 2, "fp32")])

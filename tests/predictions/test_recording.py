@@ -71,6 +71,7 @@ def same_bytes(config, job, recipe):
         assert said["forward"].total == run.at["forward"].total
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("seed", range(9))
 def test_random_sizes_to_the_byte(seed):
     make = (gpt2, llama, qwen2)[seed % 3]
@@ -87,6 +88,7 @@ def test_random_sizes_to_the_byte(seed):
     same_bytes(config, job | {"sequence": min(job["sequence"], 128)}, recipe)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_any_decoder_to_the_byte(name):
     seed = list(FAMILIES).index(name)

@@ -32,6 +32,7 @@ def test_the_edge_case_model_has_its_edge_cases():
     assert model.sometimes_unused.weight.grad is None and model.first.weight.grad is not None
 
 
+@pytest.mark.slow
 def test_a_gpt2_learns_under_the_plain_loop():
     model = models.gpt2(layers=1, hidden=32, heads=2, context=32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -257,6 +257,7 @@ LATE_COMERS = [in_flight_on_the_one_that_works, pickles, send_and_receive, monit
                new_group, future, polling, functional, store_key, ddps_backward]
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_late_is_waited_for():
     found = outcomes_of(LATE_COMERS)
     assert {name: result for name, result in found.items() if result != [None] * 2} == {}

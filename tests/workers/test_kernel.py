@@ -84,9 +84,11 @@ def _end_with(action):
         kernel.close()
 
 
+@pytest.mark.slow
 def test_a_killed_kernel_takes_its_ranks_and_files_along():
     assert _end_with(lambda kernel: os.kill(kernel.pid, signal.SIGKILL)) == ([], set())
 
 
+@pytest.mark.slow
 def test_a_restarted_kernel_takes_its_ranks_and_files_along():
     assert _end_with(lambda kernel: kernel.manager.restart_kernel(now=True)) == ([], set())

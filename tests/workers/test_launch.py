@@ -109,6 +109,7 @@ def test_only_loopback_listens_while_a_launch_runs():
     assert not found
 
 
+@pytest.mark.slow
 def test_a_script_is_not_run_again_on_its_ranks(tmp_path):
     """A solution runs as a plain script: no `if __name__ == "__main__"` is needed."""
     import subprocess

@@ -63,6 +63,7 @@ def test_the_line_makes_way_for_a_bar(kernel):
     assert not [line for line in found if "measuring" in line] and found[-1] == ""
 
 
+@pytest.mark.slow
 def test_a_launch_that_takes_long_says_how_many_ranks_work(kernel):
     found = lines(kernel, "from labs import launch\n"
                           "_ = launch(lambda: __import__('time').sleep(4), ranks=2, quiet=True)")

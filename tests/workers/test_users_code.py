@@ -44,6 +44,7 @@ print(saved["function"](2), mapped, inner)
 """
 
 
+@pytest.mark.slow
 def test_what_a_script_defines_can_be_pickled_on_a_rank(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True,

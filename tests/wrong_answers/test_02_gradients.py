@@ -31,7 +31,8 @@ from labs.workers import collectives
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["ddp_answers"])
-pytestmark = pytest.mark.usefixtures("warm_launcher")
+# slow: the first case of a group tries all answers of the group, in one launch
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
 WRONG = {}
 
 

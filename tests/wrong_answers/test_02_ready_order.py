@@ -30,7 +30,8 @@ import labs.manual_ddp as lab
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["ddp_answers"])
-pytestmark = pytest.mark.usefixtures("warm_launcher")
+# slow: the first case of a group tries all answers of the group, in one launch
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
 
 
 class LearnsTheOrder(torch.nn.Module):

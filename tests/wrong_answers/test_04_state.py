@@ -268,6 +268,7 @@ WRONG[lab.check_checkpoint] = [
     ((right.save, Checkpoint.load_other_names), "Save and load the same names")]
 
 
+@pytest.mark.slow
 def test_what_torch_raises_is_shortened_to_the_students_line(capsys):
     """It repeats itself for each parameter, or on each rank: the hint would stand below 4 kB."""
     save = Checkpoint.save_as_it_lies

@@ -14,7 +14,8 @@ from _build.definitions import definitions
 import labs.fsdp_profiling as lab
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.usefixtures("warm_launcher")
+# slow: each answer is tried on recordings of real ranks
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
 
 right = definitions("05_fsdp_profiling")
 KINDS = ("all_gather", "reduce_scatter")
