@@ -13,15 +13,19 @@ RECORDED = 256  # collectives that each recorder keeps
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")  # a build without CUDA lacks the second
 # NCCL's names of what the student calls: nccl:_all_gather_base, nccl:send 0->1
 _BASE = re.compile(r"^_(\w+)_base$")
-_NAMES = {"all_reduce_barrier": "barrier", "alltoall": "all_to_all", "_alltoall": "all_to_all"}
+_NAMES = {"all_reduce_barrier": "barrier", "coalesced": "batch_isend_irecv",
+          "ALLGATHER_coalesced": "all_gather", "REDUCE_SCATTER_coalesced": "reduce_scatter"}
 
 
 def dumps(collectives: bool = True, only_active: bool = True) -> list[dict]:
     """Returns the present state of each recorder; empty dicts where torch has changed it."""
+    return [_dump(function, collectives, only_active) for function in _functions()]
+
+
+def _functions() -> list:
     from torch._C import _distributed_c10d as c10d
 
-    return [_dump(function, collectives, only_active)
-            for name in _DUMPS if (function := getattr(c10d, name, None))]
+    return [function for name in _DUMPS if (function := getattr(c10d, name, None))]
 
 
 def _dump(function, collectives, only_active) -> dict:
@@ -44,19 +48,42 @@ def oldest_pending() -> dict | None:
     """Returns the collective that a rank waits in, if it waits: of those that have not finished one
     that occupies the GPU, else one of the default group, else the oldest; or None. gloo records no
     messages between two ranks."""
-    entries = [entry for dump in dumps() for entry in dump.get("entries", ())
-               if not entry.get("retired") and entry.get("state") != "completed"]
+    entries = [entry for function in _functions() for entry in _unfinished(function)]
     # record_id counts in one recorder only
     return min(entries, key=lambda entry: (not is_on_gpu(entry), entry.get("pg_id") != 0,
                                            entry.get("time_created_ns", 0), entry["record_id"]),
                default=None)
 
 
+def _unfinished(function) -> list[dict]:
+    """The entries of one recorder that have not finished. NCCL's operations inside a group, such as
+    batch_isend_irecv's, never leave the state "scheduled": the group's own entry, after them, tells
+    (ProcessGroupNCCL::collective and pointToPoint)."""
+    active = [entry for entry in _dump(function, True, True).get("entries", ())
+              if not entry.get("retired") and entry.get("state") != "completed"]
+    if not any(_is_nccls(entry) and entry.get("state") == "scheduled" for entry in active):
+        return active
+    reached = {}  # kind of entry -> the last one whose kernel has at least started
+    for entry in _dump(function, True, False).get("entries", ()):
+        if entry.get("state") != "scheduled":
+            reached[_kind(entry)] = max(entry["record_id"], reached.get(_kind(entry), -1))
+    return [entry for entry in active if entry.get("state") != "scheduled"
+            or entry["record_id"] > reached.get(_kind(entry), -1)]
+
+
+def _kind(entry) -> tuple:
+    return entry.get("pg_id"), entry.get("is_p2p")
+
+
+def _is_nccls(entry) -> bool:
+    return entry.get("profiling_name", "").startswith("nccl:")
+
+
 def is_on_gpu(pending: dict | None) -> bool:
     """Whether a collective occupies the GPU, where it waits for the other ranks' kernels. Without
     TORCH_NCCL_ENABLE_TIMING no collective of NCCL ever counts as started; then each that has not
     finished may be on the GPU."""
-    if pending is None or not pending.get("profiling_name", "").startswith("nccl:"):
+    if pending is None or not _is_nccls(pending):
         return False
     return pending.get("state") == "started" or os.environ.get("TORCH_NCCL_ENABLE_TIMING") != "1"
 

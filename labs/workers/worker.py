@@ -185,6 +185,8 @@ def _forward_warnings(channel):
     warnings.filterwarnings("ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor).*")
     # of NCCL's barrier, on every rank; the current device is the right one here
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current")
+    # of NCCL's send and recv: that each pair of ranks connects once
+    warnings.filterwarnings("ignore", message=r"An unbatched P2P op \(send/recv\) was called")
     usual = warnings.showwarning
 
     def show(message, category, filename, lineno, file=None, line=None):

@@ -101,6 +101,19 @@ def test_what_occupies_the_gpu_is_what_a_rank_waits_in(recorded):
     assert flight_recorder.oldest_pending() == queued  # the default group's
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_operations_of_a_group_finish_with_it(recorded, timed):
+    """batch_isend_irecv leaves an entry for each message, without events, and then its own."""
+    sends = [entry(3, f"nccl:{name}", "scheduled", record=record, is_p2p=True)
+             for record, name in enumerate(("send 0->1", "recv 0<-1"))]
+    recorded(*sends, entry(3, "nccl:coalesced", "completed", record=2, is_p2p=True), timed=timed)
+    assert flight_recorder.oldest_pending() is None
+    waits = entry(3, "nccl:coalesced", "started", record=2, is_p2p=True)
+    recorded(*sends, waits, timed=timed)
+    assert flight_recorder.oldest_pending() == waits
+    assert flight_recorder.name(waits) == "batch_isend_irecv"
+
+
 def test_without_timing_every_pending_collective_of_nccl_may_be_on_the_gpu(recorded):
     recorded(entry(1, state="scheduled"), timed=False)
     assert flight_recorder.is_on_gpu(flight_recorder.oldest_pending())
