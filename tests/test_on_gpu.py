@@ -141,7 +141,7 @@ def test_the_parts_exist():
         target = ROOT / "scripts" / rest[1].replace(".", "/") if rest[0] == "-m" else ROOT / rest[0]
         assert target.with_suffix(".py").exists(), part.name
     assert sum(part.seconds for part in parts.PARTS) < 30 * 60
-    assert "tests/faults/test_on_gpus.py" in gpu_tests.files()
+    assert "tests/faults/test_live.py" in gpu_tests.files()
 
 
 def test_no_gpu_is_one_sentence(monkeypatch, capsys, tmp_path):
@@ -164,6 +164,10 @@ def test_the_folder_has_day_and_machine(monkeypatch, tmp_path):
     first, second = (session._folder(None, {"gpus": [CARD]}) for _ in range(2))
     assert first.parent == tmp_path / "experiments"
     assert first.name.endswith("-A100-SXM4-80GB") and second.name == first.name + "-2"
+    (first / "faults.json").touch()
+    (first / "notes.json").touch()
+    assert session._folder(str(first), {}) == first  # with what is somebody else's
+    assert [path.name for path in first.iterdir()] == ["notes.json"]
 
 
 def fake_nvidia_smi(monkeypatch, tmp_path, *readings):

@@ -75,7 +75,7 @@ def predicted(case: Case, small: bool) -> tuple[int, str]:
                           sequence=job.sequence, precision=job.precision,
                           checkpointing=job.checkpointing, device=device, backend="nccl")
             return run.peak.total + _workspace(), device
-        except (RuntimeError, AssertionError) as error:
+        except Exception as error:  # of a build that cannot fake a GPU's tensors
             reason = error
     raise reason
 

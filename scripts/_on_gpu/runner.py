@@ -59,18 +59,23 @@ def _end(process):
     """Ends what still runs of it: first as Ctrl-C would, so that it can tidy up, then by force.
     Ranks have sessions of their own, so a signal to one group does not reach all."""
     below = _below(process.pid)
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
+    try:
+        if process.poll() is None:
+            _signal(process, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
+    finally:  # also when somebody interrupts a second time
         below += _below(process.pid)
+        _signal(process, signal.SIGKILL)
+        for child in below:
+            with contextlib.suppress(Exception):  # psutil's: it has gone
+                child.kill()
+        process.wait()
+
+
+def _signal(process, number):
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for child in below:
-        with contextlib.suppress(Exception):  # psutil's: it has gone
-            child.kill()
-    process.wait()
+        os.killpg(process.pid, number)
 
 
 def _below(pid) -> list:

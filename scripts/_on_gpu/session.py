@@ -116,6 +116,8 @@ def _folder(asked, found) -> Path:
         taken = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 100))]
         out = next(path for path in taken if not path.exists())
     out.mkdir(parents=True, exist_ok=True)
+    for name in [*summary.READ, *(f"{part.name}.log" for part in parts.PARTS)]:
+        (out / name).unlink(missing_ok=True)  # of an earlier session: it would be in the summary
     return out
 
 

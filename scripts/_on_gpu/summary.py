@@ -8,6 +8,7 @@ from pathlib import Path
 from _on_gpu import machine
 from _on_gpu.runner import FAILED, INTERRUPTED, PASSED, SKIPPED, TIMED_OUT
 
+READ = ("one_rank.json", "bench_memory.json", "faults.json", "gpu_tests.xml")  # of the parts
 AGREES = 5.0  # per cent between predicted and measured
 GB = 1e9
 _WRONG = re.compile(r"^\s*✗ Exercise.*$", re.M)
