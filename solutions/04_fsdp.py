@@ -4,13 +4,12 @@
 # | | |
 # |:--|:--|
 # | **Time** | 180 minutes in two sittings, the second from "Mixed precision"; 60 for the optional exercise |
-# | **Needs** | any machine with 2 cores; on GPUs it shows speed too |
+# | **Needs** | 2 cores. On GPUs all is measured on them; one shows memory, speed needs several |
 #
 # Fully sharded data parallelism (FSDP) is ZeRO-3 as torch ships it. You apply `fully_shard`, check
-# that it does what your ZeRO-3 does, and choose its units. Then you train a model that does not fit
-# into memory with DDP.
+# it, and choose its units. Then you train a model that does not fit into memory with DDP.
 #
-# <small>On a rented 8×A100 node: 5 minutes of compute, about $1.86.</small>
+# <small>On a rented 8×A100 node: 15 minutes of compute, about $5.58.</small>
 
 # %% [markdown]
 # ## You will be able to
@@ -35,6 +34,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 
 import labs
 import labs.fsdp as lab
@@ -72,13 +72,17 @@ labs.launch(one_unit, ranks=2)
 
 # %% [markdown]
 # A guess before you build it: DDP holds 16Ψ bytes and its buckets. How many MB will one of the
-# ranks hold after backward if everything is sharded? The laptop preset's GPT-2 has Ψ = 1.2 million;
-# the number of ranks stands in the preset that the first cell printed.
+# ranks hold after backward if everything is sharded? The next cell prints the Ψ of the preset's
+# GPT-2; its number of ranks stands below the first cell.
+
+# %%
+PSI = lab.parameters_of(PRESET)
+f"Ψ = {PSI / 1e6:.1f} million"
 
 # %%
 # A guess, for exercise 4.1
 ### BEGIN SOLUTION
-my_guess = 12
+my_guess = round(10 * PSI / 1e6)
 ### END SOLUTION
 labs.guess("4.1", "MB per rank after backward, fully_shard", my_guess)
 
@@ -143,7 +147,7 @@ lab.compare_with_zero3(zero3, shard, PRESET)
 # %%
 # A guess, for exercise 4.2
 ### BEGIN SOLUTION
-my_guess = 60
+my_guess = 10 * PRESET.layers
 ### END SOLUTION
 labs.guess("4.2", "collectives per step, each linear", my_guess)
 
@@ -181,7 +185,7 @@ lab.show_wrappings(compared, wrappings, cost)
 # **Notice:** from the whole model to blocks, the gathered bytes shrink most; from blocks to linear
 # layers the collectives multiply. What is gathered may be twice your `cost`, because a unit arrives
 # in one flat buffer and its parameters are copied out of it. The chart trains 2 sequences on each
-# rank instead of the preset's 8, so that activations do not hide the buffers.
+# rank, fewer than the preset, so that activations do not hide the buffers.
 
 # %% [markdown]
 # ## The rule
@@ -280,19 +284,22 @@ lab.compare_accumulation(shard, PRESET)
 # ## Out of memory, for real
 #
 # From here on a rank has a **limit**: `launch(..., memory_limit=bytes)` lets it take no more than
-# that beyond what it starts with, and the allocation that would exceed it fails. Ranks with this
-# limit run on the CPU here, on every machine.
+# that beyond what it starts with, and the allocation that would exceed it fails. On a CPU all
+# writable memory counts, so Python's objects and thread stacks too. On a GPU it is what torch's
+# allocator takes from the card.
 #
-# All writable memory counts, so Python's objects and thread stacks too. Four ranks
-# train a GPT-2 with 8 layers of width 160, first with DDP, then with your `shard`.
+# The ranks train a GPT-2 of this size, first with DDP, then with your `shard`:
 
 # %%
-LIMIT = 47_000_000  # bytes for each rank
+LIMIT = lab.memory_limit()  # bytes for each rank: by formula enough for FSDP, and not for DDP
+lab.preset(lab="limit")
+
+# %%
 lab.train_under_limit({"DDP": lab.ddp, "FSDP": shard}, LIMIT)
 
 # %% [markdown]
 # **Notice:** the hatched bar is what DDP would have needed, by formula. The red line is the limit at
-# which the operating system refused DDP's allocation. FSDP trains the same model on the same data
+# which DDP's allocation was refused, on a CPU by the operating system. FSDP trains the same model on the same data
 # under the same limit, and its measured bar ends at the formula's tick.
 
 # %% [markdown]
@@ -355,11 +362,12 @@ lab.show_memory_and_arithmetic(compared)
 #
 # With **CPU offload** shards, gradients and optimizer state live in the host's memory. A rank's
 # shard of a unit is copied to the GPU when the unit is gathered, and the shard of its gradient is
-# copied back. Pinned memory makes these copies faster, but needs a GPU, so here `pin_memory=False`.
+# copied back. **Pinned memory**, which the operating system leaves where it is, makes these copies
+# faster, but there is none without a GPU.
 
 # %%
 def offloaded(model, optimizer_class, **settings):
-    policy = CPUOffloadPolicy(pin_memory=False)
+    policy = CPUOffloadPolicy(pin_memory=lab.device().type == "cuda")
     for block in lab.blocks(model):
         fully_shard(block, mesh=lab.mesh(), offload_policy=policy)
     fully_shard(model, mesh=lab.mesh(), offload_policy=policy)
@@ -370,7 +378,7 @@ lab.show_offload(shard, offloaded)
 
 # %% [markdown]
 # Over a GPU's PCIe link the bytes of a step take time. How much, compared with what the GPU computes
-# meanwhile? Here for 7 billion parameters:
+# meanwhile? Here for 7 billion parameters, computed:
 
 # %%
 lab.offload_on_gpus()
@@ -383,7 +391,7 @@ lab.offload_on_gpus()
 # %% [markdown]
 # ## The largest model that fits
 #
-# How many times more parameters than with DDP can be trained with FSDP and checkpointing, on four
+# How many times more parameters than with DDP can be trained with FSDP and checkpointing, on as many
 # ranks, under the same limit?
 
 # %%
@@ -395,9 +403,10 @@ labs.guess("4.4", "times larger than with DDP, FSDP + checkpointing", my_guess)
 
 # %% [markdown]
 # `lab.largest_model` first *predicts* the number of layers that fit: the bytes of tensors, by the
-# formulas of notebook 01's explorer, plus what a process takes besides tensors, measured in two
-# runs without a limit. Then it trains real models under the limit, until one fits and the model
-# with one more layer runs out of memory. Each of the next three cells takes 5 to 30 seconds.
+# formulas of notebook 01's explorer, plus what a rank takes besides tensors, measured in two runs
+# without a limit. Then it trains real models under the limit, until one fits and the model with one
+# more layer runs out of memory. Each of the next three cells takes 5 to 30 seconds, on 8 GPUs up to
+# two minutes.
 
 # %%
 largest_ddp = lab.largest_model("DDP", lab.ddp, LIMIT)
@@ -418,10 +427,11 @@ lab.show_largest_models(compared, largest_ddp, largest_fsdp, largest_checkpointe
 lab.summary_table(compared, largest_ddp, largest_fsdp, largest_checkpointed)
 
 # %% [markdown]
-# **Notice:** prediction and trial agree within a layer; a formula is cheaper than a job that runs out
-# of memory. FSDP's gain grows with the ranks, because states shrink as 1/N. Activations do not, so
-# checkpointing has to shrink them. Tokens per second are this machine's: on a CPU they say little
-# about a GPU's.
+# **Notice:** the last column says how far prediction and trial are apart; a formula is cheaper than a
+# job that runs out of memory. FSDP's gain grows with the ranks, because states shrink as 1/N.
+# Activations do not, so checkpointing has to shrink them. With many ranks the whole model, which
+# each builds before it is sharded, becomes the limit. Tokens per second are this machine's: on a CPU
+# they say little about a GPU's.
 
 # %% [markdown]
 # ## Mixed precision
@@ -815,23 +825,39 @@ lab.check_gradient_bytes(gradient_bytes)
 #
 # All of it together, at a real size: a GPT-2 with 20 layers of width 2048 has 1.01 billion
 # parameters. In fp32 with AdamW these are 16.2 GB of parameters, gradients and optimizer state on
-# every rank of DDP, and 2.0 GB on each of 8 ranks of FSDP. The activations of 4 × 1,024 tokens come
-# on top, on every rank. Which of the two is the larger part?
+# every rank of DDP, and 2.0 GB on each of 8 ranks of FSDP. Activations come on top, on every rank.
 
 # %% [markdown]
-# On several GPUs the next cell trains that transformer with DDP and with three forms of FSDP, and
-# lists measured peaks next to predicted ones. On one GPU it runs one of eight ranks alone: tensors
-# and memory are real, but there is no other rank, so no loss and no speed. Without a GPU it
-# predicts.
+# The batch is the smallest with which DDP runs out of memory on the card that is found. A second
+# model is so large that DDP could not hold its states with any batch. Your strategies train both.
+# FSDP1 is compared with them; `lab.block_policy(model)` is its `transformer_auto_wrap_policy` for the
+# blocks' class:
 
 # %%
-lab.billion_parameters()
+def fsdp1(model, optimizer_class, **settings):
+    policy = lab.block_policy(model)
+    module = FSDP1(model, auto_wrap_policy=policy, use_orig_params=True, device_id=lab.device())
+    return module, optimizer_class(module.parameters(), **settings)
+
 
 # %% [markdown]
-# **Notice:** on 8 GPUs sharding brings the peak from 35.3 GB to 21.1, and what is left is nearly all
-# activations, which FSDP does not divide. bf16 halves them, and checkpointing keeps a block's input
-# alone. Both together bring it to 3.0 GB, where parameters, gradients and optimizer state are the
-# larger part again. So measure first which part is large, and then choose what to do about it.
+# On several GPUs the next cell trains every row, one after the other, in about 5 minutes on 8 A100s
+# (estimated from FLOPs). On one GPU it runs one of eight ranks alone: tensors and memory are real,
+# but there is no other rank, so no loss and no speed. Without a GPU it predicts, for 8 A100s.
+
+# %%
+billion = lab.billion_parameters(shard, mixed, checkpointed, offloaded, fsdp1)
+lab.node_table(billion)
+
+# %%
+lab.node_chart(billion)
+
+# %% [markdown]
+# **Notice:** on 8 A100s with 80 GB, predicted and not yet measured: sharding brings the peak from
+# 87.8 GB to 73.6, and what is left is nearly all activations, which FSDP does not divide. bf16
+# halves them. In the larger model, checkpointing brings 74.3 GB to 16.6, where states are the larger
+# part again. CPU offload takes those away, for the bytes below the table. So find out which part is
+# large, and then choose.
 
 # %% [markdown]
 # ## Optional: `fully_shard` from nothing

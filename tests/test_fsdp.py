@@ -1,7 +1,6 @@
 """Notebook 04's package: the search, what it measures against the formulas, what it draws."""
 
 import sys
-from dataclasses import replace
 from functools import partial
 
 import cloudpickle
@@ -12,13 +11,13 @@ import labs.fsdp as lab
 from labs import launch
 from labs.exercises.comparison import compare, model_of
 from labs.exercises.verdicts import Verdict
-from labs.fsdp import fsdp1, memory_limits, node, scaffold
-from labs.fsdp.charts import limits, precision, sharding
+from labs.fsdp import fsdp1, memory_limits, scaffold
+from labs.fsdp.charts import limits, precision, sharding, speed
 from labs.fsdp.checks.cost import collectives
 from labs.fsdp.memory_limits import FORMULAS, LargestModel, ProcessOverhead
 from labs.training import models
 from labs.training.presets import preset
-from labs.workers import cuda, devices
+from labs.workers import cuda
 from labs.workers.failures import LaunchError, RankFailed, failure
 from labs.workers.memory import Shortage
 from labs.workers.outcomes import Kind, Outcome
@@ -61,7 +60,7 @@ def test_a_good_guess_costs_two_trainings():
 def test_the_predicted_peak_is_the_measured_one(measured):
     """Said in the notebook: the measured bar ends where the formula's tick stands."""
     for name, found in measured.results.items():
-        want = memory_limits.predicted_peak(name, 2, 2, devices.plan(2)).total
+        want = memory_limits.predicted_peak(name, 2, 2).total
         assert found.report.step_peak.total == pytest.approx(want, rel=0.02), name
 
 
@@ -117,11 +116,33 @@ def test_the_gain_over_ddp_grows_with_the_ranks():
     assert checkpointed[1] / checkpointed[0] > 1.3 * fsdp[1] / fsdp[0]
 
 
-def test_the_notebook_says_what_is_trained_under_the_limit():
-    text = " ".join((ROOT / "solutions/04_fsdp.py").read_text().replace("#", "").split())
-    under = memory_limits.preset(limits.LAYERS)
-    assert memory_limits.RANKS == 4 and "Four ranks train a GPT-2" in text
-    assert f"with {under.layers} layers of width {under.hidden}" in text
+@pytest.mark.parametrize("gpus", (1, 2, 4, 8))
+def test_on_gpus_the_limit_lies_between_what_fsdp_and_ddp_need(gpus, monkeypatch):
+    """And the model is so large that a rank's memory is well above a CUDA context."""
+    monkeypatch.setattr(cuda, "count", lambda: gpus)
+    size, limit = memory_limits.preset(), memory_limits.memory_limit()
+    ddp, fsdp, least = (memory_limits.needed(name, size.layers) for name in FORMULAS)
+    assert size.ranks == max(2, gpus) and size.hidden >= 1024
+    assert ddp > 1.15 * limit > 1.15**2 * fsdp and least > 1e9
+    assert memory_limits.can_limit() and memory_limits.size_text(limit) == f"{limit / 1e9:g} GB"
+    step = 6 * memory_limits.parameters(size.layers) * size.batch * size.context
+    assert step / 19.5e12 > 0.03  # seconds on an A100 at its peak in fp32
+
+
+def test_seconds_are_said_where_each_rank_has_a_gpu(measured, monkeypatch):
+    assert speed.speeds(measured) == "" and speed.rounds_of(measured.preset) == 0
+    monkeypatch.setattr(cuda, "count", lambda: 1)
+    assert speed.speeds(measured) == speed.SHARED_CARD and speed.rounds_of(measured.preset) == 0
+    monkeypatch.setattr(cuda, "count", lambda: 2)
+    assert speed.rounds_of(measured.preset) == speed.ROUNDS
+    assert speed.speeds(measured).startswith("ms per step, median and spread: DDP ")
+    assert "GFLOP" in repr(lab.show_memory_and_arithmetic(measured))
+
+
+def test_without_gpus_the_limit_is_that_of_a_laptop():
+    assert memory_limits.memory_limit() == 47e6
+    assert str(memory_limits.preset()).startswith("laptop, limit: 4 ranks, GPT-2 with 8 layers of "
+                                                  "width 160, 1 × 64 tokens")
 
 
 @linux
@@ -176,8 +197,7 @@ def test_an_unfilled_exercise_makes_every_picture_wait(capsys):
     (limits, lambda: lab.show_offload(lab.ddp, lab.ddp), "CPU offload"),
     (fsdp1, lab.fsdp1_names, "FSDP1's names"),
     (fsdp1, lambda: lab.fsdp1_wrap_policies(SMALL), "FSDP1's wrapping policies"),
-    (scaffold, lab.count_underflow, "Underflow"),
-    (node, lab.billion_parameters, "A billion parameters")])
+    (scaffold, lab.count_underflow, "Underflow")])
 def test_a_picture_of_no_exercise_is_called_by_its_title(module, draw, title, monkeypatch, capsys):
     """Where its ranks fail it blames no exercise, because no exercise's code was drawn."""
     def fail(*_, **__):
@@ -185,8 +205,6 @@ def test_a_picture_of_no_exercise_is_called_by_its_title(module, draw, title, mo
 
     for name in {"launch", "compare"} & set(vars(module)):
         monkeypatch.setattr(module, name, fail)
-    monkeypatch.setattr(node, "_predict_only", fail)
-    monkeypatch.setattr(node, "_measure_alone", fail)
     verdict = draw()
     assert (verdict.exercise, verdict.passed) == (title, False)
     assert str(verdict).startswith(f"✗ {title}  the ranks failed")
@@ -205,72 +223,6 @@ def test_every_name_of_fsdp1_runs_and_sends_what_its_successor_does(capsys):
                                                                 "–")
     offloaded = rows["CPUOffload(offload_params=True)"]
     assert offloaded[2:] == full[2:] and "–" not in offloaded
-
-
-def test_without_gpus_the_billion_is_predicted(monkeypatch, capsys):
-    monkeypatch.setattr(cuda, "count", lambda: 0)
-    table = lab.billion_parameters()
-    assert "1.01 billion parameters on 8 GPUs" in table.title and "Predicted only" in table.note
-
-
-def test_what_the_notebook_says_of_the_billion(monkeypatch, capsys):
-    """Its states in the text above the table; in the Notice, what each form saves of 8 GPUs."""
-    monkeypatch.setattr(cuda, "count", lambda: 0)
-    states = 4 * 4 * 1.01e9
-    assert (round(states / 1e9, 1), round(states / 8e9, 1)) == (16.2, 2.0)
-    table = lab.billion_parameters()
-    held = {row[0]: (float(row[1]), float(row[2])) for row in table.rows}
-    assert held == {"DDP": (35.3, 19.1), "FSDP": (21.1, 19.1), "FSDP, bf16": (11.3, 9.6),
-                    "FSDP, bf16, checkpointing": (3.0, 0.6)}
-    text = " ".join((ROOT / "solutions/04_fsdp.py").read_text().replace("#", "").split())
-    assert "from 35.3 GB to 21.1" in text and "bring it to 3.0" in text
-    size = node.billion()
-    assert (size.layers, size.hidden, size.batch, size.context) == (20, 2048, 4, 1024)
-
-
-def small_node(ranks=8):
-    return replace(node.billion(ranks), layers=4, hidden=128, heads=4, context=128, batch=2)
-
-
-@pytest.mark.parametrize("job", node.jobs(), ids=lambda job: job.name)
-def test_a_rank_alone_holds_what_is_predicted(job):
-    [peak] = launch(node.peak_alone, job, small_node(), ranks=1, device="cpu", quiet=True)
-    assert peak == pytest.approx(node.predicted_peak(job, small_node(), "cpu").total, rel=1e-4)
-
-
-def test_one_gpu_runs_one_rank_alone_and_says_what_that_is_not(monkeypatch, capsys):
-    monkeypatch.setattr(cuda, "count", lambda: 1)
-    monkeypatch.setattr(node, "launch", partial(launch, device="cpu"))
-    fsdp = node.jobs()[1:2]
-    monkeypatch.setattr(node, "jobs", lambda: fsdp)
-    table = lab.billion_parameters(small_node())
-    assert "rank 0 of 8 in a fake process group" in table.note and "no loss" in table.note
-    [(name, _, _, _, measured, rate)] = table.rows
-    assert name == "FSDP" and float(measured) >= 0 and rate == "–"
-
-
-@pytest.mark.parametrize("job", node.jobs(), ids=lambda job: job.name)
-def test_several_ranks_train_every_job_and_time_it(job, monkeypatch):
-    """On CPU ranks, where the peak of a GPU cannot be read."""
-    monkeypatch.setattr(node, "_peak_of_step", lambda module, optimizer, batch: 5e9)
-    peak, rate = node._measure(job, replace(small_node(2), layers=2, context=32), steps=1)
-    assert peak == "5.0" and float(rate.replace(",", "")) > 0
-
-
-@pytest.mark.gpu
-def test_a_rank_alone_on_a_gpu_holds_what_is_predicted():
-    size = replace(node.billion(8), layers=4, hidden=512, heads=8)
-    for job in node.jobs():
-        [peak] = launch(node.peak_alone, job, size, ranks=1, quiet=True)
-        assert peak == pytest.approx(node.predicted_peak(job, size).total, rel=0.1), job.name
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(cuda.count() < 2, reason="needs two GPUs")
-def test_a_node_measures_what_it_predicts(capsys):
-    size = replace(node.billion(), layers=4, hidden=512, heads=8)
-    for row in lab.billion_parameters(size, steps=2).rows:
-        assert row[4] != "–" and row[5] != "–"
 
 
 def test_computing_in_bf16_halves_what_it_computes_with(solution, capsys):

@@ -204,13 +204,16 @@ def batches(preset: Preset, steps: int) -> list[dict[str, torch.Tensor]]:
 
 
 def build(strategy: Callable, preset: Preset) -> ModuleAndOptimizer:
-    """On a rank: (module, optimizer) of a strategy around the preset's model on its device."""
-    return strategy(model_of(preset).to(devices.device()), torch.optim.AdamW, **SETTINGS)
+    """On a rank: (module, optimizer) of a strategy around the preset's model on its device, where
+    its numbers are drawn too: a billion of them take a GPU milliseconds, and a CPU 10 seconds."""
+    with devices.device():
+        model = model_of(preset)
+    return strategy(model, torch.optim.AdamW, **SETTINGS)
 
 
 def _compare(chosen, preset, plan) -> dict:
     """On a rank: name -> what was found, and "sizes", (parameters, tensors) of the model."""
-    if plan.measure_memory:
+    if plan.measure_memory and devices.device().type == "cpu":
         torch.set_num_threads(1)  # CPU kernels hold a buffer per thread, predictions count one
     found, built, takes_turns = {}, {}, plan.rounds or plan.link
     for number, (name, strategy) in enumerate(chosen.items(), 1):
@@ -233,7 +236,8 @@ def _compare(chosen, preset, plan) -> dict:
         if plan.observe:
             for name, pair in built.items():
                 found[name]["observed"] = plan.observe(*pair, batches(preset, 1)[0])
-    model = model_of(preset)
+    with torch.device("meta"):
+        model = model_of(preset)
     sizes = models.count_trainable(model), len(models.trainable(model))
     return {**found, "sizes": sizes}
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         summary_table,
         train_under_limit,
     )
+    from labs.fsdp.charts.node import node_chart, node_table
     from labs.fsdp.charts.precision import compare_state_dicts, show_precision
     from labs.fsdp.charts.sharding import (
         compare_accumulation,
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from labs.fsdp.checks.mixed import check_mixed
     from labs.fsdp.checks.scaled import check_scaled_step, try_step
     from labs.fsdp.checks.shard import check_shard
-    from labs.fsdp.fsdp1 import fsdp1_names, fsdp1_wrap_policies
-    from labs.fsdp.memory_limits import largest_model
-    from labs.fsdp.node import billion_parameters
+    from labs.fsdp.fsdp1 import block_policy, fsdp1_names, fsdp1_wrap_policies
+    from labs.fsdp.memory_limits import largest_model, memory_limit, parameters_of
+    from labs.fsdp.node.running import billion_parameters
     from labs.fsdp.scaffold import count_underflow, linears, mesh, your_zero3
     from labs.training.models import blocks
     from labs.training.presets import preset

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.comparison import compare
+from labs.exercises.comparison import compare, model_of
 from labs.exercises.verdicts import shows
 from labs.fsdp.charts.sharding import draw_wrappings, few_tokens
+from labs.fsdp.charts.speed import rounds_of
 from labs.fsdp.checks import common
 from labs.meters.traffic import Mark, Traffic
 from labs.pictures.picture import Picture
@@ -167,14 +168,20 @@ def _gathers(traffic) -> tuple[str, str]:
 
 
 @shows("FSDP1's wrapping policies")
-def fsdp1_wrap_policies(preset: Preset, sizes: tuple[int, ...] = (150_000, 60_000)) -> Picture:
-    """Draws memory and collectives under FSDP1's two wrapping policies. sizes: parameters
-    from which the size-based policy makes a module a unit."""
+def fsdp1_wrap_policies(preset: Preset) -> Picture:
+    """Draws memory and collectives under FSDP1's two wrapping policies. The sizes from which the
+    size-based policy makes a module a unit are one that blocks have, and one that their parts
+    have."""
+    with torch.device("meta"):
+        block = sum(p.numel() for p in models.blocks(model_of(preset))[0].parameters())
+    # From the first on a block is a unit, from the second on its two largest linear layers are.
+    sizes = [int(float(f"{share * block:.2g}")) for share in (0.76, 0.303)]
     policies = {"transformer_auto_\nwrap_policy": block_policy}
     policies |= {f"size_based,\nfrom {smallest:,}": functools.partial(size_policy, smallest)
                  for smallest in sizes}
     chosen = {name: functools.partial(_wrapped, policy) for name, policy in policies.items()}
-    return draw_wrappings(compare(chosen, few_tokens(preset), tries=2, quiet=True))
+    size = few_tokens(preset)
+    return draw_wrappings(compare(chosen, size, tries=2, rounds=rounds_of(size), quiet=True))
 
 
 def _wrapped(policy, model, optimizer_class, **settings):

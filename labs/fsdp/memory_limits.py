@@ -1,17 +1,20 @@
 """Training under a real memory limit: what runs out of memory, what fits, and the largest model.
 
-The limit is RLIMIT_DATA: all private writable memory that a rank takes after it has started. That
-counts its tensors and, in addition, Python's objects, thread stacks and what the allocator has not
-returned to the system; `ProcessOverhead` is measured for it. A process's limit is the CPU's, so
-these ranks run there on every machine.
+On CPU ranks the limit is RLIMIT_DATA: all private writable memory that a rank takes after it has
+started. That counts its tensors and, in addition, Python's objects, thread stacks and what the
+allocator has not returned to the system. On GPUs it is the most that torch's caching allocator may
+reserve: tensors, rounded up, and cuBLAS's workspace; CUDA's context and NCCL's buffers are not in
+it. `ProcessOverhead` is measured for what is no tensor.
 """
 
 import ctypes
+import gc
+import math
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -21,11 +24,10 @@ from labs.meters import memory
 from labs.predictions.memory import predict
 from labs.training import presets, strategies
 from labs.training.loop import train
-from labs.training.memory_categories import Memory
+from labs.training.memory_categories import GB, Memory
 from labs.training.models import count_trainable
 from labs.training.presets import Preset
-from labs.workers import devices
-from labs.workers.devices import Plan
+from labs.workers import cuda, devices
 from labs.workers.failures import RankFailed
 from labs.workers.launcher import launch
 from labs.workers.memory import Shortage, lift
@@ -34,32 +36,48 @@ from labs.workers.progress import progress_bar
 # name -> what labs.predictions calls it: (strategy, checkpointing)
 FORMULAS = {"DDP": ("ddp", "none"), "FSDP": ("fsdp2", "none"),
             "FSDP + checkpointing": ("fsdp2", "full")}
-RANKS = 4
 STEPS = 2  # the first makes the optimizer's state, the second has everything
-OPTIONS = {"quiet": True, "verify": False, "device": "cpu", "hang_after": 60}
+OPTIONS = {"quiet": True, "verify": False, "hang_after": 60}
+CPU_LIMIT = 47_000_000  # bytes: the laptop preset fits with FSDP, and with DDP it does not
 _OWN_PAGES = 24 * 1024  # bytes: a tensor from here on gets pages of its own
 
 
-def preset(layers: int = 12, ranks: int = RANKS) -> Preset:
-    """Returns what is trained under the limit: a GPT-2 of width 160, 64 tokens per rank."""
-    return replace(presets.preset("laptop"), ranks=ranks, layers=layers, hidden=160, heads=4,
-                   context=64, batch=1)
+def preset(layers: int | None = None, ranks: int | None = None) -> Preset:
+    """Returns what this machine trains under the limit: the GPT-2 of its preset, with so many
+    layers and ranks instead of the preset's."""
+    changes = {"layers": layers, "ranks": ranks}
+    return presets.preset(lab="limit", **{name: n for name, n in changes.items() if n is not None})
+
+
+def memory_limit() -> int:
+    """Returns a limit in bytes for each rank under which this machine's preset trains with FSDP,
+    and not with DDP: on GPUs half-way between what the two need by formula, to two digits."""
+    if not devices.gpus():
+        return CPU_LIMIT
+    middle = sum(needed(name, preset().layers) for name in ("DDP", "FSDP")) / 2
+    return round(middle, 1 - math.floor(math.log10(middle)))
 
 
 def parameters(layers: int) -> int:
     """Returns Ψ of the model with this many layers."""
+    return parameters_of(preset(layers))
+
+
+def parameters_of(size: Preset) -> int:
+    """Returns Ψ of a preset's model."""
     with torch.device("meta"):
-        return count_trainable(model_of(preset(layers)))
+        return count_trainable(model_of(size))
 
 
-def predicted_peak(name: str, layers: int, ranks: int = RANKS, plan: Plan | None = None) -> Memory:
-    """Returns the bytes of one rank's tensors at the peak of a step, by category. plan: where the
-    ranks run; None means on the CPU."""
+def predicted_peak(name: str, layers: int, ranks: int | None = None) -> Memory:
+    """Returns the bytes of one rank's tensors at the peak of a step, by category, on this machine's
+    devices. ranks: None means the preset's."""
     if name not in FORMULAS:
         raise ValueError(f"no formula for {name!r}: choose {', '.join(FORMULAS)}")
     strategy, checkpointing = FORMULAS[name]
-    plan = plan or devices.plan(ranks, "cpu")
-    return predicted_peak_of(preset(layers, ranks), strategy=strategy, checkpointing=checkpointing,
+    size = preset(layers, ranks)
+    plan = devices.plan(size.ranks)
+    return predicted_peak_of(size, strategy=strategy, checkpointing=checkpointing,
                              device=plan.devices[0].partition(":")[0],
                              backend="nccl" if "nccl" in plan.backend else "gloo")
 
@@ -73,7 +91,7 @@ def predicted_peak_of(size: Preset, **options) -> Memory:
                    **options)["peak"]
 
 
-def needed(name: str, layers: int, ranks: int = RANKS) -> float:
+def needed(name: str, layers: int, ranks: int | None = None) -> float:
     """Returns the most bytes of tensors at any moment: of a step, or of building, when every rank
     has the whole model before it is sharded."""
     return max(predicted_peak(name, layers, ranks).total, 4 * parameters(layers))
@@ -91,31 +109,44 @@ class ProcessOverhead:
 
 
 def measure_overhead(name: str, strategy: Callable, layers=(6, 18)) -> ProcessOverhead:
-    """Measures the overhead of a strategy on two models: the process's growth less its tensors.
+    """Measures the overhead of a strategy on two models: what a rank took, less its tensors.
 
     Python takes memory for its objects a MiB at a time, so each measurement is off by up to half of
     that. The two models are far apart, because the error of the slope shrinks with the distance.
     """
-    few, many = (max(launch(_process_growth, strategy, preset(n), ranks=RANKS, **OPTIONS))
-                 - needed(name, n) for n in layers)
+    few, many = (max(_launch(_growth, strategy, preset(n))) - needed(name, n) for n in layers)
     each = max(0.0, (many - few) / (layers[1] - layers[0]))
     return ProcessOverhead(few - each * layers[0], each)
+
+
+def _launch(function, strategy, size, **limited) -> list:
+    return launch(function, strategy, size, ranks=size.ranks, **limited, **OPTIONS)
 
 
 def _train(strategy, size):
     """On a rank: trains a few steps."""
     _return_freed_memory()
-    torch.set_num_threads(1)
+    if devices.device().type == "cpu":
+        torch.set_num_threads(1)  # CPU kernels hold a buffer for each thread
     train(*build(strategy, size), batches(size, STEPS))
 
 
 def _return_freed_memory():
     """Makes glibc return freed tensors to the system at once, so that the limit counts what is
-    allocated. By default glibc keeps them for later, a third more at the peak."""
+    allocated. By default glibc keeps them for later, a third more at the peak. The allocator of a
+    GPU does that by itself before it fails."""
     with suppress(AttributeError):  # another C library has no such function
         libc = ctypes.CDLL(None)
         libc.mallopt(-3, _OWN_PAGES)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, _OWN_PAGES)  # M_TRIM_THRESHOLD
+
+
+def _growth(strategy, size) -> int:
+    """On a rank: returns by how many bytes that count under the limit it grew at most."""
+    if devices.device().type == "cpu":
+        return _process_growth(strategy, size)
+    _train(strategy, size)
+    return cuda.memory().reserved  # without pressure the allocator gives nothing back
 
 
 def _process_growth(strategy, size) -> int:
@@ -144,8 +175,7 @@ def train_recorded(strategy: Callable, layers: int, limit: float
     rank that held most, None), or (None, the Shortage of a rank that ran out of memory)."""
     limited = {"memory_limit": limit} if can_limit() else {}
     try:
-        peaks = launch(_train_then_record, strategy, preset(layers), ranks=RANKS,
-                       **limited, **OPTIONS)
+        peaks = _launch(_train_then_record, strategy, preset(layers), **limited)
     except RankFailed as error:
         return None, _shortage(error)
     return max(peaks, key=lambda held: held.total), None
@@ -153,6 +183,7 @@ def train_recorded(strategy: Callable, layers: int, limit: float
 
 def _train_then_record(strategy, size) -> Memory:
     _train(strategy, size)
+    gc.collect()  # modules hold themselves in cycles
     lift()
     return memory.record(lambda: build(strategy, size), batches(size, STEPS),
                          held=strategies.resident_tensors).step_peak
@@ -178,7 +209,7 @@ def shortage(strategy: Callable, layers: int, limit: float) -> Shortage | None:
     exit on std::bad_alloc with any message or exit code.
     """
     try:
-        launch(_train, strategy, preset(layers), ranks=RANKS, memory_limit=limit, **OPTIONS)
+        _launch(_train, strategy, preset(layers), memory_limit=limit)
     except RankFailed as error:
         return _shortage(error)
     return None
@@ -229,7 +260,7 @@ class LargestModel:
         if self.found is None:
             return f"{words}; this system limits no process, so nothing could be tried"
         return (f"{words}; found {_described(self.found)} by {self.runs} trainings under "
-                f"{self.limit / 1e6:g} MB a rank: {abs(self.off):.0%} apart")
+                f"{size_text(self.limit)} a rank: {abs(self.off):.0%} apart")
 
 
 def _described(layers) -> str:
@@ -256,5 +287,10 @@ def largest_model(name: str, strategy: Callable, limit: float) -> LargestModel:
 
 
 def can_limit() -> bool:
-    """Whether this system can limit a process's memory."""
-    return sys.platform == "linux"
+    """Whether this system can limit a rank's memory."""
+    return sys.platform == "linux" or devices.gpus() > 0
+
+
+def size_text(nbytes: float) -> str:
+    """Returns bytes in the unit that a reader of this machine's charts sees: "47 MB", "6.5 GB"."""
+    return f"{nbytes / GB:g} GB" if nbytes >= GB else f"{nbytes / 1e6:g} MB"

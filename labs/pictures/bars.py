@@ -49,7 +49,8 @@ class Panel:
     MB). values: one per strategy: a number, a Memory in bytes, or a number for each kind of
     collective; None draws nothing, and `missing` is its label. predicted, guessed: ticks, one per
     strategy, None where there is none. limit: a line across; out_of_memory: places of the
-    strategies that exceeded it. colour: of numbers."""
+    strategies that exceeded it; pale: of those whose value was not measured but predicted. colour:
+    of numbers."""
 
     title: str
     unit: str
@@ -61,6 +62,7 @@ class Panel:
     out_of_memory: tuple[int, ...] = ()
     missing: str = "–"
     colour: str = palette.PLAIN
+    pale: tuple[int, ...] = ()
 
     def drawn(self, place: int) -> marks.LabelledBar:
         """The bar at this place, in the panel's unit."""
@@ -73,13 +75,13 @@ class Panel:
         return marks.LabelledBar(
             {name: size / self.size for name, size in parts.items()}, label,
             *(value and value / self.size for value in (*ticks, self.limit if failed else None)),
-            palette.BORDER if isinstance(value, dict) else self.colour)
+            palette.BORDER if isinstance(value, dict) else self.colour, place in self.pale)
 
     def words(self, place: int) -> str:
         """What the panel says of this place, in a sentence."""
         bar = self.drawn(place)
         unit = "" if self.values[place] is None else f" {self.unit}"
-        words = f"{self.title} {bar.label}{unit}"
+        words = f"{self.title}{' predicted' * bar.is_pale} {bar.label}{unit}"
         if place in self.out_of_memory:
             words = f"{self.title}: out of memory, needs {bar.label[2:]}{unit}"
         return ", ".join([words + bar.by_part(), *bar.tick_words()])

@@ -7,9 +7,11 @@ as PyTorch prints it when memory runs out ("has a total capacity of 79.25 GiB");
 ml-engineering, network/README.md and training/performance/README.md @744d01e.
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from labs.training.memory_categories import GB, GiB
+from labs.words import with_article
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,16 @@ def gpu(name) -> GPU:
     if name not in GPUS:
         raise ValueError(f"no GPU {name!r} in the table: choose {', '.join(GPUS)}")
     return GPUS[name]
+
+
+def recognised(name: str, total: float) -> GPU:
+    """Returns the GPU of the table that CUDA calls `name`, such as "NVIDIA A100-SXM4-80GB", with
+    `total` bytes of memory. One that is not in the table gets its own name and memory, and the
+    rates of the GPU whose memory comes next to it."""
+    kinds = [one for one in GPUS.values() if re.search(rf"\b{one.name.split('-')[0]}\b", name)]
+    nearest = min(kinds or GPUS.values(), key=lambda one: abs(one.usable - total))
+    called = nearest.name if kinds else f"{name} (rates of {with_article(nearest.name)})"
+    return replace(nearest, name=called, usable=total)
 
 
 def overheads(ranks: int = 1, architecture: str = "sm90") -> dict[str, float]:

@@ -47,17 +47,31 @@ class Preset:
 PRESETS = {each.name: each for each in (
     Preset("laptop", 2, 6, 128, 4, 64, 8, 800_000),
     Preset("one-gpu", 2, 12, 640, 10, 256, 4, 8_000_000),
-    Preset("node", 8, 16, 1024, 16, 256, 4, 25_000_000))}
+    Preset("node", 8, 16, 1024, 16, 256, 4, 25_000_000),
+    # What is trained under a memory limit: states are most of it, and DDP fits without the limit.
+    Preset("laptop, limit", 4, 8, 160, 4, 64, 1, 800_000),
+    Preset("one-gpu, limit", 2, 8, 1024, 16, 512, 2, 25_000_000),
+    Preset("node, limit", 8, 8, 2048, 16, 1024, 2, 25_000_000),
+    # 1.0 billion parameters; and the width of a model whose layers the lab chooses for the card.
+    Preset("billion", 8, 20, 2048, 16, 1024, 4, 25_000_000),
+    Preset("larger", 8, 1, 4096, 32, 1024, 1, 25_000_000))}
 
 
-def preset(name: str | None = None, **changes: int) -> Preset:
-    """The preset for this machine, or the one called `name`; changes override single sizes. Raises
-    ValueError where there is no such preset or size."""
-    if name is not None and name not in PRESETS:
-        raise ValueError(f"no preset {name!r}: choose {', '.join(PRESETS)}, or leave it out")
+def machine() -> str:
+    """Returns which presets suit this machine: "laptop", "one-gpu" or "node"."""
     gpus = devices.gpus()
-    chosen = PRESETS[name or ("laptop" if gpus == 0 else "one-gpu" if gpus == 1 else "node")]
-    if chosen.name == "node":
+    return "laptop" if gpus == 0 else "one-gpu" if gpus == 1 else "node"
+
+
+def preset(name: str | None = None, lab: str = "", **changes: int) -> Preset:
+    """The preset for this machine, or the one called `name`; changes override single sizes. lab:
+    the experiment that it is for, where that has presets of its own, such as "limit". Raises
+    ValueError where there is no such preset or size."""
+    name = ", ".join(filter(None, [name or machine(), lab]))
+    if name not in PRESETS:
+        raise ValueError(f"no preset {name!r}: choose {', '.join(PRESETS)}, or leave it out")
+    chosen, gpus = PRESETS[name], devices.gpus()
+    if name == "node" or gpus > 1 and not name.startswith(("laptop", "one-gpu")):
         chosen = replace(chosen, ranks=max(2, gpus))
     return replace(chosen, **_checked(changes))
 

@@ -92,6 +92,12 @@ def allocated() -> int:
     return torch.cuda.memory_allocated()
 
 
+def pinned_memory() -> int:
+    """On a rank: returns the bytes of the host's memory that torch keeps pinned for copies to and
+    from its GPU; each tensor takes a power of two of them."""
+    return torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+
+
 def seconds(work: Callable[[], object]) -> float:
     """On a rank: calls work() and returns the seconds that its GPU took, between two CUDA events:
     what the CPU's clock measures ends when the kernels have been launched, not when they end."""

@@ -16,6 +16,7 @@ _SIGNS = ("can't allocate memory", _BAD_ALLOC)  # torch's CPU allocator raises a
 _GPU_SIGNS = re.compile("Cuda failure (2 )?'out of memory'|CUDA error: out of memory"
                         "|CUBLAS_STATUS_ALLOC_FAILED")
 _base = _hard_limit = None  # bytes; set on a rank that has a limit
+_gpu = None  # whose memory is limited
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,10 @@ def validated(limit: float | None, device: str) -> int | None:
 
 def limit(allowed: int, device: str) -> None:
     """On a rank: allows it `allowed` bytes more than it has now; more raises."""
-    global _base, _hard_limit
+    global _base, _hard_limit, _gpu
     if device != "cpu":
         cuda.limit_memory(allowed, device)
+        _gpu = device
         return
     import resource
 
@@ -67,7 +69,9 @@ def limit(allowed: int, device: str) -> None:
 
 
 def lift() -> None:
-    """On a rank: ends the limit on the CPU, so that reporting a failure cannot fail, too."""
+    """On a rank: ends the limit, so that reporting a failure cannot fail, too."""
+    if _gpu is not None:
+        cuda.limit_memory(cuda.total_memory(_gpu), _gpu)
     if _base is not None:
         import resource
 

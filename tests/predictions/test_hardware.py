@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs.predictions.hardware import GPUS, fits, gpu, overhead, overheads
+from labs.predictions.hardware import GPUS, fits, gpu, overhead, overheads, recognised
 from labs.predictions.memory_recipes import model_states
 from labs.training.memory_categories import GiB
 
@@ -39,3 +39,12 @@ def test_an_unknown_gpu_is_turned_away():
 def test_what_cuda_takes_has_names():
     assert overheads(8).keys() == {"CUDA context", "cuBLAS", "NCCL"}
     assert overheads(1)["NCCL"] == 0
+
+
+@pytest.mark.parametrize("name, gib, found", [
+    ("NVIDIA A100-SXM4-80GB", 79.2, "A100-80"), ("NVIDIA A100-PCIE-40GB", 39.4, "A100-40"),
+    ("Tesla T4", 14.6, "T4"), ("NVIDIA H100 80GB HBM3", 79.1, "H100"),
+    ("NVIDIA L4", 22.2, "NVIDIA L4 (rates of an A10)")])
+def test_a_gpu_is_recognised_by_name_and_memory(name, gib, found):
+    one = recognised(name, gib * 2**30)
+    assert (one.name, one.usable) == (found, gib * 2**30) and one.pcie > 1e9

@@ -1,7 +1,6 @@
 """Pictures of training under a memory limit: what runs out of memory, checkpointing, offload, and
 the largest models that fit."""
 
-import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +11,8 @@ from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.fsdp import memory_limits
 from labs.fsdp.charts.sharding import UTILISATION, peaks
-from labs.fsdp.memory_limits import LargestModel
+from labs.fsdp.charts.speed import ROUNDS, SHARED_CARD, below, on_gpus_of_their_own, speeds
+from labs.fsdp.memory_limits import LargestModel, size_text
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
@@ -23,26 +23,27 @@ from labs.words import listed
 from labs.workers import cuda, devices
 from labs.workers.progress import status
 
-NOTE = 112  # characters of a line below a chart
-LAYERS = 8  # of the model that DDP and every form of FSDP train
-
 
 @shows("4.1")
-def train_under_limit(chosen: dict[str, Callable], limit: float, layers: int = LAYERS) -> Picture:
+def train_under_limit(chosen: dict[str, Callable], limit: float,
+                      layers: int | None = None) -> Picture:
     """Trains each strategy (by name) on ranks that get no more than `limit` bytes, and draws what
-    it held; one that ran out of memory, with what it would have needed."""
+    it held; one that ran out of memory, with what it would have needed. layers: of the model, by
+    default those of this machine's preset."""
+    layers = layers or memory_limits.preset().layers
     rows = [_row(name, strategy, limit, layers) for name, strategy in chosen.items()]
     size = f"{memory_limits.parameters(layers) / 1e6:.1f} M parameters"
-    model = f"{memory_limits.RANKS} ranks, {layers} layers, {size}"
+    model = f"{memory_limits.preset().ranks} ranks, {layers} layers, {size}"
     note = next((note for _, note in rows if note), "")
     return memory_bars([row for row, _ in rows], f"of one rank at the peak; {model}",
-                       [(limit, f"limit, {limit / 1e6:g} MB")], "MB", note)
+                       [(limit, f"limit, {size_text(limit)}")],
+                       "GB" if limit >= GB else "MB", note)
 
 
 def _row(name, strategy, limit, layers) -> tuple[MemoryRow, str]:
     """Returns a strategy's row, and why it ran out of memory, if it did."""
     predicted = memory_limits.predicted_peak(name, layers)
-    with status(f"{name} under {limit / 1e6:g} MB a rank"):
+    with status(f"{name} under {size_text(limit)} a rank"):
         held, short = memory_limits.train_recorded(strategy, layers, limit)
     if held is None:
         why = f"{name}: OutOfMemory: a rank {short}"
@@ -54,7 +55,7 @@ def _row(name, strategy, limit, layers) -> tuple[MemoryRow, str]:
 
 
 @shows("4.4")
-def compare_strategies(chosen: dict[str, Callable], layers: int = LAYERS) -> Comparison:
+def compare_strategies(chosen: dict[str, Callable], layers: int | None = None) -> Comparison:
     """Trains the same model under each strategy (by name), without a limit; times it, and counts
     the arithmetic of a step."""
     return compare(chosen, memory_limits.preset(layers), rounds=5, observe=_operations, quiet=True)
@@ -72,7 +73,9 @@ def _operations(module, optimizer, batch) -> int:
 def show_memory_and_arithmetic(compared: Comparison) -> Picture:
     """Draws peak by category, and operations of a step, with what checkpointing saved and cost."""
     found = list(compared.results.values())
-    work = Panel("arithmetic", "GFLOP per step and rank", [max(r.observed) for r in found], 1e9)
+    work = [max(r.observed) for r in found]
+    unit, size = ("TFLOP", 1e12) if max(work) >= 1e12 else ("GFLOP", 1e9)
+    work = Panel("arithmetic", f"{unit} per step and rank", work, size)
     return side_by_side(list(compared.results), [peaks(found, _predicted(compared)), work],
                         _bargain(compared.results))
 
@@ -94,32 +97,45 @@ def _bargain(found) -> str:
 
 def _predicted(compared) -> list[float | None]:
     size = compared.preset
-    return [memory_limits.predicted_peak(name, size.layers, size.ranks,
-                                         devices.plan(size.ranks)).total
+    return [memory_limits.predicted_peak(name, size.layers, size.ranks).total
             if name in memory_limits.FORMULAS else None for name in compared.results]
 
 
 @shows("CPU offload")
-def show_offload(without: Callable, offloaded: Callable, layers: int = LAYERS) -> Table:
+def show_offload(without: Callable, offloaded: Callable, layers: int | None = None) -> Table:
     """Returns a table of what CPU offload leaves on the device and moves to the host: parameters,
-    gradients and optimizer state live there, and travel for each gather and reduction."""
-    on_gpu = cuda.count() > 0
-    found = compare({"FSDP": without, "offload": offloaded}, memory_limits.preset(layers),
-                    rounds=5 * on_gpu, quiet=True).results
-    usual, peak = found["FSDP"].report, found["offload"].report.step_peak
-    host = _states(usual.phases["backward"])  # on a GPU offload's own report lacks them
-    travels = sum(found["offload"].bytes.values()) / memory_limits.RANKS
-    rows = [("on the host", f"{host / 1e6:.1f} MB", "parameters, gradients, optimizer state"),
-            ("on a GPU", f"{(peak.total - _states(peak)) / 1e6:.1f} MB",
-             "activations, gathered parameters"),
-            ("over PCIe in a step", f"{travels / 1e6:.1f} MB",
+    gradients and optimizer state live there, and travel for each gather and reduction. On GPUs also
+    what is pinned for that, and what it costs in speed."""
+    on_gpu = devices.gpus() > 0
+    compared = compare({"FSDP": without, "offload": offloaded}, memory_limits.preset(layers),
+                       rounds=ROUNDS * on_gpu, observe=_pinned, quiet=True)
+    usual, moved = compared.results["FSDP"], compared.results["offload"]
+    peak = moved.report.step_peak
+    host = _states(usual.report.phases["backward"])  # on a GPU offload's own report lacks them
+    travels = sum(moved.bytes.values()) / compared.preset.ranks
+    rows = [("on the host", _text(host), "parameters, gradients, optimizer state"),
+            ("on a GPU", _text(peak.total - _states(peak)), "activations, gathered parameters"),
+            ("over PCIe in a step", _text(travels),
              "a shard for each gather, and its gradient back")]
     if on_gpu:
-        rows.append(("time of a step", *found["offload"].slower_than(found["FSDP"]).split(" ", 1)))
+        rows += [("pinned for that", _text(max(moved.observed)),
+                  "of the host's memory, each tensor rounded up to a power of two"),
+                 ("tokens/s of all ranks", f"{compared.tokens_per_second('offload'):,.0f}",
+                  f"without offload {compared.tokens_per_second('FSDP'):,.0f}"),
+                 ("time of a step", *moved.slower_than(usual).split(" ", 1))]
     note = ("On CPU ranks host and device are the same memory: this table sorts what was measured, "
             "and nothing travels.")
     return Table("One rank with CPU offload", ("", "", ""), rows, left=0,
-                 note="" if on_gpu else note)
+                 note=SHARED_CARD * (not on_gpus_of_their_own(compared.preset)) if on_gpu else note)
+
+
+def _pinned(module, optimizer, batch) -> int:
+    """On a rank: returns the bytes of pinned memory."""
+    return 0 if devices.device().type == "cpu" else cuda.pinned_memory()
+
+
+def _text(nbytes) -> str:
+    return f"{nbytes / GB:.2f} GB" if nbytes >= GB else f"{nbytes / 1e6:.1f} MB"
 
 
 @shows("CPU offload")
@@ -170,13 +186,12 @@ def _moments(found) -> str:
     if freed and len(freed) < len(found):
         words += (f": {listed(freed)} in the optimizer's step, when activations are freed, the "
                   "others in backward, with the gradients that are ready by then")
-    return "\n".join(textwrap.wrap(words, NOTE))
+    return below(words)
 
 
 def _with_limit(panel, limit) -> Panel:
-    """The panel with the limit of CPU ranks, unless its memory is a GPU's."""
     over = tuple(place for place, held in enumerate(panel.values) if held.total > limit)
-    return panel if cuda.count() else replace(panel, limit=limit, out_of_memory=over)
+    return replace(panel, limit=limit, out_of_memory=over)
 
 
 def _size(one, which) -> int | None:
@@ -191,12 +206,13 @@ def summary_table(compared: Comparison, *found: LargestModel) -> Table:
     rows = []
     for name, result in compared.results.items():
         one = by_name.get(name)
-        rows.append((name, f"{result.report.step_peak.total / 1e6:.1f}",
-                     f"{max(result.observed) / 1e9:.1f}",
+        rows.append((name, f"{result.report.step_peak.total / 1e6:,.1f}",
+                     f"{max(result.observed) / 1e9:,.1f}",
                      f"{compared.tokens_per_second(name):,.0f}",
                      *(f"{_size(one, which) / 1e6:.2f}" if _size(one, which) else "–"
                        for which in ("predicted", "found")),
                      f"{abs(one.off):.0%}" if one and one.found else "–"))
     head = ("", "MB at the peak", "GFLOP", "tokens/s here", "predicted, M", "found, M", "apart")
     return Table(f"{compared.parameters / 1e6:.1f} M parameters on {compared.preset.ranks} ranks, "
-                 f"and the largest model under {found[0].limit / 1e6:g} MB a rank", head, rows)
+                 f"and the largest model under {size_text(found[0].limit)} a rank", head, rows,
+                 note=speeds(compared))

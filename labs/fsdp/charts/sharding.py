@@ -1,7 +1,7 @@
 """Pictures of sharding: ZeRO-3 against fully_shard, the units of a wrapping and what they wait for,
 gradient accumulation, and meshes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +9,7 @@ from labs.exercises.comparison import Comparison, compare, model_of
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.fsdp import scaffold
+from labs.fsdp.charts.speed import below, rounds_of, speeds
 from labs.fsdp.checks.cost import collectives, gathered_bytes
 from labs.fsdp.checks.lost_time import Machine, lost
 from labs.pictures import palette
@@ -34,7 +35,14 @@ def few_tokens(preset: Preset) -> Preset:
 
 def peaks(found, predicted=()) -> Panel:
     """Returns the panel of the peak of a step, by category. found: Measured, by strategy."""
-    return Panel("peak of a step", "MB", [r.report.step_peak for r in found], 1e6, predicted)
+    return memory_panel("peak of a step", [r.report.step_peak for r in found], predicted)
+
+
+def memory_panel(title: str, values: Sequence[Memory | float], *ticks, **options) -> Panel:
+    """Returns a Panel of bytes, in MB or, where they are that many, in GB."""
+    most = max(getattr(value, "total", value) for value in values)
+    return Panel(title, *(("GB", values, GB) if most >= GB else ("MB", values, 1e6)), *ticks,
+                 **options)
 
 
 # ZeRO-3 by hand against fully_shard
@@ -52,22 +60,24 @@ def measure_zero3(zero3: Callable, strategy: Callable, preset: Preset) -> Compar
     chosen = {"DDP": partial(strategies.ddp, cap_bytes=preset.cap_bytes), "ZeRO-3 by hand": zero3,
               "fully_shard": strategy,
               ROOT_FREED: partial(scaffold.with_root_resharded, strategy)}
-    return compare(chosen, few_tokens(preset), tries=2, losses=3, quiet=True)
+    size = few_tokens(preset)
+    return compare(chosen, size, tries=2, losses=3, rounds=rounds_of(size), quiet=True)
 
 
 def draw_zero3(found: Comparison) -> Picture:
     """Draws what `measure_zero3` found."""
     results, stages = found.results.values(), (0, 3, 3, 3)
     guess = guessed("4.1")
-    states = Panel(
-        "held after backward", "MB", [r.report.phases["backward"] for r in results], 1e6,
+    states = memory_panel(
+        "held after backward", [r.report.phases["backward"] for r in results],
         [model_states(found.parameters, ranks=found.preset.ranks, stage=s).total for s in stages],
         [None, None, guess and guess * 1e6, None])
     sent = Panel("sent in a step", "Ψ", list(map(found.communication_volume, found.results)), 1,
                  [sum(passes(kind) * n for kind, n in stage_passes(s).items()) for s in stages],
                  colour=COMMUNICATION)
     calls = Panel("collectives", "per step", [len(r.calls) for r in results], colour=COMMUNICATION)
-    return side_by_side(list(found.results), [states, sent, calls], _losses(found))
+    return side_by_side(list(found.results), [states, sent, calls],
+                        below(_losses(found), speeds(found)))
 
 
 def _losses(found) -> str:
@@ -84,8 +94,10 @@ def _losses(found) -> str:
 @shows("Wrappings")
 def compare_wrappings(wrappings: dict[str, Callable], preset: Preset) -> Comparison:
     """Trains the model under every wrapping: name -> function that selects its units."""
+    size = few_tokens(preset)
     return compare({name: partial(scaffold.shard_units, select)
-                    for name, select in wrappings.items()}, few_tokens(preset), tries=2, quiet=True)
+                    for name, select in wrappings.items()}, size, tries=2,
+                   rounds=rounds_of(size), quiet=True)
 
 
 @shows("4.2")
@@ -104,11 +116,12 @@ def draw_wrappings(compared: Comparison, calls=(), nbytes=(), guesses=()) -> Pic
     """Draws peak, the buffers in it where they are predicted, and collectives. calls, nbytes:
     predicted collectives and gathered bytes, by wrapping; guesses: of the collectives."""
     found = list(compared.results.values())
-    held = [Panel("gathered at the peak", "MB", [r.report.step_peak.buffers for r in found], 1e6,
-                  nbytes, colour=palette.MEMORY["buffers"])] if nbytes else []
+    held = [memory_panel("gathered at the peak", [r.report.step_peak.buffers for r in found],
+                         nbytes, colour=palette.MEMORY["buffers"])] if nbytes else []
     sent = Panel("collectives", "per step", [len(r.calls) for r in found], predicted=calls,
                  guessed=guesses, colour=COMMUNICATION)
-    return side_by_side(list(compared.results), [peaks(found), *held, sent])
+    return side_by_side(list(compared.results), [peaks(found), *held, sent],
+                        below(speeds(compared)))
 
 
 # what a forward waits for
@@ -174,19 +187,19 @@ def compare_accumulation(strategy: Callable, preset: Preset, parts: int = 4) -> 
                      for name, every, freed in (("reduced after each", True, True),
                                                 ("reduced once", False, True),
                                                 ("… and never freed", False, False))},
-                    size, tries=2, quiet=True)
+                    size, tries=2, rounds=rounds_of(size), quiet=True)
     # Whole gradients that wait for the last micro-batch are in no parameter's .grad: they count as
     # what is kept of a forward. Activations are the same in all rows.
     activations = min(_before_backward(one).activations for one in found.results.values())
     rows = [(name, str(one.kinds["all_gather"]), str(one.kinds["reduce_scatter"]),
              f"{found.communication_volume(name):.1f}",
-             f"{(_before_backward(one).total - activations) / 1e6:.1f}")
+             f"{(_before_backward(one).total - activations) / 1e6:,.1f}")
             for name, one in found.results.items()]
     return Table(f"{parts} micro-batches make one step; {size.ranks} ranks, Ψ = "
                  f"{found.parameters:,}", ("", "gathers", "reductions", "Ψ sent", "MB held"), rows,
                  note="MB held: before the last backward, less activations. A shard of the "
-                      f"gradients has {4 * found.parameters / size.ranks / 1e6:.1f} MB, whole "
-                      f"gradients have {4 * found.parameters / 1e6:.1f}.")
+                      f"gradients has {4 * found.parameters / size.ranks / 1e6:,.1f} MB, whole "
+                      f"gradients have {4 * found.parameters / 1e6:,.1f}. {speeds(found)}".rstrip())
 
 
 def _before_backward(one) -> Memory:
@@ -202,9 +215,10 @@ def compare_meshes(strategy: Callable, preset: Preset, ranks: int = 4) -> Table:
     size = replace(few_tokens(preset), ranks=ranks)
     names = {f"1 × {ranks}": 1, f"2 × {ranks // 2}": 2}
     found = compare({name: partial(scaffold.on_replicas, strategy, replicas)
-                     for name, replicas in names.items()}, size, tries=2, quiet=True)
+                     for name, replicas in names.items()}, size, tries=2,
+                    rounds=rounds_of(size), quiet=True)
     rows = [(name, str(ranks // names[name]),
-             f"{_states(one.report.phases['backward']) / 1e6:.1f}",
+             f"{_states(one.report.phases['backward']) / 1e6:,.1f}",
              *(f"{one.elements[kind] / found.parameters:.2g}"
                for kind in ("all_gather", "reduce_scatter", "all_reduce")))
             for name, one in found.results.items()]
@@ -212,7 +226,7 @@ def compare_meshes(strategy: Callable, preset: Preset, ranks: int = 4) -> Table:
                  ("replicas × shards", "ranks that share", "MB of state", "Ψ gathered", "Ψ reduced",
                   "Ψ all-reduced"), rows,
                  note="Gathers and reductions stay among the ranks that share; the all-reduce, of "
-                      "one shard, is between the replicas.")
+                      f"one shard, is between the replicas. {speeds(found)}".rstrip())
 
 
 def _states(held) -> float:

@@ -19,14 +19,13 @@ from labs.exercises.student_code import own_place
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp.checks import common
 from labs.meters.traffic import Traffic
-from labs.training import data, models, strategies
+from labs.training import models, strategies
 from labs.words import counted
 from labs.workers.launcher import launch
 
 SAVED_ON, LOADED_ON = 4, 2
 LAYERS, HIDDEN, HEADS = 2, 99, 3  # so wide that a file is more numbers than names
 RATE = common.SETTINGS["lr"] / 2  # of the run that is saved, as after some steps of a schedule
-_OPTIONS = {"quiet": True, "device": "cpu"}
 _OWN_SHARDS = "Each rank writes its own shards; nobody needs the whole."
 
 
@@ -47,16 +46,16 @@ def check_checkpoint(save: Callable, load: Callable) -> str:
     """save(module, optimizer, folder) on 4 ranks, load(module, optimizer, folder) on 2: parameters,
     moments and learning rate are as if training had gone on, and no rank gathers the whole."""
     with tempfile.TemporaryDirectory(prefix="labs-checkpoint-") as folder:
-        saved, later = launch(_train_and_save, save, folder, ranks=SAVED_ON, **_OPTIONS)[0]
+        saved, later = launch(_train_and_save, save, folder, ranks=SAVED_ON, quiet=True)[0]
         _check_files(Path(folder))
-        launch(_load_and_train, load, folder, saved, later, ranks=LOADED_ON, **_OPTIONS)
+        launch(_load_and_train, load, folder, saved, later, ranks=LOADED_ON, quiet=True)
     return (f"written by {SAVED_ON} ranks, each its share, and read by {LOADED_ON}, nothing "
             "gathered whole: parameters, moments and learning rate are the same, and training goes "
             "on")
 
 
 def _make_model(seed=0):
-    return models.gpt2(LAYERS, HIDDEN, HEADS, common.CONTEXT, seed)
+    return models.move_to_rank(models.gpt2(LAYERS, HIDDEN, HEADS, common.CONTEXT, seed))
 
 
 def _build(seed):
@@ -66,7 +65,7 @@ def _build(seed):
 def _train(module, optimizer, seeds):
     """Trains one step for each seed; a batch depends on its seed, not on the number of ranks."""
     for seed in seeds:
-        [batch] = data.lm_batches(1, 8, common.CONTEXT, seed=seed)
+        [batch] = common.batches(1, 8, common.CONTEXT, seed=seed)
         module(**Step(batch).inputs()).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -25,6 +25,7 @@ from labs.training import data, models, strategies
 from labs.training.loop import ModuleAndOptimizer, train
 from labs.training.models import trainable
 from labs.words import counted, with_article
+from labs.workers import devices
 
 LAYERS, HIDDEN, HEADS, CONTEXT = 3, 33, 3, 22  # neither 2 nor 4 ranks divide the width
 # AdamW's update hardly depends on a gradient's scale, so a sum would pass for a mean, and it turns
@@ -40,13 +41,20 @@ class AdamW(torch.optim.AdamW):
 
 
 def make_model(seed: int = 0) -> nn.Module:
-    """Returns the model that every check trains, with the same numbers on every rank."""
-    return models.gpt2(LAYERS, HIDDEN, HEADS, CONTEXT, seed)
+    """Returns the model that every check trains, with the same numbers on every rank, on its
+    device."""
+    return models.move_to_rank(models.gpt2(LAYERS, HIDDEN, HEADS, CONTEXT, seed))
 
 
 def steps(count: int = STEPS) -> list[Step]:
     """Returns the first steps of a training, each with two sequences for every rank."""
-    return [Step(batch) for batch in data.lm_batches(count, 2 * dist.get_world_size(), CONTEXT)]
+    return [Step(batch) for batch in batches(count, 2 * dist.get_world_size(), CONTEXT)]
+
+
+def batches(count: int, size: int, context: int, seed: int = 0) -> list[data.Batch]:
+    """On a rank: data.lm_batches, on its device."""
+    return [{name: value.to(devices.device()) for name, value in batch.items()}
+            for batch in data.lm_batches(count, size, context, seed)]
 
 
 def build(strategy: Callable, model, **settings) -> ModuleAndOptimizer:
@@ -198,7 +206,7 @@ def _check_resharded(module, sharded):
 class Units:
     """Sizes of the units when each block is one. block, root: elements that a collective of the
     unit carries, which are the padded shards of all ranks. shard: bytes of one rank's padded shard
-    of all parameters."""
+    of all parameters, as its allocator may round them up."""
 
     block: int
     root: int
@@ -215,14 +223,15 @@ def one_unit_per_block(ranks: int) -> Units:
     def shard(parameters):
         return sum(padded(tuple(p.shape), ranks) for p in parameters)
 
+    tensors = sum(1 for _ in model.parameters())
     return Units(ranks * shard(blocks[0].parameters()), ranks * shard(rest),
-                 BYTES * shard(model.parameters()))
+                 BYTES * shard(model.parameters()) + tensors * devices.rounding())
 
 
 def optimizer_bytes(ranks: int, rank: int) -> int:
     """Returns the bytes of AdamW's two moments of a rank's shard of `make_model()`, and of its step
     counters, one for each parameter."""
-    return sum(2 * BYTES * owned(tuple(p.shape), rank, ranks) + BYTES
+    return sum(2 * (BYTES * owned(tuple(p.shape), rank, ranks) + devices.rounding()) + BYTES
                for p in make_model().parameters())
 
 

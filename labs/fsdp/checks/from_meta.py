@@ -13,11 +13,17 @@ from labs.exercises.invariants import judge_outside_torch
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check
 from labs.fsdp import scaffold
-from labs.fsdp.checks.common import TIMEOUT, build, check_optimizer, whole_parameters
+from labs.fsdp.checks.common import (
+    TIMEOUT,
+    batches,
+    build,
+    check_optimizer,
+    whole_parameters,
+)
 from labs.fsdp.checks.unit_errors import reject_lost_units
 from labs.meters import memory
 from labs.meters.traffic import Traffic
-from labs.training import data, models, strategies
+from labs.training import models, strategies
 from labs.words import counted
 
 RANKS, REPLICAS = 4, 2
@@ -61,7 +67,7 @@ def _build_and_train(strategy):
     # Each shard's numbers come from its rank's own generator, which is what the exercise is about:
     # torch's warning of that would stand below every verdict, unexplained.
     warnings.filterwarnings("ignore", message="DTensor random operators")
-    own = data.lm_batches(1, 2, CONTEXT, seed=dist.get_rank())
+    own = batches(1, 2, CONTEXT, seed=dist.get_rank())
     report = memory.record(lambda: build(strategy, _gpt2, **SETTINGS), own,
                            strategies.resident_tensors, outside=True)
     raise_on_all_ranks(_check_build, report)
@@ -72,7 +78,7 @@ def _build_and_train(strategy):
 
 def _check_one(strategy, make_model, batch):
     torch.manual_seed(0)
-    own = make_model()
+    own = models.move_to_rank(make_model())
     with _memory_filled():
         module, optimizer = build(strategy, make_model, **SETTINGS)
     raise_on_all_ranks(_check_shards, module, own)

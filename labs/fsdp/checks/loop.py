@@ -12,6 +12,7 @@ from labs.fsdp.checks import common
 from labs.pictures.tables import Table
 from labs.training import strategies
 from labs.words import counted
+from labs.workers import devices
 from labs.workers.launcher import launch
 
 MAX_NORM = 0.5  # below the norm of every step, so that each one is clipped
@@ -46,7 +47,7 @@ def _record_norms(module, optimizer) -> list[float]:
 
     def remember(*_):
         own = sum((p.grad.to_local().square().sum() for p in module.parameters()
-                   if p.grad is not None), torch.zeros(()))
+                   if p.grad is not None), torch.zeros((), device=devices.device()))
         dist.all_reduce(own)
         norms.append(own.sqrt().item())
 
@@ -114,7 +115,7 @@ def _judge(found, norms) -> float:
 def try_loop(loop: Callable) -> Table:
     """Returns a table of the steps that a loop makes under FSDP: the norm of the gradient that each
     uses, and how far the parameters are from those of a single process afterwards."""
-    steps = launch(_try, loop, ranks=RANKS, quiet=True, device="cpu")[0]
+    steps = launch(_try, loop, ranks=RANKS, quiet=True)[0]
     rows = [(f"step {number}", f"{norm:.3f}", f"{MAX_NORM:.3f}", f"{apart:.0e}")
             for number, (norm, apart) in enumerate(steps)]
     return Table(f"{RANKS} ranks; gradients should be clipped to a norm of {MAX_NORM}",

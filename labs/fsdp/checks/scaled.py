@@ -9,9 +9,11 @@ import torch.distributed as dist
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check, shows
 from labs.fsdp import scaffold
+from labs.fsdp.checks import common
 from labs.pictures.tables import Table
-from labs.training import data, models
+from labs.training import models
 from labs.words import named_ranks
+from labs.workers import devices
 from labs.workers.launcher import launch
 
 RANKS = 2
@@ -61,18 +63,18 @@ class _Found:
 def _step(step, dtype, share, poisoned=False) -> _Found:
     found = _Found()
     module, optimizer = scaffold.shard_mixed(
-        models.gpt2(2, 64, 4, scaffold.CONTEXT), torch.optim.SGD, param_dtype=dtype,
-        reduce_dtype=torch.float32, lr=1.0)
+        models.move_to_rank(models.gpt2(2, 64, 4, scaffold.CONTEXT)), torch.optim.SGD,
+        param_dtype=dtype, reduce_dtype=torch.float32, lr=1.0)
     parameters = list(module.parameters())
     if poisoned:
         parameters[-1].register_post_accumulate_grad_hook(_poison)
-    infinite = torch.zeros(len(parameters))
+    infinite = torch.zeros(len(parameters), device=devices.device())
     for number, parameter in enumerate(parameters):
         parameter.register_post_accumulate_grad_hook(partial(_count_infinite, infinite, number))
     optimizer.register_step_pre_hook(lambda *_: setattr(found, "gradients", [
         p.grad.to_local().clone() for p in parameters]))
     before = [p.to_local().detach().clone() for p in parameters]
-    [batch] = data.lm_batches(1, scaffold.MICRO_BATCH // scaffold.CONTEXT, scaffold.CONTEXT,
+    [batch] = common.batches(1, scaffold.MICRO_BATCH // scaffold.CONTEXT, scaffold.CONTEXT,
                               seed=dist.get_rank())
     step(module, optimizer, batch, share)
     dist.all_reduce(infinite)
@@ -87,7 +89,7 @@ def _step(step, dtype, share, poisoned=False) -> _Found:
 def try_step(step: Callable) -> Table:
     """Returns a table of what a step in fp16 does: gradients that are lost, the size of those that
     the optimizer gets, and whether it is made where a gradient is infinite on one rank."""
-    by_rank = launch(_try, step, ranks=RANKS, quiet=True, device="cpu")
+    by_rank = launch(_try, step, ranks=RANKS, quiet=True)
     lost, ratio, _ = by_rank[0]
     made = [rank for rank, (_, _, stepped) in enumerate(by_rank) if stepped]
     rows = [("gradients that are zero, and not in fp32", f"{lost:.1%}", "0%"),

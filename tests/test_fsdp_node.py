@@ -1,0 +1,231 @@
+"""The billion-parameter lab of notebook 04: its sizes follow from the card, and its whole path runs
+on CPU ranks at a small size."""
+
+import sys
+from dataclasses import replace
+from functools import partial
+
+import cloudpickle
+import pytest
+from _build.definitions import ROOT, definitions
+
+import labs.fsdp as lab
+from labs import launch
+from labs.exercises.verdicts import Verdict
+from labs.fsdp.charts import node as charts
+from labs.fsdp.node import jobs, running
+from labs.fsdp.node.running import Measured
+from labs.predictions import hardware
+from labs.training import presets
+from labs.training.presets import preset
+from labs.workers import cuda, devices
+from labs.workers.failures import LaunchError, RanksStuck
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+# A small card, and models in the shape of the two: widths and context are small.
+CARD = replace(hardware.gpu("A100-80"), name="small", usable=21e6)
+SMALL = {"billion": {"layers": 3, "hidden": 64, "heads": 4, "context": 128, "batch": 2},
+         "larger": {"layers": 1, "hidden": 128, "heads": 4, "context": 128, "batch": 1}}
+NAMES = ["DDP", "FSDP", "FSDP1", "FSDP, bf16", "larger, FSDP", "… + checkpointing",
+         "… + CPU offload"]
+
+
+@pytest.fixture(scope="module")
+def solution():
+    return definitions("04_fsdp", PRESET=preset("laptop"))
+
+
+@pytest.fixture(scope="module")
+def strategies(solution):
+    return {name: getattr(solution, name)
+            for name in ("shard", "mixed", "checkpointed", "offloaded", "fsdp1")}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Presets of a node whose card is small."""
+    for name, sizes in SMALL.items():
+        monkeypatch.setitem(presets.PRESETS, name, replace(presets.PRESETS[name], **sizes))
+
+
+def all_jobs(card, ranks, strategies):
+    return (jobs.jobs_for(card, ranks, strategies)
+            + jobs.scaling_jobs(ranks, strategies["checkpointed"]))
+
+
+@pytest.mark.parametrize("name, ranks", [("A10", 8), ("A100-40", 2), ("A100-80", 8), ("B200", 8)])
+def test_ddp_cannot_hold_what_fsdp_holds_on_every_card(name, ranks, strategies):
+    card = hardware.gpu(name)
+    ddp, *others = all_jobs(card, ranks, strategies)
+    assert jobs.predicted_peak(ddp).total > card.usable
+    for job in others:
+        assert jobs.predicted_peak(job).total + hardware.overhead(ranks) < card.usable, job.name
+    larger = next(job for job in others if job.name.startswith("larger"))
+    assert 16 * larger.parameters > card.usable  # DDP's states alone
+    assert ddp.parameters == pytest.approx(1.01e9, rel=0.01)
+
+
+def test_all_rows_take_less_than_ten_minutes_on_a100s(strategies):
+    """Said in the notebook: about 5 minutes, estimated from FLOPs."""
+    card = hardware.gpu("A100-80")
+    rows = [running.Row(job, None, jobs.predicted_seconds(job, card))
+            for job in all_jobs(card, 8, strategies)]
+    assert running.predicted_minutes(rows) == pytest.approx(5, abs=0.5)
+    assert min(row.seconds for row in rows) > 0.05
+
+
+def test_without_gpus_the_billion_is_predicted(solution, strategies, capsys):
+    """What the notebook says: its states in the text above the table, and in the Notice what each
+    form saves of 8 GPUs."""
+    run = lab.billion_parameters(*strategies.values())
+    table, chart = lab.node_table(run), lab.node_chart(run)
+    assert "On A100-80 with 85.1 GB" in table.title and "Predicted only" in table.note
+    assert [row[0] for row in table.rows] == NAMES + [
+        f"checkpointed, {n}" for n in ("1 GPU", "2 GPUs", "4 GPUs", "8 GPUs")]
+    assert {row[5] for row in table.rows} == {"–"}
+    assert "DDP: peak of a rank: out of memory, needs 87.8 GB" in repr(chart)
+    assert "FSDP: peak of a rank predicted 73.6 GB" in repr(chart)
+    held = {row[0]: row[4] for row in table.rows}
+    text = " ".join((ROOT / "solutions/04_fsdp.py").read_text().replace("#", "").split())
+    assert f"from {held['DDP']} GB to {held['FSDP']}" in text
+    assert (f"checkpointing brings {held['larger, FSDP']} GB to {held['… + checkpointing']}"
+            in text)
+    assert float(held["FSDP, bf16"]) == pytest.approx(float(held["FSDP"]) / 2, rel=0.03)
+    states = 4 * 4 * 1.01e9
+    assert (round(states / 1e9, 1), round(states / 8e9, 1)) == (16.2, 2.0)
+    sizes = preset("billion")
+    assert (sizes.layers, sizes.hidden) == (20, 2048)
+
+
+@pytest.mark.parametrize("place", range(len(NAMES)), ids=NAMES)
+def test_a_rank_alone_holds_what_is_predicted(place, strategies, small):
+    """DDP's batch is left small: here it has all the machine's memory."""
+    job = jobs.jobs_for(CARD, 4, strategies)[place]
+    job = replace(job, size=replace(job.size, batch=2))
+    if job.offload:
+        pytest.skip("on a CPU there is no other memory to which it could be offloaded")
+    [found] = launch(running.run_alone, job, ranks=1, device="cpu", quiet=True)
+    assert found.peak == pytest.approx(jobs.predicted_peak(job, "cpu").total, rel=1e-4)
+    assert found.seconds == []
+
+
+@pytest.mark.parametrize("name", ["DDP", "FSDP1", "… + CPU offload"])
+def test_ranks_train_a_job_and_time_it(name, strategies, small):
+    """The others' strategies are those of the notebook's checks."""
+    job = jobs.jobs_for(CARD, 2, strategies)[NAMES.index(name)]
+    job = replace(job, size=replace(job.size, batch=1))
+    found = running.measure(job)
+    assert found.peak > 0 and not found.failure
+    assert running.FEWEST <= len(found.seconds) <= running.MOST and min(found.seconds) > 0
+
+
+def node_of(gpus, monkeypatch):
+    """CPU ranks in the place of so many GPUs of the small card."""
+    monkeypatch.setattr(cuda, "count", lambda: gpus)
+    monkeypatch.setattr(running, "launch", partial(launch, device="cpu"))
+    monkeypatch.setattr(running, "find_card", lambda: (CARD, gpus if gpus > 1 else 8))
+
+
+def test_a_node_measures_every_row_and_one_that_fails_is_a_row(strategies, small, monkeypatch,
+                                                                capsys):
+    node_of(2, monkeypatch)
+    measure = running.measure
+
+    def measured(job, alone):
+        return (Measured(failure="out of memory") if job.name == "DDP" else
+                Measured(5_000_000, [0.5, 0.4, 0.6], copied=2_000_000_000, pinned=10**9)
+                if job.name != "larger, FSDP" else measure(job, alone))
+
+    monkeypatch.setattr(running, "measure", measured)
+    run = lab.billion_parameters(*strategies.values())
+    rows = {row[0]: row for row in lab.node_table(run).rows}
+    assert list(rows) == [*NAMES, "checkpointed, 1 GPU", "checkpointed, 2 GPUs"]
+    assert rows["DDP"][5:] == ("out of memory", *rows["DDP"][6:7], "–", "–", "–")
+    assert float(rows["larger, FSDP"][7].replace(",", "")) > 0
+    assert rows["FSDP"][8] == "400 to 600 ms" and rows["checkpointed, 1 GPU"][9] == "100%"
+    assert rows["checkpointed, 2 GPUs"][9] == "100%"  # twice the tokens in the same time
+    note = lab.node_table(run).note
+    assert "Measured on 2 GPUs" in note and "2.0 measured, with 1.0 GB of pinned memory" in note
+    assert "reaches 100% of the tokens/s of the row above" in note
+    words = repr(lab.node_chart(run))
+    assert "DDP: peak of a rank: out of memory" in words and "speed 1.54 thousand" in words
+
+
+def test_one_gpu_runs_one_rank_alone_and_says_what_that_is_not(strategies, small, monkeypatch,
+                                                                capsys):
+    node_of(1, monkeypatch)
+    measure = running.measure
+    monkeypatch.setattr(running, "measure", lambda job, alone: measure(job, alone)
+                        if job.name == "FSDP" else Measured(failure="out of memory"))
+    run = lab.billion_parameters(*strategies.values())
+    table = lab.node_table(run)
+    assert "rank 0 of each job in a fake process group" in table.note and "no loss" in table.note
+    row = table.rows[1]
+    assert float(row[5]) >= 0 and row[7:] == ("–", "–", "–")
+    assert lab.node_chart(run).png().startswith(b"\x89PNG")
+
+
+def test_efficiency_counts_from_the_fewest_gpus_that_ran():
+    sizes = [preset("billion", ranks=n) for n in (1, 2, 4)]
+    rows = [running.Row(jobs.Job(f"{size.ranks}", None, size), None, 1.0, measured)
+            for size, measured in zip(sizes, (Measured(failure="out of memory"),
+                                              Measured(9, [1.0]), Measured(9, [1.25])),
+                                      strict=True)]
+    run = running.NodeRun(CARD, 4, "measured", rows, rows)
+    assert [charts.efficiency(run, row) for row in rows] == [None, 1, 0.8]
+    assert charts.base_of(run) == 2
+
+
+def test_a_row_that_takes_too_long_or_too_much_of_the_host_is_a_row(strategies, small, monkeypatch):
+    job = jobs.jobs_for(CARD, 2, strategies)[-1]
+    monkeypatch.setattr(running, "host_memory", lambda: 10**6)
+    assert running.measure(job).failure == "the host has only 0 GB"
+    stuck = RanksStuck("not done after 100 s", [], "That is the timeout=100 of this launch.")
+    monkeypatch.setattr(running, "host_memory", lambda: 10**12)
+    monkeypatch.setattr(running, "launch", raising(stuck))
+    assert running.measure(job).failure == "stopped after 100 s"
+    monkeypatch.setattr(running, "launch", raising(RanksStuck("rank 1 waits", [])))
+    with pytest.raises(RanksStuck, match="rank 1 waits"):
+        running.measure(job)
+
+
+def raising(error):
+    def launch(*_, **__):
+        raise error
+
+    return launch
+
+
+def test_a_failure_is_called_by_the_labs_title(strategies, monkeypatch, capsys):
+    monkeypatch.setattr(running, "find_card", raising(LaunchError("the ranks failed")))
+    verdict = lab.billion_parameters(*strategies.values())
+    assert isinstance(verdict, Verdict) and verdict.exercise == "A billion parameters"
+    assert lab.node_table(verdict) is verdict and lab.node_chart(verdict) is verdict
+
+
+@pytest.mark.gpu
+def test_the_card_is_found():
+    card, ranks = running.find_card()
+    assert card.usable > 1e9 and ranks == (cuda.count() if cuda.count() > 1 else 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_rank_alone_on_a_gpu_holds_what_is_predicted(strategies):
+    size = preset("billion", ranks=8, layers=4, hidden=512, heads=8)
+    for job in jobs.jobs_for(hardware.gpu("A100-80"), 8, strategies):
+        job = replace(job, size=size)
+        [found] = launch(running.run_alone, job, ranks=1, quiet=True)
+        assert found.peak == pytest.approx(jobs.predicted_peak(job).total, rel=0.1), job.name
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(devices.gpus() < 2, reason="needs two GPUs")
+def test_a_node_measures_what_it_predicts(strategies):
+    run = lab.billion_parameters(*strategies.values())
+    assert run.rows[0].measured.failure == "out of memory"
+    for row in run.rows[1:]:
+        assert row.measured.seconds, row.job.name
+        assert row.measured.peak == pytest.approx(row.peak.total, rel=0.15), row.job.name
