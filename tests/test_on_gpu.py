@@ -261,12 +261,16 @@ def test_a_summary_without_results_is_short(tmp_path):
 def test_a_row_of_one_rank(monkeypatch):
     case = one_rank.CASES[-1]
     assert case.name == "Llama-3-8B, fsdp2, mixed, 4x2048, checkpointing"
-    answers = {one_rank.predicted: (20_000_000_000, "cuda"),
-               one_rank.measure: {"bytes": 20_000_000_000, "reserved": 1, "driver": 2,
-                                  "seconds": 0.25}}
-    monkeypatch.setattr(one_rank, "in_fresh_process", lambda function, *_: answers[function].copy()
-                        if isinstance(answers[function], dict) else answers[function])
+    measured = {"bytes": 20_000_000_000, "reserved": 1, "driver": 2, "seconds": 0.25}
+
+    def answer(function, *arguments):
+        if arguments[-1] == "cuda":
+            raise RuntimeError("cannot fake a GPU's tensors here")
+        return dict(measured) if function is one_rank.measure else 20_000_000_000
+
+    monkeypatch.setattr(one_rank, "in_fresh_process", answer)
     found = one_rank.row(case, 85_000_000_000, small=False)
+    assert found["operators"] == "cpu"
     assert found["fits"] and found["off_pct"] == 0 and found["driver"] == 2
     assert one_rank.line(found).endswith("measured   20.000 GB  +0.0 %  step 0.250 s")
     small = one_rank.row(case, 16_000_000_000, small=False)

@@ -5,7 +5,7 @@ import json
 import sys
 
 from _bench import __main__ as bench
-from _bench import memory
+from _bench import memory, memory_cases
 
 FAR_OFF = 10.0  # per cent, of the dry run's worst case
 
@@ -13,9 +13,12 @@ FAR_OFF = 10.0  # per cent, of the dry run's worst case
 def main(arguments: list) -> int:
     parser = argparse.ArgumentParser(prog="python -m _on_gpu.bench_memory", description=__doc__)
     parser.add_argument("out", help="the JSON file to write")
-    parser.add_argument("--cases", default="24")
+    parser.add_argument("--small", action="store_true", help="3 cases, of the CPU's sizes")
     options = parser.parse_args(arguments)
-    result = memory.run(bench.check(["memory", "--device", "cuda", "--cases", options.cases]))
+    if options.small:
+        memory_cases.LARGE.update(memory_cases.SIZES)
+    cases = ["--cases", "3"] if options.small else []
+    result = memory.run(bench.check(["memory", "--device", "cuda", *cases]))
     with open(options.out, "w") as file:
         json.dump(result, file, indent=1)
     print(memory.table(result))

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from _bench.memory_measured import fake_ranks, in_fresh_process
@@ -65,19 +65,22 @@ def _config(model, small):
                 vocab_size=500)
 
 
-def predicted(case: Case, small: bool) -> tuple[int, str]:
-    """Returns the bytes at the peak of a step on a GPU, and by which operators: "cuda" where fake
-    tensors can take a GPU's, which keep other tensors for backward, else "cpu"."""
-    for device in ("cuda", "cpu"):
-        job = case.job(device, small)
-        try:
-            run = dry_run(job.model, ranks=RANKS, strategy=job.strategy, batch=job.batch,
-                          sequence=job.sequence, precision=job.precision,
-                          checkpointing=job.checkpointing, device=device, backend="nccl")
-            return run.peak.total + _workspace(), device
-        except Exception as error:  # of a build that cannot fake a GPU's tensors
-            reason = error
-    raise reason
+def predicted(case: Case, small: bool, device: str) -> int:
+    """In a process of its own: the bytes at the peak of a step on a GPU, by a dry run with the
+    operators of `device`. A GPU's keep other tensors for backward than the CPU's."""
+    job = case.job(device, small)
+    run = dry_run(job.model, ranks=RANKS, strategy=job.strategy, batch=job.batch,
+                  sequence=job.sequence, precision=job.precision,
+                  checkpointing=job.checkpointing, device=device, backend="nccl")
+    return run.peak.total + _workspace()
+
+
+def _predicted(case, small) -> tuple[int, str]:
+    """(bytes, by whose operators): the GPU's, or where they cannot be faked, the CPU's."""
+    try:
+        return in_fresh_process(predicted, case, small, "cuda"), "cuda"
+    except RuntimeError:
+        return in_fresh_process(predicted, case, small, "cpu"), "cpu"
 
 
 def _workspace() -> int:
@@ -104,7 +107,7 @@ def _built(job) -> tuple[nn.Module, torch.optim.Optimizer]:
     allocated: all of 8B in fp32 would be 32 GB on every rank. Their numbers mean nothing."""
     sharded = job.strategy == "fsdp2" and job.model.model_type != "gpt2"
     mesh = init_device_mesh("cuda", (job.ranks,)) if job.strategy == "fsdp2" else None
-    model = jobs.build(replace(job, device="meta") if sharded else job)
+    model = jobs.build(job, "meta" if sharded else None)
     module, optimizer = jobs.wrap(job, model, mesh)
     if sharded:
         module.to_empty(device="cuda")
@@ -120,7 +123,7 @@ def row(case: Case, card: int, small: bool) -> dict:
     began = time.monotonic()
     found = {"case": case.name, "predicted_bytes": None, "measured_bytes": None, "off_pct": None}
     try:
-        nbytes, found["operators"] = in_fresh_process(predicted, case, small)
+        nbytes, found["operators"] = _predicted(case, small)
         found["predicted_bytes"] = nbytes
         found["fits"] = nbytes + hardware.overhead(1) <= card
         if found["fits"]:

@@ -37,7 +37,7 @@ PARTS = (
     _solution("05", 120), _solution("00", 60),
     _part("bench-memory", "scripts/bench memory on CUDA: predicted peaks against measured ones",
           ["-m", "_on_gpu.bench_memory", "{out}/bench_memory.json"], 240,
-          small=["--cases", "3"]),
+          small=["--small"]),
 )
 
 

@@ -91,7 +91,7 @@ def _why(code, log) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     if code < 0:
         return f"ended by signal {-code} ({signal.Signals(-code).name})"
-    return lines[-1][:200] if lines else f"exit code {code}"
+    return lines[-1][:120] if lines else f"exit code {code}"
 
 
 class Progress:

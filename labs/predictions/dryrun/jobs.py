@@ -55,10 +55,12 @@ def _check_choice(name, value, choices):
         raise ValueError(f"{name}={value!r}: choose {', '.join(choices)}")
 
 
-def build(job: Job) -> nn.Module:
-    """The model, in training mode, with the job's precision, blocks and checkpointing."""
+def build(job: Job, device: str | None = None) -> nn.Module:
+    """The model, in training mode, with the job's precision, blocks and checkpointing. device: if
+    not the job's, such as "meta" for a model without memory, of which shards are allocated later.
+    """
     dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
-    with torch.device(job.device):
+    with torch.device(device or job.device):
         model = _instantiate(job, dtype).train()
     _check_eager(model)
     if job.layers is not None:
