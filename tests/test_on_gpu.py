@@ -301,3 +301,22 @@ def test_a_fault_that_is_not_as_it_should_be(monkeypatch, warm_launcher):
     monkeypatch.setattr(machine, "memory_left", lambda before: 512)
     found = launcher_faults.one(Fault(time.sleep, ("rank 1",)))
     assert found["wrong"] == ["does not say ['rank 1']", "512 MiB left"]
+
+
+@pytest.mark.slow
+def test_real_parts_on_the_pretend_node(tmp_path):
+    """The launcher's faults on what says that it is NCCL, and one rank of 8 jobs, small."""
+    node = pytest.importorskip("pretend.node")
+    done = subprocess.run(
+        [ROOT / "scripts" / "on-gpu", "--small", "--out", tmp_path, "--only", "machine", "faults",
+         "one-rank"], capture_output=True, text=True, timeout=400,
+        # its nvidia-smi lists the processes that share a temporary directory
+        env=node.environment(2, PYTHON=sys.executable, TMPDIR=str(tmp_path)))
+    page = (tmp_path / "summary.md").read_text()
+    assert done.returncode == 0 and "**3 passed.**" in page, page + done.stderr
+    assert page.startswith("# 2x NVIDIA A100") and page in done.stdout
+    assert "## The launcher's faults over cpu:gloo,cuda:nccl: 9 of 9 as they should be" in page
+    rows = json.loads((tmp_path / "one_rank.json").read_text())["rows"]
+    assert {row["case"].split(",")[0] for row in rows} == {case.model for case in one_rank.CASES}
+    assert all(row["measured_bytes"] > 0 for row in rows)
+    assert "torch" in (tmp_path / "machine.log").read_text()
