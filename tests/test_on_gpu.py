@@ -224,7 +224,8 @@ def write_results(out):
         '<testcase classname="tests.a" name="two"><failure/></testcase>'
         '<testcase name="three"><skipped/></testcase>'
         '</testsuite></testsuites>')
-    (out / "04_fsdp.log").write_text("✓ Exercise 4.1  good\n✗ Exercise 4.2  rank 1 differs\n")
+    (out / "04_fsdp.log").write_text("✓ Exercise 4.1  good\n✗ Exercise 4.2  rank 1 differs\n"
+                                     "✗ CPU offload  rank 0 raised\n")
 
 
 def test_the_summary_says_what_agreed_and_what_did_not(tmp_path):
@@ -243,7 +244,8 @@ def test_the_summary_says_what_agreed_and_what_did_not(tmp_path):
                  "## The launcher's faults over cpu:gloo,cuda:nccl: 1 of 2 as they should be",
                  "- **is_killed**: 512 MiB left", "- one_gpu: not tried, needs several GPUs",
                  "## Tests marked gpu: 1 passed, 1 failed, 1 skipped", "- **tests.a.two**",
-                 "- 04_fsdp: ✗ Exercise 4.2  rank 1 differs"):
+                 "- 04_fsdp: ✗ Exercise 4.2  rank 1 differs",
+                 "- 04_fsdp: ✗ CPU offload  rank 0 raised"):
         assert line in page.splitlines(), line
 
 

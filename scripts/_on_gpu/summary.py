@@ -11,7 +11,7 @@ from _on_gpu.runner import FAILED, INTERRUPTED, PASSED, SKIPPED, TIMED_OUT
 READ = ("one_rank.json", "bench_memory.json", "faults.json", "gpu_tests.xml")  # of the parts
 AGREES = 5.0  # per cent between predicted and measured
 GB = 1e9
-_WRONG = re.compile(r"^\s*✗ Exercise.*$", re.M)
+_WRONG = re.compile(r"^✗ .*$", re.M)  # of an exercise, or of a picture that could not be made
 
 
 def page(data: dict, out: Path) -> str:
@@ -128,9 +128,9 @@ def _tests(out, parts) -> list[str]:
 
 
 def _exercises(out, parts) -> list[str]:
-    """The checks that rejected the worked solution on this machine."""
+    """The checks that rejected the worked solution on this machine, and what else went wrong."""
     logs = [(part["name"], out / f"{part['name']}.log") for part in parts
             if re.match(r"\d\d_", part["name"])]
-    found = [f"- {name}: {line.strip()}" for name, log in logs if log.exists()
+    found = [f"- {name}: {line.strip()[:200]}" for name, log in logs if log.exists()
              for line in _WRONG.findall(log.read_text(errors="replace"))]
-    return ["", "## Checks that rejected the solution here", "", *found] if found else []
+    return ["", "## What the solutions say is wrong here", "", *found] if found else []
