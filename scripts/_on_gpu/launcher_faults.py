@@ -54,7 +54,9 @@ def main(out: str) -> int:
         if rows[-1].get("wrong"):
             print("    " + rows[-1]["shown"].replace("\n", "\n    "), flush=True)
         Path(out).write_text(json.dumps({"backend": plan.backend, "rows": rows}, indent=1))
-    return int(any(row.get("wrong") for row in rows))
+    bad = [row["fault"] for row in rows if row.get("wrong")]
+    print(f"not as they should be: {', '.join(bad) or 'none'}")
+    return int(bool(bad))
 
 
 if __name__ == "__main__":
