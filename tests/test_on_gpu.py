@@ -71,7 +71,7 @@ def test_all_passed(run):
 def test_a_part_that_no_longer_fits_is_skipped(run):
     code, data, _ = run(
         tiny("first", "import time; time.sleep(99)", limit=2), tiny("long", "1/0", seconds=60),
-        tiny("short", "pass", seconds=0), arguments=["--minutes", "0.3"])
+        tiny("short", "pass", seconds=0), arguments=["--minutes", "0.6"])
     assert outcomes(data) == {"first": "timed out", "long": "skipped", "short": "passed"}
     assert data["parts"][1]["why"].startswith("takes about 60 s, and ") and code == 1
 

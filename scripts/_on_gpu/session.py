@@ -14,7 +14,7 @@ from _on_gpu import machine, parts, runner, summary
 from _on_gpu.parts import ROOT
 from _on_gpu.runner import FAILED, INTERRUPTED, SKIPPED, TIMED_OUT, Result
 
-LAST_SECONDS = 5.0  # kept for the summary
+LAST_SECONDS = runner.GRACE + 5  # kept to end the last part, and for the summary
 NO_GPU = """\
 This machine has no GPU that torch can use. `nvidia-smi` shows what the driver sees, and
 `python -c "import torch; print(torch.version.cuda)"` whether torch was built for CUDA."""
