@@ -116,6 +116,14 @@ def test_the_gain_over_ddp_grows_with_the_ranks():
     assert checkpointed[1] / checkpointed[0] > 1.3 * fsdp[1] / fsdp[0]
 
 
+@pytest.mark.slow
+def test_by_size_blocks_become_units_or_their_parts_do(capsys):
+    """Said in the notebook, of any preset: here with an embedding as large as a linear layer."""
+    size = preset("laptop", ranks=2, layers=3, hidden=64, heads=4, context=32, batch=2)
+    by_class, whole, parts = lab.fsdp1_wrap_policies(size).data["collectives"].values
+    assert by_class == whole < parts
+
+
 @pytest.mark.parametrize("gpus", (1, 2, 4, 8))
 def test_on_gpus_the_limit_lies_between_what_fsdp_and_ddp_need(gpus, monkeypatch):
     """And the model is so large that a rank's memory is well above a CUDA context."""

@@ -38,13 +38,15 @@ def block_policy(model: nn.Module) -> functools.partial:
 
 def size_policy(parameters: int, model: nn.Module) -> functools.partial:
     """Returns an auto_wrap_policy: every module that has at least so many parameters which are not
-    in a unit yet. The module with the embeddings is excluded, because the head shares their weight,
-    and a unit must hold both or neither."""
+    in a unit yet. The embedding, the head, which shares its weight, and the module that has one of
+    them are excluded, because a unit must hold both or neither. GPT-2's other layers are of other
+    classes."""
+    tied = {type(model.get_input_embeddings()), type(model.get_output_embeddings())}
     from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
     return functools.partial(size_based_auto_wrap_policy, min_num_params=parameters,
                              exclude_wrap_modules={nn.ModuleList, nn.ModuleDict,
-                                                   type(model.transformer)})
+                                                   type(model.transformer), *tied})
 
 
 def _options() -> dict[tuple[str, str], dict]:
