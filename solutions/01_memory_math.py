@@ -40,7 +40,7 @@ import labs
 import labs.memory_math as lab
 
 labs.warm_up()
-PRESET = lab.preset("laptop")  # for what is measured; add layers=4, or another size, to change it
+PRESET = lab.preset()  # for what is measured; add layers=4, or another size, to change it
 MODELS = lab.model_sizes()
 lab.show_models()
 
@@ -634,8 +634,8 @@ lab.show_self_check(bytes_left, per_rank, activations)
 #
 # An estimate that nobody has measured is a guess. Now we train on real ranks: a small GPT-2 in fp32
 # with AdamW, plain on one rank, then under DDP and under FSDP2 (ZeRO-3 in PyTorch) on several. Every
-# allocation is recorded; on a GPU the tensors are as large as on a CPU. After backward all states
-# are in memory.
+# allocation is recorded. GPUs are measured where there are some; on a single one, 2 ranks share it.
+# After backward all states are in memory.
 
 # %% [markdown]
 # ### Exercise 1.7 · What a rank holds after backward
@@ -660,8 +660,8 @@ def rank_states(count, strategy, ranks):
 lab.check_rank_states(rank_states)
 
 # %% [markdown]
-# The preset's model has 1.2 million parameters. How many MB will a rank hold under DDP at its peak,
-# activations included?
+# The preset's model has 1.2 million parameters on a laptop, 59 million on one GPU and 202 million on
+# a node. How many MB will a rank hold under DDP at its peak, activations included?
 
 # %%
 # A guess, for exercise 1.7
@@ -682,22 +682,29 @@ lab.show_unexplained_bytes(measured, rank_states)
 
 # %% [markdown]
 # **Notice:** your formula is right to the byte, except for AdamW's step counters. Where a few bytes
-# are still not explained, DDP or FSDP2 keeps them.
+# are still not explained, DDP or FSDP2 keeps them. A GPU's allocator rounds each tensor up.
 
 # %%
 lab.show_peak(measured)
 
 # %% [markdown]
-# **Notice:** the prediction equals the measured peak. The memory of so small a model is mostly
-# activations, which sharding does not divide, so FSDP2 saves little here. The same three bars for 13B
-# would be nearly all states.
+# **Notice:** on a CPU the prediction equals the measured peak. The memory of a laptop's small model is
+# mostly activations, which sharding does not divide, so FSDP2 saves little there. The same three bars
+# for 13B would be nearly all states.
 
 # %% [markdown]
 # ## What else takes memory
 #
 # On a GPU three numbers differ. **Allocated** is what tensors take, **reserved** is what PyTorch's
 # allocator holds from CUDA, and `nvidia-smi` shows all memory of the process. The error "out of
-# memory" comes when the last number reaches the GPU's capacity.
+# memory" comes when the last number reaches the GPU's capacity. A CPU has none of the three, so on a
+# laptop they are computed; a single GPU shows NCCL's memory for one rank only.
+
+# %%
+lab.show_gpu_memory(PRESET)
+
+# %% [markdown]
+# What makes them differ has names.
 
 # %%
 lab.show_other_memory()

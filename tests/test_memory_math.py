@@ -2,6 +2,7 @@
 
 import html
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from labs.memory_math.charts import jobs
 from labs.memory_math.checks import rank_states
 from labs.memory_math.checks.activations import LOGIT, SHOWN, statistics_bytes
 from labs.memory_math.checks.bytes_per_parameter import FIGURES, NAMED, TELLING, bytes_of, causes_of
+from labs.meters import gpu_allocator
+from labs.meters.throughput import Timing
 from labs.predictions import hardware, parameters
 from labs.predictions.memory import predict
 from labs.predictions.memory_recipes import RECIPES, model_states
@@ -22,6 +25,7 @@ from labs.predictions.optimizers import OPTIMIZERS
 from labs.training import hf_configs
 from labs.training.memory_categories import GB, GiB
 from labs.training.presets import preset
+from labs.workers import devices
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 SMALL = preset("laptop", layers=2, hidden=32, heads=2, context=16, batch=2)
@@ -33,14 +37,23 @@ def solution():
     return definitions("01_memory_math", PRESET=SMALL)
 
 
+@pytest.fixture(autouse=True)
+def cpu_but_for_gpu_tests(request):
+    """The numbers below are exact on a CPU."""
+    with devices.on(None if request.node.get_closest_marker("gpu") else "cpu"):
+        yield
+
+
 @pytest.fixture(scope="module")
 def measured():
-    return lab.measure_ranks(SMALL)
+    with devices.on("cpu"):
+        return lab.measure_ranks(SMALL)
 
 
 @pytest.fixture(scope="module")
 def cost():
-    return lab.measure_checkpointing(SMALL, rounds=1)
+    with devices.on("cpu"):
+        return lab.measure_checkpointing(SMALL, rounds=1)
 
 
 def cells(table) -> dict:
@@ -406,9 +419,107 @@ def test_the_largest_batch_fits_and_the_next_does_not(solution):
         assert solution.bytes_left(*job) < 0, name
 
 
-def test_the_laptops_model_has_1_2_million_parameters():
+def test_the_presets_models_have_1_2_and_59_and_202_million_parameters():
+    from labs.exercises.comparison import model_of
     from labs.training import models
 
-    p = preset("laptop")
-    model = models.gpt2(p.layers, p.hidden, p.heads, p.context)
-    assert round(models.count_trainable(model) / 1e6, 1) == 1.2
+    with torch.device("meta"):
+        found = [models.count_trainable(model_of(preset(name))) / 1e6
+                 for name in ("laptop", "one-gpu", "node")]
+    assert (round(found[0], 1), round(found[1]), round(found[2])) == (1.2, 59, 202)
+
+
+# on GPUs: what is measured there, and what is said of it
+
+
+def test_the_three_numbers_are_computed_without_a_gpu():
+    table = lab.show_gpu_memory(SMALL)
+    found = {name: [float(cell.replace(",", "")) for cell in row]
+             for name, row in cells(table).items()}
+    context, nccl = found["CUDA's context"], found["NCCL"]
+    assert context[:2] == nccl[:2] == [0, 0] and 0 < context[2] < nccl[2]
+    tensors, reserved, shown = found["the step, at its peak"]
+    assert tensors == reserved and shown - tensors == pytest.approx(nccl[2], abs=1)
+    assert "This machine has no GPU, and a CPU has none" in table.note
+
+
+def on_a_gpu(held, workspaces=512):
+    """The same, as if a GPU had measured it."""
+    allocator = gpu_allocator.Allocator(held.report.peak.total - 64, 64, 1000, workspaces,
+                                        2 * 10**6, 10**9)
+    return replace(held, report=replace(held.report, allocator=allocator))
+
+
+def test_what_only_a_gpu_says_is_shown(solution, measured, cost):
+    held = [on_a_gpu(one) for one in measured]
+    table = lab.show_unexplained_bytes(held, solution.rank_states)
+    before = lab.show_unexplained_bytes(measured, solution.rank_states)
+    for name, (_, over, workspaces, rest) in cells(table).items():
+        assert over == cells(before)[name][1] and workspaces == "512"
+        assert int(rest.replace(",", "")) == int(over.replace(",", "")) - 512
+    words = "bytes, 64 bytes less than recorded; reserved 2,000,000, the driver shows 1,000,000,000"
+    assert repr(lab.show_peak(held)).count(words) == 3 and words in str(held[0])
+    timed = replace(cost, device="cuda", timings=(Timing(0.061, 0.0605, 0.0625),
+                                                  Timing(0.08, 0.079, 0.081)))
+    picture = repr(lab.show_checkpointing_cost(timed, solution.step_flops))
+    assert "61 ms (60.5 to 62.5 by round) without, 80 ms (79 to 81 by round) with" in picture
+    assert "time on this GPU" in picture
+
+
+def test_the_three_numbers_of_a_gpu_are_a_table(monkeypatch):
+    moments = [measurements.GpuMoment("a first tensor", 512, 2 * 10**6, 5 * 10**8, 4),
+               measurements.GpuMoment("after it", 3 * 10**6, 4 * 10**6, 6 * 10**8, 2_900_000)]
+    monkeypatch.setattr(jobs.devices, "gpus", lambda: 1)
+    monkeypatch.setattr(measurements, "measure_gpu_memory", lambda preset: moments)
+    table = lab.show_gpu_memory(SMALL)
+    assert cells(table)["after it"] == ("3.0", "4.0", "600.0")
+    assert "at most 100,000 bytes more" in table.note
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_logits_and_optimizers_of_a_gpu():
+    for moments in measurements.measured_logits().values():
+        assert moments["the peak of backward"] == pytest.approx(LOGIT, abs=0.3)
+        assert moments["the end of forward"] == pytest.approx(4, abs=0.3)
+    for name, (state, temporary) in measurements.measured_optimizers().items():
+        largest = OPTIMIZERS[name].largest / measurements.TENSORS
+        assert state == OPTIMIZERS[name].state
+        assert temporary == pytest.approx(OPTIMIZERS[name].temporary + largest, abs=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_what_ranks_hold_on_gpus(solution):
+    """The recorded peak is the allocator's own, and what the notebook predicts."""
+    for held in lab.measure_ranks(preset()):
+        allocator, peak = held.report.allocator, held.report.peak.total
+        assert abs(allocator.difference) <= 0.01 * peak, held
+        assert allocator.peak <= allocator.reserved <= allocator.used
+        more = held.report.step_peak.total - allocator.workspaces - held.predicted["peak"].total
+        assert abs(more) <= 0.05 * peak, held
+        formula = sum(solution.rank_states(held.count, held.strategy, held.ranks))
+        over = held.after_backward.total - allocator.workspaces - formula
+        assert 0 <= over <= 0.02 * formula + 512 * 4 * held.tensors, held
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_precisions_and_checkpointing_on_a_gpu():
+    fp32, mixed = measurements.measure_precisions(preset()).values()
+    for found in (fp32, mixed):
+        assert found.activations == pytest.approx(found.predicted, rel=0.05)
+    assert 1.5 < fp32.activations / mixed.activations < 2.2
+    cost = lab.measure_checkpointing(preset())
+    assert cost.kept == pytest.approx(cost.predicted, rel=0.05)
+    assert cost.device == "cuda" and cost.timings[0].least > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_the_three_numbers_of_a_gpu_grow():
+    moments = measurements.measure_gpu_memory(preset())
+    for one in moments:
+        assert one.requested <= one.allocated <= one.reserved <= one.used
+    assert [a.used <= b.used for a, b in zip(moments[:4], moments[1:4], strict=False)] == [True] * 3
+    assert moments[1].allocated > moments[0].allocated  # cuBLAS's workspace

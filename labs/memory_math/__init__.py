@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from labs.memory_math.charts.jobs import (
         show_bytes_left,
+        show_gpu_memory,
         show_other_memory,
         show_peak,
         show_rank_states,

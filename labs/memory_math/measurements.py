@@ -7,21 +7,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from labs.exercises.comparison import model_of
+from labs.exercises.comparison import batches, build, model_of
 from labs.meters import memory
 from labs.predictions.memory import predict
-from labs.training import data, hf_configs
+from labs.training import data, hf_configs, strategies
+from labs.training.loop import train
 from labs.training.memory_categories import Memory
-from labs.training.presets import Preset
-from labs.workers import devices
+from labs.training.presets import Preset, preset
+from labs.workers import cuda, devices
 from labs.workers.launcher import launch
 
-TENSORS, WIDTH = 16, 64  # of the model whose optimizers are measured: 16 matrices of 64 x 64
-TOKENS = (2, 32)  # batch and sequence of the model whose logits are measured
-VOCABULARY = 4000
+# Of the model whose optimizers are measured: 16 matrices of 64 x 64. On a GPU, too: bytes per
+# parameter do not depend on the size, and a small matrix has a block of just its size.
+TENSORS, WIDTH = 16, 64
+# Batch and sequence of the model whose logits are measured, and its vocabulary. On a GPU they are
+# the preset's, and a real vocabulary, because a block may be 1 MiB larger than its tensor: of so
+# many logits that is less than 0.1 bytes each.
+TOKENS = (2, 32)
+VOCABULARY, VOCABULARY_ON_GPU = 4000, 32_000
 _ADAMW = torch.optim.AdamW
 _SGD = torch.optim.SGD
 _MADE = {  # name in labs.predictions.optimizers -> an optimizer of torch
@@ -106,35 +113,45 @@ def _precision_reports(preset) -> dict[str, memory.Report]:
             for name, chosen in RECIPES.items()}
 
 
-@functools.cache
 def measured_logits() -> dict[str, dict[str, float]]:
     """Type of the model -> moment of a step -> bytes held for each logit. Two models that differ in
-    nothing but the vocabulary are trained on the CPU; their difference is what logits take."""
-    return launch(_bytes_per_logit, ranks=1, quiet=True, device="cpu", hang_after=60)[0]
+    nothing but the vocabulary are trained; their difference is what logits take."""
+    return _measured_logits(devices.gpus())
 
 
-def _bytes_per_logit() -> dict[str, dict[str, float]]:
+@functools.cache
+def _measured_logits(gpus) -> dict[str, dict[str, float]]:
+    sizes, vocabulary = TOKENS, VOCABULARY
+    if gpus:
+        sizes, vocabulary = (preset().batch, preset().context), VOCABULARY_ON_GPU
+    return launch(_bytes_per_logit, sizes, vocabulary, ranks=1, quiet=True, verify=False,
+                  hang_after=60)[0]
+
+
+def _bytes_per_logit(sizes, vocabulary) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
     found = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        small, large = (_loss_moments(dtype, size) for size in (VOCABULARY, 2 * VOCABULARY))
-        logits = VOCABULARY * TOKENS[0] * TOKENS[1]
+        _loss_moments(dtype, sizes, 100)  # on a GPU, cuBLAS's workspaces come with the first run
+        small, large = (_loss_moments(dtype, sizes, times * vocabulary) for times in (1, 2))
+        logits = vocabulary * sizes[0] * sizes[1]
         found[name] = {when: (large[when] - small[when]) / logits for when in large}
     return found
 
 
-def _loss_moments(dtype, vocabulary) -> dict[str, float]:
+def _loss_moments(dtype, sizes, vocabulary) -> dict[str, float]:
     """Moment -> bytes of activations and temporaries of a small Llama with this vocabulary."""
     from transformers import AutoModelForCausalLM
 
     config = hf_configs.make("llama", hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
                              num_key_value_heads=2, intermediate_size=64, vocab_size=vocabulary,
                              use_cache=False)
-    tokens = torch.arange(TOKENS[0] * TOKENS[1]).reshape(TOKENS)
+    device = devices.device()
+    tokens = (torch.arange(sizes[0] * sizes[1], device=device) % vocabulary).reshape(sizes)
     batch = {"input_ids": tokens, "labels": tokens}
 
     def build():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device)
         return model, torch.optim.SGD(model.parameters())
 
     report = memory.record(build, [batch, batch])
@@ -144,11 +161,15 @@ def _loss_moments(dtype, vocabulary) -> dict[str, float]:
     return {when: held.activations + held.other for when, held in moments.items()}
 
 
-@functools.cache
 def measured_optimizers() -> dict[str, tuple[float, float]]:
     """Optimizer -> (bytes of state, bytes that a step allocates and frees again), both for each
-    parameter: of 16 fp32 matrices of equal size, on the CPU."""
-    return launch(_optimizers, ranks=1, quiet=True, device="cpu")[0]
+    parameter: of 16 fp32 matrices of equal size."""
+    return _measured_optimizers(devices.gpus())
+
+
+@functools.cache
+def _measured_optimizers(gpus) -> dict[str, tuple[float, float]]:
+    return launch(_optimizers, ranks=1, quiet=True)[0]
 
 
 def _optimizers() -> dict[str, tuple[float, float]]:
@@ -157,7 +178,8 @@ def _optimizers() -> dict[str, tuple[float, float]]:
 
 
 def _step_of(make: Callable) -> tuple[float, float]:
-    weights = [nn.Parameter(torch.ones(WIDTH, WIDTH)) for _ in range(TENSORS)]
+    weights = [nn.Parameter(torch.ones(WIDTH, WIDTH, device=devices.device()))
+               for _ in range(TENSORS)]
     optimizer = make(weights)
     for weight in weights:
         weight.grad = torch.ones_like(weight)
@@ -172,14 +194,12 @@ def _step_of(make: Callable) -> tuple[float, float]:
 
 
 def allocations_of(work: Callable[[], Any]) -> tuple[list[int], Any]:
-    """(bytes of each allocation, in the order of time, negative where memory is freed; the result
-    of work()). On a rank, because the profiler writes lines of its own to the process's output."""
+    """(bytes of each allocation on this rank's device, in the order of time, negative where memory
+    is freed; the result of work()). On a rank, because the profiler writes lines of its own to the
+    process's output."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         result = work()
-    events = sorted(((event.start_ns(), event.nbytes())
-                     for event in recorded.profiler.kineto_results.events()
-                     if event.name() == "[memory]"), key=lambda event: event[0])
-    return [nbytes for _, nbytes in events], result
+    return [nbytes for _, _, nbytes, _ in memory.changes(recorded)[0]], result
 
 
 def left_for_backward(forward: Callable[[], torch.Tensor]) -> int:
@@ -190,3 +210,44 @@ def left_for_backward(forward: Callable[[], torch.Tensor]) -> int:
     changes, graph = allocations_of(lambda: forward().grad_fn)
     del graph
     return sum(changes)
+
+
+@dataclass(frozen=True)
+class GpuMoment:
+    """What one rank's GPU says at a moment: bytes of `GpuMemory`'s allocated, reserved and used.
+    requested: the bytes of tensors, of allocated."""
+
+    name: str
+    allocated: int
+    reserved: int
+    used: int
+    requested: int
+
+
+def measure_gpu_memory(preset: Preset) -> list[GpuMoment]:
+    """The three numbers of a GPU, of rank 0, from the first tensor to the end of DDP's third step.
+    NCCL refuses two ranks on a GPU: where the preset's would share one, a single rank runs."""
+    ranks = 1 if devices.are_shared(preset.ranks) else preset.ranks
+    return launch(_gpu_moments, preset, ranks=ranks, quiet=True, verify=False, hang_after=60)[0]
+
+
+def _gpu_moments(preset) -> list[GpuMoment]:
+    moments = [_gpu_moment("a first tensor", torch.ones(1, device=devices.device()))]
+    matrix = torch.ones(128, 128, device=devices.device())
+    moments.append(_gpu_moment("a first matrix product", matrix @ matrix))
+    dist.all_reduce(matrix)
+    moments.append(_gpu_moment("a first all-reduce", matrix))
+    pair = build(strategies.ddp, preset)
+    train(*pair, batches(preset, 2))
+    cuda.reset_peak()
+    train(*pair, batches(preset, 1))
+    held = cuda.memory()
+    return [*moments, GpuMoment("the third step, at its peak", held.peak, held.reserved, held.used,
+                                held.requested), _gpu_moment("after it", pair)]
+
+
+def _gpu_moment(name, held) -> GpuMoment:
+    """What the GPU says now. held: what is in memory until then."""
+    cuda.reset_peak()
+    found = cuda.memory()
+    return GpuMoment(name, found.allocated, found.reserved, found.used, found.requested)

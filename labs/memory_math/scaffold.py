@@ -1,6 +1,5 @@
 """What the notebook calls: the sizes of well-known models, and measurements on real ranks."""
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,7 +33,8 @@ def model_sizes() -> dict[str, Shape]:
 @dataclass(frozen=True)
 class RankMemory:
     """What one rank held: a model of `count` parameters in `tensors` tensors, bytes by category at
-    the end of each phase and at the peak, and the same as predicted from the configuration."""
+    the end of each phase and at the peak, and the same as predicted from the configuration. What
+    only a GPU's allocator adds is in report.allocator, which is None on a CPU."""
 
     strategy: str
     ranks: int
@@ -54,7 +54,8 @@ class RankMemory:
         return f"{self.strategy} on {counted(self.ranks, 'rank')}"
 
     def __str__(self):
-        return f"{self.name}: {self.report.step_peak.total / 1e6:.1f} MB at the peak"
+        allocator = f"; {self.report.allocator}" if self.report.allocator else ""
+        return f"{self.name}: {self.report.step_peak.total / 1e6:.1f} MB at the peak{allocator}"
 
 
 class RankMemories(list):
@@ -89,18 +90,23 @@ def measure_strategies(names: Sequence[str], preset: Preset, ranks: int,
 
 @dataclass(frozen=True)
 class CheckpointingCost:
-    """One step without and with full checkpointing: seconds (medians), FLOPs as torch counts them,
-    bytes of activations at the end of forward, and these as predicted. flops has a third number:
-    checkpointing that computes everything again, needed or not. matrices: parameters in the
-    matrices of all blocks, in the last matrix of each block, and in the head. device: "cpu" or
-    "cuda"."""
+    """One step without and with full checkpointing: seconds, FLOPs as torch counts them, bytes of
+    activations at the end of forward, and these as predicted. flops has a third number:
+    checkpointing that computes everything again, needed or not; on a GPU torch counts those of
+    attention, too. matrices: parameters in the matrices of all blocks, in the last matrix of each
+    block, and in the head. device: "cpu" or "cuda"."""
 
-    seconds: tuple[float, float]
+    timings: tuple[throughput.Timing, throughput.Timing]
     flops: tuple[int, int, int]
     matrices: tuple[int, int, int]
     kept: tuple[float, float]
     predicted: tuple[float, float]
     device: str
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """The medians."""
+        return self.timings[0].median, self.timings[1].median
 
     def __repr__(self):
         flops, seconds, kept = (pair[1] / pair[0] for pair in
@@ -131,7 +137,7 @@ def _checkpointing_cost(preset, rounds) -> CheckpointingCost:
     # torch stops recomputing a block once it has what backward needs; here it must not.
     with set_checkpoint_early_stop(False):
         everything = _flops(steps[1])
-    return CheckpointingCost(tuple(map(statistics.median, seconds.values())),
+    return CheckpointingCost(tuple(map(throughput.Timing.of, seconds.values())),
                              (*map(_flops, steps), everything), _matrices(models[0]),
                              tuple(report.phases["forward"].activations for report in reports),
                              tuple(phases["forward"].activations for phases in predicted),

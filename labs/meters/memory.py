@@ -1,7 +1,8 @@
 """What a rank's memory really holds, by category, over the steps of the plain loop.
 
-On a CPU it is exact: torch's profiler reports every allocation, those of C++ included, and every
-allocation is followed until it is freed.
+torch's profiler reports every allocation, those of C++ included, and every allocation is followed
+until it is freed. On a CPU the sizes are the tensors'; on a GPU they are those of the caching
+allocator's blocks, and its own peak is reported beside the recorded one.
 """
 
 from bisect import bisect_right
@@ -13,6 +14,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from labs.meters import gpu_allocator
 from labs.meters.outside_torch import Held, OutsideTorch
 from labs.meters.waits import WaitObserver
 from labs.training.memory_categories import Memory
@@ -22,7 +24,12 @@ PHASES = ("build", "forward", "backward", "step")
 _MARK = "labs::mark "
 _DELAY = 5e-4  # seconds
 _COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduce_scatter",
-                  "fsdp::", "c10d::", "gloo:", "ZeRO::")
+                  "fsdp::", "c10d::", "gloo:", "nccl:", "ZeRO::")
+# In them cuBLAS takes its workspaces from torch's allocator, for good: forward's thread and
+# backward's have one each.
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addbmm",
+             "aten::_addmm_activation")
+Change = tuple[int, int, int, tuple[str, ...]]  # nanoseconds, address, bytes (freed: < 0), spans
 _DDP = "DistributedDataParallel.forward"  # all of forward, and new buckets before it
 
 
@@ -31,12 +38,13 @@ class Report:
     """Bytes by category at the end of each phase of the last step, and at the moment of the run at
     which the total was highest. peaks: phase -> Memory at its highest moment, of the last step too;
     the whole of building is "build". outside: phase -> what is held outside torch at its end, where
-    that was asked for."""
+    that was asked for. allocator: None on a CPU."""
 
     phases: dict[str, Memory]
     peak: Memory
     peaks: dict[str, Memory] = field(default_factory=dict)
     outside: dict[str, Held] = field(default_factory=dict)
+    allocator: gpu_allocator.Allocator | None = None
 
     @property
     def step_peak(self) -> Memory:
@@ -46,9 +54,10 @@ class Report:
 
     def __repr__(self):
         rows = {**self.phases, "peak": self.peak}
-        return "\n".join(f"{name:10s}{memory.total:>14,} bytes  " + ", ".join(
+        lines = [f"{name:10s}{memory.total:>14,} bytes  " + ", ".join(
             f"{category} {value:,}" for category, value in memory.by_name().items() if value)
-            for name, memory in rows.items())
+            for name, memory in rows.items()]
+        return "\n".join([*lines, *([str(self.allocator)] if self.allocator else [])])
 
 
 def leanest(reports: list[Report]) -> Report:
@@ -61,7 +70,8 @@ def leanest(reports: list[Report]) -> Report:
                   least(lambda r: r.peak),
                   {phase: least(lambda r, p=phase: r.peaks[p]) for phase in PHASES},
                   {phase: min((r.outside[phase] for r in reports), key=lambda held: held.bytes)
-                   for phase in reports[0].outside})
+                   for phase in reports[0].outside},
+                  min(reports, key=lambda r: r.peak.total).allocator)
 
 
 @dataclass
@@ -75,6 +85,7 @@ class Allocation:
     spans: tuple
     end: int = 2**63
     category: str = ""
+    is_workspace: bool = False
 
 
 def record(build, batches, held=None, outside: bool = False) -> Report:
@@ -84,8 +95,10 @@ def record(build, batches, held=None, outside: bool = False) -> Report:
     Create the batches before. At least two steps show what lasts from step to step. held(module,
     optimizer) -> category -> tensors, for a library that keeps them in attributes of its own.
     outside: also records what student code holds outside torch, for which Python's allocations are
-    traced, so that it takes up to twice as long.
+    traced, so that it takes up to twice as long. On a GPU what torch's allocator keeps unused goes
+    back to the driver first.
     """
+    before = gpu_allocator.start() if devices.device().type == "cuda" else None
     marks, saved, held, batches = [], set(), held or _held_by_torch, list(batches)
     found_outside, traced = {}, OutsideTorch() if outside else nullcontext()
 
@@ -114,9 +127,13 @@ def record(build, batches, held=None, outside: bool = False) -> Report:
             optimizer.zero_grad()
             mark("boundary")
             saved.clear()
-    tree = recorded.profiler.kineto_results.experimental_event_tree()
-    return replace(_report(*_read(tree), marks), outside={
-        phase: found for phase, found in found_outside.items() if phase in PHASES})
+    events, times = changes(recorded)
+    allocations = _allocations(events)
+    report = _report(allocations, times, marks)
+    workspaces = sum(each.nbytes for each in allocations if each.is_workspace)
+    return replace(
+        report, outside={phase: found for phase, found in found_outside.items() if phase in PHASES},
+        allocator=before and gpu_allocator.compare(before, report.peak.total, workspaces))
 
 
 class _DelayedWaits(WaitObserver):
@@ -148,25 +165,27 @@ def _address(tensor) -> int:
     return local.untyped_storage().data_ptr()
 
 
-def _read(tree) -> tuple:
-    """(allocations, times of the marks) from the profiler's events on this rank's device."""
-    kind = devices.device().type
+def changes(recorded: profile) -> tuple[list[Change], list[int]]:
+    """Returns what was allocated and freed on this rank's device, from the outermost spans on, and
+    the times of the marks. recorded: a profile with profile_memory."""
+    device = devices.device()
+    tree = recorded.profiler.kineto_results.experimental_event_tree()
     events, times, todo = [], {}, [(event, ()) for event in tree]
     while todo:
         event, spans = todo.pop()
         if "Allocation" in str(event.tag):
             fields = event.extra_fields
-            if fields.device.type == kind:  # with a GPU the host's allocations are reported too
+            if fields.device == device:  # with a GPU the host's allocations are reported too
                 events.append((event.start_time_ns, fields.ptr, fields.alloc_size, spans))
         elif event.name.startswith(_MARK):
             times[int(event.name.removeprefix(_MARK))] = event.start_time_ns
         todo += [(child, (*spans, event.name)) for child in event.children]
-    return _allocations(events), [times[number] for number in sorted(times)]
+    return (sorted(events, key=lambda event: event[0]), [times[number] for number in sorted(times)])
 
 
-def _allocations(events) -> list:
+def _allocations(events) -> list[Allocation]:
     allocations, live = [], {}
-    for time, address, nbytes, spans in sorted(events, key=lambda event: event[0]):
+    for time, address, nbytes, spans in events:
         if nbytes > 0:
             if address in live:  # the profiler missed its end
                 live[address].end = time
@@ -220,6 +239,10 @@ def _categorise(allocations, times, marks):
 def _by_lifetime(allocation, boundaries, times, marks) -> str:
     steps = sum(allocation.begin <= time < allocation.end for time in boundaries)
     lasts = steps > (0 if _DDP in allocation.spans else 1)
+    # no tensor of the program's: the marks have not found it
+    if lasts and devices.device().type == "cuda" and {*allocation.spans[-1:]} & {*_PRODUCTS}:
+        allocation.is_workspace = True
+        return "other"
     if lasts or any(span.startswith(_COMMUNICATION) for span in allocation.spans):
         return "buffers"
     before = bisect_right(times, allocation.begin) - 1

@@ -3,8 +3,32 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch.distributed as dist
+
+from labs.workers import cuda, devices
+
+# On a GPU the first steps load kernels, connect NCCL's ranks and fill the allocator's cache.
+WARMUP_ON_GPU = 5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of a step over several rounds: the median, the least and the most."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Timing":
+        """Returns the timing of some rounds."""
+        return cls(statistics.median(seconds), min(seconds), max(seconds))
+
+    def __str__(self):
+        return (f"{1e3 * self.median:.3g} ms ({1e3 * self.least:.3g} to {1e3 * self.most:.3g} by "
+                "round)")
 
 
 def seconds_per_step(steps: Mapping[str, Callable[[], object]], rounds: int = 7, warmup: int = 2,
@@ -13,18 +37,27 @@ def seconds_per_step(steps: Mapping[str, Callable[[], object]], rounds: int = 7,
 
     steps: name -> function that does one step. The variants take turns, so that a machine that
     slows down slows down all of them; each turn begins with a barrier and takes `repeat` steps.
-    Compare medians, as ratios.
+    warmup: rounds before those that count, on a GPU at least 5. Compare medians, as ratios. On a
+    GPU the seconds are those between two CUDA events, the GPU's own.
     """
+    on_gpu = devices.device().type == "cuda"
+    measured = cuda.seconds if on_gpu else _seconds
+    warmup = max(warmup, WARMUP_ON_GPU) if on_gpu else warmup
     seconds = {name: [] for name in steps}
     for round_ in range(warmup + rounds):
         for name, step in steps.items():
             dist.barrier()
-            began = time.perf_counter()
-            for _ in range(repeat):
-                step()
+            taken = measured(lambda step=step: [step() for _ in range(repeat)]) / repeat
             if round_ >= warmup:
-                seconds[name].append((time.perf_counter() - began) / repeat)
+                seconds[name].append(taken)
     return seconds
+
+
+def _seconds(work) -> float:
+    """The seconds that work() took by the CPU's clock."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def tokens_per_second(results: Sequence[Mapping[str, list[float]]], tokens: int

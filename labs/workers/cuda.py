@@ -17,15 +17,18 @@ BLOCK = 512  # bytes: torch's allocator gives each tensor a multiple of so many
 class GpuMemory:
     """Bytes of this rank's GPU.
 
-    allocated: of its tensors, each rounded up to 512 bytes. peak: the most of that since
-    `reset_peak`. reserved: what torch's caching allocator has taken from the driver. used: what the
-    driver counts, and nvidia-smi shows: contexts, libraries' buffers and other processes, too.
+    allocated: of the blocks that hold its tensors, each rounded up to 512 bytes; above 1 MiB the
+    block may be up to 1 MiB larger than its tensor. peak: the most of that since `reset_peak`.
+    reserved: what torch's caching allocator has taken from the driver. used: what the driver
+    counts, and nvidia-smi shows: contexts, libraries' buffers and other processes, too. requested:
+    the most that tensors asked for since `reset_peak`, without rounding.
     """
 
     allocated: int
     peak: int
     reserved: int
     used: int
+    requested: int
 
 
 def count() -> int:
@@ -78,12 +81,20 @@ def reset_peak() -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
+def empty_cache() -> None:
+    """On a rank: gives what torch's allocator has reserved, and no tensor uses, back to the
+    driver."""
+    synchronize()
+    torch.cuda.empty_cache()
+
+
 def memory() -> GpuMemory:
     """On a rank: returns what its GPU's memory holds now, and held at most since `reset_peak`."""
     synchronize()
     free, total = torch.cuda.mem_get_info()
-    return GpuMemory(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(),
-                     torch.cuda.memory_reserved(), total - free)
+    peak = torch.cuda.max_memory_allocated()
+    return GpuMemory(torch.cuda.memory_allocated(), peak, torch.cuda.memory_reserved(),
+                     total - free, torch.cuda.memory_stats().get("requested_bytes.all.peak", peak))
 
 
 def allocated() -> int:

@@ -102,7 +102,7 @@ def test_the_peak_is_the_allocators_own():
             most = max(most, total)
         return report.peak.total, most
 
-    ours, allocators = launch(work, ranks=1, quiet=True)[0]
+    ours, allocators = launch(work, ranks=1, quiet=True, device="cpu")[0]
     assert ours == pytest.approx(allocators, rel=0.001)
 
 

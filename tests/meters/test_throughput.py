@@ -1,6 +1,7 @@
 """Variants measured side by side: turns, and the pace of the slowest rank."""
 
 import pytest
+import torch
 
 from labs import launch
 from labs.meters import throughput
@@ -17,6 +18,32 @@ def test_race_takes_turns():
 
     turns, counts = launch(work, ranks=2, quiet=True)[1]
     assert turns == list("aabb") * 3 and counts == {"a": 2, "b": 2}
+
+
+def test_on_a_gpu_events_measure_after_enough_warmup(monkeypatch):
+    calls = []
+    monkeypatch.setenv("LABS_DEVICE", "cuda:0")
+    monkeypatch.setattr(throughput.dist, "barrier", lambda: None)
+    monkeypatch.setattr(throughput.cuda, "seconds", lambda work: work() and 3.0)
+    found = throughput.seconds_per_step({"a": lambda: calls.append(1)}, 2, warmup=1, repeat=3)
+    assert found == {"a": [1.0, 1.0]} and len(calls) == 3 * (throughput.WARMUP_ON_GPU + 2)
+
+
+def test_a_timing_has_a_median_and_bounds():
+    timing = throughput.Timing.of([0.012, 0.0105, 0.02])
+    assert (timing.median, timing.least, timing.most) == (0.012, 0.0105, 0.02)
+    assert str(timing) == "12 ms (10.5 to 20 by round)"
+
+
+@pytest.mark.gpu
+def test_seconds_of_a_gpu_are_its_kernels():
+    """4 products of 4096 x 4096 matrices are 0.55 TFLOP: no GPU does them in half a millisecond."""
+    def work():
+        matrix = torch.ones(4096, 4096, device="cuda")
+        return throughput.seconds_per_step({"mm": lambda: [matrix @ matrix for _ in range(4)]}, 3)
+
+    [found] = launch(work, ranks=1, quiet=True)
+    assert min(found["mm"]) > 5e-4
 
 
 def test_the_slowest_rank_sets_the_pace():

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from labs.exercises.guesses import guessed
 from labs.exercises.numbers import require_numbers
 from labs.exercises.verdicts import Wrong, print_in_script, shows
+from labs.memory_math import measurements
 from labs.memory_math.charts.states import states_of
 from labs.memory_math.checks.rank_states import HELD, STEP_COUNTER
 from labs.memory_math.explorer import Setting
@@ -17,12 +18,16 @@ from labs.predictions import hardware, parameters
 from labs.predictions.parameters import shape_of
 from labs.training import hf_configs
 from labs.training.memory_categories import GB, GiB, Memory
+from labs.training.presets import Preset
+from labs.workers import devices
 
 JOBS = {f"{size}, {stage}": Setting(f"Llama-2-{size}", 4, strategy, "bf16, fp32 moments", 1, 4096,
                                     "full")
         for size in ("7B", "13B")
         for stage, strategy in (("DDP", "DDP"), ("ZeRO-3", "ZeRO-3 = FSDP"))}
 GPU = hardware.gpu("A100-80")
+NUMBERS = ("memory_allocated", "memory_reserved", "nvidia-smi")
+MB = 10**6
 
 
 @shows("1.6")
@@ -87,6 +92,8 @@ def show_rank_states(measured: list[RankMemory], rank_states) -> Picture:
 @shows("1.7")
 def show_unexplained_bytes(measured: list[RankMemory], rank_states) -> Table:
     """A table of the bytes that the student's numbers do not explain."""
+    if measured[0].report.allocator:
+        return _unexplained_on_a_gpu(measured, rank_states)
     rows = []
     for held in measured:
         counters = STEP_COUNTER * held.tensors
@@ -98,9 +105,24 @@ def show_unexplained_bytes(measured: list[RankMemory], rank_states) -> Table:
         rows, note=f"AdamW keeps one fp32 counter for each of {measured[0].tensors} tensors.")
 
 
+def _unexplained_on_a_gpu(measured, rank_states) -> Table:
+    """There AdamW counts its steps on the CPU, and blocks are larger than their tensors."""
+    rows = []
+    for held in measured:
+        workspaces = held.report.allocator.workspaces
+        over = held.after_backward.total - _formula_total(rank_states, held)
+        rows.append((held.name, f"{held.after_backward.total:,}", f"{over:,.0f}",
+                     f"{workspaces:,}", f"{over - workspaces:,.0f}"))
+    return Table("bytes of one rank's GPU after backward", (
+        "", "measured", "more than your formula", "cuBLAS's workspaces", "not explained"),
+        rows, note="A block of the allocator is a multiple of 512 bytes; above 1 MiB it may be up "
+                   f"to 1 MiB larger than its tensor. The model has {measured[0].tensors} tensors.")
+
+
 @shows("1.7")
 def show_peak(measured: list[RankMemory]) -> Picture:
-    """The step's peak by category, and the prediction."""
+    """The step's peak by category, and the prediction; on a GPU also how far the recorded peak of
+    the run is from the allocator's own."""
     guess = guessed("1.7")
     rows = [MemoryRow(held.name, held.report.step_peak, held.predicted["peak"].total,
                       guess * 1e6 if guess and held.strategy == "DDP" else None)
@@ -108,6 +130,9 @@ def show_peak(measured: list[RankMemory]) -> Picture:
     picture = memory_bars(rows, "of one rank at its peak", unit="MB")
     worst = max(abs(row.predicted_total / row.measured.total - 1) for row in rows)
     picture.text += f"\nthe prediction is off by at most {100 * worst:.2g} %"
+    for held in measured:
+        if held.report.allocator:
+            picture.text += f"\n{held.name}: {held.report.allocator}"
     return picture
 
 
@@ -132,3 +157,34 @@ def show_other_memory() -> Table:
         ("", "bytes", "memory_allocated", "memory_reserved", "nvidia-smi"), rows, left=1,
         note="Sizes: labs.predictions.hardware, with sources; measured on A100 and H100. "
              "nvidia-smi's number is the largest, and the one that must fit."))
+
+
+@shows("Three numbers")
+def show_gpu_memory(preset: Preset) -> Table:
+    """A table of the three numbers at several moments of a rank's life: measured on a GPU, and
+    computed for one of the jobs on a machine without."""
+    return _measured_numbers(preset) if devices.gpus() else _computed_numbers()
+
+
+def _measured_numbers(preset) -> Table:
+    moments = measurements.measure_gpu_memory(preset)
+    rows = [(one.name, *(f"{size / MB:,.1f}" for size in (one.allocated, one.reserved, one.used)))
+            for one in moments]
+    rounding = max(one.allocated - one.requested for one in moments)
+    return Table("MB of rank 0's GPU, measured", ("", *NUMBERS), rows, note=(
+        "nvidia-smi's number, here from the driver, counts all programs of this GPU. Blocks of the "
+        f"allocator have at most {rounding:,} bytes more than the tensors in them."))
+
+
+def _computed_numbers() -> Table:
+    job = JOBS["13B, ZeRO-3"]
+    parts = hardware.overheads(job.ranks)
+    tensors = job.held.total + parts["cuBLAS"]
+    other = parts["CUDA context"] + parts["NCCL"]
+    rows = [("CUDA's context", 0, 0, parts["CUDA context"]), ("NCCL", 0, 0, other),
+            ("the step, at its peak", tensors, tensors, tensors + other)]
+    return Table(f"MB of one rank, computed: Llama-2-13B, ZeRO-3 on {job.ranks} × {GPU.name}",
+                 ("", *NUMBERS),
+                 [(name, *(f"{size / MB:,.0f}" for size in sizes)) for name, *sizes in rows],
+                 note="This machine has no GPU, and a CPU has none of the three numbers: this is "
+                      "computed. Fragmentation makes reserved larger than allocated.")
