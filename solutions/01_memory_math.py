@@ -13,6 +13,10 @@
 # <small>On a rented 8×A100 node: 1 minute of compute, about $0.37.</small>
 
 # %% [markdown]
+# *On one GPU* two ranks share it, with gloo: what each holds is a node's. NCCL's memory is then that of
+# a single rank.
+
+# %% [markdown]
 # ## You will be able to
 #
 # - count a model's parameters from its configuration, exactly;
@@ -698,7 +702,7 @@ lab.show_peak(measured)
 # On a GPU three numbers differ. **Allocated** is what tensors take, **reserved** is what PyTorch's
 # allocator holds from CUDA, and `nvidia-smi` shows all memory of the process. The error "out of
 # memory" comes when the last number reaches the GPU's capacity. A CPU has none of the three, so on a
-# laptop they are computed; a single GPU shows NCCL's memory for one rank only.
+# laptop they are computed.
 
 # %%
 lab.show_gpu_memory(PRESET)
