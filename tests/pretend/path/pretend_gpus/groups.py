@@ -1,0 +1,65 @@
+"""torch.distributed: NCCL is asked for, and gloo carries the tensors, which are on the CPU."""
+
+import torch
+
+from pretend_gpus import machine
+
+
+class ProcessGroupNCCL:
+    """Only a name, of which no process group is an instance."""
+
+    class Options:
+        def __init__(self, is_high_priority_stream=False):
+            self.is_high_priority_stream = is_high_priority_stream
+            self.config = type("Config", (), {})()
+
+
+def patch(module):
+    """Replaces what makes process groups; `get_backend` says what was asked for."""
+    original_init, original_new = module.init_process_group, module._new_group_with_tag
+    original_backend = module.ProcessGroup._get_backend
+    module._NCCL_AVAILABLE = True
+    module.ProcessGroupNCCL = ProcessGroupNCCL
+    module.__all__ += ["ProcessGroupNCCL"]
+
+    def say(group, asked):
+        if group is module.GroupMember.NON_GROUP_MEMBER or group not in module._world.pg_map:
+            return
+        store = module._world.pg_map[group][1]
+        module._world.pg_map[group] = (module.Backend(asked), store)
+        module._world.pg_backend_config[group] = str(module.BackendConfig(module.Backend(asked)))
+
+    def init_process_group(backend=None, *args, device_id=None, **kwargs):
+        if backend is not None and "nccl" not in backend.lower():
+            return original_init(backend, *args, **kwargs)
+        kwargs.pop("pg_options", None)
+        original_init("gloo", *args, **kwargs)
+        _refuse_duplicates(module.get_world_size())
+        say(module.GroupMember.WORLD, backend or "cpu:gloo,cuda:nccl")
+
+    def _new_group_with_tag(ranks=None, timeout=None, backend=None, backend_options=None,
+                            pg_tag=None, use_local_synchronization=False, group_desc=None,
+                            device_id=None, **others):
+        asked = backend or str(module.get_backend())
+        if "nccl" not in asked.lower():
+            return original_new(ranks, timeout, backend, backend_options, pg_tag,
+                                use_local_synchronization, group_desc, device_id, **others)
+        group = original_new(ranks, timeout, "gloo", None, pg_tag, use_local_synchronization,
+                             group_desc, None, **others)
+        say(group, asked)
+        return group
+
+    def _get_backend(group, device):
+        return original_backend(group, torch.device("cpu"))
+
+    module.init_process_group, module._new_group_with_tag = init_process_group, _new_group_with_tag
+    module.ProcessGroup._get_backend = _get_backend
+
+
+def _refuse_duplicates(ranks):
+    if ranks > machine.count():
+        raise torch.distributed.DistBackendError(
+            "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3690, "
+            "invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.27.7\n"
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 7000")

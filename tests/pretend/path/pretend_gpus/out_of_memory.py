@@ -1,0 +1,45 @@
+"""Shows a failure of the CPU's allocator as CUDA shows its own."""
+
+import re
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from pretend_gpus import machine, memory, state
+
+_ASKED = re.compile(r"tried to allocate (\d+) bytes")
+
+
+class OutOfMemory(TorchFunctionMode):
+    """Active in a process whose GPU memory is limited."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if "can't allocate memory" not in str(error) and "std::bad_alloc" not in str(error):
+                raise
+            # Python needs some memory of its own to report this; on a GPU that is not limited.
+            memory.lift_limit()
+            raise torch.OutOfMemoryError(_words(str(error))) from None
+
+
+def _words(text):
+    found = _ASKED.search(text)
+    asked, held = int(found[1]) if found else 0, memory.allocated()
+    gib = machine.GiB
+    return (f"CUDA out of memory. Tried to allocate {_size(asked)}. GPU {state.current_or_zero()} "
+            f"has a total capacity of {machine.total() / gib:.2f} GiB of which "
+            f"{(machine.total() - held) / gib:.2f} GiB is free. {_size(memory.allowed())} allowed; "
+            f"Of the allocated memory {_size(held)} is allocated by PyTorch, and 0 bytes is "
+            "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
+            "setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+            "documentation for Memory Management  "
+            "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)")
+
+
+def _size(nbytes):
+    for unit, name in ((machine.GiB, "GiB"), (machine.MiB, "MiB"), (1024, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"

@@ -1,0 +1,9 @@
+"""Python imports this by itself at its start, in the kernel, the fork server and torchrun's ranks
+alike: it is on PYTHONPATH. Imports nothing of torch: the patches follow torch's own import."""
+
+import os
+
+if os.environ.get("PRETEND_GPUS"):
+    import pretend_gpus
+
+    pretend_gpus.install()
