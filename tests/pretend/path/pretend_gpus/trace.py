@@ -36,6 +36,8 @@ _NAMES = {  # of c10d's operators: (NCCL's collective, its kernel, gloo's annota
     "scatter_": ("scatter", "SendRecv", ("scatter",)),
     "barrier": ("allreduce", "AllReduce_Sum_{}_RING_LL", ("barrier",)),
 }
+_ANNOTATED = {"allreduce": "all_reduce", "_allgather_base": "_all_gather_base",
+              "allreduce_coalesced": "all_reduce_coalesced"}
 _SHORT = {"Float": "f32", "BFloat16": "bf16", "Half": "f16", "Double": "f64", "Long": "i64",
           "Int": "i32", "Byte": "u8", "Char": "i8"}
 _OUTPUT_FIRST = ("_allgather_base_", "_reduce_scatter_base_", "allgather_", "reduce_scatter_",
@@ -143,7 +145,8 @@ class _Rewriter:
         kernel = kernel.format(_SHORT.get(dtype, "f32"))
         self._launch(call, begin, duration, f"ncclDevKernel_{kernel}"
                      "(ncclDevKernelArgsStorage<4096ul>)", NCCL_STREAM, **arguments)
-        name = "nccl:" + flight["name"].removeprefix("gloo:")
+        # gloo calls a reduce-scatter an all-reduce; NCCL's annotation names what was asked for.
+        name = f"nccl:{_ANNOTATED.get(collective, collective)}"
         self._new += [
             {"ph": "X", "cat": "user_annotation", "name": name, "pid": call["pid"],
              "tid": call["tid"], "ts": call["ts"], "dur": min(10.0, call.get("dur", 0)),
