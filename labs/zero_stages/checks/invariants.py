@@ -68,7 +68,8 @@ class StageLimits:
         gradients = self.shard if self.stage > 1 else self.full
         if self.stage == 1 and phase == "step":
             gradients += self.shard  # the reduced shard, until zero_grad forgets the full gradients
-        gathered = self.one_layer if self.stage == 3 and phase == "forward" else 0
+        gathered = (BYTES * self.layer + self._rounded
+                    if self.stage == 3 and phase == "forward" else 0)
         return {"parameters": gathered + (self.shard if self.stage > 2 else self.full),
                 "gradients": gradients if phase in ("backward", "step") else self.shard,
                 "optimizer_state": 2 * self.shard + BYTES * self.tensors}  # with AdamW's steps
