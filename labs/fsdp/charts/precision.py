@@ -40,8 +40,8 @@ def show_precision(shard: Callable, mixed: Callable) -> Picture:
 @shows("State dicts")
 def compare_state_dicts(strategy: Callable, ranks: int = 4) -> Table:
     """Returns a table of what each rank holds of a sharded and of a full state dict."""
-    # gloo gathers a DTensor by a call that it has for the CPU's tensors only (pytorch issue 132471), so
-    # ranks that share a GPU stay off it; bytes are the same.
+    # gloo gathers a DTensor by a call that it has for the CPU's tensors only (pytorch issue
+    # 132471), so ranks that share a GPU stay off it; bytes are the same.
     alone = "nccl" in devices.plan(ranks).backend
     by_rank = launch(scaffold.state_dict_bytes, strategy, ranks=ranks, quiet=True,
                      device=None if alone else "cpu")
