@@ -141,7 +141,8 @@ def test_the_parts_exist():
         target = ROOT / "scripts" / rest[1].replace(".", "/") if rest[0] == "-m" else ROOT / rest[0]
         assert target.with_suffix(".py").exists(), part.name
     assert sum(part.seconds for part in parts.PARTS) < 30 * 60
-    assert "tests/faults/test_live.py" in gpu_tests.files()
+    assert {"tests/faults/test_live.py", "tests/test_on_gpus.py"} <= set(gpu_tests.files())
+    assert "tests/faults/test_gpu_faults.py" not in gpu_tests.files()
 
 
 def test_no_gpu_is_one_sentence(monkeypatch, capsys, tmp_path):

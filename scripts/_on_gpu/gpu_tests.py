@@ -5,7 +5,7 @@ import sys
 
 from _on_gpu.parts import ROOT
 
-REPEATED = "test_on_gpus"  # the part "faults" runs the same table
+REPEATED = "test_gpu_faults"  # the part "faults" runs the same table
 
 
 def files() -> list[str]:

@@ -17,10 +17,8 @@ def _part(name, what, command, seconds, needs=(), small=()):
     return Part(name, what, tuple(command), seconds, 2 * seconds + 60, tuple(needs), tuple(small))
 
 
-def _solution(number, seconds):
-    path = next((ROOT / "solutions").glob(f"{number}_*.py"))
-    return _part(path.stem, f"solutions/{path.name} as a script", [f"solutions/{path.name}"],
-                 seconds)
+def _solution(name, seconds):
+    return _part(name, f"solutions/{name}.py as a script", [f"solutions/{name}.py"], seconds)
 
 
 PARTS = (
@@ -33,8 +31,9 @@ PARTS = (
           small=["--small"]),
     _part("gpu-tests", "the tests marked gpu",
           ["-m", "_on_gpu.gpu_tests", "{out}/gpu_tests.xml"], 200, needs=["pytest"]),
-    _solution("04", 360), _solution("01", 120), _solution("03", 150), _solution("02", 120),
-    _solution("05", 120), _solution("00", 60),
+    _solution("04_fsdp", 360), _solution("01_memory_math", 120), _solution("03_zero_stages", 150),
+    _solution("02_manual_ddp", 120), _solution("05_fsdp_profiling", 120),
+    _solution("00_start_here", 60),
     _part("bench-memory", "scripts/bench memory on CUDA: predicted peaks against measured ones",
           ["-m", "_on_gpu.bench_memory", "{out}/bench_memory.json"], 240,
           small=["--small"]),
