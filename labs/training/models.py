@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from labs.workers import devices
@@ -28,10 +29,12 @@ def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64,
 
 
 def move_to_rank(model: nn.Module) -> nn.Module:
-    """Moves a model to this rank's device, and returns it; one on "meta" stays there. It was drawn
-    on the CPU, so it has the same numbers on every device."""
+    """Moves a model to this rank's device, and returns it; one on "meta" stays there, as one of a
+    dry run's fake tensors does. It was drawn on the CPU, so it has the same numbers on every
+    device."""
     first = next(model.parameters(), None)
-    return model if first is None or first.is_meta else model.to(devices.device())
+    stays = first is None or first.is_meta or isinstance(first, FakeTensor)
+    return model if stays else model.to(devices.device())
 
 
 class EdgeCaseModel(nn.Module):

@@ -370,7 +370,7 @@ WRONG_PAIRS = [
     (Bucket.skips_what_is_none, finish, "called 0 collectives|not in the same collective", ALONE),
     (Bucket.reduced_only, finish, "start called 1 collectives .reduce., not one all_reduce"),
     (start, Bucket.waits_without_a_call, "was used before it arrived: finish does not wait"),
-    (start, Bucket.divides_first, "gradient . of the bucket was divided before it had arrived"),
+    (start, Bucket.divides_first, "finish changes the flat tensor before the sum has arrived"),
     (start, Bucket.into_what_is_there, "A gradient is None where this rank did not use", ALONE),
     (start, Bucket.skips_what_was_none, "gradient . of the bucket is still None", ALONE),
     (start, Bucket.first_parameter_only, "gradient 1 of the bucket is still this rank's own"),
