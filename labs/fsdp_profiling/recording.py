@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
 from labs.exercises import comparison
@@ -29,9 +29,10 @@ from labs.meters.trace_file import record_trace
 from labs.training import models, presets
 from labs.training.loop import ModuleAndOptimizer, labelled_step
 from labs.training.presets import Preset
+from labs.training.strategies.asynchronous_fsdp2 import make_asynchronous
 from labs.words import counted
 from labs.workers import devices
-from labs.workers.collectives import has_nccl, reduce_scatter_single
+from labs.workers.collectives import has_nccl
 from labs.workers.launcher import launch
 from labs.workers.progress import status
 from labs.workers.slow_link import Link, proportional_link, slow_link
@@ -232,41 +233,6 @@ def configured_fsdp2(model, optimizer_class, units: str = "blocks",
     if not has_nccl():
         make_asynchronous(model, optimizer)
     return model, optimizer
-
-
-def make_asynchronous(model, optimizer) -> None:
-    """Lets a rank go on computing while collectives of FSDP2 are in flight. NCCL runs them on a
-    stream of the GPU; gloo, on the CPU and where ranks share a GPU, has none, and FSDP2 would wait
-    at each call."""
-    model._set_unshard_async_op(True)  # private
-    reduce_scatter = _ReduceScatter()
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_custom_reduce_scatter(reduce_scatter)
-    optimizer.register_step_pre_hook(lambda *_: reduce_scatter.wait())
-
-
-class _ReduceScatter:
-    """FSDP2 calls it in place of its own reduce-scatter. Like FSDP2 on a GPU, at most one is in
-    flight; the last one is waited for before the optimizer uses the gradients."""
-
-    def __init__(self):
-        self.pending = None
-
-    def allocate(self, size, *, dtype, device):
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor, input_tensor, group, op, async_op: bool = False):
-        self.wait()
-        # FSDP2 gives the average, which needs no division afterwards: it only makes views of what
-        # is written here later.
-        self.pending = reduce_scatter_single(output_tensor, input_tensor, group=group,
-                                             async_op=True, op=op)
-
-    def wait(self) -> None:
-        if self.pending is not None:
-            self.pending.wait()
-        self.pending = None
 
 
 def shard_units(model, units: str = "blocks") -> list[torch.nn.Module]:

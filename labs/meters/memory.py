@@ -99,41 +99,61 @@ def record(build, batches, held=None, outside: bool = False) -> Report:
     back to the driver first.
     """
     before = gpu_allocator.start() if devices.device().type == "cuda" else None
-    marks, saved, held, batches = [], set(), held or _held_by_torch, list(batches)
-    found_outside, traced = {}, OutsideTorch() if outside else nullcontext()
-
-    def pack(tensor):
-        saved.add(_address(tensor))
-        return tensor
-
-    def mark(phase, saved=()):
-        if outside and (phase == "build" or batch is batches[-1]):  # it takes 30 ms each time
-            found_outside[phase] = traced.held()
-        _mark(marks, phase, held(module, optimizer), saved)
-
-    with traced, _DelayedWaits(), profile(activities=[ProfilerActivity.CPU],
-                                          profile_memory=True) as recorded:
-        module, optimizer = build()
-        mark("build")
-        for batch in batches:
-            with saved_tensors_hooks(pack, lambda tensor: tensor):
-                loss = module(**batch).loss
-            mark("forward", saved)
-            loss.backward()
-            del loss
-            mark("backward")
-            optimizer.step()
-            mark("step")
-            optimizer.zero_grad()
-            mark("boundary")
-            saved.clear()
+    loop, batches = _RecordedLoop(held or _held_by_torch, outside), list(batches)
+    with loop.traced, _DelayedWaits(), profile(activities=[ProfilerActivity.CPU],
+                                               profile_memory=True) as recorded:
+        loop.run(build, batches)
     events, times = changes(recorded)
     allocations = _allocations(events)
-    report = _report(allocations, times, marks)
+    report = _report(allocations, times, loop.marks)
     workspaces = sum(each.nbytes for each in allocations if each.is_workspace)
-    return replace(
-        report, outside={phase: found for phase, found in found_outside.items() if phase in PHASES},
-        allocator=before and gpu_allocator.compare(before, report.peak.total, workspaces))
+    return replace(report, outside=loop.outside, allocator=before and gpu_allocator.compare(
+        before, report.peak.total, workspaces))
+
+
+class _RecordedLoop:
+    """The plain loop with a mark after each phase. marks: (name, category -> addresses). outside:
+    phase -> what is held outside torch, after building and in the last step."""
+
+    def __init__(self, held, outside):
+        self._held, self._saved, self.marks, self.outside = held, set(), [], {}
+        self.traced = OutsideTorch() if outside else nullcontext()
+        self._outside_phases = set(PHASES[:1] if outside else ())  # it takes 30 ms each time
+
+    def run(self, build, batches):
+        self._job = build()
+        self._mark("build")
+        for number, batch in enumerate(batches, 1):
+            if number == len(batches) and self._outside_phases:
+                self._outside_phases = set(PHASES[1:])
+            self._step(*self._job, batch)
+
+    def _step(self, module, optimizer, batch):
+        with saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            loss = module(**batch).loss
+        self._mark("forward")
+        loss.backward()
+        del loss
+        self._mark("backward")
+        optimizer.step()
+        self._mark("step")
+        optimizer.zero_grad()
+        self._mark("boundary")
+        self._saved.clear()
+
+    def _pack(self, tensor):
+        self._saved.add(_address(tensor))
+        return tensor
+
+    def _mark(self, phase):
+        """Records which addresses hold which category at this moment."""
+        if phase in self._outside_phases:
+            self.outside[phase] = self.traced.held()
+        addresses = {category: {_address(t) for t in tensors}
+                     for category, tensors in self._held(*self._job).items()}
+        addresses["activations"] = set(self._saved) if phase == "forward" else set()
+        with record_function(f"{_MARK}{len(self.marks)}"):
+            self.marks.append((phase, addresses))
 
 
 class _DelayedWaits(WaitObserver):
@@ -151,13 +171,6 @@ def _held_by_torch(module, optimizer) -> dict:
             "gradients": [p.grad for p in parameters if p.grad is not None],
             "optimizer_state": [value for state in optimizer.state.values()
                                 for value in state.values() if isinstance(value, torch.Tensor)]}
-
-
-def _mark(marks, name, held, saved=()):
-    """Records which addresses hold which category at this moment."""
-    addresses = {category: {_address(t) for t in tensors} for category, tensors in held.items()}
-    with record_function(f"{_MARK}{len(marks)}"):
-        marks.append((name, {**addresses, "activations": set(saved)}))
 
 
 def _address(tensor) -> int:
