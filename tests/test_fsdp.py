@@ -12,7 +12,7 @@ from labs import launch
 from labs.exercises.comparison import compare, model_of
 from labs.exercises.verdicts import Verdict
 from labs.fsdp import fsdp1, memory_limits, scaffold
-from labs.fsdp.charts import limits, precision, sharding, speed
+from labs.fsdp.charts import limits, precision, sharding
 from labs.fsdp.checks.cost import collectives
 from labs.fsdp.memory_limits import FORMULAS, LargestModel, ProcessOverhead
 from labs.training import models
@@ -135,16 +135,6 @@ def test_on_gpus_the_limit_lies_between_what_fsdp_and_ddp_need(gpus, monkeypatch
     assert memory_limits.can_limit() and memory_limits.size_text(limit) == f"{limit / 1e9:g} GB"
     step = 6 * memory_limits.parameters(size.layers) * size.batch * size.context
     assert step / 19.5e12 > 0.03  # seconds on an A100 at its peak in fp32
-
-
-def test_seconds_are_said_where_each_rank_has_a_gpu(measured, monkeypatch):
-    assert speed.speeds(measured) == "" and speed.rounds_of(measured.preset) == 0
-    monkeypatch.setattr(cuda, "count", lambda: 1)
-    assert speed.speeds(measured) == speed.SHARED_CARD and speed.rounds_of(measured.preset) == 0
-    monkeypatch.setattr(cuda, "count", lambda: 2)
-    assert speed.rounds_of(measured.preset) == speed.ROUNDS
-    assert speed.speeds(measured).startswith("ms per step, median and spread: DDP ")
-    assert "GFLOP" in repr(lab.show_memory_and_arithmetic(measured))
 
 
 def test_without_gpus_the_limit_is_that_of_a_laptop():

@@ -15,10 +15,12 @@ from labs.exercises import guesses
 from labs.exercises.comparison import Comparison, compare, model_of
 from labs.exercises.verdicts import Verdict
 from labs.meters import memory
+from labs.predictions.memory import predict
 from labs.predictions.traffic import passes
 from labs.training import strategies
 from labs.training.memory_categories import Memory
 from labs.training.presets import preset
+from labs.workers import cuda
 from labs.zero_stages import stage_comparison
 from labs.zero_stages.charts import stages as charts
 from labs.zero_stages.stage_comparison import (
@@ -85,6 +87,19 @@ def test_the_peak_is_where_the_predicted_step_has_it(name):
     rows = {row.name: row for row in charts.show_memory(comparison(), "peak").data}
     assert rows[name].measured.total == pytest.approx(rows[name].predicted_total, rel=0.05)
     assert rows["ZeRO-1"].predicted_total is None  # a step of the student's is not known beforehand
+
+
+def test_a_step_is_predicted_for_the_devices_that_are_measured(monkeypatch):
+    """On GPUs NCCL holds no copies of what it sends, and AdamW computes with all parameters at
+    once."""
+    options = dict(batch=1, sequence=SIZE["context"], ranks=RANKS, strategy="fsdp2")
+    size = preset("laptop", **SIZE, batch=1)
+    for gpus, where in ((0, dict(device="cpu", backend="gloo")),
+                        (1, dict(device="cuda", backend="gloo")),
+                        (RANKS, dict(device="cuda", backend="nccl"))):
+        monkeypatch.setattr(cuda, "count", lambda gpus=gpus: gpus)
+        want = predict(model_of(size).config, **options, **where)["peak"]
+        assert expected("FSDP2").memory(Comparison(size, 0, 0, {}), "peak") == want
 
 
 def test_zero_2_peaks_as_high_as_zero_1_where_activations_are_many():

@@ -105,7 +105,8 @@ class Comparison:
     def __repr__(self):
         return "\n".join([f"{self.preset.ranks} ranks, {self.parameters:,} parameters in "
                           f"{self.tensors} tensors, fp32, AdamW",
-                          *(f"{name}: {self._words(name)}" for name in self.results)])
+                          *(f"{name}: {self._words(name)}{self._allocator(name)}"
+                            for name in self.results)])
 
     def _words(self, name) -> str:
         found = self.results[name]
@@ -117,6 +118,11 @@ class Comparison:
             words.append(f"sends {self.communication_volume(name):.3g}Ψ in {calls}")
         words += [f"{self.tokens_per_second(name):,.0f} tokens/s"] if found.rounds else []
         return ", ".join(words) or "no collective"
+
+    def _allocator(self, name) -> str:
+        """On a GPU, in a line of its own: what its allocator and driver say of the whole run."""
+        report = self.results[name].report
+        return f"\n    {report.allocator}" if report and report.allocator else ""
 
     def tokens_per_second(self, name: str) -> float | None:
         """Of all ranks together; None where nothing was timed."""

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.exercises.comparison import compare, model_of
+from labs.exercises.gpu_notes import rounds_of
 from labs.exercises.verdicts import shows
 from labs.fsdp.charts.sharding import draw_wrappings, few_tokens
-from labs.fsdp.charts.speed import rounds_of
 from labs.fsdp.checks import common
 from labs.meters.traffic import Mark, Traffic
 from labs.pictures.picture import Picture

@@ -78,8 +78,7 @@ def predicted_peak(name: str, layers: int, ranks: int | None = None) -> Memory:
     size = preset(layers, ranks)
     plan = devices.plan(size.ranks)
     return predicted_peak_of(size, strategy=strategy, checkpointing=checkpointing,
-                             device=plan.devices[0].partition(":")[0],
-                             backend="nccl" if "nccl" in plan.backend else "gloo")
+                             device=plan.device, backend=plan.library)
 
 
 def predicted_peak_of(size: Preset, **options) -> Memory:

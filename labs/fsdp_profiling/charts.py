@@ -5,6 +5,7 @@ from functools import partial
 from statistics import fmean
 
 from labs.exercises.comparison import compare
+from labs.exercises.gpu_notes import below, speeds
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.fsdp_profiling import recording, step_model
@@ -151,7 +152,7 @@ def show_throughput(preset: Preset, configures: dict[str, Callable | None],
                 guessed=_guessed_rate(usual, number)) for number, name in enumerate(strategies)]
     changes = [f"{row.name} {100 * (row.measured / usual - 1):+.0f} %" for row in rows[1:]]
     return bars(rows, "tokens/s", f"of all ranks together (median of {rounds} turns)\n"
-                f"against {default}: {', '.join(changes)}")
+                f"against {default}: {', '.join(changes)}", note=below(speeds(found)))
 
 
 def _guessed_rate(default_rate, number) -> float | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from labs.exercises import comparison
 from labs.exercises.comparison import Comparison
+from labs.exercises.gpu_notes import below, speeds, spreads
 from labs.exercises.guesses import guessed
 from labs.exercises.on_ranks import BATCH
 from labs.exercises.on_ranks import gradients as gradients_of
@@ -164,8 +165,12 @@ def show_timelines(compared: Comparison, *names: str) -> Picture:
 
 @shows("2.10")
 def show_phases(compared: Comparison) -> Picture:
-    """Draws where a recorded step went, mean over ranks: phases and exposed communication."""
-    return phases.step_phases(_fastest_steps(compared))
+    """Draws where a recorded step went, mean over ranks: phases and exposed communication. The
+    fastest step is drawn; on GPUs a note has the seconds of all that were recorded."""
+    recorded = {name: [max(trace.seconds for trace in step) for step in
+                       variants.recorded_steps(one.observed)]
+                for name, one in compared.results.items()}
+    return phases.step_phases(_fastest_steps(compared), below(spreads(recorded, compared.preset)))
 
 
 def _fastest_steps(compared, names=()) -> dict:
@@ -175,12 +180,14 @@ def _fastest_steps(compared, names=()) -> dict:
 
 @shows("2.10")
 def show_throughput(compared: Comparison) -> Picture:
-    """Draws the tokens per second of all ranks together, by variant, and the student's guess."""
+    """Draws the tokens per second of all ranks together, by variant, and the student's guess; on
+    GPUs a note has the seconds of a step and their spread."""
     ratio, torchs = guessed("2.10"), compared.tokens_per_second("torch DDP")
     return bars([Bar(
         name, compared.tokens_per_second(name), colour=palette.PLAIN,
         guessed=ratio * torchs if ratio is not None and "overlapped" in name else None)
-        for name in compared.results], "tokens/s", "of all ranks together (median of turns)")
+        for name in compared.results], "tokens/s", "of all ranks together (median of turns)",
+        note=below(speeds(compared)))
 
 
 @shows("2.11")

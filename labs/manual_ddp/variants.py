@@ -79,10 +79,15 @@ def shown_ranks(traces: list[Trace], most: int = 3) -> list[Trace]:
     return [trace for trace in traces if trace in (traces[0], slowest, traces[-1])]
 
 
+def recorded_steps(by_rank: list[Observed]) -> list[tuple[Trace, ...]]:
+    """The recorded steps, each with a trace for each rank."""
+    return list(zip(*(observed.traces for observed in by_rank), strict=True))
+
+
 def fastest_step(by_rank: list[Observed]) -> list[Trace]:
     """One recorded step, a trace for each rank: the shortest, because a delay of the machine only
     makes a step longer."""
-    return list(min(zip(*(observed.traces for observed in by_rank), strict=True),
+    return list(min(recorded_steps(by_rank),
                     key=lambda step: max(trace.seconds for trace in step)))
 
 

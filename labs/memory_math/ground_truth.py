@@ -1,6 +1,11 @@
 """The ground truth of this notebook's checks: models on the meta device, tensors that autograd
 saves, FLOPs that torch counts, recipes as real tensors. Nothing here is a formula of
-`labs.predictions`."""
+`labs.predictions`.
+
+All of it runs on the CPU, also where there are GPUs. Nothing is timed, and FLOPs and the bytes of a
+weight's states follow from shapes and types alone. What attention saves depends on the kernel, of
+which GPUs have several, so the formula is compared with the CPU's, the same one everywhere.
+"""
 
 import functools
 import random

@@ -89,7 +89,7 @@ def measure_precisions(preset: Preset) -> dict[str, PrecisionMemory]:
     """Recipe -> what a rank holds that trains the preset's GPT-2 with it."""
     reports = launch(_precision_reports, preset, ranks=1, quiet=True, verify=False,
                      hang_after=60)[0]
-    device = devices.plan(1).devices[0].split(":")[0]
+    device = devices.plan(1).device
     found = {}
     for name, report in reports.items():
         predicted = predict(model_of(preset).config, batch=preset.batch, sequence=preset.context,

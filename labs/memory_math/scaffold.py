@@ -80,8 +80,7 @@ def measure_strategies(names: Sequence[str], preset: Preset, ranks: int,
     plan = devices.plan(ranks, device)
     predicted = {name: predict(
         model_of(preset).config, batch=preset.batch, sequence=preset.context, ranks=ranks,
-        strategy=name.lower(), device=plan.devices[0].split(":")[0],
-        backend="nccl" if "nccl" in plan.backend else "gloo") for name in names}
+        strategy=name.lower(), device=plan.device, backend=plan.library) for name in names}
     found = compare({name: STRATEGIES[name] for name in names}, preset, tries=TRIES, device=device,
                     quiet=True)
     return [RankMemory(name, ranks, found.parameters, found.tensors, found.results[name].report,

@@ -23,10 +23,16 @@ class Allocator:
     reserved: int
     used: int
 
+    @property
+    def agreement(self) -> str:
+        """How the allocator's own peak compares with the recorded one, in words."""
+        if not self.difference:
+            return "as recorded"
+        return (f"{abs(self.difference):,} bytes {'less' if self.difference > 0 else 'more'} than "
+                "recorded")
+
     def __str__(self):
-        agrees = ("as recorded" if not self.difference else f"{abs(self.difference):,} bytes "
-                  f"{'less' if self.difference > 0 else 'more'} than recorded")
-        return (f"the allocator's own peak is {self.peak:,} bytes, {agrees}; reserved "
+        return (f"the allocator's own peak is {self.peak:,} bytes, {self.agreement}; reserved "
                 f"{self.reserved:,}, the driver shows {self.used:,}")
 
 

@@ -24,23 +24,25 @@ class Bar:
     colour: str = palette.PHASES["communication"]
 
 
-def bars(rows: list[Bar], unit: str, title: str = "",
-         limit: tuple[float, str] | None = None) -> Picture:
+def bars(rows: list[Bar], unit: str, title: str = "", limit: tuple[float, str] | None = None,
+         note: str = "") -> Picture:
     """A picture of horizontal bars with ticks. title: what the axis counts, after its unit; limit:
-    (value, name) of a line across all bars."""
+    (value, name) of a line across all bars; note: lines below."""
     drawn = [marks.LabelledBar({"measured": row.measured},
                                f"{marks.format_number(row.measured)} {unit}", row.predicted,
                                row.guessed, colour=row.colour) for row in rows]
     axis_title = f"{unit} {title}".strip()
     figure, [ax] = marks.bar_chart([row.name for row in rows], [drawn], [axis_title],
-                                   1.05 + 0.46 * len(rows))
+                                   1.05 + 0.46 * len(rows)
+                                   + marks.NOTE_LINE * len(note.splitlines()))
     if limit:
         marks.draw_limit(ax, limit[0])
         ax.text(limit[0], -0.55, limit[1], ha="center", va="bottom", color=palette.MUTED)
+    marks.note_below(figure, note)
     marks.draw_legend(figure, drawn)
     words = [", ".join([f"{row.name}: measured {bar.label}", *bar.tick_words()])
              for row, bar in zip(rows, drawn, strict=True)]
-    return Picture(figure, "\n".join([axis_title, *words]), data=rows)
+    return Picture(figure, "\n".join([axis_title, *words, *note.splitlines()]), data=rows)
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def side_by_side(names: Sequence[str], panels: Sequence[Panel], note: str = "") 
     """A row for each name, a column for each Panel; its `data` is title -> Panel."""
     bars = [[panel.drawn(place) for place in range(len(names))] for panel in panels]
     figure, axes = marks.bar_chart(names, bars, [panel.unit for panel in panels],
-                                   1.45 + 0.5 * len(names) + 0.25 * len(note.splitlines()),
+                                   1.45 + 0.5 * len(names)
+                                   + marks.NOTE_LINE * len(note.splitlines()),
                                    size=9.5)
     handles, lines = [], [f"{name}: " + "; ".join(panel.words(place) for panel in panels)
                           for place, name in enumerate(names)]
@@ -103,9 +106,8 @@ def side_by_side(names: Sequence[str], panels: Sequence[Panel], note: str = "") 
             handles = [Line2D([], [], label="the limit", **style)]
             limit = marks.format_number(panel.limit / panel.size)
             lines.append(f"the limit is {limit} {panel.unit}")
-    if note:
-        figure.supxlabel(note, fontsize=10, x=0.01, ha="left")
-        lines.append(note)
+    marks.note_below(figure, note)
+    lines += [note] if note else []
     marks.draw_legend(figure, sum(bars, []), *handles)
     return Picture(figure, "\n".join(lines), data={panel.title: panel for panel in panels})
 

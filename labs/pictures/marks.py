@@ -18,6 +18,7 @@ from labs.pictures.picture import WIDTH, canvas
 
 UNITS = {"GB": 10**9, "MB": 10**6, "kB": 10**3, "bytes": 1}
 OVERHEAD = "CUDA, NCCL"  # a part of a bar: what a process holds in addition to its tensors
+NOTE_LINE = 0.25  # inches of a line of a note below a chart
 CHARACTER = 0.082  # inches that a character of 10 points takes, generously
 # So that no line runs through a text.
 ON_PAPER = {"zorder": 3, "bbox": {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 1}}
@@ -212,6 +213,12 @@ def name_rows(ax: Axes, names: Sequence[str], above: float = 0.55, places: Seque
 def plain_numbers(axis: Axis) -> None:
     """Writes the axis's numbers out, with commas, in place of matplotlib's powers and offsets."""
     axis.set_major_formatter(lambda value, _: f"{value:,g}")
+
+
+def note_below(figure: Figure, note: str) -> None:
+    """Writes a note below the chart, which must have NOTE_LINE inches for each of its lines."""
+    if note:
+        figure.supxlabel(note, fontsize=10, x=0.01, ha="left")
 
 
 def legend_above(figure: Figure, handles: list[Artist]) -> None:

@@ -5,15 +5,22 @@ from statistics import fmean
 from matplotlib.patches import Patch
 
 from labs.meters.trace import Trace
-from labs.pictures.marks import LabelledBar, Unit, bar_chart, draw_legend
+from labs.pictures.marks import (
+    NOTE_LINE,
+    LabelledBar,
+    Unit,
+    bar_chart,
+    draw_legend,
+    note_below,
+)
 from labs.pictures.picture import Picture
 
 TIMES = (Unit("seconds"), Unit("milliseconds", 1e-3), Unit("microseconds", 1e-6))
 
 
-def step_phases(by_variant: dict[str, list[Trace]]) -> Picture:
+def step_phases(by_variant: dict[str, list[Trace]], note: str = "") -> Picture:
     """Draws the milliseconds of each phase and of exposed communication, mean over the ranks, and
-    the ratio of all communication, overlapped or exposed, to computing."""
+    the ratio of all communication, overlapped or exposed, to computing. note: lines below."""
     bars, words = [], []
     for variant, traces in by_variant.items():
         parts = {name: 1e3 * fmean(trace.seconds_by_phase[name] for trace in traces)
@@ -26,9 +33,10 @@ def step_phases(by_variant: dict[str, list[Trace]]) -> Picture:
                      + f"; {bars[-1].label}")
     figure, _ = bar_chart(list(by_variant), [bars],
                           ["milliseconds of a recorded step, mean over ranks"],
-                          1.2 + 0.5 * len(bars), size=9.5)
+                          1.2 + 0.5 * len(bars) + NOTE_LINE * len(note.splitlines()), size=9.5)
+    note_below(figure, note)
     draw_legend(figure, bars)
-    return Picture(figure, "\n".join(words), data=by_variant)
+    return Picture(figure, "\n".join([*words, *note.splitlines()]), data=by_variant)
 
 
 def modelled_phases(panels: dict[str, list[tuple[str, str, float, float]]],

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from labs.meters import trace_units
 from labs.meters.trace import PHASES, Trace, clip, subtract, union
 from labs.pictures import palette
-from labs.pictures.marks import format_number, legend_above, name_rows
+from labs.pictures.marks import NOTE_LINE, format_number, legend_above, name_rows, note_below
 from labs.pictures.picture import WIDTH, Picture, canvas
 
 MS = 1e3
@@ -198,7 +198,8 @@ class Lifecycle:
 
     phases: name -> (begin, end). gathered: when a unit's full parameters have memory. gathering:
     when their all-gather is in flight. sizes: unit name -> bytes of its full parameters. waiting:
-    when the rank does nothing but wait for a gather.
+    when the rank does nothing but wait for a gather. recorded: the seconds of all steps of which
+    this is one.
     """
 
     phases: dict[str, tuple[float, float]]
@@ -206,6 +207,7 @@ class Lifecycle:
     gathering: Intervals
     sizes: dict[str, int]
     waiting: Sequence[tuple[float, float]] = ()
+    recorded: Sequence[float] = ()
 
     @property
     def waited(self) -> float:
@@ -233,12 +235,13 @@ class Lifecycle:
         return list(zip(times, accumulate(steps), strict=True))
 
 
-def gathered_layers(lifecycle: Lifecycle) -> Picture:
-    """Draws a row for each unit, and below them the bytes of all gathered parameters."""
+def gathered_layers(lifecycle: Lifecycle, note: str = "") -> Picture:
+    """Draws a row for each unit, below them the bytes of all gathered parameters, and the note."""
     names = list(lifecycle.gathered)
     high = 0.27 * (len(names) + 1)
-    figure, (ax, below) = canvas(WIDTH, 1.9 + high, nrows=2, sharex=True,
-                                 gridspec_kw={"height_ratios": [high, 0.75]})
+    figure, (ax, below) = canvas(WIDTH, 1.9 + high + NOTE_LINE * len(note.splitlines()), nrows=2,
+                                 sharex=True, gridspec_kw={"height_ratios": [high, 0.75]})
+    note_below(figure, note)
     for phase, (begin, end) in lifecycle.phases.items():
         wide = end - begin > 0.1 * lifecycle.seconds  # a shorter phase has no room for its name
         shade(ax, phase, begin, end, phase if wide else "")
@@ -259,7 +262,7 @@ def gathered_layers(lifecycle: Lifecycle) -> Picture:
     text = (f"at most {lifecycle.most_gathered()} of {len(names)} units are gathered at a time: "
             f"{lifecycle.peak() / 1e6:.2f} of {sum(lifecycle.sizes.values()) / 1e6:.2f} MB; "
             f"{lifecycle.waited * MS:.0f} of {lifecycle.seconds * MS:.0f} ms the rank waits")
-    return Picture(figure, text, data=lifecycle)
+    return Picture(figure, "\n".join([text, *note.splitlines()]), data=lifecycle)
 
 
 def _draw_total(ax, lifecycle):

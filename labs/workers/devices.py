@@ -32,6 +32,16 @@ class Plan:
     threads: int
     reason: str
 
+    @property
+    def device(self) -> str:
+        """What kind of device the ranks have: "cpu" or "cuda"."""
+        return self.devices[0].partition(":")[0]
+
+    @property
+    def library(self) -> str:
+        """What carries the tensors on these devices: "nccl" or "gloo"."""
+        return "nccl" if "nccl" in self.backend else "gloo"
+
 
 def cores() -> int:
     """Cores this process may use."""

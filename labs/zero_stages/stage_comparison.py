@@ -23,6 +23,7 @@ from labs.training import strategies
 from labs.training.memory_categories import Memory
 from labs.training.models import count_trainable
 from labs.training.presets import Preset
+from labs.workers import devices
 
 # One short sequence on each of four ranks or more: activations, which no stage divides, are few, so
 # that the stages' peaks differ by what they divide.
@@ -73,13 +74,15 @@ class Expected:
         return model_states(comparison.parameters, ranks=comparison.preset.ranks, stage=self.stage)
 
     def memory(self, comparison: Comparison, moment: str) -> Memory | None:
-        """All that a rank holds at the end of a phase or at the "peak" of a step; None for a
-        strategy whose steps cannot be predicted."""
+        """All that a rank of this machine's devices holds at the end of a phase or at the "peak" of
+        a step; None for a strategy whose steps cannot be predicted."""
         if self.options is None:
             return None
         preset = comparison.preset
+        plan = devices.plan(preset.ranks)
         return predict(model_of(preset).config, batch=preset.batch, sequence=preset.context,
-                       ranks=preset.ranks, **self.options)[moment]
+                       ranks=preset.ranks, device=plan.device, backend=plan.library,
+                       **self.options)[moment]
 
 
 def _more_under_deepspeed(model) -> int:

@@ -7,11 +7,18 @@ from dataclasses import replace
 from torch.utils.flop_counter import FlopCounterMode
 
 from labs.exercises.comparison import Comparison, compare
+from labs.exercises.gpu_notes import (
+    ROUNDS,
+    SHARED_CARD,
+    allocators,
+    below,
+    on_gpus_of_their_own,
+    speeds,
+)
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.fsdp import memory_limits
 from labs.fsdp.charts.sharding import UTILISATION, peaks
-from labs.fsdp.charts.speed import ROUNDS, SHARED_CARD, below, on_gpus_of_their_own, speeds
 from labs.fsdp.memory_limits import LargestModel, size_text
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.memory import MemoryRow, memory_bars
@@ -77,7 +84,7 @@ def show_memory_and_arithmetic(compared: Comparison) -> Picture:
     unit, size = ("TFLOP", 1e12) if max(work) >= 1e12 else ("GFLOP", 1e9)
     work = Panel("arithmetic", f"{unit} per step and rank", work, size)
     return side_by_side(list(compared.results), [peaks(found, _predicted(compared)), work],
-                        _bargain(compared.results))
+                        below(_bargain(compared.results), allocators(compared)))
 
 
 def _bargain(found) -> str:
@@ -137,7 +144,7 @@ def show_offload(without: Callable, offloaded: Callable, layers: int | None = No
 
 
 def _pinned(module, optimizer, batch) -> int:
-    """On a rank: returns the bytes of pinned memory."""
+    """On a rank: returns the bytes of pinned memory; a CPU has no need of it."""
     return 0 if devices.device().type == "cpu" else cuda.pinned_memory()
 
 

@@ -3,8 +3,8 @@
 import statistics
 from dataclasses import replace
 
+from labs.exercises.gpu_notes import below
 from labs.exercises.verdicts import shows
-from labs.fsdp.charts.speed import below
 from labs.fsdp.node.jobs import UTILISATION, copied
 from labs.fsdp.node.running import NodeRun, Row
 from labs.pictures.bars import Panel, side_by_side

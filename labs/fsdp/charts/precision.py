@@ -7,11 +7,11 @@ from functools import partial
 import torch
 
 from labs.exercises.comparison import compare
+from labs.exercises.gpu_notes import measured_on_gpus, rounds_of
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.fsdp import memory_limits, scaffold
 from labs.fsdp.charts.sharding import memory_panel
-from labs.fsdp.charts.speed import below, rounds_of, speeds
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
@@ -34,7 +34,7 @@ def show_precision(shard: Callable, mixed: Callable) -> Picture:
     return side_by_side(list(found), [
         memory_panel("peak of forward", [r.report.peaks["forward"] for r in found.values()]),
         Panel("gathered and reduced", "bytes per parameter", moved,
-              guessed=[None, guessed("4.5"), None])], below(speeds(compared)))
+              guessed=[None, guessed("4.5"), None])], measured_on_gpus(compared))
 
 
 @shows("State dicts")
@@ -42,7 +42,7 @@ def compare_state_dicts(strategy: Callable, ranks: int = 4) -> Table:
     """Returns a table of what each rank holds of a sharded and of a full state dict."""
     # gloo gathers a DTensor by a call that it has for the CPU's tensors only (pytorch issue
     # 132471), so ranks that share a GPU stay off it; bytes are the same.
-    alone = "nccl" in devices.plan(ranks).backend
+    alone = devices.plan(ranks).library == "nccl"
     by_rank = launch(scaffold.state_dict_bytes, strategy, ranks=ranks, quiet=True,
                      device=None if alone else "cpu")
     rows = [(f"rank {rank}", *(f"{nbytes / 1e3:,.0f}" for nbytes in found.values()))

@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 from labs.exercises.comparison import Comparison, compare, model_of
+from labs.exercises.gpu_notes import below, measured_on_gpus, rounds_of, speeds
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.fsdp import scaffold
-from labs.fsdp.charts.speed import below, rounds_of, speeds
 from labs.fsdp.checks.cost import collectives, gathered_bytes
 from labs.fsdp.checks.lost_time import Machine, lost
 from labs.pictures import palette
@@ -77,7 +77,7 @@ def draw_zero3(found: Comparison) -> Picture:
                  colour=COMMUNICATION)
     calls = Panel("collectives", "per step", [len(r.calls) for r in results], colour=COMMUNICATION)
     return side_by_side(list(found.results), [states, sent, calls],
-                        below(_losses(found), speeds(found)))
+                        below(_losses(found), measured_on_gpus(found)))
 
 
 def _losses(found) -> str:
@@ -121,7 +121,7 @@ def draw_wrappings(compared: Comparison, calls=(), nbytes=(), guesses=()) -> Pic
     sent = Panel("collectives", "per step", [len(r.calls) for r in found], predicted=calls,
                  guessed=guesses, colour=COMMUNICATION)
     return side_by_side(list(compared.results), [peaks(found), *held, sent],
-                        below(speeds(compared)))
+                        measured_on_gpus(compared))
 
 
 # what a forward waits for

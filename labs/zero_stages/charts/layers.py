@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 
 from labs.exercises.comparison import batches, build, model_of
+from labs.exercises.gpu_notes import below, spreads
 from labs.exercises.verdicts import Wrong, shows
+from labs.meters.throughput import WARMUP_ON_GPU
 from labs.pictures import shards, timelines
 from labs.pictures.picture import Picture
 from labs.training import models
@@ -22,6 +24,7 @@ from labs.workers.slow_link import Link
 from labs.zero_stages.checks.cut import reject_wrong_pieces
 from labs.zero_stages.flat_parameter import layer_groups
 
+WARMUP = 2  # steps before those that are recorded
 STEPS = 9  # the fastest of them is drawn, because other load only adds time
 # Each rank's own link, on a CPU: a layer's gather takes less time than a layer computes, and the
 # cores are free meanwhile, as on a GPU.
@@ -53,9 +56,12 @@ def _cut(cut, size, ranks) -> list[tuple[int, int]]:
 @shows("3.4")
 def show_gathered_layers(strategy: Callable, preset: Preset) -> Picture:
     """When each layer of the preset's GPT-2 is gathered in a step of ZeRO-3, on rank 0, and when
-    the rank only waits for a gather. On a CPU, the ranks' collectives pass a slow link."""
-    return timelines.gathered_layers(launch(_record_lifecycle, strategy, preset, link=LINK,
-                                            ranks=preset.ranks, quiet=True, verify=False)[0])
+    the rank only waits for a gather. On a CPU, the ranks' collectives pass a slow link. On GPUs a
+    note says how long the recorded steps took, of which the fastest is drawn."""
+    found = launch(_record_lifecycle, strategy, preset, link=LINK, ranks=preset.ranks, quiet=True,
+                   verify=False)[0]
+    return timelines.gathered_layers(
+        found, below(spreads({f"{STEPS} recorded steps": found.recorded}, preset)))
 
 
 def _record_lifecycle(strategy, preset) -> timelines.Lifecycle:
@@ -63,7 +69,8 @@ def _record_lifecycle(strategy, preset) -> timelines.Lifecycle:
     units = getattr(module, "units", None)
     if not units:
         raise Wrong("the strategy's module has no units", "Wrap the model in a lab.ShardedModule.")
-    *warmup, batch = batches(preset, 3)
+    *warmup, batch = batches(
+        preset, 1 + (WARMUP_ON_GPU if devices.device().type == "cuda" else WARMUP))
     train(module, optimizer, warmup)
     recorded = []
     for _ in range(STEPS):
@@ -79,7 +86,8 @@ def _record_lifecycle(strategy, preset) -> timelines.Lifecycle:
     gathered, gathering = ({name: _intervals(of_unit, times[0], last)
                             for name, of_unit in events.items()} for last in ("free", "ready"))
     return timelines.Lifecycle(phases, gathered, gathering, {
-        unit.name: unit.full.numel() * unit.full.element_size() for unit in units}, waiting)
+        unit.name: unit.full.numel() * unit.full.element_size() for unit in units}, waiting,
+        [seconds for seconds, *_ in recorded])
 
 
 def _timed_step(module, optimizer, batch, times):
