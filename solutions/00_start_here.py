@@ -14,7 +14,8 @@
 
 # %% [markdown]
 # *On one GPU* several ranks share it, and gloo carries what NCCL would refuse to: who holds what is
-# a node's. gloo cannot send from a GPU, so there the ring runs on the CPU.
+# a node's. gloo cannot send from a GPU, so there the ring runs on the CPU. The minutes on a node
+# are an estimate: no GPU has run this notebook yet.
 
 # %% [markdown]
 # ## You will be able to

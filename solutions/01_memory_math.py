@@ -13,8 +13,8 @@
 # <small>On a rented 8×A100 node: 1 minute of compute, about $0.37.</small>
 
 # %% [markdown]
-# *On one GPU* two ranks share it, with gloo: what each holds is a node's. NCCL's memory is then that of
-# a single rank.
+# *On one GPU* two ranks share it, with gloo: what each holds is a node's. NCCL's memory is then
+# that of a single rank. The minutes on a node are an estimate: no GPU has run this notebook yet.
 
 # %% [markdown]
 # ## You will be able to

@@ -14,7 +14,8 @@
 
 # %% [markdown]
 # *On one GPU* two ranks share it, with gloo: calls, bytes and their order are a node's. Seconds are
-# not, because gradients pass through the CPU's memory.
+# not, because gradients pass through the CPU's memory. The minutes on a node are an estimate: no
+# GPU has run this notebook yet.
 
 # %% [markdown]
 # ## You will be able to

@@ -14,7 +14,8 @@
 
 # %% [markdown]
 # *On one GPU* four ranks share it, with gloo: what each holds and sends is a node's. NVLink's speed
-# and the memory that NCCL itself takes do not show.
+# and the memory that NCCL itself takes do not show. The minutes on a node are an estimate: no GPU
+# has run this notebook yet.
 
 # %% [markdown]
 # ## You will be able to

@@ -12,6 +12,11 @@
 # <small>On a rented 8×A100 node: 15 minutes of compute, about $5.58.</small>
 
 # %% [markdown]
+# *On one GPU* several ranks share it, with gloo: what each holds and sends is a node's. Seconds are
+# not. Of the billion-parameter lab, one rank of eight runs there: its memory shows, speed does not.
+# The minutes on a node are an estimate: no GPU has run this notebook yet.
+
+# %% [markdown]
 # ## You will be able to
 #
 # - shard a transformer with `fully_shard`, and say what it holds and sends;

@@ -13,8 +13,9 @@
 # <small>On a rented 8×A100 node: 3 minutes of compute, about $1.12.</small>
 
 # %% [markdown]
-# *On one GPU* two ranks share it, with gloo: the calls and their order are a node's. How much of them
-# is hidden is not, because they pass through the CPU's memory.
+# *On one GPU* two ranks share it, with gloo: the calls and their order are a node's. How much of
+# them is hidden is not, because they pass through the CPU's memory. The minutes on a node are an
+# estimate: no GPU has run this notebook yet.
 
 # %% [markdown]
 # ## You will be able to
@@ -383,7 +384,7 @@ lab.show_prefetch(healthy, late)
 # ## And in forward?
 #
 # On a GPU the CPU runs ahead of the kernels, so the next all-gather is in the queue long before it
-# is needed. Where the CPU cannot run ahead, as here, you name what comes next:
+# is needed. Where it cannot run ahead, as on CPU ranks, you name what comes next:
 # `unit.set_modules_to_forward_prefetch([next, ...])`. An empty list means: nothing.
 #
 # Every block that is gathered ahead takes its memory. How many ahead are worth it, if one

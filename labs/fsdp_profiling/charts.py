@@ -14,6 +14,7 @@ from labs.fsdp_profiling.recording import RecordedRun, RunConfig, configured_fsd
 from labs.fsdp_profiling.scaffold import SlowRuns
 from labs.meters import trace_units
 from labs.meters.trace import KINDS, Collective, Trace, clip, subtract, total_seconds, union
+from labs.meters.trace_events import kernel_name
 from labs.pictures import palette, phases, timelines, widgets
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
@@ -184,7 +185,7 @@ def _described(evidence) -> str:
     if not hasattr(evidence, "seconds"):
         return str(evidence)
     size = f", {evidence.bytes / 1e6:.1f} MB" if getattr(evidence, "bytes", 0) else ""
-    return (f"{evidence.name.split('#')[0]} at {1e3 * evidence.begin:.0f} ms, for "
+    return (f"{kernel_name(evidence.name.split('#')[0])} at {1e3 * evidence.begin:.0f} ms, for "
             f"{1e3 * evidence.seconds:.1f} ms{size}")
 
 

@@ -127,9 +127,10 @@ class Trace:
 
     def __repr__(self):
         counts = ", ".join(f"{len(self.of(kind))} {kind}" for kind in KINDS if self.of(kind))
-        steps = len(self.steps)
-        return (f"rank {self.rank} ({self.backend}): {counted(steps, 'step')} of "
-                f"{1e3 * self.seconds / max(1, steps):.0f} ms; {counts}")
+        steps = len(self.steps)  # none in a file that somebody else recorded
+        length = f"{1e3 * self.seconds / max(1, steps):.0f} ms"
+        took = f"{counted(steps, 'step')} of {length}" if steps else f"{length} without step labels"
+        return f"rank {self.rank} ({self.backend}): {took}; {counts or 'no collective'}"
 
 
 def union(spans, gap: float = 0.0) -> list[Interval]:

@@ -9,8 +9,9 @@ How the two backends look in such a file, and how they are read:
 - NCCL runs it as a kernel `nccl...`, which waits for the other ranks while it runs. Its kind and
   size stand in its arguments, or in those of `record_param_comms` and `nccl:...`, which last while
   it is launched: torch 1.x writes no arguments, and calls a kernel of many kinds SendRecv.
-- Computing is what the other threads' `aten::` operations do; on a GPU, what its other kernels,
-  copies and fills do (`labs.meters.trace_gpu`).
+- Computing is what the other threads' `aten::` operations do, copies among them; on a GPU, what its
+  other kernels, copies and fills do (`labs.meters.trace_gpu`). HolisticTraceAnalysis leaves copies
+  and fills out, and so finds 0 to 0.8 % less of communication overlapped in six real traces.
 """
 
 import math
@@ -38,6 +39,12 @@ def kind_of(name: str) -> str:
     letters = re.sub("[^a-z]", "", name.lower())
     return next((kind for kind in (*KINDS, "all_to_all", "broadcast")
                  if kind.replace("_", "") in letters), "")
+
+
+def kernel_name(name: str) -> str:
+    """Returns the name of one of NCCL's kernels without its algorithm and arguments, such as
+    ncclDevKernel_SendRecv; another name as it is."""
+    return "_".join(name.partition("(")[0].split("_")[:2]) if name.startswith("nccl") else name
 
 
 class _Call(NamedTuple):
@@ -236,7 +243,7 @@ def _next_call(waiting, flight) -> list[_Call]:
 def _joined(flight, layers, stacks, start) -> Collective:
     outermost = layers[0] if layers else None
     # the call first: a kernel called SendRecv may be anything; and gloo's may be a reduce-scatter
-    kind = next((one.kind for one in (*layers, flight) if one.kind), flight.name)
+    kind = next((one.kind for one in (*layers, flight) if one.kind), kernel_name(flight.name))
     issued = outermost.begin if outermost else flight.begin
     return Collective(
         flight.name, "communication", flight.begin - start, flight.end - start, kind,
