@@ -53,6 +53,16 @@ def capability() -> tuple[int, int]:
     return torch.cuda.get_device_capability()
 
 
+def nccl_version() -> tuple[int, ...]:
+    """Returns the version of NCCL that torch was built with: (2, 27, 3). Makes no context."""
+    return torch.cuda.nccl.version()
+
+
+def can_access_peer(one: int, other: int) -> bool:
+    """Returns whether GPU `one` can read and write the memory of GPU `other` directly."""
+    return torch.cuda.can_device_access_peer(one, other)
+
+
 def total_memory(device: str | None = None) -> int:
     """Returns the bytes of a GPU's memory, by default this rank's."""
     return torch.cuda.get_device_properties(device).total_memory

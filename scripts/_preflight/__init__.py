@@ -1,0 +1,1 @@
+"""Whether a machine will run the workbook, found out before it costs money: scripts/preflight."""
