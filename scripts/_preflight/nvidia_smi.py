@@ -29,6 +29,12 @@ def _asked(fields, of):
     return done.stdout.strip().splitlines() if done.returncode == 0 else None
 
 
+def complaint() -> str:
+    """The first line that it prints when it is asked for nothing: why it has no answers."""
+    done = run()
+    return ((done.stdout + done.stderr).strip().splitlines() or ["nvidia-smi says nothing"])[0]
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess:
     """Calls nvidia-smi."""
     return subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True,

@@ -4,6 +4,7 @@ import statistics
 from functools import partial
 
 from _preflight.found import Found, none, note, ok, stop
+from labs.words import listed
 
 SIZES = (1_000_000, 16_000_000, 256_000_000)  # bytes
 HANG = 30  # seconds in which nothing moves
@@ -18,7 +19,8 @@ def all_reduce() -> Found:
 
     ranks = preset().ranks
     plan = devices.plan(ranks)
-    where = f"{ranks} ranks on {'GPUs' if plan.device == 'cuda' else 'the CPU'}, {plan.library}"
+    where = (f"{ranks} ranks on {'GPUs' if plan.device == 'cuda' else 'the CPU'}, "
+             f"{'NCCL' if plan.library == 'nccl' else 'gloo'}")
     results, failure = _tried(_reduce, ranks)
     if results is not None:
         return _judged(results, ranks, where)
@@ -62,8 +64,9 @@ def _judged(results, ranks, where) -> Found:
     wrong = [rank for rank, got in enumerate(results) if got != [want, want]]
     if wrong:
         return stop(where, f"The sum of 0 to {ranks - 1} is {want:g}, and rank {wrong[0]} got "
-                           f"{results[wrong[0]][0]:g}: this machine computes or copies wrongly, "
-                           "rent another one.", wrong=wrong)
+                           f"{listed(f'{end:g}' for end in results[wrong[0]])} at its tensor's "
+                           "ends: this machine computes or copies wrongly, rent another one.",
+                    wrong=wrong)
     return ok(f"{where}: the sum is right, started and ended in {results.seconds:.1f} s",
               ranks=ranks, seconds=results.seconds)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from _preflight import nvidia_smi
 from _preflight.found import NOTE, STOP, Found, none, ok, stop, worst
+from _preflight.row import DRIVER
 
 ROOT = Path(__file__).resolve().parents[2]
 LOWEST_PYTHON, LOWEST_TORCH = (3, 11), (2, 11)
@@ -80,11 +81,17 @@ def driver() -> Found:
     """The driver against torch's CUDA, NCCL, and whether torch can use the GPUs."""
     if not nvidia_smi.is_there():
         return none("no GPU")
+    versions = nvidia_smi.query("driver_version").get("driver_version")
+    if not versions:
+        return stop(nvidia_smi.complaint(), DRIVER)
+    return _fit(versions[0])
+
+
+def _fit(installed) -> Found:
     import torch
 
     from labs.workers import cuda
 
-    [installed, *_] = nvidia_smi.query("driver_version")["driver_version"]
     nccl, found = ".".join(map(str, cuda.nccl_version())), cuda.count()
     value = f"driver {installed}, NCCL {nccl}, {found} GPUs for torch"
     lowest = LOWEST_DRIVERS.get(numbers(torch.version.cuda)[0], (0,))

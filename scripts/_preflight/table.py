@@ -11,23 +11,22 @@ from collections import namedtuple
 import psutil
 
 from _preflight.found import Found, stop
+from _preflight.row import DRIVER
 
 # name: what is printed. function: "module.function" of this package. seconds: after which the row
 # is ended. full: only with --full.
 Row = namedtuple("Row", "name function seconds full advice", defaults=(False, ""))
 
-_DRIVER = ("The driver does not answer: look at nvidia-smi and dmesg, then reboot the machine or "
-           "rent another one.")
 _LOADING = "Loading torch took too long: look whether the disk, or what else runs here, is slow."
 
 ROWS = (
     Row("Python", "software.python", 20),
     Row("packages", "software.packages", 30),
     Row("torch", "software.torch_build", 120, advice=_LOADING),
-    Row("driver and NCCL", "software.driver", 60, advice=_DRIVER),
-    Row("GPUs", "gpus.cards", 60, advice=_DRIVER),
-    Row("use of GPUs", "gpus.users", 60, advice=_DRIVER),
-    Row("links", "gpus.links", 120, advice=_DRIVER),
+    Row("driver and NCCL", "software.driver", 60, advice=DRIVER),
+    Row("GPUs", "gpus.cards", 60, advice=DRIVER),
+    Row("use of GPUs", "gpus.users", 60, advice=DRIVER),
+    Row("links", "gpus.links", 120, advice=DRIVER),
     Row("memory", "host.memory", 20),
     Row("/dev/shm", "host.shared_memory", 20),
     Row("disk", "host.disk", 20),
@@ -38,6 +37,7 @@ ROWS = (
     Row("bandwidth", "ranks.bandwidth", 240, full=True),
     Row("open sockets", "network.listening", 120, full=True),
 )
+PROGRAM = [sys.executable, "-m", "_preflight.row"]
 _WIDTH = max(len(row.name) for row in ROWS)
 
 
@@ -76,9 +76,8 @@ def line(name: str, found: Found) -> str:
 
 def run_row(row: Row) -> Found:
     """Runs one row in a process of its own; a row that is late, or fails, says so itself."""
-    process = subprocess.Popen([sys.executable, "-m", "_preflight.row", row.function],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               stdin=subprocess.DEVNULL)
+    process = subprocess.Popen([*PROGRAM, row.function], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
     try:
         printed, errors = process.communicate(timeout=row.seconds)
     except subprocess.TimeoutExpired:
