@@ -10,7 +10,7 @@ import torch.distributed as dist
 from _build.definitions import definitions
 
 import labs.manual_ddp as lab
-from labs.exercises import comparison
+from labs.exercises import comparison, guesses
 from labs.exercises.invariants import positions, record_step
 from labs.exercises.reference import Step
 from labs.manual_ddp.gradients import sgd
@@ -106,6 +106,13 @@ def test_the_slider_redraws_quickly_and_stands_still_without_a_kernel(solution):
     assert {"image/png", "text/plain"} <= set(bundle)
     few, many = slider.picture(25.0), slider.picture(0.04)
     assert len(few.data) == 1 < len(many.data)
+
+
+def test_the_guess_about_buckets_is_drawn_at_the_presets_cap(solution, monkeypatch):
+    monkeypatch.setitem(guesses._guesses, "2.5", 7)
+    slider = lab.explore_buckets(solution.make_buckets, SMALL)
+    assert repr(slider).endswith("all-reduces per step; your guess: 7")
+    assert "guess" not in repr(slider.picture(25.0))
 
 
 def test_torch_closes_a_bucket_when_its_cap_is_reached():

@@ -60,7 +60,7 @@ def _before_and_after(average_gradients) -> list:
 @shows("2.5")
 def explore_buckets(make_buckets: Callable, preset: Preset) -> Controls:
     """Draws how the preset's GPT-2 is cut into buckets, for a cap that a slider moves; without a
-    live kernel, for the preset's cap."""
+    live kernel, for the preset's cap, which the guess is about."""
     model = comparison.model_of(preset)
     names = {id(parameter): name.removeprefix("transformer.")
              for name, parameter in model.named_parameters()}
@@ -68,7 +68,8 @@ def explore_buckets(make_buckets: Callable, preset: Preset) -> Controls:
     def picture(cap_mb):
         cut = make_buckets(model.parameters(), cap_mb * 1e6)
         return shards.bucket_bar([[(names[id(p)], p.numel() * p.element_size()) for p in bucket]
-                                   for bucket in cut], cap_mb * 1e6)
+                                   for bucket in cut], cap_mb * 1e6,
+                                 guessed("2.5") if cap_mb == cap else None)
 
     cap = preset.cap_bytes / 1e6
     options = [(f"{each:g}", each) for each in sorted({*CAPS, cap})]

@@ -66,10 +66,11 @@ def _in_words(flats, ranks) -> str:
             f"{counted(padding, 'zero')} of padding")
 
 
-def bucket_bar(buckets: list[list[tuple[str, int]]], cap: float) -> Picture:
+def bucket_bar(buckets: list[list[tuple[str, int]]], cap: float,
+               guessed: float | None = None) -> Picture:
     """Draws one bar, the gradients from the last layer to the first, the buckets in turn in two
     shades. buckets: (parameter name, bytes) in each, in the order in which they leave. cap: in
-    bytes."""
+    bytes. guessed: how many all-reduces."""
     total = sum(nbytes for bucket in buckets for _, nbytes in bucket)
     figure, ax = canvas(WIDTH, 1.9)
     end = 0
@@ -85,7 +86,8 @@ def bucket_bar(buckets: list[list[tuple[str, int]]], cap: float) -> Picture:
     ax.set_xlim(0, total / 1e6)
     ax.set_xlabel("MB of gradients, from the last layer (left) to the first")
     words = (f"cap {cap / 1e6:g} MB: {counted(len(buckets), 'bucket')}, so "
-             f"{counted(len(buckets), 'all-reduce')} per step")
+             f"{counted(len(buckets), 'all-reduce')} per step"
+             + (f"; your guess: {guessed:g}" if guessed is not None else ""))
     ax.set_title(words, loc="left", fontsize=11, weight="bold")
     return Picture(figure, words, data=buckets)
 

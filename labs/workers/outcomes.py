@@ -139,8 +139,17 @@ def describe(outcome: Outcome, ranks: int = 1) -> str:
         o=outcome, collective=outcome.collective + number,
         message=f": {message}" if message else "", cause=_cause_of_death(outcome),
         hint=_hint(outcome),
-        place=f" at {outcome.place}" if outcome.place else "",
+        place=_where(outcome),
         since=f" for {outcome.seconds:.0f} s" if outcome.seconds >= 1 else "")
+
+
+def _where(outcome) -> str:
+    """The place, as the end of a sentence. A rank without one, whose stack is known, does our work:
+    its function has ended, or has not begun."""
+    if outcome.place:
+        return f" at {outcome.place}"
+    is_outside = outcome.kind is Kind.COMPUTING and outcome.stack
+    return ", outside of your function" if is_outside else ""
 
 
 def _cause_of_death(outcome) -> str:

@@ -1,6 +1,7 @@
 """Names a line of code as the student knows it: cell number, line, source text."""
 
 import functools
+import itertools
 import linecache
 import os
 import re
@@ -55,9 +56,11 @@ def _is_students(filename) -> bool:
 
 def students(stack: list[Place]) -> list[Place]:
     """The student's own places on a stack, outermost first; if none is theirs, the innermost that
-    is not ours."""
+    we call and that is not ours: none on a rank that does our work, as when their function ended.
+    """
     own = [place for place in stack if place.is_students]
-    return own or [place for place in stack if not place.filename.startswith(_LABS)][-1:]
+    below = list(itertools.dropwhile(lambda place: not place.is_ours, stack)) or stack
+    return own or [place for place in below if not place.is_ours][-1:]
 
 
 def stack_of(frame: types.FrameType) -> list[Place]:

@@ -1,22 +1,33 @@
 """The sentences that report what became of ranks, for one rank and for several."""
 
+import multiprocessing.process
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+from labs.workers import outcomes
 from labs.workers.heartbeat import Heartbeat
 from labs.workers.memory import Shortage
 from labs.workers.outcomes import Kind, Outcome, describe, root_cause, summary
 from labs.workers.source_lines import Place
 
 HERE = Place("/somewhere/train.py", 7, "train")
+STARTED = Place(multiprocessing.process.__file__, 108, "run")  # which every rank has on its stack
+OURS = Place(outcomes.__file__, 3, "main")
+TORCHS = Place("/lib/site-packages/torch/nn/module.py", 9, "forward")
 
 
 @pytest.mark.parametrize("fields, one, many", [
     ({"kind": Kind.STARTING}, "was still starting", "were still starting"),
     ({"kind": Kind.COMPUTING, "stack": [HERE]}, "computes at train.py line 7",
      "compute at train.py line 7"),
+    ({"kind": Kind.COMPUTING, "stack": [STARTED, OURS]}, "computes, outside of your function",
+     "compute, outside of your function"),
+    ({"kind": Kind.COMPUTING, "stack": [STARTED, OURS, TORCHS]}, "computes at module.py line 9",
+     "compute at module.py line 9"),
+    ({"kind": Kind.COMPUTING, "stack": [STARTED, OURS, HERE, TORCHS, OURS]},
+     "computes at train.py line 7", "compute at train.py line 7"),
     ({"kind": Kind.WAITING, "stack": [HERE], "collective": "all_reduce", "number": 2,
       "seconds": 3.2}, "waits in all_reduce (#2) at train.py line 7 for 3 s",
      "wait in all_reduce (#2) at train.py line 7 for 3 s"),
