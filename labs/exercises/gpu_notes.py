@@ -40,7 +40,7 @@ def spreads(rounds: Mapping[str, Sequence[float]], size: Preset) -> str:
     found = [f"{' '.join(name.split())} {1e3 * statistics.median(seconds):,.3g} "
              f"({1e3 * min(seconds):,.3g} to {1e3 * max(seconds):,.3g})"
              for name, seconds in rounds.items()]
-    return "ms per step, median and spread: " + ", ".join(found)
+    return "ms per step, median and spread: " + "; ".join(found)
 
 
 def allocators(compared: Comparison) -> str:
@@ -48,7 +48,7 @@ def allocators(compared: Comparison) -> str:
     found = {name: one.report.allocator for name, one in compared.results.items() if one.report}
     words = [f"{' '.join(name.split())} {one.agreement} (reserved {one.reserved / 1e9:.3g} GB, the "
              f"driver shows {one.used / 1e9:.3g})" for name, one in found.items() if one]
-    return "the allocator's own peak: " + ", ".join(words) if words else ""
+    return "the allocator's own peak: " + "; ".join(words) if words else ""
 
 
 def measured_on_gpus(compared: Comparison) -> str:

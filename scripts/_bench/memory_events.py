@@ -17,7 +17,8 @@ _SECOND = "second step"
 def on_ranks(job: jobs.Job, most: int = 3) -> int:
     """Bytes at the highest moment of the second step, the batch included: the least of all ranks
     and runs, since a free that a gloo thread did not report makes a number too high and nothing
-    makes one too low. Runs are repeated until the least was seen in two."""
+    makes one too low. Runs are repeated until the least was seen in two. On the CPU on every
+    machine, because the dry runs that it judges are of the CPU's operators."""
     leasts = []
     while len(leasts) < (most if job.ranks > 1 else 1) and not _agreed(leasts):
         found = launch(rank_peak, job, ranks=job.ranks, device="cpu", verify=False, quiet=True)

@@ -39,7 +39,7 @@ def with_ignored(model, optimizer_class):
 
 
 def hybrid(model, optimizer_class):
-    """FSDP2 on a mesh of 2 x 2: sharded among two ranks, copied on two."""
+    """FSDP2 on a mesh of 2 x 2 CPU ranks (memory_events): sharded among two, copied on two."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

@@ -15,7 +15,7 @@ from labs.training.presets import preset
 from labs.workers import cuda
 
 SIZE = preset("laptop")  # 2 ranks
-SPREAD = "ms per step, median and spread: torch DDP 200 (100 to 300), bucketed 40 (30 to 50)"
+SPREAD = "ms per step, median and spread: torch DDP 200 (100 to 300); bucketed 40 (30 to 50)"
 
 
 def report(allocator=None):
@@ -62,7 +62,7 @@ def test_what_the_allocator_says_stands_beside_what_was_recorded():
                         "recorded; reserved 6,291,456, the driver shows 900,000,000")
     assert gpu_notes.allocators(made(gpu)) == (
         "the allocator's own peak: torch DDP 512 bytes less than recorded (reserved 0.00629 GB, "
-        "the driver shows 0.9), bucketed 512 bytes less than recorded (reserved 0.00629 GB, the "
+        "the driver shows 0.9); bucketed 512 bytes less than recorded (reserved 0.00629 GB, the "
         "driver shows 0.9)")
     assert "as recorded" in str(made(Allocator(5_000_000, 0, 0, 0, 1, 1)))
 

@@ -16,6 +16,7 @@ from labs.fsdp.checks.units import check_collectives, check_memory
 from labs.meters.memory import Report
 from labs.predictions import activations
 from labs.training import models, strategies
+from labs.workers import devices
 
 _SEVERAL = ("A checkpoint around several blocks, or around the model, brings back all of them at "
             "once: one for each block.")
@@ -72,7 +73,8 @@ def _check_forwards(forwards):
 def _check_memory(report: Report, without: Report, want: Units):
     check_memory(report, want)
     config, rank = common.make_model().config, f"rank {dist.get_rank()}"
-    in_blocks = activations.saved(config, batch=BATCH, sequence=common.CONTEXT)["blocks"]
+    in_blocks = activations.saved(config, batch=BATCH, sequence=common.CONTEXT,
+                                  device=devices.device().type)["blocks"]
     # At the end of forward a block keeps its input and the state of the random numbers, nothing
     # else: a checkpoint that also keeps products inside the block runs it twice and saves little.
     kept = BATCH * common.CONTEXT * common.HIDDEN * common.BYTES + torch.get_rng_state().nbytes
