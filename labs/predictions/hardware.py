@@ -60,9 +60,11 @@ NCCL_FIRST_CALL = 1.45 * GiB
 """Further bytes after the first barrier over NCCL: its communicator and buffers. Not allocated by
 PyTorch either."""
 
-CUBLAS_WORKSPACE = {"sm90": 32 * 2**20}
-"""Bytes of cuBLAS's workspace per handle and stream on Hopper (NVIDIA/Megatron-LM PR 6936);
-cuBLASLt has another as large. It is allocated by PyTorch, and stays."""
+_BEFORE_HOPPER = 8 * 2**20 + 128 * 2**10
+CUBLAS_WORKSPACE = {"sm75": _BEFORE_HOPPER, "sm80": _BEFORE_HOPPER, "sm86": _BEFORE_HOPPER,
+                    "sm89": _BEFORE_HOPPER, "sm90": 32 * 2**20}
+"""Bytes of cuBLAS's workspace per handle and stream (PyTorch's CUDABlasHandlePool; for Hopper also
+NVIDIA/Megatron-LM PR 6936); there are two. It is allocated by PyTorch, and stays."""
 
 
 def gpu(name) -> GPU:

@@ -59,11 +59,12 @@ METHODS = {
 OURS = ("dry run", "recording")
 
 
-def run(arguments) -> dict:
+def run(arguments, grid=memory_cases.grid) -> dict:
     """cases: how many; methods: method -> mean and worst per cent off; runs: every case; residuals:
-    the worst of each method; seconds and GB of RAM of the large dry runs."""
+    the worst of each method; seconds and GB of RAM of the large dry runs. grid(large=) returns the
+    cases to choose from."""
     device = arguments.device or ("cuda" if cuda.count() else "cpu")
-    whole = memory_cases.grid(large=device == "cuda")
+    whole = grid(large=device == "cuda")
     cases = memory_cases.chosen(whole, arguments.only, arguments.ranks, arguments.cases)
     runs = []
     for number, case in enumerate(cases, 1):

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from dataclasses import replace
 
 from _bench import __main__ as bench
 from _bench import memory, memory_cases
@@ -15,14 +16,21 @@ def main(arguments: list) -> int:
     parser.add_argument("out", help="the JSON file to write")
     parser.add_argument("--small", action="store_true", help="3 cases, of the CPU's sizes")
     options = parser.parse_args(arguments)
-    if options.small:
-        memory_cases.LARGE.update(memory_cases.SIZES)
     cases = ["--cases", "3"] if options.small else []
-    result = memory.run(bench.check(["memory", "--device", "cuda", *cases]))
+    result = memory.run(bench.check(["memory", "--device", "cuda", *cases]),
+                        small_grid if options.small else memory_cases.grid)
+    result["small"] = options.small
     with open(options.out, "w") as file:
         json.dump(result, file, indent=1)
     print(memory.table(result))
-    return int(result["methods"]["dry run"]["worst_pct"] > FAR_OFF)
+    # cuBLAS's workspaces alone are larger than the small models: nothing to judge there
+    return int(not options.small and result["methods"]["dry run"]["worst_pct"] > FAR_OFF)
+
+
+def small_grid(large: bool) -> list[memory_cases.Case]:
+    """The GPU's cases with the CPU's sizes and 64 tokens. They say so themselves, because other
+    processes build them."""
+    return [replace(case, large=False, sequence=64) for case in memory_cases.grid(large)]
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ def test_an_unknown_gpu_is_turned_away():
 def test_what_cuda_takes_has_names():
     assert overheads(8).keys() == {"CUDA context", "cuBLAS", "NCCL"}
     assert overheads(1)["NCCL"] == 0
+    assert overheads(architecture="sm80")["cuBLAS"] == 2 * 8_519_680  # :4096:2:16:8, in KiB
 
 
 @pytest.mark.parametrize("name, gib, found", [

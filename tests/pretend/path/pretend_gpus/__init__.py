@@ -13,6 +13,7 @@ PATCHES = {
     "torch.distributed.distributed_c10d": "groups",
     "torch.distributed.tensor._random": "dtensor",
     "torch.distributed.fsdp.fully_sharded_data_parallel": "fsdp1",
+    "torch._subclasses.fake_tensor": "fake",
     "torch.profiler.profiler": "profiler",
     "torch": "tensors",
     "labs.training.presets": "presets",

@@ -16,6 +16,7 @@ import torch
 from pretend_gpus import machine, state
 
 _host = {}  # storage -> weak reference, of tensors that were sent to the CPU
+_gpu = {}  # storage -> (weak reference, GPU), of tensors that another process or a file had there
 _pinned = set()
 _BASE = torch._C.TensorBase if hasattr(torch._C, "TensorBase") else torch.Tensor.__mro__[1]
 _device, _is_cuda, _is_cpu = (getattr(_BASE, name) for name in ("device", "is_cuda", "is_cpu"))
@@ -64,9 +65,10 @@ def _empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_me
 
 def is_on_gpu(tensor) -> bool:
     """Whether a tensor that lives on the CPU stands for one on the GPU."""
-    if state.current is None or _is_fake(tensor):
+    if state.current is None and not _gpu or _is_fake(tensor):
         return False
-    return not _host or _key(tensor) not in _host
+    key = _key(tensor) if _host or _gpu else None
+    return key in _gpu or state.current is not None and key not in _host
 
 
 def _is_fake(tensor):
@@ -90,8 +92,9 @@ def _to_host(tensor):
 
 def _shown_device(tensor):
     found = _device.__get__(tensor)
-    if found.type == "cpu" and state.current is not None and is_on_gpu(tensor):
-        return torch.device("cuda", state.current)
+    if found.type == "cpu" and is_on_gpu(tensor):
+        _, number = _gpu.get(_key(tensor), (None, state.current)) if _gpu else (None, state.current)
+        return torch.device("cuda", number)
     return found
 
 
@@ -208,7 +211,7 @@ def _patch_functions(torch):
     torch.cuda.nccl.version = lambda: (2, 27, 7)
     torch.cuda.nccl.is_available = lambda tensors=None: True
     torch.backends.cuda.is_built = lambda: True
-    torch.serialization.register_package(5, lambda storage: None, _restore)
+    torch.serialization.register_package(5, _location, _restore)
     _patch_accelerator(torch)
 
 
@@ -233,8 +236,22 @@ def _for_load(map_location):
     return "cpu" if is_gpu else map_location
 
 
+def _location(storage):
+    """Where a file or another process shall find a storage: as of CUDA's."""
+    key = storage._cdata
+    if key in _gpu:
+        return f"cuda:{_gpu[key][1]}"
+    is_plain = storage.device.type == "cpu" and state.current is not None and key not in _host
+    return f"cuda:{state.current}" if is_plain else None
+
+
 def _restore(storage, location):
-    return storage if location.startswith("cuda") else None
+    """Only what comes back is then on a GPU: its process need not use one itself."""
+    if not location.startswith("cuda"):
+        return None
+    key, number = storage._cdata, state.index(location)
+    _gpu[key] = weakref.ref(storage, lambda _: _gpu.pop(key, None)), number
+    return storage
 
 
 def _patch_accelerator(torch):
