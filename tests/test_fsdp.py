@@ -1,6 +1,7 @@
 """Notebook 04's package: the search, what it measures against the formulas, what it draws."""
 
 import sys
+from dataclasses import replace
 from functools import partial
 
 import cloudpickle
@@ -174,6 +175,17 @@ def test_the_pictures_say_what_was_measured(measured):
     assert "Checkpointing, at the peak: " in repr(lab.show_memory_and_arithmetic(measured))
     assert "4%" in repr(lab.summary_table(measured, *rows))
     assert rows[1].off == pytest.approx(0.04, abs=0.005)
+
+
+def test_where_not_even_one_layer_fits_it_says_so(measured):
+    none = LargestModel("DDP", 52e6, 0, 0, 2, ProcessOverhead(0, 0))
+    assert repr(none) == ("DDP: predicted that not even one layer fits; found that not even one "
+                          "layer fits by 2 trainings under 52 MB a rank")
+    one = replace(none, predicted=1)
+    assert one.off is None and "predicted 1 layer (" in repr(one)
+    assert "DDP: " in repr(lab.show_largest_models(measured, none))
+    assert "largest that fits 0 M parameters" in repr(lab.show_largest_models(measured, one))
+    assert "–" in repr(lab.summary_table(measured, none))
 
 
 def test_an_unfilled_exercise_makes_every_picture_wait(capsys):

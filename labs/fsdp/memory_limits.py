@@ -27,6 +27,7 @@ from labs.training.loop import train
 from labs.training.memory_categories import GB, Memory
 from labs.training.models import count_trainable
 from labs.training.presets import Preset
+from labs.words import counted
 from labs.workers import cuda, devices
 from labs.workers.failures import RankFailed
 from labs.workers.launcher import launch
@@ -250,20 +251,25 @@ class LargestModel:
     overhead: ProcessOverhead
 
     @property
-    def off(self) -> float:
-        """The prediction's relative error, in parameters."""
+    def off(self) -> float | None:
+        """The prediction's relative error, in parameters; None where one of the two is no model."""
+        if not self.predicted or not self.found:
+            return None
         return parameters(self.predicted) / parameters(self.found) - 1
 
     def __repr__(self):
         words = f"{self.name}: predicted {_described(self.predicted)}"
         if self.found is None:
             return f"{words}; this system limits no process, so nothing could be tried"
+        apart = "" if self.off is None else f": {abs(self.off):.0%} apart"
         return (f"{words}; found {_described(self.found)} by {self.runs} trainings under "
-                f"{size_text(self.limit)} a rank: {abs(self.off):.0%} apart")
+                f"{size_text(self.limit)} a rank{apart}")
 
 
 def _described(layers) -> str:
-    return f"{layers} layers ({parameters(layers) / 1e6:.1f} M parameters)"
+    if not layers:
+        return "that not even one layer fits"
+    return f"{counted(layers, 'layer')} ({parameters(layers) / 1e6:.1f} M parameters)"
 
 
 @shows("4.4")

@@ -209,8 +209,8 @@ def _with_limit(panel, limit) -> Panel:
 
 
 def _size(one, which) -> int | None:
-    layers = one and getattr(one, which)
-    return memory_limits.parameters(layers) if layers else None
+    layers = one and getattr(one, which)  # 0: not even one fits
+    return memory_limits.parameters(layers) if layers else layers
 
 
 @shows("4.4")
@@ -225,7 +225,7 @@ def summary_table(compared: Comparison, *found: LargestModel) -> Table:
                      f"{compared.tokens_per_second(name):,.0f}",
                      *(f"{_size(one, which) / 1e6:.2f}" if _size(one, which) else "–"
                        for which in ("predicted", "found")),
-                     f"{abs(one.off):.0%}" if one and one.found else "–"))
+                     f"{abs(one.off):.0%}" if one and one.off is not None else "–"))
     head = ("", "MB at the peak", "GFLOP", "tokens/s here", "predicted, M", "found, M", "apart")
     return Table(f"{compared.parameters / 1e6:.1f} M parameters on {compared.preset.ranks} ranks, "
                  f"and the largest model under {size_text(found[0].limit)} a rank", head, rows,
