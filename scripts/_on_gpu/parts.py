@@ -25,7 +25,7 @@ PARTS = (
     _part("machine", "the GPUs, their links, and the versions of everything",
           ["-m", "_on_gpu.machine", "{out}/machine.json"], 30),
     _part("faults", "the launcher's faults on NCCL: what goes wrong on ranks, and what is left",
-          ["-m", "_on_gpu.launcher_faults", "{out}/faults.json"], 120),
+          ["-m", "_on_gpu.launcher_faults", "{out}/faults.json"], 120, small=["--small"]),
     _part("one-rank", "one rank of 8 in a fake process group, for 1B, 7B and 8B: predicted, "
                       "measured", ["-m", "_on_gpu.one_rank", "{out}/one_rank.json"], 240,
           small=["--small"]),

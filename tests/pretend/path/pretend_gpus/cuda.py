@@ -88,6 +88,7 @@ class Event:
         return 1000 * (end._at - self._at)
 
 
+CLOCK = 1.41e9  # cycles a second
 _current = {}  # device -> the stream on which its work is issued
 
 
@@ -184,7 +185,7 @@ FUNCTIONS = {
     "default_stream": default_stream, "set_stream": set_stream, "stream": stream,
     "is_current_stream_capturing": lambda: False, "ipc_collect": lambda: None,
     "get_arch_list": lambda: ["sm_75", "sm_80", "sm_90"], "utilization": lambda device=None: 0,
-    "_sleep": lambda cycles: None}
+    "_sleep": lambda cycles: time.sleep(cycles / CLOCK)}
 RANDOM = {
     "get_rng_state": lambda device=None: torch.get_rng_state(),
     "set_rng_state": lambda new_state, device=None: torch.set_rng_state(new_state),

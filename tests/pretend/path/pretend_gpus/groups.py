@@ -2,7 +2,7 @@
 
 import torch
 
-from pretend_gpus import machine
+from pretend_gpus import machine, state
 
 
 class ProcessGroupNCCL:
@@ -18,6 +18,7 @@ def patch(module):
     """Replaces what makes process groups; `get_backend` says what was asked for."""
     original_init, original_new = module.init_process_group, module._new_group_with_tag
     original_backend = module.ProcessGroup._get_backend
+    original_check = module._check_single_tensor
     module._NCCL_AVAILABLE = True
     module.ProcessGroupNCCL = ProcessGroupNCCL
     module.__all__ += ["ProcessGroupNCCL"]
@@ -34,7 +35,8 @@ def patch(module):
             return original_init(backend, *args, **kwargs)
         kwargs.pop("pg_options", None)
         original_init("gloo", *args, **kwargs)
-        _refuse_duplicates(module.get_world_size())
+        if module.get_world_size() > machine.count():
+            raise _duplicate()
         say(module.GroupMember.WORLD, backend or "cpu:gloo,cuda:nccl")
 
     def _new_group_with_tag(ranks=None, timeout=None, backend=None, backend_options=None,
@@ -52,14 +54,21 @@ def patch(module):
     def _get_backend(group, device):
         return original_backend(group, torch.device("cpu"))
 
+    def _check_single_tensor(param, param_name):
+        original_check(param, param_name)
+        # each rank has a GPU of its own, so this one is another rank's
+        if param.device.type == "cuda" and param.device.index != state.current and \
+                module.get_world_size() > 1 and "nccl" in str(module.get_backend()).lower():
+            raise _duplicate()
+
+    module._check_single_tensor = _check_single_tensor
     module.init_process_group, module._new_group_with_tag = init_process_group, _new_group_with_tag
     module.ProcessGroup._get_backend = _get_backend
 
 
-def _refuse_duplicates(ranks):
-    if ranks > machine.count():
-        raise torch.distributed.DistBackendError(
-            "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3690, "
-            "invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.27.7\n"
-            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
-            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 7000")
+def _duplicate():
+    return torch.distributed.DistBackendError(
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3690, "
+        "invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.27.7\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 7000")

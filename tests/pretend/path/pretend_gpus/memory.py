@@ -6,18 +6,14 @@ C++ too. The peak is taken from a profiler that runs hidden between `reset_peak_
 """
 
 import atexit
-import ctypes
 import os
 import resource
-import sys
 import time
-from pathlib import Path
 
 import torch
 
-from pretend_gpus import machine, state
+from pretend_gpus import machine, private, state
 
-_ALLOCATED = 96  # offset in c10::ProfiledCPUMemoryReporter: behind a mutex and an unordered_map
 _SEGMENT = 2 * machine.MiB
 _counter = None
 _peak = _reserved = _most_reserved = 0
@@ -30,11 +26,7 @@ _mode = None
 def count_from_now_on():
     """Makes c10 count the bytes of all tensors on the CPU."""
     global _counter
-    library = ctypes.CDLL(str(Path(sys.modules["torch._C"].__file__).parent / "lib/libc10.so"))
-    reporter = library._ZN3c1025profiledCPUMemoryReporterEv
-    reporter.restype = ctypes.c_void_p
-    _counter = ctypes.c_size_t.from_address(reporter() + _ALLOCATED)
-    ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage").value = True
+    _counter = private.live_bytes()
     atexit.register(lambda: _hidden and _stop_hidden())  # else the interpreter's end crashes
 
 

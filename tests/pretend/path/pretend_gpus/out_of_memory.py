@@ -21,13 +21,13 @@ class OutOfMemory(TorchFunctionMode):
                 raise
             # Python needs some memory of its own to report this; on a GPU that is not limited.
             memory.lift_limit()
-            raise torch.OutOfMemoryError(_words(str(error))) from None
+            found = _ASKED.search(str(error))
+            raise torch.OutOfMemoryError(words(int(found[1]) if found else 0)) from None
 
 
-def _words(text):
-    found = _ASKED.search(text)
-    asked, held = int(found[1]) if found else 0, memory.allocated()
-    gib = machine.GiB
+def words(asked: int) -> str:
+    """CUDA's message when `asked` bytes find no room."""
+    held, gib = memory.allocated(), machine.GiB
     return (f"CUDA out of memory. Tried to allocate {_size(asked)}. GPU {state.current_or_zero()} "
             f"has a total capacity of {machine.total() / gib:.2f} GiB of which "
             f"{(machine.total() - held) / gib:.2f} GiB is free. {_size(memory.allowed())} allowed; "

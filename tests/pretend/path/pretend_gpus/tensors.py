@@ -5,18 +5,17 @@ the CPU: all other functions that make tensors, of Python or C++, end in these t
 that uses a GPU, every plain tensor says "cuda:k", but for those that were sent to the CPU.
 """
 
-import ctypes
 import functools
+import math
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
-from pretend_gpus import machine, state
+from pretend_gpus import machine, out_of_memory, private, state
 
 _host = {}  # storage -> weak reference, of tensors that were sent to the CPU
-_gpu = {}  # storage -> (weak reference, GPU), of tensors that another process or a file had there
+_gpu = {}  # storage -> (weak reference, GPU), where that is not the one that this process uses
 _pinned = set()
 _BASE = torch._C.TensorBase if hasattr(torch._C, "TensorBase") else torch.Tensor.__mro__[1]
 _device, _is_cuda, _is_cpu = (getattr(_BASE, name) for name in ("device", "is_cuda", "is_cpu"))
@@ -27,18 +26,10 @@ _library = None
 
 def patch(torch):
     """Patches what `import torch` has just made."""
-    _link_guard(torch)
+    private.link_guard()
     _register_kernels(torch)
     _patch_methods(torch.Tensor)
     _patch_functions(torch)
-
-
-def _link_guard(torch):
-    """Lets C++ guard the device "cuda": with the guard of "meta", which changes nothing."""
-    cuda, meta = 1, 14  # c10::DeviceType
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"))
-    guards = (ctypes.c_void_p * 20).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
-    guards[cuda] = guards[cuda] or guards[meta]
 
 
 def _register_kernels(torch):
@@ -53,14 +44,35 @@ def _register_kernels(torch):
 
 
 def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
-    state.enter()
-    return torch.empty(size, dtype=dtype, layout=layout or torch.strided, device=_CPU,
-                       memory_format=memory_format or torch.contiguous_format)
+    _require_room(size, dtype)
+    return _on(device, torch.empty(
+        size, dtype=dtype, layout=layout or torch.strided, device=_CPU,
+        memory_format=memory_format or torch.contiguous_format))
 
 
 def _empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):
+    _require_room(size, dtype)
+    return _on(device, torch.empty_strided(size, stride, dtype=dtype, device=_CPU))
+
+
+def _require_room(size, dtype):
+    """Refuses one tensor that is larger than the GPU: the host's memory may have room for it."""
     state.enter()
-    return torch.empty_strided(size, stride, dtype=dtype, device=_CPU)
+    nbytes = math.prod(size) * (dtype or torch.get_default_dtype()).itemsize
+    if nbytes > machine.total():
+        raise torch.OutOfMemoryError(out_of_memory.words(nbytes))
+
+
+def _on(device, tensor):
+    """A tensor that was asked for on another GPU than this process's says so."""
+    if device is not None and device.index not in (None, -1, state.current):
+        _mark(tensor.untyped_storage(), state.index(device))
+    return tensor
+
+
+def _mark(storage, number):
+    key = storage._cdata
+    _gpu[key] = weakref.ref(storage, lambda _: _gpu.pop(key, None)), number
 
 
 def is_on_gpu(tensor) -> bool:
@@ -165,6 +177,7 @@ def _patch_methods(Tensor):
     Tensor.get_device = lambda self: (self.device.index if self.device.type == "cuda"
                                       else _get_device(self))
     Tensor.to = _move
+    Tensor.__getitem__ = _asserting(Tensor.__getitem__)
     Tensor.cpu = lambda self, memory_format=None: self.to("cpu")
     Tensor.cuda = lambda self, device=None, non_blocking=False, memory_format=None: self.to(
         torch.device("cuda", state.index(device)))
@@ -172,6 +185,22 @@ def _patch_methods(Tensor):
     Tensor.pin_memory = _pin
     Tensor.is_pinned = lambda self, device=None: _key(self) in _pinned
     Tensor._make_wrapper_subclass = staticmethod(_on_cpu(Tensor._make_wrapper_subclass))
+
+
+def _asserting(getitem):
+    """A kernel that is given positions cannot raise IndexError: an assertion in it fails."""
+    def called(tensor, index):
+        try:
+            return getitem(tensor, index)
+        except IndexError as error:
+            parts = index if isinstance(index, tuple) else (index,)
+            if "out of bounds" in str(error) and is_on_gpu(tensor) and any(
+                    isinstance(part, torch.Tensor) for part in parts):
+                raise torch.AcceleratorError(
+                    "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` "
+                    "to enable device-side assertions.") from None
+            raise
+    return functools.wraps(getitem)(called)
 
 
 def _on_cpu(function):
@@ -249,8 +278,7 @@ def _restore(storage, location):
     """Only what comes back is then on a GPU: its process need not use one itself."""
     if not location.startswith("cuda"):
         return None
-    key, number = storage._cdata, state.index(location)
-    _gpu[key] = weakref.ref(storage, lambda _: _gpu.pop(key, None)), number
+    _mark(storage, state.index(location))
     return storage
 
 
