@@ -261,15 +261,14 @@ class LargestModel:
         words = f"{self.name}: predicted {_described(self.predicted)}"
         if self.found is None:
             return f"{words}; this system limits no process, so nothing could be tried"
-        apart = "" if self.off is None else f": {abs(self.off):.0%} apart"
         return (f"{words}; found {_described(self.found)} by {self.runs} trainings under "
-                f"{size_text(self.limit)} a rank{apart}")
+                f"{size_text(self.limit)} a rank"
+                + ("" if self.off is None else f": {abs(self.off):.0%} apart"))
 
 
 def _described(layers) -> str:
-    if not layers:
-        return "that not even one layer fits"
-    return f"{counted(layers, 'layer')} ({parameters(layers) / 1e6:.1f} M parameters)"
+    return (f"{counted(layers, 'layer')} ({parameters(layers) / 1e6:.1f} M parameters)" if layers
+            else "that not even one layer fits")
 
 
 @shows("4.4")
