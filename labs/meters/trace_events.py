@@ -11,7 +11,7 @@ How the two backends look in such a file, and how they are read:
   it is launched: torch 1.x writes no arguments, and calls a kernel of many kinds SendRecv.
 - Computing is what the other threads' `aten::` operations do, copies among them; on a GPU, what its
   other kernels, copies and fills do (`labs.meters.trace_gpu`). HolisticTraceAnalysis leaves copies
-  and fills out, and so finds 0 to 0.8 % less of communication overlapped in six real traces.
+  and fills out, and so finds 0 to 0.8 % less of communication overlapped in seven real traces.
 """
 
 import math

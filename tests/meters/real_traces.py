@@ -1,5 +1,5 @@
 """Traces of other people's GPUs, by which the reader of traces is tested. They are not part of this
-repository: `python tests/meters/real_traces.py` fetches them to experiments/traces/, 6 MB, and
+repository: `python tests/meters/real_traces.py` fetches them to experiments/traces/, 9 MB, and
 without them tests/meters/test_real_traces.py skips.
 
 HolisticTraceAnalysis (Meta, MIT licence) and TraceLens (AMD, MIT licence) keep them as their own
@@ -34,6 +34,10 @@ TRACES = {each.name: each for each in (
     RealTrace("resnet50_ddp", f"{HTA}/nccl_parser_config/nccl_data.json.gz",
               "c1cf9c575fdcd7bdc6326ceab834f94b351f81ae55577a7471aa9e328fb8b58e",
               "ResNet-50 in fp32 under DDP on 2 GPUs, NCCL 2.17, 3 steps"),
+    RealTrace("one_call_per_gradient", f"{HTA}/df_index_resolver/df_index_resolver.json.gz",
+              "769af9ab5262468eb7baf6a7bfdb138ef15542264c72c0c313758d951b16dc15",
+              "5 steps of SGD on 2 V100 in 2022, an all-reduce for each of 404 gradients, as 02's "
+              "first module calls them"),
     RealTrace("recommender_2022", f"{HTA}/trace_diff/control/control.json.gz",
               "43ed872e4c5dc2e8da5946d761ed61923a75c6c799cc62be9e1c859d440a56fd",
               "a recommender on 8 GPUs in 2022, kernels without arguments of NCCL"),

@@ -86,7 +86,8 @@ def test_milliseconds_are_these(name, total, exposed):
 
 
 @pytest.mark.parametrize("name, ours, theirs", [
-    ("resnet50_ddp", 16.40, 15.61), ("recommender_2022", 47.07, 46.24),
+    ("resnet50_ddp", 16.40, 15.61), ("one_call_per_gradient", 0, 0),
+    ("recommender_2022", 47.07, 46.24),
     ("recommender_16", 1.76, 1.36), ("recommender_128", 15.19, 14.95), ("inference_b200", 0, 0),
     ("resnet18_mi300", 22.69, 22.22)])
 def test_overlap_is_holistic_trace_analysiss_but_for_copies(name, ours, theirs):
@@ -126,6 +127,13 @@ def test_ddps_buckets_are_the_models_gradients():
     amd = loaded("resnet18_mi300")
     assert of_all(amd, "bytes", "all_reduce") == 3 * 2 * RESNET_18
     assert {one.ranks for one in amd.of("all_reduce", "broadcast")} == {8}
+
+
+def test_one_call_per_gradient_hides_nothing():
+    """As notebook 02 says of its first module."""
+    trace = loaded("one_call_per_gradient")
+    assert Counter(one.kind for one in trace.collectives) == {"all_reduce": 5 * 404}
+    assert trace.seconds_of()["exposed"] == trace.seconds_of()["total"] > 0.35
 
 
 def test_gathered_logits_are_a_vocabulary():
