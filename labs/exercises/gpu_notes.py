@@ -43,6 +43,12 @@ def spreads(rounds: Mapping[str, Sequence[float]], size: Preset) -> str:
     return "ms per step, median and spread: " + "; ".join(found)
 
 
+def spreads_of_recorded(seconds: Mapping[str, Sequence[float]], size: Preset) -> str:
+    """Returns the lines below a picture of a recorded step: `spreads` of all that were recorded."""
+    note = spreads(seconds, size)
+    return below(note, "The fastest of the recorded steps is drawn." if note else "")
+
+
 def allocators(compared: Comparison) -> str:
     """Returns what the GPUs' allocators say of each strategy's recorded peak; nothing on a CPU."""
     found = {name: one.report.allocator for name, one in compared.results.items() if one.report}

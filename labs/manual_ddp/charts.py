@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from labs.exercises import comparison
 from labs.exercises.comparison import Comparison
-from labs.exercises.gpu_notes import below, speeds, spreads
+from labs.exercises.gpu_notes import below, speeds, spreads_of_recorded
 from labs.exercises.guesses import guessed
 from labs.exercises.on_ranks import BATCH
 from labs.exercises.on_ranks import gradients as gradients_of
@@ -171,7 +171,8 @@ def show_phases(compared: Comparison) -> Picture:
     recorded = {name: [max(trace.seconds for trace in step) for step in
                        variants.recorded_steps(one.observed)]
                 for name, one in compared.results.items()}
-    return phases.step_phases(_fastest_steps(compared), below(spreads(recorded, compared.preset)))
+    return phases.step_phases(_fastest_steps(compared),
+                              spreads_of_recorded(recorded, compared.preset))
 
 
 def _fastest_steps(compared, names=()) -> dict:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from labs.exercises.comparison import batches, build, model_of
-from labs.exercises.gpu_notes import below, spreads
+from labs.exercises.gpu_notes import spreads_of_recorded
 from labs.exercises.verdicts import Wrong, shows
 from labs.meters.throughput import WARMUP_ON_GPU
 from labs.pictures import shards, timelines
@@ -61,7 +61,7 @@ def show_gathered_layers(strategy: Callable, preset: Preset) -> Picture:
     found = launch(_record_lifecycle, strategy, preset, link=LINK, ranks=preset.ranks, quiet=True,
                    verify=False)[0]
     return timelines.gathered_layers(
-        found, below(spreads({f"{STEPS} recorded steps": found.recorded}, preset)))
+        found, spreads_of_recorded({f"{STEPS} recorded steps": found.recorded}, preset))
 
 
 def _record_lifecycle(strategy, preset) -> timelines.Lifecycle:
