@@ -65,7 +65,9 @@ def progress_bar(iterable: Any = None, **options: Any) -> Any:
 
     class Bar(tqdm):
         def close(self):
-            _bars.discard(id(self))
+            # tqdm closes again when the interpreter ends: then this module's names are gone
+            if _bars is not None:
+                _bars.discard(id(self))
             super().close()
 
     if os.environ.get(OFF) == "0":

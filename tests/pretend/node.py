@@ -12,12 +12,14 @@ def environment(gpus: int, kind: str | None = None, nbytes: float | None = None,
     """Returns a subprocess's environment with `gpus` pretend GPUs.
 
     kind: T4, A100 or H100; None: A100s, and a single GPU is a T4. nbytes: of each GPU's memory;
-    given, a rank cannot allocate more. others: further variables.
+    given, a rank cannot allocate more. others: further variables. Without GPUs the process is an
+    ordinary one that can still note which of the GPU's lines it runs.
     """
     path = [str(HERE / "path"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    made = {**os.environ, "PRETEND_GPUS": str(gpus),
-            "PYTHONPATH": os.pathsep.join(filter(None, path)),
-            "PATH": os.pathsep.join([str(HERE / "bin"), os.environ.get("PATH", "")])}
+    made = {**os.environ, "PRETEND_GPUS": str(gpus or ""),
+            "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    if gpus:
+        made["PATH"] = os.pathsep.join([str(HERE / "bin"), os.environ.get("PATH", "")])
     made.pop("CUDA_VISIBLE_DEVICES", None)
     for name, value in (("PRETEND_GPU", kind), ("PRETEND_GPU_BYTES", nbytes)):
         made.pop(name, None)

@@ -11,6 +11,8 @@ import time
 import pytest
 from kernels import Kernel
 
+from labs.workers import progress
+
 SLEEP = """
 import time
 from labs.workers.progress import progress_bar, status
@@ -98,3 +100,10 @@ def test_a_terminal_is_left_empty():
 
 def test_a_file_gets_nothing():
     assert run(subprocess.PIPE, WORKBOOK_PROGRESS="").stderr == ""
+
+
+def test_a_bar_may_outlive_its_module(monkeypatch):
+    """At the interpreter's end modules' names are None, and tqdm closes what is still there."""
+    bar = progress.progress_bar(range(3))
+    monkeypatch.setattr(progress, "_bars", None)
+    bar.__del__()

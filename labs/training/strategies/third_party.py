@@ -1,11 +1,9 @@
 """Strategies of libraries other than torch: DeepSpeed's ZeRO 1, 2 and 3, and Accelerate."""
 
-import contextlib
 import functools
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator
 from unittest import mock
 
 from labs.training.loop import ModuleAndOptimizer
@@ -32,19 +30,20 @@ def deepspeed(model, optimizer_class, stage: int, **kwargs) -> ModuleAndOptimize
     library = _deepspeed()
     optimizer = optimizer_class(model.parameters(), **kwargs)
     # DeepSpeed would compile this shared-memory op on the CPU at first use, for a minute
-    with mock.patch("deepspeed.comm.torch.build_shm_op", lambda: None), _ranks_own_gpu():
+    _name_own_gpu()
+    with mock.patch("deepspeed.comm.torch.build_shm_op", lambda: None):
         engine, *_ = library.initialize(model=model, optimizer=optimizer,
                                         config=_config(model, stage), dist_init_required=False)
     return engine, EngineOptimizer(engine)
 
 
-@contextlib.contextmanager
-def _ranks_own_gpu() -> Iterator[None]:
-    """On a rank: inside, LOCAL_RANK is the number of its GPU, which both libraries take it for:
-    where ranks share GPUs, there are fewer of these than ranks."""
+def _name_own_gpu() -> None:
+    """On a rank: LOCAL_RANK becomes the number of its GPU, which both libraries take it for: where
+    ranks share GPUs, there are fewer of these than ranks. For good: DeepSpeed's stage 3 reads it
+    again in forward."""
     own = devices.device().index
-    with mock.patch.dict(os.environ, {} if own is None else {"LOCAL_RANK": str(own)}):
-        yield
+    if own is not None:
+        os.environ["LOCAL_RANK"] = str(own)
 
 
 deepspeed1 = functools.partial(deepspeed, stage=1)
@@ -132,7 +131,7 @@ def _accelerate(model, optimizer, state=None, **options):
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state()  # a singleton: it keeps the process's first settings
-    with _ranks_own_gpu():
-        accelerator = Accelerator(cpu=devices.device().type == "cpu", **options)
+    _name_own_gpu()
+    accelerator = Accelerator(cpu=devices.device().type == "cpu", **options)
     AcceleratorState._shared_state.update(state or {})
     return accelerator.prepare(model, optimizer)

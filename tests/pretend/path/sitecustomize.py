@@ -7,3 +7,10 @@ if os.environ.get("PRETEND_GPUS"):
     import pretend_gpus
 
     pretend_gpus.install()
+
+if os.environ.get("PRETEND_LINES"):
+    import sys
+
+    import gpu_lines
+
+    sys.meta_path.insert(0, gpu_lines.Importer())

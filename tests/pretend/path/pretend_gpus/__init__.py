@@ -7,6 +7,8 @@ import importlib.util
 import sys
 from importlib import import_module
 
+from pretend_gpus import quick
+
 # module that is imported -> our module whose `patch(module)` is called right after
 PATCHES = {
     "torch.cuda": "cuda",
@@ -18,6 +20,7 @@ PATCHES = {
     "torch": "tensors",
     "labs.training.presets": "presets",
     "labs.fsdp.node": "presets",
+    **dict.fromkeys(quick.MODULES, "quick"),
 }
 
 

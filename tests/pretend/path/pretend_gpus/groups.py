@@ -1,5 +1,7 @@
 """torch.distributed: NCCL is asked for, and gloo carries the tensors, which are on the CPU."""
 
+import os
+
 import torch
 
 from pretend_gpus import machine, state
@@ -31,6 +33,7 @@ def patch(module):
         module._world.pg_backend_config[group] = str(module.BackendConfig(module.Backend(asked)))
 
     def init_process_group(backend=None, *args, device_id=None, **kwargs):
+        _log(backend, kwargs)
         if backend is not None and "nccl" not in backend.lower():
             return original_init(backend, *args, **kwargs)
         kwargs.pop("pg_options", None)
@@ -64,6 +67,14 @@ def patch(module):
     module._check_single_tensor = _check_single_tensor
     module.init_process_group, module._new_group_with_tag = init_process_group, _new_group_with_tag
     module.ProcessGroup._get_backend = _get_backend
+
+
+def _log(backend, options):
+    """Adds a line to the file PRETEND_RANKS: rank, ranks, device and backend of a launch's rank."""
+    path, device = os.environ.get("PRETEND_RANKS"), os.environ.get("LABS_DEVICE")
+    if path and device and backend != "fake":
+        with open(path, "a") as file:
+            file.write(f"{options.get('rank')} {options.get('world_size')} {device} {backend}\n")
 
 
 def _duplicate():

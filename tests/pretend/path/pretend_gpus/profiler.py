@@ -21,13 +21,19 @@ def patch(module):
     def export_chrome_trace(self, path):
         result = original_export(self, path)
         if self.pretend_cuda and state.current is not None:
-            trace.add_kernels(path, state.current)
+            trace.add_kernels(path, state.current, _has_nccl())
         return result
 
     kineto.__init__, kineto.export_chrome_trace = __init__, export_chrome_trace
     module.supported_activities = lambda: supported() | {gpu}
     _follow_profilers()
     _show_devices()
+
+
+def _has_nccl():
+    """Whether NCCL carries this process's tensors, or would."""
+    group = torch.distributed
+    return not group.is_initialized() or "nccl" in str(group.get_backend())
 
 
 def _follow_profilers():
