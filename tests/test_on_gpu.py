@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -135,14 +136,36 @@ def test_help_names_every_part_and_its_files():
 
 
 def test_the_parts_exist():
-    assert len({part.name for part in parts.PARTS}) == len(parts.PARTS) == 11
+    assert len({part.name for part in parts.PARTS}) == len(parts.PARTS) == 12
     for part in parts.PARTS:
         [_, *rest] = parts.command(part, Path("/out"), small=True)
         target = ROOT / "scripts" / rest[1].replace(".", "/") if rest[0] == "-m" else ROOT / rest[0]
         assert target.with_suffix(".py").exists(), part.name
-    assert sum(part.seconds for part in parts.PARTS) < 30 * 60
-    assert {"tests/faults/test_live.py", "tests/test_on_gpus.py"} <= set(gpu_tests.files())
-    assert "tests/faults/test_gpu_faults.py" not in gpu_tests.files()
+    *first, last = parts.PARTS
+    without_last = sum(part.seconds for part in first)
+    assert round(without_last / 60) == 31 and round((without_last + last.seconds) / 60) == 41
+    said = on_gpu("--help").stdout
+    assert "about 41 minutes on 8 A100, without the last 31" in said
+
+
+@pytest.mark.parametrize("solution", sorted((ROOT / "solutions").glob("*.py")),
+                         ids=lambda path: path.stem)
+def test_a_solution_has_the_minutes_of_its_header(solution):
+    [part] = [part for part in parts.PARTS if part.name == solution.stem]
+    assert part.seconds == 60 * int(re.search(r"(\d+) minutes? of compute",
+                                              solution.read_text())[1])
+    assert part.seconds < part.limit < 17 * 60
+
+
+def test_tests_marked_gpu_run_in_two_parts():
+    short, long = (set(gpu_tests.files(long)) for long in (False, True))
+    assert "tests/faults/test_live.py" in short and not short & long
+    assert long == {"tests/test_on_gpus.py", "tests/test_fsdp_node.py"}
+    assert "tests/faults/test_gpu_faults.py" not in short  # the part "faults" runs them
+    whole = gpu_tests.command(["/out.xml", "--long"])
+    assert whole[whole.index("gpu") - 1] == "-m" and "--junitxml=/out.xml" in whole
+    assert "gpu and not slow" in gpu_tests.command(["/out.xml", "--small"])
+    assert "00_start_here or card_is_found" in gpu_tests.command(["/o", "--long", "--small"])
 
 
 def test_no_gpu_is_one_sentence(monkeypatch, capsys, tmp_path):
@@ -209,10 +232,11 @@ def test_the_log_of_a_machine_has_its_reports(tmp_path):
 
 def write_results(out):
     rows = [dict(case="GPT-2 1B, ddp", predicted_bytes=20e9, fits=True, measured_bytes=19e9,
-                 off_pct=5.3, seconds=0.5),
+                 off_pct=5.3, seconds=0.5, operators="cpu"),
             dict(case="Llama-3-8B, fp32", predicted_bytes=99e9, fits=False),
             dict(case="Llama-2-7B, mixed", predicted_bytes=None, error="RuntimeError: no")]
-    (out / "one_rank.json").write_text(json.dumps({"ranks": 8, "card_bytes": 85e9, "rows": rows}))
+    (out / "one_rank.json").write_text(json.dumps({
+        "ranks": 8, "card_bytes": 85e9, "workspace_bytes": 17e6, "rows": rows}))
     (out / "bench_memory.json").write_text(json.dumps({
         "cases": 3, "methods": {"dry run": {"cases": 3, "mean_pct": 1.2, "worst_pct": 3.4},
                                 "DeepSpeed": {"cases": 0}},
@@ -225,6 +249,8 @@ def write_results(out):
         '<testcase classname="tests.a" name="two"><failure/></testcase>'
         '<testcase name="three"><skipped/></testcase>'
         '</testsuite></testsuites>')
+    (out / "long_gpu_tests.xml").write_text(
+        '<testsuite><testcase classname="" name="tests.b"><error/></testcase></testsuite>')
     (out / "04_fsdp.log").write_text("✓ Exercise 4.1  good\n✗ Exercise 4.2  rank 1 differs\n"
                                      "✗ CPU offload  rank 0 raised\n")
 
@@ -241,13 +267,26 @@ def test_the_summary_says_what_agreed_and_what_did_not(tmp_path):
                  "| GPT-2 1B, ddp | 20.000 | 19.000 | **+5.3 %** | 0.500 s |",
                  "| Llama-3-8B, fp32 | 99.000 | does not fit 85.0 GB | | |",
                  "| Llama-2-7B, mixed | – | RuntimeError: no | | |",
-                 "| dry run | 3 | 1.2 % | 3.4 % |", "- dry run, GPT-2 deep: -3.4 %",
+                 "Predicted: a dry run, and 0.017 GB of cuBLAS's workspaces. Measured: "
+                 "torch.cuda.max_memory_allocated of the second step. Bold: more than 5 % off. "
+                 "Predicted with the CPU's operators: GPT-2 1B, ddp.",
+                 "| dry run | 3 | 1.2 % | 3.4 % |",
+                 "Ours: dry run and recording. The dry run's furthest off: GPT-2 deep -3.4 %.",
                  "## The launcher's faults over cpu:gloo,cuda:nccl: 1 of 2 as they should be",
                  "- **is_killed**: 512 MiB left", "- one_gpu: not tried, needs several GPUs",
                  "## Tests marked gpu: 1 passed, 1 failed, 1 skipped", "- **tests.a.two**",
+                 "## Long tests marked gpu: 0 passed, 1 failed, 0 skipped", "- **tests.b**",
                  "- 04_fsdp: ✗ Exercise 4.2  rank 1 differs",
                  "- 04_fsdp: ✗ CPU offload  rank 0 raised"):
         assert line in page.splitlines(), line
+
+
+def test_small_sizes_are_no_result(tmp_path):
+    write_results(tmp_path)
+    data = {"machine": FOUND, "date": "2026-11-22", "commit": "abc", "seconds": 1, "small": True,
+            "minutes_allowed": 30, "parts": []}
+    page = summary.page(data, tmp_path)
+    assert "nothing here is a result.**" in page and "| 19.000 | +5.3 % | 0.500 s |" in page
 
 
 def test_a_summary_without_results_is_short(tmp_path):
@@ -321,5 +360,5 @@ def test_real_parts_on_the_pretend_node(tmp_path):
     assert "## The launcher's faults over cpu:gloo,cuda:nccl: 9 of 9 as they should be" in page
     rows = json.loads((tmp_path / "one_rank.json").read_text())["rows"]
     assert {row["case"].split(",")[0] for row in rows} == {case.model for case in one_rank.CASES}
-    assert all(row["measured_bytes"] > 0 for row in rows)
+    assert all(row["measured_bytes"] > 0 and row["operators"] == "cuda" for row in rows)
     assert "torch" in (tmp_path / "machine.log").read_text()

@@ -152,13 +152,14 @@ def main(arguments: list) -> int:
     parser.add_argument("--small", action="store_true", help="every fourth case, few parameters")
     options = parser.parse_args(arguments)
     card = min(gpu["bytes"] for gpu in in_fresh_process(machine.found)["gpus"])
+    about = {"ranks": RANKS, "card_bytes": card, "small": options.small,
+             "workspace_bytes": in_fresh_process(_workspace)}
     rows = []
     for case in CASES[::4] if options.small else CASES:
         rows.append(row(case, card, options.small))
         print(line(rows[-1]), flush=True)
         with open(options.out, "w") as file:  # after each: the time may be over at any moment
-            json.dump({"ranks": RANKS, "card_bytes": card, "small": options.small, "rows": rows},
-                      file, indent=1)
+            json.dump({**about, "rows": rows}, file, indent=1)
     return int(any(found.get("error") for found in rows))
 
 

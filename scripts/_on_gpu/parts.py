@@ -13,30 +13,37 @@ ROOT = Path(__file__).resolve().parents[2]
 Part = namedtuple("Part", "name what command seconds limit needs small")
 
 
-def _part(name, what, command, seconds, needs=(), small=()):
-    return Part(name, what, tuple(command), seconds, 2 * seconds + 60, tuple(needs), tuple(small))
+def _part(name, what, command, seconds, needs=(), small=(), limit=None):
+    return Part(name, what, tuple(command), seconds, limit or 2 * seconds + 60, tuple(needs),
+                tuple(small))
 
 
-def _solution(name, seconds):
-    return _part(name, f"solutions/{name}.py as a script", [f"solutions/{name}.py"], seconds)
+def _solution(name, seconds, limit=None):
+    """seconds: the minutes on a rented node that the notebook's header names."""
+    return _part(name, f"solutions/{name}.py as a script", [f"solutions/{name}.py"], seconds,
+                 limit=limit)
 
 
 PARTS = (
     _part("machine", "the GPUs, their links, and the versions of everything",
-          ["-m", "_on_gpu.machine", "{out}/machine.json"], 30),
+          ["-m", "_on_gpu.machine", "{out}/machine.json"], 20),
     _part("faults", "the launcher's faults on NCCL: what goes wrong on ranks, and what is left",
-          ["-m", "_on_gpu.launcher_faults", "{out}/faults.json"], 120, small=["--small"]),
+          ["-m", "_on_gpu.launcher_faults", "{out}/faults.json"], 60, small=["--small"]),
     _part("one-rank", "one rank of 8 in a fake process group, for 1B, 7B and 8B: predicted, "
-                      "measured", ["-m", "_on_gpu.one_rank", "{out}/one_rank.json"], 240,
+                      "measured", ["-m", "_on_gpu.one_rank", "{out}/one_rank.json"], 140,
           small=["--small"]),
-    _part("gpu-tests", "the tests marked gpu",
-          ["-m", "_on_gpu.gpu_tests", "{out}/gpu_tests.xml"], 200, needs=["pytest"]),
-    _solution("04_fsdp", 360), _solution("01_memory_math", 120), _solution("03_zero_stages", 150),
-    _solution("02_manual_ddp", 120), _solution("05_fsdp_profiling", 120),
-    _solution("00_start_here", 60),
-    _part("bench-memory", "scripts/bench memory on CUDA: predicted peaks against measured ones",
-          ["-m", "_on_gpu.bench_memory", "{out}/bench_memory.json"], 240,
-          small=["--small"]),
+    _part("gpu-tests", "the tests marked gpu that take seconds",
+          ["-m", "_on_gpu.gpu_tests", "{out}/gpu_tests.xml"], 60, ["pytest"], ["--small"]),
+    _part("bench-memory", "scripts/bench memory on CUDA, 8 cases: predicted peaks, measured ones",
+          ["-m", "_on_gpu.bench_memory", "{out}/bench_memory.json"], 60, small=["--small"]),
+    # the longest: if it hangs, half of the half hour is left for the others
+    _solution("04_fsdp", 900, limit=1000),
+    _solution("01_memory_math", 60), _solution("03_zero_stages", 180),
+    _solution("02_manual_ddp", 120), _solution("00_start_here", 60),
+    _solution("05_fsdp_profiling", 180),
+    _part("long-gpu-tests", "the tests marked gpu that take minutes: every check of every solution",
+          ["-m", "_on_gpu.gpu_tests", "{out}/long_gpu_tests.xml", "--long"], 600, ["pytest"],
+          ["--small"]),
 )
 
 

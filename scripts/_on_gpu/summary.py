@@ -1,5 +1,6 @@
 """summary.md: on one page what agreed, what did not, predicted against measured, and times."""
 
+import contextlib
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -8,10 +9,12 @@ from pathlib import Path
 from _on_gpu import machine
 from _on_gpu.runner import FAILED, INTERRUPTED, PASSED, SKIPPED, TIMED_OUT
 
-READ = ("one_rank.json", "bench_memory.json", "faults.json", "gpu_tests.xml")  # of the parts
+TESTS = {"gpu_tests.xml": "Tests marked gpu", "long_gpu_tests.xml": "Long tests marked gpu"}
+READ = ("one_rank.json", "bench_memory.json", "faults.json", *TESTS)  # of the parts
 AGREES = 5.0  # per cent between predicted and measured
 GB = 1e9
-_WRONG = re.compile(r"^✗ .*$", re.M)  # of an exercise, or of a picture that could not be made
+# Of an exercise, or of a picture that could not be made; ○: it could not be judged.
+_WRONG = re.compile(r"^(?:✗|○) .*$", re.M)
 
 
 def page(data: dict, out: Path) -> str:
@@ -23,12 +26,13 @@ def page(data: dict, out: Path) -> str:
     lines = [f"# {machine.title(found)}, {data['date']}", "",
              f"{gigabytes:.1f} GB per GPU; {versions}; commit {data['commit']}. "
              f"{data['seconds'] / 60:.1f} of {data['minutes_allowed']:g} minutes."
-             + " **Small sizes: only to try the command.**" * data["small"], "",
+             + " **Small sizes and few cases, only to try the command: nothing here is a result.**"
+             * data["small"], "",
              *_verdict(data), "", "| part | outcome | seconds | remark |", "|---|---|---:|---|"]
     lines += [f"| {part['name']} | {part['outcome']} | {part['seconds']:.0f} | "
               f"{_remark(part, out)} |" for part in data["parts"]]
     for section in (_one_rank, _bench, _faults, _tests, _exercises):
-        lines += section(out, data["parts"])
+        lines += section(out, data)
     return "\n".join(lines) + "\n"
 
 
@@ -56,25 +60,31 @@ def _read(path) -> dict:
         return {}
 
 
-def _one_rank(out, parts) -> list[str]:
-    data = _read(out / "one_rank.json")
-    if not data:
+def _one_rank(out, data) -> list[str]:
+    found = _read(out / "one_rank.json")
+    if not found:
         return []
-    lines = ["", f"## One rank of {data['ranks']}: GB at the peak of a step", "",
+    lines = ["", f"## One rank of {found['ranks']}: GB at the peak of a step", "",
              "| model and recipe | predicted | measured | off | step |",
              "|---|---:|---:|---:|---:|"]
-    for row in data["rows"]:
-        if row.get("error"):
-            lines.append(f"| {row['case']} | {_gb(row['predicted_bytes'])} | "
-                         f"{row['error']} | | |")
-        elif not row["fits"]:
-            lines.append(f"| {row['case']} | {_gb(row['predicted_bytes'])} | does not fit "
-                         f"{data['card_bytes'] / GB:.1f} GB | | |")
-        else:
-            lines.append(f"| {row['case']} | {_gb(row['predicted_bytes'])} | "
-                         f"{_gb(row['measured_bytes'])} | {_off(row['off_pct'])} | "
-                         f"{row['seconds']:.3f} s |")
-    return lines
+    lines += [f"| {row['case']} | {_gb(row['predicted_bytes'])} | "
+              f"{_measured(row, found['card_bytes'], data['small'])} |" for row in found["rows"]]
+    by_the_cpus = [row["case"] for row in found["rows"] if row.get("operators") == "cpu"]
+    return [*lines, "",
+            f"Predicted: a dry run, and {_gb(found['workspace_bytes'])} GB of cuBLAS's workspaces. "
+            "Measured: torch.cuda.max_memory_allocated of the second step. Bold: more than "
+            f"{AGREES:g} % off."
+            + f" Predicted with the CPU's operators: {'; '.join(by_the_cpus)}." * bool(by_the_cpus)]
+
+
+def _measured(row, card, small) -> str:
+    """The last three cells of a row."""
+    if row.get("error"):
+        return f"{row['error']} | |"
+    if not row["fits"]:
+        return f"does not fit {card / GB:.1f} GB | |"
+    off = f"{row['off_pct']:+.1f} %" if small else _off(row["off_pct"])
+    return f"{_gb(row['measured_bytes'])} | {off} | {row['seconds']:.3f} s"
 
 
 def _gb(nbytes) -> str:
@@ -86,51 +96,60 @@ def _off(percent) -> str:
     return text if abs(percent) <= AGREES else f"**{text}**"
 
 
-def _bench(out, parts) -> list[str]:
-    data = _read(out / "bench_memory.json")
-    if not data:
+def _bench(out, data) -> list[str]:
+    found = _read(out / "bench_memory.json")
+    if not found:
         return []
-    lines = ["", f"## Memory bench on CUDA, {data['cases']} cases: predicted against measured", "",
+    lines = ["", f"## Memory bench on CUDA, {found['cases']} cases: predicted against measured", "",
              "| method | cases | mean off | worst |", "|---|---:|---:|---:|"]
-    for name, row in data["methods"].items():
+    for name, row in found["methods"].items():
         if row["cases"]:
             lines.append(f"| {name} | {row['cases']} | {row['mean_pct']:.1f} % | "
                          f"{row['worst_pct']:.1f} % |")
-    far = [row for row in data["residuals"] if row["method"] == "dry run"][:3]
-    return lines + [f"- dry run, {row['case']}: {row['off_pct']:+.1f} %" for row in far]
+    far = [row for row in found["residuals"] if row["method"] == "dry run"][:3]
+    furthest = "; ".join(f"{row['case']} {row['off_pct']:+.1f} %" for row in far)
+    return [*lines, "", f"Ours: dry run and recording. The dry run's furthest off: {furthest}."]
 
 
-def _faults(out, parts) -> list[str]:
-    data = _read(out / "faults.json")
-    if not data:
+def _faults(out, data) -> list[str]:
+    found = _read(out / "faults.json")
+    if not found:
         return []
-    tried = [row for row in data["rows"] if "wrong" in row]
+    tried = [row for row in found["rows"] if "wrong" in row]
     wrong = [row for row in tried if row["wrong"]]
-    lines = ["", f"## The launcher's faults over {data['backend']}: {len(tried) - len(wrong)} of "
+    lines = ["", f"## The launcher's faults over {found['backend']}: {len(tried) - len(wrong)} of "
              f"{len(tried)} as they should be", ""]
     lines += [f"- **{row['fault']}**: {'; '.join(row['wrong'])}" for row in wrong]
     return lines + [f"- {row['fault']}: not tried, {row['skipped']}"
-                    for row in data["rows"] if row.get("skipped")]
+                    for row in found["rows"] if row.get("skipped")]
 
 
-def _tests(out, parts) -> list[str]:
-    try:
-        cases = list(ElementTree.parse(out / "gpu_tests.xml").getroot().iter("testcase"))
-    except (OSError, ElementTree.ParseError):
-        return []
+def _tests(out, data) -> list[str]:
+    lines = []
+    for file, title in TESTS.items():
+        with contextlib.suppress(OSError, ElementTree.ParseError):
+            lines += _cases(title, ElementTree.parse(out / file).getroot().iter("testcase"))
+    return lines
+
+
+def _cases(title, found) -> list[str]:
+    cases = list(found)
+
     def named(*tags):
-        return [f"{case.get('classname')}.{case.get('name')}" for case in cases
+        return [f"{case.get('classname') or ''}.{case.get('name')}".strip(".") for case in cases
                 if any(case.find(tag) is not None for tag in tags)]
+
     failed, skipped = named("failure", "error"), named("skipped")
-    return ["", f"## Tests marked gpu: {len(cases) - len(failed) - len(skipped)} passed, "
+    return ["", f"## {title}: {len(cases) - len(failed) - len(skipped)} passed, "
             f"{len(failed)} failed, {len(skipped)} skipped", "",
-            *(f"- **{name}**" for name in failed)]
+            *(f"- **{name}**" for name in dict.fromkeys(failed))]
 
 
-def _exercises(out, parts) -> list[str]:
+def _exercises(out, data) -> list[str]:
     """The checks that rejected the worked solution on this machine, and what else went wrong."""
-    logs = [(part["name"], out / f"{part['name']}.log") for part in parts
+    logs = [(part["name"], out / f"{part['name']}.log") for part in data["parts"]
             if re.match(r"\d\d_", part["name"])]
     found = [f"- {name}: {line.strip()[:200]}" for name, log in logs if log.exists()
              for line in _WRONG.findall(log.read_text(errors="replace"))]
-    return ["", "## What the solutions say is wrong here", "", *found] if found else []
+    title = "## What the solutions say is wrong here (✗), or cannot be judged (○)"
+    return ["", title, "", *found] if found else []
