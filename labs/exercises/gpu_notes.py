@@ -54,7 +54,7 @@ def allocators(compared: Comparison) -> str:
     found = {name: one.report.allocator for name, one in compared.results.items() if one.report}
     words = [f"{' '.join(name.split())} {one.agreement} (reserved {one.reserved / 1e9:.3g} GB, the "
              f"driver shows {one.used / 1e9:.3g})" for name, one in found.items() if one]
-    return "the allocator's own peak: " + "; ".join(words) if words else ""
+    return "the allocator's own peak of the run: " + "; ".join(words) if words else ""
 
 
 def measured_on_gpus(compared: Comparison) -> str:

@@ -32,8 +32,8 @@ class Allocator:
                 "recorded")
 
     def __str__(self):
-        return (f"the allocator's own peak is {self.peak:,} bytes, {self.agreement}; reserved "
-                f"{self.reserved:,}, the driver shows {self.used:,}")
+        return (f"the allocator's own peak of the run is {self.peak:,} bytes, {self.agreement}; "
+                f"reserved {self.reserved:,}, the driver shows {self.used:,}")
 
 
 def start() -> cuda.GpuMemory:

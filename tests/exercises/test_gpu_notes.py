@@ -59,12 +59,12 @@ def test_what_the_allocator_says_stands_beside_what_was_recorded():
                     used=900_000_000)
     lines = str(made(gpu)).splitlines()
     assert len(lines) == 5 and lines[1].startswith("torch DDP: 2.0 MB after backward, ")
-    assert lines[2] == ("    the allocator's own peak is 4,999,488 bytes, 512 bytes less than "
-                        "recorded; reserved 6,291,456, the driver shows 900,000,000")
+    assert lines[2] == ("    the allocator's own peak of the run is 4,999,488 bytes, 512 bytes "
+                        "less than recorded; reserved 6,291,456, the driver shows 900,000,000")
     assert gpu_notes.allocators(made(gpu)) == (
-        "the allocator's own peak: torch DDP 512 bytes less than recorded (reserved 0.00629 GB, "
-        "the driver shows 0.9); bucketed 512 bytes less than recorded (reserved 0.00629 GB, the "
-        "driver shows 0.9)")
+        "the allocator's own peak of the run: torch DDP 512 bytes less than recorded (reserved "
+        "0.00629 GB, the driver shows 0.9); bucketed 512 bytes less than recorded (reserved "
+        "0.00629 GB, the driver shows 0.9)")
     assert "as recorded" in str(made(Allocator(5_000_000, 0, 0, 0, 1, 1)))
 
 

@@ -66,8 +66,8 @@ def test_the_allocators_peak_is_compared(monkeypatch):
         monkeypatch.setattr(cuda, name, lambda: None)
     found = gpu_allocator.compare(gpu_allocator.start(), 1024, 64)
     assert found == gpu_allocator.Allocator(1000, 24, 70, 64, 4000, 11_000)
-    assert str(found) == ("the allocator's own peak is 1,000 bytes, 24 bytes less than recorded; "
-                          "reserved 4,000, the driver shows 11,000")
+    assert str(found) == ("the allocator's own peak of the run is 1,000 bytes, 24 bytes less than "
+                          "recorded; reserved 4,000, the driver shows 11,000")
     assert "as recorded" in str(gpu_allocator.Allocator(10, 0, 0, 0, 1, 2))
     assert ", 5 bytes more than recorded" in str(gpu_allocator.Allocator(10, -5, 0, 0, 1, 2))
 
