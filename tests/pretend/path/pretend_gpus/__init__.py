@@ -14,12 +14,13 @@ PATCHES = {
     "torch.cuda": "cuda",
     "torch.distributed.distributed_c10d": "groups",
     "torch.distributed.tensor._random": "dtensor",
+    "torch.optim.adam": "optimizers",
     "torch.distributed.fsdp.fully_sharded_data_parallel": "fsdp1",
     "torch._subclasses.fake_tensor": "fake",
     "torch.profiler.profiler": "profiler",
     "torch": "tensors",
     "labs.training.presets": "presets",
-    "labs.fsdp.node": "presets",
+    "labs.fsdp.node.jobs": "presets",
     **dict.fromkeys(quick.MODULES, "quick"),
 }
 

@@ -197,7 +197,6 @@ RANDOM = {
 
 def patch(module):
     """Replaces the functions of torch.cuda and of its modules from which they are imported."""
-    memory.count_from_now_on()
     for functions, part in ((FUNCTIONS, "streams"), (RANDOM, "random"), (memory.FUNCTIONS,
                                                                         "memory")):
         for name, function in functions.items():

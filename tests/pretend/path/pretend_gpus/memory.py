@@ -1,60 +1,32 @@
-"""torch.cuda's memory functions: they count what torch allocates for tensors on the CPU.
+"""torch.cuda's memory functions: they count what torch allocates for tensors on the CPU, but for
+those that were sent to the host."""
 
-c10 keeps that count itself when it is told to report memory, for all threads, those of
-C++ too. The peak is taken from a profiler that runs hidden between `reset_peak_memory_stats` and
-`max_memory_allocated`; while a program's own profiler runs, from that one, when it ends.
-"""
-
-import atexit
 import os
-import resource
-import time
 
-import torch
-
-from pretend_gpus import machine, private, state
+from pretend_gpus import allocator, host, machine, state
 
 _SEGMENT = 2 * machine.MiB
-_counter = None
-_peak = _reserved = _most_reserved = 0
-_since = 0  # nanoseconds: when the peak was reset
+_reserved = _most_reserved = 0
 _fraction = 1.0
-_hidden = None
 _mode = None
-
-
-def count_from_now_on():
-    """Makes c10 count the bytes of all tensors on the CPU."""
-    global _counter
-    _counter = private.live_bytes()
-    atexit.register(lambda: _hidden and _stop_hidden())  # else the interpreter's end crashes
 
 
 def allocated(device=None):
     """Returns the bytes of this process's tensors; those of another GPU are 0."""
-    return _counter.value if _is_mine(device) else 0
+    return allocator.allocated() if _is_mine(device) else 0
 
 
 def peak(device=None):
     """Returns the most of `allocated` since the reset."""
-    global _peak
-    if not _is_mine(device):
-        return 0
-    if _hidden:
-        _stop_hidden()
-        _start_hidden()
-    _peak = max(_peak, allocated())
-    return _peak
+    return allocator.peak() if _is_mine(device) else 0
 
 
 def reset_peak(device=None):
-    global _peak, _since, _most_reserved
+    global _most_reserved
     state.enter()
-    if _hidden:
-        _stop_hidden()
-    _peak, _since = allocated(), time.time_ns()
+    reserved()
+    allocator.reset_peak()
     _most_reserved = _reserved
-    _start_hidden()
 
 
 def reserved(device=None):
@@ -62,7 +34,7 @@ def reserved(device=None):
     global _reserved, _most_reserved
     if not _is_mine(device):
         return 0
-    _reserved = max(_reserved, _segments(max(allocated(), _peak)))
+    _reserved = max(_reserved, _segments(peak()))
     _most_reserved = max(_most_reserved, _reserved)
     return _reserved
 
@@ -74,6 +46,7 @@ def max_reserved(device=None):
 
 def empty_cache():
     global _reserved
+    reserved()
     _reserved = _segments(allocated())
 
 
@@ -116,14 +89,9 @@ def set_fraction(fraction, device=None):
 
 
 def limit_to(nbytes):
-    """The operating system enforces it: this process's data may grow until its tensors have so many
-    bytes. Errors of torch.OutOfMemoryError follow from the CPU allocator's."""
+    """Tensors may have so many bytes. What exceeds them raises torch.OutOfMemoryError."""
     global _mode
-    with open("/proc/self/status") as file:
-        data = 1024 * int(next(line for line in file if line.startswith("VmData")).split()[1])
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    most = data + max(0, nbytes - allocated())
-    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+    allocator.limit(nbytes)
     if _mode is None:
         from pretend_gpus.out_of_memory import OutOfMemory
 
@@ -131,63 +99,20 @@ def limit_to(nbytes):
         _mode.__enter__()
 
 
-def lift_limit():
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
 def allowed():
     return int(_fraction * machine.total())
 
 
-# The hidden profiler
-
-def _start_hidden():
-    global _hidden
-    from torch.autograd import profiler
-
-    if torch._C._autograd._profiler_enabled():
-        return  # the program's own runs: `profile_ended` reads it
-    _hidden = profiler.profile(use_cpu=True, profile_memory=True)
-    _hidden.pretend_hidden = True
-    _hidden.__enter__()
-
-
-def _stop_hidden():
-    global _hidden
-    ended, _hidden = _hidden, None
-    ended.__exit__(None, None, None)
-
-
-def profile_begins(profile):
-    """Called before a program's own profiler starts: torch has one at a time."""
-    if _hidden and not getattr(profile, "pretend_hidden", False):
-        _stop_hidden()
-
-
-def profile_ended(profile):
-    """Called after any profiler's end: takes the peak from its events."""
-    global _peak
-    results = getattr(profile, "kineto_results", None)
-    if not _since or results is None or not profile.profile_memory:
-        return
-    todo, highest = list(results.experimental_event_tree()), 0
-    while todo:
-        event = todo.pop()
-        if "Allocation" in str(event.tag):
-            if event.start_time_ns >= _since:
-                highest = max(highest, event.extra_fields.total_allocated)
-        todo += event.children
-    _peak = max(_peak, highest)
-    if _hidden is None and not getattr(profile, "pretend_hidden", False):
-        _start_hidden()
+def host_stats():
+    """torch.cuda.host_memory_stats, as far as it is asked for."""
+    return {"allocated_bytes.current": host.pinned_bytes()}
 
 
 FUNCTIONS = {
     "memory_allocated": allocated, "max_memory_allocated": peak,
     "reset_peak_memory_stats": reset_peak, "reset_max_memory_allocated": reset_peak,
     "memory_reserved": reserved, "max_memory_reserved": max_reserved, "memory_stats": stats,
-    "empty_cache": empty_cache, "mem_get_info": mem_get_info,
+    "host_memory_stats": host_stats, "empty_cache": empty_cache, "mem_get_info": mem_get_info,
     "device_memory_used": lambda device=None: machine.total() - mem_get_info(device)[0],
     "set_per_process_memory_fraction": set_fraction,
     "get_per_process_memory_fraction": lambda device=None: _fraction,

@@ -1,13 +1,11 @@
 """Shows a failure of the CPU's allocator as CUDA shows its own."""
 
-import re
+import functools
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pretend_gpus import machine, memory, state
-
-_ASKED = re.compile(r"tried to allocate (\d+) bytes")
+from pretend_gpus import allocator, machine, memory, state
 
 
 class OutOfMemory(TorchFunctionMode):
@@ -17,12 +15,25 @@ class OutOfMemory(TorchFunctionMode):
         try:
             return func(*args, **(kwargs or {}))
         except RuntimeError as error:
-            if "can't allocate memory" not in str(error) and "std::bad_alloc" not in str(error):
-                raise
-            # Python needs some memory of its own to report this; on a GPU that is not limited.
-            memory.lift_limit()
-            found = _ASKED.search(str(error))
-            raise torch.OutOfMemoryError(words(int(found[1]) if found else 0)) from None
+            _raise_as_cudas(error)
+            raise
+
+
+def shown(function):
+    """A function that allocates in C++, and of which torch tells the mode nothing."""
+    @functools.wraps(function)
+    def called(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            _raise_as_cudas(error)
+            raise
+    return called
+
+
+def _raise_as_cudas(error):
+    if allocator.REFUSED in str(error):
+        raise torch.OutOfMemoryError(words(allocator.refused())) from None
 
 
 def words(asked: int) -> str:

@@ -1,30 +1,29 @@
 """Small models in the shape of the GPU presets, so that a run takes seconds on two cores."""
 
 import os
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from pretend_gpus import machine
 
-# the most of each size; numbers of ranks and names stay those of the preset
+# The most of each size; numbers of ranks and names stay those of the preset.
 FEW = bool(os.environ.get("PRETEND_QUICK")) and machine.count() > 2
-SMALL = {"layers": 2 if FEW else 3, "hidden": 64, "heads": 4, "context": 32, "batch": 2}
+SMALL = {"layers": 2 if FEW else 3, "hidden": 64, "heads": 4, "context": 32, "batch": 2,
+         "cap_bytes": 200_000}
+# What some presets have instead, so that labs show their lesson on a card of 4e7 bytes: DDP with 18
+# layers of "limit" fits; without "billion"'s states, which FSDP divides, its batch does, too.
+OF_LABS = {"limit": {"layers": 8, "hidden": 80, "batch": 1},
+           "billion": {"layers": 3, "hidden": 160, "context": 64}, "larger": {"hidden": 160}}
+# Where a card is far too large for the labs that fill it: the most that they choose.
+MOST = {"MOST_SEQUENCES": {"small": 24, "larger": 8}, "MOST_LAYERS": 10}
 
 
 def patch(module):
-    """Replaces the sizes of all presets but the laptop's."""
-    if hasattr(module, "billion"):
-        original = module.billion
-        module.billion = lambda *args, **kwargs: _small(original(*args, **kwargs))
+    """Replaces the sizes of all presets but the laptop's, and those that follow from the card."""
+    if module.__name__ == "labs.fsdp.node.jobs":
+        vars(module).update(MOST)
         return
     for name, preset in module.PRESETS.items():
-        if name != "laptop":
-            module.PRESETS[name] = _small(preset)
-
-
-def _small(preset):
-    names = {field.name for field in fields(preset)}
-    sizes = {name: min(most, getattr(preset, name)) for name, most in SMALL.items()
-             if name in names}
-    if "cap_bytes" in names:
-        sizes["cap_bytes"] = min(200_000, preset.cap_bytes)
-    return replace(preset, **sizes)
+        if not name.startswith("laptop"):
+            most = {**SMALL, **OF_LABS.get(name.rpartition(", ")[2], {})}
+            module.PRESETS[name] = replace(preset, **{
+                size: min(value, getattr(preset, size)) for size, value in most.items()})

@@ -1,4 +1,4 @@
-"""What the pretend node takes of torch that is no API: two objects in C++'s libc10.so. Both are
+"""What the pretend node takes of torch that is no API: three objects in C++'s libc10.so. They are
 looked up when torch is imported; where they are not as expected, that import fails with a sentence.
 """
 
@@ -40,6 +40,19 @@ def live_bytes():
     if len(found) != 1:
         raise AnotherTorch(_sentence("c10's count of allocated bytes was not found"))
     return ctypes.c_size_t.from_address(place + found[0] * ctypes.sizeof(ctypes.c_size_t))
+
+
+def default_allocator():
+    """Returns the first word of c10's allocator for the CPU, which points to its functions."""
+    require(platform.machine() == "x86_64", "the allocator's function is replaced by x86-64 code")
+    found = _function(_libc10(), "_ZN3c1022GetDefaultCPUAllocatorEv", ctypes.c_void_p)()
+    return ctypes.c_void_p.from_address(found)
+
+
+def require(holds, what):
+    """Raises AnotherTorch unless it holds; what: what does not."""
+    if not holds:
+        raise AnotherTorch(_sentence(what))
 
 
 def link_guard():

@@ -3,7 +3,7 @@ adds kernels to the traces that it writes."""
 
 import torch
 
-from pretend_gpus import memory, state, trace
+from pretend_gpus import state, trace
 
 
 def patch(module):
@@ -26,7 +26,6 @@ def patch(module):
 
     kineto.__init__, kineto.export_chrome_trace = __init__, export_chrome_trace
     module.supported_activities = lambda: supported() | {gpu}
-    _follow_profilers()
     _show_devices()
 
 
@@ -34,28 +33,6 @@ def _has_nccl():
     """Whether NCCL carries this process's tensors, or would."""
     group = torch.distributed
     return not group.is_initialized() or "nccl" in str(group.get_backend())
-
-
-def _follow_profilers():
-    profile = torch.autograd.profiler.profile
-    original_prepare, original_exit = profile._prepare_trace, profile.__exit__
-    original_enter = profile.__enter__
-
-    def _prepare_trace(self):
-        memory.profile_begins(self)
-        return original_prepare(self)
-
-    def __enter__(self):
-        memory.profile_begins(self)
-        return original_enter(self)
-
-    def __exit__(self, *exception):
-        result = original_exit(self, *exception)
-        memory.profile_ended(self)
-        return result
-
-    profile._prepare_trace, profile.__enter__, profile.__exit__ = (_prepare_trace, __enter__,
-                                                                   __exit__)
 
 
 def _show_devices():

@@ -12,11 +12,9 @@ from types import SimpleNamespace
 
 import torch
 
-from pretend_gpus import machine, out_of_memory, private, state
+from pretend_gpus import allocator, host, machine, out_of_memory, private, state
 
-_host = {}  # storage -> weak reference, of tensors that were sent to the CPU
 _gpu = {}  # storage -> (weak reference, GPU), where that is not the one that this process uses
-_pinned = set()
 _BASE = torch._C.TensorBase if hasattr(torch._C, "TensorBase") else torch.Tensor.__mro__[1]
 _device, _is_cuda, _is_cpu = (getattr(_BASE, name) for name in ("device", "is_cuda", "is_cpu"))
 _to, _cpu, _get_device = torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.get_device
@@ -26,6 +24,7 @@ _library = None
 
 def patch(torch):
     """Patches what `import torch` has just made."""
+    allocator.install()
     private.link_guard()
     _register_kernels(torch)
     _patch_methods(torch.Tensor)
@@ -79,33 +78,19 @@ def is_on_gpu(tensor) -> bool:
     """Whether a tensor that lives on the CPU stands for one on the GPU."""
     if state.current is None and not _gpu or _is_fake(tensor):
         return False
-    key = _key(tensor) if _host or _gpu else None
-    return key in _gpu or state.current is not None and key not in _host
+    if _gpu and host.key(tensor) in _gpu:
+        return True
+    return state.current is not None and not host.has(tensor)
 
 
 def _is_fake(tensor):
     return type(tensor).__name__ == "FakeTensor"
 
 
-def _key(tensor):
-    try:  # of a DTensor: this rank's shard
-        return getattr(tensor, "_local_tensor", tensor).untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):  # of a wrapper or a sparse tensor
-        return None
-
-
-def _to_host(tensor):
-    """Marks a tensor's storage as the CPU's."""
-    storage = tensor.untyped_storage()
-    key = storage._cdata
-    _host[key] = weakref.ref(storage, lambda _: (_host.pop(key, None), _pinned.discard(key)))
-    return tensor
-
-
 def _shown_device(tensor):
     found = _device.__get__(tensor)
     if found.type == "cpu" and is_on_gpu(tensor):
-        _, number = _gpu.get(_key(tensor), (None, state.current)) if _gpu else (None, state.current)
+        _, number = (_gpu and _gpu.get(host.key(tensor))) or (None, state.current)
         return torch.device("cuda", number)
     return found
 
@@ -142,8 +127,7 @@ def _move(tensor, *args, **kwargs):
     """Tensor.to: to the GPU it stays where it is, unless it was sent to the CPU; to the CPU it is
     copied."""
     device, rest, options = _split(args, kwargs)
-    if device is None or device.type not in ("cpu", "cuda") or _is_fake(tensor) or \
-            type(tensor).__name__ == "DTensor":
+    if device is None or device.type not in ("cpu", "cuda") or _is_fake(tensor):
         return _to(tensor, *args, **kwargs)
     if _device.__get__(tensor).type != "cpu":  # of meta, which raises
         return _to(tensor, *args, **kwargs)
@@ -152,12 +136,13 @@ def _move(tensor, *args, **kwargs):
         state.index(device)
         if state.current is None:
             state.use(device)
-        copy = {"copy": True} if _host and not is_on_gpu(tensor) else {}
+        copy = {} if is_on_gpu(tensor) else {"copy": True}
         return _to(tensor, _CPU, *_dtype_first(rest), **{**options, **copy})
     if is_on_gpu(tensor):
-        return _to_host(_to(tensor, _CPU, *_dtype_first(rest), **{**options, "copy": True}))
-    moved = _to(tensor, _CPU, *_dtype_first(rest), **options)
-    return moved if moved is tensor or state.current is None else _to_host(moved)
+        options["copy"] = True
+    if state.current is None:
+        return _to(tensor, _CPU, *_dtype_first(rest), **options)
+    return host.made(lambda: _to(tensor, _CPU, *_dtype_first(rest), **options))
 
 
 def _dtype_first(rest):
@@ -165,9 +150,7 @@ def _dtype_first(rest):
 
 
 def _pin(tensor, device=None):
-    pinned = _to_host(tensor.clone())
-    _pinned.add(_key(pinned))
-    return pinned
+    return host.made(tensor.clone, pinned=True)
 
 
 def _patch_methods(Tensor):
@@ -183,7 +166,7 @@ def _patch_methods(Tensor):
         torch.device("cuda", state.index(device)))
     Tensor.record_stream = lambda self, stream: None
     Tensor.pin_memory = _pin
-    Tensor.is_pinned = lambda self, device=None: _key(self) in _pinned
+    Tensor.is_pinned = lambda self, device=None: host.is_pinned(self)
     Tensor._make_wrapper_subclass = staticmethod(_on_cpu(Tensor._make_wrapper_subclass))
 
 
@@ -230,7 +213,11 @@ def _patch_functions(torch):
     for owner, name in ((torch, "tensor"), (torch, "as_tensor"), (torch, "asarray"),
                         (torch.Tensor, "new_tensor")):
         setattr(owner, name, _with_number(getattr(owner, name)))
-    for name in ("tensor", "as_tensor", "asarray"):  # TorchScript knows its functions by identity
+    likes = ("zeros_like", "ones_like", "empty_like", "full_like")
+    for name in likes:
+        setattr(torch, name, _where_its_model_is(getattr(torch, name)))
+    # TorchScript knows its functions by identity
+    for name in ("tensor", "as_tensor", "asarray", *likes):
         torch.jit._builtins._register_builtin(getattr(torch, name), f"aten::{name}")
     torch.load, torch.autocast.__init__, torch.Generator = load, autocast, Generator
     torch._C._get_accelerator = lambda check=None: torch.device("cuda")
@@ -257,6 +244,15 @@ def _with_number(function):
     return functools.wraps(function)(called)
 
 
+def _where_its_model_is(function):
+    """A function that makes a tensor like another: like the host's, on the host."""
+    def called(model, *args, **kwargs):
+        if host.has(model):
+            return host.made(lambda: function(model, *args, **kwargs))
+        return function(model, *args, **kwargs)
+    return functools.wraps(function)(called)
+
+
 def _for_load(map_location):
     if isinstance(map_location, dict):
         return {key: "cpu" if str(value).startswith("cuda") else value
@@ -270,8 +266,8 @@ def _location(storage):
     key = storage._cdata
     if key in _gpu:
         return f"cuda:{_gpu[key][1]}"
-    is_plain = storage.device.type == "cpu" and state.current is not None and key not in _host
-    return f"cuda:{state.current}" if is_plain else None
+    is_on_cpu = storage.device.type != "cpu" or state.current is None or host.has_storage(storage)
+    return None if is_on_cpu else f"cuda:{state.current}"
 
 
 def _restore(storage, location):
