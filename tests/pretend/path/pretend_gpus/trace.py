@@ -12,7 +12,7 @@ _NO_KERNEL = {"view", "_unsafe_view", "as_strided", "empty", "empty_strided", "e
               "squeeze", "permute", "resize_", "narrow", "split", "chunk", "alias", "view_as",
               "_reshape_alias", "split_with_sizes", "unbind", "unflatten", "flatten", "set_",
               "lift_fresh", "item", "is_pinned", "result_type", "to", "_to_copy",
-              "contiguous", "numpy_T", "unfold"}
+              "contiguous", "numpy_T", "unfold", "resolve_conj", "resolve_neg"}
 _NAMES = {  # of c10d's operators: (NCCL's collective, its kernel, gloo's annotation)
     "allreduce_": ("allreduce", "AllReduce_Sum_{}_RING_LL", ("all_reduce",)),
     "allreduce_coalesced_": ("allreduce_coalesced", "AllReduce_Sum_{}_RING_LL", ("all_reduce",)),
