@@ -13,10 +13,11 @@ def environment(gpus: int, kind: str | None = None, nbytes: float | None = None,
 
     kind: T4, A100 or H100; None: A100s, and a single GPU is a T4. nbytes: of each GPU's memory;
     given, a rank cannot allocate more. others: further variables. Without GPUs the process is an
-    ordinary one that can still note which of the GPU's lines it runs.
+    ordinary one that can still note which of the GPU's lines it runs. Whatever one process starts
+    is on one node: nvidia-smi shows no other process's.
     """
     path = [str(HERE / "path"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    made = {**os.environ, "PRETEND_GPUS": str(gpus or ""),
+    made = {**os.environ, "PRETEND_GPUS": str(gpus or ""), "PRETEND_NODE": str(os.getpid()),
             "PYTHONPATH": os.pathsep.join(filter(None, path))}
     if gpus:
         made["PATH"] = os.pathsep.join([str(HERE / "bin"), os.environ.get("PATH", "")])
