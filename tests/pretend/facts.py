@@ -108,10 +108,15 @@ def memory() -> dict:
     found = {"held": held - start, "peak": peak - start, "other": torch.cuda.memory_allocated(1),
              "reserved": torch.cuda.memory_reserved(), "used": total - free,
              "stats": stats["allocated_bytes.all.peak"] == peak}
-    del kept
+    on_host = kept.cpu()
+    pinned = on_host.pin_memory()
+    found["on host"] = torch.cuda.memory_allocated() - start - found["held"]
+    found["pinned"] = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    found["is pinned"] = [pinned.is_pinned(), on_host.is_pinned(), str(pinned.device)]
+    del kept, on_host, pinned
     torch.cuda.empty_cache()
     return {**found, "after": torch.cuda.memory_allocated() - start,
-            "backward": peak_of_backward(), "left": torch.cuda.memory_reserved()}
+            "backward": peak_of_backward()}
 
 
 def peak_of_backward() -> int:

@@ -109,6 +109,12 @@ def test_memory_is_that_of_the_tensors():
     assert BYTES <= found["backward"] < BYTES + 2**16  # autograd's own thread is counted
 
 
+def test_memory_of_the_host_is_not_the_gpus():
+    found = one()["memory"]
+    assert found["on host"] == 0 and found["is pinned"] == [True, False, "cpu"]
+    assert found["pinned"] == 2**21  # the next power of two
+
+
 def test_errors_are_cudas():
     found = one()["errors"]
     assert found["position"].startswith("AcceleratorError: CUDA error: device-side assert")
@@ -226,13 +232,20 @@ def test_a_count_is_found_wherever_it_is(monkeypatch):
 def test_a_torch_without_these_objects_is_a_sentence(monkeypatch):
     monkeypatch.setattr(private, "_libc10", lambda: ctypes.CDLL(None))  # the C library
     for look, words in ((private.live_bytes, "c10 has no FLAGS_caffe2"),
-                        (private.link_guard, "c10 has no registry of device guards")):
+                        (private.link_guard, "c10 has no registry of device guards"),
+                        (private.default_allocator, "c10 has no .*GetDefaultCPUAllocator")):
         with pytest.raises(private.AnotherTorch, match=words):
             look()
     monkeypatch.undo()
     monkeypatch.setattr(private.sys.modules["torch._C"], "__file__", "/nowhere/_C.so")
     with pytest.raises(private.AnotherTorch, match="libc10.so is not there, as it is on Linux"):
         private.link_guard()
+
+
+def test_another_architecture_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(private.platform, "machine", lambda: "aarch64")
+    with pytest.raises(private.AnotherTorch, match="on .* aarch64: the allocator's function is"):
+        private.default_allocator()
 
 
 def test_its_sentence_ends_the_import_of_torch():
