@@ -8,7 +8,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # name: also of its log. what: one line for people. command: its arguments after Python's name;
 # {out} is the folder of the results. seconds: what it takes on an A100, estimated, not yet measured
-# on a GPU. limit: seconds after which it is ended; wide, because a T4's machine has few cores. needs: modules without which it is skipped.
+# on a GPU. limit: seconds after which it is ended; wide, because a T4's machine has few cores.
+# needs: modules without which it is skipped.
 # small: more arguments with --small.
 Part = namedtuple("Part", "name what command seconds limit needs small")
 
