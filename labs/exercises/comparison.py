@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.meters import memory, throughput
+from labs.meters.metrics import Metric
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.predictions.traffic import passes
 from labs.training import data, models, strategies
@@ -107,6 +108,22 @@ class Comparison:
                           f"{self.tensors} tensors, fp32, AdamW",
                           *(f"{name}: {self._words(name)}{self._allocator(name)}"
                             for name in self.results)])
+
+    def metrics(self) -> list[Metric]:
+        """Of each strategy what a rank holds and sends, and the seconds of a step."""
+        return [metric for name in self.results for metric in self._metrics_of(name)]
+
+    def _metrics_of(self, name) -> list[Metric]:
+        found, metrics = self.results[name], []
+        if found.report is not None:
+            metrics += [Metric(f"{name}: after backward", found.report.phases["backward"].total,
+                               "bytes"),
+                        Metric(f"{name}: peak of a step", found.report.step_peak.total, "bytes")]
+        if found.calls:
+            metrics.append(Metric(f"{name}: sent", self.communication_volume(name), "Ψ"))
+        if found.rounds:
+            metrics.append(Metric.of_rounds(f"{name}: step", found.rounds))
+        return metrics
 
     def _words(self, name) -> str:
         found = self.results[name]

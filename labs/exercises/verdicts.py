@@ -4,10 +4,12 @@ import functools
 import html
 import inspect
 import re
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
+from labs.exercises.records import record
 from labs.exercises.student_code import (
     TooMuchOutput,
     guarded,
@@ -135,6 +137,7 @@ def _judged(exercise, hints, finish, device, function):
         if not _fits(function, answers, options):
             return print_in_script(Verdict(exercise, False, f"{function.__name__} takes "
                                            f"{inspect.signature(function)}"))
+        began = time.monotonic()
         try:
             with chosen, status(what), guarded(), time_limit(LAUNCH_SECONDS):
                 found = finish(function(*answers, **options))
@@ -142,6 +145,7 @@ def _judged(exercise, hints, finish, device, function):
             raise  # the cell ends, and so do those that would follow it
         except BaseException as error:  # sys.exit() too ends in a verdict
             found = _hinted(verdict_of(exercise, error, answers), hints or {})
+        record(exercise, found, time.monotonic() - began)
         return print_in_script(found)
 
     return judged

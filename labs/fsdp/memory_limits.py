@@ -21,6 +21,7 @@ import torch
 from labs.exercises.comparison import batches, build, model_of
 from labs.exercises.verdicts import shows
 from labs.meters import memory
+from labs.meters.metrics import Metric
 from labs.predictions.memory import predict
 from labs.training import presets, strategies
 from labs.training.loop import train
@@ -256,6 +257,11 @@ class LargestModel:
         if not self.predicted or not self.found:
             return None
         return parameters(self.predicted) / parameters(self.found) - 1
+
+    def metrics(self) -> list[Metric]:
+        """The largest model, where trainings were tried."""
+        return [] if self.found is None else [
+            Metric(f"{self.name}: largest model", self.found, "layers", self.predicted)]
 
     def __repr__(self):
         words = f"{self.name}: predicted {_described(self.predicted)}"

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from labs.exercises import comparison
 from labs.fsdp_profiling import injected_faults
+from labs.meters.metrics import Metric
 from labs.meters.trace import Trace, total_seconds
 from labs.meters.trace_file import record_trace
 from labs.training import models, presets
@@ -85,6 +86,12 @@ class RecordedRun(list[Trace]):
     def __repr__(self):
         return "\n".join([*map(repr, self), *([] if self.link is None else [
             f"link of a rank: {self.link}"]), self.files])
+
+    def metrics(self) -> list[Metric]:
+        """The step, and the share of it in which the ranks only wait for collectives."""
+        shares = exposed_shares(self)
+        return [Metric(f"{self.config.name}: step", step_seconds(self), "s"),
+                Metric(f"{self.config.name}: exposed share", sum(shares) / len(shares), "")]
 
     @property
     def files(self) -> str:

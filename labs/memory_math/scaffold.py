@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from labs.exercises.comparison import compare, model_of
 from labs.exercises.verdicts import shows
 from labs.meters import memory, throughput
+from labs.meters.metrics import Metric
 from labs.predictions.memory import predict
 from labs.predictions.parameters import Shape, shape_of
 from labs.training import data, hf_configs, strategies
@@ -52,6 +53,13 @@ class RankMemory:
     def name(self) -> str:
         """The strategy and its ranks, as charts show them."""
         return f"{self.strategy} on {counted(self.ranks, 'rank')}"
+
+    def metrics(self) -> list[Metric]:
+        """What the rank held after backward and at the peak."""
+        measured = {"after backward": self.after_backward, "peak": self.report.step_peak}
+        predicted = {"after backward": self.predicted["backward"], "peak": self.predicted["peak"]}
+        return [Metric(f"{self.name}: {moment}", held.total, "bytes", predicted[moment].total)
+                for moment, held in measured.items()]
 
     def __str__(self):
         allocator = f"; {self.report.allocator}" if self.report.allocator else ""
@@ -106,6 +114,16 @@ class CheckpointingCost:
     def seconds(self) -> tuple[float, float]:
         """The medians."""
         return self.timings[0].median, self.timings[1].median
+
+    def metrics(self) -> list[Metric]:
+        """FLOPs, seconds and activations of both."""
+        return [metric for place, name in enumerate(("without", "with checkpointing"))
+                for metric in (
+                    Metric(f"{name}: FLOPs", self.flops[place], "FLOP"),
+                    Metric(f"{name}: step", self.timings[place].median, "s", None,
+                           self.timings[place].least, self.timings[place].most),
+                    Metric(f"{name}: activations", self.kept[place], "bytes",
+                           self.predicted[place]))]
 
     def __repr__(self):
         flops, seconds, kept = (pair[1] / pair[0] for pair in

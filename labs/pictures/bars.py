@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.training.memory_categories import Memory
@@ -42,7 +43,8 @@ def bars(rows: list[Bar], unit: str, title: str = "", limit: tuple[float, str] |
     marks.draw_legend(figure, drawn)
     words = [", ".join([f"{row.name}: measured {bar.label}", *bar.tick_words()])
              for row, bar in zip(rows, drawn, strict=True)]
-    return Picture(figure, "\n".join([axis_title, *words, *note.splitlines()]), data=rows)
+    return Picture(figure, "\n".join([axis_title, *words, *note.splitlines()]), data=rows,
+                   metrics=[Metric(row.name, row.measured, unit, row.predicted) for row in rows])
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ class Panel:
             *(value and value / self.size for value in (*ticks, self.limit if failed else None)),
             palette.BORDER if isinstance(value, dict) else self.colour, place in self.pale)
 
+    def metric(self, place: int, name: str) -> Metric:
+        """The value at this place, in the panel's unit."""
+        bar = self.drawn(place)
+        return Metric(f"{name}: {self.title}", sum(bar.parts.values()), self.unit, bar.predicted)
+
     def words(self, place: int) -> str:
         """What the panel says of this place, in a sentence."""
         bar = self.drawn(place)
@@ -109,7 +116,10 @@ def side_by_side(names: Sequence[str], panels: Sequence[Panel], note: str = "") 
     marks.note_below(figure, note)
     lines += [note] if note else []
     marks.draw_legend(figure, sum(bars, []), *handles)
-    return Picture(figure, "\n".join(lines), data={panel.title: panel for panel in panels})
+    return Picture(figure, "\n".join(lines), data={panel.title: panel for panel in panels},
+                   metrics=[panel.metric(place, name) for place, name in enumerate(names)
+                            for panel in panels if panel.values[place] is not None
+                            and place not in panel.pale])
 
 
 def numbers_before_and_after(before: list[float], after: list[float],

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -10,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from labs.meters.metrics import Metric
 from labs.pictures import palette
 
 PIXELS = 2  # of the image per CSS pixel
@@ -20,10 +22,15 @@ _STYLE = {"font.size": 10, "axes.edgecolor": palette.MUTED, "axes.labelcolor": p
 
 class Picture:
     """A matplotlib figure; text says in words what it shows, for readers without pictures; data, if
-    given, holds the numbers that were drawn."""
+    given, holds the numbers that were drawn; metrics those that were measured."""
 
-    def __init__(self, figure: Figure, text: str, data: object = None):
-        self.figure, self.text, self.data = figure, text, data
+    def __init__(self, figure: Figure, text: str, data: object = None,
+                 metrics: Sequence[Metric] = ()):
+        self.figure, self.text, self.data, self._metrics = figure, text, data, list(metrics)
+
+    def metrics(self) -> list[Metric]:
+        """The measured numbers that are drawn, with their units."""
+        return self._metrics
 
     def __repr__(self):
         return self.text

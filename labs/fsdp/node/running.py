@@ -16,6 +16,7 @@ from labs.exercises.verdicts import shows
 from labs.fsdp.node.jobs import Job, jobs_for, predicted_peak, predicted_seconds, scaling_jobs
 from labs.meters import memory, throughput
 from labs.meters.host_copies import HostCopies
+from labs.meters.metrics import Metric
 from labs.predictions import hardware
 from labs.predictions.dryrun import ddp, fake
 from labs.predictions.hardware import GPU
@@ -69,8 +70,22 @@ class NodeRun:
     rows: list[Row]
     scaling: list[Row]
 
+    def metrics(self) -> list[Metric]:
+        """Peak and seconds of a step of every row that was measured."""
+        return [metric for row in self.rows if row.measured for metric in _metrics_of(row)]
+
     def __repr__(self):
         return f"{len(self.rows)} rows on {self.card.name}, {self.source}"
+
+
+def _metrics_of(row) -> list[Metric]:
+    metrics = []
+    if row.measured.peak is not None:
+        metrics.append(Metric(f"{row.job.name}: peak", row.measured.peak, "bytes", row.peak.total))
+    if row.measured.seconds:
+        metrics.append(Metric.of_rounds(f"{row.job.name}: step", row.measured.seconds, "s",
+                                        row.seconds))
+    return metrics
 
 
 def predicted_minutes(rows: list[Row]) -> float:

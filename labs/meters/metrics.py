@@ -1,0 +1,25 @@
+"""One measured number with its unit, for a report that lays runs beside each other."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """name: what was measured, of what. unit: "bytes", "s", "tokens/s", "Ψ" (multiples of the
+    number of parameters), "layers", or "" for a ratio. predicted: by formula, in the same unit.
+    least, most: over the rounds that `value` is the median of."""
+
+    name: str
+    value: float
+    unit: str
+    predicted: float | None = None
+    least: float | None = None
+    most: float | None = None
+
+    @classmethod
+    def of_rounds(cls, name: str, rounds: Sequence[float], unit: str = "s",
+                  predicted: float | None = None) -> "Metric":
+        """The median of some rounds, with their spread."""
+        return cls(name, statistics.median(rounds), unit, predicted, min(rounds), max(rounds))
