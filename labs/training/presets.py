@@ -1,5 +1,6 @@
 """Sizes that fit the machine: chosen by what it has, overridable in a notebook's first cell."""
 
+import os
 from dataclasses import dataclass, replace
 
 from labs.workers import devices
@@ -66,13 +67,16 @@ def machine() -> str:
 def preset(name: str | None = None, lab: str = "", **changes: int) -> Preset:
     """The preset for this machine, or the one called `name`; changes override single sizes. lab:
     the experiment that it is for, where that has presets of its own, such as "limit". Raises
-    ValueError where there is no such preset or size."""
-    name = ", ".join(filter(None, [name or machine(), lab]))
+    ValueError where there is no such preset or size. $WORKBOOK_PRESET and $WORKBOOK_RANKS choose
+    for a whole run what is not given here."""
+    name = ", ".join(filter(None, [name or os.environ.get("WORKBOOK_PRESET") or machine(), lab]))
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}: choose {', '.join(PRESETS)}, or leave it out")
     chosen, gpus = PRESETS[name], devices.gpus()
     if name == "node" or gpus > 1 and not name.startswith(("laptop", "one-gpu")):
         chosen = replace(chosen, ranks=max(2, gpus))
+    if asked := os.environ.get("WORKBOOK_RANKS"):
+        chosen = replace(chosen, ranks=int(asked))
     return replace(chosen, **_checked(changes))
 
 

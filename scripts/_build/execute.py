@@ -42,21 +42,21 @@ def execute(nb: dict, folder: Path):
         record_timing=False,
     )
     client.log.setLevel("CRITICAL")
-    failure = _run(client, groups)
+    failure = run(client, groups)
     if failure:
         index = running[-1] if running else 0
         raise CellFailed(index, *_explained(failure, node, index)) from None
     return _with_outputs(nb, node)
 
 
-def _run(client, groups):
+def run(client, groups: list[int], **variables: str) -> BaseException | None:
     """Run to the end; returns the exception of a cell or kernel that failed, or None.
 
     In a thread, because in the main thread nbclient would take ^C for itself. `groups` gets the
-    kernel's process group; whatever is left of it afterwards is killed.
+    kernel's process group; whatever is left of it afterwards is killed. variables: for the kernel.
     """
     with ThreadPoolExecutor(1) as pool:
-        run = pool.submit(client.execute, env=_environment())
+        run = pool.submit(client.execute, env=_environment() | variables)
         try:
             return run.exception()
         finally:

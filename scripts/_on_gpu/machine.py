@@ -28,6 +28,17 @@ def found() -> dict:
             "python": platform.python_version(), "transformers": _version("transformers")}
 
 
+def asked() -> dict:
+    """What `found` returns, from a process of its own: the question makes a CUDA context, and the
+    process that asks must hold none of the GPU's memory. Without GPUs if that fails."""
+    done = subprocess.run([sys.executable, "-m", "_on_gpu.machine"], capture_output=True, text=True,
+                          timeout=120)
+    if done.returncode:
+        print(done.stderr[-2000:], file=sys.stderr)
+        return {"gpus": []}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def _version(package) -> str | None:
     from importlib import metadata
 

@@ -23,8 +23,8 @@ This machine has no GPU that torch can use. `nvidia-smi` shows what the driver s
 def run(arguments, chosen=None, root: Path = ROOT) -> int:
     """Runs the parts that were asked for (`chosen`, for tests: other ones); returns the exit code.
     """
-    found = _gpus()
-    if not found:
+    found = machine.asked()
+    if not found["gpus"]:
         print(NO_GPU, file=sys.stderr)
         return 2
     out = _folder(arguments.out, found)
@@ -86,24 +86,12 @@ class _Session:
 
     def _write(self):
         seconds = time.monotonic() - self.began
-        data = {"machine": self.gpus, "commit": _commit(self.root), "small": self.arguments.small,
+        data = {"machine": self.gpus, "commit": commit(self.root), "small": self.arguments.small,
                 "minutes_allowed": self.arguments.minutes, "seconds": seconds,
                 "date": date.today().isoformat(),
                 "parts": [asdict(result) for result in self.results]}
         (self.out / "results.json").write_text(json.dumps(data, indent=1) + "\n")
         (self.out / "summary.md").write_text(summary.page(data, self.out))
-
-
-def _gpus() -> dict:
-    """What `machine.found` returns, from a process of its own: the question makes a CUDA context,
-    and this process must hold none of the GPU's memory."""
-    done = subprocess.run([sys.executable, "-m", "_on_gpu.machine"], capture_output=True, text=True,
-                          timeout=120)
-    if done.returncode:
-        print(done.stderr[-2000:], file=sys.stderr)
-        return {}
-    found = json.loads(done.stdout.splitlines()[-1])
-    return found if found["gpus"] else {}
 
 
 def _folder(asked, found) -> Path:
@@ -121,7 +109,7 @@ def _folder(asked, found) -> Path:
     return out
 
 
-def _commit(root) -> str:
+def commit(root: Path) -> str:
     done = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty"],
                           capture_output=True, text=True)
     return done.stdout.strip() or "unknown"

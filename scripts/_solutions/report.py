@@ -1,0 +1,207 @@
+"""report.html: one self-contained page on a run of the solutions."""
+
+import html
+import json
+from pathlib import Path
+
+from _on_gpu.runner import PASSED
+
+from _solutions import results
+from _solutions.units import written
+
+STYLE = (Path(__file__).parent / "report.css").read_text()
+AGREES = 0.05  # of the measured value: closer than that counts as predicted
+_SIGNS = {PASSED: "✓", "failed": "✗", "timed out": "✗", "skipped": "–", "interrupted": "–"}
+_CLASSES = {PASSED: "good", "failed": "bad", "timed out": "bad"}
+
+
+def page(data: dict, out: Path, reference: dict | None = None) -> str:
+    """The page, from results.json and the executed notebooks beside it. reference: the results of
+    another run of the same kind of machine, if there is one."""
+    title = f"Workbook solutions on {data['machine']['title']}"
+    parts = [_notebooks(data), _wrong(data), _predicted(data), _differences(data, reference),
+             _charts(data, out), _preflight(data), _about(data)]
+    return (f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+            f"<meta name='viewport' content='width=device-width'><title>{_text(title)}</title>"
+            f"<style>\n{STYLE}</style></head>\n<body><main>\n<h1>{_text(title)}</h1>\n"
+            f"<p class='lead'>{_text(results.in_words(data))} · {_text(data['date'][:10])} · "
+            f"commit {_text(data['commit'])}</p>\n" + "\n".join(filter(None, parts))
+            + "\n</main></body></html>\n")
+
+
+def _text(value) -> str:
+    return html.escape(str(value))
+
+
+def table(caption: str, head: list[str], rows: list[list[str]], numbers: int = 0,
+          total: bool = False) -> str:
+    """An HTML table of cells that are HTML already; the last `numbers` columns are set to the
+    right. total: the last row is a sum."""
+    first = len(head) - numbers
+    sides = ["" if column < first else " class='number'" for column in range(len(head))]
+    lines = ["<tr>" + "".join(f"<th scope='col'{side}>{cell}</th>"
+                              for side, cell in zip(sides, head, strict=True)) + "</tr>"]
+    for row in rows:
+        kind = " class='total'" if total and row is rows[-1] else ""
+        cells = [f"<th scope='row'>{row[0]}</th>", *(
+            f"<td{side}>{cell}</td>" for side, cell in zip(sides[1:], row[1:], strict=True))]
+        lines.append(f"<tr{kind}>{''.join(cells)}</tr>")
+    return f"<table><caption>{caption}</caption>{''.join(lines)}</table>"
+
+
+def outcome(word: str) -> str:
+    """The word with its sign and colour; the sign alone would say nothing to some readers."""
+    kind, sign = _CLASSES.get(word, "plain"), _SIGNS.get(word, "")
+    return f"<span class='{kind}'>{sign} {_text(word)}</span>"
+
+
+def _notebooks(data) -> str:
+    rows = []
+    for one in data["notebooks"]:
+        checks = [record for record in one.get("records", ()) if record["passed"] is not None]
+        passed = sum(record["passed"] for record in checks)
+        rows.append([_text(one["name"]), outcome(one["outcome"]),
+                     f"{passed} of {len(checks)}" if checks else "–", _minutes(one["seconds"]),
+                     _dollars(data, one["seconds"])])
+    seconds = sum(one["seconds"] for one in data["notebooks"])
+    rows.append(["together", "", "", _minutes(seconds), _dollars(data, seconds)])
+    rate = data.get("dollars_per_hour")
+    price = f"; at {rate:g} dollars an hour" if rate else ""
+    return "<h2>Notebooks</h2>" + table(f"What passed, and what it took{price}",
+                                        ["notebook", "outcome", "checks", "minutes", "dollars"],
+                                        rows, numbers=3, total=True)
+
+
+def _minutes(seconds) -> str:
+    return f"{seconds / 60:.1f}" if seconds else "–"
+
+
+def _dollars(data, seconds) -> str:
+    cost = results.dollars(data, seconds)
+    return "–" if cost is None or not seconds else f"{cost:.2f}"
+
+
+def _wrong(data) -> str:
+    items = []
+    for one in data["notebooks"]:
+        if one["outcome"] == PASSED:
+            continue
+        items.append(f"<li><b>{_text(one['name'])}</b> {_text(one['outcome'])}: "
+                     f"{_text(one['why'])}</li>")
+        items += [f"<li><b>{_text(one['name'])}</b> <pre>{_text(record['text'])}</pre></li>"
+                  for record in one.get("records", ()) if record["passed"] is False]
+    return f"<h2>What went wrong</h2><ul>{''.join(items)}</ul>" if items else ""
+
+
+def _predicted(data) -> str:
+    rows, close = [], 0
+    for (notebook, exercise, name), metric in results.metrics(data).items():
+        if metric["predicted"] is None or not metric["value"]:
+            continue
+        off = metric["predicted"] / metric["value"] - 1
+        close += abs(off) <= AGREES
+        kind = "good" if abs(off) <= AGREES else "plain"
+        rows.append([_text(name), _text(f"{notebook[:2]} · {exercise}"),
+                     _text(written(metric["value"], metric["unit"])),
+                     _text(written(metric["predicted"], metric["unit"])),
+                     f"<span class='{kind}'>{_off(off)}</span>"])
+    if not rows:
+        return ""
+    return (f"<h2>Predicted and measured</h2><p>{close} of {len(rows)} predictions are within "
+            f"{AGREES:.0%} of what was measured.</p>"
+            + table("By formula, and by the run", ["what", "where", "measured", "predicted",
+                                                   "predicted is off by"], rows, numbers=3))
+
+
+def _off(share) -> str:
+    return "0.0%" if abs(share) < 5e-4 else f"{share:+.1%}"
+
+
+def _differences(data, reference) -> str:
+    if not reference:
+        return ("<h2>Against the reference run</h2><p>There is none of this kind of machine "
+                "yet.</p>")
+    rows = [[_text(name), _text(f"{notebook[:2]} · {exercise}"), _spread(mine), _spread(its)]
+            for (notebook, exercise, name), mine, its in differing(data, reference)]
+    words = (f"<p>Compared with {_text(reference['machine']['title'])} on "
+             f"{_text(reference['date'][:10])}, commit {_text(reference['commit'])}.</p>")
+    if not rows:
+        return f"<h2>Against the reference run</h2>{words}<p>Nothing differs beyond its spread.</p>"
+    return (f"<h2>Against the reference run</h2>{words}"
+            + table("What differs by more than its spread",
+                    ["what", "where", "this run", "the reference"], rows, numbers=2))
+
+
+def differing(data: dict, reference: dict) -> list[tuple]:
+    """(key, metric, the reference's) of what differs by more than both spreads, or, where there is
+    no spread, by more than 2 %."""
+    mine, its, found = results.metrics(data), results.metrics(reference), []
+    for key in mine.keys() & its.keys():
+        low, high = _range(mine[key])
+        its_low, its_high = _range(its[key])
+        if low is not None and its_low is not None and (low > its_high or high < its_low):
+            found.append((key, mine[key], its[key]))
+    return sorted(found, key=lambda row: row[0])
+
+
+def _range(metric) -> tuple:
+    value = metric["value"]
+    if value is None:
+        return None, None
+    if metric["least"] is not None:
+        return metric["least"], metric["most"]
+    return value - abs(value) * 0.01, value + abs(value) * 0.01
+
+
+def _spread(metric) -> str:
+    text = written(metric["value"], metric["unit"])
+    if metric["least"] is not None:
+        text += (f" ({written(metric['least'], metric['unit'])} to "
+                 f"{written(metric['most'], metric['unit'])})")
+    return _text(text)
+
+
+def _charts(data, out) -> str:
+    sections = []
+    for one in data["notebooks"]:
+        figures = [_figure(image, words) for image, words in pictures(out / f"{one['name']}.ipynb")]
+        if figures:
+            sections.append(f"<details open><summary>{_text(one['name'])}: {len(figures)} pictures"
+                            f"</summary><div class='figures'>{''.join(figures)}</div></details>")
+    return f"<h2>Pictures</h2>{''.join(sections)}" if sections else ""
+
+
+def pictures(path: Path) -> list[tuple[str, str]]:
+    """(PNG file in base64, what it shows in words) of each picture of an executed notebook."""
+    found = []
+    for cell in results.read(path).get("cells", ()):
+        for output in cell.get("outputs", ()):
+            bundle = output.get("data", {})
+            if "image/png" in bundle:
+                image = "".join(bundle["image/png"]).replace("\n", "")
+                found.append((image, "".join(bundle.get("text/plain", ""))))
+    return found
+
+
+def _figure(image, words) -> str:
+    caption = words.splitlines()[0] if words else ""
+    return (f"<figure><img alt='{html.escape(words, quote=True)}' loading='lazy' "
+            f"src='data:image/png;base64,{image}'><figcaption>{_text(caption)}</figcaption>"
+            "</figure>")
+
+
+def _preflight(data) -> str:
+    if not data.get("preflight"):
+        return ""
+    rows = [[_text(row["name"]), _text(row["status"]),
+             _text(row["value"]) + (f"<br><i>{_text(row['advice'])}</i>" if row["advice"] else "")]
+            for row in data["preflight"]]
+    return "<h2>Preflight</h2>" + table("What this machine has", ["row", "status", "found"], rows)
+
+
+def _about(data) -> str:
+    facts = {name: value for name, value in data["machine"].items() if name != "gpus"}
+    facts |= {"preset": data["preset"] or "the machine's", "ranks": data["ranks"] or "the preset's"}
+    return "<h2>Machine</h2>" + table("Versions and sizes", ["what", "found"], [
+        [_text(name), _text(value if isinstance(value, str) else json.dumps(value))]
+        for name, value in facts.items() if value is not None])

@@ -1,0 +1,173 @@
+"""scripts/solutions: notebooks that pass, fail, take too long or die, and the report on them."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from _solutions import report, results, session
+from _solutions.__main__ import check
+from _solutions.units import written
+
+ROOT = Path(__file__).resolve().parents[1]
+# What labs/exercises/records.py would write, without the seconds that importing labs takes.
+RECORDED = """\
+import json, os
+def record(passed, text, metrics=()):
+    with open(os.environ["WORKBOOK_RECORDS"], "a") as file:
+        file.write(json.dumps({"exercise": "9.1", "kind": "Verdict", "seconds": 0.1, "text": text,
+                               "passed": passed, "metrics": list(metrics)}) + "\\n")
+record(None, "peak", [{"name": "peak", "value": 2.0, "unit": "MB", "predicted": 3.0, "least": None,
+                       "most": None}])
+from IPython.display import display
+display({"image/png": "aGVsbG8=", "text/plain": "peak: 2 MB"}, raw=True)
+"""
+NOTEBOOKS = {
+    "00_good": [RECORDED, "record(True, '✓ Exercise 9.1  it is 1')"],
+    "01_raises": ["1 / 0", "print('the next cell')"],
+    "02_wrong": [RECORDED, "record(False, '✗ Exercise 9.1  it is not 1')"],
+    "03_dies": ["import os; os._exit(1)", "print('never')"],
+    "04_slow": ["import time; time.sleep(600)", "print('the next cell')"]}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A workbook whose solutions end in different ways, and a run of all of them."""
+    root = tmp_path_factory.mktemp("workbook")
+    (root / "solutions").mkdir()
+    for name, cells in NOTEBOOKS.items():
+        nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# Text"),
+                                             *map(nbformat.v4.new_code_cell, cells)])
+        nbformat.write(nb, root / "solutions" / f"{name}.ipynb")
+    return root
+
+
+@pytest.fixture
+def run(tree, tmp_path, monkeypatch, capsys):
+    """Runs the command in this process on the tree; returns (exit code, results, folder)."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'scripts'}")
+    monkeypatch.setenv("WORKBOOK_PRESET", "laptop")
+    monkeypatch.setattr(session.machine, "asked", lambda: {"gpus": [], "torch": "2"})
+
+    def called(*arguments):
+        out = tmp_path / "out"
+        given = [] if "--resume" in arguments else ["--out", str(out)]
+        code = session.run(check([*arguments, *given, "--no-preflight"]), tree)
+        return code, json.loads((out / "results.json").read_text()), out
+
+    return called
+
+
+@pytest.mark.slow
+def test_all_kinds_of_ends(run):
+    code, data, out = run("--cell-minutes", "0.1")
+    found = {one["name"]: one for one in data["notebooks"]}
+    assert code == 1 and found["00_good"]["outcome"] == "passed"
+    assert found["01_raises"]["why"] == "cell 1: ZeroDivisionError: division by zero"
+    assert found["02_wrong"]["why"] == "✗ Exercise 9.1  it is not 1"
+    assert found["03_dies"]["why"] == "cell 1: its kernel died"
+    assert found["04_slow"]["why"] == "cell 1: interrupted after 0.1 minutes"
+    assert {one["outcome"] for one in data["notebooks"][1:]} == {"failed"}
+    for name in ("01_raises", "04_slow"):  # the next cell ran
+        assert "the next cell" in (out / f"{name}.ipynb").read_text()
+    assert not [one for one in psutil.process_iter(["cmdline"])
+                if str(out) in " ".join(one.info["cmdline"] or [])]
+    page = (out / "report.html").read_text()
+    assert "1 of 5 notebooks passed" in page and "it is not 1" in page
+    assert page.count("<img alt='") == 2 and "<td class='number'>3 MB</td>" in page
+
+
+def test_resume_runs_only_what_has_not_passed(run, tmp_path, capsys):
+    run("--only", "00,01")
+    began = time.time()
+    code, data, out = run("--only", "00,01", "--resume", str(tmp_path / "out"))
+    assert code == 1 and "kept      00_good" in capsys.readouterr().out
+    assert (out / "00_good.ipynb").stat().st_mtime < began < (out / "01_raises.ipynb").stat(
+        ).st_mtime
+
+
+@pytest.mark.parametrize(("arguments", "limit"), [
+    (["--minutes", "0.5"], "minutes"),
+    (["--budget", "1$", "--dollars-per-hour", "100"], "dollars")])
+def test_nothing_begins_that_would_not_end_in_time(run, arguments, limit):
+    code, data, _ = run("--only", "00", *arguments)
+    [one] = data["notebooks"]
+    assert code == 1 and one["outcome"] == "skipped" and f"the {limit} that are left" in one["why"]
+
+
+def test_an_interrupt_leaves_a_report_and_no_process(tree, tmp_path):
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from pathlib import Path; from _solutions import "
+         "session; from _solutions.__main__ import check; session.machine.asked = lambda: "
+         f"{{'gpus': []}}; sys.exit(session.run(check(sys.argv[1:]), Path({str(tree)!r})))",
+         "--only", "04,00", "--no-preflight", "--out", str(out)],
+        env={**__import__("os").environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"})
+    deadline = time.monotonic() + 60
+    while results.read(out / "04_slow.json").get("running") != 1 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    below = psutil.Process(process.pid).children(recursive=True)
+    assert any("ipykernel" in " ".join(child.cmdline()) for child in below)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    gone, alive = psutil.wait_procs(below, timeout=10)
+    assert not alive
+    outcomes = [one["outcome"] for one in results.read(out / "results.json")["notebooks"]]
+    assert outcomes == ["interrupted", "skipped"]
+    assert "interrupted" in (out / "report.html").read_text()
+
+
+def test_a_notebook_that_there_is_not(run, tree):
+    assert session.chosen(["07"], tree) == ("There is no notebook 07: choose from 00, 01, 02, 03, "
+                                            "04.")
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("--only 3", "3 is no notebook's number"), ("--budget 5", "--budget needs --dollars-per-hour"),
+    ("--resume none", "there is no folder none"), ("--minutes 0", "0 is not above 0")])
+def test_bad_arguments(arguments, said, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        check(arguments.split())
+    assert exit_.value.code == 2 and said in capsys.readouterr().err
+
+
+def _data(value, least=None, most=None):
+    metric = {"name": "step", "value": value, "unit": "s", "predicted": None, "least": least,
+              "most": most}
+    return {"notebooks": [{"name": "03_x", "records": [{"exercise": "3.1",
+                                                        "metrics": [metric]}]}]}
+
+
+@pytest.mark.parametrize(("mine", "its", "differs"), [
+    ((1.0, 0.9, 1.1), (1.05, 1.0, 1.2), False), ((1.0, 0.9, 1.1), (2.0, 1.9, 2.1), True),
+    ((100.0,), (101.0,), False), ((100.0,), (110.0,), True), ((None,), (1.0,), False)])
+def test_what_differs_by_more_than_its_spread(mine, its, differs):
+    assert bool(report.differing(_data(*mine), _data(*its))) is differs
+
+
+def test_a_name_that_comes_again_gets_a_number():
+    data = _data(1.0)
+    data["notebooks"][0]["records"] *= 2
+    assert [key[2] for key in results.metrics(data)] == ["step", "step (2)"]
+
+
+@pytest.mark.parametrize(("value", "unit", "text"), [
+    (1.234e9, "bytes", "1.23 GB"), (512, "bytes", "512 bytes"), (0.0123, "s", "12.3 ms"),
+    (3.0, "Ψ", "3 Ψ"), (123456, "tokens/s", "123,456 tokens/s"), (0.5, "", "0.5"),
+    (None, "s", "–"), (0, "bytes", "0 bytes")])
+def test_numbers_with_units(value, unit, text):
+    assert written(value, unit) == text
+
+
+def test_the_page_is_html_that_a_screen_reader_can_read(run):
+    _, _, out = run("--only", "00")
+    page = (out / "report.html").read_text()
+    assert "<html lang='en'>" in page and page.count("<table>") == page.count("<caption>")
+    assert not re.search(r"<img (?!alt='[^']+')", page) and "http" not in page
+    assert "prefers-color-scheme: dark" in page and "@media print" in page
