@@ -13,6 +13,7 @@ from pathlib import Path
 import leaks
 import psutil
 import pytest
+import torch
 from _on_gpu import gpu_tests, launcher_faults, machine, one_rank, parts, runner, session, summary
 from _on_gpu.__main__ import check
 from _on_gpu.parts import Part
@@ -30,7 +31,7 @@ def tiny(name, code, seconds=1, limit=60, needs=()):
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Runs parts; returns (exit code, results.json, summary.md)."""
-    monkeypatch.setattr(session, "_gpus", lambda: FOUND)
+    monkeypatch.setattr(session.machine, "asked", lambda: FOUND)
 
     def run(*chosen, arguments=()):
         code = session.run(check(["--out", str(tmp_path / "out"), *arguments]), chosen, tmp_path)
@@ -169,7 +170,7 @@ def test_tests_marked_gpu_run_in_two_parts():
 
 
 def test_no_gpu_is_one_sentence(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(session, "_gpus", dict)
+    monkeypatch.setattr(session.machine, "asked", lambda: {"gpus": []})
     assert session.run(check(["--out", str(tmp_path / "out")])) == 2
     assert "no GPU that torch can use" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
@@ -177,10 +178,11 @@ def test_no_gpu_is_one_sentence(monkeypatch, capsys, tmp_path):
 
 def test_what_this_machine_has(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'scripts'}")
-    found = session._gpus()
-    assert found == {} or found["gpus"][0]["bytes"] > 0
+    found = session.machine.asked()
+    assert found["torch"] == torch.__version__
+    assert all(gpu["bytes"] > 0 for gpu in found["gpus"])
     monkeypatch.setattr(session.sys, "executable", "/bin/false")
-    assert session._gpus() == {}
+    assert session.machine.asked() == {"gpus": []}
 
 
 def test_the_folder_has_day_and_machine(monkeypatch, tmp_path):
