@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from _solutions import report, results, session
+from _solutions import compare, report, results, session
 from _solutions.__main__ import check
 from _solutions.units import written
 
@@ -149,6 +149,33 @@ def _data(value, least=None, most=None):
     ((100.0,), (101.0,), False), ((100.0,), (110.0,), True), ((None,), (1.0,), False)])
 def test_what_differs_by_more_than_its_spread(mine, its, differs):
     assert bool(report.differing(_data(*mine), _data(*its))) is differs
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("", "give one folder"), ("a --compare a b", "give one folder"),
+    ("none", "there is no results.json in none")])
+def test_bad_arguments_of_report(arguments, said, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        compare.check(arguments.split())
+    assert exit_.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_two_runs_side_by_side(run, tmp_path, monkeypatch, capsys):
+    _, data, out = run("--only", "00")
+    other = tmp_path / "node"
+    other.mkdir()
+    data["notebooks"][0]["records"][0]["metrics"][0]["value"] = 4.0
+    data["machine"]["title"] = "8x A100"
+    (other / "results.json").write_text(json.dumps(data))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["report", "--compare", str(out), str(other)])
+    assert compare.main() == 0
+    page = (tmp_path / "compare.html").read_text()
+    assert "1 of 1 differ by more than their spread" in page and "beside 8x A100" in page
+    assert "<td class='number'>2 MB</td><td class='number'>4 MB</td>" in page
+    (out / "report.html").unlink()
+    monkeypatch.setattr(sys, "argv", ["report", str(out)])
+    assert compare.main() == 0 and "1 of 1 notebooks passed" in (out / "report.html").read_text()
 
 
 def test_a_name_that_comes_again_gets_a_number():

@@ -21,15 +21,21 @@ def page(data: dict, out: Path, reference: dict | None = None) -> str:
     title = f"Workbook solutions on {data['machine']['title']}"
     parts = [_notebooks(data), _wrong(data), _predicted(data), _differences(data, reference),
              _charts(data, out), _preflight(data), _about(data)]
+    lead = f"{results.in_words(data)} · {data['date'][:10]} · commit {data['commit']}"
+    return document(title, lead, parts)
+
+
+def document(title: str, lead: str, parts: list[str]) -> str:
+    """A whole page in the house style; parts: its sections' HTML."""
     return (f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-            f"<meta name='viewport' content='width=device-width'><title>{_text(title)}</title>"
-            f"<style>\n{STYLE}</style></head>\n<body><main>\n<h1>{_text(title)}</h1>\n"
-            f"<p class='lead'>{_text(results.in_words(data))} · {_text(data['date'][:10])} · "
-            f"commit {_text(data['commit'])}</p>\n" + "\n".join(filter(None, parts))
+            f"<meta name='viewport' content='width=device-width'><title>{text(title)}</title>"
+            f"<style>\n{STYLE}</style></head>\n<body><main>\n<h1>{text(title)}</h1>\n"
+            f"<p class='lead'>{text(lead)}</p>\n" + "\n".join(filter(None, parts))
             + "\n</main></body></html>\n")
 
 
-def _text(value) -> str:
+def text(value) -> str:
+    """A value as HTML."""
     return html.escape(str(value))
 
 
@@ -52,7 +58,7 @@ def table(caption: str, head: list[str], rows: list[list[str]], numbers: int = 0
 def outcome(word: str) -> str:
     """The word with its sign and colour; the sign alone would say nothing to some readers."""
     kind, sign = _CLASSES.get(word, "plain"), _SIGNS.get(word, "")
-    return f"<span class='{kind}'>{sign} {_text(word)}</span>"
+    return f"<span class='{kind}'>{sign} {text(word)}</span>"
 
 
 def _notebooks(data) -> str:
@@ -60,11 +66,11 @@ def _notebooks(data) -> str:
     for one in data["notebooks"]:
         checks = [record for record in one.get("records", ()) if record["passed"] is not None]
         passed = sum(record["passed"] for record in checks)
-        rows.append([_text(one["name"]), outcome(one["outcome"]),
-                     f"{passed} of {len(checks)}" if checks else "–", _minutes(one["seconds"]),
+        rows.append([text(one["name"]), outcome(one["outcome"]),
+                     f"{passed} of {len(checks)}" if checks else "–", minutes(one["seconds"]),
                      _dollars(data, one["seconds"])])
     seconds = sum(one["seconds"] for one in data["notebooks"])
-    rows.append(["together", "", "", _minutes(seconds), _dollars(data, seconds)])
+    rows.append(["together", "", "", minutes(seconds), _dollars(data, seconds)])
     rate = data.get("dollars_per_hour")
     price = f"; at {rate:g} dollars an hour" if rate else ""
     return "<h2>Notebooks</h2>" + table(f"What passed, and what it took{price}",
@@ -72,7 +78,8 @@ def _notebooks(data) -> str:
                                         rows, numbers=3, total=True)
 
 
-def _minutes(seconds) -> str:
+def minutes(seconds: float) -> str:
+    """Seconds as minutes; of what did not run, a dash."""
     return f"{seconds / 60:.1f}" if seconds else "–"
 
 
@@ -86,9 +93,9 @@ def _wrong(data) -> str:
     for one in data["notebooks"]:
         if one["outcome"] == PASSED:
             continue
-        items.append(f"<li><b>{_text(one['name'])}</b> {_text(one['outcome'])}: "
-                     f"{_text(one['why'])}</li>")
-        items += [f"<li><b>{_text(one['name'])}</b> <pre>{_text(record['text'])}</pre></li>"
+        items.append(f"<li><b>{text(one['name'])}</b> {text(one['outcome'])}: "
+                     f"{text(one['why'])}</li>")
+        items += [f"<li><b>{text(one['name'])}</b> <pre>{text(record['text'])}</pre></li>"
                   for record in one.get("records", ()) if record["passed"] is False]
     return f"<h2>What went wrong</h2><ul>{''.join(items)}</ul>" if items else ""
 
@@ -101,9 +108,9 @@ def _predicted(data) -> str:
         off = metric["predicted"] / metric["value"] - 1
         close += abs(off) <= AGREES
         kind = "good" if abs(off) <= AGREES else "plain"
-        rows.append([_text(name), _text(f"{notebook[:2]} · {exercise}"),
-                     _text(written(metric["value"], metric["unit"])),
-                     _text(written(metric["predicted"], metric["unit"])),
+        rows.append([text(name), text(f"{notebook[:2]} · {exercise}"),
+                     text(written(metric["value"], metric["unit"])),
+                     text(written(metric["predicted"], metric["unit"])),
                      f"<span class='{kind}'>{_off(off)}</span>"])
     if not rows:
         return ""
@@ -121,10 +128,10 @@ def _differences(data, reference) -> str:
     if not reference:
         return ("<h2>Against the reference run</h2><p>There is none of this kind of machine "
                 "yet.</p>")
-    rows = [[_text(name), _text(f"{notebook[:2]} · {exercise}"), _spread(mine), _spread(its)]
+    rows = [[text(name), text(f"{notebook[:2]} · {exercise}"), spread(mine), spread(its)]
             for (notebook, exercise, name), mine, its in differing(data, reference)]
-    words = (f"<p>Compared with {_text(reference['machine']['title'])} on "
-             f"{_text(reference['date'][:10])}, commit {_text(reference['commit'])}.</p>")
+    words = (f"<p>Compared with {text(reference['machine']['title'])} on "
+             f"{text(reference['date'][:10])}, commit {text(reference['commit'])}.</p>")
     if not rows:
         return f"<h2>Against the reference run</h2>{words}<p>Nothing differs beyond its spread.</p>"
     return (f"<h2>Against the reference run</h2>{words}"
@@ -153,12 +160,13 @@ def _range(metric) -> tuple:
     return value - abs(value) * 0.01, value + abs(value) * 0.01
 
 
-def _spread(metric) -> str:
-    text = written(metric["value"], metric["unit"])
+def spread(metric: dict) -> str:
+    """A metric's value, and the bounds of its rounds where it has some."""
+    words = written(metric["value"], metric["unit"])
     if metric["least"] is not None:
-        text += (f" ({written(metric['least'], metric['unit'])} to "
-                 f"{written(metric['most'], metric['unit'])})")
-    return _text(text)
+        words += (f" ({written(metric['least'], metric['unit'])} to "
+                  f"{written(metric['most'], metric['unit'])})")
+    return text(words)
 
 
 def _charts(data, out) -> str:
@@ -166,7 +174,7 @@ def _charts(data, out) -> str:
     for one in data["notebooks"]:
         figures = [_figure(image, words) for image, words in pictures(out / f"{one['name']}.ipynb")]
         if figures:
-            sections.append(f"<details open><summary>{_text(one['name'])}: {len(figures)} pictures"
+            sections.append(f"<details open><summary>{text(one['name'])}: {len(figures)} pictures"
                             f"</summary><div class='figures'>{''.join(figures)}</div></details>")
     return f"<h2>Pictures</h2>{''.join(sections)}" if sections else ""
 
@@ -186,15 +194,15 @@ def pictures(path: Path) -> list[tuple[str, str]]:
 def _figure(image, words) -> str:
     caption = words.splitlines()[0] if words else ""
     return (f"<figure><img alt='{html.escape(words, quote=True)}' loading='lazy' "
-            f"src='data:image/png;base64,{image}'><figcaption>{_text(caption)}</figcaption>"
+            f"src='data:image/png;base64,{image}'><figcaption>{text(caption)}</figcaption>"
             "</figure>")
 
 
 def _preflight(data) -> str:
     if not data.get("preflight"):
         return ""
-    rows = [[_text(row["name"]), _text(row["status"]),
-             _text(row["value"]) + (f"<br><i>{_text(row['advice'])}</i>" if row["advice"] else "")]
+    rows = [[text(row["name"]), text(row["status"]),
+             text(row["value"]) + (f"<br><i>{text(row['advice'])}</i>" if row["advice"] else "")]
             for row in data["preflight"]]
     return "<h2>Preflight</h2>" + table("What this machine has", ["row", "status", "found"], rows)
 
@@ -203,5 +211,5 @@ def _about(data) -> str:
     facts = {name: value for name, value in data["machine"].items() if name != "gpus"}
     facts |= {"preset": data["preset"] or "the machine's", "ranks": data["ranks"] or "the preset's"}
     return "<h2>Machine</h2>" + table("Versions and sizes", ["what", "found"], [
-        [_text(name), _text(value if isinstance(value, str) else json.dumps(value))]
+        [text(name), text(value if isinstance(value, str) else json.dumps(value))]
         for name, value in facts.items() if value is not None])
