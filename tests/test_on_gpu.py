@@ -176,6 +176,20 @@ def test_no_gpu_is_one_sentence(monkeypatch, capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_package_that_is_missing_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setattr(session, "NEEDED", ("torch", "no_such_package"))
+    assert session.run(check([])) == 2
+    assert "has no no_such_package: install what is missing" in capsys.readouterr().err
+
+
+def test_a_machine_may_have_no_git_and_a_slow_driver(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", "")
+    assert session.commit(tmp_path) == "unknown"
+    monkeypatch.setattr(machine, "ANSWER", 0.01)
+    assert machine.asked() == {"gpus": []}
+    assert "did not say within 0.01 s" in capsys.readouterr().err
+
+
 def test_what_this_machine_has(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'scripts'}")
     found = session.machine.asked()
@@ -297,6 +311,8 @@ def test_a_summary_without_results_is_short(tmp_path):
     (tmp_path / "one_rank.json").write_text("{ half of")
     assert "##" not in summary.page(data, tmp_path)
     assert "only to try the command" in summary.page(data, tmp_path)
+    (tmp_path / "faults.json").write_text('{"rows": []}')
+    assert "## faults\n\n**Cannot be read: KeyError: 'backend'**" in summary.page(data, tmp_path)
 
 
 # one rank of 8

@@ -11,8 +11,9 @@ what it writes into OUT:
   results.json   the same as data; one_rank.json, faults.json and bench_memory.json have the rows
   NAME.log       all that a part printed
 
-exit code: 0 if all parts that ran passed; 1 if one failed or took too long; 2 if there is no GPU
-or an argument is wrong; 130 after an interrupt. There is a summary in every case but 2.
+exit code: 0 if all parts that ran passed; 1 if one failed or took too long; 2 if there is no GPU,
+a package is missing or an argument is wrong; 130 after an interrupt. There is a summary in every
+case but 2.
 
 The Python is $PYTHON, else that of .venv, else the one that is active; it needs torch >= 2.11,
 transformers, matplotlib, cloudpickle, psutil and tqdm. The tests need pytest, too. Nothing is

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+ANSWER = 180  # seconds, for the driver to wake up: without its persistence mode it takes some
 TOLERATED = 64  # MiB by which the driver's own figure may change
 _QUERY = ["--query-gpu=memory.used", "--format=csv,noheader,nounits"]
 
@@ -31,8 +32,12 @@ def found() -> dict:
 def asked() -> dict:
     """What `found` returns, from a process of its own: the question makes a CUDA context, and the
     process that asks must hold none of the GPU's memory. Without GPUs if that fails."""
-    done = subprocess.run([sys.executable, "-m", "_on_gpu.machine"], capture_output=True, text=True,
-                          timeout=120)
+    try:
+        done = subprocess.run([sys.executable, "-m", "_on_gpu.machine"], capture_output=True,
+                              text=True, timeout=ANSWER)
+    except subprocess.TimeoutExpired:
+        print(f"torch did not say within {ANSWER} s which GPUs there are.", file=sys.stderr)
+        return {"gpus": []}
     if done.returncode:
         print(done.stderr[-2000:], file=sys.stderr)
         return {"gpus": []}

@@ -15,6 +15,7 @@ from _on_gpu.parts import ROOT
 from _on_gpu.runner import FAILED, INTERRUPTED, SKIPPED, TIMED_OUT, Result
 
 LAST_SECONDS = runner.GRACE + 5  # kept to end the last part, and for the summary
+NEEDED = ("torch", "transformers", "matplotlib", "cloudpickle", "psutil", "tqdm")
 NO_GPU = """\
 This machine has no GPU that torch can use. `nvidia-smi` shows what the driver sees, and
 `python -c "import torch; print(torch.version.cuda)"` whether torch was built for CUDA."""
@@ -23,6 +24,10 @@ This machine has no GPU that torch can use. `nvidia-smi` shows what the driver s
 def run(arguments, chosen=None, root: Path = ROOT) -> int:
     """Runs the parts that were asked for (`chosen`, for tests: other ones); returns the exit code.
     """
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        print(f"{sys.executable} has no {', '.join(missing)}: install what is missing, or set "
+              "PYTHON to a Python that has them all.", file=sys.stderr)
+        return 2
     found = machine.asked()
     if not found["gpus"]:
         print(NO_GPU, file=sys.stderr)
@@ -110,6 +115,9 @@ def _folder(asked, found) -> Path:
 
 
 def commit(root: Path) -> str:
-    done = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty"],
-                          capture_output=True, text=True)
+    try:
+        done = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty"],
+                              capture_output=True, text=True)
+    except OSError:  # no git, as in many containers
+        return "unknown"
     return done.stdout.strip() or "unknown"

@@ -32,7 +32,11 @@ def page(data: dict, out: Path) -> str:
     lines += [f"| {part['name']} | {part['outcome']} | {part['seconds']:.0f} | "
               f"{_remark(part, out)} |" for part in data["parts"]]
     for section in (_one_rank, _bench, _faults, _tests, _exercises):
-        lines += section(out, data)
+        try:
+            lines += section(out, data)
+        except Exception as error:  # a part may have written anything, and the others still count
+            title = section.__name__.strip("_").replace("_", " ")
+            lines += ["", f"## {title}", "", f"**Cannot be read: {type(error).__name__}: {error}**"]
     return "\n".join(lines) + "\n"
 
 
