@@ -148,6 +148,7 @@ def test_presets_are_those_of_a_node_and_small():
     assert found["laptop"] > 64  # as it is
 
 
+@pytest.mark.slow
 def test_nccl_is_gloo_by_another_name(ranks):
     for rank, found in enumerate(ranks):
         assert (found["backend"], found["group"]) == ("nccl", "nccl")
@@ -155,6 +156,7 @@ def test_nccl_is_gloo_by_another_name(ranks):
         assert found["drawn"] and found["shard"] == [f"cuda:{rank}", [4, 8]]
 
 
+@pytest.mark.slow
 def test_traces_of_ranks_have_nccls_kernels(ranks):
     for found in ranks:
         trace = found["trace"]
@@ -164,6 +166,7 @@ def test_traces_of_ranks_have_nccls_kernels(ranks):
         assert trace["streams"] == [7, 20] and trace["joined"] and trace["gloo"] == []
 
 
+@pytest.mark.slow
 def test_a_gpu_has_one_rank(ranks):
     assert ranks[0]["another's"] == "returned None"
     assert ranks[1]["another's"].startswith("DistBackendError: NCCL error")
@@ -178,6 +181,7 @@ print(torch.cuda.device_count(), "in the kernel;", *labs.launch(where, ranks=2, 
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_its_fork_server_and_their_ranks_are_reached():
     from kernels import Kernel
 
