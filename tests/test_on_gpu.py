@@ -302,6 +302,7 @@ def test_small_sizes_are_no_result(tmp_path):
     data = {"machine": FOUND, "date": "2026-11-22", "commit": "abc", "seconds": 1, "small": True,
             "minutes_allowed": 30, "parts": []}
     page = summary.page(data, tmp_path)
+    assert "Nothing is judged: the workspaces are larger" in page and "Bold:" not in page
     assert "nothing here is a result.**" in page and "| 19.000 | +5.3 % | 0.500 s |" in page
 
 
@@ -311,6 +312,8 @@ def test_a_summary_without_results_is_short(tmp_path):
     (tmp_path / "one_rank.json").write_text("{ half of")
     assert "##" not in summary.page(data, tmp_path)
     assert "only to try the command" in summary.page(data, tmp_path)
+    (tmp_path / "faults.json").write_text('{"backend": "gloo", "rows": []}')
+    assert "Ranks shared a GPU, so NCCL was not tried" in summary.page(data, tmp_path)
     (tmp_path / "faults.json").write_text('{"rows": []}')
     assert "## faults\n\n**Cannot be read: KeyError: 'backend'**" in summary.page(data, tmp_path)
 

@@ -13,6 +13,7 @@ TESTS = {"gpu_tests.xml": "Tests marked gpu", "long_gpu_tests.xml": "Long tests 
 READ = ("one_rank.json", "bench_memory.json", "faults.json", *TESTS)  # of the parts
 AGREES = 5.0  # per cent between predicted and measured
 GB = 1e9
+SMALL = "Nothing is judged: the workspaces are larger than the small models."
 # Of an exercise, or of a picture that could not be made; ○: it could not be judged.
 _WRONG = re.compile(r"^(?:✗|○) .*$", re.M)
 
@@ -76,8 +77,8 @@ def _one_rank(out, data) -> list[str]:
     by_the_cpus = [row["case"] for row in found["rows"] if row.get("operators") == "cpu"]
     return [*lines, "",
             f"Predicted: a dry run, and {_gb(found['workspace_bytes'])} GB of cuBLAS's workspaces. "
-            "Measured: torch.cuda.max_memory_allocated of the second step. Bold: more than "
-            f"{AGREES:g} % off."
+            "Measured: torch.cuda.max_memory_allocated of the second step. "
+            + (SMALL if data["small"] else f"Bold: more than {AGREES:g} % off.")
             + f" Predicted with the CPU's operators: {'; '.join(by_the_cpus)}." * bool(by_the_cpus)]
 
 
@@ -123,6 +124,8 @@ def _faults(out, data) -> list[str]:
     wrong = [row for row in tried if row["wrong"]]
     lines = ["", f"## The launcher's faults over {found['backend']}: {len(tried) - len(wrong)} of "
              f"{len(tried)} as they should be", ""]
+    if "nccl" not in found["backend"]:
+        lines += ["Ranks shared a GPU, so NCCL was not tried: it needs one for each rank.", ""]
     lines += [f"- **{row['fault']}**: {'; '.join(row['wrong'])}" for row in wrong]
     return lines + [f"- {row['fault']}: not tried, {row['skipped']}"
                     for row in found["rows"] if row.get("skipped")]
