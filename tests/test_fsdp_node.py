@@ -54,7 +54,9 @@ def all_jobs(card, ranks, strategies):
             + jobs.scaling_jobs(ranks, strategies["checkpointed"]))
 
 
-@pytest.mark.parametrize("name, ranks", [("A10", 8), ("A100-40", 2), ("A100-80", 8), ("B200", 8)])
+@pytest.mark.parametrize("name, ranks", [
+    ("A10", 8), pytest.param("A100-40", 2, marks=pytest.mark.slow), ("A100-80", 8),
+    pytest.param("B200", 8, marks=pytest.mark.slow)])
 def test_ddp_cannot_hold_what_fsdp_holds_on_every_card(name, ranks, strategies):
     card = hardware.gpu(name)
     ddp, *others = all_jobs(card, ranks, strategies)

@@ -5,7 +5,7 @@ import os
 
 from pretend_gpus import allocator, host, machine, state
 
-_SEGMENT = 2 * machine.MiB
+_SEGMENT = 2 * machine.MiB if machine.total() > machine.GiB else 65536  # small models' cards
 _reserved = _most_reserved = 0
 _fraction = 1.0
 _mode = None

@@ -1,15 +1,17 @@
-"""AdamW's foreach form updates shards as plain tensors: the same kernels on the same memory. Else
-each rank would compute for a second at its first step how DTensor's rules apply to lists."""
+"""AdamW updates shards as plain tensors, by the same kernels on the same memory: else each rank
+computes for seconds how DTensor's rules apply to lists of tensors."""
 
 import functools
 
 
 def patch(module):
-    original = module._multi_tensor_adam  # not `adam`, which TorchScript reads
+    original = module.Adam._init_group
 
     @functools.wraps(original)
-    def _multi_tensor_adam(*lists, **options):
-        return original(*([getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
-                          for tensors in lists), **options)
+    def _init_group(self, group, *lists):
+        found = original(self, group, *lists)
+        for tensors in lists:
+            tensors[:] = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
+        return found
 
-    module._multi_tensor_adam = _multi_tensor_adam
+    module.Adam._init_group = _init_group

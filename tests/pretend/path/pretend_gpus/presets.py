@@ -9,12 +9,12 @@ from pretend_gpus import machine
 FEW = bool(os.environ.get("PRETEND_QUICK")) and machine.count() > 2
 SMALL = {"layers": 2 if FEW else 3, "hidden": 64, "heads": 4, "context": 32, "batch": 2,
          "cap_bytes": 200_000}
-# What some presets have instead, so that labs show their lesson on a card of 4e7 bytes: DDP with 18
-# layers of "limit" fits; without "billion"'s states, which FSDP divides, its batch does, too.
-OF_LABS = {"limit": {"layers": 8, "hidden": 80, "batch": 1},
-           "billion": {"layers": 3, "hidden": 160, "context": 64}, "larger": {"hidden": 160}}
+# What some presets have instead, so that labs show their lesson on a card of 1.5e7 bytes: DDP with
+# 18 layers of "limit" fits; without "billion"'s states, which FSDP divides, its batch does, too.
+OF_LABS = {"limit": {"layers": 4, "hidden": 48, "batch": 1},
+           "billion": {"layers": 3, "hidden": 112}, "larger": {"hidden": 128}}
 # Where a card is far too large for the labs that fill it: the most that they choose.
-MOST = {"MOST_SEQUENCES": {"small": 24, "larger": 8}, "MOST_LAYERS": 10}
+MOST = {"MOST_SEQUENCES": {"small": 24, "larger": 4}, "MOST_LAYERS": 6}
 
 
 def patch(module):

@@ -27,6 +27,7 @@ CONSTANTS = {
 MOST = {
     "labs.meters.throughput": {"seconds_per_step": {"rounds": 2, "warmup": 1, "repeat": 1}},
     "labs.exercises.comparison": {"compare": {"tries": 1}},
+    "labs.fsdp.memory_limits": {"measure_overhead": {"layers": (2, 6)}},
     "labs.manual_ddp.variants": {"losses": {"steps": 3}}}
 # with more than two GPUs
 KEPT_FAULTS = {"item", "one huge unit", "slow rank"}  # of 05

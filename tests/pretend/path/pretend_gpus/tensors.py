@@ -16,8 +16,19 @@ from pretend_gpus import allocator, host, machine, out_of_memory, private, state
 
 _gpu = {}  # storage -> (weak reference, GPU), where that is not the one that this process uses
 _BASE = torch._C.TensorBase if hasattr(torch._C, "TensorBase") else torch.Tensor.__mro__[1]
-_device, _is_cuda, _is_cpu = (getattr(_BASE, name) for name in ("device", "is_cuda", "is_cpu"))
-_to, _cpu, _get_device = torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.get_device
+
+
+def _unseen(function):
+    """torch's own function, of which a TorchFunctionMode does not hear: it would be told of the one
+    that has its name now, which is ours."""
+    def called(*args, **kwargs):
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+    return out_of_memory.shown(called)
+
+
+_device = SimpleNamespace(__get__=_unseen(_BASE.device.__get__))
+_to, _get_device = _unseen(torch.Tensor.to), _unseen(torch.Tensor.get_device)
 _CPU = torch.device("cpu")
 _library = None
 
@@ -245,9 +256,12 @@ def _with_number(function):
 
 
 def _where_its_model_is(function):
-    """A function that makes a tensor like another: like the host's, on the host."""
-    def called(model, *args, **kwargs):
-        if host.has(model):
+    """A function that makes a tensor like another: on the host if asked to, or like the host's."""
+    def called(model, *args, device=None, **kwargs):
+        if device is not None:
+            kwargs["device"] = device = torch.device(device)
+        on_host = device.type == "cpu" and state.current is not None if device else host.has(model)
+        if on_host:
             return host.made(lambda: function(model, *args, **kwargs))
         return function(model, *args, **kwargs)
     return functools.wraps(function)(called)
