@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("warm_launcher")
 # A small card, and models in the shape of the two: widths and context are small.
 CARD = replace(hardware.gpu("A100-80"), name="small", usable=21e6)
 SMALL = {"billion": {"layers": 3, "hidden": 64, "heads": 4, "context": 128, "batch": 2},
-         "larger": {"layers": 1, "hidden": 128, "heads": 4, "context": 128, "batch": 1}}
+         "larger": {"layers": 1, "hidden": 256, "heads": 4, "context": 32, "batch": 1}}
 NAMES = ["DDP", "FSDP", "FSDP1", "FSDP, bf16", "larger, FSDP", "… + checkpointing",
          "… + CPU offload"]
 
@@ -68,6 +68,7 @@ def test_ddp_cannot_hold_what_fsdp_holds_on_every_card(name, ranks, strategies):
     assert ddp.parameters == pytest.approx(1.01e9, rel=0.01)
 
 
+@pytest.mark.slow
 def test_all_rows_take_less_than_ten_minutes_on_a100s(strategies):
     """Said in the notebook: about 5 minutes, estimated from FLOPs."""
     card = hardware.gpu("A100-80")
@@ -100,7 +101,9 @@ def test_without_gpus_the_billion_is_predicted(solution, strategies, capsys):
     assert (sizes.layers, sizes.hidden) == (20, 2048)
 
 
-@pytest.mark.parametrize("place", range(len(NAMES)), ids=NAMES)
+@pytest.mark.parametrize("place", [
+    pytest.param(place, marks=[pytest.mark.slow] * (place in (2, 3, 4)))
+    for place in range(len(NAMES))], ids=NAMES)
 def test_a_rank_alone_holds_what_is_predicted(place, strategies, small):
     """DDP's batch is left small: here it has all the machine's memory."""
     job = jobs.jobs_for(CARD, 4, strategies)[place]
@@ -112,7 +115,8 @@ def test_a_rank_alone_holds_what_is_predicted(place, strategies, small):
     assert found.seconds == []
 
 
-@pytest.mark.parametrize("name", ["DDP", "FSDP1", "… + CPU offload"])
+@pytest.mark.parametrize("name", ["DDP", pytest.param("FSDP1", marks=pytest.mark.slow),
+                                  pytest.param("… + CPU offload", marks=pytest.mark.slow)])
 def test_ranks_train_a_job_and_time_it(name, strategies, small):
     """The others' strategies are those of the notebook's checks."""
     job = jobs.jobs_for(CARD, 2, strategies)[NAMES.index(name)]
