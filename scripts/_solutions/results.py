@@ -8,6 +8,7 @@ from pathlib import Path
 from _on_gpu import machine
 from _on_gpu.runner import FAILED, PASSED, TIMED_OUT, Result
 from _on_gpu.session import commit
+from _solutions.units import written
 
 
 def header(found: dict, root: Path, preflight: list[dict], options) -> dict:
@@ -18,7 +19,7 @@ def header(found: dict, root: Path, preflight: list[dict], options) -> dict:
             "machine": found | {"title": machine.title(found) if found["gpus"] else
                                 f"{psutil.cpu_count()} cores, no GPU",
                                 "system": platform.platform(),
-                                "memory": psutil.virtual_memory().total},
+                                "memory": written(psutil.virtual_memory().total, "bytes")},
             "preset": options.preset, "ranks": options.ranks,
             "dollars_per_hour": options.dollars_per_hour, "preflight": preflight}
 
