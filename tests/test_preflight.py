@@ -156,7 +156,9 @@ def test_bus_bandwidth_as_nccl_tests_counts_it():
     ({"cpu.max": "150000 100000", "memory.max": "2000000000", "memory.current": "500000000"},
      1.5, (2_000_000_000, 500_000_000)),
     ({"cpu.max": "max 100000", "memory.max": "max"}, None, (None, 0)),
-    ({"memory/memory.limit_in_bytes": "9223372036854771712"}, None, (None, 0)),
+    ({"memory/memory.limit_in_bytes": "9223372036854771712", "cpu/cpu.cfs_quota_us": "-1",
+      "cpu/cpu.cfs_period_us": "100000"}, None, (None, 0)),
+    ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0, (None, 0)),
     ({}, None, (None, 0))])
 def test_control_groups(tmp_path, monkeypatch, files, quota, limit):
     for name, text in files.items():

@@ -95,7 +95,8 @@ def limits() -> Found:
 
     files, processes = (resource.getrlimit(which)[1]
                         for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
-    pids, quota = _number(CGROUP / "pids.max"), cpu_quota()
+    pids = _number(CGROUP / "pids.max") or _number(CGROUP / "pids/pids.max")
+    quota = cpu_quota()
     most = min([each for each in (processes, pids) if each and each > 0], default=None)
     value = (f"{cores()} cores" + (f" under a quota of {quota:g}" if quota else "")
              + f", {_text(files)} open files, {_text(most)} processes")
@@ -123,7 +124,8 @@ def cpu_quota() -> float | None:
         used, period = (CGROUP / "cpu.max").read_text().split()
         return None if used == "max" else int(used) / int(period)
     except (OSError, ValueError):
-        return None
+        used, period = (_number(CGROUP / f"cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
+        return used / period if used and used > 0 and period else None  # -1 is no quota
 
 
 def container() -> Found:
