@@ -8,6 +8,7 @@ from pathlib import Path
 from _on_gpu import machine
 from _on_gpu.runner import FAILED, PASSED, TIMED_OUT, Result
 from _on_gpu.session import commit
+
 from _solutions.units import written
 
 
