@@ -525,3 +525,10 @@ def test_the_three_numbers_of_a_gpu_grow():
         assert one.requested <= one.allocated <= one.reserved <= one.used
     assert [a.used <= b.used for a, b in zip(moments[:4], moments[1:4], strict=False)] == [True] * 3
     assert moments[1].allocated > moments[0].allocated  # cuBLAS's workspace
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_the_check_of_rank_states_runs_on_gpus(solution):
+    verdict = lab.check_rank_states(solution.rank_states, device=None)
+    assert verdict.passed and "blocks have more than their tensors" in verdict.sentence

@@ -1,8 +1,8 @@
 """The lines of labs that only a machine with GPUs reaches, and which of them were run.
 
 A statement is a GPU's if it stands in a module or function that is one's (`MODULES`, `FUNCTIONS`),
-or if, where there is no GPU, a condition above it is false: `if devices.gpus(): ...`. A private
-function is, if nothing else than such statements names it.
+or if, where there is no GPU, a condition above it is false: `if devices.gpus(): ...`; not if it is
+true. A private function is, if nothing else than such statements names it.
 
 With PRETEND_LINES, a directory, every Python process that imports labs notes there which of them it
 runs, each at its first time: ranks are killed at their end, so nothing could be written then, and
@@ -19,8 +19,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = ("workers/cuda", "workers/nccl", "workers/flight_recorder", "meters/gpu_allocator",
-           "meters/host_copies", "meters/trace_gpu", "exercises/gpu_notes", "fsdp/node/")
-FUNCTIONS = {"memory_math/measurements": {"measure_gpu_memory", "_gpu_moments", "_gpu_moment"}}
+           "meters/host_copies", "meters/trace_gpu", "exercises/gpu_notes")
+FUNCTIONS = {"memory_math/measurements": {"measure_gpu_memory", "_gpu_moments", "_gpu_moment"},
+             "fsdp/node/running": {"_name_and_memory", "measure", "run", "run_alone", "_started",
+                                   "_build", "_held"}}
 # What an expression is where there is no GPU; whatever is not found here is unknown.
 FALSE = re.compile(
     r"(devices\.|cuda\.)?(gpus|count|has_nccl|are_shared|on_gpus_of_their_own)\([^()]*\)"
@@ -103,7 +105,7 @@ class _Finder(ast.NodeVisitor):
         self.visit(node.test)
         found, before = value(node.test, self.in_workers), self.on_gpu
         for block, is_taken in ((node.body, True), (node.orelse, False)):
-            self.on_gpu = before or found is (not is_taken)
+            self.on_gpu = before if found is None else found is not is_taken
             self._block(block)
         # What follows a block that the CPU takes, and that ends function or turn, is the GPU's.
         taken = {True: node.body, False: node.orelse}.get(found) or [None]
