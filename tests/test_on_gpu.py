@@ -14,9 +14,10 @@ import leaks
 import psutil
 import pytest
 import torch
-from _on_gpu import gpu_tests, launcher_faults, machine, one_rank, parts, runner, session, summary
+from _on_gpu import gpu_tests, launcher_faults, one_rank, parts, session, summary
 from _on_gpu.__main__ import check
 from _on_gpu.parts import Part
+from _unattended import machine, runner
 
 ROOT = Path(__file__).resolve().parents[1]
 CARD = {"name": "NVIDIA A100-SXM4-80GB", "bytes": 85_000_000_000, "capability": [8, 0]}
@@ -235,7 +236,7 @@ def test_memory_that_is_left_on_a_gpu(monkeypatch, tmp_path):
 
 
 def test_the_log_of_a_machine_has_its_reports(tmp_path):
-    code = ("from _on_gpu import machine\n"
+    code = ("from _unattended import machine\n"
             "machine.subprocess.run = lambda command, **_: print('ran', command[0])\n"
             "machine._print_reports()")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,

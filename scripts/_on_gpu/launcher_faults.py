@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from _on_gpu import machine
+from _unattended import machine
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from _bench.memory_measured import fake_ranks, in_fresh_process
+from _unattended import machine
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from _on_gpu import machine
 from labs.predictions import hardware
 from labs.predictions.dryrun import ddp, dry_run, jobs
 from labs.training.hf_configs import config, make

@@ -27,7 +27,7 @@ def _solution(name, seconds, limit=None):
 
 PARTS = (
     _part("machine", "the GPUs, their links, and the versions of everything",
-          ["-m", "_on_gpu.machine", "{out}/machine.json"], 20),
+          ["-m", "_unattended.machine", "{out}/machine.json"], 20),
     _part("faults", "the launcher's faults on NCCL: what goes wrong on ranks, and what is left",
           ["-m", "_on_gpu.launcher_faults", "{out}/faults.json"], 60, small=["--small"]),
     _part("one-rank", "one rank of 8 in a fake process group, for 1B, 7B and 8B: predicted, "

@@ -2,17 +2,18 @@
 
 import importlib.util
 import json
-import re
-import subprocess
 import sys
 import time
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
-from _on_gpu import machine, parts, runner, summary
+from _unattended import machine, runner
+from _unattended.folder import commit, results_folder
+from _unattended.runner import FAILED, INTERRUPTED, SKIPPED, TIMED_OUT, Result
+
+from _on_gpu import parts, summary
 from _on_gpu.parts import ROOT
-from _on_gpu.runner import FAILED, INTERRUPTED, SKIPPED, TIMED_OUT, Result
 
 LAST_SECONDS = runner.GRACE + 5  # kept to end the last part, and for the summary
 NEEDED = ("torch", "transformers", "matplotlib", "cloudpickle", "psutil", "tqdm")
@@ -100,24 +101,7 @@ class _Session:
 
 
 def _folder(asked, found) -> Path:
-    """The folder of the results: the one asked for, or a new one named after day and machine."""
-    if asked:
-        out = Path(asked).resolve()
-    else:
-        slug = re.sub(r"[^\w.-]+", "-", machine.title(found).replace("NVIDIA ", ""))
-        base = ROOT / "experiments" / f"{date.today().isoformat()}-{slug}"
-        taken = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 100))]
-        out = next(path for path in taken if not path.exists())
-    out.mkdir(parents=True, exist_ok=True)
+    out = results_folder(asked, found, ROOT)
     for name in [*summary.READ, *(f"{part.name}.log" for part in parts.PARTS)]:
         (out / name).unlink(missing_ok=True)  # of an earlier session: it would be in the summary
     return out
-
-
-def commit(root: Path) -> str:
-    try:
-        done = subprocess.run(["git", "-C", str(root), "describe", "--always", "--dirty"],
-                              capture_output=True, text=True)
-    except OSError:  # no git, as in many containers
-        return "unknown"
-    return done.stdout.strip() or "unknown"

@@ -6,8 +6,8 @@ import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from _on_gpu import machine
-from _on_gpu.runner import FAILED, INTERRUPTED, PASSED, SKIPPED, TIMED_OUT
+from _unattended import machine
+from _unattended.runner import FAILED, INTERRUPTED, PASSED, SKIPPED, TIMED_OUT
 
 TESTS = {"gpu_tests.xml": "Tests marked gpu", "long_gpu_tests.xml": "Long tests marked gpu"}
 READ = ("one_rank.json", "bench_memory.json", "faults.json", *TESTS)  # of the parts

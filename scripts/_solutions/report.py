@@ -4,7 +4,7 @@ import html
 import json
 from pathlib import Path
 
-from _on_gpu.runner import PASSED
+from _unattended.runner import PASSED
 
 from _solutions import results
 from _solutions.units import written

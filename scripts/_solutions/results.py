@@ -5,9 +5,9 @@ import platform
 from datetime import datetime
 from pathlib import Path
 
-from _on_gpu import machine
-from _on_gpu.runner import FAILED, PASSED, TIMED_OUT, Result
-from _on_gpu.session import commit
+from _unattended import machine
+from _unattended.folder import commit
+from _unattended.runner import FAILED, PASSED, TIMED_OUT, Result
 
 from _solutions.units import written
 

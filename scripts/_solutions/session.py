@@ -3,15 +3,14 @@
 import json
 import math
 import os
-import re
 import sys
 import time
-from datetime import date
 from pathlib import Path
 
-from _on_gpu import machine, runner
-from _on_gpu.runner import INTERRUPTED, PASSED, SKIPPED
 from _preflight import table
+from _unattended import machine, runner
+from _unattended.folder import results_folder
+from _unattended.runner import INTERRUPTED, PASSED, SKIPPED
 
 from _solutions import report, results
 
@@ -27,7 +26,7 @@ def run(options, root: Path = ROOT) -> int:
         print(notebooks, file=sys.stderr)
         return 2
     found = machine.asked()
-    out = folder(options, found, root)
+    out = results_folder(options.resume or options.out, found, root)
     rows = [] if options.no_preflight else table.run(False, False, sys.stdout)
     if any(row["status"] == "STOP" for row in rows):
         return 1
@@ -56,24 +55,6 @@ def chosen(only: list[str] | None, root: Path) -> list[Path] | str:
         if number not in found:
             return f"There is no notebook {number}: choose from {', '.join(found)}."
     return [found[number] for number in only or found]
-
-
-def folder(options, found: dict, root: Path) -> Path:
-    """The folder of the results: the one asked for, or a new one named after day and machine."""
-    asked = options.resume or options.out
-    if asked:
-        out = Path(asked).resolve()
-    else:
-        name = machine.title(found).replace("NVIDIA ", "") if found["gpus"] else "laptop"
-        base = root / "experiments" / f"{date.today().isoformat()}-{_slug(name)}"
-        taken = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 100))]
-        out = next(path for path in taken if not path.exists())
-    out.mkdir(parents=True, exist_ok=True)
-    return out
-
-
-def _slug(text) -> str:
-    return re.sub(r"[^\w.-]+", "-", text)
 
 
 class Session:

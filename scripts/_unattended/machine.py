@@ -33,7 +33,7 @@ def asked() -> dict:
     """What `found` returns, from a process of its own: the question makes a CUDA context, and the
     process that asks must hold none of the GPU's memory. Without GPUs if that fails."""
     try:
-        done = subprocess.run([sys.executable, "-m", "_on_gpu.machine"], capture_output=True,
+        done = subprocess.run([sys.executable, "-m", "_unattended.machine"], capture_output=True,
                               text=True, timeout=ANSWER)
     except subprocess.TimeoutExpired:
         print(f"torch did not say within {ANSWER} s which GPUs there are.", file=sys.stderr)
