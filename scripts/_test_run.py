@@ -142,7 +142,8 @@ def stages(options):
     if tests or not options.paths:
         where = tests or ["tests"]
         yield timed("Python tests (pytest)", pytest_stage, where, options,
-                    marks + xdist_options(options, "loadfile"))
+                    # tests/conftest.py says which files come first
+                    marks + xdist_options(options, "loadfile") + ["--no-loadscope-reorder"])
     notebooks = [path for path in options.paths if is_notebook(path)]
     if everything and not options.fast:
         notebooks = NOTEBOOK_FOLDERS

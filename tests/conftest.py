@@ -2,6 +2,10 @@ from collections import Counter
 
 import pytest
 
+# Files that take minutes with few tests; they are begun first, then those with many tests.
+LONG = ("test_solutions_on_gpus", "test_fsdp_profiling", "test_on_gpu", "test_browser",
+        "test_bench_zero", "test_bench_memory", "test_new_notebook", "test_bench")
+
 
 def pytest_sessionstart(session):
     """The fork server imports torch while the tests are being collected."""
@@ -14,6 +18,15 @@ def pytest_sessionstart(session):
 
 
 def pytest_collection_modifyitems(items):
+    """Sorts the files, and marks samples."""
+    _mark_samples(items)
+    # At the end of a parallel run one process would else be busy for minutes alone.
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (LONG.index(item.path.stem) if item.path.stem in LONG else
+                                 len(LONG), -tests[item.path]))
+
+
+def _mark_samples(items):
     """Of a test marked `sample(step)`, and of each file in tests/wrong_answers, marks all but each
     step-th case as slow: --fast runs the first of them, and so some of each notebook."""
     seen = Counter()

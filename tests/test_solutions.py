@@ -1,6 +1,7 @@
 """scripts/solutions: notebooks that pass, fail, take too long or die, and the report on them."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -101,26 +102,44 @@ def test_nothing_begins_that_would_not_end_in_time(run, arguments, limit):
     assert code == 1 and one["outcome"] == "skipped" and f"the {limit} that are left" in one["why"]
 
 
+# As the terminal would send it; a process in the background has it ignored, and so its children.
+INTERRUPTED = """\
+import signal, sys
+from pathlib import Path
+from _solutions import session
+from _solutions.__main__ import check
+signal.signal(signal.SIGINT, signal.default_int_handler)
+session.machine.asked = lambda: {"gpus": []}
+sys.exit(session.run(check(sys.argv[2:]), Path(sys.argv[1])))
+"""
+
+
 def test_an_interrupt_leaves_a_report_and_no_process(tree, tmp_path):
     out = tmp_path / "out"
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import sys; from pathlib import Path; from _solutions import "
-         "session; from _solutions.__main__ import check; session.machine.asked = lambda: "
-         f"{{'gpus': []}}; sys.exit(session.run(check(sys.argv[1:]), Path({str(tree)!r})))",
-         "--only", "04,00", "--no-preflight", "--out", str(out)],
-        env={**__import__("os").environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"})
-    deadline = time.monotonic() + 60
-    while results.read(out / "04_slow.json").get("running") != 1 and time.monotonic() < deadline:
-        time.sleep(0.2)
-    below = psutil.Process(process.pid).children(recursive=True)
-    assert any("ipykernel" in " ".join(child.cmdline()) for child in below)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    command = [sys.executable, "-c", INTERRUPTED, str(tree), "--only", "04,00", "--no-preflight",
+               "--out", str(out)]
+    with subprocess.Popen(command, env={**os.environ,
+                                        "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}) as process:
+        try:
+            _wait_for(lambda: results.read(out / "04_slow.json").get("running") == 1)
+            below = psutil.Process(process.pid).children(recursive=True)
+            assert any("ipykernel" in " ".join(child.cmdline()) for child in below)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
     gone, alive = psutil.wait_procs(below, timeout=10)
     assert not alive
     outcomes = [one["outcome"] for one in results.read(out / "results.json")["notebooks"]]
     assert outcomes == ["interrupted", "skipped"]
     assert "interrupted" in (out / "report.html").read_text()
+
+
+def _wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 def test_a_notebook_that_there_is_not(run, tree):
