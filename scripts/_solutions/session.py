@@ -13,6 +13,7 @@ from _unattended.folder import results_folder
 from _unattended.runner import INTERRUPTED, PASSED, SKIPPED
 
 from _solutions import report, results
+from labs.words import counted
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300  # that a notebook takes, where no earlier run tells
@@ -32,7 +33,7 @@ def run(options, root: Path = ROOT) -> int:
         return 1
     session = Session(options, notebooks, out, results.header(found, root, rows, options), root)
     _choose_sizes(options)
-    print(f"\n{len(notebooks)} notebooks. Results: {out}", flush=True)
+    print(f"\n{counted(len(notebooks), 'notebook')}. Results: {out}", flush=True)
     interrupted = session.run()
     session.write()
     print(f"\n{results.in_words(session.data)}\n{out / 'report.html'}", flush=True)
