@@ -84,6 +84,7 @@ def test_all_kinds_of_ends(run):
     assert page.count("<img alt='") == 2 and "<td class='number'>3 MB</td>" in page
 
 
+@pytest.mark.slow
 def test_resume_runs_only_what_has_not_passed(run, tmp_path, capsys):
     run("--only", "00,01")
     began = time.time()
@@ -179,6 +180,7 @@ def test_bad_arguments_of_report(arguments, said, capsys):
     assert exit_.value.code == 2 and said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_runs_side_by_side(run, tmp_path, monkeypatch, capsys):
     _, data, out = run("--only", "00")
     other = tmp_path / "node"
@@ -211,6 +213,7 @@ def test_numbers_with_units(value, unit, text):
     assert written(value, unit) == text
 
 
+@pytest.mark.slow
 def test_the_page_is_html_that_a_screen_reader_can_read(run):
     _, _, out = run("--only", "00")
     page = (out / "report.html").read_text()
