@@ -669,9 +669,9 @@ lab.show_throughput(compared)
 
 # %% [markdown]
 # **Notice:** from one call per parameter to buckets, and from buckets to overlap, throughput grows:
-# fewer latencies, then less waiting. Are these your two reasons? With overlap your few lines come close to torch's DDP, which does the same in C++. How much each
-# change gains depends on the link: with a faster one, all four come closer together. On a busy
-# laptop the last two can change places.
+# fewer latencies, then less waiting. Are these your two reasons? With overlap your few lines come
+# close to torch's DDP, which does the same in C++. How much each change gains depends on the link:
+# with a faster one, all four come closer together. On a busy laptop the last two can change places.
 
 # %% [markdown]
 # ## Optional: buckets in the order of the gradients

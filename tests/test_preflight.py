@@ -9,8 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from _preflight import gpus, host, network, nvidia_smi, ranks, row, software, table
+from _preflight import gpus, host, network, ranks, row, software, table
 from _preflight.found import ok, stop
+from _unattended import nvidia_smi
 from pretend import node
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -150,7 +150,8 @@ def test_a_notebook_that_there_is_not(run, tree):
 
 @pytest.mark.parametrize(("arguments", "said"), [
     ("--only 3", "3 is no notebook's number"), ("--budget 5", "--budget needs --dollars-per-hour"),
-    ("--resume none", "there is no folder none"), ("--minutes 0", "0 is not above 0")])
+    ("--resume none", "there is no folder none"), ("--minutes 0", "0 is not above 0"),
+    ("--preset huge", "invalid choice: 'huge'")])
 def test_bad_arguments(arguments, said, capsys):
     with pytest.raises(SystemExit) as exit_:
         check(arguments.split())

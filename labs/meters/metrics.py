@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Metric:
-    """name: what was measured, of what. unit: "bytes", "s", "tokens/s", "Ψ" (multiples of the
-    number of parameters), "layers", or "" for a ratio. predicted: by formula, in the same unit.
-    least, most: over the rounds that `value` is the median of."""
+    """name: what was measured, of what. unit: "bytes", "s", "FLOP", "Ψ" (multiples of the number of
+    parameters), "layers", "" for a ratio; a picture's is that of its axis, such as "MB". predicted:
+    by formula, in the same unit. least, most: over the rounds that `value` is the median of."""
 
     name: str
     value: float

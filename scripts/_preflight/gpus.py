@@ -2,9 +2,10 @@
 
 from collections import Counter
 
-from _preflight import nvidia_smi
+from _unattended import nvidia_smi
+from _unattended.nvidia_smi import number
+
 from _preflight.found import NOTE, STOP, Found, none, ok, worst
-from _preflight.nvidia_smi import number
 
 MiB = 2**20
 USED = 500  # MiB that something else may hold before it is said

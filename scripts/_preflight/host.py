@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 import psutil
+from _unattended import nvidia_smi
 
-from _preflight import nvidia_smi
 from _preflight.found import NOTE, STOP, Found, none, ok, worst
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -52,8 +52,9 @@ def _name_found(value) -> Found:
 def listening() -> Found:
     """Sockets beyond loopback: of ranks while they work, and of this user's other programs."""
     from labs import launch
+    from labs.training.presets import preset
 
-    sent = launch(_wait_and_list, ranks=2, quiet=True, device="cpu")
+    sent = launch(_wait_and_list, ranks=preset().ranks, quiet=True)
     ours = sorted({address for found in sent for address in found})
     if ours:
         return stop(f"ranks listen on {', '.join(ours)}", "Others on the network could talk to "
@@ -71,7 +72,9 @@ def _wait_and_list() -> list[str]:
     import torch
     import torch.distributed as dist
 
-    dist.all_reduce(torch.ones(1))
+    from labs.workers import devices
+
+    dist.all_reduce(torch.ones(1, device=devices.device()))  # on GPUs NCCL's sockets, too
     return beyond_loopback(psutil.Process())
 
 

@@ -7,7 +7,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from _preflight import nvidia_smi
+from _unattended import nvidia_smi
+
 from _preflight.found import NOTE, STOP, Found, none, ok, stop, worst
 from _preflight.row import DRIVER
 
@@ -92,6 +93,8 @@ def _fit(installed) -> Found:
 
     from labs.workers import cuda
 
+    if not torch.version.cuda:  # the row of torch says what to do
+        return none(f"driver {installed}, which a CPU build of torch does not use")
     nccl, found = ".".join(map(str, cuda.nccl_version())), cuda.count()
     value = f"driver {installed}, NCCL {nccl}, {found} GPUs for torch"
     lowest = LOWEST_DRIVERS.get(numbers(torch.version.cuda)[0], (0,))

@@ -8,7 +8,7 @@ import textwrap
 import time
 from collections import namedtuple
 
-import psutil
+from _unattended import runner
 
 from _preflight.found import Found, stop
 from _preflight.row import DRIVER
@@ -84,7 +84,7 @@ def run_row(row: Row) -> Found:
         return stop(f"no answer within {row.seconds} s", row.advice or
                     "Run it again; if it comes back, something on this machine hangs.")
     finally:
-        _end(process)
+        runner.kill(process)
     return _read(printed, errors)
 
 
@@ -97,16 +97,3 @@ def _read(printed, errors) -> Found:
         return stop(f"failed: {last}", "This row of the table is broken: please report it with the "
                                        "output of scripts/preflight.")
 
-
-def _end(process):
-    """Ends the process and all that it started, such as ranks that hang."""
-    try:
-        children = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        children = []
-    for one in (process, *children):
-        try:
-            one.kill()
-        except (psutil.NoSuchProcess, ProcessLookupError):
-            continue
-    process.communicate()

@@ -30,8 +30,8 @@ def check(arguments: list) -> argparse.Namespace:
         prog="scripts/solutions", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run every solution unattended, and write a report.", epilog=EPILOG)
     parser.add_argument("--only", type=_numbers, metavar="NN,NN", help="these notebooks alone")
-    parser.add_argument("--preset", metavar="NAME",
-                        help="sizes of another machine: laptop, one-gpu or node")
+    parser.add_argument("--preset", choices=["laptop", "one-gpu", "node"],
+                        help="sizes of another machine")
     parser.add_argument("--ranks", type=_count, metavar="N", help="ranks instead of the preset's")
     parser.add_argument("--minutes", type=_positive, metavar="M", help="for everything together")
     parser.add_argument("--cell-minutes", type=_positive, default=15, metavar="M",

@@ -65,13 +65,16 @@ def read_lines(path: Path) -> list[dict]:
     return found
 
 
-def last_seconds(root: Path) -> dict[str, float]:
-    """Notebook -> seconds of its newest run that passed, on this machine or a reference's."""
+def last_seconds(root: Path, title: str) -> dict[str, float]:
+    """Notebook -> seconds of its newest run that passed on a machine with this title."""
     found = {}
     for path in sorted((root / "experiments").glob("**/results.json"),
                        key=lambda path: path.stat().st_mtime):
-        for one in read(path).get("notebooks", ()):
-            if isinstance(one, dict) and one.get("outcome") == PASSED:
+        data = read(path)
+        if "notebooks" not in data or data["machine"]["title"] != title:
+            continue  # of scripts/on-gpu, or of another kind of machine
+        for one in data["notebooks"]:
+            if one["outcome"] == PASSED:
                 found[one["name"]] = one["seconds"]
     return found
 
@@ -100,6 +103,7 @@ def in_words(data: dict) -> str:
     """One line: how many passed, and what it took."""
     done = data["notebooks"]
     passed = sum(one["outcome"] == PASSED for one in done)
-    cost = dollars(data, data["seconds"])
-    return (f"{passed} of {len(done)} notebooks passed in {data['seconds'] / 60:.1f} minutes"
+    seconds = sum(one["seconds"] for one in done)  # those of a run that is resumed, too
+    cost = dollars(data, seconds)
+    return (f"{passed} of {len(done)} notebooks passed in {seconds / 60:.1f} minutes"
             + (f", {cost:.2f} dollars" if cost else ""))

@@ -26,11 +26,11 @@ def run(options, root: Path = ROOT) -> int:
     if isinstance(notebooks, str):
         print(notebooks, file=sys.stderr)
         return 2
-    found = machine.asked()
-    out = results_folder(options.resume or options.out, found, root)
     rows = [] if options.no_preflight else table.run(False, False, sys.stdout)
     if any(row["status"] == "STOP" for row in rows):
         return 1
+    found = machine.asked()
+    out = results_folder(options.resume or options.out, found, root)
     session = Session(options, notebooks, out, results.header(found, root, rows, options), root)
     _choose_sizes(options)
     print(f"\n{counted(len(notebooks), 'notebook')}. Results: {out}", flush=True)
@@ -65,7 +65,7 @@ class Session:
         self._options, self._notebooks, self._out, self._root = options, notebooks, out, root
         self._began = time.monotonic()
         earlier = results.read(out / "results.json") if options.resume else {}
-        self._last = results.last_seconds(root)
+        self._last = results.last_seconds(root, header["machine"]["title"])
         self.data = header | {"notebooks": [self._before(path, earlier) for path in notebooks]}
 
     def _before(self, path, earlier) -> dict:

@@ -3,14 +3,14 @@
 import contextlib
 import json
 import platform
-import shutil
 import subprocess
 import sys
 import time
 
+from _unattended import nvidia_smi
+
 ANSWER = 180  # seconds, for the driver to wake up: without its persistence mode it takes some
 TOLERATED = 64  # MiB by which the driver's own figure may change
-_QUERY = ["--query-gpu=memory.used", "--format=csv,noheader,nounits"]
 
 
 def found() -> dict:
@@ -61,12 +61,8 @@ def title(found: dict) -> str:
 def used_memory() -> list[int]:
     """MiB in use on each GPU, as the driver counts them, of all processes; empty where there is no
     nvidia-smi."""
-    program = shutil.which("nvidia-smi")
-    if not program:
-        return []
     with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError):
-        asked = subprocess.run([program, *_QUERY], capture_output=True, text=True, timeout=20)
-        return [int(line) for line in asked.stdout.split()]
+        return [int(cell) for cell in nvidia_smi.query("memory.used").get("memory.used", ())]
     return []
 
 

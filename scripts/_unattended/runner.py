@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,12 +65,17 @@ def _end(process):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE)
     finally:  # also when somebody interrupts a second time
-        below += _below(process.pid)
-        _signal(process, signal.SIGKILL)
-        for child in below:
-            with contextlib.suppress(Exception):  # psutil's: it has gone
-                child.kill()
-        process.wait()
+        kill(process, below)
+        _signal(process, signal.SIGKILL)  # what is left of its group
+
+
+def kill(process: subprocess.Popen, below: Sequence = ()) -> None:
+    """Ends by force a process, what it has started, and `below`, found before."""
+    children = _below(process.pid)  # while it is there: later nothing tells whose they were
+    for one in (process, *children, *below):
+        with contextlib.suppress(Exception):  # psutil's: it has gone
+            one.kill()
+    process.wait()
 
 
 def _signal(process, number):

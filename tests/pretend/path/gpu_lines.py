@@ -10,12 +10,12 @@ a tracer, as coverage's, would slow down torch's code too.
 """
 
 import ast
-import importlib.util
 import os
 import re
-import sys
 from functools import cache
 from pathlib import Path
+
+from import_hooks import spec_by_others
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = ("workers/cuda", "workers/nccl", "workers/flight_recorder", "meters/gpu_allocator",
@@ -174,11 +174,7 @@ class Importer:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] != "labs":
             return None
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(0, self)
+        spec = spec_by_others(self, name)
         file = Path(spec.origin).resolve() if spec and spec.origin else ROOT
         if file.suffix == ".py" and file.is_relative_to(ROOT / "labs") and lines_of(file):
             spec.loader.exec_module = lambda module: _run(module, file)

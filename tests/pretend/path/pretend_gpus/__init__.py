@@ -3,9 +3,10 @@
 Tensors live on the CPU, and gloo carries them; tests/pretend/README.md says what that shows.
 """
 
-import importlib.util
 import sys
 from importlib import import_module
+
+from import_hooks import spec_by_others
 
 from pretend_gpus import quick
 
@@ -32,11 +33,7 @@ class _Finder:
     def find_spec(name, path=None, target=None):
         if name not in PATCHES:
             return None
-        sys.meta_path.remove(_Finder)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(0, _Finder)
+        spec = spec_by_others(_Finder, name)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
