@@ -141,6 +141,7 @@ def model_parameters(m):
     ### END SOLUTION
 
 
+# %%
 lab.check_parameters(block_parameters, model_parameters)
 
 # %% [markdown]
@@ -221,6 +222,7 @@ def recipes_behind(gigabytes, billions, recipes):
     ### END SOLUTION
 
 
+# %%
 lab.check_bytes_per_parameter(bytes_per_parameter, recipes_behind)
 
 # %%
@@ -328,6 +330,7 @@ def fewest_ranks(count, recipe, stage, room):
     ### END SOLUTION
 
 
+# %%
 lab.check_per_rank(per_rank, fewest_ranks)
 
 # %% [markdown]
@@ -472,6 +475,7 @@ def activations(m, batch, sequence, checkpointing):
     ### END SOLUTION
 
 
+# %%
 lab.check_activations(layer_activations, activations)
 
 # %% [markdown]
@@ -555,6 +559,7 @@ def step_flops(blocks, last, head, tokens, checkpointing):
     ### END SOLUTION
 
 
+# %%
 lab.check_step_flops(step_flops)
 
 # %%
@@ -614,6 +619,7 @@ def bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing, gpu):
     ### END SOLUTION
 
 
+# %%
 lab.check_bytes_left(bytes_left)
 
 # %%
@@ -661,6 +667,7 @@ def rank_states(count, strategy, ranks):
     ### END SOLUTION
 
 
+# %%
 lab.check_rank_states(rank_states)
 
 # %% [markdown]

@@ -79,6 +79,7 @@ def combine(gradients, sizes):
     ### END SOLUTION
 
 
+# %%
 lab.check_combine(combine)
 
 # %%
@@ -119,6 +120,7 @@ def broadcast_state(model):
     ### END SOLUTION
 
 
+# %%
 lab.check_broadcast_state(broadcast_state)
 
 # %% [markdown]
@@ -156,6 +158,7 @@ def average_gradients(model):
     ### END SOLUTION
 
 
+# %%
 lab.check_average_gradients(average_gradients)
 
 # %% [markdown]
@@ -352,6 +355,7 @@ def finish(bucket, flat, handle):
     ### END SOLUTION
 
 
+# %%
 lab.check_bucket(start, finish)
 
 # %% [markdown]
@@ -564,6 +568,7 @@ def accumulate(module, micro_batches):
     ### END SOLUTION
 
 
+# %%
 lab.check_accumulate(accumulate, accumulating)
 
 # %% [markdown]
@@ -775,6 +780,7 @@ def when_over(ddp):
     ### END SOLUTION
 
 
+# %%
 lab.check_ready_order(ReadyOrderDDP)
 
 # %% [markdown]

@@ -81,6 +81,7 @@ def cut(flat, ranks):
     ### END SOLUTION
 
 
+# %%
 lab.check_cut(cut)
 
 # %%
@@ -531,6 +532,7 @@ def clip_grad_norm(optimizer, max_norm):
     return norm
 
 
+# %%
 lab.check_clip_grad_norm(clip_grad_norm)
 
 # %% [markdown]
@@ -583,6 +585,7 @@ def reshard(read, elements, before, after, rank):
     ### END SOLUTION
 
 
+# %%
 lab.check_reshard(reshard, zero1)
 
 # %% [markdown]
@@ -753,6 +756,7 @@ def choose(parameters, ranks, capacity, activations):
     ### END SOLUTION
 
 
+# %%
 lab.check_choose(choose)
 
 # %%

@@ -112,6 +112,7 @@ def shard(model, optimizer_class, **settings):
     ### END SOLUTION
 
 
+# %%
 lab.check_shard(shard)
 
 # %% [markdown]
@@ -179,6 +180,7 @@ def cost(units):
     ### END SOLUTION
 
 
+# %%
 lab.check_cost(cost)
 
 # %%
@@ -245,6 +247,7 @@ def choose(wrappings, free, gather, compute, price):
     ### END SOLUTION
 
 
+# %%
 lab.check_choose(choose)
 
 # %% [markdown]
@@ -343,6 +346,7 @@ def checkpointed(model, optimizer_class, **settings):
     ### END SOLUTION
 
 
+# %%
 lab.check_checkpointed(checkpointed)
 
 # %% [markdown]
@@ -487,6 +491,7 @@ def mixed(model, optimizer_class, **settings):
     ### END SOLUTION
 
 
+# %%
 lab.check_mixed(mixed)
 
 # %%
@@ -582,6 +587,7 @@ def from_meta(make_model, optimizer_class, **settings):
     ### END SOLUTION
 
 
+# %%
 lab.check_from_meta(from_meta)
 
 # %% [markdown]
@@ -649,6 +655,7 @@ def load(module, optimizer, folder):
     ### END SOLUTION
 
 
+# %%
 lab.check_checkpoint(save, load)
 
 # %% [markdown]
@@ -734,6 +741,7 @@ def loop(module, optimizer, batches):
     ### END SOLUTION
 
 
+# %%
 lab.check_loop(loop)
 
 # %% [markdown]
@@ -777,6 +785,7 @@ def scaled_step(module, optimizer, batch, share):
     ### END SOLUTION
 
 
+# %%
 lab.check_scaled_step(scaled_step)
 
 # %% [markdown]
@@ -818,6 +827,7 @@ def gradient_bytes(calls):
     ### END SOLUTION
 
 
+# %%
 lab.check_gradient_bytes(gradient_bytes)
 
 # %% [markdown]

@@ -138,6 +138,7 @@ def communication_share(trace):
     return shares
 
 
+# %%
 lab.check_communication_share(communication_share)
 
 # %%
@@ -164,6 +165,7 @@ def exposed_share(trace):
     ### END SOLUTION
 
 
+# %%
 lab.check_exposed_share(exposed_share)
 
 # %%
@@ -213,6 +215,7 @@ def attribute(trace, collective):
     ### END SOLUTION
 
 
+# %%
 lab.check_attribute(attribute)
 
 # %% [markdown]
@@ -267,6 +270,7 @@ def call_site(collective):
     ### END SOLUTION
 
 
+# %%
 lab.check_call_site(call_site)
 
 # %%
@@ -312,6 +316,7 @@ def fetched_late(trace):
     ### END SOLUTION
 
 
+# %%
 lab.check_fetched_late(fetched_late)
 
 # %% [markdown]
@@ -359,6 +364,7 @@ def no_prefetch(blocks):
     ### END SOLUTION
 
 
+# %%
 lab.check_no_prefetch(no_prefetch)
 
 # %% [markdown]
@@ -406,6 +412,7 @@ def forward_prefetch(blocks, ahead=1):
     ### END SOLUTION
 
 
+# %%
 lab.check_forward_prefetch(forward_prefetch)
 
 # %%
@@ -557,6 +564,7 @@ def collective_seconds(nbytes, ranks, bandwidth, latency):
     ### END SOLUTION
 
 
+# %%
 lab.check_collective_seconds(collective_seconds)
 
 # %% [markdown]

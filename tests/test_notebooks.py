@@ -9,6 +9,8 @@ from pathlib import Path
 import nbformat
 import pytest
 import untouched
+from _build.source import read_source
+from _build.student import secrets, tokens
 
 from labs.predictions import rent
 
@@ -16,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "solutions").glob("*.py"))
 README = (ROOT / "README.md").read_text()
 HEADING = re.compile(r"^### Exercise (\d+\.\d+) · .+$", re.MULTILINE)
-TARGET = re.compile(r"\s*^\*Difficulty ([1-5]) of 5 · \d+ minutes? · target: [^*]+\*$",
-                    re.MULTILINE)
+TARGET = re.compile(r"\s*^\*Difficulty ([1-5]) of 5 · \d+ minutes?(?: · \d+ points?)? · target: "
+                    r"[^*]+\*$", re.MULTILINE)
 HINT = re.compile(r"<details>\s*<summary>.*?</summary>\n\n.+?\n\n</details>", re.DOTALL)
 CHECK = re.compile(r"^lab\.check_", re.MULTILINE)
 
@@ -99,6 +101,29 @@ def test_the_minutes_of_readme_header_and_exercises_agree(name):
     assert 0 < total(wanted=False) <= int(minutes)
     said = re.search(r"(\d+) for the optional exercise", header)
     assert total(wanted=True) == (int(said[1]) if said else 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_answer_is_in_a_students_notebook(name):
+    """Not in its cells, ids, metadata or outputs: of the file itself, as it is handed out."""
+    cells, problems = read_source(ROOT / "solutions" / f"{name}.py", name)
+    file = (ROOT / "notebooks" / f"{name}.ipynb").read_text()
+    student = nbformat.reads(file, as_version=4)
+    assert not problems and not any(cell.get("outputs") for cell in student.cells)
+    found = secrets_in(cells, [file, *(cell.source for cell in student.cells)])
+    assert len(secrets(cells)) > 10 and not found
+
+
+def test_an_answer_in_a_students_notebook_is_found():
+    cells, _ = read_source(ROOT / "solutions" / "02_manual_ddp.py", "02")
+    assert secrets_in(cells, ["# your code here", "  total  =  sum(sizes)  "]) == [
+        "total = sum(sizes)"]
+
+
+def secrets_in(cells, texts):
+    """The lines of solutions that stand in one of the texts."""
+    shown = " ".join(tokens(text) for text in texts)
+    return [line for secret, (_, line) in secrets(cells).items() if f" {secret} " in shown]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,6 +3,7 @@
 import functools
 import html
 import inspect
+import os
 import re
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from labs.workers.progress import status
 COLOURS = {True: palette.PASSED, False: palette.REJECTED, None: palette.PENDING}
 LAUNCH_SECONDS = 120.0  # of one launch in a check or a picture: an answer may hold an endless loop
 _AS_BEFORE = "as before"  # of a picture: it leaves the choice of the device alone
+NBGRADER = "NBGRADER_EXECUTION"  # set by nbgrader while it validates or grades
 SIGNS = {True: "✓", False: "✗", None: "○"}
 
 
@@ -42,6 +44,13 @@ class Wrong(Exception):
 
     def __str__(self):
         return self.sentence
+
+
+class NotPassed(Exception):
+    """Raised for nbgrader by a check that is not passed: its verdict, without a traceback."""
+
+    def _render_traceback_(self):  # IPython's hook
+        return str(self).split("\n")
 
 
 def kind_of(value) -> str:
@@ -111,8 +120,23 @@ def check(exercise: str, hints: dict[str, str] | None = None,
     start at once; None: on what the machine has. Who calls the check can choose another one:
     lab.check_...(answer, device="cuda").
     """
-    return functools.partial(_judged, exercise, hints, lambda said: said if isinstance(
-        said, Verdict) else Verdict(exercise, True, said), device)
+    def finish(said):
+        return said if isinstance(said, Verdict) else Verdict(exercise, True, said)
+
+    return lambda function: _for_nbgrader(_judged(exercise, hints, finish, device, function))
+
+
+def _for_nbgrader(judged):
+    """The check, except that under nbgrader it raises what is no ✓: nbgrader gives all points for a
+    cell that raises nothing, whatever it shows. A student never meets this."""
+    @functools.wraps(judged)
+    def graded(*answers, **options):
+        verdict = judged(*answers, **options)
+        if NBGRADER in os.environ and not verdict.passed:
+            raise NotPassed(verdict)
+        return verdict
+
+    return graded
 
 
 def shows(exercise: str) -> Callable[[Callable], Callable]:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from _build import links, lint, notebook, student
+from _build import exercises, links, lint, notebook, opened_alone, student
 from _build.command import NAME
 from _build.source import Cell, read_source
 
@@ -34,6 +34,8 @@ def read_lesson(root: Path, name):
     cells, problems = read_source(root / "solutions" / f"{name}.py", f"solutions/{name}.py")
     notebook.set_ids(cells, name)
     problems += [problem for cell in cells for problem in lint.lint(cell)]
+    problems += exercises.problems(cells)
+    exercises.add_metadata(cells)
     for_solution = {
         c.number: "\n".join(text for _, text in c.solution_lines()).rstrip()
         for c in cells
@@ -44,6 +46,7 @@ def read_lesson(root: Path, name):
     neighbours = links.neighbours_of(name, root, NAME)
     for sources in (for_solution, for_student):
         links.add_links(cells, sources, neighbours)
+    opened_alone.add_cell(cells, for_solution, for_student)
     return Lesson(
         root,
         name,

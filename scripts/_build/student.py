@@ -78,10 +78,10 @@ def _leaks(cells, sources):
     quotes make no difference.
     """
     shown = {c.number: c for c in cells if c.number in sources}
-    tokens = {number: _tokens(text) for number, text in sources.items()}
-    for secret, origin in _secrets(cells).items():
+    texts = {number: tokens(text) for number, text in sources.items()}
+    for secret, origin in secrets(cells).items():
         for number, cell in shown.items():
-            if f" {secret} " in tokens[number]:
+            if f" {secret} " in texts[number]:
                 yield cell.problem(_line_of(cell, secret), _leak_sentence(origin))
 
 
@@ -90,7 +90,7 @@ def _gap(cell, region, exercise):
         raise GapError(region.begin, "a solution in a student-only cell.")
     if not region.code:
         raise GapError(region.begin, "the solution is empty.")
-    if not exercise and not _is_guess(cell, region):
+    if not exercise and not is_guess(cell, region):
         raise GapError(
             region.begin,
             "a solution without an exercise number; start the cell with '# Exercise N.M: ...', or "
@@ -111,7 +111,7 @@ def _gap(cell, region, exercise):
     ]
 
 
-def _is_guess(cell, region):
+def is_guess(cell, region):
     """Whether the gap will hold names alone, in a cell that says that it is a guess: nothing in it
     raises, so it needs no number of an exercise."""
     return region.indent == 0 and bool(GUESS.match(cell.lines[0]))
@@ -170,28 +170,29 @@ def _last_exercise(lines, *patterns):
     return found[-1] if found else None
 
 
-def _secrets(cells):
+def secrets(cells):
     """Maps each secret line, as tokens, to (its cell, the line as written)."""
-    secrets = {}
+    found = {}
     for cell in cells:
         for line in (line for region in cell.regions for line in region.lines):
             bare = re.sub(r"\s+# .*", "", line).strip()
-            tokens = _tokens(bare.lstrip("# ")).strip()
-            if not TRIVIAL.fullmatch(bare) and len(tokens.replace(" ", "")) >= SHORTEST_SECRET:
-                secrets.setdefault(tokens, (cell, bare))
-    return secrets
+            words = tokens(bare.lstrip("# ")).strip()
+            if not TRIVIAL.fullmatch(bare) and len(words.replace(" ", "")) >= SHORTEST_SECRET:
+                found.setdefault(words, (cell, bare))
+    return found
 
 
-def _tokens(text):
-    tokens = re.findall(r"\w+|[^\w\s]", text.replace('"', "'"))
-    return f" {' '.join(tokens)} "
+def tokens(text):
+    """The text as words and signs with one space between, so that layout makes no difference."""
+    found = re.findall(r"\w+|[^\w\s]", text.replace('"', "'"))
+    return f" {' '.join(found)} "
 
 
 def _line_of(cell, secret):
     found = (
         i
         for i, line in enumerate(cell.lines)
-        if f" {secret} " in _tokens(line) and not _in_region(cell, i)
+        if f" {secret} " in tokens(line) and not _in_region(cell, i)
     )
     return next(found, 0)
 

@@ -35,6 +35,17 @@ def test_passed_wrong_and_waiting():
     assert "waits for Exercise 9.1" in str(check_on_ranks(unfilled))
 
 
+def test_under_nbgrader_what_is_no_pass_raises(monkeypatch):
+    """nbgrader gives all points for a cell that raises nothing."""
+    monkeypatch.setenv(verdicts.NBGRADER, "autograde")
+    assert check_double(lambda x: 2 * x).passed
+    for answer, said in ((lambda x: x, "✗ Exercise 9.1"), (..., "○ Exercise 9.1"),
+                         (unfilled, "○ Exercise 9.1"), (sorted, "✗ Exercise 9.1")):
+        with pytest.raises(verdicts.NotPassed, match=said) as raised:
+            check_double(answer)
+        assert raised.value._render_traceback_()[0].startswith(said)
+
+
 def test_the_students_own_error_is_shown_with_its_line():
     def double(x):
         return x + "2"
