@@ -8,14 +8,10 @@
 #
 # Llama 3 was trained by 16,384 processes at once; one that waits for the wrong thing stops all. Here
 # you run 2 to 8 of them from a cell.
-#
-# <small>On a rented 8×A100 node: 1 minute of compute, about $0.37 (estimated from our CPU run plus
-# the GPUs' start-up; Lambda's list price of September 2026, 22.32 dollars an hour).</small>
 
 # %% [markdown]
 # *On one GPU* several ranks share it, and gloo carries what NCCL would refuse to: who holds what is
-# a node's. gloo cannot send from a GPU, so there the ring runs on the CPU. The minutes on a node
-# are an estimate: no GPU has run this notebook yet.
+# a node's. gloo cannot send from a GPU, so there the ring runs on the CPU.
 
 # %% [markdown]
 # ## You will be able to

@@ -9,12 +9,10 @@
 # The weights of Llama-2-7B take 13 GB in 16 bits, and an A100 has 85. Training it there runs out of
 # memory all the same: where do the other bytes go? You write a formula for each kind of byte and
 # compare it with real models and ranks.
-#
-# <small>On a rented 8×A100 node: 1 minute of compute, about $0.37.</small>
 
 # %% [markdown]
 # *On one GPU* two ranks share it, with gloo: what each holds is a node's. NCCL's memory is then
-# that of a single rank. The minutes on a node are an estimate: no GPU has run this notebook yet.
+# that of a single rank.
 
 # %% [markdown]
 # ## You will be able to

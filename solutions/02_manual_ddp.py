@@ -9,13 +9,10 @@
 # Distributed data parallelism (DDP) keeps a whole model on every rank and gives each a share of the
 # batch. Averaging gradients once a step lets N copies train as one. You build this with one call per
 # parameter, then in buckets, then overlapped with backward, and compare with torch's.
-#
-# <small>On a rented 8×A100 node: 2 minutes of compute, about $0.74.</small>
 
 # %% [markdown]
 # *On one GPU* two ranks share it, with gloo: calls, bytes and their order are a node's. Seconds are
-# not, because gradients pass through the CPU's memory. The minutes on a node are an estimate: no
-# GPU has run this notebook yet.
+# not, because gradients pass through the CPU's memory.
 
 # %% [markdown]
 # ## You will be able to

@@ -9,13 +9,10 @@
 # DDP keeps parameters, gradients and optimizer state on each of N ranks. The Zero Redundancy
 # Optimizer (ZeRO) keeps each once: stage 1 divides the optimizer state among the ranks, stage 2 also
 # the gradients, stage 3 also the parameters. You build all three; the loop stays as it is.
-#
-# <small>On a rented 8×A100 node: 3 minutes of compute, about $1.12.</small>
 
 # %% [markdown]
 # *On one GPU* four ranks share it, with gloo: what each holds and sends is a node's. NVLink's speed
-# and the memory that NCCL itself takes do not show. The minutes on a node are an estimate: no GPU
-# has run this notebook yet.
+# and the memory that NCCL itself takes do not show.
 
 # %% [markdown]
 # ## You will be able to

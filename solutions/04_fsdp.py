@@ -8,13 +8,10 @@
 #
 # Fully sharded data parallelism (FSDP) is ZeRO-3 as torch ships it. You apply `fully_shard`, check
 # it, and choose its units. Then you train a model that does not fit into memory with DDP.
-#
-# <small>On a rented 8×A100 node: 15 minutes of compute, about $5.58.</small>
 
 # %% [markdown]
 # *On one GPU* several ranks share it, with gloo: what each holds and sends is a node's. Seconds are
 # not. Of the billion-parameter lab, one rank of eight runs there: its memory shows, speed does not.
-# The minutes on a node are an estimate: no GPU has run this notebook yet.
 
 # %% [markdown]
 # ## You will be able to

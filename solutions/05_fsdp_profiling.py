@@ -9,13 +9,10 @@
 # FSDP moves each layer's parameters twice and its gradients once in every step. Does that *cost*
 # time? A collective that is in flight while the rank computes costs none. You record real steps,
 # read the traces with your own code, and find out why six slow runs are slow.
-#
-# <small>On a rented 8×A100 node: 3 minutes of compute, about $1.12.</small>
 
 # %% [markdown]
 # *On one GPU* two ranks share it, with gloo: the calls and their order are a node's. How much of
-# them is hidden is not, because they pass through the CPU's memory. The minutes on a node are an
-# estimate: no GPU has run this notebook yet.
+# them is hidden is not, because they pass through the CPU's memory.
 
 # %% [markdown]
 # ## You will be able to

@@ -354,6 +354,46 @@ def test_a_folded_hint_has_words_of_its_own(tree):
     assert "a hint of 121 words; it has at most 120." in found
 
 
+TITLED = ("# %% [markdown]\n# # 03 · Tiny\n#\n# | | |\n# |:--|:--|\n# | **Time** | 1 minute |\n#\n"
+          "# Text.\n")
+
+
+def reference_run(root, name, gpus=(), title="2 cores, no GPU", seconds=100.0, **others):
+    folder = root / "experiments" / "reference" / name
+    folder.mkdir(parents=True)
+    machine = {"gpus": list(gpus), "title": title, "cores": 2}
+    notebooks = [{"name": "03_tiny", "outcome": "passed", "seconds": seconds}]
+    (folder / "results.json").write_text(json.dumps(
+        {"date": "2026-11-22", "machine": machine, "notebooks": notebooks, **others}))
+
+
+def test_the_card_has_the_minutes_of_the_reference_runs(tree):
+    def row():
+        built = lesson(root)
+        first, same = (texts(nb)[0] for nb in (built.student, built.solution))
+        assert first == same
+        return re.search(r"\| \*\*Time\*\* \| 1 minute \|\n(\| .+ \|)\n\nText", first)[1]
+
+    root = tree(TITLED)
+    assert row() == "| **Run All** | not yet measured |"
+    reference_run(root, "laptop")
+    assert row() == "| **Run All** | 2 minutes on 2 CPU cores; on GPUs not yet measured |"
+    reference_run(root, "node", [{"name": "A100"}], "8x A100", 30.0, dollars_per_hour=22.32)
+    assert row() == ("| **Run All** | 2 minutes on 2 CPU cores; 1 minute on 8x A100 ($0.19 at "
+                     "$22.32 an hour) |")
+
+
+def test_a_failed_run_and_one_of_on_gpu_are_no_reference(tree):
+    root = tree(TITLED)
+    reference_run(root, "laptop")
+    path = root / "experiments" / "reference" / "laptop" / "results.json"
+    path.write_text(path.read_text().replace("passed", "failed"))
+    other = root / "experiments" / "reference" / "on-gpu"
+    other.mkdir()
+    (other / "results.json").write_text('{"parts": [], "machine": {"gpus": []}}')
+    assert "| **Run All** | not yet measured |" in texts(lesson(root).student)[0]
+
+
 def test_without_a_title_there_is_no_link(tree):
     assert "GLOSSARY" not in str(lesson(tree("# %%\n1\n")).student)
 

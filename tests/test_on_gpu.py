@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -152,10 +151,8 @@ def test_the_parts_exist():
 
 @pytest.mark.parametrize("solution", sorted((ROOT / "solutions").glob("*.py")),
                          ids=lambda path: path.stem)
-def test_a_solution_has_the_minutes_of_its_header(solution):
+def test_each_solution_is_a_part_that_has_its_time(solution):
     [part] = [part for part in parts.PARTS if part.name == solution.stem]
-    assert part.seconds == 60 * int(re.search(r"(\d+) minutes? of compute",
-                                              solution.read_text())[1])
     assert part.seconds < part.limit < 17 * 60
 
 

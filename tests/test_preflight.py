@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from _preflight import gpus, host, network, ranks, row, software, table
+from _preflight import gpus, host, network, notebooks, ranks, row, software, table
 from _preflight.found import ok, stop
 from _unattended import nvidia_smi
 from pretend import node
@@ -212,6 +212,47 @@ def test_the_first_stop_ends_the_table(monkeypatch, capsys):
     assert "STOP  a" in capsys.readouterr().out
 
 
+@pytest.fixture
+def workbook(tmp_path):
+    """A workbook of two notebooks with a reference run of a laptop."""
+    for name in ("00_small", "04_large"):
+        (tmp_path / "solutions").mkdir(exist_ok=True)
+        (tmp_path / "solutions" / f"{name}.py").touch()
+    folder = tmp_path / "experiments" / "reference" / "laptop"
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps({
+        "date": "2026-11-22T12:00:00", "machine": {"gpus": [], "title": "2 cores, no GPU"},
+        "notebooks": [{"name": "00_small", "outcome": "passed", "seconds": 90, "host_bytes": 1e9},
+                      {"name": "04_large", "outcome": "passed", "seconds": 240,
+                       "host_bytes": 3e9}]}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("free", "status", "value", "advice"), [
+    (4e9, "ok", "all 2 run here, in minutes: 00 1.5, 04 4.0; measured on 2 cores, no GPU", ""),
+    (2e9, "note", "1 run here, in minutes: 00 1.5, 04 4.0", "04 took up to 3.0 GB, and 2.0 GB")])
+def test_which_notebooks_run_on_a_laptop(workbook, monkeypatch, free, status, value, advice):
+    monkeypatch.setattr(nvidia_smi, "is_there", lambda: False)
+    monkeypatch.setattr(host, "available_memory", lambda: free)
+    found = notebooks.running(workbook)
+    assert found.status == status and found.value.startswith(value) and advice in found.advice
+    assert [row["seconds"] for row in found.data["notebooks"]] == [90, 240]
+    assert [row["runs"] for row in found.data["notebooks"]] == [True, free > 3e9]
+
+
+def test_a_notebook_that_no_reference_run_has(workbook, monkeypatch):
+    monkeypatch.setattr(nvidia_smi, "is_there", lambda: False)
+    (workbook / "solutions" / "09_new.py").touch()
+    assert "has no 09: how long that takes" in notebooks.running(workbook).advice
+
+
+def test_minutes_on_gpus_are_predicted_and_say_so(smi):
+    smi(CARDS)
+    found = notebooks.running(ROOT)
+    assert found.status == "ok" and "not yet measured. Predicted for 8 A100: " in found.value
+    assert "dollars" in found.value and set(found.data["predicted"]) >= {"04_fsdp"}
+
+
 @pytest.mark.slow
 def test_as_a_command():
     done = subprocess.run([sys.executable, "-m", "_preflight", "--json"], cwd=ROOT, timeout=300,
@@ -221,3 +262,5 @@ def test_as_a_command():
     assert found["ok"] is (done.returncode == 0)
     assert [row["name"] for row in found["rows"]][:3] == ["Python", "packages", "torch"]
     assert all(f"{row['status']:6s}{row['name']}" in done.stderr for row in found["rows"])
+    [minutes] = [row for row in found["rows"] if row["name"] == "notebooks"]
+    assert minutes["data"]["notebooks"] or minutes["data"]["predicted"]

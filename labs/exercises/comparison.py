@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.meters import memory, throughput
-from labs.meters.metrics import Metric
+from labs.meters.metrics import Metric, name_of
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.predictions.traffic import passes
 from labs.training import data, models, strategies
@@ -116,13 +116,14 @@ class Comparison:
     def _metrics_of(self, name) -> list[Metric]:
         found, metrics = self.results[name], []
         if found.report is not None:
-            metrics += [Metric(f"{name}: after backward", found.report.phases["backward"].total,
-                               "bytes"),
-                        Metric(f"{name}: peak of a step", found.report.step_peak.total, "bytes")]
+            held = {"after backward": found.report.phases["backward"],
+                    "peak of a step": found.report.step_peak}
+            metrics += [Metric(name_of(name, moment), kept.total, "bytes")
+                        for moment, kept in held.items()]
         if found.calls:
-            metrics.append(Metric(f"{name}: sent", self.communication_volume(name), "Ψ"))
+            metrics.append(Metric(name_of(name, "sent"), self.communication_volume(name), "Ψ"))
         if found.rounds:
-            metrics.append(Metric.of_rounds(f"{name}: step", found.rounds))
+            metrics.append(Metric.of_rounds(name_of(name, "step"), found.rounds))
         return metrics
 
     def _words(self, name) -> str:

@@ -23,3 +23,9 @@ class Metric:
                   predicted: float | None = None) -> "Metric":
         """The median of some rounds, with their spread."""
         return cls(name, statistics.median(rounds), unit, predicted, min(rounds), max(rounds))
+
+
+def name_of(drawn: str, title: str) -> str:
+    """The name of a metric that a picture shows: what the bar or line is called there, and what the
+    picture counts, each in one line."""
+    return ": ".join(filter(None, (" ".join(drawn.splitlines()), title.partition("\n")[0])))

@@ -2,6 +2,7 @@
 
 import torch
 
+from labs.meters.metrics import Metric, name_of
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 
@@ -90,4 +91,6 @@ def loss_curves(runs: dict[str, list[float]], difference: float) -> Picture:
     ax.set_axisbelow(True)
     ax.legend(frameon=False, loc="upper right")
     ends = ", ".join(f"{name}: {values[0]:.2f} → {values[-1]:.2f}" for name, values in runs.items())
-    return Picture(figure, f"{ends}; largest difference {difference:.1e}", data=runs)
+    return Picture(figure, f"{ends}; largest difference {difference:.1e}", data=runs,
+                   metrics=[Metric(name_of(name, "last loss"), values[-1], "nats per byte")
+                            for name, values in runs.items()])

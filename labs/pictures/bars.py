@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from labs.meters.metrics import Metric
+from labs.meters.metrics import Metric, name_of
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.training.memory_categories import Memory
@@ -44,7 +44,8 @@ def bars(rows: list[Bar], unit: str, title: str = "", limit: tuple[float, str] |
     words = [", ".join([f"{row.name}: measured {bar.label}", *bar.tick_words()])
              for row, bar in zip(rows, drawn, strict=True)]
     return Picture(figure, "\n".join([axis_title, *words, *note.splitlines()]), data=rows,
-                   metrics=[Metric(row.name, row.measured, unit, row.predicted) for row in rows])
+                   metrics=[Metric(name_of(row.name, title), row.measured, unit, row.predicted)
+                            for row in rows])
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Panel:
     def metric(self, place: int, name: str) -> Metric:
         """The value at this place, in the panel's unit."""
         bar = self.drawn(place)
-        return Metric(f"{name}: {self.title}", sum(bar.parts.values()), self.unit, bar.predicted)
+        return Metric(name_of(name, self.title), sum(bar.parts.values()), self.unit, bar.predicted)
 
     def words(self, place: int) -> str:
         """What the panel says of this place, in a sentence."""

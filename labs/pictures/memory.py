@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 
+from labs.meters.metrics import Metric, name_of
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.training.memory_categories import Memory
@@ -74,6 +75,12 @@ class MemoryRow:
         overhead = f" + {unit.number(self.overhead)}" if self.overhead else ""
         return f"{unit.number(self.bar.total)}{overhead} {unit.name}"
 
+    def metric(self, title: str) -> Metric | None:
+        """The measured bytes; None of what was computed, or ran out of memory."""
+        if self.measured is None or self.source != "measured" or self.out_of_memory:
+            return None
+        return Metric(name_of(self.name, title), self.measured.total, "bytes", self.predicted_total)
+
     def words(self, unit: marks.Unit) -> str:
         """The row in a sentence."""
         bar = self.drawn(unit)
@@ -107,7 +114,12 @@ def memory_bars(rows: list[MemoryRow], title: str = "", capacities: list[Capacit
     ax.set_title("\n".join(lines), loc="left", fontsize=10)
     _lines_upright(ax, shown, unit.size, wide, ROW)
     marks.draw_legend(figure, bars)
-    return Picture(figure, _in_words(rows, title, unit, shown, note), data=rows)
+    return _picture(figure, rows, title, unit, shown, note)
+
+
+def _picture(figure, rows, title, unit, shown, note) -> Picture:
+    return Picture(figure, _in_words(rows, title, unit, shown, note), data=rows,
+                   metrics=[metric for row in rows if (metric := row.metric(title))])
 
 
 def _with_limit(row, capacities) -> MemoryRow:
@@ -167,7 +179,7 @@ def memory_columns(measured: dict[str, Memory], predicted: dict[str, Memory | fl
     marks.plain_numbers(ax.yaxis)
     ax.set_title("\n".join([*lines, _axis_title(unit, title)]), loc="left", fontsize=10)
     marks.draw_legend(figure, bars)
-    return Picture(figure, _in_words(rows, title, unit, shown, note), data=rows)
+    return _picture(figure, rows, title, unit, shown, note)
 
 
 def capacities_shown(capacities: list[Capacity], longest: float) -> list[Capacity]:

@@ -4,6 +4,7 @@ from statistics import fmean
 
 from matplotlib.patches import Patch
 
+from labs.meters.metrics import Metric, name_of
 from labs.meters.trace import Trace
 from labs.pictures.marks import (
     NOTE_LINE,
@@ -21,7 +22,7 @@ TIMES = (Unit("seconds"), Unit("milliseconds", 1e-3), Unit("microseconds", 1e-6)
 def step_phases(by_variant: dict[str, list[Trace]], note: str = "") -> Picture:
     """Draws the milliseconds of each phase and of exposed communication, mean over the ranks, and
     the ratio of all communication, overlapped or exposed, to computing. note: lines below."""
-    bars, words = [], []
+    bars, words, metrics = [], [], []
     for variant, traces in by_variant.items():
         parts = {name: 1e3 * fmean(trace.seconds_by_phase[name] for trace in traces)
                  for name in traces[0].seconds_by_phase}
@@ -31,12 +32,14 @@ def step_phases(by_variant: dict[str, list[Trace]], note: str = "") -> Picture:
                                        f"{communication / computing:.2f}"))
         words.append(f"{variant}: " + ", ".join(f"{name} {ms:.1f} ms" for name, ms in parts.items())
                      + f"; {bars[-1].label}")
+        metrics += [Metric(name_of(variant, name), ms, "ms") for name, ms in parts.items()]
     figure, _ = bar_chart(list(by_variant), [bars],
                           ["milliseconds of a recorded step, mean over ranks"],
                           1.2 + 0.5 * len(bars) + NOTE_LINE * len(note.splitlines()), size=9.5)
     note_below(figure, note)
     draw_legend(figure, bars)
-    return Picture(figure, "\n".join([*words, *note.splitlines()]), data=by_variant)
+    return Picture(figure, "\n".join([*words, *note.splitlines()]), data=by_variant,
+                   metrics=metrics)
 
 
 def modelled_phases(panels: dict[str, list[tuple[str, str, float, float]]],

@@ -1,4 +1,4 @@
-"""What a rented node costs: for the header of each notebook."""
+"""What a rented node costs: for what preflight predicts before anything was measured."""
 
 # Lambda, on-demand 8x A100 SXM 80 GB: 2.79 dollars per GPU and hour, billed by the minute
 # (https://lambda.ai/instances, as read in September 2026). Others were 1.39 to 3.43 that autumn.

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from _build import exercises, links, lint, notebook, opened_alone, student
+from _build import card, exercises, links, lint, notebook, opened_alone, student
 from _build.command import NAME
 from _build.source import Cell, read_source
 
@@ -44,7 +44,9 @@ def read_lesson(root: Path, name):
     for_student, wrong = student.student_sources(cells)
     problems += wrong
     neighbours = links.neighbours_of(name, root, NAME)
+    row = card.row_of(name, root)
     for sources in (for_solution, for_student):
+        card.add_row(cells, sources, row)
         links.add_links(cells, sources, neighbours)
     opened_alone.add_cell(cells, for_solution, for_student)
     return Lesson(

@@ -20,7 +20,7 @@ def _part(name, what, command, seconds, needs=(), small=(), limit=None):
 
 
 def _solution(name, seconds, limit=None):
-    """seconds: the minutes on a rented node that the notebook's header names."""
+    """seconds: predicted for 8 A100, until a reference run on such a node says better."""
     return _part(name, f"solutions/{name}.py as a script", [f"solutions/{name}.py"], seconds,
                  limit=limit)
 

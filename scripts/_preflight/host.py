@@ -23,9 +23,7 @@ _CONTAINERS = {"docker": "/.dockerenv", "podman": "/run/.containerenv"}
 
 def memory() -> Found:
     """Memory that programs may still take, also under a container's limit."""
-    host = psutil.virtual_memory()
-    limit, used = memory_limit()
-    available = min(host.available, limit - used) if limit else host.available
+    host, (limit, _), available = psutil.virtual_memory(), memory_limit(), available_memory()
     value = f"{available / GB:.1f} of {host.total / GB:.1f} GB to be had"
     if limit and limit < host.total:
         value += f", under a limit of {limit / GB:.1f} GB"
@@ -36,6 +34,12 @@ def memory() -> Found:
     elif available < ENOUGH_MEMORY:
         problems = [(NOTE, "Some labs use four ranks, together up to 3 GB: end other programs.")]
     return worst(value, problems, available=available, total=host.total, limit=limit)
+
+
+def available_memory() -> int:
+    """Bytes that programs may still take, also under a container's limit."""
+    available, (limit, used) = psutil.virtual_memory().available, memory_limit()
+    return min(available, limit - used) if limit else available
 
 
 def memory_limit() -> tuple[int | None, int]:

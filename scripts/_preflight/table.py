@@ -34,6 +34,7 @@ ROWS = (
     Row("container", "host.container", 20),
     Row("ports", "network.ports", 20),
     Row("ranks", "ranks.all_reduce", 180),
+    Row("notebooks", "notebooks.running", 60, advice=DRIVER),
     Row("bandwidth", "ranks.bandwidth", 240, full=True),
     Row("open sockets", "network.listening", 120, full=True),
 )

@@ -21,6 +21,7 @@ examples:
   scripts/solutions --only 03,04                       two of them
   scripts/solutions --budget 10$ --dollars-per-hour 22.32
   scripts/solutions --resume experiments/2026-11-22-8x-A100-SXM4-80GB
+  scripts/solutions --reference        on a quiet machine: renews experiments/reference/laptop
 """
 
 
@@ -44,11 +45,18 @@ def check(arguments: list) -> argparse.Namespace:
                         help="a folder to write into (experiments/DATE-MACHINE)")
     parser.add_argument("--resume", metavar="OUT",
                         help="go on in this folder: what passed there is not run again")
+    parser.add_argument("--note", metavar="TEXT",
+                        help="stands in the report, as what else the machine was doing")
+    parser.add_argument("--reference", action="store_true",
+                        help="if all pass, keep this run as the reference for this kind of machine")
     parser.add_argument("--no-preflight", action="store_true",
                         help="do not look at the machine first")
     options = parser.parse_args(arguments)
     if options.budget and not options.dollars_per_hour:
         parser.error("--budget needs --dollars-per-hour: what does this machine cost?")
+    if options.reference and (options.only or options.preset or options.ranks):
+        parser.error("--reference is a run of every notebook in this machine's own sizes: leave "
+                     "--only, --preset and --ranks out")
     if options.out and options.resume:
         parser.error("--out and --resume name the same thing: give one of them")
     if options.resume and not os.path.isdir(options.resume):

@@ -3,7 +3,9 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 EPILOG = """\
 examples:
   scripts/report experiments/2026-11-22-laptop                     writes its report.html again
@@ -30,14 +32,16 @@ def check(arguments: list) -> argparse.Namespace:
 
 
 def main() -> int:
-    from pathlib import Path
+    from _unattended import reference
 
     from _solutions import report, results
 
     options = check(sys.argv[1:])
     if options.run:
         out = Path(options.run)
-        page, target = report.page(results.read(out / "results.json"), out), out / "report.html"
+        data = results.read(out / "results.json")
+        page = report.page(data, out, reference.of_run(data, ROOT))
+        target = out / "report.html"
     else:
         runs = [results.read(Path(folder) / "results.json") for folder in options.compare]
         page, target = side_by_side(*runs), Path(options.out or "compare.html")

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from _unattended.runner import PASSED
 
-from _solutions import results
-from _solutions.units import written
+from _solutions import charts, results
+from _solutions.units import subject, written
 
 STYLE = (Path(__file__).parent / "report.css").read_text()
+SUBJECTS = ("Memory", "Traffic", "Time and scaling", "Other numbers")
 AGREES = 0.05  # of the measured value: closer than that counts as predicted
 _SIGNS = {PASSED: "✓", "failed": "✗", "timed out": "✗", "skipped": "–", "interrupted": "–"}
 _CLASSES = {PASSED: "good", "failed": "bad", "timed out": "bad"}
@@ -20,8 +21,9 @@ def page(data: dict, out: Path, reference: dict | None = None) -> str:
     another run of the same kind of machine, if there is one."""
     title = f"Workbook solutions on {data['machine']['title']}"
     parts = [_notebooks(data), _wrong(data), _predicted(data), _differences(data, reference),
-             _charts(data, out), _preflight(data), _about(data)]
-    lead = f"{results.in_words(data)} · {data['date'][:10]} · commit {data['commit']}"
+             charts.sections(data, out), _preflight(data), _about(data)]
+    lead = " · ".join(filter(None, [results.in_words(data), data["date"][:10],
+                                    f"commit {data['commit']}", data.get("note")]))
     return document(title, lead, parts)
 
 
@@ -101,23 +103,38 @@ def _wrong(data) -> str:
 
 
 def _predicted(data) -> str:
-    rows, close = [], 0
-    for (notebook, exercise, name), metric in results.metrics(data).items():
-        if metric["predicted"] is None or not metric["value"]:
-            continue
+    rows = {}
+    for (notebook, exercise, name), metric in _compared(data).items():
         off = metric["predicted"] / metric["value"] - 1
-        close += abs(off) <= AGREES
-        kind = "good" if abs(off) <= AGREES else "plain"
-        rows.append([text(name), text(f"{notebook[:2]} · {exercise}"),
-                     text(written(metric["value"], metric["unit"])),
-                     text(written(metric["predicted"], metric["unit"])),
-                     f"<span class='{kind}'>{_off(off)}</span>"])
+        cells = [text(name), text(f"{notebook[:2]} · {exercise}"),
+                 text(written(metric["value"], metric["unit"])),
+                 text(written(metric["predicted"], metric["unit"])),
+                 f"<span class='{'good' if abs(off) <= AGREES else 'plain'}'>{_off(off)}</span>"]
+        rows.setdefault(subject(name, metric["unit"]), []).append((cells, abs(off)))
     if not rows:
         return ""
-    return (f"<h2>Predicted and measured</h2><p>{close} of {len(rows)} predictions are within "
-            f"{AGREES:.0%} of what was measured.</p>"
-            + table("By formula, and by the run", ["what", "where", "measured", "predicted",
-                                                   "predicted is off by"], rows, numbers=3))
+    return "<h2>Predicted and measured</h2>" + "".join(
+        _predicted_section(what, rows[what]) for what in SUBJECTS if what in rows)
+
+
+def _predicted_section(what, rows) -> str:
+    close = sum(off <= AGREES for _, off in rows)
+    return (f"<h3>{what}</h3><p>{close} of {len(rows)} predictions are within {AGREES:.0%} of what "
+            "was measured.</p>" + table(f"{what}: by formula, and by the run", [
+                "what", "where", "measured", "predicted", "off by"],
+                [cells for cells, _ in rows], numbers=3))
+
+
+def _compared(data) -> dict[tuple[str, str, str], dict]:
+    """The metrics that have a prediction; the same number twice in an exercise, once."""
+    found, seen = {}, set()
+    for (notebook, exercise, name), metric in results.metrics(data).items():
+        number = (notebook, exercise, metric["value"], metric["predicted"],
+                  subject(name, metric["unit"]), name.partition(":")[0])
+        if metric["predicted"] is not None and metric["value"] and number not in seen:
+            found[notebook, exercise, name] = metric
+            seen.add(number)
+    return found
 
 
 def _off(share) -> str:
@@ -167,35 +184,6 @@ def spread(metric: dict) -> str:
         words += (f" ({written(metric['least'], metric['unit'])} to "
                   f"{written(metric['most'], metric['unit'])})")
     return text(words)
-
-
-def _charts(data, out) -> str:
-    sections = []
-    for one in data["notebooks"]:
-        figures = [_figure(image, words) for image, words in pictures(out / f"{one['name']}.ipynb")]
-        if figures:
-            sections.append(f"<details open><summary>{text(one['name'])}: {len(figures)} pictures"
-                            f"</summary><div class='figures'>{''.join(figures)}</div></details>")
-    return f"<h2>Pictures</h2>{''.join(sections)}" if sections else ""
-
-
-def pictures(path: Path) -> list[tuple[str, str]]:
-    """(PNG file in base64, what it shows in words) of each picture of an executed notebook."""
-    found = []
-    for cell in results.read(path).get("cells", ()):
-        for output in cell.get("outputs", ()):
-            bundle = output.get("data", {})
-            if "image/png" in bundle:
-                image = "".join(bundle["image/png"]).replace("\n", "")
-                found.append((image, "".join(bundle.get("text/plain", ""))))
-    return found
-
-
-def _figure(image, words) -> str:
-    caption = words.splitlines()[0] if words else ""
-    return (f"<figure><img alt='{html.escape(words, quote=True)}' loading='lazy' "
-            f"src='data:image/png;base64,{image}'><figcaption>{text(caption)}</figcaption>"
-            "</figure>")
 
 
 def _preflight(data) -> str:

@@ -5,8 +5,8 @@ import platform
 from datetime import datetime
 from pathlib import Path
 
-from _unattended import machine
-from _unattended.folder import commit
+from _unattended import machine, reference
+from _unattended.folder import commit, read
 from _unattended.runner import FAILED, PASSED, TIMED_OUT, Result
 
 from _solutions.units import written
@@ -19,9 +19,9 @@ def header(found: dict, root: Path, preflight: list[dict], options) -> dict:
     return {"date": datetime.now().isoformat(timespec="seconds"), "commit": commit(root),
             "machine": found | {"title": machine.title(found) if found["gpus"] else
                                 f"{psutil.cpu_count()} cores, no GPU",
-                                "system": platform.platform(),
+                                "cores": psutil.cpu_count(), "system": platform.platform(),
                                 "memory": written(psutil.virtual_memory().total, "bytes")},
-            "preset": options.preset, "ranks": options.ranks,
+            "note": options.note, "preset": options.preset, "ranks": options.ranks,
             "dollars_per_hour": options.dollars_per_hour, "preflight": preflight}
 
 
@@ -42,14 +42,6 @@ def of_notebook(name: str, result: Result, out: Path) -> dict:
             "left_on_gpu_mib": result.left, "records": records}
 
 
-def read(path: Path) -> dict:
-    """A JSON file, or an empty dict where there is none that can be read."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-
-
 def read_lines(path: Path) -> list[dict]:
     """A file with a line of JSON each; the last one may be cut off, and is then left out."""
     found = []
@@ -65,18 +57,16 @@ def read_lines(path: Path) -> list[dict]:
     return found
 
 
-def last_seconds(root: Path, title: str) -> dict[str, float]:
-    """Notebook -> seconds of its newest run that passed on a machine with this title."""
-    found = {}
-    for path in sorted((root / "experiments").glob("**/results.json"),
-                       key=lambda path: path.stat().st_mtime):
-        data = read(path)
-        if "notebooks" not in data or data["machine"]["title"] != title:
-            continue  # of scripts/on-gpu, or of another kind of machine
-        for one in data["notebooks"]:
-            if one["outcome"] == PASSED:
-                found[one["name"]] = one["seconds"]
-    return found
+def last_seconds(root: Path, found: dict) -> dict[str, float]:
+    """Notebook -> seconds of its newest run that passed on this machine or one like it; else those
+    of the reference run of this kind of machine. found: as results.json has the machine."""
+    data = [read(path) for path in (root / "experiments").glob("*/results.json")]
+    own = [run for run in data if "notebooks" in run  # scripts/on-gpu's has parts
+           and run["machine"]["title"] == found["title"]]
+    last = reference.seconds(reference.of_machine(found, root) or {})
+    for run in sorted(own, key=lambda run: run["date"]):
+        last |= reference.seconds(run)
+    return last
 
 
 def metrics(data: dict) -> dict[tuple[str, str, str], dict]:

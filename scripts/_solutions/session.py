@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 
 from _preflight import table
-from _unattended import machine, runner
+from _unattended import machine, reference, runner
 from _unattended.folder import results_folder
+from _unattended.host_memory import Growth
 from _unattended.runner import INTERRUPTED, PASSED, SKIPPED
 
-from _solutions import report, results
+from _solutions import reference_run, report, results
 from labs.words import counted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,8 @@ def run(options, root: Path = ROOT) -> int:
     session.write()
     print(f"\n{results.in_words(session.data)}\n{out / 'report.html'}", flush=True)
     bad = any(one["outcome"] != PASSED for one in session.data["notebooks"])
+    if options.reference:
+        print(reference_run.keep(session.data, out, root))
     return 130 if interrupted else int(bad)
 
 
@@ -65,7 +68,8 @@ class Session:
         self._options, self._notebooks, self._out, self._root = options, notebooks, out, root
         self._began = time.monotonic()
         earlier = results.read(out / "results.json") if options.resume else {}
-        self._last = results.last_seconds(root, header["machine"]["title"])
+        self._last = results.last_seconds(root, header["machine"])
+        self._reference = reference.of_run(header, root)
         self.data = header | {"notebooks": [self._before(path, earlier) for path in notebooks]}
 
     def _before(self, path, earlier) -> dict:
@@ -106,9 +110,15 @@ class Session:
                    str(60 * self._options.cell_minutes)]
         for name in (f"{path.stem}.json", f"{path.stem}.records.jsonl"):
             (self._out / name).unlink(missing_ok=True)  # of an earlier run
+        growth, show = Growth(), self._tick(number, path)
+
+        def tick(elapsed):
+            growth.look()
+            show(elapsed)
+
         result = runner.run(path.stem, command, self._out / f"{path.stem}.log", min(left, 1e6),
-                            self._root, self._tick(number, path))
-        return self._ended(path, result)
+                            self._root, tick)
+        return self._ended(path, result) | {"host_bytes": growth.most}
 
     def _tick(self, number, path):
         """Shows the cell that runs, and what is left by last time's measure."""
@@ -150,4 +160,5 @@ class Session:
         self.data["seconds"] = round(time.monotonic() - self._began, 1)
         (self._out / "results.json").write_text(json.dumps(self.data, indent=1,
                                                            ensure_ascii=False) + "\n")
-        (self._out / "report.html").write_text(report.page(self.data, self._out))
+        page = report.page(self.data, self._out, self._reference)
+        (self._out / "report.html").write_text(page)

@@ -1,5 +1,6 @@
 """Where a run leaves its results, and of which commit it was."""
 
+import json
 import re
 import subprocess
 from datetime import date
@@ -14,13 +15,26 @@ def results_folder(asked: str | None, found: dict, root: Path) -> Path:
     if asked:
         out = Path(asked).resolve()
     else:
-        name = machine.title(found).replace("NVIDIA ", "") if found["gpus"] else "laptop"
-        slug = re.sub(r"[^\w.-]+", "-", name)
-        base = root / "experiments" / f"{date.today().isoformat()}-{slug}"
+        base = root / "experiments" / f"{date.today().isoformat()}-{machine_name(found)}"
         taken = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 100))]
         out = next(path for path in taken if not path.exists())
     out.mkdir(parents=True, exist_ok=True)
     return out
+
+
+def machine_name(found: dict) -> str:
+    """A folder's name for this kind of machine: "laptop", or its GPUs, "8x-A100-SXM4-80GB"."""
+    if not found["gpus"]:
+        return "laptop"
+    return re.sub(r"[^\w.-]+", "-", machine.title(found).replace("NVIDIA ", ""))
+
+
+def read(path: Path) -> dict:
+    """A JSON file, or an empty dict where there is none that can be read."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
 
 
 def commit(root: Path) -> str:

@@ -1,6 +1,7 @@
 """Every solution on the pretend node with 1, 2 and 8 GPUs: what it prints, where its ranks run.
 
 Checks are not run, and what is repeated is done once (`pretend_gpus/quick.py`): other tests do it.
+The node has no Jupyter, as a rented one may not.
 The last test says which lines that only a GPU reaches are run by nothing here.
 """
 
@@ -79,7 +80,8 @@ def run(number: str, gpus: int) -> Run:
             [sys.executable, node.HERE / "cells.py", solution], capture_output=True, text=True,
             timeout=400, cwd=node.ROOT, env=node.environment(
                 gpus, nbytes=NBYTES.get(number), TMPDIR=folder, PRETEND_QUICK="1",
-                PRETEND_RANKS=str(ranks), PRETEND_LINES=_notes(), MPLBACKEND="agg"))
+                PRETEND_NO_JUPYTER="1", PRETEND_RANKS=str(ranks), PRETEND_LINES=_notes(),
+                MPLBACKEND="agg"))
         leaks.until(lambda: not _processes(folder), 5)
         left = _processes(folder) + [str(path) for path in Path(folder).glob("pymp-*")]
         return Run(done.returncode, done.stdout, done.stderr, _launches(ranks.read_text()), left)

@@ -3,6 +3,11 @@ alike: it is on PYTHONPATH. Imports nothing of torch: the patches follow torch's
 
 import os
 
+if os.environ.get("PRETEND_NO_JUPYTER"):
+    import no_jupyter
+
+    no_jupyter.hide()
+
 if os.environ.get("PRETEND_GPUS"):
     import pretend_gpus
 
