@@ -1,34 +1,52 @@
 """The pictures of the executed notebooks, and which of them are a run's main ones."""
 
-import html
+import base64
 import re
+from collections import namedtuple
 from pathlib import Path
 
-from _solutions import results
+from _solutions import markup, results
+
+HEADING = re.compile(r"^#{2,3} (.+)$", re.MULTILINE)
+
+# image: a PNG file in base64. words: what it shows. heading: the last one before it.
+Shown = namedtuple("Shown", "image words heading")
 
 
-def pictures(path: Path) -> list[tuple[str, str]]:
-    """(PNG file in base64, what it shows in words) of each picture of an executed notebook."""
-    found = []
+def pictures(path: Path) -> list[Shown]:
+    """The pictures of an executed notebook."""
+    found, heading = [], ""
     for cell in results.read(path).get("cells", ()):
+        if cell["cell_type"] == "markdown":
+            heading = ([heading] + HEADING.findall("".join(cell["source"])))[-1]
         for output in cell.get("outputs", ()):
             bundle = output.get("data", {})
             if "image/png" in bundle:
                 image = "".join(bundle["image/png"]).replace("\n", "")
-                found.append((image, "".join(bundle.get("text/plain", ""))))
+                found.append(Shown(image, "".join(bundle.get("text/plain", "")), heading))
     return found
 
 
-def main_ones(notebook: dict, found: list[tuple[str, str]]) -> dict[str, tuple[str, str]]:
+def main_ones(notebook: dict, found: list[Shown]) -> dict[str, Shown]:
     """Exercise -> the picture in which most measured numbers stand beside predicted ones, one for
-    each exercise that has such a picture. notebook: as results.json has it; found: its pictures."""
-    by_words, chosen = {words: (image, words) for image, words in found}, {}
-    for record in notebook.get("records", ()):
-        count = sum(metric["predicted"] is not None for metric in record["metrics"])
-        best = chosen.get(record["exercise"], (None, 0))[1]
-        if count > best and record.get("text") in by_words:
-            chosen[record["exercise"]] = (by_words[record["text"]], count)
-    return {exercise: picture for exercise, (picture, _) in chosen.items()}
+    each exercise that has such a picture; without any, that with most measured numbers. notebook:
+    as results.json has it; found: its pictures."""
+    by_words = {shown.words: shown for shown in found}
+    drawn = [record for record in notebook.get("records", ())
+             if record["metrics"] and record.get("text") in by_words]
+    best = {}
+    for record in sorted(drawn, key=_predictions):
+        if _predictions(record):
+            best[record["exercise"]] = record
+    if not best and drawn:
+        most = max(drawn, key=lambda record: len(record["metrics"]))
+        best = {most["exercise"]: most}
+    return {record["exercise"]: by_words[record["text"]] for record in drawn
+            if best.get(record["exercise"]) is record}
+
+
+def _predictions(record) -> int:
+    return sum(metric["predicted"] is not None for metric in record["metrics"])
 
 
 def sections(data: dict, out: Path) -> str:
@@ -36,35 +54,30 @@ def sections(data: dict, out: Path) -> str:
     main, others = [], []
     for one in data["notebooks"]:
         found = pictures(out / f"{one['name']}.ipynb")
-        shown = main_ones(one, found)
-        main += [_figure(*picture, f"{one['name'][:2]} · {exercise}")
-                 for exercise, picture in shown.items()]
-        rest = [_figure(*picture) for picture in found if picture not in shown.values()]
+        chosen = list(main_ones(one, found).values())
+        main += [_figure(shown, one["name"]) for shown in chosen]
+        rest = [_figure(shown, one["name"]) for shown in found if shown not in chosen]
         if rest:
-            others.append(f"<details><summary>{html.escape(one['name'])}: {len(rest)} more "
-                          f"pictures</summary>{''.join(rest)}</details>")
-    return (_section("Main charts", main, "Measured numbers beside predicted ones, one picture for "
-                                          "each exercise that has both.")
-            + _section("Other pictures", others, "On paper only those that are unfolded."))
+            others.append(markup.folded(f"{markup.text(one['name'])}: {len(rest)} more",
+                                        "".join(rest)))
+    return (_section("Main charts", main, "One for each exercise that has measured numbers beside "
+                                          "predicted ones, and one of any other notebook.")
+            + f"<section>{_section('Other pictures', others)}</section>")
 
 
-def _section(title, parts, lead) -> str:
-    return f"<h2>{title}</h2><p>{lead}</p>{''.join(parts)}" if parts else ""
+def _section(title, parts, lead: str = "") -> str:
+    return f"<h2>{title}</h2>{lead and f'<p>{lead}</p>'}{''.join(parts)}" if parts else ""
 
 
-def _figure(image, words, where: str = "") -> str:
-    first, _, rest = html.escape(words, quote=False).partition("\n")
-    head = f"<b>{html.escape(where)}</b> " if where else ""
-    told = f"<details><summary>In words</summary><pre>{rest}</pre></details>" if rest else ""
-    return (f"<figure><figcaption>{head}{first}</figcaption>"
-            f"<img alt='{html.escape(words, quote=True)}' src='data:image/png;base64,{image}'"
-            f"{_size(image)}>{told}</figure>")
+def _figure(shown, notebook) -> str:
+    caption = f"<b>{markup.text(notebook[:2])}</b> {markup.text(shown.heading)}"
+    return (f"<figure><figcaption>{caption}</figcaption><img alt='{markup.text(shown.words)}' "
+            f"src='data:image/png;base64,{shown.image}'{_size(shown.image)}>"
+            + markup.folded("In words", f"<pre>{markup.text(shown.words)}</pre>") + "</figure>")
 
 
 def _size(image) -> str:
     """The picture's size in CSS pixels, half of its own, so that the page does not jump."""
-    import base64
-
     header = base64.b64decode(image[:64])
     width, height = (int.from_bytes(header[at:at + 4], "big") // 2 for at in (16, 20))
-    return f" width='{width}' height='{height}'" if re.match(rb"\x89PNG", header) else ""
+    return f" width='{width}' height='{height}'" if header.startswith(b"\x89PNG") else ""

@@ -52,26 +52,26 @@ def main() -> int:
 
 def side_by_side(one: dict, other: dict) -> str:
     """The page of two runs: their machines, minutes, and every metric that both have."""
-    from _solutions import report
+    from _solutions import markup
 
     title = f"{one['machine']['title']} beside {other['machine']['title']}"
-    return report.document(title, "Two runs of the workbook's solutions", [
+    return markup.document(title, "Two runs of the workbook's solutions", [
         _machines(one, other), _notebooks(one, other), _metrics(one, other)])
 
 
 def _machines(one, other) -> str:
-    from _solutions import report
+    from _solutions import markup
 
     facts = [{"date": run["date"][:10], "commit": run["commit"],
               **{name: value for name, value in run["machine"].items() if name != "gpus"}}
              for run in (one, other)]
-    rows = [[report.text(name), *(report.text(fact.get(name) or "–") for fact in facts)]
+    rows = [[markup.text(name), *(markup.text(fact.get(name) or "–") for fact in facts)]
             for name in dict.fromkeys([*facts[0], *facts[1]])]
-    return "<h2>Machines</h2>" + report.table("Both runs", ["what", "A", "B"], rows)
+    return "<h2>Machines</h2>" + markup.table("Both runs", ["what", "A", "B"], rows)
 
 
 def _notebooks(one, other) -> str:
-    from _solutions import report
+    from _solutions import markup, report
 
     found = [{each["name"]: each for each in run["notebooks"]} for run in (one, other)]
     rows = []
@@ -81,13 +81,13 @@ def _notebooks(one, other) -> str:
             each = run.get(name)
             cells += [report.outcome(each["outcome"]) if each else "–",
                       report.minutes(each["seconds"]) if each else "–"]
-        rows.append([report.text(name), *cells])
-    return "<h2>Notebooks</h2>" + report.table(
+        rows.append([markup.text(name), *cells])
+    return "<h2>Notebooks</h2>" + markup.table(
         "Outcome and minutes", ["notebook", "A", "minutes", "B", "minutes"], rows)
 
 
 def _metrics(one, other) -> str:
-    from _solutions import report, results
+    from _solutions import markup, report, results
 
     mine, its = results.metrics(one), results.metrics(other)
     beyond = {key for key, *_ in report.differing(one, other)}
@@ -96,12 +96,12 @@ def _metrics(one, other) -> str:
         a, b = mine[key], its[key]
         ratio = f"{b['value'] / a['value']:.3g}" if a["value"] and b["value"] else "–"
         kind = "bad" if key in beyond else "plain"
-        rows.append([report.text(key[2]), report.text(f"{key[0][:2]} · {key[1]}"),
+        rows.append([markup.text(key[2]), markup.where(*key[:2]),
                      report.spread(a), report.spread(b), f"<span class='{kind}'>{ratio}</span>"])
     if not rows:
         return "<h2>Metrics</h2><p>The two runs have no metric in common.</p>"
     return (f"<h2>Metrics</h2><p>{len(beyond)} of {len(rows)} differ by more than their spread; "
-            "their ratio is coloured.</p>" + report.table(
+            "their ratio is coloured.</p>" + markup.table(
                 "Every metric that both have", ["what", "where", "A", "B", "B / A"], rows,
                 numbers=3))
 

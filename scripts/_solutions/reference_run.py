@@ -29,8 +29,8 @@ def keep(data: dict, out: Path, root: Path) -> str:
     (folder / "results.json").write_text(f"{text}\n")
     for one in data["notebooks"]:
         found = charts.main_ones(one, charts.pictures(out / f"{one['name']}.ipynb"))
-        for exercise, (image, _) in list(found.items())[-CHARTS:]:
-            (folder / f"{one['name']}-{exercise}.png").write_bytes(base64.b64decode(image))
+        for exercise, shown in list(found.items())[-CHARTS:]:
+            (folder / f"{one['name']}-{exercise}.png").write_bytes(base64.b64decode(shown.image))
     return (f"Kept as the reference: {folder}. The notebooks' cards are built from it: "
             "scripts/build --no-execute")
 

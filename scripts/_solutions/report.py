@@ -1,17 +1,14 @@
 """report.html: one self-contained page on a run of the solutions."""
 
-import html
 import json
 from pathlib import Path
 
 from _unattended.runner import PASSED
 
-from _solutions import charts, results
-from _solutions.units import subject, written
+from _solutions import charts, predicted, results
+from _solutions.markup import document, table, text, where
+from _solutions.units import written
 
-STYLE = (Path(__file__).parent / "report.css").read_text()
-SUBJECTS = ("Memory", "Traffic", "Time and scaling", "Other numbers")
-AGREES = 0.05  # of the measured value: closer than that counts as predicted
 _SIGNS = {PASSED: "✓", "failed": "✗", "timed out": "✗", "skipped": "–", "interrupted": "–"}
 _CLASSES = {PASSED: "good", "failed": "bad", "timed out": "bad"}
 
@@ -20,41 +17,11 @@ def page(data: dict, out: Path, reference: dict | None = None) -> str:
     """The page, from results.json and the executed notebooks beside it. reference: the results of
     another run of the same kind of machine, if there is one."""
     title = f"Workbook solutions on {data['machine']['title']}"
-    parts = [_notebooks(data), _wrong(data), _predicted(data), _differences(data, reference),
+    parts = [_notebooks(data), _wrong(data), _differences(data, reference), predicted.section(data),
              charts.sections(data, out), _preflight(data), _about(data)]
     lead = " · ".join(filter(None, [results.in_words(data), data["date"][:10],
                                     f"commit {data['commit']}", data.get("note")]))
     return document(title, lead, parts)
-
-
-def document(title: str, lead: str, parts: list[str]) -> str:
-    """A whole page in the house style; parts: its sections' HTML."""
-    return (f"<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-            f"<meta name='viewport' content='width=device-width'><title>{text(title)}</title>"
-            f"<style>\n{STYLE}</style></head>\n<body><main>\n<h1>{text(title)}</h1>\n"
-            f"<p class='lead'>{text(lead)}</p>\n" + "\n".join(filter(None, parts))
-            + "\n</main></body></html>\n")
-
-
-def text(value) -> str:
-    """A value as HTML."""
-    return html.escape(str(value))
-
-
-def table(caption: str, head: list[str], rows: list[list[str]], numbers: int = 0,
-          total: bool = False) -> str:
-    """An HTML table of cells that are HTML already; the last `numbers` columns are set to the
-    right. total: the last row is a sum."""
-    first = len(head) - numbers
-    sides = ["" if column < first else " class='number'" for column in range(len(head))]
-    lines = ["<tr>" + "".join(f"<th scope='col'{side}>{cell}</th>"
-                              for side, cell in zip(sides, head, strict=True)) + "</tr>"]
-    for row in rows:
-        kind = " class='total'" if total and row is rows[-1] else ""
-        cells = [f"<th scope='row'>{row[0]}</th>", *(
-            f"<td{side}>{cell}</td>" for side, cell in zip(sides[1:], row[1:], strict=True))]
-        lines.append(f"<tr{kind}>{''.join(cells)}</tr>")
-    return f"<table><caption>{caption}</caption>{''.join(lines)}</table>"
 
 
 def outcome(word: str) -> str:
@@ -64,20 +31,22 @@ def outcome(word: str) -> str:
 
 
 def _notebooks(data) -> str:
-    rows = []
-    for one in data["notebooks"]:
-        checks = [record for record in one.get("records", ()) if record["passed"] is not None]
-        passed = sum(record["passed"] for record in checks)
-        rows.append([text(one["name"]), outcome(one["outcome"]),
-                     f"{passed} of {len(checks)}" if checks else "–", minutes(one["seconds"]),
-                     _dollars(data, one["seconds"])])
+    """With dollars, where it is known what the machine costs."""
+    rate = data.get("dollars_per_hour")
+    rows = [[text(one["name"]), outcome(one["outcome"]), _checks(one), minutes(one["seconds"]),
+             _dollars(data, one["seconds"])] for one in data["notebooks"]]
     seconds = sum(one["seconds"] for one in data["notebooks"])
     rows.append(["together", "", "", minutes(seconds), _dollars(data, seconds)])
-    rate = data.get("dollars_per_hour")
     price = f"; at {rate:g} dollars an hour" if rate else ""
-    return "<h2>Notebooks</h2>" + table(f"What passed, and what it took{price}",
-                                        ["notebook", "outcome", "checks", "minutes", "dollars"],
-                                        rows, numbers=3, total=True)
+    head = ["notebook", "outcome", "checks", "minutes", "dollars"]
+    shown = len(head) if rate else len(head) - 1
+    return "<h2>Notebooks</h2>" + table(f"What passed, and what it took{price}", head[:shown],
+                                        [row[:shown] for row in rows], shown - 2, total=True)
+
+
+def _checks(one) -> str:
+    checks = [record["passed"] for record in one.get("records", ()) if record["passed"] is not None]
+    return f"{sum(checks)} of {len(checks)}" if checks else "–"
 
 
 def minutes(seconds: float) -> str:
@@ -102,50 +71,11 @@ def _wrong(data) -> str:
     return f"<h2>What went wrong</h2><ul>{''.join(items)}</ul>" if items else ""
 
 
-def _predicted(data) -> str:
-    rows = {}
-    for (notebook, exercise, name), metric in _compared(data).items():
-        off = metric["predicted"] / metric["value"] - 1
-        cells = [text(name), text(f"{notebook[:2]} · {exercise}"),
-                 text(written(metric["value"], metric["unit"])),
-                 text(written(metric["predicted"], metric["unit"])),
-                 f"<span class='{'good' if abs(off) <= AGREES else 'plain'}'>{_off(off)}</span>"]
-        rows.setdefault(subject(name, metric["unit"]), []).append((cells, abs(off)))
-    if not rows:
-        return ""
-    return "<h2>Predicted and measured</h2>" + "".join(
-        _predicted_section(what, rows[what]) for what in SUBJECTS if what in rows)
-
-
-def _predicted_section(what, rows) -> str:
-    close = sum(off <= AGREES for _, off in rows)
-    return (f"<h3>{what}</h3><p>{close} of {len(rows)} predictions are within {AGREES:.0%} of what "
-            "was measured.</p>" + table(f"{what}: by formula, and by the run", [
-                "what", "where", "measured", "predicted", "off by"],
-                [cells for cells, _ in rows], numbers=3))
-
-
-def _compared(data) -> dict[tuple[str, str, str], dict]:
-    """The metrics that have a prediction; the same number twice in an exercise, once."""
-    found, seen = {}, set()
-    for (notebook, exercise, name), metric in results.metrics(data).items():
-        number = (notebook, exercise, metric["value"], metric["predicted"],
-                  subject(name, metric["unit"]), name.partition(":")[0])
-        if metric["predicted"] is not None and metric["value"] and number not in seen:
-            found[notebook, exercise, name] = metric
-            seen.add(number)
-    return found
-
-
-def _off(share) -> str:
-    return "0.0%" if abs(share) < 5e-4 else f"{share:+.1%}"
-
-
 def _differences(data, reference) -> str:
     if not reference:
         return ("<h2>Against the reference run</h2><p>There is none of this kind of machine "
                 "yet.</p>")
-    rows = [[text(name), text(f"{notebook[:2]} · {exercise}"), spread(mine), spread(its)]
+    rows = [[text(name), where(notebook, exercise), spread(mine), spread(its)]
             for (notebook, exercise, name), mine, its in differing(data, reference)]
     words = (f"<p>Compared with {text(reference['machine']['title'])} on "
              f"{text(reference['date'][:10])}, commit {text(reference['commit'])}.</p>")
@@ -196,7 +126,8 @@ def _preflight(data) -> str:
 
 
 def _about(data) -> str:
-    facts = {name: value for name, value in data["machine"].items() if name != "gpus"}
+    facts = {name: value for name, value in data["machine"].items()
+             if name not in ("gpus", "title")}
     facts |= {"preset": data["preset"] or "the machine's", "ranks": data["ranks"] or "the preset's"}
     return "<h2>Machine</h2>" + table("Versions and sizes", ["what", "found"], [
         [text(name), text(value if isinstance(value, str) else json.dumps(value))]

@@ -9,7 +9,10 @@ from labs.exercises.comparison import Comparison, Measured
 from labs.exercises.verdicts import Wrong, check, shows
 from labs.meters.metrics import Metric
 from labs.meters.traffic import CollectiveCall
+from labs.pictures import agreement
 from labs.pictures.bars import Bar, Panel, bars, side_by_side
+from labs.pictures.memory import MemoryRow, memory_bars, memory_columns
+from labs.training.memory_categories import Memory
 from labs.training.presets import PRESETS
 
 
@@ -62,6 +65,19 @@ def test_what_was_only_predicted_is_no_metric():
                   pale=(1,))
     assert side_by_side(["a", "b", "c"], [panel]).metrics() == [
         Metric("a: memory", 2.0, "MB", 1.0)]
+
+
+def test_pictures_of_memory_losses_and_phases_have_metrics():
+    held = Memory(parameters=3, gradients=1)
+    rows = [MemoryRow("two\nlines", held, 5.0), MemoryRow("predicted alone", None, held),
+            MemoryRow("too large", held, out_of_memory=True, limit=2)]
+    assert memory_bars(rows, "of one rank").metrics() == [
+        Metric("two lines: of one rank", 4, "bytes", 5.0)]
+    assert memory_columns({"8": held}, source="dry run").metrics() == []
+    assert agreement.loss_curves({"mine": [5.0, 3.0]}, 0.0).metrics() == [
+        Metric("mine: last loss", 3.0, "nats per byte")]
+    assert bars([Bar("2 ranks", 2.0)], "MB", "sent\n(logical)").metrics() == [
+        Metric("2 ranks: sent", 2.0, "MB")]
 
 
 def test_a_comparison_has_its_spread():
