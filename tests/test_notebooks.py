@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import untouched
-from _build import card
+from _build import card, execute
 from _build.source import read_source
 from _build.student import secrets, tokens
 
@@ -21,6 +21,9 @@ TARGET = re.compile(r"\s*^\*Difficulty ([1-5]) of 5 · \d+ minutes?(?: · \d+ po
                     r"[^*]+\*$", re.MULTILINE)
 HINT = re.compile(r"<details>\s*<summary>.*?</summary>\n\n.+?\n\n</details>", re.DOTALL)
 CHECK = re.compile(r"^lab\.check_", re.MULTILINE)
+STATIC = {"text/plain", "text/html", "image/png"}
+ACTIVE = re.compile(r"<script|<iframe|<object|<embed|<link|\son\w+\s*=|javascript:", re.IGNORECASE)
+OPAQUE = re.compile(r"^<[\w.]+ object at|^<Figure |^\w*(?:Box|Slider|Dropdown|Output)\(")
 
 
 def outputs(notebook):
@@ -67,6 +70,42 @@ def test_a_solution_passes_every_check(name):
     assert {source for source, _ in checks} <= set(compared)
     everything = "\n".join(text for _, text in outputs(notebook))
     assert "is waiting" not in everything and "no guess yet" not in everything
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_solution_is_read_without_javascript(name):
+    """As GitHub and nbviewer show it, which run no script and take styles away: what an output says
+    stands in a text, a table or a picture, also beside what is interactive in JupyterLab."""
+    path = ROOT / "solutions" / f"{name}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    assert not [problem for cell in notebook.cells for problem in not_static(cell)]
+    assert path.stat().st_size < 2_000_000  # larger ones GitHub may not show
+
+
+def not_static(cell):
+    """Yields what of a cell a page without JavaScript cannot show."""
+    for page in [cell.source] if cell.cell_type == "markdown" else []:
+        yield from ACTIVE.findall(page)
+    for output in cell.get("outputs", []):
+        data = output.get("data", {"text/plain": output.get("text", "")})
+        yield from set(data) - STATIC
+        yield from ACTIVE.findall(data.get("text/html", ""))
+        text = data.get("text/plain", "")
+        if not text.strip() or execute.NO_PICTURE in text or OPAQUE.search(text):
+            yield f"{cell.id}: {text[:60]!r}"
+        if "text/html" in data and not re.sub(r"<[^>]+>", "", data["text/html"]).strip():
+            yield f"{cell.id}: HTML without a text"
+
+
+@pytest.mark.parametrize("data", [
+    {execute.WIDGET: {"model_id": "1"}}, {execute.WIDGET: {}, "text/plain": "IntSlider(value=3)"},
+    {"text/plain": execute.NO_PICTURE}, {"text/plain": "<labs.Picture object at 0x7f>"},
+    {"text/plain": "a", "text/html": "<p onclick='x()'>a</p>"},
+    {"text/plain": "a", "text/html": "<div id='plot'></div>"},
+    {"text/plain": "a", "text/html": "b<script>draw()</script>"}, {"image/png": "iVBO"}])
+def test_an_output_that_needs_javascript_is_found(data):
+    output = nbformat.v4.new_output("display_data", data)
+    assert list(not_static(nbformat.v4.new_code_cell("x", outputs=[output])))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,6 +14,8 @@ from _preflight.found import ok, stop
 from _unattended import nvidia_smi
 from pretend import node
 
+from labs.workers import cores
+
 ROOT = Path(__file__).resolve().parents[1]
 # A real one, of an 8-GPU machine: github.com/stas00/ml-engineering, network/README.md.
 TOPOLOGY = """\
@@ -166,7 +168,8 @@ def test_control_groups(tmp_path, monkeypatch, files, quota, limit):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     monkeypatch.setattr(host, "CGROUP", tmp_path)
-    assert host.cpu_quota() == quota and host.memory_limit() == limit
+    monkeypatch.setattr(cores, "CGROUP", tmp_path)
+    assert cores.quota() == quota and host.memory_limit() == limit
 
 
 def test_too_little_memory_stops(monkeypatch):

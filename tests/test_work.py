@@ -113,3 +113,11 @@ def test_bad_arguments_get_a_sentence(tree):
 def test_git_ignores_the_students_work():
     path = "work/03_zero_stages.ipynb"
     assert subprocess.run(["git", "check-ignore", "-q", path], cwd=ROOT).returncode == 0
+
+
+def test_students_of_one_copy_each_have_a_folder_of_their_own(tmp_path):
+    tree = Tree(tmp_path / "workbook")
+    for name in ("ada", "emmy"):
+        mine = tmp_path / name / "work"
+        assert tree.says("--to", mine) == "" and texts(mine / f"{NAME}.ipynb") == FIRST
+    assert not tree.mine.exists()

@@ -38,7 +38,8 @@ from labs.workers.launcher import launch
 from labs.workers.progress import status
 from labs.workers.slow_link import Link, proportional_link, slow_link
 
-FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "fsdp_profiling"
+WORKBOOK = Path(__file__).resolve().parents[2]
+FOLDER = Path("experiments", "fsdp_profiling")  # of the traces, see `traces_folder`
 WARM_UP = 2  # steps before those that are recorded
 BYTES, LATENCY = 0.7, 0.008  # of a step's computing: how long all its bytes take, and a latency
 # On two cores, what is in flight slows down what hides it; that must not outweigh what it hides.
@@ -96,7 +97,7 @@ class RecordedRun(list[Trace]):
     @property
     def files(self) -> str:
         """One line: where the files are, and what opens them."""
-        where = os.path.relpath(self[0].path, FOLDER.parents[1])
+        where = os.path.relpath(self[0].path, traces_folder().parents[1])
         return f"{where} …: open it at ui.perfetto.dev (Open trace file)"
 
 
@@ -109,6 +110,13 @@ def preset(**changes: int) -> Preset:
     return replace(chosen, **changes)
 
 
+def traces_folder() -> Path:
+    """Where traces are kept: in the workbook, or, where the notebook lies outside of it, beside the
+    notebook: then several students may use one copy of the workbook, and none may write to it."""
+    here = Path.cwd()
+    return (WORKBOOK if here.is_relative_to(WORKBOOK) else here) / FOLDER
+
+
 def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | None = BYTES,
                 measure: Callable[[Trace], float] = attrgetter("seconds")) -> list[RecordedRun]:
     """Records runs one after the other on the same ranks, and reads their files.
@@ -117,11 +125,12 @@ def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | No
     least is returned. share: of a step's computing that its bytes take on the slow link, where
     the ranks are on a CPU; None: no slow link.
     """
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    folder = traces_folder()
+    folder.mkdir(parents=True, exist_ok=True)
     link = proportional(configs[0].preset, share) if share else None
     with status(f"recording {counted(len(configs), 'run')}"):
         by_rank = _launch(
-            lambda: [_record(config, link, recordings, measure) for config in configs],
+            lambda: [_record(config, link, recordings, measure, folder) for config in configs],
             configs[0].preset.ranks)
     return [RecordedRun(traces, config, link) for traces, config in
             zip(zip(*by_rank, strict=True), configs, strict=True)]
@@ -177,8 +186,8 @@ def _is_as_fast(healthy, faulty) -> bool:
     return bool(faulty.link) and step_seconds(faulty) < SLOWER * step_seconds(healthy)
 
 
-def _record(config, link, recordings, measure) -> Trace:
-    """On a rank: the trace of its step, as its file has it."""
+def _record(config, link, recordings, measure, folder) -> Trace:
+    """On a rank: the trace of its step, as its file in `folder` has it."""
     # a loader or a rank that is slow on purpose takes far longer than what disturbs a step
     recordings = 1 if config.fault in ("data", "rank") else recordings
     model, optimizer = comparison.build(
@@ -195,7 +204,7 @@ def _record(config, link, recordings, measure) -> Trace:
     def step():
         labelled_step(model, optimizer, next(batches))
 
-    file = FOLDER / f"{config.name.replace(' ', '_')}_rank{dist.get_rank()}.json.gz"
+    file = folder / f"{config.name.replace(' ', '_')}_rank{dist.get_rank()}.json.gz"
     with slow_link(link) if link else contextlib.nullcontext():
         for _ in range(WARM_UP):
             began = time.perf_counter()

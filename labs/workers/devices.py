@@ -10,6 +10,7 @@ import torch
 
 from labs.words import counted
 from labs.workers import cuda
+from labs.workers.cores import available
 
 RANK_BYTES = 100_000_000  # of memory that a rank takes before it does anything
 FILES_PER_RANK = 5  # that the caller keeps open for each rank
@@ -44,11 +45,8 @@ class Plan:
 
 
 def cores() -> int:
-    """Cores this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
+    """Cores this process may use, also where others share the machine: see `labs.workers.cores`."""
+    return available()
 
 
 @contextlib.contextmanager

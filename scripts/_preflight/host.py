@@ -95,14 +95,14 @@ def limits() -> Found:
     """Open files, processes and cores that this user and this control group may use."""
     import resource
 
-    from labs.workers.devices import cores
+    from labs.workers.cores import allowed, available, quota
 
     files, processes = (resource.getrlimit(which)[1]
                         for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
     pids = _number(CGROUP / "pids.max") or _number(CGROUP / "pids/pids.max")
-    quota = cpu_quota()
+    cores, share = available(), quota()
     most = min([each for each in (processes, pids) if each and each > 0], default=None)
-    value = (f"{cores()} cores" + (f" under a quota of {quota:g}" if quota else "")
+    value = (f"{cores} cores" + (f" under a quota of {share:g}" if share else "")
              + f", {_text(files)} open files, {_text(most)} processes")
     problems = []
     if 0 < files < LEAST_FILES:
@@ -110,26 +110,16 @@ def limits() -> Found:
     if most and most < LEAST_PROCESSES:
         problems.append((NOTE, "Each rank has some 20 threads, and a thread counts as a process: "
                                "docker run --pids-limit=-1, or ulimit -u."))
-    if quota and quota < cores():
+    if share and share < allowed():
         problems.append((NOTE, "The quota stops all ranks at once when it is used up: what is "
                                "timed will jump."))
-    if cores() < 2:
+    if cores < 2:
         problems.append((NOTE, "Ranks on one core take turns: everything works, and is slow."))
-    return worst(value, problems, cores=cores(), quota=quota, files=files, processes=most)
+    return worst(value, problems, cores=cores, quota=share, files=files, processes=most)
 
 
 def _text(limit) -> str:
     return "any number of" if limit is None or limit < 0 else f"{limit:,}"
-
-
-def cpu_quota() -> float | None:
-    """Cores' worth of time that this control group may use; None without a quota."""
-    try:
-        used, period = (CGROUP / "cpu.max").read_text().split()
-        return None if used == "max" else int(used) / int(period)
-    except (OSError, ValueError):
-        used, period = (_number(CGROUP / f"cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
-        return used / period if used and used > 0 and period else None  # -1 is no quota
 
 
 def container() -> Found:
