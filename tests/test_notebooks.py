@@ -4,6 +4,7 @@ notebook says against `untouched`.
 """
 
 import re
+import tomllib
 from pathlib import Path
 
 import nbformat
@@ -12,6 +13,7 @@ import untouched
 from _build import card, execute
 from _build.source import read_source
 from _build.student import secrets, tokens
+from _unattended import reference
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "solutions").glob("*.py"))
@@ -116,6 +118,21 @@ def test_minutes_and_dollars_of_execution_come_from_reference_runs(name):
     assert "$" not in header and "of compute" not in header and "Run All" not in header
     student = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     assert student.cells[0].source.count(card.row_of(name, ROOT)) == 1
+
+
+def test_badges_say_what_is_so():
+    badges = dict(re.findall(r"^!\[([^\]]+)\]\(https://img\.shields\.io/badge/([^)]+)\)$", README,
+                             re.MULTILINE))
+    for words, path in badges.items():  # the picture says what its words say
+        assert re.sub(r"\W", "", words) == re.sub(r"-[0-9a-f]{6}$|[_\W]", "", path)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    torch = re.search(r"torch>=(\S+?)\"", (ROOT / "pyproject.toml").read_text())[1]
+    runs = {bool(run["machine"]["gpus"]): reference.seconds(run) for run in reference.runs(ROOT)}
+    assert list(badges) == [
+        f"Python {project['requires-python'].strip('>=')} or newer", f"torch {torch} or newer",
+        *(f"{name}: {len(runs[gpus])} of {len(NAMES)} notebooks pass" if gpus in runs else
+          f"{name}: not yet measured" for name, gpus in (("CPU", False), ("GPU", True))),
+        f"Licence: {project['license']}"]
 
 
 def test_readme_has_one_row_for_every_notebook():
