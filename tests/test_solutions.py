@@ -170,9 +170,17 @@ def _data(value, least=None, most=None):
 
 @pytest.mark.parametrize(("mine", "its", "differs"), [
     ((1.0, 0.9, 1.1), (1.05, 1.0, 1.2), False), ((1.0, 0.9, 1.1), (2.0, 1.9, 2.1), True),
-    ((100.0,), (101.0,), False), ((100.0,), (110.0,), True), ((None,), (1.0,), False)])
+    ((1.0,), (2.0,), False),  # seconds, measured once
+    ((100.0, "MB"), (101.0, "MB"), False), ((100.0, "MB"), (110.0, "MB"), True),
+    ((None, "MB"), (1.0, "MB"), False)])
 def test_what_differs_by_more_than_its_spread(mine, its, differs):
-    assert bool(report.differing(_data(*mine), _data(*its))) is differs
+    found = []
+    for value, *spread in (mine, its):
+        data = _data(value, *(spread if len(spread) == 2 else ()))
+        if len(spread) == 1:
+            data["notebooks"][0]["records"][0]["metrics"][0]["unit"] = spread[0]
+        found.append(data)
+    assert bool(report.differing(*found)) is differs
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -221,6 +229,7 @@ def test_numbers_with_units(value, unit, text):
     ("DDP: peak", "bytes", "Memory"), ("FSDP: largest that fits", "M parameters", "Memory"),
     ("2 ranks: sent by each rank", "MB", "Traffic"), ("each block: collectives", "per step",
                                                       "Traffic"),
+    ("rank 0: of the recorded step", "", "Time and scaling"),
     ("DDP: step", "s", "Time and scaling"), ("slow: exposed share", "", "Time and scaling"),
     ("GPT-2: of the parameters", "%", "Other numbers")])
 def test_what_a_metric_is_about(name, unit, about):
@@ -255,18 +264,18 @@ def _shown(folder):
 
 def test_a_reference_run_is_small_and_the_next_run_is_compared_with_it(tmp_path):
     _shown(tmp_path)
-    first = _run(1.0, predicted=1.0) | {"preflight": [{"name": "Python"}]}
+    first = _run(1.0, predicted=1.0, least=1.0, most=1.0) | {"preflight": [{"name": "Python"}]}
     assert "Kept as the reference" in reference_run.keep(first, tmp_path, tmp_path)
     folder = tmp_path / "experiments" / "reference" / "laptop"
     assert (folder / "03_x-3.1.png").read_bytes() == b"hello"
     kept = results.read(folder / "results.json")
     assert "preflight" not in kept and "text" not in kept["notebooks"][0]["records"][0]
     assert results.metrics(kept) == results.metrics(first)
-    later = _run(2.0) | {"date": "2026-11-23T10:00:00"}
+    later = _run(2.0, least=2.0, most=2.0) | {"date": "2026-11-23T10:00:00"}
     assert reference.of_run(first, tmp_path) is None  # of itself
     assert reference.of_run(later | {"preset": "node"}, tmp_path) is None
     page = report.page(later, tmp_path, reference.of_run(later, tmp_path))
-    assert "<td class='number'>2 s</td><td class='number'>1 s</td>" in page
+    assert "1 of 1 numbers differ" in page and "<td class='number'>2 s (2 s to 2 s)</td>" in page
     assert results.last_seconds(tmp_path, later["machine"]) == {"03_x": 60.0}
     assert results.last_seconds(tmp_path, later["machine"] | {"title": "64 cores"}) == {
         "03_x": 60.0}

@@ -1,10 +1,10 @@
 """The page's part on predictions: what was off, and, folded, all that was predicted."""
 
 from _solutions import markup, results
-from _solutions.units import subject, written
+from _solutions.units import TIME, subject, written
 
 AGREES = 0.05  # of the measured value: closer than that counts as predicted
-SUBJECTS = ("Memory", "Traffic", "Time and scaling", "Other numbers")
+SUBJECTS = ("Memory", "Traffic", TIME, "Other numbers")
 _HEAD = ["what", "where", "measured", "predicted", "off by"]
 
 

@@ -7,7 +7,7 @@ from _unattended.runner import PASSED
 
 from _solutions import charts, predicted, results
 from _solutions.markup import document, table, text, where
-from _solutions.units import written
+from _solutions.units import TIME, subject, written
 
 _SIGNS = {PASSED: "✓", "failed": "✗", "timed out": "✗", "skipped": "–", "interrupted": "–"}
 _CLASSES = {PASSED: "good", "failed": "bad", "timed out": "bad"}
@@ -72,38 +72,38 @@ def _wrong(data) -> str:
 
 
 def _differences(data, reference) -> str:
+    title = "<h2>Against the reference run</h2>"
     if not reference:
-        return ("<h2>Against the reference run</h2><p>There is none of this kind of machine "
-                "yet.</p>")
+        return f"{title}<p>There is no other of this kind of machine and of these sizes.</p>"
     rows = [[text(name), where(notebook, exercise), spread(mine), spread(its)]
             for (notebook, exercise, name), mine, its in differing(data, reference)]
-    words = (f"<p>Compared with {text(reference['machine']['title'])} on "
-             f"{text(reference['date'][:10])}, commit {text(reference['commit'])}.</p>")
-    if not rows:
-        return f"<h2>Against the reference run</h2>{words}<p>Nothing differs beyond its spread.</p>"
-    return (f"<h2>Against the reference run</h2>{words}"
-            + table("What differs by more than its spread",
-                    ["what", "where", "this run", "the reference"], rows, numbers=2))
+    both = results.metrics(data).keys() & results.metrics(reference).keys()
+    note = f" ({text(reference['note'])})" if reference.get("note") else ""
+    words = (f"<p>{len(rows)} of {len(both)} numbers differ by more than their spread from "
+             f"{text(reference['machine']['title'])}, {text(reference['date'][:10])}, commit "
+             f"{text(reference['commit'])}{note}. Times that were measured once are left out.</p>")
+    return title + words + (table("What differs by more than its spread", [
+        "what", "where", "this run", "the reference"], rows, numbers=2) if rows else "")
 
 
 def differing(data: dict, reference: dict) -> list[tuple]:
     """(key, metric, the reference's) of what differs by more than both spreads, or, where there is
-    no spread, by more than 2 %."""
+    no spread, by more than 2 %. Times that were measured once are left out: they always differ."""
     mine, its, found = results.metrics(data), results.metrics(reference), []
     for key in mine.keys() & its.keys():
-        low, high = _range(mine[key])
-        its_low, its_high = _range(its[key])
+        low, high = _range(key[2], mine[key])
+        its_low, its_high = _range(key[2], its[key])
         if low is not None and its_low is not None and (low > its_high or high < its_low):
             found.append((key, mine[key], its[key]))
     return sorted(found, key=lambda row: row[0])
 
 
-def _range(metric) -> tuple:
+def _range(name, metric) -> tuple:
     value = metric["value"]
-    if value is None:
-        return None, None
     if metric["least"] is not None:
         return metric["least"], metric["most"]
+    if value is None or subject(name, metric["unit"]) == TIME:
+        return None, None
     return value - abs(value) * 0.01, value + abs(value) * 0.01
 
 

@@ -7,7 +7,8 @@ _SCALES = {"bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes")),
 _MEMORY = ("bytes", "kB", "MB", "GB", "s·b·h", "layers")
 _TRAFFIC = ("sent", "travel", "all-reduced", "leave each", "read by",
             "collectives")  # in a metric's name
-_TIME = ("s", "ms", "×", "tokens/s", "FLOP")
+_SPEED = ("s", "ms", "×", "tokens/s", "FLOP")
+TIME = "Time and scaling"
 
 
 def subject(name: str, unit: str) -> str:
@@ -16,7 +17,8 @@ def subject(name: str, unit: str) -> str:
         return "Traffic"
     if unit in _MEMORY or "largest" in name:
         return "Memory"
-    return "Time and scaling" if unit in _TIME or "share" in name else "Other numbers"
+    is_time = unit in _SPEED or any(words in name for words in ("share", "of the recorded step"))
+    return TIME if is_time else "Other numbers"
 
 
 def written(value: float | None, unit: str) -> str:
