@@ -76,14 +76,12 @@ def _notebooks(one, other) -> str:
     found = [{each["name"]: each for each in run["notebooks"]} for run in (one, other)]
     rows = []
     for name in dict.fromkeys([*found[0], *found[1]]):
-        cells = []
-        for run in found:
-            each = run.get(name)
-            cells += [report.outcome(each["outcome"]) if each else "–",
-                      report.minutes(each["seconds"]) if each else "–"]
-        rows.append([markup.text(name), *cells])
+        both = [run.get(name, {"outcome": "–", "seconds": 0}) for run in found]
+        rows.append([markup.text(name), *(report.outcome(each["outcome"]) for each in both),
+                     *(report.minutes(each["seconds"]) for each in both)])
     return "<h2>Notebooks</h2>" + markup.table(
-        "Outcome and minutes", ["notebook", "A", "minutes", "B", "minutes"], rows)
+        "Outcome and minutes", ["notebook", "A", "B", "minutes A", "minutes B"], rows,
+        numbers=2)
 
 
 def _metrics(one, other) -> str:
@@ -95,13 +93,14 @@ def _metrics(one, other) -> str:
     for key in (key for key in mine if key in its):
         a, b = mine[key], its[key]
         ratio = f"{b['value'] / a['value']:.3g}" if a["value"] and b["value"] else "–"
-        kind = "bad" if key in beyond else "plain"
+        if key in beyond:
+            ratio = f"<span class='bad'>≠ {ratio}</span>"
         rows.append([markup.text(key[2]), markup.where(*key[:2]),
-                     report.spread(a), report.spread(b), f"<span class='{kind}'>{ratio}</span>"])
+                     report.spread(a), report.spread(b), ratio])
     if not rows:
         return "<h2>Metrics</h2><p>The two runs have no metric in common.</p>"
     return (f"<h2>Metrics</h2><p>{len(beyond)} of {len(rows)} differ by more than their spread; "
-            "their ratio is coloured.</p>" + markup.table(
+            "≠ marks them.</p>" + markup.table(
                 "Every metric that both have", ["what", "where", "A", "B", "B / A"], rows,
                 numbers=3))
 
