@@ -1,0 +1,26 @@
+"""Students' notebooks, graded, each exercise in a process tree of its own: scripts/grade.
+
+A check calls a submission's function in its own Python process, so a submission meets three walls.
+
+1. Around the process (namespaces, sandbox, cgroups). A tree in user, mount, pid, network, IPC and
+   host name namespaces, without capabilities: a read-only system, labs/, and small tmpfs to write
+   into; no solutions/, no tests/, no home, no other submission, no network but its own loopback.
+   Limits on memory, processes, files, disk and time; when its first process ends, all end.
+2. Around the check (guard, integrity, inside). An audit hook ends the exercise when the
+   submission's code walks frames, searches memory, calls ctypes, starts or ends a process, opens a
+   socket or a file that is none of its business, or makes code. Functions and constants of labs,
+   torch and Python are compared after each call, on ranks too. What ranks send back is read by an
+   unpickler that runs no code. A passed check must then reject a lazy answer. The verdict leaves
+   with a seal made from a secret, on a descriptor that ranks do not have.
+3. Around the code (submissions, static_look). Only the statements that an exercise needs are run,
+   our own cells come from our sources, and what no answer needs is refused unread: imports of
+   checks, `__globals__`, assignments to modules.
+
+What an opponent of great skill could still try: in the check's process all code has the same
+rights. Who writes into memory past Python (a flaw of torch or NumPy, strides that lead outside an
+array), or finds a function of labs or torch that hands out frames or compiles code for others, can
+forge a verdict. The script of exercise 0.5 is a program of its own: no hook watches it, only the
+walls of 1 do, and what the check learns of its ranks it could forge. A class in which somebody can
+do that deserves a look at the code of those who passed. Namespaces are as safe as the kernel.
+Without them (--unsafe) only 2 and 3 remain, and limits.
+"""

@@ -1,0 +1,87 @@
+"""Command line of scripts/grade."""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+EPILOG = """\
+FILE is NAME.ipynb or NAME/02_manual_ddp.ipynb; of a FOLDER all notebooks below it are graded.
+
+what it writes:
+  OUT.csv           one row a student: points, and for each exercise points and the check's sentence
+  OUT/NAME.html     feedback for each student
+  OUT/class.html    where the class struggles: passed, which wrong answer how often (and class.svg)
+  OUT/results.jsonl what was graded; a submission that is in it unchanged is not graded again
+
+exit code: 0 if all were graded; 1 if a file could not be read or a submission was named; 2 if an
+argument is wrong; 3 where this machine forbids namespaces; 130 after an interrupt. What was done
+until then is in the files.
+
+examples:
+  scripts/grade submissions/ --out week2.csv
+  scripts/grade ada.ipynb --only 2.1,2.3 --out ada.csv
+"""
+
+
+def check(arguments: list) -> argparse.Namespace:
+    """The parsed command line; exits with a sentence if it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/grade", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Grade students' notebooks, each exercise in a process tree of its own.",
+        epilog=EPILOG)
+    parser.add_argument("given", nargs="+", metavar="FILE_OR_FOLDER", help="what to grade")
+    parser.add_argument("--out", required=True, metavar="OUT.csv", help="the table to write")
+    parser.add_argument("--only", metavar="N.M,N.M", type=lambda text: text.split(","),
+                        help="these exercises alone")
+    parser.add_argument("--points", metavar="N.M=P,...", type=_points, default={},
+                        help="points of an exercise (1)")
+    parser.add_argument("--at-once", type=_count, metavar="N", default=_half_the_cores(),
+                        help="exercises graded at the same time (half of the cores)")
+    parser.add_argument("--seconds", type=_count, metavar="S", default=180,
+                        help="that one exercise may take (180)")
+    parser.add_argument("--again", action="store_true",
+                        help="grade also what OUT/results.jsonl has already")
+    parser.add_argument("--unsafe", action="store_true",
+                        help="without namespaces: a submission can then read and write what you "
+                             "can, and reach the network")
+    options = parser.parse_args(arguments)
+    for path in options.given:
+        if not os.path.exists(path):
+            parser.error(f"there is no {path}")
+    if not options.out.endswith(".csv"):
+        parser.error("--out names the table: it ends in .csv")
+    return options
+
+
+def _half_the_cores():
+    return max(1, (os.cpu_count() or 2) // 2)
+
+
+def _count(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _points(text):
+    return {number: float(points) for number, _, points in
+            (each.partition("=") for each in text.split(","))}
+
+
+def main() -> int:
+    options = check(sys.argv[1:])
+    from _grade import session
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    return session.run(options, [Path(path) for path in options.given], Path(options.out))
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

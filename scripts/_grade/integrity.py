@@ -1,0 +1,197 @@
+"""Whether functions and constants that checks use are what they were before a submission ran."""
+
+import builtins
+import functools
+import operator
+import sys
+import types
+from typing import Any
+
+_MODULES = ("builtins", "sys", "os", "math", "operator", "random", "time", "pickle", "io", "copy",
+            "itertools", "functools", "collections", "contextlib", "statistics", "threading",
+            "inspect", "re", "fractions", "unittest.mock", "hashlib", "numpy", "torch",
+            "torch._tensor", "torch.functional", "torch.nn.functional", "torch.nn",
+            "torch.optim", "torch.autograd", "torch.distributed",
+            "torch.distributed.distributed_c10d", "torch.multiprocessing", "cloudpickle")
+_CLASSES = ("Tensor", "nn.Module", "nn.Parameter", "optim.Optimizer", "Size", "Generator")
+_CONSTANTS = (int, float, complex, str, bytes, tuple, frozenset, list, dict, set)
+_CALLED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
+           types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType,
+           property, staticmethod, classmethod, functools.partial,
+           type(functools.cache(len)))
+# What checks themselves replace while they run.
+_REPLACED = {("builtins", "input"), ("sys", "stdout"), ("sys", "stderr")}
+# A value's class must not have its own opinion on whether it is right.
+_OPINIONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__torch_function__",
+             "__torch_dispatch__", "__array__", "__array_ufunc__", "__sub__", "__rsub__",
+             "__bool__", "__getattribute__", "__reduce__", "__reduce_ex__")
+
+
+class Baseline:
+    """What was there before: for each module and class its functions, classes and constants."""
+
+    def __init__(self):
+        import torch
+
+        self._spaces, self._copies, self._names = [], [], []
+        self._loaded = {name: module for name, module in list(sys.modules.items())
+                        if name.split(".")[0] in ("torch", "labs", "numpy", "builtins", "sys")}
+        for name, module in self._loaded.items():
+            if name.startswith("labs") or name in _MODULES:
+                self._add(name, vars(module), name.startswith("labs"))
+        for name in set(_MODULES) - set(self._loaded):
+            if name in sys.modules:
+                self._add(name, vars(sys.modules[name]), False)
+        for path in _CLASSES:
+            found = torch
+            for part in path.split("."):
+                found = getattr(found, part)
+            self._add(f"torch.{path}", vars(found), False)
+        self.tensors = _subclasses()
+
+    def _add(self, name, space, ours):
+        kept = {key: value for key, value in list(space.items()) if _is_kept(key, value, ours)}
+        self._spaces.append((name, space, tuple(kept.items())))
+        if ours or name.startswith("torch.") and name not in sys.modules:
+            self._names.append((name, space, frozenset(space)))
+        for key, value in kept.items() if ours else ():
+            if isinstance(value, list | dict | set):
+                self._copies.append((f"{name}.{key}", value, value.copy()))
+            cells = value.__closure__ if isinstance(value, types.FunctionType) else None
+            for cell in cells or ():
+                self._copies.append((f"{name}.{key}", cell, _content(cell)))
+            if isinstance(value, type) and value.__module__ == name:
+                self._add(f"{name}.{key}", vars(value), False)
+                self._names.append((f"{name}.{key}", vars(value), frozenset(vars(value))))
+
+    def changed(self, strict: bool) -> str:
+        """What is not as it was, as a sentence's end; or empty. strict: also what checks replace
+        for a moment, by functions that they make."""
+        for name, module in self._loaded.items():
+            if sys.modules.get(name) is not module:
+                return f"replaces the module {name}"
+        for name, space, kept in self._spaces:
+            for key, value in kept:
+                now = space.get(key)
+                if now is not value and not _is_torchs(now, value) and (
+                        strict or not _is_checks(name, key, now)):
+                    return f"replaces {name}.{key}"
+        for name, space, names in self._names:
+            for key in space.keys() - names if len(space) != len(names) else ():
+                if _hides(name, key, space[key]):
+                    return f"hides what {name} calls {key}"
+        for name, holder, before in self._copies:
+            if isinstance(holder, types.CellType):
+                if _content(holder) is not before:
+                    return f"replaces what {name} uses"
+            elif not _same(holder, before):
+                return f"changes {name}"
+        return ""
+
+
+def _is_kept(key, value, ours) -> bool:
+    if key.startswith("__") and key not in ("__init__", "__call__", "__eq__", "__new__",
+                                            "__torch_function__", "__setattr__", "__getattr__",
+                                            "__str__", "__repr__", "__post_init__", "__import__"):
+        return False
+    kind = type(value)  # isinstance would ask torch's objects, some of which warn
+    return issubclass(kind, _CALLED) or ours and key.isupper() and issubclass(kind, _CONSTANTS)
+
+
+def _hides(name, key, now) -> bool:
+    """Whether a new name of a module stands before a builtin one, or of a class before one that it
+    inherits; labs and packages may do that to a class."""
+    if name in sys.modules:
+        return hasattr(builtins, key)
+    code = getattr(now, "__code__", None)
+    known = code is not None and ("/labs/" in code.co_filename or "-packages/" in code.co_filename)
+    return callable(now) and not known and not key.startswith("_abc")
+
+
+def _is_torchs(now, before) -> bool:
+    """Whether torch has wrapped it: an optimizer's first instance does so with its class's step."""
+    return (type(now) is types.FunctionType and getattr(now, "__wrapped__", None) is before
+            and now.__name__ == "step" and now.__code__.co_filename.endswith("torch/optim/"
+                                                                             "optimizer.py"))
+
+
+def _is_checks(name, key, now) -> bool:
+    """Whether a check put it there: a function made inside one of labs."""
+    if (name, key) in _REPLACED:
+        return True
+    module = getattr(now, "__module__", "") or ""
+    code = getattr(now, "__code__", None)
+    return (type(now) is types.FunctionType and module.startswith("labs.")
+            and "/labs/" in code.co_filename and "<locals>" in now.__qualname__)
+
+
+def _content(cell):
+    try:
+        return cell.cell_contents
+    except ValueError:  # still empty
+        return None
+
+
+def _same(now, before) -> bool:
+    """Whether all that was there is there still; a table that remembers results may grow."""
+    if isinstance(now, dict):
+        return all(now.get(key) is value for key, value in before.items())
+    if isinstance(now, set):
+        return now >= before
+    return len(now) >= len(before) and all(map(operator.is_, now, before))
+
+
+def _subclasses() -> set[type]:
+    import numpy
+    import torch
+
+    return {kind for base in (torch.Tensor, torch.nn.Parameter, numpy.ndarray, float)
+            for kind in type.__subclasses__(base)}
+
+
+def lying_classes(baseline: Baseline, ours: tuple[str, ...]) -> str:
+    """A new kind of tensor or number that the submission made; or empty."""
+    for kind in _subclasses() - baseline.tensors:
+        if _is_submissions(kind) and (issubclass(kind, float) or _has_opinion(kind)):
+            return f"makes a kind of tensor or number of its own, {kind.__name__}"
+    return ""
+
+
+def lie(value: Any, ours: tuple[str, ...], depth: int = 3) -> str:
+    """What is wrong with the kind of a value that a submission returned, or empty."""
+    kind = type(value)
+    if kind in (int, float, bool, str, type(None)):
+        return ""
+    if kind in (list, tuple, set, dict):
+        parts = list(value.values() if kind is dict else value)[:1000] if depth else ()
+        return next((found for part in parts if (found := lie(part, ours, depth - 1))), "")
+    if not _is_submissions(kind):
+        return ""
+    if issubclass(kind, int | float | complex | str | bytes) or _has_opinion(kind):
+        return f"returns a {kind.__name__}, a class of its own that decides what it equals"
+    return ""
+
+
+def _has_opinion(kind) -> bool:
+    for base in kind.__mro__:
+        if not _is_submissions(base):
+            continue
+        for name in _OPINIONS:
+            code = getattr(vars(base).get(name), "__code__", None)
+            if name in vars(base) and (code is None or not code.co_filename.startswith("<")):
+                if vars(base)[name] is not None:
+                    return True
+    return False
+
+
+def _is_submissions(kind) -> bool:
+    """Whether a class is not where it says that it comes from. A class can lie on that, too."""
+    module = sys.modules.get(getattr(kind, "__module__", None))
+    if module is None or getattr(module, "__name__", "") == "__main__":
+        return True
+    found = module
+    for part in kind.__qualname__.split("."):
+        if part == "<locals>":
+            return False
+        found = getattr(found, part, None)
+    return found is not kind

@@ -1,0 +1,74 @@
+"""The exercises of the notebooks, from their sources: which cells have gaps, and how each check is
+called."""
+
+import ast
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from _build.build import read_lesson
+from _build.student import exercise_number
+
+
+@dataclass(frozen=True)
+class CleanCell:
+    """A code cell as the student gets it. gap: whether it is theirs to fill in."""
+
+    id: str
+    source: str
+    gap: bool
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """number: "0.1". check: a function of the package. arguments: what it is called with, as text.
+    cell: where, in the lesson's code cells."""
+
+    number: str
+    check: str
+    arguments: tuple[str, ...]
+    cell: int
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One notebook: its code cells without answers, and its exercises in their order."""
+
+    name: str
+    cells: list[CleanCell]
+    exercises: list[Exercise] = field(default_factory=list)
+
+    @property
+    def package(self) -> str:
+        return f"labs.{self.name.split('_', 1)[1]}"
+
+
+def read_lessons(root: Path) -> list[Lesson]:
+    """All lessons of a checkout."""
+    return [_read(root, path.stem) for path in sorted((root / "solutions").glob("[0-9]*_*.py"))]
+
+
+def _read(root, name) -> Lesson:
+    built = read_lesson(root, name)
+    with_gaps = {cell.id for cell in built.cells if cell.regions}
+    by_id = {cell.id: cell for cell in built.cells}
+    lesson = Lesson(name, [CleanCell(cell["id"], "".join(cell["source"]), cell["id"] in with_gaps)
+                           for cell in built.student["cells"] if cell["cell_type"] == "code"])
+    for place, clean in enumerate(lesson.cells):
+        cell = by_id[clean.id]
+        for call in check_calls(clean.source):
+            number = exercise_number(built.cells, cell, len(cell.lines))
+            lesson.exercises.append(Exercise(number, call.func.attr, tuple(
+                ast.unparse(each) for each in call.args), place))
+    return lesson
+
+
+def check_calls(source: str) -> list[ast.Call]:
+    """The calls lab.check_...(...) at a cell's top level."""
+    try:
+        body = ast.parse(source).body
+    except SyntaxError:
+        return []
+    return [node.value for node in body if isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute)
+            and node.value.func.attr.startswith("check_")
+            and getattr(node.value.func.value, "id", "") == "lab"]

@@ -1,0 +1,223 @@
+"""A submission: a notebook file, read as data, and of its code what an exercise needs.
+
+Cells that are ours are taken from our sources, whatever a submission made of them; of its own
+cells, the gaps that it filled and what these need.
+"""
+
+import ast
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from _grade.lessons import Exercise, Lesson
+
+LARGEST = 50_000_000  # bytes of a notebook file
+LONGEST_CELL = 200_000  # characters of code
+_MAGIC = re.compile(r"^(\s*)(?:[!?]|%(?!%)).*$", re.MULTILINE)
+_CELL_MAGIC = re.compile(r"\A\s*%%(time|timeit|capture)\b.*")
+
+
+class Unreadable(Exception):
+    """A file that is no notebook, or none of the workbook's."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """A code cell of a submission; number counts code cells from 1."""
+
+    number: int
+    id: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Submission:
+    """student: whose it is. path: its file. cells: its code."""
+
+    student: str
+    path: Path
+    lesson: Lesson
+    cells: list[Code]
+
+    @property
+    def digest(self) -> str:
+        """Of what is graded: not of outputs, nor of text."""
+        code = json.dumps([self.lesson.name, [[cell.id, cell.source] for cell in self.cells]])
+        return hashlib.sha256(code.encode(errors="replace")).hexdigest()
+
+
+@dataclass
+class Part:
+    """A cell as it is run. own: whether the submission wrote it. body: its parsed statements."""
+
+    name: str
+    source: str
+    own: bool
+    body: list[ast.stmt]
+
+
+def files_of(given: list[Path]) -> list[tuple[str, Path]]:
+    """(student, file), sorted: NAME.ipynb, or NAME/02_manual_ddp.ipynb, of files and folders. Two
+    files of one name are told apart by their folders."""
+    paths = []
+    for path in given:
+        inside = sorted(path.rglob("*.ipynb")) if path.is_dir() else [path]
+        paths += [each for each in inside if ".ipynb_checkpoints" not in each.parts]
+    paths = list(dict.fromkeys(path.resolve() for path in paths))
+    taken = Counter((_student(path), path.stem) for path in paths)
+    return sorted((_student(path) if taken[_student(path), path.stem] == 1 else
+                   f"{path.parent.name}/{path.stem}", path) for path in paths)
+
+
+def _student(path) -> str:
+    return path.parent.name if re.match(r"\d\d_\w+$", path.stem) else path.stem
+
+
+def read(student: str, path: Path, lessons: list[Lesson]) -> Submission:
+    """The submission in a file. Raises Unreadable."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise Unreadable(f"has {path.stat().st_size / 1e6:.0f} MB: no notebook needs that")
+        found = json.loads(path.read_bytes())
+        cells = [_code(number, cell) for number, cell in enumerate(
+            (cell for cell in found["cells"] if cell["cell_type"] == "code"), 1)]
+    except Unreadable:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
+            MemoryError) as error:
+        raise Unreadable(f"is no notebook ({type(error).__name__})") from None
+    return Submission(student, path, _lesson_of(cells, lessons), cells)
+
+
+def _code(number, cell) -> Code:
+    source = cell["source"]
+    source = source if isinstance(source, str) else "".join(source)
+    return Code(number, str(cell.get("id", "")), source[:LONGEST_CELL])
+
+
+def _lesson_of(cells, lessons) -> Lesson:
+    """The lesson that shares most cells; where an editor has renamed them, what is imported."""
+    ids = {cell.id for cell in cells}
+    best = max(lessons, key=lambda lesson: len(ids & {cell.id for cell in lesson.cells}))
+    if ids & {cell.id for cell in best.cells}:
+        return best
+    text = "\n".join(cell.source for cell in cells)
+    for lesson in lessons:
+        if re.search(rf"^import {re.escape(lesson.package)} as lab", text, re.MULTILINE):
+            return lesson
+    raise Unreadable("is none of the workbook's notebooks")
+
+
+def parse(source: str) -> list[ast.stmt]:
+    """A cell's statements, with IPython's lines left out; none where it is not Python."""
+    source = _CELL_MAGIC.sub("", source)
+    for text in (source, _MAGIC.sub(r"\1pass", source)):
+        try:
+            return ast.parse(text).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return []
+
+
+def parts(submission: Submission) -> tuple[list[Part], list[int]]:
+    """(the cells in the order in which they run, for each of the lesson's cells its place there).
+    A cell of ours is our source; a gap is the submission's; what it added follows the cell of
+    ours that stands before it."""
+    lesson, gaps, added = submission.lesson, {}, {}
+    numbers = {cell.id: number for number, cell in enumerate(lesson.cells)}
+    sources = {cell.source.strip(): number for number, cell in enumerate(lesson.cells)}
+    present = {cell.id for cell in submission.cells}
+    missing = {name: number for number, cell in enumerate(lesson.cells)
+               if cell.gap and cell.id not in present for name in _bound_by(parse(cell.source))}
+    after = -1
+    for cell in submission.cells:
+        number = numbers.get(cell.id, sources.get(cell.source.strip()))
+        if number is None:
+            names = _bound_by(parse(cell.source)) & missing.keys()
+            number = missing[min(names)] if names else None
+        if number is None or number in gaps:
+            added.setdefault(after, []).append(cell)
+            continue
+        after = number
+        if lesson.cells[number].gap:
+            gaps[number] = cell
+    found, places = [_own(cell) for cell in added.get(-1, ())], []
+    for number, cell in enumerate(lesson.cells):
+        places.append(len(found))
+        found.append(_own(gaps[number]) if number in gaps else
+                     Part(f"{lesson.name} cell {number + 1}", cell.source, False,
+                          parse(cell.source)))
+        found += [_own(cell) for cell in added.get(number, ())]
+    return found, places
+
+
+def _own(cell) -> Part:
+    return Part(f"cell {cell.number}", cell.source, True, parse(cell.source))
+
+
+def needed(submission: Submission, exercise: Exercise) -> list[tuple[Part, list[int]]]:
+    """The statements that an exercise needs: (cell, indices in its body). What stands below the
+    check's cell is not there yet when it is called."""
+    all_parts, places = parts(submission)
+    all_parts = all_parts[:places[exercise.cell] + 1]
+    statements = [(part, index, bound(node), loaded(node)) for part in all_parts
+                  for index, node in enumerate(part.body)]
+    names = {name for text in exercise.arguments for name in loaded(ast.parse(text))}
+    kept, grown = set(), True
+    while grown:
+        grown = False
+        for number, (_, _, binds, loads) in enumerate(statements):
+            if number not in kept and binds & names:
+                kept.add(number)
+                names |= loads
+                grown = True
+    return [(part, [index for number, (other, index, *_) in enumerate(statements)
+                    if other is part and number in kept]) for part in all_parts
+            if any(statements[number][0] is part for number in kept)]
+
+
+def _bound_by(body) -> set[str]:
+    return {name for node in body for name in bound(node)}
+
+
+def bound(node: ast.stmt) -> set[str]:
+    """The names that a top-level statement binds, also by setting an attribute or an item; none of
+    an expression, which exercises do not need."""
+    if isinstance(node, ast.Expr):
+        return set()
+    found = set()
+    for each in _outside_functions(node):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(each.name)
+        elif isinstance(each, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name.split(".")[0] for alias in each.names}
+        elif isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
+            found.add(each.id)
+        elif isinstance(each, ast.Attribute | ast.Subscript) and not isinstance(each.ctx, ast.Load):
+            found |= {root} if (root := root_of(each)) else set()
+    return found
+
+
+def _outside_functions(node) -> Iterator[ast.AST]:
+    """The node and what is in it, without the bodies of functions and classes."""
+    yield node
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _outside_functions(child)
+
+
+def root_of(node: ast.expr) -> str:
+    """The name that an attribute or an item belongs to: "torch" of torch.nn.Linear; or empty."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def loaded(node: ast.AST) -> set[str]:
+    """The names that a statement reads, also in the functions that it defines."""
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}

@@ -1,0 +1,133 @@
+"""Imports once what all exercises need, and forks a process for each, which enters namespaces of
+its own. It never reads a submission: what a fork inherits from it is no secret.
+
+    python -m _grade.zygote SOCKET PACKAGE...
+
+Over the socket come the plans, as JSON with three descriptors each: job, verdict and alarm. The
+answer is the number of the process that ends when nothing is left of the exercise.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import pkgutil
+import signal
+import socket
+import sys
+import time
+from importlib import import_module
+
+from _grade import inside, namespaces
+
+
+def main(descriptor: int, packages: list[str]) -> None:
+    """Serves until the other end of the socket closes."""
+    namespaces.die_with_parent()
+    sys.path.remove(os.getcwd())  # python -m puts it there
+    _import_all(packages)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the grader ends what runs
+    with socket.socket(fileno=descriptor) as control:
+        control.sendall(b"ready\n")
+        while True:
+            message, descriptors, *_ = socket.recv_fds(control, 1 << 20, 3)
+            if not message:
+                return
+            child = os.fork()
+            if child == 0:
+                control.close()
+                _run(json.loads(message), *descriptors)
+            for each in descriptors:
+                os.close(each)
+            control.sendall(f"{child}\n".encode())
+
+
+def _import_all(packages):
+    """Everything that checks import, so that no fork has to."""
+    import_module("labs.workers.forkserver_preload")
+    for package in packages:
+        found = import_module(package)
+        for module in pkgutil.walk_packages(found.__path__, f"{package}."):
+            import_module(module.name)
+    gc.collect()
+    gc.freeze()
+
+
+def _run(plan, job, verdict, alarm):
+    """In a fork: one exercise. Returns never."""
+    try:
+        namespaces.die_with_parent()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for path in plan["cgroups"]:
+            with open(path, "w") as file:
+                file.write(str(os.getpid()))
+        os.environ.clear()
+        os.environ.update(plan["environment"])
+
+        def work():
+            _first_process(lambda: inside.main(job, verdict, alarm, plan["root"]),
+                           (job, verdict, alarm))
+
+        limits = namespaces.Limits(**plan["limits"])
+        if plan["isolated"]:
+            namespaces.run_isolated(plan["stage"], plan["shown"],
+                                    namespaces.own_folders(plan["root"]), limits, work,
+                                    (job, verdict, alarm))
+        else:
+            _run_unsafe(plan["stage"], limits, work)
+        os._exit(0)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+    finally:
+        os._exit(1)
+
+
+def _first_process(work, descriptors):
+    """Runs work() in a child and collects what ends, until the child does: with this process, the
+    first of its namespace, all others end."""
+    namespaces.hide_memory()
+    child = os.fork()
+    if child == 0:
+        namespaces.or_exit(work)
+    for each in descriptors:
+        os.close(each)
+    while True:
+        pid, _ = os.waitpid(-1, 0)
+        if pid == child:
+            os._exit(0)
+
+
+def _run_unsafe(folder, limits, work):
+    """Without namespaces: limits, a folder, and at the end a search for what it has left."""
+    import psutil
+
+    _call_subreaper()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.chdir(folder)
+        os.environ["HOME"] = os.environ["TMPDIR"] = folder
+        namespaces.restrict(limits, count_processes=False)
+        namespaces.or_exit(work)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+    os.waitpid(child, 0)
+    deadline = time.monotonic() + 5
+    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
+
+
+def _call_subreaper():
+    set_child_subreaper = 36
+    namespaces.call("prctl", set_child_subreaper, 1, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

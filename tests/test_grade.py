@@ -1,0 +1,343 @@
+"""scripts/grade: a class with hostile submissions among honest ones, what a sandbox shows, and how
+a submission is read."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from _grade import feedback, namespaces, session, static_look, submissions, table
+from _grade.__main__ import check
+from _grade.lessons import read_lessons
+from _grade.sandbox import NAMED, PASSED, WAITING, WRONG, Sandbox, Unavailable
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests" / "hostile"))
+import class_of_students as students  # noqa: E402
+import on_the_check  # noqa: E402
+import on_the_machine  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def lessons():
+    return read_lessons(ROOT)
+
+
+def namespaces_work() -> bool:
+    done = subprocess.run(["unshare", "-Urnmpf", "--mount-proc", "true"], capture_output=True)
+    return done.returncode == 0
+
+
+needs_namespaces = pytest.mark.skipif(not namespaces_work(), reason="namespaces are forbidden here")
+
+
+# the class: one run, many assertions
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """The class, graded: folder, out, kinds of submissions and records by student."""
+    folder = tmp_path_factory.mktemp("class")
+    (folder / "in").mkdir()
+    beside = folder / "in" / "somebody_elses.txt"
+    beside.write_text("private")
+    before = {process.pid for process in psutil.process_iter()}
+    kinds = students.hand_in(folder / "in")
+    out = folder / "grades.csv"
+    options = check([str(folder / "in"), "--out", str(out), "--only", "0.1,2.1", "--at-once", "2",
+                     "--seconds", "15"])
+    code = session.run(options, [folder / "in"], out)
+    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])
+            if process.pid not in before and process.ppid() in (0, 1)]
+    return SimpleNamespace(folder=folder, out=out, kinds=kinds, code=code, beside=beside, left=left,
+                           options=options, records=records(out))
+
+
+def records(out) -> dict[str, dict]:
+    lines = (out.with_suffix("") / "results.jsonl").read_text().splitlines()
+    return {one["student"]: one for one in map(json.loads, lines)}
+
+
+@pytest.mark.slow
+@needs_namespaces
+class TestClass:
+    def test_forty_honest_ones_get_their_point(self, graded):
+        assert len(graded.kinds["right"]) == 40
+        found = {name: graded.records[name]["exercises"][0] for name in graded.kinds["right"]}
+        assert {name: one for name, one in found.items() if one["points"] != 1} == {}
+        assert not any(graded.records[name]["named"] for name in graded.kinds["right"])
+
+    def test_an_honest_mistake_is_no_attack(self, graded):
+        for name in graded.kinds["wrong"]:
+            one = graded.records[name]
+            assert (one["exercises"][0]["points"], one["named"]) == (0, []), one
+        assert "plain mean" in graded.records["plain_mean"]["exercises"][0]["sentence"]
+
+    def test_no_hostile_one_gains_a_point_and_each_is_named(self, graded):
+        assert len(graded.kinds["hostile"]) >= 25
+        for name, words in graded.kinds["hostile"].items():
+            one = graded.records[name]
+            sentence = one["exercises"][0]["sentence"]
+            print(f"{name:32s} {one['exercises'][0]['outcome']:10s} {sentence[:100]!r}")
+            assert one["exercises"][0]["points"] == 0, name
+            assert re.search(words, "\n".join([sentence, *one["named"]])), (name, one)
+
+    def test_nothing_outlives_its_grading(self, graded):
+        assert graded.left == []
+        assert not [p for p in psutil.process_iter(["cmdline"])
+                    if "1234567" in (p.info["cmdline"] or [])]
+
+    def test_nothing_outside_is_touched(self, graded):
+        assert graded.beside.read_text() == "private"
+        assert {path.name for path in graded.folder.iterdir()} == {"in", "grades", "grades.csv"}
+
+    def test_exit_code_says_that_some_were_named(self, graded):
+        assert graded.code == 1
+
+    def test_one_row_a_student(self, graded):
+        with open(graded.out, newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == sum(map(len, graded.kinds.values()))
+        row = next(row for row in rows if row["student"] == "honest_00")
+        assert (row["points"], row["of"], row["2.1"]) == ("1", "1", "1")
+        assert row["2.1 says"].startswith("the shards' gradients give")
+
+    def test_pages(self, graded):
+        pages = graded.out.with_suffix("")
+        page = (pages / "sum.html").read_text()
+        assert "Hint" in page and "0 of 1 points" in page and "honest_00" not in page
+        whole = (pages / "class.html").read_text()
+        assert "the result is the plain mean of the gradients" in whole
+        assert "<svg" in whole and (pages / "class.svg").stat().st_size > 500
+
+    def test_a_second_run_grades_nothing_again_and_gives_the_same(self, graded, capsys):
+        before = graded.out.read_text()
+        assert session.run(graded.options, [graded.folder / "in"], graded.out) == 1
+        assert "graded before, and unchanged" in capsys.readouterr().out
+        assert graded.out.read_text() == before
+
+
+# the sandbox
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    found = Sandbox(["labs.manual_ddp"], seconds=60)
+    yield found
+    found.close()
+
+
+def grade(sandbox, lessons, source, path, only="2.1"):
+    path.write_text(json.dumps(students.notebook(source)))
+    one = submissions.read("ada", path, lessons)
+    exercise = next(each for each in one.lesson.exercises if each.number == only)
+    return session.grade_exercise(sandbox, one, exercise)
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_what_a_submission_sees(sandbox, lessons, tmp_path):
+    source = on_the_check.combine(
+        "seen = [os.path.exists(p) for p in (PRIVATE, SOLUTIONS, TESTS, '/root/.ssh', '/sys')]",
+        "seen += [os.getuid(), sorted(os.environ), os.getcwd(), os.access('/usr', os.W_OK)]",
+        "raise ValueError(seen)", head=on_the_check.HEAD + f"PRIVATE = {str(tmp_path)!r}\n"
+        f"SOLUTIONS = {str(ROOT)!r} + '/solu' + 'tions'\nTESTS = {str(ROOT / 'tests')!r}\n")
+    found = grade(sandbox, lessons, source, tmp_path / "ada.ipynb")
+    assert "[False, False, False, False, False, 1000, [" in found.sentence
+    assert "'/home', False]" in found.sentence and "KEY" not in found.sentence
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_ordinary_user_can_grade(tmp_path):
+    """As nobody, from a copy: the namespaces are those that an ordinary user may make."""
+    code = ("import os, sys; from _grade import namespaces; "
+            "namespaces.run_isolated(sys.argv[1], ['/usr'], ['/home', '/tmp'], namespaces.Limits(),"
+            " lambda: print(os.getuid(), os.getpid(), sorted(os.listdir('/')), flush=True))")
+    copy = tmp_path / "_grade"
+    shutil.copytree(ROOT / "scripts" / "_grade", copy)
+    folder = Path("/var/tmp") / f"grade-test-{os.getpid()}"
+    shutil.copytree(tmp_path, folder)
+    (folder / "stage").mkdir()
+    subprocess.run(["chown", "-R", "nobody", folder], check=True)
+    python = "/usr/bin/python3"
+    try:
+        done = subprocess.run([python, "-c", code, str(folder / "stage")], user="nobody",
+                              capture_output=True, text=True, cwd=folder)
+    finally:
+        shutil.rmtree(folder)
+    assert done.stdout.startswith("1000 1 ['bin'"), done.stderr
+
+
+def test_without_namespaces_it_says_what_cannot_be_guaranteed(tmp_path, monkeypatch, capsys):
+    class Forbidden:
+        def __init__(self, *_):
+            pass
+
+        def probe(self):
+            raise Unavailable("unshare: Operation not permitted")
+
+        close = print
+
+    monkeypatch.setattr(session, "Sandbox", Forbidden)
+    path = tmp_path / "ada.ipynb"
+    path.write_text(json.dumps(students.notebook(students.RIGHT[0])))
+    options = check([str(path), "--out", str(tmp_path / "g.csv")])
+    assert session.run(options, [path], tmp_path / "g.csv") == 3
+    said = capsys.readouterr().err
+    assert "unshare: Operation not permitted" in said and "--unsafe" in said
+    assert not (tmp_path / "g.csv").exists()
+
+
+@pytest.mark.slow
+def test_unsafe_grades_too(lessons, tmp_path):
+    found = Sandbox(["labs.manual_ddp"], isolated=False, seconds=60)
+    try:
+        right = grade(found, lessons, students.RIGHT[0], tmp_path / "a.ipynb")
+        source, _ = on_the_check.FOUND["walks_the_stack"]
+        walks = grade(found, lessons, source, tmp_path / "b.ipynb")
+    finally:
+        found.close()
+    assert (right.outcome, walks.outcome) == (PASSED, NAMED)
+
+
+# reading submissions
+
+
+def test_exercises_are_read_from_the_sources(lessons):
+    found = {each.number: each for lesson in lessons for each in lesson.exercises}
+    assert found["2.6"].arguments == ("start", "finish")
+    assert {"0.5", "1.8", "2.11", "3.10", "4.11", "5.10"} <= found.keys()
+
+
+@pytest.fixture
+def submitted(lessons, tmp_path):
+    def write(answer, added=""):
+        path = tmp_path / "ada.ipynb"
+        path.write_text(json.dumps(students.notebook(answer, added)))
+        return submissions.read("ada", path, lessons)
+
+    return write
+
+
+def needed(one, number="2.1"):
+    exercise = next(each for each in one.lesson.exercises if each.number == number)
+    return {part.name: [part.body[index] for index in kept] for part, kept in
+            submissions.needed(one, exercise) if part.own}
+
+
+def test_only_what_an_exercise_needs_is_run(submitted):
+    one = submitted("def combine(g, s):\n    return share(g, s)\n",
+                    "def share(g, s):\n    return HALF\nHALF = 0.5\nother = 1 / 0\nprint('x')")
+    assert [len(kept) for kept in needed(one).values()] == [2, 1]
+
+
+def test_a_cell_of_ours_is_taken_from_our_sources(submitted):
+    one = submitted(students.RIGHT[0])
+    changed = [submissions.Code(cell.number, cell.id, cell.source + "\ntorch = None")
+               if "import torch\n" in cell.source else cell for cell in one.cells]
+    assert not any("None" in part.source for part in submissions.parts(
+        submissions.Submission("ada", one.path, one.lesson, changed))[0] if "import torch" in
+        part.source)
+
+
+def test_an_editor_that_renames_cells_loses_nothing(submitted):
+    one = submitted(students.RIGHT[0])
+    renamed = [submissions.Code(cell.number, "", cell.source) for cell in one.cells]
+    one = submissions.Submission("ada", one.path, one.lesson, renamed)
+    assert any("combine" in str(getattr(node, "name", "")) for body in needed(one).values()
+               for node in body)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"cells": [1]}', "[" * 100_000,
+                                  '{"cells": [{"cell_type": "code", "source": 1}]}',
+                                  '{"cells": []}'])
+def test_a_file_that_is_no_notebook(lessons, tmp_path, text):
+    path = tmp_path / "ada.ipynb"
+    path.write_text(text)
+    with pytest.raises(submissions.Unreadable):
+        submissions.read("ada", path, lessons)
+
+
+@pytest.mark.parametrize("source", ["(" * 50_000, "x = " + "-" * 50_000 + "1", "a.b" * 10_000,
+                                    "\0", "def f(:\n", "%%bash\nrm -rf /"])
+def test_code_that_is_hard_to_parse_is_left_out(source):
+    submissions.parse(source)
+
+
+def test_students_are_told_apart(tmp_path):
+    for name in ("ada/02_manual_ddp", "bob/02_manual_ddp", "week1/eve", "week2/eve", "zoe"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.ipynb").touch()
+    found = [student for student, _ in submissions.files_of([tmp_path])]
+    assert found == ["ada", "bob", "week1/eve", "week2/eve", "zoe"]
+
+
+@pytest.mark.parametrize("name", on_the_check.SEEN)
+def test_what_is_seen_in_the_source(name):
+    source, words = on_the_check.SEEN[name]
+    assert re.search(words, "\n".join(static_look.findings(submissions.parse(source))))
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "solutions").glob("0*.py")))
+def test_nothing_is_seen_in_the_worked_answers(name):
+    text = (ROOT / "solutions" / f"{name}.py").read_text()
+    found = list(static_look.findings(submissions.parse(text)))
+    assert [why for why in found if "subprocess" not in why] == []
+
+
+# what is written
+
+
+def record(student="ada", **changes):
+    one = {"number": "2.1", "outcome": WRONG, "points": 0.0, "of": 1.0, "sentence": "it is 3 times",
+           "hint": "Divide.", "seconds": 1.0} | changes
+    return {"student": student, "lesson": "02_manual_ddp", "named": [], "exercises": [one]}
+
+
+def test_a_spreadsheet_runs_nothing(tmp_path):
+    table.write(tmp_path / "g.csv", [record("=1+1", sentence="@SUM(1)", outcome=PASSED)], [])
+    assert "\n'=1+1," in (tmp_path / "g.csv").read_text()
+    assert "'@SUM(1)" in (tmp_path / "g.csv").read_text()
+
+
+def test_a_name_leads_nowhere_else(tmp_path):
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    feedback.write(folder, [record("../../etc"), record("class"), record("a<b>"), record("A-b")])
+    assert {path.name for path in tmp_path.iterdir()} == {"pages"}
+    assert len(list(folder.iterdir())) == 6
+
+
+def test_wrong_answers_that_differ_in_numbers_are_one_kind():
+    done = [record(sentence="it is 3 times"), record(sentence="it is 4 times"),
+            record(sentence="it raises"), record(outcome=WAITING)]
+    assert feedback.wrong_answers(done, "2.1") == [(2, "it is 3 times"), (1, "it raises")]
+
+
+def test_what_a_page_says_is_no_markup():
+    page = feedback.page_of("<script>", [record(sentence="<img src=x>")])
+    assert "<script>" not in page and "<img" not in page
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["nothing_here", "--out", "g.csv"], "there is no nothing_here"),
+    ([".", "--out", "grades"], "ends in .csv"), (["."], "--out"),
+    ([".", "--out", "g.csv", "--at-once", "0"], "not above 0")])
+def test_arguments(arguments, words, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        check(arguments)
+    assert exit_.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_the_hostile_set_is_large_enough():
+    names = [*on_the_check.SEEN, *on_the_check.FOUND, *on_the_machine.ATTACKS]
+    assert len(names) == len(set(names)) >= 25
+    assert namespaces.Limits().processes < 1000
