@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from _build import opened_alone
+from _build import build, opened_alone
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "solutions").glob("*.py"))
@@ -20,8 +20,11 @@ if "hidden" in sys.argv:
     sys.path[:] = [path for path in sys.path if path != sys.argv[1]]
     sys.meta_path[:] = [found for found in sys.meta_path if "editable" not in str(found)]
 shell = InteractiveShell.instance(colors="nocolor")
-before = sys.path[:]
-shell.run_cell(sys.stdin.read())
+before, cell = sys.path[:], sys.stdin.read()
+shell.run_cell(cell)
+if "!" in sys.argv[-1]:  # the line, then the cell again
+    shell.run_cell(sys.argv[-1])
+    shell.run_cell(cell)
 print("\\nPATH", sys.path[len(before):], "LABS", "labs" in sys.modules)
 shell.run_cell("import labs; print(labs.launch(int, ranks=2, quiet=True))")
 """
@@ -60,15 +63,25 @@ def test_in_the_workbook_it_does_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_after_the_line_for_colab_it_finds_the_workbook(tmp_path):
+def test_after_the_line_for_colab_the_same_kernel_finds_the_workbook(tmp_path):
     """The clone of the line, without what pip installs: this machine has that already."""
-    line = opened_alone.sentence("REPOSITORY").split("`!")[1].split("`")[0]
-    clone = line.split(" && ")[0].replace("--depth 1 REPOSITORY", f"--no-checkout {ROOT}")
-    subprocess.run(clone.split(), cwd=tmp_path, check=True, capture_output=True)
-    folder = tmp_path / opened_alone.FOLDER
-    subprocess.run(["git", "checkout", "-q", "HEAD", "--", "labs"], cwd=folder, check=True)
-    said = shown(first_code("notebooks", "02_manual_ddp"), tmp_path, "hidden")
-    assert said.splitlines() == ["", f"PATH [{str(folder)!r}] LABS False", "[0, 0]"]
+    line = opened_alone.sentence("REPOSITORY").split("`")[1]
+    clone = line.split(" && ")[0].replace("--depth 1 REPOSITORY", f"-q --no-checkout {ROOT}")
+    checkout = f"git -C {opened_alone.FOLDER} checkout -q HEAD -- labs"
+    said = shown(first_code("notebooks", "02_manual_ddp"), tmp_path, "hidden",
+                 f"{clone} && {checkout}")
+    assert said.splitlines() == [
+        opened_alone.sentence(), "",
+        f"PATH [{str(tmp_path / opened_alone.FOLDER)!r}] LABS False", "[0, 0]"]
+
+
+def test_a_new_address_needs_no_execution(monkeypatch):
+    monkeypatch.setattr(opened_alone, "REPOSITORY", "https://example.org/workbook")
+    lesson = build.read_lesson(ROOT, "02_manual_ddp")
+    cell = next(cell for cell in build.keep_earlier_outputs(lesson)["cells"]
+                if cell["cell_type"] == "code")
+    assert "clone --depth 1 https://example.org" in "".join(cell["source"])
+    assert cell["execution_count"] == 1
 
 
 def test_the_sentence_names_the_address_once_it_is_known():

@@ -71,7 +71,9 @@ def run(lesson: Lesson):
 
 def keep_earlier_outputs(lesson: Lesson):
     """The solution with the outputs, from the file on disk, of cells that did not change."""
-    notebook.keep_outputs(lesson.solution, notebook.from_file(lesson.solution_path))
+    earlier = notebook.from_file(lesson.solution_path)
+    notebook.keep_outputs(lesson.solution, earlier)
+    opened_alone.keep_count(lesson.solution, earlier)
     return lesson.solution
 
 
