@@ -48,14 +48,14 @@ def graded(tmp_path_factory):
     (folder / "in").mkdir()
     beside = folder / "in" / "somebody_elses.txt"
     beside.write_text("private")
-    before = {process.pid for process in psutil.process_iter()}
     kinds = students.hand_in(folder / "in")
     out = folder / "grades.csv"
     options = check([str(folder / "in"), "--out", str(out), "--only", "0.1,2.1", "--at-once", "2",
                      "--seconds", "15"])
     code = session.run(options, [folder / "in"], out)
-    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])
-            if process.pid not in before and process.ppid() in (0, 1)]
+    # what runs of a sandbox has a parent; what is left of one has lost it
+    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline", "ppid"])
+            if "_grade.zygote" in (process.info["cmdline"] or []) and process.info["ppid"] <= 1]
     return SimpleNamespace(folder=folder, out=out, kinds=kinds, code=code, beside=beside, left=left,
                            options=options, records=records(out))
 
@@ -152,6 +152,22 @@ def test_what_a_submission_sees(sandbox, lessons, tmp_path):
     found = grade(sandbox, lessons, source, tmp_path / "ada.ipynb")
     assert "[False, False, False, False, False, 1000, [" in found.sentence
     assert "'/home', False]" in found.sentence and "KEY" not in found.sentence
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_the_guard_cannot_be_found(sandbox, lessons, tmp_path):
+    """Not from the classes that there are, nor from the modules, nor from what it put into labs."""
+    source = on_the_check.combine(
+        "kinds = getattr(object, '__sub' + 'classes__')()",
+        "functions = [f for kind in kinds for f in list(vars(kind).values())]",
+        "functions += [LOADED['labs.workers.pickling'].pack_result]",
+        "spaces = [getattr(f, '__glo' + 'bals__', {}) for f in functions]",
+        "spaces += [vars(module) for module in list(LOADED.values())]",
+        "raise ValueError(len(functions) > 1000, sorted({name for space in spaces for name in space"
+        " if name in ('guard', 'integrity', '_judge_of', 'baseline', '_libc')}))")
+    found = grade(sandbox, lessons, source, tmp_path / "ada.ipynb")
+    assert "ValueError: (True, [])" in found.sentence, found
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ ORDER = [PASSED, WRONG, TIMED_OUT, BROKEN, NAMED, WAITING]
 _COLOURS = {PASSED: "#1a7f37", WRONG: "#c42b20", TIMED_OUT: "#9a6700", BROKEN: "#6e4c00",
             NAMED: "#6f42c1", WAITING: "#5f6773"}
 _KINDS = {PASSED: ("good", "✓"), WAITING: ("plain", "○")}
-_MOST = 6  # wrong answers listed of an exercise
+_MOST = 8  # wrong answers listed of an exercise
 
 
 def write(folder: Path, done: list[dict]) -> None:
@@ -75,7 +75,7 @@ def wrong_answers(done: list[dict], number: str) -> list[tuple[int, str]]:
     numbers alone are one kind."""
     kinds, examples = Counter(), {}
     for each in (each for one in done for each in one["exercises"]):
-        if each["number"] == number and each["outcome"] not in (PASSED, WAITING):
+        if each["number"] == number and each["outcome"] not in (PASSED, WAITING, NAMED):
             first = each["sentence"].split("\n")[0]
             kind = re.sub(r"\d[\d.,e+-]*", "#", first)
             kinds[kind] += 1

@@ -5,6 +5,8 @@ frames or over the garbage collector's lists would find: it sees those, too. It 
 files who calls: the system's, labs' and these, or else the submission's.
 """
 
+import ctypes
+import hashlib
 import os
 import sys
 import sysconfig
@@ -14,8 +16,9 @@ from types import FrameType
 
 from _grade import integrity
 
-BEGIN, RETURNED, FINISHED, NAMED = ("workbook.begin", "workbook.returned", "workbook.finished",
-                                    "workbook.named")
+BEGIN, RETURNED, FINISHED, NAMED, SEAL, SEALED = (
+    "workbook.begin", "workbook.returned", "workbook.finished", "workbook.named", "workbook.seal",
+    "workbook.sealed")
 EXIT_CODE = 70
 MARK = "guard: "  # before what it names; what else comes on the descriptor is the submission's
 
@@ -44,65 +47,109 @@ _FILES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.chmod", "os.chow
 _NETWORK = {"socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo",
             "socket.gethostbyname", "socket.gethostbyaddr"}
 _LISTS = {"os.listdir", "os.scandir", "glob.glob"}
-_OURS = {BEGIN, RETURNED, FINISHED, NAMED}
+_OURS = {BEGIN, RETURNED, FINISHED, NAMED, SEAL, SEALED}
 _WATCHED = frozenset({*_LOOKS, *_PROCESSES, *_NEVER, *_FILES, *_NETWORK, *_LISTS, *_OURS, "open"})
 # Modules of Python that look at their caller's frame for a name, and hand no frame out.
 _MAY_LOOK = {"collections/__init__.py", "typing.py", "enum.py", "dataclasses.py", "warnings.py"}
 _CODE = {"__code__", "__defaults__", "__kwdefaults__"}
 _TELLING = _CODE | {"tb_frame", "gi_frame", "gi_code", "cr_frame", "cr_code", "ag_frame", "ag_code",
-                    "f_code", "__bases__"}
+                    "__bases__"}
 _PRIVATE_OF_A_PROCESS = ("mem", "environ", "maps", "map_files", "fd", "root", "cwd", "task")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def install(alarm: int, ours: tuple[str, ...], own: tuple[str, ...]) -> None:
     """From now on this process, and its forks, name what a submission may not do on the descriptor
-    `alarm`, and end. ours: folders whose code is not the submission's.
-    own: folders that it may write into."""
-    frame_of, identity, write, leave = sys._getframe, threading.get_ident, os.write, os._exit
-    process, busy, baselines = os.getpid, set(), {}
-    judge = _judge_of(ours, own)
+    `alarm`, and end. ours: folders whose code is not the submission's. own: folders that it may
+    write into."""
+    frame_of, identity, write, leave = _frame_reader(), threading.get_ident, os.write, os._exit
+    process, baselines, key, sha256 = os.getpid, {}, os.urandom(16), hashlib.sha256
+    judge, on_stack = _judge_of(ours, own)
+    new_baseline, lie = integrity.baseline, integrity.lie
+    main, ranks, worker = identity(), ranks_file(), f"{ours[0]}/workers/worker.py"
 
     def end(why: str):
-        write(alarm, f"{MARK}{why}"[:1000].encode(errors="replace") + b"\n")
-        leave(EXIT_CODE)
+        try:
+            write(alarm, f"{MARK}{why}"[:1000].encode(errors="replace") + b"\n")
+        finally:  # the submission may have closed it
+            leave(EXIT_CODE)
 
     def hook(event, arguments):
-        if event not in _watched or identity() in busy:
+        # f_code is what this code itself reads; whoever has a frame to read it of is past the guard
+        if event not in watched or event == "object.__getattr__" and arguments[1] == "f_code":
             return
-        busy.add(identity())  # what the hook itself does raises events, too
+        # What this code does raises events, too, which are judged as all others: nothing is let
+        # pass meanwhile, also not what a submission's __eq__ does that is called from here.
         try:
-            why = (integrity_of(event, arguments) if event in _ours else
-                   judge(event, arguments, frame_of(1)))
-            if why:
-                end(why)
+            frame = frame_of().f_back
+            why = (own_event(event, arguments, frame) if event in own_events else
+                   judge(event, arguments, frame))
         except RecursionError:
             raise
         except Exception as error:
-            end(f"the guard could not judge {event}: {type(error).__name__}: {error}")
-        finally:
-            busy.discard(identity())
+            why = f"makes the guard fail at {event} ({type(error).__name__})"
+        if why:
+            end(why)
 
-    def integrity_of(event, arguments):
-        if event == BEGIN:  # only the first counts: then no code of the submission has run here
-            baselines.setdefault(process(), baselines.get(process()) or integrity.Baseline())
-            return ""
+    def own_event(event, arguments, frame):
         if event == NAMED:
             return str(arguments[0])
+        if event == BEGIN:  # only the first counts: then no code of the submission has run here
+            if process() not in baselines:
+                baselines[process()] = new_baseline()
+            return ""
+        if event == SEAL:
+            return seal(*arguments, frame)
+        if event == SEALED:
+            return "" if sealed(arguments[0]) == arguments[1] else "sends a result of its own make"
         found = baselines.get(process())
         if found is None:
             return ""
-        why = found.changed(strict=event == FINISHED)
-        return why or (integrity.lie(arguments[0], ours) if event == RETURNED else
-                       integrity.lying_classes(found, ours))
+        return found(event == FINISHED) or (lie(arguments[0]) if event == RETURNED else "")
 
-    _watched, _ours = _WATCHED, frozenset(_OURS)
+    def seal(holder, buffers, frame):
+        """A result has a seal if a rank's main function has it packed, on its main thread, with no
+        code of the submission below."""
+        caller = frame.f_back
+        if (identity() != main or on_stack(frame) or frame.f_code.co_filename != ranks
+                or caller is None or caller.f_code.co_filename != worker
+                or caller.f_code.co_name != "main"):
+            return "makes a result of its own on a rank"
+        holder.append(sealed(buffers))
+        return ""
+
+    def sealed(buffers):
+        found = sha256(key)
+        for buffer in buffers:
+            found.update(buffer)
+        return found.digest()
+
+    watched, own_events = _WATCHED, frozenset(_OURS)
     sys.addaudithook(hook)
 
 
-def _judge_of(ours, own) -> Callable[[str, tuple, FrameType], str]:
-    """judge(event, arguments, frame): what is wrong with an event, or empty."""
-    library = sysconfig.get_paths()["stdlib"] + os.sep
+def _frame_reader() -> Callable[[], FrameType]:
+    """Returns a function that returns its caller's frame, and raises no audit event: one that had
+    to be let pass would be a gap. Its library handle is its own, because a function that was once
+    looked up in ctypes.pythonapi stays there for all."""
+    library = ctypes.PyDLL(None)
+    state, frame = library.PyThreadState_Get, library.PyThreadState_GetFrame
+    state.restype, state.argtypes = ctypes.c_void_p, ()
+    frame.restype, frame.argtypes = ctypes.py_object, (ctypes.c_void_p,)
+    return lambda: frame(state()).f_back
+
+
+def ranks_file() -> str:
+    """The file of what packs the results of ranks."""
+    from _grade import ranks
+
+    return ranks.__file__
+
+
+def _judge_of(ours, own) -> tuple[Callable, Callable]:
+    """(judge(event, arguments, frame): what is wrong with an event, or empty; on_stack(frame):
+    whether code of the submission is on the stack)."""
+    library, unpickler = sysconfig.get_paths()["stdlib"] + os.sep, ranks_file()
     trusted = (*(folder + os.sep for folder in ours), library, sys.prefix + os.sep,
                sys.base_prefix + os.sep)
 
@@ -155,8 +202,10 @@ def _judge_of(ours, own) -> Callable[[str, tuple, FrameType], str]:
 
     def file(event, arguments, frame):
         path = arguments[0]
-        if not isinstance(path, str | bytes | os.PathLike) or not on_stack(frame):
+        if type(path) is int or path is None or not on_stack(frame):
             return ""
+        if type(path) not in (str, bytes):  # its methods would be the submission's
+            return f"names a file by an object of its own ({event})"
         path = os.path.abspath(os.fsdecode(path))
         if path.startswith(own):
             return f"uses compiled code, {path}" if path.endswith((".pyc", ".so")) else ""
@@ -187,6 +236,8 @@ def _judge_of(ours, own) -> Callable[[str, tuple, FrameType], str]:
         return ""
 
     def judge(event, arguments, frame):
+        if event in _LOOKS and frame.f_code.co_filename == unpickler:
+            return f"sends what runs code when it is read ({event})"
         if event in _NEVER:
             return f"{_NEVER[event]} ({event})"
         if event in _LOOKS:
@@ -195,9 +246,9 @@ def _judge_of(ours, own) -> Callable[[str, tuple, FrameType], str]:
             return network(event, arguments, frame)
         if event == "open" or event in _FILES or event in _LISTS:
             return file(event, arguments, frame)
-        what = str(arguments[0])[:80] if arguments else ""
+        what = str(arguments[0])[:80] if arguments and type(arguments[0]) in (str, int) else ""
         if called_by_labs(frame) or not on_stack(frame):  # launch starts and ends ranks
             return ""
         return f"starts or ends a process ({event} {what})"
 
-    return judge
+    return judge, on_stack

@@ -5,11 +5,13 @@ import functools
 import operator
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 _MODULES = ("builtins", "sys", "os", "math", "operator", "random", "time", "pickle", "io", "copy",
             "itertools", "functools", "collections", "contextlib", "statistics", "threading",
-            "inspect", "re", "fractions", "unittest.mock", "hashlib", "numpy", "torch",
+            "inspect", "re", "fractions", "unittest.mock", "hashlib", "posixpath", "pathlib",
+            "multiprocessing.connection", "multiprocessing.reduction", "numpy", "torch",
             "torch._tensor", "torch.functional", "torch.nn.functional", "torch.nn",
             "torch.optim", "torch.autograd", "torch.distributed",
             "torch.distributed.distributed_c10d", "torch.multiprocessing", "cloudpickle")
@@ -27,66 +29,70 @@ _OPINIONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__torc
              "__bool__", "__getattribute__", "__reduce__", "__reduce_ex__")
 
 
-class Baseline:
-    """What was there before: for each module and class its functions, classes and constants."""
+def baseline() -> Callable[[bool], str]:
+    """Notes what is there: of each module and class its functions, classes and constants. Returns
+    changed(strict): what is not as it was, as a sentence's end, or empty. strict: also what checks
+    replace for a moment, by functions that they make.
 
-    def __init__(self):
-        import torch
+    Functions, not a class: classes can be found by `object.__subclasses__`, and changed.
+    """
+    import torch
 
-        self._spaces, self._copies, self._names = [], [], []
-        self._loaded = {name: module for name, module in list(sys.modules.items())
-                        if name.split(".")[0] in ("torch", "labs", "numpy", "builtins", "sys")}
-        for name, module in self._loaded.items():
-            if name.startswith("labs") or name in _MODULES:
-                self._add(name, vars(module), name.startswith("labs"))
-        for name in set(_MODULES) - set(self._loaded):
-            if name in sys.modules:
-                self._add(name, vars(sys.modules[name]), False)
-        for path in _CLASSES:
-            found = torch
-            for part in path.split("."):
-                found = getattr(found, part)
-            self._add(f"torch.{path}", vars(found), False)
-        self.tensors = _subclasses()
+    spaces, copies, names = [], [], []
+    modules = sys.modules
+    loaded = {name: module for name, module in list(modules.items())
+              if name.split(".")[0] in ("torch", "labs", "numpy", "builtins", "sys")}
 
-    def _add(self, name, space, ours):
+    def add(name, space, ours):
         kept = {key: value for key, value in list(space.items()) if _is_kept(key, value, ours)}
-        self._spaces.append((name, space, tuple(kept.items())))
-        if ours or name.startswith("torch.") and name not in sys.modules:
-            self._names.append((name, space, frozenset(space)))
+        spaces.append((name, space, tuple(kept.items())))
+        if ours or name not in modules:  # of torch's modules, which grow, only the classes
+            names.append((name, space, frozenset(space)))
         for key, value in kept.items() if ours else ():
             if isinstance(value, list | dict | set):
-                self._copies.append((f"{name}.{key}", value, value.copy()))
+                copies.append((f"{name}.{key}", value, value.copy()))
             cells = value.__closure__ if isinstance(value, types.FunctionType) else None
             for cell in cells or ():
-                self._copies.append((f"{name}.{key}", cell, _content(cell)))
+                copies.append((f"{name}.{key}", cell, _content(cell)))
             if isinstance(value, type) and value.__module__ == name:
-                self._add(f"{name}.{key}", vars(value), False)
-                self._names.append((f"{name}.{key}", vars(value), frozenset(vars(value))))
+                add(f"{name}.{key}", vars(value), False)
 
-    def changed(self, strict: bool) -> str:
-        """What is not as it was, as a sentence's end; or empty. strict: also what checks replace
-        for a moment, by functions that they make."""
-        for name, module in self._loaded.items():
-            if sys.modules.get(name) is not module:
+    for name in dict.fromkeys([*loaded, *_MODULES]):
+        if name in modules and (name.startswith("labs") or name in _MODULES):
+            add(name, vars(modules[name]), name.startswith("labs"))
+    for path in _CLASSES:
+        add(f"torch.{path}", vars(functools.reduce(getattr, path.split("."), torch)), False)
+    tensors = _subclasses()
+
+    def changed(strict: bool) -> str:
+        if sys.modules is not modules:
+            return "replaces sys.modules"
+        for name, module in loaded.items():
+            if modules.get(name) is not module:
                 return f"replaces the module {name}"
-        for name, space, kept in self._spaces:
+        for name, space, kept in spaces:
             for key, value in kept:
                 now = space.get(key)
                 if now is not value and not _is_torchs(now, value) and (
                         strict or not _is_checks(name, key, now)):
                     return f"replaces {name}.{key}"
-        for name, space, names in self._names:
-            for key in space.keys() - names if len(space) != len(names) else ():
+        for name, space, known in names:
+            for key in space.keys() - known if len(space) != len(known) else ():
                 if _hides(name, key, space[key]):
                     return f"hides what {name} calls {key}"
-        for name, holder, before in self._copies:
-            if isinstance(holder, types.CellType):
-                if _content(holder) is not before:
-                    return f"replaces what {name} uses"
-            elif not _same(holder, before):
-                return f"changes {name}"
-        return ""
+        return _changed_copies(copies) or _lying_classes(tensors)
+
+    return changed
+
+
+def _changed_copies(copies) -> str:
+    for name, holder, before in copies:
+        if isinstance(holder, types.CellType):
+            if _content(holder) is not before:
+                return f"replaces what {name} uses"
+        elif not _same(holder, before):
+            return f"changes {name}"
+    return ""
 
 
 def _is_kept(key, value, ours) -> bool:
@@ -149,22 +155,22 @@ def _subclasses() -> set[type]:
             for kind in type.__subclasses__(base)}
 
 
-def lying_classes(baseline: Baseline, ours: tuple[str, ...]) -> str:
+def _lying_classes(known) -> str:
     """A new kind of tensor or number that the submission made; or empty."""
-    for kind in _subclasses() - baseline.tensors:
+    for kind in _subclasses() - known:
         if _is_submissions(kind) and (issubclass(kind, float) or _has_opinion(kind)):
             return f"makes a kind of tensor or number of its own, {kind.__name__}"
     return ""
 
 
-def lie(value: Any, ours: tuple[str, ...], depth: int = 3) -> str:
+def lie(value: Any, depth: int = 3) -> str:
     """What is wrong with the kind of a value that a submission returned, or empty."""
     kind = type(value)
     if kind in (int, float, bool, str, type(None)):
         return ""
     if kind in (list, tuple, set, dict):
         parts = list(value.values() if kind is dict else value)[:1000] if depth else ()
-        return next((found for part in parts if (found := lie(part, ours, depth - 1))), "")
+        return next((found for part in parts if (found := lie(part, depth - 1))), "")
     if not _is_submissions(kind):
         return ""
     if issubclass(kind, int | float | complex | str | bytes) or _has_opinion(kind):

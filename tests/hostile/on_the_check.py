@@ -44,6 +44,33 @@ FOUND = {
     "hands_in_a_verdict": ("import labs.manual_ddp as lab\n"
                            "combine = type(lab.check_combine(...))('2.1', True, 'right')\n",
                            "hands in a verdict"),
+    "pretends_to_be_a_verdict": (
+        "import labs.manual_ddp as lab\nV = type(lab.check_combine(...))\nclass P:\n    asked = 0\n"
+        "    passed, sentence, hint = True, 'right', ''\n    @property\n    def __class__(self):\n"
+        "        P.asked += 1\n        return V if P.asked > 1 else P\ncombine = P()\n",
+        "hands in a verdict"),
+    "forges_a_result": (on_ranks(
+        "channel, data = LOADED['labs.workers.channel']._channel, LOADED['pickle'].dumps(0.0)",
+        "beat = LOADED['labs.workers.heartbeat'].Progress()",
+        "channel.send('result_sizes', (beat, [len(data), 32]))",
+        "for piece in (data, bytes(32)): channel.send('result_piece', piece)",
+        "import time; time.sleep(100)"), "sends a result of its own make"),
+    "has_a_result_packed": (on_ranks(
+        "pack = LOADED['labs.workers.pickling'].pack_result",
+        "thread = threading.Thread(target=pack, args=(0.0,))", "thread.start(); thread.join()"),
+        "makes a result of its own"),
+    "sends_code_to_the_check": (on_ranks(
+        "class Code:", "    pass",
+        "setattr(Code, '__re' + 'duce__', lambda self: (exec, ('x = 1',)))",
+        "connection = LOADED['labs.workers.channel']._channel.connection",
+        "connection.send(('report', Code()))", "import time; time.sleep(100)"),
+        "sends what runs code"),
+    "closes_everything": (combine("os.closerange(3, 60)", "getattr(sys, '_get' + 'frame')(1)"),
+                          "ended before the check said"),
+    "equal_while_it_is_watched": (combine(
+        "class Key(str):", "    def __hash__(self): return hash('equal')",
+        "    def __eq__(self, other): return bool(getattr(sys, '_get' + 'frame')(1))",
+        "vars(LOADED['torch'])[Key('x')] = 1"), "walks the stack|replaces"),
     "writes_a_verdict": (combine("for each in range(3, 60):", "    try: os.write(each, FORGED)",
                                  "    except OSError: pass"),
                          "verdict of its own|grader's descriptors"),
