@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from time import sleep
 
 import torch
+import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -94,10 +95,12 @@ def record(build, batches, held=None, outside: bool = False) -> Report:
     build() returns (module, optimizer); it is called inside, so that all it allocates is recorded.
     Create the batches before. At least two steps show what lasts from step to step. held(module,
     optimizer) -> category -> tensors, for a library that keeps them in attributes of its own.
-    outside: also records what student code holds outside torch, for which Python's allocations are
-    traced, so that it takes up to twice as long. On a GPU what torch's allocator keeps unused goes
-    back to the driver first.
+    outside: the first and the last rank also record what student code holds outside torch, for
+    which Python's allocations are traced, so that it takes up to twice as long (on two ranks, and
+    not on all, so that the others leave them the cores). On a GPU what torch's allocator keeps
+    unused goes back to the driver first.
     """
+    outside = outside and dist.get_rank() in (0, dist.get_world_size() - 1)
     before = gpu_allocator.start() if devices.device().type == "cuda" else None
     loop, batches = _RecordedLoop(held or _held_by_torch, outside), list(batches)
     with loop.traced, _DelayedWaits(), profile(activities=[ProfilerActivity.CPU],

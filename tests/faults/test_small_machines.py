@@ -35,7 +35,9 @@ def fill(directory):
 
 
 def in_a_small_place(mounts, code):
-    """What a script prints that sees small file systems in place of the usual directories."""
+    """What a script prints that sees small file systems in place of the usual directories, and a
+    /dev/shm of its own: other tests look at what is left in the machine's."""
+    mounts = {"/dev/shm": "size=1g"} | mounts
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("needs root on Linux for a mount of its own")
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:

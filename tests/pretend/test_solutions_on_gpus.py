@@ -26,8 +26,6 @@ import gpu_lines  # noqa: E402
 SOLUTIONS = sorted((node.ROOT / "solutions").glob("0[0-5]_*.py"))
 NUMBERS = [path.name[:2] for path in SOLUTIONS]
 GPUS = (1, 2, 8)
-# Not run in CI, and why. By hand it passes: take the line out, and -k 04-8.
-SKIPPED = {("04", 8): "its launches of 8 ranks take two cores some minutes"}
 NCCL, GLOO = "cpu:gloo,cuda:nccl", "gloo"
 # What runs on the CPU all the same, and why: number of GPUs -> launches.
 ON_CPU = {
@@ -117,8 +115,6 @@ def _launches(lines: str) -> Counter:
 @pytest.mark.parametrize("gpus", GPUS)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_solution_runs_on_the_pretend_node(number, gpus):
-    if (number, gpus) in SKIPPED:
-        pytest.skip(SKIPPED[number, gpus])
     done = run(number, gpus)
     assert done.code == 0, done.errors[-3000:]
     assert "Traceback" not in done.errors + done.printed, done.errors[-3000:]
@@ -149,8 +145,7 @@ def _assert_on_gpus(launches, gpus, on_cpu):
 def test_every_line_that_only_a_gpu_reaches_is_run():
     for number in NUMBERS:
         for gpus in GPUS:
-            if (number, gpus) not in SKIPPED:
-                run(number, gpus)
+            run(number, gpus)
     for gpus, arguments in PARTS:
         done = subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments], cwd=node.ROOT,
                               capture_output=True, text=True, timeout=400,

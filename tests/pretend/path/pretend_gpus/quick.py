@@ -48,10 +48,10 @@ def patch(module):
     for constant, value in CONSTANTS.get(name, {}).items():
         assert hasattr(module, constant), f"{name} has no {constant}"
         setattr(module, constant, value)
-    if machine.count() != 2:
-        _leave_out(name, module)
     for function, most in MOST.get(name, {}).items():
         setattr(module, function, _capped(getattr(module, function), most))
+    if machine.count() != 2:
+        _leave_out(name, module)
 
 
 def _leave_out(name, module):
