@@ -127,14 +127,17 @@ def check(exercise: str, hints: dict[str, str] | None = None,
 
 
 def _for_nbgrader(judged):
-    """The check, except that under nbgrader it raises what is no ✓: nbgrader gives all points for a
-    cell that raises nothing, whatever it shows. A student never meets this."""
+    """The check, except that under nbgrader it raises what is no ✓, and prints a ✓: nbgrader gives
+    all points for a cell that raises nothing, and warns of a result that is no number. A student
+    never meets this."""
     @functools.wraps(judged)
     def graded(*answers, **options):
         verdict = judged(*answers, **options)
-        if NBGRADER in os.environ and not verdict.passed:
+        if NBGRADER not in os.environ:
+            return verdict
+        if not verdict.passed:
             raise NotPassed(verdict)
-        return verdict
+        return print(verdict)
 
     return graded
 

@@ -35,10 +35,11 @@ def test_passed_wrong_and_waiting():
     assert "waits for Exercise 9.1" in str(check_on_ranks(unfilled))
 
 
-def test_under_nbgrader_what_is_no_pass_raises(monkeypatch):
-    """nbgrader gives all points for a cell that raises nothing."""
+def test_under_nbgrader_what_is_no_pass_raises(monkeypatch, capsys):
+    """nbgrader gives all points for a cell that raises nothing, and shows nothing but a number."""
     monkeypatch.setenv(verdicts.NBGRADER, "autograde")
-    assert check_double(lambda x: 2 * x).passed
+    assert check_double(lambda x: 2 * x) is None
+    assert "✓ Exercise 9.1  doubles\n" in capsys.readouterr().out
     for answer, said in ((lambda x: x, "✗ Exercise 9.1"), (..., "○ Exercise 9.1"),
                          (unfilled, "○ Exercise 9.1"), (sorted, "✗ Exercise 9.1")):
         with pytest.raises(verdicts.NotPassed, match=said) as raised:
