@@ -16,7 +16,7 @@ import pytest
 from _grade import feedback, namespaces, session, static_look, submissions, table
 from _grade.__main__ import check
 from _grade.lessons import read_lessons
-from _grade.sandbox import NAMED, PASSED, WAITING, WRONG, Sandbox, Unavailable
+from _grade.sandbox import NAMED, PASSED, WAITING, WRONG, Graded, Sandbox, Unavailable
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "hostile"))
@@ -222,6 +222,115 @@ def test_unsafe_grades_too(lessons, tmp_path):
     finally:
         found.close()
     assert (right.outcome, walks.outcome) == (PASSED, NAMED)
+
+
+# a run, without processes
+
+
+class Said:
+    """A sandbox in which every exercise passes but those of `wrong`, and `ends` interrupts."""
+
+    wrong, ends, graded = (), (), []
+
+    def __init__(self, *_):
+        pass
+
+    def probe(self):
+        pass
+
+    def grade(self, work):
+        source = work["cells"][-1]["source"]
+        if any(name in source for name in self.ends):
+            raise KeyboardInterrupt
+        self.graded.append(work["check"])
+        wrong = any(name in source for name in self.wrong)
+        return Graded(WRONG if wrong else PASSED, "it is not" if wrong else "it is", "", 0.1)
+
+    close = probe
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """run(*arguments) grades what write(name, answer) has handed in; (exit code, rows by student).
+    """
+    monkeypatch.setattr(session, "Sandbox", Said)
+    monkeypatch.setattr(Said, "graded", [])
+    (tmp_path / "in").mkdir()
+
+    def called(*arguments):
+        out = tmp_path / "grades.csv"
+        options = check([str(tmp_path / "in"), "--out", str(out), "--only", "2.1,2.2,2.11",
+                         "--at-once", "1", *arguments])
+        code = session.run(options, [tmp_path / "in"], out)
+        with open(out, newline="") as file:
+            return code, {row["student"]: row for row in csv.DictReader(file)}
+
+    def write(name, answer):
+        path = tmp_path / "in" / f"{name}.ipynb"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(students.notebook(answer)))
+
+    called.write = write
+    return called
+
+
+def test_points_are_the_notebooks_or_those_that_were_asked_for(run):
+    run.write("ada", students.RIGHT[0])
+    assert run()[1]["ada"]["of"] == "2"  # 2.11 is optional
+    code, rows = run("--points", "2.1=3,2.11=0.5")
+    assert (code, rows["ada"]["points"], rows["ada"]["of"]) == (0, "3", "4.5")
+
+
+def test_only_what_has_changed_is_graded_again(run):
+    run.write("ada", students.RIGHT[0])
+    run.write("bob", students.RIGHT[0])
+    run()
+    assert Said.graded == ["check_combine"] * 2
+    run.write("bob", students.RIGHT[1])
+    run()
+    assert Said.graded == ["check_combine"] * 3
+    run("--again")
+    assert Said.graded == ["check_combine"] * 5
+
+
+def test_an_interrupt_leaves_what_was_done(run, monkeypatch):
+    run.write("ada", students.RIGHT[0])
+    run.write("bob", students.RIGHT[1])
+    run.write("eve", students.RIGHT[2])
+    monkeypatch.setattr(Said, "ends", ["zeros_like"])
+    code, rows = run()
+    assert code == 130 and set(rows) == {"ada"} and rows["ada"]["points"] == "1"
+    monkeypatch.setattr(Said, "ends", [])
+    code, rows = run()
+    assert code == 0 and set(rows) == {"ada", "bob", "eve"}
+    assert Said.graded.count("check_combine") == 3
+
+
+def test_two_notebooks_of_a_student_are_one_row(run):
+    run.write("ada/02_manual_ddp", students.RIGHT[0])
+    run.write("ada/00_start_here", students.ON_RANKS)
+    _, rows = run("--only", "0.1,2.1")
+    assert (rows["ada"]["points"], rows["ada"]["0.1"], rows["ada"]["2.1"]) == ("2", "1", "1")
+
+
+def test_an_untouched_notebook_waits_and_starts_nothing(run, tmp_path):
+    shutil.copy(ROOT / "notebooks" / "02_manual_ddp.ipynb", tmp_path / "in" / "ada.ipynb")
+    code, rows = run()
+    assert (code, rows["ada"]["points"], Said.graded) == (0, "0", [])
+    assert rows["ada"]["2.1 says"] == "waiting: is waiting for your code"
+
+
+def test_what_is_no_python_is_said(run):
+    run.write("ada", students.WRONG["no_python"])
+    _, rows = run()
+    assert re.search(r"cell \d+ is not Python: line 1", rows["ada"]["2.1 says"])
+
+
+def test_a_file_that_cannot_be_read_has_a_row(run, tmp_path):
+    run.write("ada", students.RIGHT[0])
+    (tmp_path / "in" / "bob.ipynb").write_text("no")
+    code, rows = run()
+    assert code == 1 and "is no notebook" in rows["bob"]["named"] and rows["ada"]["points"] == "1"
 
 
 # reading submissions

@@ -36,7 +36,7 @@ def check(arguments: list) -> argparse.Namespace:
     parser.add_argument("--only", metavar="N.M,N.M", type=lambda text: text.split(","),
                         help="these exercises alone")
     parser.add_argument("--points", metavar="N.M=P,...", type=_points, default={},
-                        help="points of an exercise (1)")
+                        help="points of an exercise, instead of the notebook's")
     parser.add_argument("--at-once", type=_count, metavar="N", default=_half_the_cores(),
                         help="exercises graded at the same time (half of the cores)")
     parser.add_argument("--seconds", type=_count, metavar="S", default=180,

@@ -21,12 +21,13 @@ class CleanCell:
 @dataclass(frozen=True)
 class Exercise:
     """number: "0.1". check: a function of the package. arguments: what it is called with, as text.
-    cell: where, in the lesson's code cells."""
+    cell: where, in the lesson's code cells. points: what the notebook gives for it."""
 
     number: str
     check: str
     arguments: tuple[str, ...]
     cell: int
+    points: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,16 @@ def _read(root, name) -> Lesson:
     built = read_lesson(root, name)
     with_gaps = {cell.id for cell in built.cells if cell.regions}
     by_id = {cell.id: cell for cell in built.cells}
+    cells = [cell for cell in built.student["cells"] if cell["cell_type"] == "code"]
     lesson = Lesson(name, [CleanCell(cell["id"], "".join(cell["source"]), cell["id"] in with_gaps)
-                           for cell in built.student["cells"] if cell["cell_type"] == "code"])
+                           for cell in cells])
     for place, clean in enumerate(lesson.cells):
-        cell = by_id[clean.id]
+        cell, metadata = by_id[clean.id], cells[place]["metadata"]
         for call in check_calls(clean.source):
             number = exercise_number(built.cells, cell, len(cell.lines))
             lesson.exercises.append(Exercise(number, call.func.attr, tuple(
-                ast.unparse(each) for each in call.args), place))
+                ast.unparse(each) for each in call.args), place,
+                metadata.get("nbgrader", {}).get("points", 1.0)))
     return lesson
 
 

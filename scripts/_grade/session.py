@@ -9,7 +9,7 @@ from pathlib import Path
 
 from _grade import feedback, static_look, submissions, table
 from _grade.lessons import Exercise, Lesson, read_lessons
-from _grade.sandbox import NAMED, PASSED, ROOT, WAITING, Graded, Sandbox, Unavailable
+from _grade.sandbox import NAMED, PASSED, ROOT, WAITING, WRONG, Graded, Sandbox, Unavailable
 from _grade.submissions import Submission, Unreadable
 
 UNSAFE = ("--unsafe: no namespaces. A submission can read and write what you can, other "
@@ -114,8 +114,7 @@ class Session:
                   f"{time.monotonic() - self._began:.0f} s", end="", flush=True)
 
     def _add(self, one, graded: list[Graded]):
-        points = [self._options.points.get(exercise.number, 1.0) for exercise in
-                  one.lesson.exercises]
+        points = [self._points(exercise) for exercise in one.lesson.exercises]
         exercises = [{"number": exercise.number, "outcome": found.outcome,
                       "points": worth if found.outcome == PASSED else 0.0, "of": worth,
                       "sentence": found.sentence, "hint": found.hint,
@@ -132,9 +131,12 @@ class Session:
         clear = "\r\x1b[K" * sys.stdout.isatty()
         print(f"{clear}{table.in_words(record)}", flush=True)
 
+    def _points(self, exercise) -> float:
+        return self._options.points.get(exercise.number, exercise.points)
+
     def _key(self, one) -> str:
         """Of what the points depend on: the code, the exercises, and our own code."""
-        asked = [[exercise.number, self._options.points.get(exercise.number, 1.0)]
+        asked = [[exercise.number, self._points(exercise)]
                  for exercise in one.lesson.exercises]
         return hashlib.sha256(json.dumps([one.digest, asked, _our_code(), self._options.unsafe],
                                          ).encode()).hexdigest()
@@ -201,8 +203,12 @@ def grade_exercise(sandbox: Sandbox, one: Submission, exercise: Exercise) -> Gra
         body = [part.body[number] for number in numbers]
         if part.own and (why := next(static_look.findings(body), "")):
             return Graded(NAMED, f"{part.name} {why}")
-    if not any(part.own for part, _ in kept):
-        return Graded(WAITING, "is waiting for your answer")
+    own = [part.source.strip() for part, _ in kept if part.own]
+    if not own:
+        why = submissions.not_python(one)
+        return Graded(WRONG, why) if why else Graded(WAITING, "is waiting for your answer")
+    if set(own) <= {cell.source.strip() for cell in one.lesson.cells}:
+        return Graded(WAITING, "is waiting for your code")
     return sandbox.grade({"package": one.lesson.package, "check": exercise.check,
                           "arguments": list(exercise.arguments),
                           "cells": [{"name": part.name, "source": part.source, "keep": numbers}

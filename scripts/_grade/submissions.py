@@ -123,6 +123,19 @@ def parse(source: str) -> list[ast.stmt]:
     return []
 
 
+def not_python(submission: Submission) -> str:
+    """What is wrong with the first cell that does not parse; or empty."""
+    for cell in submission.cells:
+        if cell.source.strip() and not parse(cell.source):
+            try:
+                ast.parse(_MAGIC.sub(r"\1pass", cell.source))
+            except SyntaxError as error:
+                return f"cell {cell.number} is not Python: line {error.lineno}: {error.msg}"
+            except (ValueError, RecursionError, MemoryError):
+                return f"cell {cell.number} is not Python"
+    return ""
+
+
 def parts(submission: Submission) -> tuple[list[Part], list[int]]:
     """(the cells in the order in which they run, for each of the lesson's cells its place there).
     A cell of ours is our source; a gap is the submission's; what it added follows the cell of

@@ -35,7 +35,7 @@ ATTACKS = {
     "fills_the_output": (combine("while True: print('x' * 1000)"), "printed more than"),
     "fills_the_output_of_ranks": (on_ranks("for _ in range(30000): print('x' * 1000)"),
                                   "returned its own tensor"),
-    "fills_the_memory": (combine("held = []", "while True: held.append(bytearray(10**9))"),
+    "fills_the_memory": (combine("held = []", "while True: held.append(bytearray(4 * 10**9))"),
                          "MemoryError|ended before the check said"),
     "opens_files": (combine("held = [open('/dev/null') for _ in range(10**5)]"),
                     "Too many open files"),
