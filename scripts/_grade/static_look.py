@@ -1,7 +1,9 @@
 """What a submission's code says that no answer needs, found without running it."""
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from _grade.submissions import root_of
 
@@ -19,7 +21,7 @@ _ATTRIBUTES = {
 _OF_OS = {"system", "popen", "fork", "forkpty", "kill", "killpg", "abort", "_exit", "setsid",
           "execv", "execve", "execvp", "execl", "spawnv", "spawnl", "posix_spawn", "dup2"}
 _BUILTINS = {"exec", "eval", "compile", "__import__", "globals", "breakpoint"}
-_LABS_MAY = {"checks", "exercises", "workers", "pictures", "meters", "lazy_exports"}
+_LABS = Path(__file__).resolve().parents[2] / "labs"
 
 
 def findings(body: Iterable[ast.stmt]) -> Iterator[str]:
@@ -38,13 +40,25 @@ def findings(body: Iterable[ast.stmt]) -> Iterator[str]:
             yield f"defines {node.name}"
 
 
+@functools.cache
+def inner_modules() -> frozenset[str]:
+    """Names of modules of labs that no notebook uses: they measure and compute what exercises ask
+    for."""
+    packages = {path.parent.name for path in _LABS.glob("*/checks*")}
+    offered = {alias.asname or alias.name for path in [_LABS / "__init__.py",
+                                                       *_LABS.glob("*/__init__.py")]
+               for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+               if isinstance(node, ast.ImportFrom) for alias in node.names}
+    names = {path.stem for path in _LABS.rglob("*.py")} | {path.name for path in _LABS.iterdir()}
+    return frozenset(names - packages - offered)
+
+
 def _imports(node):
     names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [
         f"{node.module or ''}.{alias.name}" for alias in node.names]
     for name in names:
         first, *rest = name.split(".")
-        if first == "labs" and (set(rest[:-1] if isinstance(node, ast.ImportFrom) else rest)
-                                | set(rest[:1])) & _LABS_MAY:
+        if first == "labs" and (len(rest) > 2 or inner_modules() & set(rest)):
             yield f"imports {name}, which checks are made of"
         elif first in _MODULES:
             yield f"imports {first}"
@@ -58,7 +72,7 @@ def _attribute(node, modules):
         yield f"calls os.{node.attr}"
     elif root == "sys" and node.attr in ("modules", "exit", "meta_path", "path_hooks"):
         yield f"uses sys.{node.attr}"
-    elif root in ("lab", "labs") and node.attr in _LABS_MAY:
+    elif ast.unparse(node.value) in ("lab", "labs") and node.attr in inner_modules():
         yield f"uses {ast.unparse(node)}"
     elif not isinstance(node.ctx, ast.Load) and root in modules and \
             ".backends." not in ast.unparse(node):

@@ -32,6 +32,8 @@ SEEN = {
                         "prints what a check prints"),
     "imports_the_verdict": (combine(head="from labs.exercises.verdicts import Verdict\n"),
                             "imports labs.exercises.verdicts"),
+    "asks_labs_for_the_answer": (combine(head="from labs.predictions import memory\n"),
+                                 "imports labs.predictions.memory"),
     "replaces_the_check": (combine(head="import labs.manual_ddp as lab\n"
                                    "lab.check_combine = print\ncombine = lab\n"),
                            "replaces lab.check_combine"),
