@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -168,6 +170,29 @@ def test_the_guard_cannot_be_found(sandbox, lessons, tmp_path):
         " if name in ('guard', 'integrity', '_judge_of', 'baseline', '_libc')}))")
     found = grade(sandbox, lessons, source, tmp_path / "ada.ipynb")
     assert "ValueError: (True, [])" in found.sentence, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isolated", [pytest.param(True, marks=needs_namespaces), False])
+def test_nothing_outlives_a_grader_that_is_killed(lessons, tmp_path, isolated):
+    found = Sandbox(["labs.manual_ddp"], isolated, seconds=60)
+    source, _ = on_the_machine.ATTACKS["endless_loop"]
+    grading = threading.Thread(target=grade, args=(found, lessons, source, tmp_path / "a.ipynb"))
+    grading.start()
+    deadline = time.monotonic() + 30
+    while not (below := running_of(found)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    found.close()
+    grading.join(30)
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert below and not alive
+
+
+def running_of(sandbox) -> list[psutil.Process]:
+    """The processes of the exercise, once one of them has computed for a while."""
+    below = psutil.Process(sandbox._process.pid).children(recursive=True)
+    busy = [one for one in below if one.is_running() and sum(one.cpu_times()[:2]) > 1]
+    return below if busy else []
 
 
 @pytest.mark.slow

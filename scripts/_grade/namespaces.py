@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -78,17 +79,19 @@ def run_isolated(stage: str, shown: list[str], own: list[str], limits: Limits,
 def _unshared(stage, shown, own, limits, main, as_root, ready, mapped, passed_on):
     """In the second process: the namespaces. Its child is their first process, whose end is the
     end of all others in them."""
-    die_with_parent()
     call("unshare", _NEWUSER | _NEWNS | _NEWPID | _NEWNET | _NEWIPC | _NEWUTS)
+    die_with_parent()  # what changes a process's rights takes this wish back
     os.write(ready[1], b"1")
     os.close(mapped[1])
     if not os.read(mapped[0], 1):
         return
     if not as_root:
         _build(stage, shown, own)
+    leash, held = os.pipe()  # by this process alone
     child = os.fork()
     if child == 0:
-        or_exit(lambda: (_enter(stage, own, limits), main()))
+        os.close(held)
+        or_exit(lambda: (_enter(stage, own, limits), _leave_if_alone(leash), main()))
     _forward_signals(child, signal.SIGKILL)
     for each in passed_on:
         os.close(each)
@@ -169,7 +172,6 @@ def _read_only(target, flags):
 def _enter(stage, own, limits):
     """In the first process of the new pid namespace: makes the tree its root, and gives up all
     that it does not need any more."""
-    die_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setresgid(INNER, INNER, INNER)
     os.setresuid(INNER, INNER, INNER)
@@ -188,6 +190,15 @@ def _enter(stage, own, limits):
     os.chdir(HOME)
     restrict(limits)
     _drop_capabilities()
+
+
+def _leave_if_alone(leash):
+    """Ends this process with its parent, also with one that has ended already: the other end of the
+    leash is closed then."""
+    die_with_parent()
+    if select.select([leash], [], [], 0)[0]:
+        os._exit(0)
+    os.close(leash)
 
 
 def _raise_loopback():

@@ -48,6 +48,8 @@ class Sandbox:
     """The zygote and what it forks. Threads may call `grade` at the same time."""
 
     def __init__(self, packages: list[str], isolated: bool = True, seconds: float = 120.0):
+        if sys.platform != "linux":
+            raise Unavailable("it has no Linux")
         self._isolated, self._seconds = isolated, seconds
         self._lock, self._folder = threading.Lock(), tempfile.TemporaryDirectory(prefix="grade-")
         os.chmod(self._folder.name, 0o711)  # to be passed through by the user of the namespaces

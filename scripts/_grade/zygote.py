@@ -90,6 +90,7 @@ def _first_process(work, descriptors):
     namespaces.hide_memory()
     child = os.fork()
     if child == 0:
+        namespaces.die_with_parent()
         namespaces.or_exit(work)
     for each in descriptors:
         os.close(each)
@@ -106,6 +107,7 @@ def _run_unsafe(folder, limits, work):
     _call_subreaper()
     child = os.fork()
     if child == 0:
+        namespaces.die_with_parent()
         os.setsid()
         os.chdir(folder)
         os.environ["HOME"] = os.environ["TMPDIR"] = folder
