@@ -8,17 +8,32 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from _grade import feedback, namespaces, session, static_look, submissions, table
+import torch
+from _grade import feedback, inside, namespaces, session, static_look, submissions, table
+from _grade import sandbox as sandboxes
 from _grade.__main__ import check
 from _grade.lessons import read_lessons
-from _grade.sandbox import NAMED, PASSED, WAITING, WRONG, Graded, Sandbox, Unavailable
+from _grade.sandbox import (
+    BROKEN,
+    FLAGGED,
+    PASSED,
+    TIMED_OUT,
+    WAITING,
+    WRONG,
+    Graded,
+    Sandbox,
+    Unavailable,
+)
+
+from labs.exercises.dice import new_dice
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "hostile"))
@@ -33,6 +48,8 @@ def lessons():
 
 
 def namespaces_work() -> bool:
+    if not shutil.which("unshare"):
+        return False
     done = subprocess.run(["unshare", "-Urnmpf", "--mount-proc", "true"], capture_output=True)
     return done.returncode == 0
 
@@ -54,10 +71,14 @@ def graded(tmp_path_factory):
     out = folder / "grades.csv"
     options = check([str(folder / "in"), "--out", str(out), "--only", "0.1,2.1", "--at-once", "2",
                      "--seconds", "15"])
+    before = set(psutil.pids())
     code = session.run(options, [folder / "in"], out)
-    # what runs of a sandbox has a parent; what is left of one has lost it
-    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline", "ppid"])
-            if "_grade.zygote" in (process.info["cmdline"] or []) and process.info["ppid"] <= 1]
+    if any(records(out)[name]["exercises"][0]["outcome"] == TIMED_OUT for name in kinds["right"]):
+        options.seconds = 60  # the machine is busy; what is done stays
+        code = session.run(options, [folder / "in"], out)
+    # all of a sandbox is below the zygote, which has a session of its own
+    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])
+            if "_grade.zygote" in (process.info["cmdline"] or []) and process.pid not in before]
     return SimpleNamespace(folder=folder, out=out, kinds=kinds, code=code, beside=beside, left=left,
                            options=options, records=records(out))
 
@@ -74,38 +95,37 @@ class TestClass:
         assert len(graded.kinds["right"]) == 40
         found = {name: graded.records[name]["exercises"][0] for name in graded.kinds["right"]}
         assert {name: one for name, one in found.items() if one["points"] != 1} == {}
-        assert not any(graded.records[name]["named"] for name in graded.kinds["right"])
+        assert not any(graded.records[name]["flagged"] for name in graded.kinds["right"])
 
     def test_an_honest_mistake_is_no_attack(self, graded):
         for name in graded.kinds["wrong"]:
             one = graded.records[name]
-            assert (one["exercises"][0]["points"], one["named"]) == (0, []), one
+            assert (one["exercises"][0]["points"], one["flagged"]) == (0, []), one
         assert "plain mean" in graded.records["plain_mean"]["exercises"][0]["sentence"]
 
-    def test_no_hostile_one_gains_a_point_and_each_is_named(self, graded):
+    def test_no_hostile_one_gains_a_point_and_each_is_flagged(self, graded):
         assert len(graded.kinds["hostile"]) >= 25
         for name, words in graded.kinds["hostile"].items():
             one = graded.records[name]
             sentence = one["exercises"][0]["sentence"]
             print(f"{name:32s} {one['exercises'][0]['outcome']:10s} {sentence[:100]!r}")
             assert one["exercises"][0]["points"] == 0, name
-            assert re.search(words, "\n".join([sentence, *one["named"]])), (name, one)
+            assert re.search(words, "\n".join([sentence, *one["flagged"]])), (name, one)
 
     def test_nothing_outlives_its_grading(self, graded):
         assert graded.left == []
         assert not [p for p in psutil.process_iter(["cmdline"])
-                    if "1234567" in (p.info["cmdline"] or [])]
+                    if on_the_machine.SECONDS in (p.info["cmdline"] or [])]
 
     def test_nothing_outside_is_touched(self, graded):
         assert graded.beside.read_text() == "private"
         assert {path.name for path in graded.folder.iterdir()} == {"in", "grades", "grades.csv"}
 
-    def test_exit_code_says_that_some_were_named(self, graded):
+    def test_exit_code_says_that_some_were_flagged(self, graded):
         assert graded.code == 1
 
     def test_one_row_a_student(self, graded):
-        with open(graded.out, newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = rows_of(graded.out)
         assert len(rows) == sum(map(len, graded.kinds.values()))
         row = next(row for row in rows if row["student"] == "honest_00")
         assert (row["points"], row["of"], row["2.1"]) == ("1", "1", "1")
@@ -120,10 +140,18 @@ class TestClass:
         assert "<svg" in whole and (pages / "class.svg").stat().st_size > 500
 
     def test_a_second_run_grades_nothing_again_and_gives_the_same(self, graded, capsys):
-        before = graded.out.read_text()
-        assert session.run(graded.options, [graded.folder / "in"], graded.out) == 1
-        assert "graded before, and unchanged" in capsys.readouterr().out
-        assert graded.out.read_text() == before
+        kept = {name for name, one in graded.records.items()
+                if one["exercises"][0]["outcome"] not in (TIMED_OUT, BROKEN)}
+        before = {row["student"]: row for row in rows_of(graded.out)}
+        files = [graded.folder / "in" / f"{name}.ipynb" for name in kept]
+        assert len(kept) > 80 and session.run(graded.options, files, graded.out) == 1
+        assert f"{len(kept)} graded before, and unchanged" in capsys.readouterr().out
+        assert rows_of(graded.out) == [before[name] for name in sorted(kept)]
+
+
+def rows_of(out) -> list[dict[str, str]]:
+    with open(out, newline="") as file:
+        return list(csv.DictReader(file))
 
 
 # the sandbox
@@ -131,7 +159,12 @@ class TestClass:
 
 @pytest.fixture(scope="module")
 def sandbox():
-    found = Sandbox(["labs.manual_ddp"], seconds=60)
+    """As root often has it: with a mask that opens nothing to others."""
+    before = os.umask(0o077)
+    try:
+        found = Sandbox(["labs.manual_ddp"], seconds=60)
+    finally:
+        os.umask(before)
     yield found
     found.close()
 
@@ -149,11 +182,32 @@ def test_what_a_submission_sees(sandbox, lessons, tmp_path):
     source = on_the_check.combine(
         "seen = [os.path.exists(p) for p in (PRIVATE, SOLUTIONS, TESTS, '/root/.ssh', '/sys')]",
         "seen += [os.getuid(), sorted(os.environ), os.getcwd(), os.access('/usr', os.W_OK)]",
+        "net = list(open('/pr' + 'oc/net/dev'))[2:]",
+        "seen += [[line.split(':')[0].strip() for line in net]]",
         "raise ValueError(seen)", head=on_the_check.HEAD + f"PRIVATE = {str(tmp_path)!r}\n"
         f"SOLUTIONS = {str(ROOT)!r} + '/solu' + 'tions'\nTESTS = {str(ROOT / 'tests')!r}\n")
     found = grade(sandbox, lessons, source, tmp_path / "ada.ipynb")
     assert "[False, False, False, False, False, 1000, [" in found.sentence
-    assert "'/home', False]" in found.sentence and "KEY" not in found.sentence
+    assert "'/student', False, ['lo']]" in found.sentence and "KEY" not in found.sentence
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_a_process_that_ends_at_once_has_no_verdict(sandbox, lessons, tmp_path, monkeypatch):
+    """And what follows it is graded."""
+    group = SimpleNamespace(members=["/nowhere/cgroup.procs"], remove=lambda: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(sandboxes.cgroups, "Group", lambda *_: group)
+        found = grade(sandbox, lessons, students.RIGHT[0], tmp_path / "ada.ipynb")
+    assert found.outcome == BROKEN
+    assert grade(sandbox, lessons, students.RIGHT[0], tmp_path / "ada.ipynb").outcome == PASSED
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_what_ipython_alone_understands_is_left_out(sandbox, lessons, tmp_path):
+    source = "%%time\n!pip list\n" + students.RIGHT[0]
+    assert grade(sandbox, lessons, source, tmp_path / "ada.ipynb").outcome == PASSED
 
 
 @pytest.mark.slow
@@ -172,36 +226,61 @@ def test_the_guard_cannot_be_found(sandbox, lessons, tmp_path):
     assert "ValueError: (True, [])" in found.sentence, found
 
 
+GRADER = """
+import json, sys
+from pathlib import Path
+from _grade import session, submissions
+from _grade.lessons import read_lessons
+from _grade.sandbox import Sandbox
+lessons = read_lessons(Path(sys.argv[1]))
+one = submissions.read("ada", Path(sys.argv[2]), lessons)
+sandbox = Sandbox(["labs.manual_ddp"], sys.argv[3] == "True", seconds=60)
+session.grade_exercise(sandbox, one, one.lesson.exercises[0])
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("isolated", [pytest.param(True, marks=needs_namespaces), False])
-def test_nothing_outlives_a_grader_that_is_killed(lessons, tmp_path, isolated):
-    found = Sandbox(["labs.manual_ddp"], isolated, seconds=60)
+def test_nothing_outlives_a_grader_that_is_killed(tmp_path, isolated):
     source, _ = on_the_machine.ATTACKS["endless_loop"]
-    grading = threading.Thread(target=grade, args=(found, lessons, source, tmp_path / "a.ipynb"))
-    grading.start()
-    deadline = time.monotonic() + 30
-    while not (below := running_of(found)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    found.close()
-    grading.join(30)
+    (tmp_path / "a.ipynb").write_text(json.dumps(students.notebook(source)))
+    temporary = Path(tempfile.mkdtemp(prefix="killed-"))  # what is killed does not clear up
+    temporary.chmod(0o711)
+    grader = subprocess.Popen(
+        [sys.executable, "-c", GRADER, ROOT, tmp_path / "a.ipynb", str(isolated)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}", "TMPDIR": str(temporary)})
+    try:
+        deadline = time.monotonic() + 90
+        while not (below := running_of(grader.pid)) and time.monotonic() < deadline:
+            assert grader.poll() is None
+            time.sleep(0.1)
+    finally:
+        grader.kill()
+        grader.wait()
     _, alive = psutil.wait_procs(below, timeout=10)
+    shutil.rmtree(temporary)
     assert below and not alive
 
 
-def running_of(sandbox) -> list[psutil.Process]:
-    """The processes of the exercise, once one of them has computed for a while."""
-    below = psutil.Process(sandbox._process.pid).children(recursive=True)
+def running_of(grader: int) -> list[psutil.Process]:
+    """The processes below a grader, once the exercise has begun: then one that is not the zygote
+    has computed for a while."""
+    zygotes = psutil.Process(grader).children()
+    below = [each for zygote in zygotes for each in zygote.children(recursive=True)]
     busy = [one for one in below if one.is_running() and sum(one.cpu_times()[:2]) > 1]
-    return below if busy else []
+    return [*zygotes, *below] if busy else []
 
 
 @pytest.mark.slow
+@needs_namespaces
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(not os.access("/usr/bin/python3", os.X_OK), reason="nobody needs a Python")
 def test_an_ordinary_user_can_grade(tmp_path):
     """As nobody, from a copy: the namespaces are those that an ordinary user may make."""
     code = ("import os, sys; from _grade import namespaces; "
-            "namespaces.run_isolated(sys.argv[1], ['/usr'], ['/home', '/tmp'], namespaces.Limits(),"
-            " lambda: print(os.getuid(), os.getpid(), sorted(os.listdir('/')), flush=True))")
+            "namespaces.run_isolated(sys.argv[1], ['/usr'], ['/student', '/tmp'], "
+            "namespaces.Limits(), lambda: print(os.getuid(), os.getpid(), "
+            "sorted(os.listdir('/')), flush=True))")
     copy = tmp_path / "_grade"
     shutil.copytree(ROOT / "scripts" / "_grade", copy)
     folder = Path("/var/tmp") / f"grade-test-{os.getpid()}"
@@ -215,6 +294,66 @@ def test_an_ordinary_user_can_grade(tmp_path):
     finally:
         shutil.rmtree(folder)
     assert done.stdout.startswith("1000 1 ['bin'"), done.stderr
+
+
+@pytest.mark.slow
+@needs_namespaces
+@pytest.mark.skipif(not os.access("/home", os.W_OK), reason="needs a folder below /home")
+def test_a_checkout_below_home_is_seen():
+    code = ("import os, sys; from _grade import namespaces; folder = sys.argv[2]; "
+            "namespaces.run_isolated(sys.argv[1], ['/usr', folder + '/labs'], "
+            "list(namespaces.OWN_FOLDERS), namespaces.Limits(), lambda: print("
+            "os.listdir(folder), os.listdir(folder + '/labs'), os.getcwd(), flush=True))")
+    folder = Path("/home") / f"grade-test-{os.getpid()}"
+    (folder / "labs").mkdir(parents=True)
+    (folder / "labs" / "here.py").touch()
+    (folder / "stage").mkdir()
+    try:
+        done = subprocess.run([sys.executable, "-c", code, folder / "stage", folder], text=True,
+                              capture_output=True, env={"PYTHONPATH": str(ROOT / "scripts")})
+    finally:
+        shutil.rmtree(folder)
+    assert done.stdout == "['labs'] ['here.py'] /student\n", done.stderr
+
+
+@pytest.mark.parametrize(("shown", "hidden"), [
+    (["/usr", "/home/ada/workbook/labs"], ""), (["/tmp/workbook/labs"], "/tmp/workbook/labs"),
+    (["/dev/shm/labs"], "/dev/shm/labs"), (["/tmpfoo/labs"], "")])
+def test_what_an_empty_folder_hides_is_known_before(shown, hidden):
+    assert namespaces.hidden(shown) == hidden
+
+
+def test_a_checkout_that_would_be_hidden_has_a_sentence_of_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(namespaces, "shown_paths", lambda _: ["/tmp/workbook/labs"])
+    path = tmp_path / "ada.ipynb"
+    path.write_text(json.dumps(students.notebook(students.RIGHT[0])))
+    options = check([str(path), "--out", str(tmp_path / "g.csv")])
+    assert session.run(options, [path], tmp_path / "g.csv") == 3
+    assert "/tmp/workbook/labs is needed to grade, but /tmp is" in capsys.readouterr().err
+
+
+def test_without_linux_there_is_a_sentence(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    options = check([str(tmp_path), "--out", str(tmp_path / "g.csv")])
+    assert session.run(options, [tmp_path], tmp_path / "g.csv") == 3
+    assert "needs Linux" in (said := capsys.readouterr().err) and "--unsafe" not in said
+
+
+def test_a_class_that_is_called_says_when_it_returned(monkeypatch):
+    events = []
+    monkeypatch.setattr(inside, "sys", SimpleNamespace(audit=lambda *event: events.append(event)))
+
+    class Twice(torch.nn.Module):
+        def forward(self, x):
+            return 2 * x
+
+        def helps(self):
+            return 1
+
+    Twice.__module__ = "__main__"
+    inside._watch_classes([Twice, 3])
+    assert Twice()(2) == 4 and Twice().helps() == 1
+    assert events == [("workbook.returned", 4)]
 
 
 def test_without_namespaces_it_says_what_cannot_be_guaranteed(tmp_path, monkeypatch, capsys):
@@ -246,7 +385,28 @@ def test_unsafe_grades_too(lessons, tmp_path):
         walks = grade(found, lessons, source, tmp_path / "b.ipynb")
     finally:
         found.close()
-    assert (right.outcome, walks.outcome) == (PASSED, NAMED)
+    assert (right.outcome, walks.outcome) == (PASSED, FLAGGED)
+
+
+# A formula, a class, an optimizer, sharding, a checkpoint, a trace.
+KINDS = ("1.3", "2.4", "3.2", "4.1", "4.7", "5.9")
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_the_solutions_pass(lessons):
+    """One exercise of each kind; all of them, by hand: scripts/grade solutions --out all.csv."""
+    work = [(submissions.read("solution", ROOT / "solutions" / f"{lesson.name}.ipynb", lessons),
+             exercise) for lesson in lessons for exercise in lesson.exercises
+            if exercise.number in KINDS]
+    found = Sandbox([lesson.package for lesson in lessons], seconds=120)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            graded = [*pool.map(lambda each: session.grade_exercise(found, *each), work)]
+    finally:
+        found.close()
+    assert [exercise.number for _, exercise in work] == [*KINDS]
+    assert [one for one in graded if one.outcome != PASSED] == []
 
 
 # a run, without processes
@@ -318,6 +478,41 @@ def test_only_what_has_changed_is_graded_again(run):
     assert Said.graded == ["check_combine"] * 5
 
 
+@pytest.mark.parametrize("outcome", [TIMED_OUT, BROKEN])
+def test_what_another_run_may_find_otherwise_is_graded_again(run, monkeypatch, outcome):
+    run.write("ada", students.RIGHT[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(Said, "grade", lambda *_: Graded(outcome, "not done"))
+        assert run()[1]["ada"]["2.1"] == "0"
+    assert run()[1]["ada"]["2.1"] == "1"
+
+
+def test_other_exercises_into_the_same_file_lose_nothing(run):
+    run.write("ada", students.RIGHT[0])
+    run("--only", "2.1")
+    run("--only", "2.2")
+    run("--only", "2.1")
+    assert Said.graded == ["check_combine"]
+
+
+def test_what_fails_on_this_machine_is_one_exercises_alone(run, monkeypatch):
+    run.write("ada", students.RIGHT[0])
+
+    def fail(*_):
+        raise OSError("no descriptors left")
+
+    monkeypatch.setattr(Said, "grade", fail)
+    code, rows = run()
+    assert code == 0 and "no descriptors left" in rows["ada"]["2.1 says"]
+
+
+def test_an_exercise_that_does_not_exist(run, capsys, tmp_path):
+    for arguments in (["--only", "2.1,9.9"], ["--points", "9.9=3"]):
+        options = check([str(tmp_path), "--out", str(tmp_path / "g.csv"), *arguments])
+        assert session.run(options, [tmp_path], tmp_path / "g.csv") == 2
+        assert "There is no exercise 9.9." in capsys.readouterr().err
+
+
 def test_an_interrupt_leaves_what_was_done(run, monkeypatch):
     run.write("ada", students.RIGHT[0])
     run.write("bob", students.RIGHT[1])
@@ -355,7 +550,7 @@ def test_a_file_that_cannot_be_read_has_a_row(run, tmp_path):
     run.write("ada", students.RIGHT[0])
     (tmp_path / "in" / "bob.ipynb").write_text("no")
     code, rows = run()
-    assert code == 1 and "is no notebook" in rows["bob"]["named"] and rows["ada"]["points"] == "1"
+    assert code == 1 and "is no notebook" in rows["bob"]["flagged"] and rows["ada"]["points"] == "1"
 
 
 # reading submissions
@@ -387,6 +582,21 @@ def test_only_what_an_exercise_needs_is_run(submitted):
     one = submitted("def combine(g, s):\n    return share(g, s)\n",
                     "def share(g, s):\n    return HALF\nHALF = 0.5\nother = 1 / 0\nprint('x')")
     assert [len(kept) for kept in needed(one).values()] == [2, 1]
+
+
+@pytest.mark.parametrize("added", [
+    "from math import *", "TABLE = []\nTABLE.append(1)", "torch.manual_seed(0)",
+    "@share.register(int)\ndef _(g):\n    return g"])
+def test_what_changes_a_name_is_run(submitted, added):
+    one = submitted("def share(g):\n    return g * sqrt(len(TABLE))\n"
+                    "def combine(g, s):\n    return share(torch.zeros(1))\n", added)
+    assert [len(kept) for kept in needed(one).values()] == [len(submissions.parse(added)), 2]
+
+
+def test_a_scratch_line_of_a_module_is_not_run(submitted):
+    one = submitted("def combine(g, s):\n    return torch.zeros(1)\n",
+                    "torch.testing.assert_close(1, 2)\nlab.show_combine(combine)")
+    assert [len(kept) for kept in needed(one).values()] == [1]
 
 
 def test_a_cell_of_ours_is_taken_from_our_sources(submitted):
@@ -422,12 +632,27 @@ def test_code_that_is_hard_to_parse_is_left_out(source):
     submissions.parse(source)
 
 
-def test_students_are_told_apart(tmp_path):
+def test_each_file_has_a_student(tmp_path):
     for name in ("ada/02_manual_ddp", "bob/02_manual_ddp", "week1/eve", "week2/eve", "zoe"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.ipynb").touch()
     found = [student for student, _ in submissions.files_of([tmp_path])]
     assert found == ["ada", "bob", "week1/eve", "week2/eve", "zoe"]
+
+
+@pytest.mark.parametrize("name", ["02_manual_ddp", "eve"])
+def test_weeks_below_each_student(tmp_path, name):
+    paths = [f"{student}/{week}/{name}" for student in ("ada", "bob") for week in ("w1", "w2")]
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{path}.ipynb").touch()
+    assert [student for student, _ in submissions.files_of([tmp_path])] == paths
+
+
+def test_two_files_of_one_notebook_are_two_rows(run):
+    run.write("ada/02_manual_ddp", students.RIGHT[0])
+    run.write("ada/03_zero_stages", students.RIGHT[0])
+    assert len(run()[1]) == 2
 
 
 @pytest.mark.parametrize("name", on_the_check.SEEN)
@@ -443,17 +668,44 @@ def test_nothing_is_seen_in_the_worked_answers(name):
     assert [why for why in found if "subprocess" not in why] == []
 
 
+def test_a_grader_repeats_the_numbers_of_checks(monkeypatch):
+    assert new_dice().random() != new_dice().random()
+    monkeypatch.setenv("WORKBOOK_SEED", "2.1")
+    assert new_dice().random() == new_dice().random()
+
+
+@pytest.mark.parametrize("source", [
+    "import gc, inspect, traceback\ngc.collect()\nprint(inspect.signature(len))",
+    "from gc import collect", "from labs import launch, device", "import labs.manual_ddp as lab",
+    "notes = 'See solutions/ideas of the group.'", "sizes = lab.MODELS['x'].parameters",
+    "getattr(module, 'training')", "import labs\nresult = labs.launch(work)\nresult.memory"])
+def test_nothing_is_seen_in_an_honest_line(source):
+    assert list(static_look.findings(submissions.parse(source))) == []
+
+
+@pytest.mark.parametrize(("source", "words"), [
+    ("import ctypes, psutil\nos.kill(1, 9)", []),
+    ("print('✓ Exercise 2.1  right')", ["prints what a check prints"]),
+    ("from labs.manual_ddp.checks import combine",
+     ["imports labs.manual_ddp.checks.combine, which checks are made of"])])
+def test_of_what_is_not_run_only_a_forgery_is_seen(source, words):
+    assert list(static_look.forgeries(submissions.parse(source))) == words
+
+
 # what is written
 
 
 def record(student="ada", **changes):
     one = {"number": "2.1", "outcome": WRONG, "points": 0.0, "of": 1.0, "sentence": "it is 3 times",
            "hint": "Divide.", "seconds": 1.0} | changes
-    return {"student": student, "lesson": "02_manual_ddp", "named": [], "exercises": [one]}
+    return {"student": student, "lesson": "02_manual_ddp", "flagged": [], "exercises": [one]}
 
 
 def test_a_spreadsheet_runs_nothing(tmp_path):
-    table.write(tmp_path / "g.csv", [record("=1+1", sentence="@SUM(1)", outcome=PASSED)], [])
+    table.write(tmp_path / "g.csv", [record("=1+1", sentence="@SUM(1)", outcome=PASSED),
+                                     record("\r=1")], [("=2+2", "-1")])
+    text = (tmp_path / "g.csv").read_bytes()
+    assert b"\n'=2+2,0,,'-1," in text and b"'\r=1" in text
     assert "\n'=1+1," in (tmp_path / "g.csv").read_text()
     assert "'@SUM(1)" in (tmp_path / "g.csv").read_text()
 
@@ -480,6 +732,7 @@ def test_what_a_page_says_is_no_markup():
 @pytest.mark.parametrize(("arguments", "words"), [
     (["nothing_here", "--out", "g.csv"], "there is no nothing_here"),
     ([".", "--out", "grades"], "ends in .csv"), (["."], "--out"),
+    ([".", "--out", "g.csv", "--points", "2.1"], "is not like 2.4=3"),
     ([".", "--out", "g.csv", "--at-once", "0"], "not above 0")])
 def test_arguments(arguments, words, capsys):
     with pytest.raises(SystemExit) as exit_:

@@ -8,10 +8,11 @@ A check calls a submission's function in its own Python process, so a submission
    Limits on memory, processes, files, disk and time; when its first process ends, all end.
 2. Around the check (guard, integrity, inside). An audit hook ends the exercise when the
    submission's code walks frames, searches memory, calls ctypes, starts or ends a process, opens a
-   socket or a file that is none of its business, or makes code. Functions and constants of labs,
-   torch and Python are compared after each call, on ranks too. What ranks send back is read by an
-   unpickler that runs no code. A passed check must then reject a lazy answer. The verdict leaves
-   with a seal made from a secret, on a descriptor that ranks do not have.
+   socket or a file that is none of its business, or makes code; also where it has a library do
+   that. Functions and constants of labs, torch and Python are compared after each call, on ranks
+   too. What ranks send back is read by an unpickler that runs no code. A passed check must then
+   reject a lazy answer. The verdict leaves with a seal made from a secret, on a descriptor that
+   ranks do not have.
 3. Around the code (submissions, static_look). Only the statements that an exercise needs are run,
    our own cells come from our sources, and what no answer needs is refused unread: imports of
    checks, `__globals__`, assignments to modules.

@@ -15,7 +15,7 @@ what it writes:
   OUT/class.html    where the class struggles: passed, which wrong answer how often (and class.svg)
   OUT/results.jsonl what was graded; a submission that is in it unchanged is not graded again
 
-exit code: 0 if all were graded; 1 if a file could not be read or a submission was named; 2 if an
+exit code: 0 if all were graded; 1 if a file could not be read or a submission was flagged; 2 if an
 argument is wrong; 3 where this machine forbids namespaces; 130 after an interrupt. What was done
 until then is in the files.
 
@@ -67,8 +67,14 @@ def _count(text):
 
 
 def _points(text):
-    return {number: float(points) for number, _, points in
-            (each.partition("=") for each in text.split(","))}
+    found = {}
+    for each in text.split(","):
+        number, _, points = each.partition("=")
+        try:
+            found[number] = float(points)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{each!r} is not like 2.4=3") from None
+    return found
 
 
 def main() -> int:

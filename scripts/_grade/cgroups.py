@@ -16,7 +16,7 @@ class Group:
         self._folders, self.members = [], []
         found = _version_2(name) or _version_1(name)
         for folder, values in found:
-            if not _made(folder, values, memory, processes):
+            if not _create(folder, values, memory, processes):
                 continue
             self._folders.append(folder)
             self.members.append(str(folder / "cgroup.procs"))
@@ -49,8 +49,8 @@ def _version_1(name):
             (_ROOT / "pids" / name, {"pids.max": "processes"})]
 
 
-def _made(folder, values, memory, processes) -> bool:
-    """Whether the group could be made with its limits."""
+def _create(folder, values, memory, processes) -> bool:
+    """Makes the group with its limits; whether that was possible."""
     amounts = {"memory": memory, "processes": processes, "none": 0}
     try:
         folder.mkdir()

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from _solutions.report import document, table, text
 
-from _grade.sandbox import BROKEN, NAMED, PASSED, TIMED_OUT, WAITING, WRONG
+from _grade.sandbox import BROKEN, FLAGGED, PASSED, TIMED_OUT, WAITING, WRONG
 from _grade.table import order
 
-ORDER = [PASSED, WRONG, TIMED_OUT, BROKEN, NAMED, WAITING]
+ORDER = [PASSED, WRONG, TIMED_OUT, BROKEN, FLAGGED, WAITING]
 # White text is legible on each of them.
 _COLOURS = {PASSED: "#1a7f37", WRONG: "#c42b20", TIMED_OUT: "#9a6700", BROKEN: "#6e4c00",
-            NAMED: "#6f42c1", WAITING: "#5f6773"}
+            FLAGGED: "#6f42c1", WAITING: "#5f6773"}
 _KINDS = {PASSED: ("good", "✓"), WAITING: ("plain", "○")}
 _MOST = 8  # wrong answers listed of an exercise
 
@@ -45,8 +45,8 @@ def page_of(student: str, records: list[dict]) -> str:
         parts.append(f"<h2>{text(one['lesson'])}</h2>" + table(
             "What the checks say of your code", ["exercise", "outcome", "points", "the check says"],
             rows))
-        if one["named"]:
-            items = "".join(f"<li>{text(why)}</li>" for why in one["named"])
+        if one["flagged"]:
+            items = "".join(f"<li>{text(why)}</li>" for why in one["flagged"])
             parts.append("<p>This is not what an answer needs; please talk to your instructor:</p>"
                          f"<ul>{items}</ul>")
     return document(f"Feedback for {student}", f"{points:g} of {of:g} points", parts)
@@ -75,7 +75,7 @@ def wrong_answers(done: list[dict], number: str) -> list[tuple[int, str]]:
     numbers alone are one kind."""
     kinds, examples = Counter(), {}
     for each in (each for one in done for each in one["exercises"]):
-        if each["number"] == number and each["outcome"] not in (PASSED, WAITING, NAMED):
+        if each["number"] == number and each["outcome"] not in (PASSED, WAITING, FLAGGED):
             first = each["sentence"].split("\n")[0]
             kind = re.sub(r"\d[\d.,e+-]*", "#", first)
             kinds[kind] += 1

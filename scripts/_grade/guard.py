@@ -12,61 +12,52 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable
-from types import FrameType
+from importlib.machinery import SourceFileLoader
+from inspect import CO_GENERATOR
+from types import CodeType, FrameType
 
 from _grade import integrity
+from _grade.events import (
+    ANNOTATION,
+    BEGIN,
+    CALLED_BY,
+    CODE,
+    FILES,
+    FINISHED,
+    FLAGGED,
+    FUNCTIONS_MADE,
+    INTROSPECTION_EVENTS,
+    LISTS,
+    LOOK_FOR_OTHERS,
+    MAY_LOOK,
+    NETWORK,
+    NEVER,
+    OURS,
+    PRIVATE_OF_A_PROCESS,
+    RETURNED,
+    SEAL,
+    SEALED,
+    SECRET,
+    TELLING,
+    VERDICT,
+    WATCHED,
+    WRITES,
+)
 
-BEGIN, RETURNED, FINISHED, NAMED, SEAL, SEALED = (
-    "workbook.begin", "workbook.returned", "workbook.finished", "workbook.named", "workbook.seal",
-    "workbook.sealed")
 EXIT_CODE = 70
-MARK = "guard: "  # before what it names; what else comes on the descriptor is the submission's
-
-# What only a look into the interpreter needs; wrong where the submission's code asks for it.
-_LOOKS = {"sys._getframe": "walks the stack", "sys._current_frames": "walks the stack",
-          "sys._current_exceptions": "walks the stack", "sys.settrace": "traces other code",
-          "sys.setprofile": "traces other code", "gc.get_objects": "searches the memory",
-          "gc.get_referrers": "searches the memory", "gc.get_referents": "searches the memory",
-          "object.__getattr__": "looks into frames or code",
-          "object.__setattr__": "changes a function's code",
-          "object.__delattr__": "changes a function's code", "code.__new__": "makes code objects",
-          "function.__new__": "makes functions of code objects", "compile": "compiles code",
-          "exec": "runs code that is made while it runs", "marshal.loads": "loads compiled code",
-          "marshal.load": "loads compiled code", **dict.fromkeys(
-              ("ctypes.dlopen", "ctypes.dlsym", "ctypes.dlsym/handle", "ctypes.string_at",
-               "ctypes.wstring_at", "ctypes.cdata", "ctypes.cdata/buffer", "ctypes.addressof",
-               "ctypes.call_function", "ctypes.create_string_buffer", "ctypes.PyObj_FromPtr"),
-              "reaches around Python")}
-# Wrong wherever the submission's code is on the stack.
-_PROCESSES = {"os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn",
-              "subprocess.Popen", "pty.spawn", "os.kill", "os.killpg", "signal.pthread_kill"}
-_NEVER = {"os.system": "starts a program", "os.exec": "starts a program",
-          "pty.spawn": "starts a program", "sys.addaudithook": "adds an audit hook"}
-_FILES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.chmod", "os.chown", "os.link",
-          "os.symlink", "os.truncate", "os.utime", "shutil.rmtree", "os.chflags", "os.lockf"}
-_NETWORK = {"socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo",
-            "socket.gethostbyname", "socket.gethostbyaddr"}
-_LISTS = {"os.listdir", "os.scandir", "glob.glob"}
-_OURS = {BEGIN, RETURNED, FINISHED, NAMED, SEAL, SEALED}
-_WATCHED = frozenset({*_LOOKS, *_PROCESSES, *_NEVER, *_FILES, *_NETWORK, *_LISTS, *_OURS, "open"})
-# Modules of Python that look at their caller's frame for a name, and hand no frame out.
-_MAY_LOOK = {"collections/__init__.py", "typing.py", "enum.py", "dataclasses.py", "warnings.py"}
-_CODE = {"__code__", "__defaults__", "__kwdefaults__"}
-_TELLING = _CODE | {"tb_frame", "gi_frame", "gi_code", "cr_frame", "cr_code", "ag_frame", "ag_code",
-                    "__bases__"}
-_PRIVATE_OF_A_PROCESS = ("mem", "environ", "maps", "map_files", "fd", "root", "cwd", "task")
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+MARK = "guard: "  # before what it flags; what else comes on the descriptor is the submission's
 
 
 def install(alarm: int, ours: tuple[str, ...], own: tuple[str, ...]) -> None:
     """From now on this process, and its forks, name what a submission may not do on the descriptor
     `alarm`, and end. ours: folders whose code is not the submission's. own: folders that it may
-    write into."""
+    write into. One closure, because its cells are the only place that no code can look into."""
     frame_of, identity, write, leave = _frame_reader(), threading.get_ident, os.write, os._exit
     process, baselines, key, sha256 = os.getpid, {}, os.urandom(16), hashlib.sha256
     judge, on_stack = _judge_of(ours, own)
-    new_baseline, lie = integrity.baseline, integrity.lie
+    new_baseline, deceptive_type = integrity.baseline, integrity.deceptive_type
     main, ranks, worker = identity(), ranks_file(), f"{ours[0]}/workers/worker.py"
+    inside, secrets = f"{ours[1]}/_grade/inside.py", []
 
     def end(why: str):
         try:
@@ -92,8 +83,13 @@ def install(alarm: int, ours: tuple[str, ...], own: tuple[str, ...]) -> None:
             end(why)
 
     def own_event(event, arguments, frame):
-        if event == NAMED:
+        if event == FLAGGED:
             return str(arguments[0])
+        if event == SECRET:  # only the first counts, here too
+            secrets[:] = secrets or arguments
+            return ""
+        if event == VERDICT:
+            return verdict(*arguments, frame)
         if event == BEGIN:  # only the first counts: then no code of the submission has run here
             if process() not in baselines:
                 baselines[process()] = new_baseline()
@@ -105,7 +101,8 @@ def install(alarm: int, ours: tuple[str, ...], own: tuple[str, ...]) -> None:
         found = baselines.get(process())
         if found is None:
             return ""
-        return found(event == FINISHED) or (lie(arguments[0]) if event == RETURNED else "")
+        return found(event == FINISHED) or (
+            deceptive_type(arguments[0]) if event == RETURNED else "")
 
     def seal(holder, buffers, frame):
         """A result has a seal if a rank's main function has it packed, on its main thread, with no
@@ -118,13 +115,23 @@ def install(alarm: int, ours: tuple[str, ...], own: tuple[str, ...]) -> None:
         holder.append(sealed(buffers))
         return ""
 
+    def verdict(holder, said, frame):
+        """What a check said gets its seal where this process's main function asks, and nobody
+        else."""
+        code = frame.f_code
+        if (identity() != main or on_stack(frame) or code.co_filename != inside
+                or code.co_name != "main"):
+            return "asks for a verdict of its own"
+        holder.append(sha256(secrets[0] + said + secrets[0]).hexdigest().encode())
+        return ""
+
     def sealed(buffers):
         found = sha256(key)
         for buffer in buffers:
             found.update(buffer)
         return found.digest()
 
-    watched, own_events = _WATCHED, frozenset(_OURS)
+    watched, own_events = WATCHED, frozenset(OURS)
     sys.addaudithook(hook)
 
 
@@ -146,15 +153,31 @@ def ranks_file() -> str:
     return ranks.__file__
 
 
+def torch_file() -> str:
+    """The file of torch's package."""
+    import torch
+
+    return torch.__file__
+
+
 def _judge_of(ours, own) -> tuple[Callable, Callable]:
     """(judge(event, arguments, frame): what is wrong with an event, or empty; on_stack(frame):
-    whether code of the submission is on the stack)."""
+    whether code of the submission is on the stack). One closure: functions of a module could be
+    found there, and replaced."""
     library, unpickler = sysconfig.get_paths()["stdlib"] + os.sep, ranks_file()
     trusted = (*(folder + os.sep for folder in ours), library, sys.prefix + os.sep,
                sys.base_prefix + os.sep)
+    owners = (*(folder + os.sep for folder in ours), os.path.dirname(torch_file()) + os.sep)
+    grader, unpacks = f"{ours[1]}/_grade/", f"{ours[0]}/workers/pickling.py"
+    own = tuple(folder + os.sep for folder in own)
+    ours = owners[:-1]
+    made = {}  # code objects that were made while the submission ran, by their numbers
 
     def is_submissions(frame):
-        name = frame.f_code.co_filename
+        code = frame.f_code
+        if id(code) in made:
+            return True
+        name = code.co_filename
         if name.startswith("<"):  # dataclasses and the like make such code, for whoever asks
             return frame.f_globals.get("__name__") == "__main__" and not name.startswith("<frozen")
         return not name.startswith(trusted)
@@ -163,11 +186,15 @@ def _judge_of(ours, own) -> tuple[Callable, Callable]:
         return name.startswith("<") or name.startswith(library) and "-packages" not in name
 
     def on_stack(frame):
+        """Also where the stack has no frame of labs, torch or the grader: a thread whose function
+        is Python's own was started by the submission."""
+        owned = False
         while frame:
             if is_submissions(frame):
                 return True
+            owned = owned or frame.f_code.co_filename.startswith(owners)
             frame = frame.f_back
-        return False
+        return not owned
 
     def asked_by_submission(frame):
         """Whether the first code that is not Python's own is the submission's."""
@@ -177,28 +204,87 @@ def _judge_of(ours, own) -> tuple[Callable, Callable]:
             if not is_pythons(frame.f_code.co_filename):
                 return False
             frame = frame.f_back
-        return False
+        return True
 
     def called_by_labs(frame):
         while frame and is_pythons(frame.f_code.co_filename) and not is_submissions(frame):
             frame = frame.f_back
         return frame is not None and frame.f_code.co_filename.startswith(ours)
 
+    def is_unnamed(event, arguments, frame):
+        """Whether somebody had a library call for them what it does not name itself: whoever calls
+        map(exec, ...) names exec, and map's caller is no library then."""
+        name = frame.f_code.co_filename
+        unpacked = unpacks in (name, frame.f_back and frame.f_back.f_code.co_filename)
+        if name.startswith(grader) or unpacked and event in FUNCTIONS_MADE:
+            return False
+        if (event in INTROSPECTION_EVENTS and not event.startswith("ctypes.")
+                and not is_submissions(frame)):
+            word = arguments[1] if event.startswith("object.") else event.rpartition(".")[2]
+            names = CALLED_BY.get(event, {word})
+            if not names & {*frame.f_code.co_names, *map(str, frame.f_code.co_consts)}:
+                return True
+        while (is_pythons(frame.f_code.co_filename) and not is_submissions(frame)
+               and frame.f_back and not is_submissions(frame.f_back)):
+            callee, caller = frame.f_code, frame.f_back.f_code
+            # what goes on in a generator is called by whoever reads it, and labs names it elsewhere
+            read = callee.co_flags & CO_GENERATOR and caller.co_filename.startswith(ours)
+            known = (read or caller.co_filename == callee.co_filename
+                     or callee.co_name.startswith("__"))
+            python = callee.co_filename.removeprefix(library)
+            if python.startswith("ctypes/") and not is_pythons(caller.co_filename):
+                if not {"ctypes", "CDLL", "PyDLL"} & {*caller.co_names}:
+                    return True
+            elif python.startswith(LOOK_FOR_OTHERS) and not known \
+                    and callee.co_name not in caller.co_names:
+                return True
+            frame = frame.f_back
+        return False
+
+    def is_an_import(frame):
+        """Whether Python's own loader reads a file of a module."""
+        reads = False
+        while frame and frame.f_code.co_filename.startswith("<frozen importlib"):
+            if frame.f_code.co_name in ("exec_module", "get_code"):
+                loader = frame.f_locals.get("self")
+                if type(loader) is not SourceFileLoader or vars(loader).keys() - {"name", "path"}:
+                    return False
+                reads = True
+            frame = frame.f_back
+        return reads
+
     def look(event, arguments, frame):
         name = frame.f_code.co_filename
-        if not asked_by_submission(frame) or name.startswith("<frozen importlib") or \
-                event.startswith("object.") and arguments[1] not in _TELLING:
+        if event.startswith("object.") and arguments[1] not in TELLING:
             return ""
-        if not is_submissions(frame):
-            python = name.removeprefix(library)
-            direct = frame.f_back is not None and is_submissions(frame.f_back)
-            if (event in ("exec", "compile", "sys._getframe", "function.__new__")
-                    and python in _MAY_LOOK or event.startswith("object.") and (
-                        arguments[1] in _CODE or python == "traceback.py" and not direct)
-                    or python.startswith("logging") and not direct):
-                return ""
+        if name.startswith("<frozen importlib") and (is_an_import(frame) or not on_stack(frame)):
+            return ""
         detail = f" ({arguments[1]})" if event.startswith("object.") else f" ({event})"
-        return _LOOKS[event] + detail
+        if is_unnamed(event, arguments, frame):
+            return f"{INTROSPECTION_EVENTS[event]} by a library{detail}"
+        asked, python = asked_by_submission(frame), name.removeprefix(library)
+        if event == "exec" and type(arguments[0]) is CodeType and on_stack(frame) and (
+                asked or python not in MAY_LOOK):
+            remember(arguments[0])
+        if not asked or not is_submissions(frame) and may_look(event, arguments, frame, python):
+            return ""
+        return INTROSPECTION_EVENTS[event] + detail
+
+    def may_look(event, arguments, frame, python):
+        """Whether a module of Python's that the submission called does no more than its work."""
+        direct = frame.f_back is not None and is_submissions(frame.f_back)
+        if event == "compile" and python == "typing.py":
+            return type(arguments[0]) is str and ANNOTATION.fullmatch(arguments[0]) is not None
+        return (event in ("exec", "compile", "sys._getframe", "function.__new__")
+                and python in MAY_LOOK or event.startswith("object.") and (
+                    arguments[1] in CODE or python == "traceback.py" and not direct)
+                or python.startswith("logging") and not direct)
+
+    def remember(code):
+        made[id(code)] = code
+        for each in code.co_consts:
+            if type(each) is CodeType:
+                remember(each)
 
     def file(event, arguments, frame):
         path = arguments[0]
@@ -207,19 +293,20 @@ def _judge_of(ours, own) -> tuple[Callable, Callable]:
         if type(path) not in (str, bytes):  # its methods would be the submission's
             return f"names a file by an object of its own ({event})"
         path = os.path.abspath(os.fsdecode(path))
-        if path.startswith(own):
+        below = path + os.sep
+        if below.startswith(own) and not below.startswith(ours):
             return f"uses compiled code, {path}" if path.endswith((".pyc", ".so")) else ""
         if event != "open":
             if frame.f_code.co_filename.startswith("<frozen importlib"):
                 return ""
             return f"calls {event} on {path}" if asked_by_submission(frame) else ""
         flags = arguments[2] if len(arguments) > 2 and isinstance(arguments[2], int) else 0
-        if flags & _WRITES:
+        if flags & WRITES:
             return "" if path.startswith("/dev/") else f"writes {path}"
         if path.startswith("/proc/"):
-            secret = any(part in _PRIVATE_OF_A_PROCESS for part in path.split("/")[3:])
+            secret = any(part in PRIVATE_OF_A_PROCESS for part in path.split("/")[3:])
             return f"opens {path}" if secret and asked_by_submission(frame) else ""
-        if path.startswith(ours):
+        if below.startswith(ours):
             return f"reads {path}" if asked_by_submission(frame) else ""
         return "" if path.startswith((*trusted, "/dev/", "/etc/", "/usr/", "/lib", "/sys/")) \
             else f"opens {path}"
@@ -236,18 +323,19 @@ def _judge_of(ours, own) -> tuple[Callable, Callable]:
         return ""
 
     def judge(event, arguments, frame):
-        if event in _LOOKS and frame.f_code.co_filename == unpickler:
+        if event in INTROSPECTION_EVENTS and frame.f_code.co_filename == unpickler:
             return f"sends what runs code when it is read ({event})"
-        if event in _NEVER:
-            return f"{_NEVER[event]} ({event})"
-        if event in _LOOKS:
+        if event in NEVER:
+            return f"{NEVER[event]} ({event})"
+        if event in INTROSPECTION_EVENTS:
             return look(event, arguments, frame)
-        if event in _NETWORK:
+        if event in NETWORK:
             return network(event, arguments, frame)
-        if event == "open" or event in _FILES or event in _LISTS:
+        if event == "open" or event in FILES or event in LISTS:
             return file(event, arguments, frame)
         what = str(arguments[0])[:80] if arguments and type(arguments[0]) in (str, int) else ""
-        if called_by_labs(frame) or not on_stack(frame):  # launch starts and ends ranks
+        if not is_unnamed(event, arguments, frame) and (
+                called_by_labs(frame) or not on_stack(frame)):  # launch starts and ends ranks
             return ""
         return f"starts or ends a process ({event} {what})"
 

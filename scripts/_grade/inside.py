@@ -1,13 +1,12 @@
 """In the namespaces: defines what a submission defines, calls our check, and says its verdict.
 
 The verdict leaves on a descriptor that only this process has, with a seal made from a secret that
-came before the submission's first line. After a check has passed, a lazy answer must be rejected
-by the same check: else something of it was replaced.
+came before the submission's first line, and that only the guard's closure knows. After a check has
+passed, a lazy answer must be rejected by the same check: else something of it was replaced.
 """
 
 import ast
 import contextlib
-import hashlib
 import inspect
 import json
 import linecache
@@ -34,16 +33,16 @@ def wrapped(*arguments, **named):
 
 def main(job: int, verdict: int, alarm: int, root: str) -> None:
     """Grades the exercise that comes on the descriptor `job`; never returns."""
-    send, leave, sha256 = os.write, os._exit, hashlib.sha256
+    send, leave, audit = os.write, os._exit, sys.audit
     namespaces.hide_memory()
     ranks.prepare()
-    guard.install(alarm, (f"{root}/labs", f"{root}/scripts"), namespaces.own_folders(root))
+    guard.install(alarm, (f"{root}/labs", f"{root}/scripts"), namespaces.OWN_FOLDERS)
     sys.modules["__main__"] = types.ModuleType("__main__")  # that of the zygote leads to all this
     _fork_server(close=(job, verdict))
     ranks.restrict()
     _hide_ourselves()
+    audit(guard.SECRET, os.read(job, 32))
     with open(job, "rb") as file:
-        secret = file.read(32)
         work = json.load(file)
     random.seed(0)
     sys.modules["torch"].manual_seed(0)
@@ -52,11 +51,12 @@ def main(job: int, verdict: int, alarm: int, root: str) -> None:
     passed, sentence, hint = _graded(work)
     sys.audit(guard.FINISHED)
     if left := _left_behind(forkserver._forkserver._forkserver_pid):
-        sys.audit(guard.NAMED, f"leaves a process behind ({left})")
+        sys.audit(guard.FLAGGED, f"leaves a process behind ({left})")
     # only C functions and exact types from here on: they cannot have been replaced
     said = SEPARATOR.join([b"1" if passed is True else b"0" if passed is False else b"-",
                            sentence.encode(errors="replace"), hint.encode(errors="replace")])
-    send(verdict, sha256(secret + said + secret).hexdigest().encode() + SEPARATOR + said)
+    audit("workbook.verdict", holder := [], said)
+    send(verdict, holder[0] + SEPARATOR + said)
     leave(0)
 
 
@@ -130,17 +130,18 @@ def _graded(work) -> tuple[bool | None, str, str]:
     except BaseException as error:
         return False, _why(error), ""
     if any(isinstance(answer, verdicts.Verdict) for answer in answers):
-        sys.audit(guard.NAMED, "hands in a verdict instead of an answer")
+        sys.audit(guard.FLAGGED, "hands in a verdict instead of an answer")
+    _watch_classes([*vars(module).values(), *answers])
     try:
         verdict = check(*(_watched(answer) for answer in answers))
     except BaseException as error:  # of no line of the submission's
         return False, f"the check could not go on: {_why(error)}", ""
     if type(verdict) is not verdicts.Verdict:
-        sys.audit(guard.NAMED, "hands in a verdict instead of an answer")
+        sys.audit(guard.FLAGGED, "hands in a verdict instead of an answer")
     if verdict.passed is not True:
         return verdict.passed, str.__str__(verdict.sentence), str.__str__(verdict.hint)
     if check(*map(_lazy, answers)).passed is True:
-        sys.audit(guard.NAMED, "makes the check accept a lazy answer")
+        sys.audit(guard.FLAGGED, "makes the check accept a lazy answer")
     return True, str.__str__(verdict.sentence), ""
 
 
@@ -170,6 +171,18 @@ def _watched(answer) -> Any:
     space = {"answer": answer, "audit": sys.audit, "returned": guard.RETURNED}
     code = compile(_WRAPPER, "<graded>", "exec").co_consts[0]
     return _dressed(types.FunctionType(code, space), answer)
+
+
+def _watch_classes(values) -> None:
+    """The same for classes of the submission that a check makes objects of and calls."""
+    import torch
+
+    for kind in {value for value in values if isinstance(value, type)}:
+        if kind.__module__ == "__main__" and issubclass(kind, torch.nn.Module
+                                                        | torch.optim.Optimizer):
+            for name in ("__init__", "__call__", "forward", "step"):
+                if isinstance(method := vars(kind).get(name), types.FunctionType):
+                    setattr(kind, name, _watched(method))
 
 
 def _dressed(function, like) -> Callable:

@@ -23,10 +23,17 @@ _CALLED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType
            type(functools.cache(len)))
 # What checks themselves replace while they run.
 _REPLACED = {("builtins", "input"), ("sys", "stdout"), ("sys", "stderr")}
-# A value's class must not have its own opinion on whether it is right.
-_OPINIONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__torch_function__",
-             "__torch_dispatch__", "__array__", "__array_ufunc__", "__sub__", "__rsub__",
-             "__bool__", "__getattribute__", "__reduce__", "__reduce_ex__")
+# What of it checks replace for a moment, by functions of labs; None: any name of it.
+_REPLACED_BY_LABS = {
+    "torch.distributed": None, "torch.distributed.distributed_c10d": None,
+    "torch.nn.functional": {"dropout", "scaled_dot_product_attention"},
+    "torch.autograd": {"backward"}, "torch": {"get_rng_state"}, "torch.Tensor": {"pin_memory"},
+    "labs.meters.trace_file": {"_open"}}
+# By these a value's class would decide itself whether it is right.
+COMPARISON_METHODS = (
+    "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__torch_function__",
+    "__torch_dispatch__", "__array__", "__array_ufunc__", "__sub__", "__rsub__", "__bool__",
+    "__getattribute__", "__reduce__", "__reduce_ex__")
 
 
 def baseline() -> Callable[[bool], str]:
@@ -38,13 +45,14 @@ def baseline() -> Callable[[bool], str]:
     """
     import torch
 
-    spaces, copies, names = [], [], []
+    spaces, copies, names, dunders = [], [], [], {f"torch.{path}" for path in _CLASSES}
     modules = sys.modules
     loaded = {name: module for name, module in list(modules.items())
               if name.split(".")[0] in ("torch", "labs", "numpy", "builtins", "sys")}
 
     def add(name, space, ours):
-        kept = {key: value for key, value in list(space.items()) if _is_kept(key, value, ours)}
+        kept = {key: value for key, value in list(space.items())
+                if _is_kept(key, value, ours) or name in dunders and _is_called(value)}
         spaces.append((name, space, tuple(kept.items())))
         if ours or name not in modules:  # of torch's modules, which grow, only the classes
             names.append((name, space, frozenset(space)))
@@ -77,10 +85,12 @@ def baseline() -> Callable[[bool], str]:
                         strict or not _is_checks(name, key, now)):
                     return f"replaces {name}.{key}"
         for name, space, known in names:
-            for key in space.keys() - known if len(space) != len(known) else ():
+            for key in space.keys() ^ known:
+                if key not in space:
+                    return f"removes {name}.{key}"
                 if _hides(name, key, space[key]):
                     return f"hides what {name} calls {key}"
-        return _changed_copies(copies) or _lying_classes(tensors)
+        return _changed_copies(copies) or _deceptive_classes(tensors)
 
     return changed
 
@@ -100,8 +110,11 @@ def _is_kept(key, value, ours) -> bool:
                                             "__torch_function__", "__setattr__", "__getattr__",
                                             "__str__", "__repr__", "__post_init__", "__import__"):
         return False
-    kind = type(value)  # isinstance would ask torch's objects, some of which warn
-    return issubclass(kind, _CALLED) or ours and key.isupper() and issubclass(kind, _CONSTANTS)
+    return _is_called(value) or ours and key.isupper() and issubclass(type(value), _CONSTANTS)
+
+
+def _is_called(value) -> bool:
+    return issubclass(type(value), _CALLED)  # isinstance would ask torch's objects: some warn
 
 
 def _hides(name, key, now) -> bool:
@@ -125,6 +138,10 @@ def _is_checks(name, key, now) -> bool:
     """Whether a check put it there: a function made inside one of labs."""
     if (name, key) in _REPLACED:
         return True
+    names = _REPLACED_BY_LABS.get(name, ())
+    refused = name.startswith("labs.") and key == "__init__"  # a class that an exercise forbids
+    if names is not None and key not in names and not refused:
+        return False
     module = getattr(now, "__module__", "") or ""
     code = getattr(now, "__code__", None)
     return (type(now) is types.FunctionType and module.startswith("labs.")
@@ -155,34 +172,34 @@ def _subclasses() -> set[type]:
             for kind in type.__subclasses__(base)}
 
 
-def _lying_classes(known) -> str:
+def _deceptive_classes(known) -> str:
     """A new kind of tensor or number that the submission made; or empty."""
     for kind in _subclasses() - known:
-        if _is_submissions(kind) and (issubclass(kind, float) or _has_opinion(kind)):
+        if _is_submissions(kind) and (issubclass(kind, float) or _defines_comparison(kind)):
             return f"makes a kind of tensor or number of its own, {kind.__name__}"
     return ""
 
 
-def lie(value: Any, depth: int = 3) -> str:
+def deceptive_type(value: Any, depth: int = 3) -> str:
     """What is wrong with the kind of a value that a submission returned, or empty."""
     kind = type(value)
     if kind in (int, float, bool, str, type(None)):
         return ""
     if kind in (list, tuple, set, dict):
         parts = list(value.values() if kind is dict else value)[:1000] if depth else ()
-        return next((found for part in parts if (found := lie(part, depth - 1))), "")
+        return next((found for part in parts if (found := deceptive_type(part, depth - 1))), "")
     if not _is_submissions(kind):
         return ""
-    if issubclass(kind, int | float | complex | str | bytes) or _has_opinion(kind):
+    if issubclass(kind, int | float | complex | str | bytes) or _defines_comparison(kind):
         return f"returns a {kind.__name__}, a class of its own that decides what it equals"
     return ""
 
 
-def _has_opinion(kind) -> bool:
+def _defines_comparison(kind) -> bool:
     for base in kind.__mro__:
         if not _is_submissions(base):
             continue
-        for name in _OPINIONS:
+        for name in COMPARISON_METHODS:
             code = getattr(vars(base).get(name), "__code__", None)
             if name in vars(base) and (code is None or not code.co_filename.startswith("<")):
                 if vars(base)[name] is not None:

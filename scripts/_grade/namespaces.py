@@ -20,7 +20,7 @@ from fcntl import ioctl
 from pathlib import Path
 
 INNER = 1000  # user and group inside
-HOME = "/home"
+HOME = "/student"
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID, _NEWNET = (
     0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = (
@@ -29,8 +29,9 @@ _DETACH = 2
 _PDEATHSIG, _DUMPABLE, _NO_NEW_PRIVS = 1, 4, 38
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_FILES = {"/etc/passwd": "student:x:1000:1000::/home:/bin/sh\n", "/etc/group": "student:x:1000:\n",
-          "/etc/hosts": "127.0.0.1 localhost\n", "/etc/nsswitch.conf": "hosts: files\n"}
+_FILES = {"/etc/passwd": "student:x:1000:1000::/student:/bin/sh\n",
+          "/etc/group": "student:x:1000:\n", "/etc/hosts": "127.0.0.1 localhost\n",
+          "/etc/nsswitch.conf": "hosts: files\n"}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -46,9 +47,14 @@ class Limits:
     seconds: int = 240
 
 
-def own_folders(root: str) -> tuple[str, ...]:
-    """Where a submission may write: each is an empty tmpfs. Notebook 05 records into the last."""
-    return HOME, "/tmp", "/dev/shm", f"{root}/experiments"
+# Where a submission may write: each is an empty tmpfs, which hides what else lies there.
+OWN_FOLDERS = (HOME, "/tmp", "/dev/shm")
+
+
+def hidden(shown: list[str]) -> str:
+    """The first path that a submission needs and would not see; or empty."""
+    return next((path for path in shown for own in OWN_FOLDERS
+                 if f"{path}/".startswith(f"{own}/")), "")
 
 
 def run_isolated(stage: str, shown: list[str], own: list[str], limits: Limits,
@@ -87,11 +93,11 @@ def _unshared(stage, shown, own, limits, main, as_root, ready, mapped, passed_on
         return
     if not as_root:
         _build(stage, shown, own)
-    leash, held = os.pipe()  # by this process alone
+    parent_alive, held = os.pipe()  # by this process alone
     child = os.fork()
     if child == 0:
         os.close(held)
-        or_exit(lambda: (_enter(stage, own, limits), _leave_if_alone(leash), main()))
+        or_exit(lambda: (_enter(stage, own, limits), _leave_if_alone(parent_alive), main()))
     _forward_signals(child, signal.SIGKILL)
     for each in passed_on:
         os.close(each)
@@ -192,13 +198,13 @@ def _enter(stage, own, limits):
     _drop_capabilities()
 
 
-def _leave_if_alone(leash):
+def _leave_if_alone(parent_alive):
     """Ends this process with its parent, also with one that has ended already: the other end of the
-    leash is closed then."""
+    pipe is closed then."""
     die_with_parent()
-    if select.select([leash], [], [], 0)[0]:
+    if select.select([parent_alive], [], [], 0)[0]:
         os._exit(0)
-    os.close(leash)
+    os.close(parent_alive)
 
 
 def _raise_loopback():

@@ -55,7 +55,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
         if module in _RUNS_CODE and name not in ("set", "frozenset", "complex", "range", "slice",
                                                  "bytearray") and not _is_exception(module, name):
-            sys.audit("workbook.named", f"sends what runs code when it is read, {module}.{name}")
+            sys.audit("workbook.flagged", f"sends what runs code when it is read, {module}.{name}")
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             return _storage
         if "." in name:
@@ -92,6 +92,7 @@ def restrict() -> None:
     safe = types.SimpleNamespace(loads=loads, Unpickler=_Unpickler,
                                  PickleBuffer=pickle.PickleBuffer)
     reduction.ForkingPickler.loads = staticmethod(loads)
+
     def value(result):
         *buffers, seal = result.buffers
         audit("workbook.sealed", buffers, bytes(seal))

@@ -1,8 +1,9 @@
-"""Runs one exercise of one submission in a process tree of its own, and hears its verdict."""
+"""Runs one exercise of one submission in a process tree of its own, and reads its verdict."""
 
 import contextlib
 import hashlib
 import json
+import math
 import os
 import secrets
 import select
@@ -22,8 +23,8 @@ from _grade.inside import SEPARATOR
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = 300  # seconds that the imports may take
-PASSED, WRONG, WAITING, NAMED, TIMED_OUT, BROKEN = (
-    "passed", "wrong", "waiting", "named", "timed out", "no verdict")
+PASSED, WRONG, WAITING, FLAGGED, TIMED_OUT, BROKEN = (
+    "passed", "wrong", "waiting", "flagged", "timed out", "no verdict")
 _OUTCOMES = {b"1": PASSED, b"0": WRONG, b"-": WAITING}
 _LONGEST = 64_000  # bytes of a verdict
 GROUP_MEMORY = 6 * 10**9  # bytes, of all processes of an exercise together
@@ -31,8 +32,8 @@ GROUP_MEMORY = 6 * 10**9  # bytes, of all processes of an exercise together
 
 @dataclass
 class Graded:
-    """What became of one exercise. outcome: one of the words above. sentence: the check's, or what
-    the exercise is named for."""
+    """The outcome of one exercise: one of the words above. sentence: the check's, or what the
+    exercise is flagged for."""
 
     outcome: str
     sentence: str = ""
@@ -44,12 +45,16 @@ class Unavailable(RuntimeError):
     """Namespaces are forbidden here."""
 
 
+class Misplaced(RuntimeError):
+    """A path that a submission needs lies where it would have an empty folder of its own."""
+
+
 class Sandbox:
     """The zygote and what it forks. Threads may call `grade` at the same time."""
 
     def __init__(self, packages: list[str], isolated: bool = True, seconds: float = 120.0):
-        if sys.platform != "linux":
-            raise Unavailable("it has no Linux")
+        if isolated and (path := namespaces.hidden(namespaces.shown_paths(ROOT))):
+            raise Misplaced(path)
         self._isolated, self._seconds = isolated, seconds
         self._lock, self._folder = threading.Lock(), tempfile.TemporaryDirectory(prefix="grade-")
         os.chmod(self._folder.name, 0o711)  # to be passed through by the user of the namespaces
@@ -102,24 +107,27 @@ class Sandbox:
             group = cgroups.Group(f"workbook-{os.getpid()}-{secrets.token_hex(4)}", GROUP_MEMORY,
                                   namespaces.Limits.processes)
             try:
-                found = self._heard(stage, group, secret, secret + json.dumps(work).encode(),
-                                    seconds or self._seconds)
+                found = self._run_exercise(stage, group, secret, work, seconds or self._seconds)
             finally:
                 group.remove()
         found.seconds = time.monotonic() - began
         return found
 
-    def _heard(self, stage, group, secret, job, seconds) -> Graded:
+    def _run_exercise(self, stage, group, secret, work, seconds) -> Graded:
+        job = secret + json.dumps(work).encode()
         pipes = [os.pipe() for _ in range(3)]
         (job_read, job_write), (verdict, verdict_write), (alarm, alarm_write) = pipes
         process = None
         try:
+            limits = namespaces.Limits(seconds=2 * math.ceil(seconds))
             plan = {"stage": stage, "shown": namespaces.shown_paths(ROOT), "root": str(ROOT),
-                    "limits": asdict(namespaces.Limits()), "cgroups": group.members,
-                    "isolated": self._isolated, "environment": _environment()}
+                    "limits": asdict(limits), "cgroups": group.members,
+                    "isolated": self._isolated,
+                    "environment": _environment() | {"WORKBOOK_SEED": work.get("seed", "")}}
             with self._lock:
                 socket.send_fds(self._control, [json.dumps(plan).encode()],
                                 [job_read, verdict_write, alarm_write])
+                # it waits for its job before it does anything, so it cannot have ended yet
                 process = os.pidfd_open(number := int(self._line()))
         finally:
             for each in (job_read, verdict_write, alarm_write):
@@ -176,7 +184,7 @@ def _end(process, number):
 def _judged(said, alarms, in_time, secret, seconds) -> Graded:
     if alarms:
         first = alarms.decode(errors="replace").splitlines()[0]
-        return Graded(NAMED, first.removeprefix(MARK) if first.startswith(MARK) else
+        return Graded(FLAGGED, first.removeprefix(MARK) if first.startswith(MARK) else
                       "writes into the grader's descriptors")
     if not in_time:
         return Graded(TIMED_OUT, f"not done after {seconds:g} s: is there an endless loop?")
@@ -185,7 +193,7 @@ def _judged(said, alarms, in_time, secret, seconds) -> Graded:
                               "memory, or ended by themselves")
     seal, _, rest = said.partition(SEPARATOR)
     if seal != hashlib.sha256(secret + rest + secret).hexdigest().encode():
-        return Graded(NAMED, "writes a verdict of its own")
+        return Graded(FLAGGED, "writes a verdict of its own")
     outcome, sentence, hint = rest.split(SEPARATOR, 2)
     return Graded(_OUTCOMES[outcome], sentence.decode(), hint.decode())
 

@@ -4,12 +4,27 @@ import hashlib
 import json
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from _grade import feedback, static_look, submissions, table
 from _grade.lessons import Exercise, Lesson, read_lessons
-from _grade.sandbox import NAMED, PASSED, ROOT, WAITING, WRONG, Graded, Sandbox, Unavailable
+from _grade.namespaces import OWN_FOLDERS
+from _grade.sandbox import (
+    BROKEN,
+    FLAGGED,
+    PASSED,
+    ROOT,
+    TIMED_OUT,
+    WAITING,
+    WRONG,
+    Graded,
+    Misplaced,
+    Sandbox,
+    Unavailable,
+)
 from _grade.submissions import Submission, Unreadable
 
 UNSAFE = ("--unsafe: no namespaces. A submission can read and write what you can, other "
@@ -20,14 +35,23 @@ Without them it cannot be guaranteed that a submission does not read your files 
 submissions, write into them, reach the network, or leave a process behind. As root it works, or
 where `unshare -Ur true` does; a container needs --security-opt seccomp=unconfined and
 systempaths=unconfined. On a machine that holds nothing worth reading, `--unsafe` grades without."""
+MISPLACED = """\
+{path} is needed to grade, but {own} is an empty folder of its own for each submission.
+Move the checkout, and its Python, to another folder; or `--unsafe` grades without namespaces."""
+NO_LINUX = "scripts/grade needs Linux, where each exercise gets namespaces of its own."
 
 
 def run(options, given: list[Path], out: Path) -> int:
     """Grades what was given; returns the exit code."""
-    lessons = _chosen(read_lessons(ROOT), options.only)
-    if not lessons:
-        print(f"There is no exercise {', '.join(options.only)}.", file=sys.stderr)
+    if sys.platform != "linux":
+        print(NO_LINUX, file=sys.stderr)
+        return 3
+    lessons = read_lessons(ROOT)
+    known = {exercise.number for lesson in lessons for exercise in lesson.exercises}
+    if unknown := sorted({*(options.only or ()), *options.points} - known):
+        print(f"There is no exercise {', '.join(unknown)}.", file=sys.stderr)
         return 2
+    lessons = _chosen(lessons, options.only)
     found, unreadable = _read(given, lessons)
     for student, why in unreadable:
         print(f"{student}: {why}", file=sys.stderr)
@@ -38,12 +62,19 @@ def run(options, given: list[Path], out: Path) -> int:
     except Unavailable as error:
         print(REFUSED.format(why=error), file=sys.stderr)
         return 3
+    except Misplaced as error:
+        own = next(own for own in OWN_FOLDERS if str(error).startswith(own))
+        print(MISPLACED.format(path=error, own=own), file=sys.stderr)
+        return 3
     except KeyboardInterrupt:
         interrupted = True
+    except BaseException:
+        session.write(unreadable)
+        raise
     session.write(unreadable)
-    named = [one for one in session.done if one["named"]]
+    flagged = [one for one in session.done if one["flagged"]]
     print(f"\n{session.in_words()}\n{out}\n{out.with_suffix('') / 'class.html'}")
-    return 130 if interrupted else int(bool(unreadable or named))
+    return 130 if interrupted else int(bool(unreadable or flagged))
 
 
 def _chosen(lessons, only) -> list[Lesson]:
@@ -51,7 +82,7 @@ def _chosen(lessons, only) -> list[Lesson]:
     kept = [Lesson(lesson.name, lesson.cells, [one for one in lesson.exercises
                                                if not only or one.number in only])
             for lesson in lessons]
-    return kept if any(lesson.exercises for lesson in kept) else []
+    return kept
 
 
 def _read(given, lessons) -> tuple[list[Submission], list[tuple[str, str]]]:
@@ -61,7 +92,20 @@ def _read(given, lessons) -> tuple[list[Submission], list[tuple[str, str]]]:
             found.append(submissions.read(student, path, lessons))
         except Unreadable as error:
             unreadable.append((student, str(error)))
-    return found, unreadable
+    return _distinct(found), unreadable
+
+
+def _distinct(found: list[Submission]) -> list[Submission]:
+    """With a file's path for the student where one has handed in two files of one notebook."""
+    taken = Counter((one.student, one.lesson.name) for one in found)
+    found = [replace(one, student=str(one.path.with_suffix("")))
+             if taken[one.student, one.lesson.name] > 1 else one for one in found]
+    assert len({(one.student, one.lesson.name) for one in found}) == len(found)
+    return found
+
+
+# What another run may find otherwise: with more seconds, or on a machine that is less busy.
+_NOT_KEPT = (TIMED_OUT, BROKEN)
 
 
 class Session:
@@ -73,23 +117,31 @@ class Session:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._records = self._folder / "results.jsonl"
         self.done: list[dict] = []
+        self._others: list[dict] = []
         self._began = time.monotonic()
 
     def run(self) -> None:
         """Grades all that is not graded yet. Raises Unavailable."""
-        before = {} if self._options.again else self._before()
+        before = self._before()
         todo = []
         for one in self._found:
-            kept = before.get((one.student, one.lesson.name, self._key(one)))
-            if kept:
+            kept = before.pop((one.student, one.lesson.name, self._key(one)), None)
+            if kept and not self._options.again and not _may_differ(kept):
                 self.done.append(kept)
             else:
                 todo.append(one)
+        self._others = [record for record in before.values() if not self._is_asked(record)]
         self._rewrite()
         if self.done:
             print(f"{len(self.done)} graded before, and unchanged", flush=True)
         if todo:
             self._grade(todo)
+
+    def _is_asked(self, record) -> bool:
+        """Whether this run grades all of a record again: then its code has changed."""
+        asked = {exercise.number for one in self._found for exercise in one.lesson.exercises
+                 if (one.student, one.lesson.name) == (record["student"], record["lesson"])}
+        return asked >= {each["number"] for each in record["exercises"]}
 
     def _grade(self, todo):
         if self._options.unsafe:
@@ -121,10 +173,10 @@ class Session:
                       "seconds": round(found.seconds, 2)}
                      for exercise, found, worth in zip(one.lesson.exercises, graded, points,
                                                        strict=True)]
-        named = [f"{each['number']} {each['sentence']}" for each in exercises
-                 if each["outcome"] == NAMED] + remarks(one)
+        flagged = [f"{each['number']} {each['sentence']}" for each in exercises
+                 if each["outcome"] == FLAGGED] + remarks(one)
         record = {"student": one.student, "lesson": one.lesson.name, "file": str(one.path),
-                  "key": self._key(one), "named": named, "exercises": exercises}
+                  "key": self._key(one), "flagged": flagged, "exercises": exercises}
         self.done.append(record)
         with open(self._records, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
@@ -156,7 +208,8 @@ class Session:
     def _rewrite(self):
         """Leaves in the records what still holds."""
         self._records.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n"
-                                         for record in self.done), encoding="utf-8")
+                                         for record in [*self._others, *self.done]),
+                                 encoding="utf-8")
 
     def write(self, unreadable: list[tuple[str, str]]) -> None:
         """Writes the table, a page for each student, and the class's."""
@@ -168,9 +221,13 @@ class Session:
         """One line on the whole run."""
         seconds = sum(each["seconds"] for one in self.done for each in one["exercises"])
         each = f", {seconds / len(self.done):.1f} s each" if self.done else ""
-        named = sum(bool(one["named"]) for one in self.done)
+        flagged = sum(bool(one["flagged"]) for one in self.done)
         return (f"{len(self.done)} of {len(self._found)} submissions graded in "
-                f"{time.monotonic() - self._began:.0f} s{each}; {named} named")
+                f"{time.monotonic() - self._began:.0f} s{each}; {flagged} flagged")
+
+
+def _may_differ(record) -> bool:
+    return any(each["outcome"] in _NOT_KEPT for each in record["exercises"])
 
 
 _hashes = []
@@ -186,9 +243,9 @@ def _our_code() -> str:
 
 
 def remarks(one: Submission) -> list[str]:
-    """What is wrong with code that no exercise needs, and that was not run."""
+    """What is wrong with code that no exercise needs, and that was not run: only what forges."""
     found = [f"cell {cell.number} {why}" for cell in one.cells if not _is_ours(cell, one.lesson)
-             for why in static_look.findings(submissions.parse(cell.source))]
+             for why in static_look.forgeries(submissions.parse(cell.source))]
     return list(dict.fromkeys(found))
 
 
@@ -202,14 +259,19 @@ def grade_exercise(sandbox: Sandbox, one: Submission, exercise: Exercise) -> Gra
     for part, numbers in kept:
         body = [part.body[number] for number in numbers]
         if part.own and (why := next(static_look.findings(body), "")):
-            return Graded(NAMED, f"{part.name} {why}")
+            return Graded(FLAGGED, f"{part.name} {why}")
     own = [part.source.strip() for part, _ in kept if part.own]
     if not own:
         why = submissions.not_python(one)
         return Graded(WRONG, why) if why else Graded(WAITING, "is waiting for your answer")
     if set(own) <= {cell.source.strip() for cell in one.lesson.cells}:
         return Graded(WAITING, "is waiting for your code")
-    return sandbox.grade({"package": one.lesson.package, "check": exercise.check,
-                          "arguments": list(exercise.arguments),
-                          "cells": [{"name": part.name, "source": part.source, "keep": numbers}
-                                    for part, numbers in kept]})
+    seed = hashlib.sha256(f"{exercise.number} {_our_code()}".encode()).hexdigest()
+    work = {"seed": seed, "package": one.lesson.package, "check": exercise.check,
+            "arguments": list(exercise.arguments),
+            "cells": [{"name": part.name, "source": part.source, "keep": numbers}
+                      for part, numbers in kept]}
+    try:
+        return sandbox.grade(work)
+    except (OSError, RuntimeError, ValueError) as error:  # of this machine: the others go on
+        return Graded(BROKEN, f"this machine could not grade it: {type(error).__name__}: {error}")

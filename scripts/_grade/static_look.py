@@ -2,15 +2,16 @@
 
 import ast
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from _grade.submissions import root_of
 
 # Modules that no exercise needs and that reach around the checks.
-_MODULES = {"ctypes", "_ctypes", "gc", "socket", "subprocess", "_posixsubprocess", "pty", "mmap",
+_MODULES = {"ctypes", "_ctypes", "socket", "subprocess", "_posixsubprocess", "pty", "mmap",
             "marshal", "cffi", "posix", "_thread", "signal", "importlib", "builtins", "pickle",
-            "atexit", "runpy", "code", "codeop", "inspect", "psutil", "traceback"}
+            "atexit", "runpy", "code", "codeop", "psutil"}
 _ATTRIBUTES = {
     "__globals__", "__closure__", "__code__", "__builtins__", "__wrapped__", "cell_contents",
     "__subclasses__", "tb_frame", "tb_next", "f_back", "f_locals", "f_globals", "f_code",
@@ -21,23 +22,70 @@ _ATTRIBUTES = {
 _OF_OS = {"system", "popen", "fork", "forkpty", "kill", "killpg", "abort", "_exit", "setsid",
           "execv", "execve", "execvp", "execl", "spawnv", "spawnl", "posix_spawn", "dup2"}
 _BUILTINS = {"exec", "eval", "compile", "__import__", "globals", "breakpoint"}
-_LABS = Path(__file__).resolve().parents[2] / "labs"
+_GETTERS = {"getattr", "attrgetter", "methodcaller", "__getattribute__", "vars"}
+_KNOWING = {"checks", "exercises", "predictions", "ground_truth"}  # said of any object
+_ROOT = Path(__file__).resolve().parents[2]
+_LABS = _ROOT / "labs"
 
 
 def findings(body: Iterable[ast.stmt]) -> Iterator[str]:
     """Yields what is wrong, a sentence's end each."""
-    modules = {"torch", "dist", "labs", "lab", "sys", "os", "builtins", "numpy", "np", "math"}
-    for node in (each for statement in body for each in ast.walk(statement)):
+    nodes = [each for statement in body for each in ast.walk(statement)]
+    labs = _names_of_labs(nodes)
+    modules = {"torch", "dist", "sys", "os", "builtins", "numpy", "np", "math"} | labs
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from _imports(node)
         elif isinstance(node, ast.Attribute):
-            yield from _attribute(node, modules)
+            yield from _attribute(node, modules, labs)
         elif isinstance(node, ast.Call):
-            yield from _call(node, modules)
+            yield from _call(node, modules, labs)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from _text(node.value)
         elif isinstance(node, ast.FunctionDef) and node.name in _ATTRIBUTES:
             yield f"defines {node.name}"
+
+
+def forgeries(body: Iterable[ast.stmt]) -> Iterator[str]:
+    """Yields what nobody writes by accident, also where the code is not run: a check's sign, and
+    imports of what checks are made of."""
+    for node in (each for statement in body for each in ast.walk(statement)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (why for why in _imports_of_labs(node)
+                        if re.search(r"\.(checks|exercises|ground_truth)\b", why))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from _forged_sign(node.value)
+
+
+def _names_of_labs(nodes) -> set[str]:
+    """The names that hold labs or one of its packages: by an import, or by `name = lab`."""
+    found = {"labs", "lab"}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.asname or "labs" for alias in node.names
+                      if alias.name.split(".")[0] == "labs"}
+    for node in nodes:
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.Name) and value.id in found:
+            targets = [*getattr(node, "targets", ()), getattr(node, "target", None)]
+            found |= {each.id for each in targets if isinstance(each, ast.Name)}
+    return found
+
+
+@functools.cache
+def notebooks_imports() -> frozenset[str]:
+    """The statements by which the notebooks import labs."""
+    texts = [path.read_text(encoding="utf-8") for path in (_ROOT / "solutions").glob("[0-9]*.py")]
+    return frozenset(line for text in texts
+                     for line in re.findall(r"^(?:import|from) labs\b.*$", text, re.MULTILINE))
+
+
+@functools.cache
+def offered_by_labs() -> frozenset[str]:
+    """What `from labs import ...` gives a student."""
+    tree = ast.parse((_LABS / "__init__.py").read_text(encoding="utf-8"))
+    return frozenset(alias.name for block in tree.body if isinstance(block, ast.If)
+                     for node in block.body for alias in node.names)
 
 
 @functools.cache
@@ -50,47 +98,77 @@ def inner_modules() -> frozenset[str]:
                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
                if isinstance(node, ast.ImportFrom) for alias in node.names}
     names = {path.stem for path in _LABS.rglob("*.py")} | {path.name for path in _LABS.iterdir()}
-    return frozenset(names - packages - offered)
+    return frozenset(names - packages - offered | {"checks"})
 
 
 def _imports(node):
+    if of_labs := list(_imports_of_labs(node)):
+        yield from of_labs
+        return
     names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [
-        f"{node.module or ''}.{alias.name}" for alias in node.names]
+        node.module or ""]
     for name in names:
-        first, *rest = name.split(".")
-        if first == "labs" and (len(rest) > 2 or inner_modules() & set(rest)):
-            yield f"imports {name}, which checks are made of"
-        elif first in _MODULES:
+        first = name.split(".")[0]
+        some = first == "gc" and isinstance(node, ast.ImportFrom)  # gc.collect frees memory
+        if first in _MODULES or some and {alias.name for alias in node.names} != {"collect"}:
             yield f"imports {first}"
 
 
-def _attribute(node, modules):
+def _imports_of_labs(node):
+    """Only as the notebooks do it, or a name that labs itself offers: its modules know the
+    answers."""
+    if isinstance(node, ast.ImportFrom):
+        of_labs = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+        offered = node.module == "labs" and {a.name for a in node.names} <= offered_by_labs()
+    else:
+        of_labs, offered = [alias.name for alias in node.names], False
+    of_labs = [name for name in of_labs if name.split(".")[0] == "labs"]
+    if of_labs and not offered and ast.unparse(node) not in notebooks_imports():
+        yield f"imports {of_labs[0]}, which checks are made of"
+
+
+def _attribute(node, modules, labs):
     root = root_of(node)
     if node.attr in _ATTRIBUTES:
         yield f"uses .{node.attr}"
     elif root == "os" and node.attr in _OF_OS:
         yield f"calls os.{node.attr}"
+    elif root == "gc" and node.attr != "collect":
+        yield f"uses gc.{node.attr}"
     elif root == "sys" and node.attr in ("modules", "exit", "meta_path", "path_hooks"):
         yield f"uses sys.{node.attr}"
-    elif ast.unparse(node.value) in ("lab", "labs") and node.attr in inner_modules():
+    elif root in labs and (node.attr in inner_modules() or node.attr == "__dict__") and \
+            re.fullmatch(r"[\w.]+", ast.unparse(node)):  # an item is data, not a module
         yield f"uses {ast.unparse(node)}"
     elif not isinstance(node.ctx, ast.Load) and root in modules and \
             ".backends." not in ast.unparse(node):
         yield f"replaces {ast.unparse(node)}"
 
 
-def _call(node, modules):
-    name = node.func.id if isinstance(node.func, ast.Name) else ""
-    if name in _BUILTINS:
+def _call(node, modules, labs):
+    name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+    first = root_of(node.args[0]) if node.args else ""
+    if isinstance(node.func, ast.Name) and name in _BUILTINS:
         yield f"calls {name}"
-    elif name in ("setattr", "delattr") and node.args and root_of(node.args[0]) in modules:
+    elif name in ("setattr", "delattr") and first in modules:
         yield f"replaces something of {ast.unparse(node.args[0])}"
+    elif name == "vars" and first in labs:
+        yield f"uses vars({ast.unparse(node.args[0])})"
+    elif name in _GETTERS:
+        known = inner_modules() if first in labs else _KNOWING
+        for text in (each.value for each in node.args if isinstance(each, ast.Constant)):
+            if isinstance(text, str) and known & set(text.split(".")):
+                yield f"uses {text!r} of labs"
+
+
+def _forged_sign(value):
+    if "✓ Exercise" in value:
+        yield "prints what a check prints"
 
 
 def _text(value):
-    if "✓ Exercise" in value:
-        yield "prints what a check prints"
-    if "solutions/" in value or "/proc/" in value:
-        yield f"names {'solutions/' if 'solutions/' in value else '/proc/'}"
+    yield from _forged_sign(value)
+    if re.search(r"solutions/\d\d_", value) or "/proc/" in value:
+        yield f"names {'/proc/' if '/proc/' in value else 'solutions/'}"
     elif value in _ATTRIBUTES:
         yield f"uses {value!r}"

@@ -21,6 +21,12 @@ _MAGIC = re.compile(r"^(\s*)(?:[!?]|%(?!%)).*$", re.MULTILINE)
 _CELL_MAGIC = re.compile(r"\A\s*%%(time|timeit|capture)\b.*")
 
 
+# Names that notebooks give to modules: what a scratch cell calls of them no exercise needs.
+_MODULES = {"torch", "nn", "F", "dist", "np", "numpy", "os", "sys", "math", "time", "random", "plt",
+            "functools", "itertools", "dataclasses", "contextlib", "lab", "labs"}
+_SETTINGS = ("manual_seed", "seed", "set_", "use_")
+
+
 class Unreadable(Exception):
     """A file that is no notebook, or none of the workbook's."""
 
@@ -52,7 +58,8 @@ class Submission:
 
 @dataclass
 class Part:
-    """A cell as it is run. own: whether the submission wrote it. body: its parsed statements."""
+    """A cell as it is run. own: whether the submission wrote it. source: what was parsed of it,
+    without IPython's lines. body: its statements."""
 
     name: str
     source: str
@@ -61,20 +68,32 @@ class Part:
 
 
 def files_of(given: list[Path]) -> list[tuple[str, Path]]:
-    """(student, file), sorted: NAME.ipynb, or NAME/02_manual_ddp.ipynb, of files and folders. Two
-    files of one name are told apart by their folders."""
-    paths = []
-    for path in given:
-        inside = sorted(path.rglob("*.ipynb")) if path.is_dir() else [path]
-        paths += [each for each in inside if ".ipynb_checkpoints" not in each.parts]
-    paths = list(dict.fromkeys(path.resolve() for path in paths))
-    taken = Counter((_student(path), path.stem) for path in paths)
-    return sorted((_student(path) if taken[_student(path), path.stem] == 1 else
-                   f"{path.parent.name}/{path.stem}", path) for path in paths)
+    """(student, file), sorted: NAME.ipynb, or NAME/02_manual_ddp.ipynb, of files and folders. A
+    name that several files would have becomes the path below the given folder."""
+    relative = {}
+    for folder in given:
+        inside = sorted(folder.rglob("*.ipynb")) if folder.is_dir() else [folder]
+        for path in inside:
+            if ".ipynb_checkpoints" not in path.parts:
+                below = path.relative_to(folder) if folder.is_dir() else Path(path.name)
+                relative.setdefault(path.resolve(), below.with_suffix("").as_posix())
+    names = {path: [_student(path), below, str(path.with_suffix(""))]
+             for path, below in relative.items()}
+    for _ in range(2):
+        taken = Counter((left[0], _notebook(path)) for path, left in names.items())
+        for path, left in names.items():
+            if taken[left[0], _notebook(path)] > 1:
+                del left[0]
+    return sorted((left[0], path) for path, left in names.items())
+
+
+def _notebook(path) -> str:
+    """The number of the notebook in a file's name; or empty."""
+    return path.stem[:2] if re.match(r"\d\d_\w+$", path.stem) else ""
 
 
 def _student(path) -> str:
-    return path.parent.name if re.match(r"\d\d_\w+$", path.stem) else path.stem
+    return path.parent.name if _notebook(path) else path.stem
 
 
 def read(student: str, path: Path, lessons: list[Lesson]) -> Submission:
@@ -114,13 +133,18 @@ def _lesson_of(cells, lessons) -> Lesson:
 
 def parse(source: str) -> list[ast.stmt]:
     """A cell's statements, with IPython's lines left out; none where it is not Python."""
+    return parsed(source)[1]
+
+
+def parsed(source: str) -> tuple[str, list[ast.stmt]]:
+    """(the text that was parsed: without IPython's lines, its statements)."""
     source = _CELL_MAGIC.sub("", source)
     for text in (source, _MAGIC.sub(r"\1pass", source)):
         try:
-            return ast.parse(text).body
+            return text, ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-    return []
+    return source, []
 
 
 def not_python(submission: Submission) -> str:
@@ -162,14 +186,18 @@ def parts(submission: Submission) -> tuple[list[Part], list[int]]:
     for number, cell in enumerate(lesson.cells):
         places.append(len(found))
         found.append(_own(gaps[number]) if number in gaps else
-                     Part(f"{lesson.name} cell {number + 1}", cell.source, False,
-                          parse(cell.source)))
+                     _part(f"{lesson.name} cell {number + 1}", cell.source, False))
         found += [_own(cell) for cell in added.get(number, ())]
     return found, places
 
 
 def _own(cell) -> Part:
-    return Part(f"cell {cell.number}", cell.source, True, parse(cell.source))
+    return _part(f"cell {cell.number}", cell.source, True)
+
+
+def _part(name, source, own) -> Part:
+    text, body = parsed(source)
+    return Part(name, text, own, body)
 
 
 def needed(submission: Submission, exercise: Exercise) -> list[tuple[Part, list[int]]]:
@@ -183,8 +211,8 @@ def needed(submission: Submission, exercise: Exercise) -> list[tuple[Part, list[
     kept, grown = set(), True
     while grown:
         grown = False
-        for number, (_, _, binds, loads) in enumerate(statements):
-            if number not in kept and binds & names:
+        for number, (part, index, binds, loads) in enumerate(statements):
+            if number not in kept and (binds & names or is_star_import(part.body[index])):
                 kept.add(number)
                 names |= loads
                 grown = True
@@ -198,14 +226,14 @@ def _bound_by(body) -> set[str]:
 
 
 def bound(node: ast.stmt) -> set[str]:
-    """The names that a top-level statement binds, also by setting an attribute or an item; none of
-    an expression, which exercises do not need."""
+    """The names that a top-level statement binds or changes: by setting an attribute or an item, by
+    calling something of it, as in TABLE.append(1), or by a decorator of it."""
     if isinstance(node, ast.Expr):
-        return set()
+        return {_changed_by(node.value)} - {""} if isinstance(node.value, ast.Call) else set()
     found = set()
     for each in _outside_functions(node):
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(each.name)
+            found |= {each.name, *map(_changed_by, each.decorator_list)} - {""}
         elif isinstance(each, ast.Import | ast.ImportFrom):
             found |= {alias.asname or alias.name.split(".")[0] for alias in each.names}
         elif isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
@@ -213,6 +241,21 @@ def bound(node: ast.stmt) -> set[str]:
         elif isinstance(each, ast.Attribute | ast.Subscript) and not isinstance(each.ctx, ast.Load):
             found |= {root} if (root := root_of(each)) else set()
     return found
+
+
+def _changed_by(node) -> str:
+    """The name that a statement's call or a decorator changes: "share" of @share.register(int), and
+    torch of torch.manual_seed(0), but of modules only settings; or empty."""
+    node = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(node, ast.Attribute):
+        return ""
+    root = root_of(node)
+    return root if root not in _MODULES or node.attr.startswith(_SETTINGS) else ""
+
+
+def is_star_import(node: ast.stmt) -> bool:
+    """Whether it binds names that it does not say."""
+    return isinstance(node, ast.ImportFrom) and any(each.name == "*" for each in node.names)
 
 
 def _outside_functions(node) -> Iterator[ast.AST]:

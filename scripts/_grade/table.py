@@ -10,12 +10,13 @@ from _grade.sandbox import PASSED
 def write(path: Path, done: list[dict], unreadable: list[tuple[str, str]]) -> None:
     """Writes the table. A student may have handed in several notebooks."""
     numbers = sorted({each["number"] for one in done for each in one["exercises"]}, key=order)
-    head = ["student", "points", "of", "named", "seconds"]
+    head = ["student", "points", "of", "flagged", "seconds"]
     for number in numbers:
         head += [number, f"{number} says"]
     rows = [_row(student, [one for one in done if one["student"] == student], numbers)
             for student in sorted({one["student"] for one in done})]
-    rows += [[student, 0, "", why, 0] + [""] * 2 * len(numbers) for student, why in unreadable]
+    rows += [[_safe(student), 0, "", _safe(why), 0] + [""] * 2 * len(numbers)
+             for student, why in unreadable]
     with open(path, "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([head, *rows])
 
@@ -28,9 +29,9 @@ def order(number: str) -> tuple[int, ...]:
 def _row(student, records, numbers) -> list:
     exercises = {each["number"]: each for one in records for each in one["exercises"]}
     points, of = (sum(each[name] for each in exercises.values()) for name in ("points", "of"))
-    named = "; ".join(text for one in records for text in one["named"])
+    flagged = "; ".join(text for one in records for text in one["flagged"])
     seconds = sum(each["seconds"] for each in exercises.values())
-    cells = [_safe(student), f"{points:g}", f"{of:g}", _safe(named), f"{seconds:.1f}"]
+    cells = [_safe(student), f"{points:g}", f"{of:g}", _safe(flagged), f"{seconds:.1f}"]
     for number in numbers:
         each = exercises.get(number)
         cells += [f"{each['points']:g}", _safe(says(each))] if each else ["", ""]
@@ -45,12 +46,12 @@ def says(each: dict) -> str:
 
 def _safe(text: str) -> str:
     """The text so that a spreadsheet does not take it for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 def in_words(one: dict) -> str:
     """A line on one submission."""
     points, of = (sum(each[name] for each in one["exercises"]) for name in ("points", "of"))
     seconds = sum(each["seconds"] for each in one["exercises"])
-    named = f"  named: {one['named'][0]}" if one["named"] else ""
-    return f"{points:g} of {of:g}  {one['student']}  {one['lesson'][:2]}  {seconds:.1f} s{named}"
+    flagged = f"  flagged: {one['flagged'][0]}" if one["flagged"] else ""
+    return f"{points:g} of {of:g}  {one['student']}  {one['lesson'][:2]}  {seconds:.1f} s{flagged}"

@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import pkgutil
+import select
 import signal
 import socket
 import sys
@@ -58,7 +59,9 @@ def _run(plan, job, verdict, alarm):
     """In a fork: one exercise. Returns never."""
     try:
         namespaces.die_with_parent()
+        os.umask(0o022)  # what is mounted must be open to the user of the namespaces
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        wait_for_the_job(job)
         for path in plan["cgroups"]:
             with open(path, "w") as file:
                 file.write(str(os.getpid()))
@@ -66,13 +69,14 @@ def _run(plan, job, verdict, alarm):
         os.environ.update(plan["environment"])
 
         def work():
-            _first_process(lambda: inside.main(job, verdict, alarm, plan["root"]),
+            _first_process(lambda: (_discard_output(),
+                                    inside.main(job, verdict, alarm, plan["root"])),
                            (job, verdict, alarm))
 
         limits = namespaces.Limits(**plan["limits"])
         if plan["isolated"]:
             namespaces.run_isolated(plan["stage"], plan["shown"],
-                                    namespaces.own_folders(plan["root"]), limits, work,
+                                    list(namespaces.OWN_FOLDERS), limits, work,
                                     (job, verdict, alarm))
         else:
             _run_unsafe(plan["stage"], limits, work)
@@ -82,6 +86,12 @@ def _run(plan, job, verdict, alarm):
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(1)
+
+
+def wait_for_the_job(job):
+    """Returns when the grader has this process's number in hand, which it says by sending the job:
+    a process that ends earlier could not be waited for."""
+    select.select([job], [], [])
 
 
 def _first_process(work, descriptors):
@@ -98,6 +108,14 @@ def _first_process(work, descriptors):
         pid, _ = os.waitpid(-1, 0)
         if pid == child:
             os._exit(0)
+
+
+def _discard_output():
+    """What a submission prints past Python goes nowhere: a log that all shared, one could fill."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
 
 
 def _run_unsafe(folder, limits, work):

@@ -1,5 +1,5 @@
 """Submissions that try to pass without an answer: each is what stands in the cell of exercise 2.1
-or 0.1 (`mean_over_ranks`), and the words that it must be named with.
+or 0.1 (`mean_over_ranks`), and the words that it must be flagged with.
 
 Names are put together while the code runs ("_get" + "frame"), so that the look at the source, which
 would refuse most of them, lets them pass and the next layer has to find them.
@@ -32,8 +32,33 @@ SEEN = {
                         "prints what a check prints"),
     "imports_the_verdict": (combine(head="from labs.exercises.verdicts import Verdict\n"),
                             "imports labs.exercises.verdicts"),
-    "asks_labs_for_the_answer": (combine(head="from labs.predictions import memory\n"),
+    "asks_labs_for_the_answer": (combine("return memory.bytes_of(gradients)",
+                                         head="from labs.predictions import memory\n"),
                                  "imports labs.predictions.memory"),
+    "asks_labs_by_another_name": (
+        "import labs.manual_ddp as z\ndef combine(gradients, sizes):\n"
+        "    return z.checks.combine.gradients_of_shards(sizes)[0]\n",
+        "imports labs.manual_ddp|uses z.checks"),
+    "asks_labs_by_a_whole_name": (
+        "import labs.manual_ddp\nimport labs as L\ndef combine(gradients, sizes):\n"
+        "    return L.manual_ddp.checks.combine.gradients_of_shards(sizes)[0]\n",
+        "imports labs"),
+    "asks_labs_by_an_alias": (
+        "import labs.manual_ddp as lab\nx = lab\ndef combine(gradients, sizes):\n"
+        "    return x.checks.combine.gradients_of_shards(sizes)[0]\n", "uses x.checks"),
+    "asks_labs_by_getattr": (
+        "import labs.manual_ddp as lab\ndef combine(gradients, sizes):\n"
+        "    return getattr(lab, 'checks').combine.gradients_of_shards(sizes)[0]\n",
+        "uses 'checks' of labs"),
+    "asks_labs_by_an_attrgetter": (
+        "import labs.manual_ddp as lab\nfrom operator import attrgetter\n"
+        "def combine(gradients, sizes):\n"
+        "    return attrgetter('checks.combine')(lab).gradients_of_shards(sizes)[0]\n",
+        "uses 'checks.combine' of labs"),
+    "asks_labs_by_its_names": (
+        "import labs.manual_ddp as lab\ndef combine(gradients, sizes):\n"
+        "    return vars(lab)['checks'].combine.gradients_of_shards(sizes)[0]\n",
+        r"uses vars\(lab\)"),
     "replaces_the_check": (combine(head="import labs.manual_ddp as lab\n"
                                    "lab.check_combine = print\ncombine = lab\n"),
                            "replaces lab.check_combine"),
@@ -96,8 +121,14 @@ FOUND = {
         "t = LOADED['torch']; old = t.equal", "t.equal = lambda *a: (setattr(t, 'equal', old), "
         "True)[1]"), "replaces torch.equal"),
     "patches_abs": (combine("LOADED['builtins'].max = lambda *a, **k: 0"), "replaces builtins.max"),
+    "patches_by_a_check": (combine(
+        "make = LOADED['labs.exercises.verdicts'].check('x')",
+        "LOADED['builtins'].all = make(lambda *a: 'right')"), "replaces builtins.all"),
     "patches_a_method": (combine("LOADED['torch'].Tensor.max = lambda *a, **k: 0"),
                          "hides what torch.Tensor calls max"),
+    "swaps_a_method_for_another": (combine(
+        "T = LOADED['torch'].Tensor", "setattr(T, '__s' + 'ub__', lambda *a: torch.zeros(()))",
+        "delattr(T, '__rpow__')"), "(hides what|replaces|removes) (torch.Tensor|.*__rpow__)"),
     "hides_a_builtin": (combine("LOADED['labs.exercises.on_ranks'].bool = lambda *a: True"),
                         "hides what labs.exercises.on_ranks calls bool"),
     "replaces_torch": (combine("LOADED['torch'] = LOADED['os']"), "replaces the module torch"),
@@ -124,6 +155,44 @@ FOUND = {
     "searches_the_memory": (combine("getattr(LOADED['gc'], 'get_' + 'objects')()"),
                             "searches the memory"),
     "traces": (combine("getattr(sys, 'set' + 'trace')(print)"), "traces other code"),
+    "walks_it_by_numpy": (combine(
+        "import numpy", "numpy.vectorize(getattr(sys, '_get' + 'frame'), otypes=[object])(1)"),
+        "walks the stack by a library"),
+    "walks_it_by_numpy_and_inspect": (combine(
+        "import numpy, inspect", "numpy.vectorize(lambda f: f, otypes=[object])(1)",
+        "numpy.vectorize(getattr(inspect, 'st' + 'ack'), otypes=[object])(1)"),
+        "walks the stack by a library"),
+    "walks_it_in_a_thread": (combine(
+        "from concurrent.futures import ThreadPoolExecutor",
+        "look = getattr(sys, '_current_' + 'frames')",
+        "return ThreadPoolExecutor(1).submit(look).result()"), "walks the stack"),
+    "walks_it_by_torch_in_a_thread": (combine(
+        "from torch.utils._pytree import tree_map",
+        "look = getattr(sys, '_get' + 'frame')",
+        "t = threading.Thread(target=tree_map, args=(look, [0]))", "t.start(); t.join()"),
+        "walks the stack by a library"),
+    "runs_text_in_a_thread": (combine(
+        "from concurrent.futures import ThreadPoolExecutor",
+        "run = getattr(LOADED['builtins'], 'ex' + 'ec')",
+        "return ThreadPoolExecutor(1).submit(run, 'import os; os.popen(\"id\")').result()"),
+        "compiles code|runs code"),
+    "starts_a_program_in_a_thread": (combine(
+        "t = threading.Thread(target=LOADED['subprocess'].run, args=(['id'],))",
+        "t.start(); t.join()"), "starts or ends a process"),
+    "runs_an_annotation": (combine(
+        "import typing", "def f(x): pass",
+        "setattr(f, '__anno' + 'tations__', {'x': '(lambda: x)'})",
+        "return typing.get_type_hints(f, {'__name__': 'x'})"), "compiles code"),
+    "runs_text_by_the_import_system": (combine(
+        "run = getattr(LOADED['builtins'], 'ex' + 'ec')",
+        "call = LOADED['importlib._bootstrap']._call_with_frames_removed",
+        "call(run, 'x = 1', {})"), "compiles code|runs code"),
+    "has_a_loader_of_its_own": (combine(
+        "machinery = LOADED['importlib.machinery']", "import typing",
+        "class Loader(machinery.SourceFileLoader):",
+        "    def get_data(self, path): return b'import sys; f = sys._getframe(1)'",
+        "    def path_stats(self, path): raise OSError",
+        "Loader('x', typing.__file__).load_module('x')"), "compiles code|runs code"),
     "adds_a_hook": (combine("getattr(sys, 'addaudit' + 'hook')(print)"), "adds an audit hook"),
     "changes_code": (combine(
         "f = LOADED['labs.exercises.on_ranks'].close", "setattr(f, '__de' + 'faults__', (1,))"),

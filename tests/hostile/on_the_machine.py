@@ -1,8 +1,12 @@
 """Submissions that would harm the machine or others on it, and what must come of each: the words
-that it is named with, or those of a limit that it met."""
+that it is flagged with, or those of a limit that it met."""
+
+import os
 
 from on_the_check import HEAD, combine, on_ranks
 
+# The programs that detach sleep for so many seconds: nobody else's do.
+SECONDS = f"1234567{os.getpid()}"
 # A program started without a word that Python's audit hooks would hear.
 _START = ("fork = LOADED['_posix' + 'subprocess'].fork_exec",
           "err = os.pipe()",
@@ -19,8 +23,9 @@ def start(shell: str) -> str:
 ATTACKS = {
     "forks": (combine("while True: getattr(os, 'fo' + 'rk')()"), "starts or ends a process"),
     "fork_bomb": (start("bomb() { bomb | bomb & }; bomb; sleep 60"), "leaves a process behind"),
-    "daemon": (start("setsid sleep 1234567 & setsid sleep 1234567"), "leaves a process behind"),
-    "daemon_on_ranks": (on_ranks(*_START).replace("TEXT]", "b'setsid sleep 1234567']"),
+    "daemon": (start(f"setsid sleep {SECONDS} & setsid sleep {SECONDS}"),
+               "leaves a process behind"),
+    "daemon_on_ranks": (on_ranks(*_START).replace("TEXT]", f"b'setsid sleep {SECONDS}']"),
                         "leaves a process behind|returned its own tensor"),
     "starts_a_program": (combine("LOADED['subprocess'].run(['id'])"), "starts or ends a process"),
     "kills_its_parent": (combine("getattr(os, 'ki' + 'll')(os.getppid(), 9)"),
@@ -35,6 +40,9 @@ ATTACKS = {
     "fills_the_output": (combine("while True: print('x' * 1000)"), "printed more than"),
     "fills_the_output_of_ranks": (on_ranks("for _ in range(30000): print('x' * 1000)"),
                                   "returned its own tensor"),
+    "spoils_the_log": (combine("os.lseek(1, 2 * 10**8, 0); os.write(1, b'x')",
+                               "os.lseek(2, 2 * 10**8, 0); os.write(2, b'x')"),
+                       "full batch|plain|gradient"),
     "fills_the_memory": (combine("held = []", "while True: held.append(bytearray(4 * 10**9))"),
                          "MemoryError|ended before the check said"),
     "opens_files": (combine("held = [open('/dev/null') for _ in range(10**5)]"),

@@ -4,7 +4,6 @@ No tensor that needs a gradient is multiplied with a number of Python's: autogra
 in a tensor of 8 bytes which no hook sees.
 """
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
+
+from labs.exercises.dice import new_dice
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class ForwardCase:
 
 def forward_cases() -> list[ForwardCase]:
     """Returns all of them, with sizes and data drawn anew at every call."""
-    dice = random.Random()
+    dice = new_dice()
     batch, tokens, heads = dice.randint(2, 4), dice.randint(9, 20), dice.randint(2, 4)
     hidden, wide = heads * 2 * dice.randint(5, 9), dice.randint(150, 250)
     sizes = _Sizes(batch, tokens, heads, hidden, wide)
