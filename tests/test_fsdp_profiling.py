@@ -57,12 +57,12 @@ def test_every_unit_is_gathered_twice_and_the_root_once(healthy):
 
 
 @pytest.mark.slow
-def test_reduce_scatters_are_in_flight_while_the_next_unit_computes():
+def test_reduce_scatters_are_in_flight_while_the_next_unit_computes(tmp_path):
     """As on a GPU's stream: a rank does not wait for them where it issues them. The link is so slow
     that no noise matters."""
     config = recording.RunConfig(SMALL, "of a test of reduce-scatters")
     for trace in launch(recording._record, config, Link(latency=0.1), 1, attrgetter("seconds"),
-                        ranks=2, quiet=True, verify=False):
+                        tmp_path, ranks=2, quiet=True, verify=False):
         work = [span for span in units.unit_spans(trace) if span.category == "backward"]
         assert len(work) == SMALL.layers
         for one, following in zip(trace.of("reduce_scatter"), work[1:], strict=False):
