@@ -25,11 +25,13 @@ def judge_recorded(record: Callable[[], memory.Report], judge: Callable, *args) 
     """On a rank: calls judge(report, *args) on all ranks with what `record()` returns.
 
     The profiler misses frees on gloo's threads at times, and never invents one. So where `judge`
-    raises Wrong, memory is recorded again, up to TRIES times, and the leanest report is judged.
+    raises Wrong, memory is recorded again, up to TRIES times, each time with more time for these
+    threads, and the leanest report is judged.
     """
     reports = []
     while True:
-        reports.append(record())
+        with memory.patience(4 ** len(reports)):
+            reports.append(record())
         try:
             raise_on_all_ranks(judge, memory.leanest(reports), *args)
             return raise_on_all_ranks(judge_outside_torch, memory.leanest(reports))

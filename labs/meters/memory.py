@@ -6,7 +6,8 @@ allocator's blocks, and its own peak is reported beside the recorded one.
 """
 
 from bisect import bisect_right
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import sleep
 
@@ -24,6 +25,7 @@ from labs.workers import devices
 PHASES = ("build", "forward", "backward", "step")
 _MARK = "labs::mark "
 _DELAY = 5e-4  # seconds
+_patience = 1
 _COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduce_scatter",
                   "fsdp::", "c10d::", "gloo:", "nccl:", "ZeRO::")
 # In them cuBLAS takes its workspaces from torch's allocator, for good: forward's thread and
@@ -164,7 +166,19 @@ class _DelayedWaits(WaitObserver):
     first: the profiler misses frees on that thread."""
 
     def wait_ended(self, waited):
-        sleep(_DELAY)
+        sleep(_DELAY * _patience)
+
+
+@contextmanager
+def patience(times: float) -> Iterator[None]:
+    """Inside, what is recorded gives gloo's thread `times` as long to drop its references: on a
+    busy machine it gets a core late, and the profiler misses more frees."""
+    global _patience
+    before, _patience = _patience, times
+    try:
+        yield
+    finally:
+        _patience = before
 
 
 def _held_by_torch(module, optimizer) -> dict:

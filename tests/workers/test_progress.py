@@ -31,7 +31,7 @@ def kernel():
 def lines(kernel, code):
     """The texts that the cell displayed, one after the other; raises what it raised."""
     kernel.start(code)
-    found, deadline = [], time.monotonic() + 30
+    found, deadline = [], time.monotonic() + 60  # a first launch waits for imports
     while time.monotonic() < deadline:
         message = kernel.client.get_iopub_msg(timeout=30)
         content = message["content"]
