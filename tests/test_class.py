@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,17 @@ class Student:
         leaks.until(lambda: all(map(gone, below)), 10)
         return [child for child in below if not gone(child)]
 
+    def kill(self):
+        """Ends what is left, unless `close` has: the server's session, and each kernel's."""
+        self.log.close()
+        if self.process.returncode is not None:
+            return  # its number may be another's by now
+        for one in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(20)
+
 
 def gone(process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
@@ -125,16 +137,17 @@ def students():
     """Two of them; as two users where this is root, who alone can become one."""
     folder = Path("/tmp") / f"class-{os.getpid()}"
     users = os.getuid() == 0 and shutil.which("setpriv")
-    for name in ("", "shared", "tmp"):
-        (folder / name).mkdir()
-        (folder / name).chmod(0o1777)  # as /tmp is: all may write, none may touch what is another's
-    found = [Student(name, 61_000 + number if users else None, folder)
-             for number, name in enumerate(NAMES)]
-    yield found
-    for student in found:
-        if student.process.poll() is None:
-            student.process.kill()
-    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.ExitStack() as stack:  # also of what was started before something failed
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for name in ("", "shared", "tmp"):
+            (folder / name).mkdir()
+            # as /tmp is: all may write, none may touch what is another's
+            (folder / name).chmod(0o1777)
+        found = []
+        for number, name in enumerate(NAMES):
+            found.append(Student(name, 61_000 + number if users else None, folder))
+            stack.callback(found[-1].kill)
+        yield found
 
 
 @pytest.mark.slow
