@@ -20,10 +20,10 @@ A check calls a submission's function in its own Python process, so a submission
 What an opponent of great skill could still try: in the check's process all code has the same
 rights. Who writes into memory past Python (a flaw of torch or NumPy, strides that lead outside an
 array), finds a function of labs or torch that hands out frames or compiles code for others, or has
-a rank unpickle code that says it lies in a file of labs, can forge a verdict. labs itself can compute some of what exercises ask for: to import that is refused,
-but who finds it by a name put together while it runs is not seen asking. The script of exercise 0.5
-is a program of its own: no hook watches it, only the walls of 1 do, and it could forge what the
-check learns of its ranks. A class in which somebody can do that deserves a look at the code of
-those who passed. Namespaces are as safe as the kernel. Without them (--unsafe) only 2 and 3 remain,
-and limits.
+a rank unpickle code that says it lies in a file of labs, can forge a verdict. labs itself can
+compute some of what exercises ask for: to import that is refused, but who finds it by a name put
+together while it runs is not seen asking. The script of exercise 0.5 is a program of its own: no
+hook watches it, only the walls of 1 do, and it could forge what the check learns of its ranks. A
+class in which somebody can do that deserves a look at the code of those who passed. Namespaces are
+as safe as the kernel. Without them (--unsafe) only 2 and 3 remain, and limits.
 """
