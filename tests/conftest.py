@@ -4,7 +4,8 @@ import pytest
 
 # Files that take minutes with few tests; they are begun first, then those with many tests.
 LONG = ("test_solutions_on_gpus", "test_fsdp_profiling", "test_on_gpu", "test_browser",
-        "test_bench_zero", "test_bench_memory", "test_new_notebook", "test_bench")
+        "test_bench_zero", "test_hostile_class", "test_sandbox", "test_nbgrader",
+        "test_bench_memory", "test_new_notebook", "test_bench")
 
 
 def pytest_sessionstart(session):

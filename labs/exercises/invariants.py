@@ -30,7 +30,7 @@ def judge_recorded(record: Callable[[], memory.Report], judge: Callable, *args) 
     """
     reports = []
     while True:
-        with memory.patience(4 ** len(reports)):
+        with memory.wait_longer(4 ** len(reports)):
             reports.append(record())
         try:
             raise_on_all_ranks(judge, memory.leanest(reports), *args)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from labs.exercises.dice import new_dice
+from labs.exercises.generator import new_generator
 from labs.predictions.parameters import Shape, shape_of
 from labs.training import hf_configs
 from labs.training.memory_categories import Memory
@@ -43,7 +43,7 @@ def counted_model(name: str) -> CountedModel:
 def random_models() -> list[CountedModel]:
     """Three models of sizes drawn anew at every call, so that no table can hold them; between them
     they have every trait that a formula can forget."""
-    dice = new_dice()
+    dice = new_generator()
     traits = {"gpt2": dict(tie_word_embeddings=False),
               "llama": dict(attention_bias=True, mlp_bias=True),
               "qwen2": dict(tie_word_embeddings=True)}
@@ -247,7 +247,7 @@ def _linear_block(widths) -> nn.Sequential:
 
 def random_sizes() -> tuple[int, int, int, int]:
     """(batch, sequence, hidden, heads) drawn at random, small enough to run."""
-    dice = new_dice()
+    dice = new_generator()
     heads = dice.choice([2, 4, 6])
     return dice.randint(1, 3), 8 * dice.randint(3, 9), heads * 8 * dice.randint(1, 3), heads
 

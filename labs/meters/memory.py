@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from time import sleep
 
 import torch
-import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -25,7 +24,7 @@ from labs.workers import devices
 PHASES = ("build", "forward", "backward", "step")
 _MARK = "labs::mark "
 _DELAY = 5e-4  # seconds
-_patience = 1
+_longer = 1  # times that delay, see `wait_longer`
 _COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduce_scatter",
                   "fsdp::", "c10d::", "gloo:", "nccl:", "ZeRO::")
 # In them cuBLAS takes its workspaces from torch's allocator, for good: forward's thread and
@@ -97,12 +96,10 @@ def record(build, batches, held=None, outside: bool = False) -> Report:
     build() returns (module, optimizer); it is called inside, so that all it allocates is recorded.
     Create the batches before. At least two steps show what lasts from step to step. held(module,
     optimizer) -> category -> tensors, for a library that keeps them in attributes of its own.
-    outside: the first and the last rank also record what student code holds outside torch, for
-    which Python's allocations are traced, so that it takes up to twice as long (on two ranks, and
-    not on all, so that the others leave them the cores). On a GPU what torch's allocator keeps
-    unused goes back to the driver first.
+    outside: also records what student code holds outside torch, for which Python's allocations are
+    traced, so that it takes up to twice as long. On a GPU what torch's allocator keeps unused goes
+    back to the driver first.
     """
-    outside = outside and dist.get_rank() in (0, dist.get_world_size() - 1)
     before = gpu_allocator.start() if devices.device().type == "cuda" else None
     loop, batches = _RecordedLoop(held or _held_by_torch, outside), list(batches)
     with loop.traced, _DelayedWaits(), profile(activities=[ProfilerActivity.CPU],
@@ -166,19 +163,19 @@ class _DelayedWaits(WaitObserver):
     first: the profiler misses frees on that thread."""
 
     def wait_ended(self, waited):
-        sleep(_DELAY * _patience)
+        sleep(_DELAY * _longer)
 
 
 @contextmanager
-def patience(times: float) -> Iterator[None]:
+def wait_longer(times: float) -> Iterator[None]:
     """Inside, what is recorded gives gloo's thread `times` as long to drop its references: on a
     busy machine it gets a core late, and the profiler misses more frees."""
-    global _patience
-    before, _patience = _patience, times
+    global _longer
+    before, _longer = _longer, times
     try:
         yield
     finally:
-        _patience = before
+        _longer = before
 
 
 def _held_by_torch(module, optimizer) -> dict:

@@ -9,15 +9,15 @@ from importlib import import_module
 from labs.workers import forkserver_cleanup
 
 # A preloaded module stays as it was when the server started: third-party packages, and of labs what
-# most ranks need, which forkserver_cleanup drops when one of its files has changed since. Importing
-# it once saves each rank of a check a fifth of its time.
+# a check's ranks begin with (a name is no import: nothing here calls these packages). When one of
+# its files has changed since, forkserver_cleanup drops it.
 MODULES = [
     "numpy",
     "cloudpickle",
     "torch",
     "torch.distributed",
     "torch._dynamo",  # torch.optim imports it at the first step
-    "torch.distributed.optim",  # ZeroRedundancyOptimizer; it compiles others, which takes a while
+    "torch.distributed.optim",  # ZeroRedundancyOptimizer
     "torch.profiler",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",

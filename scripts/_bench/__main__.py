@@ -8,6 +8,8 @@ import os
 import platform
 import sys
 
+from _arguments import positive
+
 BENCHES = {
     "launch": "launching ranks: labs.launch beside torch.multiprocessing.spawn and accelerate",
     "ddp": "the solution's data-parallel modules beside torch's DDP, on CPU ranks",
@@ -41,7 +43,7 @@ def check(arguments: list) -> argparse.Namespace:
                "these machines' seconds drift.")
     parser.add_argument("bench", choices=list(BENCHES))
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
-    count = _positive(int)
+    count = positive(int)
     parser.add_argument("--rounds", type=count, help="turns of each variant (default: the bench's)")
     parser.add_argument("--ranks", type=count, nargs="+", help="world sizes (default: the bench's)")
     memory = parser.add_argument_group("of the bench memory")
@@ -50,21 +52,9 @@ def check(arguments: list) -> argparse.Namespace:
     memory.add_argument("--cases", type=count, help="that many cases, spread over the grid")
     memory.add_argument("--device", choices=["cpu", "cuda"],
                         help="real ranks on the CPU, or one GPU (default: a GPU, if any)")
-    parser.add_argument("--mb", type=_positive(float),
+    parser.add_argument("--mb", type=positive(float),
                         help="of the bench trace: size of the file (100)")
     return parser.parse_args(arguments)
-
-
-def _positive(kind):
-    """A converter for argparse: a number of this kind above 0."""
-    def convert(text):
-        number = kind(text)
-        if not number > 0:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
-        return number
-
-    convert.__name__ = kind.__name__  # argparse names it where the text is no number
-    return convert
 
 
 @contextlib.contextmanager

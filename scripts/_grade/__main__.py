@@ -6,6 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
+from _arguments import positive
+
 EPILOG = """\
 FILE is NAME.ipynb or NAME/02_manual_ddp.ipynb; of a FOLDER all notebooks below it are graded.
 
@@ -37,9 +39,9 @@ def check(arguments: list) -> argparse.Namespace:
                         help="these exercises alone")
     parser.add_argument("--points", metavar="N.M=P,...", type=_points, default={},
                         help="points of an exercise, instead of the notebook's")
-    parser.add_argument("--at-once", type=_count, metavar="N", default=_half_the_cores(),
+    parser.add_argument("--at-once", type=positive(int), metavar="N",
                         help="exercises graded at the same time (half of the cores)")
-    parser.add_argument("--seconds", type=_count, metavar="S", default=180,
+    parser.add_argument("--seconds", type=positive(int), metavar="S", default=180,
                         help="that one exercise may take (180)")
     parser.add_argument("--again", action="store_true",
                         help="grade also what OUT/results.jsonl has already")
@@ -53,17 +55,6 @@ def check(arguments: list) -> argparse.Namespace:
     if not options.out.endswith(".csv"):
         parser.error("--out names the table: it ends in .csv")
     return options
-
-
-def _half_the_cores():
-    return max(1, (os.cpu_count() or 2) // 2)
-
-
-def _count(text):
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
 
 
 def _points(text):

@@ -45,31 +45,16 @@ def baseline() -> Callable[[bool], str]:
     """
     import torch
 
-    spaces, copies, names, dunders = [], [], [], {f"torch.{path}" for path in _CLASSES}
     modules = sys.modules
     loaded = {name: module for name, module in list(modules.items())
               if name.split(".")[0] in ("torch", "labs", "numpy", "builtins", "sys")}
-
-    def add(name, space, ours):
-        kept = {key: value for key, value in list(space.items())
-                if _is_kept(key, value, ours) or name in dunders and _is_called(value)}
-        spaces.append((name, space, tuple(kept.items())))
-        if ours or name not in modules:  # of torch's modules, which grow, only the classes
-            names.append((name, space, frozenset(space)))
-        for key, value in kept.items() if ours else ():
-            if isinstance(value, list | dict | set):
-                copies.append((f"{name}.{key}", value, value.copy()))
-            cells = value.__closure__ if isinstance(value, types.FunctionType) else None
-            for cell in cells or ():
-                copies.append((f"{name}.{key}", cell, _content(cell)))
-            if isinstance(value, type) and value.__module__ == name:
-                add(f"{name}.{key}", vars(value), False)
-
+    spaces, copies, names = [], [], []
     for name in dict.fromkeys([*loaded, *_MODULES]):
         if name in modules and (name.startswith("labs") or name in _MODULES):
-            add(name, vars(modules[name]), name.startswith("labs"))
+            _note(spaces, copies, names, name, vars(modules[name]), name.startswith("labs"))
     for path in _CLASSES:
-        add(f"torch.{path}", vars(functools.reduce(getattr, path.split("."), torch)), False)
+        kind = functools.reduce(getattr, path.split("."), torch)
+        _note(spaces, copies, names, f"torch.{path}", vars(kind), False)
     tensors = _subclasses()
 
     def changed(strict: bool) -> str:
@@ -78,21 +63,49 @@ def baseline() -> Callable[[bool], str]:
         for name, module in loaded.items():
             if modules.get(name) is not module:
                 return f"replaces the module {name}"
-        for name, space, kept in spaces:
-            for key, value in kept:
-                now = space.get(key)
-                if now is not value and not _is_torchs(now, value) and (
-                        strict or not _is_checks(name, key, now)):
-                    return f"replaces {name}.{key}"
-        for name, space, known in names:
-            for key in space.keys() ^ known:
-                if key not in space:
-                    return f"removes {name}.{key}"
-                if _hides(name, key, space[key]):
-                    return f"hides what {name} calls {key}"
-        return _changed_copies(copies) or _deceptive_classes(tensors)
+        return (_changed_spaces(spaces, strict) or _changed_names(names)
+                or _changed_copies(copies) or _deceptive_classes(tensors))
 
     return changed
+
+
+def _note(spaces, copies, names, name, space, ours) -> None:
+    """Adds what is in a module's or class's dictionary: (name, dictionary, what must stay) to
+    spaces, (name, holder, what it holds) to copies, (name, dictionary, its keys) to names."""
+    dunders = name.removeprefix("torch.") in _CLASSES
+    kept = {key: value for key, value in list(space.items())
+            if _is_kept(key, value, ours) or dunders and _is_called(value)}
+    spaces.append((name, space, tuple(kept.items())))
+    if ours or name not in sys.modules:  # of torch's modules, which grow, only the classes
+        names.append((name, space, frozenset(space)))
+    for key, value in kept.items() if ours else ():
+        if isinstance(value, list | dict | set):
+            copies.append((f"{name}.{key}", value, value.copy()))
+        cells = value.__closure__ if isinstance(value, types.FunctionType) else None
+        for cell in cells or ():
+            copies.append((f"{name}.{key}", cell, _content(cell)))
+        if isinstance(value, type) and value.__module__ == name:
+            _note(spaces, copies, names, f"{name}.{key}", vars(value), False)
+
+
+def _changed_spaces(spaces, strict) -> str:
+    for name, space, kept in spaces:
+        for key, value in kept:
+            now = space.get(key)
+            if now is not value and not _is_torchs(now, value) and (
+                    strict or not _is_checks(name, key, now)):
+                return f"replaces {name}.{key}"
+    return ""
+
+
+def _changed_names(names) -> str:
+    for name, space, known in names:
+        for key in space.keys() ^ known:
+            if key not in space:
+                return f"removes {name}.{key}"
+            if _hides(name, key, space[key]):
+                return f"hides what {name} calls {key}"
+    return ""
 
 
 def _changed_copies(copies) -> str:

@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import types
+from enum import EnumType
 from multiprocessing import reduction
 
 from labs.workers import pickling, rank_handle
@@ -26,7 +27,6 @@ _SAFE = {("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_para
          ("numpy._core.multiarray", "scalar"), ("numpy", "dtype"), ("fractions", "Fraction"),
          ("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct"),
          ("numpy", "ndarray"), ("_codecs", "encode"), ("functools", "partial")}
-
 
 
 def prepare() -> None:
@@ -53,6 +53,8 @@ class _Unpickler(pickle.Unpickler):
     """Reads what ranks send: numbers, tensors and labs' own classes, nothing that runs code."""
 
     def find_class(self, module, name):
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if module in _RUNS_CODE and name not in ("set", "frozenset", "complex", "range", "slice",
                                                  "bytearray") and not _is_exception(module, name):
             sys.audit("workbook.flagged", f"sends what runs code when it is read, {module}.{name}")
@@ -69,6 +71,13 @@ class _Unpickler(pickle.Unpickler):
                 is_class and module.split(".")[0] == "torch" and issubclass(found, Exception)):
             return found
         raise pickle.UnpicklingError(f"{module}.{name} in a result")
+
+
+def _member(kind, name):
+    """In the place of getattr, by which Python 3.11.2 sends a member of an enum."""
+    if not (type(kind) is EnumType and type(name) is str and name in kind.__members__):
+        sys.audit("workbook.flagged", "sends what runs code when it is read, builtins.getattr")
+    return kind[name]
 
 
 def _is_exception(module, name) -> bool:

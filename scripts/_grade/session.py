@@ -1,5 +1,6 @@
 """Grades submissions, several exercises at a time, and keeps what was found after each."""
 
+import functools
 import hashlib
 import json
 import sys
@@ -26,6 +27,7 @@ from _grade.sandbox import (
     Unavailable,
 )
 from _grade.submissions import Submission, Unreadable
+from labs.workers import cores
 
 UNSAFE = ("--unsafe: no namespaces. A submission can read and write what you can, other "
           "submissions too, and reach the network; only limits of time and memory hold.")
@@ -79,10 +81,9 @@ def run(options, given: list[Path], out: Path) -> int:
 
 def _chosen(lessons, only) -> list[Lesson]:
     """The lessons with the exercises that were asked for; all lessons stay, to be recognized."""
-    kept = [Lesson(lesson.name, lesson.cells, [one for one in lesson.exercises
+    return [Lesson(lesson.name, lesson.cells, [one for one in lesson.exercises
                                                if not only or one.number in only])
             for lesson in lessons]
-    return kept
 
 
 def _read(given, lessons) -> tuple[list[Submission], list[tuple[str, str]]]:
@@ -148,7 +149,7 @@ class Session:
             print(UNSAFE, file=sys.stderr)
         sandbox = Sandbox(sorted({one.lesson.package for one in todo}),
                           not self._options.unsafe, self._options.seconds)
-        pool = ThreadPoolExecutor(self._options.at_once)
+        pool = ThreadPoolExecutor(self._options.at_once or max(1, cores.available() // 2))
         try:
             sandbox.probe()
             waiting = [(one, [pool.submit(grade_exercise, sandbox, one, exercise)
@@ -230,16 +231,12 @@ def _may_differ(record) -> bool:
     return any(each["outcome"] in _NOT_KEPT for each in record["exercises"])
 
 
-_hashes = []
-
-
+@functools.cache
 def _our_code() -> str:
     """A hash of labs and of the grader."""
-    if not _hashes:
-        files = [path for folder in (ROOT / "labs", Path(__file__).parent, ROOT / "solutions")
-                 for path in sorted(folder.rglob("*.py"))]
-        _hashes.append(hashlib.sha256(b"".join(map(Path.read_bytes, files))).hexdigest())
-    return _hashes[0]
+    files = [path for folder in (ROOT / "labs", Path(__file__).parent, ROOT / "solutions")
+             for path in sorted(folder.rglob("*.py"))]
+    return hashlib.sha256(b"".join(map(Path.read_bytes, files))).hexdigest()
 
 
 def remarks(one: Submission) -> list[str]:

@@ -79,7 +79,7 @@ def files_of(given: list[Path]) -> list[tuple[str, Path]]:
                 relative.setdefault(path.resolve(), below.with_suffix("").as_posix())
     names = {path: [_student(path), below, str(path.with_suffix(""))]
              for path, below in relative.items()}
-    for _ in range(2):
+    for _ in range(2):  # a student's name, else the path below the folder, else the whole path
         taken = Counter((left[0], _notebook(path)) for path, left in names.items())
         for path, left in names.items():
             if taken[left[0], _notebook(path)] > 1:

@@ -5,6 +5,8 @@ import os
 import signal
 import sys
 
+from _arguments import positive
+
 EPILOG = """\
 what it writes into OUT:
   summary.md     one page: what agreed, what did not, predicted against measured, times
@@ -33,7 +35,7 @@ def check(arguments: list) -> argparse.Namespace:
         prog="scripts/on-gpu", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run unattended, on a machine with GPUs, all that only a GPU can show.",
         epilog=EPILOG + listed)
-    parser.add_argument("--minutes", type=_positive, default=30, metavar="M",
+    parser.add_argument("--minutes", type=positive(float), default=30, metavar="M",
                         help="for everything together (30)")
     parser.add_argument("--only", nargs="+", metavar="PART", choices=[part.name for part in PARTS],
                         help="these parts alone")
@@ -42,13 +44,6 @@ def check(arguments: list) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true",
                         help="small models and few cases, to try the command itself")
     return parser.parse_args(arguments)
-
-
-def _positive(text):
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
 
 
 def main() -> int:

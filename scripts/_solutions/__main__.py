@@ -6,6 +6,8 @@ import re
 import signal
 import sys
 
+from _arguments import positive
+
 EPILOG = """\
 what it writes into OUT:
   report.html    one page: the machine, what passed, minutes, cost, charts, predicted, measured
@@ -33,9 +35,11 @@ def check(arguments: list) -> argparse.Namespace:
     parser.add_argument("--only", type=_numbers, metavar="NN,NN", help="these notebooks alone")
     parser.add_argument("--preset", choices=["laptop", "one-gpu", "node"],
                         help="sizes of another machine")
-    parser.add_argument("--ranks", type=_count, metavar="N", help="ranks instead of the preset's")
-    parser.add_argument("--minutes", type=_positive, metavar="M", help="for everything together")
-    parser.add_argument("--cell-minutes", type=_positive, default=15, metavar="M",
+    parser.add_argument("--ranks", type=positive(int), metavar="N",
+                        help="ranks instead of the preset's")
+    parser.add_argument("--minutes", type=positive(float), metavar="M",
+                        help="for everything together")
+    parser.add_argument("--cell-minutes", type=positive(float), default=15, metavar="M",
                         help="for one cell (15); it is then interrupted, and the next one runs")
     parser.add_argument("--dollars-per-hour", type=_dollars, metavar="D",
                         help="what this machine costs")
@@ -73,22 +77,8 @@ def _numbers(text):
     return found
 
 
-def _count(text):
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
-
-
-def _positive(text):
-    number = float(text)
-    if not number > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return number
-
-
 def _dollars(text):
-    return _positive(text.strip("$ "))
+    return positive(float)(text.strip("$ "))
 
 
 def main() -> int:

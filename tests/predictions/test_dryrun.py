@@ -1,7 +1,6 @@
 """The dry run against the allocator's own events on real ranks, and the short cut against all
 layers."""
 
-import resource
 import subprocess
 import sys
 
@@ -242,13 +241,17 @@ run = dry_run(config, ranks=1024, strategy="fsdp2", sequence=4096, precision="mi
               checkpointing="full", backend="nccl")
 assert run.seconds < 60, run.seconds
 assert abs(run.at["build"].parameters * 1024 / (4 * 70_553_706_496) - 1) < 1e-3
+with open("/proc/self/status") as status:
+    print(next(line.split()[1] for line in status if line.startswith("VmHWM")))
 """
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_70b_on_1024_ranks():
-    subprocess.run([sys.executable, "-c", BIG], check=True)
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < 1.5e9
+    done = subprocess.run([sys.executable, "-c", BIG], check=True, capture_output=True, text=True)
+    # not getrusage: on Linux a new program starts with the peak of the process that started it
+    assert int(done.stdout) * 1024 < 1.5e9
 
 
 def test_few_layers_come_before_the_short_cut():

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -32,22 +33,22 @@ def _order():
     return seen
 
 
-def _turns_of_another_thread():
-    """How often another thread runs while this one is inside a collective for 0.4 s."""
-    turns, done = [], threading.Event()
+def _another_thread_runs():
+    """Rank 0 is inside a collective until another of its threads has had 10 turns, which rank 1
+    waits for."""
+    store = dist.distributed_c10d._get_default_store()
 
-    def count():
-        while not done.wait(0.01):
-            turns.append(time.monotonic())
+    def turn():
+        for _ in range(10):
+            time.sleep(0.01)
+        store.set("turned", "")
 
     with around_collectives(lambda collective, issue: issue()):
         if dist.get_rank():
-            time.sleep(0.4)
+            store.wait(["turned"], timedelta(seconds=20))
         else:
-            threading.Thread(target=count).start()
-        dist.monitored_barrier()  # blocks where others only issue
-    done.set()
-    return len(turns)
+            threading.Thread(target=turn).start()
+        dist.monitored_barrier(timeout=timedelta(seconds=60))  # blocks where others only issue
 
 
 def test_the_innermost_stays_inside_and_all_are_gone_afterwards():
@@ -59,4 +60,4 @@ def test_the_innermost_stays_inside_and_all_are_gone_afterwards():
 def test_other_threads_run_while_a_collective_is_issued():
     """Else gloo's thread and this one can wait for each other's locks for ever: about every
     thousandth step on a slow link did."""
-    assert launch(_turns_of_another_thread, ranks=2, quiet=True)[0] > 10
+    launch(_another_thread_runs, ranks=2, quiet=True)

@@ -1,7 +1,6 @@
 """Exercise 1.6: does a job fit on a GPU?"""
 
-
-from labs.exercises.dice import new_dice
+from labs.exercises.generator import new_generator
 from labs.exercises.numbers import (
     Cause,
     Single,
@@ -46,7 +45,7 @@ def check_bytes_left(bytes_left):
 
 def _jobs() -> list[tuple]:
     """(name, *ARGUMENTS) of each."""
-    dice = new_dice()
+    dice = new_generator()
     sizes = {name: shape_of(hf_configs.config(name)) for name in MODELS}
     drawn = [(name, sizes[name], tuple(dice.sample(range(1, 13), 3)), dice.randint(0, 3),
               dice.randint(2, 64), dice.randint(1, 8), 128 * dice.randint(1, 16),

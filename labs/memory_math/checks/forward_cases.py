@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from labs.exercises.dice import new_dice
+from labs.exercises.generator import new_generator
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ForwardCase:
 
 def forward_cases() -> list[ForwardCase]:
     """Returns all of them, with sizes and data drawn anew at every call."""
-    dice = new_dice()
+    dice = new_generator()
     batch, tokens, heads = dice.randint(2, 4), dice.randint(9, 20), dice.randint(2, 4)
     hidden, wide = heads * 2 * dice.randint(5, 9), dice.randint(150, 250)
     sizes = _Sizes(batch, tokens, heads, hidden, wide)

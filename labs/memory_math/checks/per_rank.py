@@ -2,7 +2,7 @@
 
 import math
 
-from labs.exercises.dice import new_dice
+from labs.exercises.generator import new_generator
 from labs.exercises.numbers import (
     Cause,
     as_number,
@@ -48,7 +48,7 @@ def check_per_rank(per_rank, fewest_ranks):
 
 def _jobs() -> list[tuple]:
     """(name, parameters, recipe, ranks)."""
-    dice = new_dice()
+    dice = new_generator()
     recipe, ranks = tuple(dice.sample(range(1, 20), 3)), dice.randint(20, 99)
     count = ranks * dice.randint(10**4, 10**7) + 1  # not divisible, which rejects //
     return [("70B on 8 ranks", 70e9, (2, 2, 8), 8), ("7.5B on 64 ranks", 7.5e9, (2, 2, 12), 64),
@@ -58,7 +58,7 @@ def _jobs() -> list[tuple]:
 def _rooms() -> list[tuple]:
     """(name, parameters, recipe, bytes of room on a rank). In the second, ranks divide the states
     so that they fill the room exactly; in the third, what is not divided does."""
-    dice = new_dice()
+    dice = new_generator()
     recipe = tuple(dice.sample(range(1, 20), 3))
     return [("70B, 80 GB of room", 70e9, (2, 2, 8), 80e9),
             ("1B, 5 GB of room", 10**9, (2, 2, 12), 5 * 10**9),

@@ -1,7 +1,6 @@
 """Exercise 1.5: the FLOPs of a step, with and without checkpointing, as PyTorch runs it."""
 
-
-from labs.exercises.dice import new_dice
+from labs.exercises.generator import new_generator
 from labs.exercises.numbers import Cause, judge_number, require_signature
 from labs.exercises.verdicts import check
 from labs.memory_math.ground_truth import counted_step
@@ -12,7 +11,7 @@ def check_step_flops(step_flops):
     """FLOPs of a step against those that torch counts in real blocks of linear layers and a
     head."""
     require_signature(step_flops, ("blocks", "last", "head", "tokens", "checkpointing"))
-    dice = new_dice()
+    dice = new_generator()
     for checkpointing in (False, True):
         # Random widths: the count holds for any matrices, and no constant passes.
         width = dice.randint(3, 30)

@@ -1,0 +1,239 @@
+"""What the guard holds against an audit event: rules, which ask who called.
+
+`where` (of `places`) says which files are whose. No module but the guard's leads to these
+functions, and none of them belongs to a class, which `object.__subclasses__` would find.
+"""
+
+import os
+import sys
+import sysconfig
+from importlib.machinery import SourceFileLoader
+from inspect import CO_GENERATOR
+from types import CodeType, FrameType, SimpleNamespace
+
+from _grade.events import (
+    ANNOTATION,
+    CALLED_BY,
+    CODE,
+    FILES,
+    FUNCTIONS_MADE,
+    INTROSPECTION_EVENTS,
+    LISTS,
+    LOOK_FOR_OTHERS,
+    MAY_LOOK,
+    NETWORK,
+    NEVER,
+    PRIVATE_OF_A_PROCESS,
+    TELLING,
+    WRITES,
+)
+
+
+def places(ours: tuple[str, ...], own: tuple[str, ...]) -> SimpleNamespace:
+    """Returns whose files lie where. ours: labs and scripts. own: folders that a submission may
+    write into. made: code objects that were made while the submission ran, by their numbers."""
+    import torch
+
+    from _grade import ranks
+
+    folders = tuple(folder + os.sep for folder in ours)
+    library = sysconfig.get_paths()["stdlib"] + os.sep
+    return SimpleNamespace(
+        ours=folders, own=tuple(folder + os.sep for folder in own), library=library, made={},
+        trusted=(*folders, library, sys.prefix + os.sep, sys.base_prefix + os.sep),
+        owners=(*folders, os.path.dirname(torch.__file__) + os.sep),
+        grader=f"{ours[1]}/_grade/", unpacks=f"{ours[0]}/workers/pickling.py",
+        unpickler=ranks.__file__, worker=f"{ours[0]}/workers/worker.py",
+        inside=f"{ours[1]}/_grade/inside.py")
+
+
+def objection(where: SimpleNamespace, event: str, arguments: tuple, frame: FrameType) -> str:
+    """Returns what is wrong with an event that this frame raised; or empty."""
+    if event in INTROSPECTION_EVENTS and frame.f_code.co_filename == where.unpickler:
+        return f"sends what runs code when it is read ({event})"
+    if event in NEVER:
+        return f"{NEVER[event]} ({event})"
+    if event in INTROSPECTION_EVENTS:
+        return _of_introspection(where, event, arguments, frame)
+    if event in NETWORK:
+        return _of_network(where, event, arguments, frame)
+    if event == "open" or event in FILES or event in LISTS:
+        return _of_file(where, event, arguments, frame)
+    what = str(arguments[0])[:80] if arguments and type(arguments[0]) in (str, int) else ""
+    if not _is_unnamed(where, event, arguments, frame) and (
+            _called_by_labs(where, frame) or not on_stack(where, frame)):
+        return ""  # launch starts and ends ranks
+    return f"starts or ends a process ({event} {what})"
+
+
+def on_stack(where: SimpleNamespace, frame: FrameType) -> bool:
+    """Whether code of the submission is on the stack. Also where it has no frame of labs, torch or
+    the grader: a thread whose function is Python's own was started by the submission."""
+    owned = False
+    while frame:
+        if _is_submissions(where, frame):
+            return True
+        owned = owned or frame.f_code.co_filename.startswith(where.owners)
+        frame = frame.f_back
+    return not owned
+
+
+def _is_submissions(where, frame) -> bool:
+    code = frame.f_code
+    if id(code) in where.made:
+        return True
+    name = code.co_filename
+    if name.startswith("<"):  # dataclasses and the like make such code, for whoever asks
+        return frame.f_globals.get("__name__") == "__main__" and not name.startswith("<frozen")
+    return not name.startswith(where.trusted)
+
+
+def _is_pythons(where, name) -> bool:
+    return name.startswith("<") or name.startswith(where.library) and "-packages" not in name
+
+
+def _asked_by_submission(where, frame) -> bool:
+    """Whether the first code that is not Python's own is the submission's."""
+    while frame:
+        if _is_submissions(where, frame):
+            return True
+        if not _is_pythons(where, frame.f_code.co_filename):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _called_by_labs(where, frame) -> bool:
+    while frame and _is_pythons(where, frame.f_code.co_filename) and \
+            not _is_submissions(where, frame):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(where.ours)
+
+
+def _is_unnamed(where, event, arguments, frame) -> bool:
+    """Whether somebody had a library call for them what it does not name itself: whoever calls
+    map(exec, ...) names exec, and map's caller is no library then."""
+    name = frame.f_code.co_filename
+    unpacked = where.unpacks in (name, frame.f_back and frame.f_back.f_code.co_filename)
+    if name.startswith(where.grader) or unpacked and event in FUNCTIONS_MADE:
+        return False
+    if (event in INTROSPECTION_EVENTS and not event.startswith("ctypes.")
+            and not _is_submissions(where, frame)):
+        word = arguments[1] if event.startswith("object.") else event.rpartition(".")[2]
+        names = CALLED_BY.get(event, {word})
+        if not names & {*frame.f_code.co_names, *map(str, frame.f_code.co_consts)}:
+            return True
+    return _is_called_unnamed(where, frame)
+
+
+def _is_called_unnamed(where, frame) -> bool:
+    """The same of the functions of Python's own through which it was called."""
+    while (_is_pythons(where, frame.f_code.co_filename) and not _is_submissions(where, frame)
+           and frame.f_back and not _is_submissions(where, frame.f_back)):
+        callee, caller = frame.f_code, frame.f_back.f_code
+        # what goes on in a generator is called by whoever reads it, and labs names it elsewhere
+        read = callee.co_flags & CO_GENERATOR and caller.co_filename.startswith(where.ours)
+        known = (read or caller.co_filename == callee.co_filename
+                 or callee.co_name.startswith("__"))
+        python = callee.co_filename.removeprefix(where.library)
+        if python.startswith("ctypes/") and not _is_pythons(where, caller.co_filename):
+            if not {"ctypes", "CDLL", "PyDLL"} & {*caller.co_names}:
+                return True
+        elif python.startswith(LOOK_FOR_OTHERS) and not known \
+                and callee.co_name not in caller.co_names:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_an_import(frame) -> bool:
+    """Whether Python's own loader reads a file of a module."""
+    reads = False
+    while frame and frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_name in ("exec_module", "get_code"):
+            loader = frame.f_locals.get("self")
+            if type(loader) is not SourceFileLoader or vars(loader).keys() - {"name", "path"}:
+                return False
+            reads = True
+        frame = frame.f_back
+    return reads
+
+
+def _of_introspection(where, event, arguments, frame) -> str:
+    name = frame.f_code.co_filename
+    if event.startswith("object.") and arguments[1] not in TELLING:
+        return ""
+    if name.startswith("<frozen importlib") and (
+            _is_an_import(frame) or not on_stack(where, frame)):
+        return ""
+    detail = f" ({arguments[1]})" if event.startswith("object.") else f" ({event})"
+    if _is_unnamed(where, event, arguments, frame):
+        return f"{INTROSPECTION_EVENTS[event]} by a library{detail}"
+    asked, python = _asked_by_submission(where, frame), name.removeprefix(where.library)
+    if event == "exec" and type(arguments[0]) is CodeType and on_stack(where, frame) and (
+            asked or python not in MAY_LOOK):
+        _remember(where, arguments[0])
+    if not asked or not _is_submissions(where, frame) and _may_look(
+            where, event, arguments, frame, python):
+        return ""
+    return INTROSPECTION_EVENTS[event] + detail
+
+
+def _may_look(where, event, arguments, frame, python) -> bool:
+    """Whether a module of Python's that the submission called does no more than its work."""
+    direct = frame.f_back is not None and _is_submissions(where, frame.f_back)
+    if event == "compile" and python == "typing.py":
+        return type(arguments[0]) is str and ANNOTATION.fullmatch(arguments[0]) is not None
+    return (event in ("exec", "compile", "sys._getframe", "function.__new__")
+            and python in MAY_LOOK or event.startswith("object.") and (
+                arguments[1] in CODE or python == "traceback.py" and not direct)
+            or python.startswith("logging") and not direct)
+
+
+def _remember(where, code) -> None:
+    where.made[id(code)] = code
+    for each in code.co_consts:
+        if type(each) is CodeType:
+            _remember(where, each)
+
+
+def _of_file(where, event, arguments, frame) -> str:
+    path = arguments[0]
+    if type(path) is int or path is None or not on_stack(where, frame):
+        return ""
+    if type(path) not in (str, bytes):  # its methods would be the submission's
+        return f"names a file by an object of its own ({event})"
+    path = os.path.abspath(os.fsdecode(path))
+    below = path + os.sep
+    if below.startswith(where.own) and not below.startswith(where.ours):
+        return f"uses compiled code, {path}" if path.endswith((".pyc", ".so")) else ""
+    if event == "open":
+        return _of_opening(where, path, arguments, frame)
+    if frame.f_code.co_filename.startswith("<frozen importlib"):
+        return ""
+    return f"calls {event} on {path}" if _asked_by_submission(where, frame) else ""
+
+
+def _of_opening(where, path, arguments, frame) -> str:
+    flags = arguments[2] if len(arguments) > 2 and isinstance(arguments[2], int) else 0
+    if flags & WRITES:
+        return "" if path.startswith("/dev/") else f"writes {path}"
+    if path.startswith("/proc/"):
+        secret = any(part in PRIVATE_OF_A_PROCESS for part in path.split("/")[3:])
+        return f"opens {path}" if secret and _asked_by_submission(where, frame) else ""
+    if (path + os.sep).startswith(where.ours):
+        return f"reads {path}" if _asked_by_submission(where, frame) else ""
+    known = (*where.trusted, "/dev/", "/etc/", "/usr/", "/lib", "/sys/")
+    return "" if path.startswith(known) else f"opens {path}"
+
+
+def _of_network(where, event, arguments, frame) -> str:
+    address = arguments[1] if event in ("socket.connect", "socket.bind", "socket.sendto") \
+        else arguments[0]
+    host = address[0] if isinstance(address, tuple) else address
+    asked = _asked_by_submission(where, frame)
+    if event == "socket.connect" and not isinstance(address, tuple):
+        return "opens a socket" if asked else ""
+    if asked or on_stack(where, frame) and host not in (None, "", "localhost", "127.0.0.1", "::1"):
+        return f"opens a socket ({event} {host})"
+    return ""

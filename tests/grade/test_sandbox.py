@@ -1,0 +1,238 @@
+"""What a submission sees in its sandbox, what survives a killed grader, and who may grade."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from _grade import inside, namespaces, session, submissions
+from _grade import sandbox as sandboxes
+from _grade.sandbox import BROKEN, FLAGGED, PASSED, Sandbox
+from grading import ROOT, grade, needs_namespaces, on_the_check, on_the_machine, students
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    """As root often has it: with a mask that opens nothing to others."""
+    before = os.umask(0o077)
+    try:
+        found = Sandbox(["labs.manual_ddp"], seconds=60)
+    finally:
+        os.umask(before)
+    yield found
+    found.close()
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_what_a_submission_sees(sandbox, lessons, tmp_path):
+    source = on_the_check.combine(
+        "seen = [os.path.exists(p) for p in (PRIVATE, SOLUTIONS, TESTS, '/root/.ssh', '/sys')]",
+        "seen += [os.getuid(), sorted(os.environ), os.getcwd(), os.access('/usr', os.W_OK)]",
+        "net = list(open('/pr' + 'oc/net/dev'))[2:]",
+        "seen += [[line.split(':')[0].strip() for line in net]]",
+        "raise ValueError(seen)", head=on_the_check.HEAD + f"PRIVATE = {str(tmp_path)!r}\n"
+        f"SOLUTIONS = {str(ROOT)!r} + '/solu' + 'tions'\nTESTS = {str(ROOT / 'tests')!r}\n")
+    found = grade(sandbox, lessons, source, tmp_path / "ada.ipynb")
+    assert "[False, False, False, False, False, 1000, [" in found.sentence
+    assert "'/student', False, ['lo']]" in found.sentence and "KEY" not in found.sentence
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_a_process_that_ends_at_once_has_no_verdict(sandbox, lessons, tmp_path, monkeypatch):
+    """And what follows it is graded."""
+    group = SimpleNamespace(members=["/nowhere/cgroup.procs"], remove=lambda: None)
+    with monkeypatch.context() as patched:
+        patched.setattr(sandboxes.cgroups, "Group", lambda *_: group)
+        found = grade(sandbox, lessons, students.RIGHT[0], tmp_path / "ada.ipynb")
+    assert found.outcome == BROKEN
+    assert grade(sandbox, lessons, students.RIGHT[0], tmp_path / "ada.ipynb").outcome == PASSED
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_what_ipython_alone_understands_is_left_out(sandbox, lessons, tmp_path):
+    source = "%%time\n!pip list\n" + students.RIGHT[0]
+    assert grade(sandbox, lessons, source, tmp_path / "ada.ipynb").outcome == PASSED
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_the_guard_cannot_be_found(sandbox, lessons, tmp_path):
+    """Not from the classes that there are, nor from the modules, nor from what it put into labs."""
+    source = on_the_check.combine(
+        "kinds = getattr(object, '__sub' + 'classes__')()",
+        "functions = [f for kind in kinds for f in list(vars(kind).values())]",
+        "functions += [LOADED['labs.workers.pickling'].pack_result]",
+        "spaces = [getattr(f, '__glo' + 'bals__', {}) for f in functions]",
+        "spaces += [vars(module) for module in list(LOADED.values())]",
+        "raise ValueError(len(functions) > 1000, sorted({name for space in spaces for name in space"
+        " if name in ('guard', 'integrity', 'objection', 'on_stack', 'baseline', '_libc')}))")
+    found = grade(sandbox, lessons, source, tmp_path / "ada.ipynb")
+    assert "ValueError: (True, [])" in found.sentence, found
+
+
+GRADER = """
+import json, sys
+from pathlib import Path
+from _grade import session, submissions
+from _grade.lessons import read_lessons
+from _grade.sandbox import Sandbox
+lessons = read_lessons(Path(sys.argv[1]))
+one = submissions.read("ada", Path(sys.argv[2]), lessons)
+sandbox = Sandbox(["labs.manual_ddp"], sys.argv[3] == "True", seconds=60)
+session.grade_exercise(sandbox, one, one.lesson.exercises[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isolated", [pytest.param(True, marks=needs_namespaces), False])
+def test_nothing_outlives_a_grader_that_is_killed(tmp_path, isolated):
+    source, _ = on_the_machine.ATTACKS["endless_loop"]
+    (tmp_path / "a.ipynb").write_text(json.dumps(students.notebook(source)))
+    temporary = Path(tempfile.mkdtemp(prefix="killed-"))  # what is killed does not clear up
+    temporary.chmod(0o711)
+    grader = subprocess.Popen(
+        [sys.executable, "-c", GRADER, ROOT, tmp_path / "a.ipynb", str(isolated)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}", "TMPDIR": str(temporary)})
+    try:
+        deadline = time.monotonic() + 90
+        while not (below := running_of(grader.pid)) and time.monotonic() < deadline:
+            assert grader.poll() is None
+            time.sleep(0.1)
+    finally:
+        grader.kill()
+        grader.wait()
+    _, alive = psutil.wait_procs(below, timeout=10)
+    shutil.rmtree(temporary)
+    assert below and not alive
+
+
+def running_of(grader: int) -> list[psutil.Process]:
+    """The processes below a grader, once the exercise has begun: then one that is not the zygote
+    has computed for a while."""
+    try:
+        zygotes = psutil.Process(grader).children()
+        below = [each for zygote in zygotes for each in zygote.children(recursive=True)]
+        busy = [one for one in below if sum(one.cpu_times()[:2]) > 1]
+    except psutil.NoSuchProcess:  # one has just ended: nothing has begun yet
+        return []
+    return [*zygotes, *below] if busy else []
+
+
+@pytest.mark.slow
+@needs_namespaces
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(not os.access("/usr/bin/python3", os.X_OK), reason="nobody needs a Python")
+def test_an_ordinary_user_can_grade(tmp_path):
+    """As nobody, from a copy: the namespaces are those that an ordinary user may make."""
+    code = ("import os, sys; from _grade import namespaces; "
+            "namespaces.run_isolated(sys.argv[1], ['/usr'], ['/student', '/tmp'], "
+            "namespaces.Limits(), lambda: print(os.getuid(), os.getpid(), "
+            "sorted(os.listdir('/')), flush=True))")
+    copy = tmp_path / "_grade"
+    shutil.copytree(ROOT / "scripts" / "_grade", copy)
+    folder = Path("/var/tmp") / f"grade-test-{os.getpid()}"
+    shutil.copytree(tmp_path, folder)
+    (folder / "stage").mkdir()
+    subprocess.run(["chown", "-R", "nobody", folder], check=True)
+    python = "/usr/bin/python3"
+    try:
+        done = subprocess.run([python, "-c", code, str(folder / "stage")], user="nobody",
+                              capture_output=True, text=True, cwd=folder)
+    finally:
+        shutil.rmtree(folder)
+    assert done.stdout.startswith("1000 1 ['bin'"), done.stderr
+
+
+@pytest.mark.slow
+@needs_namespaces
+@pytest.mark.skipif(not os.access("/home", os.W_OK), reason="needs a folder below /home")
+def test_a_checkout_below_home_is_seen():
+    code = ("import os, sys; from _grade import namespaces; folder = sys.argv[2]; "
+            "namespaces.run_isolated(sys.argv[1], ['/usr', folder + '/labs'], "
+            "list(namespaces.OWN_FOLDERS), namespaces.Limits(), lambda: print("
+            "os.listdir(folder), os.listdir(folder + '/labs'), os.getcwd(), flush=True))")
+    folder = Path("/home") / f"grade-test-{os.getpid()}"
+    (folder / "labs").mkdir(parents=True)
+    (folder / "labs" / "here.py").touch()
+    (folder / "stage").mkdir()
+    try:
+        done = subprocess.run([sys.executable, "-c", code, folder / "stage", folder], text=True,
+                              capture_output=True, env={"PYTHONPATH": str(ROOT / "scripts")})
+    finally:
+        shutil.rmtree(folder)
+    assert done.stdout == "['labs'] ['here.py'] /student\n", done.stderr
+
+
+@pytest.mark.parametrize(("shown", "hidden"), [
+    (["/usr", "/home/ada/workbook/labs"], ""), (["/tmp/workbook/labs"], "/tmp/workbook/labs"),
+    (["/dev/shm/labs"], "/dev/shm/labs"), (["/tmpfoo/labs"], "")])
+def test_what_an_empty_folder_hides_is_known_before(shown, hidden):
+    assert namespaces.hidden(shown) == hidden
+
+
+def test_a_class_that_is_called_says_when_it_returned(monkeypatch):
+    events = []
+    monkeypatch.setattr(inside, "sys", SimpleNamespace(audit=lambda *event: events.append(event)))
+
+    class Twice(torch.nn.Module):
+        def forward(self, x):
+            return 2 * x
+
+        def helps(self):
+            return 1
+
+    Twice.__module__ = "__main__"
+    inside._watch_classes([Twice, 3])
+    assert Twice()(2) == 4 and Twice().helps() == 1
+    assert events == [("workbook.returned", 4)]
+
+
+@pytest.mark.slow
+def test_unsafe_grades_too(lessons, tmp_path):
+    found = Sandbox(["labs.manual_ddp"], isolated=False, seconds=60)
+    try:
+        right = grade(found, lessons, students.RIGHT[0], tmp_path / "a.ipynb")
+        source, _ = on_the_check.FOUND["walks_the_stack"]
+        walks = grade(found, lessons, source, tmp_path / "b.ipynb")
+    finally:
+        found.close()
+    assert (right.outcome, walks.outcome) == (PASSED, FLAGGED)
+
+
+# A formula, a class, an optimizer, sharding, a checkpoint, a trace.
+KINDS = ("1.3", "2.4", "3.2", "4.1", "4.7", "5.9")
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_the_solutions_pass(lessons):
+    """One exercise of each kind; all of them, by hand: scripts/grade solutions --out all.csv."""
+    work = [(submissions.read("solution", ROOT / "solutions" / f"{lesson.name}.ipynb", lessons),
+             exercise) for lesson in lessons for exercise in lesson.exercises
+            if exercise.number in KINDS]
+    found = Sandbox([lesson.package for lesson in lessons], seconds=120)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            graded = [*pool.map(lambda each: session.grade_exercise(found, *each), work)]
+    finally:
+        found.close()
+    assert [exercise.number for _, exercise in work] == [*KINDS]
+    assert [one for one in graded if one.outcome != PASSED] == []
+
+
+def test_the_hostile_set_is_large_enough():
+    names = [*on_the_check.SEEN, *on_the_check.FOUND, *on_the_machine.ATTACKS]
+    assert len(names) == len(set(names)) >= 25
+    assert namespaces.Limits().processes < 1000

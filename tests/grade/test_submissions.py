@@ -1,0 +1,132 @@
+"""How a submission is read, and what of it an exercise needs."""
+
+import json
+import re
+
+import pytest
+from _grade import static_look, submissions
+from grading import ROOT, on_the_check, students
+
+
+def test_exercises_are_read_from_the_sources(lessons):
+    found = {each.number: each for lesson in lessons for each in lesson.exercises}
+    assert found["2.6"].arguments == ("start", "finish")
+    assert {"0.5", "1.8", "2.11", "3.10", "4.11", "5.10"} <= found.keys()
+
+
+@pytest.fixture
+def submitted(lessons, tmp_path):
+    def write(answer, added=""):
+        path = tmp_path / "ada.ipynb"
+        path.write_text(json.dumps(students.notebook(answer, added)))
+        return submissions.read("ada", path, lessons)
+
+    return write
+
+
+def needed(one, number="2.1"):
+    exercise = next(each for each in one.lesson.exercises if each.number == number)
+    return {part.name: [part.body[index] for index in kept] for part, kept in
+            submissions.needed(one, exercise) if part.own}
+
+
+def test_only_what_an_exercise_needs_is_run(submitted):
+    one = submitted("def combine(g, s):\n    return share(g, s)\n",
+                    "def share(g, s):\n    return HALF\nHALF = 0.5\nother = 1 / 0\nprint('x')")
+    assert [len(kept) for kept in needed(one).values()] == [2, 1]
+
+
+@pytest.mark.parametrize("added", [
+    "from math import *", "TABLE = []\nTABLE.append(1)", "torch.manual_seed(0)",
+    "@share.register(int)\ndef _(g):\n    return g"])
+def test_what_changes_a_name_is_run(submitted, added):
+    one = submitted("def share(g):\n    return g * sqrt(len(TABLE))\n"
+                    "def combine(g, s):\n    return share(torch.zeros(1))\n", added)
+    assert [len(kept) for kept in needed(one).values()] == [len(submissions.parse(added)), 2]
+
+
+def test_a_scratch_line_of_a_module_is_not_run(submitted):
+    one = submitted("def combine(g, s):\n    return torch.zeros(1)\n",
+                    "torch.testing.assert_close(1, 2)\nlab.show_combine(combine)")
+    assert [len(kept) for kept in needed(one).values()] == [1]
+
+
+def test_a_cell_of_ours_is_taken_from_our_sources(submitted):
+    one = submitted(students.RIGHT[0])
+    changed = [submissions.Code(cell.number, cell.id, cell.source + "\ntorch = None")
+               if "import torch\n" in cell.source else cell for cell in one.cells]
+    assert not any("None" in part.source for part in submissions.parts(
+        submissions.Submission("ada", one.path, one.lesson, changed))[0] if "import torch" in
+        part.source)
+
+
+def test_an_editor_that_renames_cells_loses_nothing(submitted):
+    one = submitted(students.RIGHT[0])
+    renamed = [submissions.Code(cell.number, "", cell.source) for cell in one.cells]
+    one = submissions.Submission("ada", one.path, one.lesson, renamed)
+    assert any("combine" in str(getattr(node, "name", "")) for body in needed(one).values()
+               for node in body)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"cells": [1]}', "[" * 100_000,
+                                  '{"cells": [{"cell_type": "code", "source": 1}]}',
+                                  '{"cells": []}'])
+def test_a_file_that_is_no_notebook(lessons, tmp_path, text):
+    path = tmp_path / "ada.ipynb"
+    path.write_text(text)
+    with pytest.raises(submissions.Unreadable):
+        submissions.read("ada", path, lessons)
+
+
+@pytest.mark.parametrize("source", ["(" * 50_000, "x = " + "-" * 50_000 + "1", "a.b" * 10_000,
+                                    "\0", "def f(:\n", "%%bash\nrm -rf /"])
+def test_code_that_is_hard_to_parse_is_left_out(source):
+    submissions.parse(source)
+
+
+def test_each_file_has_a_student(tmp_path):
+    for name in ("ada/02_manual_ddp", "bob/02_manual_ddp", "week1/eve", "week2/eve", "zoe"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.ipynb").touch()
+    found = [student for student, _ in submissions.files_of([tmp_path])]
+    assert found == ["ada", "bob", "week1/eve", "week2/eve", "zoe"]
+
+
+@pytest.mark.parametrize("name", ["02_manual_ddp", "eve"])
+def test_weeks_below_each_student(tmp_path, name):
+    paths = [f"{student}/{week}/{name}" for student in ("ada", "bob") for week in ("w1", "w2")]
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{path}.ipynb").touch()
+    assert [student for student, _ in submissions.files_of([tmp_path])] == paths
+
+
+@pytest.mark.parametrize("name", on_the_check.SEEN)
+def test_what_is_seen_in_the_source(name):
+    source, words = on_the_check.SEEN[name]
+    assert re.search(words, "\n".join(static_look.findings(submissions.parse(source))))
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "solutions").glob("0*.py")))
+def test_nothing_is_seen_in_the_worked_answers(name):
+    text = (ROOT / "solutions" / f"{name}.py").read_text()
+    found = list(static_look.findings(submissions.parse(text)))
+    assert [why for why in found if "subprocess" not in why] == []
+
+
+@pytest.mark.parametrize("source", [
+    "import gc, inspect, traceback\ngc.collect()\nprint(inspect.signature(len))",
+    "from gc import collect", "from labs import launch, device", "import labs.manual_ddp as lab",
+    "notes = 'See solutions/ideas of the group.'", "sizes = lab.MODELS['x'].parameters",
+    "getattr(module, 'training')", "import labs\nresult = labs.launch(work)\nresult.memory"])
+def test_nothing_is_seen_in_an_honest_line(source):
+    assert list(static_look.findings(submissions.parse(source))) == []
+
+
+@pytest.mark.parametrize(("source", "words"), [
+    ("import ctypes, psutil\nos.kill(1, 9)", []),
+    ("print('✓ Exercise 2.1  right')", ["prints what a check prints"]),
+    ("from labs.manual_ddp.checks import combine",
+     ["imports labs.manual_ddp.checks.combine, which checks are made of"])])
+def test_of_what_is_not_run_only_a_forgery_is_seen(source, words):
+    assert list(static_look.forgeries(submissions.parse(source))) == words
