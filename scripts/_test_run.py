@@ -19,8 +19,8 @@ NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120",
          "--nbval-sanitize-with=tests/nbval_sanitize.cfg", "-p", "untouched"]
 NOTEBOOK_FOLDERS = ["notebooks", "solutions"]
 NOTHING_SELECTED = 5  # pytest's exit code
-# Tests wait for ranks, kernels and hangs more than they compute: two or more at a time.
-AT_ONCE = str(max(2, min(8, (os.cpu_count() or 2) // 2)))
+# Tests wait for ranks, kernels and hangs, too: three at a time keep two cores busy.
+AT_ONCE = str(max(3, min(8, (os.cpu_count() or 2) // 2)))
 COUNTED = ("tests", "failures", "errors", "skipped")
 
 
@@ -87,7 +87,7 @@ def pytest_stage(name, paths, options, arguments):
         report = os.path.join(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", f"--junitxml={report}"]
         command += ["-c", "pyproject.toml", *arguments, *select, *options.extra, *paths]
-        code = subprocess.run(command, env=with_plugins() if "-p" in arguments else None).returncode
+        code = subprocess.run(command, env=environment("-p" in arguments)).returncode
         result = count(name, report)
     if code == NOTHING_SELECTED:
         result.note = nothing_selected(paths, options)
@@ -97,12 +97,15 @@ def pytest_stage(name, paths, options, arguments):
     return result
 
 
-def with_plugins():
-    """Return an environment in which pytest finds the plugins in tests/, and no progress shows."""
-    path = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    # A line of progress, emptied, would be one more output than the solution has.
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)),
-            "WORKBOOK_PROGRESS": "0"}
+def environment(plugins):
+    """Return pytest's environment; with plugins it finds those in tests/, and no progress shows."""
+    # Several run at a time: torch's further threads would only wait for each other, and computing.
+    found = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if plugins:
+        path = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+        # A line of progress, emptied, would be one more output than the solution has.
+        found.update(PYTHONPATH=os.pathsep.join(filter(None, path)), WORKBOOK_PROGRESS="0")
+    return found
 
 
 def count(name, report):

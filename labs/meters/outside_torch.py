@@ -57,8 +57,9 @@ class OutsideTorch:
     def _by_line(self) -> dict[tuple[str, int], int]:
         found = {}
         # the raw traces: a snapshot's own objects take 50 times as long to read
-        for domain, size, frames, *_ in tracemalloc.take_snapshot().traces._traces:
-            if size >= _SMALLEST and (domain == _NUMPY or _is_students(frames[0][0])):
+        traces = tracemalloc.take_snapshot().traces._traces
+        for domain, size, frames, *_ in [trace for trace in traces if trace[1] >= _SMALLEST]:
+            if domain == _NUMPY or _is_students(frames[0][0]):
                 found[frames[0]] = found.get(frames[0], 0) + size
         return found
 

@@ -1,11 +1,19 @@
-"""Runs a solution as a notebook would: prints what each cell's last expression shows.
+"""Runs solutions as notebooks would: prints what each cell's last expression shows.
 
-    python tests/pretend/cells.py solutions/03_zero_stages.py
+    python tests/pretend/cells.py solutions/02_manual_ddp.py solutions/03_zero_stages.py
+
+One process runs them all, because it imports torch and starts a fork server once. A line on stdout,
+on stderr and in the file PRETEND_RANKS ends what is a solution's: END, then its path and whether it
+came to its end.
 """
 
 import ast
+import os
 import sys
+import traceback
 import types
+
+END = "=== end of"
 
 
 def run(path: str) -> None:
@@ -24,5 +32,21 @@ def run(path: str) -> None:
             exec(compile(ast.Module([statement], []), path, "exec"), vars(main))
 
 
+def run_all(paths: list[str]) -> None:
+    """Runs one after the other; what one raises is printed and stops no other."""
+    for path in paths:
+        ended = True
+        try:
+            run(path)
+        except Exception:
+            traceback.print_exc()
+            ended = False
+        line = f"{END} {path} {ended}"
+        print(line, flush=True)
+        print(line, file=sys.stderr, flush=True)
+        with open(os.environ.get("PRETEND_RANKS", os.devnull), "a") as ranks:
+            print(line, file=ranks)
+
+
 if __name__ == "__main__":
-    run(sys.argv[1])
+    run_all(sys.argv[1:])

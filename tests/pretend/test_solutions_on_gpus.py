@@ -7,6 +7,7 @@ The last test says which lines that only a GPU reaches are run by nothing here.
 
 import atexit
 import functools
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import leaks
 import psutil
 import pytest
 from pretend import node
+from pretend.cells import END
 
 sys.path.append(str(node.HERE / "path"))
 import gpu_lines  # noqa: E402
@@ -57,32 +59,49 @@ NOT_RUN = {
 
 @dataclass(frozen=True)
 class Run:
-    """What one solution did. launches: (rank, ranks, device, backend) -> how often; left: what is
-    there after its end."""
+    """What one solution did. ended: whether it came to its end; launches: (rank, ranks, device,
+    backend) -> how often; left: what is there after the process."""
 
-    code: int
+    ended: bool
     printed: str
     errors: str
     launches: Counter
     left: list[str]
 
 
-@functools.cache
 def run(number: str, gpus: int) -> Run:
-    """Runs a solution on the pretend node; its temporary files are in a directory of their own."""
-    [solution] = [path for path in SOLUTIONS if path.name.startswith(number)]
+    """Runs a solution on the pretend node, with those that have GPUs of the same kind."""
+    nbytes = NBYTES.get(number)
+    return _run_all(tuple(path for path in SOLUTIONS if NBYTES.get(path.name[:2]) == nbytes),
+                    gpus, nbytes)[number]
+
+
+@functools.cache
+def _run_all(solutions, gpus, nbytes) -> dict[str, Run]:
+    """Runs solutions in one process; its temporary files are in a directory of their own."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = Path(folder, "ranks")
         ranks.touch()
         done = subprocess.run(
-            [sys.executable, node.HERE / "cells.py", solution], capture_output=True, text=True,
-            timeout=400, cwd=node.ROOT, env=node.environment(
-                gpus, nbytes=NBYTES.get(number), TMPDIR=folder, PRETEND_QUICK="1",
+            [sys.executable, node.HERE / "cells.py", *solutions], capture_output=True, text=True,
+            timeout=900, cwd=node.ROOT, env=node.environment(
+                gpus, nbytes=nbytes, TMPDIR=folder, PRETEND_QUICK="1",
                 PRETEND_NO_JUPYTER="1", PRETEND_RANKS=str(ranks), PRETEND_LINES=_notes(),
                 MPLBACKEND="agg"))
         leaks.until(lambda: not _processes(folder), 5)
         left = _processes(folder) + [str(path) for path in Path(folder).glob("pymp-*")]
-        return Run(done.returncode, done.stdout, done.stderr, _launches(ranks.read_text()), left)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return {path.name[:2]: Run(f"{END} {path} True" in done.stdout, *parts, _launches(lines),
+                                   left)
+                for path, *parts, lines in zip(solutions, _parts(done.stdout),
+                                               _parts(done.stderr), _parts(ranks.read_text()),
+                                               strict=True)}
+
+
+def _parts(text) -> list[str]:
+    """What each solution has left in a text in which a line ends what is a solution's."""
+    *parts, rest = re.split(rf"^{END} .*\n", text, flags=re.MULTILINE)
+    return [*parts[:-1], parts[-1] + rest]
 
 
 @functools.cache
@@ -116,7 +135,7 @@ def _launches(lines: str) -> Counter:
 @pytest.mark.parametrize("number", NUMBERS)
 def test_solution_runs_on_the_pretend_node(number, gpus):
     done = run(number, gpus)
-    assert done.code == 0, done.errors[-3000:]
+    assert done.ended, done.errors[-3000:]
     assert "Traceback" not in done.errors + done.printed, done.errors[-3000:]
     assert "✗ Exercise" not in done.printed and "cannot be judged" not in done.printed
     assert done.left == []

@@ -60,8 +60,12 @@ def _leave_out(name, module):
         setattr(module, function, lambda *_, **__: "(left out)")
     if name == "labs.fsdp.memory_limits":
         module.measure_overhead = lambda *_, **__: module.ProcessOverhead(0.0, 0.0)
+        if machine.count() > 2:
+            module.fits = _once(module.fits)
     if name == "labs.fsdp.node.jobs":
-        module.scaling_jobs = _first_and_last(module.scaling_jobs)
+        module.scaling_jobs = _some(module.scaling_jobs, 0, -1)
+        if machine.count() > 2:
+            module.jobs_for = _some(module.jobs_for, 0, 4, -1)  # DDP, larger, offloaded
     if name == "labs.training.strategies.third_party":
         module.has_deepspeed = lambda: False
     if name == "labs.fsdp_profiling.scaffold":
@@ -69,8 +73,24 @@ def _leave_out(name, module):
             del module.CAUSES[cause]
 
 
-def _first_and_last(jobs):
-    return lambda *args: [(found := jobs(*args))[0], found[-1]]
+def _some(jobs, *kept):
+    def called(*args):
+        found = jobs(*args)
+        return [found[number] for number in kept]
+
+    return called
+
+
+def _once(fits):
+    """The first training of a strategy is run; whether a larger model fits follows from it."""
+    largest = {}
+
+    def called(strategy, layers, limit):
+        if strategy not in largest:
+            largest[strategy] = layers if fits(strategy, layers, limit) else layers - 1
+        return layers <= largest[strategy]
+
+    return called
 
 
 def _passed_check(verdicts, exercise, hints=None, device="cpu"):
