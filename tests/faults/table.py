@@ -13,9 +13,9 @@ class Fault:
 
     function: what every rank runs. message_parts: pieces of the message (of all that is shown,
     where the launch works). guilty_line: text of the line whose place the message must give.
-    within: seconds. error: name of the exception, or None where the launch works. result: what it
-    returns then. options: of launch. peers: patterns of a message of a peer launcher that would do
-    as well, for the bench; None where the row is about what only ours does.
+    within: seconds, alone. error: name of the exception, or None where the launch works. result:
+    what it returns then. options: of launch. peers: patterns of a message of a peer launcher that
+    would do as well, for the bench; None where the row is about what only ours does.
     """
 
     function: Callable

@@ -10,6 +10,7 @@ from faults.table import FAULTS
 import labs
 from labs import launch
 
+BUSY = 3  # times as long as alone: other tests run beside these
 ROWS = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 
 
@@ -26,7 +27,7 @@ def test_from_a_script(fault, next_launch_works, capfd, recwarn):
             launch(fault.function, **{"ranks": 2, **fault.options})
         shown = f"{caught.type.__name__}: {caught.value}"
         assert len(str(caught.value)) < 5_000
-    assert time.monotonic() - began < fault.within
+    assert time.monotonic() - began < BUSY * fault.within
     assert_says(fault, shown)
     if fault.guilty_line:
         line = fault.function.__code__.co_firstlineno + fault.line - 1
@@ -40,7 +41,7 @@ def test_from_a_cell(fault, in_kernel):
     options = "".join(f", {name}={value}" for name, value in {"ranks": 2, **fault.options}.items())
     began = time.monotonic()
     shown, error = in_kernel.run(f"result = launch({fault.name}{options})\nprint(result)")
-    assert time.monotonic() - began < fault.within
+    assert time.monotonic() - began < BUSY * fault.within
     if fault.error is None:
         assert error is None, error
         assert str(fault.result) in shown

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 import labs
 from labs import launch
-from labs.workers import devices
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 HANG_AFTER, LATE = 1.0, 2.5  # seconds
@@ -343,7 +342,6 @@ def test_a_deadlock_is_named_in_time():
         assert isinstance(found[program.__name__], labs.RanksStuck), (program, message)
         assert words in message and "not done" not in message, (program, message)
         waited = [o.seconds for o in found[program.__name__].outcomes]
-        # At most 2 s later if it were alone. Here 8 launches share the machine, one of them polls;
-        # and where others crowd it, ranks get no core to say that they wait.
-        later = 4 if os.getloadavg()[0] < 4 * devices.cores() else 15
-        assert HANG_AFTER < min(waited) and max(waited) < HANG_AFTER + later, (program, waited)
+        # At most 2 s later if it were alone. Here 8 launches share the machine with other tests,
+        # one of them polls, and a rank needs a core to say that it waits.
+        assert HANG_AFTER < min(waited) and max(waited) < HANG_AFTER + 15, (program, waited)
