@@ -594,6 +594,7 @@ def test_help_names_the_options():
     assert all(option in shown.stdout for option in ("--check", "--student-only", "--no-execute"))
 
 
+@pytest.mark.slow
 def test_build_executes_and_a_raising_cell_is_named(tree):
     tree(SOURCE)
     root = tree(

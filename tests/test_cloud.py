@@ -168,6 +168,7 @@ def test_the_images_steps_are_scripts_that_are_tested():
     assert '"/opt/workbook/scripts/cloud/single-user"' in commands[1]
 
 
+@pytest.mark.slow
 def test_what_the_image_holds_is_enough(tmp_path):
     """From the files that it copies alone: set-up imports what it needs, a notebook's package loads
     what it reads, the commands answer, and a student's folder can be filled."""

@@ -577,6 +577,7 @@ def test_stages_count_what_pytest_counts(tmp_path):
     assert done.stdout.splitlines()[-1] == "1 passed, 1 failed, 1 skipped"
 
 
+@pytest.mark.slow
 def test_a_term_signal_ends_the_driver_with_its_children(tmp_path):
     (tmp_path / "test_long.py").write_text(
         "import subprocess, time\n"

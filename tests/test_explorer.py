@@ -117,6 +117,7 @@ def test_without_a_live_kernel_it_is_a_picture(controls, monkeypatch):
     assert "Fits on the A100-40 with" in data["text/plain"]
 
 
+@pytest.mark.slow
 def test_scaling_shows_dry_runs_beside_the_closed_form(monkeypatch):
     small = hf_configs.make("llama", hidden_size=64, num_hidden_layers=3, num_attention_heads=4,
                        num_key_value_heads=2, intermediate_size=128, vocab_size=256)

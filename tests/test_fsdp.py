@@ -79,6 +79,7 @@ def test_the_rule_counts_what_is_called(solution):
         assert ratio < 2.01 and (units[1:] or ratio > 1.99)  # said in the notebook: up to twice
 
 
+@pytest.mark.slow
 def test_fully_shard_is_zero3_by_hand(solution, monkeypatch, capsys):
     """Said in the notebook: the same bytes, in as many calls, once the root is freed too."""
     monkeypatch.chdir(ROOT / "solutions")
@@ -235,6 +236,7 @@ def test_every_name_of_fsdp1_runs_and_sends_what_its_successor_does(capsys):
     assert offloaded[2:] == full[2:] and "–" not in offloaded
 
 
+@pytest.mark.slow
 def test_computing_in_bf16_halves_what_it_computes_with(solution, capsys):
     """Said in the notebook."""
     panels = lab.show_precision(solution.shard, solution.mixed).data

@@ -54,6 +54,7 @@ def all_jobs(card, ranks, strategies):
             + jobs.scaling_jobs(ranks, strategies["checkpointed"]))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name, ranks", [
     ("A10", 8), pytest.param("A100-40", 2, marks=pytest.mark.slow), ("A100-80", 8),
     pytest.param("B200", 8, marks=pytest.mark.slow)])
@@ -158,6 +159,7 @@ def test_a_node_measures_every_row_and_one_that_fails_is_a_row(strategies, small
     assert "DDP: peak of a rank: out of memory" in words and "speed 1.54 thousand" in words
 
 
+@pytest.mark.slow
 def test_one_gpu_runs_one_rank_alone_and_says_what_that_is_not(strategies, small, monkeypatch,
                                                                 capsys):
     node_of(1, monkeypatch)

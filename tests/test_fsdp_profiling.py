@@ -219,6 +219,7 @@ def test_a_faulty_run_that_is_as_fast_as_the_healthy_one_is_recorded_again(monke
     assert recording.record_clearly(["a", "b"], beside_first=True) == [healthy, slower]
 
 
+@pytest.mark.slow
 def test_on_a_busy_machine_the_check_says_so(monkeypatch, solution):
     def busy():
         raise recording.TooNoisy("one rank computed 9.0 times as long as another, by chance")
@@ -326,6 +327,7 @@ def test_pictures_say_what_they_show(healthy, solution):
     assert repr(lab.show_all_gathers(healthy, solution.attribute)).count("transformer.h.1") == 2
 
 
+@pytest.mark.slow
 def test_other_collectives_are_those_that_fsdp_did_not_call(solution):
     run = common.recorded(stacks=True, before_sharding=lab.watch_activations)
     assert {(one.kind, one.elements) for one in charts.non_fsdp_collectives(run[0])} == {

@@ -57,6 +57,7 @@ def test_the_order_of_events_in_one_backward(solution):
     assert events.index("wait all_reduce") > events.index("ready embedding.weight")
 
 
+@pytest.mark.slow
 def test_measured_traffic_is_what_the_model_predicts(compared):
     for found in compared.results.values():
         assert {call.kind for call in found.calls} == {"all_reduce"}
@@ -202,6 +203,7 @@ def test_the_built_notebook_shows_what_its_text_says():
     assert exposed[0] > 1.2 * exposed[1] > 1.2 * 1.25 * exposed[2]
 
 
+@pytest.mark.slow
 def test_an_unfilled_exercise_makes_every_picture_wait():
     def unfilled(*_):
         raise NotImplementedError("Exercise 2.5")

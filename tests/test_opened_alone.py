@@ -57,6 +57,7 @@ def test_alone_it_says_one_sentence(tmp_path):
     assert "No module named 'labs'" in said.split("PATH")[1]  # what the next cell would say
 
 
+@pytest.mark.slow
 def test_in_the_workbook_it_does_nothing(tmp_path):
     said = shown(first_code("notebooks", "02_manual_ddp"), tmp_path)
     assert said.splitlines() == ["", "PATH [] LABS False", "[0, 0]"]

@@ -115,6 +115,7 @@ sys.exit(session.run(check(sys.argv[2:]), Path(sys.argv[1])))
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_report_and_no_process(tree, tmp_path):
     out = tmp_path / "out"
     command = [sys.executable, "-c", INTERRUPTED, str(tree), "--only", "04,00", "--no-preflight",

@@ -209,6 +209,7 @@ def kernel():
     kernel.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body, said", [
     ("exit()", "the code called sys.exit()"), ("import sys; sys.exit(1)", "sys.exit(1)"),
     ("raise KeyError('k' * 10**7)", "KeyError: 'kkk"), ("input('code')", "cannot answer input()"),

@@ -34,7 +34,7 @@ def test_from_a_script(fault, next_launch_works, capfd, recwarn):
         assert f"faulty.py line {line}" in shown, shown
 
 
-@pytest.mark.sample(5)  # in every case --fast runs it as a script
+@pytest.mark.slow  # --fast runs some as a script
 @ROWS
 def test_from_a_cell(fault, in_kernel):
     in_kernel.run(fault.source)

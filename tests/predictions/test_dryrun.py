@@ -101,7 +101,7 @@ def least(job) -> dict:
     return {name: min(run[name] for run in runs) for name in runs[0]}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", CASES)
 def test_dry_run_equals_the_allocators_events(name, warm_launcher):
     kind, settings = CASES[name]
@@ -114,6 +114,7 @@ def test_dry_run_equals_the_allocators_events(name, warm_launcher):
         assert run.at[phase].total == pytest.approx(real[phase], rel=2e-4), phase
 
 
+@pytest.mark.slow
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("settings", [
     {"ranks": 2, "strategy": "ddp", "options": {"bucket_cap_mb": 1}},

@@ -15,7 +15,7 @@ PREDICTED = (
     "FSDP2, reshard to 2 of 4", "FSDP2, accumulation, no sync")
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", PREDICTED)
 def test_predicted(name, warm_launcher):
     # static_graph and its kind keep a few numbers for each parameter

@@ -88,7 +88,7 @@ def test_random_sizes_to_the_byte(seed):
     same_bytes(config, job | {"sequence": min(job["sequence"], 128)}, recipe)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_any_decoder_to_the_byte(name):
     seed = list(FAMILIES).index(name)
@@ -127,6 +127,7 @@ MOE = dict(QUIET, hidden_size=64, intermediate_size=48, num_hidden_layers=5, voc
            num_attention_heads=4, num_key_value_heads=2, num_local_experts=4, pad_token_id=None)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("batch", "sequence"), [(1, 64), (3, 101)])
 @pytest.mark.parametrize("recipe", ["fp32", "bf16"])
 def test_a_mixture_of_experts_to_the_byte(recipe, batch, sequence):

@@ -156,6 +156,7 @@ def test_labs_itself_is_read_again_when_it_was_edited():
     assert launch(has_the_servers_copy, ranks=1, quiet=True) == [True]
 
 
+@pytest.mark.slow
 def test_spawn_where_there_is_no_fork_server(monkeypatch):
     monkeypatch.setenv("LABS_START_METHOD", "spawn")
 
