@@ -10,24 +10,24 @@ from faults.table import FAULTS
 import labs
 from labs import launch
 
-BUSY = 3  # times as long as alone: other tests run beside these
+TRIES = 3  # other tests run beside these, so a launch may be late by chance
 ROWS = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 
 
 @pytest.mark.sample(4)
 @ROWS
 def test_from_a_script(fault, next_launch_works, capfd, recwarn):
-    began = time.monotonic()
-    if fault.error is None:
-        assert launch(fault.function, **{"ranks": 2, **fault.options}) == fault.result
-        shown = capfd.readouterr().out + "".join(f"{w.category.__name__}: {w.message}\n"
-                                                 for w in recwarn)
-    else:
+    def run():
+        if fault.error is None:
+            assert launch(fault.function, **{"ranks": 2, **fault.options}) == fault.result
+            return capfd.readouterr().out + "".join(f"{w.category.__name__}: {w.message}\n"
+                                                    for w in recwarn)
         with pytest.raises(labs.LaunchError) as caught:
             launch(fault.function, **{"ranks": 2, **fault.options})
-        shown = f"{caught.type.__name__}: {caught.value}"
         assert len(str(caught.value)) < 5_000
-    assert time.monotonic() - began < BUSY * fault.within
+        return f"{caught.type.__name__}: {caught.value}"
+
+    shown = in_time(run, fault)
     assert_says(fault, shown)
     if fault.guilty_line:
         line = fault.function.__code__.co_firstlineno + fault.line - 1
@@ -39,9 +39,8 @@ def test_from_a_script(fault, next_launch_works, capfd, recwarn):
 def test_from_a_cell(fault, in_kernel):
     in_kernel.run(fault.source)
     options = "".join(f", {name}={value}" for name, value in {"ranks": 2, **fault.options}.items())
-    began = time.monotonic()
-    shown, error = in_kernel.run(f"result = launch({fault.name}{options})\nprint(result)")
-    assert time.monotonic() - began < BUSY * fault.within
+    cell = f"result = launch({fault.name}{options})\nprint(result)"
+    shown, error = in_time(lambda: in_kernel.run(cell), fault)
     if fault.error is None:
         assert error is None, error
         assert str(fault.result) in shown
@@ -53,6 +52,17 @@ def test_from_a_cell(fault, in_kernel):
     assert_says(fault, shown)
     if fault.guilty_line:
         assert re.search(rf"In \[\d+\] line {fault.line}\b", shown), shown
+
+
+def in_time(run, fault):
+    """What run() returns when it ends within the fault's seconds, in one of TRIES attempts."""
+    for _ in range(TRIES):
+        began = time.monotonic()
+        found = run()
+        seconds = time.monotonic() - began
+        if seconds < fault.within:
+            return found
+    pytest.fail(f"{seconds:.1f} s, and in each attempt more than {fault.within}")
 
 
 def assert_says(fault, shown):

@@ -336,12 +336,19 @@ DEADLOCKS = {
 
 
 def test_a_deadlock_is_named_in_time():
-    found = outcomes_of(DEADLOCKS)
+    # At most 2 s later if it were alone. Here 8 launches share the machine with other tests, one of
+    # them polls, and a rank needs a core to say that it waits: in one of three attempts.
+    assert any(_named_after() < HANG_AFTER + 4 for _ in range(3))
+
+
+def _named_after() -> float:
+    """The seconds after which the last deadlock was named."""
+    found, latest = outcomes_of(DEADLOCKS), 0.0
     for program, words in DEADLOCKS.items():
         message = str(found[program.__name__])
         assert isinstance(found[program.__name__], labs.RanksStuck), (program, message)
         assert words in message and "not done" not in message, (program, message)
         waited = [o.seconds for o in found[program.__name__].outcomes]
-        # At most 2 s later if it were alone. Here 8 launches share the machine with other tests,
-        # one of them polls, and a rank needs a core to say that it waits.
-        assert HANG_AFTER < min(waited) and max(waited) < HANG_AFTER + 15, (program, waited)
+        assert HANG_AFTER < min(waited), (program, waited)
+        latest = max(latest, *waited)
+    return latest
