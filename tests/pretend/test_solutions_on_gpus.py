@@ -35,7 +35,10 @@ ON_CPU = {
     "03": {1: 1, 2: 1, 8: 1},  # the bytes that gloo puts on the wire
     "04": {1: 1, 2: 1}}  # state dicts: gloo cannot gather a DTensor of GPUs (pytorch 132471)
 SAYS = {
-    "00": ["GPU 0: {name}", "I compute on cuda:{last}", "{reason}"],
+    # with no Jupyter: a picture, a launch's output, a failure's account, a guess beside its result
+    "00": ["GPU 0: {name}", "I compute on cuda:{last}", "{reason}", "rank 0 │ I am one of",
+           "MB sent by each rank to all-reduce 12 MB", "launch raised RanksStuck: deadlock",
+           "your guess: 10", "✓ Exercise 0.1", "✓ Exercise 0.5"],
     "01": ["{ranks} ranks"],
     "02": ["{preset}: {ranks} ranks, GPT-2"],
     "03": ["{preset}: {ranks} ranks, GPT-2"],
@@ -43,6 +46,7 @@ SAYS = {
     "05": ["{preset}: {ranks} ranks, GPT-2", "rank 0 ({backend})"]}
 REASONS = {1: "4 ranks share 1 GPU with gloo", 2: "4 ranks share 2 GPUs with gloo",
            8: "one GPU per rank with NCCL (8 found)"}
+HTML = re.compile(r"<(div|svg|table|p|span)\b")
 NBYTES = {"04": 1.5e7}  # of each GPU's memory, for the labs that fill it
 # Tests that run more of the GPU's lines: (pretend GPUs, arguments of pytest)
 PARTS = [
@@ -138,6 +142,7 @@ def test_solution_runs_on_the_pretend_node(number, gpus):
     assert done.ended, done.errors[-3000:]
     assert "Traceback" not in done.errors + done.printed, done.errors[-3000:]
     assert "✗ Exercise" not in done.printed and "cannot be judged" not in done.printed
+    assert not HTML.search(done.printed)
     assert done.left == []
     words = {"name": "Tesla T4" if gpus == 1 else "A100-SXM4-80GB", "last": gpus - 1,
              "reason": REASONS[gpus], "preset": "one-gpu" if gpus == 1 else "node",
