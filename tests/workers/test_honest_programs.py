@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import labs
 from labs import launch
+from labs.workers import devices
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 HANG_AFTER, LATE = 1.0, 2.5  # seconds
@@ -338,7 +339,11 @@ DEADLOCKS = {
 def test_a_deadlock_is_named_in_time():
     # At most 2 s later if it were alone. Here 8 launches share the machine with other tests, one of
     # them polls, and a rank needs a core to say that it waits: in one of three attempts.
-    assert any(_named_after() < HANG_AFTER + 4 for _ in range(3))
+    assert any(_named_after() < HANG_AFTER + _later() for _ in range(3))
+
+
+def _later() -> int:
+    return 4 if os.getloadavg()[0] < 4 * devices.cores() else 15
 
 
 def _named_after() -> float:
