@@ -133,7 +133,7 @@ def test_the_slider_of_the_solution_moves_the_buckets(page):
     for text in ("import labs.manual_ddp as lab", "def make_buckets("):
         notebook.run_cell(notebook.find(text))
     output = notebook.run_cell(notebook.find("lab.explore_buckets("))
-    picture, slider = output.locator("img"), output.get_by_role("slider")
+    picture, slider = output.locator("img"), output.get_by_role("slider", name="cap, MB")
     api.expect(output.locator(".widget-readout")).to_have_text("0.8")
     before, source = picture.screenshot(), picture.get_attribute("src")
     slider.press("ArrowRight")
@@ -153,7 +153,7 @@ def test_the_explorer_follows_its_sliders_and_menus(page, lab):
         getattr(control, act)(*how)
         api.expect(chart).not_to_have_attribute("aria-label", verdict)
 
-    moves(output.get_by_role("slider").nth(0), "press", "ArrowRight")
+    moves(output.get_by_role("slider", name="ranks"), "press", "ArrowUp")
     api.expect(output.locator(".widget-readout").nth(0)).to_have_text("16")
     moves(output.get_by_role("combobox").nth(0), "select_option", "Llama-3-70B")
     moves(output.get_by_role("combobox").nth(1), "select_option", "DDP")

@@ -45,12 +45,16 @@ class Controls:
         return data, metadata
 
     def box(self):
-        """The controls and the view below them as a widget; None where there is no ipywidgets."""
+        """The controls and the view below them as a widget; None where ipywidgets or
+        anywidget is missing."""
         try:
             import ipywidgets
+
+            from labs.pictures.slider import Slider
         except ImportError:
             return None
-        handles = [_handle(ipywidgets, choice, self.columns > 1) for choice in self.choices]
+        handles = [_handle(ipywidgets, Slider, choice, self.columns > 1)
+                   for choice in self.choices]
         view = ipywidgets.HTML(self.live(**self.first) if self.live else self.still.html(),
                                layout=ipywidgets.Layout(max_width=_PIXELS, margin="0"))
 
@@ -68,9 +72,11 @@ class Controls:
         return ipywidgets.VBox([grid, view])
 
 
-def _handle(ipywidgets, choice, in_grid):
-    kinds = {"slider": ipywidgets.SelectionSlider, "menu": ipywidgets.Dropdown}
-    return kinds[choice.kind](
-        options=choice.options, value=choice.value, description=choice.label,
-        style={"description_width": "104px" if in_grid else "initial"},
-        layout=ipywidgets.Layout(width="auto" if in_grid else "420px", margin="2px"))
+def _handle(ipywidgets, slider, choice, in_grid):
+    layout = ipywidgets.Layout(width="auto" if in_grid else "420px", margin="2px")
+    if choice.kind == "slider":
+        return slider(choice.label, choice.options, choice.value, layout=layout,
+                      label_width="104px" if in_grid else "auto")
+    return ipywidgets.Dropdown(
+        options=choice.options, value=choice.value, description=choice.label, layout=layout,
+        style={"description_width": "104px" if in_grid else "initial"})

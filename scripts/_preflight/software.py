@@ -17,7 +17,8 @@ LOWEST_PYTHON, LOWEST_TORCH = (3, 11), (2, 11)
 # CUDA major version -> the oldest driver for Linux that runs it, of whatever minor version.
 # Source: CUDA Compatibility, "Minor Version Compatibility".
 LOWEST_DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
-_NEEDED = ("torch", "transformers", "accelerate", "jupyterlab", "ipywidgets", "matplotlib")
+_NEEDED = ("torch", "transformers", "accelerate", "jupyterlab", "ipywidgets", "anywidget",
+           "matplotlib")
 
 
 def python() -> Found:

@@ -3,8 +3,8 @@
 import sys
 from importlib.machinery import PathFinder
 
-HIDDEN = {"IPython", "ipykernel", "ipywidgets", "jupyter", "jupyter_client", "jupyter_core",
-          "jupyter_events", "jupyter_server", "jupyterlab", "jupyterlab_server",
+HIDDEN = {"IPython", "anywidget", "ipykernel", "ipywidgets", "jupyter", "jupyter_client",
+          "jupyter_core", "jupyter_events", "jupyter_server", "jupyterlab", "jupyterlab_server",
           "jupyterlab_widgets", "jupytext", "nbclient", "nbconvert", "nbformat", "nbval",
           "notebook", "notebook_shim", "traitlets", "widgetsnbextension", "comm", "debugpy",
           "matplotlib_inline", "tornado", "zmq"}
