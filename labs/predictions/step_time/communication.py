@@ -1,0 +1,92 @@
+"""Seconds that one rank communicates, and how many of them computation does not hide.
+
+A collective takes its bytes over the slowest link of its ring plus a time per hop; the bytes are
+those of `labs.predictions.traffic`.
+"""
+
+from labs.predictions import traffic
+from labs.predictions.step_time.constants import LINK_SHARE, Constants
+from labs.predictions.step_time.training_run import TrainingRun
+
+
+def exposed(communication: float, computation: float, constants: Constants) -> float:
+    """Seconds by which communication lengthens computation that runs at the same time: all that
+    is longer than it, and a share of what is not, because both use the same multiprocessors."""
+    hidden = min(communication, computation)
+    return communication - hidden + constants.unhidden * hidden
+
+
+def link_rate(run: TrainingRun, ranks: int, stride: int = 1) -> float:
+    """Bytes/s of a ring of `ranks` ranks that are `stride` ranks apart. Within a node it is
+    NVLink's, or PCIe's where there is none. Between nodes all of the group's ranks on a node carry
+    the ring in parallel, each through its own adapter, and NVLink bounds their sum."""
+    local = (run.gpu.nvlink or run.gpu.pcie) * LINK_SHARE
+    if (ranks - 1) * stride < run.gpus_per_node:
+        return local
+    on_node = max(1, run.gpus_per_node // stride)
+    return min(local, on_node * run.network * LINK_SHARE)
+
+
+def _ring(run, constants, size, ranks, stride=1, passes=1) -> float:
+    """Seconds of an all-gather or reduce-scatter (1 pass) or all-reduce (2) of `size` bytes."""
+    if ranks == 1:
+        return 0.0
+    sent = traffic.all_gather(size, ranks)
+    return passes * (sent / link_rate(run, ranks, stride) + (ranks - 1) * constants.hop)
+
+
+def tensor_seconds(run: TrainingRun, constants: Constants) -> float:
+    """Of one layer: two all-reduces of activations forward and two backward, and those of forward
+    again if it is recomputed (Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3).
+    Sequence parallelism sends the same bytes. None of it overlaps."""
+    count = 6 if run.recompute == "full" else 4
+    size = 2 * run.tokens * run.hidden
+    return count * _ring(run, constants, size, run.tensor, passes=2)
+
+
+def context_seconds(run: TrainingRun, constants: Constants) -> tuple[float, float]:
+    """Of one layer, (forward, backward): each rank's keys and values go once around the ring, and
+    backward their gradients too (Liu et al., "Ring Attention", 2023, arXiv 2310.01889)."""
+    size = 2 * 2 * run.tokens * run.context * run.kv_hidden / run.tensor
+    forward = _ring(run, constants, size, run.context, run.tensor)
+    return forward, 2 * forward
+
+
+def sharding_seconds(run: TrainingRun, constants: Constants) -> tuple[float, float]:
+    """Of one layer, (forward, backward): parameters in 16 bits are gathered for forward, gathered
+    again for backward in stage 3, and gradients are reduce-scattered."""
+    if run.sharding < 2:
+        return 0.0, 0.0
+    stride = run.tensor
+    gather = _ring(run, constants, 2 * run.layer_parameters, run.shards, stride)
+    reduce = _ring(run, constants, run.reduce_bytes * run.layer_parameters, run.shards, stride)
+    return gather, reduce + (gather if run.sharding == 3 else 0)
+
+
+def embedding_seconds(run: TrainingRun, constants: Constants) -> float:
+    """The embedding's gathering and reduction under sharding: first and last, so nothing hides
+    them."""
+    if run.sharding < 2:
+        return 0.0
+    size = (2 + run.reduce_bytes) * run.embedding_parameters
+    return _ring(run, constants, size, run.shards, run.tensor)
+
+
+def all_reduce_seconds(run: TrainingRun, constants: Constants) -> float:
+    """Gradients that are not sharded over all ranks, all-reduced once a step: DDP's, or those of
+    hybrid sharding between its groups."""
+    ranks = run.data * run.context // run.shards
+    own = (run.stage_layers * run.layer_parameters + run.embedding_parameters) / run.shards
+    stride = run.tensor * run.shards
+    return _ring(run, constants, run.reduce_bytes * own, ranks, stride, passes=2)
+
+
+def pipeline_seconds(run: TrainingRun, constants: Constants) -> float:
+    """Of one micro-batch: activations to the next stage and gradients back, for each chunk of
+    layers; tensor-parallel ranks send a share each (Narayanan et al., SC 2021, section 4.1)."""
+    if run.pipeline == 1:
+        return 0.0
+    within = run.pipeline * run.tensor <= run.gpus_per_node
+    rate = (run.gpu.nvlink or run.gpu.pcie) if within else run.network
+    size = 2 * run.tokens * run.hidden / run.tensor
+    return 2 * run.chunks * (size / (rate * LINK_SHARE) + constants.hop)

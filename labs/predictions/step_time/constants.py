@@ -1,0 +1,77 @@
+"""Every constant of the step-time model: seven that are fitted, and those that are published.
+
+None belongs to a row or to a code base. The fitted ones are shares and rates of hardware that no
+data sheet gives; `python -m _bench.steptime_fit` (in scripts/) prints them again from
+published_runs.json, and `scripts/bench steptime` judges the model on rows left out of the fit.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the fit may choose.
+
+    matmul_a100, matmul_h100: share of the dense 16-bit peak that a very large product reaches.
+    half_size: smallest size of a product at which it reaches half of that.
+    traffic: bytes that unfused kernels move, over the bytes that the operations need: temporaries,
+        casts, changes of layout, and partly filled caches.
+    unhidden: share of overlapped communication that still lengthens the step, because NCCL's
+        kernels take multiprocessors and memory bandwidth from the computation.
+    hop: seconds per step of a ring algorithm, without its bytes; so (ranks − 1)·hop a collective.
+    throttling: a GPU limited to a share x of its full power runs at x^throttling of its rate.
+    """
+
+    matmul_a100: float
+    matmul_h100: float
+    half_size: float
+    traffic: float
+    unhidden: float
+    hop: float
+    throttling: float
+
+
+EXPECTED = Constants(matmul_a100=0.87, matmul_h100=0.80, half_size=256, traffic=2.0, unhidden=0.5,
+                     hop=5e-6, throttling=0.6)
+"""Where the fit starts, and towards which it is weakly drawn where rows say little. matmul: the
+highest rates that stas00/ml-engineering's search found (compute/accelerator, MAMF), 271 of 312
+TFLOP/s and 794.5 of 989. half_size: a tile or two. throttling: between 1/3, if voltage follows the
+clock, and 1, if it is at its floor. The other three are guesses of the order of magnitude."""
+
+FITTED = Constants(matmul_a100=0.856, matmul_h100=0.731, half_size=481, traffic=2.16,
+                   unhidden=0.719, hop=5.28e-6, throttling=1.06)
+"""Fitted to all rows of published_runs.json that can be predicted."""
+
+FLASH_SHARE = {("A100", 1): 0.325, ("A100", 2): 0.615, ("H100", 1): 0.175, ("H100", 2): 0.35}
+"""(GPU, FlashAttention's version) -> share of the dense peak that its kernels reach. Version 1 on
+A100 25–40 %, version 2 50–73 % (Dao, arXiv 2307.08691, abstract; the middles of both); version 2 on
+H100 35 % (Shah et al., arXiv 2407.08608, abstract), and version 1 half of it, since 2 is "around
+2x" faster than 1."""
+
+FP8_SPEEDUP = 2.0
+"""Peak of products in 8 bits over that in 16 (data sheets of H100, H200 and B200)."""
+
+MEMORY_SHARE = 0.87
+"""Share of the data sheet's memory bandwidth that a device-to-device copy reaches: 2,903 of 3,350
+GB/s on an H100 (aigatech/vpbenchmarking)."""
+
+LINK_SHARE = 367.2 / 450
+"""Bus bandwidth of a ring of 8 H200s over the data sheet's NVLink (stas00/ml-engineering,
+network/README.md). 331 of 400 GB/s on 4 nodes of H100s (aigatech/vpbenchmarking) is the same share,
+so it stands for network adapters too."""
+
+NETWORK = {"A100": 25e9, "H100": 50e9}
+"""Bytes/s of network adapters per GPU where a row does not say: 200 and 400 Gbit/s, one adapter per
+GPU (NVIDIA DGX A100 and DGX H100, data sheets)."""
+
+FULL_POWER = {"A100": 400, "H100": 700}  # watts, SXM data sheets
+
+OPTIMIZER_BYTES = 28
+"""Bytes that AdamW in fp32 moves per parameter: reads weight, gradient and two moments, writes all
+but the gradient."""
+
+
+def generation(gpu_name: str) -> str:
+    """Whose constants a GPU has: "H100" from Hopper on, "A100" before. For T4, A10, H200 and B200
+    this is a guess, because no row of theirs was compared."""
+    return "H100" if gpu_name.startswith(("H", "B")) else "A100"

@@ -1,0 +1,94 @@
+"""What the model of step time must know of a training run."""
+
+from dataclasses import dataclass
+
+from labs.predictions.hardware import GPU
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A transformer, a batch, GPUs, and how the work is spread over them.
+
+    kv_hidden: width of keys, as of values. mlp_matrices: 2, or 3 if the MLP is gated. micro_batch
+    and accumulation: sequences, and micro-batches of one step, per data-parallel group.
+    power: watts, or 0 for the data sheet's. network: bytes/s of network adapters per GPU.
+    sharding: ZeRO stage 0, 2 or 3; 2 is gathered once, 3 for forward and for backward. shards:
+    ranks that parameters are cut over (all data-parallel ones unless hybrid). recompute: "none",
+    "selective" (attention), "half" (every second product) or "full". flash: FlashAttention's
+    version, or 0 where scores are written to memory. fused: pointwise operations are compiled into
+    few kernels. loss_bytes: moved per logit. early_stop: recomputation stops before a layer's last
+    product. tensor_overlaps: tensor-parallel communication runs beside the products (AsyncTP).
+    reduce_overlaps: gradients are all-reduced while backward still runs.
+    """
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_hidden: float
+    vocabulary: int
+    mlp_matrices: int
+    sequence: int
+    micro_batch: float
+    accumulation: float
+    gpu: GPU
+    gpus: int
+    gpus_per_node: int
+    network: float
+    power: float = 0
+    tensor: int = 1
+    sequence_parallel: bool = False
+    pipeline: int = 1
+    chunks: int = 1
+    context: int = 1
+    sharding: int = 0
+    shards: int = 1
+    reduce_bytes: int = 4
+    recompute: str = "none"
+    flash: int = 2
+    fused: bool = False
+    fp8: bool = False
+    loss_bytes: int = 28
+    early_stop: bool = False
+    tensor_overlaps: bool = False
+    reduce_overlaps: bool = True
+
+    @property
+    def data(self) -> int:
+        """Data-parallel groups, each with a batch of its own."""
+        return self.gpus // (self.tensor * self.pipeline * self.context)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro-batch that one rank computes."""
+        return self.micro_batch * self.sequence / self.context
+
+    @property
+    def step_tokens(self) -> float:
+        """Tokens of a step, on all GPUs."""
+        return self.micro_batch * self.accumulation * self.data * self.sequence
+
+    @property
+    def products(self) -> tuple[tuple[float, float], ...]:
+        """(width of the input, width of the output) of a layer's weights, on one tensor-parallel
+        rank: queries, keys and values; attention's output; the MLP, whose last comes last."""
+        t = self.tensor
+        into_mlp = (self.hidden, self.ffn / t)
+        return ((self.hidden, (self.hidden + 2 * self.kv_hidden) / t),
+                (self.hidden / t, self.hidden), *[into_mlp] * (self.mlp_matrices - 1),
+                (self.ffn / t, self.hidden))
+
+    @property
+    def layer_parameters(self) -> float:
+        """Weights of a layer on one tensor-parallel rank, without norms and biases."""
+        return sum(inputs * outputs for inputs, outputs in self.products)
+
+    @property
+    def embedding_parameters(self) -> float:
+        """Weights of the output head on one tensor-parallel rank."""
+        return self.vocabulary * self.hidden / self.tensor
+
+    @property
+    def stage_layers(self) -> float:
+        """Layers of one pipeline stage."""
+        return self.layers / self.pipeline
