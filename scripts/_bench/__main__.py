@@ -19,6 +19,7 @@ BENCHES = {
     "kinds": "the dry run on jobs of many kinds: predicted or refused, and measured",
     "explorer": "the memory explorer: from a slider's move to its drawing",
     "trace": "reading a trace of 100 MB: seconds, and memory at its peak",
+    "steptime": "the model of a step's time on published runs that it was not fitted to",
     "soak": "500 launches with faults mixed in, in one kernel: what grows",
 }
 
@@ -54,6 +55,9 @@ def check(arguments: list) -> argparse.Namespace:
                         help="real ranks on the CPU, or one GPU (default: a GPU, if any)")
     parser.add_argument("--mb", type=positive(float),
                         help="of the bench trace: size of the file (100)")
+    parser.add_argument("--rows", metavar="FILE",
+                        help="of the bench steptime: published runs, a JSON file like "
+                             "labs/predictions/step_time/published_runs.json (default: that one)")
     return parser.parse_args(arguments)
 
 

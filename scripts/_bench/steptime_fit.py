@@ -1,0 +1,79 @@
+"""Fits the five constants of the step-time model, and predicts rows that were left out of a fit.
+
+As a program, `python -m _bench.steptime_fit`, it prints the table for
+labs/predictions/step_time/constants.py.
+"""
+
+from dataclasses import fields
+
+import numpy as np
+
+from labs.predictions.step_time import Constants, PublishedRun, load_published_runs, step_time
+from labs.predictions.step_time.constants import EXPECTED
+
+FOLDS = 5
+_NAMES = tuple(field.name for field in fields(Constants))
+_PULL = 0.5  # rows' worth of 10 % error that a constant e times its expected value counts for
+_STEPS = 6
+
+
+def fit(runs: list[PublishedRun]) -> Constants:
+    """The constants with the least mean |log(predicted / published)| over `runs`, by reweighted
+    least squares; a weak pull towards EXPECTED decides where the runs do not."""
+    expected = np.log([getattr(EXPECTED, name) for name in _NAMES])
+    published = np.log([run.seconds for run in runs])
+    logs = expected.copy()
+    for _ in range(_STEPS):
+        error = published - _log_seconds(runs, logs)
+        slope = np.stack([(_log_seconds(runs, logs + 0.01 * one) + error - published) / 0.01
+                          for one in np.eye(len(logs))], axis=1)
+        weight = 1 / np.maximum(np.abs(error), 0.03)  # the median, smooth near 0
+        left = (slope.T * weight) @ slope + _PULL * np.eye(len(logs))
+        right = (slope.T * weight) @ error + _PULL * (expected - logs)
+        logs = logs + np.clip(np.linalg.solve(left, right), -0.5, 0.5)
+    return _constants(logs)
+
+
+def _log_seconds(runs, logs):
+    constants = _constants(logs)
+    return np.log([step_time(run.run, constants).total for run in runs])
+
+
+def _constants(logs) -> Constants:
+    return Constants(*np.exp(logs).tolist())
+
+
+def folds(runs: list[PublishedRun], count: int = FOLDS) -> list[set[str]]:
+    """Ids cut into `count` folds within each code base. All rows of one model are in one fold, so
+    that a neighbour of a row, the same model on twice as many GPUs, does not fit for it. A code
+    base with a single model is cut by rows."""
+    found = [set() for _ in range(count)]
+    for name in sorted({run.code_base.name for run in runs}):
+        own = [run for run in runs if run.code_base.name == name]
+        by_row = len({run.model for run in own}) == 1
+        groups = {}
+        for run in own:
+            groups.setdefault(run.id if by_row else run.model, set()).add(run.id)
+        for group in sorted(groups.values(), key=lambda ids: (-len(ids), min(ids))):
+            min(found, key=lambda fold: sum(one.id in fold for one in own)).update(group)
+    return found
+
+
+def by_code_base(runs: list[PublishedRun]) -> list[set[str]]:
+    """Ids by code base: each is predicted with constants from the others alone."""
+    return [{run.id for run in runs if run.code_base.name == name}
+            for name in sorted({run.code_base.name for run in runs})]
+
+
+def left_out(runs: list[PublishedRun], parts: list[set[str]]) -> dict[str, Constants]:
+    """Id -> constants that were fitted to all rows but those of its part."""
+    found = {}
+    for part in parts:
+        constants = fit([run for run in runs if run.id not in part])
+        found |= dict.fromkeys(part, constants)
+    return found
+
+
+if __name__ == "__main__":
+    fitted = fit([run for run in load_published_runs() if run.run])
+    print("\n".join(f"{name}={getattr(fitted, name):.3g}" for name in _NAMES))
