@@ -23,6 +23,7 @@ from labs.workers import devices
 
 PHASES = ("build", "forward", "backward", "step")
 _MARK = "labs::mark "
+_MEMORY = "[memory]"  # torch's name of an allocation, and of its end
 _DELAY = 5e-4  # seconds
 _longer = 1  # times that delay, see `wait_longer`
 _COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduce_scatter",
@@ -200,13 +201,16 @@ def changes(recorded: profile) -> tuple[list[Change], list[int]]:
     events, times, todo = [], {}, [(event, ()) for event in tree]
     while todo:
         event, spans = todo.pop()
-        if "Allocation" in str(event.tag):
+        name, children = event.name, event.children  # each asks C++ again
+        if name == _MEMORY and "Allocation" in str(event.tag):
             fields = event.extra_fields
             if fields.device == device:  # with a GPU the host's allocations are reported too
                 events.append((event.start_time_ns, fields.ptr, fields.alloc_size, spans))
-        elif event.name.startswith(_MARK):
-            times[int(event.name.removeprefix(_MARK))] = event.start_time_ns
-        todo += [(child, (*spans, event.name)) for child in event.children]
+        elif name.startswith(_MARK):
+            times[int(name.removeprefix(_MARK))] = event.start_time_ns
+        if children:
+            inside = (*spans, name)
+            todo += [(child, inside) for child in children]
     return (sorted(events, key=lambda event: event[0]), [times[number] for number in sorted(times)])
 
 
