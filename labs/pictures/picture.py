@@ -37,11 +37,13 @@ class Picture:
 
     def png(self) -> bytes:
         """The picture as a PNG file with a palette of 256 colours, a third of the bytes."""
-        file = io.BytesIO()
-        self.figure.savefig(file, format="png", dpi=96 * PIXELS, facecolor=palette.PAPER,
-                            metadata={"Software": None})
+        drawn, dpi = io.BytesIO(), 96 * PIXELS
+        # not as a PNG, which would be compressed and read again only to lose its colours
+        self.figure.savefig(drawn, format="rgba", dpi=dpi, facecolor=palette.PAPER)
+        size = tuple(int(dpi * inches) for inches in self.figure.get_size_inches())
         small = io.BytesIO()
-        image = Image.open(file).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        image = Image.frombuffer("RGBA", size, drawn.getbuffer()).convert("RGB").quantize(
+            256, dither=Image.Dither.NONE)
         image.save(small, "png")
         return small.getvalue()
 
