@@ -554,11 +554,11 @@ lab.check_script(script)
 # %% [markdown]
 # ## I can …
 #
-# - [ ] run a function on N ranks, and say what they share (nothing)
-# - [ ] draw who holds what before and after five collectives
-# - [ ] build all-reduce from two halves
-# - [ ] compute what a ring all-reduce of S bytes makes each of N ranks send
-# - [ ] read a diagnosis: who waits, where, for whom
+# - run a function on N ranks, and say what they share (nothing)
+# - draw who holds what before and after five collectives
+# - build all-reduce from two halves
+# - compute what a ring all-reduce of S bytes makes each of N ranks send
+# - read a diagnosis: who waits, where, for whom
 
 # %% [markdown]
 # ## How it usually goes wrong

@@ -835,12 +835,12 @@ lab.show_saved_parts(bytes_for_backward, layer_activations)
 # %% [markdown]
 # ## I can …
 #
-# - [ ] count a Llama's parameters from its configuration
-# - [ ] say which recipe a figure like "84 GB" assumes
-# - [ ] write down what each ZeRO stage leaves on a rank, and on how many ranks it fits
-# - [ ] say what mixed precision halves, and what it does not
-# - [ ] say why the loss matters once checkpointing is on
-# - [ ] name four things that `nvidia-smi` shows and my formula does not
+# - count a Llama's parameters from its configuration
+# - say which recipe a figure like "84 GB" assumes
+# - write down what each ZeRO stage leaves on a rank, and on how many ranks it fits
+# - say what mixed precision halves, and what it does not
+# - say why the loss matters once checkpointing is on
+# - name four things that `nvidia-smi` shows and my formula does not
 
 # %% [markdown]
 # ## How it usually goes wrong

@@ -806,11 +806,11 @@ lab.show_starts(ReadyOrderDDP)
 # %% [markdown]
 # ## I can …
 #
-# - [ ] derive the weights for shards of unequal size
-# - [ ] name three kinds of state that must be broadcast
-# - [ ] weight unequal micro-batches, and synchronize them once
-# - [ ] explain why every rank must start its buckets in the same order
-# - [ ] find the exposed communication in a timeline
+# - derive the weights for shards of unequal size
+# - name three kinds of state that must be broadcast
+# - weight unequal micro-batches, and synchronize them once
+# - explain why every rank must start its buckets in the same order
+# - find the exposed communication in a timeline
 
 # %% [markdown]
 # ## How it usually goes wrong

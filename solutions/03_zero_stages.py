@@ -891,10 +891,10 @@ lab.check_from_scratch(my_zero3)
 # %% [markdown]
 # ## I can …
 #
-# - [ ] say for each stage what a rank holds, and how many Ψ travel
-# - [ ] explain why ZeRO-2 must reduce during backward
-# - [ ] say when a ZeRO-3 layer is gathered, what prefetching costs, and how freed memory comes back
-# - [ ] clip gradients and load a checkpoint when no rank has everything
+# - say for each stage what a rank holds, and how many Ψ travel
+# - explain why ZeRO-2 must reduce during backward
+# - say when a ZeRO-3 layer is gathered, what prefetching costs, and how freed memory comes back
+# - clip gradients and load a checkpoint when no rank has everything
 
 # %% [markdown]
 # ## How it usually goes wrong

@@ -1064,13 +1064,13 @@ lab.check_from_scratch(my_fsdp)
 # %% [markdown]
 # ## I can …
 #
-# - [ ] say what a unit is, count the collectives of a wrapping, and what its forward waits for
-# - [ ] say why the optimizer comes after the units
-# - [ ] predict the largest model for a number of ranks and bytes
-# - [ ] say what checkpointing saves and costs, and what offload moves
-# - [ ] say which bytes each type of mixed precision halves
-# - [ ] build a model that no rank ever holds, and load it on other ranks
-# - [ ] measure whether a training loop does what it says
+# - say what a unit is, count the collectives of a wrapping, and what its forward waits for
+# - say why the optimizer comes after the units
+# - predict the largest model for a number of ranks and bytes
+# - say what checkpointing saves and costs, and what offload moves
+# - say which bytes each type of mixed precision halves
+# - build a model that no rank ever holds, and load it on other ranks
+# - measure whether a training loop does what it says
 
 # %% [markdown]
 # ## How it usually goes wrong

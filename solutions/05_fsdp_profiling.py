@@ -706,10 +706,10 @@ lab.show_own_reader(exposed_seconds, healthy, late)
 # %% [markdown]
 # ## I can …
 #
-# - [ ] compute the exposed share of a step from spans
-# - [ ] explain why the moment of the call, not of the transfer, shows whose all-gather it is
-# - [ ] write the assertion that fails when prefetch is off
-# - [ ] say which rank is slow when all ranks take equally long
+# - compute the exposed share of a step from spans
+# - explain why the moment of the call, not of the transfer, shows whose all-gather it is
+# - write the assertion that fails when prefetch is off
+# - say which rank is slow when all ranks take equally long
 
 # %% [markdown]
 # ## How it usually goes wrong

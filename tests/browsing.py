@@ -32,25 +32,6 @@ SELECT = """number => {
     notebook.mode = 'command';
     return notebook.scrollToItem(number, 'center');
 }"""
-# What each code cell's output looks like, one after the other: it is drawn when it is scrolled to.
-LOOK = """async () => {
-    const notebook = window.jupyterapp.shell.currentWidget.content, found = [];
-    for (const [number, cell] of notebook.widgets.entries()) {
-        if (cell.model.type != 'code' || !cell.model.outputs.length) continue;
-        await notebook.scrollToItem(number, 'center');
-        const area = cell.outputArea.node;
-        const images = [...area.querySelectorAll('img')];
-        await Promise.all(images.map(image => image.decode().catch(() => {})));
-        const right = area.getBoundingClientRect().right;
-        const wide = [...area.querySelectorAll('.jp-OutputArea-output')]
-            .map(output => output.scrollWidth - output.clientWidth);
-        const out = images.map(image => image.getBoundingClientRect().right - right);
-        found.push({ source: cell.model.sharedModel.getSource(), text: area.innerText,
-                     broken: images.filter(image => !image.naturalWidth).length,
-                     cut: Math.max(0, ...wide, ...out) });
-    }
-    return found;
-}"""
 SHOWN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 START = """command => {
     window.ended = false;
@@ -80,11 +61,17 @@ class Lab:
 
     @property
     def address(self) -> str:
-        """What it prints once it serves, with its token."""
-        leaks.until(lambda: self._printed() or self.process.poll() is not None, 120)
-        if not self._printed():
+        """What it prints, with its token, once it serves there, which is a moment later."""
+        leaks.until(lambda: self._serves() or self.process.poll() is not None, 120)
+        if not self._serves():
             raise RuntimeError("scripts/lab did not start:\n" + self._log.read_text())
         return self._printed()
+
+    def _serves(self):
+        printed = self._printed()
+        with socket.socket() as asking:
+            return printed and not asking.connect_ex(("127.0.0.1", int(re.search(r":(\d+)/",
+                                                                                 printed)[1])))
 
     def _printed(self):
         found = re.search(r"http://127\.0\.0\.1:\d+/lab\S*\?token=\w+", self._log.read_text())
@@ -143,18 +130,22 @@ class Notebook:
     """A notebook in a tab of JupyterLab; the tab that is seen from now on."""
 
     def __init__(self, page, path: str):
-        self.page = page
-        page.evaluate(OPEN, path)
-        page.wait_for_function(READY, arg=path)
+        self.page, self._path = page, path
+        self.show()
+
+    def show(self) -> None:
+        """Brings its tab to the front, opening it if needed."""
+        self.page.evaluate(OPEN, self._path)
+        self.page.wait_for_function(READY, arg=self._path)
+
+    def close(self) -> None:
+        """Ends its kernel and closes its tab."""
+        for command in ("docmanager:save", "notebook:shutdown-kernel", "application:close"):
+            self.page.evaluate("command => window.jupyterapp.commands.execute(command)", command)
 
     def cells(self) -> list:
         """The cells as JupyterLab holds them: {"kind", "source", "outputs"}."""
         return self.page.evaluate(CELLS)
-
-    def look(self) -> list:
-        """{"source", "text", "broken" pictures, "cut": pixels out of sight} of each cell that has
-        an output."""
-        return self.page.evaluate(LOOK)
 
     def find(self, text: str) -> int:
         """The number of the only code cell that contains `text`."""

@@ -571,7 +571,7 @@ def test_tidy_outputs():
         stream("stdout", "a\n"),
         stream("stderr", "\r 9%\n"),
         stream("stdout", "b\n"),
-        widget(**{"image/png": "xyz", "text/plain": "Box()"}),
+        widget(**{"image/png": "xyz", "text/plain": "2 < 3\nand more"}),
         widget(**{"text/plain": "IntSlider(value=0)"}),
         widget(**{"text/plain": "  0%|          | 0/3"}),
         widget(**{"text/plain": "largest: 0training [00:00, ?training/s]"}),
@@ -580,9 +580,12 @@ def test_tidy_outputs():
     tidied = execute.tidy(outputs)
     assert [o["text"] for o in tidied if "text" in o] == [" 9%\n", "a\nb\n", "c\n"]
     assert [o["data"] for o in tidied if "data" in o] == [
-        {"image/png": "xyz", "text/plain": "Box()"},
+        {"image/png": "xyz", "text/plain": "2 < 3\nand more"},
+        {"text/html": "<details><summary>The picture in words</summary>2 &lt; 3<br>and more"
+                      "</details>", "text/plain": "2 < 3\nand more"},
         {"text/plain": execute.NO_PICTURE},
     ]
+    assert execute.tidy(tidied) == tidied
 
 
 # ---- real kernels, through the command

@@ -85,7 +85,7 @@ def _bar(held, overhead, x, top) -> str:
     ends = [x(end) for end in accumulate(sizes.values(), initial=0.0)]
     boxes = "".join(
         f"<rect x='{left:.2f}' y='{top}' width='{right - left:.2f}' height='{_BAR}' {_fill(name)}>"
-        f"<title>{name}: {format_number(nbytes / GB)} GB</title></rect>"
+        f"<title>{name}: {_gigabytes(nbytes)} GB</title></rect>"
         for (name, nbytes), (left, right) in zip(sizes.items(), pairwise(ends), strict=True)
         if nbytes or name != OVERHEAD)
     words = f"{format_number(held.total / GB)} + {format_number(overhead / GB)} GB"
@@ -112,8 +112,13 @@ def _legend(held, overhead) -> str:
         f"<span style='opacity:{1 if nbytes else 0.75};white-space:nowrap'>"
         f"<svg width='16' height='11' aria-hidden='true' style='margin-right:6px'>"
         f"<rect x='1' y='1' width='14' height='9' {_fill(name)}/></svg>"
-        f"{name} <b>{'' if nbytes is None else f'{format_number(nbytes / GB)} GB'}</b></span>"
+        f"{name} <b>{'' if nbytes is None else f'{_gigabytes(nbytes)} GB'}</b></span>"
         for name, nbytes in {**sizes, OVERHEAD: overhead}.items())
     columns = "repeat(auto-fill,minmax(185px,1fr))"
     return (f"<div style='display:grid;grid-template-columns:{columns};gap:2px 12px;"
             f"padding:6px {_LEFT}px 0'>{cells}</div>")
+
+
+def _gigabytes(nbytes) -> str:
+    """The GB of one category: a step counter's 4 bytes are none that anybody wants to read."""
+    return format_number(round(nbytes / GB, 4))

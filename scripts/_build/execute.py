@@ -1,6 +1,7 @@
 """Runs a solution notebook in a fresh kernel and tidies what it printed and drew."""
 
 import contextlib
+import html
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 
 CELL_SECONDS = 120
 WIDGET = "application/vnd.jupyter.widget-view+json"
+FOLDED = "<details><summary>The picture in words</summary>"
 NO_PICTURE = "[interactive: run this cell in JupyterLab]"
 CONTROL_CODES = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhl]")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -76,7 +78,8 @@ def tidy(outputs):
     """The outputs as a code host can show them.
 
     What went to stderr stands in one block, everything that was overwritten (progress bars) shows
-    its last state, and a widget is replaced by its picture, its table, or a sentence.
+    its last state, a widget is replaced by its picture, its table, or a sentence, and below each
+    picture stands what it shows. Tidied outputs stay as they are.
     """
     merged = []
     for output in outputs:
@@ -87,7 +90,25 @@ def tidy(outputs):
     for output in merged:
         if output["output_type"] == "stream":
             output["text"] = last_state(output["text"])
-    return [output for output in merged if output.get("text", "-")]
+    kept = [output for output in merged if output.get("text", "-") and not _is_folded(output)]
+    return [shown for output in kept for shown in (output, *_in_words(output))]
+
+
+def _is_folded(output):
+    """Whether an earlier call has added it."""
+    return "".join(output.get("data", {}).get("text/html", "")).startswith(FOLDED)
+
+
+def _in_words(output):
+    """What a saved picture shows, folded below it: JupyterLab and code hosts show an image/png
+    without any alternative text."""
+    data = output.get("data", {})
+    if "image/png" not in data or "text/html" in data:
+        return []
+    words = "".join(data.get("text/plain", ""))
+    lines = "<br>".join(html.escape(line) for line in words.splitlines())
+    return [{"output_type": "display_data", "metadata": {},
+             "data": {"text/html": f"{FOLDED}{lines}</details>", "text/plain": words}}]
 
 
 def last_state(text):
