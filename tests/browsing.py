@@ -47,6 +47,7 @@ class Lab:
         self.folder = folder
         for name in ("notebooks", "solutions"):
             shutil.copytree(ROOT / name, folder / name)
+        _draw_all_cells(folder / "home")
         self._log = folder / "log"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(self._command(folder), stdout=log, cwd=ROOT,
@@ -115,6 +116,13 @@ def _environment(home):
            for name in ("SETTINGS", "WORKSPACES")}
     kept = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     return {**kept, **jupyter, **lab, "IPYTHONDIR": str(home / "ipython")}
+
+
+def _draw_all_cells(home):
+    """JupyterLab's setting for it: else it draws those in sight only."""
+    file = home / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"windowingMode": "none"}')
 
 
 def opened(browser, lab: Lab):

@@ -61,12 +61,9 @@ WORDLESS = """([shown, least]) => {
     return found;
 }"""
 LEAST = 20  # characters of a text that says what a picture shows
-# The last cell's lower edge, in pixels of the page; null as long as not all cells are drawn.
-LOWER_EDGE = """shown => {
-    const cells = [...document.querySelectorAll(`${shown} .jp-WindowedPanel-outer .jp-Cell`)];
-    const all = window.jupyterapp.shell.currentWidget.content.widgets.length;
-    return cells.length < all ? null : cells.at(-1).getBoundingClientRect().bottom;
-}"""
+LOWER_EDGE = """shown => [...document.querySelectorAll(`${shown} .jp-Cell`)].at(-1)
+    .getBoundingClientRect().bottom + document.querySelector(`${shown} .jp-WindowedPanel-outer`)
+    .scrollTop"""
 IMAGES = """shown => Promise.all([...document.querySelectorAll(`${shown} img`)].map(
     image => image.decode().catch(() => {}))).then(() => true)"""
 THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })"
@@ -75,16 +72,14 @@ WIDTH, USUAL, PART = 1280, 900, 8000  # pixels: a window, and the longest part o
 
 
 def unfold(page) -> None:
-    """Makes the window as high as the shown notebook, so that all of its cells are drawn at once:
-    JupyterLab draws the cells that are in sight."""
-    for height in (30_000, 60_000, 120_000):
-        page.set_viewport_size({"width": WIDTH, "height": height})
-        page.wait_for_timeout(500)
-        edge = page.evaluate(LOWER_EDGE, SHOWN)
-        if edge and edge < height:
-            page.set_viewport_size({"width": WIDTH, "height": round(edge) + 60})
-            page.evaluate(IMAGES, SHOWN)
+    """Makes the window as high as the shown notebook."""
+    page.evaluate(IMAGES, SHOWN)
+    for _ in range(5):
+        edge = round(page.evaluate(LOWER_EDGE, SHOWN)) + 60
+        if edge == page.viewport_size["height"]:
             return
+        page.set_viewport_size({"width": WIDTH, "height": edge})
+        page.wait_for_timeout(300)
     raise RuntimeError(f"the notebook is never drawn whole: {edge} pixels")
 
 

@@ -1,5 +1,6 @@
 """JupyterLab as `scripts/lab` starts it, in a real browser: what a student sees and does."""
 
+import base64
 import io
 import re
 
@@ -87,10 +88,11 @@ def untouched(page):
     return run
 
 
-def write_notebook(path, source):
-    """A notebook with one cell."""
+def write_notebook(path, source, *outputs):
+    """A notebook with one cell, and with the outputs of which these are the data."""
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    cells = [nbformat.v4.new_code_cell(source)]
+    shown = [nbformat.v4.new_output("display_data", data) for data in outputs]
+    cells = [nbformat.v4.new_code_cell(source, outputs=shown)]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), path)
 
 
@@ -246,3 +248,32 @@ def test_a_picture_has_its_words_and_follows_the_dark_theme(page, lab):
 def corner(png):
     """The colour of a screenshot's first pixel."""
     return Image.open(io.BytesIO(png)).convert("RGB").getpixel((2, 2))
+
+
+FAULTS = {
+    "<img src='data:image/png;base64,{png}'>": ("a picture without words", "image-alt"),
+    "<img alt='{words}' width='2000' src='data:image/png;base64,{png}'>": ("wider than its place",),
+    "<img alt='{words}' src='data:image/png;base64,AAAA'>": ("a picture that does not load",),
+    "<p style='color:#ddd;background:#fff'>hard to read</p>": ("color-contrast",),
+    "<svg role='img' width='9' height='9'></svg>": ("a picture without words", "svg-img-alt"),
+    "<label>ranks</label><input type='range'>": ("label",),
+}
+
+
+def test_faults_of_a_notebook_are_found(page, lab):
+    png = base64.b64encode(blank_png()).decode()
+    outputs = [{"text/html": html.format(png=png, words="a picture of nothing at all")}
+               for html in FAULTS] + [{"image/png": png}]
+    write_notebook(lab.folder / "faults.ipynb", "1", *outputs)
+    Notebook(page, "faults.ipynb")
+    page_faults.unfold(page)
+    found = "\n".join(page_faults.faults(page))
+    page_faults.fold(page)
+    assert [words for many in FAULTS.values() for words in many if words not in found] == []
+    assert found.count("a picture without words") == 3
+
+
+def blank_png():
+    file = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(file, "png")
+    return file.getvalue()
