@@ -574,12 +574,11 @@ lab.check_script(script)
 # %% [markdown]
 # ## What to read
 #
-# - P. Patarasuk, X. Yuan, [Bandwidth optimal all-reduce](https://doi.org/10.1016/j.jpdc.2008.09.002),
-#   JPDC 2009. *Why can no rank send less?*
-# - [NCCL tests, performance](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
-#   *Why multiply "algbw" by 2(N−1)/N? What becomes comparable?*
-# - [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html). *Which collectives
-#   of this notebook have an `async_op`, and what may you not touch until `wait`?*
+# | read | by | a question |
+# |:--|:--|:--|
+# | [Bandwidth optimal all-reduce](https://doi.org/10.1016/j.jpdc.2008.09.002) | P. Patarasuk, X. Yuan, JPDC 2009 | Why can no rank send less? |
+# | [NCCL tests, performance](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md) | NVIDIA | Why multiply "algbw" by 2(N−1)/N? What becomes comparable? |
+# | [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html) | PyTorch | Which collectives of this notebook have an `async_op`, and what may you not touch until `wait`? |
 
 # %% [markdown]
 # ## What comes next

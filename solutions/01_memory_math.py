@@ -855,14 +855,12 @@ lab.show_saved_parts(bytes_for_backward, layer_activations)
 # %% [markdown]
 # ## What to read
 #
-# - S. Rajbhandari et al., [ZeRO](https://arxiv.org/abs/1910.02054), SC 2020, sections 3 and 5.
-#   *Which row of table 1 would your cluster be?*
-# - EleutherAI, [Transformer Math 101](https://blog.eleuther.ai/transformer-math/), 2023. *It counts
-#   12 bytes of optimizer state, your recipe "fp32" has 8. Which bar of your chart shows the other 4?*
-# - V. Korthikanti et al., [Reducing Activation Recomputation](https://arxiv.org/abs/2205.05198),
-#   2022, section 4. *What does only sequence parallelism divide?*
-# - [torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html). *What does
-#   `early_stop` leave out?*
+# | read | by | a question |
+# |:--|:--|:--|
+# | [ZeRO](https://arxiv.org/abs/1910.02054) | S. Rajbhandari et al., SC 2020, sections 3 and 5 | Which row of table 1 would your cluster be? |
+# | [Transformer Math 101](https://blog.eleuther.ai/transformer-math/) | EleutherAI, 2023 | It counts 12 bytes of optimizer state, your recipe "fp32" has 8. Which bar of your chart shows the other 4? |
+# | [Reducing Activation Recomputation](https://arxiv.org/abs/2205.05198) | V. Korthikanti et al., 2022, section 4 | What does only sequence parallelism divide? |
+# | [torch.utils.checkpoint](https://docs.pytorch.org/docs/stable/checkpoint.html) | PyTorch | What does `early_stop` leave out? |
 
 # %% [markdown]
 # ## What comes next

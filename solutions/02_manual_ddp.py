@@ -825,21 +825,17 @@ lab.show_starts(ReadyOrderDDP)
 # %% [markdown]
 # ## What to read
 #
-# - S. Li et al., [PyTorch Distributed](https://arxiv.org/abs/2006.15704), VLDB 2020, section 3.2.
-#   *Figure 2 (a, b) sends 60 million parameters in calls of different sizes. Which two of your bars
-#   differ for the same reason? Which lines of 2.7 prevent the failures of Figure 3?*
-# - PyTorch's notes, [Distributed Data Parallel](https://docs.pytorch.org/docs/stable/notes/ddp.html),
-#   internal design. *torch fills buckets in about the reverse order of the parameters. What would
-#   your picture of buckets in flight look like in their order?*
+# | read | by | a question |
+# |:--|:--|:--|
+# | [PyTorch Distributed](https://arxiv.org/abs/2006.15704) | S. Li et al., VLDB 2020, section 3.2 | Figure 2 (a, b) sends 60 million parameters in calls of several sizes. Which two of your bars differ for the same reason? Which lines of 2.7 prevent the failures of Figure 3? |
+# | [Distributed Data Parallel](https://docs.pytorch.org/docs/stable/notes/ddp.html) | PyTorch's notes, internal design | torch fills buckets in about the parameters' reverse order. What would your picture of buckets in flight look like in their order? |
 
 # %% [markdown]
-# - P. Goyal et al., [Accurate, Large Minibatch SGD](https://arxiv.org/abs/1706.02677), 2017,
-#   section 3. *Which mistake in averaging does its third remark warn of? By what factor would it
-#   change your gradients on N ranks?*
-# - Hugging Face, [Fixing Gradient Accumulation](https://huggingface.co/blog/gradient_accumulation),
-#   2024. *By what do they divide now, and what is that in exercise 2.9?*
-# - [DistributedDataParallel](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html),
-#   `find_unused_parameters`. *What does it cost, and what does your module do instead?*
+# | read | by | a question |
+# |:--|:--|:--|
+# | [Accurate, Large Minibatch SGD](https://arxiv.org/abs/1706.02677) | P. Goyal et al., 2017, section 3 | Which mistake in averaging does its third remark warn of? By what factor would it change your gradients on N ranks? |
+# | [Fixing Gradient Accumulation](https://huggingface.co/blog/gradient_accumulation) | Hugging Face, 2024 | By what do they divide now, and what is that in exercise 2.9? |
+# | [DistributedDataParallel](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html) | PyTorch, `find_unused_parameters` | What does it cost, and what does your module do instead? |
 
 # %% [markdown]
 # ## What comes next

@@ -909,12 +909,11 @@ lab.check_from_scratch(my_zero3)
 # %% [markdown]
 # ## What to read
 #
-# - S. Rajbhandari et al., [ZeRO](https://arxiv.org/abs/1910.02054), 2020, sections 5 and 7.
-#   *Why does stage 2 cost no more communication than plain data parallelism?*
-# - Y. Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), 2023, sections 3 and 4.
-#   *What do they flatten, and what does a larger unit cost and save?*
-# - [DeepSpeed ZeRO](https://deepspeed.readthedocs.io/en/latest/zero3.html). *Which option says how
-#   much is fetched ahead, as your exercise 3.5 does?*
+# | read | by | a question |
+# |:--|:--|:--|
+# | [ZeRO](https://arxiv.org/abs/1910.02054) | S. Rajbhandari et al., 2020, sections 5 and 7 | Why does stage 2 cost no more communication than plain data parallelism? |
+# | [PyTorch FSDP](https://arxiv.org/abs/2304.11277) | Y. Zhao et al., 2023, sections 3 and 4 | What do they flatten, and what does a larger unit cost and save? |
+# | [DeepSpeed ZeRO](https://deepspeed.readthedocs.io/en/latest/zero3.html) | DeepSpeed | Which option says how much is fetched ahead, as your exercise 3.5 does? |
 
 # %% [markdown]
 # ## What comes next

@@ -1085,12 +1085,11 @@ lab.check_from_scratch(my_fsdp)
 # %% [markdown]
 # ## What to read
 #
-# - Y. Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023, section 3.
-#   *What does a unit's size decide, and what its order?*
-# - [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html).
-#   *What does `reshard_after_forward=8` mean on two nodes?*
-# - PyTorch's [AMP examples](https://docs.pytorch.org/docs/stable/notes/amp_examples.html).
-#   *Why is `unscale_` called before clipping, and which line of exercise 4.9 is that?*
+# | read | by | a question |
+# |:--|:--|:--|
+# | [PyTorch FSDP](https://arxiv.org/abs/2304.11277) | Y. Zhao et al., VLDB 2023, section 3 | What does a unit's size decide, and what its order? |
+# | [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) | PyTorch | What does `reshard_after_forward=8` mean on two nodes? |
+# | [AMP examples](https://docs.pytorch.org/docs/stable/notes/amp_examples.html) | PyTorch | Why is `unscale_` called before clipping, and which line of exercise 4.9 is that? |
 
 # %% [markdown]
 # ## What comes next

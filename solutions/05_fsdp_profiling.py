@@ -723,12 +723,11 @@ lab.show_own_reader(exposed_seconds, healthy, late)
 # %% [markdown]
 # ## What to read
 #
-# - Y. Zhao et al., [PyTorch FSDP](https://arxiv.org/abs/2304.11277), VLDB 2023, sections 3.3 and
-#   5.2. *Why does one stream for all collectives make backward prefetch necessary?*
-# - [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html),
-#   `set_modules_to_backward_prefetch`. *When would a unit fetch two others?*
-# - [torch.profiler](https://docs.pytorch.org/docs/stable/profiler.html), `schedule`.
-#   *How do you record step 1000 of a long run?*
+# | read | by | a question |
+# |:--|:--|:--|
+# | [PyTorch FSDP](https://arxiv.org/abs/2304.11277) | Y. Zhao et al., VLDB 2023, sections 3.3 and 5.2 | Why does one stream for all collectives make backward prefetch necessary? |
+# | [fully_shard](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) | PyTorch, `set_modules_to_backward_prefetch` | When would a unit fetch two others? |
+# | [torch.profiler](https://docs.pytorch.org/docs/stable/profiler.html) | PyTorch, `schedule` | How do you record step 1000 of a long run? |
 
 # %% [markdown]
 # ## What comes next

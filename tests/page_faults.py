@@ -10,7 +10,10 @@ OURS = [f"{SHOWN} .jp-RenderedMarkdown", f"{SHOWN} .jp-OutputArea-output"]
 # Of a saved picture JupyterLab makes an <img> that nobody can give an alt text; its words are
 # looked for by `WORDLESS` instead.
 SAVED = f"{SHOWN} .jp-RenderedImage img"
+# JupyterLab's body has no height of its own, and axe takes all that is in it for hidden: it would
+# find no text of too little contrast.
 AXE = """async ([ours, saved]) => {
+    document.body.style.height = '100vh';
     const chosen = { include: ours.map(each => [each]), exclude: [[saved]] };
     const { violations } = await axe.run(chosen, { resultTypes: ['violations'] });
     return violations.filter(rule => ['serious', 'critical'].includes(rule.impact)).map(rule =>

@@ -250,13 +250,15 @@ def corner(png):
     return Image.open(io.BytesIO(png)).convert("RGB").getpixel((2, 2))
 
 
+# JupyterLab takes some HTML out of outputs that no cell has put there in this session, and gives
+# pictures in it an alt text of its own.
 FAULTS = {
-    "<img src='data:image/png;base64,{png}'>": ("a picture without words", "image-alt"),
-    "<img alt='{words}' width='2000' src='data:image/png;base64,{png}'>": ("wider than its place",),
-    "<img alt='{words}' src='data:image/png;base64,AAAA'>": ("a picture that does not load",),
-    "<p style='color:#ddd;background:#fff'>hard to read</p>": ("color-contrast",),
-    "<svg role='img' width='9' height='9'></svg>": ("a picture without words", "svg-img-alt"),
-    "<label>ranks</label><input type='range'>": ("label",),
+    "<img src='data:image/png;base64,{png}'>": "a picture without words",
+    "<img alt='{words}' width='2000' src='data:image/png;base64,{png}'>": "out of sight",
+    "<pre style='width:2000px'>far</pre>": "wider than its place",
+    "<img alt='{words}' src='data:image/png;base64,AAAA'>": "a picture that does not load",
+    "<p style='color:#ddd;background:#fff'>hard to read</p>": "color-contrast",
+    "<label>ranks</label><input type='range'>": "label",
 }
 
 
@@ -267,10 +269,10 @@ def test_faults_of_a_notebook_are_found(page, lab):
     write_notebook(lab.folder / "faults.ipynb", "1", *outputs)
     Notebook(page, "faults.ipynb")
     page_faults.unfold(page)
-    found = "\n".join(page_faults.faults(page))
+    found = page_faults.faults(page)
     page_faults.fold(page)
-    assert [words for many in FAULTS.values() for words in many if words not in found] == []
-    assert found.count("a picture without words") == 3
+    assert [words for words in FAULTS.values() if words not in "\n".join(found)] == []
+    assert "\n".join(found).count("a picture without words") == 2, found
 
 
 def blank_png():
