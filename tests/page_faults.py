@@ -64,9 +64,12 @@ WORDLESS = """([shown, least]) => {
     return found;
 }"""
 LEAST = 20  # characters of a text that says what a picture shows
-LOWER_EDGE = """shown => [...document.querySelectorAll(`${shown} .jp-Cell`)].at(-1)
-    .getBoundingClientRect().bottom + document.querySelector(`${shown} .jp-WindowedPanel-outer`)
-    .scrollTop"""
+# The last cell's lower edge in pixels, of a notebook that is scrolled to its beginning.
+LOWER_EDGE = """shown => {
+    document.querySelector(`${shown} .jp-WindowedPanel-outer`).scrollTop = 0;
+    const cells = document.querySelectorAll(`${shown} .jp-Cell`);
+    return [...cells].at(-1).getBoundingClientRect().bottom;
+}"""
 IMAGES = """shown => Promise.all([...document.querySelectorAll(`${shown} img`)].map(
     image => image.decode().catch(() => {}))).then(() => true)"""
 THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })"
