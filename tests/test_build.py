@@ -582,7 +582,7 @@ def test_tidy_outputs():
     assert [o["data"] for o in tidied if "data" in o] == [
         {"image/png": "xyz", "text/plain": "2 < 3\nand more"},
         {"text/html": "<details><summary>The picture in words</summary>2 &lt; 3<br>and more"
-                      "</details>", "text/plain": "2 < 3\nand more"},
+                      "</details>"},
         {"text/plain": execute.NO_PICTURE},
     ]
     assert execute.tidy(tidied) == tidied

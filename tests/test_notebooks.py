@@ -92,10 +92,11 @@ def not_static(cell):
         data = output.get("data", {"text/plain": output.get("text", "")})
         yield from set(data) - STATIC
         yield from ACTIVE.findall(data.get("text/html", ""))
-        text = data.get("text/plain", "")
+        words = re.sub(r"<[^>]+>", "", data.get("text/html", ""))
+        text = data.get("text/plain", "" if "image/png" in data else words)
         if not text.strip() or execute.NO_PICTURE in text or OPAQUE.search(text):
             yield f"{cell.id}: {text[:60]!r}"
-        if "text/html" in data and not re.sub(r"<[^>]+>", "", data["text/html"]).strip():
+        if "text/html" in data and not words.strip():
             yield f"{cell.id}: HTML without a text"
 
 

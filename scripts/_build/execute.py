@@ -101,14 +101,14 @@ def _is_folded(output):
 
 def _in_words(output):
     """What a saved picture shows, folded below it: JupyterLab and code hosts show an image/png
-    without any alternative text."""
+    without any alternative text. As HTML alone: who shows plain text has it from the picture."""
     data = output.get("data", {})
     if "image/png" not in data or "text/html" in data:
         return []
     words = "".join(data.get("text/plain", ""))
     lines = "<br>".join(html.escape(line) for line in words.splitlines())
     return [{"output_type": "display_data", "metadata": {},
-             "data": {"text/html": f"{FOLDED}{lines}</details>", "text/plain": words}}]
+             "data": {"text/html": f"{FOLDED}{lines}</details>"}}]
 
 
 def last_state(text):
