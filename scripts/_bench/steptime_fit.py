@@ -1,4 +1,4 @@
-"""Fits the five constants of the step-time model, and predicts rows that were left out of a fit.
+"""Fits the seven constants of the step-time model, and predicts rows that were left out of a fit.
 
 As a program, `python -m _bench.steptime_fit`, it prints the table for
 labs/predictions/step_time/constants.py.

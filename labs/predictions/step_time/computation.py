@@ -36,6 +36,7 @@ class LayerTime:
 
     @property
     def total(self) -> float:
+        """All three together: they run one after the other."""
         return self.matmul + self.attention + self.memory
 
     def __add__(self, other: "LayerTime") -> "LayerTime":

@@ -42,6 +42,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
+        """Seconds of the whole step: its causes come one after the other."""
         return sum(vars(self).values())
 
     def tokens_per_s(self, run: TrainingRun) -> float:
