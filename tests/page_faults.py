@@ -20,7 +20,7 @@ AXE = """async ([ours, saved]) => {
         `${rule.id} (${rule.impact}): ${rule.help}: `
         + rule.nodes.slice(0, 3).map(node => node.html.slice(0, 200)).join(' ; '));
 }"""
-# Elements that are wider than their place, or stand out of it; and pictures that are broken.
+# Elements that are wider than their place, or stand out of it; broken pictures and widgets.
 CUT_OFF = """([shown, ours]) => {
     const found = [];
     const blame = (element, what) => {
@@ -38,6 +38,10 @@ CUT_OFF = """([shown, ours]) => {
     }
     for (const line of document.querySelectorAll(`${shown} .jp-CodeCell .cm-scroller`)) {
         if (line.scrollWidth > line.clientWidth + 1) blame(line, 'code that has to be scrolled');
+    }
+    for (const output of document.querySelectorAll(`${shown} .jp-OutputArea-output`)) {
+        const lost = /not found|Error displaying widget/.test(output.innerText);
+        if (lost) blame(output, 'a widget that is not there');
     }
     for (const image of document.querySelectorAll(`${shown} img`)) {
         if (!image.naturalWidth) blame(image, 'a picture that does not load');

@@ -257,6 +257,7 @@ FAULTS = {
     "<img alt='{words}' width='2000' src='data:image/png;base64,{png}'>": "out of sight",
     "<pre style='width:2000px'>far</pre>": "wider than its place",
     "<img alt='{words}' src='data:image/png;base64,AAAA'>": "a picture that does not load",
+    "<p>Error displaying widget: model not found</p>": "a widget that is not there",
     "<p style='color:#ddd;background:#fff'>hard to read</p>": "color-contrast",
     "<label>ranks</label><input type='range'>": "label",
 }
