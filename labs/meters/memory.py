@@ -26,6 +26,7 @@ _MARK = "labs::mark "
 _MEMORY = "[memory]"  # torch's name of an allocation, and of its end
 _DELAY = 5e-4  # seconds
 _longer = 1  # times that delay, see `wait_longer`
+_OPERATOR = "c10d::"
 _COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduce_scatter",
                   "fsdp::", "c10d::", "gloo:", "nccl:", "ZeRO::")
 # In them cuBLAS takes its workspaces from torch's allocator, for good: forward's thread and
@@ -87,6 +88,7 @@ class Allocation:
     begin: int
     spans: tuple
     end: int = 2**63
+    missed: bool = True  # its end was not reported: it is still held, or another thread freed it
     category: str = ""
     is_workspace: bool = False
 
@@ -223,23 +225,28 @@ def _allocations(events) -> list[Allocation]:
             live[address] = Allocation(address, nbytes, time, spans)
             allocations.append(live[address])
         elif address in live:
+            live[address].missed = False
             live.pop(address).end = time
     return allocations
 
 
-def _end_broadcasts(allocations, times, marks):
-    """Ends the flat copies in which DDP broadcasts a model's state at the next mark: the profiler
-    misses their end when gloo's thread frees them. DeepSpeed keeps its flat tensors, so they are
-    held at some mark and stay."""
+def _end_temporaries(allocations, times, marks):
+    """Ends, at the next mark, temporaries whose end the profiler misses when gloo's thread frees
+    them: flat copies in which DDP broadcasts a model's state, and what a backend allocates inside
+    a collective, such as gloo's copy of what it reduce-scatters. Inside `wait_tensor` C++ drops the
+    collective itself, so no pause after the wait helps. DeepSpeed keeps its flat tensors, so they
+    are held at some mark and stay."""
     kept = {address for _, held in marks for addresses in held.values() for address in addresses}
     for allocation in allocations:
-        if "aten::flatten_dense_tensors" in allocation.spans and allocation.address not in kept:
+        in_backend = allocation.missed and any(s.startswith(_OPERATOR) for s in allocation.spans)
+        flat = "aten::flatten_dense_tensors" in allocation.spans
+        if (flat or in_backend) and allocation.address not in kept:
             after = bisect_right(times, allocation.begin)
             allocation.end = min([allocation.end, *times[after:after + 1]])
 
 
 def _report(allocations, times, marks) -> Report:
-    _end_broadcasts(allocations, times, marks)
+    _end_temporaries(allocations, times, marks)
     _categorise(allocations, times, marks)
     names = [name for name, _ in marks]
     last = {name: index for index, name in enumerate(names)}
