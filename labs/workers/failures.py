@@ -3,19 +3,10 @@
 from collections.abc import Iterable
 
 from labs.words import named_ranks
+from labs.workers.launch_error import LaunchError
 from labs.workers.outcomes import Kind, Outcome, describe, root_cause, summary
 
 _last = None
-
-
-class LaunchError(RuntimeError):
-    """A launch that could not give results. In a notebook it shows its message, and no traceback
-    through the launcher. output[r]: all that rank r had printed."""
-
-    output: list[str] = ()
-
-    def _render_traceback_(self):  # IPython's hook
-        return [f"{type(self).__name__}: {self}"]
 
 
 class RankFailed(LaunchError):
