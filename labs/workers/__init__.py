@@ -12,4 +12,6 @@ On a rank: `worker` is its main function, `channel` its connection to the caller
 thread that reports where it is, from what `waits` notes and `activity` measures; `users_groups` is
 for functions that set up groups themselves, `memory` the rank's limit, `slow_link` what lets its
 collectives take time on a CPU, `pickling` how its result travels back.
+
+`hosts` is another way onto ranks: several hosts on this machine, for torchrun and other programs.
 """

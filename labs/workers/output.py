@@ -37,10 +37,11 @@ _CONTROL = re.compile("\x1b(?!\\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f
 
 
 class LaunchOutput:
-    """Collects what `ranks` ranks print, and shows it. text[r] is all that rank r printed."""
+    """Collects what `ranks` ranks print, and shows it. text[r] is all that rank r printed. who: the
+    word before a rank's number in its mark."""
 
-    def __init__(self, ranks: int, quiet: bool = False):
-        self.quiet = quiet
+    def __init__(self, ranks: int, quiet: bool = False, who: str = "rank"):
+        self.quiet, self.who = quiet, who
         self.by_rank = [RankOutput() for _ in range(ranks)]
         self._warnings: dict[str, RepeatedWarning] = {}
         self._pending_since = None
@@ -90,7 +91,8 @@ class LaunchOutput:
 
     def _show_pending(self):
         self._pending_since = None
-        self._write("".join(f"rank {rank} │ {line}\n" for rank, output in enumerate(self.by_rank)
+        self._write("".join(f"{self.who} {rank} │ {line}\n"
+                            for rank, output in enumerate(self.by_rank)
                             for line in output.take()))
 
     def _write(self, text):
