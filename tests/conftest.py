@@ -93,6 +93,15 @@ def readable_pictures(monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def needs_hosts():
+    """Skips a test where this machine cannot have hosts of its own, and says why."""
+    from labs.workers.hosts import hosts_unavailable
+
+    if reason := hosts_unavailable():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
 def warm_launcher():
     """The first launch waits for those imports; no test's time should."""
     import labs

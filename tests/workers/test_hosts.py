@@ -8,9 +8,8 @@ import sys
 import leaks
 import pytest
 
-from labs.workers.hosts import JobFailed, hosts, hosts_unavailable, jobs, links, torchrun
+from labs.workers.hosts import JobFailed, hosts, jobs, links, torchrun
 
-pytestmark = pytest.mark.skipif(bool(hosts_unavailable()), reason=hosts_unavailable() or "")
 NBYTES = 2_000_000  # of the tensor that is all-reduced
 
 TRAIN = f"""
@@ -85,7 +84,7 @@ def script(code, *words):
 
 
 @pytest.fixture(scope="module")
-def pair():
+def pair(needs_hosts):
     with hosts(2, bandwidth="200mbit") as pair:
         yield pair
 

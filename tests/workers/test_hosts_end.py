@@ -17,7 +17,6 @@ import pytest
 from labs.workers.hosts import hosts, hosts_unavailable, namespaces
 
 ROOT = Path(__file__).resolve().parents[2]
-needs_hosts = pytest.mark.skipif(bool(hosts_unavailable()), reason=hosts_unavailable() or "")
 
 # A caller with a job on each host, and a child of its own that outlives it.
 CALLER = """
@@ -80,7 +79,7 @@ def gone(process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-@needs_hosts
+@pytest.mark.usefixtures("needs_hosts")
 @pytest.mark.parametrize(("then", "number"), [
     ("time.sleep(60)", signal.SIGKILL),
     ("job.wait()", signal.SIGINT),
@@ -106,7 +105,7 @@ def test_nothing_is_left_however_the_caller_ends(then, number):
         assert leaks.until(lambda: not theirs & networks_in_use(), 10)
         # Addresses, links and mounts were never outside.
         assert Path("/proc/self/mounts").read_text() == mounts
-        assert not {"switch", "port0", "eth0@if2"} & set(os.listdir("/sys/class/net"))
+        assert not {"switch", "port0", "port1"} & set(os.listdir("/sys/class/net"))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(caller.pid, signal.SIGKILL)  # the child that it forked, too
@@ -134,7 +133,7 @@ def closed_folder(path) -> Path | None:
                  if not above.stat().st_mode & 0o001), None)
 
 
-@needs_hosts
+@pytest.mark.usefixtures("needs_hosts")
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user; as an ordinary "
                     "user every other test here shows what this one does")
 def test_an_ordinary_user_can_have_hosts():
