@@ -14,6 +14,7 @@ from labs.exercises.comparison import compare, model_of
 from labs.exercises.verdicts import Verdict
 from labs.fsdp import fsdp1, memory_limits, scaffold
 from labs.fsdp.charts import limits, precision, sharding
+from labs.fsdp.charts.recording import count_operations
 from labs.fsdp.checks.cost import collectives
 from labs.fsdp.memory_limits import FORMULAS, LargestModel, ProcessOverhead
 from labs.training import models
@@ -38,7 +39,7 @@ def solution():
 def measured(solution):
     return compare({"DDP": lab.ddp, "FSDP": solution.shard,
                     "FSDP + checkpointing": solution.checkpointed}, memory_limits.preset(2, 2),
-                   tries=2, rounds=1, observe=limits._operations)
+                   tries=2, rounds=1, observe=count_operations)
 
 
 @pytest.mark.parametrize("most", range(0, 40, 3))

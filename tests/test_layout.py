@@ -2,6 +2,7 @@
 README and CONTRIBUTING name every shared package."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -117,3 +118,60 @@ def test_one_module_names_torch_cuda():
              *(ROOT / "solutions").glob("*.py")]
     found = {str(path.relative_to(ROOT)) for path in files if names_of_torch_cuda(path)}
     assert found == {"labs/workers/cuda.py"}
+
+
+def modules_of_ranks(path: Path) -> set[str]:
+    """The modules of labs from which a file sends a function to ranks: `launch(function, ...)`,
+    `launch(module.function, ...)`, `compare(..., observe=function)`, also inside `partial`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    own = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    where = {node.name: own for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("labs."):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                where[alias.asname or alias.name] = inner if file_of(inner) else node.module
+    sent = [node for call in ast.walk(tree) if isinstance(call, ast.Call)
+            for node in [*(call.args[:1] if ast.unparse(call.func).endswith("launch") else ()),
+                         *(keyword.value for keyword in call.keywords
+                           if keyword.arg in ("observe", "measure", "configure"))]]
+    names = [name.id for node in sent for name in ast.walk(node) if isinstance(name, ast.Name)]
+    return {where[name] for name in names if name in where}
+
+
+def file_of(module: str) -> Path | None:
+    """The file of a module of labs, or None if there is no such module."""
+    path = ROOT.joinpath(*module.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py")
+                 if file.is_file()), None)
+
+
+@functools.cache
+def reached_by(module: str) -> frozenset[str]:
+    """All modules that are imported, at the top of a module, when this module of labs is."""
+    found, todo = set(), [module]
+    while todo:
+        file = file_of(todo.pop())
+        for node in ast.parse(file.read_text(encoding="utf-8")).body if file else ():
+            names = ([alias.name for alias in node.names] if isinstance(node, ast.Import) else
+                     [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                     if isinstance(node, ast.ImportFrom) else [])
+            new = set(names) - found
+            found |= new
+            todo += [name for name in new if name.startswith("labs.")]
+    return frozenset(found)
+
+
+RANKS_CODE = sorted(set().union(*map(modules_of_ranks, LABS.rglob("*.py"))))
+
+
+@pytest.mark.parametrize("module", RANKS_CODE)
+def test_a_rank_imports_nothing_that_draws(module):
+    # matplotlib takes each rank 0.4 s of CPU; 8 ranks on 2 cores would wait for 1.6 s.
+    assert "matplotlib" not in {name.split(".")[0] for name in reached_by(module)}
+
+
+def test_functions_for_ranks_are_found():
+    assert {"labs.exercises.comparison", "labs.zero_stages.charts.recording",
+            "labs.manual_ddp.variants", "labs.meters.trace_units"} <= set(RANKS_CODE)
+    assert "matplotlib.figure" in reached_by("labs.zero_stages.charts.storage")

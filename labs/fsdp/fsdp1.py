@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import warnings
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
@@ -12,16 +13,17 @@ from torch import nn
 from labs.exercises.comparison import compare, model_of
 from labs.exercises.gpu_notes import rounds_of
 from labs.exercises.verdicts import shows
-from labs.fsdp.charts.sharding import draw_wrappings, few_tokens
 from labs.fsdp.checks import common
 from labs.meters.traffic import Mark, Traffic
-from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.training import models, strategies
 from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.channel import report
 from labs.workers.launcher import launch
+
+if TYPE_CHECKING:  # ranks import this module, and need no matplotlib
+    from labs.pictures.picture import Picture
 
 RANKS = 2
 WITHOUT_GPU = (" Without a GPU there is no memory to pin and no stream to wait for: CPUOffload "
@@ -170,10 +172,12 @@ def _gathers(traffic) -> tuple[str, str]:
 
 
 @shows("FSDP1's wrapping policies")
-def fsdp1_wrap_policies(preset: Preset) -> Picture:
+def fsdp1_wrap_policies(preset: Preset) -> "Picture":
     """Draws memory and collectives under FSDP1's two wrapping policies. The sizes from which the
     size-based policy makes a module a unit are one that blocks have, and one that their parts
     have."""
+    from labs.fsdp.charts.sharding import draw_wrappings, few_tokens
+
     with torch.device("meta"):
         block = sum(p.numel() for p in models.blocks(model_of(preset))[0].parameters())
     # From the first on a block is a unit, from the second on its two largest linear layers are.

@@ -1,4 +1,6 @@
-"""The pictures of notebook 05, each drawn from recorded steps."""
+"""The pictures of notebook 05, each drawn from recorded steps. What runs on ranks stands in other
+modules: a rank that imported this one would import matplotlib.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,10 +12,11 @@ from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.fsdp_profiling import recording, step_model
 from labs.fsdp_profiling.checks.diagnose import judged_runs
+from labs.fsdp_profiling.checks.forward_prefetch import with_ahead
 from labs.fsdp_profiling.recording import RecordedRun, RunConfig, configured_fsdp2
 from labs.fsdp_profiling.scaffold import SlowRuns
 from labs.meters import trace_units
-from labs.meters.trace import KINDS, Collective, Trace, clip, subtract, total_seconds, union
+from labs.meters.trace import KINDS, Collective, Trace, subtract, total_seconds, union
 from labs.meters.trace_events import kernel_name
 from labs.pictures import palette, phases, timelines, widgets
 from labs.pictures.bars import Bar, bars
@@ -112,27 +115,18 @@ def show_ahead(preset: Preset, forward_prefetch: Callable,
     """Returns a table of recorded steps by how many units forward prefetches ahead: how long the
     ranks wait in forward, and how much memory the gathered blocks take."""
     runs = recording.record_runs([
-        RunConfig(preset, f"{number} ahead", configure=partial(_ahead, forward_prefetch, number))
-        for number in ahead], recording.RECORDINGS, measure=exposed_in_forward)
+        RunConfig(preset, f"{number} ahead",
+                  configure=partial(with_ahead, forward_prefetch, number))
+        for number in ahead], recording.RECORDINGS, measure=trace_units.exposed_in_forward)
     rows = []
     for number, run in zip(ahead, runs, strict=True):
         most = trace_units.most_gathered(run[0], "forward")
         size = max(one.bytes for one in run[0].of("all_gather"))
-        rows.append((number, f"{1e3 * fmean(map(exposed_in_forward, run)):.1f}", most,
+        rows.append((number, f"{1e3 * fmean(map(trace_units.exposed_in_forward, run)):.1f}", most,
                      f"{most * size / 1e6:.2f}"))
     return Table("recorded steps, by blocks that are gathered ahead",
                  ("ahead", "ms exposed in forward, mean of the ranks",
                   "blocks gathered at once", "MB of them"), rows)
-
-
-def _ahead(forward_prefetch, number, blocks):
-    forward_prefetch(blocks, number)
-
-
-def exposed_in_forward(trace: Trace) -> float:
-    """Returns the seconds in forward in which the rank only waits for a collective."""
-    return sum(total_seconds(clip(trace.exposed, label))
-               for label in trace.executed("labs::forward"))
 
 
 @shows("Throughput by prefetch")

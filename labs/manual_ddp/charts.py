@@ -1,31 +1,26 @@
-"""The charts of notebook 02, each drawn from a run of the student's own code."""
+"""The charts of notebook 02, each drawn from a run of the student's own code. What runs on ranks
+stands in other modules: a rank that imported this one would import matplotlib.
+"""
 
-import contextlib
 from collections.abc import Callable
+from functools import partial
 
 from labs.exercises import comparison
 from labs.exercises.comparison import Comparison
 from labs.exercises.gpu_notes import below, speeds, spreads_of_recorded
 from labs.exercises.guesses import guessed
-from labs.exercises.on_ranks import BATCH
-from labs.exercises.on_ranks import gradients as gradients_of
-from labs.exercises.reference import Step
 from labs.exercises.verdicts import shows
 from labs.manual_ddp import variants
 from labs.manual_ddp.checks.combine import as_gradient, gradients_of_shards
 from labs.manual_ddp.checks.ready_order import count_early
-from labs.manual_ddp.edge_cases import ONLY_RANK_0
-from labs.meters.traffic import Traffic
 from labs.pictures import agreement, palette, phases, shards, timelines
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.pictures.widgets import Choice, Controls
 from labs.predictions import traffic as predicted
-from labs.training import data, loop, models
 from labs.training.presets import Preset
 from labs.workers.launcher import launch
-from labs.workers.slow_link import proportional_link, slow_link
 
 CAPS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 25.0)  # MB, the slider's
 
@@ -42,19 +37,8 @@ def show_combine(combine: Callable) -> Picture:
 @shows("2.3")
 def show_gradients(average_gradients: Callable, ranks: int = 2) -> Picture:
     """Draws the gradients of every rank before and after the student's function averaged them."""
-    return agreement.gradients_by_rank(launch(_before_and_after, average_gradients, ranks=ranks,
-                                              quiet=True))
-
-
-def _before_and_after(average_gradients) -> list:
-    """On a rank: [(name, gradient before, gradient after)] of the model with edge cases, on the
-    CPU, where they are drawn."""
-    model = models.EdgeCaseModel(seed=0)
-    [batch] = data.xy_batches(1, BATCH)
-    model(**Step(batch, ONLY_RANK_0).inputs()).loss.backward()
-    before = gradients_of(model)
-    average_gradients(model)
-    return [(name, before[name].cpu(), after.cpu()) for name, after in gradients_of(model).items()]
+    return agreement.gradients_by_rank(launch(variants.record_averaging, average_gradients,
+                                              ranks=ranks, quiet=True))
 
 
 @shows("2.5")
@@ -79,22 +63,8 @@ def explore_buckets(make_buckets: Callable, preset: Preset) -> Controls:
 @shows("2.7")
 def show_in_flight(wrap: Callable, preset: Preset) -> Picture:
     """Draws when each gradient of rank 0 was ready, and when its bucket left and arrived."""
-    return timelines.buckets_in_flight(*launch(_record_marked, wrap, preset, ranks=preset.ranks,
-                                               quiet=True, verify=False)[0])
-
-
-def _record_marked(wrap, preset) -> tuple:
-    """On a rank: (trace of a step with a label for each gradient, the buckets' parameters). On a
-    CPU the step passes a slow link."""
-    def marked(model):
-        loop.mark_gradients(model)
-        return wrap(model)
-
-    pair, [batch] = (comparison.build(variants.as_strategy(marked), preset),
-                     comparison.batches(preset, 1))
-    with slow_link(proportional_link(lambda: loop.train(*pair, [batch]), *variants.LINK)):
-        observed = variants.observe(*pair, batch)
-    return observed.traces[-1], observed.buckets  # the first step makes what lasts, and is slower
+    return timelines.buckets_in_flight(*launch(variants.record_marked, wrap, preset,
+                                               ranks=preset.ranks, quiet=True, verify=False)[0])
 
 
 @shows("2.7")
@@ -112,25 +82,12 @@ def show_training(wrap: Callable, preset: Preset, steps: int = 30) -> Picture:
 def show_accumulation(wrap: Callable, preset: Preset, parts: int = 4) -> Picture:
     """Draws the all-reduces of a step of `parts` micro-batches, with and without no_sync, the
     numbers that the buckets predict, and the guess."""
-    calls, buckets = launch(_accumulate, wrap, preset, parts, ranks=preset.ranks, quiet=True)[0]
+    calls, buckets = launch(variants.count_all_reduces, wrap, preset, parts,
+                            ranks=preset.ranks, quiet=True)[0]
     each, once = calls
     return bars([Bar("averaged after each micro-batch", each, parts * buckets),
                  Bar("no_sync around all but the last", once, buckets, guessed("2.8"))],
                 "calls", f"of all_reduce in a step of {parts} micro-batches")
-
-
-def _accumulate(wrap, preset, parts) -> tuple[list[int], int]:
-    """On a rank: (the all-reduces of a step without and with no_sync, the number of buckets)."""
-    module, _ = comparison.build(variants.as_strategy(wrap), preset)
-    calls = []
-    for block in (contextlib.nullcontext, module.no_sync):
-        with Traffic() as traffic:
-            for number, part in enumerate(comparison.batches(preset, parts), 1):
-                with block() if number < parts else contextlib.nullcontext():
-                    (module(**part).loss / parts).backward()
-        calls.append(len(traffic.of("all_reduce")))
-        module.zero_grad()
-    return calls, len(module.buckets)
 
 
 @shows("2.10")
@@ -197,11 +154,7 @@ def show_starts(wrap: Callable, steps: int = 3) -> Table:
     """A table of the buckets that leave while gradients are still being computed, by step, for one
     model whose layers are registered in two orders."""
     rows = [(f"registered {how}", *(f"{early} of {calls}" for early, calls in launch(
-        _starts, wrap, steps, is_reversed, ranks=2, quiet=True)[0]))
+        partial(count_early, is_reversed=is_reversed), wrap, steps, ranks=2, quiet=True)[0]))
         for how, is_reversed in (("in the order of forward", False), ("in reverse", True))]
     return Table("Buckets that leave before the last gradient is ready",
                  ("the same model", *(f"step {number + 1}" for number in range(steps))), rows)
-
-
-def _starts(wrap, steps, is_reversed) -> list[tuple[int, int]]:
-    return count_early(wrap, steps, is_reversed=is_reversed)

@@ -1,6 +1,9 @@
 """The student's modules and torch's DDP, compared. A variant is a function that wraps a model; the
-comparison that all notebooks share trains it as a strategy."""
+comparison that all notebooks share trains it as a strategy. Below that, what ranks record of one
+module for the charts.
+"""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,18 +13,23 @@ from torch import nn
 
 from labs.exercises import comparison
 from labs.exercises.comparison import Comparison
+from labs.exercises.on_ranks import BATCH, gradients
+from labs.exercises.reference import Step
 from labs.exercises.verdicts import shows
 from labs.manual_ddp.checks.overlap import judged_buckets
+from labs.manual_ddp.edge_cases import ONLY_RANK_0
 from labs.meters.trace import Trace
 from labs.meters.trace_file import record_trace
-from labs.training import data
-from labs.training.loop import labelled_step, train
+from labs.meters.traffic import Traffic
+from labs.training import data, models
+from labs.training.loop import labelled_step, mark_gradients, train
 from labs.training.presets import Preset
 from labs.words import counted
 from labs.workers import devices
 from labs.workers.channel import report
 from labs.workers.launcher import launch
 from labs.workers.progress import status
+from labs.workers.slow_link import proportional_link, slow_link
 
 Wrap = Callable[[nn.Module], nn.Module]
 RECORDED = 7  # traces of each variant
@@ -108,3 +116,42 @@ def losses(wrap: Wrap, preset: Preset, steps: int, ranks: int) -> list[float]:
             report(step=step, total=steps, loss=loss / ranks)
 
     return launch(work, ranks=ranks, verify=False, hang_after=60).series["loss"]
+
+
+def record_averaging(average_gradients) -> list:
+    """On a rank: [(name, gradient before, gradient after)] of the model with edge cases, on the
+    CPU, where they are drawn."""
+    model = models.EdgeCaseModel(seed=0)
+    [batch] = data.xy_batches(1, BATCH)
+    model(**Step(batch, ONLY_RANK_0).inputs()).loss.backward()
+    before = gradients(model)
+    average_gradients(model)
+    return [(name, before[name].cpu(), after.cpu()) for name, after in gradients(model).items()]
+
+
+def record_marked(wrap, preset) -> tuple:
+    """On a rank: (trace of a step with a label for each gradient, the buckets' parameters). On a
+    CPU the step passes a slow link."""
+    def marked(model):
+        mark_gradients(model)
+        return wrap(model)
+
+    pair, [batch] = (comparison.build(as_strategy(marked), preset),
+                     comparison.batches(preset, 1))
+    with slow_link(proportional_link(lambda: train(*pair, [batch]), *LINK)):
+        observed = observe(*pair, batch)
+    return observed.traces[-1], observed.buckets  # the first step makes what lasts, and is slower
+
+
+def count_all_reduces(wrap, preset, parts) -> tuple[list[int], int]:
+    """On a rank: (the all-reduces of a step without and with no_sync, the number of buckets)."""
+    module, _ = comparison.build(as_strategy(wrap), preset)
+    calls = []
+    for block in (contextlib.nullcontext, module.no_sync):
+        with Traffic() as traffic:
+            for number, part in enumerate(comparison.batches(preset, parts), 1):
+                with block() if number < parts else contextlib.nullcontext():
+                    (module(**part).loss / parts).backward()
+        calls.append(len(traffic.of("all_reduce")))
+        module.zero_grad()
+    return calls, len(module.buckets)

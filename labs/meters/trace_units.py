@@ -129,3 +129,9 @@ def most_gathered(trace: Trace, phase: str) -> int:
         now += 1 if what == "gather" else -1
         most = max(most, now)
     return most
+
+
+def exposed_in_forward(trace: Trace) -> float:
+    """Returns the seconds in forward in which the rank only waits for a collective."""
+    return sum(total_seconds(clip(trace.exposed, label))
+               for label in trace.executed("labs::forward"))

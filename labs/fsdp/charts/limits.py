@@ -4,8 +4,6 @@ the largest models that fit."""
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch.utils.flop_counter import FlopCounterMode
-
 from labs.exercises.comparison import Comparison, compare
 from labs.exercises.gpu_notes import (
     ROUNDS,
@@ -18,6 +16,7 @@ from labs.exercises.gpu_notes import (
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.fsdp import memory_limits
+from labs.fsdp.charts.recording import count_operations, pinned_bytes
 from labs.fsdp.charts.sharding import UTILISATION, peaks
 from labs.fsdp.memory_limits import LargestModel, size_text
 from labs.pictures.bars import Panel, side_by_side
@@ -27,7 +26,7 @@ from labs.pictures.tables import Table
 from labs.predictions import hardware
 from labs.training.memory_categories import GB
 from labs.words import listed
-from labs.workers import cuda, devices
+from labs.workers import devices
 from labs.workers.progress import status
 
 
@@ -65,15 +64,8 @@ def _row(name, strategy, limit, layers) -> tuple[MemoryRow, str]:
 def compare_strategies(chosen: dict[str, Callable], layers: int | None = None) -> Comparison:
     """Trains the same model under each strategy (by name), without a limit; times it, and counts
     the arithmetic of a step."""
-    return compare(chosen, memory_limits.preset(layers), rounds=5, observe=_operations, quiet=True)
-
-
-def _operations(module, optimizer, batch) -> int:
-    """On a rank: returns the operations of matrix products in forward and backward of one batch."""
-    with FlopCounterMode(display=False) as counter:
-        module(**batch).loss.backward()
-    optimizer.zero_grad()
-    return counter.get_total_flops()
+    return compare(chosen, memory_limits.preset(layers), rounds=5, observe=count_operations,
+                   quiet=True)
 
 
 @shows("4.4")
@@ -122,7 +114,7 @@ def show_offload(without: Callable, offloaded: Callable, layers: int | None = No
     what is pinned for that, and what it costs in speed."""
     on_gpu = devices.gpus() > 0
     compared = compare({"FSDP": without, "offload": offloaded}, memory_limits.preset(layers),
-                       rounds=ROUNDS * on_gpu, observe=_pinned, quiet=True)
+                       rounds=ROUNDS * on_gpu, observe=pinned_bytes, quiet=True)
     usual, moved = compared.results["FSDP"], compared.results["offload"]
     peak = moved.report.step_peak
     host = _states(usual.report.phases["backward"])  # on a GPU offload's own report lacks them
@@ -141,11 +133,6 @@ def show_offload(without: Callable, offloaded: Callable, layers: int | None = No
             "and nothing travels.")
     return Table("One rank with CPU offload", ("", "", ""), rows, left=0,
                  note=SHARED_CARD * (not on_gpus_of_their_own(compared.preset)) if on_gpu else note)
-
-
-def _pinned(module, optimizer, batch) -> int:
-    """On a rank: returns the bytes of pinned memory; a CPU has no need of it."""
-    return 0 if devices.device().type == "cpu" else cuda.pinned_memory()
 
 
 def _text(nbytes) -> str:

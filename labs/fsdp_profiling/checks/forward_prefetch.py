@@ -1,5 +1,6 @@
 """Exercise 5.7: each unit prefetches the next ones in forward."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from labs.exercises.numbers import require_signature
@@ -16,7 +17,7 @@ def check_forward_prefetch(forward_prefetch):
     been issued, and no more; backward stays as it is."""
     require_signature(forward_prefetch, ("blocks", "ahead"))
     for ahead, traces in zip((1, 2), record_with(
-            *(partial(_with, forward_prefetch, ahead) for ahead in (1, 2))), strict=True):
+            *(partial(with_ahead, forward_prefetch, ahead) for ahead in (1, 2))), strict=True):
         for trace in traces:
             what = f"{of(trace)}, ahead={ahead}"
             raise_if_gathered_twice(trace)
@@ -26,7 +27,8 @@ def check_forward_prefetch(forward_prefetch):
             "backward is as before, as the traces say")
 
 
-def _with(forward_prefetch, ahead, blocks):
+def with_ahead(forward_prefetch: Callable, ahead: int, blocks: Sequence) -> None:
+    """Calls forward_prefetch(blocks, ahead)."""
     forward_prefetch(blocks, ahead)
 
 

@@ -3,26 +3,19 @@
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
-from torch import nn
 
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
-from labs.meters.wire import sent_bytes
 from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, sheet, write
 from labs.predictions import traffic
 from labs.training.presets import Preset
-from labs.workers import devices
-from labs.workers.collectives import reduce_scatter_single
 from labs.workers.launcher import launch
+from labs.zero_stages.charts import recording
 from labs.zero_stages.checks.reshard import CountingReader, shards_of
-from labs.zero_stages.collectives import all_gather, reduce_scatter
-from labs.zero_stages.flat_parameter import FlatParameter
 
-REDUCED_ELEMENTS = 1 << 21  # 8 MiB in fp32
 _RANKS = 2
 _LEFT, _CELL, _HIGH, _ROW = 0.15, 0.4, 0.36, 1.42  # inches
 
@@ -34,8 +27,9 @@ def show_reduce_scatter(preset: Preset) -> Picture:
     where the system does not count, the formula alone."""
     # On the CPU on every machine: it shows what gloo does, and NCCL's bytes pass no connection that
     # the system counts.
-    sent = launch(_sent_by_each, ranks=preset.ranks, quiet=True, verify=False, device="cpu")[0]
-    size = 4 * _elements(preset.ranks)
+    sent = launch(recording.sent_by_each, ranks=preset.ranks, quiet=True, verify=False,
+                  device="cpu")[0]
+    size = 4 * recording.elements(preset.ranks)
     formulas = {"all_reduce, keep a piece": traffic.all_reduce,
                 "torch's reduce_scatter": traffic.all_reduce,
                 "lab.reduce_scatter": traffic.reduce_scatter}
@@ -48,64 +42,18 @@ def show_reduce_scatter(preset: Preset) -> Picture:
                 + ", by formula" * (None in sent))
 
 
-def _elements(ranks) -> int:
-    return REDUCED_ELEMENTS // ranks * ranks
-
-
-def _sent_by_each() -> list[int | None]:
-    """On a rank: the bytes that leave it in each of the three ways."""
-    size = _elements(dist.get_world_size())
-    shard = torch.empty(size // dist.get_world_size())
-    ways = (dist.all_reduce, lambda flat: reduce_scatter_single(shard, flat),
-            lambda flat: reduce_scatter(flat).wait())
-    found = []
-    for way in ways:
-        dist.barrier()
-        before = sent_bytes()
-        way(torch.zeros(size))
-        dist.barrier()  # what this rank sends has arrived
-        found.append(None if before is None else sent_bytes() - before)
-    return found
-
-
 @shows("3.4")
 def show_storage() -> Picture:
     """A layer of 9 parameters as a FlatParameter on 2 ranks, seen from rank 0: when it is built,
     after `free`, after `allocate` and the all-gather; what has memory, and whether the parameters
     and what autograd saved in forward can be read."""
-    moments = launch(_record_storage, ranks=_RANKS, quiet=True)[0]
+    moments = launch(recording.record_storage, ranks=_RANKS, quiet=True)[0]
     figure, ax = sheet(WIDTH, 0.62 + _ROW * len(moments))
     write(ax, _LEFT, 0.2, "nn.Linear(2, 3) on 2 ranks, seen from rank 0: 6 + 3 parameters, 1 zero",
           size=10)
     for number, moment in enumerate(moments):
         _draw_moment(ax, 0.62 + _ROW * number, moment)
     return Picture(figure, "\n".join(map(_in_words, moments)), data=moments)
-
-
-def _record_storage() -> list[dict]:
-    """On a rank: by moment, bytes of `full` and of `shard`, and what can be read."""
-    torch.manual_seed(0)
-    layer = nn.Linear(2, 3).to(devices.device())
-    x = torch.ones(1, 2, requires_grad=True, device=devices.device())
-    unit = FlatParameter(layer.parameters(), "layer", layer)
-    before, output = layer.weight.detach().clone(), layer(x)
-    saved = output.grad_fn._saved_mat2  # what backward will read: the transposed weight
-    found = []
-
-    def look(title):
-        gathered = unit.is_gathered
-        found.append({
-            "title": title, "full": unit.full.untyped_storage().nbytes(),
-            "shard": unit.shard.untyped_storage().nbytes(), "own": unit.is_sharded,
-            "parameters": gathered and layer.weight.equal(before),
-            "saved": gathered and saved.t().equal(before)})
-
-    look("1  built: FlatParameter(parameters)")
-    unit.free()
-    look("2  after forward: unit.free()")
-    all_gather(unit.allocate(), unit.shard)
-    look("3  before backward: unit.allocate(), all_gather(unit.full, unit.shard)")
-    return found
 
 
 def _in_words(moment) -> str:
