@@ -1,10 +1,16 @@
 """The benches run, and with --json print one JSON object; nothing here judges a speed."""
 
 import json
+import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from _bench import __main__ as command
+from _bench import ddp
+
+from labs.training.presets import preset
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
@@ -25,15 +31,33 @@ def test_launch():
         result["mp_spawn_s"]["2"] / result["launch_s"]["2"])
 
 
-def test_ddp():
-    result = json.loads(bench("ddp", "--rounds", "2", "--json"))
+@pytest.fixture
+def bench_here(monkeypatch, capfd):
+    """A function that returns what a bench prints; in this process, which has imported torch and
+    has a fork server."""
+    def run(*arguments) -> str:
+        monkeypatch.setattr("sys.argv", ["bench", *arguments])
+        capfd.readouterr()
+        stdout = os.dup(1)
+        try:
+            assert command.main() == 0
+        finally:
+            os.dup2(stdout, 1)  # with --json it was stderr, until the process's end
+            os.close(stdout)
+        return capfd.readouterr().out
+
+    return run
+
+
+def test_ddp(bench_here, monkeypatch):
+    monkeypatch.setattr(ddp, "preset", lambda *name, **sizes: replace(
+        preset(*name, **sizes), layers=2, hidden=64, context=32))
+    result = json.loads(bench_here("ddp", "--rounds", "2", "--json"))
     ratios = result["throughput_ratio_to_torch_ddp"]
     assert ratios["torch DDP"] == 1 and ratios["bucketed, overlapped"] > 0
     assert set(ratios) == set(result["tokens_per_s"])
-
-
-def test_the_table_is_for_people():
-    text = bench("ddp", "--rounds", "1")
+    monkeypatch.setattr(ddp, "run", lambda arguments: result)
+    text = bench_here("ddp")  # the table is for people
     assert "bucketed, overlapped" in text and "of torch DDP" in text
 
 

@@ -1,13 +1,14 @@
 """scripts/bench zero runs and prints its ratios and peaks; no test here depends on a speed."""
 
 import json
-import subprocess
+from dataclasses import replace
 
 import pytest
+from _bench import __main__ as command
 from _bench import zero
-from _build.definitions import ROOT
 
 from labs.training import strategies
+from labs.training.presets import preset
 
 PAIRS = {"zero1/ZeroRedundancyOptimizer", "zero2/FSDP2 no reshard", "zero3/FSDP2",
          "zero3 prefetch/FSDP2"}
@@ -16,11 +17,12 @@ if strategies.has_deepspeed():
 
 
 @pytest.mark.slow
-def test_zero_prints_ratios_and_peaks_of_every_pair():
-    done = subprocess.run([ROOT / "scripts" / "bench", "zero", "--ranks", "2", "--rounds", "1",
-                           "--json"], capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+def test_zero_prints_ratios_and_peaks_of_every_pair(monkeypatch, capfd):
+    monkeypatch.setattr(zero, "preset", lambda *name, **sizes: replace(
+        preset(*name, **sizes), layers=2, hidden=64, context=32))
+    monkeypatch.setattr("sys.argv", ["bench", "zero", "--ranks", "2", "--rounds", "1", "--json"])
+    assert command.main() == 0
+    result = json.loads(capfd.readouterr().out)
     for key in ("ratios", "peaks", "peaks_batch_1"):
         assert set(result[key]["2"]) == PAIRS and min(result[key]["2"].values()) > 0
     held = result["peak_bytes"]["2"]
