@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import logging
 import os
+from contextlib import contextmanager
 from unittest import mock
 
 from labs.training.loop import ModuleAndOptimizer
@@ -29,12 +30,20 @@ def deepspeed(model, optimizer_class, stage: int, **kwargs) -> ModuleAndOptimize
     """
     library = _deepspeed()
     optimizer = optimizer_class(model.parameters(), **kwargs)
-    # DeepSpeed would compile this shared-memory op on the CPU at first use, for a minute
     _name_own_gpu()
-    with mock.patch("deepspeed.comm.torch.build_shm_op", lambda: None):
+    with _without_compiler():
         engine, *_ = library.initialize(model=model, optimizer=optimizer,
                                         config=_config(model, stage), dist_init_required=False)
     return engine, EngineOptimizer(engine)
+
+
+@contextmanager
+def _without_compiler():
+    """Inside, DeepSpeed compiles nothing that is not used here: neither its op for shared memory,
+    for a minute on a CPU, nor the optimizer Muon, for which it imports torch's whole compiler."""
+    with mock.patch("deepspeed.comm.torch.build_shm_op", lambda: None), \
+            mock.patch("deepspeed.runtime.compiler.compile", lambda: lambda function: function):
+        yield
 
 
 def _name_own_gpu() -> None:
