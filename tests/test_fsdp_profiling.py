@@ -3,8 +3,7 @@
 import json
 import re
 import sys
-from dataclasses import replace
-from operator import attrgetter
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cloudpickle
@@ -61,8 +60,8 @@ def test_reduce_scatters_are_in_flight_while_the_next_unit_computes(tmp_path):
     """As on a GPU's stream: a rank does not wait for them where it issues them. The link is so slow
     that no noise matters."""
     config = recording.RunConfig(SMALL, "of a test of reduce-scatters")
-    for trace in launch(recording._record, config, Link(latency=0.1), 1, attrgetter("seconds"),
-                        tmp_path, ranks=2, quiet=True, verify=False):
+    for trace in launch(recording._record, config, Link(latency=0.1), 1, None, tmp_path,
+                        ranks=2, quiet=True, verify=False):
         work = [span for span in units.unit_spans(trace) if span.category == "backward"]
         assert len(work) == SMALL.layers
         for one, following in zip(trace.of("reduce_scatter"), work[1:], strict=False):
@@ -101,21 +100,35 @@ def test_one_of_several_recordings_is_kept(healthy):
     assert names == ["of_a_test_rank0.json.gz", "of_a_test_rank1.json.gz"]
 
 
-def _kept(folder):
-    """Which of three recordings is kept: by their seconds, and by another measure."""
-    def traces():
-        made = [synthetic_traces.trace([], [(0, 1)], seconds) for seconds in (3.0, 2.0, 4.0)]
-        made = [replace(one, path=str(folder / f"{n}.json")) for n, one in enumerate(made)]
-        for one in made:
-            Path(one.path).touch()
-        return made
+@dataclass
+class _Recorded:
+    """A recorded step of so many seconds."""
 
-    return [recording._least_disturbed(traces(), folder / "kept.json", measure).seconds
-            for measure in (lambda trace: trace.seconds, lambda trace: -trace.seconds)]
+    seconds: float
+    written: list[float]
+
+    def write(self, path):
+        self.written.append(self.seconds)
+        path.touch()
+        return replace(synthetic_traces.trace([], [(0, 1)], self.seconds), path=str(path))
+
+
+def _kept(folder):
+    """Which of three recordings is kept, and which were written: by their seconds, and by other
+    measures, which read the trace."""
+    found = []
+    for measure in (None, lambda trace: trace.seconds, lambda trace: -trace.seconds):
+        written = []
+        recorded = [_Recorded(seconds, written) for seconds in (3.0, 2.0, 4.0)]
+        kept = recording._least_disturbed(recorded, folder / "kept.json", measure)
+        found.append((kept.seconds, written))
+    return found
 
 
 def test_of_several_recordings_the_least_disturbed_is_kept(tmp_path):
-    assert launch(_kept, tmp_path, ranks=1, quiet=True) == [[2.0, 4.0]]
+    everything = [3.0, 2.0, 4.0]
+    assert launch(_kept, tmp_path, ranks=1, quiet=True) == [
+        [(2.0, [2.0]), (2.0, everything), (4.0, everything)]]
     assert [path.name for path in tmp_path.iterdir()] == ["kept.json"]
 
 

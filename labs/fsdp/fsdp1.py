@@ -187,7 +187,7 @@ def fsdp1_wrap_policies(preset: Preset) -> "Picture":
                  for smallest in sizes}
     chosen = {name: functools.partial(_wrapped, policy) for name, policy in policies.items()}
     size = few_tokens(preset)
-    return draw_wrappings(compare(chosen, size, tries=2, rounds=rounds_of(size), quiet=True))
+    return draw_wrappings(compare(chosen, size, rounds=rounds_of(size), quiet=True))
 
 
 def _wrapped(policy, model, optimizer_class, **settings):

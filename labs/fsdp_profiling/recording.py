@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ from labs.exercises import comparison
 from labs.fsdp_profiling import injected_faults
 from labs.meters.metrics import Metric
 from labs.meters.trace import Trace, total_seconds
-from labs.meters.trace_file import record_trace
+from labs.meters.trace_file import fastest, record_step
 from labs.training import models, presets
 from labs.training.loop import ModuleAndOptimizer, labelled_step
 from labs.training.presets import Preset
@@ -118,12 +117,12 @@ def traces_folder() -> Path:
 
 
 def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | None = BYTES,
-                measure: Callable[[Trace], float] = attrgetter("seconds")) -> list[RecordedRun]:
+                measure: Callable[[Trace], float] | None = None) -> list[RecordedRun]:
     """Records runs one after the other on the same ranks, and reads their files.
 
-    recordings: of each run's step; the one of which `measure`, as the mean over the ranks, is the
-    least is returned. share: of a step's computing that its bytes take on the slow link, where
-    the ranks are on a CPU; None: no slow link.
+    recordings: of each run's step; returned is the one of which `measure`, as the mean over the
+    ranks, is the least, or, without it, the fastest. share: of a step's computing that its bytes
+    take on the slow link, where the ranks are on a CPU; None: no slow link.
     """
     folder = traces_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -214,13 +213,17 @@ def _record(config, link, recordings, measure, folder) -> Trace:
             loading.delay = injected_faults.LOADING * _of_rank_0(time.perf_counter() - began)
         if slow_rank:
             slow_rank.active = True
-        traces = [record_trace(step, file.with_stem(f"{number}_{file.stem}"), config.stacks)
-                  for number in range(recordings)]
-    return _least_disturbed(traces, file, measure)
+        recorded = [record_step(step, config.stacks) for _ in range(recordings)]
+    return _least_disturbed(recorded, file, measure)
 
 
-def _least_disturbed(traces, file, measure) -> Trace:
-    """On a rank: the trace that all ranks choose, in `file`."""
+def _least_disturbed(recorded, file, measure) -> Trace:
+    """On a rank: the trace of the step that all ranks choose, in `file`. The others are written
+    only if `measure` reads them."""
+    if measure is None:
+        return recorded[fastest(recorded)].write(file)
+    traces = [one.write(file.with_stem(f"{number}_{file.stem}"))
+              for number, one in enumerate(recorded)]
     found = torch.tensor([measure(trace) for trace in traces])
     dist.all_reduce(found)
     chosen = traces[found.argmin()]

@@ -68,7 +68,7 @@ def show_in_flight(wrap: Callable, preset: Preset) -> Picture:
 
 
 @shows("2.7")
-def show_training(wrap: Callable, preset: Preset, steps: int = 30) -> Picture:
+def show_training(wrap: Callable, preset: Preset, steps: int = 20) -> Picture:
     """Draws the loss on `preset.ranks` ranks, and on one rank with the whole batch: the same model,
     the same batches, the plain loop."""
     one = variants.losses(lambda model: model, preset, steps, ranks=1)
@@ -125,15 +125,14 @@ def show_timelines(compared: Comparison, *names: str) -> Picture:
 def show_phases(compared: Comparison) -> Picture:
     """Draws where a recorded step went, mean over ranks: phases and exposed communication. The
     fastest step is drawn; on GPUs a note has the seconds of all that were recorded."""
-    recorded = {name: [max(trace.seconds for trace in step) for step in
-                       variants.recorded_steps(one.observed)]
+    recorded = {name: variants.seconds_of_recorded(one.observed)
                 for name, one in compared.results.items()}
     return phases.step_phases(_fastest_steps(compared),
                               spreads_of_recorded(recorded, compared.preset))
 
 
 def _fastest_steps(compared, names=()) -> dict:
-    return {name: variants.fastest_step(compared.results[name].observed)
+    return {name: [observed.trace for observed in compared.results[name].observed]
             for name in names or compared.results}
 
 

@@ -19,7 +19,7 @@ from labs.exercises.verdicts import shows
 from labs.manual_ddp.checks.overlap import judged_buckets
 from labs.manual_ddp.edge_cases import ONLY_RANK_0
 from labs.meters.trace import Trace
-from labs.meters.trace_file import record_trace
+from labs.meters.trace_file import fastest, record_step
 from labs.meters.traffic import Traffic
 from labs.training import data, models
 from labs.training.loop import labelled_step, mark_gradients, train
@@ -32,7 +32,7 @@ from labs.workers.progress import status
 from labs.workers.slow_link import proportional_link, slow_link
 
 Wrap = Callable[[nn.Module], nn.Module]
-RECORDED = 7  # traces of each variant
+RECORDED = 7  # steps of each variant; one is kept, the fastest
 # Of the first variant's step, on a CPU: its bytes on the link, and one collective's latency. So
 # sending takes half as long as computing, and a call for each tensor takes longer than its bytes:
 # what the variants differ in is larger than what a busy machine adds.
@@ -42,10 +42,11 @@ LINK = (0.5, 0.01)
 @dataclass(frozen=True)
 class Observed:
     """One variant on one rank. buckets: the names of the parameters in each, None for a module
-    without buckets of its own. traces: of RECORDED steps."""
+    without buckets of its own. seconds: of RECORDED steps. trace: of that which was fastest."""
 
     buckets: list[list[str]] | None
-    traces: list[Trace]
+    seconds: list[float]
+    trace: Trace
 
 
 @shows("2.10")
@@ -69,12 +70,13 @@ def as_strategy(wrap: Wrap) -> Callable:
 
 
 def observe(module, optimizer, batch) -> Observed:
-    """On a rank: the module's buckets, and traces of a few steps."""
+    """On a rank: the module's buckets, and what a few recorded steps took."""
     names = {id(parameter): name.removeprefix("module.").removeprefix("transformer.")
              for name, parameter in module.named_parameters()}
     buckets = [[names[id(p)] for p in bucket] for bucket in getattr(module, "buckets", [])]
-    return Observed(buckets or None, [record_trace(lambda: labelled_step(module, optimizer, batch))
-                                      for _ in range(RECORDED)])
+    steps = [record_step(lambda: labelled_step(module, optimizer, batch)) for _ in range(RECORDED)]
+    return Observed(buckets or None, [step.seconds for step in steps],
+                    steps[fastest(steps)].write())
 
 
 def shown_ranks(traces: list[Trace], most: int = 3) -> list[Trace]:
@@ -87,16 +89,9 @@ def shown_ranks(traces: list[Trace], most: int = 3) -> list[Trace]:
     return [trace for trace in traces if trace in (traces[0], slowest, traces[-1])]
 
 
-def recorded_steps(by_rank: list[Observed]) -> list[tuple[Trace, ...]]:
-    """The recorded steps, each with a trace for each rank."""
-    return list(zip(*(observed.traces for observed in by_rank), strict=True))
-
-
-def fastest_step(by_rank: list[Observed]) -> list[Trace]:
-    """One recorded step, a trace for each rank: the shortest, because a delay of the machine only
-    makes a step longer."""
-    return list(min(recorded_steps(by_rank),
-                    key=lambda step: max(trace.seconds for trace in step)))
+def seconds_of_recorded(by_rank: list[Observed]) -> list[float]:
+    """The seconds of each recorded step: those of the slowest rank."""
+    return [max(step) for step in zip(*(observed.seconds for observed in by_rank), strict=True)]
 
 
 def losses(wrap: Wrap, preset: Preset, steps: int, ranks: int) -> list[float]:
@@ -140,7 +135,7 @@ def record_marked(wrap, preset) -> tuple:
                      comparison.batches(preset, 1))
     with slow_link(proportional_link(lambda: train(*pair, [batch]), *LINK)):
         observed = observe(*pair, batch)
-    return observed.traces[-1], observed.buckets  # the first step makes what lasts, and is slower
+    return observed.trace, observed.buckets
 
 
 def count_all_reduces(wrap, preset, parts) -> tuple[list[int], int]:

@@ -23,7 +23,6 @@ from labs.workers.launcher import launch
 MODELS = ("GPT-2", "Llama-2-7B", "Llama-2-13B", "Llama-3-8B", "Llama-3-70B", "Qwen2-0.5B",
           "Qwen2-7B")
 STRATEGIES = {"plain": strategies.plain, "DDP": strategies.ddp, "FSDP2": strategies.fsdp2}
-TRIES = 3  # a tensor that gloo's thread frees seems to be held still
 
 
 def model_sizes() -> dict[str, Shape]:
@@ -89,8 +88,7 @@ def measure_strategies(names: Sequence[str], preset: Preset, ranks: int,
     predicted = {name: predict(
         model_of(preset).config, batch=preset.batch, sequence=preset.context, ranks=ranks,
         strategy=name.lower(), device=plan.device, backend=plan.library) for name in names}
-    found = compare({name: STRATEGIES[name] for name in names}, preset, tries=TRIES, device=device,
-                    quiet=True)
+    found = compare({name: STRATEGIES[name] for name in names}, preset, device=device, quiet=True)
     return [RankMemory(name, ranks, found.parameters, found.tensors, found.results[name].report,
                        predicted[name]) for name in names]
 

@@ -9,11 +9,13 @@ import json
 import re
 import shutil
 import tempfile
+import time
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -32,12 +34,43 @@ class TraceError(ValueError):
     """Raised for a file that is not a trace, or not a whole one; the message says what to do."""
 
 
-def record_trace(step: Callable[[], None], path=None, stacks: bool = False) -> Trace:
-    """Runs `step()` under torch.profiler on this rank and returns the trace.
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step under torch.profiler, which no file has yet: to write and read one takes longer than
+    the step. seconds: what the step took."""
 
-    path: the file to write (.json or .json.gz); without it the file is deleted. Recording slows a
-    step down, most of all with stacks: order and proportions are right, seconds are too long.
-    """
+    profiled: profile
+    seconds: float
+
+    def write(self, path=None) -> Trace:
+        """Returns the trace, and writes it to `path` (.json or .json.gz); without a path the file
+        is deleted. Once: torch gives a recording away."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "trace.json")
+            self.profiled.export_chrome_trace(str(file))
+            trace = load(file)
+            if path:
+                _keep(file, Path(path))
+            return replace(trace, path=str(path or ""))
+
+
+def fastest(recorded: Sequence[RecordedStep]) -> int:
+    """On a rank: which of the steps, that all ranks recorded together, was the shortest: a delay of
+    the machine only makes a step longer. A step takes as long as on its slowest rank."""
+    seconds = torch.tensor([one.seconds for one in recorded], device=devices.device())
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return int(seconds.argmin())
+
+
+def record_trace(step: Callable[[], None], path=None, stacks: bool = False) -> Trace:
+    """Runs `step()` under torch.profiler on this rank and returns the trace. path: as for
+    `RecordedStep.write`; stacks: as for `record_step`."""
+    return record_step(step, stacks).write(path)
+
+
+def record_step(step: Callable[[], None], stacks: bool = False) -> RecordedStep:
+    """Runs `step()` under torch.profiler on this rank. Recording slows a step down, most of all
+    with stacks: order and proportions are right, seconds are too long."""
     activities = [ProfilerActivity.CPU]
     if devices.device().type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -47,17 +80,13 @@ def record_trace(step: Callable[[], None], path=None, stacks: bool = False) -> T
                  experimental_config=threads) as recorded:
         if dist.is_initialized():
             dist.barrier()  # so that the ranks begin together
+        began = time.perf_counter()
         with record_function("labs::step"):
             step()
             if activities[1:]:
                 cuda.synchronize()  # the step is over when its last kernel is
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "trace.json")
-        recorded.export_chrome_trace(str(file))
-        trace = load(file)
-        if path:
-            _keep(file, Path(path))
-        return replace(trace, path=str(path or ""))
+        seconds = time.perf_counter() - began
+    return RecordedStep(recorded, seconds)
 
 
 def _keep(file, path):

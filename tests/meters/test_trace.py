@@ -9,7 +9,7 @@ import torch.distributed as dist
 from labs import launch
 from labs.meters import trace
 from labs.meters.trace import Collective, Span, Trace
-from labs.meters.trace_file import record_trace
+from labs.meters.trace_file import record_step, record_trace
 from labs.training import data, loop, models
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
@@ -64,3 +64,19 @@ def test_a_recorded_step_has_phases_marks_and_waits():
         [collective] = line.collectives
         assert collective.issued <= collective.begin and line.path == ""
     assert first.exposed_seconds > 0.1 > second.exposed_seconds
+
+
+def test_recorded_steps_are_written_later_in_any_order():
+    """torch keeps each recording until it is written."""
+    def work():
+        def step(number):
+            with torch.profiler.record_function(f"labs::{number}"):
+                time.sleep(0.02 * number)
+
+        recorded = [record_step(lambda number=number: step(number)) for number in range(3)]
+        return [one.seconds for one in recorded], [one.write() for one in reversed(recorded)]
+
+    [(seconds, traces)] = launch(work, ranks=1, quiet=True)
+    assert all(took >= 0.02 * number for number, took in enumerate(seconds))
+    for number, found in zip((2, 1, 0), traces, strict=True):
+        assert {label.name for label in found.labels} == {"labs::step", f"labs::{number}"}

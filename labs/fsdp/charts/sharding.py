@@ -61,7 +61,7 @@ def measure_zero3(zero3: Callable, strategy: Callable, preset: Preset) -> Compar
               "fully_shard": strategy,
               ROOT_FREED: partial(scaffold.with_root_resharded, strategy)}
     size = few_tokens(preset)
-    return compare(chosen, size, tries=2, losses=3, rounds=rounds_of(size), quiet=True)
+    return compare(chosen, size, losses=3, rounds=rounds_of(size), quiet=True)
 
 
 def draw_zero3(found: Comparison) -> Picture:
@@ -96,7 +96,7 @@ def compare_wrappings(wrappings: dict[str, Callable], preset: Preset) -> Compari
     """Trains the model under every wrapping: name -> function that selects its units."""
     size = few_tokens(preset)
     return compare({name: partial(scaffold.shard_units, select)
-                    for name, select in wrappings.items()}, size, tries=2,
+                    for name, select in wrappings.items()}, size,
                    rounds=rounds_of(size), quiet=True)
 
 
@@ -187,7 +187,7 @@ def compare_accumulation(strategy: Callable, preset: Preset, parts: int = 4) -> 
                      for name, every, freed in (("reduced after each", True, True),
                                                 ("reduced once", False, True),
                                                 ("… and never freed", False, False))},
-                    size, tries=2, rounds=rounds_of(size), quiet=True)
+                    size, rounds=rounds_of(size), quiet=True)
     # Whole gradients that wait for the last micro-batch are in no parameter's .grad: they count as
     # what is kept of a forward. Activations are the same in all rows.
     activations = min(_before_backward(one).activations for one in found.results.values())
@@ -215,7 +215,7 @@ def compare_meshes(strategy: Callable, preset: Preset, ranks: int = 4) -> Table:
     size = replace(few_tokens(preset), ranks=ranks)
     names = {f"1 × {ranks}": 1, f"2 × {ranks // 2}": 2}
     found = compare({name: partial(scaffold.on_replicas, strategy, replicas)
-                     for name, replicas in names.items()}, size, tries=2,
+                     for name, replicas in names.items()}, size,
                     rounds=rounds_of(size), quiet=True)
     rows = [(name, str(ranks // names[name]),
              f"{_states(one.report.phases['backward']) / 1e6:,.1f}",

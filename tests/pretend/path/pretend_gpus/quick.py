@@ -17,7 +17,6 @@ from pretend_gpus import machine
 CONSTANTS = {
     "labs.meters.throughput": {"WARMUP_ON_GPU": 1},
     "labs.manual_ddp.variants": {"RECORDED": 1},
-    "labs.memory_math.scaffold": {"TRIES": 1},
     "labs.fsdp_profiling.injected_faults": {"EXTRA_COMPUTING": 6, "LOADING": 1},
     "labs.fsdp_profiling.recording": {"WARM_UP": 1, "RECORDINGS": 1, "FEW_RECORDINGS": 1,
                                       "ROUNDS": 1, "FEW_ROUNDS": 1,
