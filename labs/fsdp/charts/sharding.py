@@ -187,7 +187,7 @@ def compare_accumulation(strategy: Callable, preset: Preset, parts: int = 4) -> 
                      for name, every, freed in (("reduced after each", True, True),
                                                 ("reduced once", False, True),
                                                 ("… and never freed", False, False))},
-                    size, rounds=rounds_of(size), quiet=True)
+                    size, tries=2, rounds=rounds_of(size), quiet=True)
     # Whole gradients that wait for the last micro-batch are in no parameter's .grad: they count as
     # what is kept of a forward. Activations are the same in all rows.
     activations = min(_before_backward(one).activations for one in found.results.values())
