@@ -131,7 +131,7 @@ def show_ahead(preset: Preset, forward_prefetch: Callable,
 
 @shows("Throughput by prefetch")
 def show_throughput(preset: Preset, configures: dict[str, Callable | None],
-                    rounds: int = 9) -> Picture:
+                    rounds: int = 6) -> Picture:
     """Draws the throughput of each way to prefetch, measured in turns without the profiler, on a
     link chosen as that of the recordings, and the guess.
 

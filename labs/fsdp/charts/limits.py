@@ -64,7 +64,7 @@ def _row(name, strategy, limit, layers) -> tuple[MemoryRow, str]:
 def compare_strategies(chosen: dict[str, Callable], layers: int | None = None) -> Comparison:
     """Trains the same model under each strategy (by name), without a limit; times it, and counts
     the arithmetic of a step."""
-    return compare(chosen, memory_limits.preset(layers), rounds=5, observe=count_operations,
+    return compare(chosen, memory_limits.preset(layers), rounds=3, observe=count_operations,
                    quiet=True)
 
 
