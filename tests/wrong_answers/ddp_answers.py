@@ -5,16 +5,14 @@ replaces, and how a verdict is held to its words. `pytest -s` prints each verdic
 """
 
 import re
-import sys
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from _build.definitions import definitions
+from answers import judge_in_one_launch
 
 import labs.manual_ddp as lab
 from labs.training.presets import preset
-from labs.workers.launcher import launch
 
 ALONE = "alone"
 IN_THE_KERNEL = (lab.check_combine, lab.check_make_buckets)  # start no ranks
@@ -104,8 +102,7 @@ class Answers:
             return check(*answers)
         if check not in self._verdicts:
             mine = [row[1] for row in self.rows if row[0] is check and ALONE not in row]
-            by_size = [launch(_judge_all, check, mine, ranks=ranks, quiet=True, device="cpu")[0]
-                       for ranks in self.ranks]
+            by_size = [judge_in_one_launch(check, mine, ranks) for ranks in self.ranks]
             self._verdicts[check] = {
                 _key(each): min(verdicts, key=lambda verdict: verdict.passed)  # False before True
                 for each, verdicts in zip(mine, zip(*by_size, strict=True), strict=True)}
@@ -114,13 +111,3 @@ class Answers:
 
 def _key(answers):
     return tuple(map(id, answers))
-
-
-def _judge_all(check, answers):
-    """On a rank: the verdict on each answer, by a check that finds itself on as many ranks as it
-    wants to launch."""
-    def here(work, *args, ranks, **_):
-        return [work(*args)] if ranks == N() else []
-
-    with mock.patch.object(sys.modules["labs.exercises.on_ranks"], "launch", here):
-        return [check(*each) for each in answers]

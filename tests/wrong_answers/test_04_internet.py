@@ -255,10 +255,10 @@ def test_the_loops_found_are_rejected(capsys):
 
 
 @pytest.mark.parametrize("check, answer, words", cases(WRONG))
-def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, capsys):
-    rejected(check, answer, words)
+def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, request, capsys):
+    rejected(check, answer, words, request)
 
 
 @pytest.mark.parametrize("check, answer", cases(RIGHT))
-def test_another_right_answer_is_accepted(check, answer, capsys):
-    accepted(check, answer)
+def test_another_right_answer_is_accepted(check, answer, request, capsys):
+    accepted(check, answer, request)

@@ -305,8 +305,8 @@ RIGHT = {lab.check_from_meta: [right.from_meta, drawing(by_hand),
 
 
 @pytest.mark.parametrize("check, answer, words", cases(WRONG))
-def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, capsys):
-    rejected(check, answer, words)
+def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, request, capsys):
+    rejected(check, answer, words, request)
 
 
 def test_torchs_warning_of_drawing_on_a_cpu_stays_away(capsys):
@@ -316,5 +316,5 @@ def test_torchs_warning_of_drawing_on_a_cpu_stays_away(capsys):
 
 
 @pytest.mark.parametrize("check, answer", cases(RIGHT))
-def test_another_right_answer_is_accepted(check, answer, capsys):
-    accepted(check, answer)
+def test_another_right_answer_is_accepted(check, answer, request, capsys):
+    accepted(check, answer, request)

@@ -1,0 +1,42 @@
+"""Several answers to one exercise, judged in one launch: to launch ranks, and what torch does once
+for each process, takes longer than many a check.
+"""
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from unittest import mock
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from labs.exercises.verdicts import Verdict
+from labs.workers.launcher import launch
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def judge_in_one_launch(check: Callable, answers: Sequence[tuple], ranks: int) -> list[Verdict]:
+    """Returns the verdict on each answer, a tuple of the check's arguments, of a check that starts
+    its ranks with `on_ranks`. What it wants to launch on another number of ranks is left out.
+
+    Not for an answer that ends a launch, by a mismatch of collectives or an error on some ranks
+    only, nor for one that changes torch or the labs for those after it.
+    """
+    return launch(_judge_all, check, answers, ranks=ranks, quiet=True, device="cpu")[0]
+
+
+def _judge_all(check, answers):
+    """On a rank: the verdict on each answer, by a check that finds itself on as many ranks as it
+    wants to launch."""
+    def here(work, *args, ranks, **_):
+        return [work(*args)] if ranks == dist.get_world_size() else []
+
+    verdicts, random_numbers = [], torch.get_rng_state()
+    with mock.patch.object(sys.modules["labs.exercises.on_ranks"], "launch", here):
+        for answer in answers:
+            torch.set_rng_state(random_numbers)  # as on a rank that has just been launched
+            verdicts.append(check(*answer))
+            gc.collect()  # models of the answer before are in cycles of hooks
+    return verdicts
