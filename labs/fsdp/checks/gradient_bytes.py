@@ -1,7 +1,7 @@
 """Exercise 4.10: the bytes in which gradients travel, under any strategy."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -14,6 +14,7 @@ from labs.meters.traffic import CollectiveCall
 from labs.pictures.tables import Table
 from labs.training import strategies
 from labs.words import listed
+from labs.workers import devices
 
 RANKS = 4
 REDUCTIONS = ("all_reduce", "reduce_scatter")
@@ -23,7 +24,7 @@ REDUCTIONS = ("all_reduce", "reduce_scatter")
 def check_gradient_bytes(gradient_bytes: Callable[[list[CollectiveCall]], int]) -> str:
     """gradient_bytes(calls) -> bytes of the collectives that carry gradients; calls: those of one
     step under any strategy, each with kind, elements and bytes."""
-    found = on_ranks(_record, world_sizes=(RANKS,))[0]
+    found = _recorded(devices.gpus())
     for place, (name, calls) in enumerate(found.items()):
         want = sum(call.bytes for call in calls if call.kind in REDUCTIONS)
         got = gradient_bytes(list(calls))
@@ -46,12 +47,19 @@ def _answer(gradient_bytes, calls) -> float | None:
 @shows("4.10")
 def try_meter(gradient_bytes: Callable[[list[CollectiveCall]], int]) -> Table:
     """Returns a table of what a meter says of a step under each strategy, and what it sent."""
-    found = on_ranks(_record, world_sizes=(RANKS,))[0]
+    found = _recorded(devices.gpus())
     kinds = ("all_gather", *REDUCTIONS)
     rows = [(name, f"{gradient_bytes(list(calls)) / 1e3:,.0f}",
              *(f"{sum(call.bytes for call in calls if call.kind == kind) / 1e3:,.0f}"
                for kind in kinds)) for name, calls in found.items()]
     return Table(f"kB in one step, {RANKS} ranks", ("", "the meter says", *kinds), rows)
+
+
+@cache
+def _recorded(gpus: int) -> dict[str, list[CollectiveCall]]:
+    """Returns what `_record` does on rank 0, launched once on a machine's GPUs or its CPU: it does
+    not depend on the answer."""
+    return on_ranks(_record, world_sizes=(RANKS,))[0]
 
 
 def _record() -> dict[str, list[CollectiveCall]]:
