@@ -7,7 +7,7 @@ stages) and section 7 (traffic: 2Ψ, 2Ψ and 3Ψ elements for stages 1, 2 and 3)
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from labs.exercises.invariants import (
     positions,
     record_step,
 )
-from labs.exercises.on_ranks import raise_on_all_ranks
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
@@ -93,12 +93,12 @@ def stage_limits(stage: int, model: DeepMLP) -> StageLimits:
                        max(sizes), devices.rounding())
 
 
-def reject_broken_invariants(strategy: Callable, stage: int, overlap: bool = False) -> float:
+def reject_broken_invariants(strategy: Callable, stage: int, unsharded: memory.Report,
+                             overlap: bool = False) -> float:
     """On a rank: how many Ψ a step moves, padding included. Raises Wrong if the strategy sends or
-    holds more than its stage allows. overlap: whether gradients must travel while backward
-    computes, one layer's at a time."""
-    limits = stage_limits(stage, DeepMLP())
-    batches = data.xy_batches(2, 4, seed=dist.get_rank())
+    holds more than its stage allows. unsharded: what `unsharded_memory` returns. overlap: whether
+    gradients must travel while backward computes, one layer's at a time."""
+    limits, batches = stage_limits(stage, DeepMLP()), _batches()
     make = partial(build, strategy, settings=SETTINGS)
     step = record_step(make, DeepMLP(), [*batches, batches[0]])
     volume = raise_on_all_ranks(reject_excess_traffic, step, limits)
@@ -106,10 +106,24 @@ def reject_broken_invariants(strategy: Callable, stage: int, overlap: bool = Fal
         raise_on_all_ranks(reject_missing_overlap, step, limits.layer)
     if stage == 3:
         _reject_layers_kept_after_forward(make, batches[0], limits)
-    unsharded = memory.record(_unsharded, batches)
     judge_recorded(lambda: memory.record(lambda: make(DeepMLP()), batches, outside=True),
                    reject_excess_memory, unsharded, limits)
     return volume
+
+
+def unsharded_memory() -> memory.Report:
+    """In the caller: what a rank holds that trains the same model without sharding, on the device
+    of the check. It depends neither on the strategy nor on the number of ranks."""
+    return _unsharded_memory(devices.gpus())
+
+
+@cache
+def _unsharded_memory(gpus) -> memory.Report:
+    return on_ranks(lambda: memory.record(_unsharded, _batches()), world_sizes=(1,))[0]
+
+
+def _batches() -> list[data.Batch]:
+    return data.xy_batches(2, 4, seed=dist.get_rank())
 
 
 def _unsharded():

@@ -12,7 +12,7 @@ from labs.meters.traffic import CollectiveCall, Mark
 from labs.training import data
 from labs.training.models import DeepMLP
 from labs.zero_stages.checks.architectures import reject_other_architectures
-from labs.zero_stages.checks.invariants import reject_broken_invariants
+from labs.zero_stages.checks.invariants import reject_broken_invariants, unsharded_memory
 from labs.zero_stages.checks.reference import (
     SETTINGS,
     STEPS,
@@ -26,6 +26,8 @@ from labs.zero_stages.checks.stages import MEMORY_HINTS, WORLD_SIZES
 def check_prefetch(strategy: Callable):
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): ZeRO-3 in which the
     next layer's parameters are gathered while this layer computes."""
+    unsharded = unsharded_memory()
+
     def work():
         with torchs_own_refused():
             model, batches = DeepMLP(), data.xy_batches(2, 4, seed=dist.get_rank())
@@ -33,7 +35,7 @@ def check_prefetch(strategy: Callable):
                                model.layers)
             raise_on_all_ranks(reject_late_gathers, step.events)
             difference = difference_from_reference(strategy, 3)
-            reject_broken_invariants(strategy, 3)
+            reject_broken_invariants(strategy, 3, unsharded)
             if dist.get_world_size() == 3:
                 reject_other_architectures(strategy)
         return difference

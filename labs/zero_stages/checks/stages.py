@@ -8,7 +8,7 @@ import torch.distributed as dist
 from labs.exercises.on_ranks import on_ranks, torchs_own_refused
 from labs.exercises.verdicts import check
 from labs.zero_stages.checks.architectures import reject_other_architectures
-from labs.zero_stages.checks.invariants import reject_broken_invariants
+from labs.zero_stages.checks.invariants import reject_broken_invariants, unsharded_memory
 from labs.zero_stages.checks.reference import STEPS, difference_from_reference
 
 WORLD_SIZES = (3, 2, 4)  # 3 first: on 2 ranks a half, a square and a difference look alike
@@ -40,10 +40,12 @@ def verify_stage(strategy: Callable, stage: int, overlap: bool = False,
     overlap: whether gradients must travel while backward computes. reader, nothing_updated: as of
     `difference_from_reference`.
     """
+    unsharded = unsharded_memory()
+
     def work():
         with torchs_own_refused():
             difference = difference_from_reference(strategy, stage, reader, nothing_updated)
-            volume = reject_broken_invariants(strategy, stage, overlap)
+            volume = reject_broken_invariants(strategy, stage, unsharded, overlap)
             if dist.get_world_size() == 3:
                 reject_other_architectures(strategy)
         return difference, volume
