@@ -161,7 +161,7 @@ def _announcement(counts, name, argument, given) -> Announcement:
     sends, receives = _splits(name, given, len(members))
     return Announcement(title, tuple(members), counts[title],
                         without_variant(name) + _tensor(name, argument, given) + _operation(given),
-                        _calling_line(sys._getframe(2)), sends, receives)
+                        source_lines.calling_place(sys._getframe(2)), sends, receives)
 
 
 def _tensor(name, argument, given) -> str:
@@ -215,10 +215,3 @@ def _reduction(op) -> str:
         factor = factor.tolist() if factor.device.type == "cpu" else "on the GPU"
     times = "" if factor is None else f" of factor {factor}"
     return f" with {str(kind).split('.')[-1]}{times}"
-
-
-def _calling_line(frame) -> source_lines.Place:
-    """The student's line that calls; failing that, ours."""
-    stack = source_lines.stack_of(frame)[::-1]
-    return next((place for place in stack if place.is_students), None) or next(
-        (place for place in stack if place.is_ours), stack[0])

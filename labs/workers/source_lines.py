@@ -68,6 +68,20 @@ def stack_of(frame: types.FrameType) -> list[Place]:
     return _places(traceback.walk_stack(frame))[::-1]
 
 
+def calling_place(frame: types.FrameType) -> Place:
+    """The innermost of a running frame and its callers that is the student's; failing that, ours;
+    failing that, the frame itself. Ranks ask for it before each collective, so it makes no Place of
+    the frames in between."""
+    ours = None
+    for caller, line in traceback.walk_stack(frame):
+        filename = caller.f_code.co_filename
+        if _is_students(filename):
+            return Place(filename, line, caller.f_code.co_name)
+        if ours is None and filename.startswith(_LABS + os.sep):
+            ours = Place(filename, line, caller.f_code.co_name)
+    return ours or Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
 def traceback_of(error: BaseException) -> list[Place]:
     """The places an exception passed through, outermost first."""
     return _places(traceback.walk_tb(error.__traceback__))
