@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+import types
 from dataclasses import dataclass
 
 from labs.workers import flight_recorder, slow_link, source_lines
@@ -52,85 +53,104 @@ class Heartbeat(threading.Thread):
 
     def progress(self) -> "Progress":
         """How far the rank has come by now."""
-        frame, pending = self._frame(), flight_recorder.oldest_pending()
+        main, pending = self._snapshot(), flight_recorder.oldest_pending()
         counts = flight_recorder.counts()
-        self._note_instruction(frame, counts)
-        collective, since = self._wait(frame, pending)
+        self._note_instruction(main, counts)
+        collective, since = self._wait(main, pending)
         now = time.monotonic()
         quiet_since = max(since, self.activity.gloo_idle_since) if since else None
         if since and slow_link.is_moving():
             quiet_since = now
         return Progress(counts, collective, flight_recorder.number(pending) if collective else None,
                         since, quiet_since, self.activity.starved, now,
-                        connecting=bool(collective) and self._may_connect(frame, pending))
+                        connecting=bool(collective) and self._may_connect(main, pending))
 
     def final_progress(self) -> "Progress":
         """How far the rank has come when its function has returned."""
         return Progress(flight_recorder.counts(), sent=time.monotonic(),
                         issued=flight_recorder.last_issued())
 
-    def _frame(self):
-        return sys._current_frames()[self.main]
+    def _snapshot(self):
+        return Snapshot.of(sys._current_frames()[self.main])
 
-    def _note_instruction(self, frame, counts):
+    def _note_instruction(self, snapshot, counts):
         """Notes since when the main thread has been at this instruction, and nothing was done."""
-        at = id(frame), frame.f_lasti, counts
+        at = snapshot.frame_id, snapshot.instruction, counts
         if at != self._instruction:
             self._instruction, self._instruction_since = at, time.monotonic()
 
-    def _wait(self, frame, pending) -> tuple[str | None, float | None]:
+    def _wait(self, main, pending) -> tuple[str | None, float | None]:
         """What the main thread waits in for other ranks, and since when (monotonic seconds); None
         and None while it works, sleeps, reads or writes."""
         waits = self.waits
-        name = _collective(frame) or _pending_name(pending)
+        name = _collective(main) or _pending_name(pending)
         began = waits.began  # read once: the main thread may leave its wait at any time
         if began is not None and (pending or not waits.needs_pending):
-            return _collective(frame) or waits.name or name, began
+            return _collective(main) or waits.name or name, began
         if since := waits.polling_since:
             return name, since
         # Inside C++, which notes nothing: it waits if it has made one call for some time, while
         # nothing else ran in this process. A GPU's driver is never idle, nor is NCCL while it
         # connects, but then torch tells.
         since = self._instruction_since
-        if not (flight_recorder.is_on_gpu(pending) or self._may_connect(frame, pending)):
+        if not (flight_recorder.is_on_gpu(pending) or self._may_connect(main, pending)):
             since = max(since, self.activity.idle_since)
-        if (self._may_wait_in_cpp(frame, pending)
+        if (self._may_wait_in_cpp(main, pending)
                 and time.monotonic() - since > 2 * INTERVAL):
             return name, since
         return None, None
 
-    def _may_wait_in_cpp(self, frame, pending) -> bool:
+    def _may_wait_in_cpp(self, main, pending) -> bool:
         """Whether the main thread is in a call of C++ that may wait for other ranks: a function of
         torch.distributed makes it; or a collective has not finished that such a call may wait for.
         """
-        file = frame.f_code.co_filename
+        file = main.code.co_filename
         if file.endswith(_C10D):
-            return _collective(frame) is not None
+            return _collective(main) is not None
         if flight_recorder.is_on_gpu(pending):
-            return _may_wait_for_gpu(frame)
-        return self._may_connect(frame, pending) or (
+            return _may_wait_for_gpu(main)
+        return self._may_connect(main, pending) or (
             pending is not None and any(part in file for part in _CALLERS_OF_CPP))
 
-    def _may_connect(self, frame, pending) -> bool:
+    def _may_connect(self, main, pending) -> bool:
         """Whether the main thread may be in the first collective of a group over NCCL, in which its
         ranks connect. The flight recorder learns of that collective only afterwards."""
         if not self.has_nccl or pending is not None or self.waits.began is not None:
             return False
-        file = frame.f_code.co_filename
-        return file.endswith(_C10D) and _collective(frame) is not None or file.endswith(_CONNECTS)
+        file = main.code.co_filename
+        return file.endswith(_C10D) and _collective(main) is not None or file.endswith(_CONNECTS)
 
     def _position(self) -> dict:
         """Where the main thread is: those fields of an `Outcome`. Unlike `progress` it takes a call
         of C++ that may wait for one that waits: no rank is stopped for that."""
-        frame, pending = self._frame(), flight_recorder.oldest_pending()
-        collective, since = self._wait(frame, pending)
-        if not collective and self._may_wait_in_cpp(frame, pending):
-            collective = _collective(frame) or _pending_name(pending)
+        main, pending = self._snapshot(), flight_recorder.oldest_pending()
+        collective, since = self._wait(main, pending)
+        if not collective and self._may_wait_in_cpp(main, pending):
+            collective = _collective(main) or _pending_name(pending)
             since = self._instruction_since
         return {"collective": collective or "",
                 "number": flight_recorder.number(pending) if collective else None,
                 "seconds": time.monotonic() - since if since else 0.0,
-                "stack": source_lines.stack_of(frame)}
+                "stack": main.stack}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where a thread was. code, instruction: of its innermost frame, and the offset in it; frame_id
+    tells one frame from another. stack: outermost first.
+
+    It holds no frame: one that another thread holds keeps its locals alive after it has returned,
+    so that tensors would be freed later, and in another order, than without a heartbeat.
+    """
+
+    code: types.CodeType
+    instruction: int
+    frame_id: int
+    stack: list[source_lines.Place]
+
+    @classmethod
+    def of(cls, frame: types.FrameType) -> "Snapshot":
+        return cls(frame.f_code, frame.f_lasti, id(frame), source_lines.stack_of(frame))
 
 
 @dataclass(frozen=True)
@@ -176,19 +196,19 @@ class Progress:
                 and finished.issued < self.number)
 
 
-def _may_wait_for_gpu(frame) -> bool:
-    """Whether the instruction that `frame` is at may wait for the GPU: a call, or one that looks
+def _may_wait_for_gpu(main) -> bool:
+    """Whether the instruction that `main` is at may wait for the GPU: a call, or one that looks
     at a tensor's numbers, as `if loss > 1`, `x[mask]` and `f"{loss}"` do."""
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(_LOOKS_AT_NUMBERS)
+    return dis.opname[main.code.co_code[main.instruction]].startswith(_LOOKS_AT_NUMBERS)
 
 
 def _pending_name(pending) -> str:
     return flight_recorder.name(pending) if pending else "a collective"
 
 
-def _collective(frame) -> str | None:
-    """The outermost torch.distributed call that `frame` is inside of, or None."""
-    calls = [place.function for place in source_lines.stack_of(frame)
+def _collective(main) -> str | None:
+    """The outermost torch.distributed call that `main` is inside of, or None."""
+    calls = [place.function for place in main.stack
              if place.function in _WAITING_CALLS
              and place.filename.endswith("distributed_c10d.py")]
     return without_variant(calls[0]) if calls else None

@@ -153,3 +153,17 @@ def test_a_number_that_is_no_product_of_sizes():
     assert found.at(sizes).tolist() == [12 * 2 * 300]
     with pytest.raises(model_sizes.NotScalable):
         model_sizes.products([known[0] + 7], [known[1] + 7], [first, second])
+
+
+def test_a_run_that_another_thread_disturbed_is_recorded_again(monkeypatch):
+    shapes, record = iter(["disturbed"]), recording.Recorder.record
+
+    def disturbed_at_first(recorder):
+        shape, numbers = record(recorder)
+        return next(shapes, shape), numbers
+
+    monkeypatch.setattr(recording, "_RECORDINGS", {})
+    monkeypatch.setattr(recording.Recorder, "record", disturbed_at_first)
+    mode = recording.Mode(4, "none", "sdpa", "cpu")
+    assert recording.recording_of(gpt2(), 2, 16, mode).layers > 0
+    assert None not in recording._RECORDINGS.values()

@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,15 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from labs import OutOfMemory, RankFailed, RanksStuck, launch
-from labs.workers import collective_matching, flight_recorder, hang_rules, heartbeat, memory, nccl
+from labs.workers import (
+    collective_matching,
+    flight_recorder,
+    hang_rules,
+    heartbeat,
+    memory,
+    nccl,
+    source_lines,
+)
 from labs.workers.heartbeat import Progress
 from labs.workers.outcomes import Kind, Outcome, describe
 
@@ -178,14 +187,14 @@ def test_a_rank_whose_own_kernels_still_run_is_waited_for_unless_nothing_tells()
 
 def test_instructions_that_look_at_numbers_may_wait_for_the_gpu():
     def look(*_):
-        seen.append(heartbeat._may_wait_for_gpu(sys._getframe(1)))
+        seen.append(heartbeat._may_wait_for_gpu(heartbeat.Snapshot.of(sys._getframe(1))))
         return ""
 
     class Number:
         __getitem__ = __call__ = __format__ = __add__ = look
 
         def __bool__(self):
-            seen.append(heartbeat._may_wait_for_gpu(sys._getframe(1)))
+            seen.append(heartbeat._may_wait_for_gpu(heartbeat.Snapshot.of(sys._getframe(1))))
             return True
 
     seen, number = [], Number()
@@ -196,20 +205,19 @@ def test_instructions_that_look_at_numbers_may_wait_for_the_gpu():
     assert seen[4:] == [False]
 
 
-class Frame:
-    def __init__(self, file, function="all_reduce", back=None):
-        self.f_code = type("Code", (), {"co_filename": file, "co_name": function})
-        self.f_back, self.f_lineno = back, 1
+def snapshot(file, function="all_reduce"):
+    code = SimpleNamespace(co_filename=file, co_name=function)
+    return heartbeat.Snapshot(code, 0, 0, [source_lines.Place(file, 1, function)])
 
 
 def test_ranks_that_connect_have_more_time(monkeypatch):
     heart = heartbeat.Heartbeat.__new__(heartbeat.Heartbeat)
     heart.has_nccl, heart.waits = True, heartbeat.MainThreadWaits()
-    in_collective = Frame(dist.distributed_c10d.__file__)
-    in_ddp = Frame("/x/torch/distributed/utils.py", "_verify_param_shape_across_processes")
+    in_collective = snapshot(dist.distributed_c10d.__file__)
+    in_ddp = snapshot("/x/torch/distributed/utils.py", "_verify_param_shape_across_processes")
     assert heart._may_connect(in_collective, None) and heart._may_connect(in_ddp, None)
     assert heart._may_wait_in_cpp(in_ddp, None)
-    assert not heart._may_connect(Frame("train.py"), None)
+    assert not heart._may_connect(snapshot("train.py"), None)
     assert not heart._may_connect(in_collective, entry())  # torch has told
     heart.has_nccl = False
     assert not heart._may_connect(in_collective, None)
