@@ -188,3 +188,13 @@ def test_every_line_that_only_a_gpu_reaches_is_run():
 def _texts(name, numbers) -> list[tuple[int, str]]:
     lines = (node.ROOT / name).read_text().splitlines()
     return [(number, lines[number - 1].strip()) for number in sorted(numbers)]
+
+
+def test_a_module_is_patched_also_where_its_lines_are_noted(tmp_path):
+    names = ["labs.fsdp.memory_limits", "labs.workers.cuda", "labs.fsdp_profiling.injected_faults"]
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from importlib.util import find_spec; "
+         "print([find_spec(name).loader.exec_module.__module__ for name in sys.argv[1:]])", *names],
+        capture_output=True, text=True, cwd=node.ROOT,
+        env=node.environment(2, PRETEND_QUICK="1", PRETEND_LINES=str(tmp_path)))
+    assert done.stdout == "['pretend_gpus', 'gpu_lines', 'pretend_gpus']\n", done.stderr

@@ -10,10 +10,12 @@ a tracer, as coverage's, would slow down torch's code too.
 """
 
 import ast
+import marshal
 import os
 import re
 from functools import cache
 from pathlib import Path
+from types import CodeType
 
 from import_hooks import spec_by_others
 
@@ -32,6 +34,7 @@ FALSE = re.compile(
     r"|[\w.()]*\.library == 'nccl'|((devices\.)?gpus\(\)|gpus) > [01]")
 TRUE = re.compile(
     r"[\w.()]*\.type == 'cpu'|[\w.()]*\.type != 'cuda'|(gpus|(devices\.)?gpus\(\)) == 0")
+CODE = "code"  # folder in PRETEND_LINES: what is executed in place of each file
 IN_WORKERS = re.compile(r"not found|device == 'cpu'")  # true there
 
 
@@ -176,13 +179,33 @@ class Importer:
             return None
         spec = spec_by_others(self, name)
         file = Path(spec.origin).resolve() if spec and spec.origin else ROOT
-        if file.suffix == ".py" and file.is_relative_to(ROOT / "labs") and lines_of(file):
-            spec.loader.exec_module = lambda module: _run(module, file)
+        if file.suffix == ".py" and file.is_relative_to(ROOT / "labs"):
+            code = _marked_code(file)
+            if code:
+                spec.loader.exec_module = lambda module: _run(module, file, code)
         return spec
 
 
-def _run(module, file):
-    tree = _Marker(lines_of(file)).visit(ast.parse(file.read_text()))
+def _marked_code(file: Path) -> CodeType | None:
+    """A file's code with a call before each of the GPU's lines; None if it has none of them. The
+    first process that imports the file keeps it beside the notes: hundreds of ranks do, and each
+    would parse and compile it again."""
+    kept = Path(os.environ["PRETEND_LINES"], CODE,
+                f"{str(file).replace(os.sep, '_')}.{file.stat().st_mtime_ns}")
+    try:
+        return marshal.loads(kept.read_bytes())
+    except OSError:
+        lines = lines_of(file)
+        code = compile(_Marker(lines).visit(ast.parse(file.read_text())), str(file),
+                       "exec") if lines else None
+    kept.parent.mkdir(exist_ok=True)
+    half = kept.with_suffix(f".{os.getpid()}")  # another process may read it meanwhile
+    half.write_bytes(marshal.dumps(code))
+    half.replace(kept)
+    return code
+
+
+def _run(module, file, code):
     seen, name = set(), str(file.relative_to(ROOT))
 
     def ran(line):
@@ -192,14 +215,14 @@ def _run(module, file):
                 notes.write(f"{name}:{line}\n")
 
     module.__dict__["__ran__"] = ran
-    exec(compile(tree, str(file), "exec"), module.__dict__)
+    exec(code, module.__dict__)
 
 
 def noted(folder) -> dict[str, set[int]]:
     """File of labs -> its lines that were run, by all processes that noted them in this directory.
     """
     found = {}
-    for notes in Path(folder).iterdir():
+    for notes in filter(Path.is_file, Path(folder).iterdir()):
         for line in notes.read_text().split():
             name, number = line.rsplit(":", 1)
             found.setdefault(name, set()).add(int(number))

@@ -8,14 +8,14 @@ if os.environ.get("PRETEND_NO_JUPYTER"):
 
     no_jupyter.hide()
 
-if os.environ.get("PRETEND_GPUS"):
-    import pretend_gpus
-
-    pretend_gpus.install()
-
 if os.environ.get("PRETEND_LINES"):
     import sys
 
     import gpu_lines
 
     sys.meta_path.insert(0, gpu_lines.Importer())
+
+if os.environ.get("PRETEND_GPUS"):
+    import pretend_gpus
+
+    pretend_gpus.install()  # before the importer above: a patch follows the code that it has marked

@@ -17,6 +17,8 @@ from pretend_gpus import machine
 CONSTANTS = {
     "labs.meters.throughput": {"WARMUP_ON_GPU": 1},
     "labs.manual_ddp.variants": {"RECORDED": 1},
+    "labs.zero_stages.charts.recording": {"STEPS": 2},
+    "labs.fsdp.node.running": {"FEWEST": 1, "MOST": 1},
     "labs.fsdp_profiling.injected_faults": {"EXTRA_COMPUTING": 6, "LOADING": 1},
     "labs.fsdp_profiling.recording": {"WARM_UP": 1, "RECORDINGS": 1, "FEW_RECORDINGS": 1,
                                       "ROUNDS": 1, "FEW_ROUNDS": 1,
@@ -24,10 +26,11 @@ CONSTANTS = {
                                       "FOLDER": Path(tempfile.gettempdir(), "experiments", "05")}}
 # module -> function -> the most that each of these arguments may be
 MOST = {
-    "labs.meters.throughput": {"seconds_per_step": {"rounds": 2, "warmup": 1, "repeat": 1}},
+    "labs.meters.throughput": {"seconds_per_step": {"rounds": 1, "warmup": 1, "repeat": 1}},
     "labs.exercises.comparison": {"compare": {"tries": 1}},
     "labs.fsdp.memory_limits": {"measure_overhead": {"layers": (2, 6)}},
-    "labs.manual_ddp.variants": {"losses": {"steps": 3}}}
+    "labs.manual_ddp.variants": {"losses": {"steps": 3}},
+    "labs.fsdp_profiling.charts": {"show_ahead": {"ahead": (0, 1)}}}
 # But with two GPUs. module -> functions that are left out: they use no rank of the pretend node, or
 # show what has nothing to do with the number of GPUs
 LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
