@@ -12,10 +12,11 @@ OURS = [f"{SHOWN} .jp-RenderedMarkdown", f"{SHOWN} .jp-OutputArea-output"]
 SAVED = f"{SHOWN} .jp-RenderedImage img"
 # JupyterLab's body has no height of its own, and axe takes all that is in it for hidden: it would
 # find no text of too little contrast.
-AXE = """async ([ours, saved]) => {
+AXE = """async ([ours, saved, rules]) => {
     document.body.style.height = '100vh';
     const chosen = { include: ours.map(each => [each]), exclude: [[saved]] };
-    const { violations } = await axe.run(chosen, { resultTypes: ['violations'] });
+    const options = { resultTypes: ['violations'], ...(rules && { runOnly: rules }) };
+    const { violations } = await axe.run(chosen, options);
     return violations.filter(rule => ['serious', 'critical'].includes(rule.impact)).map(rule =>
         `${rule.id} (${rule.impact}): ${rule.help}: `
         + rule.nodes.slice(0, 3).map(node => node.html.slice(0, 200)).join(' ; '));
@@ -67,6 +68,7 @@ WORDLESS = """([shown, least]) => {
     }
     return found;
 }"""
+COLOURS = ["color-contrast", "link-in-text-block"]  # axe's rules; it takes longest for all others
 LEAST = 20  # characters of a text that says what a picture shows
 # The last cell's lower edge in pixels, of a notebook that is scrolled to its beginning.
 LOWER_EDGE = """shown => {
@@ -107,10 +109,19 @@ def choose_theme(page, name: str) -> None:
 
 def faults(page) -> list[str]:
     """A sentence for each thing that is wrong with the shown notebook, which is unfolded."""
+    return (page.evaluate(CUT_OFF, [SHOWN, ", ".join(OURS)])
+            + page.evaluate(WORDLESS, [SHOWN, LEAST]) + _violations(page))
+
+
+def faults_of_colours(page) -> list[str]:
+    """Those of `faults` that another theme can have."""
+    return _violations(page, COLOURS)
+
+
+def _violations(page, rules=None) -> list[str]:
     if not page.evaluate("typeof window.axe != 'undefined'"):
         page.evaluate(_axe())
-    return (page.evaluate(CUT_OFF, [SHOWN, ", ".join(OURS)])
-            + page.evaluate(WORDLESS, [SHOWN, LEAST]) + page.evaluate(AXE, [OURS, SAVED]))
+    return page.evaluate(AXE, [OURS, SAVED, rules])
 
 
 def _axe() -> str:

@@ -129,11 +129,12 @@ def assert_shown_well(page, name):
     """Nothing is cut off, every picture has its words, and axe-core finds nothing serious, in a
     window of 1280 pixels beside the file browser, in the light and in the dark theme."""
     page_faults.unfold(page)
+    looks = {"light": page_faults.faults, "dark": page_faults.faults_of_colours}
     try:
-        for theme in ("light", "dark"):
+        for theme, faults in looks.items():
             page_faults.choose_theme(page, theme)
             page_faults.photograph(page, SCREENSHOTS, f"{name}-{theme}")
-            assert page_faults.faults(page) == [], theme
+            assert faults(page) == [], theme
     finally:
         page_faults.choose_theme(page, "light")
         page_faults.fold(page)
