@@ -115,7 +115,8 @@ def _environment(home):
     lab = {f"JUPYTERLAB_{name}_DIR": str(home / name.lower())
            for name in ("SETTINGS", "WORKSPACES")}
     kept = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return {**kept, **jupyter, **lab, "IPYTHONDIR": str(home / "ipython")}
+    path = os.pathsep.join(filter(None, [str(ROOT / "tests" / "fewer"), kept.get("PYTHONPATH")]))
+    return {**kept, **jupyter, **lab, "IPYTHONDIR": str(home / "ipython"), "PYTHONPATH": path}
 
 
 def _draw_all_cells(home):

@@ -8,7 +8,7 @@ import time
 from _thread import interrupt_main
 
 import pytest
-from kernels import Kernel
+from notebook_kernel import Kernel
 
 from labs.exercises import student_code
 from labs.exercises.verdicts import Verdict, check, shows

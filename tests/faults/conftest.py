@@ -19,7 +19,7 @@ def ready_kernel():
     """A kernel of its own, ready to launch."""
     import os
 
-    from kernels import Kernel  # of Jupyter, which a machine with GPUs may lack
+    from notebook_kernel import Kernel  # of Jupyter, which a machine with GPUs may lack
 
     here = os.path.dirname(os.path.abspath(__file__))
     path = os.pathsep.join([os.path.dirname(here), here, os.environ.get("PYTHONPATH", "")])

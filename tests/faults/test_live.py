@@ -4,7 +4,7 @@ import time
 
 import leaks
 import pytest
-from kernels import Kernel
+from notebook_kernel import Kernel
 
 WORK = """
 def work():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+PATH = [str(HERE / "path"), str(HERE.parent / "fewer")]  # of what it imports
 
 
 def environment(gpus: int, kind: str | None = None, nbytes: float | None = None,
@@ -16,7 +17,7 @@ def environment(gpus: int, kind: str | None = None, nbytes: float | None = None,
     ordinary one that can still note which of the GPU's lines it runs. Whatever one process starts
     is on one node: nvidia-smi shows no other process's.
     """
-    path = [str(HERE / "path"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    path = [*PATH, str(ROOT), os.environ.get("PYTHONPATH", "")]
     made = {**os.environ, "PRETEND_GPUS": str(gpus or ""), "PRETEND_NODE": str(os.getpid()),
             "PYTHONPATH": os.pathsep.join(filter(None, path))}
     if gpus:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pretend import node
 
-sys.path.append(str(node.HERE / "path"))
+sys.path += node.PATH
 from pretend_gpus import machine, private  # noqa: E402
 
 FACTS = str(node.HERE / "facts.py")
@@ -183,7 +183,7 @@ print(torch.cuda.device_count(), "in the kernel;", *labs.launch(where, ranks=2, 
 
 @pytest.mark.slow
 def test_a_kernel_its_fork_server_and_their_ranks_are_reached():
-    from kernels import Kernel
+    from notebook_kernel import Kernel
 
     kernel = Kernel(**node.environment(2))
     try:

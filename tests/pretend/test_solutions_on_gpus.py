@@ -22,7 +22,7 @@ import pytest
 from pretend import node
 from pretend.cells import END
 
-sys.path.append(str(node.HERE / "path"))
+sys.path += node.PATH
 import gpu_lines  # noqa: E402
 
 SOLUTIONS = sorted((node.ROOT / "solutions").glob("0[0-5]_*.py"))

@@ -5,7 +5,7 @@ import signal
 
 import leaks
 import pytest
-from kernels import Kernel
+from notebook_kernel import Kernel
 
 HANGING = """
 import time, torch, torch.distributed as dist

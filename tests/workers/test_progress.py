@@ -9,7 +9,7 @@ import termios
 import time
 
 import pytest
-from kernels import Kernel
+from notebook_kernel import Kernel
 
 from labs.workers import progress
 

@@ -6,31 +6,20 @@ with two: with eight, each rank takes its time on the same cores.
 """
 
 import functools
-import inspect
 import os
 import tempfile
 from pathlib import Path
 
+import fewer_rounds
+
 from pretend_gpus import machine
 
-# module -> its constants
+# module -> its constants; more of them in `fewer_rounds`
 CONSTANTS = {
     "labs.meters.throughput": {"WARMUP_ON_GPU": 1},
-    "labs.manual_ddp.variants": {"RECORDED": 1},
-    "labs.zero_stages.charts.recording": {"STEPS": 2},
     "labs.fsdp.node.running": {"FEWEST": 1, "MOST": 1},
-    "labs.fsdp_profiling.injected_faults": {"EXTRA_COMPUTING": 6, "LOADING": 1},
-    "labs.fsdp_profiling.recording": {"WARM_UP": 1, "RECORDINGS": 1, "FEW_RECORDINGS": 1,
-                                      "ROUNDS": 1, "FEW_ROUNDS": 1,
-                                      # not the checkout's, in which other tests record meanwhile
-                                      "FOLDER": Path(tempfile.gettempdir(), "experiments", "05")}}
-# module -> function -> the most that each of these arguments may be
-MOST = {
-    "labs.meters.throughput": {"seconds_per_step": {"rounds": 1, "warmup": 1, "repeat": 1}},
-    "labs.exercises.comparison": {"compare": {"tries": 1}},
-    "labs.fsdp.memory_limits": {"measure_overhead": {"layers": (2, 6)}},
-    "labs.manual_ddp.variants": {"losses": {"steps": 3}},
-    "labs.fsdp_profiling.charts": {"show_ahead": {"ahead": (0, 1)}}}
+    # not the checkout's folder, in which other tests record meanwhile
+    "labs.fsdp_profiling.recording": {"FOLDER": Path(tempfile.gettempdir(), "experiments", "05")}}
 # But with two GPUs. module -> functions that are left out: they use no rank of the pretend node, or
 # show what has nothing to do with the number of GPUs
 LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
@@ -48,10 +37,8 @@ def patch(module):
     if name == "labs.exercises.verdicts":
         module.check = functools.partial(_passed_check, module)
     for constant, value in CONSTANTS.get(name, {}).items():
-        assert hasattr(module, constant), f"{name} has no {constant}"
         setattr(module, constant, value)
-    for function, most in MOST.get(name, {}).items():
-        setattr(module, function, _capped(getattr(module, function), most))
+    fewer_rounds.patch(module)
     if machine.count() != 2:
         _leave_out(name, module)
 
@@ -105,19 +92,6 @@ def _passed_check(verdicts, exercise, hints=None, device="cpu"):
     return decorate
 
 
-def _capped(function, most):
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def called(*args, **kwargs):
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        for name, value in most.items():
-            given.arguments[name] = min(value, given.arguments[name])
-        return function(*given.args, **given.kwargs)
-
-    return called
-
-
 MODULES = {"labs.exercises.verdicts", "labs.training.strategies.third_party",
-           "labs.fsdp_profiling.scaffold", "labs.fsdp.node.jobs", *LEFT_OUT, *CONSTANTS, *MOST}
+           "labs.fsdp_profiling.scaffold", "labs.fsdp.node.jobs", *LEFT_OUT, *CONSTANTS,
+           *fewer_rounds.MODULES}
