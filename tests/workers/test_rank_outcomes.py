@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from labs.workers import outcomes
-from labs.workers.heartbeat import Heartbeat
+from labs.workers.heartbeat import Heartbeat, Snapshot
 from labs.workers.memory import Shortage
 from labs.workers.outcomes import Kind, Outcome, describe, root_cause, summary
 from labs.workers.source_lines import Place
@@ -104,4 +104,4 @@ def test_a_wait_that_ends_while_the_heartbeat_looks_is_none_or_has_a_beginning()
             return next(self.times, None)
 
     heart = SimpleNamespace(waits=Leaving())
-    assert Heartbeat._wait(heart, sys._getframe(), None) == ("wait", 1.0)
+    assert Heartbeat._wait(heart, Snapshot.of(sys._getframe()), None) == ("wait", 1.0)
