@@ -26,6 +26,7 @@ def fewer_rounds(monkeypatch):
     return importlib.import_module("fewer_rounds")
 
 
+@pytest.mark.slow
 def test_a_student_notebook_has_fewer_rounds_and_no_other_program(fewer_rounds, tmp_path):
     """What is cut short is there under its name: a name that is not raises."""
     source, found = SHOW.format(names=sorted(fewer_rounds.MODULES)), {}

@@ -107,6 +107,7 @@ def test_each_host_has_its_own_name_network_and_processes(pair, capsys):
         assert len([word for word in processes if word.isdigit()]) < 6
 
 
+@pytest.mark.slow
 def test_torchrun_finds_the_other_host_and_the_link_carries_what_the_formula_says(
         pair, tmp_path, capsys):
     (tmp_path / "train.py").write_text(TRAIN)
@@ -191,6 +192,7 @@ def test_a_cable_that_is_unplugged_carries_nothing_and_then_what_was_lost(pair):
     assert numbers == list(range(len(numbers)))
 
 
+@pytest.mark.slow
 def test_three_hosts_on_a_slow_link_of_which_one_is_killed(pair):
     fast_trip, fast = measured(pair)
     with hosts(3, bandwidth="20mbit", latency="10ms") as three:

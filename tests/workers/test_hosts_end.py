@@ -79,6 +79,7 @@ def gone(process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("needs_hosts")
 @pytest.mark.parametrize(("then", "number"), [
     ("time.sleep(60)", signal.SIGKILL),
