@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from labs.exercises.comparison import batches, build, model_of
 from labs.meters import memory
+from labs.meters.allocations import read_profile
 from labs.predictions.memory import predict
 from labs.training import data, hf_configs, strategies
 from labs.training.loop import train
@@ -199,7 +200,7 @@ def allocations_of(work: Callable[[], Any]) -> tuple[list[int], Any]:
     process's output."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         result = work()
-    return [nbytes for _, _, nbytes, _ in memory.changes(recorded)[0]], result
+    return [nbytes for _, _, nbytes, _ in read_profile(recorded)[0]], result
 
 
 def left_for_backward(forward: Callable[[], torch.Tensor]) -> int:

@@ -10,30 +10,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import sleep
+from unittest import mock
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.parallel import distributed
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from labs.meters import gpu_allocator
+from labs.meters.allocations import (
+    COMPARES_SHAPES,
+    MARK,
+    end_temporaries,
+    follow,
+    read_profile,
+)
 from labs.meters.outside_torch import Held, OutsideTorch
 from labs.meters.waits import WaitObserver
 from labs.training.memory_categories import Memory
 from labs.workers import devices
 
 PHASES = ("build", "forward", "backward", "step")
-_MARK = "labs::mark "
-_MEMORY = "[memory]"  # torch's name of an allocation, and of its end
 _DELAY = 5e-4  # seconds
 _longer = 1  # times that delay, see `wait_longer`
-_OPERATOR = "c10d::"
 _COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduce_scatter",
                   "fsdp::", "c10d::", "gloo:", "nccl:", "ZeRO::")
 # In them cuBLAS takes its workspaces from torch's allocator, for good: forward's thread and
 # backward's have one each.
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addbmm",
              "aten::_addmm_activation")
-Change = tuple[int, int, int, tuple[str, ...]]  # nanoseconds, address, bytes (freed: < 0), spans
 _DDP = "DistributedDataParallel.forward"  # all of forward, and new buckets before it
 
 
@@ -78,21 +83,6 @@ def leanest(reports: list[Report]) -> Report:
                   min(reports, key=lambda r: r.peak.total).allocator)
 
 
-@dataclass
-class Allocation:
-    """One allocation: its address, its bytes, and when it was allocated and freed (nanoseconds).
-    spans: names of what was running then, from the outermost."""
-
-    address: int
-    nbytes: int
-    begin: int
-    spans: tuple
-    end: int = 2**63
-    missed: bool = True  # its end was not reported: it is still held, or another thread freed it
-    category: str = ""
-    is_workspace: bool = False
-
-
 def record(build, batches, held=None, outside: bool = False) -> Report:
     """On a rank: runs the plain loop over the batches and reports what its device held.
 
@@ -105,11 +95,11 @@ def record(build, batches, held=None, outside: bool = False) -> Report:
     """
     before = gpu_allocator.start() if devices.device().type == "cuda" else None
     loop, batches = _RecordedLoop(held or _held_by_torch, outside), list(batches)
-    with loop.traced, _DelayedWaits(), profile(activities=[ProfilerActivity.CPU],
-                                               profile_memory=True) as recorded:
+    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with loop.traced, _DelayedWaits(), _ddps_comparison_named(), profiler as recorded:
         loop.run(build, batches)
-    events, times = changes(recorded)
-    allocations = _allocations(events)
+    changes, times = read_profile(recorded)
+    allocations = follow(changes)
     report = _report(allocations, times, loop.marks)
     workspaces = sum(each.nbytes for each in allocations if each.is_workspace)
     return replace(report, outside=loop.outside, allocator=before and gpu_allocator.compare(
@@ -157,7 +147,7 @@ class _RecordedLoop:
         addresses = {category: {_address(t) for t in tensors}
                      for category, tensors in self._held(*self._job).items()}
         addresses["activations"] = set(self._saved) if phase == "forward" else set()
-        with record_function(f"{_MARK}{len(self.marks)}"):
+        with record_function(f"{MARK}{len(self.marks)}"):
             self.marks.append((phase, addresses))
 
 
@@ -181,6 +171,21 @@ def wait_longer(times: float) -> Iterator[None]:
         _longer = before
 
 
+@contextmanager
+def _ddps_comparison_named() -> Iterator[None]:
+    """Inside, DDP compares its parameters' shapes within a span: C++ allocates and frees what it
+    sends for that, and gloo's thread may hold it last."""
+    name = "_verify_param_shape_across_processes"  # private: where it is missing, no span is
+    compare = getattr(distributed, name, None)
+
+    def named(*args, **kwargs):
+        with record_function(COMPARES_SHAPES):
+            return compare(*args, **kwargs)
+
+    with mock.patch.object(distributed, name, named) if compare else nullcontext():
+        yield
+
+
 def _held_by_torch(module, optimizer) -> dict:
     parameters = list(module.parameters())
     parameters += [p for group in optimizer.param_groups for p in group["params"]]  # and shards
@@ -195,58 +200,9 @@ def _address(tensor) -> int:
     return local.untyped_storage().data_ptr()
 
 
-def changes(recorded: profile) -> tuple[list[Change], list[int]]:
-    """Returns what was allocated and freed on this rank's device, from the outermost spans on, and
-    the times of the marks. recorded: a profile with profile_memory."""
-    device = devices.device()
-    tree = recorded.profiler.kineto_results.experimental_event_tree()
-    events, times, todo = [], {}, [(event, ()) for event in tree]
-    while todo:
-        event, spans = todo.pop()
-        name, children = event.name, event.children  # each asks C++ again
-        if name == _MEMORY and "Allocation" in str(event.tag):
-            fields = event.extra_fields
-            if fields.device == device:  # with a GPU the host's allocations are reported too
-                events.append((event.start_time_ns, fields.ptr, fields.alloc_size, spans))
-        elif name.startswith(_MARK):
-            times[int(name.removeprefix(_MARK))] = event.start_time_ns
-        if children:
-            inside = (*spans, name)
-            todo += [(child, inside) for child in children]
-    return (sorted(events, key=lambda event: event[0]), [times[number] for number in sorted(times)])
-
-
-def _allocations(events) -> list[Allocation]:
-    allocations, live = [], {}
-    for time, address, nbytes, spans in events:
-        if nbytes > 0:
-            if address in live:  # the profiler missed its end
-                live[address].end = time
-            live[address] = Allocation(address, nbytes, time, spans)
-            allocations.append(live[address])
-        elif address in live:
-            live[address].missed = False
-            live.pop(address).end = time
-    return allocations
-
-
-def _end_temporaries(allocations, times, marks):
-    """Ends, at the next mark, temporaries whose end the profiler misses when gloo's thread frees
-    them: flat copies in which DDP broadcasts a model's state, and what a backend allocates inside
-    a collective, such as gloo's copy of what it reduce-scatters. Inside `wait_tensor` C++ drops the
-    collective itself, so no pause after the wait helps. DeepSpeed keeps its flat tensors, so they
-    are held at some mark and stay."""
-    kept = {address for _, held in marks for addresses in held.values() for address in addresses}
-    for allocation in allocations:
-        in_backend = allocation.missed and any(s.startswith(_OPERATOR) for s in allocation.spans)
-        flat = "aten::flatten_dense_tensors" in allocation.spans
-        if (flat or in_backend) and allocation.address not in kept:
-            after = bisect_right(times, allocation.begin)
-            allocation.end = min([allocation.end, *times[after:after + 1]])
-
-
 def _report(allocations, times, marks) -> Report:
-    _end_temporaries(allocations, times, marks)
+    kept = {address for _, held in marks for addresses in held.values() for address in addresses}
+    end_temporaries(allocations, times, kept)
     _categorise(allocations, times, marks)
     names = [name for name, _ in marks]
     last = {name: index for index, name in enumerate(names)}

@@ -122,29 +122,6 @@ def test_the_peak_is_the_allocators_own():
     assert ours == pytest.approx(allocators, rel=0.001)
 
 
-def test_a_block_whose_end_was_not_told_ends_where_its_address_is_used_again():
-    events = [(0, 7, 100, ()), (10, 7, 50, ()), (20, 7, -50, ())]
-    assert [(b.nbytes, b.begin, b.end) for b in memory._allocations(events)] == [
-        (100, 0, 10), (50, 10, 20)]
-
-
-@pytest.mark.parametrize("spans", [
-    ("aten::flatten_dense_tensors", "aten::cat"),
-    ("_c10d_functional::reduce_scatter_tensor", "c10d::reduce_scatter_tensor_coalesced_",
-     "aten::clone", "aten::empty_strided")])
-def test_a_temporary_that_another_thread_freed_ends_at_the_next_mark(spans):
-    lost = memory.Allocation(7, 100, 5, spans)
-    memory._end_temporaries([lost], [1, 9, 20], [])
-    assert lost.end == 9
-
-
-def test_what_a_backend_holds_until_it_is_seen_freed_is_held_until_then():
-    events = [(5, 7, 100, ("c10d::_reduce_scatter_base_", "aten::clone")), (15, 7, -100, ())]
-    [held] = memory._allocations(events)
-    memory._end_temporaries([held], [1, 9, 20], [])
-    assert held.end == 15
-
-
 def test_the_copy_that_gloo_reduces_is_not_held_after_the_step():
     """Inside wait_tensor the collective is dropped at once, so gloo's thread often frees its copy
     last, and the profiler does not see that."""
