@@ -32,6 +32,9 @@ SELECT = """number => {
     notebook.mode = 'command';
     return notebook.scrollToItem(number, 'center');
 }"""
+# Milliseconds between two looks. Without it the page is looked at before each frame, and so that
+# there are frames, Chromium draws the page again and again while a notebook runs.
+OFTEN, SELDOM = 50, 500
 SHOWN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 START = """command => {
     window.ended = false;
@@ -131,7 +134,7 @@ def opened(browser, lab: Lab):
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(60_000)
     page.goto(lab.address)
-    page.wait_for_function("window.jupyterapp?.shell.currentWidget")
+    page.wait_for_function("window.jupyterapp?.shell.currentWidget", polling=OFTEN)
     return page
 
 
@@ -145,7 +148,7 @@ class Notebook:
     def show(self) -> None:
         """Brings its tab to the front, opening it if needed."""
         self.page.evaluate(OPEN, self._path)
-        self.page.wait_for_function(READY, arg=self._path)
+        self.page.wait_for_function(READY, arg=self._path, polling=OFTEN)
 
     def close(self) -> None:
         """Ends its kernel and closes its tab."""
@@ -166,8 +169,9 @@ class Notebook:
         """Begins a command of JupyterLab; `wait` waits for its end."""
         self.page.evaluate(START, command)
 
-    def wait(self) -> None:
-        self.page.wait_for_function("window.ended", timeout=240_000)  # a whole notebook
+    def wait(self, polling: int = OFTEN) -> None:
+        timeout = 240_000  # of a whole notebook
+        self.page.wait_for_function("window.ended", timeout=timeout, polling=polling)
 
     def press(self, command: str) -> None:
         """Clicks the button of the notebook's tool bar that stands for a command."""
@@ -175,7 +179,7 @@ class Notebook:
 
     def run_all(self) -> None:
         self.start("notebook:run-all-cells")
-        self.wait()
+        self.wait(SELDOM)
 
     def start_cell(self, number: int) -> None:
         self.page.evaluate(SELECT, number)

@@ -125,16 +125,16 @@ def answer(name, beginning):
     return source
 
 
-def assert_shown_well(page, name):
+def assert_shown_well(page, name, themes=tuple(page_faults.THEMES)):
     """Nothing is cut off, every picture has its words, and axe-core finds nothing serious, in a
     window of 1280 pixels beside the file browser, in the light and in the dark theme."""
-    page_faults.unfold(page)
     looks = {"light": page_faults.faults, "dark": page_faults.faults_of_colours}
+    page_faults.unfold(page)
     try:
-        for theme, faults in looks.items():
+        for theme in themes:
             page_faults.choose_theme(page, theme)
             page_faults.photograph(page, SCREENSHOTS, f"{name}-{theme}")
-            assert faults(page) == [], theme
+            assert looks[theme](page) == [], theme
     finally:
         page_faults.choose_theme(page, "light")
         page_faults.fold(page)
@@ -144,7 +144,10 @@ def assert_shown_well(page, name):
 def test_an_untouched_notebook_runs_and_is_shown_well(untouched, page, name):
     notebook = untouched(name)
     assert_untouched(notebook.untouched)
-    assert_shown_well(page, f"{name}-student")
+    # In colours it differs from its solution, which is seen in both themes, by what says that an
+    # exercise is waiting: the same words in every notebook.
+    themes = list(page_faults.THEMES)
+    assert_shown_well(page, f"{name}-student", themes if name == NAMES[0] else themes[:1])
     if name not in [typed for typed, *_ in TYPED]:
         notebook.close()
 
