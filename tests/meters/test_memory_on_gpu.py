@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from labs import launch
-from labs.meters import gpu_allocator, memory
+from labs.meters import allocations, gpu_allocator, memory
 from labs.training import data, models
 from labs.workers import cuda, devices
 
@@ -35,7 +35,7 @@ def gpu_1(monkeypatch):
 
 
 def test_only_this_ranks_gpu_counts(gpu_1):
-    events, times = memory.changes(recorded(
+    events, times = allocations.read_profile(recorded(
         allocation(9, 7, -512, "cuda:1"),
         span("aten::mm", allocation(3, 7, 512, "cuda:1"), allocation(4, 8, 100, "cpu")),
         span("labs::mark 0", time=5), allocation(6, 9, 512, "cuda:0")))
@@ -45,7 +45,7 @@ def test_only_this_ranks_gpu_counts(gpu_1):
 def in_products(*spans):
     """Two steps, in which a block of 100 bytes comes with the first forward and stays."""
     marks = [(name, {}) for name in ("build", *2 * ("forward", "backward", "step", "boundary"))]
-    held = [memory.Allocation(1, 100, 15, spans)]
+    held = [allocations.Allocation(1, 100, 15, spans)]
     return memory._report(held, range(10, 100, 10), marks), held[0]
 
 
