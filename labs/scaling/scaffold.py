@@ -1,0 +1,1 @@
+"""What a student of notebook 06 calls or subclasses."""
