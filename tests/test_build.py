@@ -323,6 +323,64 @@ def test_long_cells(tree):
     assert "cell 2 ('word" in text and "81 words; a text cell has at most 80." in text
 
 
+SCRIPT = '''\
+"""A script."""
+import math
+
+
+# Exercise 3.1: the root
+def root(x):
+    """The root of x."""
+    ### BEGIN SOLUTION
+    rooted = math.sqrt(x) + 0.0
+    return rooted
+    ### END SOLUTION
+
+
+if __name__ == "__main__":
+    root(2)
+'''
+WRITES = '# %%\nlab.write_script("train.py")\n'
+
+
+def with_script(root, script):
+    (root / "solutions" / "scripts").mkdir()
+    (root / "solutions" / "scripts" / "train.py").write_text(script)
+    return root
+
+
+def test_a_cell_that_stands_for_a_script_becomes_its_text(tree):
+    tiny = lesson(with_script(tree(WRITES), SCRIPT))
+    assert tiny.problems == []
+    [worked], [gap] = texts(tiny.solution), texts(tiny.student)
+    lines = [line for line in SCRIPT.splitlines() if "SOLUTION" not in line]
+    assert worked.splitlines() == ["%%writefile train.py", *lines]
+    assert gap.splitlines()[:2] == ["%%writefile train.py", '"""A script."""']
+    assert '    raise NotImplementedError("Exercise 3.1")' in gap.splitlines()
+    assert "sqrt" not in gap
+    assert [cell["id"] for cell in tiny.student["cells"]] == ["03-writefile-train-py"]
+
+
+def test_a_problem_in_a_script_names_the_scripts_line(tree):
+    root = with_script(tree(WRITES), SCRIPT.replace("    ### END SOLUTION\n", ""))
+    assert only_problem(root).startswith("solutions/scripts/train.py:8: cell 1 ('%%writefile")
+    longer = SCRIPT.replace("    rooted", 16 * "    x = x * 1.000001\n" + "    rooted")
+    (root / "solutions" / "scripts" / "train.py").write_text(longer)
+    assert "solutions/scripts/train.py:8: " in only_problem(root)
+    assert only_problem(root).endswith("18 lines; a gap in a script has at most 15.")
+    (root / "solutions" / "scripts" / "train.py").write_text(SCRIPT + 90 * "x = 1\n")
+    assert "a script's cell has at most 90" in only_problem(root)
+
+
+def test_a_script_that_is_not_there(tree):
+    assert "there is no solutions/scripts/train.py" in only_problem(tree(WRITES))
+
+
+def test_a_line_of_a_scripts_solution_leaks_elsewhere(tree):
+    root = with_script(tree(WRITES + "\n# %%\nrooted = math.sqrt(x) + 0.0\n"), SCRIPT)
+    assert "a line of the solution in cell 1" in only_problem(root)
+
+
 def test_the_titles_cell_links_to_the_glossary_in_both_notebooks(tree):
     tiny = lesson(tree())
     for built in (tiny.solution, tiny.student):

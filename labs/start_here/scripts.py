@@ -3,7 +3,6 @@ its ranks do. The script imports this module too: nothing here or in what it imp
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,18 +15,13 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
 from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
+from labs.workers import programs
+from labs.workers.programs import note
 
-LIMIT = 120.0  # seconds that a run may take, on a busy machine
-# A run is stopped earlier where all its processes together computed for less than STILL seconds in
-# STALL seconds: ranks that wait for each other sleep. Imports of torch compute for seconds.
-STALL, STILL = 8.0, 0.3
-AFTERWARDS = 2.0  # seconds in which what a script has started must be gone after it
 FAILING_RANK = 1
 ROOT = str(Path(__file__).resolve().parents[2])
 _PROBE = (f"import sys; sys.path.append({ROOT!r}); "
           "__import__('labs.start_here.scripts', fromlist=['probe']).probe()")
-# What tells a process where to meet, or to which notebook it belongs: a script begins without.
-_NOT_PASSED_ON = ("LABS_", "MASTER_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_", "JPY_")
 
 
 @dataclass(frozen=True)
@@ -67,23 +61,15 @@ class Running:
         self._hold = self._notes / "hold"
         if hold:
             self._hold.touch()
-        kept = {name: value for name, value in os.environ.items()
-                if not name.startswith(_NOT_PASSED_ON)}
         self._process = start([str(folder / "script.py"), str(ranks)], self._notes,
-                              kept | {"LABS_SCRIPT_NOTES": str(self._notes),
-                                      "LABS_SCRIPT_FAILS": str(int(fails))})
-        self._began = self._computed_at = self._asked_at = time.monotonic()
-        self._computed = 0.0
+                              programs.environment() | {
+                                  "LABS_SCRIPT_NOTES": str(self._notes),
+                                  "LABS_SCRIPT_FAILS": str(int(fails))})
+        self._watch = programs.StallWatch(lambda: [self._process.pid])
 
     def is_running(self) -> bool:
         """Whether it has neither ended nor come to a stop."""
-        now = time.monotonic()
-        if now > self._asked_at + 0.5:
-            self._asked_at, computed = now, sum(_alive(self._process.pid).values())
-            if computed > self._computed + STILL:
-                self._computed, self._computed_at = computed, now
-        return (self._process.poll() is None and now < self._began + LIMIT
-                and now < self._computed_at + STALL)
+        return self._process.poll() is None and not self._watch.is_over()
 
     def has_joined(self) -> bool:
         """Whether all its ranks have joined a group."""
@@ -94,15 +80,15 @@ class Running:
         return frozenset(place for _, place in self._noted("place"))
 
     def release(self) -> None:
-        self._computed_at = time.monotonic()
+        self._watch.restart()
         self._hold.unlink(missing_ok=True)
 
     def finish(self) -> Run:
         """Waits for the script's end or the limit; ends what it has left behind."""
         while self.is_running():
             time.sleep(0.02)
-        code, seconds = self._process.poll(), time.monotonic() - self._began
-        left = self._left() if code is not None else 0
+        code, seconds = self._process.poll(), self._watch.seconds
+        left = programs.count_left([self._process.pid]) if code is not None else 0
         self.kill()
         joined = self._noted("joined")
         output, errors = ((self._notes / name).read_text(errors="replace")
@@ -114,20 +100,12 @@ class Running:
 
     def kill(self) -> None:
         """Ends the script and all its processes."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        programs.end([self._process.pid])
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
 
-    def _left(self) -> int:
-        until = time.monotonic() + AFTERWARDS  # multiprocessing's own helper ends a moment later
-        while (left := _alive(self._process.pid)) and time.monotonic() < until:
-            time.sleep(0.02)
-        return len(left)
-
     def _noted(self, what) -> list[tuple[str, str]]:
-        return [tuple(line.split(" ", 1)) for path in sorted(self._notes.glob(f"{what}-*"))
-                for line in path.read_text().splitlines() if " " in line]
+        return programs.noted(self._notes, what)
 
 
 def start(arguments: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen:
@@ -149,19 +127,6 @@ def written(script: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _alive(group: int) -> dict[int, float]:
-    """Number of each process of a process group that has not ended -> seconds that it computed."""
-    import psutil
-
-    found = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
-            if (os.getpgid(process.pid) == group
-                    and process.status() != psutil.STATUS_ZOMBIE):
-                found[process.pid] = sum(process.cpu_times()[:2])
-    return found
-
-
 # in the script's processes
 
 
@@ -174,10 +139,10 @@ def probe() -> None:
     original = dist.init_process_group
 
     def init_process_group(*args, **options):
-        _note(folder, "place", "-", _place(*args, **options))
+        note(folder, "place", "-", _place(*args, **options))
         result = original(*args, **options)
         rank = dist.get_rank()
-        _note(folder, "joined", rank, dist.get_world_size())
+        note(folder, "joined", rank, dist.get_world_size())
         _Called(folder).__enter__()
         while os.path.exists(os.path.join(folder, "hold")):
             time.sleep(0.02)
@@ -188,11 +153,6 @@ def probe() -> None:
     for module in (dist, distributed_c10d, device_mesh):  # init_device_mesh calls it, too
         if hasattr(module, "init_process_group"):
             module.init_process_group = init_process_group
-
-
-def _note(folder, what, rank, value):
-    with open(os.path.join(folder, f"{what}-{os.getpid()}"), "a") as file:
-        file.write(f"{rank} {value}\n")
 
 
 def _place(backend=None, init_method=None, *_, store=None, **options) -> str:
@@ -211,4 +171,4 @@ class _Called(CollectiveObserver):
         self._folder = folder
 
     def before(self, collective: IssuedCollective) -> None:
-        _note(self._folder, "called", dist.get_rank(), collective.kind)
+        note(self._folder, "called", dist.get_rank(), collective.kind)

@@ -38,7 +38,7 @@ _CONTROL = re.compile("\x1b(?!\\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f
 
 class LaunchOutput:
     """Collects what `ranks` ranks print, and shows it. text[r] is all that rank r printed. who: the
-    word before a rank's number in its mark."""
+    word before a rank's number in its mark; without one its lines have no mark."""
 
     def __init__(self, ranks: int, quiet: bool = False, who: str = "rank"):
         self.quiet, self.who = quiet, who
@@ -91,9 +91,9 @@ class LaunchOutput:
 
     def _show_pending(self):
         self._pending_since = None
-        self._write("".join(f"{self.who} {rank} │ {line}\n"
-                            for rank, output in enumerate(self.by_rank)
-                            for line in output.take()))
+        marks = [f"{self.who} {rank} │ " if self.who else "" for rank in range(len(self.by_rank))]
+        self._write("".join(f"{mark}{line}\n" for mark, output in
+                            zip(marks, self.by_rank, strict=True) for line in output.take()))
 
     def _write(self, text):
         if text and not self.quiet:

@@ -63,7 +63,7 @@ class RankConfig:
 def main(config: RankConfig, connection, output) -> None:
     """Runs the rank. It never returns: a process that ended would close its connections, and the
     other ranks would fail. The caller kills it when all ranks are done."""
-    _die_with_caller()
+    die_with_caller()
     _redirect(output)
     _enable_stack_dumps()
     channel = Channel(connection, config.rank)
@@ -90,7 +90,7 @@ def main(config: RankConfig, connection, output) -> None:
     threading.Event().wait()
 
 
-def _die_with_caller():
+def die_with_caller():
     """Starts a session of its own, ignores Ctrl-C, and asks to be killed when the fork server ends
     (which ends with the caller): a process that is blocked in gloo's C++ would not notice."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -9,7 +9,8 @@ from pathlib import Path
 ABOUT = """\
 Builds, from each solutions/NN_name.py, the executed solution solutions/NN_name.ipynb and the
 student's notebooks/NN_name.ipynb, in which '### BEGIN SOLUTION' ... '### END SOLUTION' are gaps.
-A cell tagged solution-only or student-only stands in one of the two notebooks only."""
+A cell tagged solution-only or student-only stands in one of the two notebooks only. A cell that is
+lab.write_script("NAME.py") becomes %%writefile NAME.py and the text of solutions/scripts/NAME.py."""
 NAME = "[0-9][0-9]_*"
 
 

@@ -6,6 +6,8 @@ import re
 MAX_WORDS = 80
 MAX_HINT_WORDS = 120
 MAX_LINES = 16
+MAX_SCRIPT_LINES = 90  # of a cell that writes a script: a whole file, most of it given
+MAX_SCRIPT_GAP_LINES = 15
 HINT = re.compile(r"<details>(.*?)</details>", re.DOTALL)
 PLOTTING = re.compile(r"^\s*(import|from)\s+matplotlib\b|\bplt\.|^\s*%matplotlib\b")
 
@@ -46,11 +48,16 @@ def _lint_text(cell):
 
 def _lint_code(cell):
     shown = cell.solution_lines()
-    if len(shown) > MAX_LINES:
+    most = MAX_SCRIPT_LINES if cell.script else MAX_LINES
+    if len(shown) > most:
+        what = "a script's cell" if cell.script else "a code cell"
         yield cell.problem(
-            shown[MAX_LINES][0] - cell.line,
-            f"{len(shown)} lines; a code cell has at most {MAX_LINES}.",
+            shown[most][0] - cell.line, f"{len(shown)} lines; {what} has at most {most}."
         )
+    for region in cell.regions if cell.script else ():
+        if len(region.lines) > MAX_SCRIPT_GAP_LINES:
+            yield cell.problem(region.begin, f"{len(region.lines)} lines; a gap in a script has at "
+                                             f"most {MAX_SCRIPT_GAP_LINES}.")
     for number, text in shown:
         if PLOTTING.search(text.split("# ")[0]):
             yield cell.problem(

@@ -13,6 +13,8 @@ CELL_START = re.compile(r"^# ?%%")
 LAYOUT = {"lines_to_next_cell", "cell_marker"}  # jupytext's notes on how the .py file looks
 ROLES = {"solution-only", "student-only"}
 CHECK = re.compile(r"^lab\.check_\w+\(", re.MULTILINE)
+# A cell that stands for a script of solutions/scripts, see `_insert_script`.
+SCRIPT = re.compile(r'lab\.write_script\("(\w+\.py)"\)')
 COMPARED = "nbval-check-output"  # what a check says in CI must be what it says in the solution
 
 
@@ -38,7 +40,8 @@ class Region:
 
 @dataclass
 class Cell:
-    """A cell of the source; `number` and `line` count from 1, `line` in the .py file."""
+    """A cell of the source; `number` and `line` count from 1, `line` in the .py file. script: the
+    file that the cell writes; then `path` is its source, whose first line follows the magic line."""
 
     path: str
     number: int
@@ -49,6 +52,7 @@ class Cell:
     role: str = ""
     regions: list[Region] = field(default_factory=list)
     id: str = ""
+    script: str = ""
 
     @property
     def lines(self):
@@ -69,7 +73,8 @@ class Cell:
     def problem(self, index, sentence):
         """The sentence, preceded by the file, the line at `index` in the cell, and the cell."""
         title = self.title if len(self.title) <= 60 else self.title[:57] + "..."
-        return f"{self.path}:{self.line + index}: cell {self.number} ({title!r}): {sentence}"
+        line = max(1, self.line + index)
+        return f"{self.path}:{line}: cell {self.number} ({title!r}): {sentence}"
 
 
 def read_source(path: Path, shown_as: str):
@@ -86,7 +91,8 @@ def read_source(path: Path, shown_as: str):
         return [], [f"{shown_as}:1: jupytext cannot read it: {error}"]
     cells = [_cell(shown_as, number, raw) for number, raw in enumerate(parsed, 1)]
     _locate(cells, lines)
-    return cells, [problem for cell in cells for problem in _prepare(cell)]
+    missing = [problem for cell in cells for problem in _insert_script(cell, path.parent)]
+    return cells, missing + [problem for cell in cells for problem in _prepare(cell)]
 
 
 def _cell(path, number, raw):
@@ -109,6 +115,20 @@ def _locate(cells, lines):
             at += 1
         cell.line = at + 2
         at += 1 + len(cell.lines) if cell.source else 1
+
+
+def _insert_script(cell, folder):
+    """Puts the text of a script in the place of the call that stands for it, so that a student
+    sees and edits the file in the notebook; yields what is wrong."""
+    call = cell.kind == "code" and SCRIPT.fullmatch(cell.source.strip())
+    if not call:
+        return
+    path = folder / "scripts" / call[1]
+    if not path.is_file():
+        yield cell.problem(0, f"there is no solutions/scripts/{call[1]}.")
+        return
+    cell.script, cell.path, cell.line = call[1], f"solutions/scripts/{call[1]}", 0
+    cell.source = f"%%writefile {call[1]}\n{path.read_text(encoding='utf-8').rstrip()}"
 
 
 def _prepare(cell):

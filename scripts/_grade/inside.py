@@ -146,8 +146,12 @@ def _graded(work) -> tuple[bool | None, str, str]:
 
 
 def _define(cell, module):
-    """Runs the statements of a cell that the exercise needs."""
+    """Runs the statements of a cell that the exercise needs, or writes the script that it is."""
     name, source = cell["name"], cell["source"]
+    if cell["file"]:
+        with open(cell["file"], "w", encoding="utf-8") as file:
+            file.write(source)
+        return
     linecache.cache[name] = len(source), None, source.splitlines(True), name
     tree = ast.parse(source, name)
     tree.body = [tree.body[number] for number in cell["keep"]]

@@ -261,12 +261,13 @@ def grade_exercise(sandbox: Sandbox, one: Submission, exercise: Exercise) -> Gra
     if not own:
         why = submissions.not_python(one)
         return Graded(WRONG, why) if why else Graded(WAITING, "is waiting for your answer")
-    if set(own) <= {cell.source.strip() for cell in one.lesson.cells}:
+    if set(own) <= {submissions.parsed(cell.source)[0].strip() for cell in one.lesson.cells}:
         return Graded(WAITING, "is waiting for your code")
     seed = hashlib.sha256(f"{exercise.number} {_our_code()}".encode()).hexdigest()
     work = {"seed": seed, "package": one.lesson.package, "check": exercise.check,
             "arguments": list(exercise.arguments),
-            "cells": [{"name": part.name, "source": part.source, "keep": numbers}
+            "cells": [{"name": part.name, "source": part.source, "keep": numbers,
+                       "file": part.file}
                       for part, numbers in kept]}
     try:
         return sandbox.grade(work)

@@ -74,8 +74,10 @@ def _names_of_labs(nodes) -> set[str]:
 
 @functools.cache
 def notebooks_imports() -> frozenset[str]:
-    """The statements by which the notebooks import labs."""
-    texts = [path.read_text(encoding="utf-8") for path in (_ROOT / "solutions").glob("[0-9]*.py")]
+    """The statements by which the notebooks, and the scripts that they write, import labs."""
+    solutions = _ROOT / "solutions"
+    texts = [path.read_text(encoding="utf-8") for path in [*solutions.glob("[0-9]*.py"),
+                                                           *solutions.glob("scripts/*.py")]]
     return frozenset(line for text in texts
                      for line in re.findall(r"^(?:import|from) labs\b.*$", text, re.MULTILINE))
 

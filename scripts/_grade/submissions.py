@@ -19,6 +19,8 @@ LARGEST = 50_000_000  # bytes of a notebook file
 LONGEST_CELL = 200_000  # characters of code
 _MAGIC = re.compile(r"^(\s*)(?:[!?]|%(?!%)).*$", re.MULTILINE)
 _CELL_MAGIC = re.compile(r"\A\s*%%(time|timeit|capture)\b.*")
+# A cell whose text is a file in the working folder. Such a file is a script that a check starts.
+_WRITES = re.compile(r"\A\s*%%(?:writefile|file)[ \t]+(\w+\.py)[ \t]*(?:\n|\Z)")
 
 
 # Names that notebooks give to modules: what a scratch cell calls of them no exercise needs.
@@ -59,12 +61,14 @@ class Submission:
 @dataclass
 class Part:
     """A cell as it is run. own: whether the submission wrote it. source: what was parsed of it,
-    without IPython's lines. body: its statements."""
+    without IPython's lines. body: its statements. file: the script that it writes; then source and
+    body are the script's, and nothing of them runs in the notebook."""
 
     name: str
     source: str
     own: bool
     body: list[ast.stmt]
+    file: str = ""
 
 
 def files_of(given: list[Path]) -> list[tuple[str, Path]]:
@@ -138,7 +142,7 @@ def parse(source: str) -> list[ast.stmt]:
 
 def parsed(source: str) -> tuple[str, list[ast.stmt]]:
     """(the text that was parsed: without IPython's lines, its statements)."""
-    source = _CELL_MAGIC.sub("", source)
+    source = _WRITES.sub("", _CELL_MAGIC.sub("", source))
     for text in (source, _MAGIC.sub(r"\1pass", source)):
         try:
             return text, ast.parse(text).body
@@ -197,22 +201,30 @@ def _own(cell) -> Part:
 
 def _part(name, source, own) -> Part:
     text, body = parsed(source)
-    return Part(name, text, own, body)
+    writes = _WRITES.match(source)
+    return Part(name, text, own, body, writes[1] if writes else "")
 
 
 def needed(submission: Submission, exercise: Exercise) -> list[tuple[Part, list[int]]]:
-    """The statements that an exercise needs: (cell, indices in its body). What stands below the
+    """The statements that an exercise needs: (cell, indices in its body), all of them of a script
+    that its check is given by its name. What stands below the
     check's cell is not there yet when it is called."""
     all_parts, places = parts(submission)
     all_parts = all_parts[:places[exercise.cell] + 1]
     statements = [(part, index, bound(node), loaded(node)) for part in all_parts
                   for index, node in enumerate(part.body)]
-    names = {name for text in exercise.arguments for name in loaded(ast.parse(text))}
-    kept, grown = set(), True
+    given = [ast.parse(text) for text in exercise.arguments]
+    names = {name for tree in given for name in loaded(tree)}
+    files = {each.value for tree in given for each in ast.walk(tree)
+             if isinstance(each, ast.Constant)}
+    kept = {number for number, (part, *_) in enumerate(statements) if part.file in files}
+    grown = True
     while grown:
         grown = False
         for number, (part, index, binds, loads) in enumerate(statements):
-            if number not in kept and (binds & names or is_star_import(part.body[index])):
+            if number in kept or part.file:
+                continue
+            if binds & names or is_star_import(part.body[index]):
                 kept.add(number)
                 names |= loads
                 grown = True

@@ -35,10 +35,12 @@ def refuses(error):
 
 def test_definitions_come_without_what_the_notebook_runs(student):
     student("import math\ntiny = 1e-6\nstarted = open('/nowhere')", "%%time\n1 / 0", "def half(",
+            "%%writefile train.py\ndef scripted():\n    pass",
             "lab.check_it(1)\n1 / 0", MINE, "class Late(dict):\n    size = math.pi")
     found = previous_work.definitions(previous_work.Path("03_zero_stages.ipynb"))
     assert found.mine.__globals__["tiny"] == 1e-6 and found.Late.size > 3
     assert not hasattr(found, "started") and not hasattr(found, "half")
+    assert not hasattr(found, "scripted")
 
 
 def test_values_stand_in_for_what_is_assigned(student):

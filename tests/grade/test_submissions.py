@@ -4,7 +4,8 @@ import json
 import re
 
 import pytest
-from _grade import static_look, submissions
+from _grade import session, static_look, submissions
+from _grade.lessons import CleanCell, Exercise, Lesson
 from grading import ROOT, on_the_check, students
 
 
@@ -58,6 +59,59 @@ def test_a_cell_of_ours_is_taken_from_our_sources(submitted):
     assert not any("None" in part.source for part in submissions.parts(
         submissions.Submission("ada", one.path, one.lesson, changed))[0] if "import torch" in
         part.source)
+
+
+SCRIPT = ("import torch\nfrom labs.training import data, models\n\n\ndef main():\n"
+          "    raise NotImplementedError('Exercise 6.1')\n\n\nmain()")
+CLEAN = [CleanCell("06-lab", "import labs.scaling as lab\nTABLE = []", False),
+         CleanCell("06-train", f"%%writefile train.py\n{SCRIPT}", True),
+         CleanCell("06-check", 'lab.check_train("train.py")', False)]
+WITH_SCRIPT = Lesson("06_scaling", CLEAN, [Exercise("6.1", "check_train", ("'train.py'",), 2)])
+
+
+def with_script(*sources, ids=("06-lab", "06-train", "06-check")):
+    cells = [submissions.Code(number, name, source)
+             for number, (name, source) in enumerate(zip(ids, sources, strict=True), 1)]
+    return submissions.Submission("ada", None, WITH_SCRIPT, cells)
+
+
+def test_a_script_is_written_whole_for_the_check_that_is_given_its_name():
+    filled = SCRIPT.replace("raise NotImplementedError('Exercise 6.1')", "print(main)")
+    one = with_script(CLEAN[0].source, f"%%writefile train.py\n{filled}", CLEAN[2].source)
+    [(part, kept)] = submissions.needed(one, WITH_SCRIPT.exercises[0])
+    assert (part.file, part.source, part.own, kept) == ("train.py", filled, True, [0, 1, 2, 3])
+    assert not list(static_look.findings(part.body))
+
+
+class Asked:
+    def grade(self, work):
+        return work
+
+
+def test_a_script_goes_to_the_sandbox_as_a_file():
+    one = with_script(CLEAN[0].source, "%%writefile train.py\nprint(1)", CLEAN[2].source)
+    work = session.grade_exercise(Asked(), one, WITH_SCRIPT.exercises[0])
+    assert work["cells"] == [{"name": "cell 2", "source": "print(1)", "keep": [0],
+                              "file": "train.py"}]
+
+
+@pytest.mark.parametrize(("source", "outcome", "words"), [
+    (f"%%writefile train.py\n{SCRIPT}", "waiting", "is waiting for your code"),
+    (f"%%writefile  train.py \n{SCRIPT}\n", "waiting", "is waiting for your code"),
+    ("%%writefile other.py\nprint(1)", "waiting", "is waiting for your answer"),
+    ("%%writefile train.py\nprint(1", "wrong", "cell 2 is not Python: line 1"),
+    ("%%writefile train.py\nimport socket", "flagged", "cell 2 imports socket")])
+def test_what_is_said_of_a_script_that_does_not_run(source, outcome, words):
+    one = with_script(CLEAN[0].source, source, CLEAN[2].source)
+    found = session.grade_exercise(Asked(), one, WITH_SCRIPT.exercises[0])
+    assert found.outcome == outcome and words in found.sentence
+
+
+def test_a_scripts_names_are_not_the_notebooks():
+    lesson = Lesson("06_scaling", CLEAN, [Exercise("6.2", "check_main", ("main",), 2)])
+    one = with_script(CLEAN[0].source, "%%writefile train.py\ndef main():\n    pass",
+                      CLEAN[2].source)
+    assert submissions.needed(one, lesson.exercises[0]) == []
 
 
 def test_an_editor_that_renames_cells_loses_nothing(submitted):

@@ -1,0 +1,139 @@
+"""Starts a command such as torchrun as a terminal would, shows what it prints while it runs, and
+leaves no process behind."""
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+
+import psutil
+
+from labs.exercises.verdicts import Verdict
+from labs.workers import devices, programs, worker
+from labs.workers.output import LaunchOutput
+
+SECONDS = 180.0  # that a command may take
+_ROOT = str(Path(__file__).resolve().parents[3])
+_GAP = re.compile(r'raise NotImplementedError\("Exercise (\d+\.\d+)"\)')
+# Runs a module as `python -m` does. On Linux it gets SIGTERM when the notebook's kernel ends, also
+# by kill -9: torchrun and accelerate then end their ranks.
+_MODULE = """\
+import contextlib, ctypes, runpy, signal, sys
+with contextlib.suppress(Exception):
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+_MODULES = {"torchrun": "torch.distributed.run",
+            "accelerate": "accelerate.commands.accelerate_cli"}
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What a command left: its words, its exit code (None where it was stopped after its time), the
+    seconds that it took, and all that it printed."""
+
+    command: tuple[str, ...]
+    code: int | None
+    seconds: float
+    output: str
+
+    def __repr__(self):
+        end = "stopped" if self.code is None else f"exit code {self.code}"
+        return f"{end} after {self.seconds:.0f} s"
+
+
+def torchrun(script: str, *arguments: object, ranks: int | None = None,
+             seconds: float = SECONDS) -> CommandResult | Verdict:
+    """Runs `torchrun --standalone --nproc-per-node RANKS script arguments`, as a terminal would. A
+    script with a gap is not started. ranks: None means what the machine offers."""
+    return run_command(["torchrun", "--standalone", "--nproc-per-node",
+                        ranks or devices.default_ranks(), script, *arguments], seconds)
+
+
+def run_command(command: list[object], seconds: float = SECONDS,
+                environment: dict[str, str] | None = None) -> CommandResult | Verdict:
+    """Runs a command in the working folder, and shows what it prints. Its first word may be
+    torchrun or accelerate. Stops it after so many seconds. Returns a Verdict where a script among
+    its words has a gap that waits for an exercise. environment: variables to set in addition."""
+    words = [str(word) for word in command]
+    waits = [number for word in words if (number := waiting_exercise(word))]
+    if waits:
+        return Verdict(waits[0], None, "is waiting for your code")
+    print(f"$ {shlex.join(words)}", flush=True)
+    began = time.monotonic()
+    process = subprocess.Popen(
+        _python(words), env=_environment(_ranks(words)) | (environment or {}),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True)
+    try:
+        output = _shown(process, began + seconds)
+    finally:
+        code = process.poll()
+        _end(process)
+    return CommandResult(tuple(words), code, time.monotonic() - began, output)
+
+
+def waiting_exercise(script: str | Path) -> str | None:
+    """The number of the first exercise that a script file still waits for; None without one."""
+    path = Path(script)
+    if path.suffix != ".py" or not path.is_file():
+        return None
+    found = _GAP.search(path.read_text(encoding="utf-8", errors="replace"))
+    return found[1] if found else None
+
+
+def _python(words) -> list[str]:
+    if words[0] in _MODULES:  # of this Python, whether or not its scripts are on the PATH
+        return [sys.executable, "-c", _MODULE, _MODULES[words[0]], *words[1:]]
+    return words
+
+
+def _ranks(words) -> int:
+    for name in ("--nproc-per-node", "--nproc_per_node", "--num_processes"):
+        if name in words[:-1] and words[words.index(name) + 1].isdigit():
+            return int(words[words.index(name) + 1])
+    return 1
+
+
+def _environment(ranks) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), _ROOT]))
+    return {**programs.environment(), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1",
+            # torchrun sets it too, to 1, and says so in four lines
+            "OMP_NUM_THREADS": str(max(1, devices.cores() // ranks)),
+            "GLOO_SOCKET_IFNAME": worker.LOOPBACK, "NCCL_SOCKET_IFNAME": f"={worker.LOOPBACK}"}
+
+
+def _shown(process, deadline) -> str:
+    """All that the process prints until it ends, or until the deadline; shown as it comes."""
+    output = LaunchOutput(1, who="")
+    with DefaultSelector() as pipes:
+        pipes.register(process.stdout, EVENT_READ)
+        while time.monotonic() < deadline:
+            if pipes.select(0.1) and not output.read(0, process.stdout.fileno()):
+                break
+            output.show()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, min(10.0, deadline - time.monotonic())))
+    output.finish()
+    return output.text[0]
+
+
+def _end(process):
+    """Ends it with all processes that it started: torchrun's ranks have sessions of their own."""
+    with contextlib.suppress(psutil.Error):
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        psutil.wait_procs(family, timeout=2)
+        for child in family:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+    process.kill()
+    process.wait()
+    process.stdout.close()

@@ -1,0 +1,201 @@
+"""In a rank that a check has started: runs the script as Python would, and notes what its GPT-2 is
+trained on, with which losses, gradients and learning rates, and which files the rank writes."""
+
+import atexit
+import builtins
+import contextlib
+import io
+import os
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
+from labs.workers import worker
+from labs.workers.programs import note
+
+FAILS_AT = 2  # the batch at which a rank that is to fail raises
+
+
+@dataclass
+class Batch:
+    """Sequences that went forward together. rows: tokens, (number, context). loss: the model's,
+    None where it was given no labels."""
+
+    rows: torch.Tensor
+    loss: float | None
+
+
+@dataclass
+class Step:
+    """What one optimizer step was made of. gradients: as they lay on this rank."""
+
+    batches: list[Batch]
+    learning_rate: float
+    gradients: dict[str, torch.Tensor]
+
+
+@dataclass
+class RankRecord:
+    """What a rank did. parameters: at its end, or the rank's shards where `sharded`. written: the
+    files that it opened to write. error: (type, message, line of the script) of what it raised."""
+
+    steps: list[Step] = field(default_factory=list)
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    sharded: bool = False
+    written: list[str] = field(default_factory=list)
+    error: tuple[str, str, int] | None = None
+
+
+@dataclass(frozen=True)
+class RankStart:
+    """What a rank begins with. folder: where it works. notes: the folder for what it notes and
+    prints. fails: it raises in the forward of its batch FAILS_AT."""
+
+    script: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    folder: str
+    notes: str
+    threads: int = 1
+    fails: bool = False
+
+
+def main(start: RankStart) -> None:
+    """Is a rank that torchrun would have started; never returns."""
+    worker.die_with_caller()
+    rank = start.environment["RANK"]
+    _redirect(f"{start.notes}/output-{rank}")
+    os.environ.clear()
+    os.environ.update(start.environment)
+    os.chdir(start.folder)
+    torch.set_num_threads(start.threads)
+    sys.argv = [start.script, *start.arguments]
+    sys.path.insert(0, os.path.dirname(start.script))
+    probe = _Probe(start.notes, start.fails)
+    try:
+        with probe.installed():
+            code = _run(start.script, probe.record)
+    finally:
+        torch.save(probe.finished_record(), f"{start.notes}/record-{rank}.pt")
+    with contextlib.suppress(Exception):
+        threading._shutdown()  # Python waits for the script's threads
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def _redirect(path):
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(output)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        setattr(sys, name, open(number, "w", buffering=1, encoding="utf-8", errors="replace",
+                                closefd=False))
+    sys.stdin = open(os.devnull)
+
+
+def _run(script, record) -> int:
+    """Runs the script to its end; returns the exit code that Python would have."""
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+                 if frame.filename == script]
+        at = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None
+        record.error = type(error).__name__, str(error)[:1000], lines[-1] if lines else at or 0
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+class _Probe(CollectiveObserver):
+    """Notes what the rank does while it is `installed`."""
+
+    def __init__(self, notes: str, fails: bool):
+        self.record, self._notes, self._fails = RankRecord(), notes, fails
+        self._model: nn.Module | None = None
+        self._pending: list[Batch] = []
+        self._batches = 0
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        from transformers import GPT2LMHeadModel
+
+        hook = register_optimizer_step_pre_hook(self._before_step)
+        with contextlib.ExitStack() as stack:
+            stack.callback(hook.remove)
+            stack.enter_context(mock.patch.object(
+                GPT2LMHeadModel, "forward", self._noting(GPT2LMHeadModel.forward)))
+            # pathlib calls io.open, a script the built-in one
+            for module, original in ((builtins, builtins.open), (io, io.open)):
+                stack.enter_context(mock.patch.object(module, "open", self._opening(original)))
+            stack.enter_context(self)
+            yield
+
+    def _noting(self, original) -> Callable:
+        def forward(model, input_ids=None, *args, **kwargs):
+            if not torch.is_grad_enabled():
+                return original(model, input_ids, *args, **kwargs)
+            self._model, self._batches = model, self._batches + 1
+            note(self._notes, "batch", os.environ["RANK"], len(input_ids))
+            if self._fails and self._batches == FAILS_AT:
+                raise RuntimeError(f"raised on rank {os.environ['RANK']} on purpose, by the check")
+            result = original(model, input_ids, *args, **kwargs)
+            loss = getattr(result, "loss", None)
+            self._pending.append(Batch(input_ids.detach().cpu().clone(),
+                                       None if loss is None else loss.item()))
+            return result
+
+        return forward
+
+    def _before_step(self, optimizer, args, kwargs):
+        named = self._model.named_parameters() if self._model else ()
+        gradients = {name: _local(p.grad) for name, p in named if p.grad is not None}
+        self.record.steps.append(Step(self._pending, float(optimizer.param_groups[0]["lr"]),
+                                      gradients))
+        self._pending = []
+
+    def _opening(self, original) -> Callable:
+        def opened(file, mode="r", *args, **kwargs):
+            if isinstance(file, str | os.PathLike) and set(mode) & set("wax+"):
+                path = str(Path(file).absolute())
+                if not path.startswith(self._notes):
+                    self.record.written.append(path)
+            return original(file, mode, *args, **kwargs)
+
+        return opened
+
+    def before(self, collective: IssuedCollective) -> None:
+        note(self._notes, "called", os.environ["RANK"], collective.kind)
+
+    def finished_record(self) -> RankRecord:
+        """The record with the parameters as they are at the end."""
+        if self._model is not None:
+            named = dict(self._model.named_parameters())
+            self.record.parameters = {name: _local(p) for name, p in named.items()}
+            self.record.sharded = any(isinstance(p, DTensor) for p in named.values())
+        return self.record
+
+
+def _local(tensor) -> torch.Tensor:
+    """What this rank holds of it, on the CPU."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.detach().cpu().clone()

@@ -1,0 +1,89 @@
+"""Programs that are started for a check, each in a process group of its own: whether they still
+compute, what is left of them, and how they end."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+LIMIT = 120.0  # seconds that a program may take, on a busy machine
+# A program is stopped earlier where all its processes together computed for less than STILL seconds
+# in STALL seconds: ranks that wait for each other sleep. Imports of torch compute for seconds.
+STALL, STILL = 8.0, 0.3
+AFTERWARDS = 2.0  # seconds in which what a program has started must be gone after it
+# What tells a process where to meet, or to which notebook it belongs: a program begins without.
+_NOT_PASSED_ON = ("LABS_", "MASTER_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_", "JPY_")
+
+
+class StallWatch:
+    """Tells when a program has run too long or only waits. groups: returns its process groups."""
+
+    def __init__(self, groups: Callable[[], Iterable[int]], limit: float = LIMIT):
+        self._groups, self._limit, self._computed = groups, limit, 0.0
+        self._began = self._computed_at = self._asked_at = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since it was started."""
+        return time.monotonic() - self._began
+
+    def is_over(self) -> bool:
+        """Whether the program's time is up, or nothing in it computes any more."""
+        now = time.monotonic()
+        if now > self._asked_at + 0.5:
+            self._asked_at, computed = now, sum(alive(self._groups()).values())
+            if computed > self._computed + STILL:
+                self._computed, self._computed_at = computed, now
+        return now > self._began + self._limit or now > self._computed_at + STALL
+
+    def restart(self) -> None:
+        """Begins the wait anew: somebody has let the program go on."""
+        self._computed_at = time.monotonic()
+
+
+def alive(groups: Iterable[int]) -> dict[int, float]:
+    """Number of each process of these groups that has not ended -> seconds that it computed."""
+    import psutil
+
+    found, wanted = {}, set(groups)
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if (os.getpgid(process.pid) in wanted
+                    and process.status() != psutil.STATUS_ZOMBIE):
+                found[process.pid] = sum(process.cpu_times()[:2])
+    return found
+
+
+def count_left(groups: Iterable[int]) -> int:
+    """How many processes are still there some time after the program's end."""
+    until = time.monotonic() + AFTERWARDS  # multiprocessing's own helper ends a moment later
+    while (left := alive(groups)) and time.monotonic() < until:
+        time.sleep(0.02)
+    return len(left)
+
+
+def end(groups: Iterable[int], number: int = signal.SIGKILL) -> None:
+    """Sends all processes of the groups a signal."""
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)
+
+
+def environment() -> dict[str, str]:
+    """The variables of this process that a program of its own may have."""
+    return {name: value for name, value in os.environ.items()
+            if not name.startswith(_NOT_PASSED_ON)}
+
+
+def note(folder: str, what: str, who: object, value: object) -> None:
+    """In a program's process: writes down something for whoever started it."""
+    with open(os.path.join(folder, f"{what}-{os.getpid()}"), "a") as file:
+        file.write(f"{who} {value}\n")
+
+
+def noted(folder: Path, what: str) -> list[tuple[str, str]]:
+    """(who, value) of all that the program's processes have noted so far."""
+    return [tuple(line.split(" ", 1)) for path in sorted(folder.glob(f"{what}-*"))
+            for line in path.read_text().splitlines() if " " in line]

@@ -1,0 +1,138 @@
+"""Jobs of notebook 06: a script on ranks, as torchrun starts it and forked, and what is left."""
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+from _build.source import read_source  # noqa: E402
+
+from labs.exercises.verdicts import Verdict  # noqa: E402
+from labs.scaling import scaffold  # noqa: E402
+from labs.scaling.runs import commands, forked  # noqa: E402
+
+SMALL = ("--samples", 12, "--batch", 3, "--layers", 1, "--hidden", 16)
+
+
+def run(folder, text, *arguments, ranks=2, **options):
+    (folder / "script.py").write_text(text)
+    return forked.run(folder / "script.py", arguments, ranks, **options)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The worked train.py on 2 ranks."""
+    path = scaffold.write_script("train.py", tmp_path_factory.mktemp("worked"))
+    return forked.run(path, SMALL, 2)
+
+
+def test_the_script_is_what_the_notebook_writes(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    source = (scaffold.SCRIPTS / "train.py").read_text()
+    (tmp_path / "scripts" / "train.py").write_text(source)
+    (tmp_path / "06.py").write_text('# %%\nlab.write_script("train.py")\n')
+    [cell], problems = read_source(tmp_path / "06.py", "06.py")
+    shown = "\n".join(text for _, text in cell.solution_lines()).partition("\n")[2]
+    assert not problems
+    assert scaffold.write_script("train.py", tmp_path).read_text() == shown + "\n"
+
+
+def test_a_run_says_what_its_ranks_did(trained, nothing_left):
+    assert (trained.code, trained.codes, trained.left) == (0, [0, 0], 0)
+    assert trained.batches == [4, 4] and len(trained.metrics["steps"]) == 4
+    assert re.fullmatch(r"4 steps on 2 ranks, loss \d.\d+\n", trained.output[0])
+    assert trained.output[1] == ""
+    first, second = trained.records
+    assert [len(step.batches[0].rows) for step in first.steps] == [3, 3, 3, 3]
+    assert first.steps[1].learning_rate == pytest.approx(0.75e-3)
+    assert first.written == [trained.metrics_path] and second.written == []
+    assert all((first.parameters[name] == second.parameters[name]).all()
+               for name in first.parameters)
+    assert {*first.steps[0].gradients} == {*first.parameters}
+
+
+def test_with_fsdp_each_rank_has_a_shard(trained):
+    path = scaffold.SCRIPTS / "train.py"
+    found = forked.run(path, (*SMALL, "--strategy", "fsdp"), 2)
+    whole, shards = trained.records[0].parameters, [r.parameters for r in found.records]
+    assert all(record.sharded for record in found.records)
+    assert all(len(shards[0][name]) + len(shards[1][name]) == len(whole[name]) for name in whole)
+    assert [step["loss"] for step in found.metrics["steps"]] == pytest.approx(
+        [step["loss"] for step in trained.metrics["steps"]], abs=1e-4)
+
+
+def test_a_rank_that_fails_ends_the_others_and_the_job(nothing_left):
+    found = forked.run(scaffold.SCRIPTS / "train.py", SMALL, 2, failing_rank=1)
+    assert (found.code, found.codes, found.left) == (1, [-15, 1], 0)
+    assert found.records[1].error[1] == "raised on rank 1 on purpose, by the check"
+    assert "in train" in found.output[1] and found.metrics is None
+
+
+@pytest.mark.parametrize(("text", "code"), [
+    ("import sys; sys.exit(3)", 3), ("raise SystemExit", 0), ("exit('why')", 1), ("def f(", 1),
+    ("import os; os._exit(4)", 4), ("from __future__ import annotations", 0)])
+def test_a_rank_has_the_exit_code_that_python_would_have(tmp_path, text, code):
+    found = run(tmp_path, text, ranks=1)
+    assert found.codes == [code] and found.code == (code != 0)
+
+
+def test_a_process_that_a_rank_leaves_behind_is_counted_and_ended(tmp_path, nothing_left):
+    text = ("import os, time\nif os.environ['RANK'] == '1' and os.fork() == 0:\n"
+            "    time.sleep(300)\n    os._exit(0)\n")
+    assert run(tmp_path, text).left == 1
+
+
+def test_ranks_that_wait_for_each_other_are_stopped(tmp_path, monkeypatch, nothing_left):
+    monkeypatch.setattr(forked.programs, "STALL", 3.0)
+    text = ("import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+            "if dist.get_rank():\n    dist.broadcast(torch.zeros(1), 0)\n"
+            "dist.all_reduce(torch.zeros(1))\n")
+    found = run(tmp_path, text)
+    assert found.code is None and "broadcast" in found.waiting[1]
+
+
+PRINTS = ("import json, os, sys\n"
+          "print(json.dumps([sys.argv[1:], sorted(os.environ), __name__, sys.path[0]]))\n")
+
+
+@pytest.mark.slow
+def test_a_forked_rank_begins_as_one_of_torchruns(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    forked_rank = json.loads(run(tmp_path, PRINTS, "--a", 1, ranks=1).output[0])
+    result = commands.torchrun("script.py", "--a", "1", ranks=1)
+    real = json.loads(result.output)
+    assert result.code == 0 and "torchrun --standalone" in capsys.readouterr().out
+    assert forked_rank[0][:2] == real[0] and forked_rank[2] == real[2] == "__main__"
+    assert os.path.realpath(forked_rank[3]) == os.path.realpath(real[3])
+    assert {name for name in {*real[1]} - {*forked_rank[1]}
+            if not name.startswith("TORCH")} == set()  # what concerns torchrun's own process
+
+
+@pytest.mark.slow
+def test_torchrun_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(300)")
+    found = commands.torchrun("script.py", ranks=1, seconds=8)
+    assert found.code is None and "stopped" in repr(found)
+    time.sleep(0.5)
+    assert not [p for p in psutil.process_iter() if "script.py" in " ".join(p.cmdline())
+                and p.pid != os.getpid() and str(tmp_path) in p.cwd()]
+
+
+def test_a_script_with_a_gap_is_not_started(tmp_path, capsys):
+    (tmp_path / "train.py").write_text('raise NotImplementedError("Exercise 6.1")\n')
+    found = commands.torchrun(str(tmp_path / "train.py"), ranks=2)
+    assert isinstance(found, Verdict) and found.passed is None
+    assert capsys.readouterr().out == ""
+
+
+def test_a_commands_exit_code_and_output(capsys):
+    found = commands.run_command([sys.executable, "-c", "print('one'); exit(7)"])
+    assert (found.code, found.output) == (7, "one\n")
+    assert capsys.readouterr().out.endswith("one\n")
