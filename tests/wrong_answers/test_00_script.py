@@ -73,8 +73,8 @@ def forked(monkeypatch):
         return Forked(arguments, folder, environment)
 
     monkeypatch.setattr(scripts, "start", start)
-    monkeypatch.setattr(scripts, "STALL", 3.0)
-    monkeypatch.setattr(scripts, "AFTERWARDS", 0.5)
+    monkeypatch.setattr(scripts.programs, "STALL", 3.0)
+    monkeypatch.setattr(scripts.programs, "AFTERWARDS", 0.5)
 
 
 def changed(*pairs):
