@@ -26,7 +26,7 @@ class CollectiveCall:
     object collective is the calls that it is made of. asynchronous: whether the call returned
     before the collective was done, as functional collectives always do: what counts then is where
     it is waited for. at: when it was called, in seconds on `time.perf_counter`. ranks: of its
-    process group.
+    process group. members: their numbers among all ranks; empty where they are not known.
     """
 
     kind: str
@@ -35,6 +35,7 @@ class CollectiveCall:
     asynchronous: bool
     at: float
     ranks: int = 0
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Traffic(CollectiveObserver):
         call = CollectiveCall(
             collective.kind, sum(t.numel() for t in counted),
             sum(t.numel() * t.element_size() for t in counted), collective.asynchronous,
-            time.perf_counter(), collective.ranks)
+            time.perf_counter(), collective.ranks, collective.members)
         self.events.append(call)
         if self._waits:
             self._being_issued[id(collective)] = call

@@ -12,7 +12,28 @@ if TYPE_CHECKING:
     from labs.scaling.runs.commands import run_command, torchrun
     from labs.scaling.scaffold import worked_script, write_script
     # part 2: efficiency
+    # isort: split
     # part 3: two hosts
+    from labs.scaling.charts.links import (
+        show_choice,
+        show_fit,
+        show_hierarchical,
+        show_link_bytes,
+        show_training,
+    )
+    from labs.scaling.checks.choose_strategy import check_choose_strategy
+    from labs.scaling.checks.hierarchical_all_reduce import check_hierarchical_all_reduce
+    from labs.scaling.checks.hybrid_shard import check_hybrid_shard
+    from labs.scaling.checks.link_seconds import check_link_seconds
+    from labs.scaling.links.measure import (
+        fit_all_reduces,
+        measure_all_reduces,
+        measure_hierarchical,
+        measure_training,
+        run_on_two_hosts,
+    )
+    from labs.training.models import blocks
+    # isort: split
     # part 4: what limits it
     # part 5: Accelerate and DeepSpeed
     # part 6: what it costs

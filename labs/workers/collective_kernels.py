@@ -45,7 +45,8 @@ class IssuedCollective:
 
     operator: torch's internal name, such as _allgather_base_. outputs, inputs: its tensors; the
     same ones where it works in place. ranks: of its process group. asynchronous: whether the call
-    returns before the collective is done.
+    returns before the collective is done. members: the ranks of its group, numbered as all ranks
+    are; empty where the operator does not say.
     """
 
     operator: str
@@ -54,6 +55,7 @@ class IssuedCollective:
     inputs: list[torch.Tensor] = field(repr=False)
     ranks: int
     asynchronous: bool
+    members: tuple[int, ...] = ()
 
 
 # (collective, issue) -> what the operator returns
@@ -104,9 +106,10 @@ def _kernel(operator) -> Callable:
         issue = partial(operator.redispatch, keyset.remove(DispatchKey.BackendSelect), *args,
                         **kwargs)
         given = dict(zip(names, args, strict=False)) | kwargs
-        group = given.get("processgroup")
-        ranks = dist.ProcessGroup.unbox(group).size() if group is not None else 1
-        collective = issued(name, args, ranks, bool(given.get("asyncop", True)))
+        boxed = given.get("processgroup")
+        group = dist.ProcessGroup.unbox(boxed) if boxed is not None else None
+        collective = issued(name, args, group.size() if group is not None else 1,
+                            bool(given.get("asyncop", True)), _members(group))
         for function in tuple(_around):
             issue = partial(function, collective, issue)
         return issue()
@@ -114,14 +117,23 @@ def _kernel(operator) -> Callable:
     return kernel
 
 
-def issued(operator: str, args: tuple, ranks: int, asynchronous: bool) -> IssuedCollective:
+def _members(group) -> tuple[int, ...]:
+    """The ranks of a group that torch.distributed made, by their numbers among all ranks."""
+    try:
+        return tuple(dist.get_process_group_ranks(group))
+    except (KeyError, AttributeError):  # none, or one that somebody made without torch's registry
+        return ()
+
+
+def issued(operator: str, args: tuple, ranks: int, asynchronous: bool,
+           members: tuple[int, ...] = ()) -> IssuedCollective:
     """Returns the collective that an operator is called for with these arguments."""
     kind, outputs, inputs = OPERATORS[operator]
     return IssuedCollective(
         operator, kind, [] if outputs is None else _tensors(args[outputs]),
         [] if inputs is None else _tensors(args[inputs]), ranks,
         asynchronous and operator != "monitored_barrier_"
-        and not (kind in _BLOCKING and _inside_blocking_call()))
+        and not (kind in _BLOCKING and _inside_blocking_call()), members)
 
 
 def _tensors(value) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from labs.workers.hosts.jobs import Job, JobFailed, JobResult
-    from labs.workers.hosts.links import LinkBytes, link_bytes
+    from labs.workers.hosts.links import LinkBytes, link_bytes, set_bandwidth
     from labs.workers.hosts.namespaces import HostsUnavailable
     from labs.workers.hosts.network import hosts, hosts_unavailable
 

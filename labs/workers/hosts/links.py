@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,17 @@ def link_bytes(pid: int | str = "self") -> LinkBytes:
             fields = numbers.split()
             return LinkBytes(sent=int(fields[8]), received=int(fields[0]))
     raise OSError(f"process {pid} is on no host: it has no link eth0")
+
+
+def set_bandwidth(bandwidth: str) -> None:
+    """On a host of two: what it sends passes its link with this bandwidth from now on, as
+    "50mbit". Each host does so for its own direction. Raises ValueError where that is no bandwidth,
+    RuntimeError where `tc` refuses: on no host, or on one whose link was given no bandwidth."""
+    shape = token_bucket(read_bandwidth(bandwidth))
+    done = subprocess.run(["tc", "qdisc", "change", "dev", "eth0", "root", *shape.split()],
+                          capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the bandwidth of eth0 cannot be changed: {done.stderr.strip()}")
 
 
 def read_bandwidth(text: str) -> float:

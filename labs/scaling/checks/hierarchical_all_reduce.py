@@ -1,0 +1,120 @@
+"""Exercise 6.6: an all-reduce in three steps, of which only the middle one leaves the host."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.meters.traffic import Traffic
+from labs.scaling.checks.host_groups import HostTraffic, require_collectives
+from labs.scaling.links.collectives import host_mesh
+
+# Ranks -> hosts of the meshes that are tried on them: 2 × 2, and 2 × 3 and 3 × 2, so that a host's
+# ranks are not as many as the hosts; one host, and one rank on each.
+MESHES = {4: (2, 1, 4), 6: (2, 3)}
+LARGE = 1001  # elements: 2 and 3 do not divide it
+HINTS = {
+    "outputShape[0] * worldSize": "Pad a copy of the tensor with zeros to a multiple of the ranks "
+    "of a host.",
+    "input tensor must be the same size as output": "The output of reduce_scatter_tensor has 1/R "
+    "of its input's elements, and the input of all_gather_into_tensor 1/R of its output's: pad."}
+
+
+@check("6.6", hints=HINTS)
+def check_hierarchical_all_reduce(hierarchical_all_reduce):
+    """hierarchical_all_reduce(tensor, mesh): the sum over all ranks, in place; mesh["inside"] are
+    the ranks of a host, mesh["across"] those with the same place on each host."""
+    for ranks, hosts in MESHES.items():
+        on_ranks(_try_meshes, hierarchical_all_reduce, hosts, world_sizes=(ranks,))
+    return ("the sum is right on meshes of 2 × 2, 2 × 3 and 3 × 2 ranks, for sizes that they do "
+            "not divide, too; between hosts each rank sends only its share, 2(H-1)/H · S/R")
+
+
+def _try_meshes(hierarchical_all_reduce, numbers_of_hosts):
+    for hosts in numbers_of_hosts:
+        mesh = host_mesh(hosts)
+        ranks = mesh["inside"].size()
+        for tensor in _tensors():
+            where = (f"{hosts} hosts × {ranks} ranks, {str(tensor.dtype).removeprefix('torch.')} "
+                     f"of shape {list(tensor.shape)}")
+            calls = _judged_sum(hierarchical_all_reduce, tensor, mesh, where)
+            if tensor.numel() == LARGE:
+                raise_on_all_ranks(_judge_traffic, HostTraffic(calls, ranks), tensor, hosts, where)
+
+
+def _tensors() -> list[torch.Tensor]:
+    """Whole numbers, so that sums are exact in any order. One is not contiguous."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+
+    def draw(*shape, dtype=torch.float32):
+        return torch.randint(-50, 50, shape, generator=generator).to(dtype)
+
+    return [draw(24), draw(LARGE), draw(5, 7), draw(1), draw(4, 3, dtype=torch.float64).t(),
+            draw(7, dtype=torch.int64)]
+
+
+def _judged_sum(hierarchical_all_reduce: Callable, tensor, mesh, where) -> list:
+    before, want = tensor.clone(), tensor.clone()
+    everyone = [torch.empty(want.shape, dtype=want.dtype) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, want.contiguous())
+    with Traffic() as traffic:
+        returned = hierarchical_all_reduce(tensor, mesh)
+    inside = dist.get_process_group_ranks(mesh["inside"].get_group())
+    raise_on_all_ranks(_judge_values, tensor, returned, before, everyone, inside, where)
+    return traffic.calls
+
+
+def _judge_values(tensor, returned, before, everyone, inside, where):
+    rank, total = f"{where}: rank {dist.get_rank()}", sum(everyone)
+    # In place, as dist.all_reduce: the caller looks at its own tensor.
+    if torch.equal(tensor, total):
+        return
+    unchanged = torch.equal(tensor, before)
+    if unchanged and isinstance(returned, torch.Tensor) and returned is not tensor:
+        raise Wrong(f"{rank}: the tensor is as it was; the sum should be in it, and you returned "
+                    f"{kind_of(returned)}", "In place: tensor.copy_(...), in its own shape.")
+    across = [other for other in range(len(everyone))
+              if other % len(inside) == dist.get_rank() % len(inside)]
+    causes = {"as it was": before, "the mean over all ranks, not the sum": total / len(everyone),
+              "the sum over the ranks of its own host only": sum(everyone[one] for one in inside),
+              "the sum over the ranks with the same place on each host only":
+                  sum(everyone[one] for one in across),
+              f"{len(inside)} times the sum": len(inside) * total,
+              f"{len(everyone) // len(inside)} times the sum":
+                  len(everyone) // len(inside) * total}
+    found = next((name for name, value in causes.items()
+                  if torch.equal(tensor.double(), value.double())), None)
+    if found:
+        raise Wrong(f"{rank} has {found}")
+    wrong = int((tensor != total).sum())
+    raise Wrong(f"{rank}: {wrong} of {tensor.numel()} elements are not the sum over all ranks",
+                "Each rank keeps the piece of its own number inside the host; the last ranks may "
+                "have padding in theirs.")
+
+
+def _judge_traffic(traffic: HostTraffic, tensor, hosts, where):
+    require_collectives(traffic, where)
+    ranks, size = traffic.ranks, tensor.numel() * tensor.element_size()
+    padded = size + 2 * ranks * hosts * tensor.element_size()
+    # Several ranks of a host in one ring between hosts: the flat all-reduce.
+    for call in traffic.crossing:
+        if traffic.is_crowded(call):
+            raise Wrong(f"{where}: {call.kind} of {call.bytes:,} bytes runs over ranks "
+                        f"{list(call.members)}, several of them on one host",
+                        "Between hosts: the group of mesh[\"across\"], which has one rank of each.")
+    # Whole tensors between hosts: R times the bytes of the link.
+    most = 2 * (hosts - 1) / hosts * padded / ranks
+    if (sent := traffic.sent(traffic.crossing)) > most:
+        raise Wrong(f"{where}: rank {dist.get_rank()} sends {sent:,.0f} bytes to other hosts; its "
+                    f"share, 2(H-1)/H · S/R, is {2 * (hosts - 1) / hosts * size / ranks:,.0f}",
+                    "Reduce-scatter inside the host first: then only S/R is left to all-reduce.")
+    # A whole all-reduce inside the host costs as much as the reduce-scatter and the all-gather
+    # together, and the all-gather comes on top.
+    most = 2 * (ranks - 1) / ranks * padded
+    if (sent := traffic.sent(traffic.within)) > most:
+        raise Wrong(f"{where}: rank {dist.get_rank()} sends {sent:,.0f} bytes inside its host; a "
+                    "reduce-scatter and an all-gather, 2(R-1)/R · S, are "
+                    f"{2 * (ranks - 1) / ranks * size:,.0f}",
+                    "Inside: reduce_scatter_tensor, then all_gather_into_tensor; nothing else.")

@@ -1,0 +1,130 @@
+"""Exercise 6.7: HSDP, shards inside each host and replicas across hosts."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from labs.exercises.on_ranks import close, on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check
+from labs.meters.traffic import Traffic
+from labs.predictions.memory_shards import padded
+from labs.scaling.checks.host_groups import HostTraffic
+from labs.scaling.links.strategies import MeasuredModel, hybrid, resident_bytes
+from labs.training import data
+from labs.training.loop import train
+
+HOSTS = {4: (2,), 6: (2, 3)}  # ranks -> numbers of hosts that are tried on them
+LAYERS, WIDTH = 3, 37  # neither 2 nor 3 divides the width
+BYTES = 4
+HINTS = {"should not be": "The blocks first, the root last.",
+         "mesh should": "init_device_mesh(device_type, (hosts, ranks of a host), "
+                        "mesh_dim_names=(\"across\", \"inside\"))"}
+
+
+@check("6.7", hints=HINTS)
+def check_hybrid_shard(hybrid_shard):
+    """hybrid_shard(model, hosts): fully_shard of each block and of the model, shards inside each
+    host, replicas across hosts. Ranks are numbered host by host."""
+    for ranks, numbers in HOSTS.items():
+        on_ranks(_try_hosts, hybrid_shard, numbers, world_sizes=(ranks,), timeout=60)
+    return ("on 2 × 2, 2 × 3 and 3 × 2 ranks a rank keeps Ψ/R parameters, gathers and "
+            "reduce-scatters inside its host, all-reduces only its shard's gradients across, and "
+            "trains as one process does")
+
+
+def _try_hosts(hybrid_shard, numbers_of_hosts):
+    for hosts in numbers_of_hosts:
+        ranks = dist.get_world_size() // hosts
+        where = f"{hosts} hosts × {ranks} ranks"
+        model = MeasuredModel(LAYERS, WIDTH)
+        whole = copy.deepcopy(model)
+        built = hybrid(hybrid_shard, hosts, model, torch.optim.SGD, lr=0.5)
+        raise_on_all_ranks(_judge_sharded, built[0], whole, ranks, hosts, where)
+        calls = _train_both(built, whole)
+        raise_on_all_ranks(_judge_traffic, HostTraffic(calls, ranks), whole, hosts, where)
+        raise_on_all_ranks(_judge_trained, _full(built[0]), whole, where)
+
+
+def _train_both(built, whole, steps=3) -> list:
+    """Trains both on all ranks' batches, and returns the collectives of the last step."""
+    own = [data.xy_batches(1, 2, seed=100 * step + dist.get_rank())[0] for step in range(steps)]
+    everyone = [[data.xy_batches(1, 2, seed=100 * step + rank)[0] for rank in
+                 range(dist.get_world_size())] for step in range(steps)]
+    batches = [{name: torch.cat([one[name] for one in step]) for name in step[0]}
+               for step in everyone]
+    train(whole, torch.optim.SGD(whole.parameters(), lr=0.5), batches)
+    train(*built, own[:-1])
+    with Traffic() as traffic:
+        train(*built, own[-1:])
+    return [call for call in traffic.calls if call.elements]
+
+
+def _full(module) -> list[torch.Tensor]:
+    return [p.full_tensor() if isinstance(p, DTensor) else p for p in module.parameters()]
+
+
+def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
+    rank = f"{where}: rank {dist.get_rank()}"
+    kept = resident_bytes(module)
+    shapes = [tuple(p.shape) for p in whole.parameters()]
+    share, total = (BYTES * sum(padded(shape, over) for shape in shapes) for over in (ranks, 1))
+    flat = BYTES * sum(padded(shape, ranks * hosts) for shape in shapes)
+    names = [name for name, p in module.named_parameters() if not isinstance(p, DTensor)]
+    # Each host has one whole copy, divided evenly among its ranks.
+    if names:
+        raise Wrong(f"{rank}: {names[0]!r} is not sharded: {kept:,} bytes of parameters stay, of "
+                    f"{total:,}", "fully_shard each of lab.blocks(model), then the model.")
+    if kept == share:
+        return
+    if kept <= flat:
+        raise Wrong(f"{rank} keeps {kept:,} bytes of parameters, 1/{ranks * hosts} of the model: "
+                    "the shards are divided among all hosts, so every all-gather crosses the link",
+                    "A mesh with two dimensions: fully_shard shards over the second one and "
+                    "replicates over the first.")
+    raise Wrong(f"{rank} keeps {kept:,} bytes of parameters; 1/{ranks} of the model, a share for "
+                f"each rank of its host, is {share:,}",
+                "The first dimension of the mesh is the hosts, the second the ranks of a host.")
+
+
+def _judge_traffic(traffic: HostTraffic, whole, hosts, where):
+    rank, units = f"{where}: rank {dist.get_rank()}", LAYERS + 1
+    # Only sums of shards leave a host: a gather or a scatter between hosts is flat FSDP, or HSDP
+    # with the dimensions exchanged.
+    for call in traffic.crossing:
+        if call.kind != "all_reduce":
+            raise Wrong(f"{rank}: {call.kind} of {call.bytes:,} bytes runs over ranks "
+                        f"{list(call.members)}, on several hosts",
+                        "The ranks of one host are neighbours: 0 … R-1, then R … 2R-1. They are a "
+                        "row of the mesh, its second dimension.")
+        if traffic.is_crowded(call):
+            raise Wrong(f"{rank}: all_reduce of {call.bytes:,} bytes runs over ranks "
+                        f"{list(call.members)}, several of them on one host",
+                        "fully_shard with a 2-D mesh all-reduces by itself, and only shards.")
+    reduced = [call for call in traffic.within if call.kind == "reduce_scatter"]
+    gathered = [call for call in traffic.within if call.kind == "all_gather"]
+    if len(reduced) != units:
+        raise Wrong(f"{rank}: gradients leave in {len(reduced)} reduce-scatters; {LAYERS} blocks "
+                    f"and the root make {units}", "fully_shard each block, then the model.")
+    # Without the all-reduce the hosts drift apart; with it, each shard's gradients travel once.
+    sums, shares = (sum(call.bytes for call in calls) for calls in (traffic.crossing, reduced))
+    if sums * traffic.ranks != shares:
+        raise Wrong(f"{rank}: {sums:,} bytes of gradients are all-reduced between hosts; its "
+                    f"shards have {shares // traffic.ranks:,}",
+                    "The mesh of all hosts goes to fully_shard, not one row of it.")
+    if len(gathered) not in (2 * units - 1, 2 * units):
+        raise Wrong(f"{rank}: {len(gathered)} all-gathers in a step; each block is gathered in "
+                    f"forward and again in backward: {2 * units - 1} or {2 * units} with the root",
+                    "Leave reshard_after_forward as it is.")
+    if other := {call.kind for call in traffic.within} - {"reduce_scatter", "all_gather"}:
+        raise Wrong(f"{rank}: {other.pop()} inside the host: HSDP needs none", "")
+
+
+def _judge_trained(full, whole, where):
+    for got, (name, want) in zip(full, whole.named_parameters(), strict=True):
+        if not close(got.detach(), want.detach()):
+            raise Wrong(f"{where}: rank {dist.get_rank()}: after three steps {name!r} is not what "
+                        "one process makes of all ranks' batches",
+                        "fully_shard averages over both dimensions: is anything scaled besides?")

@@ -1,0 +1,106 @@
+"""Exercise 6.5: bytes of a ring all-reduce on a host's link, and its seconds."""
+
+from dataclasses import astuple, dataclass
+
+from labs.exercises.numbers import (
+    Mistake,
+    as_number,
+    judge_number,
+    likeliest_cause,
+    require_several,
+    require_signature,
+)
+from labs.exercises.verdicts import check
+from labs.predictions.host_links import LinkTime, Topology, flat_all_reduce
+
+NAMES = ("size", "hosts", "ranks", "alpha", "beta")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tensor of `size` bytes on hosts with so many ranks each; α in seconds, β in bytes/s."""
+
+    size: int
+    hosts: int
+    ranks: int
+    alpha: float
+    beta: float
+
+    @property
+    def world(self) -> int:
+        return self.hosts * self.ranks
+
+    @property
+    def bytes(self) -> float:
+        return flat_all_reduce(self.size, Topology(self.hosts, self.ranks))
+
+    @property
+    def seconds(self) -> float:
+        return LinkTime(self.alpha, self.beta).seconds(self.bytes)
+
+    def __str__(self):
+        return (f"link_seconds({self.size}, hosts={self.hosts}, ranks={self.ranks}, "
+                f"alpha={self.alpha:g}, beta={self.beta:g})")
+
+
+# Odd sizes, and more hosts than ranks and fewer: what counts hosts, ranks of a host or all ranks
+# differs in each. On one host nothing crosses a link.
+CASES = (Case(8_000_000, 2, 2, 0.004, 25e6), Case(1_000_003, 2, 8, 0.002, 12.5e9),
+         Case(64, 3, 2, 0.01, 6.25e6), Case(123_457, 8, 4, 0.0005, 1e9),
+         Case(2**30, 16, 8, 0.0002, 50e9), Case(4_000_000, 5, 1, 0.003, 3.1e6),
+         Case(4_000_000, 1, 4, 0.001, 25e6), Case(7, 2, 3, 0.25, 1.5))
+
+_BYTES: tuple[Mistake, ...] = (
+    (lambda case: 2 * (case.hosts - 1) / case.hosts * case.size,
+     "that is a ring with one rank on each host", "N is the number of all ranks."),
+    (lambda case: 2 * (case.ranks - 1) / case.ranks * case.size,
+     "that is a ring inside one host", "N is the number of all ranks."),
+    (lambda case: case.bytes / 2, "that is a reduce-scatter alone",
+     "An all-reduce is a reduce-scatter and an all-gather."),
+    (lambda case: 2 * case.bytes, "that counts both directions together",
+     "The link carries as many bytes in each direction at the same time."),
+    (lambda case: case.ranks * case.bytes, "that is what all ranks of a host send together",
+     "In a ring each rank sends to the next one only, and all but one of a host's ranks have that "
+     "one on their own host."),
+    (lambda case: case.world * case.bytes, "that is what all ranks send together",
+     "Only one rank of a host sends over its link."),
+    (lambda case: 2 * case.size, "that is 2S", "No rank sends its own piece to itself: (N-1)/N."),
+    (lambda case: case.size, "that is the tensor itself", "How often does each piece pass?"),
+    (lambda case: 2 * (case.world - 1) / case.world * case.size,
+     "on one host no byte passes its link", "The ranks of a host reach each other without it."),
+    (lambda case: 8 * case.bytes, "that is in bits", "Size and result are in bytes."))
+
+_SECONDS: tuple[Mistake, ...] = (
+    (lambda case: case.bytes / case.beta, "α is missing", "α + bytes/β."),
+    (lambda case: case.alpha + case.size / case.beta, "that is α + S/β", "Not S passes the link, "
+     "but the bytes that you have just computed."),
+    (lambda case: case.alpha + 8 * case.bytes / case.beta, "that takes β for bits per second",
+     "β is in bytes per second."),
+    (lambda case: 2 * (case.world - 1) * case.alpha + case.bytes / case.beta,
+     "that counts α once for each step of the ring", "This α is fitted to whole all-reduces."),
+    (lambda case: case.alpha + 2 * case.bytes / case.beta, "that sends both directions one after "
+     "the other", "They pass at the same time."),
+    (lambda case: case.alpha + case.bytes * case.beta, "that multiplies by β",
+     "β is bytes per second."),
+    (lambda case: case.alpha * case.bytes / case.beta, "that multiplies α by the rest",
+     "α + bytes/β."))
+
+
+@check("6.5")
+def check_link_seconds(link_seconds):
+    """link_seconds(size, hosts, ranks, alpha, beta) -> (bytes on a host's link in each direction,
+    seconds) of a ring all-reduce."""
+    require_signature(link_seconds, NAMES)
+    answers = [require_several(link_seconds(*astuple(case)), ("bytes", "seconds"), f"{case}: it "
+                               "returned", "numbers") for case in CASES]
+    for which, mistakes in enumerate((_BYTES, _SECONDS)):
+        given = [as_number(pair[which]) for pair in answers]
+        for at, case in enumerate(CASES):
+            # Of a ring over all ranks one edge leaves each host, and it carries what one rank
+            # sends: 2(N-1)/N · S. On one host none does.
+            want = (case.bytes, case.seconds)[which]
+            causes = likeliest_cause(mistakes, CASES, given, at)
+            judge_number(answers[at][which], want, causes,
+                         f"{case}: the {('bytes', 'seconds')[which]}")
+    return (f"bytes and seconds are right for {len(CASES)} cases, from one host to 16, and from "
+            "7 bytes to a GiB")

@@ -1,0 +1,103 @@
+"""What runs on the ranks of two hosts: training steps of DDP, ZeRO-3, FSDP and HSDP, whose bytes on
+the link are counted and whose seconds are taken in turns."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.predictions import traffic
+from labs.predictions.host_links import Topology, flat_all_reduce, hybrid_fsdp_step
+from labs.scaling.links.collectives import (
+    ROUNDS,
+    Counted,
+    as_json,
+    count_bytes,
+    shape_links,
+    time_in_turns,
+)
+from labs.scaling.links.on_hosts import START
+from labs.training import data, strategies
+from labs.training.loop import train
+from labs.training.models import DeepMLP, trainable
+
+LAYERS, WIDTH = 4, 360  # 0.5 million parameters: 2.1 MB, which 50 Mbit/s need 0.34 s for
+BATCH = 4
+BANDWIDTH = "50mbit"
+WARM_UP = 2  # steps: DDP cuts its buckets anew after the first
+
+
+class Output(NamedTuple):
+    """What a forward returns. FSDP finds the tensors in a tuple, and hooks the root's backward to
+    them; those in DeepMLP's SimpleNamespace it does not see."""
+
+    logits: torch.Tensor
+    loss: torch.Tensor
+
+
+class MeasuredModel(DeepMLP):
+    """The model that every strategy trains."""
+
+    def __init__(self, layers: int = LAYERS, width: int = WIDTH):
+        super().__init__(layers, width)
+
+    def forward(self, x, y) -> Output:
+        found = super().forward(x, y)
+        return Output(found.logits, found.loss)
+
+
+def model_bytes() -> int:
+    """Bytes of its parameters in fp32, and of its gradients."""
+    with torch.device("meta"):
+        return 4 * sum(p.numel() for _, p in trainable(MeasuredModel()))
+
+
+def measure_strategies(hybrid_shard: Callable, hosts: int, bandwidth: str = BANDWIDTH,
+                       rounds: int = ROUNDS) -> dict[str, list[dict]]:
+    """On all ranks: bytes on the link, seconds and bytes of resident parameters of a step of each
+    strategy. hybrid_shard(model, hosts) wraps a model as HSDP."""
+    chosen = {"DDP": strategies.ddp, "ZeRO-3": zero3, "FSDP": strategies.fsdp2,
+              "HSDP": partial(hybrid, hybrid_shard, hosts)}
+    batch = data.xy_batches(1, BATCH, seed=dist.get_rank())
+    size, work, resident = model_bytes(), {}, []
+    for name, strategy in chosen.items():
+        built = strategy(MeasuredModel(), torch.optim.SGD, lr=0.01)
+        work[name] = partial(train, *built, batch)
+        train(*built, WARM_UP * batch)
+        resident.append(Counted(f"{name}, resident", size, *2 * [resident_bytes(built[0])]))
+    found = [count_bytes(name, size, step) for name, step in work.items()]
+    timed = time_in_turns({(name, bandwidth, size): step for name, step in work.items()}, rounds)
+    shape_links(START)  # the last messages pass at once
+    return as_json(timed, found + resident)
+
+
+def zero3(model, optimizer_class, **settings):
+    """FSDP2 whose root is gathered again in backward too: ZeRO-3, to the byte and the call."""
+    module, optimizer = strategies.fsdp2(model, optimizer_class, **settings)
+    module.set_reshard_after_forward(True, recurse=False)
+    return module, optimizer
+
+
+def hybrid(hybrid_shard: Callable, hosts: int, model, optimizer_class, **settings):
+    """A strategy that wraps a model by hybrid_shard(model, hosts)."""
+    hybrid_shard(model, hosts)
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+def resident_bytes(module: nn.Module) -> int:
+    """Bytes of the parameters that this rank keeps from step to step."""
+    local = (getattr(p, "_local_tensor", p) for p in module.parameters())
+    return sum(p.untyped_storage().nbytes() for p in local)
+
+
+def predicted_link_bytes(name: str, size: float, topology: Topology) -> float:
+    """Bytes that a step puts on a host's link in each direction, by ring algorithms."""
+    if name == "HSDP":
+        return hybrid_fsdp_step(size, topology)
+    if name == "DDP":
+        return flat_all_reduce(size, topology)
+    passes = sum(traffic.stage_passes(3).values())
+    return passes * traffic.all_gather(size, topology.world_size)

@@ -1,0 +1,448 @@
+"""What the checks of exercises 6.5 to 6.8 must reject, with the words that must say why; and what
+they must accept."""
+
+import re
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import labs.scaling as lab
+from labs.predictions import strategy_choice
+from labs.predictions.host_links import LinkTime, Topology, flat_all_reduce
+from labs.predictions.strategy_choice import STRATEGIES, Links
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+WRONG, RIGHT = {}, {}
+
+
+# 6.5 link_seconds
+
+
+def link_seconds(nbytes, seconds=lambda nbytes, alpha, beta: alpha + nbytes / beta):
+    """An answer that computes the bytes from (size, hosts, ranks)."""
+    def answer(size, hosts, ranks, alpha, beta):
+        found = nbytes(size, hosts, ranks)
+        return found, seconds(found, alpha, beta)
+
+    return answer
+
+
+def right_bytes(size, hosts, ranks):
+    return 2 * (hosts * ranks - 1) * size / (hosts * ranks) if hosts > 1 else 0
+
+
+def with_topology(size, hosts, ranks, alpha, beta):
+    nbytes = flat_all_reduce(size, Topology(hosts, ranks))
+    return [torch.tensor(float(nbytes), dtype=torch.float64), LinkTime(alpha, beta).seconds(nbytes)]
+
+
+WRONG[lab.check_link_seconds] = [
+    (lambda size, hosts, ranks, alpha, beta: None, "it returned nothing .None., not 2 numbers"),
+    (lambda size, hosts, ranks, alpha, beta: right_bytes(size, hosts, ranks), "not 2 numbers"),
+    (lambda size, hosts: (0, 0), "cannot be called"),
+    (link_seconds(lambda size, hosts, ranks: 1.5 * size), "ranks=8.*: the bytes: you say"),
+    (link_seconds(lambda size, hosts, ranks: size), "the bytes: .*that is the tensor itself"),
+    (link_seconds(lambda size, hosts, ranks: 2 * size), "the bytes: .*that is 2S"),
+    (link_seconds(lambda size, hosts, ranks: 2 * (hosts - 1) / hosts * size),
+     "the bytes: .*a ring with one rank on each host"),
+    (link_seconds(lambda size, hosts, ranks: 2 * (ranks - 1) / ranks * size),
+     "the bytes: .*a ring inside one host"),
+    (link_seconds(lambda *case: right_bytes(*case) / 2), "the bytes: .*a reduce-scatter alone"),
+    (link_seconds(lambda *case: 2 * right_bytes(*case)), "the bytes: .*both directions together"),
+    (link_seconds(lambda *case: case[2] * right_bytes(*case)), "all ranks of a host send together"),
+    (link_seconds(lambda *case: case[1] * case[2] * right_bytes(*case)), "all ranks send together"),
+    (link_seconds(lambda size, hosts, ranks: 2 * (hosts * ranks - 1) / (hosts * ranks) * size),
+     "hosts=1.*: the bytes: .*on one host no byte"),
+    (link_seconds(lambda size, hosts, ranks: int(right_bytes(size, hosts, ranks)) // 1000 * 1000),
+     "the bytes: you say"),
+    (link_seconds(right_bytes, lambda nbytes, alpha, beta: nbytes / beta), "α is missing"),
+    (link_seconds(right_bytes, lambda nbytes, alpha, beta: alpha + 8 * nbytes / beta),
+     "the seconds: .*bits per second"),
+    (link_seconds(right_bytes, lambda nbytes, alpha, beta: alpha + nbytes * beta),
+     "the seconds: .*multiplies by β"),
+    (link_seconds(right_bytes, lambda nbytes, alpha, beta: max(alpha, nbytes / beta)),
+     "the seconds: you say"),
+    (lambda size, hosts, ranks, alpha, beta: (
+        right_bytes(size, hosts, ranks),
+        2 * (hosts * ranks - 1) * alpha + right_bytes(size, hosts, ranks) / beta),
+     "the seconds: .*α once for each step"),
+    (lambda size, hosts, ranks, alpha, beta: (right_bytes(size, hosts, ranks),
+                                              alpha + size / beta), "seconds: .*that is α . S/β"),
+    (lambda size, hosts, ranks, alpha, beta: (alpha, right_bytes(size, hosts, ranks)),
+     "the bytes: you say")]
+RIGHT[lab.check_link_seconds] = [link_seconds(right_bytes), with_topology]
+
+
+# 6.6 hierarchical_all_reduce
+
+
+def in_three_steps(tensor, mesh, total=dist.ReduceOp.SUM):
+    inside, across = mesh["inside"], mesh["across"]
+    flat = tensor.flatten()
+    padded = F.pad(flat, (0, -len(flat) % inside.size()))
+    piece = padded.new_empty(len(padded) // inside.size())
+    dist.reduce_scatter_tensor(piece, padded, group=inside.get_group())
+    dist.all_reduce(piece, group=across.get_group())
+    dist.all_gather_into_tensor(padded, piece, group=inside.get_group())
+    return padded[:len(flat)].view_as(tensor)
+
+
+class Hierarchical:
+    def nothing(tensor, mesh):
+        pass
+
+    def flat(tensor, mesh):
+        dist.all_reduce(tensor)
+
+    def a_copy_is_returned(tensor, mesh):
+        return in_three_steps(tensor, mesh)
+
+    def inside_only(tensor, mesh):
+        dist.all_reduce(tensor, group=mesh["inside"].get_group())
+
+    def across_only(tensor, mesh):
+        dist.all_reduce(tensor, group=mesh["across"].get_group())
+
+    def two_whole_all_reduces(tensor, mesh):
+        dist.all_reduce(tensor, group=mesh["inside"].get_group())
+        dist.all_reduce(tensor, group=mesh["across"].get_group())
+
+    def a_slice_of_a_whole_all_reduce(tensor, mesh):
+        inside = mesh["inside"]
+        flat = tensor.flatten()
+        padded = F.pad(flat, (0, -len(flat) % inside.size()))
+        dist.all_reduce(padded, group=inside.get_group())
+        piece = padded.chunk(inside.size())[inside.get_local_rank()].clone()
+        dist.all_reduce(piece, group=mesh["across"].get_group())
+        dist.all_gather_into_tensor(padded, piece, group=inside.get_group())
+        tensor.copy_(padded[:len(flat)].view_as(tensor))
+
+    def dimensions_exchanged(tensor, mesh):
+        tensor.copy_(in_three_steps(tensor, {"inside": mesh["across"], "across": mesh["inside"]}))
+
+    def piece_over_all_ranks(tensor, mesh):
+        pieces = F.pad(tensor.flatten(), (0, -tensor.numel() % dist.get_world_size()))
+        piece = pieces.new_empty(len(pieces) // dist.get_world_size())
+        dist.reduce_scatter_tensor(piece, pieces)
+        dist.all_gather_into_tensor(pieces, piece)
+        tensor.copy_(pieces[:tensor.numel()].view_as(tensor))
+
+    def mean(tensor, mesh):
+        total = in_three_steps(tensor, mesh)
+        tensor.copy_((total / dist.get_world_size()).to(tensor.dtype))
+
+    def without_padding(tensor, mesh):
+        inside = mesh["inside"]
+        flat = tensor.flatten()
+        piece = flat.new_empty(len(flat) // inside.size())
+        dist.reduce_scatter_tensor(piece, flat, group=inside.get_group())
+        dist.all_reduce(piece, group=mesh["across"].get_group())
+        dist.all_gather_into_tensor(flat, piece, group=inside.get_group())
+        tensor.copy_(flat.view_as(tensor))
+
+    def the_rest_is_left_out(tensor, mesh):
+        ranks = mesh["inside"].size()
+        whole = tensor.flatten()
+        most = len(whole) // ranks * ranks
+        if most:
+            whole[:most] = in_three_steps(whole[:most].clone(), mesh)
+        tensor.copy_(whole.view_as(tensor))
+
+    def leaders_only(tensor, mesh):
+        inside = mesh["inside"]
+        leader = inside.mesh[0].item()
+        dist.reduce(tensor, leader, group=inside.get_group())
+        if dist.get_rank() == leader:
+            dist.all_reduce(tensor, group=mesh["across"].get_group())
+        dist.broadcast(tensor, leader, group=inside.get_group())
+
+    def rank_0_is_left_out(tensor, mesh):
+        total = in_three_steps(tensor, mesh)
+        if dist.get_rank():
+            tensor.copy_(total)
+
+    def without_the_middle(tensor, mesh):
+        inside = mesh["inside"]
+        tensor.copy_(in_three_steps(tensor, {"inside": inside, "across": inside}))
+
+    def gathered_everywhere(tensor, mesh):
+        everyone = tensor.new_empty(dist.get_world_size() * tensor.numel())
+        dist.all_gather_into_tensor(everyone, tensor.flatten())
+        tensor.copy_(everyone.view(dist.get_world_size(), -1).sum(0).view_as(tensor))
+
+
+WRONG[lab.check_hierarchical_all_reduce] = [
+    (Hierarchical.nothing, "rank 0 has as it was"),
+    (Hierarchical.flat, r"all_reduce of 4,004 bytes runs over ranks \[0, 1, 2, 3\], several"),
+    (Hierarchical.a_copy_is_returned, "as it was; the sum should be in it"),
+    (Hierarchical.inside_only, "the sum over the ranks of its own host only"),
+    (Hierarchical.across_only, "with the same place on each host only"),
+    (Hierarchical.two_whole_all_reduces, "sends 4,004 bytes to other hosts; its share"),
+    (Hierarchical.a_slice_of_a_whole_all_reduce, "bytes inside its host; a reduce-scatter and"),
+    (Hierarchical.dimensions_exchanged, "to other hosts; its share|several of them on one host"),
+    (Hierarchical.piece_over_all_ranks, "several of them on one host"),
+    (Hierarchical.mean, "the mean over all ranks, not the sum"),
+    (Hierarchical.without_padding, "Pad a copy of the tensor with zeros"),
+    (Hierarchical.the_rest_is_left_out, "1 of 1001 elements are not the sum"),
+    (Hierarchical.leaders_only, "bytes to other hosts; its share|bytes inside its host"),
+    (Hierarchical.rank_0_is_left_out, "rank 0"),
+    (Hierarchical.without_the_middle, "2 times the sum|are not the sum over all|own host only"),
+    (Hierarchical.gathered_everywhere, "several of them on one host"),
+    (lambda tensor: None, "takes")]
+
+
+def by_all_to_all(tensor, mesh):
+    """The reduce-scatter as an exchange of pieces that each rank adds up."""
+    inside, across = mesh["inside"].get_group(), mesh["across"].get_group()
+    ranks = mesh["inside"].size()
+    pieces = F.pad(tensor.flatten(), (0, -tensor.numel() % ranks)).view(ranks, -1)
+    got = torch.empty_like(pieces)
+    dist.all_to_all_single(got, pieces, group=inside)
+    piece = got.sum(0)
+    dist.all_reduce(piece, group=across, async_op=True).wait()
+    found = [torch.empty_like(piece) for _ in range(ranks)]
+    dist.all_gather(found, piece, group=inside)
+    tensor.copy_(torch.cat(found)[:tensor.numel()].view_as(tensor))
+
+
+def with_own_groups(tensor, mesh):
+    """The four collectives of a ring, also between hosts: reduce-scatter and all-gather."""
+    ranks, hosts = mesh["inside"].size(), mesh["across"].size()
+    whole = F.pad(tensor.flatten(), (0, -tensor.numel() % (ranks * hosts)))
+    groups, parts = [mesh["inside"].get_group(), mesh["across"].get_group()], [whole]
+    for group, number in zip(groups, (ranks, hosts), strict=True):
+        piece = whole.new_empty(len(parts[-1]) // number)
+        dist.reduce_scatter_tensor(piece, parts[-1].contiguous(), group=group)
+        parts.append(piece)
+    for group, part, piece in zip(groups[::-1], parts[1::-1], parts[:0:-1], strict=True):
+        dist.all_gather_into_tensor(part, piece, group=group)
+    tensor.copy_(whole[:tensor.numel()].view_as(tensor))
+
+
+def in_place(tensor, mesh):
+    tensor.copy_(in_three_steps(tensor, mesh))
+    return tensor
+
+
+RIGHT[lab.check_hierarchical_all_reduce] = [in_place, by_all_to_all, with_own_groups]
+
+
+# 6.7 hybrid_shard
+
+
+def host_mesh(hosts):
+    return init_device_mesh("cpu", (hosts, dist.get_world_size() // hosts),
+                            mesh_dim_names=("across", "inside"))
+
+
+def shard_all(model, mesh, **options):
+    for block in lab.blocks(model):
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+
+
+class Hybrid:
+    def nothing(model, hosts):
+        pass
+
+    def flat(model, hosts):
+        shard_all(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+
+    def default_mesh(model, hosts):
+        shard_all(model, None)
+
+    def dimensions_exchanged(model, hosts):
+        ranks = dist.get_world_size() // hosts
+        shard_all(model, init_device_mesh("cpu", (ranks, hosts), mesh_dim_names=("a", "b")))
+
+    def one_row(model, hosts):
+        shard_all(model, host_mesh(hosts)["inside"])
+
+    def root_only(model, hosts):
+        fully_shard(model, mesh=host_mesh(hosts))
+
+    def blocks_only(model, hosts):
+        for block in lab.blocks(model):
+            fully_shard(block, mesh=host_mesh(hosts))
+
+    def one_block_only(model, hosts):
+        fully_shard(lab.blocks(model)[0], mesh=host_mesh(hosts))
+        fully_shard(model, mesh=host_mesh(hosts))
+
+    def not_resharded(model, hosts):
+        shard_all(model, host_mesh(hosts), reshard_after_forward=False)
+
+    def replicated_only(model, hosts):
+        nn.parallel.DistributedDataParallel(model)
+
+    def summed_by_hand(model, hosts):
+        mesh = host_mesh(hosts)
+        shard_all(model, mesh["inside"])
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(
+                p.grad.to_local(), group=mesh["across"].get_group()))
+
+    def scaled_twice(model, hosts):
+        shard_all(model, host_mesh(hosts))
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda p: p.grad.div_(hosts))
+
+
+WRONG[lab.check_hybrid_shard] = [
+    (Hybrid.nothing, "'inlet.weight' is not sharded"),
+    (Hybrid.replicated_only, "'inlet.weight' is not sharded"),
+    (Hybrid.flat, "1/4 of the model: the shards are divided among all hosts"),
+    (Hybrid.default_mesh, "1/4 of the model: the shards are divided among all hosts"),
+    (Hybrid.dimensions_exchanged, "on several hosts|a share for each rank of its host"),
+    (Hybrid.one_row, "0 bytes of gradients are all-reduced between hosts"),
+    (Hybrid.root_only, "gradients leave in 1 reduce-scatters; 3 blocks"),
+    (Hybrid.blocks_only, "'inlet.weight' is not sharded"),
+    (Hybrid.one_block_only, "gradients leave in 2 reduce-scatters"),
+    (Hybrid.not_resharded, "all-gathers in a step; each block is gathered"),
+    (Hybrid.scaled_twice, "is not what one process makes"),
+    (Hybrid.summed_by_hand, "bytes of gradients are all-reduced between hosts; its|not what one"),
+    (lambda model: None, "takes")]
+
+
+def with_own_names(model, hosts):
+    mesh = init_device_mesh("cpu", (hosts, dist.get_world_size() // hosts),
+                            mesh_dim_names=("replicate", "shard"))
+    fully_shard([*model.layers][0], mesh=mesh)
+    for layer in model.layers[1:]:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def root_gathered_twice(model, hosts):
+    shard_all(model, host_mesh(hosts))
+    model.set_reshard_after_forward(True, recurse=False)
+
+
+def plain(model, hosts):
+    shard_all(model, host_mesh(hosts))
+
+
+RIGHT[lab.check_hybrid_shard] = [plain, with_own_names, root_gathered_twice]
+
+
+# 6.8 choose_strategy
+
+
+def kept(parameters, hosts, ranks, each=16):
+    return {"DDP": each * parameters, "HSDP": each * parameters / ranks,
+            "FSDP": each * parameters / (hosts * ranks)}
+
+
+def modelled(parameters, hosts, ranks, inside, across):
+    return {name: strategy_choice.step_seconds(name, parameters, Topology(hosts, ranks),
+                                               Links(inside, across)) for name in STRATEGIES}
+
+
+def rule(held=kept, seconds=modelled):
+    """An answer: the fastest by `seconds` of those that `held` lets fit."""
+    def answer(parameters, memory, hosts, ranks, inside, across):
+        states = held(parameters, hosts, ranks)
+        times = seconds(parameters, hosts, ranks, inside, across)
+        fitting = [name for name in states if states[name] <= memory]
+        return min(fitting, key=times.get) if fitting else None
+
+    return answer
+
+
+def first_that_fits(parameters, memory, hosts, ranks, inside, across):
+    return next((name for name, states in kept(parameters, hosts, ranks).items()
+                 if states <= memory), None)
+
+
+def fits_the_host(parameters, memory, hosts, ranks, inside, across):
+    """The usual rule of thumb: DDP if it fits a GPU, HSDP between hosts if it fits a host."""
+    if 16 * parameters <= memory:
+        return "DDP"
+    return "HSDP" if 16 * parameters <= ranks * memory and hosts > 1 else "FSDP"
+
+
+def by_bytes_alone(parameters, hosts, ranks, inside, across):
+    n = hosts * ranks
+    return {"DDP": 2 * (n - 1) / n, "HSDP": 3 * (ranks - 1) / ranks + 2 * (hosts - 1) / hosts,
+            "FSDP": 3 * (n - 1) / n}
+
+
+def inside_is_free(parameters, hosts, ranks, inside, across):
+    times = modelled(parameters, hosts, ranks, 1e30, across)
+    return times if hosts > 1 else modelled(parameters, hosts, ranks, inside, across)
+
+
+def always_across(parameters, hosts, ranks, inside, across):
+    return modelled(parameters, hosts, ranks, across, across)
+
+
+def ring_at_the_speed_across(parameters, hosts, ranks, inside, across):
+    n, times = hosts * ranks, modelled(parameters, hosts, ranks, inside, across)
+    return {**times, "DDP": 4 * parameters * (n - 1) / n / across,
+            "FSDP": 6 * parameters * (n - 1) / n / across}
+
+
+def two_passes(parameters, hosts, ranks, inside, across):
+    times = modelled(parameters, hosts, ranks, inside, across)
+    return {**times, "FSDP": 2 / 3 * times["FSDP"]}
+
+
+WRONG[lab.check_choose_strategy] = [
+    (lambda *case: None, "you say that nothing fits, but HSDP keeps"),
+    (lambda *case: "DDP", "DDP fits, but HSDP fits too and is faster|DDP does not fit"),
+    (lambda *case: "HSDP", "HSDP does not fit|faster"),
+    (lambda *case: "FSDP", "FSDP fits, but HSDP"),
+    (lambda *case: "ZeRO-2", "returned 'ZeRO-2', none of DDP, HSDP, FSDP"),
+    (lambda *case: 1, "returned an int, none of"), (lambda parameters: "DDP", "cannot be called"),
+    (first_that_fits, "DDP fits, but HSDP fits too and is faster"),
+    (fits_the_host, "faster|does not fit"),
+    (rule(held=lambda *case: kept(*case, each=2)), "does not fit"),
+    (rule(held=lambda *case: kept(*case, each=12)), "does not fit"),
+    (rule(held=lambda *case: kept(*case, each=18)), "faster|says? that nothing fits|say that noth"),
+    (rule(held=lambda *case: dict.fromkeys(STRATEGIES, 0)), "does not fit"),
+    (rule(held=lambda parameters, hosts, ranks: {
+        **kept(parameters, hosts, ranks), "HSDP": 16 * parameters / hosts}), "does not fit|faster"),
+    (rule(seconds=by_bytes_alone), "and is faster"),
+    (rule(seconds=inside_is_free), "and is faster"),
+    (rule(seconds=always_across), "and is faster"),
+    (rule(seconds=ring_at_the_speed_across), "and is faster"),
+    (rule(seconds=two_passes), "and is faster"),
+    (rule(seconds=lambda *case: {name: -one for name, one in modelled(*case).items()}),
+     "and is faster")]
+RIGHT[lab.check_choose_strategy] = [
+    rule(), lambda parameters, memory, hosts, ranks, inside, across:
+        strategy_choice.fastest_that_fits(parameters, memory, Topology(hosts, ranks),
+                                          Links(inside, across))]
+
+
+def cases(kinds, on_ranks):
+    return [pytest.param(check, answer, *words, id=f"{check.__name__[6:]}-{number}",
+                         marks=[pytest.mark.slow, pytest.mark.sample(5)] if on_ranks else [])
+            for check, answers in kinds.items()
+            if on_ranks == (check in (lab.check_hierarchical_all_reduce, lab.check_hybrid_shard))
+            for number, (answer, *words) in enumerate(answers)]
+
+
+@pytest.mark.parametrize(("check", "answer", "said"),
+                         [*cases(WRONG, False), *cases(WRONG, True)])
+def test_a_wrong_answer_is_rejected(check, answer, said):
+    verdict = check(answer)
+    assert verdict.passed is False
+    assert re.search(said, str(verdict), re.DOTALL), verdict
+
+
+@pytest.mark.parametrize(
+    ("check", "answer"),
+    [each for on_ranks in (False, True) for each in cases(
+        {check: [(answer,) for answer in answers] for check, answers in RIGHT.items()}, on_ranks)])
+def test_a_right_answer_passes(check, answer):
+    verdict = check(answer)
+    assert verdict.passed, verdict
