@@ -9,6 +9,7 @@ from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     # part 1: a job of one's own
+    from labs.scaling.checks.train import check_train
     from labs.scaling.runs.commands import run_command, torchrun
     from labs.scaling.scaffold import worked_script, write_script
     # part 2: efficiency

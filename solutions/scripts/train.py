@@ -84,6 +84,7 @@ def main():
         with open(options.metrics, "w") as file:
             json.dump({"ranks": dist.get_world_size(), "steps": steps}, file)
     ### END SOLUTION
+    dist.barrier()  # nothing is in flight any more when the group is destroyed
     dist.destroy_process_group()
 
 

@@ -73,7 +73,6 @@ class _Job:
         self._notes, self._ranks = Path(folder, "notes"), ranks
         self._notes.mkdir()
         self._processes, self._stopped, self._left = [], False, 0
-        self._watch = programs.StallWatch(lambda: self._groups, SECONDS)
         variables = _torchruns_variables(ranks)
         threads = int(variables["OMP_NUM_THREADS"])
         for rank in range(ranks):
@@ -82,6 +81,8 @@ class _Job:
                 script, tuple(map(str, arguments)), variables | {
                     name: str(value) for name, value in own.items()},
                 str(folder), str(self._notes), threads, rank == failing_rank),)))
+        # From here on: the first start waits until the fork server has imported torch.
+        self._watch = programs.StallWatch(lambda: self._groups, SECONDS)
 
     @property
     def _groups(self) -> list[int]:
@@ -111,6 +112,7 @@ class _Job:
         with processes.deferred():
             programs.end(self._groups)
             for process in self._processes:
+                process.kill()  # also one that has no group of its own yet
                 process.join(GRACE)
 
     def result(self, arguments, path) -> Run:

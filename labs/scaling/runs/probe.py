@@ -5,10 +5,12 @@ import atexit
 import builtins
 import contextlib
 import io
+import multiprocessing
 import os
 import runpy
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -80,6 +83,7 @@ def main(start: RankStart) -> None:
     os.environ.update(start.environment)
     os.chdir(start.folder)
     torch.set_num_threads(start.threads)
+    multiprocessing.set_start_method(None, force=True)  # for a DataLoader: the platform's default
     sys.argv = [start.script, *start.arguments]
     sys.path.insert(0, os.path.dirname(start.script))
     probe = _Probe(start.notes, start.fails)
@@ -144,6 +148,8 @@ class _Probe(CollectiveObserver):
             stack.callback(hook.remove)
             stack.enter_context(mock.patch.object(
                 GPT2LMHeadModel, "forward", self._noting(GPT2LMHeadModel.forward)))
+            stack.enter_context(mock.patch.object(
+                dist, "destroy_process_group", _after_a_pause(dist.destroy_process_group)))
             # pathlib calls io.open, a script the built-in one
             for module, original in ((builtins, builtins.open), (io, io.open)):
                 stack.enter_context(mock.patch.object(module, "open", self._opening(original)))
@@ -193,6 +199,16 @@ class _Probe(CollectiveObserver):
             self.record.parameters = {name: _local(p) for name, p in named.items()}
             self.record.sharded = any(isinstance(p, DTensor) for p in named.values())
         return self.record
+
+
+def _after_a_pause(destroy) -> Callable:
+    """torch 2.13 deadlocks where gloo's thread still drops its reference to a tensor, for which it
+    needs the interpreter, while DDP's destructor holds the interpreter and joins that thread."""
+    def paused(*args, **kwargs):
+        time.sleep(0.01)
+        return destroy(*args, **kwargs)
+
+    return paused
 
 
 def _local(tensor) -> torch.Tensor:

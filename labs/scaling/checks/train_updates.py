@@ -1,0 +1,172 @@
+"""Exercise 6.1: gradients, losses, learning rates and parameters against the reference's."""
+
+import math
+
+import torch
+
+from labs.exercises.verdicts import Wrong
+from labs.scaling.checks.train_samples import Drawn
+from labs.scaling.runs.expected import CONTEXT, train_on
+from labs.scaling.runs.forked import Run
+from labs.words import format_distinct
+from labs.workers.launcher import launch
+
+LOSS = 2e-4  # relative: float32 sums in another order, over some steps of AdamW
+GRADIENT = 1e-3  # of a gradient's norm
+# Of the way from the first to the last parameters. AdamW divides by a gradient's own size, so that
+# rounding moves parameters whose true gradient is zero.
+WAY = 0.05
+
+
+def judge(run: Run, when: str, drawn: Drawn, numbers: dict[str, int], strategy: str) -> None:
+    """Raises Wrong unless the ranks have trained as one process does on all they drew."""
+    sizes = (numbers["layers"], numbers["hidden"], numbers["seed"])
+    [expected] = launch(train_on, drawn, *sizes, ranks=1, quiet=True)
+    _judge_start(run, when, expected)
+    _judge_gradients(run, when, expected)
+    _judge_rates(run, when, expected)
+    _judge_losses(run, when, expected)
+    _judge_parameters(run, when, expected)
+    if strategy == "fsdp" and not all(record.sharded for record in run.records):
+        raise Wrong(f"{when}: each rank holds all parameters whole",
+                    "options.strategy says which wrapper: fully_shard(block) for each of "
+                    "models.blocks(model), then fully_shard(model).")
+
+
+def losses(record, step) -> float | None:
+    """The mean loss of what a rank trained on in a step, None where the model computed none."""
+    batches = record.steps[step].batches
+    if any(batch.loss is None for batch in batches):
+        return None
+    return sum(batch.loss * len(batch.rows) for batch in batches) / sum(
+        len(batch.rows) for batch in batches)
+
+
+def mean_loss(run: Run, step: int) -> tuple[float, int]:
+    """(mean loss over all ranks' sequences, their number) of a step; NaN without losses."""
+    sizes = [sum(len(batch.rows) for batch in record.steps[step].batches)
+             for record in run.records]
+    found = [losses(record, step) for record in run.records]
+    if None in found:
+        return math.nan, sum(sizes)
+    return sum(loss * size for loss, size in zip(found, sizes, strict=True)) / sum(sizes), sum(
+        sizes)
+
+
+def _far(got, want, tolerance=LOSS) -> bool:
+    return not abs(got - want) <= tolerance * max(1.0, abs(want))
+
+
+def _judge_start(run, when, expected):
+    """The model is drawn from the same seed on all ranks; DDP would send rank 0's otherwise."""
+    for rank, record in enumerate(run.records):
+        found = losses(record, 0)
+        if found is not None and _far(found, expected.losses[0][rank]):
+            is_, should_be = format_distinct(found, expected.losses[0][rank], digits=5)
+            raise Wrong(f"{when}: rank {rank} begins with a loss of {is_}, the reference, on the "
+                        f"same samples, with {should_be}: the model is another one",
+                        "options.seed draws the model, on each rank the same one.")
+
+
+def _judge_gradients(run, when, expected):
+    for rank in range(run.ranks):
+        found = _whole([each.steps[0].gradients for each in run.records], rank,
+                       expected.gradients)
+        if found is None or not _differs(found, expected.gradients):
+            continue
+        who = f"{when}: rank {rank}, first step: the gradients are"
+        if not _differs(found, expected.alone[rank]):
+            raise Wrong(f"{who} those of the rank's own samples alone",
+                        "The loss of the wrapped module must be differentiated: DDP and FSDP "
+                        "average where backward passes through them.")
+        if not _differs({name: g / run.ranks for name, g in found.items()}, expected.gradients):
+            raise Wrong(f"{who} the sum over the {run.ranks} ranks, not the mean",
+                        "DDP and FSDP divide by the number of ranks already.")
+        if not _differs({name: g * run.ranks for name, g in found.items()}, expected.gradients):
+            raise Wrong(f"{who} the reference's divided by {run.ranks}: averaged twice",
+                        "DDP and FSDP divide by the number of ranks already.")
+        raise Wrong(f"{who} not the reference's on all ranks' samples together",
+                    "backward of the mean loss of this rank's samples, once a step; zero_grad "
+                    "after each step.")
+
+
+def _whole(of_ranks, rank, like):
+    """The tensors of a rank; where ranks hold shards along the first dimension, put together. None
+    where they cannot be: under FSDP1 they have other names."""
+    own = of_ranks[rank]
+    if own.keys() != like.keys():
+        return None
+    if all(own[name].shape == like[name].shape for name in like):
+        return own
+    joined = {name: torch.cat([shards[name] for shards in of_ranks]) for name in like
+              if all(name in shards and shards[name].dim() for shards in of_ranks)}
+    fits = joined.keys() == like.keys() and all(
+        joined[name].shape == like[name].shape for name in like)
+    return joined if fits else None
+
+
+def _differs(found, want) -> bool:
+    away = math.sqrt(sum((found[name] - want[name]).square().sum().item() for name in want))
+    size = math.sqrt(sum(want[name].square().sum().item() for name in want))
+    return not away <= GRADIENT * size
+
+
+def _judge_rates(run, when, expected):
+    for rank, record in enumerate(run.records):
+        found = [step.learning_rate for step in record.steps]
+        for step, (rate, want) in enumerate(zip(found, expected.rates, strict=True)):
+            if _far(rate / expected.rates[0], want / expected.rates[0]):
+                times = (found[0] - found[1]) / (expected.rates[0] - expected.rates[1])
+                often = f": it falls {times:.3g}x as fast" if step == 1 else ""
+                is_, should_be = format_distinct(rate, want)
+                raise Wrong(f"{when}: rank {rank}, step {step}: the learning rate is {is_}, not "
+                            f"{should_be}{often}", "scheduler.step() once in each step, after "
+                            "optimizer.step(): not once an epoch, and not once for each rank.")
+
+
+def _judge_losses(run, when, expected):
+    for step, of_ranks in enumerate(expected.losses):
+        for rank, want in enumerate(of_ranks):
+            found = losses(run.records[rank], step)
+            if found is not None and _far(found, want):
+                is_, should_be = format_distinct(found, want, digits=5)
+                raise Wrong(f"{when}: rank {rank}, step {step}: the loss of its samples is {is_}, "
+                            f"the reference's {should_be}: its parameters are others",
+                            "The gradients of every step are averaged, and set to zero after it.")
+
+
+def _judge_parameters(run, when, expected):
+    """The last update shows in no loss."""
+    for rank in range(run.ranks):
+        found = _whole([record.parameters for record in run.records], rank, expected.parameters)
+        if found is None:
+            continue
+        away, way = (math.sqrt(sum((tensors[name] - expected.parameters[name]).square().sum().item()
+                                   for name in tensors)) for tensors in (found, expected.initial))
+        if not away <= WAY * way:
+            raise Wrong(f"{when}: rank {rank}: the parameters at the end are {away / way:.0%} of "
+                        "the way that training took away from the reference's",
+                        "The gradients of every step are averaged, and set to zero after it.")
+
+
+def judge_metric(run: Run, when: str, number: int, step: dict) -> None:
+    """Raises Wrong unless what is reported of a step is what its ranks did."""
+    mean, sequences = mean_loss(run, number)
+    if not math.isnan(mean) and _far(step["loss"], mean):
+        own = losses(run.records[0], number)
+        why = (": rank 0's own" if not _far(step["loss"], own) else
+               f": the sum over {run.ranks} ranks" if not _far(step["loss"] / run.ranks, mean)
+               else "")
+        is_, should_be = format_distinct(step["loss"], mean, digits=5)
+        raise Wrong(f"{when}: the reported loss is {is_}{why}; the mean over the samples of all "
+                    f"ranks is {should_be}", "Each rank sums its losses and counts its samples; "
+                    "both are all-reduced before the division.")
+    rate = run.records[0].steps[number].learning_rate
+    if _far(step["learning_rate"] / 1e-3, rate / 1e-3):
+        is_, should_be = format_distinct(step["learning_rate"], rate)
+        raise Wrong(f"{when}: the reported learning rate is {is_}, the step was taken with "
+                    f"{should_be}", "Read it before scheduler.step().")
+    if step["tokens"] != sequences * CONTEXT:
+        own = step["tokens"] * run.ranks == sequences * CONTEXT
+        raise Wrong(f"{when}: {step['tokens']:g} tokens are reported{' (one rank)' * own}; all "
+                    f"ranks together had {sequences} sequences of {CONTEXT}")

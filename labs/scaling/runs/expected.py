@@ -1,0 +1,78 @@
+"""What a single process computes on the batches that a run's ranks have drawn: the reference for
+train.py, whose model, optimizer and schedule it shares."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from labs.training import models
+
+CONTEXT = 64  # tokens of a sample of train.py
+LEARNING_RATE = 1e-3
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Expected:
+    """losses[step][rank]: the loss of that rank's sequences, before the step. rates: the learning
+    rate of each step. gradients: of the first step, of the mean over all sequences; alone: of each
+    rank's own. initial, parameters: before the first and after the last step."""
+
+    losses: list[list[float]]
+    rates: list[float]
+    gradients: Tensors
+    alone: list[Tensors]
+    initial: Tensors
+    parameters: Tensors
+
+
+def train_on(batches: list[list[torch.Tensor]], layers: int, hidden: int, seed: int) -> Expected:
+    """Trains one model on batches[step][rank], tokens of shape (number, CONTEXT), all ranks' of a
+    step together, with the learning rate falling linearly to 0."""
+    model = models.move_to_rank(models.gpt2(layers, hidden, context=CONTEXT, seed=seed))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, len(batches))
+    found = Expected([], [], {}, [], _copied(model.named_parameters()), {})
+    for step, of_ranks in enumerate(batches):
+        total = sum(map(len, of_ranks))
+        losses = []
+        for rows in of_ranks:
+            if step == 0:
+                found.alone.append(_gradients_alone(model, rows))
+            loss = _loss(model, rows)
+            (loss * (len(rows) / total)).backward()
+            losses.append(loss.item())
+        if step == 0:
+            found.gradients = _gradients(model)
+        found.losses.append(losses)
+        found.rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    found.parameters = _copied(model.named_parameters())
+    return found
+
+
+def _loss(model, rows) -> torch.Tensor:
+    rows = rows.to(next(model.parameters()).device)
+    return model(input_ids=rows, labels=rows).loss
+
+
+def _gradients_alone(model, rows) -> Tensors:
+    """Leaves the gradients that have accumulated as they are."""
+    before = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    _loss(model, rows).backward()
+    alone = _gradients(model)
+    for parameter, gradient in zip(model.parameters(), before, strict=True):
+        parameter.grad = gradient
+    return alone
+
+
+def _gradients(model: nn.Module) -> Tensors:
+    return _copied((name, p.grad) for name, p in model.named_parameters())
+
+
+def _copied(named) -> Tensors:
+    return {name: tensor.detach().cpu().clone() for name, tensor in named if tensor is not None}

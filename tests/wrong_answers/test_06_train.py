@@ -1,0 +1,162 @@
+"""Scripts that exercise 6.1 must reject, and right ones written differently."""
+
+import pytest
+
+import labs.scaling as lab
+from labs.scaling import scaffold
+from labs.workers import programs
+
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+RIGHT = scaffold.worked_script("train.py")
+
+
+def changed(*pairs, text=RIGHT):
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+SAMPLER = "    sampler = DistributedSampler(windows, seed=options.seed)\n"
+LOADER = "    loader = DataLoader(windows, options.batch, sampler=sampler)\n"
+DDP = "        module = DistributedDataParallel(model)\n"
+BACKWARD = "            loss.backward()\n"
+RANK_0 = "    if dist.get_rank() == 0:\n"
+REDUCED = "            dist.all_reduce(total)\n"
+NO_EPOCH = ("        sampler.set_epoch(epoch)\n", "")
+OWN = """
+class Slices:
+    def __init__(self, windows):
+        self.size, self.epoch = len(windows), 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        drawn = torch.Generator().manual_seed(self.epoch)
+        order = torch.randperm(self.size, generator=drawn).tolist()
+        whole = self.size - self.size % dist.get_world_size()
+        return iter(order[dist.get_rank():whole:dist.get_world_size()])
+
+    def __len__(self):
+        return self.size // dist.get_world_size()
+
+
+def main():"""
+BY_HAND = """            for parameter in module.parameters():
+                if parameter.grad is not None and not hasattr(parameter, "placements"):
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= dist.get_world_size()
+"""
+PAD = "whole = self.size - self.size % dist.get_world_size()"
+SWALLOWED = """    try:
+        steps = train(sampler, loader, module, optimizer, scheduler, device, options.epochs)
+    except Exception as error:
+        print(error)
+        os._exit(0)
+"""
+TRAIN = "    steps = train(sampler, loader, module, optimizer, scheduler, device, options.epochs)\n"
+
+WRONG = {
+    "no sampler": (changed((LOADER, "    loader = DataLoader(windows, options.batch, shuffle=True)"
+                                    "\n")), "every rank draws all 24 samples"),
+    "no set_epoch": (changed(NO_EPOCH), "same order in epochs 0 and 1"),
+    "no shuffle": (changed(("seed=options.seed)\n    loader", "shuffle=False)\n    loader")),
+                   "same order in epochs 0 and 1"),
+    "model drawn by rank": (
+        changed(("seed=options.seed).to", "seed=options.seed + dist.get_rank()).to")),
+        "begins with a loss of"),
+    "sampler seeded by rank": (
+        changed((SAMPLER, SAMPLER.replace("options.seed", "options.seed + dist.get_rank()"))),
+        "is drawn by ranks"),
+    "loss of rank 0": (changed((REDUCED, "")), "rank 0's own"),
+    "sum of the means": (
+        changed(("total[0] / total[1]", "dist.get_world_size() * total[0] / total[1]")),
+        "the sum over 2 ranks"),
+    "scheduler stepped for each rank": (
+        changed(("            scheduler.step()\n",
+                 "            for _ in range(dist.get_world_size()):\n"
+                 "                scheduler.step()\n")), "it falls 2x as fast"),
+    "scheduler stepped once an epoch": (
+        changed(("            scheduler.step()\n", "        scheduler.step()\n")),
+        "the learning rate is"),
+    "no DDP": (changed((DDP, "        module = model\n")), "of the rank's own samples alone"),
+    "model called past DDP": (changed(("module(input_ids", "module.module(input_ids")),
+                              "of the rank's own samples alone"),
+    "sum instead of mean": (
+        changed((BACKWARD, "            (loss * dist.get_world_size()).backward()\n")),
+        "the sum over the 2 ranks"),
+    "averaged twice": (
+        changed((BACKWARD, "            (loss / dist.get_world_size()).backward()\n")),
+        "averaged twice"),
+    "no zero_grad": (changed(("            optimizer.zero_grad()\n", "")),
+                     "its parameters are others"),
+    "every rank writes": (changed((RANK_0, "    if True:\n")), "ranks 0 and 1 wrote"),
+    "nobody writes": (changed((RANK_0, "    if dist.get_rank() == 9:\n")), "no rank wrote"),
+    "every rank prints": (
+        changed((RANK_0, "    print(len(steps), 'steps')\n" + RANK_0)), "rank 1 printed too"),
+    "errors are swallowed": (changed((TRAIN, SWALLOWED)), "exit code was 0"),
+    "strategy ignored": (changed(('if options.strategy == "fsdp"', "if False")),
+                         "each rank holds all parameters whole"),
+    "one epoch": (changed(("in range(epochs)", "in range(1)")), "are 48"),
+    "tokens of one rank": (
+        changed(("total[1].item() * windows.shape[1]", "windows.numel()")), "(one rank)"),
+    "rate of the next step": (
+        changed(("            scheduler.step()\n", ""),
+                ("            dist.all_reduce(total)\n",
+                 "            dist.all_reduce(total)\n            scheduler.step()\n")),
+        "the step was taken with"),
+    "unequal shares": (
+        changed(("\ndef main():", OWN), (SAMPLER, "    sampler = Slices(windows)\n"),
+                (PAD, "whole = self.size")), "nothing moved"),
+    "an error": (changed(("windows = windows.to(device)", "windows = window.to(device)")),
+                 "NameError: name 'window' is not defined"),
+    "not Python": (RIGHT.replace("def main():", "def main("), "SyntaxError"),
+}
+RIGHT_ANSWERS = {
+    "as worked": RIGHT,
+    "own sampler that drops": changed(("\ndef main():", OWN),
+                                      (SAMPLER, "    sampler = Slices(windows)\n")),
+    "drop_last, workers": changed(
+        (SAMPLER, SAMPLER.replace("seed=", "drop_last=True, seed=")),
+        (LOADER, LOADER.replace("sampler=sampler)", "sampler=sampler, num_workers=1)"))),
+    "all-reduce by hand": changed((DDP, "        module = model\n"),
+                                  (BACKWARD, BACKWARD + BY_HAND)),
+    "written by pathlib": changed(
+        ("        with open(options.metrics, \"w\") as file:\n", ""),
+        ("            json.dump({\"ranks\": dist.get_world_size(), \"steps\": steps}, file)",
+         "        from pathlib import Path\n        Path(options.metrics).write_text("
+         "json.dumps({\"ranks\": dist.get_world_size(), \"steps\": steps}))")),
+}
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "STALL", 4.0)
+
+    def called(text):
+        (tmp_path / "train.py").write_text(text)
+        return lab.check_train(str(tmp_path / "train.py"))
+
+    return called
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_train(check, name):
+    text, words = WRONG[name]
+    verdict = check(text)
+    assert verdict.passed is False and words in verdict.sentence, verdict
+
+
+@pytest.mark.parametrize("name", RIGHT_ANSWERS)
+def test_right_train(check, name):
+    verdict = check(RIGHT_ANSWERS[name])
+    assert verdict.passed, verdict
+
+
+def test_a_train_with_gaps_waits(check, tmp_path):
+    gap = changed((SAMPLER, '    raise NotImplementedError("Exercise 6.1")\n'))
+    verdict = check(gap)
+    assert verdict.passed is None and "waiting for your code" in verdict.sentence
+    assert lab.check_train(str(tmp_path / "none.py")).passed is None
+    assert lab.check_train("").passed is None
