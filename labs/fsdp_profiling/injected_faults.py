@@ -15,12 +15,11 @@ LOADING = 3  # times a step: how long a slow data loader takes
 
 
 class SlowRank:
-    """Once `active`, computes EXTRA_COMPUTING times as long as each block's forward after it: CPU
-    time of the thread, which makes the ratio independent of what else the machine does, or time of
-    the GPU."""
+    """Once `active`, computes `times` as long as each block's forward after it: CPU time of the
+    thread, which makes the ratio independent of what else the machine does, or time of the GPU."""
 
-    def __init__(self, model):
-        self.active, self.began = False, 0.0
+    def __init__(self, model, times: float = EXTRA_COMPUTING):
+        self.active, self.began, self.times = False, 0.0, times
         on_gpu = devices.device().type == "cuda"
         self.clock = _gpu_clock if on_gpu else time.thread_time
         # Small enough to stop in time; on a GPU large enough for the kernels, not the launches, to
@@ -39,7 +38,7 @@ class SlowRank:
         if not self.active:
             return
         now = self.clock()
-        until = now + EXTRA_COMPUTING * (now - self.began)
+        until = now + self.times * (now - self.began)
         while self.clock() < until:
             self.square @ self.square
 

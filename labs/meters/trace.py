@@ -134,15 +134,24 @@ class Trace:
 
 
 def union(spans, gap: float = 0.0) -> list[Interval]:
-    """Returns the disjoint intervals that the spans cover, in order. Intervals that are at most
-    `gap` seconds apart become one."""
+    """Returns the disjoint intervals that spans, or intervals (begin, end), cover, in order; what
+    ends before it begins covers nothing. Intervals at most `gap` seconds apart become one."""
     intervals = []
-    for begin, end in sorted((span.begin, span.end) for span in spans):
+    for begin, end in sorted(filter(_lasts, map(as_interval, spans))):
         if intervals and begin <= intervals[-1][1] + gap:
             intervals[-1] = (intervals[-1][0], max(end, intervals[-1][1]))
         else:
             intervals.append((begin, end))
     return intervals
+
+
+def as_interval(span: "Span | Interval") -> Interval:
+    """Returns (begin, end) of a span; an interval as it is."""
+    return (span.begin, span.end) if hasattr(span, "begin") else tuple(span)
+
+
+def _lasts(interval) -> bool:
+    return interval[0] <= interval[1]
 
 
 def subtract(intervals, others) -> list[Interval]:

@@ -37,7 +37,7 @@ class TraceError(ValueError):
 @dataclass(frozen=True)
 class RecordedStep:
     """A step under torch.profiler, which no file has yet: to write and read one takes longer than
-    the step. seconds: what the step took."""
+    the step. seconds: what the step took, or all that were recorded."""
 
     profiled: profile
     seconds: float
@@ -68,9 +68,9 @@ def record_trace(step: Callable[[], None], path=None, stacks: bool = False) -> T
     return record_step(step, stacks).write(path)
 
 
-def record_step(step: Callable[[], None], stacks: bool = False) -> RecordedStep:
-    """Runs `step()` under torch.profiler on this rank. Recording slows a step down, most of all
-    with stacks: order and proportions are right, seconds are too long."""
+def record_step(step: Callable[[], None], stacks: bool = False, steps: int = 1) -> RecordedStep:
+    """Runs `step()` so many times under torch.profiler on this rank. Recording slows a step down,
+    most of all with stacks: order and proportions are right, seconds are too long."""
     activities = [ProfilerActivity.CPU]
     if devices.device().type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -81,10 +81,11 @@ def record_step(step: Callable[[], None], stacks: bool = False) -> RecordedStep:
         if dist.is_initialized():
             dist.barrier()  # so that the ranks begin together
         began = time.perf_counter()
-        with record_function("labs::step"):
-            step()
-            if activities[1:]:
-                cuda.synchronize()  # the step is over when its last kernel is
+        for _ in range(steps):
+            with record_function("labs::step"):
+                step()
+                if activities[1:]:
+                    cuda.synchronize()  # the step is over when its last kernel is
         seconds = time.perf_counter() - began
     return RecordedStep(recorded, seconds)
 

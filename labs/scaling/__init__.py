@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from labs.scaling.checks.train import check_train
     from labs.scaling.runs.commands import run_command, torchrun
     from labs.scaling.scaffold import worked_script, write_script
+    # isort: split
     # part 2: efficiency
+    from labs.meters.trace import subtract, total_seconds, union
+    from labs.scaling.charts.efficiency import show_lost_time, show_scaling
+    from labs.scaling.checks.divide_lost_time import check_divide_lost_time
+    from labs.scaling.checks.efficiency import check_efficiency
+    from labs.scaling.runs.lost_time_runs import record_lost_time
+    from labs.scaling.runs.scaling_runs import measure_scaling
     # isort: split
     # part 3: two hosts
     from labs.scaling.charts.links import (

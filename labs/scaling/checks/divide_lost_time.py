@@ -1,0 +1,254 @@
+"""Exercise 6.4: where the time of a step goes, and what it loses against one rank alone."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from labs.exercises.numbers import Cause, judge_number, require_number, require_signature
+from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.meters import lost_time
+from labs.meters.lost_time import LOADER, PARTS, last_begins, lost_seconds
+from labs.meters.trace import Trace, subtract, total_seconds, union
+from labs.scaling.checks import lost_time_traces
+from labs.scaling.runs import lost_time_runs
+from labs.workers import devices
+
+_HINTS = {
+    "cannot unpack non-iterable": "lab.total_seconds and lab.subtract take intervals: lab.union "
+                                  "makes them from spans.",
+    "zip() argument": "Every rank has the same collectives: zip the traces' collectives.",
+    "must be real number, not": "Both functions return a dictionary of numbers."}
+_RULE = {
+    "communication": "In flight after the last rank has begun, and nothing computes or loads.",
+    "waiting": "In flight before the last rank has begun, and nothing computes, loads or "
+               "communicates.",
+    "data loading": "Inside the data loader's labels, where the rank does not compute.",
+    "computing": "What is left of the step when the other three are subtracted."}
+Run = Sequence[Trace]
+
+
+@check("6.4", device=None, hints=_HINTS)
+def check_divide_lost_time(parts_of_step: Callable, divide_lost_time: Callable):
+    """parts_of_step(run, rank): part -> seconds of a rank's step. divide_lost_time(run, alone):
+    part -> seconds that a step loses against one rank alone."""
+    require_signature(parts_of_step, ("run", "rank"))
+    require_signature(divide_lost_time, ("run", "alone"))
+    cases = lost_time_traces.cases()
+    for name, (run, alone) in cases.items():
+        for rank in range(len(run)):
+            _judge_parts(parts_of_step, run, rank, f"trace {name!r}, rank {rank}")
+        _judge_parts(parts_of_step, alone, 0, f"trace {name!r}, the rank alone")
+    for name, (run, alone) in cases.items():
+        _judge_lost(divide_lost_time, run, alone, f"run {name!r}")
+        # Invariant: no rank is special; the last one may as well be the first.
+        _judge_lost(divide_lost_time, _backwards(run), alone, f"run {name!r}, ranks reversed")
+    recorded = recorded_runs(devices.gpus())
+    for name, run in recorded.items():
+        for rank in range(len(run)):
+            _judge_parts(parts_of_step, run, rank, f"recorded run {name!r}, rank {rank}", 1e-6)
+        _judge_lost(divide_lost_time, run, recorded.alone, f"recorded run {name!r}", 1e-6)
+    return (f"the parts add up on {len(cases)} synthetic runs of 2, 3 and 4 ranks and on "
+            f"{len(recorded)} recorded just now")
+
+
+@functools.cache
+def recorded_runs(gpus: int) -> lost_time_runs.RunsOnRanks:
+    """Returns two runs recorded once in a process. gpus: that are used; another choice of the
+    device is another recording."""
+    return lost_time_runs.record_once(lost_time_runs.preset_for_checks(),
+                                      ("slow link", "slow rank"))
+
+
+def _backwards(run) -> list[Trace]:
+    return [replace(trace, rank=number) for number, trace in enumerate(reversed(run))]
+
+
+def _judge_parts(parts_of_step, run, rank, what, abs_tol=1e-9) -> None:
+    got = _parts(parts_of_step(list(run), rank), f"{what}: parts_of_step")
+    want = lost_time.parts_of_step(run, rank)
+    for part in PARTS:
+        # Invariants: a part is the time in which nothing before it in the list takes place; what
+        # is hidden costs nothing, and no moment counts twice, nor for two parts.
+        judge_number(got[part], want[part], _causes_of_part(part, run, rank, want),
+                     f"{what}: {part}", "s", _RULE[part], rel_tol=1e-6, abs_tol=abs_tol)
+
+
+def _judge_lost(divide_lost_time, run, alone, what, abs_tol=1e-9) -> None:
+    got = _parts(divide_lost_time(list(run), list(alone)), f"{what}: divide_lost_time")
+    want = lost_seconds(run, alone)
+    for part in PARTS:
+        # Invariant: of the rank that waits most, because what another one is slower by shows there
+        # as waiting; less the same part of the rank alone, so that the sum is what is lost.
+        judge_number(got[part], want[part], list(_causes_of_loss(part, run, alone)),
+                     f"{what}: {part}", "s", "Take the parts of the rank that waits most, and "
+                     "subtract those of the rank alone.", rel_tol=1e-6, abs_tol=abs_tol)
+    lost, whole = sum(got[part] for part in PARTS), sum(want.values())
+    # Follows from the above; kept for a function that returns other numbers when asked again.
+    judge_number(lost, whole, [], f"{what}: the sum of the parts", "s", rel_tol=1e-5,
+                 abs_tol=4 * abs_tol)
+
+
+def _parts(returned, what) -> dict[str, float]:
+    if not isinstance(returned, Mapping):
+        raise Wrong(f"{what} returned {kind_of(returned)}, not a dictionary",
+                    f"Its keys are {', '.join(PARTS)}.")
+    if set(returned) != set(PARTS):
+        missing = [part for part in PARTS if part not in returned]
+        more = [str(key) for key in returned if key not in PARTS]
+        raise Wrong(f"{what} returned a dictionary " + " and ".join(
+            [*([f"without {', '.join(missing)}"] if missing else []),
+             *([f"with {', '.join(more)} in addition"] if more else [])]),
+            f"Its keys are {', '.join(PARTS)}, and nothing else.")
+    return {part: require_number(returned[part], f"{what}, {part}") for part in PARTS}
+
+
+class _Variants:
+    """The intervals of a rank's step with one thing or another done differently."""
+
+    def __init__(self, run, rank):
+        self.trace, self.steps = run[rank], max(1, len(run[rank].steps))
+        self.last = last_begins(run)
+        self.loading = union(self.trace.labelled(LOADER))
+        self.busy = union([*self.loading, *self.trace.compute])
+        self.in_flight = union(self.trace.collectives)
+        self.moving = self._moving(self.last)
+        self.issued = self._moving([max(one.issued for one in same) for same in
+                                    zip(*(each.collectives for each in run), strict=True)])
+        self.first = self._moving([min(one.begin for one in same) for same in
+                                   zip(*(each.collectives for each in run), strict=True)])
+        self.mean = self._moving([fmean(one.begin for one in same) for same in
+                                  zip(*(each.collectives for each in run), strict=True)])
+
+    def _moving(self, begins) -> list:
+        return union((max(begin, one.begin), one.end) for one, begin in
+                     zip(self.trace.collectives, begins, strict=True))
+
+    def exposed(self, intervals, busy=None) -> float:
+        return total_seconds(subtract(intervals, self.busy if busy is None else busy)) / self.steps
+
+    def waiting(self, moving) -> float:
+        return self.exposed(subtract(self.in_flight, moving))
+
+    def before(self) -> float:
+        """Of all collectives that wait, whatever else moves."""
+        return self.exposed(union((one.begin, last) for one, last in
+                                  zip(self.trace.collectives, self.last, strict=True)))
+
+    def each(self, begins_at_last: bool) -> float:
+        """The seconds of collectives, in which one moment counts as often as there are some."""
+        spans = zip(self.trace.collectives, self.last, strict=True)
+        return sum(self.exposed([(last, one.end) if begins_at_last else (one.begin, last)])
+                   for one, last in spans)
+
+
+def _causes_of_part(part, run, rank, want) -> Iterator[Cause]:
+    """What mistakes lead to; nothing is computed before the first is asked for."""
+    causes = {"communication": _of_communication, "waiting": _of_waiting,
+              "data loading": _of_loading, "computing": _of_computing}[part]
+    found = [*causes(_Variants(run, rank), want),
+             (want[part] * max(1, len(run[rank].steps)), "that is of all recorded steps together",
+              "Divide by len(trace.steps)."),
+             (1e3 * want[part], "that is in milliseconds", "Return seconds.")]
+    yield from (cause for cause in found if cause[0] and cause[0] != want[part])
+
+
+def _of_communication(rank, want) -> list[Cause]:
+    return [
+        (rank.exposed(rank.in_flight), "that counts waiting for the last rank as communication",
+         "A collective communicates from when it has begun on all ranks."),
+        (rank.exposed(rank.moving, []), "that counts what computing or loading hides",
+         "Subtract the intervals in which the rank computes or loads."),
+        (rank.exposed(rank.in_flight, []), "that is all of the time in flight",
+         "Subtract the intervals in which the rank computes or loads, and begin when all ranks "
+         "have begun."),
+        (rank.each(True), "that counts a moment twice where two collectives are in flight",
+         "Unite the intervals first: lab.union."),
+        (rank.exposed(rank.moving, rank.trace.compute), "that counts what loading hides",
+         "A moment inside the data loader's label is data loading."),
+        (rank.exposed(rank.issued), "that begins when the last rank has called",
+         "After its call a collective may wait in a queue: take `begin`."),
+        (rank.exposed(rank.first), "that begins with the first rank",
+         "Nothing can arrive before the last rank has begun: max, not min."),
+        (rank.exposed(rank.mean), "that begins at the ranks' mean",
+         "The slowest rank decides: max, not the mean."),
+        (want["communication"] - (rank.before() - want["waiting"]),
+         "that leaves out what moves while another collective waits",
+         "Such a moment is communication: subtract what moves from what waits, not the other way "
+         "round.")]
+
+
+def _of_waiting(rank, want) -> list[Cause]:
+    return [
+        (rank.exposed(rank.in_flight), "that is communication, too",
+         "Waiting ends when the last rank has begun."),
+        (rank.before(), "that counts as waiting what is communication of another collective",
+         "While any collective moves, a moment is communication."),
+        (rank.each(False), "that counts a moment twice where two collectives wait",
+         "Unite the intervals first: lab.union."),
+        (rank.exposed(subtract(rank.in_flight, rank.moving), []),
+         "that counts what computing or loading hides",
+         "Subtract the intervals in which the rank computes or loads."),
+        (rank.exposed(subtract(rank.in_flight, rank.moving), rank.trace.compute),
+         "that counts what loading hides",
+         "A moment inside the data loader's label is data loading."),
+        (rank.waiting(rank.issued), "that ends when the last rank has called",
+         "After its call a collective may wait in a queue: take `begin`."),
+        (rank.waiting(rank.first), "that ends with the first rank",
+         "It waits for the last one: max, not min."),
+        (rank.waiting(rank.mean), "that ends at the ranks' mean",
+         "The slowest rank decides: max, not the mean.")]
+
+
+def _of_loading(rank, want) -> list[Cause]:
+    after = total_seconds(subtract(subtract(rank.loading, rank.trace.compute), rank.in_flight))
+    return [
+        (rank.exposed(rank.loading, []), "that counts what computing hides",
+         "Subtract the intervals in which the rank computes."),
+        (after / rank.steps, "that leaves out loading while a collective is in flight",
+         "Loading comes before communication and waiting."),
+        (sum(label.seconds for label in rank.trace.labels if not label.name.startswith(
+            ("labs::step", "enumerate"))) / rank.steps, "that takes other labels",
+         "Those that begin with enumerate(DataLoader) are the data loader's.")]
+
+
+def _of_computing(rank, want) -> list[Cause]:
+    return [
+        (total_seconds(rank.trace.compute) / rank.steps, "that leaves out the pauses between "
+         "operations, so the parts do not add up to the step", _RULE["computing"]),
+        (want["computing"] + want["data loading"], "that counts data loading again",
+         _RULE["computing"]),
+        (want["computing"] + want["waiting"], "that counts waiting again", _RULE["computing"]),
+        (want["computing"] + want["communication"], "that counts communication again",
+         _RULE["computing"]),
+        (rank.trace.seconds / rank.steps, "that is the whole step", _RULE["computing"]),
+        (rank.trace.ends / rank.steps - sum(want.values()) + want["computing"],
+         "that counts the pause between two steps", "trace.seconds is of the steps alone.")]
+
+
+def _causes_of_loss(part, run, alone) -> Iterator[Cause]:
+    """What mistakes lead to."""
+    parts = [lost_time.parts_of_step(run, rank) for rank in range(len(run))]
+    single = lost_time.parts_of_step(alone, 0)
+    want = lost_seconds(run, alone)[part]
+    most = max(parts, key=lambda one: one["waiting"])
+    least = min(parts, key=lambda one: one["waiting"])
+    found = [
+        (most[part], "that is what the step has, not what it loses",
+         "Subtract the same part of the rank alone."),
+        (-want, "that is upside down", "What is lost is above 0."),
+        (max(want, 0.0), "that hides that something is gained", "A part may be below 0, and the "
+         "sum is right only with it."),
+        (abs(want), "that takes a gain for a loss", "A part may be below 0."),
+        (parts[0][part] - single[part], "that is of rank 0", "Which rank waits most?"),
+        (parts[-1][part] - single[part], "that is of the last rank", "Which rank waits most?"),
+        (least[part] - single[part], "that is of the rank that waits least",
+         "What the slow rank takes longer for shows on the others."),
+        (fmean(one[part] for one in parts) - single[part], "that is the mean of the ranks",
+         "In the mean, one slow rank is slower computing as well as waiting. Take the rank that "
+         "waits most."),
+        (sum(one[part] for one in parts) - single[part], "that is the sum of the ranks",
+         "They work at the same time."),
+        (max(one[part] for one in parts) - single[part], "that takes the largest of each part, "
+         "from different ranks", "The parts add up only within one rank.")]
+    yield from (cause for cause in found if cause[0] != want)

@@ -1,0 +1,209 @@
+"""Records steps of DDP in which one cause of lost time dominates, and the same share of the work on
+one rank that is alone on the machine.
+
+Each fault takes a multiple of the seconds of a step alone, so that it has the same part of a step
+on a fast machine and on a slow one, and is larger than the noise.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from labs.exercises import comparison
+from labs.exercises.comparison import NotShown
+from labs.exercises.verdicts import shows
+from labs.fsdp_profiling.injected_faults import Loading, SlowRank
+from labs.fsdp_profiling.recording import traces_folder
+from labs.meters.lost_time import lost_seconds
+from labs.meters.trace import Trace
+from labs.meters.trace_clock import on_one_axis, without_loading
+from labs.meters.trace_file import fastest, record_step
+from labs.scaling.runs import scaling_runs
+from labs.training import models
+from labs.training.loop import labelled_step
+from labs.training.presets import Preset
+from labs.words import counted
+from labs.workers import devices
+from labs.workers.launcher import launch
+from labs.workers.progress import status
+from labs.workers.slow_link import Link, slow_link
+
+STEPS, RECORDINGS, WARM_UP = 2, 2, 2  # steps of a recording; recordings, of which the fastest stays
+ROUNDS = 3  # of all runs, until each shows its fault
+BYTES = 0.3  # of a step alone: how long the bytes of all gradients take on the healthy link
+SLOWER_LINK = 10  # times as long on the slow one
+LOADING = 2.0  # steps alone that the slow loader takes
+EXTRA = 8  # times its blocks' forward that a slow rank computes in addition
+FAULTS = {"healthy": None, "slow link": "communication", "slow rank": "waiting",
+          "slow data loader": "data loading", "slow computing": "computing"}
+"""Run -> the part of the step in which its fault shows."""
+
+
+class RunsOnRanks(dict[str, list[Trace]]):
+    """Run -> the traces of its ranks, on one time axis. alone: a list with the trace of a single
+    rank that does as much work as each of theirs."""
+
+    def __init__(self, runs, alone: list[Trace], link: Link | None):
+        super().__init__(runs)
+        self.alone, self.link = alone, link
+
+    def __repr__(self):
+        step = {name: 1e3 * max(trace.seconds / len(trace.steps) for trace in run)
+                for name, run in {"one rank alone": self.alone, **self}.items()}
+        files = Path(self.alone[0].path).parent
+        return "\n".join([*(f"{name}: a step of {ms:.0f} ms" for name, ms in step.items()),
+                          f"files for ui.perfetto.dev: {files.parent.name}/{files.name}"])
+
+
+@dataclass
+class _Job:
+    """What a rank trains: a step, and what slows it down."""
+
+    step: Callable[[], None]
+    loading: Loading = field(default_factory=Loading)
+    slow: SlowRank | None = None
+
+
+@shows("Recorded steps")
+def record_lost_time(preset: Preset | None = None, names: tuple[str, ...] = tuple(FAULTS)
+                     ) -> RunsOnRanks:
+    """Records a few steps of one rank alone and of each of these runs, again where a run does not
+    show its fault: then the machine was busy."""
+    chosen = preset or scaling_runs.small_preset()
+    for turn in range(1, ROUNDS + 1):
+        with status(f"recording {counted(len(names) + 1, 'run')}, turn {turn} of at most {ROUNDS}"):
+            found = record_once(chosen, names)
+        if all(shows_fault(name, found) for name in names):
+            return found
+    raise NotShown("a run shows its fault in none of "
+                   f"{ROUNDS} recordings: this machine is too busy for times, "
+                   "run the cell again when it is quiet")
+
+
+def preset_for_checks() -> Preset:
+    """Returns a smaller preset on a laptop: a check reads seconds, whatever they are."""
+    chosen = scaling_runs.small_preset()
+    return replace(chosen, layers=2, batch=2) if chosen.name == "laptop" else chosen
+
+
+def shows_fault(name: str, runs: RunsOnRanks) -> bool:
+    """Whether the part in which the fault shows is the largest one of what a step loses."""
+    lost = lost_seconds(runs[name], runs.alone)
+    return FAULTS[name] is None or max(lost, key=lost.get) == FAULTS[name]
+
+
+def record_once(preset: Preset, names: tuple[str, ...] = tuple(FAULTS)) -> RunsOnRanks:
+    """Records each run once."""
+    folder = traces_folder().parent / "scaling"
+    folder.mkdir(parents=True, exist_ok=True)
+    by_rank = launch(_record_all, preset, names, folder, ranks=preset.ranks, quiet=True,
+                     verify=False, hang_after=60, timeout=None)
+    runs = {name: [without_loading(trace) for trace in
+                   on_one_axis([found[name] for found, _ in by_rank])] for name in names}
+    found, link = by_rank[0]
+    return RunsOnRanks(runs, [without_loading(found["alone"])], link)
+
+
+def _record_all(preset, names, folder) -> tuple[dict[str, Trace], Link | None]:
+    """On a rank: run -> trace; "alone" on rank 0 only."""
+    scaling_runs.one_thread()
+    alone = _job(preset, group=None)
+    link = scaling_runs.link_for(preset, alone.step, BYTES)
+    found = {}
+    if dist.get_rank() == 0:
+        _warm_up(alone)
+        recorded = [record_step(alone.step, steps=STEPS) for _ in range(RECORDINGS)]
+        # another program only makes a step longer
+        fewest = min(recorded, key=lambda one: one.seconds)
+        found["alone"] = fewest.write(folder / "alone.json.gz")
+    else:
+        for _ in range(RECORDINGS):
+            dist.barrier()  # that of `record_step`
+    dist.barrier()  # rank 0 is alone until here
+    seconds = _of_rank_0(found["alone"].seconds / STEPS if found else 0.0)
+    for name in names:
+        job = _job(preset, dist.group.WORLD, slow=_is_slow(name), hook=_slow_gpu_link(
+            preset, seconds) if name == "slow link" and link is None else None)
+        slower = SLOWER_LINK if name == "slow link" else 1
+        with _on(link, slower):
+            _warm_up(job)
+            job.loading.delay = LOADING * seconds * (name == "slow data loader")
+            if job.slow:
+                job.slow.active = True
+            file = folder / f"{name.replace(' ', '_')}_rank{dist.get_rank()}.json.gz"
+            recorded = [record_step(job.step, steps=STEPS) for _ in range(RECORDINGS)]
+            found[name] = recorded[fastest(recorded)].write(file)
+    return found, link
+
+
+def _is_slow(name) -> bool:
+    last = dist.get_rank() == dist.get_world_size() - 1
+    return name == "slow computing" or name == "slow rank" and last
+
+
+def _job(preset, group, slow: bool = False, hook: Callable | None = None) -> _Job:
+    def strategy(model, optimizer_class, **settings):
+        job.slow = SlowRank(model, EXTRA) if slow else None
+        return scaling_runs.ddp_in(group, preset.cap_bytes, model, optimizer_class, **settings)
+
+    job = _Job(lambda: None)
+    module, optimizer = comparison.build(strategy, preset)
+    if hook:
+        module.register_comm_hook(None, hook)
+    # one batch for each step, all made before: only `Loading` takes time
+    [batch] = comparison.batches(preset, 1)
+    batches = iter(DataLoader([batch] * 1000, batch_size=None, collate_fn=job.loading))
+    job.step = lambda: labelled_step(module, optimizer, next(batches))
+    return job
+
+
+def _warm_up(job) -> None:
+    for _ in range(WARM_UP):
+        job.step()
+    devices.synchronize()
+
+
+@contextlib.contextmanager
+def _on(link: Link | None, slower: float):
+    if link is None:
+        yield
+        return
+    with slow_link(replace(link, bytes_per_second=link.bytes_per_second / slower)):
+        yield
+
+
+def _of_rank_0(seconds: float) -> float:
+    found = torch.tensor([seconds], dtype=torch.float64, device=devices.device())
+    dist.broadcast(found, 0)
+    return found.item()
+
+
+def _slow_gpu_link(preset, seconds) -> Callable:
+    """On GPUs, whose link cannot be slowed down: a hook for DDP that sends each bucket so often
+    that all of them take as long as on the slow link of a CPU."""
+    with torch.device("meta"):
+        elements = models.count_trainable(comparison.model_of(preset))
+    gradients = torch.zeros(elements, device=devices.device())
+    taken = []
+    for _ in range(4):  # the first ones connect the ranks
+        devices.synchronize()
+        taken.append(scaling_runs.timed(lambda: (dist.all_reduce(gradients),
+                                                 devices.synchronize())))
+    times = math.ceil(_of_rank_0(BYTES * SLOWER_LINK * seconds / min(taken)))
+    return partial(_sent_often, times)
+
+
+def _sent_often(times, state, bucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook of DDP: averages a bucket, after sending as much in vain."""
+    buffer = bucket.buffer()
+    for _ in range(times - 1):
+        dist.all_reduce(torch.empty_like(buffer), async_op=True)
+    work = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
