@@ -124,11 +124,11 @@ def _draw_waterfall(ax: Axes, lost: Mapping[str, float], efficiency: float) -> N
 
 def _write(ax, row, begin, end, text, colour) -> None:
     """In a bar that is long enough, else right of it, or left of it where there is no room."""
-    style = {"va": "center", "fontsize": 9, "textcoords": "offset points"}
     if end - begin > 42:
-        ax.annotate(text, ((begin + end) / 2, row), xytext=(0, 0), ha="center",
-                    color=palette.text_on(colour), **style)
+        ax.text((begin + end) / 2, row, text, ha="center", va="center", fontsize=9,
+                color=palette.text_on(colour))
         return
     right = end < 60
     ax.annotate(text, (end if right else begin, row), ha="left" if right else "right",
-                xytext=(4 if right else -4, 0), color=palette.INK, **style, **marks.ON_PAPER)
+                va="center", xytext=(4 if right else -4, 0), textcoords="offset points",
+                fontsize=9, color=palette.INK, **marks.ON_PAPER)

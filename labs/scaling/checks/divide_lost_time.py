@@ -77,16 +77,16 @@ def _judge_parts(parts_of_step, run, rank, what, abs_tol=1e-9) -> None:
 def _judge_lost(divide_lost_time, run, alone, what, abs_tol=1e-9) -> None:
     got = _parts(divide_lost_time(list(run), list(alone)), f"{what}: divide_lost_time")
     want = lost_seconds(run, alone)
+    # Invariant: together the parts are what a step takes longer, a gain included.
+    judge_number(sum(got.values()), sum(want.values()), _causes_of_sum(run, alone),
+                 f"{what}: the sum of the parts", "s", "They add up to a step of the rank that "
+                 "waits most, less that of the rank alone.", rel_tol=1e-6, abs_tol=4 * abs_tol)
     for part in PARTS:
         # Invariant: of the rank that waits most, because what another one is slower by shows there
-        # as waiting; less the same part of the rank alone, so that the sum is what is lost.
-        judge_number(got[part], want[part], list(_causes_of_loss(part, run, alone)),
+        # as waiting; less the same part of the rank alone.
+        judge_number(got[part], want[part], _causes_of_loss(part, run, alone),
                      f"{what}: {part}", "s", "Take the parts of the rank that waits most, and "
                      "subtract those of the rank alone.", rel_tol=1e-6, abs_tol=abs_tol)
-    lost, whole = sum(got[part] for part in PARTS), sum(want.values())
-    # Follows from the above; kept for a function that returns other numbers when asked again.
-    judge_number(lost, whole, [], f"{what}: the sum of the parts", "s", rel_tol=1e-5,
-                 abs_tol=4 * abs_tol)
 
 
 def _parts(returned, what) -> dict[str, float]:
@@ -226,29 +226,33 @@ def _of_computing(rank, want) -> list[Cause]:
          "that counts the pause between two steps", "trace.seconds is of the steps alone.")]
 
 
+def _causes_of_sum(run, alone) -> Iterator[Cause]:
+    """What mistakes lead to."""
+    parts = [lost_time.parts_of_step(run, rank) for rank in range(len(run))]
+    single, lost = lost_time.parts_of_step(alone, 0), lost_seconds(run, alone)
+    step, whole = (sum(one.values()) for one in (parts[0], single))
+    yield step, "that is the step itself", "Subtract what the rank alone takes, part by part."
+    yield -sum(lost.values()), "that is upside down", "What is lost is above 0."
+    if min(lost.values()) < 0:
+        hint = "A part may be below 0: the sum is right only with it."
+        yield (sum(max(each, 0.0) for each in lost.values()), "that hides that something is gained",
+               hint)
+        yield sum(map(abs, lost.values())), "that takes a gain for a loss", hint
+    yield (sum(sum(one.values()) for one in parts) - whole, "that is the sum of the ranks",
+           "They work at the same time.")
+    yield (sum(max(one[part] for one in parts) for part in PARTS) - whole, "that takes the largest "
+           "of each part, from different ranks", "The parts add up only within one rank.")
+
+
 def _causes_of_loss(part, run, alone) -> Iterator[Cause]:
     """What mistakes lead to."""
     parts = [lost_time.parts_of_step(run, rank) for rank in range(len(run))]
-    single = lost_time.parts_of_step(alone, 0)
-    want = lost_seconds(run, alone)[part]
-    most = max(parts, key=lambda one: one["waiting"])
+    single = lost_time.parts_of_step(alone, 0)[part]
     least = min(parts, key=lambda one: one["waiting"])
-    found = [
-        (most[part], "that is what the step has, not what it loses",
-         "Subtract the same part of the rank alone."),
-        (-want, "that is upside down", "What is lost is above 0."),
-        (max(want, 0.0), "that hides that something is gained", "A part may be below 0, and the "
-         "sum is right only with it."),
-        (abs(want), "that takes a gain for a loss", "A part may be below 0."),
-        (parts[0][part] - single[part], "that is of rank 0", "Which rank waits most?"),
-        (parts[-1][part] - single[part], "that is of the last rank", "Which rank waits most?"),
-        (least[part] - single[part], "that is of the rank that waits least",
-         "What the slow rank takes longer for shows on the others."),
-        (fmean(one[part] for one in parts) - single[part], "that is the mean of the ranks",
-         "In the mean, one slow rank is slower computing as well as waiting. Take the rank that "
-         "waits most."),
-        (sum(one[part] for one in parts) - single[part], "that is the sum of the ranks",
-         "They work at the same time."),
-        (max(one[part] for one in parts) - single[part], "that takes the largest of each part, "
-         "from different ranks", "The parts add up only within one rank.")]
-    yield from (cause for cause in found if cause[0] != want)
+    yield (fmean(one[part] for one in parts) - single, "that is the mean of the ranks",
+           "In the mean, one slow rank is slower computing as well as waiting. Take the rank that "
+           "waits most.")
+    yield parts[0][part] - single, "that is of rank 0", "Which rank waits most?"
+    yield parts[-1][part] - single, "that is of the last rank", "Which rank waits most?"
+    yield (least[part] - single, "that is of the rank that waits least",
+           "What the slow rank takes longer for shows on the others.")

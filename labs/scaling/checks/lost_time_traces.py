@@ -86,7 +86,7 @@ def cases() -> dict[str, tuple[list[Trace], list[Trace]]]:
             Rank(((2.5, 7),), ((0, 2.5), (7, 10)), ((4, 5),))), alone(4.5, 0)),
         "issued long before it begins": (run(
             Rank(((5, 9, 0.5), (9, 9.5, 1)), ((0, 5), (9.5, 10))),
-            Rank(((7, 9, 0.25), (9, 9.5, 0.75)), ((0, 7), (9.5, 10)))), alone(5, 0)),
+            Rank(((7, 9, 6), (9, 9.5, 6.5)), ((0, 7), (9.5, 10)))), alone(5, 0)),
         "begun in another order than issued": (run(
             Rank(((6, 9, 1), (2, 5, 1.5)), ((0, 2), (5, 6))),
             Rank(((7, 9, 1), (3, 5, 1.5)), ((0, 3), (5, 7)))), alone(3, 0)),
