@@ -82,7 +82,9 @@ def show_lost_time(runs: RunsOnRanks, divide_lost_time: Callable) -> Picture:
     """Draws a waterfall for each run: from N times the throughput of one rank, down by what each
     part loses, to the throughput of the run. In percent of N times: a step of T seconds of which a
     part loses t has lost t/T of what N ranks could do."""
-    figure, axes = canvas(WIDTH, 3.5, ncols=len(runs), sharey=True, squeeze=False)
+    note = runs.note()
+    figure, axes = canvas(WIDTH, 3.5 + marks.NOTE_LINE * bool(note), ncols=len(runs), sharey=True,
+                          squeeze=False)
     words, metrics = [], []
     [alone] = [sum(parts_of_step(runs.alone, 0).values())]
     for ax, (name, run) in zip(axes[0], runs.items(), strict=True):
@@ -98,9 +100,9 @@ def show_lost_time(runs: RunsOnRanks, divide_lost_time: Callable) -> Picture:
     marks.name_rows(axes[0][0], [f"{ranks} × one rank alone", *(_NAMES[part] for part in PARTS),
                                  "efficiency of the run"], size=9.5)
     marks.note_below(figure, f"percent of {ranks} times the throughput of one rank, which takes "
-                     f"{1e3 * alone:,.0f} ms for a step")
-    return Picture(figure, "\n".join([f"one rank alone: a step of {1e3 * alone:.1f} ms", *words]),
-                   data=runs, metrics=metrics)
+                     f"{1e3 * alone:,.0f} ms for a step" + f"\n{note}" * bool(note))
+    return Picture(figure, "\n".join([f"one rank alone: a step of {1e3 * alone:.1f} ms", *words,
+                                      *filter(None, [note])]), data=runs, metrics=metrics)
 
 
 def _draw_waterfall(ax: Axes, lost: Mapping[str, float], efficiency: float) -> None:
