@@ -830,9 +830,6 @@ def test_right(check, answer):
 @pytest.mark.parametrize("check, answer, hint", [
     (lab.check_communication_share, each(lambda trace, spans: lab.total_seconds(spans)),
      "lab.union make"),
-    (lab.check_communication_share,
-     each(lambda trace, spans: united([(one.begin, one.end) for one in spans])),
-     "takes the spans themselves"),
     (lab.check_exposed_share, lambda trace: lab.subtract(trace.collectives, trace.compute),
      "lab.union makes"),
     (lab.check_attribute, Attribute.by_its_begin, "collective.issued"),

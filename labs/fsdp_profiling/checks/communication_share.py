@@ -12,9 +12,7 @@ from labs.meters.trace import Trace, total_seconds, union
 KINDS = ("all_gather", "reduce_scatter")
 HINTS = {
     "cannot unpack non-iterable": "lab.total_seconds and lab.subtract take intervals: lab.union "
-                                  "makes them from spans.",
-    "'tuple' object has no attribute 'begin'": "lab.union takes the spans themselves, such as "
-                                               "trace.of(kind)."}
+                                  "makes them from spans."}
 
 
 @check("5.1", device=None, hints=HINTS)
