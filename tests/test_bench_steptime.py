@@ -4,9 +4,10 @@ import json
 
 import pytest
 from _bench import __main__ as bench
-from _bench import steptime, steptime_fit
+from _bench import steptime
 
 from labs.predictions.step_time import FITTED, load_published_runs
+from labs.predictions.step_time import fit as steptime_fit
 from labs.predictions.step_time.published_runs import ROWS
 
 

@@ -43,8 +43,19 @@ if TYPE_CHECKING:
     from labs.training.models import blocks
     # isort: split
     # part 4: what limits it
+    from labs.scaling.charts.limits import show_step_errors, show_step_times, show_utilization
+    from labs.scaling.checks.step_seconds import check_step_seconds
+    from labs.scaling.checks.utilization import check_utilization
+    from labs.scaling.scaffold import own_run, reported_run, step_parts
+    # isort: split
     # part 5: Accelerate and DeepSpeed
     # part 6: what it costs
+    from labs.predictions.prices import price_table
+    from labs.scaling.charts.costs import show_budget, show_claim, show_costs, show_spot
+    from labs.scaling.checks.claim import SCALES, SLIP, check_claim
+    from labs.scaling.checks.costs import check_costs
+    from labs.scaling.checks.spot_costs import check_spot_costs
+    # isort: split
     # part 7: written down
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -1,7 +1,17 @@
 """What a student of notebook 06 calls or subclasses."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
+
+from labs.exercises.verdicts import Wrong, shows
+from labs.meters.own_speed import OwnSpeed, measure_own_speed
+from labs.predictions.reported_runs import ReportedRun, reported_runs
+from labs.predictions.step_time import StepParts, load_published_runs
+from labs.predictions.step_time.fit import held_out
+from labs.training.models import VOCABULARY
+from labs.training.presets import Preset, preset
+from labs.workers import devices
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "solutions" / "scripts"
 _MARKER = re.compile(r"^\s*### (BEGIN|END) SOLUTION\n", re.MULTILINE)
@@ -18,3 +28,38 @@ def write_script(name: str, folder: Path | str = ".") -> Path:
     path = Path(folder) / name
     path.write_text(worked_script(name), encoding="utf-8")
     return path
+
+
+# ---- part 4: what limits it
+
+SMALL = {"layers": 4, "hidden": 256, "heads": 4, "context": 64, "batch": 4}  # of one core
+
+
+def reported_run(name: str) -> ReportedRun:
+    """A published run, such as "mosaic-096". Raises Wrong for another name."""
+    if name not in reported_runs():
+        raise Wrong(f"no published run {name!r}", f"Choose among {', '.join(reported_runs())}.")
+    return replace(reported_runs()[name])
+
+
+def step_parts(name: str) -> StepParts:
+    """The parts of a published run's step, with constants that were fitted without it."""
+    [row] = [row for row in load_published_runs() if row.id == name]
+    return StepParts.of(row.run, held_out()[name])
+
+
+@shows("This machine's own run")
+def own_run(chosen: Preset | None = None) -> ReportedRun:
+    """Trains a small GPT-2 on one core, or on one GPU, and returns the run as a report would: its
+    "data sheet" is a large fp32 product on the same device."""
+    chosen = chosen or (preset() if devices.gpus() else preset("laptop", **SMALL))
+    return as_run(measure_own_speed(replace(chosen, ranks=1)))
+
+
+def as_run(speed: OwnSpeed) -> ReportedRun:
+    """The measured speed as a report: the head of GPT-2 is its embedding."""
+    where = "one GPU of this machine" if speed.device == "cuda" else "one core of this machine"
+    sizes = speed.preset
+    return ReportedRun(f"GPT-2 on {where}", speed.parameters, VOCABULARY, True, sizes.layers,
+                       sizes.hidden, sizes.context, "none", 1, speed.flops_per_s / 1e12, False,
+                       speed.tokens_per_s)

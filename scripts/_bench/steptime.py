@@ -3,7 +3,6 @@
 import functools
 import math
 
-from _bench.steptime_fit import FOLDS, by_code_base, folds, left_out
 from labs.predictions.step_time import (
     FITTED,
     PublishedRun,
@@ -11,6 +10,7 @@ from labs.predictions.step_time import (
     load_published_runs,
     step_time,
 )
+from labs.predictions.step_time.fit import FOLDS, by_code_base, held_out, left_out
 
 BANDS = {"up to 2k": (0, 2048), "2k to 4k": (2049, 4096), "4k to 8k": (4097, 8192),
          "above 8k": (8193, math.inf), "up to 4k": (0, 4096), "above 4k": (4097, math.inf)}
@@ -46,7 +46,7 @@ def _constants() -> tuple[dict, dict]:
     """Constants that were fitted without a row's fold, by the row's key; without a whole code base,
     by its name."""
     ours = [row for row in load_published_runs() if row.run]
-    by_fold, by_base = left_out(ours, folds(ours)), left_out(ours, by_code_base(ours))
+    by_fold, by_base = held_out(), left_out(ours, by_code_base(ours))
     return ({row.key: by_fold[row.id] for row in ours},
             {row.code_base.name: by_base[row.id] for row in ours})
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs.predictions import rent, traffic
+from labs.predictions import traffic
 from labs.start_here import recording
 
 
@@ -35,10 +35,6 @@ def test_a_real_ring_sends_what_is_predicted(warm_launcher, ranks):
 def test_no_ranks_make_no_sense():
     with pytest.raises(ValueError, match="at least 1 rank"):
         traffic.all_reduce(1, 0)
-
-
-def test_a_node_is_rented_by_the_minute():
-    assert rent.node_dollars(60) == pytest.approx(22.32)
 
 
 def stage_elements(stage: int, parameters: float, ranks: int, reshard: bool = True) -> float:

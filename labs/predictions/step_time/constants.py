@@ -1,7 +1,7 @@
 """Every constant of the step-time model: seven that are fitted, and those that are published.
 
 None belongs to a row or to a code base. The fitted ones are shares and rates of hardware that no
-data sheet gives; `python -m _bench.steptime_fit` (in scripts/) prints them again from
+data sheet gives; `python -m labs.predictions.step_time.fit` prints them again from
 published_runs.json, and `scripts/bench steptime` judges the model on rows left out of the fit.
 """
 

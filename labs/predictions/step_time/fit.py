@@ -1,15 +1,16 @@
-"""Fits the seven constants of the step-time model, and predicts rows that were left out of a fit.
+"""Fits the seven constants of the step-time model, also without the rows that it is to predict.
 
-As a program, `python -m _bench.steptime_fit`, it prints the table for
-labs/predictions/step_time/constants.py.
+As a program, `python -m labs.predictions.step_time.fit`, it prints the table for constants.py.
 """
 
+import functools
 from dataclasses import fields
 
 import numpy as np
 
-from labs.predictions.step_time import Constants, PublishedRun, load_published_runs, step_time
-from labs.predictions.step_time.constants import EXPECTED
+from labs.predictions.step_time.constants import EXPECTED, Constants
+from labs.predictions.step_time.published_runs import PublishedRun, load_published_runs
+from labs.predictions.step_time.step import step_time
 
 FOLDS = 5
 _NAMES = tuple(field.name for field in fields(Constants))
@@ -72,6 +73,14 @@ def left_out(runs: list[PublishedRun], parts: list[set[str]]) -> dict[str, Const
         constants = fit([run for run in runs if run.id not in part])
         found |= dict.fromkeys(part, constants)
     return found
+
+
+@functools.cache
+def held_out() -> dict[str, Constants]:
+    """Id of each row of the repository that can be predicted -> constants fitted without its fold,
+    so that no row is predicted with constants that know its published time."""
+    runs = [run for run in load_published_runs() if run.run]
+    return left_out(runs, folds(runs))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""Interruptible machines: billed hours of a job that the seller may stop, by an event simulation.
+
+Interruptions are independent of each other (a Poisson process). Each loses what was trained since
+the last checkpoint, and the restart is billed before training goes on; saving takes no time.
+"""
+
+import math
+import random
+
+
+def billed_hours(hours: float, rate: float, interval: float, restart: float,
+                 seed: int | None = None) -> float:
+    """Billed hours until `hours` of training are done, in one simulated run. rate: interruptions
+    per billed hour; interval: hours between checkpoints; restart: hours of a restart."""
+    dice = random.Random(seed)
+    done = billed = waiting = 0.0
+    while done < hours:
+        piece = min(interval, hours - done)
+        until_stopped = dice.expovariate(rate) if rate else math.inf
+        if until_stopped < waiting + piece:
+            billed, waiting = billed + until_stopped, restart
+        else:
+            billed, done, waiting = billed + waiting + piece, done + piece, 0.0
+    return billed
+
+
+def expected_hours(hours: float, rate: float, interval: float, restart: float) -> float:
+    """What `billed_hours` is on average where `hours` are whole intervals: (e^(rτ) − 1)·e^(rR)/(rτ)
+    for each hour, with interval τ and restart R (Daly, "A higher order estimate of the optimum
+    checkpoint interval for restart dumps", 2006, section 2)."""
+    if not rate:
+        return hours
+    return hours * math.expm1(rate * interval) * math.exp(rate * restart) / (rate * interval)
+
+
+def break_even_rate(ratio: float, interval: float, restart: float) -> float:
+    """Interruptions per billed hour at which `expected_hours` is `ratio` times the hours: where the
+    on-demand price is `ratio` times the spot price. 0 if ratio is 1 or less."""
+    low, high = 0.0, math.log(max(1.0, ratio)) / (interval / 2 + restart) * 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        short = expected_hours(1, middle, interval, restart) < ratio
+        low, high = (middle, high) if short else (low, middle)
+    return low

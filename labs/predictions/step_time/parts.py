@@ -1,0 +1,122 @@
+"""The parts of a step, before they are put together: what is computed, and what is sent beside it.
+
+All seconds are of a whole step on the slowest rank, without the wait of a pipeline.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from labs.predictions.step_time import communication
+from labs.predictions.step_time.computation import head_times, layer_times, optimizer_seconds
+from labs.predictions.step_time.constants import FITTED, Constants
+from labs.predictions.step_time.training_run import TrainingRun
+
+
+@dataclass(frozen=True)
+class Part:
+    """cause: the field of `StepTime` that it counts for. beside: None if it is computed; of
+    communication, the seconds of computing that are in the same place of the step, 0 where nothing
+    is. in_stage: whether the other stages of a pipeline wait for it."""
+
+    name: str
+    cause: str
+    seconds: float
+    beside: float | None = None
+    in_stage: bool = True
+
+    def exposed(self, constants: Constants) -> float:
+        """Seconds by which the part lengthens the step."""
+        if self.beside is None:
+            return self.seconds
+        return communication.exposed(self.seconds, self.beside, constants)
+
+
+def parts_of(run: TrainingRun, constants: Constants = FITTED) -> list[Part]:
+    """Every part of one step. A micro-batch takes its layers and, on the last pipeline stage, the
+    head. In a pipeline, sharded parameters are gathered once a step and stay, and gradients are
+    reduced once (torchtitan does so); context parallelism hides behind attention alone."""
+    forward, backward = layer_times(run, constants)
+    layer, head = forward + backward, head_times(run, constants)
+    layers, batches = run.stage_layers, run.accumulation
+    often = layers * batches
+    tensor = communication.tensor_seconds(run, constants)
+    around, back = communication.context_seconds(run, constants)
+    return [
+        Part("products of the layers", "matmul", often * layer.matmul),
+        Part("attention", "attention", often * layer.attention),
+        Part("memory traffic of the layers", "memory", often * layer.memory),
+        Part("tensor-parallel all-reduces", "tensor", often * tensor,
+             often * layer.matmul if run.tensor_overlaps else 0.0),
+        Part("keys and values in forward", "context", often * around, often * forward.attention),
+        Part("keys and values in backward", "context", often * back, often * backward.attention),
+        Part("activations to the next stage", "pipeline",
+             batches * communication.pipeline_seconds(run, constants), 0.0),
+        Part("product of the head", "matmul", batches * head.matmul, in_stage=False),
+        Part("memory traffic of the loss", "memory", batches * head.memory, in_stage=False),
+        Part("optimizer", "memory", optimizer_seconds(run), in_stage=False),
+        *_data_parallel(run, constants, forward.total, backward.total)]
+
+
+def _data_parallel(run, constants, forward, backward) -> list[Part]:
+    """Parameters gathered and gradients reduced; forward, backward: seconds of one layer."""
+    gathered, reduced = communication.sharding_seconds(run, constants)
+    layers = run.stage_layers
+    often = layers * (run.accumulation if run.pipeline == 1 else 1)
+    embedding = communication.embedding_seconds(run, constants)
+    return [
+        Part("parameters gathered in forward", "sharding", often * gathered, often * forward,
+             in_stage=False),
+        Part("gathered and reduced in backward", "sharding", often * reduced, often * backward,
+             in_stage=False),
+        Part("embedding gathered and reduced", "sharding", often / layers * embedding, 0.0,
+             in_stage=False),
+        Part("gradients all-reduced", "all_reduce",
+             communication.all_reduce_seconds(run, constants),
+             layers * backward if run.reduce_overlaps else 0.0, in_stage=False)]
+
+
+def pipeline_wait(run: TrainingRun) -> float:
+    """Seconds that a stage waits for each second of its own work: 1F1B with v chunks per stage
+    waits (p − 1)/v times a micro-batch's for the pipeline to fill and drain (Narayanan et al., SC
+    2021, section 2.2)."""
+    return (run.pipeline - 1) / run.chunks / run.accumulation
+
+
+class Collectives(NamedTuple):
+    """Seconds of communication, and seconds of computing that run at the same time."""
+
+    seconds: float
+    beside: float
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """The parts of a step as a student puts them together, the wait of a pipeline included.
+
+    computing: name -> seconds. communication: name -> Collectives. interference: share of the time
+    in which both run that comes back, because they share the GPU's multiprocessors and memory.
+    """
+
+    computing: dict[str, float]
+    communication: dict[str, Collectives]
+    interference: float
+
+    @classmethod
+    def of(cls, run: TrainingRun, constants: Constants = FITTED) -> "StepParts":
+        """Returns the parts of the run's step."""
+        computing, sent = {}, {}
+        names = {"matmul": "products", "attention": "attention", "memory": "memory traffic"}
+        for part in parts_of(run, constants):
+            longer = 1 + pipeline_wait(run) * part.in_stage
+            if part.beside is None:
+                name = names[part.cause]
+                computing[name] = computing.get(name, 0.0) + longer * part.seconds
+            elif part.seconds:
+                sent[part.name] = Collectives(longer * part.seconds, longer * part.beside)
+        return cls(computing, sent, constants.unhidden)
+
+    def __repr__(self):
+        lines = [f"{name:34s} {seconds:>9.4f} s" for name, seconds in self.computing.items()]
+        lines += [f"{name:34s} {sent.seconds:>9.4f} s, beside {sent.beside:.4f} s of computing"
+                  for name, sent in self.communication.items()]
+        return "\n".join([*lines, f"interference {self.interference:.3f}"])

@@ -1,0 +1,152 @@
+"""Exercise 6.13: a printed number of FLOPs, how far off it is, and what the job really takes."""
+
+from dataclasses import dataclass, replace
+
+from labs.exercises.generator import new_generator
+from labs.exercises.numbers import (
+    Mistake,
+    judge_number,
+    likeliest_cause,
+    require_numbers,
+    require_signature,
+)
+from labs.exercises.verdicts import check
+from labs.predictions.efficiency import six_nd
+from labs.predictions.hardware import GPUS
+from labs.predictions.prices import MACHINES, Machine, hourly
+
+NAMES = ("how many times too few", "days", "dollars")
+SCALES = ("thousand", "million", "billion", "trillion", "quadrillion", "quintillion", "sextillion",
+          "septillion")
+"""The short scale, as in English: each is 1,000 times the one before."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence in a text: training `parameters` on `tokens` takes `number` `scale` FLOPs."""
+
+    parameters: float
+    tokens: float
+    number: float
+    scale: str
+
+    def __str__(self):
+        return (f'"{self.parameters / 1e9:g}B parameters on {self.tokens / 1e12:g}T tokens take '
+                f'{self.number:g} {self.scale} FLOPs"')
+
+
+def printed_flops(claim: Claim) -> float:
+    """FLOPs that the sentence names."""
+    return claim.number * 1000 ** (1 + SCALES.index(claim.scale))
+
+
+SLIP = Claim(7e9, 2e12, 84, "quintillion")
+"""In circulation. 6·N·D is 8.4e22, 84 sextillion."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A claim, and a machine that reaches a share `mfu` of its peak."""
+
+    claim: Claim
+    machine: Machine
+    mfu: float
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the job."""
+        return six_nd(self.claim.parameters, self.claim.tokens)
+
+    @property
+    def factor(self) -> float:
+        """Right FLOPs over printed ones."""
+        return self.flops / printed_flops(self.claim)
+
+    @property
+    def days(self) -> float:
+        """On the machine."""
+        peak = GPUS[self.machine.gpu].flops
+        return self.flops / (self.machine.gpus * peak * self.mfu) / 86400
+
+    @property
+    def dollars(self) -> float:
+        """Of the machine, on demand."""
+        return 24 * self.days * hourly(self.machine)
+
+
+_SCALE = "Each name is 1,000 times the one before: million 10^6, billion 10^9, trillion 10^12, ..."
+_FLOPS: list[tuple] = [  # factor of the right FLOPs
+    (1 / 3, "that is forward alone: 2ND", "Forward and backward: 6·N·D."),
+    (1 / 6, "that is N·D", "6 FLOPs per parameter and token: 6·N·D."),
+    (4 / 3, "that recomputes forward: 8ND", "6·N·D.")]
+_JOB: list[tuple] = [  # factor of the right days and dollars
+    (lambda case: case.machine.gpus, "that is on one GPU", "machine.gpus share the work."),
+    (lambda case: case.mfu, "that is at the peak", "Divide by mfu: only that share is reached."),
+    (lambda case: case.mfu**2, "mfu makes it faster, not slower", "Divide by mfu, not multiply."),
+    (lambda case: 1 / case.factor, "that is for the printed FLOPs",
+     "The job takes 6·N·D, whatever the sentence says.")]
+FACTOR: list[Mistake] = [
+    (lambda case: 1 / case.factor, "that is the printed number over the right one",
+     "How many times too few: 6·N·D over what is printed."),
+    (lambda case: 1000 * case.factor, "the scale's name is read as one too low", _SCALE),
+    (lambda case: case.factor / 1000, "the scale's name is read as one too high: that is the slip",
+     _SCALE),
+    (lambda case: case.flops / case.claim.number, "the scale's name is left out", _SCALE),
+    (lambda case: case.flops, "that is the right number of FLOPs", "Divide by what is printed."),
+    (lambda case: printed_flops(case.claim), "that is the printed number", "6·N·D divided by it."),
+    (lambda case: case.flops / (case.claim.number * 10 ** (6 * SCALES.index(case.claim.scale))),
+     "names are read in the long scale", _SCALE),
+    *((lambda case, by=by: by * case.factor, words, hint) for by, words, hint in _FLOPS)]
+DAYS: list[Mistake] = [
+    (lambda case: 24 * case.days, "that is in hours", "A day has 24 hours."),
+    (lambda case: 86400 * case.days, "that is in seconds", "A day has 86,400 seconds."),
+    (lambda case: case.days / 1e12, "TFLOP/s and FLOP/s are mixed", "The peak is in FLOP/s."),
+    *((lambda case, by=by: by(case) * case.days, words, hint) for by, words, hint in _JOB),
+    *((lambda case, by=by: by * case.days, words, hint) for by, words, hint in _FLOPS)]
+DOLLARS: list[Mistake] = [
+    (lambda case: case.dollars / 24, "a day is paid as an hour", "Prices are per hour."),
+    (lambda case: case.dollars / case.machine.gpus, "one GPU is paid",
+     "machine.dollars is per GPU."),
+    (lambda case: case.dollars * case.machine.gpus, "the GPUs are paid twice",
+     "machine.gpus times machine.dollars, each hour."),
+    (lambda case: case.dollars * 3600, "the price is taken per second", "It is per hour."),
+    *((lambda case, by=by: by(case) * case.dollars, words, hint) for by, words, hint in _JOB),
+    *((lambda case, by=by: by * case.dollars, words, hint) for by, words, hint in _FLOPS)]
+
+
+@check("6.13")
+def check_claim(judge_claim):
+    """Three numbers for sentences of which some are right."""
+    require_signature(judge_claim, ("claim", "machine", "peak", "mfu"))
+    cases = _cases()
+    answers = [require_numbers(
+        judge_claim(case.claim, case.machine, GPUS[case.machine.gpu].flops, case.mfu), NAMES,
+        _named(case)) for case in cases]
+    for column, mistakes in enumerate((FACTOR, DAYS, DOLLARS)):
+        got = [answer[column] for answer in answers]
+        for at, case in enumerate(cases):
+            want = (case.factor, case.days, case.dollars)[column]
+            causes = [cause for cause in likeliest_cause(mistakes, cases, got, at)
+                      if abs(cause[0] / want - 1) > 1e-6]
+            judge_number(got[at], want, causes, f"{_named(case)}: {NAMES[column]}", rel_tol=1e-6,
+                         hint=_SCALE if column == 0 else "FLOPs over the machine's FLOP/s.")
+    return (f"{SLIP} is {_cases()[0].factor:,.0f} times too few: 84 sextillion. Right, too, for "
+            f"{len(cases) - 1} other sentences")
+
+
+def _cases() -> list[Case]:
+    """The slip; a right sentence; wrong ones by a thousand up and down, drawn at random."""
+    dice = new_generator()
+    found = [Case(replace(SLIP), replace(MACHINES["Lambda 8x A100-80"]), 0.4)]
+    for power in (0, 1, -1, dice.randint(-1, 1)):
+        parameters, tokens = 1e9 * dice.randint(2, 90), 1e12 * dice.randint(1, 15)
+        exponent = 7 - power  # of 1000: sextillions where the sentence is right
+        claim = Claim(parameters, tokens, six_nd(parameters, tokens) / 1000**7,
+                      SCALES[exponent - 1])
+        machine = dice.choice([machine for machine in MACHINES.values() if machine.gpus > 1])
+        found.append(Case(claim, replace(machine), dice.uniform(0.2, 0.6)))
+    return found
+
+
+def _named(case) -> str:
+    return f"{case.claim} on {case.machine.name}, MFU {case.mfu:.2f}"

@@ -1,0 +1,161 @@
+"""Exercise 6.14: what a spot machine costs with its interruptions, and when it stops paying."""
+
+from dataclasses import dataclass
+
+from labs.exercises.generator import new_generator
+from labs.exercises.numbers import Mistake, require_numbers, require_signature
+from labs.exercises.verdicts import Wrong, check
+from labs.predictions.spot import billed_hours, break_even_rate, expected_hours
+from labs.words import times
+
+NAMES = ("expected dollars", "break-even rate")
+INTERRUPTIONS = 3000  # in a simulated run: its hours are within half a percent of their mean
+TOLERANCE = 0.04  # of the dollars: what a formula leaves out where a tenth of the time is lost
+EVEN_TOLERANCE = 0.07  # of the dollars at the break-even rate, where more is lost
+
+
+@dataclass(frozen=True)
+class Case:
+    """Hours of training; on_demand, spot: dollars per hour; rate: interruptions per hour; interval:
+    hours between checkpoints; restart: hours of a restart."""
+
+    hours: float
+    on_demand: float
+    spot: float
+    rate: float
+    interval: float
+    restart: float
+
+    @property
+    def lost(self) -> float:
+        """Hours lost by one interruption on average."""
+        return self.interval / 2 + self.restart
+
+    def simulated(self) -> float:
+        """Dollars of one long simulated run on spot, scaled to the hours."""
+        long = INTERRUPTIONS / self.rate
+        billed = billed_hours(long, self.rate, self.interval, self.restart, seed=14)
+        return self.spot * self.hours * billed / long
+
+    def dollars_at(self, rate: float) -> float:
+        """Expected dollars on spot with so many interruptions per hour."""
+        return self.spot * expected_hours(self.hours, rate, self.interval, self.restart)
+
+    @property
+    def on_demand_dollars(self) -> float:
+        """Dollars without interruptions."""
+        return self.on_demand * self.hours
+
+    @property
+    def even(self) -> float:
+        """The rate at which both cost the same."""
+        return break_even_rate(self.on_demand / self.spot, self.interval, self.restart)
+
+
+def _at(lost):
+    return lambda case: case.spot * case.hours * (1 + case.rate * lost(case))
+
+
+_HALF = ("An interruption comes anywhere between two checkpoints: half an interval is lost on "
+         "average.")
+DOLLARS: list[Mistake] = [
+    (lambda case: case.spot * case.hours, "interruptions cost nothing",
+     "Each costs half an interval and a restart, and these hours are billed."),
+    (_at(lambda case: case.interval + case.restart), "a whole interval is lost each time", _HALF),
+    (_at(lambda case: case.interval / 2), "the restart is missing",
+     "The machine is billed while it restarts."),
+    (_at(lambda case: case.restart), "the training that is done again is missing", _HALF),
+    (lambda case: case.spot * (case.hours + case.rate * case.lost), "one hour's interruptions only",
+     "There are rate interruptions in every hour of the job."),
+    (lambda case: case.spot * (case.hours + case.lost), "one interruption only",
+     "There are rate interruptions in every hour of the job."),
+    (lambda case: case.spot * case.hours * (1 - case.rate * case.lost),
+     "interruptions make it cheaper", "What is lost is added."),
+    (lambda case: case.on_demand * case.hours * (1 + case.rate * case.lost),
+     "that is the on-demand price", "On spot every hour costs `spot` dollars."),
+    (lambda case: case.on_demand * case.hours, "that is on demand, without interruptions",
+     "Return what spot costs."),
+    (lambda case: case.hours * (1 + case.rate * case.lost), "that is in hours",
+     "Times the price of an hour."),
+    (lambda case: case.spot * (1 + case.rate * case.lost), "that is for one hour of training",
+     "Times hours."),
+]
+EVEN: list[Mistake] = [
+    (lambda case: case.on_demand / case.spot, "that is the ratio of prices",
+     "At which rate do the lost hours cost what spot saves?"),
+    (lambda case: 1 / case.lost, "that is the rate at which an hour is lost in each hour",
+     "At break-even only what spot saves is lost."),
+    (lambda case: (case.on_demand - case.spot) / case.lost,
+     "that is the difference of prices, not its share", "Divide by a price first."),
+    (lambda case: (case.on_demand / case.spot - 1) / (case.interval + case.restart),
+     "a whole interval is lost each time", _HALF),
+    (lambda case: (case.on_demand / case.spot - 1) / (case.interval / 2),
+     "the restart is missing", "The machine is billed while it restarts."),
+    (lambda case: (case.on_demand / case.spot - 1) / case.restart,
+     "the training that is done again is missing", _HALF),
+    (lambda case: case.on_demand / case.spot - 1, "that is a share of the hours",
+     "Divide by the hours that one interruption loses."),
+    (lambda case: (case.on_demand / case.spot - 1) * case.lost,
+     "that multiplies by the hours lost", "Divide by the hours that one interruption loses."),
+    (lambda case: case.lost / max(1e-9, case.on_demand / case.spot - 1),
+     "that is hours per interruption", "Interruptions per hour: the inverse."),
+]
+
+
+@check("6.14")
+def check_spot_costs(spot_costs):
+    """Expected dollars against an event simulation, and the break-even rate against the dollars
+    that it leads to."""
+    require_signature(spot_costs, ("hours", "on_demand", "spot", "rate", "interval", "restart"))
+    for case in _cases():
+        what = (f"{case.hours:.0f} h at {case.spot:.2f} dollars spot ({case.on_demand:.2f} on "
+                f"demand), {case.rate:.3g} interruptions an hour, checkpoints every "
+                f"{case.interval:.3g} h, restart {case.restart:.3g} h")
+        dollars, rate = require_numbers(spot_costs(*vars(case).values()), NAMES, what)
+        _judge_dollars(float(dollars), case, what)
+        _judge_rate(float(rate), case, what)
+    return (f"expected dollars within {TOLERANCE:.0%} of an event simulation, and at the break-"
+            "even rate spot costs what on demand does")
+
+
+def _judge_dollars(dollars, case, what):
+    # Any honest formula is near the simulation here; each slip moves the dollars by more.
+    simulated = case.simulated()
+    if abs(dollars / simulated - 1) > TOLERANCE:
+        _reject(dollars, DOLLARS, case, f"{what}: you expect {dollars:,.2f} dollars, the event "
+                f"simulation {simulated:,.2f} ({times(dollars, simulated)})",
+                "Billed are the hours of training, and for each interruption what it loses.")
+
+
+def _judge_rate(rate, case, what):
+    if rate <= 0:
+        raise Wrong(f"{what}: your break-even rate is {rate:.3g}", "Spot is cheaper here: it pays "
+                    "up to some rate above 0.")
+    spot = case.dollars_at(min(rate, 40 / (case.interval + case.restart)))
+    if abs(spot / case.on_demand_dollars - 1) > EVEN_TOLERANCE:
+        _reject(rate, EVEN, case, f"{what}: at your break-even rate of {rate:.3g} interruptions an "
+                f"hour, spot costs {spot:,.2f} dollars and on demand {case.on_demand_dollars:,.2f}",
+                "At break-even what the interruptions add is what spot saves.")
+
+
+def _reject(got, mistakes, case, said, hint):
+    for lead, sentence, own_hint in mistakes:
+        if abs(got / lead(case) - 1) < 1e-6:
+            raise Wrong(f"{said}: {sentence}", own_hint)
+    raise Wrong(said, hint)
+
+
+def _cases() -> list[Case]:
+    """A tenth of the time is lost in each, and spot saves about a quarter, so that formulas that
+    count interruptions of lost hours and those that do not are both near the simulation."""
+    dice = new_generator()
+    found = []
+    # Hours between checkpoints, and the restart as a share of them: each term of what is lost
+    # matters in one case, and in the first one an interruption loses far less than an hour.
+    for shortest, longest, restart_share in ((0.2, 0.4, 0.8), (1, 2, 0.25), (0.5, 3, 1.5)):
+        interval = dice.uniform(shortest, longest)
+        restart = restart_share * interval
+        spot = dice.uniform(1, 6)
+        found.append(Case(dice.uniform(20, 400), spot * dice.uniform(1.27, 1.33), spot,
+                          dice.uniform(0.12, 0.15) / (interval / 2 + restart), interval, restart))
+    return found

@@ -1,0 +1,144 @@
+"""Exercise 6.10: the seconds of a step from its parts, with overlap."""
+
+from labs.exercises.generator import new_generator
+from labs.exercises.inputs import UnchangedInputs
+from labs.exercises.numbers import (
+    Mistake,
+    as_number,
+    judge_number,
+    likeliest_cause,
+    require_signature,
+)
+from labs.exercises.verdicts import check
+from labs.predictions.step_time import StepParts, load_published_runs
+from labs.predictions.step_time.fit import held_out
+from labs.predictions.step_time.parts import Collectives
+
+PUBLISHED = ("mosaic-010", "mosaic-038", "titan-8b-cp4", "korth-530B-sel")
+
+
+def right(parts: StepParts) -> float:
+    """Seconds: all computing, and of each communication what nothing hides."""
+    return _computing(parts) + sum(
+        sent.seconds - hidden(sent) + parts.interference * hidden(sent)
+        for sent in parts.communication.values())
+
+
+def hidden(sent: Collectives) -> float:
+    """Seconds in which the communication and computing beside it both run."""
+    return min(sent.seconds, sent.beside)
+
+
+def _computing(parts) -> float:
+    return sum(parts.computing.values())
+
+
+def _all(parts) -> float:
+    return sum(sent.seconds for sent in parts.communication.values())
+
+
+def _all_hidden(parts) -> float:
+    return sum(map(hidden, parts.communication.values()))
+
+
+def _pooled(parts, with_interference) -> float:
+    """All communication against all computing."""
+    together = min(_all(parts), _computing(parts))
+    back = parts.interference * together if with_interference else 0
+    return _computing(parts) + _all(parts) - together + back
+
+
+_EACH = "Each communication hides only behind its own `beside`: compare them one by one."
+MISTAKES: list[Mistake] = [
+    (_computing, "communication is missing", "What computing does not hide lengthens the step."),
+    (lambda parts: _computing(parts) + _all(parts), "nothing is hidden",
+     "While `beside` seconds are computed, a collective costs only what it lasts longer."),
+    (lambda parts: right(parts) - parts.interference * _all_hidden(parts),
+     "interference is missing", "A share of the hidden seconds comes back: both use the GPU."),
+    (lambda parts: _computing(parts) + parts.interference * _all(parts),
+     "only interference is counted", "Seconds longer than `beside` count in full."),
+    (lambda parts: right(parts) + parts.interference * (_all(parts) - _all_hidden(parts)),
+     "interference is counted for exposed seconds too",
+     "Where nothing is computed, nothing is disturbed."),
+    (lambda parts: right(parts) + (1 - 2 * parts.interference) * _all_hidden(parts),
+     "the share that stays hidden is counted, not the one that comes back",
+     "interference is the share that comes back."),
+    (lambda parts: right(parts) + parts.interference * sum(
+        sent.beside - hidden(sent) for sent in parts.communication.values()),
+     "interference is a share of `beside`",
+     "Only seconds in which both run are disturbed: the shorter of the two."),
+    (lambda parts: _computing(parts) + sum(
+        sent.seconds - sent.beside for sent in parts.communication.values()),
+     "exposed seconds are below 0 where a collective is shorter than what hides it",
+     "At least 0: max(0, seconds - beside)."),
+    (lambda parts: _computing(parts) + sum(
+        sent.seconds - sent.beside + parts.interference * hidden(sent)
+        for sent in parts.communication.values()),
+     "exposed seconds are below 0 where a collective is shorter than what hides it",
+     "At least 0: max(0, seconds - beside)."),
+    (lambda parts: max(_computing(parts), _all(parts)),
+     "all communication hides behind all computing", _EACH),
+    (lambda parts: _pooled(parts, True), "all communication hides behind all computing", _EACH),
+    (lambda parts: right(parts) - parts.computing["memory traffic"], "memory traffic is missing",
+     "Norms and activations run between the products, not beside them: add it."),
+    (lambda parts: right(parts) - min(parts.computing.values()),
+     "the smallest part of computing is missing", "Add up all values of parts.computing."),
+    (lambda parts: right(parts) - parts.computing["attention"], "attention is missing",
+     "Add up all values of parts.computing."),
+    (lambda parts: right(parts) - _computing(parts) + max(parts.computing.values()),
+     "the parts of computing run at the same time",
+     "Attention waits for the products and the norms for both: add them up."),
+    (lambda parts: 1e3 * right(parts), "that is in milliseconds", "Return seconds."),
+    (lambda parts: right(parts) - _computing(parts), "computing is missing",
+     "The step computes, too."),
+]
+
+
+@check("6.10")
+def check_step_seconds(step_seconds):
+    """Seconds of synthetic steps in which every mistake shows, and of published runs."""
+    require_signature(step_seconds, ("parts",))
+    cases = {**synthetic(), **published()}
+    kept = UnchangedInputs("step_seconds", parts=[vars(parts) for parts in cases.values()])
+    answers = [step_seconds(parts) for parts in cases.values()]
+    kept.judge()
+    numbers = list(map(as_number, answers))
+    for at, (name, parts) in enumerate(cases.items()):
+        judge_number(answers[at], right(parts),
+                     likeliest_cause(MISTAKES, list(cases.values()), numbers, at),
+                     f"{name}: the step", "s", "Computing, then each communication by itself.")
+    return (f"the step of {len(synthetic())} synthetic cases and {len(PUBLISHED)} published runs, "
+            "up to interference")
+
+
+def synthetic() -> dict[str, StepParts]:
+    """One thing at a time, then all of them, then sizes drawn at random."""
+    dice = new_generator()
+    computing = {"products": 3.0, "attention": 1.0, "memory traffic": 0.5}
+    cases = {
+        "one GPU": StepParts(computing, {}, 0.7),
+        "a collective that computing hides": StepParts(computing, {
+            "gathered": Collectives(1.0, 4.5)}, 0.0),
+        "hidden, with interference 0.7": StepParts(computing, {
+            "gathered": Collectives(1.0, 4.5)}, 0.7),
+        "a collective beside which nothing is computed": StepParts(computing, {
+            "embedding": Collectives(1.0, 0.0)}, 0.7),
+        "one longer than what hides it": StepParts(computing, {
+            "reduced": Collectives(2.0, 0.75)}, 0.2),
+        "a network that takes longer than all computing": StepParts(computing, {
+            "reduced": Collectives(9.0, 3.0)}, 0.2),
+        "a hidden and an exposed one": StepParts(computing, {
+            "gathered": Collectives(1.0, 3.0), "embedding": Collectives(0.5, 0.0)}, 0.0)}
+    for number in range(3):
+        sent = {f"collective {n}": Collectives(dice.uniform(0.1, 3), dice.uniform(0, 3))
+                for n in range(1, dice.randint(3, 5))}
+        cases[f"drawn at random, {number + 1}"] = StepParts(
+            {name: dice.uniform(0.5, 5) for name in computing}, sent, dice.uniform(0.1, 0.9))
+    return cases
+
+
+def published() -> dict[str, StepParts]:
+    """The parts of four published runs, with constants that were fitted without them."""
+    constants = held_out()
+    return {row.id: StepParts.of(row.run, constants[row.id]) for row in load_published_runs()
+            if row.id in PUBLISHED}

@@ -1,0 +1,176 @@
+"""Exercise 6.9: FLOPs per token, MFU and HFU of a run."""
+
+from dataclasses import replace
+
+from labs.exercises.generator import new_generator
+from labs.exercises.inputs import UnchangedInputs
+from labs.exercises.numbers import (
+    Cause,
+    Mistake,
+    judge_number,
+    likeliest_cause,
+    require_numbers,
+    require_signature,
+)
+from labs.exercises.verdicts import check
+from labs.predictions.reported_runs import (
+    SHEETS,
+    ReportedRun,
+    RunEfficiency,
+    efficiency_of,
+    printed_mfu,
+    reported_runs,
+)
+
+NAMES = ("6N", "FLOPs per token", "MFU", "HFU")
+PUBLISHED = ("mosaic-096", "mosaic-158", "mosaic-012", "mosaic-036")  # both GPUs, 2k and 32k tokens
+
+_PEAK = "Training uses the dense peak: half of a rate that is printed with sparsity."
+_LOOK_UP = ("An embedding that is not tied is looked up, not multiplied: leave its vocabulary × "
+            "hidden parameters out of N.")
+_TIED = "A tied matrix is counted once, and it is multiplied: it is the head."
+_ATTENTION = "Attention adds 12·L·h·s for each token, whatever N is."
+
+SIX_N: list[Mistake] = [
+    (lambda run: 6 * run.parameters, "the look-up of the embedding is counted as a product",
+     _LOOK_UP),
+    (lambda run: 6 * (run.parameters - run.vocabulary * run.hidden),
+     "the head's product is left out", _TIED),
+    (lambda run: 6 * (run.parameters + run.vocabulary * run.hidden),
+     "a matrix of the vocabulary is counted once more than the model has it", _TIED),
+    (lambda run: run.six_n / 3, "that is forward alone",
+     "Backward makes two products for each one of forward: 2 + 4 FLOPs per parameter."),
+    (lambda run: run.six_n / 6, "that is the number of parameters", "6 FLOPs for each."),
+    (lambda run: run.six_n / 2, "a multiplication and an addition are two operations",
+     "2 + 4 FLOPs per parameter."),
+    (lambda run: 8 * run.six_n / 6, "forward is counted twice, as with recomputation",
+     "These are the model's FLOPs: recomputation adds to HFU alone."),
+]
+
+FLOPS: list[Mistake] = [
+    (lambda run: run.six_n, "attention's products are missing", _ATTENTION),
+    (lambda run: run.six_n + run.attention / 3, "attention of forward alone",
+     "4·L·h·s is forward; backward has twice as much."),
+    (lambda run: run.six_n + run.attention / 2, "half of attention",
+     "By convention the whole s × s square counts, causal or not: 12·L·h·s."),
+    (lambda run: run.six_n + run.attention / run.layers, "attention of one layer alone",
+     _ATTENTION),
+    (lambda run: run.six_n + run.attention * run.sequence, "attention of a whole sequence",
+     "For one token: 12·L·h·s, not s²."),
+    (lambda run: run.six_n + run.attention / run.sequence, "attention without the sequence",
+     _ATTENTION),
+    (lambda run: run.flops * run.sequence, "that is for a sequence", "For one token."),
+    (lambda run: run.flops + run.recomputed, "what is recomputed is counted",
+     "These are the FLOPs that the model needs: recomputation adds to HFU alone."),
+]
+
+
+def _share(run: RunEfficiency, flops, peak=None, tokens_per_s=None) -> float:
+    return flops * (tokens_per_s or run.tokens_per_s / run.gpus) / (peak or run.peak)
+
+
+SHARES: list[Mistake] = [
+    (lambda run: _share(run, run.flops, run.sheet_tflops * 1e12), "that is a share of the data "
+     "sheet's rate with sparsity", _PEAK),
+    (lambda run: _share(run, run.flops + run.recomputed, run.sheet_tflops * 1e12),
+     "that is a share of the data sheet's rate with sparsity", _PEAK),
+    (lambda run: _share(run, run.flops, run.sheet_tflops * 5e11), "the data sheet's rate is "
+     "halved though it is the dense one", "Halve it where run.sparse is True."),
+    (lambda run: _share(run, run.flops, tokens_per_s=run.tokens_per_s),
+     "the tokens of all GPUs are held against the peak of one", "Divide by run.gpus."),
+    (lambda run: _share(run, run.flops + run.recomputed, tokens_per_s=run.tokens_per_s),
+     "the tokens of all GPUs are held against the peak of one", "Divide by run.gpus."),
+    (lambda run: run.mfu / run.gpus, "that is divided by the GPUs twice",
+     "run.tokens_per_s is of all GPUs together."),
+    (lambda run: run.mfu * 1e12 / 2**40, "a TFLOP is taken as 2^40", "Rates are decimal: 1e12."),
+    (lambda run: run.hfu * 1e12 / 2**40, "a TFLOP is taken as 2^40", "Rates are decimal: 1e12."),
+    (lambda run: _share(run, run.six_n), "attention's products are missing", _ATTENTION),
+    (lambda run: 100 * run.mfu, "that is in percent", "A share lies between 0 and 1."),
+    (lambda run: 100 * run.hfu, "that is in percent", "A share lies between 0 and 1."),
+    (lambda run: run.mfu * 1e12, "TFLOP/s are taken as FLOP/s", "One TFLOP/s is 1e12 FLOP/s."),
+    (lambda run: 1 / run.mfu, "that is the peak over what is reached", "The other way round."),
+]
+
+MFU: list[Mistake] = [
+    (lambda run: run.hfu, "that is HFU: it counts what is recomputed",
+     "MFU counts what the model needs, so recomputation does not raise it."),
+    (lambda run: run.mfu * 4 / 3, "that counts another forward",
+     "MFU counts what the model needs.")]
+
+HFU: list[Mistake] = [
+    (lambda run: run.mfu, "that is MFU: what is recomputed is missing",
+     "The GPU computes needed FLOPs and recomputed ones."),
+    (lambda run: run.mfu * 4 / 3, "that is all of forward again",
+     '"selective" recomputes a third of attention alone, "none" nothing.'),
+    (lambda run: run.mfu * (1 + run.attention / run.flops), "all of attention is counted again",
+     "Only its forward runs again: a third of 12·L·h·s."),
+    (lambda run: run.mfu * 2, "the whole step is counted twice",
+     "Only forward runs again: a third of forward and backward."),
+    (lambda run: run.mfu * 3 / 2, "a half is counted again",
+     "Forward is a third of forward and backward.")]
+
+MISTAKES = (SIX_N, FLOPS, MFU + SHARES, HFU + SHARES)
+
+
+@check("6.9")
+def check_utilization(utilization):
+    """Four numbers for runs whose sizes are drawn at random, then for published ones."""
+    require_signature(utilization, ("run",))
+    # copies: an answer that changes a run must not change it for the next one
+    given = [*drawn(), *(replace(reported_runs()[name]) for name in PUBLISHED)]
+    kept = UnchangedInputs("utilization", runs=[vars(run) for run in given])
+    answers = [require_numbers(utilization(run), NAMES, _named(run)) for run in given]
+    kept.judge()
+    runs = list(map(efficiency_of, given))
+    # column by column: a wrong MFU is often a wrong number of FLOPs
+    for column, name in enumerate(NAMES):
+        got = [answer[column] for answer in answers]
+        for at, run in enumerate(runs):
+            judge_number(got[at], _right(run)[column], _causes(column, runs, got, at),
+                         f"{_named(run)}: {name}", "" if column > 1 else "FLOPs")
+    for name, answer in zip(PUBLISHED, answers[-len(PUBLISHED):], strict=True):
+        # the convention is the reports' own: by another one no figure could be compared with theirs
+        judge_number(answer[2], printed_mfu(name), (), f"{name}: the MFU that is printed",
+                     rel_tol=3e-3)
+    return (f"the MFU that {len(PUBLISHED)} published runs print, and right for "
+            f"{len(given) - len(PUBLISHED)} runs drawn at random")
+
+
+def _right(run) -> tuple[float, ...]:
+    return run.six_n, run.flops, run.mfu, run.hfu
+
+
+def _named(run) -> str:
+    return (f"{run.name}, {'tied' if run.tied else 'not tied'}, sheet {run.sheet_tflops:g}"
+            f"{' with sparsity' * run.sparse}, recomputes {run.recompute}")
+
+
+def _causes(column, runs, answers, at) -> list[Cause]:
+    found = likeliest_cause(MISTAKES[column], runs, answers, at)
+    return found if found and abs(found[0][0] / _right(runs[at])[column] - 1) > 1e-9 else []
+
+
+def drawn() -> list[ReportedRun]:
+    """Runs of every kind: tied or not, each recomputation, a dense and a sparse data sheet, one GPU
+    and many. Sizes are random, so that no table of answers fits."""
+    dice = new_generator()
+    kinds = [(tied, recompute) for tied in (True, False)
+             for recompute in ("none", "full", "selective")]
+    found = []
+    for number, (tied, recompute) in enumerate(kinds):
+        sheet = ("H100", "A100-80", "H200", "A10", "T4", "H100")[number]
+        found.append(_drawn(dice, f"run {number + 1}", tied, recompute, sheet))
+    # one data sheet may be printed either way: the GPU's name does not tell
+    found.append(replace(found[1], name="run 7", sheet_tflops=624, sparse=True, gpus=1))
+    return found
+
+
+def _drawn(dice, name, tied, recompute, sheet) -> ReportedRun:
+    layers, hidden = dice.randint(4, 48), 64 * dice.randint(4, 64)
+    vocabulary, gpus = dice.randint(5_000, 150_000), dice.randint(2, 512)
+    parameters = 12 * layers * hidden**2 + (1 if tied else 2) * vocabulary * hidden
+    tflops, sparse = SHEETS[sheet]
+    run = ReportedRun(name, parameters, vocabulary, tied, layers, hidden,
+                      128 * dice.randint(4, 128), recompute, gpus, tflops, sparse, 1.0)
+    slow = efficiency_of(run)  # at one token per second
+    return replace(run, tokens_per_s=dice.uniform(0.2, 0.5) / slow.mfu)

@@ -1,0 +1,293 @@
+"""Exercises 6.12 to 6.14: what their checks must reject, with the words that must say why; and what
+they must accept."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import labs.scaling as lab
+from labs.predictions.spot import break_even_rate, expected_hours
+
+
+def costs(tokens_per_s, machine):
+    per_dollar = 3600 * tokens_per_s / (machine.gpus * machine.dollars)
+    return per_dollar, 1e9 / per_dollar
+
+
+def cheaper(factor):
+    """Tokens per dollar that are so many times the right ones."""
+    def answer(tokens_per_s, machine):
+        per_dollar, per_billion = costs(tokens_per_s, machine)
+        return per_dollar * factor(machine), per_billion / factor(machine)
+    return answer
+
+
+def second(factor):
+    """Right tokens per dollar, and dollars so many times the right ones."""
+    def answer(tokens_per_s, machine):
+        per_dollar, per_billion = costs(tokens_per_s, machine)
+        return per_dollar, per_billion * factor
+    return answer
+
+
+class Costs:
+    def nothing(tokens_per_s, machine):
+        return None
+
+    def table(tokens_per_s, machine):
+        return {"Lambda 8x A100-80": (161.3 * tokens_per_s, 1)}.get(machine.name, (1e8, 10))
+
+    def one_number(tokens_per_s, machine):
+        return costs(tokens_per_s, machine)[0]
+
+    def exchanged(tokens_per_s, machine):
+        return costs(tokens_per_s, machine)[::-1]
+
+    def per_token(tokens_per_s, machine):
+        return 1 / costs(tokens_per_s, machine)[0], costs(tokens_per_s, machine)[1]
+
+    def both_tokens(tokens_per_s, machine):
+        return costs(tokens_per_s, machine)[0], costs(tokens_per_s, machine)[0]
+
+    def spot(tokens_per_s, machine):
+        return costs(tokens_per_s, replace(machine, dollars=machine.spot or machine.dollars))
+
+
+class RightCosts:
+    def by_seconds(tokens_per_s, machine):
+        dollars_per_s = machine.gpus * machine.dollars / 60 / 60
+        return [tokens_per_s / dollars_per_s, dollars_per_s / tokens_per_s * 10**9]
+
+    def as_array(tokens_per_s, machine):
+        return np.array(costs(tokens_per_s, machine))
+
+
+def judge_claim(claim, machine, peak, mfu):
+    flops = 6 * claim.parameters * claim.tokens
+    printed = claim.number * 1000 ** (1 + lab.SCALES.index(claim.scale))
+    hours = flops / (machine.gpus * peak * mfu) / 3600
+    return flops / printed, hours / 24, hours * machine.gpus * machine.dollars
+
+
+def claim_times(factor=lambda case: 1, days=lambda case: 1, dollars=lambda case: 1):
+    """The right numbers times these, of a case (claim, machine, peak, mfu)."""
+    def answer(*case):
+        return tuple(number * change(case) for number, change in
+                     zip(judge_claim(*case), (factor, days, dollars), strict=True))
+    return answer
+
+
+def scaled(power):
+    """A scale's name that is read as 1000^power of what it is."""
+    return claim_times(factor=lambda case: 1000**-power)
+
+
+class Claim:
+    def nothing(claim, machine, peak, mfu):
+        return None
+
+    def a_thousand(claim, machine, peak, mfu):
+        return 1000, *judge_claim(claim, machine, peak, mfu)[1:]
+
+    def flops_themselves(claim, machine, peak, mfu):
+        return 6 * claim.parameters * claim.tokens, *judge_claim(claim, machine, peak, mfu)[1:]
+
+    def upside_down(claim, machine, peak, mfu):
+        factor, *rest = judge_claim(claim, machine, peak, mfu)
+        return 1 / factor, *rest
+
+    def long_scale(claim, machine, peak, mfu):
+        printed = claim.number * 10 ** (6 * lab.SCALES.index(claim.scale))
+        return 6 * claim.parameters * claim.tokens / printed, *judge_claim(
+            claim, machine, peak, mfu)[1:]
+
+    def no_scale(claim, machine, peak, mfu):
+        return 6 * claim.parameters * claim.tokens / claim.number, *judge_claim(
+            claim, machine, peak, mfu)[1:]
+
+    def as_printed(claim, machine, peak, mfu):
+        factor, days, dollars = judge_claim(claim, machine, peak, mfu)
+        return factor, days / factor, dollars / factor
+
+    def forward_alone(claim, machine, peak, mfu):
+        return tuple(number / 3 for number in judge_claim(claim, machine, peak, mfu))
+
+
+class RightClaim:
+    def by_logarithms(claim, machine, peak, mfu):
+        names = dict(zip(lab.SCALES, range(3, 27, 3), strict=True))
+        flops = 6.0 * claim.parameters * claim.tokens
+        seconds = flops / mfu / peak / machine.gpus
+        return (flops / claim.number / 10.0 ** names[claim.scale], seconds / 86400,
+                seconds / 3600 * machine.dollars * machine.gpus)
+
+    def as_tensor(*case):
+        return torch.tensor(judge_claim(*case), dtype=torch.float64)
+
+
+def spot_costs(hours, on_demand, spot, rate, interval, restart):
+    lost = interval / 2 + restart
+    return spot * hours / (1 - rate * lost), (1 - spot / on_demand) / lost
+
+
+def spot_with(lost, even=None):
+    """Another number of hours lost by an interruption."""
+    def answer(hours, on_demand, spot, rate, interval, restart):
+        hours_lost = lost(interval, restart)
+        return (spot * hours * (1 + rate * hours_lost),
+                (on_demand / spot - 1) / (even or lost)(interval, restart))
+    return answer
+
+
+def right_lost(interval, restart):
+    return interval / 2 + restart
+
+
+class Spot:
+    def nothing(hours, on_demand, spot, rate, interval, restart):
+        return None
+
+    def never_interrupted(hours, on_demand, spot, rate, interval, restart):
+        return spot * hours, 1.0
+
+    def on_demand_price(hours, on_demand, spot, rate, interval, restart):
+        return on_demand * hours, 1.0
+
+    def at_the_wrong_price(hours, on_demand, spot, rate, interval, restart):
+        return on_demand * hours * (1 + rate * right_lost(interval, restart)), 1.0
+
+    def hours_alone(hours, on_demand, spot, rate, interval, restart):
+        return hours * (1 + rate * right_lost(interval, restart)), 1.0
+
+    def one_hours_interruptions(hours, on_demand, spot, rate, interval, restart):
+        return spot * (hours + rate * right_lost(interval, restart)), 1.0
+
+    def cheaper(hours, on_demand, spot, rate, interval, restart):
+        return spot * hours * (1 - rate * right_lost(interval, restart)), 1.0
+
+    def even_as_ratio(*case):
+        return spot_costs(*case)[0], case[1] / case[2]
+
+    def even_as_share(*case):
+        return spot_costs(*case)[0], case[1] / case[2] - 1
+
+    def even_upside_down(*case):
+        return spot_costs(*case)[0], right_lost(*case[4:]) / (case[1] / case[2] - 1)
+
+    def even_of_everything_lost(*case):
+        return spot_costs(*case)[0], 1 / right_lost(*case[4:])
+
+    def even_at_zero(*case):
+        return spot_costs(*case)[0], 0
+
+    def even_in_minutes(*case):
+        return spot_costs(*case)[0], spot_costs(*case)[1] / 60
+
+
+class RightSpot:
+    def first_order(hours, on_demand, spot, rate, interval, restart):
+        lost = interval / 2 + restart
+        return spot * (hours + hours * rate * lost), (on_demand - spot) / (spot * lost)
+
+    def exact(hours, on_demand, spot, rate, interval, restart):
+        return (spot * expected_hours(hours, rate, interval, restart),
+                break_even_rate(on_demand / spot, interval, restart))
+
+    def restart_outside(hours, on_demand, spot, rate, interval, restart):
+        """Only training is interrupted; restarts come on top."""
+        training = hours / (1 - rate * interval / 2)
+        even = (on_demand / spot - 1) / (restart + on_demand / spot * interval / 2)
+        return np.array([spot * training * (1 + rate * restart), even])
+
+
+WRONG = {
+    lab.check_costs: [
+        (Costs.nothing, r"returned nothing \(None\), not 2 numbers"),
+        (Costs.table, "drawn at random.*tokens per dollar: you say 100,000,000"),
+        (Costs.one_number, "returned a float, not 2 numbers"),
+        (Costs.exchanged, "the two are exchanged"),
+        (Costs.per_token, "that is dollars per token"),
+        (Costs.both_tokens, "per billion tokens: .*the two are exchanged"),
+        (Costs.spot, "that is the spot price"),
+        (cheaper(lambda machine: machine.gpus), "the price of one GPU buys"),
+        (cheaper(lambda machine: 1 / machine.gpus), "the GPUs are counted twice"),
+        (cheaper(lambda machine: 1 / 3600), "dollars are per hour, and tokens per second"),
+        (cheaper(lambda machine: 1 / 60), "3,600 seconds, not 60"),
+        (cheaper(lambda machine: machine.gpus / 3600), "neither the GPUs nor the hour's seconds"),
+        (cheaper(lambda machine: 24), "the price of an hour for a day"),
+        (second(1e-3), "that is for a million tokens"),
+        (second(1e3), "a thousand billion tokens"),
+        (second(2**30 / 1e9), r"a billion is taken as 2\^30")],
+    lab.check_claim: [
+        (Claim.nothing, r"returned nothing \(None\), not 3 numbers"),
+        (Claim.a_thousand, "how many times too few: you say 1,000, it is 1:"),
+        (Claim.flops_themselves, "that is the right number of FLOPs"),
+        (Claim.upside_down, "the printed number over the right one"),
+        (scaled(1), "read as one too high: that is the slip"),
+        (scaled(-1), "read as one too low"),
+        (Claim.long_scale, "the long scale"),
+        (Claim.no_scale, "the scale's name is left out"),
+        (Claim.forward_alone, "that is forward alone: 2ND"),
+        (claim_times(factor=lambda case: 1 / 6), "that is N.D"),
+        (Claim.as_printed, "days: .*that is for the printed FLOPs"),
+        (claim_times(days=lambda case: 24), "that is in hours"),
+        (claim_times(days=lambda case: 86400), "that is in seconds"),
+        (claim_times(days=lambda case: case[1].gpus), "that is on one GPU"),
+        (claim_times(days=lambda case: case[3]), "that is at the peak"),
+        (claim_times(days=lambda case: case[3]**2), "mfu makes it faster"),
+        (claim_times(dollars=lambda case: 1 / 24), "a day is paid as an hour"),
+        (claim_times(dollars=lambda case: 1 / case[1].gpus), "one GPU is paid"),
+        (claim_times(dollars=lambda case: case[1].gpus), "the GPUs are paid twice")],
+    lab.check_spot_costs: [
+        (Spot.nothing, r"returned nothing \(None\), not 2 numbers"),
+        (Spot.never_interrupted, "interruptions cost nothing"),
+        (Spot.on_demand_price, "on demand, without interruptions"),
+        (Spot.at_the_wrong_price, "that is the on-demand price"),
+        (Spot.hours_alone, "that is in hours|simulation"),
+        (Spot.one_hours_interruptions, "one hour's interruptions only"),
+        (Spot.cheaper, "interruptions make it cheaper"),
+        (spot_with(lambda interval, restart: interval + restart), "a whole interval is lost"),
+        (spot_with(lambda interval, restart: interval / 2), "the restart is missing"),
+        (spot_with(lambda interval, restart: restart), "training that is done again is missing"),
+        (spot_with(right_lost, lambda interval, restart: interval + restart),
+         "break-even rate of .*a whole interval is lost"),
+        (spot_with(right_lost, lambda interval, restart: interval / 2),
+         "break-even rate of .*the restart is missing"),
+        (Spot.even_as_ratio, "that is the ratio of prices"),
+        (Spot.even_as_share, "that is a share of the hours|spot costs"),
+        (Spot.even_upside_down, "that is hours per interruption"),
+        (Spot.even_of_everything_lost, "an hour is lost in each hour"),
+        (Spot.even_at_zero, "your break-even rate is 0"),
+        (Spot.even_in_minutes, "at your break-even rate of")]}
+
+RIGHT = [(lab.check_costs, answer) for answer in (
+    costs, RightCosts.by_seconds, RightCosts.as_array)] + [(lab.check_claim, answer) for answer in (
+        judge_claim, RightClaim.by_logarithms, RightClaim.as_tensor)] + [
+    (lab.check_spot_costs, answer) for answer in (
+        spot_costs, RightSpot.first_order, RightSpot.exact, RightSpot.restart_outside)]
+
+
+@pytest.mark.parametrize("check, answer, words", [
+    (check, answer, words) for check, rows in WRONG.items() for answer, words in rows])
+def test_a_wrong_answer_is_rejected_in_words(check, answer, words):
+    verdict = check(answer)
+    assert verdict.passed is False
+    assert re.search(words, str(verdict)), str(verdict)
+
+
+@pytest.mark.parametrize("check, answer", RIGHT)
+def test_a_right_answer_is_accepted(check, answer):
+    verdict = check(answer)
+    assert verdict.passed, str(verdict)
+
+
+@pytest.mark.parametrize("check", list(WRONG))
+def test_an_unfilled_exercise_waits(check):
+    def unfilled(*_):
+        raise NotImplementedError("Exercise 6.12")
+
+    verdict = check(unfilled)
+    assert verdict.passed is None and "6.12" in str(verdict)

@@ -1,0 +1,291 @@
+"""Exercises 6.9 and 6.10: what their checks must reject, with the words that must say why; and what
+they must accept."""
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+import labs.scaling as lab
+
+
+def utilization(run):
+    looked_up = 0 if run.tied else run.vocabulary * run.hidden
+    six_n = 6 * (run.parameters - looked_up)
+    attention = 12 * run.layers * run.hidden * run.sequence
+    flops = six_n + attention
+    again = {"none": 0, "selective": attention / 3, "full": flops / 3}[run.recompute]
+    peak = run.sheet_tflops * 1e12 / (2 if run.sparse else 1)
+    share = run.tokens_per_s / run.gpus / peak
+    return six_n, flops, flops * share, (flops + again) * share
+
+
+def shares_times(factor):
+    """The right FLOPs, and shares that are so many times the right ones."""
+    def answer(run):
+        six_n, flops, mfu, hfu = utilization(run)
+        return six_n, flops, mfu * factor(run), hfu * factor(run)
+    return answer
+
+
+def changed(**changes):
+    """The right answer to another run than the one that is asked for."""
+    return lambda run: utilization(replace(run, **{name: change(run)
+                                                   for name, change in changes.items()}))
+
+
+def flops_by(change):
+    """Other FLOPs per token, and the shares that follow from them."""
+    def answer(run):
+        six_n, flops, mfu, hfu = utilization(run)
+        mine = change(run, six_n, flops - six_n)
+        return six_n, mine, mfu * mine / flops, hfu * mine / flops
+    return answer
+
+
+class Utilization:
+    def nothing(run):
+        return None
+
+    def table(run):
+        return {"MPT-7b on 8 A100-80": (1, 1, 0.6423, 0.6423)}[run.name]
+
+    def table_with_a_default(run):
+        return {"MPT-7b on 8 A100-80": utilization(run)}.get(run.name, (1, 1, 0.4, 0.5))
+
+    def no_flops(run):
+        return utilization(run)[2:]
+
+    def all_parameters(run):
+        return 6 * run.parameters, *utilization(run)[1:]
+
+    def two_n(run):
+        return utilization(run)[0] / 3, *utilization(run)[1:]
+
+    def eight_n(run):
+        return utilization(run)[0] * 8 / 6, *utilization(run)[1:]
+
+    def hfu_called_mfu(run):
+        six_n, flops, _, hfu = utilization(run)
+        return six_n, flops, hfu, hfu
+
+    def mfu_called_hfu(run):
+        six_n, flops, mfu, _ = utilization(run)
+        return six_n, flops, mfu, mfu
+
+    def exchanged(run):
+        six_n, flops, mfu, hfu = utilization(run)
+        return six_n, flops, hfu, mfu
+
+    def always_full(run):
+        six_n, flops, mfu, _ = utilization(run)
+        return six_n, flops, mfu, mfu * 4 / 3
+
+    def selective_counts_all_of_attention(run):
+        if run.recompute != "selective":
+            return utilization(run)
+        six_n, flops, mfu, _ = utilization(run)
+        return six_n, flops, mfu, mfu * (2 * flops - six_n) / flops
+
+    def changes_the_run(run):
+        found = utilization(run)
+        object.__setattr__(run, "tokens_per_s", run.tokens_per_s / run.gpus)
+        return found
+
+    def needs_more(run, peak):
+        return utilization(run)
+
+
+def halved_always(run):
+    return 1 if run.sparse else 2
+
+
+class Right:
+    def by_product(run):
+        """12h² of a layer are not needed: what is multiplied is all but a look-up."""
+        multiplied = run.parameters - (not run.tied) * run.vocabulary * run.hidden
+        forward = 2 * multiplied, 4 * run.layers * run.hidden * run.sequence
+        needed = 3 * sum(forward)
+        again = dict(none=0, selective=forward[1], full=sum(forward))[run.recompute]
+        seconds = run.gpus / run.tokens_per_s
+        dense = run.sheet_tflops / (1 + run.sparse) * 10**12
+        return [3 * forward[0], needed, needed / seconds / dense,
+                (needed + again) / seconds / dense]
+
+    def as_array(run):
+        return np.array(utilization(run))
+
+    def as_tensor(run):
+        return torch.tensor(utilization(run), dtype=torch.float64)
+
+    def as_fractions(run):
+        return tuple(map(Fraction, utilization(run)))
+
+
+def step_seconds(parts):
+    seconds = sum(parts.computing.values())
+    for sent in parts.communication.values():
+        hidden = min(sent.seconds, sent.beside)
+        seconds += sent.seconds - hidden + parts.interference * hidden
+    return seconds
+
+
+def each(exposed):
+    """Computing, and for each communication what `exposed(parts, sent)` says."""
+    return lambda parts: sum(parts.computing.values()) + sum(
+        exposed(parts, sent) for sent in parts.communication.values())
+
+
+def without(name):
+    return lambda parts: step_seconds(parts) - parts.computing[name]
+
+
+class Step:
+    def nothing(parts):
+        return None
+
+    def products_alone(parts):
+        return parts.computing["products"]
+
+    def no_communication(parts):
+        return sum(parts.computing.values())
+
+    def longer_of_both(parts):
+        return max(sum(parts.computing.values()),
+                   sum(sent.seconds for sent in parts.communication.values()))
+
+    def pooled(parts):
+        computing = sum(parts.computing.values())
+        sent = sum(sent.seconds for sent in parts.communication.values())
+        hidden = min(sent, computing)
+        return computing + sent - hidden + parts.interference * hidden
+
+    def roofline(parts):
+        return step_seconds(parts) - sum(parts.computing.values()) + max(
+            parts.computing.values())
+
+    def milliseconds(parts):
+        return 1e3 * step_seconds(parts)
+
+    def communication_alone(parts):
+        return step_seconds(parts) - sum(parts.computing.values())
+
+    def empties_the_parts(parts):
+        total = step_seconds(parts)
+        parts.communication.clear()
+        return total
+
+    def constant(parts):
+        return 4.5
+
+    def right_where_all_is_hidden(parts):
+        hidden = all(sent.seconds < sent.beside for sent in parts.communication.values())
+        return step_seconds(parts) if hidden else sum(parts.computing.values())
+
+
+class RightStep:
+    def by_maximum(parts):
+        total = sum(parts.computing.values())
+        for seconds, beside in parts.communication.values():
+            total += max(0, seconds - beside) + parts.interference * min(seconds, beside)
+        return total
+
+    def by_pairs(parts):
+        """Both run for a while, then one of them: longer by interference while both do."""
+        total = np.float64(sum(parts.computing.values()))
+        for sent in parts.communication.values():
+            both = min(sent)
+            total = total - both + both * (1 + parts.interference) + sent.seconds - both
+        return total
+
+    def as_tensor(parts):
+        return torch.tensor(step_seconds(parts), dtype=torch.float64)
+
+
+WRONG = {
+    lab.check_utilization: [
+        (Utilization.nothing, r"returned nothing \(None\), not 4 numbers"),
+        (Utilization.table, "KeyError"),
+        (Utilization.table_with_a_default, "run 1.*6N: you say 1 FLOPs"),
+        (Utilization.no_flops, "a tuple of 2, not 4 numbers"),
+        (Utilization.all_parameters, "not tied.*the look-up of the embedding is counted"),
+        (Utilization.two_n, "that is forward alone"),
+        (Utilization.eight_n, "forward is counted twice"),
+        (changed(tied=lambda run: False), "the head's product is left out"),
+        (flops_by(lambda run, n, a: n), "FLOPs per token: .*attention's products are missing"),
+        (flops_by(lambda run, n, a: n + a / 3), "attention of forward alone"),
+        (flops_by(lambda run, n, a: n + a / 2), "half of attention"),
+        (flops_by(lambda run, n, a: n + a / run.layers), "attention of one layer alone"),
+        (flops_by(lambda run, n, a: (n + a) * run.sequence), "that is for a sequence"),
+        (changed(sparse=lambda run: False), "data sheet's rate with sparsity"),
+        (shares_times(halved_always), "is halved though it is the dense one"),
+        (changed(gpus=lambda run: 1), "the tokens of all GPUs are held against the peak of one"),
+        (shares_times(lambda run: 1 / run.gpus), "divided by the GPUs twice"),
+        (shares_times(lambda run: 1e12 / 2**40), r"a TFLOP is taken as 2\^40"),
+        (shares_times(lambda run: 100), "that is in percent"),
+        (shares_times(lambda run: 1e12), "TFLOP/s are taken as FLOP/s"),
+        (Utilization.hfu_called_mfu, "MFU: .*that is HFU: it counts what is recomputed"),
+        (Utilization.exchanged, "MFU: .*that is HFU"),
+        (Utilization.mfu_called_hfu, "HFU: .*that is MFU: what is recomputed is missing"),
+        (Utilization.always_full, "HFU: .*that is all of forward again"),
+        (Utilization.selective_counts_all_of_attention, "all of attention is counted again"),
+        (Utilization.changes_the_run, "changed its input"),
+        (Utilization.needs_more, r"utilization\(run\) cannot be called|needs_more\(run\)")],
+    lab.check_step_seconds: [
+        (Step.nothing, r"one GPU: the step: it returned nothing \(None\)"),
+        (Step.products_alone, "one GPU: the step"),
+        (Step.constant, "hidden, with interference 0.7"),
+        (Step.no_communication, "communication is missing"),
+        (each(lambda parts, sent: sent.seconds), "nothing is hidden"),
+        (each(lambda parts, sent: max(0, sent.seconds - sent.beside)), "interference is missing"),
+        (each(lambda parts, sent: parts.interference * sent.seconds),
+         "only interference is counted"),
+        (each(lambda parts, sent: max(0, sent.seconds - sent.beside)
+              + parts.interference * sent.seconds), "counted for exposed seconds too"),
+        (each(lambda parts, sent: max(0, sent.seconds - sent.beside)
+              + (1 - parts.interference) * min(sent)), "the share that stays hidden is counted"),
+        (each(lambda parts, sent: max(0, sent.seconds - sent.beside)
+              + parts.interference * sent.beside), "interference is a share of `beside`"),
+        (each(lambda parts, sent: sent.seconds - sent.beside), "exposed seconds are below 0"),
+        (each(lambda parts, sent: sent.seconds - sent.beside + parts.interference * min(sent)),
+         "exposed seconds are below 0"),
+        (Step.longer_of_both, "all communication hides behind all computing"),
+        (Step.pooled, "all communication hides behind all computing"),
+        (without("memory traffic"), "memory traffic is missing"),
+        (without("attention"), "attention is missing"),
+        (Step.roofline, "the parts of computing run at the same time"),
+        (Step.milliseconds, "that is in milliseconds"),
+        (Step.communication_alone, "computing is missing"),
+        (Step.right_where_all_is_hidden, "communication is missing"),
+        (Step.empties_the_parts, "changed its input")]}
+
+RIGHT = [(lab.check_utilization, answer) for answer in (
+    utilization, Right.by_product, Right.as_array, Right.as_tensor, Right.as_fractions)] + [
+    (lab.check_step_seconds, answer) for answer in (
+        step_seconds, RightStep.by_maximum, RightStep.by_pairs, RightStep.as_tensor)]
+
+
+@pytest.mark.parametrize("check, answer, words", [
+    (check, answer, words) for check, rows in WRONG.items() for answer, words in rows])
+def test_a_wrong_answer_is_rejected_in_words(check, answer, words):
+    verdict = check(answer)
+    assert verdict.passed is False
+    assert re.search(words, str(verdict)), str(verdict)
+
+
+@pytest.mark.parametrize("check, answer", RIGHT)
+def test_a_right_answer_is_accepted(check, answer):
+    verdict = check(answer)
+    assert verdict.passed, str(verdict)
+
+
+@pytest.mark.parametrize("check", list(WRONG))
+def test_an_unfilled_exercise_waits(check):
+    def unfilled(*_):
+        raise NotImplementedError("Exercise 6.9")
+
+    verdict = check(unfilled)
+    assert verdict.passed is None and "6.9" in str(verdict)
