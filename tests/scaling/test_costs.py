@@ -43,6 +43,18 @@ def test_the_cheapest_and_the_dearest_machine():
     assert "left out: A10, H200" in repr(picture)
 
 
+def test_sellers_differ_more_than_gpus():
+    """Said in the notebook."""
+    dollars = {one.name: one.dollars for one in lab.show_costs(costs, OWN, 0.05).data[:-1]}
+    assert round(max(dollars.values()) / min(dollars.values())) == 4
+    pairs = [("Lambda 8x A100-80", "Lambda 8x H100"), ("AWS p4de.24xlarge", "AWS p5.48xlarge"),
+             ("RunPod Community A100-80", "RunPod Community H100"),
+             ("RunPod Secure A100-80", "RunPod Secure H100")]
+    assert all(1 / 1.6 < dollars[a100] / dollars[h100] < 1.6 for a100, h100 in pairs)
+    h100 = [machine.dollars for machine in MACHINES.values() if machine.gpu == "H100"]
+    assert (min(h100), max(h100)) == (2.69, 10.98)
+
+
 def test_own_prices_and_a_guess_are_drawn():
     guesses.guess("6.12", "dollars per billion tokens", 50)
     mine = lab.price_table({"my cluster": {"gpu": "H100", "gpus": 4, "dollars": 0.5}})

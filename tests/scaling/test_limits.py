@@ -104,6 +104,18 @@ def test_the_model_keeps_its_bounds_and_one_mfu_for_all_does_not(found):
     assert errors(found, "without_communication")["up to 2k"] > 2 * yours["up to 2k"]
 
 
+def test_what_the_notebook_says_of_the_picture(found):
+    long = [one.six_n for one in found if one.row.sequence > 8192]
+    assert sum(error < -50 for error in long) > len(long) / 2
+    assert all(0.59 < constants.unhidden < 0.75 for constants in held_out().values())
+    assert len(vars(FITTED)) == 7
+    [shown] = [row for row in ROWS_THAT_RUN if row.id == "mosaic-010"]
+    assert (shown.model, shown.run.gpus) == ("MPT-7b", 512)
+    assert shown.seconds == pytest.approx(1.271, abs=5e-4)
+    run = efficiency_of(lab.reported_run("mosaic-038"))
+    assert (round(100 * run.hfu), round(100 * run.mfu)) == (54, 40)
+
+
 def test_the_worst_is_named(found):
     worst = max(found, key=lambda one: abs(one.yours))
     assert worst.row.id == "titan-8b-cp8" and round(worst.yours) == -28
