@@ -70,7 +70,7 @@ def _leaving(nbytes, topology) -> float:
 
 @dataclass(frozen=True)
 class LinkTime:
-    """t = α + bytes/β: what a collective takes whose bytes pass a link.
+    """t = α + bytes/β, the α–β model: what a collective takes whose bytes pass a link.
 
     alpha: seconds that it takes without any; beta: bytes per second. One α and β hold for one kind
     of collective on one number of ranks: a ring's α grows with the number of its steps.

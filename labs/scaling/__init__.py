@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         show_fit,
         show_hierarchical,
         show_link_bytes,
+        show_on_gpus,
         show_training,
     )
     from labs.scaling.checks.choose_strategy import check_choose_strategy

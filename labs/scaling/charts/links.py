@@ -2,6 +2,9 @@
 with what formulas say of both."""
 
 from collections.abc import Callable
+from functools import partial
+
+from matplotlib.lines import Line2D
 
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import Wrong, shows
@@ -30,51 +33,61 @@ def show_fit(run: LinkRun, fitted: LinkTime, link_seconds: Callable) -> Picture:
     β is proportional to the bandwidth; α stays as it is.
     """
     figure, ax = canvas(WIDTH, 3.7)
-    words, metrics = [], []
+    metrics = []
     for number, bandwidth in enumerate(dict.fromkeys(name for name, _ in (*FITTED, *TRIED))):
-        colour = palette.RANKS[number]
-        time = _at(fitted, bandwidth)
-        largest = max(size for name, size in (*FITTED, *TRIED) if name == bandwidth)
-        sizes = [largest * step / 20 for step in range(1, 21)]
-        ax.plot([size / 1e6 for size in sizes], [_seconds(link_seconds, size, run, time)
-                                                 for size in sizes], color=colour, linewidth=1.4)
-        for points, style in ((FITTED, {"marker": "o", "markerfacecolor": palette.PAPER}),
-                              (TRIED, {"marker": "D"})):
-            for _, size in [point for point in points if point[0] == bandwidth]:
-                measured = run.seconds("all-reduce", bandwidth, size)
-                predicted = _seconds(link_seconds, size, run, time)
-                ax.plot(size / 1e6, measured, color=colour, linestyle="", markersize=8, **style)
-                words.append(f"{_name(bandwidth)}, {size / 1e6:g} MB: measured {measured:.3f} s, "
-                             f"predicted {predicted:.3f}{' (fitted)' * (points is FITTED)}")
-                metrics.append(Metric(f"all-reduce of {size / 1e6:g} MB, {_name(bandwidth)}",
-                                      measured, "s", predicted))
-                if points is TRIED:
-                    ax.annotate(f"{measured / predicted - 1:+.1%}", (size / 1e6, measured),
-                                xytext=(9, -4), textcoords="offset points", fontsize=9.5,
-                                color=palette.readable(colour), **marks.ON_PAPER)
-        ax.annotate(_name(bandwidth), (largest / 1e6, _seconds(link_seconds, largest, run, time)),
-                    xytext=(34, 3), textcoords="offset points", fontsize=10, weight="bold",
-                    color=palette.readable(colour))
+        time, colour = _at(fitted, bandwidth), palette.RANKS[number]
+        points = [point for point in (*FITTED, *TRIED) if point[0] == bandwidth]
+        _draw_line(ax, bandwidth, max(size for _, size in points), colour,
+                   partial(_seconds, link_seconds, run.topology, time))
+        for point in points:
+            predicted = _seconds(link_seconds, run.topology, time, point[1])
+            metrics.append(_draw_point(ax, point, run, predicted, colour))
     ax.set(xlabel="MB of the tensor", ylabel="seconds of an all-reduce")
     ax.set_xlim(0, 4.9)
     ax.set_ylim(0)
     ax.grid(axis="y", color=palette.GRID)
     ax.set_axisbelow(True)
     marks.legend_above(figure, _legend_of_fit())
-    worst = max(abs(one.value / one.predicted - 1) for one in metrics[-len(TRIED):])
-    return Picture(figure, "\n".join([str(fitted), *words, f"largest error where nothing was "
-                                      f"fitted: {worst:.1%}", *filter(None, [run.note])]),
-                   data=run, metrics=metrics)
+    return Picture(figure, "\n".join([str(fitted), *_words_of_fit(metrics), *filter(None, [
+        run.note])]), data=run, metrics=metrics)
 
 
-def _legend_of_fit():
-    from matplotlib.lines import Line2D
+def _draw_line(ax, bandwidth, largest, colour, seconds):
+    """The predicted seconds up to the largest size, with the bandwidth at its end."""
+    sizes = [largest * step / 20 for step in range(1, 21)]
+    ax.plot([size / 1e6 for size in sizes], list(map(seconds, sizes)), color=colour, linewidth=1.4)
+    ax.annotate(_name(bandwidth), (largest / 1e6, seconds(largest)), xytext=(12, 9),
+                textcoords="offset points", fontsize=10, weight="bold",
+                color=palette.readable(colour))
 
-    return [Line2D([], [], color=palette.MUTED, linewidth=1.4, label="predicted: α + bytes/β"),
-            Line2D([], [], color=palette.MUTED, linestyle="", marker="o", markersize=8,
-                   markerfacecolor=palette.PAPER, label="measured, fitted"),
-            Line2D([], [], color=palette.MUTED, linestyle="", marker="D", markersize=8,
-                   label="measured, not fitted, and the error")]
+
+def _draw_point(ax, point, run, predicted, colour) -> Metric:
+    bandwidth, size = point
+    measured = run.seconds("all-reduce", bandwidth, size)
+    style = {"marker": "o", "markerfacecolor": palette.PAPER} if point in FITTED else {
+        "marker": "D"}
+    ax.plot(size / 1e6, measured, color=colour, linestyle="", markersize=8, **style)
+    if point in TRIED:
+        ax.annotate(f"{measured / predicted - 1:+.1%}", (size / 1e6, measured), xytext=(10, -9),
+                    textcoords="offset points", fontsize=9.5, color=palette.readable(colour))
+    return Metric(f"all-reduce of {size / 1e6:g} MB, {_name(bandwidth)}"
+                  + " (fitted)" * (point in FITTED), measured, "s", predicted)
+
+
+def _words_of_fit(metrics) -> list[str]:
+    worst = max(abs(one.value / one.predicted - 1) for one in metrics
+                if not one.name.endswith("(fitted)"))
+    return [*(f"{one.name}: measured {one.value:.3f} s, predicted {one.predicted:.3f}"
+              for one in metrics), f"largest error where nothing was fitted: {worst:.1%}"]
+
+
+def _legend_of_fit() -> list[Line2D]:
+    grey, dots = {"color": palette.MUTED}, {"linestyle": "", "markersize": 8}
+    return [Line2D([], [], **grey, linewidth=1.4, label="predicted: α + bytes/β"),
+            Line2D([], [], **grey, **dots, marker="o", markerfacecolor=palette.PAPER,
+                   label="measured, fitted"),
+            Line2D([], [], **grey, **dots, marker="D",
+                   label="measured, not fitted, and how far from the line")]
 
 
 def _at(fitted: LinkTime, bandwidth: str) -> LinkTime:
@@ -83,8 +96,8 @@ def _at(fitted: LinkTime, bandwidth: str) -> LinkTime:
                     / read_bandwidth(FITTED[0][0]))
 
 
-def _seconds(link_seconds, size, run, time) -> float:
-    answer = link_seconds(size, run.topology.hosts, run.topology.ranks, time.alpha, time.beta)
+def _seconds(link_seconds, topology, time, size) -> float:
+    answer = link_seconds(size, topology.hosts, topology.ranks, time.alpha, time.beta)
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         raise Wrong("link_seconds does not return bytes and seconds", "See its check above.")
     return float(answer[1])
@@ -121,6 +134,27 @@ def show_hierarchical(run: LinkRun) -> Picture:
                      colour=palette.PHASES["communication"]) for one in bandwidths]
     return side_by_side(ways, panels, "predicted: bytes by formula, and these bytes at the link's "
                         "bandwidth" + f"\n{run.note}" * bool(run.note))
+
+
+@shows("6.5")
+def show_on_gpus(link_seconds: Callable, size: float = 14e9, ranks: int = 8, inside: float = 450e9,
+                 across: float = 50e9) -> Table:
+    """Returns a table of both all-reduces by formula, on two hosts with GPUs: what NCCL would take
+    for a ring. inside, across: bytes per second in one direction."""
+    flat = _both(link_seconds, size, 2, ranks, across)
+    between = _both(link_seconds, size, 2, 1, across)  # the ranks of a host share its link
+    within = traffic.all_reduce(size, ranks)
+    rows = [("flat ring", f"{flat[0] / 1e9:.1f}", "–", f"{1e3 * flat[1]:.0f}"),
+            ("hierarchical", f"{between[0] / 1e9:.1f}", f"{within / 1e9:.1f}",
+             f"{1e3 * (between[1] + within / inside):.0f}")]
+    return Table(f"{size / 1e9:g} GB on two hosts with {ranks} GPUs each, {inside / 1e9:g} GB/s "
+                 f"inside and {across / 1e9:g} GB/s between them, by formula",
+                 ("all-reduce", "GB on the link", "GB a GPU sends inside", "ms"), rows)
+
+
+def _both(link_seconds, size, hosts, ranks, beta) -> tuple[float, float]:
+    nbytes = link_seconds(size, hosts, ranks, 0.0, beta)[0]
+    return float(nbytes), _seconds(link_seconds, Topology(hosts, ranks), LinkTime(0.0, beta), size)
 
 
 @shows("6.7")

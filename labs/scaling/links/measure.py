@@ -15,8 +15,8 @@ _WAITING = re.compile(r"raise NotImplementedError\(.(Exercise [\d.]+).\)")
 
 @shows("A job on two hosts")
 def run_on_two_hosts(script: str, *arguments: str) -> JobRun:
-    """Starts a script by torchrun on two hosts with two ranks each, whose links carry 200 Mbit/s,
-    and shows what each host prints."""
+    """Starts a script by torchrun, with a c10d rendezvous, on two hosts with two ranks each, whose
+    links carry 200 Mbit/s, and shows what each host prints."""
     path = Path(script)
     waiting = _WAITING.search(path.read_text(encoding="utf-8")) if path.exists() else None
     if waiting or not path.exists():

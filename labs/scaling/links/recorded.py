@@ -11,6 +11,7 @@ from pathlib import Path
 from labs.predictions.host_links import Topology
 from labs.scaling.links import runs
 from labs.scaling.links.collectives import Counted, Timed
+from labs.words import counted
 from labs.workers.hosts import hosts_unavailable
 
 RECORDING = Path(__file__).resolve().parents[3] / "experiments/reference/two_hosts.json"
@@ -27,11 +28,11 @@ class LinkRun:
     note: str = ""
 
     def __repr__(self):
-        times = f"{len(self.timed)} times" if self.timed else ""
-        counts = f"{len(self.counted)} counts of bytes"
-        lines = [f"{self.topology.hosts} hosts with {self.topology.ranks} ranks each: "
-                 + " and ".join(filter(None, [times, counts]))]
-        return "\n".join([*lines, *filter(None, [self.note])])
+        found = {"time": len(self.timed), "byte count": len(self.counted)}
+        counts = " and ".join(counted(number, what) for what, number in found.items() if number)
+        return "\n".join(filter(None, [
+            f"{self.topology.hosts} hosts with {self.topology.ranks} ranks each: {counts}",
+            self.note]))
 
     def seconds(self, what: str, bandwidth: str, size: int | None = None) -> float:
         """The fastest round of what was timed under this name, on this link."""
