@@ -32,7 +32,7 @@ def show_fit(run: LinkRun, fitted: LinkTime, link_seconds: Callable) -> Picture:
 
     β is proportional to the bandwidth; α stays as it is.
     """
-    figure, ax = canvas(WIDTH, 3.7)
+    figure, ax = canvas(WIDTH, 3.7 + marks.NOTE_LINE * len(run.note.splitlines()))
     metrics = []
     for number, bandwidth in enumerate(dict.fromkeys(name for name, _ in (*FITTED, *TRIED))):
         time, colour = _at(fitted, bandwidth), palette.RANKS[number]
@@ -48,6 +48,7 @@ def show_fit(run: LinkRun, fitted: LinkTime, link_seconds: Callable) -> Picture:
     ax.grid(axis="y", color=palette.GRID)
     ax.set_axisbelow(True)
     marks.legend_above(figure, _legend_of_fit())
+    marks.note_below(figure, run.note)
     return Picture(figure, "\n".join([str(fitted), *_words_of_fit(metrics), *filter(None, [
         run.note])]), data=run, metrics=metrics)
 

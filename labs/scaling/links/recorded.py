@@ -4,6 +4,7 @@ have hosts. `python -m labs.scaling.links.recorded` writes the recording anew.""
 import datetime
 import json
 import platform
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from labs.words import counted
 from labs.workers.hosts import hosts_unavailable
 
 RECORDING = Path(__file__).resolve().parents[3] / "experiments/reference/two_hosts.json"
+NOTE_WIDTH = 105  # characters of a line below a chart
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ def measured_or_recorded(name: str, measure: Callable[[], dict]) -> dict:
     if refusal is None:
         return measure()
     recorded = json.loads(RECORDING.read_text(encoding="utf-8"))
-    return {**recorded["runs"][name], "note": (
-        f"Recorded, not measured here: {recorded['made']}. {refusal}")}
+    note = f"Recorded, not measured here: {recorded['made']}. {refusal}"
+    return {**recorded["runs"][name], "note": textwrap.fill(note, NOTE_WIDTH)}
 
 
 def link_run(found: dict) -> LinkRun:
@@ -89,7 +91,7 @@ def write_recording(runs: dict[str, dict], path: Path = RECORDING) -> None:
     import psutil
     import torch
 
-    made = (f"{datetime.date.today()}, {psutil.cpu_count()} cores, Linux {platform.release()}, "
+    made = (f"{datetime.date.today()}, {psutil.cpu_count()} cores, Linux {platform.release().split('-')[0]}, "
             f"Python {platform.python_version()}, torch {torch.__version__}")
     path.write_text(json.dumps({"made": made, "command": "python -m labs.scaling.links.recorded",
                                 "runs": runs}, indent=1) + "\n", encoding="utf-8")
