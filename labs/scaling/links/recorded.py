@@ -91,7 +91,8 @@ def write_recording(runs: dict[str, dict], path: Path = RECORDING) -> None:
     import psutil
     import torch
 
-    made = (f"{datetime.date.today()}, {psutil.cpu_count()} cores, Linux {platform.release().split('-')[0]}, "
+    kernel = platform.release().split("-")[0]
+    made = (f"{datetime.date.today()}, {psutil.cpu_count()} cores, Linux {kernel}, "
             f"Python {platform.python_version()}, torch {torch.__version__}")
     path.write_text(json.dumps({"made": made, "command": "python -m labs.scaling.links.recorded",
                                 "runs": runs}, indent=1) + "\n", encoding="utf-8")

@@ -32,12 +32,13 @@ def training_steps(hybrid_shard: Callable) -> dict:
                         topology=TOPOLOGY)[0]
 
 
-def job(script: str | Path, *arguments: str, quiet: bool = False) -> dict:
-    """A script under torchrun on two hosts with two ranks each: the fields of
-    `recorded.JobRun`."""
+def job(script: str | Path, *arguments: str, quiet: bool = False,
+        folder: str | Path = ".") -> dict:
+    """A script under torchrun on two hosts with two ranks each: the fields of `recorded.JobRun`.
+    folder: where it runs."""
     words = ["torchrun", "--nproc-per-node", str(TOPOLOGY.ranks), str(script), *arguments]
     with hosts(TOPOLOGY.hosts, **JOB_LINK) as pair:
-        done = pair.run(words, quiet=quiet, timeout=TIMEOUT)
+        done = pair.run(words, quiet=quiet, folder=str(folder), timeout=TIMEOUT)
     shown = ["torchrun", "--nnodes", str(TOPOLOGY.hosts), *words[1:3], Path(script).name]
     return {"command": " ".join([*shown, *arguments]), "seconds": done.seconds,
             "output": [_own_lines(done.output[host]) for host in sorted(done.output)],
@@ -54,6 +55,7 @@ def _own_lines(output) -> str:
 
 def all_runs(answers: SimpleNamespace, script: str | Path) -> dict[str, dict]:
     """Every run by name, with the answers of a notebook: what `recorded` writes."""
-    return {"job": job(script, quiet=True), "all-reduces": all_reduces(),
+    return {"job": job(script, "--epochs", "1", quiet=True, folder=Path(script).parent),
+            "all-reduces": all_reduces(),
             "hierarchical": hierarchical(answers.hierarchical_all_reduce),
             "training steps": training_steps(answers.hybrid_shard)}
