@@ -1,0 +1,51 @@
+"""The pictures of notebook 06, part 1: the loss of a run, and what uneven answers do."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import Verdict, shows
+from labs.pictures import palette
+from labs.pictures.bars import Bar, bars
+from labs.pictures.picture import Picture
+from labs.pictures.tables import Table
+from labs.scaling.checks.ragged_step import gradient_error
+from labs.scaling.runs.commands import CommandResult
+from labs.workers.launcher import launch
+
+ANSWERS = ((16, 16), (12, 20), (8, 24), (4, 28), (2, 30))  # tokens of rank 0's and rank 1's answers
+SEQUENCES = 48  # of a rank: with few, the gradient of a few answers depends on their text
+
+
+@shows("What the ranks wrote")
+def show_metrics(run: CommandResult, metrics: str = "metrics.json") -> Table | Verdict:
+    """Returns a table of some of the steps in the JSON file that a run of train.py has written."""
+    if not Path(metrics).is_file():
+        return Verdict("6.1", None, f"there is no {metrics}: the run wrote none")
+    found = json.loads(Path(metrics).read_text(encoding="utf-8"))
+    steps = found["steps"]
+    chosen = sorted({round(place * (len(steps) - 1) / 7) for place in range(8)})
+    rows = [(number, f"{steps[number]['loss']:.3f}", f"{steps[number]['learning_rate']:.1e}",
+             f"{steps[number]['tokens']:g}", f"{1e3 * steps[number]['seconds']:.1f}",
+             f"{steps[number]['tokens'] / steps[number]['seconds']:,.0f}") for number in chosen]
+    return Table(f"{len(steps)} steps on {found['ranks']} ranks",
+                 ("step", "mean loss", "learning rate", "tokens", "ms", "tokens/s"), rows, left=1)
+
+
+@shows("6.2")
+def show_ragged(ragged_step: Callable) -> Picture:
+    """Draws how far the mean of two ranks' means leads from the right gradient, for answers of more
+    and more uneven lengths; the student's `ragged_step` beside it."""
+    errors = launch(_errors, ragged_step, ranks=2, quiet=True)[0]
+    rows = [Bar(f"mean of means, answers of {first} and {second} tokens", round(100 * wrong, 3),
+                guessed=guessed("6.2") if (first, second) == ANSWERS[-1] else None)
+            for (first, second), (wrong, _) in zip(ANSWERS, errors, strict=True)]
+    rows.append(Bar("yours, the worst of these", round(100 * max(own for _, own in errors), 3),
+                    colour=palette.PHASES["forward"]))
+    return bars(rows, "%", "of the gradient's length, distance from the right gradient")
+
+
+def _errors(ragged_step) -> list[tuple[float, float]]:
+    return [gradient_error(ragged_step, lambda rank, part, pair=pair: (pair[rank],) * SEQUENCES, 1)
+            for pair in ANSWERS]

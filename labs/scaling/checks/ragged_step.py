@@ -1,0 +1,188 @@
+"""Exercise 6.2: the mean over all ranks' answer tokens, also over several micro-batches."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from labs.exercises.numbers import judge_number
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.scaling.runs.ragged import PROMPT, answers, count_answers, loss_sum
+from labs.training import models
+from labs.workers import devices
+
+TOLERANCE = 1e-5  # relative: an honest answer may divide integers, and torch then gives float32
+# Of each case: its name, and lengths(rank, part) of the answers of a micro-batch; and their number.
+CASES = (
+    ("one micro-batch", lambda rank, part: (3 + 9 * rank, 2), 1),
+    ("three micro-batches", lambda rank, part: (2 + 7 * part, 5 + 3 * rank), 3),
+    ("a micro-batch without answer tokens on rank 0",
+     lambda rank, part: (0, 0) if rank == 0 and part == 1 else (4 + part, 9 - rank), 2),
+    ("no answer token on the last rank",
+     lambda rank, part: (0, 0) if rank == dist.get_world_size() - 1 else (3, 8 + rank), 2))
+_HINT = ("Reduce the number of answer tokens of all micro-batches over the ranks before the first "
+         "backward. DDP averages: it divides by the number of ranks once.")
+
+
+@check("6.2", hints={"No inf checks": "", "Expected to have finished reduction":
+                     "A rank runs forward and backward for each micro-batch, also for one without "
+                     "answer tokens: the others wait for its gradients."})
+def check_ragged_step(ragged_step):
+    """On 2, 3 and 4 ranks: the gradients and the returned loss are those of the mean over all
+    answer tokens of all ranks and micro-batches."""
+    differences = on_ranks(_try_all, ragged_step)
+    return ("gradients and loss are those of the mean over all answer tokens, on 2, 3 and 4 ranks, "
+            "with 1 to 3 micro-batches and where a rank has no answer token "
+            f"(max difference {max(differences):.0e})")
+
+
+def micro_batches(lengths: Callable, parts: int, rank: int) -> list[dict]:
+    """What a rank trains on in one step."""
+    return [answers(lengths(rank, part), seed=10 * rank + part) for part in range(parts)]
+
+
+def small_model() -> nn.Module:
+    """A GPT-2 in float64, in which a wrong weight cannot hide behind rounding."""
+    model = models.gpt2(layers=1, hidden=16, context=64, seed=1).double()
+    return models.move_to_rank(model)
+
+
+def _try_all(ragged_step) -> float:
+    """On a rank: the largest relative difference of a gradient."""
+    differences = []
+    for name, lengths, parts in CASES:
+        model = small_model()
+        reference = Shares(copy.deepcopy(model), lengths, parts)
+        module = DistributedDataParallel(model)
+        loss = ragged_step(module, micro_batches(lengths, parts, dist.get_rank()))
+        differences.append(raise_on_all_ranks(_judge, model, loss, reference, name))
+    return max(differences)
+
+
+class Shares:
+    """Sums of losses and gradients of every rank's every micro-batch, from which the right step
+    and the common wrong ones are put together by weights. counts: [rank][part]."""
+
+    def __init__(self, model: nn.Module, lengths: Callable, parts: int):
+        self.ranks, self.parts = dist.get_world_size(), parts
+        batches = [micro_batches(lengths, parts, rank) for rank in range(self.ranks)]
+        self.counts = [[int(count_answers(batch)) for batch in own] for own in batches]
+        self.tokens = sum(batch["labels"].numel() for own in batches for batch in own)
+        self._sums = [[_differentiated(model, batch) for batch in own] for own in batches]
+
+    def step(self, weight: Callable[[int, int], float]) -> tuple[float, torch.Tensor]:
+        """(loss, gradient) of the sums, each by weight(rank, part)."""
+        terms = [(weight(rank, part), *self._sums[rank][part]) for rank in range(self.ranks)
+                 for part in range(self.parts)]
+        return (sum(w * loss for w, loss, _ in terms), sum(w * g for w, _, g in terms))
+
+    @property
+    def total(self) -> int:
+        return sum(map(sum, self.counts))
+
+    def mistakes(self) -> list[tuple[str, Callable[[int, int], float]]]:
+        """(what it is, its weights); a rank or part without tokens has weight 0."""
+        counts, ranks, parts, total = self.counts, self.ranks, self.parts, self.total
+        of_rank = [sum(own) for own in counts]
+        of_part = [sum(own[part] for own in counts) for part in range(parts)]
+
+        def over(number, *factors):
+            return 1 / (number * math.prod(factors)) if number else 0.0
+
+        return [
+            ("the mean over the ranks of each rank's mean", lambda r, p: over(of_rank[r], ranks)),
+            ("the mean over ranks and micro-batches of each one's mean",
+             lambda r, p: over(counts[r][p], ranks, parts)),
+            ("the mean over micro-batches of each one's mean over all ranks",
+             lambda r, p: over(of_part[p], parts)),
+            ("the sum over micro-batches of each one's mean over all ranks",
+             lambda r, p: over(of_part[p])),
+            ("the sum over the ranks of each rank's mean", lambda r, p: over(of_rank[r])),
+            (f"the right one divided by {ranks}", lambda r, p: over(total, ranks)),
+            (f"the right one divided by {parts}", lambda r, p: over(total, parts)),
+            (f"{ranks} times the right one", lambda r, p: ranks / total),
+            ("divided by all tokens, those of prompts and padding too",
+             lambda r, p: 1 / self.tokens),
+            ("divided by all predicted tokens, padding too",
+             lambda r, p: 1 / max(1, self.tokens - PROMPT)),
+            ("the sum of the losses, not divided by the number of tokens", lambda r, p: 1.0),
+            ("the mean over the ranks of the sum of the losses", lambda r, p: 1 / ranks)]
+
+
+def _differentiated(model, batch) -> tuple[float, torch.Tensor]:
+    loss = loss_sum(model, batch)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return loss.item(), torch.cat([g.flatten() for g in gradients])
+
+
+def _judge(model, loss, reference, name) -> float:
+    rank = dist.get_rank()
+    where = f"{reference.ranks} ranks, {name}: rank {rank}"
+    want_loss, want = reference.step(lambda r, p: 1 / reference.total)
+    found = _gradient(model, where)
+    mistakes = reference.mistakes()
+    difference = _distance(found, want)
+    if not difference <= TOLERANCE:
+        why = next((sentence for sentence, weight in mistakes
+                    if _distance(found, reference.step(weight)[1]) <= TOLERANCE), "")
+        _, alone = reference.step(lambda r, p: (r == rank) / max(1, sum(reference.counts[r])))
+        if not why and _distance(found, alone) <= TOLERANCE:
+            why = "this rank's own, averaged with no other's"
+        raise Wrong(f"{where}: the gradient is "
+                    + (why or f"off by {difference:.0%} of the reference's"), _HINT)
+    if loss is None:
+        raise Wrong(f"{where}: it returned {kind_of(loss)}, not the mean loss", "Return the loss "
+                    "over all ranks, as it would be logged.")
+    causes = [(reference.step(weight)[0], sentence, "") for sentence, weight in mistakes]
+    own = sum(reference.step(lambda r, p, part=part: float(r == rank and p == part))[0]
+              for part in range(reference.parts))
+    causes.append((own / max(1, sum(reference.counts[rank])), "the mean of this rank alone", ""))
+    causes.append((own / reference.total, "this rank's share of it", ""))
+    if isinstance(loss, torch.Tensor):
+        loss = loss.detach()
+    judge_number(loss, want_loss, causes, f"{where}, the loss", hint="Sum the losses over the "
+                 "ranks before you divide.", source="the mean over all answer tokens is",
+                 rel_tol=1e-5)
+    return difference
+
+
+def _gradient(model, where) -> torch.Tensor:
+    missing = [name for name, p in model.named_parameters() if p.grad is None]
+    if missing:
+        raise Wrong(f"{where}: parameter {missing[0]!r} has no gradient", "Differentiate the loss "
+                    "with backward(), and leave the gradients in place: the loop steps.")
+    found = torch.cat([p.grad.flatten() for p in model.parameters()])
+    if not found.isfinite().all():
+        raise Wrong(f"{where}: the gradient is not finite", "The mean over no token is 0 / 0. Sum "
+                    "the losses, and divide by the number over all ranks.")
+    return found
+
+
+def _distance(found, want) -> float:
+    return ((found - want).norm() / want.norm()).item()
+
+
+def means_of_means(module: nn.Module, batches: Sequence[dict]) -> None:
+    """On a rank: the wrong step, which each rank's own mean leads to."""
+    for batch in batches:
+        (loss_sum(module, batch) / count_answers(batch) / len(batches)).backward()
+
+
+def gradient_error(ragged_step: Callable, lengths: Callable, parts: int) -> tuple[float, float]:
+    """On a rank: how far the gradients of the mean of means and of `ragged_step` are from the
+    reference's, relative to its norm."""
+    reference = Shares(small_model(), lengths, parts)
+    want = reference.step(lambda r, p: 1 / reference.total)[1]
+    own = micro_batches(lengths, parts, dist.get_rank())
+    found = []
+    for step in (means_of_means, ragged_step):
+        model = small_model()
+        step(DistributedDataParallel(model), own)
+        found.append(_distance(torch.cat([p.grad.flatten() for p in model.parameters()]), want))
+    devices.synchronize()
+    return tuple(found)

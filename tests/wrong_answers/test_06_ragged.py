@@ -1,0 +1,175 @@
+"""Steps that exercise 6.2 must reject, and right ones written differently."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from answers import judge_in_one_launch
+from torch.nn import functional as F
+
+import labs.scaling as lab
+
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+
+def tokens_of(micro_batches, reduce=True):
+    tokens = sum(lab.count_answers(batch) for batch in micro_batches)
+    if reduce:
+        dist.all_reduce(tokens)
+    return tokens
+
+
+def step(module, micro_batches, scale, loss_of=lab.loss_sum, report=None):
+    """backward of each micro-batch's sum times scale(batch); the right loss, or report(sum)."""
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in micro_batches:
+        loss = loss_of(module, batch)
+        (loss * scale(batch)).backward()
+        total += loss.detach()
+    if report:
+        return report(total)
+    dist.all_reduce(total)
+    return total / tokens_of(micro_batches)
+
+
+class Wrong:
+    def means_of_means(module, parts):
+        return step(module, parts, lambda b: 1 / lab.count_answers(b).clamp(min=1) / len(parts))
+
+    def the_models_own_loss(module, parts):
+        return step(module, parts, lambda b: 1 / len(parts), lambda m, b: m(**b).loss)
+
+    def means_of_the_ranks(module, parts):
+        own = tokens_of(parts, reduce=False).clamp(min=1)
+        return step(module, parts, lambda b: 1 / own)
+
+    def count_of_each_part(module, parts):
+        return step(module, parts, lambda b: dist.get_world_size() / tokens_of([b]) / len(parts))
+
+    def ddp_divides_once_more(module, parts):
+        tokens = tokens_of(parts)
+        return step(module, parts, lambda b: 1 / tokens)
+
+    def multiplied_twice(module, parts):
+        tokens = tokens_of(parts)
+        return step(module, parts, lambda b: dist.get_world_size() ** 2 / tokens)
+
+    def padding_counts(module, parts):
+        tokens = torch.tensor(sum(b["labels"].numel() for b in parts))
+        dist.all_reduce(tokens)
+        return step(module, parts, lambda b: dist.get_world_size() / tokens)
+
+    def parts_divide(module, parts):
+        tokens = tokens_of(parts)
+        return step(module, parts, lambda b: dist.get_world_size() / tokens / len(parts))
+
+    def not_divided(module, parts):
+        return step(module, parts, lambda b: 1)
+
+    def no_backward(module, parts):
+        return step(module, parts, lambda b: 1) if False else torch.zeros(())
+
+    def reports_its_own(module, parts):
+        tokens, own = tokens_of(parts), tokens_of(parts, reduce=False).clamp(min=1)
+        return step(module, parts, lambda b: dist.get_world_size() / tokens,
+                    report=lambda total: total / own)
+
+    def reports_its_share(module, parts):
+        tokens = tokens_of(parts)
+        return step(module, parts, lambda b: dist.get_world_size() / tokens,
+                    report=lambda total: total / tokens)
+
+    def reports_nothing(module, parts):
+        tokens = tokens_of(parts)
+        return step(module, parts, lambda b: dist.get_world_size() / tokens,
+                    report=lambda total: None)
+
+
+WORDS = {
+    "means_of_means": "the mean over the ranks of each rank's mean",
+    "the_models_own_loss": "the mean over the ranks of each rank's mean",
+    "means_of_the_ranks": "the mean over the ranks of each rank's mean",
+    "count_of_each_part": "three micro-batches: rank 0: the gradient is the mean over "
+                          "micro-batches of each one's mean over all ranks",
+    "ddp_divides_once_more": "the right one divided by 2",
+    "multiplied_twice": "2 times the right one", "padding_counts": "prompts and padding",
+    "parts_divide": "three micro-batches: rank 0: the gradient is the right one divided by 3",
+    "not_divided": "the sum of the losses", "no_backward": "has no gradient",
+    "reports_its_own": "the mean of this rank alone", "reports_its_share": "this rank's share",
+    "reports_nothing": "nothing (None)"}
+
+
+class Right:
+    def as_worked(module, parts):
+        tokens = tokens_of(parts)
+        return step(module, parts, lambda b: dist.get_world_size() / tokens)
+
+    def synchronized_once(module, parts):
+        tokens, total = tokens_of(parts), 0
+        for number, batch in enumerate(parts):
+            last = number == len(parts) - 1
+            with contextlib.nullcontext() if last else module.no_sync():
+                loss = lab.loss_sum(module, batch)
+                (loss / tokens * dist.get_world_size()).backward()
+                total = total + loss.item()
+        reported = torch.tensor(total)
+        dist.all_reduce(reported)
+        return (reported / tokens).item()
+
+    def gradients_scaled_afterwards(module, parts):
+        tokens, total = tokens_of(parts), step(module, parts, lambda b: 1)
+        for parameter in module.parameters():
+            parameter.grad *= dist.get_world_size() / tokens
+        return total
+
+    def one_sum_and_own_loss(module, parts):
+        def loss_of(module, batch):
+            logits = module(batch["input_ids"]).logits[:, :-1]
+            labels = batch["labels"][:, 1:]
+            each = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+            return each[labels != -100].sum()
+
+        tokens, losses = tokens_of(parts), [loss_of(module, batch) for batch in parts]
+        (sum(losses) * dist.get_world_size() / tokens).backward()
+        total = sum(losses).detach()
+        dist.all_reduce(total)
+        return total / tokens
+
+
+def functions(kind):
+    return {name: function for name, function in vars(kind).items() if name[0] != "_"}
+
+
+@pytest.fixture(scope="module")
+def verdicts(warm_launcher):
+    answers = {**functions(Wrong), **functions(Right)}
+    found = judge_in_one_launch(lab.check_ragged_step, [(one,) for one in answers.values()], 2)
+    return dict(zip(answers, found, strict=True))
+
+
+@pytest.mark.parametrize("name", functions(Wrong))
+def test_wrong_step(verdicts, name):
+    assert verdicts[name].passed is False and WORDS[name] in verdicts[name].sentence, verdicts[name]
+
+
+@pytest.mark.parametrize("name", functions(Right))
+def test_right_step(verdicts, name):
+    assert verdicts[name].passed, verdicts[name]
+
+
+def skips_empty_parts(module, parts):
+    tokens = tokens_of(parts)
+    return step(module, [batch for batch in parts if lab.count_answers(batch)],
+                lambda b: dist.get_world_size() / tokens)
+
+
+def test_a_rank_that_leaves_out_an_empty_part_is_named():
+    verdict = lab.check_ragged_step(skips_empty_parts)
+    assert verdict.passed is False and "rank" in verdict.sentence, verdict
+
+
+def test_the_worked_one_on_all_world_sizes():
+    verdict = lab.check_ragged_step(Right.as_worked)
+    assert verdict.passed, verdict
+    assert lab.check_ragged_step(...).passed is None
