@@ -61,8 +61,6 @@ WRONG = {
     "no sampler": (changed((LOADER, "    loader = DataLoader(windows, options.batch, shuffle=True)"
                                     "\n")), "every rank draws all 24 samples"),
     "no set_epoch": (changed(NO_EPOCH), "same order in epochs 0 and 1"),
-    "no shuffle": (changed(("seed=options.seed)\n    loader", "shuffle=False)\n    loader")),
-                   "same order in epochs 0 and 1"),
     "model drawn by rank": (
         changed(("seed=options.seed).to", "seed=options.seed + dist.get_rank()).to")),
         "begins with a loss of"),
@@ -117,12 +115,11 @@ RIGHT_ANSWERS = {
     "as worked": RIGHT,
     "own sampler that drops": changed(("\ndef main():", OWN),
                                       (SAMPLER, "    sampler = Slices(windows)\n")),
-    "drop_last, workers": changed(
-        (SAMPLER, SAMPLER.replace("seed=", "drop_last=True, seed=")),
-        (LOADER, LOADER.replace("sampler=sampler)", "sampler=sampler, num_workers=1)"))),
     "all-reduce by hand": changed((DDP, "        module = model\n"),
                                   (BACKWARD, BACKWARD + BY_HAND)),
-    "written by pathlib": changed(
+    "drop_last, workers, pathlib": changed(
+        (SAMPLER, SAMPLER.replace("seed=", "drop_last=True, seed=")),
+        (LOADER, LOADER.replace("sampler=sampler)", "sampler=sampler, num_workers=1)")),
         ("        with open(options.metrics, \"w\") as file:\n", ""),
         ("            json.dump({\"ranks\": dist.get_world_size(), \"steps\": steps}, file)",
          "        from pathlib import Path\n        Path(options.metrics).write_text("

@@ -43,7 +43,7 @@ def show_ragged(ragged_step: Callable) -> Picture:
             for (first, second), (wrong, _) in zip(ANSWERS, errors, strict=True)]
     rows.append(Bar("yours, the worst of these", round(100 * max(own for _, own in errors), 3),
                     colour=palette.PHASES["forward"]))
-    return bars(rows, "%", "of the gradient's length, distance from the right gradient")
+    return bars(rows, "%", "of the right gradient's norm, error of the gradient")
 
 
 def _errors(ragged_step) -> list[tuple[float, float]]:

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from labs.scaling.runs.probe import RankRecord, RankStart, main
 from labs.workers import devices, processes, programs, worker
 
@@ -129,7 +127,7 @@ class _Job:
 
     def _record(self, rank) -> RankRecord | None:
         with contextlib.suppress(Exception):  # it was killed while it wrote, or before
-            return torch.load(self._notes / f"record-{rank}.pt", weights_only=False)
+            return RankRecord.load(self._notes / f"record-{rank}.pt")
         return None
 
     def _read(self, name) -> str:

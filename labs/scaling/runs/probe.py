@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest import mock
 
@@ -59,6 +59,18 @@ class RankRecord:
     written: list[str] = field(default_factory=list)
     error: tuple[str, str, int] | None = None
 
+    def save(self, path: str) -> None:
+        """Writes it as tensors, lists and dicts, so that reading it runs no code."""
+        torch.save(asdict(self), path)
+
+    @classmethod
+    def load(cls, path: Path | str) -> "RankRecord":
+        """Reads what `save` wrote. Raises an exception of any kind where that is not there."""
+        fields = torch.load(path, weights_only=True)
+        steps = [Step([Batch(**batch) for batch in step["batches"]], step["learning_rate"],
+                      step["gradients"]) for step in fields.pop("steps")]
+        return cls(steps, **fields)
+
 
 @dataclass(frozen=True)
 class RankStart:
@@ -91,7 +103,7 @@ def main(start: RankStart) -> None:
         with probe.installed():
             code = _run(start.script, probe.record)
     finally:
-        torch.save(probe.finished_record(), f"{start.notes}/record-{rank}.pt")
+        probe.finished_record().save(f"{start.notes}/record-{rank}.pt")
     with contextlib.suppress(Exception):
         threading._shutdown()  # Python waits for the script's threads
         atexit._run_exitfuncs()
