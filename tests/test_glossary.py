@@ -14,7 +14,7 @@ from _build import build
 ROOT = Path(__file__).resolve().parent.parent
 ENTRY = re.compile(r"- \*\*(.+?)\*\*: (.+)")
 BOLD = re.compile(r"\*\*(.+?)\*\*", re.DOTALL)
-SOURCES = sorted((ROOT / "solutions").glob("*.py"))
+SOURCES = sorted((ROOT / "solutions").glob("[0-9]*.py"))
 GLOSSARY = (ROOT / "GLOSSARY.md").read_text(encoding="utf-8")
 # Cells of a notebook whose bold words are headings of list items, not terms.
 LISTS = ("## How it usually goes wrong", "## What comes next")

@@ -16,7 +16,7 @@ from _build.student import secrets, tokens
 from _unattended import reference
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = sorted(path.stem for path in (ROOT / "solutions").glob("*.py"))
+NAMES = sorted(path.stem for path in (ROOT / "solutions").glob("[0-9]*.py"))
 README = (ROOT / "README.md").read_text()
 HEADING = re.compile(r"^### Exercise (\d+\.\d+) · .+$", re.MULTILINE)
 TARGET = re.compile(r"\s*^\*Difficulty ([1-5]) of 5 · \d+ minutes?(?: · \d+ points?)? · target: "

@@ -10,7 +10,7 @@ from _build.definitions import definitions
 from labs.training.presets import preset
 from labs.workers import devices
 
-SOLUTIONS = sorted((Path(__file__).resolve().parents[1] / "solutions").glob("*.py"))
+SOLUTIONS = sorted((Path(__file__).resolve().parents[1] / "solutions").glob("[0-9]*.py"))
 
 
 def checks_of(path) -> list[ast.Call]:

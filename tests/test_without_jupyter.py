@@ -15,7 +15,7 @@ import ast, importlib.util
 from pathlib import Path
 
 assert importlib.util.find_spec("IPython") is importlib.util.find_spec("ipywidgets") is None
-for path in sorted(Path("solutions").glob("*.py")):
+for path in sorted(Path("solutions").glob("[0-9]*.py")):
     tree = ast.parse(path.read_text())
     tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {}
@@ -36,4 +36,4 @@ def test_every_solution_finds_what_it_imports():
     done = script("-c", IMPORTS)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [line.split()[0] for line in done.stdout.splitlines()]
-    assert found == sorted(path.stem for path in (ROOT / "solutions").glob("*.py"))
+    assert found == sorted(path.stem for path in (ROOT / "solutions").glob("[0-9]*.py"))

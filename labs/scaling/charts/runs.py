@@ -10,12 +10,9 @@ from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
-from labs.scaling.checks.ragged_step import gradient_error
+from labs.scaling.checks.ragged_step import ANSWERS, errors_of_means
 from labs.scaling.runs.commands import CommandResult
 from labs.workers.launcher import launch
-
-ANSWERS = ((16, 16), (12, 20), (8, 24), (4, 28), (2, 30))  # tokens of rank 0's and rank 1's answers
-SEQUENCES = 48  # of a rank: with few, the gradient of a few answers depends on their text
 
 
 @shows("What the ranks wrote")
@@ -37,15 +34,10 @@ def show_metrics(run: CommandResult, metrics: str = "metrics.json") -> Table | V
 def show_ragged(ragged_step: Callable) -> Picture:
     """Draws how far the mean of two ranks' means leads from the right gradient, for answers of more
     and more uneven lengths; the student's `ragged_step` beside it."""
-    errors = launch(_errors, ragged_step, ranks=2, quiet=True)[0]
+    errors = launch(errors_of_means, ragged_step, ranks=2, quiet=True)[0]
     rows = [Bar(f"mean of means, answers of {first} and {second} tokens", round(100 * wrong, 3),
                 guessed=guessed("6.2") if (first, second) == ANSWERS[-1] else None)
             for (first, second), (wrong, _) in zip(ANSWERS, errors, strict=True)]
     rows.append(Bar("yours, the worst of these", round(100 * max(own for _, own in errors), 3),
                     colour=palette.PHASES["forward"]))
     return bars(rows, "%", "of the right gradient's norm, error of the gradient")
-
-
-def _errors(ragged_step) -> list[tuple[float, float]]:
-    return [gradient_error(ragged_step, lambda rank, part, pair=pair: (pair[rank],) * SEQUENCES, 1)
-            for pair in ANSWERS]

@@ -25,6 +25,9 @@ CASES = (
      lambda rank, part: (0, 0) if rank == 0 and part == 1 else (4 + part, 9 - rank), 2),
     ("no answer token on the last rank",
      lambda rank, part: (0, 0) if rank == dist.get_world_size() - 1 else (3, 8 + rank), 2))
+# Of the picture: tokens of rank 0's and of rank 1's answers, and how many answers a rank has. With
+# few answers the gradient depends on their text.
+ANSWERS, SEQUENCES = ((16, 16), (12, 20), (8, 24), (4, 28), (2, 30)), 48
 _HINT = ("Reduce the number of answer tokens of all micro-batches over the ranks before the first "
          "backward. DDP averages: it divides by the number of ranks once.")
 
@@ -173,12 +176,17 @@ def means_of_means(module: nn.Module, batches: Sequence[dict]) -> None:
         (loss_sum(module, batch) / count_answers(batch) / len(batches)).backward()
 
 
-def gradient_error(ragged_step: Callable, lengths: Callable, parts: int) -> tuple[float, float]:
-    """On a rank: how far the gradients of the mean of means and of `ragged_step` are from the
-    reference's, relative to its norm."""
-    reference = Shares(small_model(), lengths, parts)
+def errors_of_means(ragged_step: Callable) -> list[tuple[float, float]]:
+    """On one of two ranks: for each pair of ANSWERS, how far the gradients of the mean of means and
+    of `ragged_step` are from the reference's, relative to its norm."""
+    return [_errors(ragged_step, lambda rank, part, pair=pair: (pair[rank],) * SEQUENCES)
+            for pair in ANSWERS]
+
+
+def _errors(ragged_step, lengths) -> tuple[float, float]:
+    reference = Shares(small_model(), lengths, 1)
     want = reference.step(lambda r, p: 1 / reference.total)[1]
-    own = micro_batches(lengths, parts, dist.get_rank())
+    own = micro_batches(lengths, 1, dist.get_rank())
     found = []
     for step in (means_of_means, ragged_step):
         model = small_model()
