@@ -8,6 +8,7 @@ from labs.exercises.verdicts import COLOURS, SIGNS, card, kind_of
 from labs.pictures import palette
 
 _guesses: dict[str, float] = {}
+_questions: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,15 @@ def guess(exercise: str, question: str, value) -> Guess:
     if number is None or not math.isfinite(number):
         got = kind_of(value) if number is None else f"{number}"
         return Guess(question, None, f"a guess is one number, for example 1.5, and this is {got}")
-    _guesses[exercise] = number
+    _guesses[exercise], _questions[exercise] = number, question
     return Guess(question, number)
 
 
 def guessed(exercise: str) -> float | None:
     """The guess that was written down for an exercise, or None."""
     return _guesses.get(exercise)
+
+
+def all_guesses() -> list[tuple[str, str, float]]:
+    """(exercise, question, guess) of all that were written down, in that order."""
+    return [(exercise, _questions[exercise], value) for exercise, value in _guesses.items()]

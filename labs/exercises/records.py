@@ -1,18 +1,52 @@
 """What checks and pictures said in a whole run of a notebook: a line of JSON for each, in the file
 that $WORKBOOK_RECORDS names. scripts/solutions makes its report of them; without the variable
-nothing is written."""
+nothing is written. In memory the results themselves are kept once `keep()` was called: notebook 06
+documents them."""
 
 import json
 import math
 import os
-from dataclasses import asdict
+import time
+from dataclasses import asdict, dataclass
 from typing import Any
 
 FILE = "WORKBOOK_RECORDS"
+MOST = 64  # results in memory: a picture of a thousand points is 1 MB
+_kept: dict[str, "Result"] | None = None
 
 
-def record(exercise: str, found: Any, seconds: float) -> None:
-    """Appends what a check or a picture returned, and the seconds that it took."""
+@dataclass(frozen=True)
+class Result:
+    """What a check or a picture returned last. function: its name; ended: by time.time()."""
+
+    exercise: str
+    function: str
+    found: Any
+    seconds: float
+    ended: float
+
+
+def keep() -> None:
+    """From now on the last result of each check and picture stays in memory, of MOST functions.
+    Notebooks that nobody documents do not call this, and so hold no figures."""
+    global _kept
+    if _kept is None:
+        _kept = {}
+
+
+def kept() -> list[Result]:
+    """The results in memory, the oldest first."""
+    return list((_kept or {}).values())
+
+
+def record(exercise: str, found: Any, seconds: float, function: str = "") -> None:
+    """Keeps what a check or a picture returned, and appends it to the file, with the seconds that
+    it took."""
+    if _kept is not None:
+        _kept.pop(function, None)  # so that the newest comes last
+        _kept[function] = Result(exercise, function, found, seconds, time.time())
+        if len(_kept) > MOST:
+            del _kept[next(iter(_kept))]
     path = os.environ.get(FILE)
     if not path:
         return

@@ -172,7 +172,7 @@ def _judged(exercise, hints, finish, device, function):
             raise  # the cell ends, and so do those that would follow it
         except BaseException as error:  # sys.exit() too ends in a verdict
             found = _hinted(verdict_of(exercise, error, answers), hints or {})
-        record(exercise, found, time.monotonic() - began)
+        record(exercise, found, time.monotonic() - began, function.__name__)
         return print_in_script(found)
 
     return judged
