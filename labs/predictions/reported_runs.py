@@ -7,6 +7,7 @@ import functools
 import json
 from dataclasses import dataclass
 
+from labs.meters.metrics import Metric
 from labs.predictions.efficiency import hfu, utilization
 from labs.predictions.step_time.published_runs import ROWS
 from labs.predictions.step_time.row_fields import read_gpu
@@ -47,6 +48,11 @@ class ReportedRun:
                 f"{self.layers} layers of width {self.hidden:,}, sequences of {self.sequence:,}\n"
                 f"{counted(self.gpus, 'GPU')}, data sheet {sheet}; {self.tokens_per_s:,.0f} "
                 f"tokens/s together, recomputes {self.recompute}")
+
+    def metrics(self) -> list[Metric]:
+        """Tokens per second and MFU, for the record of a run of one's own."""
+        return [Metric(f"{self.name}: throughput", self.tokens_per_s, "tokens/s"),
+                Metric(f"{self.name}: MFU", efficiency_of(self).mfu, "")]
 
 
 class RunEfficiency(ReportedRun):

@@ -5,6 +5,7 @@ The names are lazy, so that a rank does not import what draws.
 
 from typing import TYPE_CHECKING
 
+from labs.exercises.records import keep
 from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
@@ -61,5 +62,10 @@ if TYPE_CHECKING:
     from labs.scaling.checks.spot_costs import check_spot_costs
     # isort: split
     # part 7: written down
+    from labs.scaling.charts.record import show_record
+    from labs.scaling.record.document import document
+    from labs.scaling.scaffold import cluster_file
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)
+
+keep()  # from now on what checks and pictures return: `document` writes it down

@@ -13,7 +13,8 @@ from labs.training.models import VOCABULARY
 from labs.training.presets import Preset, preset
 from labs.workers import devices
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "solutions" / "scripts"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "solutions" / "scripts"
 _MARKER = re.compile(r"^\s*### (BEGIN|END) SOLUTION\n", re.MULTILINE)
 
 
@@ -63,3 +64,11 @@ def as_run(speed: OwnSpeed) -> ReportedRun:
     return ReportedRun(f"GPT-2 on {where}", speed.parameters, VOCABULARY, True, sizes.layers,
                        sizes.hidden, sizes.context, "none", 1, speed.flops_per_s / 1e12, False,
                        speed.tokens_per_s)
+
+
+# ---- part 7: written down
+
+
+def cluster_file(name: str) -> str:
+    """The text of a file of scripts/cluster, such as "train.sbatch"."""
+    return (ROOT / "scripts" / "cluster" / name).read_text(encoding="utf-8")

@@ -18,9 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from labs.exercises import comparison
 from labs.exercises.verdicts import shows
 from labs.meters import throughput
+from labs.meters.metrics import Metric
 from labs.training import models, presets
 from labs.training.loop import train
 from labs.training.presets import Preset
+from labs.words import counted
 from labs.workers import devices
 from labs.workers.launcher import launch
 from labs.workers.slow_link import Link, link_bytes, slow_link
@@ -49,6 +51,12 @@ class Scaling:
 
         return "\n".join([f"median of {ROUNDS} rounds, {self.preset.batch} × "
                           f"{self.preset.context} tokens on 1 rank", *map(line, self.weak)])
+
+    def metrics(self) -> list[Metric]:
+        """The throughputs, of all ranks together."""
+        return [Metric(f"{kind} scaling, {counted(ranks, 'rank')}: throughput", found, "tokens/s")
+                for kind, by_ranks in (("weak", self.weak), ("strong", self.strong))
+                for ranks, found in by_ranks.items()]
 
 
 def rank_counts() -> tuple[list[int], int]:
