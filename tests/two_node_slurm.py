@@ -125,6 +125,12 @@ class Slurm:
             assert time.monotonic() < deadline, f"the job is still {state}\n{self.logs()}"
             time.sleep(0.3)
 
+    def name_resolves(self) -> bool:
+        """Whether a rank finds the first node by its name; in some containers it does not."""
+        with contextlib.suppress(OSError):
+            return bool(socket.gethostbyname(self.host))
+        return False
+
     def processes(self) -> list[psutil.Process]:
         """All processes of this Slurm and of its jobs: its programs, of which slurmstepd clears its
         environment, and those with its configuration."""

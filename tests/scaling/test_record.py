@@ -52,7 +52,7 @@ def shown(session, tmp_path):
 
     @shows("6.3")
     def show_scaling():
-        found = bars([Bar("2 ranks", 0.8, predicted=1.0)], "", "efficiency")
+        found = bars([Bar("weak scaling, 2 ranks", 0.8, predicted=1.0)], "", "efficiency")
         found._metrics += [Metric("FSDP: parameters", 12.5, "MB"),
                            Metric("DDP: sent", 2.0, "Ψ", 2.0, 1.9, 2.1),
                            Metric("odd: tokens", float("inf"), "tokens/s")]
@@ -115,7 +115,7 @@ def test_a_record_has_all_that_was_shown(shown, tmp_path, capsys):
     assert {path.relative_to(record.folder).as_posix() for path in record.folder.rglob("*.*")} == {
         "README.md", "papers.md", "numbers.json", "pictures/01_show_scaling.png",
         "traces/slow_rank0.json.gz"}
-    assert "| 6.3 | 2 ranks: efficiency | 0.8 | 1 | -20.0% |" in page
+    assert "| 6.3 | weak scaling, 2 ranks: efficiency | 0.8 | 1 | -20.0% |" in page
     assert "| 6.3 | FSDP: parameters | 12.5 MB |" in page
     assert "| 6.3 | DDP: sent | 2 Ψ | 2 Ψ | +0.0% | 1.9 to 2.1 Ψ |" in page
     # a cell's | would begin another one
@@ -154,7 +154,7 @@ def test_papers_have_the_students_numbers_below_the_question(shown, tmp_path):
     page = (document(tmp_path).folder / "papers.md").read_text()
     volume, scaling = (page.index(text) for text in ("Stage 2 sends no more", "Figure 3 shows"))
     assert volume < page.index("| 6.3 | DDP: sent | 2 Ψ |") < scaling
-    assert page.index("| 6.3 | 2 ranks: efficiency | 0.8 |") > scaling
+    assert page.index("| 6.3 | weak scaling, 2 ranks: efficiency | 0.8 |") > scaling
     assert page.count("section") >= 10 and page.count("> \\_\\_\\_") == 20
     assert "(not measured in this session: `lab.show_lost_time`)" in page
 
@@ -252,7 +252,7 @@ def test_a_verdict_in_place_of_a_picture_is_a_verdict(session, tmp_path):
 
 def test_a_record_is_read_back(shown, tmp_path):
     table = show_record(document(tmp_path))
-    assert ("Efficiency", 1, 1, "-20.0%", "2 ranks: efficiency") in table.rows
+    assert ("Efficiency", 1, 1, "-20.0%", "weak scaling, 2 ranks: efficiency") in table.rows
     assert ("Memory", 1, 0, "", "–") in table.rows and "torch" in table.title
 
 

@@ -40,7 +40,7 @@ PAPERS = {
                  "`lab.show_training` and `lab.show_link_bytes`"),
         Question("Figure 3 shows a throughput that grows faster than the number of GPUs. What "
                  "grows with that number besides the computing power? Is it *your* efficiency?",
-                 "section 10 and figure 3", _about("efficiency", name="efficiency|scaling"),
+                 "section 10 and figure 3", _about("efficiency", name="scaling"),
                  "`lab.show_scaling`"),
         Question("ZeRO-R: which memory is not a model state, and which part of it does ZeRO-DP "
                  "leave as it is?", "sections 3.2 and 6", _about("memory", name="activ|peak"),
@@ -53,7 +53,7 @@ PAPERS = {
                  "`lab.show_hierarchical` and `lab.show_training`"),
         Question("How do backward and forward prefetching hide an all-gather, and what stays "
                  "exposed in your runs?", "section 3.3",
-                 _about("throughput", name="communicat|waiting|exposed"), "`lab.show_lost_time`"),
+                 _about("throughput", name="exposed|healthy"), "`lab.show_lost_time`"),
         Question("Why can a CPU thread that runs ahead of the GPU cost memory, and what does the "
                  "rate limiter do? (A CPU run shows nothing of this.)", "section 3.4"),
         Question("How large is one FlatParameter, what does its padding cost, and what replaces "
