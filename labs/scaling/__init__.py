@@ -54,6 +54,11 @@ if TYPE_CHECKING:
     from labs.scaling.scaffold import own_run, reported_run, step_parts
     # isort: split
     # part 5: Accelerate and DeepSpeed
+    from labs.scaling.charts.engines import show_engines, show_jobs
+    from labs.scaling.checks.what_ran import check_what_ran
+    from labs.scaling.runs.engines import deepspeed_json, measure_engines
+    from labs.scaling.runs.jobs import accelerate, read_job, start_otherwise
+    # isort: split
     # part 6: what it costs
     from labs.predictions.prices import price_table
     from labs.scaling.charts.costs import show_budget, show_claim, show_costs, show_spot

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         deepspeed1,
         deepspeed2,
         deepspeed3,
+        deepspeed_config,
         has_deepspeed,
         largest_block,
     )

@@ -33,7 +33,7 @@ def deepspeed(model, optimizer_class, stage: int, **kwargs) -> ModuleAndOptimize
     _name_own_gpu()
     with _without_compiler():
         engine, *_ = library.initialize(model=model, optimizer=optimizer,
-                                        config=_config(model, stage), dist_init_required=False)
+                                        config=deepspeed_config(model, stage), dist_init_required=False)
     return engine, EngineOptimizer(engine)
 
 
@@ -79,8 +79,9 @@ def largest_block(model) -> int:
                default=sum(p.numel() for p in model.parameters()))
 
 
-def _config(model, stage) -> dict:
-    """Buckets and prefetch of one block's size; small parameters are sharded too.
+def deepspeed_config(model, stage: int) -> dict:
+    """What `deepspeed.initialize` is told: the stage, buckets and prefetch of one block's size, and
+    that small parameters are sharded too.
 
     The last blocks stay gathered from forward to backward, up to LIVE_BLOCKS of them, although the
     reuse distance is 0: prefetch passes over what is still whole, and DeepSpeed frees nothing that

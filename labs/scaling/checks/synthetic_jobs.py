@@ -1,0 +1,85 @@
+"""Jobs that nobody ran: what ranks of other libraries send and hold, with the properties that
+deceive."""
+
+import random
+from collections.abc import Iterator
+
+from labs.meters.evidence import PARTS, RankEvidence
+from labs.meters.traffic import CollectiveCall
+
+# kind -> collectives of a step, (kind, share of the gradients' bytes or of the parameters')
+_GRADIENTS, _PARAMETERS, _LOSS = "gradients", "parameters", "loss"
+_TRAFFIC = {
+    "separate": [[], [("all_reduce", _LOSS)], [("all_gather", _PARAMETERS), ("barrier", _LOSS)],
+                 [("broadcast", _PARAMETERS)]],
+    "DDP": [[("all_reduce", _GRADIENTS)], [("broadcast", _LOSS), ("all_reduce", _GRADIENTS)],
+            # an all-reduce in its two halves
+            [("reduce_scatter", _GRADIENTS), ("all_gather", _GRADIENTS)],
+            [("all_reduce", _GRADIENTS), ("all_gather", _LOSS)]],
+    "ZeRO-1": [[("all_reduce", _GRADIENTS), ("broadcast", _GRADIENTS)],
+               [("all_reduce", _GRADIENTS), ("all_gather", _GRADIENTS)],
+               [("reduce_scatter", _GRADIENTS), ("all_gather", _GRADIENTS)]],
+    "ZeRO-2": [[("all_reduce", _GRADIENTS), ("all_gather", _GRADIENTS)],
+               [("reduce_scatter", _GRADIENTS), ("all_gather", _GRADIENTS)],
+               [("reduce", _GRADIENTS), ("broadcast", _GRADIENTS)]],
+    "ZeRO-3": [[("all_gather", _PARAMETERS), ("all_gather", _PARAMETERS),
+                ("reduce_scatter", _GRADIENTS)],
+               [("all_gather", _PARAMETERS), ("reduce_scatter", _GRADIENTS)],
+               [("broadcast", _PARAMETERS), ("all_reduce", _GRADIENTS)]]}
+_SHARDED = {"separate": (), "DDP": (), "ZeRO-1": PARTS[2:], "ZeRO-2": PARTS[1:], "ZeRO-3": PARTS}
+_MODULES = ("DistributedDataParallel", "FSDPQwen2ForCausalLM", "DeepSpeedEngine",
+            "Qwen2ForCausalLM", "OptimizedModule")
+_LIBRARIES = ("DistributedType.MULTI_CPU", "DistributedType.FSDP", "DistributedType.DEEPSPEED",
+              "DistributedType.NO", "")
+
+
+def jobs(seed: int | None = None) -> Iterator[tuple[str, str, list[RankEvidence]]]:
+    """(what it is, the right name, what each rank did) of every job; sizes are drawn at random."""
+    dice = random.Random(seed)
+    for kind, variants in _TRAFFIC.items():
+        for variant in variants:
+            yield _job(dice, kind, variant, dice.choice((2, 3, 4, 8, 16)))
+        yield _job(dice, kind, dice.choice(variants), 2)
+    for kind in ("DDP", "ZeRO-3"):  # libraries call collectives on one rank, too
+        yield _job(dice, kind, _TRAFFIC[kind][0], 1)
+
+
+def _job(dice, kind, variant, ranks) -> tuple[str, str, list[RankEvidence]]:
+    parameters = dice.randrange(10**6, 10**9) * dice.choice((2, 4))
+    share = dice.choice((1, 1, 0.37, 0.01))  # trainable: the rest is frozen
+    gradients = int(share * parameters)
+    whole = {"parameters": parameters, "gradients": gradients,
+             "optimizer_state": dice.choice((2, 4)) * gradients}  # 4: moments in fp32 of 16 bits
+    by_part = {part: _by_rank(dice, whole[part], ranks, part in _SHARDED[kind], part)
+               for part in PARTS}
+    sizes = {_GRADIENTS: gradients, _PARAMETERS: parameters, _LOSS: 4}
+    calls = [call for name, what in variant for call in _calls(dice, name, sizes[what], ranks)]
+    module, library = dice.choice(_MODULES), dice.choice(_LIBRARIES)  # say nothing
+    found = [RankEvidence(list(calls), {part: by_part[part][rank] for part in PARTS}, dict(whole),
+                          module, library) for rank in range(ranks)]
+    frozen = f", {1 - share:.0%} of the parameters frozen" * (share < 1)
+    return (f"drawn at random: {ranks} rank{'s' * (ranks > 1)}{frozen}",
+            kind if ranks > 1 else "one process", found)
+
+
+def _by_rank(dice, whole, ranks, is_sharded, part) -> list[int]:
+    """What each rank holds of a part. Shards are padded, or of whole parameters and so uneven;
+    where nothing is sharded, some gradients may be missing."""
+    if not is_sharded or ranks == 1:
+        return [int(whole * (dice.choice((1, 0.95)) if part == "gradients" else 1))] * ranks
+    if dice.random() < 0.5:
+        return [int(dice.uniform(1.0, 1.2) * whole / ranks)] * ranks
+    weights = [dice.uniform(0.2, 1) for _ in range(ranks)]
+    weights[dice.randrange(ranks)] *= 4  # it has the embedding
+    return [int(whole * weight / sum(weights)) for weight in weights]
+
+
+def _calls(dice, kind, nbytes, ranks) -> Iterator[CollectiveCall]:
+    """A collective, in several buckets where it is large."""
+    if kind == "barrier":
+        yield CollectiveCall(kind, 0, 0, False, 0.0, ranks)
+        return
+    buckets = dice.randrange(1, 9) if nbytes > 1000 else 1
+    for number in range(buckets):
+        size = nbytes // buckets + (nbytes % buckets) * (number == 0)
+        yield CollectiveCall(kind, size // 2, size, True, 0.0, ranks)

@@ -1,0 +1,50 @@
+"""What the script finetune.py of notebook 06 trains: a small Qwen2 over bytes, or one of the hub."""
+
+import sys
+
+import torch
+from torch import nn
+
+from labs.training import data, hf_configs, models
+from labs.workers import devices
+
+CONTEXT = 64  # tokens of a sequence
+_SIZES = {"cpu": (4, 256), "cuda": (12, 1024)}  # layers, hidden
+
+
+def qwen2(layers: int | None = None, hidden: int | None = None, seed: int = 0) -> nn.Module:
+    """Returns a Qwen2 with random weights over bytes, on the CPU: tied embeddings, 4 query heads
+    that share 2 key and value heads. Its sizes follow the machine."""
+    from transformers import Qwen2ForCausalLM
+
+    usual = _SIZES["cuda" if devices.gpus() else "cpu"]
+    layers, hidden = layers or usual[0], hidden or usual[1]
+    torch.manual_seed(seed)
+    model = Qwen2ForCausalLM(hf_configs.make(
+        "qwen2", vocab_size=models.VOCABULARY, hidden_size=hidden, intermediate_size=3 * hidden,
+        num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+        tie_word_embeddings=True, use_cache=False, max_position_embeddings=CONTEXT))
+    model.loss_type = "ForCausalLM"  # the default; left unset, transformers warns on every rank
+    return model
+
+
+def load(name: str | None, samples: int) -> tuple[nn.Module, torch.Tensor]:
+    """(model, sequences of shape (samples, CONTEXT)) to fine-tune. name: of a model on the hub, with
+    its tokenizer; None means the small Qwen2. Where the hub does not answer, the process exits with
+    a sentence."""
+    if not name:
+        return qwen2(), data.windows(samples, CONTEXT)[:, :-1]
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    except OSError as error:  # also where there is no network
+        reason = str(error).strip().partition("\n")[0]
+        sys.exit(f"the hub does not give {name}: {reason} Without --model a small Qwen2 with random "
+                 "weights is trained.")
+    model.config.use_cache = False
+    text = bytes(data.text().tolist()).decode(errors="replace")
+    tokens = tokenizer(text[:8 * samples * CONTEXT], return_tensors="pt")["input_ids"][0]
+    enough = min(samples, len(tokens) // CONTEXT)
+    return model, tokens[:enough * CONTEXT].view(enough, CONTEXT)

@@ -1,0 +1,48 @@
+"""Fine-tunes a Qwen2: accelerate launch --config_file accelerate.yaml finetune.py"""
+import argparse
+import statistics
+import time
+
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+
+from labs.meters.evidence import StepEvidence
+from labs.training import fine_tuning
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", help="on the hub, for example Qwen/Qwen2-0.5B")
+parser.add_argument("--cpu", action="store_true", help="tell Accelerate to use the CPU")
+parser.add_argument("--shard", action="store_true", help="set Accelerate to FSDP, on a CPU too")
+parser.add_argument("--metrics", default="metrics.json")
+for name, default in {"samples": 32, "batch": 2}.items():
+    parser.add_argument(f"--{name}", type=int, default=default)
+options = parser.parse_args()
+plugin = FullyShardedDataParallelPlugin(
+    fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
+    transformer_cls_names_to_wrap=["Qwen2DecoderLayer"])
+accelerator = Accelerator(fsdp_plugin=plugin, cpu=options.cpu)
+if options.shard:  # private, and what Accelerate does itself on GPUs
+    AcceleratorState._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
+model, sequences = fine_tuning.load(options.model, options.samples)
+evidence = StepEvidence(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+loader = torch.utils.data.DataLoader(sequences, options.batch, shuffle=True)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+losses, seconds = [], []
+for tokens in loader:
+    began = time.perf_counter()
+    with evidence:
+        loss = model(input_ids=tokens, labels=tokens).loss
+        accelerator.backward(loss)
+        evidence.note(model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    losses.append(accelerator.reduce(loss.detach(), "mean").item())
+    seconds.append(time.perf_counter() - began)
+step, ranks, library = statistics.median(seconds), accelerator.num_processes, accelerator.distributed_type
+rate = ranks * options.batch * fine_tuning.CONTEXT / step
+accelerator.print(f"{library}, {ranks} processes: {len(losses)} steps, loss {losses[-1]:.3f}, {rate:,.0f} tokens/s")
+evidence.write(options.metrics, str(library), losses=losses, seconds=step, tokens_per_second=rate)
+accelerator.end_training()
