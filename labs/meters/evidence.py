@@ -1,5 +1,5 @@
-"""What a data-parallel job leaves to judge it by: the collectives of a step, and the bytes that each
-rank holds when backward is done, beside those of one whole copy."""
+"""What a data-parallel job leaves to judge it by: the collectives of a step, and the bytes that
+each rank holds when backward is done, beside those of one whole copy."""
 
 import json
 import os
@@ -23,9 +23,9 @@ PARTS = ("parameters", "gradients", "optimizer_state")
 class RankEvidence:
     """What one rank did in a step, and what it held when backward was done.
 
-    calls: its collectives. held: bytes by part, this rank's shards or all of it. whole: bytes of one
-    whole copy of each part. module: the class of what the library returned. library: what it calls
-    itself.
+    calls: its collectives. held: bytes by part, this rank's shards or all of it. whole: bytes of
+    one whole copy of each part. module: the class of what the library returned. library: what it
+    calls itself.
     """
 
     calls: list[CollectiveCall]
@@ -75,7 +75,7 @@ def _nbytes(tensors: Iterable[torch.Tensor]) -> int:
 
 class StepEvidence:
     """`with evidence:` around a step records its collectives; `evidence.note(module, optimizer)`
-    after backward records what is held. The last step counts: in the first ones libraries set up."""
+    after backward records what is held. The last step counts: libraries set up in the first."""
 
     def __init__(self, model: nn.Module):
         self._whole, self._held, self._module = whole_bytes(model), {}, ""

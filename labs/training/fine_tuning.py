@@ -1,4 +1,4 @@
-"""What the script finetune.py of notebook 06 trains: a small Qwen2 over bytes, or one of the hub."""
+"""What the script finetune.py of notebook 06 trains: a small Qwen2, or a model of the hub."""
 
 import sys
 
@@ -29,9 +29,9 @@ def qwen2(layers: int | None = None, hidden: int | None = None, seed: int = 0) -
 
 
 def load(name: str | None, samples: int) -> tuple[nn.Module, torch.Tensor]:
-    """(model, sequences of shape (samples, CONTEXT)) to fine-tune. name: of a model on the hub, with
-    its tokenizer; None means the small Qwen2. Where the hub does not answer, the process exits with
-    a sentence."""
+    """(model, sequences of shape (samples, CONTEXT)) to fine-tune. name: of a model on the hub,
+    with its tokenizer; None means the small Qwen2. Where the hub does not answer, the process exits
+    with a sentence."""
     if not name:
         return qwen2(), data.windows(samples, CONTEXT)[:, :-1]
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -41,8 +41,8 @@ def load(name: str | None, samples: int) -> tuple[nn.Module, torch.Tensor]:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     except OSError as error:  # also where there is no network
         reason = str(error).strip().partition("\n")[0]
-        sys.exit(f"the hub does not give {name}: {reason} Without --model a small Qwen2 with random "
-                 "weights is trained.")
+        sys.exit(f"the hub does not give {name}: {reason} Without --model a small Qwen2 with "
+                 "random weights is trained.")
     model.config.use_cache = False
     text = bytes(data.text().tolist()).decode(errors="replace")
     tokens = tokenizer(text[:8 * samples * CONTEXT], return_tensors="pt")["input_ids"][0]

@@ -1,12 +1,10 @@
 """Fine-tunes a Qwen2: accelerate launch --config_file accelerate.yaml finetune.py"""
 import argparse
-import statistics
 import time
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType
+from accelerate.state import AcceleratorState, DistributedType
 
 from labs.meters.evidence import StepEvidence
 from labs.training import fine_tuning
@@ -16,8 +14,8 @@ parser.add_argument("--model", help="on the hub, for example Qwen/Qwen2-0.5B")
 parser.add_argument("--cpu", action="store_true", help="tell Accelerate to use the CPU")
 parser.add_argument("--shard", action="store_true", help="set Accelerate to FSDP, on a CPU too")
 parser.add_argument("--metrics", default="metrics.json")
-for name, default in {"samples": 32, "batch": 2}.items():
-    parser.add_argument(f"--{name}", type=int, default=default)
+parser.add_argument("--samples", type=int, default=32)
+parser.add_argument("--batch", type=int, default=2)
 options = parser.parse_args()
 plugin = FullyShardedDataParallelPlugin(
     fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
@@ -26,11 +24,10 @@ accelerator = Accelerator(fsdp_plugin=plugin, cpu=options.cpu)
 if options.shard:  # private, and what Accelerate does itself on GPUs
     AcceleratorState._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
 model, sequences = fine_tuning.load(options.model, options.samples)
-evidence = StepEvidence(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-loader = torch.utils.data.DataLoader(sequences, options.batch, shuffle=True)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-losses, seconds = [], []
+evidence, losses, seconds = StepEvidence(model), [], []
+model, optimizer, loader = accelerator.prepare(
+    model, torch.optim.AdamW(model.parameters(), lr=1e-3),
+    torch.utils.data.DataLoader(sequences, options.batch, shuffle=True))
 for tokens in loader:
     began = time.perf_counter()
     with evidence:
@@ -41,8 +38,8 @@ for tokens in loader:
         optimizer.zero_grad()
     losses.append(accelerator.reduce(loss.detach(), "mean").item())
     seconds.append(time.perf_counter() - began)
-step, ranks, library = statistics.median(seconds), accelerator.num_processes, accelerator.distributed_type
-rate = ranks * options.batch * fine_tuning.CONTEXT / step
-accelerator.print(f"{library}, {ranks} processes: {len(losses)} steps, loss {losses[-1]:.3f}, {rate:,.0f} tokens/s")
-evidence.write(options.metrics, str(library), losses=losses, seconds=step, tokens_per_second=rate)
+step, ranks, library = sorted(seconds)[len(seconds) // 2], accelerator.num_processes, accelerator.distributed_type
+speed = ranks * options.batch * fine_tuning.CONTEXT / step
+accelerator.print(f"{library}, {ranks} processes: {len(losses)} steps, loss {losses[-1]:.3f}, {speed:,.0f} tokens/s")
+evidence.write(options.metrics, str(library), losses=losses, seconds=step, tokens_per_second=speed)
 accelerator.end_training()

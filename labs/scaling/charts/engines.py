@@ -9,27 +9,28 @@ from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.scaling.runs.engines import Engines
 from labs.scaling.runs.jobs import Job
+from labs.words import counted
 
 
 @shows("6.11")
 def show_jobs(jobs: Mapping[str, Job], what_ran: Callable) -> Picture:
-    """Bars of the copies that all ranks of each job hold together, and of what they reduce, with the
-    name that the student's function gives to the job."""
+    """Bars of the copies that all ranks of each job hold together, and of what they reduce, with
+    the name that the student's function gives to the job."""
     found = {how: what_ran(job.ranks) for how, job in jobs.items()}
-    names = [f"{how}\n{len(jobs[how].ranks)} ranks: {name}".replace("1 ranks", "1 rank")
+    names = [f"{how}\n{counted(len(jobs[how].ranks), 'rank')}: {name}"
              for how, (name, _) in found.items()]
-    panels = [Panel(part.replace("_", " "), "copies", [numbers[part] for _, numbers in found.values()])
+    numbers = [each for _, each in found.values()]
+    panels = [Panel(part.replace("_", " "), "copies", [each[part] for each in numbers])
               for part in PARTS]
-    panels.append(Panel("reduced", "× gradients",
-                        [numbers["reduced"] for _, numbers in found.values()]))
-    return side_by_side(names, panels, "As many copies as ranks: each holds all of it. One copy: it "
-                        "is sharded. Nothing reduced: each\nrank trains a model of its own.")
+    panels.append(Panel("reduced", "× gradients", [each["reduced"] for each in numbers]))
+    return side_by_side(names, panels, "As many copies as ranks: each holds all of it. One copy: "
+                        "it is sharded.\nNothing reduced: each rank trains a model of its own.")
 
 
 @shows("6.11")
 def show_engines(engines: Engines, what_ran: Callable, efficiency: Callable) -> Table:
-    """A table of the engines: what the student's functions say of them, what they cost, and what has
-    to be changed in a script of one device for each."""
+    """A table of the engines: what the student's functions say of them, what they cost, and what
+    has to be changed in a script of one device for each."""
     alone, rows = engines.alone.tokens_per_second, []
     for name, engine in {"one device": engines.alone, **engines.engines}.items():
         ran, _ = what_ran(engine.ranks)
@@ -37,9 +38,10 @@ def show_engines(engines: Engines, what_ran: Callable, efficiency: Callable) -> 
         rows.append((name, ran, engine.change, f"{engine.peak / 1e6:.1f}",
                      f"{engine.bytes_per_step / 1e6:.1f}", f"{engine.tokens_per_second:,.0f}",
                      f"{share:.0%}"))
-    head = ("engine", "what ran", "to be changed in the script", "MB at a rank's peak",
-            "MB in collectives", "tokens/s", "efficiency")
+    head = ("engine", "what ran", "change in the script", "MB at peak", "MB sent", "tokens/s",
+            "efficiency")
     ranks = max(len(engine.ranks) for engine in engines.engines.values())
     return Table(f"A step of a Qwen2 with {engines.parameters:,} parameters, {ranks} ranks, fp32",
                  head, rows, left=2,
-                 note="Each rank has the same batch. Bytes are logical, of one rank.")
+                 note="MB are of one rank; it sends (N-1)/N of those sent, in which an all-reduce "
+                      "counts twice. Each rank's batch is as large as the one device's.")

@@ -1,6 +1,7 @@
 """Small jobs that are recorded on real ranks: each strategy, on models with tied, frozen and odd
 parameters."""
 
+import copy
 import functools
 from collections.abc import Iterator
 from functools import partial
@@ -28,7 +29,7 @@ def jobs() -> Iterator[tuple[str, str, list[RankEvidence]]]:
     for ranks in WORLD_SIZES:
         for (kind, model), found in _recorded(ranks, devices.device().type).items():
             yield (f"recorded on {ranks} rank{'s' * (ranks > 1)} with {model}",
-                   kind if ranks > 1 else "one process", found)
+                   kind if ranks > 1 else "one process", copy.deepcopy(found))
 
 
 @functools.cache
@@ -77,8 +78,8 @@ def _evidence(strategy, make) -> RankEvidence:
 
 
 def zero2(model, optimizer_class, **kwargs) -> ModuleAndOptimizer:
-    """ZeRO-2 by whole parameters: a gradient is reduced to its parameter's owner during backward and
-    freed on the others; owners broadcast what they have updated."""
+    """ZeRO-2 by whole parameters: a gradient is reduced to its parameter's owner during backward
+    and freed on the others; owners broadcast what they have updated."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     owners = {parameter: number % ranks for number, (_, parameter) in enumerate(trainable(model))}
 

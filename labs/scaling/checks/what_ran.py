@@ -97,7 +97,7 @@ def _reason(name, want, ranks) -> tuple[str, str]:
             "A library may call collectives with one rank, too: count the ranks.")
     reduced = evidence_of(ranks)["reduced"]
     if "separate" in (name, want):
-        # gradients that pass no sum over the ranks never meet; a loss that is printed does not count
+        # gradients that pass no sum over the ranks never meet; a printed loss does not count
         return (f"all-reduces, reduce-scatters and reduces have {reduced:.3g} times the bytes of "
                 "the gradients", "Ranks that train one model add up all gradients, once a step.")
     for part in PARTS:  # each stage shards one part more

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from labs.meters import memory, throughput
 from labs.meters.evidence import RankEvidence, StepEvidence
 from labs.meters.metrics import Metric
+from labs.predictions.traffic import passes
 from labs.training import data, fine_tuning, models, strategies
 from labs.training.loop import train
 from labs.workers import devices
@@ -26,11 +27,11 @@ ROUNDS = 5
 _STEPS = 3  # before a step is counted: libraries set up in the first ones
 # name -> (strategy, what has to be changed in a script of one device)
 _ENGINES = {
-    "DDP, by Accelerate": ("accelerate_ddp", "Accelerator() and prepare"),
-    "FSDP2, by Accelerate": ("accelerate_fsdp2", "the same, and its plugin or YAML"),
-    "ZeRO-1, by DeepSpeed": ("deepspeed1", "initialize, engine.step; a configuration"),
-    "ZeRO-2, by DeepSpeed": ("deepspeed2", "the same, \"stage\": 2"),
-    "ZeRO-3, by DeepSpeed": ("deepspeed3", "the same, \"stage\": 3")}
+    "DDP, by Accelerate": ("accelerate_ddp", "Accelerator(), prepare"),
+    "FSDP2, by Accelerate": ("accelerate_fsdp2", "the same, and YAML"),
+    "ZeRO-1, by DeepSpeed": ("deepspeed1", "initialize, engine.step, JSON"),
+    "ZeRO-2, by DeepSpeed": ("deepspeed2", 'the same, "stage": 2'),
+    "ZeRO-3, by DeepSpeed": ("deepspeed3", 'the same, "stage": 3')}
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,10 @@ class Engine:
     change: str
 
     @property
-    def bytes_per_step(self) -> int:
-        """Logical bytes of one rank's collectives in a step."""
-        return sum(call.bytes for call in self.ranks[0].calls)
+    def bytes_per_step(self) -> float:
+        """Bytes of one rank's collectives in a step, an all-reduce counted twice: a rank sends
+        (N-1)/N of them."""
+        return sum(passes(call.kind) * call.bytes for call in self.ranks[0].calls)
 
     @property
     def tokens_per_second(self) -> float:

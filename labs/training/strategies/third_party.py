@@ -32,8 +32,9 @@ def deepspeed(model, optimizer_class, stage: int, **kwargs) -> ModuleAndOptimize
     optimizer = optimizer_class(model.parameters(), **kwargs)
     _name_own_gpu()
     with _without_compiler():
-        engine, *_ = library.initialize(model=model, optimizer=optimizer,
-                                        config=deepspeed_config(model, stage), dist_init_required=False)
+        engine, *_ = library.initialize(
+            model=model, optimizer=optimizer, config=deepspeed_config(model, stage),
+            dist_init_required=False)
     return engine, EngineOptimizer(engine)
 
 

@@ -1,0 +1,168 @@
+"""Part 5 of notebook 06: finetune.py in all ways, what it was, and the engines side by side."""
+
+import importlib
+import json
+import re
+
+import pytest
+
+import labs.scaling as lab
+from labs.exercises.verdicts import Verdict
+from labs.scaling.checks import recorded_jobs, synthetic_jobs
+from labs.scaling.checks.what_ran import evidence_of
+from labs.scaling.runs import engines as measuring
+from labs.scaling.runs import jobs as starting
+from labs.training import fine_tuning, hf_configs, strategies
+
+STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+# what the notebook writes
+YAML = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+num_machines: 1
+num_processes: 2
+mixed_precision: "no"
+fsdp_config:
+  fsdp_version: 2
+"""
+
+
+def what_ran(ranks):
+    """The solution of exercise 6.11."""
+    found = evidence_of(ranks)
+    if len(ranks) == 1 or found["reduced"] < 0.5:
+        return ("one process" if len(ranks) == 1 else "separate"), found
+    copies = [number for key, number in found.items() if key != "reduced"]
+    return STAGES[sum(number < (1 + len(ranks)) / 2 for number in copies)], found
+
+
+def efficiency(ranks, throughput, alone):
+    return throughput / (ranks * alone)
+
+
+def unfilled(*_):
+    raise NotImplementedError("Exercise 6.11")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lab.write_script("finetune.py")
+    lab.write_script("train.py")
+    (tmp_path / "accelerate.yaml").write_text(YAML)
+    return tmp_path
+
+
+def started(script, *options, ranks=2):
+    return starting._forked(script, ranks, [*options, "--samples", 8])
+
+
+@pytest.mark.slow
+def test_what_the_fsdp_script_really_is_on_a_cpu(here):
+    starting.labs.launch(starting._nothing, ranks=1, quiet=True, device="cpu")
+    found = {options: started("finetune.py", *options)
+             for options in ((), ("--cpu",), ("--cpu", "--shard"))}
+    assert [what_ran(job.ranks)[0] for job in found.values()] == ["separate", "DDP", "ZeRO-3"]
+    assert {job.ranks[0].library for job in found.values()} == {
+        "DistributedType.NO", "DistributedType.MULTI_CPU"}
+    # the same numbers, whether or not they are sharded; alone a rank takes twice as many steps
+    assert found["--cpu",].losses == pytest.approx(found["--cpu", "--shard"].losses, abs=1e-3)
+    assert [len(job.losses) for job in found.values()] == [4, 2, 2]
+    picture = lab.show_jobs({" ".join(options): job for options, job in found.items()}, what_ran)
+    assert "--cpu --shard\n2 ranks: ZeRO-3: parameters 1 copies" in repr(picture)
+    assert lab.show_jobs({"": found[()]}, unfilled).passed is None
+
+
+@pytest.mark.slow
+def test_train_py_starts_unchanged_by_accelerate(here, capsys):
+    found = lab.accelerate("train.py", "--epochs", 1, "--samples", 8, "--batch", 2, ranks=2)
+    assert found.code == 0, found.output
+    assert re.fullmatch(r"2 steps on 2 ranks, loss \d\.\d+\n", found.output)
+    assert json.loads((here / "metrics.json").read_text())["ranks"] == 2
+    assert "$ accelerate launch --config_file accelerate.yaml" in capsys.readouterr().out
+
+
+def test_a_script_with_a_gap_is_not_started(here):
+    (here / "train.py").write_text('raise NotImplementedError("Exercise 6.1")\n')
+    found = lab.accelerate("train.py")
+    assert isinstance(found, Verdict) and found.passed is None
+
+
+@pytest.mark.slow
+def test_engines_side_by_side(monkeypatch):
+    names = ["DDP, by Accelerate", "FSDP2, by Accelerate"]
+    names += ["ZeRO-1, by DeepSpeed"] * strategies.has_deepspeed()
+    monkeypatch.setattr(measuring, "_ENGINES", {name: measuring._ENGINES[name] for name in names})
+    found = lab.measure_engines(ranks=2)
+    ddp, fsdp, *others = found.engines.values()
+    assert [what_ran(engine.ranks)[0] for engine in (found.alone, ddp, fsdp)] == [
+        "one process", "DDP", "ZeRO-3"]
+    # what the notebook says: less memory, 1.5 times the bytes; stage 1 keeps its own gradients
+    assert fsdp.peak < 0.8 * ddp.peak
+    assert fsdp.bytes_per_step / ddp.bytes_per_step == pytest.approx(1.5, abs=0.02)
+    for engine in others:
+        assert what_ran(engine.ranks)[0] == "ZeRO-2"
+        assert engine.bytes_per_step == pytest.approx(fsdp.bytes_per_step, rel=0.02)
+    table = lab.show_engines(found, what_ran, efficiency)
+    assert [row[0] for row in table.rows] == ["one device", *names]
+    assert table.rows[0][-1] == "100%" and "MB at the peak" in repr(found)
+    assert lab.show_engines(found, unfilled, efficiency).passed is None
+    assert all(metric.value > 0 for metric in found.metrics())
+
+
+def test_the_configuration_of_deepspeed_is_json():
+    found = json.loads(lab.deepspeed_json(3))
+    assert found["zero_optimization"]["stage"] == 3
+
+
+def test_names_of_classes_and_libraries_say_nothing_in_synthetic_jobs():
+    names = {}
+    for seed in range(20):
+        for _, kind, ranks in synthetic_jobs.jobs(seed):
+            names.setdefault(ranks[0].module, set()).add(kind)
+            assert what_ran(ranks)[0] == kind
+    assert all(len(kinds) == len(starting.KINDS) for kinds in names.values())
+
+
+def test_a_students_change_does_not_reach_the_next_check():
+    for _, _, ranks in recorded_jobs.jobs():
+        ranks[0].held.clear()
+    assert all(ranks[0].held for _, _, ranks in recorded_jobs.jobs())
+
+
+def test_the_notebooks_figures():
+    """16 bytes for each of 7.6 billion parameters; 69 jobs in the check."""
+    parameters = sum(p.numel() for p in hf_configs.on_meta(hf_configs.config("Qwen2-7B"))
+                     .parameters())
+    assert f"{parameters / 1e9:.1f}" == "7.6" and round(16 * parameters / 1e9) == 122
+    assert sum(1 for _ in recorded_jobs.jobs()) + sum(1 for _ in synthetic_jobs.jobs()) == 69
+
+
+def test_the_small_qwen2_has_tied_embeddings():
+    model = fine_tuning.qwen2(1, 32)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.config.num_key_value_heads == 2
+
+
+def test_a_hub_that_does_not_answer_is_said_in_a_sentence(monkeypatch):
+    transformers = importlib.import_module("transformers")
+
+    def unreachable(name, **_):
+        raise OSError(f"We couldn't connect to the hub to load {name}.\nCheck your network.")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", unreachable)
+    with pytest.raises(SystemExit, match="does not give Qwen/Qwen2-0.5B: We couldn't connect"):
+        fine_tuning.load("Qwen/Qwen2-0.5B", 4)
+
+
+def test_a_model_of_the_hub_comes_with_its_tokens(monkeypatch):
+    transformers = importlib.import_module("transformers")
+
+    def tokenizer(text, return_tensors):
+        return {"input_ids": fine_tuning.torch.arange(len(text))[None] % 256}
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: tokenizer)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained",
+                        lambda name, dtype: fine_tuning.qwen2(1, 32))
+    model, sequences = fine_tuning.load("Qwen/Qwen2-0.5B", 4)
+    assert sequences.shape == (4, fine_tuning.CONTEXT) and not model.config.use_cache
