@@ -159,6 +159,20 @@ def test_papers_have_the_students_numbers_below_the_question(shown, tmp_path):
     assert "(not measured in this session: `lab.show_lost_time`)" in page
 
 
+def test_what_was_recorded_on_another_machine_is_not_the_students(session, tmp_path):
+    @shows("6.7")
+    def show_training():
+        return bars([Bar("HSDP", 2.0), Bar("DDP", 4.0)], "MB", "on the link",
+                    note="Recorded, not measured here: 2026-11-23, 2 cores. No namespaces.")
+
+    show_training()
+    record = document(tmp_path)
+    page, data = written(record)
+    assert "| 6.7 | HSDP: on the link (recorded elsewhere) | 2 MB |" in page
+    assert [number["recorded"] for number in data["numbers"]] == [True, True]
+    assert "6.7" not in (record.folder / "papers.md").read_text()
+
+
 def test_a_second_record_of_a_day_has_a_number(session, tmp_path):
     first, second, third = (document(tmp_path).folder.name for _ in range(3))
     assert second == f"{first}-2" and third == f"{first}-3"

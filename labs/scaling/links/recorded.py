@@ -16,6 +16,7 @@ from labs.words import counted
 from labs.workers.hosts import hosts_unavailable
 
 RECORDING = Path(__file__).resolve().parents[3] / "experiments/reference/two_hosts.json"
+NOT_HERE = "Recorded, not measured here"
 NOTE_WIDTH = 105  # characters of a line below a chart
 
 
@@ -76,7 +77,7 @@ def measured_or_recorded(name: str, measure: Callable[[], dict]) -> dict:
     if refusal is None:
         return measure()
     recorded = json.loads(RECORDING.read_text(encoding="utf-8"))
-    note = f"Recorded, not measured here: {recorded['made']}. {refusal}"
+    note = f"{NOT_HERE}: {recorded['made']}. {refusal}"
     return {**recorded["runs"][name], "note": textwrap.fill(note, NOTE_WIDTH)}
 
 

@@ -17,13 +17,15 @@ def _line(cells) -> str:
 
 
 def number_rows(rows: Sequence[Row]) -> list[str]:
-    """A table of measured numbers: with predictions and ranges only if one of them has some."""
+    """A table of measured numbers: with predictions and ranges only if one of them has some. What
+    was recorded on another machine says so."""
     metrics = [row.metric for row in rows]
     predicted = any(metric.predicted is not None for metric in metrics)
     ranged = any(metric.least is not None for metric in metrics)
     head = ["exercise", "what", "measured", *["predicted", "measured is"] * predicted,
             *["least to most"] * ranged]
-    return table(head, [[row.exercise, row.metric.name, _text(row.metric.value, row.metric.unit),
+    return table(head, [[row.exercise, row.metric.name + " (recorded elsewhere)" * row.recorded,
+                         _text(row.metric.value, row.metric.unit),
                          *_predicted(row.metric) * predicted, *[_range(row.metric)] * ranged]
                         for row in rows], left=2)
 

@@ -80,7 +80,7 @@ def page(session: Session) -> str:
 
 
 def _own_numbers(question, session) -> list[str]:
-    rows = [row for row in session.rows if question.own(row)]
+    rows = [row for row in session.rows if question.own(row) and not row.recorded]
     if rows:
         more = [f"… and {len(rows) - MOST} more in numbers.json."] * (len(rows) > MOST)
         return ["Your numbers:", "", *number_rows(rows[:MOST]), "", *more]

@@ -11,6 +11,7 @@ from labs.exercises.verdicts import Verdict
 from labs.meters.metrics import Metric
 from labs.meters.trace import Trace
 from labs.pictures.picture import Picture
+from labs.scaling.links.recorded import NOT_HERE
 
 _BYTES = re.compile(r"[kKMGT]?i?B|bytes")
 _SECONDS = re.compile(r"[mµn]?s|.+/s")
@@ -27,10 +28,12 @@ NEEDED = {"efficiency": "the pictures of *Efficiency* (exercises 6.3 and 6.4) sh
 
 @dataclass(frozen=True)
 class Row:
-    """A measured number with the exercise that it belongs to."""
+    """A measured number with the exercise that it belongs to. recorded: it is of a recording that
+    came with the workbook, because this machine cannot have hosts."""
 
     exercise: str
     metric: Metric
+    recorded: bool = False
 
     @property
     def topic(self) -> str:
@@ -58,8 +61,8 @@ class Session:
     @property
     def rows(self) -> list[Row]:
         """All measured numbers."""
-        return [Row(result.exercise, metric) for result in self.results
-                for metric in records.metrics_of(result.found)]
+        return [Row(result.exercise, metric, NOT_HERE in str(result.found))
+                for result in self.results for metric in records.metrics_of(result.found)]
 
     def of_topic(self, topic: str) -> list[Row]:
         """The measured numbers of a topic."""
@@ -92,11 +95,12 @@ class Session:
     @property
     def missing(self) -> list[str]:
         """The topics without a number."""
-        return [topic for topic in NEEDED if not self.of_topic(topic)]
+        return [topic for topic in NEEDED if all(row.recorded for row in self.of_topic(topic))]
 
     def as_data(self) -> dict[str, Any]:
         """All numbers, verdicts and guesses, for JSON."""
-        return {"numbers": [{"topic": row.topic, "exercise": row.exercise, **asdict(row.metric)}
+        return {"numbers": [{"topic": row.topic, "exercise": row.exercise, "recorded": row.recorded,
+                             **asdict(row.metric)}
                             for row in self.rows],
                 "verdicts": [{"exercise": one.exercise, "passed": one.found.passed,
                               "text": str(one.found)} for one in self.verdicts],
