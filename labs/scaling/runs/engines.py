@@ -12,6 +12,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from labs.exercises.verdicts import shows
 from labs.meters import memory, throughput
 from labs.meters.evidence import RankEvidence, StepEvidence
 from labs.meters.metrics import Metric
@@ -81,6 +82,7 @@ class Engines:
             Metric.of_rounds(f"{name}: step", engine.seconds))]
 
 
+@shows("Engines")
 def measure_engines(ranks: int | None = None) -> Engines:
     """Trains the small Qwen2 under Accelerate's DDP and FSDP2, under DeepSpeed's three stages where
     DeepSpeed is installed, and on one device. ranks: None means what the machine offers."""
