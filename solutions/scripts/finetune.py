@@ -14,7 +14,7 @@ parser.add_argument("--model", help="on the hub, for example Qwen/Qwen2-0.5B")
 parser.add_argument("--cpu", action="store_true", help="tell Accelerate to use the CPU")
 parser.add_argument("--shard", action="store_true", help="set Accelerate to FSDP, on a CPU too")
 parser.add_argument("--metrics", default="metrics.json")
-parser.add_argument("--samples", type=int, default=32)
+parser.add_argument("--samples", type=int, default=24)
 parser.add_argument("--batch", type=int, default=2)
 options = parser.parse_args()
 plugin = FullyShardedDataParallelPlugin(
@@ -40,6 +40,6 @@ for tokens in loader:
     seconds.append(time.perf_counter() - began)
 step, ranks, library = sorted(seconds)[len(seconds) // 2], accelerator.num_processes, accelerator.distributed_type
 speed = ranks * options.batch * fine_tuning.CONTEXT / step
-accelerator.print(f"{library}, {ranks} processes: {len(losses)} steps, loss {losses[-1]:.3f}, {speed:,.0f} tokens/s")
+accelerator.print(f"{library}, world size {ranks}: {len(losses)} steps, loss {losses[-1]:.3f}, {speed:,.0f} tokens/s")
 evidence.write(options.metrics, str(library), losses=losses, seconds=step, tokens_per_second=speed)
 accelerator.end_training()
