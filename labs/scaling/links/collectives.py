@@ -68,6 +68,9 @@ def count_bytes(what: str, size: int, work: Callable[[], object]) -> Counted:
     time.sleep(SETTLE)
     before = link_bytes()
     work()
+    # A rank returns when it has what it needs: what it sends may still wait for the link. The
+    # barrier's own bytes are some kB.
+    dist.barrier()
     time.sleep(SETTLE)
     passed = link_bytes() - before
     return Counted(what, size, passed.sent, passed.received)
