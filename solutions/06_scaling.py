@@ -3,93 +3,859 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 10 minutes |
-# | **Needs** | any machine with 2 cores; no GPU |
+# | **Time** | 240 minutes, in two sittings, and 20 for the optional exercise |
+# | **Needs** | any machine with 2 cores; Linux for the two hosts; no GPU |
 #
-# Say here, in two sentences, what the student builds in this notebook, and why it is needed.
+# So far `launch` has started your ranks, on one machine. Here you write a job of your own, run it on
+# two hosts with a real link between them, and find out what limits it and what it costs.
+
+# %% [markdown]
+# *On one GPU* the ranks of a measurement share it, with gloo, so what you read as efficiency is two
+# programs that wait for one GPU. On a node every rank has its own. The two hosts always compute on
+# the CPU: what is measured there is the link.
 
 # %% [markdown]
 # ## You will be able to
 #
-# - find the largest number over all ranks.
-#
-# Run a cell with Shift+Enter. Where you see `# your code here`, it is your turn.
+# - write a training script that `torchrun`, `accelerate launch` and Slurm start unchanged;
+# - divide the time that N ranks lose into its causes;
+# - predict and count what a strategy puts on the link between hosts, and choose one for a cluster;
+# - compute MFU and HFU, and predict the step of a published run;
+# - prove from traffic and memory which strategy a library really ran;
+# - say what a billion tokens cost.
 
 # %%
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import labs
 import labs.scaling as lab
 
+labs.warm_up()
+
 # %% [markdown]
-# ## The largest over ranks
+# ## Efficiency
 #
-# Open each section with a need, in numbers. Here: ranks 0, 1, 2 and 3 hold 1, 4, 9 and 16, and each
-# rank must know the largest number before it can scale its own. Introduce each name of the lab with
-# a call that runs: `lab.own_number()` gives the number that a rank begins with.
-
-# %% tags=["nbval-check-output"]
-print(labs.launch(lab.own_number, ranks=4))
+# A job takes 100 hours on one GPU. On two GPUs it runs 1.6 times as fast: it ends after 62.5 hours,
+# but you pay for 125 GPU-hours. Where did 25 hours go? Of 1,024 GPUs, the same loss is 205 GPUs that
+# do nothing. So it is worth measuring, and dividing into its causes.
 
 # %% [markdown]
-# Guess before you run: after the exercise, which number will rank 0 hold?
+# **Speed-up** is the throughput of N ranks, in times that of one; **efficiency** is the speed-up
+# divided by N. In **weak scaling** the batch *of a rank* stays, so N ranks do N times the work in a
+# step. In **strong scaling** the batch *of all ranks together* stays: a rank computes 1/N of it, but
+# sends gradients that are as large.
+#
+# Guess: how efficient is weak scaling here, with a rank on each core, or each GPU?
 
 # %%
-# A guess, for exercise 6.1: put a number in place of the dots
+# A guess, for exercise 6.3: in percent
 ### BEGIN SOLUTION
-my_guess = 16
+my_guess = 80
+### END SOLUTION
+labs.guess("6.3", "efficiency of weak scaling, in percent", my_guess)
+
+# %% [markdown]
+# The next cell trains a GPT-2 with DDP on 1 rank, on 2, and so on, in turns (10 to 30 s). On a CPU a
+# rank computes with one thread, and its collectives pass the slow link of notebook 05. The last
+# number of ranks is twice the number of cores: two ranks share each. The shape of the curves is what
+# counts here; a GPU's seconds are others.
+
+# %%
+measured = lab.measure_scaling()
+measured
+
+# %% [markdown]
+# ### Exercise 6.3 · Efficiency
+#
+# *Difficulty 1 of 5 · 5 minutes · target: a function for any number of ranks, and two efficiencies*
+
+# %%
+# Exercise 6.3: the efficiency of N ranks
+def efficiency(ranks, throughput, alone):
+    """A number, 1 if nothing is lost. throughput: tokens/s of all ranks together; alone: of one."""
+    ### BEGIN SOLUTION
+    return throughput / (ranks * alone)
+    ### END SOLUTION
+
+# %% [markdown]
+# Course pages and release notes promise "1.5–1.7× scaling efficiency on 2 GPUs". No efficiency is
+# above 1 without a special reason, so the words are wrong. Which efficiencies are meant? Use your
+# function.
+
+# %%
+# Exercise 6.3, second half: a pair of numbers, the lowest and the highest efficiency
+### BEGIN SOLUTION
+claimed = efficiency(2, 1.5, 1), efficiency(2, 1.7, 1)
 ### END SOLUTION
 
-labs.guess("6.1", "the number that rank 0 will hold", my_guess)
-
-# %% [markdown]
-# ### Exercise 6.1 · The largest over ranks
-#
-# *Difficulty 1 of 5 · 5 minutes · target: every rank returns the largest number, with one
-# collective*
-#
-# `mine` itself stays unchanged. `dist.ReduceOp.MAX` is what all-reduce can do besides a sum. An
-# exercise of difficulty 3 or more has a folded hint, `<details>`, in a text cell after its gap.
+# %%
+lab.check_efficiency(efficiency, claimed)
 
 # %%
-# Exercise 6.1: the largest over ranks
-def largest_over_ranks(mine):
-    """The largest of all ranks' one-element tensors `mine`, on every rank."""
+lab.show_scaling(measured, efficiency)
+
+# %% [markdown]
+# **Notice:** strong scaling loses more than weak scaling, because the bytes stay the same while the
+# computing that could hide them shrinks. Where two ranks share a core (grey), computing takes twice
+# as long: efficiency falls, and more ranks cannot help. So a figure of efficiency means nothing
+# without three others: how many ranks, weak or strong, and the throughput of one.
+
+# %% [markdown]
+# ## Why not N times as fast?
+#
+# Each moment of a rank's step counts once, for the first that fits:
+#
+# 1. *computing*: an interval of `trace.compute`;
+# 2. *data loading*: a label of torch's data loader;
+# 3. *communication*: a collective is in flight that has begun on all ranks;
+# 4. *waiting*: one is in flight that has not begun on the last rank;
+# 5. *computing* again: the rest, such as Python.
+#
+# So what computing hides costs nothing, as in notebook 05.
+
+# %% [markdown]
+# The next cell records one rank alone, and all ranks, each with the same work as the one (10 to 40
+# s). The runs: healthy, on a slow link, with the last rank slow, with a slow data loader, and with
+# all ranks computing slowly, as on GPUs that are too hot. (On GPUs the slow link is the real one,
+# and each bucket is sent many times.) Which part grows in which run?
+
+# %%
+runs = lab.record_lost_time()
+runs
+
+# %% [markdown]
+# `runs` is a dictionary: `runs["slow rank"]` is a list with one trace per rank, `runs.alone` a list
+# with one trace. All times of a run are on *one axis*, so you may compare them across ranks. Every
+# rank issues the same collectives in the same order.
+
+# %%
+for trace in runs["slow rank"]:
+    first = trace.collectives[0]
+    print(f"rank {trace.rank}: begins at {first.begin:.4f} s, ends at {first.end:.4f} s")
+
+# %% [markdown]
+# | What | is, or returns |
+# |:--|:--|
+# | `trace.collectives` | a tuple of collectives with `begin` and `end`, in the order of their calls |
+# | `trace.compute` | disjoint intervals `(begin, end)` |
+# | `trace.labelled("enumerate(DataLoader)")` | a list of spans |
+# | `trace.seconds`, `trace.steps` | of all recorded steps together; a list of the steps |
+# | `lab.union(spans)` | the disjoint intervals that spans, or intervals, cover together |
+# | `lab.subtract(intervals, others)` | the parts of `intervals` that `others` do not cover |
+# | `lab.total_seconds(intervals)` | how long they last together |
+
+# %% [markdown]
+# ### Exercise 6.4 · Divide the lost time
+#
+# *Difficulty 4 of 5 · 30 minutes · target: on 16 synthetic runs and 2 recorded ones, parts that add up
+# to the step and to what it loses*
+#
+# It has two cells, and the check stands below the second one. First the parts of a rank's step. The
+# k-th collective of a rank is the k-th of every other rank, too.
+
+# %%
+# Exercise 6.4: the seconds of each part, in one step of a rank
+def parts_of_step(run, rank):
+    """{"communication": seconds, "waiting": ..., "data loading": ..., "computing": ...}, the mean
+    over the recorded steps of run[rank]; their sum is the seconds of a step."""
     ### BEGIN SOLUTION
-    largest = mine.clone()
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return largest
+    trace = run[rank]
+    last = [max(one.begin for one in same) for same in zip(*(each.collectives for each in run))]
+    moving = lab.union((begin, one.end) for begin, one in zip(last, trace.collectives))
+    waiting = lab.subtract(lab.union(trace.collectives), moving)
+    loading = lab.union(trace.labelled("enumerate(DataLoader)"))
+    busy = lab.union([*loading, *trace.compute])
+    seconds = {"communication": lab.total_seconds(lab.subtract(moving, busy)),
+               "waiting": lab.total_seconds(lab.subtract(waiting, busy)),
+               "data loading": lab.total_seconds(lab.subtract(loading, trace.compute))}
+    seconds["computing"] = trace.seconds - sum(seconds.values())
+    return {part: seconds[part] / len(trace.steps) for part in seconds}
+    ### END SOLUTION
+
+# %% [markdown]
+# What is lost is a step of `run`, less a step of `alone`: part by part. But which rank's step? A slow
+# rank shows on the *others*, in whose steps its delay is waiting; in its own it looks like computing.
+# So take all parts from *the rank that waits most*. A part may be below 0: a rank of `run` then
+# does it faster than the one alone.
+
+# %%
+# Exercise 6.4, second half: what a step loses, against the step of one rank alone
+def divide_lost_time(run, alone):
+    """The same four keys; the sum is the step of the rank that waits most, less that of `alone`."""
+    ### BEGIN SOLUTION
+    parts = [parts_of_step(run, rank) for rank in range(len(run))]
+    waits_most = max(parts, key=lambda part: part["waiting"])
+    single = parts_of_step(alone, 0)
+    return {part: waits_most[part] - single[part] for part in single}
+    ### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Work with intervals until the end, and add up seconds only then. For each collective you need one
+# moment that no single trace has: when it began on the last rank. `zip` over the ranks' collectives
+# gives it. From that moment to its end it moves, which makes one list of intervals; what is in flight
+# without moving is the second; the loader's labels are the third. Subtract from each what comes
+# before it in the list of parts. Computing is what is left of the step.
+#
+# </details>
+
+# %%
+lab.check_divide_lost_time(parts_of_step, divide_lost_time)
+
+# %%
+lab.show_lost_time(runs, divide_lost_time)
+
+# %% [markdown]
+# **Notice:** the longest bar of each slow run names its cause, and so what to mend: the link, one
+# rank, the data loader, or the computing of all. From the seconds of a step, the four could not be
+# told apart. Where `healthy` loses time to slower computing, it is *contention*: the ranks share
+# memory, caches and power that one rank had for itself.
+
+# %% [markdown]
+# Why may traces of several processes be compared? The profiler reads the clock of the host, and all
+# ranks here have the same. Clocks of several hosts differ by milliseconds, more than many a
+# collective takes. There, first shift each host's trace until the ends of the same barrier agree: no
+# rank leaves a barrier before the last one has come.
+# %% [markdown]
+# ## Two hosts
+#
+# Inside a host, H100s reach each other at 450 GB/s in each direction. A network card of 400 Gbit/s
+# carries 50 GB/s to the next host, a ninth of that; 10 Gbit/s carry 1.25 GB/s. What does your job put
+# on that link, and what does it cost?
+#
+# The lab makes two hosts of this machine: each has its own address, host name and processes, and one
+# link of a bandwidth that you choose.
+
+# %% [markdown]
+# You need no rights of an administrator for that, only Linux. A machine that cannot have hosts
+# (macOS, a locked container) says why, and shows a recorded run instead.
+#
+# Your `train.py` starts on both hosts, unchanged: `torchrun --nnodes 2`, with two ranks on each. The
+# hosts find each other by **rendezvous**: the first one opens a port, and the others connect to it.
+# The links carry 200 Mbit/s.
+
+# %%
+lab.run_on_two_hosts("train.py", "--epochs", "1")
+
+# %% [markdown]
+# **Notice:** only rank 0, on host 0, prints. The bytes come from the kernel's own counters of each
+# host's link. They hold the gradients, and what torchrun and the process group need to meet.
+
+# %% [markdown]
+# ## Bytes on the link
+#
+# In a ring over all N ranks each rank sends 2(N-1)/N · S bytes for an all-reduce of S bytes, and only
+# to the next rank. Ranks are numbered host by host, so of a host's ranks only the last one has its
+# next rank on another host.
+#
+# Guess: four ranks on two hosts all-reduce 4 MB. How many MB does a host send over its link?
+
+# %%
+# A guess, for exercise 6.5
+### BEGIN SOLUTION
+my_guess = 4
+### END SOLUTION
+labs.guess("6.5", "MB that a host sends over its link in an all-reduce of 4 MB", my_guess)
+
+# %% [markdown]
+# How long does it take? The **α–β model** says: α + bytes/β. α is what an all-reduce takes however
+# small it is, in seconds; β is what the link carries, in bytes per second. Both are fitted to
+# measured all-reduces.
+#
+# ### Exercise 6.5 · Bytes and seconds of an all-reduce
+#
+# *Difficulty 2 of 5 · 5 minutes · target: two numbers, for any number of hosts and of ranks on each*
+
+# %%
+# Exercise 6.5: what a ring all-reduce puts on a host's link, and its seconds
+def link_seconds(size, hosts, ranks, alpha, beta):
+    """(bytes in each direction of a host's link, seconds); size in bytes, ranks on each host,
+    alpha in seconds, beta in bytes per second. On one host no byte passes a link."""
+    ### BEGIN SOLUTION
+    n = hosts * ranks
+    nbytes = 2 * (n - 1) / n * size if hosts > 1 else 0
+    return nbytes, alpha + nbytes / beta
     ### END SOLUTION
 
 
 # %%
-lab.check_largest_over_ranks(largest_over_ranks)
-
-# %%
-lab.before_and_after(largest_over_ranks, ranks=4)
+lab.check_link_seconds(link_seconds)
 
 # %% [markdown]
-# Notice that every rank holds the same number afterwards: one collective was enough, and each rank
-# took part in it.
+# Now measure. One start of torchrun counts the bytes of three kinds of collectives, and times
+# all-reduces of several sizes on links of 25, 50 and 100 Mbit/s, in turns. Each all-reduce begins
+# behind a barrier: otherwise you time how late the last rank comes.
 
+# %%
+measured = lab.measure_all_reduces()
+lab.show_link_bytes(measured)
+
+# %% [markdown]
+# **Notice:** all-reduce and all-gather are 1 % above their formulas: the headers of TCP. The
+# reduce-scatter is twice its formula, as much as an all-reduce, because gloo makes it of one and drops
+# what a rank does not need. NCCL has a real one. A library keeps to the formula only if it implements
+# the algorithm, so count.
+
+# %%
+fitted = lab.fit_all_reduces(measured)
+print(fitted)
+lab.show_fit(measured, fitted, link_seconds)
+
+# %% [markdown]
+# **Notice:** the circles, all at 50 Mbit/s, gave α and β. The diamonds were not fitted: another size,
+# or a link with half or twice the bandwidth, for which β is halved or doubled. Your two numbers
+# predict them within a few percent. (A time is the fastest of three rounds: a busy core only adds.)
+
+# %% [markdown]
+# ## Fewer bytes between hosts
+#
+# The flat ring sends 1.5 S over the link, though the other host needs only one sum. **Hierarchical
+# all-reduce** has three steps: reduce-scatter inside each host, so that each of its R ranks has the
+# host's sum of S/R; all-reduce of these between hosts; all-gather inside.
+#
+# Guess: how many MB does a host send now, for 4 MB on two hosts with two ranks each?
+
+# %%
+# A guess, for exercise 6.6
+### BEGIN SOLUTION
+my_guess = 2
+### END SOLUTION
+labs.guess("6.6", "MB that a host sends in a hierarchical all-reduce of 4 MB", my_guess)
+
+# %% [markdown]
+# A `DeviceMesh` with two dimensions has a row of ranks for each host:
+#
+# | Expression | is |
+# |:--|:--|
+# | `mesh["inside"]` | the ranks of this rank's host; `.size()` of them |
+# | `mesh["across"]` | the ranks with the same place on each host |
+# | `mesh["inside"].get_group()` | their process group, for `group=` of a collective |
+#
+# ### Exercise 6.6 · Hierarchical all-reduce
+#
+# *Difficulty 4 of 5 · 20 minutes · target: the sum in place, for any size; 2(H-1)/H · S/R from each
+# rank to other hosts*
+
+# %%
+# Exercise 6.6: the sum over all ranks, of which only 1/R of each rank's tensor leaves its host
+def hierarchical_all_reduce(tensor, mesh):
+    """In place, as dist.all_reduce; R need not divide the number of elements."""
+    ### BEGIN SOLUTION
+    inside, across = mesh["inside"], mesh["across"]
+    flat = tensor.flatten()
+    padded = F.pad(flat, (0, -len(flat) % inside.size()))
+    piece = padded.new_empty(len(padded) // inside.size())
+    dist.reduce_scatter_tensor(piece, padded, group=inside.get_group())
+    dist.all_reduce(piece, group=across.get_group())
+    dist.all_gather_into_tensor(padded, piece, group=inside.get_group())
+    tensor.copy_(padded[:len(flat)].view_as(tensor))
+    ### END SOLUTION
+
+
+# %%
+lab.check_hierarchical_all_reduce(hierarchical_all_reduce)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `dist.reduce_scatter_tensor` and `dist.all_gather_into_tensor` want flat tensors: the whole has
+# exactly R times as many elements as the piece. So work on a flat copy that is padded with zeros up
+# to the next multiple of R; zeros do not change a sum. What is left after the all-gather is to cut
+# the padding off, and to copy the numbers into `tensor`, whatever its shape.
+#
+# </details>
+
+# %%
+hierarchical = lab.measure_hierarchical(hierarchical_all_reduce)
+lab.show_hierarchical(hierarchical)
+
+# %% [markdown]
+# **Notice:** S in place of 1.5 S, counted, and fewer seconds on both links. The bars are longer than
+# their ticks by what gloo needs inside the host, where its reduce-scatter is an all-reduce. That time
+# is the CPU's, and does not shrink on a faster link: there, on a CPU, the gain is lost.
+
+# %% [markdown]
+# On GPUs the inside is NVLink, and NCCL has a real reduce-scatter. So this is what it would take, by
+# your formula, for the gradients of 7B parameters in 16 bits on two hosts of 8 H100s that share a
+# card of 400 Gbit/s:
+
+# %%
+lab.show_on_gpus(link_seconds)
+
+# %% [markdown]
+# ## FSDP across hosts
+#
+# FSDP over all ranks gathers every parameter twice, through the link. **HSDP** (hybrid sharding)
+# shards inside each host and keeps a replica on each: only gradients cross the link, and only each
+# rank's shard of them. The price is memory: a rank keeps 1/R, not 1/N.
+#
+# Guess: on a link on which FSDP's step takes 1.2 s, how many seconds does HSDP's take?
+
+# %%
+# A guess, for exercise 6.7
+### BEGIN SOLUTION
+my_guess = 0.5
+### END SOLUTION
+labs.guess("6.7", "seconds of a step of HSDP", my_guess)
+
+# %% [markdown]
+# | Call | does |
+# |:--|:--|
+# | `init_device_mesh("cpu", (a, b), mesh_dim_names=(...))` | lays all ranks out in `a` rows of `b` neighbours |
+# | `fully_shard(module, mesh=mesh)` | on a 2-D mesh: replicates over its first dimension, shards over its second |
+# | `lab.blocks(model)` | the model's blocks |
+#
+# ### Exercise 6.7 · HSDP
+#
+# *Difficulty 3 of 5 · 10 minutes · target: Ψ/R resident; all-gathers and reduce-scatters inside the
+# host only*
+
+# %%
+# Exercise 6.7: each block and the model, sharded inside a host and replicated across hosts
+def hybrid_shard(model, hosts):
+    """Wraps the model; ranks are numbered host by host, the same number on each of `hosts`."""
+    ### BEGIN SOLUTION
+    mesh = init_device_mesh("cpu", (hosts, dist.get_world_size() // hosts),
+                            mesh_dim_names=("across", "inside"))
+    for block in lab.blocks(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    ### END SOLUTION
+
+
+# %%
+lab.check_hybrid_shard(hybrid_shard)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# How many ranks does a host have? The mesh has one row for each host, so that neighbours in a row are
+# ranks of the same host. With the two dimensions exchanged everything trains as well, but the shards
+# of a layer lie on different hosts.
+#
+# </details>
+
+# %% [markdown]
+# DDP, ZeRO-3 (FSDP that gathers its root in backward, too), FSDP and your HSDP train the same model on
+# a link of 50 Mbit/s, in turns.
+
+# %%
+training = lab.measure_training(hybrid_shard)
+lab.show_training(training)
+
+# %% [markdown]
+# **Notice:** the order of the seconds is that of the bytes. FSDP and ZeRO-3 send three times what HSDP
+# sends, and take more than twice as long; DDP sends half as much again as HSDP, and keeps twice its
+# parameters. FSDP is above its tick, because gloo's reduce-scatter is an all-reduce. With NCCL it
+# would be on it, 2.25 S, still more than twice HSDP's S.
+
+# %% [markdown]
+# ## Which strategy for which cluster?
+#
+# Model states take 16 bytes for each parameter (2 + 2 + 12, mixed precision). What travels, S, has 2
+# bytes for each. With H hosts of R GPUs, N = H·R:
+#
+# | | states on a GPU | seconds of a step's collectives |
+# |:--|:--|:--|
+# | DDP | all | 2(N-1)/N · S over the slowest link |
+# | HSDP | 1/R | 3(R-1)/R · S inside, and then 2(H-1)/H · S across |
+# | FSDP | 1/N | 3(N-1)/N · S over the slowest link |
+
+# %% [markdown]
+# The slowest link of a ring is the slowest that it passes: `across` if there are several hosts, and
+# `inside` if a host has several GPUs.
+#
+# ### Exercise 6.8 · The rule
+#
+# *Difficulty 3 of 5 · 15 minutes · target: the fastest that fits, in several hundred cases*
+
+# %%
+# Exercise 6.8: the fastest strategy whose model states fit
+def choose_strategy(parameters, memory, hosts, ranks, inside, across):
+    """"DDP", "HSDP", "FSDP", or None where none fits. memory: bytes for states on a GPU; ranks: GPUs
+    of a host; inside, across: bytes per second."""
+    ### BEGIN SOLUTION
+    n, size, states = hosts * ranks, 2 * parameters, 16 * parameters
+    slowest = min([across] * (hosts > 1) + [inside] * (ranks > 1), default=inside)
+    kept = {"DDP": states, "HSDP": states / ranks, "FSDP": states / n}
+    seconds = {"DDP": 2 * (n - 1) / n * size / slowest,
+               "HSDP": (3 * (ranks - 1) / ranks * size / inside
+                        + 2 * (hosts - 1) / hosts * size / across),
+               "FSDP": 3 * (n - 1) / n * size / slowest}
+    fitting = [name for name in kept if kept[name] <= memory]
+    return min(fitting, key=seconds.get, default=None)
+    ### END SOLUTION
+
+
+# %%
+lab.check_choose_strategy(choose_strategy)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# "The first one that fits" is the usual rule, and often wrong: DDP may fit and still put more on the
+# slow link than HSDP. So first write down what each strategy keeps on a GPU, and its seconds, in two
+# dictionaries with the same keys. Then drop those that keep more than `memory`, and take the fastest
+# of the rest.
+#
+# </details>
+
+# %%
+lab.show_choice(choose_strategy)
+
+# %% [markdown]
+# **Notice:** the 1.3B model fits a GPU, and still HSDP is faster than DDP on two hosts: S between them
+# in place of 1.9 S. On 16 hosts 2(H-1)/H is almost 2(N-1)/N, the advantage is gone, and DDP wins. For
+# 7B only HSDP and FSDP fit. The states of 70B do not fit two hosts; on 16 only FSDP is left, and
+# 10 Gbit/s make it hopeless. Which strategy is best is a matter of the topology, not of taste.
+# %% [markdown]
+# ## What limits it
+#
+# "Our cluster reaches 200 TFLOP/s per GPU." Is that much? An H100's data sheet says 1,979, so a tenth;
+# its dense peak is 989.5, so a fifth; and if a third of the work was done twice, less than that. A
+# number of FLOP/s means something only with three definitions beside it.
+
+# %% [markdown]
+# | | |
+# |:--|:--|
+# | **6ND** | 6 FLOPs for each of N parameters and D tokens: 2 in forward, 4 in backward |
+# | attention | 12·L·h·s more for each token: L layers of width h, sequences of s tokens |
+# | **MFU**, model FLOPs utilization | FLOPs that the model needs, per second, as a share of the peak |
+# | **HFU**, hardware FLOPs utilization | the same with what is computed again |
+
+# %%
+run = lab.reported_run("mosaic-036")
+run
+
+# %% [markdown]
+# N has what is *multiplied*. The head is a product with `vocabulary × hidden` parameters. If the model
+# is `tied`, the embedding is the same matrix. If not, it is a second one that is only looked up: leave
+# it out. `run.tokens_per_s` is of all GPUs together. `run.sheet_tflops` is what the data sheet prints
+# for one GPU, with sparsity (twice the dense rate) where `run.sparse` is True.
+
+# %% [markdown]
+# ### Exercise 6.9 · FLOPs, MFU and HFU
+#
+# *Difficulty 3 of 5 · 15 minutes · target: the MFU that published runs print, and runs drawn at random*
+#
+# `run.recompute` is `"none"`, `"selective"` (attention's forward runs again in backward) or `"full"`
+# (all of forward does). Forward is a third of forward and backward.
+
+# %%
+# Exercise 6.9: FLOPs per token, and the shares of the dense peak
+def utilization(run):
+    """(6N, FLOPs per token with attention, MFU, HFU); both shares between 0 and 1."""
+    ### BEGIN SOLUTION
+    looked_up = 0 if run.tied else run.vocabulary * run.hidden
+    six_n = 6 * (run.parameters - looked_up)
+    attention = 12 * run.layers * run.hidden * run.sequence
+    flops = six_n + attention
+    again = {"none": 0, "selective": attention / 3, "full": flops / 3}[run.recompute]
+    peak = run.sheet_tflops * 1e12 / (2 if run.sparse else 1)
+    share = run.tokens_per_s / run.gpus / peak
+    return six_n, flops, flops * share, (flops + again) * share
+    ### END SOLUTION
+
+
+# %%
+lab.check_utilization(utilization)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# A share is FLOPs per token × tokens per second of *one* GPU / FLOP/s of one GPU. So first bring all
+# three to one token, one GPU and one second.
+#
+# Outline: (1) 6 × the parameters that are multiplied; (2) attention's 12·L·h·s on top; (3) the peak in
+# FLOP/s, dense; (4) MFU from 2 and 3; (5) HFU: what runs again is a third of attention, a third of
+# everything, or nothing.
+#
+# </details>
+
+# %% [markdown]
+# And this machine? No data sheet says what a processor's peak is, so the lab measures one: a large
+# fp32 product of matrices, on one core (on a GPU: on that GPU). Then it trains a small GPT-2 there.
+
+# %%
+own = lab.own_run()
+own
+
+# %%
+lab.show_utilization(utilization, own)
+
+# %% [markdown]
+# **Notice:** at 32,768 tokens most of the FLOPs are attention's: with 6N alone, the MFU is less than
+# half of the printed one. And a run that recomputes everything can be called 54 % (HFU) or 40 % (MFU),
+# or 20 % against the sparse rate.
+
+# %% [markdown]
+# ## The efficiency equation, as a model that can be wrong
+#
+# MFU says how much is lost, not to what. A model says it: a step computes (products and attention, at a
+# share of the peak; norms and activations, at the memory's bandwidth), and it communicates. Each
+# collective runs beside some computing. Only what computing does not hide lengthens the step.
+
+# %%
+parts = lab.step_parts("mosaic-010")
+parts
+
+# %% [markdown]
+# These are parts of a published run: MPT-7b, 512 H100. `parts.computing` is a dictionary of seconds.
+# `parts.communication` is one of collectives, each with `seconds` and with `beside`: the seconds of
+# computing at the same time. `parts.interference` is the share of the time in which *both* run that
+# comes back, because NCCL's kernels take multiprocessors and bandwidth from the computation.
+
+# %%
+sent = parts.communication["gathered and reduced in backward"]
+print(f"{sent.seconds:.3f} s sent beside {sent.beside:.3f} s of computing")
+print(f"computing {sum(parts.computing.values()):.3f} s; the published step took 1.271 s")
+
+# %% [markdown]
+# Guess first: take 6N FLOPs, the dense peak, and one MFU for all runs, as most estimates do. What is its
+# mean error, in percent, on published runs above 8k tokens?
+
+# %%
+# A guess, for exercise 6.10
+### BEGIN SOLUTION
+my_guess = 30
+### END SOLUTION
+labs.guess("6.10", "mean error of 6N at one MFU above 8k tokens, in %", my_guess)
+
+# %% [markdown]
+# ### Exercise 6.10 · A step from its parts
+#
+# *Difficulty 3 of 5 · 10 minutes · target: mean error at most 12 % up to 4k tokens, 25 % above*
+
+# %%
+# Exercise 6.10: the seconds of a step
+def step_seconds(parts):
+    """Seconds: all computing, and of each communication what lengthens the step."""
+    ### BEGIN SOLUTION
+    seconds = sum(parts.computing.values())
+    for sent in parts.communication.values():
+        hidden = min(sent.seconds, sent.beside)
+        seconds += sent.seconds - hidden + parts.interference * hidden
+    return seconds
+    ### END SOLUTION
+
+
+# %%
+lab.check_step_seconds(step_seconds)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Draw one collective as a bar above the computing beside it. Where the two bars overlap, the time is
+# hidden; where the upper one is longer, it is exposed. How long is the overlap if one bar is shorter
+# than the other?
+#
+# Outline: (1) add up computing; (2) for each collective by itself, find the overlap; (3) add the rest in
+# full, and of the overlap the share that comes back.
+#
+# </details>
+
+# %%
+lab.show_step_times(step_seconds)
+
+# %%
+lab.show_step_errors(step_seconds)
+
+# %% [markdown]
+# **Notice:** from left to right each column leaves less out. Above 8k, one MFU without attention
+# predicts less than half of the time of most steps. Up to 2k, communication makes the difference.
+# Overlap gains little in these runs: 60 to 75 % of the hidden time comes back.
+
+# %% [markdown]
+# Is that a fit or a prediction? Rates that no data sheet gives are seven constants, for all runs
+# together: what share of the peak a product reaches, for example. Each run is predicted with constants
+# fitted *without* it and its neighbours. The same test for a file of your own is
+# `scripts/bench steptime --rows FILE`. And the model *is* wrong somewhere: the picture names where.
+# %% [markdown]
+# ## What it costs
+#
+# The same H100 for an hour cost between 2.69 and 10.98 dollars in the autumn of 2026. Whether the
+# dearer machine is dear depends on what it trains in that hour. So compare machines by **tokens per
+# dollar**, from measured throughput.
+
+# %%
+MACHINES = lab.price_table()  # or lab.price_table({"Lambda 1x A10": 0.75}), or a JSON file
+machine = MACHINES["Lambda 8x A100-80"]
+machine
+
+# %% [markdown]
+# Each price has its page and the day it was read; yours goes over it. `machine.dollars` is per GPU and
+# hour, `machine.gpus` is how many it has.
+#
+# Guess first: what does a billion tokens cost on that machine, for a model of 1.3B parameters?
+
+# %%
+# A guess, for exercise 6.12
+### BEGIN SOLUTION
+my_guess = 60
+### END SOLUTION
+labs.guess("6.12", "dollars per billion tokens, 1.3B parameters on 8 A100", my_guess)
+
+# %% [markdown]
+# ### Exercise 6.12 · Tokens per dollar
+#
+# *Difficulty 1 of 5 · 5 minutes · target: both numbers, on machines of 1 to 64 GPUs*
+
+# %%
+# Exercise 6.12: what tokens cost
+def costs(tokens_per_s, machine):
+    """(tokens per dollar, dollars per 1e9 tokens); tokens_per_s: of all GPUs together."""
+    ### BEGIN SOLUTION
+    per_dollar = 3600 * tokens_per_s / (machine.gpus * machine.dollars)
+    return per_dollar, 1e9 / per_dollar
+    ### END SOLUTION
+
+
+# %%
+lab.check_costs(costs)
+
+# %%
+DOLLARS_PER_HOUR = 0.05  # of the core (or GPU) that 6.9 measured: what do you pay for it?
+lab.show_costs(costs, own, DOLLARS_PER_HOUR, MACHINES)
+
+# %% [markdown]
+# **Notice:** a factor of four lies between sellers, but never more than 1.6 between an A100-80 and an
+# H100 of one seller. Your own machine is marked with the FLOP/s that it reached in 6.9: cheap hours
+# are not always cheap tokens.
+
+# %% [markdown]
+# Two budgets, worked out with your function. For the A100s there are published speeds. For the A10 there
+# is none, so its MFU is an assumption: change it.
+
+# %%
+lab.show_budget(costs, mfu=0.3, machines=MACHINES)
+
+# %% [markdown]
+# **Notice:** the Chinchilla rule asks for 20 tokens per parameter. An evening on two A10s is enough for
+# half of them in a GPT-2, and an hour on eight A100s for more than all. A model ten times as large gets
+# half a token per parameter in the same hour.
+
+# %% [markdown]
+# ## The famous slip
+#
+# In circulation: *"Training 7B parameters on 2T tokens takes 84 quintillion FLOPs."* `lab.SCALES` lists
+# the names of numbers, each 1,000 times the one before it: thousand, million, billion and so on.
+
+# %%
+print(lab.SLIP)
+print(lab.SLIP.number, lab.SLIP.scale, lab.SLIP.parameters, lab.SLIP.tokens)
+lab.SCALES
+
+# %% [markdown]
+# ### Exercise 6.13 · How far off?
+#
+# *Difficulty 2 of 5 · 10 minutes · target: the factor, and the real days and dollars*
+
+# %%
+# Exercise 6.13: a printed number of FLOPs, and what the job really takes
+def judge_claim(claim, machine, peak, mfu):
+    """(6ND / printed FLOPs, days, dollars); peak: dense FLOP/s of one GPU."""
+    ### BEGIN SOLUTION
+    flops = 6 * claim.parameters * claim.tokens
+    printed = claim.number * 1000 ** (1 + lab.SCALES.index(claim.scale))
+    hours = flops / (machine.gpus * peak * mfu) / 3600
+    return flops / printed, hours / 24, hours * machine.gpus * machine.dollars
+    ### END SOLUTION
+
+
+# %%
+lab.check_claim(judge_claim)
+
+# %%
+lab.show_claim(judge_claim)
+
+# %% [markdown]
+# **Notice:** believed, the slip makes a job of years look like one of a day. Check a number of FLOPs by
+# its days: they are easier to doubt than its zeros.
+
+# %% [markdown]
+# ## Spot
+#
+# A **spot** machine costs less because its seller may take it back at any moment. An **interruption**
+# loses what was trained since the last checkpoint, and the restart is billed too. So how many
+# interruptions may come before on demand is cheaper?
+
+# %% [markdown]
+# ### Exercise 6.14 · Spot with interruptions
+#
+# *Difficulty 3 of 5 · 10 minutes · target: within 4 % of an event simulation; at your break-even rate
+# both cost the same*
+#
+# Interruptions come at any moment, `rate` of them an hour. Checkpoints are `interval` hours apart, and
+# take no time. Prices are per hour.
+
+# %%
+# Exercise 6.14: expected cost on spot, and the rate at which it stops paying
+def spot_costs(hours, on_demand, spot, rate, interval, restart):
+    """(expected dollars for `hours` of training on spot, interruptions per hour at break-even)."""
+    ### BEGIN SOLUTION
+    lost = interval / 2 + restart
+    billed = hours / (1 - rate * lost)
+    return spot * billed, (1 - spot / on_demand) / lost
+    ### END SOLUTION
+
+
+# %%
+lab.check_spot_costs(spot_costs)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# An interruption falls anywhere between two checkpoints, so how much training is lost on average? Then
+# the restart.
+#
+# Outline: (1) hours that one interruption loses; (2) how many come while the job is billed; (3) billed
+# hours × price. At break-even the billed hours on spot are as many times the training as on demand is
+# dearer: solve for the rate.
+#
+# </details>
+
+# %%
+lab.show_spot(spot_costs, MACHINES["GCP a3-highgpu-1g"])
+
+# %% [markdown]
+# **Notice:** with a checkpoint every half hour, spot pays until it is interrupted more than once an hour;
+# with one every three hours, until once in four or five hours. Where much is lost, formula and
+# simulation differ, because what is lost can itself be interrupted. Notebook 08 asks how often to save.
 # %% [markdown]
 # ## I can …
 #
-# - [ ] find the largest number over all ranks, and say which ranks know it
+# - write a script that any launcher starts, and say which samples each rank sees in each epoch
+# - compute the loss of ragged batches so that every token counts once
+# - tell a speed-up from an efficiency, and lost time by its causes
+# - predict the bytes and seconds of an all-reduce between hosts to 10 %
+# - build a hierarchical all-reduce, and say when HSDP is worth its memory
+# - compute MFU against the dense peak, and dollars per billion tokens
 
 # %% [markdown]
 # ## How it usually goes wrong
 #
-# - **`all_reduce` overwrites** its argument; keep a clone.
+# - **No `set_epoch`**: every epoch has the same order, and nothing complains.
+# - **A mean of means**: ranks with few answer tokens weigh too much.
+# - **The sparse peak**: it halves every MFU.
+# - **Trusting a config file**: what ran is what the traffic shows.
+# - **A flat ring between hosts**: its slowest link carries almost 2 S.
 
 # %% [markdown]
 # ## What to read
 #
 # | read | by | a question |
 # |:--|:--|:--|
-# | [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html) | PyTorch | Which operations besides MAX can all-reduce do, and for which is the order of the ranks irrelevant? |
+# | [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html) | PyTorch | Which variables does it set for each rank? |
+# | [PyTorch FSDP](https://arxiv.org/abs/2304.11277) | Y. Zhao et al., VLDB 2023, section 3.2.2 | Which bytes of hybrid sharding cross hosts? |
+# | [PaLM](https://arxiv.org/abs/2204.02311) | A. Chowdhery et al., 2022, appendix B | Why does MFU leave recomputation out? |
+# | [Reducing activation recomputation](https://arxiv.org/abs/2205.05198) | V. Korthikanti et al., 2022, section 6 | Where do MFU and HFU differ most? |
 
 # %% [markdown]
 # ## What comes next
 #
-# Name the next notebook here, and what of this one it needs.
+# Notebook **07 Beyond data parallel**: what to cut when a layer, or the batch, is too large for data
+# parallelism: tensors, sequences, and the model's depth.
