@@ -36,6 +36,175 @@ import labs.scaling as lab
 labs.warm_up()
 
 # %% [markdown]
+# ## A job of your own
+#
+# `launch` exists in this workbook alone. On 8 hosts with 8 GPUs each, a job is a *script*, and 64
+# processes run it: on each host `torchrun` starts 8, and tells each one who it is through variables of
+# the environment. Nothing else is passed on, so every launcher can start the same script.
+#
+# `lab.torchrun(script, *options, ranks=2)` types the command for you and shows its output.
+
+# %%
+with open("who.py", "w") as file:
+    file.write("""\
+import os
+print(*(f"{name}={os.environ[name]}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+""")
+lab.torchrun("who.py", ranks=2)
+
+# %% [markdown]
+# | Variable | is |
+# |:--|:--|
+# | `RANK`, `WORLD_SIZE` | this process among those of all hosts, and their number |
+# | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | this process among those of its host: it chooses the GPU |
+# | `MASTER_ADDR`, `MASTER_PORT` | where all meet, the **rendezvous** |
+#
+# `dist.init_process_group()` without arguments reads them.
+
+# %% [markdown]
+# ## Who trains on what?
+#
+# 64 processes run one script, so they all do *the same*: without a sampler, 64 ranks train on the same
+# samples. The loss falls, and 63 GPUs are paid for nothing. Three calls divide the samples:
+#
+# | Call | does |
+# |:--|:--|
+# | `DistributedSampler(windows, seed=s)` | this rank's part of one shuffled order; repeats a few where ranks do not divide it |
+# | `DataLoader(windows, batch, sampler=sampler)` | batches of these samples |
+# | `sampler.set_epoch(number)` | shuffles anew: the order depends on the seed and this number |
+
+# %% [markdown]
+# Guess before you write it: 64 samples, batches of 4 on each of 2 ranks, 2 epochs. How many optimizer
+# steps does each rank take?
+
+# %%
+# A guess, for exercise 6.1
+### BEGIN SOLUTION
+my_guess = 16
+### END SOLUTION
+labs.guess("6.1", "optimizer steps of a rank", my_guess)
+
+# %% [markdown]
+# ### Exercise 6.1 · `train.py`
+#
+# *Difficulty 3 of 5 · 25 minutes · target: every sample once an epoch on 2 and 3 ranks, losses and
+# parameters as one process has them*
+#
+# The next cell writes its text to the file `train.py`. Fill in its three gaps, and run the cell again
+# after each change. `models.blocks(model)` is the list of the transformer blocks. The loss of a step
+# belongs to *all* ranks; the learning rate is the one with which the step was taken.
+
+# %%
+lab.write_script("train.py")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# First gap: sampler, loader, then one wrapper; with FSDP the blocks come before the whole model.
+#
+# Second gap: the loop that you know, in a loop over epochs. For the reported loss, each rank has a mean
+# and a number of samples. What must be summed over the ranks so that one division at the end is right?
+# Look at the scheduler: its `total_iters` is the number of *steps*, so how often is it stepped?
+#
+# Third gap: which ranks get there, and how many of them may open the file?
+#
+# </details>
+
+# %%
+lab.check_train("train.py")
+
+# %%
+run = lab.torchrun("train.py", "--samples", 64, "--batch", 4, "--epochs", 2, ranks=2)
+run
+
+# %%
+lab.show_metrics(run)
+
+# %% [markdown]
+# **Notice:** one line was printed, and one file was written, by two processes. A step has the tokens of
+# both ranks, and the learning rate falls by the same amount in each: twice as fast would mean that
+# somebody stepped the schedule once for each rank. You will start this file on two hosts and with
+# `accelerate launch`, unchanged.
+
+# %% [markdown]
+# ## Ragged tokens
+#
+# In fine-tuning, only the tokens of an *answer* count; prompts and padding have the label -100. If rank
+# 0 has answers of 2 tokens and rank 1 of 30, the mean of the two ranks' means gives a token of rank 0
+# the weight of 15 of rank 1's. transformers averaged so until October 2024: over micro-batches
+# ([fix](https://github.com/huggingface/transformers/pull/34191)) and over ranks
+# ([fix](https://github.com/huggingface/transformers/pull/34373)).
+
+# %%
+batch = lab.answers([2, 5])  # two answers, of 2 and 5 tokens, each after a prompt of 8
+print(batch["labels"])
+print(lab.count_answers(batch), "tokens count")
+
+# %% [markdown]
+# | Call | returns |
+# |:--|:--|
+# | `lab.count_answers(batch)` | the number of answer tokens, an integer tensor that can be all-reduced |
+# | `lab.loss_sum(module, batch)` | the *sum* of their losses, to be differentiated; 0 without any |
+#
+# Guess: answers of 2 tokens on rank 0, of 30 on rank 1. By how many percent of its norm is the gradient
+# of the mean of means off?
+
+# %%
+# A guess, for exercise 6.2
+### BEGIN SOLUTION
+my_guess = 30
+### END SOLUTION
+labs.guess("6.2", "error of the mean of means, % of the gradient's norm", my_guess)
+
+# %% [markdown]
+# ### Exercise 6.2 · Every token once
+#
+# *Difficulty 3 of 5 · 15 minutes · target: gradients and loss of the mean over all answer tokens, on 2,
+# 3 and 4 ranks, also where a rank has none*
+#
+# `module` is wrapped in DDP: each `backward` adds the *mean over the ranks* of what they differentiate.
+# A rank trains on several micro-batches before one optimizer step, which the caller takes.
+
+# %%
+# Exercise 6.2: one step of all ranks on ragged micro-batches
+def ragged_step(module, micro_batches):
+    """Leaves the gradients in place; returns the mean loss over the answer tokens of all ranks."""
+    ### BEGIN SOLUTION
+    tokens = sum(lab.count_answers(batch) for batch in micro_batches)
+    dist.all_reduce(tokens)
+    total = 0
+    for batch in micro_batches:
+        loss = lab.loss_sum(module, batch) / tokens
+        (dist.get_world_size() * loss).backward()
+        total += loss.detach()
+    dist.all_reduce(total)
+    return total
+    ### END SOLUTION
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The denominator is one number for all ranks and all micro-batches, so you need it before the first
+# backward. How many all-reduces does that take?
+#
+# Then write down what DDP makes of your loss: it divides the sum over the ranks by their number, once.
+# What must each rank multiply by, so that only your denominator is left?
+#
+# A rank without answer tokens still runs forward and backward: the others wait for its gradients.
+#
+# </details>
+
+# %%
+lab.check_ragged_step(ragged_step)
+
+# %%
+lab.show_ragged(ragged_step)
+
+# %% [markdown]
+# **Notice:** with answers of equal lengths the mean of means is right, and that is how the mistake
+# survives a test. The more uneven the lengths, the further its gradient is off; yours is not.
+# %% [markdown]
 # ## Efficiency
 #
 # A job takes 100 hours on one GPU. On two GPUs it runs 1.6 times as fast: it ends after 62.5 hours,
@@ -235,7 +404,7 @@ lab.show_lost_time(runs, divide_lost_time)
 # (macOS, a locked container) says why, and shows a recorded run instead.
 #
 # Your `train.py` starts on both hosts, unchanged: `torchrun --nnodes 2`, with two ranks on each. The
-# hosts find each other by **rendezvous**: the first one opens a port, and the others connect to it.
+# hosts find each other by rendezvous: the first one opens a port, and the others connect to it.
 # The links carry 200 Mbit/s.
 
 # %%
