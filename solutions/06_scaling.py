@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 240 minutes, in two sittings, and 20 for the optional exercise |
+# | **Time** | 240 minutes, in two sittings |
 # | **Needs** | any machine with 2 cores; Linux for the two hosts; no GPU |
 #
 # So far `launch` has started your ranks, on one machine. Here you write a job of your own, run it on
@@ -48,6 +48,7 @@ labs.warm_up()
 with open("who.py", "w") as file:
     file.write("""\
 import os
+
 print(*(f"{name}={os.environ[name]}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
 """)
 lab.torchrun("who.py", ranks=2)
