@@ -25,6 +25,8 @@
 # - say what a billion tokens cost.
 
 # %%
+from pathlib import Path
+
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
@@ -845,6 +847,169 @@ lab.show_step_errors(step_seconds)
 # fitted *without* it and its neighbours. The same test for a file of your own is
 # `scripts/bench steptime --rows FILE`. And the model *is* wrong somewhere: the picture names where.
 # %% [markdown]
+# ## Accelerate, Qwen2, DeepSpeed
+#
+# Qwen2-7B has 7.6 billion parameters: 122 GB with AdamW, so it must be sharded. A course's last
+# exercise says: fine-tune it "with Accelerate and FSDP". That script starts on any machine, and its
+# loss falls. But was anything sharded? If not, it fails on the model that needs it, or it pays eight
+# GPUs for the work of one.
+
+# %%
+lab.write_script("finetune.py")
+
+# %% [markdown]
+# **Accelerate** wraps what your script makes: `prepare` returns model, optimizer and loader as the
+# configuration asks for. `accelerate launch` reads that configuration from a YAML file, and starts the
+# ranks by torchrun. The Qwen2 here is small, has random weights, and its embedding is tied to its head.
+# `--model Qwen/Qwen2-0.5B` takes real weights, where the hub answers.
+
+# %%
+YAML = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+num_machines: 1
+num_processes: 2
+mixed_precision: "no"
+fsdp_config:
+  fsdp_version: 2
+"""
+with open("accelerate.yaml", "w") as file:
+    file.write(YAML)
+lab.accelerate("finetune.py")
+
+# %% [markdown]
+# Look at the line that the script printed. How often is it there, and which world size does it name?
+# The script also wrote what each rank *did* in its last step: its collectives, and the bytes
+# that it held when backward was done, beside those of one whole copy.
+
+# %%
+jobs = {"accelerate launch": lab.read_job()}
+jobs["accelerate launch"]
+
+# %% [markdown]
+# Accelerate uses a CPU only if it is told to, `Accelerator(cpu=True)`: that is the script's `--cpu`.
+# `--shard` sets a private variable of Accelerate to FSDP, as it does itself on GPUs. The next cell
+# starts the script in these ways, as torchrun would.
+#
+# Guess: with `--cpu`, how many whole copies of the parameters do two ranks hold together?
+
+# %%
+# A guess, for exercise 6.11
+### BEGIN SOLUTION
+my_guess = 2
+### END SOLUTION
+labs.guess("6.11", "copies of the parameters that two ranks hold with --cpu", my_guess)
+
+# %%
+jobs |= lab.start_otherwise("finetune.py")
+{how: job.ranks[0].library for how, job in jobs.items()}
+
+# %% [markdown]
+# That is what the library calls itself. Your function judges by evidence. `ranks` is a list with one
+# record per rank:
+#
+# | What | is |
+# |:--|:--|
+# | `rank.calls` | the collectives of a step, with `kind` and logical `bytes`; every rank has the same |
+# | `rank.held[part]` | bytes that this rank held; part is "parameters", "gradients" or "optimizer_state" |
+# | `rank.whole[part]` | bytes of one whole copy |
+
+# %% [markdown]
+# | Name | of N ranks together |
+# |:--|:--|
+# | "one process" | N is 1 |
+# | "separate" | gradients are never added up: N models, each trained alone |
+# | "DDP" | gradients are added up; N copies of all three parts |
+# | "ZeRO-1", "ZeRO-2" | about 1 copy of the optimizer state; and of the gradients |
+# | "ZeRO-3" | about 1 copy of all three. FSDP is ZeRO-3: no measurement tells them apart |
+#
+# Copies are not exact: shards are padded, may be uneven, and some gradients may be missing.
+
+# %% [markdown]
+# ### Exercise 6.11 · What ran?
+#
+# *Difficulty 3 of 5 · 20 minutes · target: the right name for 69 jobs, recorded on real ranks or drawn at
+# random, on 1 to 16 ranks*
+#
+# "reduced" is the bytes of rank 0's `all_reduce`, `reduce_scatter` and `reduce`, in multiples of a whole
+# copy of the gradients.
+
+# %%
+# Exercise 6.11: what a job was, from what its ranks sent and held
+def what_ran(ranks):
+    """(name, {"parameters": copies, "gradients": ..., "optimizer_state": ..., "reduced": ...})"""
+    ### BEGIN SOLUTION
+    N, whole = len(ranks), ranks[0].whole
+    copies = {part: sum(rank.held[part] for rank in ranks) / whole[part] for part in whole}
+    sharded = sum(number < (1 + N) / 2 for number in copies.values())
+    reduced = sum(call.bytes for call in ranks[0].calls if call.kind in (
+        "all_reduce", "reduce_scatter", "reduce")) / whole["gradients"]
+    name = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")[sharded]
+    if N == 1 or reduced < 0.5:
+        name = "one process" if N == 1 else "separate"
+    return name, {**copies, "reduced": reduced}
+    ### END SOLUTION
+
+
+# %%
+lab.check_what_ran(what_ran)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Add up what all ranks hold, and divide by one whole copy. The result is near 1 or near N: which
+# number lies between, for every N? Memory says what is sharded. Collectives alone cannot: DeepSpeed's
+# ZeRO-1 all-reduces too. But only they tell N ranks that train one model from N ranks that train a
+# model each. A loss that is averaged for printing is an all-reduce of 4 bytes.
+#
+# </details>
+
+# %%
+lab.show_jobs(jobs, what_ran)
+
+# %% [markdown]
+# **Notice:** on a CPU the FSDP script was never FSDP by itself. As launched, each rank trains a model of
+# its own. With `--cpu` it is DDP: one all-reduce of all gradients, nothing sharded, no warning. Only with
+# `--shard` the ranks hold one copy together, although the library still calls itself MULTI_CPU. On GPUs
+# the first line is FSDP.
+
+# %% [markdown]
+# ## Which engine?
+#
+# **DeepSpeed** is the library that ZeRO came with. `deepspeed.initialize(model=..., config=...)` returns an
+# *engine*; you call `engine.step()` in place of the optimizer. The stage is one number in its
+# configuration, and most other numbers there are sizes of buckets.
+
+# %%
+print(lab.deepspeed_json(stage=2))
+
+# %% [markdown]
+# The next cell trains the same Qwen2 with each engine, and on one device alone (10 to 40 s). Your
+# functions fill in the columns "what ran" and "efficiency". DeepSpeed's rows are there only where it
+# is installed.
+
+# %%
+engines = lab.measure_engines()
+lab.show_engines(engines, what_ran, efficiency)
+
+# %% [markdown]
+# **Notice:** FSDP2 needs less memory at the peak than DDP, and sends 1.5 times as much. DeepSpeed's stage 1
+# is ZeRO-2 when backward is done: it drops gradients that other ranks keep as soon as they are reduced,
+# and differs from stage 2 only while gradients of several batches are added up. Its stages 1 and 2
+# all-reduce, so they send as much as FSDP2. On a CPU the tokens per second say little about GPUs.
+
+# %% [markdown]
+# So choose by what must fit: DDP if 16 bytes for each parameter, its buckets and the activations do;
+# FSDP2 if not, in plain torch or by Accelerate; DeepSpeed if you need what only it has, such as states
+# on NVMe. And Accelerate's launcher is not only for its own scripts: your `train.py` starts unchanged.
+
+# %%
+lab.accelerate("train.py", "--epochs", "1")
+
+# %% [markdown]
+# **Notice:** two ranks and one line, because `train.py` joins the process group by itself, from the
+# variables that every launcher sets. It never asks Accelerate what it is.
+# %% [markdown]
 # ## What it costs
 #
 # The same H100 for an hour cost between 2.69 and 10.98 dollars in the autumn of 2026. Whether the
@@ -995,6 +1160,70 @@ lab.show_spot(spot_costs, MACHINES["GCP a3-highgpu-1g"])
 # **Notice:** with a checkpoint every half hour, spot pays until it is interrupted more than once an hour;
 # with one every three hours, until once in four or five hours. Where much is lost, formula and
 # simulation differ, because what is lost can itself be interrupted. Notebook 08 asks how often to save.
+# %% [markdown]
+# ## Written down
+#
+# In a month you will ask: was the efficiency 78 or 87 percent, on which torch, with which batch? A
+# number without its machine and its versions cannot be compared with anything. So the last step of a
+# measurement is to write it down, by code.
+
+# %%
+record = lab.document()
+record
+
+# %% [markdown]
+# The folder has a `README.md` with all tables and pictures, the traces, and `numbers.json` with every
+# number, the machine and the versions. (In JupyterLab, right-click the opened page for *Show Markdown
+# Preview*.) A second record of a day gets a folder of its own. Read back, with the number of each topic
+# that is furthest from its prediction:
+
+# %%
+lab.show_record(record)
+
+# %% [markdown]
+# **Notice:** a number without a prediction is hard to doubt. Where there was one, the largest error says
+# what to measure again, or which formula left something out.
+
+# %% [markdown]
+# `papers.md` in the same folder has ten questions on the ZeRO and FSDP papers, with the sections that
+# answer them. Below each stand the numbers that *you* measured on it, or a blank line. Two sentences per
+# question are enough: they are yours, and no check reads them.
+
+# %% [markdown]
+# ## Outgrown this machine?
+#
+# Your `train.py` finds all it needs in its environment. So only what *starts* it changes, when it
+# moves to more hosts. The folder `scripts/cluster` has a file for each:
+#
+# | File | Starts your script on |
+# |:--|:--|
+# | `torchrun-hosts` | hosts that you can log in to |
+# | `train.sbatch` | a cluster with Slurm |
+# | `sky.yaml` | rented nodes, with SkyPilot |
+# | `ray_train.py` | a Ray cluster |
+
+# %% [markdown]
+# Slurm, for example, gives each job a number and a list of nodes. The file makes of them what
+# `torchrun` wants to know, and starts one `torchrun` on each node:
+
+# %%
+print(lab.cluster_file("train.sbatch"))
+
+# %% [markdown]
+# ```sh
+# sbatch --nodes=4 --gpus-per-node=8 scripts/cluster/train.sbatch train.py --epochs 2
+# ```
+#
+# | Who starts the ranks | fits |
+# |:--|:--|
+# | `torchrun` on each host | a few hosts of your own |
+# | Slurm | a fixed cluster that many people share |
+# | Kubernetes with Kubeflow Trainer | where everything else runs on Kubernetes already |
+# | Ray Train | Python programs of which training is one part |
+# | SkyPilot | rented nodes, spot, or several clouds |
+#
+# What each costs you, and what breaks first, is in `scripts/cluster/README.md`. None of them makes a
+# step faster.
 # %% [markdown]
 # ## I can …
 #

@@ -34,6 +34,7 @@ def run_on_hosts(work: Callable, *args, topology: Topology, timeout: float = TIM
             # What ranks print while they measure is of no interest, unless one of them fails.
             found.run(["torchrun", "--nproc-per-node", str(topology.ranks), "-m", __name__, folder],
                       folder=str(ROOT), quiet=True, timeout=timeout, environment={
+                          "CUDA_VISIBLE_DEVICES": "",  # they compute on the CPU
                           "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])})
         results = [Path(folder, f"rank{rank}.json") for rank in range(topology.world_size)]
         return [json.loads(path.read_text(encoding="utf-8")) for path in results]

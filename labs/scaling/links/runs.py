@@ -38,7 +38,9 @@ def job(script: str | Path, *arguments: str, quiet: bool = False,
     folder: where it runs."""
     words = ["torchrun", "--nproc-per-node", str(TOPOLOGY.ranks), str(script), *arguments]
     with hosts(TOPOLOGY.hosts, **JOB_LINK) as pair:
-        done = pair.run(words, quiet=quiet, folder=str(folder), timeout=TIMEOUT)
+        # All hosts would share this machine's GPUs, which NCCL refuses.
+        done = pair.run(words, quiet=quiet, folder=str(folder), timeout=TIMEOUT,
+                        environment={"CUDA_VISIBLE_DEVICES": ""})
     shown = ["torchrun", "--nnodes", str(TOPOLOGY.hosts), *words[1:3], Path(script).name]
     return {"command": " ".join([*shown, *arguments]), "seconds": done.seconds,
             "output": [_own_lines(done.output[host]) for host in sorted(done.output)],
