@@ -25,8 +25,6 @@
 # - say what a billion tokens cost.
 
 # %%
-from pathlib import Path
-
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
