@@ -49,6 +49,15 @@ def step_parts(name: str) -> StepParts:
     return StepParts.of(row.run, held_out()[name])
 
 
+class OwnRun(ReportedRun):
+    """A run of this machine. sheet_tflops: of a large product, since no data sheet says it."""
+
+    def __repr__(self):
+        sizes = super().__repr__().splitlines()[0]
+        return (f"{sizes}\n{self.tokens_per_s:,.0f} tokens/s; a large product, which stands for a "
+                f"data sheet's peak, reaches {self.sheet_tflops:,.4g} TFLOP/s")
+
+
 @shows("This machine's own run")
 def own_run(chosen: Preset | None = None) -> ReportedRun:
     """Trains a small GPT-2 on one core, or on one GPU, and returns the run as a report would: its
@@ -61,7 +70,7 @@ def as_run(speed: OwnSpeed) -> ReportedRun:
     """The measured speed as a report: the head of GPT-2 is its embedding."""
     where = "one GPU of this machine" if speed.device == "cuda" else "one core of this machine"
     sizes = speed.preset
-    return ReportedRun(f"GPT-2 on {where}", speed.parameters, VOCABULARY, True, sizes.layers,
+    return OwnRun(f"GPT-2 on {where}", speed.parameters, VOCABULARY, True, sizes.layers,
                        sizes.hidden, sizes.context, "none", 1, speed.flops_per_s / 1e12, False,
                        speed.tokens_per_s)
 

@@ -44,13 +44,15 @@ class StallWatch:
 
 
 def alive(groups: Iterable[int]) -> dict[int, float]:
-    """Number of each process of these groups that has not ended -> seconds that it computed."""
+    """Number of each process of these groups that has not ended -> seconds that it computed. The
+    process for which a group is named counts too while it has not made the group yet: on a busy
+    machine a rank imports for seconds before it does."""
     import psutil
 
     found, wanted = {}, set(groups)
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
-            if (os.getpgid(process.pid) in wanted
+            if (wanted & {process.pid, os.getpgid(process.pid)}
                     and process.status() != psutil.STATUS_ZOMBIE):
                 found[process.pid] = sum(process.cpu_times()[:2])
     return found
