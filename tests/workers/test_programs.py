@@ -21,6 +21,7 @@ def test_a_process_counts_before_it_has_a_group_of_its_own(own_group):
             process.kill()
 
 
+@pytest.mark.slow
 def test_what_computes_is_not_stalled_and_what_sleeps_is(monkeypatch):
     monkeypatch.setattr(programs, "STALL", 1.5)
     over = {}
