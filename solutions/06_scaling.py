@@ -1079,7 +1079,8 @@ lab.show_budget(costs, mfu=0.3, machines=MACHINES)
 
 # %%
 print(lab.SLIP)
-print(lab.SLIP.number, lab.SLIP.scale, lab.SLIP.parameters, lab.SLIP.tokens)
+claim = lab.SLIP
+print(claim.number, claim.scale, claim.parameters, claim.tokens)
 lab.SCALES
 
 # %% [markdown]

@@ -64,7 +64,8 @@ def test_a_function_runs_on_the_ranks_of_two_hosts(needs_hosts):
     """The link that it shapes carries what the formula says, and no faster than it may."""
     found = on_hosts.run_on_hosts(count_on_hosts, topology=runs.TOPOLOGY)
     assert [one["rank"] for one in found] == [0, 1, 2, 3]
-    assert all(1.5e6 < one["sent"] < 1.53e6 for one in found)
+    sent = [one["sent"] for one in found]
+    assert 1.5e6 < min(sent) and max(sent) < 1.55e6  # headers, and the barrier behind it
     assert min(one["slow"] for one in found) > 0.9 * 1.5e6 * 8 / 200e6
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.meters.evidence import PARTS
 from labs.pictures.bars import Panel, side_by_side
@@ -20,8 +21,9 @@ def show_jobs(jobs: Mapping[str, Job], what_ran: Callable) -> Picture:
     names = [f"{how}\n{counted(len(jobs[how].ranks), 'rank')}: {name}"
              for how, (name, _) in found.items()]
     numbers = [each for _, each in found.values()]
-    panels = [Panel(part.replace("_", " "), "copies", [each[part] for each in numbers])
-              for part in PARTS]
+    panels = [Panel(part.replace("_", " "), "copies", [each[part] for each in numbers], guessed=[
+        guessed("6.11") if (part, how) == ("parameters", "--cpu") else None for how in jobs])
+        for part in PARTS]
     panels.append(Panel("reduced", "× gradients", [each["reduced"] for each in numbers]))
     return side_by_side(names, panels, "As many copies as ranks: each holds all of it. One copy: "
                         "it is sharded.\nNothing reduced: each rank trains a model of its own.")

@@ -9,6 +9,7 @@ from labs.scaling.record.document import Record
 from labs.scaling.record.session import TOPICS
 
 TITLE = "The record, read back"
+LONGEST = 50  # characters of a number's name: the table is as wide as its place
 
 
 @shows(TITLE)
@@ -32,4 +33,9 @@ def _row(numbers: Sequence[dict]) -> tuple:
               if one["predicted"] and one["value"] is not None}
     worst = max(errors, key=lambda name: abs(errors[name]), default=None)
     return (len(numbers), len(errors), *(("", "–") if worst is None else
-                                         (f"{errors[worst]:+.1%}", worst)))
+                                         (f"{errors[worst]:+.1%}", _short(worst))))
+
+
+def _short(name: str) -> str:
+    """At most LONGEST characters of it."""
+    return name if len(name) <= LONGEST else f"{name[:LONGEST - 1]}…"

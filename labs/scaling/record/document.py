@@ -51,7 +51,8 @@ class Record:
     def _repr_html_(self):
         if self.folder is None:
             return card(COLOURS[None], f"{SIGNS[None]} Nothing was written", self.problem)
-        links = ", ".join(f"<a href='{html.escape(_from_here(path), quote=True)}'>{name}</a>"
+        links = ", ".join(f"<a style='text-decoration:underline' "
+                          f"href='{html.escape(_from_here(path), quote=True)}'>{name}</a>"
                           for name, path in [("README.md", self.readme),
                                              ("papers.md", self.folder / "papers.md"),
                                              ("numbers.json", self.folder / "numbers.json")])

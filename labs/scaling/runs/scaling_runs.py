@@ -152,7 +152,7 @@ def link_for(preset: Preset, alone: Callable, share: float) -> Link | None:
     By the clock on the wall, because other programs make computing slower, and not the link.
     """
     if devices.device().type != "cpu":
-        return None
+        return None  # a GPU's link is its own
     found = torch.zeros(1)
     if dist.get_rank() == 0:
         found += throughput.Timing.of([timed(alone) for _ in range(5)]).median
