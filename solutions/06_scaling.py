@@ -132,9 +132,12 @@ lab.show_metrics(run)
 #
 # In fine-tuning, only the tokens of an *answer* count; prompts and padding have the label -100. If rank
 # 0 has answers of 2 tokens and rank 1 of 30, the mean of the two ranks' means gives a token of rank 0
-# the weight of 15 of rank 1's. transformers averaged so until October 2024: over micro-batches
-# ([fix](https://github.com/huggingface/transformers/pull/34191)) and over ranks
-# ([fix](https://github.com/huggingface/transformers/pull/34373)).
+# the weight of 15 of rank 1's. transformers averaged so until October 2024:
+#
+# | Means of means | mended by |
+# |---|---|
+# | over micro-batches | [pull request 34191](https://github.com/huggingface/transformers/pull/34191) |
+# | over ranks | [pull request 34373](https://github.com/huggingface/transformers/pull/34373) |
 
 # %%
 batch = lab.answers([2, 5])  # two answers, of 2 and 5 tokens, each after a prompt of 8

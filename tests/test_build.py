@@ -316,6 +316,14 @@ def other(optimizer, loss):
     assert problems(tree(source)) == []
 
 
+def test_a_wide_line_of_code(tree):
+    wide = "x = " + "1 + " * 24 + "1"
+    assert problems(tree(f"# %%\nx = 1\n{wide}\n")) == []
+    found, = problems(tree(f"# %%\nx = 1\n{wide} \n"[:-2] + "0\n"))
+    assert found == ("solutions/03_tiny.py:3: cell 1 ('x = 1'): a line of 102 characters; a line of "
+                     "code has at most 101.")
+
+
 def test_long_cells(tree):
     lines = "\n".join(f"x = {i}" for i in range(17))
     code, text = problems(tree(f"# %%\n{lines}\n\n# %% [markdown]\n# {'word ' * 81}\n"))
@@ -705,13 +713,13 @@ def test_cell_that_runs_too_long_or_kills_its_kernel(tree, monkeypatch, tmp_path
 
 def test_interrupted_build_leaves_the_old_files_and_no_process(tree, tmp_path):
     pid = tmp_path / "pid"
-    code = (
-        f"import os, time\nopen({str(pid)!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(60)\n"
-    )
+    code = ("import os, time\nwith open(os.environ['PID'], 'w') as file:\n"
+            "    file.write(f'{os.getpid()}\\n')\ntime.sleep(60)\n")
     root = tree("# %%\n" + code)
     path = pretend_executed(root)
     before = path.read_bytes()
-    building = subprocess.Popen([sys.executable, SCRIPTS / "_build", "--root", root])
+    building = subprocess.Popen([sys.executable, SCRIPTS / "_build", "--root", root],
+                                env={**os.environ, "PID": str(pid)})
     while not (pid.exists() and pid.read_text().endswith("\n")):
         assert building.poll() is None
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What a cell of the workbook may not be: too long, too wordy, or plotting."""
+"""What a cell of the workbook may not be: too long, too wide, too wordy, or plotting."""
 
 import html
 import re
@@ -8,6 +8,8 @@ MAX_HINT_WORDS = 120
 MAX_LINES = 16
 MAX_SCRIPT_LINES = 90  # of a cell that writes a script: a whole file, most of it given
 MAX_SCRIPT_GAP_LINES = 15
+# What JupyterLab shows without scrolling beside its file browser, in a window of 1280 pixels.
+MAX_COLUMNS = 101
 HINT = re.compile(r"<details>(.*?)</details>", re.DOTALL)
 PLOTTING = re.compile(r"^\s*(import|from)\s+matplotlib\b|\bplt\.|^\s*%matplotlib\b")
 
@@ -59,6 +61,9 @@ def _lint_code(cell):
             yield cell.problem(region.begin, f"{len(region.lines)} lines; a gap in a script has at "
                                              f"most {MAX_SCRIPT_GAP_LINES}.")
     for number, text in shown:
+        if len(text) > MAX_COLUMNS:
+            yield cell.problem(number - cell.line, f"a line of {len(text)} characters; a line of "
+                                                   f"code has at most {MAX_COLUMNS}.")
         if PLOTTING.search(text.split("# ")[0]):
             yield cell.problem(
                 number - cell.line,

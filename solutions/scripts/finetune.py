@@ -38,8 +38,9 @@ for tokens in loader:
         optimizer.zero_grad()
     losses.append(accelerator.reduce(loss.detach(), "mean").item())
     seconds.append(time.perf_counter() - began)
-step, ranks, library = sorted(seconds)[len(seconds) // 2], accelerator.num_processes, accelerator.distributed_type
-speed = ranks * options.batch * fine_tuning.CONTEXT / step
-accelerator.print(f"{library}, world size {ranks}: {len(losses)} steps, loss {losses[-1]:.3f}, {speed:,.0f} tokens/s")
+step, library = sorted(seconds)[len(seconds) // 2], accelerator.distributed_type
+speed = accelerator.num_processes * options.batch * fine_tuning.CONTEXT / step
+accelerator.print(f"{library}, world size {accelerator.num_processes}: {len(losses)} steps, "
+                  f"loss {losses[-1]:.3f}, {speed:,.0f} tokens/s")
 evidence.write(options.metrics, str(library), losses=losses, seconds=step, tokens_per_second=speed)
 accelerator.end_training()
