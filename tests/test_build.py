@@ -320,8 +320,8 @@ def test_a_wide_line_of_code(tree):
     wide = "x = " + "1 + " * 24 + "1"
     assert problems(tree(f"# %%\nx = 1\n{wide}\n")) == []
     found, = problems(tree(f"# %%\nx = 1\n{wide} \n"[:-2] + "0\n"))
-    assert found == ("solutions/03_tiny.py:3: cell 1 ('x = 1'): a line of 102 characters; a line of "
-                     "code has at most 101.")
+    assert found == ("solutions/03_tiny.py:3: cell 1 ('x = 1'): a line of 102 characters; a line "
+                     "of code has at most 101.")
 
 
 def test_long_cells(tree):
