@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from labs.workers.hosts import link_bytes, set_bandwidth
+from labs.workers.hosts import LinkBytes, link_bytes, set_bandwidth
 
 SETTLE = 0.15  # seconds until the acknowledgments of what was sent have passed, too
 ROUNDS = 3
@@ -64,16 +64,25 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 def count_bytes(what: str, size: int, work: Callable[[], object]) -> Counted:
     """On all ranks: what passes this rank's link while `work()` runs."""
+    barriers = _link_bytes_of(lambda: None)
+    passed = _link_bytes_of(work) - barriers
+    return Counted(what, size, passed.sent, passed.received)
+
+
+def _link_bytes_of(work) -> LinkBytes:
+    """What passes the link while `work()` runs, between two barriers that are counted too."""
     dist.barrier()
     time.sleep(SETTLE)
     before = link_bytes()
+    # The ranks of a host share its counters: none of them may send before all have read them.
+    dist.barrier()
     work()
-    # A rank returns when it has what it needs: what it sends may still wait for the link. The
-    # barrier's own bytes are some kB.
+    # A rank returns when it has what it needs: what it sends may still wait for the link.
     dist.barrier()
     time.sleep(SETTLE)
     passed = link_bytes() - before
-    return Counted(what, size, passed.sent, passed.received)
+    dist.barrier()  # as before the work
+    return passed
 
 
 def time_in_turns(work: dict[tuple[str, str, int], Callable], rounds: int) -> list[Timed]:
