@@ -21,7 +21,8 @@ class StallWatch:
     """Tells when a program has run too long or only waits. groups: returns its process groups."""
 
     def __init__(self, groups: Callable[[], Iterable[int]], limit: float = LIMIT):
-        self._groups, self._limit, self._computed = groups, limit, 0.0
+        self._groups, self._limit = groups, limit
+        self._seconds, self._computed = {}, 0.0  # by process; since the last sign that it computes
         self._began = self._computed_at = self._asked_at = time.monotonic()
 
     @property
@@ -33,10 +34,18 @@ class StallWatch:
         """Whether the program's time is up, or nothing in it computes any more."""
         now = time.monotonic()
         if now > self._asked_at + 0.5:
-            self._asked_at, computed = now, sum(alive(self._groups()).values())
-            if computed > self._computed + STILL:
-                self._computed, self._computed_at = computed, now
+            self._asked_at = now
+            self._add(alive(self._groups()))
+            if self._computed > STILL:
+                self._computed, self._computed_at = 0.0, now
         return now > self._began + self._limit or now > self._computed_at + STALL
+
+    def _add(self, seconds):
+        """Adds up process by process: what one that has ended computed must not be missing in what
+        the others do."""
+        self._computed += sum(max(0.0, found - self._seconds.get(number, 0.0))
+                              for number, found in seconds.items())
+        self._seconds = seconds
 
     def restart(self) -> None:
         """Begins the wait anew: somebody has let the program go on."""
@@ -44,9 +53,9 @@ class StallWatch:
 
 
 def alive(groups: Iterable[int]) -> dict[int, float]:
-    """Number of each process of these groups that has not ended -> seconds that it computed. The
-    process for which a group is named counts too while it has not made the group yet: on a busy
-    machine a rank imports for seconds before it does."""
+    """Number of each process of these groups that has not ended -> seconds that it computed, or
+    waited for a core. The process for which a group is named counts too while it has not made the
+    group yet: on a busy machine a rank imports for seconds before it does."""
     import psutil
 
     found, wanted = {}, set(groups)
@@ -54,8 +63,18 @@ def alive(groups: Iterable[int]) -> dict[int, float]:
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
             if (wanted & {process.pid, os.getpgid(process.pid)}
                     and process.status() != psutil.STATUS_ZOMBIE):
-                found[process.pid] = sum(process.cpu_times()[:2])
+                found[process.pid] = sum(process.cpu_times()[:2]) + _waited_for_core(process.pid)
     return found
+
+
+def _waited_for_core(number) -> float:
+    """Seconds that the threads of a process were ready to run and did not; 0 where the system does
+    not tell. Without them a program that gets no core looks like one that waits."""
+    waited = 0
+    for path in Path(f"/proc/{number}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
+            waited += int(path.read_text().split()[1])  # of computed, waited, number of turns
+    return waited / 1e9
 
 
 def count_left(groups: Iterable[int]) -> int:

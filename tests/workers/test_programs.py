@@ -1,5 +1,6 @@
 """Programs that are started for a check: what of them is still there, and whether it computes."""
 
+import os
 import subprocess
 import sys
 import time
@@ -33,3 +34,34 @@ def test_what_computes_is_not_stalled_and_what_sleeps_is(monkeypatch):
             over[program] = watch.seconds
             process.kill()
     assert over[SLEEPS] < 6 <= over[COMPUTES]
+
+
+@pytest.mark.slow
+def test_what_gets_no_core_is_not_stalled(monkeypatch):
+    """Behind two others on its core, and with the lowest priority, it computes for 1 % of the time.
+    """
+    monkeypatch.setattr(programs, "STALL", 1.5)
+    core = min(os.sched_getaffinity(0))
+    started = [subprocess.Popen([sys.executable, "-c", (
+        f"import os; os.sched_setaffinity(0, [{core}]); os.nice({nice})\n{COMPUTES}")])
+        for nice in (0, 0, 19)]
+    try:
+        watch = programs.StallWatch(lambda: [started[-1].pid], limit=5)
+        while not watch.is_over():
+            time.sleep(0.05)
+        assert watch.seconds >= 5
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def test_what_ended_processes_computed_is_not_missing(monkeypatch):
+    monkeypatch.setattr(programs, "STALL", 2.0)
+    times, now = [{1: 9.0, 2: 0.0}, {2: 0.4}, {2: 0.8}, {2: 1.2}, {2: 1.2}], 100.0
+    monkeypatch.setattr(programs, "alive", lambda _: times.pop(0))
+    monkeypatch.setattr(programs.time, "monotonic", lambda: now)
+    watch, over = programs.StallWatch(lambda: [1, 2]), []
+    for now in (101.0, 102.5, 104.0, 105.5, 107.6):  # noqa: B007, what the clock says
+        over.append(watch.is_over())
+    assert over == [False, False, False, False, True]
