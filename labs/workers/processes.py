@@ -21,6 +21,7 @@ from labs.workers.failures import LaunchError
 from labs.workers.progress import status
 
 PRELOAD = ["labs.workers.forkserver_preload"]
+ANSWERS_AFTER = 300.0  # seconds; on a busy machine the server imports torch for a minute
 
 _lock = threading.RLock()
 _number = count()
@@ -56,11 +57,17 @@ def warm_up() -> None:
 
 
 def start(target: Callable, args: tuple) -> multiprocessing.process.BaseProcess:
-    """A started process running `target(*args)`; it will not import the caller's script."""
+    """A started process running `target(*args)`; it will not import the caller's script. Raises
+    LaunchError where the fork server has not answered after ANSWERS_AFTER seconds."""
     warm_up()
-    with _lock, _main_hidden(), _uninterrupted_request():
-        process = context().Process(target=target, args=args)
-        process.start()
+    process = context().Process(target=target, args=args)
+    try:
+        with _lock, _main_hidden(), _uninterrupted_request():
+            process.start()
+    except BaseException:
+        if process.pid:  # interrupted when it had started: the caller knows nothing of it
+            process.kill()
+        raise
     return process
 
 
@@ -68,18 +75,31 @@ def start(target: Callable, args: tuple) -> multiprocessing.process.BaseProcess:
 def _uninterrupted_request():
     """Defers interrupts while the fork server is asked for a process: a fork that got half of the
     request would wait for the other half for ever. Only while we wait for the answer, which takes
-    seconds if the server still imports torch, an interrupt is raised at once."""
-    from multiprocessing import forkserver
+    seconds if the server still imports torch, an interrupt is raised at once; and a server that
+    does not answer is stopped, so that the next request starts another one."""
+    from multiprocessing import connection, forkserver
 
     with deferred() as released:
         read_answer = forkserver.read_signed
 
         def read_signed(fd):
             with released():
-                return read_answer(fd)
+                answered = connection.wait([fd], ANSWERS_AFTER)
+            if not answered:
+                _stop_server(forkserver._forkserver)
+                raise LaunchError("the process that ranks are forked from has not answered for "
+                                  f"{ANSWERS_AFTER:g} s, and was stopped: launch again")
+            return read_answer(fd)
 
         with mock.patch.object(forkserver, "read_signed", read_signed):
             yield
+
+
+def _stop_server(server):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):  # its socket may have gone
+        server._stop()
 
 
 def private_directory() -> str:
