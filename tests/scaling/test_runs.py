@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import sys
 import time
 from pathlib import Path
@@ -86,6 +87,30 @@ def test_a_process_that_a_rank_leaves_behind_is_counted_and_ended(tmp_path, noth
     text = ("import os, time\nif os.environ['RANK'] == '1' and os.fork() == 0:\n"
             "    time.sleep(300)\n    os._exit(0)\n")
     assert run(tmp_path, text).left == 1
+
+
+def test_a_run_that_is_interrupted_while_ranks_start_leaves_none(tmp_path, monkeypatch,
+                                                                 nothing_left):
+    start, started = forked.processes.start, []
+
+    def start_one(*arguments):
+        if started:
+            raise KeyboardInterrupt
+        started.append(start(*arguments))
+        return started[0]
+
+    monkeypatch.setattr(forked.processes, "start", start_one)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "import time; time.sleep(60)")
+    assert started[0].exitcode is not None
+
+
+def test_ranks_meet_at_no_port_that_was_free_before(tmp_path, monkeypatch):
+    """While the fork server starts, another program may have taken it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(forked.processes, "free_port", lambda: taken.getsockname()[1])
+        found = run(tmp_path, "import torch.distributed as dist; dist.init_process_group('gloo')")
+    assert found.code == 0, found.output
 
 
 def test_ranks_that_wait_for_each_other_are_stopped(tmp_path, monkeypatch, nothing_left):

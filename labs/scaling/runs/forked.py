@@ -2,8 +2,8 @@
 that has imported torch already: a run then takes a second instead of ten.
 
 As with torchrun, each rank is a fresh process with the same variables in its environment; when one
-fails, the others get SIGTERM, and the job's exit code is 1. Only torchrun's own process, which
-would hold the store in which the ranks meet, is missing: rank 0 holds it.
+fails, the others get SIGTERM, and the job's exit code is 1. Only torchrun's own process is missing:
+this one holds the store in which the ranks meet.
 """
 
 import contextlib
@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import TCPStore
 
 from labs.scaling.runs.probe import RankRecord, RankStart, main
 from labs.workers import devices, processes, programs, worker
@@ -55,11 +57,13 @@ def run(script: Path | str, arguments: tuple[str, ...], ranks: int,
         failing_rank: int | None = None) -> Run:
     """Runs `torchrun --nproc-per-node RANKS script arguments --metrics FILE` to its end or until
     it is stopped, in a folder of its own. failing_rank: one that raises while it trains."""
-    with tempfile.TemporaryDirectory() as folder:
+    # What a rank has started may write until it is killed: that must not hide how the run ended.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = os.path.join(folder, METRICS)
-        job = _Job(str(Path(script).absolute()), (*arguments, "--metrics", path), ranks, folder,
-                   failing_rank)
+        job = _Job(ranks, Path(folder, "notes"))
         try:
+            job.start(str(Path(script).absolute()), (*arguments, "--metrics", path), folder,
+                      failing_rank)
             job.wait()
         finally:
             job.kill()
@@ -67,19 +71,24 @@ def run(script: Path | str, arguments: tuple[str, ...], ranks: int,
 
 
 class _Job:
-    def __init__(self, script, arguments, ranks, folder, failing_rank):
-        self._notes, self._ranks = Path(folder, "notes"), ranks
+    def __init__(self, ranks, notes):
+        self._notes, self._ranks = notes, ranks
         self._notes.mkdir()
         self._processes, self._stopped, self._left = [], False, 0
-        variables = _torchruns_variables(ranks)
+        # Not rank 0's, on a port that is free now: while the fork server imports torch, another
+        # program may take it, and ranks of two jobs would meet there.
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def start(self, script, arguments, folder, failing_rank):
+        """Starts all ranks. The first start waits until the fork server has imported torch."""
+        variables = _torchruns_variables(self._ranks, self._store.port)
         threads = int(variables["OMP_NUM_THREADS"])
-        for rank in range(ranks):
+        for rank in range(self._ranks):
             own = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
             self._processes.append(processes.start(main, (RankStart(
                 script, tuple(map(str, arguments)), variables | {
                     name: str(value) for name, value in own.items()},
                 str(folder), str(self._notes), threads, rank == failing_rank),)))
-        # From here on: the first start waits until the fork server has imported torch.
         self._watch = programs.StallWatch(lambda: self._groups, SECONDS)
 
     @property
@@ -136,16 +145,17 @@ class _Job:
         return ""
 
 
-def _torchruns_variables(ranks) -> dict[str, str]:
+def _torchruns_variables(ranks, port) -> dict[str, str]:
     """What all ranks have in their environment: what torchrun sets, and that they find labs."""
     gpus = devices.gpus()
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), _ROOT]))
     numbers = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "ROLE_WORLD_SIZE": ranks,
-               "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "MASTER_PORT": processes.free_port(),
+               "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "MASTER_PORT": port,
                "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
                "OMP_NUM_THREADS": max(1, devices.cores() // ranks)}
     return {**programs.environment(), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1",
             "MASTER_ADDR": "127.0.0.1", "ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # no rank starts a store at that port
             **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
             "GLOO_SOCKET_IFNAME": worker.LOOPBACK, "NCCL_SOCKET_IFNAME": f"={worker.LOOPBACK}",
             **{name: str(value) for name, value in numbers.items()}}
