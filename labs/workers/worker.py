@@ -90,7 +90,7 @@ def main(config: RankConfig, connection, output) -> None:
     threading.Event().wait()
 
 
-def die_with_caller():
+def die_with_caller() -> None:
     """Starts a session of its own, ignores Ctrl-C, and asks to be killed when the fork server ends
     (which ends with the caller): a process that is blocked in gloo's C++ would not notice."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

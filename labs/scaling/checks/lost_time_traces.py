@@ -48,8 +48,16 @@ def alone(seconds: float = 5.0, loading: float = 0.25, steps: int = 1) -> list[T
                steps=steps)
 
 
-def cases() -> dict[str, tuple[list[Trace], list[Trace]]]:
+Cases = dict[str, tuple[list[Trace], list[Trace]]]
+
+
+def cases() -> Cases:
     """Name -> (run, alone). In each run no two ranks wait equally long."""
+    return {**_collectives(), **_data_loading(), **_issues_and_pauses()}
+
+
+def _collectives() -> Cases:
+    """Runs in which ranks wait for each other, and communicate, beside computing or not."""
     return {
         # the last begin of the all-reduce is at 6: rank 0 waits for 1 s, then both send for 3 s
         "one all-reduce": (run(
@@ -72,6 +80,12 @@ def cases() -> dict[str, tuple[list[Trace], list[Trace]]]:
         "one waits while another moves": (run(
             Rank(((1, 6), (2, 9)), ((0, 1), (9, 10))), Rank(((3, 6), (7, 9)), ((0, 3), (6, 7))
                                                             )), alone(3, 0)),
+    }
+
+
+def _data_loading() -> Cases:
+    """Runs in which ranks wait for data, beside computing or a collective, or not."""
+    return {
         "a slow data loader": (run(
             Rank(((8, 9.5),), ((4, 8), (9.5, 10)), ((0, 4),)),
             Rank(((8.25, 9.5),), ((4.25, 8.25), (9.5, 10)), ((0, 4.25),))), alone(4.5, 0.25)),
@@ -84,6 +98,13 @@ def cases() -> dict[str, tuple[list[Trace], list[Trace]]]:
         "loading while a collective is in flight": (run(
             Rank(((2, 7),), ((0, 2), (8, 10)), ((3, 5.5), (7, 7.5))),
             Rank(((2.5, 7),), ((0, 2.5), (7, 10)), ((4, 5),))), alone(4.5, 0)),
+    }
+
+
+def _issues_and_pauses() -> Cases:
+    """Runs whose collectives begin long after they are issued, and that pause or have several
+    steps."""
+    return {
         "issued long before it begins": (run(
             Rank(((5, 9, 0.5), (9, 9.5, 1)), ((0, 5), (9.5, 10))),
             Rank(((7, 9, 6), (9, 9.5, 6.5)), ((0, 7), (9.5, 10)))), alone(5, 0)),

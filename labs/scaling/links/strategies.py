@@ -21,7 +21,7 @@ from labs.scaling.links.collectives import (
 )
 from labs.scaling.links.on_hosts import START
 from labs.training import data, strategies
-from labs.training.loop import train
+from labs.training.loop import ModuleAndOptimizer, train
 from labs.training.models import DeepMLP, trainable
 
 LAYERS, WIDTH = 4, 360  # 0.5 million parameters: 2.1 MB, which 50 Mbit/s need 0.34 s for
@@ -74,14 +74,15 @@ def measure_strategies(hybrid_shard: Callable, hosts: int, bandwidth: str = BAND
     return as_json(timed, found + resident)
 
 
-def zero3(model, optimizer_class, **settings):
+def zero3(model, optimizer_class, **settings) -> ModuleAndOptimizer:
     """FSDP2 whose root is gathered again in backward too: ZeRO-3, to the byte and the call."""
     module, optimizer = strategies.fsdp2(model, optimizer_class, **settings)
     module.set_reshard_after_forward(True, recurse=False)
     return module, optimizer
 
 
-def hybrid(hybrid_shard: Callable, hosts: int, model, optimizer_class, **settings):
+def hybrid(hybrid_shard: Callable, hosts: int, model, optimizer_class,
+           **settings) -> ModuleAndOptimizer:
     """A strategy that wraps a model by hybrid_shard(model, hosts)."""
     hybrid_shard(model, hosts)
     return model, optimizer_class(model.parameters(), **settings)

@@ -20,7 +20,7 @@ from labs.exercises.verdicts import shows
 from labs.meters import throughput
 from labs.meters.metrics import Metric
 from labs.training import models, presets
-from labs.training.loop import train
+from labs.training.loop import ModuleAndOptimizer, train
 from labs.training.presets import Preset
 from labs.words import counted
 from labs.workers import devices
@@ -131,7 +131,7 @@ def _step(preset, ranks, group) -> Callable:
     return partial(train, module, optimizer, comparison.batches(preset, 1))
 
 
-def ddp_in(group, cap_bytes: int, model, optimizer_class, **settings):
+def ddp_in(group, cap_bytes: int, model, optimizer_class, **settings) -> ModuleAndOptimizer:
     """The strategy of these runs: torch's DDP among the ranks of a group; without one the model as
     it is, for a rank that trains alone."""
     module = model if group is None else DistributedDataParallel(
