@@ -1,8 +1,10 @@
-"""Several answers to one exercise, judged in one launch: to launch ranks, and what torch does once
-for each process, takes longer than many a check.
+"""What tests of wrong answers share: how a verdict is held to its words, and several answers to one
+exercise judged in one launch, because to launch ranks, and what torch does once for each process,
+takes longer than many a check.
 """
 
 import gc
+import re
 import sys
 from collections.abc import Callable, Sequence
 from unittest import mock
@@ -15,6 +17,28 @@ from labs.exercises.verdicts import Verdict
 from labs.workers.launcher import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def by_check(answers: dict[Callable, Sequence]) -> list[tuple]:
+    """(check, answer) of each answer; (check, answer, words) where the answers are (answer, words).
+    """
+    return [(check, *(answer if isinstance(answer, tuple) else (answer,)))
+            for check, those in answers.items() for answer in those]
+
+
+def assert_rejected(verdict: Verdict, words: str) -> None:
+    """The verdict is that the answer is wrong, and these words, a regular expression, say why."""
+    assert verdict.passed is False, str(verdict)
+    assert re.search(words, str(verdict)), str(verdict)
+
+
+def assert_waits(check: Callable, exercise: str) -> None:
+    """An answer that is not filled in yet is waited for."""
+    def unfilled(*_):
+        raise NotImplementedError(f"Exercise {exercise}")
+
+    verdict = check(unfilled)
+    assert verdict.passed is None and exercise in str(verdict), str(verdict)
 
 
 def judge_in_one_launch(check: Callable, answers: Sequence[tuple], ranks: int) -> list[Verdict]:

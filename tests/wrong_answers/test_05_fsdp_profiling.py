@@ -790,6 +790,8 @@ class Right:
     (lab.check_communication_share, right.communication_share),
     (lab.check_communication_share, Right.share_by_moments),
     (lab.check_communication_share, Right.share_by_the_meter),
+    (lab.check_communication_share, each(lambda trace, spans: united(
+        [(one.begin, one.end) for one in spans]) / trace.seconds)),
     (lab.check_exposed_share, right.exposed_share),
     (lab.check_exposed_share, Right.exposed_by_moments),
     (lab.check_attribute, right.attribute), (lab.check_attribute, Right.attribute_by_a_loop),

@@ -1,20 +1,19 @@
 """Exercises 6.12 to 6.14: what their checks must reject, with the words that must say why; and what
 they must accept."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from _build.definitions import definitions
+from answers import assert_rejected, assert_waits, by_check
 
 import labs.scaling as lab
 from labs.predictions.spot import break_even_rate, expected_hours
 
-
-def costs(tokens_per_s, machine):
-    per_dollar = 3600 * tokens_per_s / (machine.gpus * machine.dollars)
-    return per_dollar, 1e9 / per_dollar
+right = definitions("06_scaling")
+costs, judge_claim, spot_costs = right.costs, right.judge_claim, right.spot_costs
 
 
 def cheaper(factor):
@@ -63,13 +62,6 @@ class RightCosts:
 
     def as_array(tokens_per_s, machine):
         return np.array(costs(tokens_per_s, machine))
-
-
-def judge_claim(claim, machine, peak, mfu):
-    flops = 6 * claim.parameters * claim.tokens
-    printed = claim.number * 1000 ** (1 + lab.SCALES.index(claim.scale))
-    hours = flops / (machine.gpus * peak * mfu) / 3600
-    return flops / printed, hours / 24, hours * machine.gpus * machine.dollars
 
 
 def claim_times(factor=lambda case: 1, days=lambda case: 1, dollars=lambda case: 1):
@@ -126,11 +118,6 @@ class RightClaim:
 
     def as_tensor(*case):
         return torch.tensor(judge_claim(*case), dtype=torch.float64)
-
-
-def spot_costs(hours, on_demand, spot, rate, interval, restart):
-    lost = interval / 2 + restart
-    return spot * hours / (1 - rate * lost), (1 - spot / on_demand) / lost
 
 
 def spot_with(lost, even=None):
@@ -263,31 +250,24 @@ WRONG = {
         (Spot.even_at_zero, "your break-even rate is 0"),
         (Spot.even_in_minutes, "at your break-even rate of")]}
 
-RIGHT = [(lab.check_costs, answer) for answer in (
-    costs, RightCosts.by_seconds, RightCosts.as_array)] + [(lab.check_claim, answer) for answer in (
-        judge_claim, RightClaim.by_logarithms, RightClaim.as_tensor)] + [
-    (lab.check_spot_costs, answer) for answer in (
-        spot_costs, RightSpot.first_order, RightSpot.exact, RightSpot.restart_outside)]
+RIGHT = {
+    lab.check_costs: [costs, RightCosts.by_seconds, RightCosts.as_array],
+    lab.check_claim: [judge_claim, RightClaim.by_logarithms, RightClaim.as_tensor],
+    lab.check_spot_costs: [spot_costs, RightSpot.first_order, RightSpot.exact,
+                           RightSpot.restart_outside]}
 
 
-@pytest.mark.parametrize("check, answer, words", [
-    (check, answer, words) for check, rows in WRONG.items() for answer, words in rows])
+@pytest.mark.parametrize("check, answer, words", by_check(WRONG))
 def test_a_wrong_answer_is_rejected_in_words(check, answer, words):
-    verdict = check(answer)
-    assert verdict.passed is False
-    assert re.search(words, str(verdict)), str(verdict)
+    assert_rejected(check(answer), words)
 
 
-@pytest.mark.parametrize("check, answer", RIGHT)
+@pytest.mark.parametrize("check, answer", by_check(RIGHT))
 def test_a_right_answer_is_accepted(check, answer):
     verdict = check(answer)
     assert verdict.passed, str(verdict)
 
 
-@pytest.mark.parametrize("check", list(WRONG))
+@pytest.mark.parametrize("check", WRONG)
 def test_an_unfilled_exercise_waits(check):
-    def unfilled(*_):
-        raise NotImplementedError("Exercise 6.12")
-
-    verdict = check(unfilled)
-    assert verdict.passed is None and "6.12" in str(verdict)
+    assert_waits(check, "6.12")

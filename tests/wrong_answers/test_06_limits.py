@@ -1,26 +1,19 @@
 """Exercises 6.9 and 6.10: what their checks must reject, with the words that must say why; and what
 they must accept."""
 
-import re
 from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from _build.definitions import definitions
+from answers import assert_rejected, assert_waits, by_check
 
 import labs.scaling as lab
 
-
-def utilization(run):
-    looked_up = 0 if run.tied else run.vocabulary * run.hidden
-    six_n = 6 * (run.parameters - looked_up)
-    attention = 12 * run.layers * run.hidden * run.sequence
-    flops = six_n + attention
-    again = {"none": 0, "selective": attention / 3, "full": flops / 3}[run.recompute]
-    peak = run.sheet_tflops * 1e12 / (2 if run.sparse else 1)
-    share = run.tokens_per_s / run.gpus / peak
-    return six_n, flops, flops * share, (flops + again) * share
+right = definitions("06_scaling")
+utilization, step_seconds = right.utilization, right.step_seconds
 
 
 def shares_times(factor):
@@ -123,14 +116,6 @@ class Right:
 
     def as_fractions(run):
         return tuple(map(Fraction, utilization(run)))
-
-
-def step_seconds(parts):
-    seconds = sum(parts.computing.values())
-    for sent in parts.communication.values():
-        hidden = min(sent.seconds, sent.beside)
-        seconds += sent.seconds - hidden + parts.interference * hidden
-    return seconds
 
 
 def each(exposed):
@@ -262,30 +247,24 @@ WRONG = {
         (Step.right_where_all_is_hidden, "communication is missing"),
         (Step.empties_the_parts, "changed its input")]}
 
-RIGHT = [(lab.check_utilization, answer) for answer in (
-    utilization, Right.by_product, Right.as_array, Right.as_tensor, Right.as_fractions)] + [
-    (lab.check_step_seconds, answer) for answer in (
-        step_seconds, RightStep.by_maximum, RightStep.by_pairs, RightStep.as_tensor)]
+RIGHT = {
+    lab.check_utilization: [utilization, Right.by_product, Right.as_array, Right.as_tensor,
+                            Right.as_fractions],
+    lab.check_step_seconds: [step_seconds, RightStep.by_maximum, RightStep.by_pairs,
+                             RightStep.as_tensor]}
 
 
-@pytest.mark.parametrize("check, answer, words", [
-    (check, answer, words) for check, rows in WRONG.items() for answer, words in rows])
+@pytest.mark.parametrize("check, answer, words", by_check(WRONG))
 def test_a_wrong_answer_is_rejected_in_words(check, answer, words):
-    verdict = check(answer)
-    assert verdict.passed is False
-    assert re.search(words, str(verdict)), str(verdict)
+    assert_rejected(check(answer), words)
 
 
-@pytest.mark.parametrize("check, answer", RIGHT)
+@pytest.mark.parametrize("check, answer", by_check(RIGHT))
 def test_a_right_answer_is_accepted(check, answer):
     verdict = check(answer)
     assert verdict.passed, str(verdict)
 
 
-@pytest.mark.parametrize("check", list(WRONG))
+@pytest.mark.parametrize("check", WRONG)
 def test_an_unfilled_exercise_waits(check):
-    def unfilled(*_):
-        raise NotImplementedError("Exercise 6.9")
-
-    verdict = check(unfilled)
-    assert verdict.passed is None and "6.9" in str(verdict)
+    assert_waits(check, "6.9")

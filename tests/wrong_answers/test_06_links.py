@@ -1,7 +1,6 @@
 """What the checks of exercises 6.5 to 6.8 must reject, with the words that must say why; and what
 they must accept."""
 
-import re
 import sys
 
 import cloudpickle
@@ -9,6 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from _build.definitions import definitions
+from answers import assert_rejected
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -20,6 +21,7 @@ from labs.predictions.strategy_choice import STRATEGIES, Links
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
+right = definitions("06_scaling")
 WRONG, RIGHT = {}, {}
 
 
@@ -36,7 +38,7 @@ def link_seconds(nbytes, seconds=lambda nbytes, alpha, beta: alpha + nbytes / be
 
 
 def right_bytes(size, hosts, ranks):
-    return 2 * (hosts * ranks - 1) * size / (hosts * ranks) if hosts > 1 else 0
+    return right.link_seconds(size, hosts, ranks, 0, 1)[0]
 
 
 def with_topology(size, hosts, ranks, alpha, beta):
@@ -78,21 +80,16 @@ WRONG[lab.check_link_seconds] = [
                                               alpha + size / beta), "seconds: .*that is α . S/β"),
     (lambda size, hosts, ranks, alpha, beta: (alpha, right_bytes(size, hosts, ranks)),
      "the bytes: you say")]
-RIGHT[lab.check_link_seconds] = [link_seconds(right_bytes), with_topology]
+RIGHT[lab.check_link_seconds] = [right.link_seconds, with_topology]
 
 
 # 6.6 hierarchical_all_reduce
 
 
-def in_three_steps(tensor, mesh, total=dist.ReduceOp.SUM):
-    inside, across = mesh["inside"], mesh["across"]
-    flat = tensor.flatten()
-    padded = F.pad(flat, (0, -len(flat) % inside.size()))
-    piece = padded.new_empty(len(padded) // inside.size())
-    dist.reduce_scatter_tensor(piece, padded, group=inside.get_group())
-    dist.all_reduce(piece, group=across.get_group())
-    dist.all_gather_into_tensor(padded, piece, group=inside.get_group())
-    return padded[:len(flat)].view_as(tensor)
+def in_three_steps(tensor, mesh):
+    total = tensor.clone()
+    right.hierarchical_all_reduce(total, mesh)
+    return total
 
 
 class Hierarchical:
@@ -228,7 +225,7 @@ def with_own_groups(tensor, mesh):
 
 
 def in_place(tensor, mesh):
-    tensor.copy_(in_three_steps(tensor, mesh))
+    right.hierarchical_all_reduce(tensor, mesh)
     return tensor
 
 
@@ -326,11 +323,7 @@ def root_gathered_twice(model, hosts):
     model.set_reshard_after_forward(True, recurse=False)
 
 
-def plain(model, hosts):
-    shard_all(model, host_mesh(hosts))
-
-
-RIGHT[lab.check_hybrid_shard] = [plain, with_own_names, root_gathered_twice]
+RIGHT[lab.check_hybrid_shard] = [right.hybrid_shard, with_own_names, root_gathered_twice]
 
 
 # 6.8 choose_strategy
@@ -418,7 +411,7 @@ WRONG[lab.check_choose_strategy] = [
     (rule(seconds=lambda *case: {name: -one for name, one in modelled(*case).items()}),
      "and is faster")]
 RIGHT[lab.check_choose_strategy] = [
-    rule(), lambda parameters, memory, hosts, ranks, inside, across:
+    right.choose_strategy, rule(), lambda parameters, memory, hosts, ranks, inside, across:
         strategy_choice.fastest_that_fits(parameters, memory, Topology(hosts, ranks),
                                           Links(inside, across))]
 
@@ -434,9 +427,7 @@ def cases(kinds, on_ranks):
 @pytest.mark.parametrize(("check", "answer", "said"),
                          [*cases(WRONG, False), *cases(WRONG, True)])
 def test_a_wrong_answer_is_rejected(check, answer, said):
-    verdict = check(answer)
-    assert verdict.passed is False
-    assert re.search(said, str(verdict), re.DOTALL), verdict
+    assert_rejected(check(answer), f"(?s){said}")
 
 
 @pytest.mark.parametrize(
