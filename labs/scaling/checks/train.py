@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from labs.exercises.job_end import judge_failed_job, judge_left
 from labs.exercises.verdicts import Verdict, Wrong, check
 from labs.scaling.checks import train_samples, train_updates
 from labs.scaling.runs import forked
@@ -81,9 +82,7 @@ def _judge_end(run, when):
         if kind == "NotImplementedError" and message.startswith("Exercise"):
             raise NotImplementedError(message)
         raise Wrong(f"{when}: rank {rank}, line {line} of train.py: {kind}: {message}")
-    if run.left:
-        raise Wrong(f"{when}: when all ranks had ended, {run.left} of their processes still ran",
-                    "Wait for what you start, before the script ends.")
+    judge_left(run, when, "job")
 
 
 def _where(run) -> Iterator[str]:
@@ -152,16 +151,9 @@ def _judge_metric(run, when, number, step):
 
 
 def _judge_failure(run):
-    when = f"rank {FAILING_RANK} of 2 raised an exception"
-    if run.code == 0:
-        raise Wrong(f"{when}, and the job's exit code was 0, as if all had gone well",
-                    "torchrun, Slurm and CI know nothing but exit codes: let an exception end the "
-                    "script, or raise it again.")
-    if run.code is None:
-        raise Wrong(f"{when}, and after {run.seconds:.0f} s the job had not ended: "
-                    + "; ".join(_where(run)), "Let an exception end the script.")
+    hint = "Let an exception end the script, or raise it again."
+    judge_failed_job(run, FAILING_RANK, "job", hint, "; ".join(_where(run)), hint)
+    # The job may have failed only because another rank lost its connection to this one.
     if run.codes[FAILING_RANK] == 0:
-        raise Wrong(f"{when}, and its exit code was 0: another rank's failure ended the job",
-                    "Let an exception end the script, or raise it again.")
-    if run.left:
-        raise Wrong(f"{when}, and when the job had ended, {run.left} of its processes still ran")
+        raise Wrong(f"rank {FAILING_RANK} of {run.ranks} raised an exception, and its exit code "
+                    "was 0: another rank's failure ended the job", hint)

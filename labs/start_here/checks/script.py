@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from labs.exercises.job_end import judge_failed_job, judge_left
 from labs.exercises.numbers import judge_number
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.start_here import scripts
@@ -106,7 +107,7 @@ def _judge_run(run):
     if silent:
         raise Wrong(f"{when}: {named_ranks(silent)} called no collective",
                     "Each rank knows its own number only; dist.all_reduce(total) sums them.")
-    _judge_left(run, when)  # before what it printed, which may be missing because of it
+    judge_left(run, when, "script")  # before what it printed, which may be missing because of it
     _judge_printed(run, when)
 
 
@@ -142,21 +143,8 @@ def _as_float(line) -> float | None:
         return None
 
 
-def _judge_left(run, when):
-    if run.left:
-        raise Wrong(f"{when}, and when the script had ended, {run.left} of its processes still ran",
-                    "Wait for all ranks before the script ends: mp.spawn does.")
-
-
 def _judge_failure(run):
-    rank = scripts.FAILING_RANK
-    when = f"rank {rank} of 2 raised an exception"
-    # Whoever started the script, a shell, Slurm or CI, knows nothing but its exit code.
-    if run.code == 0:
-        raise Wrong(f"{when}, and the script's exit code was 0, as if all had gone well",
-                    "mp.spawn raises where a rank raised: let it. Processes that you start and "
-                    "join yourself have an exitcode each.")
-    if run.code is None:
-        raise Wrong(f"{when}, and the script had not ended after {run.seconds:.0f} s: the others "
-                    "wait for it", "mp.spawn with join=True ends the others.")
-    _judge_left(run, when)
+    judge_failed_job(run, scripts.FAILING_RANK, "script",
+                     "mp.spawn raises where a rank raised: let it. Processes that you start and "
+                     "join yourself have an exitcode each.",
+                     "the others wait for it", "mp.spawn with join=True ends the others.")

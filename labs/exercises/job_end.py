@@ -1,0 +1,38 @@
+"""What checks of whole scripts share: how a job must end in which a rank failed."""
+
+from typing import Protocol
+
+from labs.exercises.verdicts import Wrong
+
+
+class EndedJob(Protocol):
+    """A job that has ended or was stopped. code: its exit code, None where it was stopped. seconds:
+    how long it ran. left: how many of its processes were still there after its end."""
+
+    ranks: int
+    code: int | None
+    seconds: float
+    left: int
+
+
+def judge_failed_job(job: EndedJob, rank: int, what: str, hint: str, waiting: str,
+                     waiting_hint: str) -> None:
+    """Raises Wrong unless a job one of whose ranks raised has ended by itself, with an exit code
+    other than 0, and without processes left. what: "script" or "job", in the messages. hint: to an
+    exit code of 0. waiting: what it did instead of ending, with a hint of its own."""
+    when = f"rank {rank} of {job.ranks} raised an exception"
+    # Whoever started the job, a shell, Slurm or CI, knows nothing but its exit code.
+    if job.code == 0:
+        raise Wrong(f"{when}, and the {what}'s exit code was 0, as if all had gone well", hint)
+    if job.code is None:
+        raise Wrong(f"{when}, and the {what} had not ended after {job.seconds:.0f} s: {waiting}",
+                    waiting_hint)
+    judge_left(job, when, what)
+
+
+def judge_left(job: EndedJob, when: str, what: str) -> None:
+    """Raises Wrong where processes were left behind. when: the beginning of the message."""
+    if job.left:
+        raise Wrong(f"{when}, and when the {what} had ended, {job.left} of its processes still ran",
+                    "Wait for all that is started, before the script ends: mp.spawn waits for its "
+                    "ranks.")
