@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 240 minutes, in two sittings |
+# | **Time** | 240 minutes, in two sittings; 60 for the optional exercise |
 # | **Needs** | any machine with 2 cores; Linux for the two hosts; no GPU |
 #
 # So far `launch` has started your ranks, on one machine. Here you write a job of your own, run it on
@@ -1226,6 +1226,80 @@ print(lab.cluster_file("train.sbatch"))
 #
 # What each costs you, and what breaks first, is in `scripts/cluster/README.md`. None of them makes a
 # step faster.
+# %% [markdown]
+# ## Optional: a job from a blank page
+#
+# Trained with AdamW in fp32, a model of 7B parameters has states of 112 GB: it fits into no GPU of 80
+# GB. FSDP over 64 GPUs leaves 1.75 GB on each, but every all-gather crosses the slow link between
+# hosts. HSDP on 8 hosts of 8 GPUs leaves 14 GB, and only gradients cross. A job chooses by an option.
+#
+# Such a job goes wrong quietly: a mean of means, a norm of one shard, parameters that nobody
+# sharded. The loss falls in each case.
+
+# %% [markdown]
+# The dataset is ragged, as in exercise 6.2:
+
+# %%
+rows = lab.answer_samples(3, seed=0)  # sequences of 32 tokens
+rows[0]["labels"]
+
+# %% [markdown]
+# | Call | returns |
+# |:--|:--|
+# | `models.gpt2(layers, hidden, seed=s)` | the model, the same on each rank |
+# | `answer_samples(number, seed)` | so many sequences: dictionaries, of which a `DataLoader` makes batches |
+# | `count_answers(batch)`, `loss_sum(module, batch)` | as in exercise 6.2 |
+# | `torch.nn.utils.clip_grad_norm_(parameters, most)` | the norm of all gradients before clipping; of sharded ones a DTensor, whose `.full_tensor()` has the number |
+
+# %% [markdown]
+# | Option | is |
+# |:--|:--|
+# | `--samples`, `--batch`, `--epochs`, `--seed`, `--layers`, `--hidden` | as in `train.py` |
+# | `--accumulate` | micro-batches of a rank in each step |
+# | `--clip` | the largest norm of all gradients together, a float |
+# | `--replicas` | 1: FSDP; R: HSDP with R replicas, on a 2-D mesh |
+# | `--metrics` | rank 0's file: `{"ranks": N, "steps": [{"loss": ..., "tokens": ..., "norm": ...}, ...]}` |
+
+# %% [markdown]
+# ### Exercise 6.15 · `job.py`
+#
+# *Difficulty 5 of 5 · 60 minutes · target: on 2 and 2 × 2 ranks a half of the parameters on each, and the
+# reference's losses, norms and clipped gradients*
+#
+# AdamW with a learning rate of 1e-3; the blocks and the whole model are units. "loss" is the mean over
+# the answer tokens of a step on *all* ranks, "norm" is before clipping. The samples always divide by
+# ranks × batch × accumulate. The names below are a proposal.
+
+# %%
+lab.write_script("job.py")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Which numbers need all ranks? The tokens before the first backward; the loss and the norm after the
+# last. FSDP divides gradients by the number of *all* ranks, also on a 2-D mesh: what must each loss be
+# multiplied by?
+#
+# Outline: (1) options; (2) group and device, as in `train.py`; (3) a mesh of (replicas, ranks of a
+# replica), from which FSDP takes the second dimension alone; (4) blocks, root, optimizer; (5) epochs, in
+# them groups of `--accumulate` micro-batches; (6) in a step: tokens, backwards, clip, step, zero; (7) rank
+# 0 writes.
+#
+# </details>
+
+# %%
+lab.check_job("job.py")
+
+# %%
+job = lab.torchrun("job.py", "--samples", 96, "--clip", 1, ranks=2)
+job
+
+# %%
+lab.show_job(job)
+
+# %% [markdown]
+# **Notice:** NOTICE
+
 # %% [markdown]
 # ## I can …
 #

@@ -109,7 +109,7 @@ def test_the_points_of_every_notebook(name):
     assert {each.number: each.points for each in found} == {
         each.number: int(not each.optional and each.number not in NOTHING_TO_WRITE)
         for each in found}
-    assert sum(each.optional for each in found) == (name != "06_scaling")  # its own is to come
+    assert sum(each.optional for each in found) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

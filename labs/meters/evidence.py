@@ -57,17 +57,19 @@ def held_bytes(module: nn.Module, optimizer: Any) -> dict[str, int]:
     counts once and whole, so padding counts. DeepSpeed's copy of the parameters in fp32, which the
     optimizer updates, is "master_weights"."""
     found = resident_tensors(module, optimizer)
-    sizes = {part: _nbytes(found[part]) for part in PARTS}
-    sizes["parameters"] -= _nbytes(module.buffers())
+    sizes = {part: storage_bytes(found[part]) for part in PARTS}
+    sizes["parameters"] -= storage_bytes(module.buffers())
     if isinstance(optimizer, EngineOptimizer):
         moments = [value for state in optimizer.state.values() for value in state.values()
                    if isinstance(value, torch.Tensor)]
-        sizes["master_weights"] = sizes["optimizer_state"] - _nbytes(moments)
-        sizes["optimizer_state"] = _nbytes(moments)
+        sizes["master_weights"] = sizes["optimizer_state"] - storage_bytes(moments)
+        sizes["optimizer_state"] = storage_bytes(moments)
     return sizes
 
 
-def _nbytes(tensors: Iterable[torch.Tensor]) -> int:
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the memory below these tensors, on this rank where they are DTensors. What several
+    of them share counts once."""
     local = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)  # of a DTensor
     storages = {each.untyped_storage().data_ptr(): each.untyped_storage() for each in local}
     return sum(storage.nbytes() for storage in storages.values())

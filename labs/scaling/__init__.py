@@ -70,6 +70,11 @@ if TYPE_CHECKING:
     from labs.scaling.charts.record import show_record
     from labs.scaling.record.document import document
     from labs.scaling.scaffold import cluster_file
+    # isort: split
+    # optional: a job from a blank page
+    from labs.scaling.charts.runs import show_job
+    from labs.scaling.checks.job import check_job
+    from labs.scaling.runs.ragged import answer_samples
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)
 

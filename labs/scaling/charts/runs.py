@@ -18,16 +18,32 @@ from labs.workers.launcher import launch
 @shows("What the ranks wrote")
 def show_metrics(run: CommandResult, metrics: str = "metrics.json") -> Table | Verdict:
     """Returns a table of some of the steps in the JSON file that a run of train.py has written."""
+    return _table("6.1", metrics, {
+        "mean loss": lambda step: f"{step['loss']:.3f}",
+        "learning rate": lambda step: f"{step['learning_rate']:.1e}",
+        "tokens": lambda step: f"{step['tokens']:g}",
+        "ms": lambda step: f"{1e3 * step['seconds']:.1f}",
+        "tokens/s": lambda step: f"{step['tokens'] / step['seconds']:,.0f}"})
+
+
+@shows("What the job wrote")
+def show_job(run: CommandResult, metrics: str = "job.json") -> Table | Verdict:
+    """Returns a table of some of the steps in the JSON file that a run of job.py has written."""
+    return _table("6.15", metrics, {
+        "mean loss": lambda step: f"{step['loss']:.3f}",
+        "answer tokens": lambda step: f"{step['tokens']:g}",
+        "norm before clipping": lambda step: f"{step['norm']:.2f}"})
+
+
+def _table(exercise, metrics, columns) -> Table | Verdict:
+    """columns: title -> cell(step)."""
     if not Path(metrics).is_file():
-        return Verdict("6.1", None, f"there is no {metrics}: the run wrote none")
+        return Verdict(exercise, None, f"there is no {metrics}: the run wrote none")
     found = json.loads(Path(metrics).read_text(encoding="utf-8"))
     steps = found["steps"]
     chosen = sorted({round(place * (len(steps) - 1) / 7) for place in range(8)})
-    rows = [(number, f"{steps[number]['loss']:.3f}", f"{steps[number]['learning_rate']:.1e}",
-             f"{steps[number]['tokens']:g}", f"{1e3 * steps[number]['seconds']:.1f}",
-             f"{steps[number]['tokens'] / steps[number]['seconds']:,.0f}") for number in chosen]
-    return Table(f"{len(steps)} steps on {found['ranks']} ranks",
-                 ("step", "mean loss", "learning rate", "tokens", "ms", "tokens/s"), rows, left=1)
+    rows = [(number, *(cell(steps[number]) for cell in columns.values())) for number in chosen]
+    return Table(f"{len(steps)} steps on {found['ranks']} ranks", ("step", *columns), rows, left=1)
 
 
 @shows("6.2")

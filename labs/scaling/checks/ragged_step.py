@@ -1,7 +1,6 @@
 """Exercise 6.2: the mean over all ranks' answer tokens, also over several micro-batches."""
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from labs.exercises.numbers import judge_number
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check, kind_of
-from labs.scaling.runs.ragged import PROMPT, answers, count_answers, loss_sum
+from labs.scaling.runs.ragged import answers, count_answers, loss_sum
+from labs.scaling.runs.shares import Shares
 from labs.training import models
 from labs.workers import devices
 
@@ -49,6 +49,12 @@ def micro_batches(lengths: Callable, parts: int, rank: int) -> list[dict]:
     return [answers(lengths(rank, part), seed=10 * rank + part) for part in range(parts)]
 
 
+def _shares(model, lengths, parts) -> Shares:
+    """Of every rank's every micro-batch."""
+    return Shares(model, [micro_batches(lengths, parts, rank)
+                          for rank in range(dist.get_world_size())])
+
+
 def small_model() -> nn.Module:
     """A GPT-2 in float64, in which a wrong weight cannot hide behind rounding."""
     model = models.gpt2(layers=1, hidden=16, context=64, seed=1).double()
@@ -60,67 +66,11 @@ def _try_all(ragged_step) -> float:
     differences = []
     for name, lengths, parts in CASES:
         model = small_model()
-        reference = Shares(copy.deepcopy(model), lengths, parts)
+        reference = _shares(copy.deepcopy(model), lengths, parts)
         module = DistributedDataParallel(model)
         loss = ragged_step(module, micro_batches(lengths, parts, dist.get_rank()))
         differences.append(raise_on_all_ranks(_judge, model, loss, reference, name))
     return max(differences)
-
-
-class Shares:
-    """Sums of losses and gradients of every rank's every micro-batch, from which the right step
-    and the common wrong ones are put together by weights. counts: [rank][part]."""
-
-    def __init__(self, model: nn.Module, lengths: Callable, parts: int):
-        self.ranks, self.parts = dist.get_world_size(), parts
-        batches = [micro_batches(lengths, parts, rank) for rank in range(self.ranks)]
-        self.counts = [[int(count_answers(batch)) for batch in own] for own in batches]
-        self.tokens = sum(batch["labels"].numel() for own in batches for batch in own)
-        self._sums = [[_differentiated(model, batch) for batch in own] for own in batches]
-
-    def step(self, weight: Callable[[int, int], float]) -> tuple[float, torch.Tensor]:
-        """(loss, gradient) of the sums, each by weight(rank, part)."""
-        terms = [(weight(rank, part), *self._sums[rank][part]) for rank in range(self.ranks)
-                 for part in range(self.parts)]
-        return (sum(w * loss for w, loss, _ in terms), sum(w * g for w, _, g in terms))
-
-    @property
-    def total(self) -> int:
-        return sum(map(sum, self.counts))
-
-    def mistakes(self) -> list[tuple[str, Callable[[int, int], float]]]:
-        """(what it is, its weights); a rank or part without tokens has weight 0."""
-        counts, ranks, parts, total = self.counts, self.ranks, self.parts, self.total
-        of_rank = [sum(own) for own in counts]
-        of_part = [sum(own[part] for own in counts) for part in range(parts)]
-
-        def over(number, *factors):
-            return 1 / (number * math.prod(factors)) if number else 0.0
-
-        return [
-            ("the mean over the ranks of each rank's mean", lambda r, p: over(of_rank[r], ranks)),
-            ("the mean over ranks and micro-batches of each one's mean",
-             lambda r, p: over(counts[r][p], ranks, parts)),
-            ("the mean over micro-batches of each one's mean over all ranks",
-             lambda r, p: over(of_part[p], parts)),
-            ("the sum over micro-batches of each one's mean over all ranks",
-             lambda r, p: over(of_part[p])),
-            ("the sum over the ranks of each rank's mean", lambda r, p: over(of_rank[r])),
-            (f"the right one divided by {ranks}", lambda r, p: over(total, ranks)),
-            (f"the right one divided by {parts}", lambda r, p: over(total, parts)),
-            (f"{ranks} times the right one", lambda r, p: ranks / total),
-            ("divided by all tokens, those of prompts and padding too",
-             lambda r, p: 1 / self.tokens),
-            ("divided by all predicted tokens, padding too",
-             lambda r, p: 1 / max(1, self.tokens - PROMPT)),
-            ("the sum of the losses, not divided by the number of tokens", lambda r, p: 1.0),
-            ("the mean over the ranks of the sum of the losses", lambda r, p: 1 / ranks)]
-
-
-def _differentiated(model, batch) -> tuple[float, torch.Tensor]:
-    loss = loss_sum(model, batch)
-    gradients = torch.autograd.grad(loss, list(model.parameters()))
-    return loss.item(), torch.cat([g.flatten() for g in gradients])
 
 
 def _judge(model, loss, reference, name) -> float:
@@ -184,7 +134,7 @@ def errors_of_means(ragged_step: Callable) -> list[tuple[float, float]]:
 
 
 def _errors(ragged_step, lengths) -> tuple[float, float]:
-    reference = Shares(small_model(), lengths, 1)
+    reference = _shares(small_model(), lengths, 1)
     want = reference.step(lambda r, p: 1 / reference.total)[1]
     own = micro_batches(lengths, 1, dist.get_rank())
     found = []

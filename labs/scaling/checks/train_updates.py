@@ -5,7 +5,6 @@ import math
 import torch
 
 from labs.exercises.verdicts import Wrong
-from labs.scaling.checks.train_samples import Drawn
 from labs.scaling.runs.expected import CONTEXT, train_on
 from labs.scaling.runs.forked import Run
 from labs.words import format_distinct
@@ -18,9 +17,11 @@ GRADIENT = 1e-3  # of a gradient's norm
 WAY = 0.05
 
 
-def judge(run: Run, when: str, drawn: Drawn, numbers: dict[str, int], strategy: str) -> None:
+def judge(run: Run, when: str, numbers: dict[str, int], strategy: str) -> None:
     """Raises Wrong unless the ranks have trained as one process does on all they drew."""
     sizes = (numbers["layers"], numbers["hidden"], numbers["seed"])
+    drawn = [[torch.cat([batch.rows for batch in record.steps[step].batches])
+              for record in run.records] for step in range(len(run.records[0].steps))]
     [expected] = launch(train_on, drawn, *sizes, ranks=1, quiet=True)
     _judge_start(run, when, expected)
     _judge_gradients(run, when, expected)

@@ -32,13 +32,14 @@ _PRINTED = 100_000  # characters of a rank's output that are kept
 class Run:
     """What a run of a script left behind.
 
-    code: the job's exit code, None where it was stopped. codes: of the ranks, None where a rank did
+    script: its file's name. code: the job's exit code, None where it was stopped. codes: of the ranks, None where a rank did
     not end by itself. records: what each rank did, None where it could not say. output: what each
     rank printed. batches: of each rank, the number that went forward. waiting: for each rank, the
     last collective that it called. left: processes that were still there after the ranks' end.
     metrics: what is in the file of its option --metrics, None without a readable one.
     """
 
+    script: str
     ranks: int
     arguments: tuple[str, ...]
     code: int | None
@@ -70,6 +71,11 @@ def run(script: Path | str, arguments: tuple[str, ...], ranks: int,
         return job.result(arguments, path)
 
 
+def options(numbers: dict[str, float]) -> tuple[str, ...]:
+    """The words of a command that set these options: --NAME NUMBER for each."""
+    return tuple(word for name, number in numbers.items() for word in (f"--{name}", str(number)))
+
+
 class _Job:
     def __init__(self, ranks, notes):
         self._notes, self._ranks = notes, ranks
@@ -81,6 +87,7 @@ class _Job:
 
     def start(self, script, arguments, folder, failing_rank):
         """Starts all ranks. The first start waits until the fork server has imported torch."""
+        self._script = os.path.basename(script)
         variables = _torchruns_variables(self._ranks, self._store.port)
         threads = int(variables["OMP_NUM_THREADS"])
         for rank in range(self._ranks):
@@ -126,7 +133,7 @@ class _Job:
         counted = programs.noted(self._notes, "batch")
         called = dict(programs.noted(self._notes, "called"))  # the last one of each rank
         codes = self._codes
-        return Run(self._ranks, tuple(map(str, arguments)),
+        return Run(self._script, self._ranks, tuple(map(str, arguments)),
                    None if self._stopped else int(any(codes)), codes, self._watch.seconds,
                    [self._record(rank) for rank in range(self._ranks)],
                    [self._read(f"output-{rank}") for rank in range(self._ranks)],

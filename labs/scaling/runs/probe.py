@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
+from labs.meters.evidence import storage_bytes
 from labs.workers import worker
 from labs.workers.programs import note
 
@@ -41,21 +42,27 @@ class Batch:
 
 @dataclass
 class Step:
-    """What one optimizer step was made of. gradients: as they lay on this rank."""
+    """What one optimizer step was made of. gradients: as they lay on this rank. held: the
+    bytes of parameters that this rank held just before, whole ones and shards."""
 
     batches: list[Batch]
     learning_rate: float
     gradients: dict[str, torch.Tensor]
+    held: int
 
 
 @dataclass
 class RankRecord:
-    """What a rank did. parameters: at its end, or the rank's shards where `sharded`. written: the
-    files that it opened to write. error: (type, message, line of the script) of what it raised."""
+    """What a rank did. parameters: at its end, or the rank's shards where `sharded`. shards: of a
+    sharded parameter the dimension that is cut, which piece is here, and into how many. gathered:
+    bytes and ranks of the group of each all-gather. written: the files that it opened to write.
+    error: (type, message, line of the script) of what it raised."""
 
     steps: list[Step] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     sharded: bool = False
+    shards: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    gathered: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
     error: tuple[str, str, int] | None = None
 
@@ -67,8 +74,8 @@ class RankRecord:
     def load(cls, path: Path | str) -> "RankRecord":
         """Reads what `save` wrote. Raises an exception of any kind where that is not there."""
         fields = torch.load(path, weights_only=True)
-        steps = [Step([Batch(**batch) for batch in step["batches"]], step["learning_rate"],
-                      step["gradients"]) for step in fields.pop("steps")]
+        steps = [Step(**{**step, "batches": [Batch(**batch) for batch in step["batches"]]})
+                 for step in fields.pop("steps")]
         return cls(steps, **fields)
 
 
@@ -187,8 +194,10 @@ class _Probe(CollectiveObserver):
     def _before_step(self, optimizer, args, kwargs):
         named = self._model.named_parameters() if self._model else ()
         gradients = {name: _local(p.grad) for name, p in named if p.grad is not None}
+        held = storage_bytes([*(self._model.parameters() if self._model else ()),
+                              *(p for group in optimizer.param_groups for p in group["params"])])
         self.record.steps.append(Step(self._pending, float(optimizer.param_groups[0]["lr"]),
-                                      gradients))
+                                      gradients, held))
         self._pending = []
 
     def _opening(self, original) -> Callable:
@@ -203,6 +212,9 @@ class _Probe(CollectiveObserver):
 
     def before(self, collective: IssuedCollective) -> None:
         note(self._notes, "called", os.environ["RANK"], collective.kind)
+        if collective.kind == "all_gather":
+            self.record.gathered.append((sum(tensor.nbytes for tensor in collective.outputs),
+                                         collective.members))
 
     def finished_record(self) -> RankRecord:
         """The record with the parameters as they are at the end."""
@@ -210,6 +222,7 @@ class _Probe(CollectiveObserver):
             named = dict(self._model.named_parameters())
             self.record.parameters = {name: _local(p) for name, p in named.items()}
             self.record.sharded = any(isinstance(p, DTensor) for p in named.values())
+            self.record.shards = {name: cut for name, p in named.items() if (cut := _cut(p))}
         return self.record
 
 
@@ -221,6 +234,15 @@ def _after_a_pause(destroy) -> Callable:
         return destroy(*args, **kwargs)
 
     return paused
+
+
+def _cut(tensor) -> tuple[int, int, int] | None:
+    """(dimension, piece, pieces) of a tensor that is cut along one dimension, else None."""
+    placements = tensor.placements if isinstance(tensor, DTensor) else ()
+    cuts = [(placement.dim, piece, pieces) for placement, piece, pieces in zip(
+        placements, tensor.device_mesh.get_coordinate(), tensor.device_mesh.shape, strict=True)
+        if placement.is_shard()] if placements else []
+    return cuts[0] if len(cuts) == 1 else None
 
 
 def _local(tensor) -> torch.Tensor:

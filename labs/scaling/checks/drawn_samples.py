@@ -1,60 +1,62 @@
-"""Exercise 6.1: which samples the ranks have drawn, in which epoch and order."""
+"""Exercises 6.1 and 6.15: which samples the ranks have drawn, in which epoch and order."""
 
 from collections import Counter
 
 import torch
 
 from labs.exercises.verdicts import Wrong
-from labs.scaling.runs.expected import CONTEXT
 from labs.scaling.runs.forked import Run
-from labs.training import data
 from labs.words import listed
 
 _SAMPLER = ("DistributedSampler(windows) gives each rank its own share of the indices; the loader "
             "gets it as sampler=.")
-Drawn = list[list[torch.Tensor]]  # [step][rank]: tokens, (number, CONTEXT)
 
 
-def judge(run: Run, when: str, samples: int, numbers: dict[str, int]) -> Drawn:
+def judge(run: Run, when: str, rows: torch.Tensor, number: int, batch: int) -> None:
     """Raises Wrong unless the ranks have drawn each sample once an epoch, in another order each
-    time. Where the number does not divide, a sampler may repeat or drop a few."""
+    time, in `number` epochs. rows: the samples' tokens, (samples, context). Where their number does
+    not divide, a sampler may repeat or drop a few."""
     steps = [len(record.steps) for record in run.records]
     if len(set(steps)) > 1:
         raise Wrong(f"{when}: the ranks took {listed(steps)} optimizer steps", "All ranks take the "
                     "same number of steps, or some wait for ever for the others' gradients.")
-    orders = [_indices(record, rank, when, samples, numbers["seed"])
-              for rank, record in enumerate(run.records)]
-    total, wanted = sum(map(len, orders)), samples * numbers["epochs"]
+    samples, orders = len(rows), []
+    for rank in range(run.ranks):
+        _judge_rows(run, rank, rows, when)
+        orders.append([index for step in indices(run, rank, rows) for part in step
+                       for index in part])
+    total, wanted = sum(map(len, orders)), samples * number
     if total <= wanted / 2:
-        raise Wrong(f"{when}: the ranks draw {total} samples together; {numbers['epochs']} epochs "
+        raise Wrong(f"{when}: the ranks draw {total} samples together; {number} epochs "
                     f"of {samples} are {wanted}", "`epochs` says how often all samples are drawn.")
-    epochs = [_split(order, numbers["epochs"], rank, when) for rank, order in enumerate(orders)]
-    for epoch in range(numbers["epochs"]):
+    epochs = [_split(order, number, rank, when) for rank, order in enumerate(orders)]
+    for epoch in range(number):
         _judge_epoch([of_rank[epoch] for of_rank in epochs], f"{when}, epoch {epoch}", samples,
-                     run.ranks, numbers["batch"])
+                     run.ranks, batch)
     # The epoch is part of the shuffle's seed: without set_epoch all epochs have the same order.
     for rank, of_rank in enumerate(epochs):
         if of_rank[0] == of_rank[1]:
             raise Wrong(f"{when}: rank {rank} draws the same samples in the same order in epochs 0 "
                         "and 1", "sampler.set_epoch(epoch) before each epoch changes the shuffle.")
-    return [[torch.cat([batch.rows for batch in record.steps[step].batches])
-             for record in run.records] for step in range(steps[0])]
 
 
-def _indices(record, rank, when, samples, seed) -> list[int]:
-    """The samples in the order in which the rank drew them."""
-    known = {tuple(row): index for index, row in enumerate(
-        data.windows(samples, CONTEXT, seed)[:, :-1].tolist())}
-    rows = [tuple(row) for step in record.steps for batch in step.batches
-            for row in batch.rows.tolist()]
-    for row in rows:
-        if row not in known:
-            raise Wrong(f"{when}: rank {rank} trains on {len(row)} tokens that are none of the "
-                        f"samples", "The model gets the windows that the loader gives, whole, as "
-                                    "input_ids and as labels: it shifts the labels itself.")
-    if any(not step.batches for step in record.steps):
-        raise Wrong(f"{when}: rank {rank} takes an optimizer step without a batch before it")
-    return [known[row] for row in rows]
+def indices(run: Run, rank: int, rows: torch.Tensor) -> list[list[list[int]]]:
+    """[step][micro-batch]: the samples, by their place in `rows`, that a rank trained on."""
+    place = {tuple(row): index for index, row in enumerate(rows.tolist())}
+    return [[[place[tuple(row)] for row in batch.rows.tolist()] for batch in step.batches]
+            for step in run.records[rank].steps]
+
+
+def _judge_rows(run, rank, rows, when):
+    known = set(map(tuple, rows.tolist()))
+    for step in run.records[rank].steps:
+        if not step.batches:
+            raise Wrong(f"{when}: rank {rank} takes an optimizer step without a batch before it")
+        for row in (row for batch in step.batches for row in batch.rows.tolist()):
+            if tuple(row) not in known:
+                raise Wrong(f"{when}: rank {rank} trains on {len(row)} tokens that are none of the "
+                            "samples", "The model gets the samples that the loader gives, whole, "
+                            "as input_ids: it shifts the labels itself.")
 
 
 def _split(order, epochs, rank, when) -> list[list[int]]:

@@ -1,0 +1,118 @@
+"""What exercises 6.1 and 6.15 ask of every run of a script: that it ends, that rank 0 alone prints
+and writes, and that the job fails when a rank does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from labs.exercises.job_end import judge_failed_job, judge_left
+from labs.exercises.verdicts import Verdict, Wrong
+from labs.scaling.runs.commands import waiting_exercise
+from labs.scaling.runs.forked import Run
+from labs.words import listed, named_ranks
+
+FAILING_RANK = 1
+
+
+def waits_for(exercise: str, script: str) -> Verdict | None:
+    """The verdict where there is no such file; None where there is. Raises NotImplementedError for
+    a gap in it."""
+    path = Path(script)
+    if not script or not path.is_file():
+        return Verdict(exercise, None, f"waits for the file {script}: run the cell that writes it")
+    if number := waiting_exercise(path):
+        raise NotImplementedError(f"Exercise {number}")
+    return None
+
+
+def judge_end(run: Run, when: str) -> None:
+    """Raises Wrong unless the run ended by itself, with exit code 0, without processes left, and
+    after optimizer steps of every rank."""
+    if run.code is None:
+        raise Wrong(f"{when}: not done after {run.seconds:.0f} s, and nothing moved: "
+                    + "; ".join(_where(run)),
+                    "All ranks call the same collectives equally often: with the same number of "
+                    "batches, and no collective in `if rank == 0`.")
+    if run.code:
+        rank, record = _first_failure(run)
+        if record is None or record.error is None:
+            raise Wrong(f"{when}: rank {rank} ended with exit code {run.codes[rank]}"
+                        + _last_line(run.output[rank]))
+        kind, message, line = record.error
+        if kind == "NotImplementedError" and message.startswith("Exercise"):
+            raise NotImplementedError(message)
+        raise Wrong(f"{when}: rank {rank}, line {line} of {run.script}: {kind}: {message}")
+    judge_left(run, when, "job")
+    for rank, record in enumerate(run.records):
+        if record is None or not record.steps:
+            raise Wrong(f"{when}: rank {rank} ended without an optimizer step",
+                        "Each rank trains: only what is printed and written is rank 0's alone.")
+
+
+def _where(run) -> Iterator[str]:
+    for rank, code in enumerate(run.codes):
+        batches = f"rank {rank} had trained on {run.batches[rank]} batches and "
+        # A rank that was stopped has the code of the signal.
+        yield batches + (f"waited in {run.waiting[rank] or 'no collective'}"
+                         if code is None or code < 0 else "ended")
+
+
+def _first_failure(run):
+    """(rank, record) of the rank that failed by itself; others lost their connection to it."""
+    failed = [rank for rank, code in enumerate(run.codes) if code]
+    alone = [rank for rank in failed if run.records[rank] and run.records[rank].error
+             and "onnection" not in run.records[rank].error[1]]
+    rank = (alone or failed)[0]
+    return rank, run.records[rank]
+
+
+def _last_line(output) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
+    return f": {lines[-1].strip()[:200]}" if lines else ""
+
+
+def judge_rank_0(run: Run, when: str, names: tuple[str, ...]) -> None:
+    """Raises Wrong unless rank 0 alone printed and wrote, a number for each of these names of each
+    step. Where all ranks write one file, whoever is last wins."""
+    writers = [rank for rank, record in enumerate(run.records)
+               if run.metrics_path in record.written]
+    if writers != [0]:
+        who = f"{named_ranks(writers)} wrote" if writers else "no rank wrote"
+        raise Wrong(f"{when}: {who} the file of --metrics, and it must be rank 0 alone",
+                    "dist.get_rank() says which rank this is: LOCAL_RANK is 0 once on each host.")
+    speakers = [rank for rank, output in enumerate(run.output) if rank and _printed(output)]
+    if speakers:
+        raise Wrong(f"{when}: {named_ranks(speakers)} printed too: "
+                    f"{_printed(run.output[speakers[0]])[0][:80]!r}", "Print on rank 0 alone.")
+    _judge_metrics(run, when, names)
+
+
+def _printed(output) -> list[str]:
+    """Lines that are no library's warning."""
+    return [line for line in output.splitlines() if line.strip() and "Warning" not in line
+            and "warn" not in line and not line.startswith(("[", " "))]
+
+
+def _judge_metrics(run, when, names):
+    steps = run.metrics.get("steps") if isinstance(run.metrics, dict) else None
+    if not isinstance(steps, list) or run.metrics.get("ranks") != run.ranks:
+        raise Wrong(f"{when}: the file of --metrics is not JSON of "
+                    f'{{"ranks": {run.ranks}, "steps": [...]}}')
+    taken = len(run.records[0].steps)
+    if len(steps) != taken:
+        raise Wrong(f"{when}: the file of --metrics has {len(steps)} steps, and there were {taken}")
+    for number, step in enumerate(steps):
+        missing = [name for name in names if not isinstance(step, dict)
+                   or not isinstance(step.get(name), int | float)]
+        if missing:
+            raise Wrong(f"{when}, step {number}: the file of --metrics has no number for "
+                        f"{listed(missing)}", f"Each step is a dict with {listed(names)}.")
+
+
+def judge_failure(run: Run) -> None:
+    """Raises Wrong unless the job failed because its rank FAILING_RANK did."""
+    hint = "Let an exception end the script, or raise it again."
+    judge_failed_job(run, FAILING_RANK, "job", hint, "; ".join(_where(run)), hint)
+    # The job may have failed only because another rank lost its connection to this one.
+    if run.codes[FAILING_RANK] == 0:
+        raise Wrong(f"rank {FAILING_RANK} of {run.ranks} raised an exception, and its exit code "
+                    "was 0: another rank's failure ended the job", hint)
