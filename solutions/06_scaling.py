@@ -1229,15 +1229,13 @@ print(lab.cluster_file("train.sbatch"))
 # %% [markdown]
 # ## Optional: a job from a blank page
 #
-# Trained with AdamW in fp32, a model of 7B parameters has states of 112 GB: it fits into no GPU of 80
-# GB. FSDP over 64 GPUs leaves 1.75 GB on each, but every all-gather crosses the slow link between
-# hosts. HSDP on 8 hosts of 8 GPUs leaves 14 GB, and only gradients cross. A job chooses by an option.
-#
-# Such a job goes wrong quietly: a mean of means, a norm of one shard, parameters that nobody
-# sharded. The loss falls in each case.
+# 7B parameters with AdamW in fp32 are 112 GB of states: too much for a GPU of 80 GB. FSDP over 64 GPUs
+# leaves 1.75 GB on each, but every all-gather crosses the link between hosts. HSDP on 8 hosts of 8 GPUs
+# leaves 14 GB; only gradients cross. So a job chooses by an option. Mistakes are quiet: with a mean
+# of means the loss falls too.
 
 # %% [markdown]
-# The dataset is ragged, as in exercise 6.2:
+# Now write such a job. Its dataset is ragged, as in exercise 6.2:
 
 # %%
 rows = lab.answer_samples(3, seed=0)  # sequences of 32 tokens
@@ -1268,7 +1266,7 @@ rows[0]["labels"]
 #
 # AdamW with a learning rate of 1e-3; the blocks and the whole model are units. "loss" is the mean over
 # the answer tokens of a step on *all* ranks, "norm" is before clipping. The samples always divide by
-# ranks × batch × accumulate. The names below are a proposal.
+# ranks × batch × accumulate. The names below are a proposal; delete what you do not need.
 
 # %%
 lab.write_script("job.py")
@@ -1298,7 +1296,9 @@ job
 lab.show_job(job)
 
 # %% [markdown]
-# **Notice:** NOTICE
+# **Notice:** the norms in the table are above 1, so these steps were clipped to a norm of 1. Had each
+# rank clipped by the norm of its own shards, each shard would have had a norm of 1 and both together
+# of √2; on 64 ranks it would be 8. The loss would have fallen, and no log would have shown it.
 
 # %% [markdown]
 # ## I can …

@@ -83,8 +83,8 @@ def train(options, module, device):
 def main():
     ### BEGIN SOLUTION
     options, device = read_options(), join()
-    model = models.gpt2(options.layers, options.hidden, seed=options.seed).to(device)
-    steps = train(options, shard(model, device, options.replicas), device)
+    whole = models.gpt2(options.layers, options.hidden, seed=options.seed)
+    steps = train(options, shard(whole.to(device), device, options.replicas), device)
     if dist.get_rank() == 0:
         print(f"{len(steps)} steps, loss {steps[-1]['loss']:.3f}")
         with open(options.metrics, "w") as file:

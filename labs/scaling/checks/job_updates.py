@@ -12,8 +12,8 @@ from labs.scaling.runs.probe import RankRecord
 
 GRADIENT = 1e-3  # of the norm: float32 sums in another order, over some steps of AdamW
 REPORTED = 1e-3  # relative
-_TOKENS = ("Add up the answer tokens of all micro-batches, reduce the sum over the ranks, and divide "
-           "each loss by it. FSDP divides by the number of ranks once more.")
+_TOKENS = ("Add up the answer tokens of all micro-batches, reduce the sum over the ranks, and "
+           "divide each loss by it. FSDP divides by the number of ranks once more.")
 _CLIP = ("The norm is of all gradients of all ranks: clip_grad_norm_ of the sharded module's "
          "parameters, after the last backward and before the optimizer's step.")
 
@@ -96,8 +96,8 @@ def judge_metrics(run: Run, when: str, expected: ExpectedJob, numbers: dict[str,
                      f"{where}: loss", hint="Sum each micro-batch's share, then over the ranks.",
                      source="the mean over all answer tokens is", rel_tol=REPORTED)
         judge_number(step["norm"], want.norm, list(_norms(run, want, mistakes, numbers)),
-                     f"{where}: norm", hint=_CLIP, source="before clipping, of all gradients, it is",
-                     rel_tol=REPORTED)
+                     f"{where}: norm", hint=_CLIP, rel_tol=REPORTED,
+                     source="before clipping, of all gradients, it is")
 
 
 def _norms(run, want: ExpectedStep, mistakes, numbers) -> Iterator[tuple[float, str, str]]:

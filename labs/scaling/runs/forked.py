@@ -32,11 +32,12 @@ _PRINTED = 100_000  # characters of a rank's output that are kept
 class Run:
     """What a run of a script left behind.
 
-    script: its file's name. code: the job's exit code, None where it was stopped. codes: of the ranks, None where a rank did
-    not end by itself. records: what each rank did, None where it could not say. output: what each
-    rank printed. batches: of each rank, the number that went forward. waiting: for each rank, the
-    last collective that it called. left: processes that were still there after the ranks' end.
-    metrics: what is in the file of its option --metrics, None without a readable one.
+    script: its file's name. code: the job's exit code, None where it was stopped. codes: of the
+    ranks, None where a rank did not end by itself. records: what each rank did, None where it could
+    not say. output: what each rank printed. batches: of each rank, the number that went forward.
+    waiting: for each rank, the last collective that it called. left: processes that were still
+    there after the ranks' end. metrics: what is in the file of its option --metrics, None without
+    a readable one.
     """
 
     script: str

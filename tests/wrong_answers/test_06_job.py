@@ -1,0 +1,153 @@
+"""Scripts that exercise 6.15 must reject, and right ones written differently. A wrong script is run
+until the first launch that shows what is wrong with it."""
+
+import pytest
+
+import labs.scaling as lab
+from labs.scaling import scaffold
+from labs.workers import programs
+
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+RIGHT = scaffold.worked_script("job.py")
+
+
+def changed(*pairs):
+    text = RIGHT
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+BLOCKS = "    for block in models.blocks(model):\n        fully_shard(block, mesh=mesh)\n"
+ROOT = "    return fully_shard(model, mesh=mesh)\n"
+MESH = '    mesh = mesh if replicas > 1 else mesh["shards"]\n'
+CLIP = "    norm = torch.nn.utils.clip_grad_norm_(module.parameters(), clip).full_tensor()\n"
+NO_CLIP = CLIP.replace("clip)", "float('inf'))")
+OWN_NORM = """    own = [p.grad.to_local() for p in module.parameters()]
+    norm = sum(g.square().sum() for g in own) ** 0.5
+    for g in own:
+        g.mul_(min(1, clip / norm))
+"""
+ALL_NORM = OWN_NORM.replace("    for g", "    norm = norm ** 2\n    dist.all_reduce(norm)\n"
+                                        "    norm = norm ** 0.5\n    for g")
+TOKENS = "    dist.all_reduce(tokens)\n"
+LOSS = "        mine = loss_sum(module, part) / tokens\n"
+OF_PART = "        mine = loss_sum(module, part) / count_answers(part) / len(parts)\n"
+BACKWARD = "        (mine * dist.get_world_size()).backward()\n"
+SAMPLER = "    sampler = DistributedSampler(rows, seed=options.seed)\n"
+STEPS = ("            steps.append(train_step(module, optimizer, parts, options.clip))\n")
+SWALLOWED = """            try:
+                steps.append(train_step(module, optimizer, parts, options.clip))
+            except RuntimeError as error:
+                print(error)
+                os._exit(0)
+"""
+RETURN = '    return {"loss": loss.item(), "tokens": tokens.item(), "norm": norm.item()}\n'
+RANK_0 = "    if dist.get_rank() == 0:\n"
+DDP = "    return torch.nn.parallel.DistributedDataParallel(model)\n"
+NO_SYNC = "    module.set_requires_gradient_sync(False)\n    for part in parts:\n"
+
+WRONG = {
+    "DDP": (changed((BLOCKS, ""), (ROOT, DDP), ("clip).full_tensor()", "clip)")),
+            "no parameter is sharded"),
+    "root not sharded": (
+        changed((ROOT, "    return model\n"), (CLIP, """    norm = sum(
+        p.grad.full_tensor().square().sum() if hasattr(p, "placements") else p.grad.square().sum()
+        for p in module.parameters()) ** 0.5
+    for p in module.parameters():
+        p.grad *= min(1, clip / norm.item())
+""")), "are whole"),
+    "only the root sharded": (changed((BLOCKS, "")), "the whole model is one unit"),
+    "each rank clips by its own norm": (changed((CLIP, OWN_NORM)),
+                                        "clipped by each rank's own norm"),
+    "not clipped": (changed((CLIP, NO_CLIP)), "the reference's before clipping"),
+    "mean of means": (changed((LOSS, OF_PART), (BACKWARD, "        mine.backward()\n")),
+                      "those of the mean over ranks and micro-batches of each one's mean"),
+    "tokens of this rank": (changed((TOKENS, ""), (BACKWARD, "        mine.backward()\n")),
+                            "those of the mean over the ranks of each rank's mean"),
+    "a step after each micro-batch": (
+        changed(("islice(batches, options.accumulate)", "islice(batches, 1)")),
+        "have [2] samples; --accumulate 2 --batch 2 asks for [2, 2]"),
+    "no zero_grad": (changed(("    optimizer.zero_grad()\n", "")),
+                     "those of this step and of the step before together"),
+    "no sampler": (changed(("options.batch, sampler=sampler", "options.batch, shuffle=True")),
+                   "every rank draws all 24 samples"),
+    "no set_epoch": (changed(("        sampler.set_epoch(epoch)\n", "")),
+                     "same order in epochs 0 and 1"),
+    "averaged twice": (changed((BACKWARD, "        mine.backward()\n")),
+                       "the right one divided by 2"),
+    "never synchronized": (changed(("    for part in parts:\n", NO_SYNC)), "has no gradient"),
+    "invented numbers": (
+        changed((RETURN, '    return {"loss": 5.5, "tokens": 90, "norm": 1.5}\n')),
+        "in the file of --metrics: tokens"),
+    "rank 0's loss": (changed(("    dist.all_reduce(loss)\n", "")), "rank 0's share of it"),
+    "norm of rank 0's shards": (changed(("clip).full_tensor()", "clip).to_local()")),
+                                "that of rank 0's shards alone"),
+    "every rank writes": (changed((RANK_0, "    if True:\n")), "ranks 0 and 1 wrote"),
+    "--replicas ignored": (changed(("    shape = replicas,", "    replicas = 1\n    shape = 1,"),
+                                   ("() // replicas", "()")), "more than 2 shards"),
+    "replicas counted twice": (changed((CLIP, ALL_NORM)), "stands in 2 replicas"),
+    "always scaled": (changed(("    optimizer.step()\n", (
+        "    for p in module.parameters():\n        p.grad *= max(1, clip / norm.item())\n"
+        "    optimizer.step()\n"))), "scaled to a norm of 100"),
+    "errors are swallowed": (changed((STEPS, SWALLOWED)), "exit code was 0"),
+}
+BY_HAND = """    own = [p.grad.to_local() for p in module.parameters()]
+    norm = sum(g.square().sum() for g in own)
+    dist.all_reduce(norm, group=next(module.parameters()).device_mesh.get_group(-1))
+    norm = norm.sqrt()
+    for g in own:
+        g.mul_(torch.clamp(clip / norm, max=1))
+"""
+RIGHT_ANSWERS = {
+    "as worked": RIGHT,
+    "one reduce-scatter a step, norm by hand": changed(
+        ("    for part in parts:\n",
+         "    for part in parts:\n        module.set_requires_gradient_sync(part is parts[-1])\n"),
+        (CLIP, BY_HAND)),
+    "no division by FSDP, own sampler, pathlib": changed(
+        (BACKWARD, "        mine.backward()\n"),
+        (ROOT, "    for unit in [*models.blocks(model), fully_shard(model, mesh=mesh)]:\n"
+               "        unit.set_gradient_divide_factor(1.0)\n    return model\n"),
+        (MESH, ""), (SAMPLER, ""), ("        sampler.set_epoch(epoch)\n", (
+            "        drawn = torch.Generator().manual_seed(epoch)\n"
+            "        order = torch.randperm(len(rows), generator=drawn).tolist()\n"
+            "        loader = DataLoader(rows, options.batch,\n"
+            "            sampler=order[dist.get_rank()::dist.get_world_size()])\n")),
+        ("    loader = DataLoader(rows, options.batch, sampler=sampler)\n", ""),
+        ("        with open(options.metrics, \"w\") as file:\n            json.dump(",
+         "        import pathlib\n        pathlib.Path(options.metrics).write_text(json.dumps("),
+        ('"steps": steps}, file)', '"steps": steps}))')),
+}
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "STALL", 4.0)
+
+    def called(text):
+        (tmp_path / "job.py").write_text(text)
+        return lab.check_job(str(tmp_path / "job.py"))
+
+    return called
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_job(check, name):
+    text, words = WRONG[name]
+    verdict = check(text)
+    assert verdict.passed is False and words in verdict.sentence, verdict
+
+
+@pytest.mark.parametrize("name", RIGHT_ANSWERS)
+def test_right_job(check, name):
+    verdict = check(RIGHT_ANSWERS[name])
+    assert verdict.passed, verdict
+
+
+def test_a_job_with_gaps_waits(check, tmp_path):
+    gap = changed((SAMPLER, '    raise NotImplementedError("Exercise 6.15")\n'))
+    verdict = check(gap)
+    assert verdict.passed is None and "waiting for your code" in verdict.sentence
+    assert lab.check_job(str(tmp_path / "none.py")).passed is None
