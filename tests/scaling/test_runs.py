@@ -16,7 +16,7 @@ from _build.source import read_source  # noqa: E402
 
 from labs.exercises.verdicts import Verdict  # noqa: E402
 from labs.scaling import scaffold  # noqa: E402
-from labs.scaling.runs import commands, forked  # noqa: E402
+from labs.scaling.runs import commands, forked, ragged  # noqa: E402
 
 SMALL = ("--samples", 12, "--batch", 3, "--layers", 1, "--hidden", 16)
 
@@ -33,15 +33,15 @@ def trained(tmp_path_factory):
     return forked.run(path, SMALL, 2)
 
 
-def test_the_script_is_what_the_notebook_writes(tmp_path):
+@pytest.mark.parametrize("name", ["train.py", "job.py"])
+def test_the_script_is_what_the_notebook_writes(tmp_path, name):
     (tmp_path / "scripts").mkdir()
-    source = (scaffold.SCRIPTS / "train.py").read_text()
-    (tmp_path / "scripts" / "train.py").write_text(source)
-    (tmp_path / "06.py").write_text('# %%\nlab.write_script("train.py")\n')
+    (tmp_path / "scripts" / name).write_text((scaffold.SCRIPTS / name).read_text())
+    (tmp_path / "06.py").write_text(f'# %%\nlab.write_script("{name}")\n')
     [cell], problems = read_source(tmp_path / "06.py", "06.py")
     shown = "\n".join(text for _, text in cell.solution_lines()).partition("\n")[2]
     assert not problems
-    assert scaffold.write_script("train.py", tmp_path).read_text() == shown + "\n"
+    assert scaffold.write_script(name, tmp_path).read_text() == shown + "\n"
 
 
 def test_a_run_says_what_its_ranks_did(trained, nothing_left):
@@ -64,6 +64,12 @@ def test_with_fsdp_each_rank_has_a_shard(trained):
     whole, shards = trained.records[0].parameters, [r.parameters for r in found.records]
     assert all(record.sharded for record in found.records)
     assert all(len(shards[0][name]) + len(shards[1][name]) == len(whole[name]) for name in whole)
+    nbytes = sum(tensor.nbytes for tensor in whole.values())
+    assert {step.held for record in trained.records for step in record.steps} == {nbytes}
+    for rank, record in enumerate(found.records):
+        assert {step.held for step in record.steps} == {nbytes // 2}
+        assert record.shards == {name: (0, rank, 2) for name in whole}
+        assert {members for size, members in record.gathered if size > 1000} == {(0, 1)}
     assert [step["loss"] for step in found.metrics["steps"]] == pytest.approx(
         [step["loss"] for step in trained.metrics["steps"]], abs=1e-4)
 
@@ -120,6 +126,15 @@ def test_ranks_that_wait_for_each_other_are_stopped(tmp_path, monkeypatch, nothi
             "dist.all_reduce(torch.zeros(1))\n")
     found = run(tmp_path, text)
     assert found.code is None and "broadcast" in found.waiting[1]
+
+
+def test_samples_are_prompts_with_answers():
+    samples = ragged.answer_samples(50, seed=1)
+    counts = [int(ragged.count_answers(sample)) for sample in samples]
+    assert set(counts) <= set(range(1, 25)) and len(set(counts)) > 10
+    assert {sample["input_ids"].shape for sample in samples} == {(32,)}
+    assert all((sample["labels"][:8] == -100).all() for sample in samples)
+    assert len({tuple(sample["input_ids"].tolist()) for sample in samples}) == 50
 
 
 PRINTS = ("import json, os, sys\n"

@@ -20,6 +20,9 @@ _HINTS = {
     "Default process group has not been initialized": "dist.init_process_group() comes before the "
                                                       "mesh, the sampler and fully_shard.",
     "unrecognized arguments": "The table above the exercise lists all options.",
+    "has no attribute 'full_tensor'": "The norm of sharded gradients is a DTensor. Have the "
+                                      "parameters gradients when it is computed, and shards?",
+    "PREMUL_SUM": "gloo cannot multiply while it sums: multiply the loss by the number of ranks.",
     "mixed torch.Tensor and DTensor": "fully_shard changes the parameters: make the optimizer from "
                                       "the sharded module's. The norm of sharded gradients is a "
                                       "DTensor too: .full_tensor() is the number."}

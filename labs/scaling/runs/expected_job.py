@@ -54,6 +54,7 @@ def clipped(gradients: Tensors, most: float, norm: float | None = None) -> Tenso
 def train_job_on(drawn: Drawn, samples: int, layers: int, hidden: int, seed: int,
                  clip: float) -> ExpectedJob:
     """Trains one model on drawn[step][rank][part], with AdamW, every token of a step once."""
+    torch.set_num_threads(1)  # two would wait for each other in every small operation
     rows = answer_samples(samples, seed)
     model = models.move_to_rank(models.gpt2(layers, hidden, seed=seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
