@@ -30,6 +30,7 @@ class Expected:
 def train_on(batches: list[list[torch.Tensor]], layers: int, hidden: int, seed: int) -> Expected:
     """Trains one model on batches[step][rank], tokens of shape (number, CONTEXT), all ranks' of a
     step together, with the learning rate falling linearly to 0."""
+    torch.set_num_threads(1)  # two would wait for each other in every small operation
     model = models.move_to_rank(models.gpt2(layers, hidden, context=CONTEXT, seed=seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, len(batches))
