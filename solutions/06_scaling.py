@@ -1266,7 +1266,7 @@ rows[0]["labels"]
 #
 # AdamW with a learning rate of 1e-3; the blocks and the whole model are units. "loss" is the mean over
 # the answer tokens of a step on *all* ranks, "norm" is before clipping. The samples always divide by
-# ranks × batch × accumulate. The names below are a proposal; delete what you do not need.
+# ranks × batch × accumulate. The names are a proposal; delete at will.
 
 # %%
 lab.write_script("job.py")
