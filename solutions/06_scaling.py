@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 240 minutes, in two sittings; 60 for the optional exercise |
+# | **Time** | 240 minutes in two sittings, the second from "What limits it"; 60 for the optional exercise |
 # | **Needs** | any machine with 2 cores; Linux for the two hosts; no GPU |
 #
 # So far `launch` has started your ranks, on one machine. Here you write a job of your own, run it on
@@ -25,6 +25,7 @@
 # - say what a billion tokens cost.
 
 # %%
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
@@ -91,9 +92,17 @@ labs.guess("6.1", "optimizer steps of a rank", my_guess)
 # *Difficulty 3 of 5 · 25 minutes · target: every sample once an epoch on 2 and 3 ranks, losses and
 # parameters as one process has them*
 #
-# The next cell writes its text to the file `train.py`. Fill in its three gaps, and run the cell again
-# after each change. `models.blocks(model)` is the list of the transformer blocks. The loss of a step
-# belongs to *all* ranks; the learning rate is the one with which the step was taken.
+# The next cell writes the file `train.py`. Fill in its three gaps. `models.blocks(model)` is the list
+# of the transformer blocks; each one, and then the whole model, is a unit of FSDP.
+
+# %% [markdown]
+# `train` returns a dictionary for each step:
+#
+# | Key | is |
+# |:--|:--|
+# | "loss", "tokens" | of *all* ranks in this step |
+# | "learning_rate" | with which the step was taken |
+# | "seconds" | since the step before |
 
 # %%
 lab.write_script("train.py")
@@ -234,7 +243,7 @@ labs.guess("6.3", "efficiency of weak scaling, in percent", my_guess)
 # The next cell trains a GPT-2 with DDP on 1 rank, on 2, and so on, in turns (10 to 30 s). On a CPU a
 # rank computes with one thread, and its collectives pass the slow link of notebook 05. The last
 # number of ranks is twice the number of cores: two ranks share each. The shape of the curves is what
-# counts here; a GPU's seconds are others.
+# counts here. Expect little: on that link gradients take most of a step.
 
 # %%
 measured = lab.measure_scaling()
@@ -272,7 +281,8 @@ lab.show_scaling(measured, efficiency)
 
 # %% [markdown]
 # **Notice:** strong scaling loses more than weak scaling, because the bytes stay the same while the
-# computing that could hide them shrinks. Where two ranks share a core (grey), computing takes twice
+# computing that could hide them shrinks: on a slow link more ranks can even be slower than one. Where
+# two ranks share a core (grey), computing takes twice
 # as long: efficiency falls, and more ranks cannot help. So a figure of efficiency means nothing
 # without three others: how many ranks, weak or strong, and the throughput of one.
 
@@ -290,10 +300,10 @@ lab.show_scaling(measured, efficiency)
 # So what computing hides costs nothing, as in notebook 05.
 
 # %% [markdown]
-# The next cell records one rank alone, and all ranks, each with the same work as the one (10 to 40
-# s). The runs: healthy, on a slow link, with the last rank slow, with a slow data loader, and with
-# all ranks computing slowly, as on GPUs that are too hot. (On GPUs the slow link is the real one,
-# and each bucket is sent many times.) Which part grows in which run?
+# The next cell records one rank alone, and all ranks, each with the same work as the one (10 to 40 s).
+# The runs: healthy, without the link of notebook 05; on a slow link, with the last rank slow, with a
+# slow data loader, and with all ranks computing slowly, as on GPUs that are too hot. (On GPUs the slow
+# link is the real one, and each bucket is sent many times.) Which part grows in which run?
 
 # %%
 runs = lab.record_lost_time()
@@ -401,7 +411,7 @@ lab.show_lost_time(runs, divide_lost_time)
 # on that link, and what does it cost?
 #
 # The lab makes two hosts of this machine: each has its own address, host name and processes, and one
-# link of a bandwidth that you choose.
+# link whose bandwidth is set.
 
 # %% [markdown]
 # You need no rights of an administrator for that, only Linux. A machine that cannot have hosts
@@ -409,14 +419,15 @@ lab.show_lost_time(runs, divide_lost_time)
 #
 # Your `train.py` starts on both hosts, unchanged: `torchrun --nnodes 2`, with two ranks on each. The
 # hosts find each other by rendezvous: the first one opens a port, and the others connect to it.
-# The links carry 200 Mbit/s.
+# The links carry 200 Mbit/s here, and other bandwidths below.
 
 # %%
 lab.run_on_two_hosts("train.py", "--epochs", "1")
 
 # %% [markdown]
 # **Notice:** only rank 0, on host 0, prints. The bytes come from the kernel's own counters of each
-# host's link. They hold the gradients, and what torchrun and the process group need to meet.
+# host's link. Almost all are gradients. Host 0 sends 1 MB more: before the first step DDP sends rank
+# 0's parameters, 0.5 MB, to each of the two ranks on host 1.
 
 # %% [markdown]
 # ## Bytes on the link
@@ -481,7 +492,8 @@ lab.show_fit(measured, fitted, link_seconds)
 # %% [markdown]
 # **Notice:** the circles, all at 50 Mbit/s, gave α and β. The diamonds were not fitted: another size,
 # or a link with half or twice the bandwidth, for which β is halved or doubled. Your two numbers
-# predict them within a few percent. (A time is the fastest of three rounds: a busy core only adds.)
+# predict them within a few percent. β is below the link's 6.25 MB/s, by headers and pauses, and α is
+# hardly seen beside such seconds. (A time is the fastest of three rounds: a busy core only adds.)
 
 # %% [markdown]
 # ## Fewer bytes between hosts
@@ -549,7 +561,7 @@ lab.show_hierarchical(hierarchical)
 # %% [markdown]
 # **Notice:** S in place of 1.5 S, counted, and fewer seconds on both links. The bars are longer than
 # their ticks by what gloo needs inside the host, where its reduce-scatter is an all-reduce. That time
-# is the CPU's, and does not shrink on a faster link: there, on a CPU, the gain is lost.
+# is the CPU's, and does not shrink with the link's: on a fast enough link, with gloo, the gain is lost.
 
 # %% [markdown]
 # On GPUs the inside is NVLink, and NCCL has a real reduce-scatter. So this is what it would take, by
@@ -566,7 +578,7 @@ lab.show_on_gpus(link_seconds)
 # shards inside each host and keeps a replica on each: only gradients cross the link, and only each
 # rank's shard of them. The price is memory: a rank keeps 1/R, not 1/N.
 #
-# Guess: on a link on which FSDP's step takes 1.2 s, how many seconds does HSDP's take?
+# Guess: on a link on which FSDP's step takes 1.1 s, how many seconds does HSDP's take?
 
 # %%
 # A guess, for exercise 6.7
@@ -613,18 +625,19 @@ lab.check_hybrid_shard(hybrid_shard)
 # </details>
 
 # %% [markdown]
-# DDP, ZeRO-3 (FSDP that gathers its root in backward, too), FSDP and your HSDP train the same model on
-# a link of 50 Mbit/s, in turns.
+# DDP, ZeRO-3, FSDP and your HSDP train the same model on a link of 50 Mbit/s, in turns. FSDP keeps its
+# root, which has half of this model, from forward to backward (notebook 04); ZeRO-3 gathers it twice.
 
 # %%
 training = lab.measure_training(hybrid_shard)
 lab.show_training(training)
 
 # %% [markdown]
-# **Notice:** the order of the seconds is that of the bytes. FSDP and ZeRO-3 send three times what HSDP
-# sends, and take more than twice as long; DDP sends half as much again as HSDP, and keeps twice its
-# parameters. FSDP is above its tick, because gloo's reduce-scatter is an all-reduce. With NCCL it
-# would be on it, 2.25 S, still more than twice HSDP's S.
+# **Notice:** the order of the seconds is that of the bytes. ZeRO-3 sends three times what HSDP sends,
+# and takes more than twice as long; FSDP saves one gather of its root. DDP sends half as much again as
+# HSDP, and keeps twice its parameters. ZeRO-3 and FSDP are above their ticks, because gloo's
+# reduce-scatter is an all-reduce. With NCCL ZeRO-3 would be on it, 2.25 S, still more than twice
+# HSDP's S.
 
 # %% [markdown]
 # ## Which strategy for which cluster?
@@ -691,6 +704,9 @@ lab.show_choice(choose_strategy)
 # "Our cluster reaches 200 TFLOP/s per GPU." Is that much? An H100's data sheet says 1,979, so a tenth;
 # its dense peak is 989.5, so a fifth; and if a third of the work was done twice, less than that. A
 # number of FLOP/s means something only with three definitions beside it.
+#
+# *The second sitting begins here. In a new kernel, run the first cell, and exercise 6.3's: its function
+# is used again.*
 
 # %% [markdown]
 # | | |
@@ -705,10 +721,18 @@ run = lab.reported_run("mosaic-036")
 run
 
 # %% [markdown]
-# N has what is *multiplied*. The head is a product with `vocabulary × hidden` parameters. If the model
-# is `tied`, the embedding is the same matrix. If not, it is a second one that is only looked up: leave
-# it out. `run.tokens_per_s` is of all GPUs together. `run.sheet_tflops` is what the data sheet prints
-# for one GPU, with sparsity (twice the dense rate) where `run.sparse` is True.
+# | What | is |
+# |:--|:--|
+# | `run.parameters`, `.vocabulary`, `.tied` | all parameters; tokens that the model knows; whether head and embedding are one matrix |
+# | `run.layers`, `.hidden`, `.sequence` | L, h and s |
+# | `run.gpus`, `.tokens_per_s` | their number; tokens per second of all of them together |
+# | `run.sheet_tflops`, `.sparse` | what the data sheet prints for one GPU; whether that is with sparsity, twice the dense rate |
+
+# %% [markdown]
+# N counts only what is *multiplied*. The head is a product with `vocabulary × hidden` parameters. If
+# the model is `tied`, the embedding is the same matrix. If not, it is a second one that is only looked
+# up: leave it out. A rate "with sparsity" is for matrices of which half the elements are zero; yours
+# are dense.
 
 # %% [markdown]
 # ### Exercise 6.9 · FLOPs, MFU and HFU
@@ -779,8 +803,8 @@ parts
 # %% [markdown]
 # These are parts of a published run: MPT-7b, 512 H100. `parts.computing` is a dictionary of seconds.
 # `parts.communication` is one of collectives, each with `seconds` and with `beside`: the seconds of
-# computing at the same time. `parts.interference` is the share of the time in which *both* run that
-# comes back, because NCCL's kernels take multiprocessors and bandwidth from the computation.
+# computing at the same time. While *both* run, NCCL's kernels take multiprocessors and bandwidth from
+# the computation: of these seconds, the share `parts.interference` lengthens the step after all.
 
 # %%
 sent = parts.communication["gathered and reduced in backward"]
@@ -838,9 +862,9 @@ lab.show_step_times(step_seconds)
 lab.show_step_errors(step_seconds)
 
 # %% [markdown]
-# **Notice:** from left to right each column leaves less out. Above 8k, one MFU without attention
-# predicts less than half of the time of most steps. Up to 2k, communication makes the difference.
-# Overlap gains little in these runs: 60 to 75 % of the hidden time comes back.
+# **Notice:** from left to right each column leaves less out, though not each error falls. Above 8k,
+# one MFU without attention predicts less than half of the time of most steps. Up to 2k, communication
+# makes the difference. Overlap gains little in these runs: 60 to 75 % of the hidden time comes back.
 
 # %% [markdown]
 # Is that a fit or a prediction? Rates that no data sheet gives are seven constants, for all runs
@@ -890,7 +914,8 @@ jobs["accelerate launch"]
 # %% [markdown]
 # Accelerate uses a CPU only if it is told to, `Accelerator(cpu=True)`: that is the script's `--cpu`.
 # `--shard` sets a private variable of Accelerate to FSDP, as it does itself on GPUs. The next cell
-# starts the script in these ways, as torchrun would.
+# starts the script in three ways, as torchrun would: on one process with `--cpu`, on two, and on two with
+# `--shard` too.
 #
 # Guess: with `--cpu`, how many whole copies of the parameters do two ranks hold together?
 
@@ -977,9 +1002,9 @@ lab.show_jobs(jobs, what_ran)
 # %% [markdown]
 # ## Which engine?
 #
-# **DeepSpeed** is the library that ZeRO came with. `deepspeed.initialize(model=..., config=...)` returns an
-# *engine*; you call `engine.step()` in place of the optimizer. The stage is one number in its
-# configuration, and most other numbers there are sizes of buckets.
+# **DeepSpeed** is the library that ZeRO came with. `deepspeed.initialize(model=..., config=...)`
+# returns an *engine*; you call `engine.step()` in place of the optimizer. The stage is one number in
+# its configuration, and most other numbers there are sizes of buckets.
 
 # %%
 print(lab.deepspeed_json(stage=2))
@@ -994,10 +1019,11 @@ engines = lab.measure_engines()
 lab.show_engines(engines, what_ran, efficiency)
 
 # %% [markdown]
-# **Notice:** FSDP2 needs less memory at the peak than DDP, and sends 1.5 times as much. DeepSpeed's stage 1
-# is ZeRO-2 when backward is done: it drops gradients that other ranks keep as soon as they are reduced,
-# and differs from stage 2 only while gradients of several batches are added up. Its stages 1 and 2
-# all-reduce, so they send as much as FSDP2. On a CPU the tokens per second say little about GPUs.
+# **Notice:** FSDP2 needs less memory at the peak than DDP, and sends 1.5 times as much. DeepSpeed's
+# stage 1 is ZeRO-2 when backward is done: it drops gradients that other ranks keep as soon as they are
+# reduced, and differs from stage 2 only while gradients of several batches are added up. Its stages 1
+# and 2 all-reduce, so they send as much as FSDP2. On a CPU the tokens per second say little about
+# GPUs.
 
 # %% [markdown]
 # So choose by what must fit: DDP if 16 bytes for each parameter, its buckets and the activations do;
@@ -1023,8 +1049,8 @@ machine = MACHINES["Lambda 8x A100-80"]
 machine
 
 # %% [markdown]
-# Each price has its page and the day it was read; yours goes over it. `machine.dollars` is per GPU and
-# hour, `machine.gpus` is how many it has.
+# Each price has its page and the day it was read; a price that you pass replaces it. `machine.dollars`
+# is per GPU and hour, `machine.gpus` is how many it has.
 #
 # Guess first: what does a billion tokens cost on that machine, for a model of 1.3B parameters?
 
@@ -1126,8 +1152,8 @@ lab.show_claim(judge_claim)
 # *Difficulty 3 of 5 · 10 minutes · target: within 4 % of an event simulation; at your break-even rate
 # both cost the same*
 #
-# Interruptions come at any moment, `rate` of them an hour. Checkpoints are `interval` hours apart, and
-# take no time. Prices are per hour.
+# Interruptions come at any moment, `rate` of them in a *billed* hour. Checkpoints are `interval` hours
+# apart, and take no time. Prices are per hour.
 
 # %%
 # Exercise 6.14: expected cost on spot, and the rate at which it stops paying
@@ -1174,10 +1200,10 @@ record = lab.document()
 record
 
 # %% [markdown]
-# The folder has a `README.md` with all tables and pictures, the traces, and `numbers.json` with every
-# number, the machine and the versions. (In JupyterLab, right-click the opened page for *Show Markdown
-# Preview*.) A second record of a day gets a folder of its own. Read back, with the number of each topic
-# that is furthest from its prediction:
+# The folder has a `README.md` with the tables and pictures made since the kernel started, the traces,
+# and `numbers.json` with every number, the machine and the versions. (In JupyterLab, right-click the
+# opened page for *Show Markdown Preview*.) A second record of a day gets a folder of its own. Read
+# back, with the number of each topic that is furthest from its prediction:
 
 # %%
 lab.show_record(record)

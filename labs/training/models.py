@@ -78,16 +78,16 @@ def blocks(model: nn.Module) -> nn.ModuleList:
 class DeepMLP(nn.Module):
     """Many equal layers with a residual connection, so that one layer is a small part of the model.
 
-    forward(x, y) takes bytes of shape (batch, 8) and predicts y from x as numbers. A layer has
+    forward(x, y) takes bytes of shape (batch, context) and predicts y from x as numbers. A layer has
     width² + width parameters, which few world sizes divide; outside the layers there are
-    17·width + 8 more. Activations are small: almost all memory is parameters, gradients and
-    optimizer state.
+    (2·context + 1)·width + context more. Activations are small: almost all memory is parameters,
+    gradients and optimizer state.
     """
 
-    def __init__(self, layers: int = 12, width: int = 37, seed: int = 0):
+    def __init__(self, layers: int = 12, width: int = 37, seed: int = 0, context: int = 8):
         super().__init__()
         torch.manual_seed(seed)
-        self.inlet, self.outlet = nn.Linear(8, width), nn.Linear(width, 8)
+        self.inlet, self.outlet = nn.Linear(context, width), nn.Linear(width, context)
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
         move_to_rank(self)
 

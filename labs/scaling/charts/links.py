@@ -18,7 +18,7 @@ from labs.predictions.host_links import LinkTime, Topology, hierarchical_all_red
 from labs.predictions.strategy_choice import STRATEGIES, Links
 from labs.scaling.links.collectives import FITTED, TRIED
 from labs.scaling.links.recorded import LinkRun
-from labs.scaling.links.strategies import model_bytes, predicted_link_bytes
+from labs.scaling.links.strategies import model_bytes, predicted_link_bytes, root_bytes
 from labs.workers.hosts.links import read_bandwidth
 
 _FORMULAS = {"all-reduce": traffic.all_reduce, "all-gather": traffic.all_gather,
@@ -163,18 +163,18 @@ def show_training(run: LinkRun) -> Picture:
     """Draws what a step of each strategy puts on the link, how long it takes, and what a rank keeps
     of the parameters."""
     names = [one.what for one in run.timed]
-    size = model_bytes()
+    size, root = model_bytes(), root_bytes()
     panels = [
         Panel("MB on the link a step", "MB", [run.sent(name) for name in names], 1e6,
-              [predicted_link_bytes(name, size, run.topology) for name in names]),
+              [predicted_link_bytes(name, size, root, run.topology) for name in names]),
         Panel(f"seconds a step, {_name(run.timed[0].bandwidth)}", "s",
               [one.seconds for one in run.timed], guessed=[
                   guessed("6.7") if name == "HSDP" else None for name in names],
               colour=palette.PHASES["communication"]),
         Panel("MB of parameters a rank", "MB", [run.sent(f"{name}, resident") for name in names],
               1e6, colour=palette.MEMORY["parameters"])]
-    return side_by_side(names, panels, f"{size / 1e6:.1f} MB of parameters, fp32; predicted: by "
-                        "ring algorithms" + f"\n{run.note}" * bool(run.note))
+    return side_by_side(names, panels, f"{size / 1e6:.1f} MB of parameters, {root / 1e6:.1f} of them "
+                        "at the root; predicted: by ring algorithms" + f"\n{run.note}" * bool(run.note))
 
 
 @shows("6.8")

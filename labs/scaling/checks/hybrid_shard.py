@@ -17,7 +17,7 @@ from labs.training import data
 from labs.training.loop import train
 
 HOSTS = {4: (2,), 6: (2, 3)}  # ranks -> numbers of hosts that are tried on them
-LAYERS, WIDTH = 3, 37  # neither 2 nor 3 divides the width
+LAYERS, WIDTH, CONTEXT = 3, 37, 8  # neither 2 nor 3 divides the width
 BYTES = 4
 HINTS = {"should not be": "The blocks first, the root last.",
          "mesh should": "init_device_mesh(device_type, (hosts, ranks of a host), "
@@ -39,7 +39,7 @@ def _try_hosts(hybrid_shard, numbers_of_hosts):
     for hosts in numbers_of_hosts:
         ranks = dist.get_world_size() // hosts
         where = f"{hosts} hosts × {ranks} ranks"
-        model = MeasuredModel(LAYERS, WIDTH)
+        model = MeasuredModel(LAYERS, WIDTH, CONTEXT)
         whole = copy.deepcopy(model)
         built = hybrid(hybrid_shard, hosts, model, torch.optim.SGD, lr=0.5)
         raise_on_all_ranks(_judge_sharded, built[0], whole, ranks, hosts, where)

@@ -24,7 +24,9 @@ from labs.training import data, strategies
 from labs.training.loop import ModuleAndOptimizer, train
 from labs.training.models import DeepMLP, trainable
 
-LAYERS, WIDTH = 4, 360  # 0.5 million parameters: 2.1 MB, which 50 Mbit/s need 0.34 s for
+# 0.6 million parameters: 2.3 MB, which 50 Mbit/s need 0.37 s for; half of them at the root, as a
+# small model has them in its embedding.
+LAYERS, WIDTH, CONTEXT = 3, 300, 512
 BATCH = 4
 BANDWIDTH = "50mbit"
 WARM_UP = 2  # steps: DDP cuts its buckets anew after the first
@@ -41,8 +43,8 @@ class Output(NamedTuple):
 class MeasuredModel(DeepMLP):
     """The model that every strategy trains."""
 
-    def __init__(self, layers: int = LAYERS, width: int = WIDTH):
-        super().__init__(layers, width)
+    def __init__(self, layers: int = LAYERS, width: int = WIDTH, context: int = CONTEXT):
+        super().__init__(layers, width, context=context)
 
     def forward(self, x, y) -> Output:
         found = super().forward(x, y)
@@ -51,17 +53,27 @@ class MeasuredModel(DeepMLP):
 
 def model_bytes() -> int:
     """Bytes of its parameters in fp32, and of its gradients."""
+    return _bytes_named("")
+
+
+def root_bytes() -> int:
+    """Bytes of the parameters that no layer has: FSDP gathers them with the root."""
+    return model_bytes() - _bytes_named("layers.")
+
+
+def _bytes_named(beginning: str) -> int:
     with torch.device("meta"):
-        return 4 * sum(p.numel() for _, p in trainable(MeasuredModel()))
+        return 4 * sum(p.numel() for name, p in trainable(MeasuredModel())
+                       if name.startswith(beginning))
 
 
 def measure_strategies(hybrid_shard: Callable, hosts: int, bandwidth: str = BANDWIDTH,
                        rounds: int = ROUNDS) -> dict[str, list[dict]]:
     """On all ranks: bytes on the link, seconds and bytes of resident parameters of a step of each
     strategy. hybrid_shard(model, hosts) wraps a model as HSDP."""
-    chosen = {"DDP": strategies.ddp, "ZeRO-3": zero3, "FSDP": strategies.fsdp2,
+    chosen = {"DDP": strategies.ddp, "ZeRO-3": strategies.fsdp2, "FSDP": fsdp,
               "HSDP": partial(hybrid, hybrid_shard, hosts)}
-    batch = data.xy_batches(1, BATCH, seed=dist.get_rank())
+    batch = data.xy_batches(1, BATCH, CONTEXT, seed=dist.get_rank())
     size, work, resident = model_bytes(), {}, []
     for name, strategy in chosen.items():
         built = strategy(MeasuredModel(), torch.optim.SGD, lr=0.01)
@@ -74,10 +86,11 @@ def measure_strategies(hybrid_shard: Callable, hosts: int, bandwidth: str = BAND
     return as_json(timed, found + resident)
 
 
-def zero3(model, optimizer_class, **settings) -> ModuleAndOptimizer:
-    """FSDP2 whose root is gathered again in backward too: ZeRO-3, to the byte and the call."""
+def fsdp(model, optimizer_class, **settings) -> ModuleAndOptimizer:
+    """FSDP2 as `fully_shard` leaves it by itself: the root stays gathered until backward.
+    `strategies.fsdp2` gathers the root in backward again, as ZeRO-3 does."""
     module, optimizer = strategies.fsdp2(model, optimizer_class, **settings)
-    module.set_reshard_after_forward(True, recurse=False)
+    module.set_reshard_after_forward(False, recurse=False)
     return module, optimizer
 
 
@@ -94,11 +107,13 @@ def resident_bytes(module: nn.Module) -> int:
     return sum(p.untyped_storage().nbytes() for p in local)
 
 
-def predicted_link_bytes(name: str, size: float, topology: Topology) -> float:
-    """Bytes that a step puts on a host's link in each direction, by ring algorithms."""
+def predicted_link_bytes(name: str, size: float, root: float, topology: Topology) -> float:
+    """Bytes that a step puts on a host's link in each direction, by ring algorithms. size: of all
+    parameters; root: of those that FSDP gathers with the root, once, and keeps until backward."""
     if name == "HSDP":
         return hybrid_fsdp_step(size, topology)
     if name == "DDP":
         return flat_all_reduce(size, topology)
     passes = sum(traffic.stage_passes(3).values())
-    return passes * traffic.all_gather(size, topology.world_size)
+    gathered_less = root if name == "FSDP" else 0
+    return traffic.all_gather(passes * size - gathered_less, topology.world_size)
