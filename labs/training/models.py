@@ -78,8 +78,8 @@ def blocks(model: nn.Module) -> nn.ModuleList:
 class DeepMLP(nn.Module):
     """Many equal layers with a residual connection, so that one layer is a small part of the model.
 
-    forward(x, y) takes bytes of shape (batch, context) and predicts y from x as numbers. A layer has
-    width² + width parameters, which few world sizes divide; outside the layers there are
+    forward(x, y) takes bytes of shape (batch, context) and predicts y from x as numbers. A layer
+    has width² + width parameters, which few world sizes divide; outside the layers there are
     (2·context + 1)·width + context more. Activations are small: almost all memory is parameters,
     gradients and optimizer state.
     """
