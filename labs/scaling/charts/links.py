@@ -173,8 +173,8 @@ def show_training(run: LinkRun) -> Picture:
               colour=palette.PHASES["communication"]),
         Panel("MB of parameters a rank", "MB", [run.sent(f"{name}, resident") for name in names],
               1e6, colour=palette.MEMORY["parameters"])]
-    caption = (f"{size / 1e6:.1f} MB of parameters, {root / 1e6:.1f} of them at the root; predicted: by "
-               "ring algorithms")
+    caption = (f"{size / 1e6:.1f} MB of parameters, {root / 1e6:.1f} of them at the root; "
+               "predicted by ring algorithms")
     return side_by_side(names, panels, caption + f"\n{run.note}" * bool(run.note))
 
 
