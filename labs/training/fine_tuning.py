@@ -12,12 +12,15 @@ CONTEXT = 64  # tokens of a sequence
 _SIZES = {"cpu": (4, 256), "cuda": (12, 1024)}  # layers, hidden
 
 
-def qwen2(layers: int | None = None, hidden: int | None = None, seed: int = 0) -> nn.Module:
+def qwen2(layers: int | None = None, hidden: int | None = None, seed: int = 0,
+          device: str | None = None) -> nn.Module:
     """Returns a Qwen2 with random weights over bytes, on the CPU: tied embeddings, 4 query heads
-    that share 2 key and value heads. Its sizes follow the machine."""
+    that share 2 key and value heads. Its sizes follow the type of the device on which it will be
+    trained; None means that of the machine."""
     from transformers import Qwen2ForCausalLM
 
-    usual = _SIZES["cuda" if devices.gpus() else "cpu"]
+    device = device or ("cuda" if devices.gpus() else "cpu")
+    usual = _SIZES.get(device, _SIZES["cpu"])
     layers, hidden = layers or usual[0], hidden or usual[1]
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(hf_configs.make(
@@ -28,12 +31,13 @@ def qwen2(layers: int | None = None, hidden: int | None = None, seed: int = 0) -
     return model
 
 
-def load(name: str | None, samples: int) -> tuple[nn.Module, torch.Tensor]:
+def load(name: str | None, samples: int, device: str) -> tuple[nn.Module, torch.Tensor]:
     """(model, sequences of shape (samples, CONTEXT)) to fine-tune. name: of a model on the hub,
-    with its tokenizer; None means the small Qwen2. Where the hub does not answer, the process exits
-    with a sentence."""
+    with its tokenizer; None means the small Qwen2, of the size for this type of device: a job that
+    uses the CPU of a node with GPUs could not train theirs. Where the hub does not answer, the
+    process exits with a sentence."""
     if not name:
-        return qwen2(), data.windows(samples, CONTEXT)[:, :-1]
+        return qwen2(device=device), data.windows(samples, CONTEXT)[:, :-1]
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:

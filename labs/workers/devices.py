@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 
@@ -134,6 +135,15 @@ def oversubscription(ranks: int) -> str | None:
 def device() -> torch.device:
     """The device of this rank; outside of a launch, the CPU."""
     return torch.device(os.environ.get("LABS_DEVICE", "cpu"))
+
+
+@contextlib.contextmanager
+def meshes_on_cpu() -> Iterator[None]:
+    """Inside the block `fully_shard` without a mesh shards on the CPU. By itself it takes the
+    accelerator that torch was built for, also where its GPUs are hidden or missing, and then raises
+    that there are none (torch 2.13, `_init_default_mesh`)."""
+    with mock.patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cpu")):
+        yield
 
 
 def synchronize() -> None:

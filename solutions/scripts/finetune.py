@@ -1,5 +1,6 @@
 """Fine-tunes a Qwen2: accelerate launch --config_file accelerate.yaml finetune.py"""
 import argparse
+import os
 import time
 
 import torch
@@ -20,10 +21,13 @@ options = parser.parse_args()
 plugin = FullyShardedDataParallelPlugin(
     fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
     transformer_cls_names_to_wrap=["Qwen2DecoderLayer"])
+# without a GPU, too, a torch that was built for GPUs would take NCCL, which then raises
+if "LOCAL_RANK" in os.environ and not (options.cpu or torch.accelerator.is_available()):
+    torch.distributed.init_process_group("gloo")
 accelerator = Accelerator(fsdp_plugin=plugin, cpu=options.cpu)
 if options.shard:  # private, and what Accelerate does itself on GPUs
     AcceleratorState._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
-model, sequences = fine_tuning.load(options.model, options.samples)
+model, sequences = fine_tuning.load(options.model, options.samples, accelerator.device.type)
 evidence, losses, seconds = StepEvidence(model), [], []
 model, optimizer, loader = accelerator.prepare(
     model, torch.optim.AdamW(model.parameters(), lr=1e-3),

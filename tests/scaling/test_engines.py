@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,6 +72,25 @@ def test_what_the_fsdp_script_really_is_on_a_cpu(here):
     picture = lab.show_jobs({" ".join(options): job for options, job in found.items()}, what_ran)
     assert "--cpu --shard\n2 ranks: ZeRO-3: parameters 1 copies" in repr(picture)
     assert lab.show_jobs({"": found[()]}, unfilled).passed is None
+
+
+def test_a_job_on_the_cpu_of_a_node_with_gpus_trains_the_small_model(monkeypatch):
+    monkeypatch.setattr(fine_tuning.devices, "gpus", lambda: 8)
+    found = fine_tuning.load(None, 2, "cpu")[0].config
+    assert (found.num_hidden_layers, found.hidden_size) == fine_tuning._SIZES["cpu"]
+
+
+def test_a_file_of_another_script_is_said(here):
+    (here / "metrics.json").write_text('{"ranks": 2, "steps": []}')
+    with pytest.raises(RuntimeError, match="metrics.json is not of finetune.py: look at what"):
+        lab.read_job()
+
+
+def test_a_job_that_was_stopped_is_said(here, monkeypatch):
+    monkeypatch.setattr(starting.forked, "run", lambda *_, **__: SimpleNamespace(
+        code=None, metrics=None, seconds=60.2, output=["", ""]))
+    with pytest.raises(RuntimeError, match="finetune.py --cpu was stopped after 60 s"):
+        starting._forked("finetune.py", 2, ["--cpu"])
 
 
 @pytest.mark.slow
@@ -152,7 +172,7 @@ def test_a_hub_that_does_not_answer_is_said_in_a_sentence(monkeypatch):
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", unreachable)
     with pytest.raises(SystemExit, match="does not give Qwen/Qwen2-0.5B: We couldn't connect"):
-        fine_tuning.load("Qwen/Qwen2-0.5B", 4)
+        fine_tuning.load("Qwen/Qwen2-0.5B", 4, "cpu")
 
 
 def test_a_model_of_the_hub_comes_with_its_tokens(monkeypatch):
@@ -164,5 +184,5 @@ def test_a_model_of_the_hub_comes_with_its_tokens(monkeypatch):
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: tokenizer)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained",
                         lambda name, dtype: fine_tuning.qwen2(1, 32))
-    model, sequences = fine_tuning.load("Qwen/Qwen2-0.5B", 4)
+    model, sequences = fine_tuning.load("Qwen/Qwen2-0.5B", 4, "cpu")
     assert sequences.shape == (4, fine_tuning.CONTEXT) and not model.config.use_cache

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from _build.source import read_source  # noqa: E402
@@ -17,6 +18,7 @@ from _build.source import read_source  # noqa: E402
 from labs.exercises.verdicts import Verdict  # noqa: E402
 from labs.scaling import scaffold  # noqa: E402
 from labs.scaling.runs import commands, forked, ragged  # noqa: E402
+from labs.workers import devices  # noqa: E402
 
 SMALL = ("--samples", 12, "--batch", 3, "--layers", 1, "--hidden", 16)
 
@@ -72,6 +74,17 @@ def test_with_fsdp_each_rank_has_a_shard(trained):
         assert {members for size, members in record.gathered if size > 1000} == {(0, 1)}
     assert [step["loss"] for step in found.metrics["steps"]] == pytest.approx(
         [step["loss"] for step in trained.metrics["steps"]], abs=1e-4)
+
+
+def test_a_default_mesh_is_the_cpus_where_gpus_are_hidden(tmp_path, monkeypatch):
+    """As torch says it that was built for GPUs, on a rank of a check on a node with GPUs."""
+    text = "import torch\nprint(torch._C._get_accelerator(), end='')\n"
+    monkeypatch.setattr(devices, "gpus", lambda: 0)
+    monkeypatch.setattr(torch._C, "_get_accelerator", lambda: torch.device("cuda"))
+    with devices.meshes_on_cpu():
+        assert torch._C._get_accelerator().type == "cpu"
+    assert torch._C._get_accelerator().type == "cuda"
+    assert run(tmp_path, text, ranks=1).output == ["cpu"]
 
 
 def test_a_rank_that_fails_ends_the_others_and_the_job(nothing_left):

@@ -56,16 +56,17 @@ class Run:
 
 
 def run(script: Path | str, arguments: tuple[str, ...], ranks: int,
-        failing_rank: int | None = None) -> Run:
+        failing_rank: int | None = None, seconds: float = SECONDS) -> Run:
     """Runs `torchrun --nproc-per-node RANKS script arguments --metrics FILE` to its end or until
-    it is stopped, in a folder of its own. failing_rank: one that raises while it trains."""
+    it is stopped, in a folder of its own. failing_rank: one that raises while it trains. seconds:
+    that it may take."""
     # What a rank has started may write until it is killed: that must not hide how the run ended.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = os.path.join(folder, METRICS)
         job = _Job(ranks, Path(folder, "notes"))
         try:
             job.start(str(Path(script).absolute()), (*arguments, "--metrics", path), folder,
-                      failing_rank)
+                      failing_rank, seconds)
             job.wait()
         finally:
             job.kill()
@@ -86,7 +87,7 @@ class _Job:
         # program may take it, and ranks of two jobs would meet there.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
-    def start(self, script, arguments, folder, failing_rank):
+    def start(self, script, arguments, folder, failing_rank, seconds):
         """Starts all ranks. The first start waits until the fork server has imported torch."""
         self._script = os.path.basename(script)
         variables = _torchruns_variables(self._ranks, self._store.port)
@@ -97,7 +98,7 @@ class _Job:
                 script, tuple(map(str, arguments)), variables | {
                     name: str(value) for name, value in own.items()},
                 str(folder), str(self._notes), threads, rank == failing_rank),)))
-        self._watch = programs.StallWatch(lambda: self._groups, SECONDS)
+        self._watch = programs.StallWatch(lambda: self._groups, seconds)
 
     @property
     def _groups(self) -> list[int]:

@@ -11,7 +11,7 @@ import labs
 from labs.exercises.verdicts import Verdict
 from labs.meters.evidence import RankEvidence, read_ranks
 from labs.scaling.runs import forked
-from labs.scaling.runs.commands import CommandResult, run_command
+from labs.scaling.runs.commands import SECONDS, CommandResult, run_command
 from labs.workers import devices
 
 # What a job with several processes may be; FSDP is ZeRO-3.
@@ -44,8 +44,12 @@ def accelerate(script: str, *arguments: object, config: str = "accelerate.yaml",
 
 
 def read_job(path: str | Path = "metrics.json") -> Job:
-    """The job that left this file of metrics."""
-    return _job(json.loads(Path(path).read_text()))
+    """The job of finetune.py that left this file of metrics. Raises RuntimeError where another
+    script has written it: the job before has failed, and its output says why."""
+    metrics = json.loads(Path(path).read_text())
+    if not isinstance(metrics["ranks"], list):  # of train.py it is their number
+        raise RuntimeError(f"{path} is not of finetune.py: look at what its job has printed")
+    return _job(metrics)
 
 
 def start_otherwise(script: str = "finetune.py") -> dict[str, Job]:
@@ -65,9 +69,11 @@ def _nothing():
 
 
 def _forked(script, ranks, options) -> Job:
-    found = forked.run(script, tuple(options), ranks)
+    found = forked.run(script, tuple(options), ranks, seconds=SECONDS)
     if found.code or found.metrics is None:
-        raise RuntimeError(f"{script} {' '.join(options)} failed:\n{''.join(found.output)[-2000:]}")
+        how = "failed" if found.code is not None else f"was stopped after {found.seconds:.0f} s"
+        raise RuntimeError(f"{script} {' '.join(map(str, options))} {how}:\n"
+                           f"{''.join(found.output)[-2000:]}")
     return _job(found.metrics)
 
 

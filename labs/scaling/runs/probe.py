@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
 from labs.meters.evidence import storage_bytes
-from labs.workers import worker
+from labs.workers import devices, worker
 from labs.workers.programs import note
 
 FAILS_AT = 2  # the batch at which a rank that is to fail raises
@@ -172,6 +172,8 @@ class _Probe(CollectiveObserver):
             # pathlib calls io.open, a script the built-in one
             for module, original in ((builtins, builtins.open), (io, io.open)):
                 stack.enter_context(mock.patch.object(module, "open", self._opening(original)))
+            if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+                stack.enter_context(devices.meshes_on_cpu())
             stack.enter_context(self)
             yield
 

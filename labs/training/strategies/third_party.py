@@ -4,7 +4,7 @@ import functools
 import importlib.util
 import logging
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 from labs.training.loop import ModuleAndOptimizer
@@ -143,6 +143,8 @@ def _accelerate(model, optimizer, state=None, **options):
 
     AcceleratorState._reset_state()  # a singleton: it keeps the process's first settings
     _name_own_gpu()
-    accelerator = Accelerator(cpu=devices.device().type == "cpu", **options)
+    on_cpu = devices.device().type == "cpu"
+    accelerator = Accelerator(cpu=on_cpu, **options)
     AcceleratorState._shared_state.update(state or {})
-    return accelerator.prepare(model, optimizer)
+    with devices.meshes_on_cpu() if on_cpu else nullcontext():
+        return accelerator.prepare(model, optimizer)

@@ -36,6 +36,8 @@ def patch(module):
         _log(backend, kwargs)
         if backend is not None and "nccl" not in backend.lower():
             return original_init(backend, *args, **kwargs)
+        if not machine.count():
+            raise ValueError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
         kwargs.pop("pg_options", None)
         original_init("gloo", *args, **kwargs)
         if module.get_world_size() > machine.count():

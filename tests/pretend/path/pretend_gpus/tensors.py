@@ -294,9 +294,13 @@ def _restore(storage, location):
 
 def _patch_accelerator(torch):
     cuda, accelerator = torch.cuda, torch.accelerator
+
+    def current_accelerator(check_available=False):
+        return torch.device("cuda") if machine.count() or not check_available else None
+
     functions = SimpleNamespace(
         is_available=cuda.is_available, device_count=machine.count,
-        current_accelerator=lambda check_available=False: torch.device("cuda"),
+        current_accelerator=current_accelerator,
         current_device_index=cuda.current_device, current_device_idx=cuda.current_device,
         set_device_index=cuda.set_device, set_device_idx=cuda.set_device,
         current_stream=cuda.current_stream, set_stream=cuda.set_stream,
