@@ -22,6 +22,7 @@ PATCHES = {
     "torch": "tensors",
     "labs.training.presets": "presets",
     "labs.fsdp.node.jobs": "presets",
+    "labs.training.fine_tuning": "presets",
     **dict.fromkeys(quick.MODULES, "quick"),
 }
 

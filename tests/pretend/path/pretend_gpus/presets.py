@@ -23,6 +23,9 @@ def patch(module):
     if module.__name__ == "labs.fsdp.node.jobs":
         vars(module).update(MOST)
         return
+    if module.__name__ == "labs.training.fine_tuning":
+        module._SIZES = dict.fromkeys(module._SIZES, (SMALL["layers"], SMALL["hidden"]))
+        return
     for name, preset in module.PRESETS.items():
         if not name.startswith("laptop"):
             most = {**SMALL, **OF_LABS.get(name.rpartition(", ")[2], {})}

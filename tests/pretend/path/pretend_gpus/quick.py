@@ -19,6 +19,8 @@ CONSTANTS = {
     "labs.meters.throughput": {"WARMUP_ON_GPU": 1},
     "labs.fsdp.node.running": {"FEWEST": 1, "MOST": 1},
     "labs.meters.own_speed": {"WIDTH": {"cpu": 512, "cuda": 512}},
+    "labs.scaling.runs.scaling_runs": {"TRIES": 1},
+    "labs.scaling.runs.lost_time_runs": {"WARM_UP": 1, "RECORDINGS": 1, "ROUNDS": 1, "EXTRA": 2},
     # not the checkout's folder, in which other tests record meanwhile
     "labs.fsdp_profiling.recording": {"FOLDER": Path(tempfile.gettempdir(), "experiments", "05")}}
 # But with two GPUs. module -> functions that are left out: they use no rank of the pretend node, or
@@ -29,6 +31,10 @@ LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
                                           "compare_meshes"],
             "labs.fsdp.fsdp1": ["fsdp1_wrap_policies"]}
 KEPT_FAULTS = {"item", "slow rank"}  # of 05
+KEPT_RUNS = ("slow link", "slow rank")  # of 06; GPUs have a slow link of their own
+# (launcher, script) of 06. Each process that they start imports torch by itself: torchrun starts
+# train.py, too, and Accelerate finetune.py, for which it chooses the device
+NOT_STARTED = {("torchrun", "who.py"), ("accelerate", "train.py")}
 
 
 def patch(module):
@@ -42,8 +48,24 @@ def patch(module):
     fewer_rounds.patch(module)
     if name == "labs.workers.hosts.network":  # they compute on the CPU wherever they are
         module.hosts_unavailable = lambda: "the pretend node has no hosts"
+    if name == "labs.scaling.runs.lost_time_runs":
+        module.record_lost_time = functools.partial(module.record_lost_time, names=KEPT_RUNS)
+    if name == "labs.scaling.runs.commands":
+        module.run_command = _some_commands(module)
     if machine.count() != 2:
         _leave_out(name, module)
+
+
+def _some_commands(commands):
+    run_command = commands.run_command
+
+    def called(command, *args, **kwargs):
+        words = tuple(map(str, command))
+        if any(words[0] == launcher and script in words for launcher, script in NOT_STARTED):
+            return commands.CommandResult(words, 0, 0.0, "(left out)")
+        return run_command(command, *args, **kwargs)
+
+    return called
 
 
 def _leave_out(name, module):
@@ -97,5 +119,5 @@ def _passed_check(verdicts, exercise, hints=None, device="cpu"):
 
 MODULES = {"labs.exercises.verdicts", "labs.training.strategies.third_party",
            "labs.fsdp_profiling.scaffold", "labs.fsdp.node.jobs",
-           "labs.workers.hosts.network", *LEFT_OUT, *CONSTANTS,
+           "labs.workers.hosts.network", "labs.scaling.runs.commands", *LEFT_OUT, *CONSTANTS,
            *fewer_rounds.MODULES}
