@@ -29,6 +29,7 @@ MODULES = [
     "labs.exercises.invariants",
     "labs.exercises.numbers",
     "labs.exercises.reference",
+    "labs.start_here.recording",
 ]
 _MADV_COLLAPSE = 25  # since Linux 6.1
 _HUGE_PAGE = 2**21  # bytes
