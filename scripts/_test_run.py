@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,8 @@ NOTHING_SELECTED = 5  # pytest's exit code
 # Tests wait for ranks, kernels and hangs, too: three at a time keep two cores busy.
 AT_ONCE = str(max(3, min(8, (os.cpu_count() or 2) // 2)))
 COUNTED = ("tests", "failures", "errors", "skipped")
+# The browser test that runs a student notebook untouched, and judges each cell as nbval's plugin.
+IN_BROWSER = re.compile(r"test_an_untouched_notebook_runs_and_is_shown_well\[(\w+)\]")
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Result:
     skipped: int = 0
     seconds: float = 0.0
     note: str = ""
+    in_browser: set = field(default_factory=set)  # names of notebooks
 
     def counts(self):
         """Return the line that all stages and the summary share."""
@@ -89,6 +93,7 @@ def pytest_stage(name, paths, options, arguments):
         command += ["-c", "pyproject.toml", *arguments, *select, *options.extra, *paths]
         code = subprocess.run(command, env=environment("-p" in arguments)).returncode
         result = count(name, report)
+        result.in_browser = passed_in_browser(report)
     if code == NOTHING_SELECTED:
         result.note = nothing_selected(paths, options)
     elif code and not result.failed:
@@ -119,6 +124,24 @@ def count(name, report):
     return Result(name, passed=max(tests - failed - skipped, 0), failed=failed, skipped=skipped)
 
 
+def passed_in_browser(report):
+    """Return the names of the student notebooks that the browser test has run, without a fault."""
+    if not os.path.exists(report):
+        return set()
+    cases = ElementTree.parse(report).getroot().iter("testcase")
+    passed = [case.get("name") for case in cases if not len(case)]  # else it has what went wrong
+    return {found[1] for found in map(IN_BROWSER.fullmatch, passed) if found}
+
+
+def notebooks_for_nbval(in_browser):
+    """Return what nbval runs in a whole run: all notebooks but those untouched ones that have run
+    in the browser. To run one of them again would take half a minute of a core, and show no more.
+    """
+    students = sorted((ROOT / NOTEBOOK_FOLDERS[0]).glob("*.ipynb"))
+    rest = [path for path in students if path.stem not in in_browser]
+    return [*(os.path.relpath(path, ROOT) for path in rest), *NOTEBOOK_FOLDERS[1:]]
+
+
 def nothing_selected(paths, options):
     """Return the sentence for a selection that no test matches."""
     what = " ".join([*paths, *(["-k", options.k] if options.k else [])])
@@ -141,15 +164,17 @@ def stages(options):
         build = ["scripts/build", "--check"]
         yield timed("generated notebooks are current", command_stage, build)
     marks = ["-m", "not slow and not browser"] if options.fast else []
-    tests = [path for path in options.paths if not is_notebook(path)]
+    tests, in_browser = [path for path in options.paths if not is_notebook(path)], set()
     if tests or not options.paths:
         where = tests or ["tests"]
-        yield timed("Python tests (pytest)", pytest_stage, where, options,
-                    # tests/conftest.py says which files come first
-                    marks + xdist_options(options, "loadfile") + ["--no-loadscope-reorder"])
+        result = timed("Python tests (pytest)", pytest_stage, where, options,
+                       # tests/conftest.py says which files come first
+                       marks + xdist_options(options, "loadfile") + ["--no-loadscope-reorder"])
+        in_browser = result.in_browser
+        yield result
     notebooks = [path for path in options.paths if is_notebook(path)]
     if everything and not options.fast:
-        notebooks = NOTEBOOK_FOLDERS
+        notebooks = notebooks_for_nbval(in_browser)
     if notebooks:
         yield timed("notebooks (nbval)", pytest_stage, notebooks, options,
                     NBVAL + xdist_options(options, "loadscope"))

@@ -44,6 +44,7 @@ checkouts = load("_checkout")
 pythons = load("_pythons")
 load("_pip")
 setup = load("_setup")
+runner = load("_test_run")
 
 
 def pins():
@@ -575,6 +576,21 @@ def test_stages_count_what_pytest_counts(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "1 passed, 1 failed, 1 skipped"
+
+
+def test_nbval_runs_each_student_notebook_that_has_not_passed_in_the_browser(tmp_path):
+    report, test = tmp_path / "report.xml", "test_an_untouched_notebook_runs_and_is_shown_well"
+    assert test in (ROOT / "tests" / "test_browser.py").read_text()
+    names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+    outcomes = ["", "<failure/>", "<skipped/>", "<error/>"]
+    report.write_text("<testsuites>" + "".join(
+        f'<testcase name="{test}[{name}]">{outcome}</testcase><testcase name="other[{name}]"/>'
+        for name, outcome in zip(names, outcomes, strict=False)) + "</testsuites>")
+    seen = runner.passed_in_browser(report)
+    assert seen == {names[0]} and runner.passed_in_browser(tmp_path / "none.xml") == set()
+    rest = [f"notebooks/{name}.ipynb" for name in names]
+    assert runner.notebooks_for_nbval(seen) == [*rest[1:], "solutions"]
+    assert runner.notebooks_for_nbval(set()) == [*rest, "solutions"]
 
 
 @pytest.mark.slow

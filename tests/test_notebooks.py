@@ -1,6 +1,6 @@
-"""What stands in every notebook and in its solution. nbval, which scripts/test runs too, runs both:
-it holds what each check of a solution says against what is read here, and what an untouched
-notebook says against `untouched`.
+"""What stands in every notebook and in its solution. scripts/test runs both, too: nbval holds what
+each check of a solution says against what is read here; it, or the browser test, holds what an
+untouched notebook says against `untouched`.
 """
 
 import re

@@ -1,5 +1,6 @@
-"""A plugin for nbval (scripts/test loads it): what an untouched student notebook may say. Its cells
-end without a word on stderr (an unknown %magic ends so) and its checks say that they wait."""
+"""A plugin for nbval (scripts/test loads it), which the browser test asks too: what an untouched
+student notebook may say. Its cells end without a word on stderr (an unknown %magic ends so) and
+its checks say that they wait."""
 
 import re
 from pathlib import Path
