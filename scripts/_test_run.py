@@ -91,7 +91,7 @@ def pytest_stage(name, paths, options, arguments):
         report = os.path.join(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", f"--junitxml={report}"]
         command += ["-c", "pyproject.toml", *arguments, *select, *options.extra, *paths]
-        code = subprocess.run(command, env=environment("-p" in arguments)).returncode
+        code = subprocess.run(command, env=environment("untouched" in arguments)).returncode
         result = count(name, report)
         result.in_browser = passed_in_browser(report)
     if code == NOTHING_SELECTED:
@@ -169,7 +169,9 @@ def stages(options):
         where = tests or ["tests"]
         result = timed("Python tests (pytest)", pytest_stage, where, options,
                        # tests/conftest.py says which files come first
-                       marks + xdist_options(options, "loadfile") + ["--no-loadscope-reorder"])
+                       marks + xdist_options(options, "loadfile")
+                       # each of pytest's processes would import nbval, and Jupyter's client with it
+                       + ["--no-loadscope-reorder", "-p", "no:nbval"])
         in_browser = result.in_browser
         yield result
     notebooks = [path for path in options.paths if is_notebook(path)]
