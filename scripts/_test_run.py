@@ -177,6 +177,9 @@ def stages(options):
     notebooks = [path for path in options.paths if is_notebook(path)]
     if everything and not options.fast:
         notebooks = notebooks_for_nbval(in_browser)
+        if in_browser:
+            print("\nRun untouched in the browser, and judged as by nbval, so not run again: "
+                  f"{', '.join(sorted(in_browser))}", flush=True)
     if notebooks:
         yield timed("notebooks (nbval)", pytest_stage, notebooks, options,
                     NBVAL + xdist_options(options, "loadscope"))
