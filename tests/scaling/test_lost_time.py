@@ -107,6 +107,11 @@ def test_no_collective_ends_before_it_has_begun_on_all_ranks(recorded):
             assert min(one.end for one in same) >= max(one.begin for one in same)
 
 
+def test_the_checks_own_runs_leave_no_files_where_the_students_are(recorded):
+    assert {trace.path for run in [*recorded.values(), recorded.alone] for trace in run} == {""}
+    assert "ui.perfetto.dev" not in repr(recorded)
+
+
 def test_the_rank_that_is_alone_communicates_with_nobody(recorded):
     [trace] = recorded.alone
     assert not trace.collectives and len(trace.steps) == lost_time_runs.STEPS
@@ -133,7 +138,7 @@ def test_a_run_that_does_not_show_its_fault_is_recorded_again(monkeypatch):
     cases, recorded = lost_time_traces.cases(), []
     waits, (_, alone) = cases["rank 0 is slow"][0], cases["a slow data loader"]
 
-    def record_once(preset, names):
+    def record_once(preset, names, folder):
         run = waits if len(recorded) < 2 else cases["a slow data loader"][0]
         recorded.append(lost_time_runs.RunsOnRanks(dict.fromkeys(names, run), alone, None))
         return recorded[-1]

@@ -56,10 +56,10 @@ class RunsOnRanks(dict[str, list[Trace]]):
     def __repr__(self):
         step = {name: 1e3 * max(trace.seconds / len(trace.steps) for trace in run)
                 for name, run in {"one rank alone": self.alone, **self}.items()}
-        files = Path(self.alone[0].path).parent
+        folder = Path(self.alone[0].path).parent
+        files = f"files for ui.perfetto.dev: {folder.parent.name}/{folder.name}"
         return "\n".join([*(f"{name}: a step of {ms:.0f} ms" for name, ms in step.items()),
-                          *filter(None, [self.note()]),
-                          f"files for ui.perfetto.dev: {files.parent.name}/{files.name}"])
+                          *filter(None, [self.note(), files * bool(self.alone[0].path)])])
 
     def unclear(self) -> list[str]:
         """The runs in which the part of the fault is not the largest of what a step loses; without
@@ -95,7 +95,7 @@ def record_lost_time(preset: Preset | None = None, names: tuple[str, ...] = tupl
     began = time.monotonic()
     for turn in range(1, ROUNDS + 1):
         with status(f"recording {counted(len(names) + 1, 'run')}, turn {turn} of at most {ROUNDS}"):
-            recorded.append(record_once(chosen, names))
+            recorded.append(record_once(chosen, names, traces_folder().parent / "scaling"))
         if not recorded[-1].unclear() or time.monotonic() - began > ENOUGH:
             break
     return min(recorded, key=lambda found: len(found.unclear()))
@@ -107,10 +107,11 @@ def preset_for_checks() -> Preset:
     return replace(chosen, layers=2, batch=2) if chosen.name == "laptop" else chosen
 
 
-def record_once(preset: Preset, names: tuple[str, ...] = tuple(FAULTS)) -> RunsOnRanks:
-    """Records each run once."""
-    folder = traces_folder().parent / "scaling"
-    folder.mkdir(parents=True, exist_ok=True)
+def record_once(preset: Preset, names: tuple[str, ...] = tuple(FAULTS),
+                folder: Path | None = None) -> RunsOnRanks:
+    """Records each run once. folder: for the files of the traces; None means that none are kept."""
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
     by_rank = launch(_record_all, preset, names, folder, ranks=preset.ranks, quiet=True,
                      verify=False, hang_after=60, timeout=None)
     runs = {name: [without_loading(trace) for trace in
@@ -137,15 +138,16 @@ def _record_all(preset, names, folder) -> tuple[dict[str, Trace], Link | None]:
             job.loading.delay = LOADING * seconds * (name == "slow data loader")
             if job.slow:
                 job.slow.active = True
-            file = folder / f"{name.replace(' ', '_')}_rank{dist.get_rank()}.json.gz"
+            file = f"{name.replace(' ', '_')}_rank{dist.get_rank()}.json.gz"
             recorded = [record_step(job.step, steps=STEPS) for _ in range(RECORDINGS)]
-            found[name] = recorded[fastest(recorded)].write(file)
+            found[name] = recorded[fastest(recorded)].write(folder and folder / file)
         # between the runs, so that what disturbs the machine for a while does not decide
         baseline.append(_alone(alone))
     if dist.get_rank() == 0:
         # the median: the fastest of many would be faster than the runs, of which there are few
         baseline.sort(key=lambda one: one.seconds)
-        found["alone"] = baseline[(len(baseline) - 1) // 2].write(folder / "alone.json.gz")
+        found["alone"] = baseline[(len(baseline) - 1) // 2].write(
+            folder and folder / "alone.json.gz")
     return found, link
 
 
