@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 from labs.workers import hang_rules, source_lines
-from labs.workers.failures import Interrupted
+from labs.workers.launch_error import Stopped
 
 SHOWN = 10_000  # characters that one check may print
 MOST = 1_000_000  # characters after which the code that prints them is stopped
@@ -22,13 +22,6 @@ class TooMuchOutput(BaseException):
 
     def __str__(self):
         return f"it printed more than {MOST:,} characters: is there an endless loop?"
-
-
-class Stopped(KeyboardInterrupt):
-    """The student interrupted a check: in a notebook one line, and no traceback."""
-
-    def _render_traceback_(self):  # IPython's hook
-        return [str(self)]
 
 
 @contextlib.contextmanager
@@ -50,7 +43,7 @@ def guarded() -> Iterator[None]:
             stack.enter_context(mock.patch.object(shell, "ask_exit", _raise_exit))
         try:
             yield
-        except Interrupted:  # by the launcher, which says where the ranks were
+        except Stopped:  # by what has started the ranks, which says where they were
             raise
         except KeyboardInterrupt as error:
             raise Stopped(_interruption(error)) from None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from labs.words import named_ranks
-from labs.workers.launch_error import LaunchError
+from labs.workers.launch_error import LaunchError, Stopped
 from labs.workers.outcomes import Kind, Outcome, describe, root_cause, summary
 
 _last = None
@@ -49,15 +49,12 @@ class RanksStuck(LaunchError):
         super().__init__("\n".join(line for line in lines if line))
 
 
-class Interrupted(KeyboardInterrupt):
-    """The student interrupted the cell; outcomes says where each rank was."""
+class Interrupted(Stopped):
+    """The student interrupted a launch; outcomes says where each rank was."""
 
     def __init__(self, outcomes: list[Outcome]):
         self.outcomes = outcomes
         super().__init__("\n".join(["interrupted; all ranks were stopped", *summary(outcomes)]))
-
-    def _render_traceback_(self):
-        return [str(self)]
 
 
 def failure(outcomes: Iterable[Outcome]) -> RankFailed:

@@ -1,4 +1,4 @@
-"""The base of what this package raises, importable without torch."""
+"""The bases of what this package raises, importable without torch."""
 
 
 class LaunchError(RuntimeError):
@@ -9,3 +9,11 @@ class LaunchError(RuntimeError):
 
     def _render_traceback_(self):  # IPython's hook
         return [f"{type(self).__name__}: {self}"]
+
+
+class Stopped(KeyboardInterrupt):
+    """The student interrupted the cell, and what had been started was stopped: in a notebook its
+    message, and no traceback."""
+
+    def _render_traceback_(self):
+        return [str(self)]

@@ -4,11 +4,14 @@ What they leave behind, and where they are refused, is in test_hosts_end.py."""
 import json
 import re
 import sys
+import threading
+from _thread import interrupt_main
 
 import leaks
 import pytest
 
 from labs.workers.hosts import JobFailed, hosts, jobs, links, torchrun
+from labs.workers.launch_error import Stopped
 
 NBYTES = 2_000_000  # of the tensor that is all-reduced
 
@@ -33,6 +36,22 @@ dist.destroy_process_group()
 """
 
 # Host 0 prints each message that host 1 sends every 10 ms, and how it ended.
+# The end of what torchrun prints where a rank failed.
+CHILD_FAILED = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+train.py FAILED
+Failures:
+[1]:
+  rank      : 2 (local_rank: 0)
+  exitcode  : -15 (pid: 4)  (SIGTERM)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-23_07:06:29
+  host      : host1
+  rank      : 3 (local_rank: 1)
+  exitcode  : %s
+  error_file: <N/A>
+"""
 TALK = """
 import socket, sys, time
 if sys.argv[1] == "0":
@@ -141,7 +160,9 @@ def test_what_differs_by_host_stands_before_the_callers_own_arguments():
      "exited with code 3 on host 1: no such file."),
     ("kill -9 $$", "was killed by SIGKILL on host 1"),
     ("echo 'rank 0 │ [rank0]: ValueError: wrong.'; echo after; exit 1",
-     "exited with code 1 on host 1: ValueError: wrong.")])
+     "exited with code 1 on host 1: ValueError: wrong."),
+    (f"echo '{CHILD_FAILED % '7 (pid: 5) '}'; exit 1",
+     "exited with code 1 on host 1: rank 3 exited with code 7.")])
 def test_a_command_that_fails_raises_one_sentence(pair, command, said):
     with pytest.raises(JobFailed) as caught:
         pair.run(["sh", "-c", command], on=1, quiet=True)
@@ -153,6 +174,20 @@ def test_a_failure_on_one_host_stops_the_other(pair, monkeypatch):
     monkeypatch.setattr(jobs, "GRACE", 0.1)
     with pytest.raises(JobFailed, match=r"on host 1\. It was stopped on host 0"):
         pair.run(lambda host: ["sh", "-c", "exit 1" if host.index else "sleep 1000"])
+
+
+def test_a_rank_that_was_killed_is_named_and_not_what_others_say_of_their_connection(pair):
+    lost = "echo 'rank 0 │ RuntimeError: Connection closed by peer'; exit 1"
+    killed = f"sleep 0.5; echo '{CHILD_FAILED % '-9 (pid: 5)  (SIGKILL)'}'; exit 1"
+    with pytest.raises(JobFailed, match=r"failed: rank 3 on host 1 was killed \(SIGKILL\)\.$"):
+        pair.run(lambda host: ["sh", "-c", killed if host.index else lost], quiet=True)
+
+
+def test_an_interrupt_ends_in_one_sentence(pair):
+    threading.Timer(0.5, interrupt_main).start()
+    with pytest.raises(Stopped, match=r"interrupted; `sleep 1000` was stopped on hosts 0 and 1"):
+        pair.run(["sleep", "1000"])
+    assert leaks.until(lambda: not any(host.process.children() for host in pair))
 
 
 def test_a_time_out_stops_all_that_the_command_started(pair):

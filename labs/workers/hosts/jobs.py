@@ -13,13 +13,15 @@ from selectors import EVENT_READ, DefaultSelector
 
 from labs.words import listed, plural
 from labs.workers.hosts.links import LinkBytes
-from labs.workers.launch_error import LaunchError
+from labs.workers.launch_error import LaunchError, Stopped
 from labs.workers.output import LaunchOutput, cut, last_lines
 
 GRACE = 10.0  # seconds that the other hosts may go on when the command failed on one
 NAME = 120  # characters of a command in a message
 _ERROR_LINE = re.compile(r"(?:rank \d+ │ )?(?:\[rank\d+\]: )?"
                          r"((?:\w+\.)*\w*(?:Error|Exception)\b.*)")
+# torchrun's report, at the end of what it prints on the host of the rank
+_ROOT_CAUSE = re.compile(r"Root Cause.*?\n  rank +: (\d+) .*?\n  exitcode +: (-?\d+) ", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,9 @@ class Job:
                 late = timeout is not None and time.monotonic() - self._began > timeout
                 if self._failed_at and time.monotonic() - self._failed_at > GRACE:
                     break
+        except KeyboardInterrupt:
+            where = _named_hosts(self.stop()) or "all hosts"
+            raise Stopped(f"interrupted; {self._name} was stopped on {where}") from None
         finally:
             stopped = self.stop()
         late = late and bool(stopped)
@@ -170,23 +175,44 @@ class Job:
 
     @property
     def _first_failure(self) -> int | None:
-        return next((host for host, code in self._exit_codes.items()
-                     if code and self._is_alive(host)), None)
+        """The host of a rank that a signal killed, because others then lose their connection to
+        it; else the first one on which the job failed."""
+        failed = [host for host, code in self._exit_codes.items() if code and self._is_alive(host)]
+        killed = [host for host in failed if self._failed_rank(host)[1] < 0]
+        return next(iter([*killed, *failed]), None)
+
+    def _failed_rank(self, host) -> tuple[int | None, int]:
+        """(rank, exit code) of the rank that failed first on a host, as torchrun reports it; the
+        number of the signal that killed it is below 0."""
+        found = _ROOT_CAUSE.search(self._output.text[host])
+        return (int(found[1]), int(found[2])) if found else (None, 0)
 
     def _explain(self, timeout, stopped) -> str:
-        where = f"{plural('host', len(stopped))} {listed(stopped)}" if stopped else ""
+        where = _named_hosts(stopped)
         if timeout:
             return f"{self._name} was not done after {timeout:g} s on {where}, and was stopped"
         end = f" It was stopped on {where}." if stopped else ""
         first = self._first_failure
+        rank, code = self._failed_rank(first)
+        if code < 0:
+            return (f"{self._name} failed: rank {rank} on host {first} was killed "
+                    f"({signal.Signals(-code).name}).{end}")
         return (f"{self._name} {describe_exit(self._exit_codes[first])} on host {first}"
                 f"{self._said(first)}.{end}")
 
     def _said(self, host) -> str:
-        """The first line of its output that names an exception, or else the last line."""
+        """The first line of its output that names an exception other than torchrun's own; else
+        which rank failed, or else the last line."""
         lines = last_lines(self._output.text[host], most=400)
-        found = [match[1] for match in map(_ERROR_LINE.match, lines) if match] or lines[-1:]
+        found = [match[1] for match in map(_ERROR_LINE.match, lines)
+                 if match and "ChildFailedError" not in match[1]]
+        rank, code = self._failed_rank(host)
+        found = found or [f"rank {rank} {describe_exit(code)}"] * bool(code) or lines[-1:]
         return f": {found[0].strip().rstrip('.')}" if found else ""
+
+
+def _named_hosts(hosts) -> str:
+    return f"{plural('host', len(hosts))} {listed(hosts)}" if hosts else ""
 
 
 def describe_exit(code: int) -> str:
