@@ -115,6 +115,16 @@ def private_directory() -> str:
 
 
 @contextlib.contextmanager
+def temporary_folder() -> Iterator[str]:
+    """Yields the path of a new folder, which is removed when the block exits. Where this process is
+    killed, the fork server removes it."""
+    # What was started here may write until it is killed: that must not hide how it ended.
+    with tempfile.TemporaryDirectory(dir=private_directory(),
+                                     ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
 def rendezvous() -> Iterator[str]:
     """Yields the path of an empty file in which ranks meet; on Linux it is in memory, on no disk.
     A file, because torch's TCP store would listen on all interfaces, without authorization."""

@@ -163,14 +163,17 @@ def test_without_hosts_the_recorded_job_is_shown(no_hosts, tmp_path):
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    (None, "waits for Exercise 6.1"),
+    (None, "there is no file train.py; there are finetune.py and who.py"),
     ('raise NotImplementedError("Exercise 6.1")', "waits for Exercise 6.1")])
 def test_a_script_that_is_not_written_yet_starts_no_hosts(tmp_path, monkeypatch, text, said):
     monkeypatch.setattr(runs, "hosts", None)
+    monkeypatch.chdir(tmp_path)
+    for name in ("who.py", "finetune.py"):
+        (tmp_path / name).touch()
     if text:
         (tmp_path / "train.py").write_text(text)
-    verdict = lab.run_on_two_hosts(str(tmp_path / "train.py"))
-    assert verdict.passed is None and said in str(verdict)
+    verdict = lab.run_on_two_hosts("train.py")
+    assert not verdict.passed and said in str(verdict)
 
 
 @pytest.mark.parametrize(("start", "exercise"), [

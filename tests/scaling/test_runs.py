@@ -5,7 +5,9 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
+from _thread import interrupt_main
 from pathlib import Path
 
 import psutil
@@ -15,10 +17,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from _build.source import read_source  # noqa: E402
 
+import labs.scaling as lab  # noqa: E402
 from labs.exercises.verdicts import Verdict  # noqa: E402
 from labs.scaling import scaffold  # noqa: E402
 from labs.scaling.runs import commands, forked, ragged  # noqa: E402
-from labs.workers import devices  # noqa: E402
+from labs.workers import devices, processes  # noqa: E402
+from labs.workers.launch_error import Stopped  # noqa: E402
 
 SMALL = ("--samples", 12, "--batch", 3, "--layers", 1, "--hidden", 16)
 
@@ -26,6 +30,17 @@ SMALL = ("--samples", 12, "--batch", 3, "--layers", 1, "--hidden", 16)
 def run(folder, text, *arguments, ranks=2, **options):
     (folder / "script.py").write_text(text)
     return forked.run(folder / "script.py", arguments, ranks, **options)
+
+
+def interrupt_when(path):
+    """Interrupts the main thread a moment after this file has been written."""
+    def wait():
+        while not path.exists():
+            time.sleep(0.05)
+        time.sleep(0.2)
+        interrupt_main()
+
+    threading.Thread(target=wait).start()
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +154,23 @@ def test_ranks_that_wait_for_each_other_are_stopped(tmp_path, monkeypatch, nothi
             "dist.all_reduce(torch.zeros(1))\n")
     found = run(tmp_path, text)
     assert found.code is None and "broadcast" in found.waiting[1]
+    assert found.last_calls()[0] == "rank 0 had last called all_reduce"
+
+
+def test_an_interrupt_says_where_the_ranks_were(tmp_path, nothing_left):
+    text = ("import time, torch, torch.distributed as dist\n"
+            "dist.init_process_group('gloo')\ndist.all_reduce(torch.zeros(1))\n"
+            "open('../ready', 'a').close()\ntime.sleep(300)\n")
+    ready = Path(processes.private_directory(), "ready")
+    interrupt_when(ready)
+    try:
+        with pytest.raises(Stopped) as stopped:
+            run(tmp_path, text)
+    finally:
+        ready.unlink()
+    assert str(stopped.value) == ("interrupted; all ranks were stopped\nrank 0 had last called "
+                                  "all_reduce\nrank 1 had last called all_reduce")
+    assert not list(Path(processes.private_directory()).glob("tmp*"))
 
 
 def test_samples_are_prompts_with_answers():
@@ -171,11 +203,19 @@ def test_a_forked_rank_begins_as_one_of_torchruns(tmp_path, capsys, monkeypatch)
 def test_torchrun_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "script.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(300)")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     found = commands.torchrun("script.py", ranks=1, seconds=8)
     assert found.code is None and "stopped" in repr(found)
+    (tmp_path / "script.py").write_text("import time\nopen('ready', 'a').close()\ntime.sleep(300)")
+    interrupt_when(tmp_path / "ready")
+    with pytest.raises(Stopped, match="^interrupted; torchrun was stopped, with all that it had"):
+        commands.torchrun("script.py", ranks=1)
     time.sleep(0.5)
-    assert not [p for p in psutil.process_iter() if "script.py" in " ".join(p.cmdline())
-                and p.pid != os.getpid() and str(tmp_path) in p.cwd()]
+    assert not [p for p in psutil.process_iter(["cmdline", "cwd"]) if p.info["cwd"] == str(tmp_path)
+                and "script.py" in " ".join(p.info["cmdline"])]
+    assert not list((tmp_path / "temporary").iterdir())
+    assert not list(Path(processes.private_directory()).glob("tmp*"))
 
 
 def test_a_script_with_a_gap_is_not_started(tmp_path, capsys):
@@ -185,7 +225,55 @@ def test_a_script_with_a_gap_is_not_started(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_a_script_that_is_not_there_is_not_started(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    found = commands.torchrun("trian.py")
+    assert found.passed is False and "no file trian.py; there is train.py" in str(found)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_commands_exit_code_and_output(capsys):
     found = commands.run_command([sys.executable, "-c", "print('one'); exit(7)"])
     assert (found.code, found.output) == (7, "one\n")
     assert capsys.readouterr().out.endswith("one\n")
+
+
+# ---- what a run has written
+
+STEP = {"loss": 1.5, "learning_rate": 1e-3, "seconds": 0.5, "tokens": 64}
+METRICS = {"ranks": 2, "steps": [STEP, STEP]}
+
+
+def ended(code=0):
+    """A run that begins now and takes a second."""
+    return commands.CommandResult(("torchrun", "train.py"), code, 1.0, "", time.time())
+
+
+def test_what_a_run_wrote_is_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = ended()
+    (tmp_path / "metrics.json").write_text(json.dumps(METRICS))
+    assert lab.show_metrics(run).rows[1] == (1, "1.500", "1.0e-03", "64", "500.0", "128")
+
+
+@pytest.mark.parametrize(("text", "code", "age", "said"), [
+    (json.dumps(METRICS), 1, 0, "the run has failed (exit code 1 after 1 s), so there is no "),
+    (json.dumps(METRICS), None, 0, "the run has been stopped (stopped after 1 s)"),
+    (json.dumps(METRICS), 0, 60, "metrics.json is of an earlier run: this one wrote none"),
+    (json.dumps(METRICS), 0, -60, "another run has written metrics.json since"),
+    (None, 0, 0, "there is no metrics.json: the run wrote none"),
+    ("{", 0, 0, "metrics.json is not JSON"),
+    ('{"losses": [], "ranks": []}', 0, 0, 'no int "ranks" and list "steps": has another script'),
+    ('{"ranks": 2, "steps": [{"loss": 1.0}]}', 0, 0, "step 0 in metrics.json lacks a number that "
+                                                     "is shown here: KeyError: 'learning_rate'")])
+def test_what_a_run_has_not_written_is_said_in_a_sentence(tmp_path, monkeypatch, text, code, age,
+                                                          said):
+    monkeypatch.chdir(tmp_path)
+    run = ended(code)
+    if text:
+        (tmp_path / "metrics.json").write_text(text)
+        os.utime("metrics.json", (run.began - age,) * 2)
+    verdict = lab.show_metrics(run)
+    assert verdict.passed is False and said in str(verdict)
+    assert lab.show_metrics(verdict) is verdict

@@ -1,24 +1,25 @@
 """The pictures of notebook 06, part 1: the loss of a run, and what uneven answers do."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import Verdict, shows
+from labs.exercises.student_code import message_of
+from labs.exercises.verdicts import Wrong, shows
 from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.scaling.checks.ragged_step import ANSWERS, errors_of_means
 from labs.scaling.runs.commands import CommandResult
+from labs.scaling.runs.scripts import read_metrics
 from labs.workers.launcher import launch
 
 
 @shows("What the ranks wrote")
-def show_metrics(run: CommandResult, metrics: str = "metrics.json") -> Table | Verdict:
-    """Returns a table of some of the steps in the JSON file that a run of train.py has written."""
-    return _table("6.1", metrics, {
+def show_metrics(run: CommandResult, metrics: str = "metrics.json") -> Table:
+    """Returns a table of some of the steps in the JSON file that this run of train.py has written.
+    Raises Wrong where it failed or has not written it."""
+    return _table(run, metrics, {
         "mean loss": lambda step: f"{step['loss']:.3f}",
         "learning rate": lambda step: f"{step['learning_rate']:.1e}",
         "tokens": lambda step: f"{step['tokens']:g}",
@@ -27,22 +28,27 @@ def show_metrics(run: CommandResult, metrics: str = "metrics.json") -> Table | V
 
 
 @shows("What the job wrote")
-def show_job(run: CommandResult, metrics: str = "job.json") -> Table | Verdict:
-    """Returns a table of some of the steps in the JSON file that a run of job.py has written."""
-    return _table("6.15", metrics, {
+def show_job(run: CommandResult, metrics: str = "job.json") -> Table:
+    """Returns a table of some of the steps in the JSON file that this run of job.py has written.
+    Raises Wrong where it failed or has not written it."""
+    return _table(run, metrics, {
         "mean loss": lambda step: f"{step['loss']:.3f}",
         "answer tokens": lambda step: f"{step['tokens']:g}",
         "norm before clipping": lambda step: f"{step['norm']:.2f}"})
 
 
-def _table(exercise, metrics, columns) -> Table | Verdict:
+def _table(run, metrics, columns) -> Table:
     """columns: title -> cell(step)."""
-    if not Path(metrics).is_file():
-        return Verdict(exercise, None, f"there is no {metrics}: the run wrote none")
-    found = json.loads(Path(metrics).read_text(encoding="utf-8"))
+    found = read_metrics(run, metrics, {"ranks": int, "steps": list})
     steps = found["steps"]
-    chosen = sorted({round(place * (len(steps) - 1) / 7) for place in range(8)})
-    rows = [(number, *(cell(steps[number]) for cell in columns.values())) for number in chosen]
+    chosen = sorted({round(place * (len(steps) - 1) / 7) for place in range(8)}) if steps else []
+    rows = []
+    for number in chosen:
+        try:
+            rows.append((number, *(cell(steps[number]) for cell in columns.values())))
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            raise Wrong(f"step {number} in {metrics} lacks a number that is shown here: "
+                        f"{message_of(error)}") from None
     return Table(f"{len(steps)} steps on {found['ranks']} ranks", ("step", *columns), rows, left=1)
 
 

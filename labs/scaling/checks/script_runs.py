@@ -6,8 +6,8 @@ from pathlib import Path
 
 from labs.exercises.job_end import judge_failed_job, judge_left
 from labs.exercises.verdicts import Verdict, Wrong
-from labs.scaling.runs.commands import waiting_exercise
 from labs.scaling.runs.forked import Run
+from labs.scaling.runs.scripts import waiting_exercise
 from labs.words import listed, named_ranks
 
 FAILING_RANK = 1

@@ -1,27 +1,25 @@
 """What a student calls to measure between two hosts, and to run a job on them."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
-from labs.exercises.verdicts import shows
+from labs.exercises.verdicts import Wrong, shows
 from labs.predictions import host_links
 from labs.predictions.host_links import LinkTime
 from labs.scaling.links import collectives, runs
 from labs.scaling.links.recorded import JobRun, LinkRun, link_run, measured_or_recorded
-
-_WAITING = re.compile(r"raise NotImplementedError\(.(Exercise [\d.]+).\)")
+from labs.scaling.runs.scripts import missing_script, raise_if_waiting, waiting_exercise
 
 
 @shows("A job on two hosts")
 def run_on_two_hosts(script: str, *arguments: str) -> JobRun:
     """Starts a script by torchrun, with a c10d rendezvous, on two hosts with two ranks each, whose
     links carry 200 Mbit/s, and shows what each host prints."""
-    path = Path(script)
-    waiting = _WAITING.search(path.read_text(encoding="utf-8")) if path.exists() else None
-    if waiting or not path.exists():
-        raise NotImplementedError(waiting[1] if waiting else "Exercise 6.1")
-    found = measured_or_recorded("job", lambda: runs.job(path.resolve(), *arguments))
+    if missing := missing_script(script):
+        raise Wrong(missing)
+    if number := waiting_exercise(script):
+        raise NotImplementedError(f"Exercise {number}")
+    found = measured_or_recorded("job", lambda: runs.job(Path(script).resolve(), *arguments))
     return JobRun(**found)
 
 
@@ -45,7 +43,7 @@ def fit_all_reduces(run: LinkRun) -> LinkTime:
 @shows("6.6")
 def measure_hierarchical(hierarchical_all_reduce: Callable) -> LinkRun:
     """Times the student's all-reduce and torch's, in turns, and counts the bytes of both."""
-    _raise_if_waiting(hierarchical_all_reduce, 2)
+    raise_if_waiting(hierarchical_all_reduce, 2)
     return link_run(measured_or_recorded(
         "hierarchical", lambda: runs.hierarchical(hierarchical_all_reduce)))
 
@@ -53,18 +51,6 @@ def measure_hierarchical(hierarchical_all_reduce: Callable) -> LinkRun:
 @shows("6.7")
 def measure_training(hybrid_shard: Callable) -> LinkRun:
     """Times training steps of DDP, ZeRO-3, FSDP and HSDP, in turns, and counts their bytes."""
-    _raise_if_waiting(hybrid_shard, 2)
+    raise_if_waiting(hybrid_shard, 2)
     return link_run(measured_or_recorded(
         "training steps", lambda: runs.training_steps(hybrid_shard)))
-
-
-def _raise_if_waiting(answer, arguments):
-    """Raises the NotImplementedError of a function that has not been filled in: hosts take seconds
-    to start. One that is filled in fails in some other way on arguments that are None."""
-    try:
-        answer(*arguments * [None])
-    except NotImplementedError as error:
-        if str(error).startswith("Exercise"):
-            raise
-    except Exception:
-        return

@@ -6,14 +6,13 @@ import datetime
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from labs.predictions.host_links import Topology
-from labs.workers import devices
+from labs.workers import devices, processes
 from labs.workers.hosts import hosts
 from labs.workers.pickling import pack, unpack
 
@@ -28,7 +27,7 @@ def run_on_hosts(work: Callable, *args, topology: Topology, timeout: float = TIM
     The process group is up, each link carries 1 Gbit/s until `set_bandwidth` changes that. Raises
     HostsUnavailable, and JobFailed where a rank failed or `timeout` seconds have passed.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with processes.temporary_folder() as folder:
         Path(folder, "work").write_bytes(pack(work, args))
         with hosts(topology.hosts, bandwidth=START) as found:
             # What ranks print while they measure is of no interest, unless one of them fails.

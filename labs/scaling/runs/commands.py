@@ -3,7 +3,6 @@ leaves no process behind."""
 
 import contextlib
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -15,12 +14,13 @@ from selectors import EVENT_READ, DefaultSelector
 import psutil
 
 from labs.exercises.verdicts import Verdict
-from labs.workers import devices, programs, worker
+from labs.scaling.runs.scripts import missing_script, waiting_exercise
+from labs.workers import devices, processes, programs, worker
+from labs.workers.launch_error import Stopped
 from labs.workers.output import LaunchOutput
 
 SECONDS = 180.0  # that a command may take
 _ROOT = str(Path(__file__).resolve().parents[3])
-_GAP = re.compile(r'raise NotImplementedError\("Exercise (\d+\.\d+)"\)')
 # Runs a module as `python -m` does. On Linux it gets SIGTERM when the notebook's kernel ends, also
 # by kill -9: torchrun and accelerate then end their ranks.
 _MODULE = """\
@@ -32,17 +32,21 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 _MODULES = {"torchrun": "torch.distributed.run",
             "accelerate": "accelerate.commands.accelerate_cli"}
+# Where these words begin a command, the option that names the folder for what torchrun notes:
+# without it a folder torchelastic_* stays in the system's for temporary files after each run.
+_LOG_OPTIONS = {("torchrun",): "--log-dir", ("accelerate", "launch"): "--log_dir"}
 
 
 @dataclass(frozen=True)
 class CommandResult:
     """What a command left: its words, its exit code (None where it was stopped after its time), the
-    seconds that it took, and all that it printed."""
+    seconds that it took, all that it printed, and when it began, in seconds since the epoch."""
 
     command: tuple[str, ...]
     code: int | None
     seconds: float
     output: str
+    began: float = 0.0
 
     def __repr__(self):
         end = "stopped" if self.code is None else f"exit code {self.code}"
@@ -61,35 +65,50 @@ def run_command(command: list[object], seconds: float = SECONDS,
                 environment: dict[str, str] | None = None) -> CommandResult | Verdict:
     """Runs a command in the working folder, and shows what it prints. Its first word may be
     torchrun or accelerate. Stops it after so many seconds. Returns a Verdict where a script among
-    its words has a gap that waits for an exercise. environment: variables to set in addition."""
+    its words has a gap that waits for an exercise, and where the script is not there.
+    environment: variables to set in addition."""
     words = [str(word) for word in command]
+    if refused := _refusal(words):
+        return refused
+    print(f"$ {shlex.join(words)}", flush=True)
+    try:
+        with processes.temporary_folder() as logs:
+            return _run(words, logs, seconds, environment or {})
+    except KeyboardInterrupt:
+        raise Stopped(f"interrupted; {words[0]} was stopped, with all that it had started"
+                      ) from None
+
+
+def _refusal(words) -> Verdict | None:
     waits = [number for word in words if (number := waiting_exercise(word))]
     if waits:
         return Verdict(waits[0], None, "is waiting for your code")
-    print(f"$ {shlex.join(words)}", flush=True)
-    began = time.monotonic()
-    process = subprocess.Popen(
-        _python(words), env=_environment(_ranks(words)) | (environment or {}),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True)
+    script = next((word for word in words if word.endswith(".py")), None)
+    sentence = missing_script(script) if script and words[0] in _MODULES else None
+    return Verdict(words[0], False, sentence) if sentence else None
+
+
+def _run(words, logs, seconds, environment) -> CommandResult:
+    started_at, began, process = time.time(), time.monotonic(), None
     try:
+        with processes.deferred():  # an interrupt must not come before it has a name here
+            process = subprocess.Popen(
+                _python(words, logs), env=_environment(_ranks(words)) | environment,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                start_new_session=True)
         output = _shown(process, began + seconds)
-    finally:
         code = process.poll()
-        _end(process)
-    return CommandResult(tuple(words), code, time.monotonic() - began, output)
+    finally:
+        with processes.deferred():
+            if process:
+                _end(process)
+    return CommandResult(tuple(words), code, time.monotonic() - began, output, started_at)
 
 
-def waiting_exercise(script: str | Path) -> str | None:
-    """The number of the first exercise that a script file still waits for; None without one."""
-    path = Path(script)
-    if path.suffix != ".py" or not path.is_file():
-        return None
-    found = _GAP.search(path.read_text(encoding="utf-8", errors="replace"))
-    return found[1] if found else None
-
-
-def _python(words) -> list[str]:
+def _python(words, logs) -> list[str]:
+    for beginning, option in _LOG_OPTIONS.items():
+        if tuple(words[:len(beginning)]) == beginning:
+            words = [*beginning, option, logs, *words[len(beginning):]]
     if words[0] in _MODULES:  # of this Python, whether or not its scripts are on the PATH
         return [sys.executable, "-c", _MODULE, _MODULES[words[0]], *words[1:]]
     return words

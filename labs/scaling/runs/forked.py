@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch.distributed import TCPStore
 
 from labs.scaling.runs.probe import RankRecord, RankStart, main
 from labs.workers import devices, processes, programs, worker
+from labs.workers.launch_error import Stopped
 
 SECONDS = 60.0  # that a run may take
 GRACE = 5.0  # seconds in which ranks must end after SIGTERM; torchrun gives them 30
@@ -54,20 +54,26 @@ class Run:
     metrics: Any
     metrics_path: str
 
+    def last_calls(self) -> list[str]:
+        """For each rank a sentence on where it was when the run was stopped."""
+        return _last_calls(self.codes, self.waiting)
+
 
 def run(script: Path | str, arguments: tuple[str, ...], ranks: int,
         failing_rank: int | None = None, seconds: float = SECONDS) -> Run:
     """Runs `torchrun --nproc-per-node RANKS script arguments --metrics FILE` to its end or until
     it is stopped, in a folder of its own. failing_rank: one that raises while it trains. seconds:
-    that it may take."""
-    # What a rank has started may write until it is killed: that must not hide how the run ended.
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    that it may take. Raises Stopped where it is interrupted."""
+    with processes.temporary_folder() as folder:
         path = os.path.join(folder, METRICS)
         job = _Job(ranks, Path(folder, "notes"))
         try:
             job.start(str(Path(script).absolute()), (*arguments, "--metrics", path), folder,
                       failing_rank, seconds)
             job.wait()
+        except KeyboardInterrupt:
+            raise Stopped("\n".join(["interrupted; all ranks were stopped", *job.last_calls()])
+                          ) from None
         finally:
             job.kill()
         return job.result(arguments, path)
@@ -133,15 +139,22 @@ class _Job:
 
     def result(self, arguments, path) -> Run:
         counted = programs.noted(self._notes, "batch")
-        called = dict(programs.noted(self._notes, "called"))  # the last one of each rank
         codes = self._codes
         return Run(self._script, self._ranks, tuple(map(str, arguments)),
                    None if self._stopped else int(any(codes)), codes, self._watch.seconds,
                    [self._record(rank) for rank in range(self._ranks)],
                    [self._read(f"output-{rank}") for rank in range(self._ranks)],
                    [sum(who == str(rank) for who, _ in counted) for rank in range(self._ranks)],
-                   [called.get(str(rank), "") for rank in range(self._ranks)], self._left,
-                   _json(path), path)
+                   self._called(), self._left, _json(path), path)
+
+    def last_calls(self) -> list[str]:
+        """For each rank that was started a sentence on where it is."""
+        return _last_calls(self._codes, self._called())
+
+    def _called(self) -> list[str]:
+        """The last collective that each rank has called; "" where there is none."""
+        called = dict(programs.noted(self._notes, "called"))
+        return [called.get(str(rank), "") for rank in range(self._ranks)]
 
     def _record(self, rank) -> RankRecord | None:
         with contextlib.suppress(Exception):  # it was killed while it wrote, or before
@@ -168,6 +181,13 @@ def _torchruns_variables(ranks, port) -> dict[str, str]:
             **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),
             "GLOO_SOCKET_IFNAME": worker.LOOPBACK, "NCCL_SOCKET_IFNAME": f"={worker.LOOPBACK}",
             **{name: str(value) for name, value in numbers.items()}}
+
+
+def _last_calls(codes, called) -> list[str]:
+    """codes: of the ranks that were started; below 0 where this process has ended one."""
+    return [f"rank {rank} " + ("had ended" if code is not None and code >= 0 else
+                               f"had last called {name}" if name else "had called no collective")
+            for rank, (code, name) in enumerate(zip(codes, called, strict=False))]
 
 
 def _json(path):
