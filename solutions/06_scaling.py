@@ -49,8 +49,10 @@ labs.warm_up()
 with open("who.py", "w") as file:
     file.write("""\
 import os
+import sys
 
-print(*(f"{name}={os.environ[name]}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
+found = (f"{name}={os.environ[name]}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+sys.stdout.write(" ".join(found) + "\\n")  # in one write: the ranks share the output
 """)
 lab.torchrun("who.py", ranks=2)
 
@@ -124,11 +126,11 @@ lab.write_script("train.py")
 lab.check_train("train.py")
 
 # %%
-run = lab.torchrun("train.py", "--samples", 64, "--batch", 4, "--epochs", 2, ranks=2)
-run
+trained = lab.torchrun("train.py", "--samples", 64, "--batch", 4, "--epochs", 2, ranks=2)
+trained
 
 # %%
-lab.show_metrics(run)
+lab.show_metrics(trained)
 
 # %% [markdown]
 # **Notice:** one line was printed, and one file was written, by two processes. A step has the tokens of
@@ -246,8 +248,8 @@ labs.guess("6.3", "efficiency of weak scaling, in percent", my_guess)
 # counts here. Expect little: on that link gradients take most of a step.
 
 # %%
-measured = lab.measure_scaling()
-measured
+scaling = lab.measure_scaling()
+scaling
 
 # %% [markdown]
 # ### Exercise 6.3 · Efficiency
@@ -277,7 +279,7 @@ claimed = efficiency(2, 1.5, 1), efficiency(2, 1.7, 1)
 lab.check_efficiency(efficiency, claimed)
 
 # %%
-lab.show_scaling(measured, efficiency)
+lab.show_scaling(scaling, efficiency)
 
 # %% [markdown]
 # **Notice:** strong scaling loses more than weak scaling, because the bytes stay the same while the
@@ -422,7 +424,7 @@ lab.show_lost_time(runs, divide_lost_time)
 # The links carry 200 Mbit/s here, and other bandwidths below.
 
 # %%
-lab.run_on_two_hosts("train.py", "--epochs", "1")
+lab.run_on_two_hosts("train.py", "--epochs", "1", "--metrics", "two_hosts.json")
 
 # %% [markdown]
 # **Notice:** only rank 0, on host 0, prints. The bytes come from the kernel's own counters of each
@@ -475,8 +477,8 @@ lab.check_link_seconds(link_seconds)
 # behind a barrier: otherwise you time how late the last rank comes.
 
 # %%
-measured = lab.measure_all_reduces()
-lab.show_link_bytes(measured)
+all_reduces = lab.measure_all_reduces()
+lab.show_link_bytes(all_reduces)
 
 # %% [markdown]
 # **Notice:** all-reduce and all-gather are 1 % above their formulas: the headers of TCP. The
@@ -485,9 +487,9 @@ lab.show_link_bytes(measured)
 # the algorithm, so count.
 
 # %%
-fitted = lab.fit_all_reduces(measured)
+fitted = lab.fit_all_reduces(all_reduces)
 print(fitted)
-lab.show_fit(measured, fitted, link_seconds)
+lab.show_fit(all_reduces, fitted, link_seconds)
 
 # %% [markdown]
 # **Notice:** the circles, all at 50 Mbit/s, gave α and β. The diamonds were not fitted: another size,
@@ -900,7 +902,8 @@ fsdp_config:
 """
 with open("accelerate.yaml", "w") as file:
     file.write(YAML)
-lab.accelerate("finetune.py")
+launched = lab.accelerate("finetune.py")
+launched
 
 # %% [markdown]
 # Look at the line that the script printed. How often is it there, and which world size does it name?
@@ -908,8 +911,8 @@ lab.accelerate("finetune.py")
 # that it held when backward was done, beside those of one whole copy.
 
 # %%
-jobs = {"accelerate launch": lab.read_job()}
-jobs["accelerate launch"]
+fine_tuned = lab.read_job(launched)
+fine_tuned
 
 # %% [markdown]
 # Accelerate uses a CPU only if it is told to, `Accelerator(cpu=True)`: that is the script's `--cpu`.
@@ -927,8 +930,8 @@ my_guess = 2
 labs.guess("6.11", "copies of the parameters that two ranks hold with --cpu", my_guess)
 
 # %%
-jobs |= lab.start_otherwise("finetune.py")
-{how: job.ranks[0].library for how, job in jobs.items()}
+jobs = lab.start_otherwise("finetune.py", fine_tuned)
+jobs
 
 # %% [markdown]
 # That is what the library calls itself. Your function judges by evidence. `ranks` is a list with one
@@ -1015,7 +1018,7 @@ print(lab.deepspeed_json(stage=2))
 # is installed.
 
 # %%
-engines = lab.measure_engines()
+engines = lab.measure_engines(what_ran, efficiency)
 lab.show_engines(engines, what_ran, efficiency)
 
 # %% [markdown]
@@ -1031,7 +1034,7 @@ lab.show_engines(engines, what_ran, efficiency)
 # on NVMe. And Accelerate's launcher is not only for its own scripts: your `train.py` starts unchanged.
 
 # %%
-lab.accelerate("train.py", "--epochs", "1")
+lab.accelerate("train.py", "--epochs", "1", "--metrics", "accelerate.json")
 
 # %% [markdown]
 # **Notice:** two ranks and one line, because `train.py` joins the process group by itself, from the

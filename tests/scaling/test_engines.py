@@ -3,7 +3,7 @@
 import importlib
 import json
 import re
-from types import SimpleNamespace
+import time
 
 import pytest
 
@@ -13,6 +13,7 @@ from labs.scaling.checks import recorded_jobs, synthetic_jobs
 from labs.scaling.checks.what_ran import evidence_of
 from labs.scaling.runs import engines as measuring
 from labs.scaling.runs import jobs as starting
+from labs.scaling.runs.commands import CommandResult
 from labs.training import fine_tuning, hf_configs, strategies
 
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -81,16 +82,11 @@ def test_a_job_on_the_cpu_of_a_node_with_gpus_trains_the_small_model(monkeypatch
 
 
 def test_a_file_of_another_script_is_said(here):
-    (here / "metrics.json").write_text('{"ranks": 2, "steps": []}')
-    with pytest.raises(RuntimeError, match="metrics.json is not of finetune.py: look at what"):
-        lab.read_job()
-
-
-def test_a_job_that_was_stopped_is_said(here, monkeypatch):
-    monkeypatch.setattr(starting.forked, "run", lambda *_, **__: SimpleNamespace(
-        code=None, metrics=None, seconds=60.2, output=["", ""]))
-    with pytest.raises(RuntimeError, match="finetune.py --cpu was stopped after 60 s"):
-        starting._forked("finetune.py", 2, ["--cpu"])
+    run = CommandResult(("accelerate", "launch"), 0, 1.0, "", time.time())
+    (here / "finetune.json").write_text('{"ranks": 2, "steps": []}')
+    verdict = lab.read_job(run)
+    assert verdict.passed is False and "finetune.json has no list \"ranks\"" in str(verdict)
+    assert lab.start_otherwise("finetune.py", verdict) is verdict
 
 
 @pytest.mark.slow
@@ -128,6 +124,32 @@ def test_engines_side_by_side(monkeypatch):
     assert table.rows[0][-1] == "100%" and "MB at the peak" in repr(found)
     assert lab.show_engines(found, unfilled, efficiency).passed is None
     assert all(metric.value > 0 for metric in found.metrics())
+
+
+def test_nothing_is_measured_while_a_function_waits(monkeypatch):
+    monkeypatch.setattr(measuring, "launch", None)
+    for answers in ((unfilled, efficiency), (what_ran, unfilled)):
+        assert lab.measure_engines(*answers).passed is None
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("import sys; print('out'); sys.exit(3)", "script.py --cpu failed on rank 0"),
+    ("import os, sys; os.environ['RANK'] == '1' and 1 / 0; import time; time.sleep(300)",
+     "script.py --cpu failed on rank 1"),
+    ("print('out')", "script.py --cpu has written no metrics"),
+    ("import sys; open(sys.argv[-1], 'w').write('{}')", 'no list "ranks", list "losses" and float'),
+    ("import time; time.sleep(300)", "script.py --cpu was not done after 1 s, and was stopped: "
+                                     "rank 0 had called no collective")])
+def test_a_script_that_fails_otherwise_started_is_said_in_a_sentence(here, monkeypatch, text, said):
+    if "not done" in said:
+        monkeypatch.setattr(starting, "SECONDS", 0.8)
+    monkeypatch.setattr(starting.forked, "GRACE", 0.5)
+    (here / "script.py").write_text(text)
+    monkeypatch.setattr(starting, "_ways", lambda: {"--cpu": (2, ["--cpu"])})
+    verdict = lab.start_otherwise("script.py")
+    assert verdict.passed is False and said in str(verdict)
+    if "'out'" in text:
+        assert "rank 0 │ out" in str(verdict)
 
 
 def test_the_configuration_of_deepspeed_is_json():

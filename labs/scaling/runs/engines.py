@@ -17,6 +17,7 @@ from labs.meters import memory, throughput
 from labs.meters.evidence import RankEvidence, StepEvidence
 from labs.meters.metrics import Metric
 from labs.predictions.traffic import passes
+from labs.scaling.runs.scripts import raise_if_waiting
 from labs.training import data, fine_tuning, models, strategies
 from labs.training.loop import train
 from labs.workers import devices
@@ -83,9 +84,16 @@ class Engines:
 
 
 @shows("Engines")
-def measure_engines(ranks: int | None = None) -> Engines:
+def measure_engines(what_ran: Callable | None = None, efficiency: Callable | None = None,
+                    ranks: int | None = None) -> Engines:
     """Trains the small Qwen2 under Accelerate's DDP and FSDP2, under DeepSpeed's three stages where
-    DeepSpeed is installed, and on one device. ranks: None means what the machine offers."""
+    DeepSpeed is installed, and on one device. what_ran, efficiency: the functions that
+    `show_engines` needs; while one of them waits for its code, nothing is measured. ranks: None
+    means what the machine offers."""
+    if what_ran:
+        raise_if_waiting(what_ran, 1)
+    if efficiency:
+        raise_if_waiting(efficiency, 3)
     chosen = {name: (getattr(strategies, strategy), change)
               for name, (strategy, change) in _ENGINES.items()
               if strategies.has_deepspeed() or not strategy.startswith("deepspeed")}

@@ -1,21 +1,26 @@
 """Starts the script finetune.py by `accelerate launch`, and in other ways, and reads what each job
 left."""
 
-import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import labs
-from labs.exercises.verdicts import Verdict
+from labs.exercises.verdicts import Verdict, Wrong, shows
 from labs.meters.evidence import RankEvidence, read_ranks
 from labs.scaling.runs import forked
 from labs.scaling.runs.commands import SECONDS, CommandResult, run_command
+from labs.scaling.runs.scripts import missing_script, read_metrics, require_keys
+from labs.words import named_ranks
 from labs.workers import devices
+from labs.workers.launch_error import LaunchError
 
 # What a job with several processes may be; FSDP is ZeRO-3.
 KINDS = ("one process", "separate", "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+
+_KEYS = {"ranks": list, "losses": list, "tokens_per_second": float}  # of the file of metrics
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,22 @@ class Job:
                          for line in repr(did).splitlines())
 
 
+class Jobs(dict[str, Job]):
+    """How a job was started -> what it left."""
+
+    def __repr__(self):
+        return "\n".join(f"{how}: {len(job.ranks)} × {job.ranks[0].library}"
+                         for how, job in self.items())
+
+
+class ScriptFailed(LaunchError):
+    """A script failed on a rank, or was stopped. output[r]: what rank r had printed."""
+
+    def __init__(self, sentence: str, rank: int, output: list[str]):
+        super().__init__(sentence)
+        self.rank, self.output = rank, output
+
+
 def accelerate(script: str, *arguments: object, config: str = "accelerate.yaml",
                ranks: int | None = None) -> CommandResult | Verdict:
     """Runs `accelerate launch --config_file CONFIG script arguments`, as a terminal would. ranks:
@@ -43,25 +64,32 @@ def accelerate(script: str, *arguments: object, config: str = "accelerate.yaml",
                             ranks, script, *arguments], environment=hidden)
 
 
-def read_job(path: str | Path = "metrics.json") -> Job:
-    """The job of finetune.py that left this file of metrics. Raises RuntimeError where another
-    script has written it: the job before has failed, and its output says why."""
-    metrics = json.loads(Path(path).read_text())
-    if not isinstance(metrics["ranks"], list):  # of train.py it is their number
-        raise RuntimeError(f"{path} is not of finetune.py: look at what its job has printed")
-    return _job(metrics)
+@shows("What the ranks did")
+def read_job(run: CommandResult, metrics: str | Path = "finetune.json") -> Job:
+    """What this run of finetune.py left in its file of metrics. Raises Wrong where it failed or has
+    not written it."""
+    return _job(read_metrics(run, metrics, _KEYS))
 
 
-def start_otherwise(script: str = "finetune.py") -> dict[str, Job]:
+@shows("Started otherwise")
+def start_otherwise(script: str = "finetune.py", launched: Job | None = None) -> Jobs:
     """Starts the script as torchrun does, in one process and with other options. Returns how it was
-    started -> what it left."""
+    started -> what it left; the first one is `launched`, what `accelerate launch` has left. Raises
+    ScriptFailed."""
+    if missing := missing_script(script):
+        raise Wrong(missing)
     with _enough_devices():
-        several = max(2, devices.gpus())
-        ways = {"--cpu, one process": (1, ["--cpu"]), "--cpu": (several, ["--cpu"])}
-        if not devices.gpus():
-            ways["--cpu --shard"] = several, ["--cpu", "--shard"]
         labs.launch(_nothing, ranks=1, quiet=True)  # the first launch takes seconds
-        return {name: _forked(script, ranks, options) for name, (ranks, options) in ways.items()}
+        before = {"accelerate launch": launched} if launched else {}
+        return Jobs(before | {name: _forked(script, ranks, options)
+                              for name, (ranks, options) in _ways().items()})
+
+
+def _ways() -> dict[str, tuple[int, list[str]]]:
+    """How to start it -> (ranks, options)."""
+    several = max(2, devices.gpus())
+    ways = {"--cpu, one process": (1, ["--cpu"]), "--cpu": (several, ["--cpu"])}
+    return ways if devices.gpus() else ways | {"--cpu --shard": (several, ["--cpu", "--shard"])}
 
 
 def _nothing():
@@ -70,11 +98,17 @@ def _nothing():
 
 def _forked(script, ranks, options) -> Job:
     found = forked.run(script, tuple(options), ranks, seconds=SECONDS)
-    if found.code or found.metrics is None:
-        how = "failed" if found.code is not None else f"was stopped after {found.seconds:.0f} s"
-        raise RuntimeError(f"{script} {' '.join(map(str, options))} {how}:\n"
-                           f"{''.join(found.output)[-2000:]}")
-    return _job(found.metrics)
+    if found.code == 0 and found.metrics is not None:
+        require_keys(found.metrics, f"the file of {script}'s --metrics", _KEYS)
+        return _job(found.metrics)
+    name = " ".join(map(str, [script, *options]))
+    if found.code is None:
+        raise ScriptFailed(f"{name} was not done after {found.seconds:.0f} s, and was stopped: "
+                           f"{'; '.join(found.last_calls())}", 0, found.output)
+    failed = [rank for rank, code in enumerate(found.codes) if code and code != -signal.SIGTERM]
+    if not failed:
+        raise ScriptFailed(f"{name} has written no metrics", 0, found.output)
+    raise ScriptFailed(f"{name} failed on {named_ranks(failed)}", failed[0], found.output)
 
 
 def _job(metrics) -> Job:
