@@ -103,8 +103,9 @@ def _forked(script, ranks, options) -> Job:
         return _job(found.metrics)
     name = " ".join(map(str, [script, *options]))
     if found.code is None:
-        raise ScriptFailed(f"{name} was not done after {found.seconds:.0f} s, and was stopped: "
-                           f"{'; '.join(found.last_calls())}", 0, found.output)
+        still = ", computed nothing any more" if found.seconds < SECONDS else ""
+        raise ScriptFailed(f"{name} was not done after {found.seconds:.0f} s{still}, and was "
+                           f"stopped: {'; '.join(found.last_calls())}", 0, found.output)
     failed = [rank for rank, code in enumerate(found.codes) if code and code != -signal.SIGTERM]
     if not failed:
         raise ScriptFailed(f"{name} has written no metrics", 0, found.output)
