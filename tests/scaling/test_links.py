@@ -25,6 +25,7 @@ from labs.scaling.links.collectives import Counted, Timed
 from labs.scaling.links.recorded import LinkRun
 from labs.training import models
 from labs.workers.hosts import link_bytes, set_bandwidth
+from labs.workers.launch_error import Stopped
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 REFUSAL = "Only Linux has network namespaces."
@@ -152,6 +153,16 @@ def test_ddp_begins_with_rank_0s_parameters_for_each_rank_of_the_other_host():
     size = 4 * models.count_trainable(models.gpt2(2, 64))
     assert sent[0] - sent[1] == pytest.approx(2 * size, rel=0.05)
     assert sent[1] == pytest.approx(4 * 1.5 * size, rel=0.05)  # 4 steps of 16 samples
+
+
+def test_an_interrupted_measurement_names_no_command_of_ours(monkeypatch):
+    class Interrupted:
+        def __init__(self, *_, **__):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(on_hosts, "hosts", Interrupted)
+    with pytest.raises(Stopped, match="^interrupted; all ranks on the hosts were stopped$"):
+        on_hosts.run_on_hosts(count_on_hosts, topology=Topology(2, 2))
 
 
 def test_without_hosts_the_recorded_job_is_shown(no_hosts, tmp_path):

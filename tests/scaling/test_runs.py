@@ -230,6 +230,7 @@ def test_a_script_that_is_not_there_is_not_started(tmp_path, monkeypatch, capsys
     (tmp_path / "train.py").touch()
     found = commands.torchrun("trian.py")
     assert found.passed is False and "no file trian.py; there is train.py" in str(found)
+    assert "no such command" in str(commands.run_command(["torchrum", "train.py"]))
     assert capsys.readouterr().out == ""
 
 

@@ -2,18 +2,20 @@
 caller's side, and this file as a script is what each rank executes. Ranks use the CPU and gloo,
 because the link that is measured is slower than any device."""
 
+import contextlib
 import datetime
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from labs.predictions.host_links import Topology
 from labs.workers import devices, processes
 from labs.workers.hosts import hosts
+from labs.workers.launch_error import Stopped
 from labs.workers.pickling import pack, unpack
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,11 +27,12 @@ def run_on_hosts(work: Callable, *args, topology: Topology, timeout: float = TIM
     """What `work(*args)` returns on each rank of hosts on this machine; something that JSON knows.
 
     The process group is up, each link carries 1 Gbit/s until `set_bandwidth` changes that. Raises
-    HostsUnavailable, and JobFailed where a rank failed or `timeout` seconds have passed.
+    HostsUnavailable, JobFailed where a rank failed or `timeout` seconds have passed, and Stopped
+    where it is interrupted.
     """
     with processes.temporary_folder() as folder:
         Path(folder, "work").write_bytes(pack(work, args))
-        with hosts(topology.hosts, bandwidth=START) as found:
+        with _short_interrupt(), hosts(topology.hosts, bandwidth=START) as found:
             # What ranks print while they measure is of no interest, unless one of them fails.
             found.run(["torchrun", "--nproc-per-node", str(topology.ranks), "-m", __name__, folder],
                       folder=str(ROOT), quiet=True, timeout=timeout, environment={
@@ -37,6 +40,15 @@ def run_on_hosts(work: Callable, *args, topology: Topology, timeout: float = TIM
                           "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])})
         results = [Path(folder, f"rank{rank}.json") for rank in range(topology.world_size)]
         return [json.loads(path.read_text(encoding="utf-8")) for path in results]
+
+
+@contextlib.contextmanager
+def _short_interrupt() -> Iterator[None]:
+    """An interrupt would name the command that starts this file, which the student has not seen."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped("interrupted; all ranks on the hosts were stopped") from None
 
 
 def main(folder: str) -> None:

@@ -4,6 +4,7 @@ leaves no process behind."""
 import contextlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -65,7 +66,7 @@ def run_command(command: list[object], seconds: float = SECONDS,
                 environment: dict[str, str] | None = None) -> CommandResult | Verdict:
     """Runs a command in the working folder, and shows what it prints. Its first word may be
     torchrun or accelerate. Stops it after so many seconds. Returns a Verdict where a script among
-    its words has a gap that waits for an exercise, and where the script is not there.
+    its words has a gap that waits for an exercise, and where the script or the command is missing.
     environment: variables to set in addition."""
     words = [str(word) for word in command]
     if refused := _refusal(words):
@@ -83,6 +84,8 @@ def _refusal(words) -> Verdict | None:
     waits = [number for word in words if (number := waiting_exercise(word))]
     if waits:
         return Verdict(waits[0], None, "is waiting for your code")
+    if words[0] not in _MODULES and not shutil.which(words[0]):
+        return Verdict(words[0], False, "there is no such command")
     script = next((word for word in words if word.endswith(".py")), None)
     sentence = missing_script(script) if script and words[0] in _MODULES else None
     return Verdict(words[0], False, sentence) if sentence else None
