@@ -149,6 +149,19 @@ def likeliest_cause(mistakes: Sequence[Mistake], cases: Sequence, answers: Seque
     return [(count(cases[at]), sentence, hint)] if found else []
 
 
+def common_cause(mistakes: Sequence[Mistake], cases: Sequence, answers: Sequence[float | None],
+                 at: int) -> list[Cause]:
+    """Returns the cause of the wrong answers[at]: the first mistake that leads to every answer, the
+    right ones too; an empty list where none does. So no cause is named that one of the cases
+    contradicts. answers: one for each case, None where there is none."""
+    def leads(count, place):
+        return answers[place] is None or math.isclose(count(cases[place]), answers[place],
+                                                      rel_tol=_FLOAT32)
+
+    return next(([(count(cases[at]), sentence, hint)] for count, sentence, hint in mistakes
+                 if all(leads(count, place) for place in (at, *range(len(cases))))), [])
+
+
 def require_signature(function: Callable, names: tuple[str, ...]) -> None:
     """Raises Wrong unless `function` can be called with one argument for each name."""
     try:

@@ -51,6 +51,9 @@ class Costs:
     def both_tokens(tokens_per_s, machine):
         return costs(tokens_per_s, machine)[0], costs(tokens_per_s, machine)[0]
 
+    def whole_dollars(tokens_per_s, machine):
+        return costs(tokens_per_s, machine)[0], float(int(costs(tokens_per_s, machine)[1]))
+
     def spot(tokens_per_s, machine):
         return costs(tokens_per_s, replace(machine, dollars=machine.spot or machine.dollars))
 
@@ -62,6 +65,13 @@ class RightCosts:
 
     def as_array(tokens_per_s, machine):
         return np.array(costs(tokens_per_s, machine))
+
+    def whole_tokens(tokens_per_s, machine):
+        return int(costs(tokens_per_s, machine)[0]), costs(tokens_per_s, machine)[1]
+
+    def dollars_of_whole_tokens(tokens_per_s, machine):
+        per_dollar = round(costs(tokens_per_s, machine)[0])
+        return per_dollar, 1e9 / per_dollar
 
 
 def claim_times(factor=lambda case: 1, days=lambda case: 1, dollars=lambda case: 1):
@@ -103,6 +113,10 @@ class Claim:
     def as_printed(claim, machine, peak, mfu):
         factor, days, dollars = judge_claim(claim, machine, peak, mfu)
         return factor, days / factor, dollars / factor
+
+    def at_the_spot_price(claim, machine, peak, mfu):
+        return judge_claim(claim, replace(machine, dollars=machine.spot or machine.dollars), peak,
+                           mfu)
 
     def forward_alone(claim, machine, peak, mfu):
         return tuple(number / 3 for number in judge_claim(claim, machine, peak, mfu))
@@ -167,6 +181,24 @@ class Spot:
     def even_of_everything_lost(*case):
         return spot_costs(*case)[0], 1 / right_lost(*case[4:])
 
+    def even_by_another_formula(*case):
+        return spot_costs(*case)[0], (case[1] / case[2] - 1) / right_lost(*case[4:])
+
+    def even_by_yet_another(*case):
+        return spot_with(right_lost)(*case)[0], spot_costs(*case)[1]
+
+    def a_whole_interval_is_billed(hours, on_demand, spot, rate, interval, restart):
+        return spot * hours / (1 - rate * (interval + restart)), 1.0
+
+    def restarts_are_free(hours, on_demand, spot, rate, interval, restart):
+        return spot * hours / (1 - rate * interval / 2), 1.0
+
+    def even_with_a_whole_interval(*case):
+        return spot_costs(*case)[0], (1 - case[2] / case[1]) / (case[4] + case[5])
+
+    def even_of_the_job(*case):
+        return spot_costs(*case)[0], spot_costs(*case)[1] * case[0]
+
     def even_at_zero(*case):
         return spot_costs(*case)[0], 0
 
@@ -207,16 +239,18 @@ WRONG = {
         (cheaper(lambda machine: 24), "the price of an hour for a day"),
         (second(1e-3), "that is for a million tokens"),
         (second(1e3), "a thousand billion tokens"),
+        (Costs.whole_dollars, "dollars per billion tokens: you say"),
         (second(2**30 / 1e9), r"a billion is taken as 2\^30")],
     lab.check_claim: [
         (Claim.nothing, r"returned nothing \(None\), not 3 numbers"),
-        (Claim.a_thousand, "how many times too few: you say 1,000, it is 1:"),
+        (Claim.a_thousand, "how many times too few: you say 1,000, it is 1: that is right for the"),
         (Claim.flops_themselves, "that is the right number of FLOPs"),
         (Claim.upside_down, "the printed number over the right one"),
         (scaled(1), "read as one too high: that is the slip"),
         (scaled(-1), "read as one too low"),
         (Claim.long_scale, "the long scale"),
         (Claim.no_scale, "the scale's name is left out"),
+        (Claim.at_the_spot_price, "dollars: .*that is the spot price"),
         (Claim.forward_alone, "that is forward alone: 2ND"),
         (claim_times(factor=lambda case: 1 / 6), "that is N.D"),
         (Claim.as_printed, "days: .*that is for the printed FLOPs"),
@@ -247,11 +281,18 @@ WRONG = {
         (Spot.even_as_share, "that is a share of the hours|spot costs"),
         (Spot.even_upside_down, "that is hours per interruption"),
         (Spot.even_of_everything_lost, "an hour is lost in each hour"),
+        (Spot.even_by_another_formula, "you expect .* dollars on spot, and on demand costs"),
+        (Spot.even_by_yet_another, "you expect .* dollars on spot, and on demand costs"),
+        (Spot.a_whole_interval_is_billed, "simulation .*a whole interval is lost"),
+        (Spot.restarts_are_free, "simulation .*the restart is missing"),
+        (Spot.even_with_a_whole_interval, "break-even rate of .*a whole interval is lost"),
+        (Spot.even_of_the_job, "break-even rate of .*that is for the whole job"),
         (Spot.even_at_zero, "your break-even rate is 0"),
         (Spot.even_in_minutes, "at your break-even rate of")]}
 
 RIGHT = {
-    lab.check_costs: [costs, RightCosts.by_seconds, RightCosts.as_array],
+    lab.check_costs: [costs, RightCosts.by_seconds, RightCosts.as_array,
+                      RightCosts.whole_tokens, RightCosts.dollars_of_whole_tokens],
     lab.check_claim: [judge_claim, RightClaim.by_logarithms, RightClaim.as_tensor],
     lab.check_spot_costs: [spot_costs, RightSpot.first_order, RightSpot.exact,
                            RightSpot.restart_outside]}

@@ -89,6 +89,14 @@ def no_separate(ranks):
     return "DDP" if name == "separate" else name
 
 
+def separate_below(border):
+    """Ranks whose sums have fewer bytes than this, in times the gradients', are called separate."""
+    def answer(ranks):
+        name, found = what_ran(ranks)
+        return "separate" if len(ranks) > 1 and found["reduced"] < border else name, found
+    return answer
+
+
 def any_all_reduce(ranks):
     name, _ = what_ran(ranks)
     return "DDP" if name == "separate" and sent(ranks, "all_reduce") else name
@@ -155,6 +163,8 @@ WRONG = [
     (named(no_separate), "it was separate: all-reduces, reduce-scatters and reduces have"),
     (named(any_all_reduce), "you say DDP, it was separate"),
     (named(no_one_process), "there is 1 rank"),
+    (separate_below(1), "of the gradients missing: you say separate, it was (.|\n)*may be missing"),
+    (separate_below(0.9), "20% of the gradients missing: you say separate"),
     # sizes compared without the world size, and other borders
     (judged(lambda copies, count, ranks, part: ranks[0].held[part] < ranks[0].whole[part]),
      "you say ZeRO.*hold .* copies of the .* which are (not )?sharded"),
@@ -179,7 +189,16 @@ WRONG = [
                  / ranks[0].whole["gradients"]), "counts collectives that add nothing"),
     (with_number("reduced", lambda ranks: sent(ranks, *REDUCING) / ranks[0].whole["parameters"]),
      "in multiples of the parameters"),
-    (with_number("reduced", lambda ranks: 2 * numbers_of(ranks)["reduced"]), "twice|1 rank"),
+    (with_number("reduced", lambda ranks: sent(ranks, "all_reduce", "reduce_scatter")
+                 / ranks[0].whole["gradients"]), "reduces are not counted"),
+    (with_number("reduced", lambda ranks: sent(ranks, "all_reduce", "reduce")
+                 / ranks[0].whole["gradients"]), "reduce-scatters are not counted"),
+    (with_number("reduced", lambda ranks: sent(ranks, "reduce_scatter", "reduce")
+                 / ranks[0].whole["gradients"]), "all-reduces are not counted"),
+    (with_number("reduced", lambda ranks: numbers_of(ranks)["reduced"]
+                 + sent(ranks, "all_reduce") / ranks[0].whole["gradients"]),
+     "counts an all-reduce twice"),
+    (with_number("reduced", lambda ranks: 2 * numbers_of(ranks)["reduced"]), "all bytes twice"),
     (with_number("reduced", lambda ranks: "all"), "returned a str, not a number"),
     (changing, "what_ran changed its input `held`")]
 RIGHT = [what_ran, Right.by_distance, Right.with_arrays]

@@ -39,6 +39,25 @@ def flops_by(change):
     return answer
 
 
+def again(selective=lambda n, a: a / 3, full=lambda n, a: (n + a) / 3, combine=lambda f, b: f + b):
+    """The right answer, but for what runs again: by (6N, attention's FLOPs)."""
+    def answer(run):
+        six_n, flops, mfu, _ = utilization(run)
+        count = {"none": lambda n, a: 0, "selective": selective, "full": full}[run.recompute]
+        return six_n, flops, mfu, mfu * combine(flops, count(six_n, flops - six_n)) / flops
+    return answer
+
+
+def six_n_by(parameters):
+    """6 x other parameters, and what follows from them."""
+    def answer(run):
+        six_n, flops, mfu, hfu = utilization(run)
+        mine = 6 * parameters(run, run.vocabulary * run.hidden)
+        by = (flops - six_n + mine) / flops
+        return mine, flops * by, mfu * by, hfu * by
+    return answer
+
+
 class Utilization:
     def nothing(run):
         return None
@@ -76,12 +95,6 @@ class Utilization:
     def always_full(run):
         six_n, flops, mfu, _ = utilization(run)
         return six_n, flops, mfu, mfu * 4 / 3
-
-    def selective_counts_all_of_attention(run):
-        if run.recompute != "selective":
-            return utilization(run)
-        six_n, flops, mfu, _ = utilization(run)
-        return six_n, flops, mfu, mfu * (2 * flops - six_n) / flops
 
     def changes_the_run(run):
         found = utilization(run)
@@ -147,6 +160,11 @@ class Step:
         sent = sum(sent.seconds for sent in parts.communication.values())
         hidden = min(sent, computing)
         return computing + sent - hidden + parts.interference * hidden
+
+    def pooled_beside(parts):
+        sent = [sum(column) for column in zip(*parts.communication.values(), strict=True)]
+        hidden = min(sent, default=0)
+        return sum(parts.computing.values()) + sum(sent[:1]) - (1 - parts.interference) * hidden
 
     def roofline(parts):
         return step_seconds(parts) - sum(parts.computing.values()) + max(
@@ -216,7 +234,23 @@ WRONG = {
         (Utilization.exchanged, "MFU: .*that is HFU"),
         (Utilization.mfu_called_hfu, "HFU: .*that is MFU: what is recomputed is missing"),
         (Utilization.always_full, "HFU: .*that is all of forward again"),
-        (Utilization.selective_counts_all_of_attention, "all of attention is counted again"),
+        (again(selective=lambda n, a: a), "all of attention is counted again"),
+        (again(selective=lambda n, a: a / 9), "a third of attention's forward is counted again"),
+        (again(selective=lambda n, a: 0), 'what "selective" runs again is missing'),
+        (again(full=lambda n, a: n / 3), '"full" counts no attention again'),
+        (again(full=lambda n, a: a / 3), '"full" counts attention alone again'),
+        (again(full=lambda n, a: n + a), '"full" counts all FLOPs once more'),
+        (again(lambda n, a: (n + a) / 3, lambda n, a: a / 3), "are exchanged"),
+        (again(combine=lambda flops, more: flops - more), "what runs again is subtracted"),
+        (again(combine=lambda flops, more: more), "the share of what runs again alone"),
+        (again(full=lambda n, a: (n + a) / 5), "HFU: (.|\n)*Hint: As MFU, with what runs again"),
+        (six_n_by(lambda run, matrix: run.parameters - 2 * matrix * (not run.tied)),
+         "the head's product is left out together with the look-up"),
+        (six_n_by(lambda run, matrix: run.parameters - 2 * matrix),
+         "two matrices of the vocabulary are left out"),
+        (six_n_by(lambda run, matrix: run.parameters - matrix * run.tied),
+         "left out where it is tied, not where it is not"),
+        (flops_by(lambda run, n, a: n + 2 * a), "attention is counted twice"),
         (Utilization.changes_the_run, "changed its input"),
         (Utilization.needs_more, r"utilization\(run\) cannot be called|needs_more\(run\)")],
     lab.check_step_seconds: [
@@ -244,7 +278,22 @@ WRONG = {
         (Step.roofline, "the parts of computing run at the same time"),
         (Step.milliseconds, "that is in milliseconds"),
         (Step.communication_alone, "computing is missing"),
-        (Step.right_where_all_is_hidden, "communication is missing"),
+        (Step.right_where_all_is_hidden, "you say 4.5 s, it is 5.5, 0.8182x\n"),
+        (Step.pooled_beside, "hides behind the sum of all `beside`"),
+        (each(lambda parts, sent: (1 + parts.interference) * sent.seconds),
+         "nothing is hidden, and interference comes on top"),
+        (each(lambda parts, sent: (1 + parts.interference) * max(0, sent.seconds - sent.beside)),
+         "a share of the exposed seconds, not of the hidden ones"),
+        (each(lambda parts, sent: max(0, sent.seconds - (1 - parts.interference) * sent.beside)),
+         "interference shortens `beside`"),
+        (each(lambda parts, sent: sent.seconds * (parts.interference if sent.seconds < sent.beside
+                                                  else 1)),
+         "nothing is hidden of a collective that is longer than `beside`"),
+        (each(lambda parts, sent: sent.seconds * parts.interference if sent.seconds < sent.beside
+              else sent.seconds - sent.beside),
+         "interference is missing where a collective is longer"),
+        (each(lambda parts, sent: abs(sent.seconds - sent.beside)
+              + parts.interference * min(sent)), "seconds are exposed where"),
         (Step.empties_the_parts, "changed its input")]}
 
 RIGHT = {

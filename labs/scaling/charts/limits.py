@@ -20,12 +20,12 @@ from labs.predictions.efficiency import attention_flops, six_nd
 from labs.predictions.reported_runs import ReportedRun, printed_mfu, reported_runs
 from labs.predictions.step_time import PublishedRun, StepParts, load_published_runs
 from labs.predictions.step_time.fit import held_out
+from labs.scaling.checks.step_seconds import BOUNDS
 from labs.scaling.checks.utilization import NAMES
 
 SHOWN = ("mosaic-096", "mosaic-088", "mosaic-038", "mosaic-092", "mosaic-036")
 BANDS = {"up to 2k": (0, 2048), "2k to 4k": (2049, 4096), "4k to 8k": (4097, 8192),
          "above 8k": (8193, math.inf)}
-BOUNDS = (12, 25)  # percent: up to 4k tokens, and above
 COLOURS = dict(zip(("llm-foundry", "Megatron-LM", "torchtitan"), palette.RUNS[1:], strict=True))
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from labs.exercises.generator import new_generator
 from labs.exercises.numbers import (
     Mistake,
+    common_cause,
     judge_number,
-    likeliest_cause,
     require_numbers,
     require_signature,
 )
@@ -74,6 +74,11 @@ class Case:
         return 24 * self.days * hourly(self.machine)
 
 
+def _spot(machine) -> float:
+    """Dollars per GPU and hour on spot, on demand where it is not sold."""
+    return machine.spot or machine.dollars
+
+
 _SCALE = "Each name is 1,000 times the one before: million 10^6, billion 10^9, trillion 10^12, ..."
 _FLOPS: list[tuple] = [  # factor of the right FLOPs
     (1 / 3, "that is forward alone: 2ND", "Forward and backward: 6·N·D."),
@@ -92,6 +97,8 @@ FACTOR: list[Mistake] = [
     (lambda case: case.factor / 1000, "the scale's name is read as one too high: that is the slip",
      _SCALE),
     (lambda case: case.flops / case.claim.number, "the scale's name is left out", _SCALE),
+    (lambda case: 1000.0, "that is right for the famous sentence only",
+     "Compute it from claim.number and claim.scale: some sentences are right."),
     (lambda case: case.flops, "that is the right number of FLOPs", "Divide by what is printed."),
     (lambda case: printed_flops(case.claim), "that is the printed number", "6·N·D divided by it."),
     (lambda case: case.flops / (case.claim.number * 10 ** (6 * SCALES.index(case.claim.scale))),
@@ -105,6 +112,8 @@ DAYS: list[Mistake] = [
     *((lambda case, by=by: by * case.days, words, hint) for by, words, hint in _FLOPS)]
 DOLLARS: list[Mistake] = [
     (lambda case: case.dollars / 24, "a day is paid as an hour", "Prices are per hour."),
+    (lambda case: case.dollars * _spot(case.machine) / case.machine.dollars,
+     "that is the spot price", "machine.dollars is on demand; what spot costs is exercise 6.14."),
     (lambda case: case.dollars / case.machine.gpus, "one GPU is paid",
      "machine.dollars is per GPU."),
     (lambda case: case.dollars * case.machine.gpus, "the GPUs are paid twice",
@@ -112,6 +121,8 @@ DOLLARS: list[Mistake] = [
     (lambda case: case.dollars * 3600, "the price is taken per second", "It is per hour."),
     *((lambda case, by=by: by(case) * case.dollars, words, hint) for by, words, hint in _JOB),
     *((lambda case, by=by: by * case.dollars, words, hint) for by, words, hint in _FLOPS)]
+_HINTS = (_SCALE, "FLOPs over the machine's FLOP/s.",
+          "Hours of the whole machine: machine.gpus times machine.dollars in each.")
 
 
 @check("6.13")
@@ -125,11 +136,9 @@ def check_claim(judge_claim):
     for column, mistakes in enumerate((FACTOR, DAYS, DOLLARS)):
         got = [answer[column] for answer in answers]
         for at, case in enumerate(cases):
-            want = (case.factor, case.days, case.dollars)[column]
-            causes = [cause for cause in likeliest_cause(mistakes, cases, got, at)
-                      if abs(cause[0] / want - 1) > 1e-6]
-            judge_number(got[at], want, causes, f"{_named(case)}: {NAMES[column]}", rel_tol=1e-6,
-                         hint=_SCALE if column == 0 else "FLOPs over the machine's FLOP/s.")
+            judge_number(got[at], (case.factor, case.days, case.dollars)[column],
+                         common_cause(mistakes, cases, got, at),
+                         f"{_named(case)}: {NAMES[column]}", rel_tol=1e-6, hint=_HINTS[column])
     return (f"{SLIP} is {_cases()[0].factor:,.0f} times too few: 84 sextillion. Right, too, for "
             f"{len(cases) - 1} other sentences")
 
@@ -144,7 +153,9 @@ def _cases() -> list[Case]:
         claim = Claim(parameters, tokens, six_nd(parameters, tokens) / 1000**7,
                       SCALES[exponent - 1])
         machine = dice.choice([machine for machine in MACHINES.values() if machine.gpus > 1])
-        found.append(Case(claim, replace(machine), dice.uniform(0.2, 0.6)))
+        # each with a spot price, which is not what the job is paid by
+        found.append(Case(claim, replace(machine, spot=dice.uniform(0.3, 0.7) * machine.dollars),
+                          dice.uniform(0.2, 0.6)))
     return found
 
 

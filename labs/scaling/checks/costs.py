@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from labs.exercises.generator import new_generator
 from labs.exercises.numbers import (
     Mistake,
+    common_cause,
     judge_number,
-    likeliest_cause,
     require_numbers,
     require_signature,
 )
@@ -78,11 +78,11 @@ def check_costs(costs):
     for column, (name, mistakes) in enumerate(zip(NAMES, (PER_DOLLAR, PER_BILLION), strict=True)):
         got = [answer[column] for answer in answers]
         for at, case in enumerate(cases):
-            want = case.per_billion if column else case.per_dollar
-            causes = [cause for cause in likeliest_cause(mistakes, cases, got, at)
-                      if abs(cause[0] / want - 1) > 1e-9]
-            judge_number(got[at], want, causes, f"{_named(case)}: {name}",
-                         hint="3,600 seconds an hour, machine.gpus times machine.dollars.")
+            # Who counts whole tokens is right: less than one off, and the dollars by as much.
+            judge_number(got[at], case.per_billion if column else case.per_dollar,
+                         common_cause(mistakes, cases, got, at), f"{_named(case)}: {name}",
+                         hint="3,600 seconds an hour, machine.gpus times machine.dollars.",
+                         rel_tol=1.001 / case.per_dollar)
     return f"both numbers on {len(cases)} machines, with 1 to 64 GPUs"
 
 

@@ -1,6 +1,6 @@
 """Exercise 6.14: what a spot machine costs with its interruptions, and when it stops paying."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from labs.exercises.generator import new_generator
 from labs.exercises.numbers import Mistake, require_numbers, require_signature
@@ -12,6 +12,7 @@ NAMES = ("expected dollars", "break-even rate")
 INTERRUPTIONS = 3000  # in a simulated run: its hours are within half a percent of their mean
 TOLERANCE = 0.04  # of the dollars: what a formula leaves out where a tenth of the time is lost
 EVEN_TOLERANCE = 0.07  # of the dollars at the break-even rate, where more is lost
+OWN_TOLERANCE = 0.02  # of the student's own dollars there, which follow from the same formula
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,38 @@ class Case:
         return break_even_rate(self.on_demand / self.spot, self.interval, self.restart)
 
 
-def _at(lost):
-    return lambda case: case.spot * case.hours * (1 + case.rate * lost(case))
+# Interruptions of the training hours, or of the billed ones: two formulas for the same thing.
+_HOURS = (lambda case, lost: case.hours * (1 + case.rate * lost),
+          lambda case, lost: case.hours / (1 - case.rate * lost))
+_SAVED = (lambda case: case.on_demand / case.spot - 1, lambda case: 1 - case.spot / case.on_demand)
+
+
+def _dollars(lost, sentence, hint) -> list[Mistake]:
+    """Other hours that an interruption loses."""
+    return [(lambda case, hours=hours: case.spot * hours(case, lost(case)), sentence, hint)
+            for hours in _HOURS]
+
+
+def _even(rate, sentence, hint) -> list[Mistake]:
+    """Another break-even rate, of the share that spot saves."""
+    return [(lambda case, saved=saved: rate(case, saved(case)), sentence, hint)
+            for saved in _SAVED]
 
 
 _HALF = ("An interruption comes anywhere between two checkpoints: half an interval is lost on "
          "average.")
+_WHOLE = "a whole interval is lost each time", _HALF
+_NO_RESTART = "the restart is missing", "The machine is billed while it restarts."
+_NOTHING_AGAIN = "the training that is done again is missing", _HALF
+_DIVIDE = "Divide by the hours that one interruption loses."
 DOLLARS: list[Mistake] = [
     (lambda case: case.spot * case.hours, "interruptions cost nothing",
      "Each costs half an interval and a restart, and these hours are billed."),
-    (_at(lambda case: case.interval + case.restart), "a whole interval is lost each time", _HALF),
-    (_at(lambda case: case.interval / 2), "the restart is missing",
-     "The machine is billed while it restarts."),
-    (_at(lambda case: case.restart), "the training that is done again is missing", _HALF),
+    *_dollars(lambda case: case.interval + case.restart, *_WHOLE),
+    *_dollars(lambda case: case.interval / 2, *_NO_RESTART),
+    *_dollars(lambda case: case.restart, *_NOTHING_AGAIN),
+    *_dollars(lambda case: case.interval / 2 + 2 * case.restart, "the restart is counted twice",
+              "An interruption has one restart."),
     (lambda case: case.spot * (case.hours + case.rate * case.lost), "one hour's interruptions only",
      "There are rate interruptions in every hour of the job."),
     (lambda case: case.spot * (case.hours + case.lost), "one interruption only",
@@ -87,18 +107,15 @@ EVEN: list[Mistake] = [
      "At break-even only what spot saves is lost."),
     (lambda case: (case.on_demand - case.spot) / case.lost,
      "that is the difference of prices, not its share", "Divide by a price first."),
-    (lambda case: (case.on_demand / case.spot - 1) / (case.interval + case.restart),
-     "a whole interval is lost each time", _HALF),
-    (lambda case: (case.on_demand / case.spot - 1) / (case.interval / 2),
-     "the restart is missing", "The machine is billed while it restarts."),
-    (lambda case: (case.on_demand / case.spot - 1) / case.restart,
-     "the training that is done again is missing", _HALF),
-    (lambda case: case.on_demand / case.spot - 1, "that is a share of the hours",
-     "Divide by the hours that one interruption loses."),
-    (lambda case: (case.on_demand / case.spot - 1) * case.lost,
-     "that multiplies by the hours lost", "Divide by the hours that one interruption loses."),
-    (lambda case: case.lost / max(1e-9, case.on_demand / case.spot - 1),
-     "that is hours per interruption", "Interruptions per hour: the inverse."),
+    *_even(lambda case, saved: saved / (case.interval + case.restart), *_WHOLE),
+    *_even(lambda case, saved: saved / (case.interval / 2), *_NO_RESTART),
+    *_even(lambda case, saved: saved / case.restart, *_NOTHING_AGAIN),
+    *_even(lambda case, saved: saved * case.hours / case.lost, "that is for the whole job",
+           "Interruptions per hour, whatever the hours of the job."),
+    *_even(lambda case, saved: saved, "that is a share of the hours", _DIVIDE),
+    *_even(lambda case, saved: saved * case.lost, "that multiplies by the hours lost", _DIVIDE),
+    *_even(lambda case, saved: case.lost / saved, "that is hours per interruption",
+           "Interruptions per hour: the inverse."),
 ]
 
 
@@ -114,8 +131,11 @@ def check_spot_costs(spot_costs):
         dollars, rate = require_numbers(spot_costs(*vars(case).values()), NAMES, what)
         _judge_dollars(float(dollars), case, what)
         _judge_rate(float(rate), case, what)
-    return (f"expected dollars within {TOLERANCE:.0%} of an event simulation, and at the break-"
-            "even rate spot costs what on demand does")
+        own, _ = require_numbers(spot_costs(*vars(replace(case, rate=float(rate))).values()), NAMES,
+                                 f"{what}, at your break-even rate of {rate:.3g}")
+        _judge_own(float(own), float(rate), case, what)
+    return (f"expected dollars within {TOLERANCE:.0%} of an event simulation; at the break-even "
+            "rate spot costs what on demand does, by the simulation's model and by your dollars")
 
 
 def _judge_dollars(dollars, case, what):
@@ -136,6 +156,16 @@ def _judge_rate(rate, case, what):
         _reject(rate, EVEN, case, f"{what}: at your break-even rate of {rate:.3g} interruptions an "
                 f"hour, spot costs {spot:,.2f} dollars and on demand {case.on_demand_dollars:,.2f}",
                 "At break-even what the interruptions add is what spot saves.")
+
+
+def _judge_own(dollars, rate, case, what):
+    # Both numbers are one formula's: a rate by another one is no break-even of these dollars.
+    if abs(dollars / case.on_demand_dollars - 1) > OWN_TOLERANCE:
+        _reject(rate, EVEN, case, f"{what}: at your break-even rate of {rate:.3g} interruptions an "
+                f"hour you expect {dollars:,.2f} dollars on spot, and on demand costs "
+                f"{case.on_demand_dollars:,.2f}",
+                "Set your own formula for the dollars equal to on_demand * hours, and solve for "
+                "the rate.")
 
 
 def _reject(got, mistakes, case, said, hint):

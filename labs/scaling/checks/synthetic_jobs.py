@@ -26,6 +26,7 @@ _TRAFFIC = {
                 ("reduce_scatter", _GRADIENTS)],
                [("all_gather", _PARAMETERS), ("reduce_scatter", _GRADIENTS)],
                [("broadcast", _PARAMETERS), ("all_reduce", _GRADIENTS)]]}
+_REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 _SHARDED = {"separate": (), "DDP": (), "ZeRO-1": PARTS[2:], "ZeRO-2": PARTS[1:], "ZeRO-3": PARTS}
 _MODULES = ("DistributedDataParallel", "FSDPQwen2ForCausalLM", "DeepSpeedEngine",
             "Qwen2ForCausalLM", "OptimizedModule")
@@ -37,36 +38,42 @@ def jobs(seed: int | None = None) -> Iterator[tuple[str, str, list[RankEvidence]
     """(what it is, the right name, what each rank did) of every job; sizes are drawn at random."""
     dice = random.Random(seed)
     for kind, variants in _TRAFFIC.items():
-        for variant in variants:
-            yield _job(dice, kind, variant, dice.choice((2, 3, 4, 8, 16)))
-        yield _job(dice, kind, dice.choice(variants), 2)
+        for number, variant in enumerate(variants):
+            # many gradients may be missing where "near N copies" leaves room for that
+            many = number % 2
+            yield _job(dice, kind, variant, dice.choice((4, 8, 16) if many else (2, 3, 4, 8, 16)),
+                       0.8 if many else dice.choice((1, 0.95)))
+        yield _job(dice, kind, dice.choice(variants), 2, 0.95)
     for kind in ("DDP", "ZeRO-3"):  # libraries call collectives on one rank, too
         yield _job(dice, kind, _TRAFFIC[kind][0], 1)
 
 
-def _job(dice, kind, variant, ranks) -> tuple[str, str, list[RankEvidence]]:
+def _job(dice, kind, variant, ranks, there=1.0) -> tuple[str, str, list[RankEvidence]]:
     parameters = dice.randrange(10**6, 10**9) * dice.choice((2, 4))
     share = dice.choice((1, 1, 0.37, 0.01))  # trainable: the rest is frozen
     gradients = int(share * parameters)
     whole = {"parameters": parameters, "gradients": gradients,
              "optimizer_state": dice.choice((2, 4)) * gradients}  # 4: moments in fp32 of 16 bits
-    by_part = {part: _by_rank(dice, whole[part], ranks, part in _SHARDED[kind], part)
-               for part in PARTS}
+    by_part = {part: _by_rank(dice, whole[part] * (there if part == _GRADIENTS else 1), ranks,
+                              part in _SHARDED[kind]) for part in PARTS}
     sizes = {_GRADIENTS: gradients, _PARAMETERS: parameters, _LOSS: 4}
-    calls = [call for name, what in variant for call in _calls(dice, name, sizes[what], ranks)]
+    # A gradient that is missing is not added up either.
+    calls = [call for name, what in variant for call in _calls(
+        dice, name, int(sizes[what] * (there if (what, name in _REDUCING) == (_GRADIENTS, True)
+                                       else 1)), ranks)]
     module, library = dice.choice(_MODULES), dice.choice(_LIBRARIES)  # say nothing
     found = [RankEvidence(list(calls), {part: by_part[part][rank] for part in PARTS}, dict(whole),
                           module, library) for rank in range(ranks)]
     frozen = f", {1 - share:.0%} of the parameters frozen" * (share < 1)
-    return (f"drawn at random: {ranks} rank{'s' * (ranks > 1)}{frozen}",
+    missing = f", {1 - there:.0%} of the gradients missing" * (there < 1)
+    return (f"drawn at random: {ranks} rank{'s' * (ranks > 1)}{frozen}{missing}",
             kind if ranks > 1 else "one process", found)
 
 
-def _by_rank(dice, whole, ranks, is_sharded, part) -> list[int]:
-    """What each rank holds of a part. Shards are padded, or of whole parameters and so uneven;
-    where nothing is sharded, some gradients may be missing."""
+def _by_rank(dice, whole, ranks, is_sharded) -> list[int]:
+    """What each rank holds of a part. Shards are padded, or of whole parameters and so uneven."""
     if not is_sharded or ranks == 1:
-        return [int(whole * (dice.choice((1, 0.95)) if part == "gradients" else 1))] * ranks
+        return [int(whole)] * ranks
     if dice.random() < 0.5:
         return [int(dice.uniform(1.0, 1.2) * whole / ranks)] * ranks
     weights = [dice.uniform(0.2, 1) for _ in range(ranks)]

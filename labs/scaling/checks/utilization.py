@@ -5,10 +5,9 @@ from dataclasses import replace
 from labs.exercises.generator import new_generator
 from labs.exercises.inputs import UnchangedInputs
 from labs.exercises.numbers import (
-    Cause,
     Mistake,
+    common_cause,
     judge_number,
-    likeliest_cause,
     require_numbers,
     require_signature,
 )
@@ -38,6 +37,13 @@ SIX_N: list[Mistake] = [
      "the head's product is left out", _TIED),
     (lambda run: 6 * (run.parameters + run.vocabulary * run.hidden),
      "a matrix of the vocabulary is counted once more than the model has it", _TIED),
+    (lambda run: 6 * (run.parameters - (0 if run.tied else 2 * run.vocabulary * run.hidden)),
+     "the head's product is left out together with the look-up", "If not tied, there are two "
+     "matrices of the vocabulary: only the embedding is looked up."),
+    (lambda run: 6 * (run.parameters - 2 * run.vocabulary * run.hidden),
+     "two matrices of the vocabulary are left out", _TIED),
+    (lambda run: 6 * (run.parameters - run.tied * run.vocabulary * run.hidden),
+     "a matrix is left out where it is tied, not where it is not", _TIED),
     (lambda run: run.six_n / 3, "that is forward alone",
      "Backward makes two products for each one of forward: 2 + 4 FLOPs per parameter."),
     (lambda run: run.six_n / 6, "that is the number of parameters", "6 FLOPs for each."),
@@ -51,6 +57,7 @@ FLOPS: list[Mistake] = [
     (lambda run: run.six_n, "attention's products are missing", _ATTENTION),
     (lambda run: run.six_n + run.attention / 3, "attention of forward alone",
      "4·L·h·s is forward; backward has twice as much."),
+    (lambda run: run.six_n + 2 * run.attention, "attention is counted twice", _ATTENTION),
     (lambda run: run.six_n + run.attention / 2, "half of attention",
      "By convention the whole s × s square counts, causal or not: 12·L·h·s."),
     (lambda run: run.six_n + run.attention / run.layers, "attention of one layer alone",
@@ -91,6 +98,14 @@ SHARES: list[Mistake] = [
     (lambda run: 1 / run.mfu, "that is the peak over what is reached", "The other way round."),
 ]
 
+def _again(words, hint, *, selective=lambda run: run.attention / 3,
+           full=lambda run: run.flops / 3) -> Mistake:
+    """HFU with other FLOPs that run again than the right ones."""
+    count = {"none": lambda run: 0, "selective": selective, "full": full}
+    return (lambda run: run.mfu * (1 + count[run.recompute](run) / run.flops)), words, hint
+
+
+_FULL = "All of forward runs again, attention's too: a third of the FLOPs per token."
 MFU: list[Mistake] = [
     (lambda run: run.hfu, "that is HFU: it counts what is recomputed",
      "MFU counts what the model needs, so recomputation does not raise it."),
@@ -102,14 +117,44 @@ HFU: list[Mistake] = [
      "The GPU computes needed FLOPs and recomputed ones."),
     (lambda run: run.mfu * 4 / 3, "that is all of forward again",
      '"selective" recomputes a third of attention alone, "none" nothing.'),
-    (lambda run: run.mfu * (1 + run.attention / run.flops), "all of attention is counted again",
-     "Only its forward runs again: a third of 12·L·h·s."),
+    _again("all of attention is counted again",
+           "Only its forward runs again: a third of 12·L·h·s.",
+           selective=lambda run: run.attention),
+    _again("a third of attention's forward is counted again",
+           "All of attention's forward runs again: 4·L·h·s, a third of 12·L·h·s.",
+           selective=lambda run: run.attention / 9),
+    _again('what "selective" runs again is missing',
+           "Attention's forward: a third of 12·L·h·s.", selective=lambda run: 0),
+    _again('what "full" runs again is missing',
+           "All of forward: a third of the FLOPs per token.", full=lambda run: 0),
+    _again('"full" counts no attention again', _FULL, full=lambda run: run.six_n / 3),
+    _again('"full" counts no attention again, and "selective" nothing', _FULL,
+           full=lambda run: run.six_n / 3, selective=lambda run: 0),
+    _again('"full" counts attention alone again', _FULL, full=lambda run: run.attention / 3),
+    _again('"full" counts 6N once more', _FULL, full=lambda run: run.six_n),
+    _again('"full" counts all FLOPs once more',
+           "Only forward runs again: a third of forward and backward.",
+           full=lambda run: run.flops),
+    _again('"selective" and "full" are exchanged',
+           '"selective" is attention\'s forward, "full" all of forward.',
+           selective=lambda run: run.flops / 3, full=lambda run: run.attention / 3),
+    (lambda run: run.mfu * (1 - run.recomputed / run.flops), "what runs again is subtracted",
+     "The GPU computes it in addition: HFU is never below MFU."),
+    (lambda run: run.mfu / (1 - run.recomputed / run.flops), "what runs again is divided by",
+     "Add it to the FLOPs per token: HFU is the share of the sum."),
+    (lambda run: run.mfu * run.recomputed / run.flops, "that is the share of what runs again alone",
+     "The GPU computes needed FLOPs and recomputed ones."),
     (lambda run: run.mfu * 2, "the whole step is counted twice",
      "Only forward runs again: a third of forward and backward."),
     (lambda run: run.mfu * 3 / 2, "a half is counted again",
      "Forward is a third of forward and backward.")]
 
 MISTAKES = (SIX_N, FLOPS, MFU + SHARES, HFU + SHARES)
+_HINTS = ("6 for each parameter that is multiplied: the head's, and not those that are looked up.",
+          "6N, and 12·L·h·s for attention.",
+          "FLOPs per token × tokens per second of one GPU / dense FLOP/s of one GPU.",
+          'As MFU, with what runs again on top: a third of 12·L·h·s with "selective", a third of '
+          'the FLOPs per token with "full".')
 
 
 @check("6.9")
@@ -126,8 +171,9 @@ def check_utilization(utilization):
     for column, name in enumerate(NAMES):
         got = [answer[column] for answer in answers]
         for at, run in enumerate(runs):
-            judge_number(got[at], _right(run)[column], _causes(column, runs, got, at),
-                         f"{_named(run)}: {name}", "" if column > 1 else "FLOPs")
+            judge_number(got[at], _right(run)[column],
+                         common_cause(MISTAKES[column], runs, got, at), f"{_named(run)}: {name}",
+                         "" if column > 1 else "FLOPs", _HINTS[column])
     for name, answer in zip(PUBLISHED, answers[-len(PUBLISHED):], strict=True):
         # the convention is the reports' own: by another one no figure could be compared with theirs
         judge_number(answer[2], printed_mfu(name), (), f"{name}: the MFU that is printed",
@@ -143,11 +189,6 @@ def _right(run) -> tuple[float, ...]:
 def _named(run) -> str:
     return (f"{run.name}, {'tied' if run.tied else 'not tied'}, sheet {run.sheet_tflops:g}"
             f"{' with sparsity' * run.sparse}, recomputes {run.recompute}")
-
-
-def _causes(column, runs, answers, at) -> list[Cause]:
-    found = likeliest_cause(MISTAKES[column], runs, answers, at)
-    return found if found and abs(found[0][0] / _right(runs[at])[column] - 1) > 1e-9 else []
 
 
 def drawn() -> list[ReportedRun]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import chain
 
 from labs.exercises.inputs import UnchangedInputs
-from labs.exercises.numbers import Cause, judge_number, require_several
+from labs.exercises.numbers import Mistake, as_number, common_cause, judge_number, require_several
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.meters.evidence import PARTS, RankEvidence
 from labs.scaling.checks import recorded_jobs, synthetic_jobs
@@ -15,23 +15,28 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 NUMBERS = (*PARTS, "reduced")
 _NAMES = {part: part.replace("_", " ") for part in PARTS}
 _HINT = "Add up what all ranks hold: one copy where it is sharded, N copies where it is not."
+_REDUCED = ("The bytes of rank 0's all_reduce, reduce_scatter and reduce, divided by those of a "
+            "whole copy of the gradients.")
 
 
 @check("6.11")
 def check_what_ran(what_ran: Callable):
     """what_ran(ranks): (a name of KINDS, {part: copies, "reduced": ...}) of any job."""
-    count = 0
-    for what, want, ranks in chain(recorded_jobs.jobs(), synthetic_jobs.jobs()):
+    jobs, answers = list(chain(recorded_jobs.jobs(), synthetic_jobs.jobs())), []
+    for what, _, ranks in jobs:
         kept = UnchangedInputs("what_ran", calls=[rank.calls for rank in ranks],
                                held=[rank.held for rank in ranks],
                                whole=[rank.whole for rank in ranks])
         name, numbers = require_several(what_ran(ranks), ("the name", "the numbers"),
                                         f"{what}: it returned")
         kept.judge()
-        _judge_numbers(numbers, ranks, what)
-        _judge_name(name, want, ranks, what)
-        count += 1
-    return f"{count} jobs recognised, of real ranks and drawn at random, on 1 to 16 ranks"
+        _require_keys(numbers, what)
+        answers.append((name, numbers))
+    by_job = [ranks for _, _, ranks in jobs]
+    for at, (what, want, ranks) in enumerate(jobs):
+        _judge_numbers([numbers for _, numbers in answers], by_job, at, what)
+        _judge_name(answers[at][0], want, ranks, what)
+    return f"{len(jobs)} jobs recognised, of real ranks and drawn at random, on 1 to 16 ranks"
 
 
 def evidence_of(ranks: list[RankEvidence]) -> dict[str, float]:
@@ -42,43 +47,73 @@ def evidence_of(ranks: list[RankEvidence]) -> dict[str, float]:
     return {**copies, "reduced": _sent(ranks, *REDUCING) / whole["gradients"]}
 
 
-def _judge_numbers(numbers, ranks, what):
+def _require_keys(numbers, what):
     if not isinstance(numbers, dict) or set(numbers) != set(NUMBERS):
         got = f"the keys {sorted(map(str, numbers))}" if isinstance(numbers, dict) else kind_of(
             numbers)
         raise Wrong(f"{what}: the second value is {got}, not a dictionary with {list(NUMBERS)}")
+
+
+def _judge_numbers(numbers, jobs, at, what):
+    """numbers: the student's, one dictionary for each of the jobs."""
     # Copies count over all ranks: one rank's share alone says nothing where shards are uneven.
-    for key, want in evidence_of(ranks).items():
+    for key, want in evidence_of(jobs[at]).items():
         title = f"copies of the {_NAMES[key]}" if key in PARTS else '"reduced"'
-        judge_number(numbers[key], want, _causes(key, ranks), f"{what}: {title}",
-                     hint=_HINT if key in PARTS else "", rel_tol=1e-6)
+        answers = [as_number(each[key]) for each in numbers]
+        judge_number(numbers[at][key], want, common_cause(_mistakes(key), jobs, answers, at),
+                     f"{what}: {title}", rel_tol=1e-6, hint=_HINT if key in PARTS else _REDUCED)
 
 
-def _causes(key, ranks) -> list[Cause]:
-    whole, count = ranks[0].whole, len(ranks)
+def _times(key, change) -> Callable[[list[RankEvidence]], float]:
+    """What change(ranks) counts, in copies of this part."""
+    return lambda ranks: change(ranks) / ranks[0].whole[key]
+
+
+def _held(ranks, key) -> list[int]:
+    return [rank.held[key] for rank in ranks]
+
+
+def _all_sums(ranks) -> int:
+    return _sent(ranks, *REDUCING)
+
+
+def _mistakes(key) -> list[Mistake]:
     if key == "reduced":
-        sent = _sent(ranks, *REDUCING)
-        gradients = whole["gradients"]
-        return [(_sent(ranks, "all_reduce") / gradients, "that counts all-reduces only",
-                 "FSDP's gradients pass a reduce-scatter, others' a reduce."),
-                (sum(call.bytes for call in ranks[0].calls) / gradients,
-                 "that counts collectives that add nothing", "A broadcast or an all-gather carries "
-                 "no sum: all_reduce, reduce_scatter and reduce do."),
-                (sent / whole["parameters"], "that is in multiples of the parameters",
-                 "Frozen parameters have no gradients."),
-                (sent, "that is in bytes", "Divide by the bytes of all gradients."),
-                (count * sent / gradients, "that is of all ranks", "One rank's calls are enough."),
-                (2 * sent / gradients, "that counts an all-reduce twice",
-                 "Bytes are logical here: a bucket counts once.")]
-    held = [rank.held[key] for rank in ranks]
-    return [(held[0] / whole[key], "that is rank 0's share alone", _HINT),
-            (sum(held) / count / whole[key], "that is the mean of the ranks", _HINT),
-            (max(held) / whole[key], "that is the largest rank's share", _HINT),
-            (count * held[0] / whole[key], "that takes all ranks to hold what rank 0 holds",
-             "Shards of whole parameters are uneven: add up."),
-            (sum(held), "that is in bytes", "Divide by the bytes of a whole copy."),
-            (sum(held) / ranks[0].whole["parameters"], "that is in multiples of the parameters",
-             "Divide by a whole copy of the same part.")]
+        return [
+            (_times("gradients", lambda ranks: _sent(ranks, "all_reduce")),
+             "that counts all-reduces only",
+             "FSDP's gradients pass a reduce-scatter, others' a reduce."),
+            (_times("gradients", lambda ranks: _sent(ranks, "all_reduce", "reduce_scatter")),
+             "reduces are not counted", "Of a reduce one rank has the sum: gradients may pass it."),
+            (_times("gradients", lambda ranks: _sent(ranks, "all_reduce", "reduce")),
+             "reduce-scatters are not counted", "FSDP's gradients pass a reduce-scatter."),
+            (_times("gradients", lambda ranks: _sent(ranks, "reduce_scatter", "reduce")),
+             "all-reduces are not counted", "DDP's gradients pass an all-reduce."),
+            (_times("gradients", lambda ranks: sum(call.bytes for call in ranks[0].calls)),
+             "that counts collectives that add nothing", "A broadcast or an all-gather carries no "
+             "sum: all_reduce, reduce_scatter and reduce do."),
+            (_times("parameters", _all_sums), "that is in multiples of the parameters",
+             "Frozen parameters have no gradients."),
+            (_all_sums, "that is in bytes", "Divide by the bytes of all gradients."),
+            (_times("gradients", lambda ranks: len(ranks) * _all_sums(ranks)),
+             "that is of all ranks", "One rank's calls are enough."),
+            (_times("gradients", lambda ranks: _all_sums(ranks) + _sent(ranks, "all_reduce")),
+             "that counts an all-reduce twice", "Bytes are logical here: a bucket counts once."),
+            (_times("gradients", lambda ranks: 2 * _all_sums(ranks)), "that counts all bytes twice",
+             "Bytes are logical here: a bucket counts once.")]
+    return [
+        (_times(key, lambda ranks: ranks[0].held[key]), "that is rank 0's share alone", _HINT),
+        (_times(key, lambda ranks: sum(_held(ranks, key)) / len(ranks)),
+         "that is the mean of the ranks", _HINT),
+        (_times(key, lambda ranks: max(_held(ranks, key))), "that is the largest rank's share",
+         _HINT),
+        (_times(key, lambda ranks: len(ranks) * ranks[0].held[key]),
+         "that takes all ranks to hold what rank 0 holds",
+         "Shards of whole parameters are uneven: add up."),
+        (lambda ranks: sum(_held(ranks, key)), "that is in bytes",
+         "Divide by the bytes of a whole copy."),
+        (_times("parameters", lambda ranks: sum(_held(ranks, key))),
+         "that is in multiples of the parameters", "Divide by a whole copy of the same part.")]
 
 
 def _judge_name(name, want, ranks, what):
@@ -99,7 +134,8 @@ def _reason(name, want, ranks) -> tuple[str, str]:
     if "separate" in (name, want):
         # gradients that pass no sum over the ranks never meet; a printed loss does not count
         return (f"all-reduces, reduce-scatters and reduces have {reduced:.3g} times the bytes of "
-                "the gradients", "Ranks that train one model add up all gradients, once a step.")
+                "the gradients", "Ranks that train one model add up their gradients once a step: "
+                "nearly all of them, because some may be missing. Separate ranks add up none.")
     for part in PARTS:  # each stage shards one part more
         sharded = [KINDS.index(kind) >= 5 - PARTS.index(part) for kind in (name, want)]
         if sharded[0] != sharded[1]:
