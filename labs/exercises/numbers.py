@@ -3,7 +3,7 @@ mistake explains a wrong one."""
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from itertools import combinations
 from numbers import Real
@@ -76,6 +76,29 @@ def require_numbers(returned, names: tuple[str, ...], what: str) -> tuple[int | 
     values = require_several(returned, names, f"{what}: it returned", "numbers")
     return tuple(require_number(value, f"{what}, {name}")
                  for value, name in zip(values, names, strict=True))
+
+
+def require_named(returned, names: tuple[str, ...], what: str) -> dict[str, int | float]:
+    """Returns name -> number. Raises Wrong unless `returned` is a dictionary with a number for each
+    of these keys and no other. what: the function that returned it."""
+    if not isinstance(returned, Mapping):
+        raise Wrong(f"{what} returned {kind_of(returned)}, not a dictionary",
+                    f"Its keys are {', '.join(names)}.")
+    if set(returned) != set(names):
+        missing = [name for name in names if name not in returned]
+        more = [str(key) for key in returned if key not in names]
+        raise Wrong(f"{what} returned a dictionary " + " and ".join(
+            [*([f"without {', '.join(missing)}"] if missing else []),
+             *([f"with {', '.join(more)} in addition"] if more else [])]),
+            f"Its keys are {', '.join(names)}, and nothing else.")
+    return {name: require_number(returned[name], f"{what}, {name}") for name in names}
+
+
+def require_positive(number: float, what: str) -> float:
+    """Returns the number. Raises Wrong unless it is above 0."""
+    if number <= 0:
+        raise Wrong(f"{what}: it returned {number:,.6g}, not a number above 0")
+    return number
 
 
 def require_several(returned, names: tuple[str, ...], what: str, things: str = "values",

@@ -32,6 +32,11 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:,.4g}" if value >= 100 else f"{value:.3g}"
 
 
+def with_minus(text: str) -> str:
+    """The text with minus signs in place of hyphens, as on the axes."""
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
 @dataclass(frozen=True)
 class Unit:
     """A unit of an axis. size: what one unit is in the values that are drawn (1e6 bytes)."""

@@ -84,7 +84,10 @@ class LinkTime:
         return self.alpha + nbytes / self.beta
 
     def __str__(self):
-        return f"α = {1e3 * self.alpha:.2f} ms, β = {self.beta / 1e6:.1f} MB/s"
+        alpha = f"α = {1e3 * self.alpha:.2f} ms"
+        if alpha == "α = 0.00 ms":
+            alpha = "α is too small to see on this link"
+        return f"{alpha}, β = {self.beta / 1e6:.1f} MB/s"
 
 
 def fit(nbytes: Sequence[float], seconds: Sequence[float]) -> LinkTime:

@@ -65,6 +65,7 @@ def test_a_fit_finds_what_made_the_seconds():
     assert noisy.seconds(8e6) == pytest.approx(made.seconds(8e6), rel=0.1)
     assert noisy.seconds(2e4) == pytest.approx(made.seconds(2e4), rel=0.1)
     assert str(exact) == "α = 4.00 ms, β = 25.0 MB/s"
+    assert str(LinkTime(4e-6, 25e6)) == "α is too small to see on this link, β = 25.0 MB/s"
 
 
 def test_alpha_is_never_negative():

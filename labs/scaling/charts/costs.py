@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.lines import Line2D
 
 from labs.exercises.guesses import guessed
-from labs.exercises.numbers import require_numbers
+from labs.exercises.numbers import require_numbers, require_positive
 from labs.exercises.verdicts import Wrong, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
@@ -26,6 +26,7 @@ from labs.training.memory_categories import GB
 # One model and one length on all GPUs: MPT-1b, 1,024 tokens, 8 GPUs each.
 SPEEDS = {"A100-40": "mosaic-182", "A100-80": "mosaic-112", "H100": "mosaic-060"}
 MODEL = "MPT-1b (1.3B), 1,024 tokens"
+FAR = 3  # times the dearest or the cheapest seller: further than that an axis has no room for
 GPT_1B = {"n_embd": 2048, "n_layer": 24, "n_head": 16, "vocab_size": 50368, "n_positions": 1024}
 
 
@@ -47,19 +48,21 @@ def show_costs(costs: Callable, own: ReportedRun, dollars_per_hour: float,
     rows = [_cost(costs, machine) for machine in machines.values() if machine.gpu in SPEEDS]
     rows.sort(key=lambda row: row.dollars)
     mine = _own_cost(costs, own, dollars_per_hour)
+    shown = [(row, palette.RUNS[1], "o") for row in rows]
+    if (guess := guessed("6.12")) is not None and guess > 0:
+        shown.append((Cost("your guess", guess, None), palette.readable(palette.GUESSED), "D"))
+    shown.append((mine, palette.readable(palette.PLAIN), "s"))
+    figure, ax = canvas(WIDTH, 1.5 + 0.31 * len(shown) + 2 * marks.NOTE_LINE)
+    _cost_axis(ax, [row for row, _, _ in shown], rows)
+    for place, (row, colour, marker) in enumerate(shown):
+        _draw_cost(ax, place, row, colour, marker)
     left_out = sorted({machine.gpu for machine in machines.values()} - set(SPEEDS))
     note = (f"{MODEL}, at the speed that llm-foundry published for 8 of each GPU.\nWithout a "
             f"published speed, and so left out: {', '.join(left_out)}.")
-    figure, ax = canvas(WIDTH, 1.5 + 0.31 * (len(rows) + 1) + 2 * marks.NOTE_LINE)
-    for place, row in enumerate([*rows, mine]):
-        _draw_cost(ax, place, row, is_own=row is mine)
-    if (guess := guessed("6.12")) is not None and guess > 0:
-        ax.axvline(guess, color=palette.GUESSED, linewidth=1.4, linestyle=(0, (3, 2)), zorder=1)
-    _cost_axis(ax, [row.name for row in [*rows, mine]])
     marks.note_below(figure, note)
-    marks.legend_above(figure, _cost_legend(guess))
+    marks.legend_above(figure, _cost_legend(any(row.spot for row in rows)))
     lines = [f"{row.name}: {row.dollars:,.2f}" + (f", spot {row.spot:,.2f}" if row.spot else "")
-             for row in [*rows, mine]]
+             for row, _, _ in shown]
     return Picture(figure, "\n".join(["dollars per billion tokens", *lines, note]),
                    data=[*rows, mine])
 
@@ -82,26 +85,42 @@ def _own_cost(costs, own, dollars_per_hour) -> Cost:
 
 
 def _per_billion(costs, rate, machine) -> float:
-    return require_numbers(costs(rate, machine), cost_check.NAMES, machine.name)[1]
+    return _both(costs, rate, machine, machine.name)[1]
 
 
-def _draw_cost(ax, place, row, is_own):
-    colour = palette.readable(palette.GUESSED) if is_own else palette.RUNS[1]
-    ax.plot(row.dollars, place, "D" if is_own else "o", color=colour, markersize=7, zorder=3)
-    ax.annotate(marks.format_number(row.dollars), (row.dollars, place), xytext=(9, 0),
-                textcoords="offset points", va="center", fontsize=9.5, **marks.ON_PAPER)
+def _both(costs, rate, machine, name) -> tuple[float, ...]:
+    """The student's two numbers, which are above 0."""
+    return tuple(require_positive(number, f"{name}, {what}") for number, what in zip(
+        require_numbers(costs(rate, machine), cost_check.NAMES, name), cost_check.NAMES,
+        strict=True))
+
+
+def _draw_cost(ax, place, row, colour, marker):
+    """The dollars as a mark with their number; where that is far outside the axis, an arrow."""
+    low, high = ax.get_xlim()
+    at = min(max(row.dollars, low), high)
+    beyond = {low: "<", high: ">"}.get(at)
+    ax.plot(at, place, beyond or marker, color=colour, markersize=7, zorder=3, clip_on=False)
+    text, side = marks.format_number(row.dollars), -1 if beyond == ">" else 1
+    ax.annotate(f"{text}, off the scale" if beyond else text, (at, place), xytext=(9 * side, 0),
+                textcoords="offset points", va="center", ha="left" if side > 0 else "right",
+                fontsize=9.5, **marks.ON_PAPER)
     if row.spot:
         ax.plot(row.spot, place, "o", markerfacecolor=palette.PAPER, markeredgecolor=colour,
                 markersize=7, zorder=3)
 
 
-def _cost_axis(ax, names):
-    marks.name_rows(ax, names, size=9)
+def _cost_axis(ax, shown, sellers):
+    """An axis that has all sellers; of the other rows those that are not FAR from them."""
+    marks.name_rows(ax, [row.name for row in shown], size=9)
+    prices = [price for row in sellers for price in (row.dollars, row.spot or row.dollars)]
+    low, high = min(prices), max(prices)
+    near = [row.dollars for row in shown if low / FAR < row.dollars < FAR * high]
+    low, high = min(low, *near) / 1.25, max(high, *near) * 1.6
     ax.set_xscale("log")
-    low, high = ax.get_xlim()
-    ax.set_xlim(low, high * 1.6)
-    ticks = [digit * 10**power for power in range(-2, 8) for digit in (1, 2, 5)]
-    ax.set_xticks([tick for tick in ticks if low <= tick <= high * 1.6])
+    ax.set_xlim(low, high)
+    ticks = [digit * 10**power for power in range(-4, 10) for digit in (1, 2, 3, 5, 7)]
+    ax.set_xticks([tick for tick in ticks if low <= tick <= high])
     ax.minorticks_off()
     marks.plain_numbers(ax.xaxis)
     ax.set_xlabel("dollars per billion tokens")
@@ -109,16 +128,13 @@ def _cost_axis(ax, names):
     ax.set_axisbelow(True)
 
 
-def _cost_legend(guess) -> list:
+def _cost_legend(has_spot) -> list:
     handles = [Line2D([], [], marker="o", linestyle="", color=palette.RUNS[1], label="on demand"),
                Line2D([], [], marker="o", linestyle="", markerfacecolor=palette.PAPER,
                       markeredgecolor=palette.RUNS[1], label="spot, if never interrupted"),
-               Line2D([], [], marker="D", linestyle="", color=palette.readable(palette.GUESSED),
+               Line2D([], [], marker="s", linestyle="", color=palette.readable(palette.PLAIN),
                       label="your machine")]
-    if guess is not None:
-        handles.append(Line2D([], [], color=palette.GUESSED, linestyle=(0, (3, 2)),
-                              label="your guess"))
-    return handles
+    return [handle for handle in handles if has_spot or "spot" not in handle.get_label()]
 
 
 @shows("6.12")
@@ -132,11 +148,11 @@ def show_budget(costs: Callable, mfu: float = 0.3,
     flops = flops_per_token(parameters.count(small), sizes.layers, sizes.hidden, 1024)
     peak = hardware.gpu("A10").flops
     rows = [
-        _budget(costs, "2 × A10, 4 h", a10, 2, 4, "GPT-2", small, (8, 1024),
+        _budget(costs, "2 × A10, 4\N{NO-BREAK SPACE}h", a10, 2, 4, "GPT-2", small, (8, 1024),
                 2 * peak * mfu / flops, f"MFU {mfu:g}, assumed"),
-        _budget(costs, "8 × A100-80, 1 h", a100, 8, 1, "GPT-2", small, (24, 1024),
+        _budget(costs, "8 × A100-80, 1\N{NO-BREAK SPACE}h", a100, 8, 1, "GPT-2", small, (24, 1024),
                 reported_runs()["mosaic-136"].tokens_per_s, "published, MPT-125m"),
-        _budget(costs, "8 × A100-80, 1 h", a100, 8, 1, "1.3B", large, (18, 1024),
+        _budget(costs, "8 × A100-80, 1\N{NO-BREAK SPACE}h", a100, 8, 1, "1.3B", large, (18, 1024),
                 reported_runs()["mosaic-112"].tokens_per_s, "published, MPT-1b")]
     return Table("what a budget trains", (
         "rented", "model", "speed", "tokens/s", "million tokens", "tokens per parameter",
@@ -147,7 +163,7 @@ def show_budget(costs: Callable, mfu: float = 0.3,
 
 def _budget(costs, name, machine, gpus, hours, model, config, batch, rate, source) -> tuple:
     rented = Machine(name, machine.gpu, gpus, machine.dollars, machine.source, machine.read)
-    per_dollar, per_billion = require_numbers(costs(rate, rented), cost_check.NAMES, name)
+    per_dollar, per_billion = _both(costs, rate, rented, name)
     tokens = 3600 * hours * rate
     held = predict(config, batch=batch[0], sequence=batch[1], ranks=gpus, strategy="fsdp2",
                    recipe="bf16 policy", device="cuda")["peak"].total + hardware.overhead(gpus)
@@ -164,6 +180,7 @@ def show_claim(judge_claim: Callable, mfu: float = 0.4, name: str = "Lambda 8x A
     peak = hardware.gpu(machine.gpu).flops
     factor, days, dollars = require_numbers(judge_claim(slip, machine, peak, mfu), claims.NAMES,
                                             str(slip))
+    require_positive(factor, f"{slip}, {claims.NAMES[0]}")
     printed = claims.printed_flops(slip)
     rows = [("as printed: 84 quintillion", f"{printed:.1e}", f"{days / factor:,.2f}",
              f"{dollars / factor:,.0f}"),
@@ -191,8 +208,9 @@ def show_spot(spot_costs: Callable, machine: Machine = MACHINES["GCP a3-highgpu-
     for price, words, above in ((machine.dollars, "on demand", True),
                                 (machine.spot, "spot, never interrupted", False)):
         ax.axhline(price, color=palette.MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-        ax.text(right, price, words, ha="right", va="bottom" if above else "top", fontsize=9.5,
-                color=palette.MUTED)
+        ax.annotate(words, (right, price), xytext=(0, 3 if above else -5), ha="right",
+                    va="bottom" if above else "top", textcoords="offset points", fontsize=9.5,
+                    color=palette.MUTED, annotation_clip=False)
     ax.set_xlim(0, right)
     ax.set_ylim(0.8 * machine.spot, 1.45 * machine.dollars)
     ax.set_xlabel("interruptions in a billed hour")
@@ -214,7 +232,7 @@ def _draw_setting(ax, spot_costs, machine, name, colour) -> str:
     dollars = [_spot(spot_costs, machine, rate, setting)[0] for rate in rates]
     kept = [one if 0 < one < 3 * machine.dollars else float("nan") for one in dollars]
     ax.plot(rates, kept, color=colour, linewidth=1.6, zorder=2)
-    yours = _spot(spot_costs, machine, even, setting)[1]
+    yours = require_positive(_spot(spot_costs, machine, even, setting)[1], "the break-even rate")
     ax.plot(yours, machine.dollars, "|", color=colour, markersize=18, markeredgewidth=3, zorder=4)
     return f"{name}: your break-even {yours:.2f} an hour, simulated {even:.2f}"
 

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping
 
 from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import shows
+from labs.exercises.numbers import require_named, require_number, require_several
+from labs.exercises.verdicts import Wrong, kind_of, shows
 from labs.meters.evidence import PARTS
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.scaling.runs.engines import Engines
-from labs.scaling.runs.jobs import Job
+from labs.scaling.runs.jobs import KINDS, Job
 from labs.words import counted
 
 
@@ -17,16 +18,29 @@ from labs.words import counted
 def show_jobs(jobs: Mapping[str, Job], what_ran: Callable) -> Picture:
     """Bars of the copies that all ranks of each job hold together, and of what they reduce, with
     the name that the student's function gives to the job."""
-    found = {how: what_ran(job.ranks) for how, job in jobs.items()}
+    found = {how: _ran(what_ran, job.ranks, how) for how, job in jobs.items()}
     names = [f"{how}\n{counted(len(jobs[how].ranks), 'rank')}: {name}"
              for how, (name, _) in found.items()]
     numbers = [each for _, each in found.values()]
+    alone = [how for how, job in jobs.items() if len(job.ranks) == 1 and found[how][1]["reduced"]]
     panels = [Panel(part.replace("_", " "), "copies", [each[part] for each in numbers], guessed=[
         guessed("6.11") if (part, how) == ("parameters", "--cpu") else None for how in jobs])
         for part in PARTS]
     panels.append(Panel("reduced", "× gradients", [each["reduced"] for each in numbers]))
     return side_by_side(names, panels, "As many copies as ranks: each holds all of it. One copy: "
-                        "it is sharded.\nNothing reduced: each rank trains a model of its own.")
+                        "it is sharded.\nNothing reduced: each rank trains a model of its own."
+                        + f"\n{' and '.join(alone)}: DDP calls its all-reduce with one rank too, "
+                        "which then sends nothing." * bool(alone))
+
+
+def _ran(what_ran, ranks, how) -> tuple[str, dict[str, float]]:
+    """The student's name and numbers for the ranks of a job."""
+    name, numbers = require_several(what_ran(ranks), ("the name", "the numbers"),
+                                    f"{how}: it returned")
+    if not isinstance(name, str):
+        raise Wrong(f"{how}: what_ran returned {kind_of(name)} as the name, not a string",
+                    f"One of {', '.join(KINDS)}.")
+    return name, require_named(numbers, (*PARTS, "reduced"), f"{how}: what_ran")
 
 
 @shows("6.11")
@@ -35,8 +49,9 @@ def show_engines(engines: Engines, what_ran: Callable, efficiency: Callable) -> 
     has to be changed in a script of one device for each."""
     alone, rows = engines.alone.tokens_per_second, []
     for name, engine in {"one device": engines.alone, **engines.engines}.items():
-        ran, _ = what_ran(engine.ranks)
-        share = efficiency(len(engine.ranks), engine.tokens_per_second, alone)
+        ran, _ = _ran(what_ran, engine.ranks, name)
+        share = require_number(efficiency(len(engine.ranks), engine.tokens_per_second, alone),
+                               f"the efficiency of {name}")
         rows.append((name, ran, engine.change, f"{engine.peak / 1e6:.1f}",
                      f"{engine.bytes_per_step / 1e6:.1f}", f"{engine.tokens_per_second:,.0f}",
                      f"{share:.0%}"))

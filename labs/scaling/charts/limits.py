@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from labs.exercises.guesses import guessed
-from labs.exercises.numbers import require_number, require_numbers
+from labs.exercises.numbers import require_number, require_numbers, require_positive
 from labs.exercises.verdicts import shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
@@ -45,8 +45,10 @@ def show_utilization(utilization: Callable, *own: ReportedRun) -> Table:
 
 def _row(run, utilization) -> tuple:
     six_n, flops, mfu, hfu = require_numbers(utilization(run), NAMES, run.name)
-    halved = utilization(replace(run, sheet_tflops=run.sheet_tflops * (1 if run.sparse else 2),
-                                 sparse=False))[2]
+    require_positive(flops, f"{run.name}, {NAMES[1]}")
+    sheet = run.sheet_tflops * (1 if run.sparse else 2)
+    halved = require_numbers(utilization(replace(run, sheet_tflops=sheet, sparse=False)), NAMES,
+                             run.name)[2]
     return (f"{run.name}, recomputes {run.recompute}", f"{run.sequence:,}",
             *(f"{100 * share:.1f}" for share in (mfu * six_n / flops, halved, hfu, mfu)))
 
@@ -82,8 +84,9 @@ def show_step_times(step_seconds: Callable) -> Picture:
         ax.plot(at, one.six_n, "x", markersize=4.5, color=palette.UNKNOWN_ORIGIN, zorder=2)
         ax.plot(at, one.yours, "o", markersize=4.5, color=colour, zorder=3, alpha=0.85)
     worst = max(found, key=lambda one: abs(one.yours))
-    ax.annotate(f"worst: {worst.row.model}, {worst.row.run.gpus} {worst.row.run.gpu.name}, "
-                f"{worst.yours:+.0f} %", (_place(worst, found), worst.yours), xytext=(6, -13),
+    error = marks.with_minus(f"{worst.yours:+.0f} %")
+    ax.annotate(f"worst: {worst.row.model}, {worst.row.run.gpus} {worst.row.run.gpu.name}, {error}",
+                (_place(worst, found), worst.yours), xytext=(6, -13),
                 textcoords="offset points", ha="right", va="center", fontsize=9, **marks.ON_PAPER)
     _axes(ax, found)
     marks.legend_above(figure, [

@@ -7,18 +7,20 @@ from functools import partial
 from matplotlib.lines import Line2D
 
 from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import Wrong, shows
+from labs.exercises.numbers import require_numbers, require_positive
+from labs.exercises.verdicts import Wrong, kind_of, shows
 from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.bars import Bar, Panel, bars, side_by_side
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
-from labs.predictions import strategy_choice, traffic
+from labs.predictions import hardware, strategy_choice, traffic
 from labs.predictions.host_links import LinkTime, Topology, hierarchical_all_reduce
 from labs.predictions.strategy_choice import STRATEGIES, Links
 from labs.scaling.links.collectives import FITTED, TRIED
 from labs.scaling.links.recorded import LinkRun
 from labs.scaling.links.strategies import model_bytes, predicted_link_bytes, root_bytes
+from labs.words import counted
 from labs.workers.hosts.links import read_bandwidth
 
 _FORMULAS = {"all-reduce": traffic.all_reduce, "all-gather": traffic.all_gather,
@@ -37,7 +39,8 @@ def show_fit(run: LinkRun, fitted: LinkTime, link_seconds: Callable) -> Picture:
     for number, bandwidth in enumerate(dict.fromkeys(name for name, _ in (*FITTED, *TRIED))):
         time, colour = _at(fitted, bandwidth), palette.RANKS[number]
         points = [point for point in (*FITTED, *TRIED) if point[0] == bandwidth]
-        _draw_line(ax, bandwidth, max(size for _, size in points), colour,
+        largest = max(size for _, size in points)
+        _draw_line(ax, bandwidth, largest, colour, run.seconds("all-reduce", bandwidth, largest),
                    partial(_seconds, link_seconds, run.topology, time))
         for point in points:
             predicted = _seconds(link_seconds, run.topology, time, point[1])
@@ -53,12 +56,13 @@ def show_fit(run: LinkRun, fitted: LinkTime, link_seconds: Callable) -> Picture:
         run.note])]), data=run, metrics=metrics)
 
 
-def _draw_line(ax, bandwidth, largest, colour, seconds):
-    """The predicted seconds up to the largest size, with the bandwidth at its end."""
+def _draw_line(ax, bandwidth, largest, colour, measured, seconds):
+    """The predicted seconds up to the largest size, with the bandwidth at its end, above what was
+    measured there."""
     sizes = [largest * step / 20 for step in range(1, 21)]
     ax.plot([size / 1e6 for size in sizes], list(map(seconds, sizes)), color=colour, linewidth=1.4)
-    ax.annotate(_name(bandwidth), (largest / 1e6, seconds(largest)), xytext=(12, 9),
-                textcoords="offset points", fontsize=10, weight="bold",
+    ax.annotate(_name(bandwidth), (largest / 1e6, max(measured, seconds(largest))),
+                xytext=(12, 9), textcoords="offset points", fontsize=10, weight="bold",
                 color=palette.readable(colour))
 
 
@@ -69,8 +73,9 @@ def _draw_point(ax, point, run, predicted, colour) -> Metric:
         "marker": "D"}
     ax.plot(size / 1e6, measured, color=colour, linestyle="", markersize=8, **style)
     if point in TRIED:
-        ax.annotate(f"{measured / predicted - 1:+.1%}", (size / 1e6, measured), xytext=(10, -9),
-                    textcoords="offset points", fontsize=9.5, color=palette.readable(colour))
+        ax.annotate(marks.with_minus(f"{measured / predicted - 1:+.1%}"), (size / 1e6, measured),
+                    xytext=(10, -9), textcoords="offset points", fontsize=9.5,
+                    color=palette.readable(colour))
     return Metric(f"all-reduce of {size / 1e6:g} MB, {_name(bandwidth)}"
                   + " (fitted)" * (point in FITTED), measured, "s", predicted)
 
@@ -98,10 +103,17 @@ def _at(fitted: LinkTime, bandwidth: str) -> LinkTime:
 
 
 def _seconds(link_seconds, topology, time, size) -> float:
-    answer = link_seconds(size, topology.hosts, topology.ranks, time.alpha, time.beta)
-    if not isinstance(answer, tuple | list) or len(answer) != 2:
-        raise Wrong("link_seconds does not return bytes and seconds", "See its check above.")
-    return float(answer[1])
+    return _bytes_and_seconds(link_seconds, size, topology, time)[1]
+
+
+def _bytes_and_seconds(link_seconds, size, topology, time) -> tuple[float, float]:
+    """The student's two numbers for a topology of several hosts."""
+    what = (f"{size / 1e6:g} MB on {topology.hosts} hosts with {counted(topology.ranks, 'rank')} "
+            "each")
+    nbytes, seconds = require_numbers(
+        link_seconds(size, topology.hosts, topology.ranks, time.alpha, time.beta),
+        ("bytes", "seconds"), what)
+    return float(nbytes), float(require_positive(seconds, f"{what}, seconds"))
 
 
 def _name(bandwidth: str) -> str:
@@ -117,8 +129,8 @@ def show_link_bytes(run: LinkRun) -> Picture:
                 _FORMULAS[one.what](one.size, ranks) / 1e6,
                 guessed("6.5") if one.what == "all-reduce" else None,
                 palette.COLLECTIVES[one.what.replace("-", "_")]) for one in run.counted]
-    return bars(rows, "MB", f"that host 0 sent over its link, with headers; {ranks} ranks on "
-                f"{run.topology.hosts} hosts", note=run.note)
+    return bars(rows, "MB", "sent over host 0's link\nwith TCP's headers; "
+                f"{ranks} ranks on {run.topology.hosts} hosts", note=run.note)
 
 
 @shows("6.6")
@@ -142,8 +154,10 @@ def show_on_gpus(link_seconds: Callable, size: float = 14e9, ranks: int = 8, ins
                  across: float = 50e9) -> Table:
     """Returns a table of both all-reduces by formula, on two hosts with GPUs: what NCCL would take
     for a ring. inside, across: bytes per second in one direction."""
-    flat = _both(link_seconds, size, 2, ranks, across)
-    between = _both(link_seconds, size, 2, 1, across)  # the ranks of a host share its link
+    time = LinkTime(0.0, across)
+    flat = _bytes_and_seconds(link_seconds, size, Topology(2, ranks), time)
+    # the ranks of a host share its link
+    between = _bytes_and_seconds(link_seconds, size, Topology(2, 1), time)
     within = traffic.all_reduce(size, ranks)
     rows = [("flat ring", f"{flat[0] / 1e9:.1f}", "–", f"{1e3 * flat[1]:.0f}"),
             ("hierarchical", f"{between[0] / 1e9:.1f}", f"{within / 1e9:.1f}",
@@ -151,11 +165,6 @@ def show_on_gpus(link_seconds: Callable, size: float = 14e9, ranks: int = 8, ins
     return Table(f"{size / 1e9:g} GB on two hosts with {ranks} GPUs each, {inside / 1e9:g} GB/s "
                  f"inside and {across / 1e9:g} GB/s between them, by formula",
                  ("all-reduce", "GB on the link", "GB a GPU sends inside", "ms"), rows)
-
-
-def _both(link_seconds, size, hosts, ranks, beta) -> tuple[float, float]:
-    nbytes = link_seconds(size, hosts, ranks, 0.0, beta)[0]
-    return float(nbytes), _seconds(link_seconds, Topology(hosts, ranks), LinkTime(0.0, beta), size)
 
 
 @shows("6.7")
@@ -174,7 +183,8 @@ def show_training(run: LinkRun) -> Picture:
         Panel("MB of parameters a rank", "MB", [run.sent(f"{name}, resident") for name in names],
               1e6, colour=palette.MEMORY["parameters"])]
     caption = (f"{size / 1e6:.1f} MB of parameters, {root / 1e6:.1f} of them at the root; "
-               "predicted by ring algorithms")
+               "predicted by ring algorithms\nZeRO-3 gathers the root again in backward; FSDP "
+               "keeps it from forward on, and so gathers it once less")
     return side_by_side(names, panels, caption + f"\n{run.note}" * bool(run.note))
 
 
@@ -189,15 +199,28 @@ def show_choice(choose_strategy: Callable, memory: float = 60e9, ranks: int = 8)
                 topology = Topology(hosts, ranks)
                 times = [_modelled(each, parameters, memory, topology, links)
                          for each in STRATEGIES]
-                chosen = choose_strategy(parameters, memory, hosts, ranks, links.inside,
-                                         links.across)
+                chosen = _named(choose_strategy(parameters, memory, hosts, ranks, links.inside,
+                                                links.across))
                 rows.append((f"{parameters / 1e9:g}B", f"{hosts} × {ranks}", name, *times, chosen))
     return Table(f"{memory / 1e9:g} GB for states on a GPU: ms of collectives in a step",
                  ("model", "GPUs", "links inside, across", *STRATEGIES, "your choice"), rows,
-                 left=2, note="– : the model states do not fit.")
+                 left=2, note="– : the model states do not fit. NVLink: an H100's, in one "
+                              "direction, by NVIDIA's data sheet.")
 
 
-_CLUSTERS = {"NVLink 300 GB/s, 400 Gbit/s": Links(300e9, 50e9),
+def _named(choice) -> str:
+    """The student's choice in words."""
+    if choice is None:
+        return "none fits"
+    if choice not in STRATEGIES:
+        shown = repr(choice) if isinstance(choice, str) else kind_of(choice)
+        raise Wrong(f"choose_strategy returned {shown}, none of {', '.join(STRATEGIES)}",
+                    "Where none fits, return None.")
+    return choice
+
+
+_NVLINK = hardware.gpu("H100").nvlink
+_CLUSTERS = {f"NVLink {_NVLINK / 1e9:g} GB/s, 400 Gbit/s": Links(_NVLINK, 50e9),
              "PCIe 25 GB/s, 10 Gbit/s": Links(25e9, 1.25e9)}
 
 

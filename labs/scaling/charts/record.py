@@ -9,7 +9,6 @@ from labs.scaling.record.document import Record
 from labs.scaling.record.session import TOPICS
 
 TITLE = "The record, read back"
-LONGEST = 50  # characters of a number's name: the table is as wide as its place
 
 
 @shows(TITLE)
@@ -21,21 +20,18 @@ def show_record(record: Record) -> Table | Verdict:
     data = json.loads((record.folder / "numbers.json").read_text(encoding="utf-8"))
     by_topic = {topic: [one for one in data["numbers"] if one["topic"] == topic]
                 for topic in TOPICS}
-    rows = [(TOPICS[topic], *_row(numbers)) for topic, numbers in by_topic.items()]
+    rows = [(TOPICS[topic], *_furthest(numbers)) for topic, numbers in by_topic.items()]
     versions = data["machine"]["versions"]
     return Table(f"{data['machine']['title']}, {data['date'].replace('T', ' ')}, torch "
-                 f"{versions['torch']}", ("", "numbers", "predicted", "measured is", "of"), rows)
+                 f"{versions['torch']}", ("topic", "number furthest from its prediction", "error",
+                                          "numbers", "with a prediction"), rows, left=1)
 
 
-def _row(numbers: Sequence[dict]) -> tuple:
-    """(how many, how many were predicted, the largest error, and whose that is)."""
+def _furthest(numbers: Sequence[dict]) -> tuple:
+    """(which number is furthest from its prediction, by how much, how many numbers there are, how
+    many of them were predicted)."""
     errors = {one["name"]: one["value"] / one["predicted"] - 1 for one in numbers
               if one["predicted"] and one["value"] is not None}
     worst = max(errors, key=lambda name: abs(errors[name]), default=None)
-    return (len(numbers), len(errors), *(("", "–") if worst is None else
-                                         (f"{errors[worst]:+.1%}", _short(worst))))
-
-
-def _short(name: str) -> str:
-    """At most LONGEST characters of it."""
-    return name if len(name) <= LONGEST else f"{name[:LONGEST - 1]}…"
+    error = "" if worst is None else f"{errors[worst]:+.1%}"
+    return worst or "–", error, len(numbers), len(errors)

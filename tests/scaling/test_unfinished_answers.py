@@ -1,0 +1,76 @@
+"""Notebook 06: a picture of an answer that is not finished says in a sentence what it waits for."""
+
+import json
+import random
+import warnings
+
+import pytest
+
+import labs.scaling as lab
+from labs.exercises.verdicts import Verdict
+from labs.scaling.checks import lost_time_traces, synthetic_jobs
+from labs.scaling.links import recorded
+from labs.scaling.runs.engines import Engine, Engines
+from labs.scaling.runs.jobs import Job
+from labs.scaling.runs.lost_time_runs import RunsOnRanks
+from labs.scaling.runs.scaling_runs import Scaling, small_preset
+
+ANSWERS = {"nothing": None, "an empty dictionary": {}, "a number": 3, "a text": "a",
+           "zeros": (0, 0), "three zeros": (0,) * 3, "four zeros": (0,) * 4,
+           "three numbers": (1, 2, 3), "no numbers": (float("nan"),) * 2,
+           "a list of nothing": [None, None], "a name and no numbers": ("DDP", {}),
+           "a number for a name": (1, {"reduced": 1})}
+
+
+def job(ranks):
+    _, _, evidence = synthetic_jobs._job(random.Random(0), "DDP",
+                                         synthetic_jobs._TRAFFIC["DDP"][0], ranks)
+    return evidence
+
+
+def shown(answer):
+    """Name of a picture -> a call that draws it by the answer."""
+    runs = json.loads(recorded.RECORDING.read_text(encoding="utf-8"))["runs"]
+    links = recorded.link_run(runs["all-reduces"])
+    run, alone = lost_time_traces.cases()["one all-reduce"]
+    engines = Engines({"DDP": Engine(job(2), 1e6, [1.0], "")}, Engine(job(1), 1e6, [1.0], ""), 10)
+    own = lab.reported_run("mosaic-096")
+    measured = Scaling(small_preset(), {1: 100, 2: 150}, {1: 100, 2: 110}, 1)
+    runs_on_ranks = RunsOnRanks({"one": run}, alone, None)
+    jobs = {"--cpu": Job(job(2), [1.0], 1.0)}
+    return {
+        "show_scaling": lambda: lab.show_scaling(measured, answer),
+        "show_lost_time": lambda: lab.show_lost_time(runs_on_ranks, answer),
+        "show_fit": lambda: lab.show_fit(links, lab.fit_all_reduces(links), answer),
+        "show_on_gpus": lambda: lab.show_on_gpus(answer),
+        "show_choice": lambda: lab.show_choice(answer),
+        "show_utilization": lambda: lab.show_utilization(answer, own),
+        "show_step_times": lambda: lab.show_step_times(answer),
+        "show_step_errors": lambda: lab.show_step_errors(answer),
+        "show_jobs": lambda: lab.show_jobs(jobs, answer),
+        "show_engines": lambda: lab.show_engines(engines, answer, lambda *_: 1.0),
+        "show_engines, efficiency": lambda: lab.show_engines(engines, lambda ranks: (
+            "DDP", {"parameters": 1, "gradients": 1, "optimizer_state": 1, "reduced": 1}), answer),
+        "show_costs": lambda: lab.show_costs(answer, own, 0.05),
+        "show_budget": lambda: lab.show_budget(answer),
+        "show_claim": lambda: lab.show_claim(answer),
+        "show_spot": lambda: lab.show_spot(answer)}
+
+
+# A number, or no strategy, may be an answer; a picture of it is drawn.
+DRAWN = {("show_scaling", "a number"), ("show_choice", "nothing"), ("show_step_times", "a number"),
+         ("show_step_errors", "a number"), ("show_engines, efficiency", "a number"),
+         ("show_claim", "three numbers")}
+
+
+@pytest.mark.parametrize("returned", ANSWERS)
+@pytest.mark.parametrize("name", shown(None))
+def test_an_unfinished_answer_gets_a_sentence(name, returned):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = shown(lambda *_: ANSWERS[returned])[name]()
+        if (name, returned) in DRAWN:
+            assert not isinstance(found, Verdict), found
+            return
+    assert isinstance(found, Verdict) and found.passed is False
+    assert "returned" in found.sentence and "\n" not in found.sentence, found
