@@ -224,7 +224,8 @@ def test_the_lines_of_other_bandwidths_come_from_the_same_fit():
     assert (found.alpha, found.beta) == pytest.approx((0.01, 6e6))
     picture = lab.show_fit(run, fitted, link_seconds)
     assert "largest error where nothing was fitted: 0.0%" in str(picture)
-    assert "does not return bytes and seconds" in str(lab.show_fit(run, fitted, lambda *_: None))
+    assert "returned nothing (None), not 2 numbers\n  Hint: Return bytes, seconds" in str(
+        lab.show_fit(run, fitted, lambda *_: None))
 
 
 def collectives_rate(bandwidth):

@@ -199,8 +199,8 @@ def show_choice(choose_strategy: Callable, memory: float = 60e9, ranks: int = 8)
                 topology = Topology(hosts, ranks)
                 times = [_modelled(each, parameters, memory, topology, links)
                          for each in STRATEGIES]
-                chosen = _named(choose_strategy(parameters, memory, hosts, ranks, links.inside,
-                                                links.across))
+                chosen = _strategy(choose_strategy(parameters, memory, hosts, ranks, links.inside,
+                                                   links.across))
                 rows.append((f"{parameters / 1e9:g}B", f"{hosts} × {ranks}", name, *times, chosen))
     return Table(f"{memory / 1e9:g} GB for states on a GPU: ms of collectives in a step",
                  ("model", "GPUs", "links inside, across", *STRATEGIES, "your choice"), rows,
@@ -208,11 +208,9 @@ def show_choice(choose_strategy: Callable, memory: float = 60e9, ranks: int = 8)
                               "direction, by NVIDIA's data sheet.")
 
 
-def _named(choice) -> str:
-    """The student's choice in words."""
-    if choice is None:
-        return "none fits"
-    if choice not in STRATEGIES:
+def _strategy(choice) -> str | None:
+    """The student's choice, which is one of STRATEGIES or None."""
+    if choice is not None and choice not in STRATEGIES:
         shown = repr(choice) if isinstance(choice, str) else kind_of(choice)
         raise Wrong(f"choose_strategy returned {shown}, none of {', '.join(STRATEGIES)}",
                     "Where none fits, return None.")
