@@ -51,6 +51,9 @@ class Costs:
     def both_tokens(tokens_per_s, machine):
         return costs(tokens_per_s, machine)[0], costs(tokens_per_s, machine)[0]
 
+    def multiplied(tokens_per_s, machine):
+        return costs(tokens_per_s, machine)[0], 1e9 * costs(tokens_per_s, machine)[0]
+
     def whole_dollars(tokens_per_s, machine):
         return costs(tokens_per_s, machine)[0], float(int(costs(tokens_per_s, machine)[1]))
 
@@ -238,6 +241,7 @@ WRONG = {
         (cheaper(lambda machine: machine.gpus / 3600), "neither the GPUs nor the hour's seconds"),
         (cheaper(lambda machine: 24), "the price of an hour for a day"),
         (second(1e-3), "that is for a million tokens"),
+        (Costs.multiplied, "that multiplies by the tokens per dollar"),
         (second(1e3), "a thousand billion tokens"),
         (Costs.whole_dollars, "dollars per billion tokens: you say"),
         (second(2**30 / 1e9), r"a billion is taken as 2\^30")],
@@ -258,6 +262,7 @@ WRONG = {
         (claim_times(days=lambda case: 86400), "that is in seconds"),
         (claim_times(days=lambda case: case[1].gpus), "that is on one GPU"),
         (claim_times(days=lambda case: case[3]), "that is at the peak"),
+        (claim_times(days=lambda case: 100), "mfu is taken as a percentage"),
         (claim_times(days=lambda case: case[3]**2), "mfu makes it faster"),
         (claim_times(dollars=lambda case: 1 / 24), "a day is paid as an hour"),
         (claim_times(dollars=lambda case: 1 / case[1].gpus), "one GPU is paid"),

@@ -156,9 +156,9 @@ def show_budget(costs: Callable, mfu: float = 0.3,
                 reported_runs()["mosaic-112"].tokens_per_s, "published, MPT-1b")]
     return Table("what a budget trains", (
         "rented", "model", "speed", "tokens/s", "million tokens", "tokens per parameter",
-        "dollars", "dollars per billion", "GB of a GPU: needed / there"), rows, left=2,
-        note="GB: FSDP2 with bf16 compute, 8 to 24 sequences of 1,024 tokens a GPU, predicted as "
-             "in 01. The two A10s are two machines: between them lies a network.")
+        "dollars", "dollars per billion", "GB needed / there"), rows, left=2,
+        note="GB of a GPU: FSDP2 with bf16 compute, 8 to 24 sequences of 1,024 tokens a GPU, "
+             "predicted as in 01. The two A10s are two machines: between them lies a network.")
 
 
 def _budget(costs, name, machine, gpus, hours, model, config, batch, rate, source) -> tuple:

@@ -87,6 +87,7 @@ _FLOPS: list[tuple] = [  # factor of the right FLOPs
 _JOB: list[tuple] = [  # factor of the right days and dollars
     (lambda case: case.machine.gpus, "that is on one GPU", "machine.gpus share the work."),
     (lambda case: case.mfu, "that is at the peak", "Divide by mfu: only that share is reached."),
+    (lambda case: 100, "mfu is taken as a percentage", "mfu is a share: 0.4 are 40 %."),
     (lambda case: case.mfu**2, "mfu makes it faster, not slower", "Divide by mfu, not multiply."),
     (lambda case: 1 / case.factor, "that is for the printed FLOPs",
      "The job takes 6·N·D, whatever the sentence says.")]

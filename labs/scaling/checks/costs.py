@@ -61,6 +61,8 @@ PER_BILLION: list[Mistake] = [
     *((lambda case, factor=factor: case.per_billion / factor(case), words, hint)
       for factor, words, hint in _SLIPS),
     (lambda case: case.per_dollar, "the two are exchanged", "Tokens per dollar come first."),
+    (lambda case: 1e9 * case.per_dollar, "that multiplies by the tokens per dollar",
+     "Divide 1e9 tokens by them."),
     (lambda case: case.per_billion / 1e3, "that is for a million tokens", "A billion is 1e9."),
     (lambda case: case.per_billion * 1e3, "that is for a thousand billion tokens",
      "A billion is 1e9: 10^12 in some languages, not here."),
