@@ -74,3 +74,8 @@ def test_an_unfinished_answer_gets_a_sentence(name, returned):
             return
     assert isinstance(found, Verdict) and found.passed is False
     assert "returned" in found.sentence and "\n" not in found.sentence, found
+
+
+def test_a_step_without_gradients_gets_a_sentence(warm_launcher):
+    found = lab.show_ragged(lambda module, micro_batches: None)
+    assert found.passed is False and "has no gradient" in found.sentence, found

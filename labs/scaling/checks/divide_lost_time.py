@@ -1,12 +1,12 @@
 """Exercise 6.4: where the time of a step goes, and what it loses against one rank alone."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from labs.exercises.numbers import Cause, judge_number, require_number, require_signature
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.exercises.numbers import Cause, judge_number, require_named, require_signature
+from labs.exercises.verdicts import check
 from labs.meters import lost_time
 from labs.meters.lost_time import LOADER, PARTS, last_begins, lost_seconds
 from labs.meters.trace import Trace, subtract, total_seconds, union
@@ -65,7 +65,7 @@ def _backwards(run) -> list[Trace]:
 
 
 def _judge_parts(parts_of_step, run, rank, what, abs_tol=1e-9) -> None:
-    got = _parts(parts_of_step(list(run), rank), f"{what}: parts_of_step")
+    got = require_named(parts_of_step(list(run), rank), PARTS, f"{what}: parts_of_step")
     want = lost_time.parts_of_step(run, rank)
     for part in PARTS:
         # Invariants: a part is the time in which nothing before it in the list takes place; what
@@ -75,7 +75,8 @@ def _judge_parts(parts_of_step, run, rank, what, abs_tol=1e-9) -> None:
 
 
 def _judge_lost(divide_lost_time, run, alone, what, abs_tol=1e-9) -> None:
-    got = _parts(divide_lost_time(list(run), list(alone)), f"{what}: divide_lost_time")
+    got = require_named(divide_lost_time(list(run), list(alone)), PARTS,
+                        f"{what}: divide_lost_time")
     want = lost_seconds(run, alone)
     # Invariant: together the parts are what a step takes longer, a gain included.
     judge_number(sum(got.values()), sum(want.values()), _causes_of_sum(run, alone),
@@ -87,20 +88,6 @@ def _judge_lost(divide_lost_time, run, alone, what, abs_tol=1e-9) -> None:
         judge_number(got[part], want[part], _causes_of_loss(part, run, alone),
                      f"{what}: {part}", "s", "Take the parts of the rank that waits most, and "
                      "subtract those of the rank alone.", rel_tol=1e-6, abs_tol=abs_tol)
-
-
-def _parts(returned, what) -> dict[str, float]:
-    if not isinstance(returned, Mapping):
-        raise Wrong(f"{what} returned {kind_of(returned)}, not a dictionary",
-                    f"Its keys are {', '.join(PARTS)}.")
-    if set(returned) != set(PARTS):
-        missing = [part for part in PARTS if part not in returned]
-        more = [str(key) for key in returned if key not in PARTS]
-        raise Wrong(f"{what} returned a dictionary " + " and ".join(
-            [*([f"without {', '.join(missing)}"] if missing else []),
-             *([f"with {', '.join(more)} in addition"] if more else [])]),
-            f"Its keys are {', '.join(PARTS)}, and nothing else.")
-    return {part: require_number(returned[part], f"{what}, {part}") for part in PARTS}
 
 
 class _Variants:

@@ -141,6 +141,7 @@ def _errors(ragged_step, lengths) -> tuple[float, float]:
     for step in (means_of_means, ragged_step):
         model = small_model()
         step(DistributedDataParallel(model), own)
-        found.append(_distance(torch.cat([p.grad.flatten() for p in model.parameters()]), want))
+        gradient = raise_on_all_ranks(_gradient, model, f"2 ranks: rank {dist.get_rank()}")
+        found.append(_distance(gradient, want))
     devices.synchronize()
     return tuple(found)
