@@ -57,24 +57,26 @@ def as_list(value) -> list | None:
     return list(value) if getattr(value, "ndim", None) == 1 else None
 
 
-def require_number(returned, what: str,
-                   hint: str = "Return the number; do not print it.") -> int | float:
-    """Returns `returned` as Python's int or float. Raises Wrong unless it is a finite number."""
+def require_number(returned, what: str, hint: str = "Return the number; do not print it.",
+                   said: str = "it returned") -> int | float:
+    """Returns `returned` as Python's int or float. Raises Wrong unless it is a finite number. said:
+    the words between `what` and the value, of what is no function's result."""
     number = as_number(returned)
     if number is None:
-        raise Wrong(f"{what}: it returned {kind_of(returned)}, not a number", hint)
+        raise Wrong(f"{what}: {said} {kind_of(returned)}, not a number", hint)
     if isinstance(number, int) and number.bit_length() > 1000:
-        raise Wrong(f"{what}: it returned a number of {number.bit_length()} bits", hint)
+        raise Wrong(f"{what}: {said} a number of {number.bit_length()} bits", hint)
     if not math.isfinite(number):
-        raise Wrong(f"{what}: it returned {number}, not a number", "Is something divided by zero?")
+        raise Wrong(f"{what}: {said} {number}, not a number", "Is something divided by zero?")
     return number
 
 
-def require_numbers(returned, names: tuple[str, ...], what: str) -> tuple[int | float, ...]:
+def require_numbers(returned, names: tuple[str, ...], what: str,
+                    said: str = "it returned") -> tuple[int | float, ...]:
     """Returns one number for each name. Raises Wrong unless `returned` is so many numbers, in a
-    tuple, a list, an array or a tensor."""
-    values = require_several(returned, names, f"{what}: it returned", "numbers")
-    return tuple(require_number(value, f"{what}, {name}")
+    tuple, a list, an array or a tensor. said: as of `require_number`."""
+    values = require_several(returned, names, f"{what}: {said}", "numbers")
+    return tuple(require_number(value, f"{what}, {name}", said=said)
                  for value, name in zip(values, names, strict=True))
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from labs.words import counted
+from labs.words import counted, with_article
 from labs.workers import source_lines
 
 # name of the collective -> the argument whose shape and dtype must be the same on all ranks
@@ -170,7 +170,8 @@ def _tensor(name, argument, given) -> str:
         tensor = tensor[0] if isinstance(tensor, list | tuple) and tensor else tensor
         return f" of {_dtype(tensor)}" if isinstance(tensor, torch.Tensor) else ""
     if not isinstance(tensor, torch.Tensor):
-        return f" of {tensor!r:.20}" if argument in given else ""
+        # by its kind alone, which is the same on all ranks: torch refuses it, and says why
+        return f" of {with_article(type(tensor).__name__)}" if argument in given else ""
     return f" of {_dtype(tensor)} {list(tensor.shape)}"
 
 

@@ -28,7 +28,7 @@ def join_group():
 
 # Exercise 6.1: this rank's share of the windows, (samples, tokens), and the wrapped model
 def prepare(windows, model, options):
-    """(sampler, loader, module, optimizer): batches of options.batch, DDP or FSDP, AdamW."""
+    """(sampler, loader, module, optimizer): batches of options.batch; DDP, or FSDP by blocks."""
     ### BEGIN SOLUTION
     sampler = DistributedSampler(windows, seed=options.seed)
     loader = DataLoader(windows, options.batch, sampler=sampler)

@@ -26,14 +26,14 @@ REDUCED = "            dist.all_reduce(total)\n"
 NO_EPOCH = ("        sampler.set_epoch(epoch)\n", "")
 OWN = """
 class Slices:
-    def __init__(self, windows):
-        self.size, self.epoch = len(windows), 0
+    def __init__(self, windows, seed):
+        self.size, self.epoch, self.seed = len(windows), 0, seed
 
     def set_epoch(self, epoch):
         self.epoch = epoch
 
     def __iter__(self):
-        drawn = torch.Generator().manual_seed(self.epoch)
+        drawn = torch.Generator().manual_seed(100 * self.seed + self.epoch)
         order = torch.randperm(self.size, generator=drawn).tolist()
         whole = self.size - self.size % dist.get_world_size()
         return iter(order[dist.get_rank():whole:dist.get_world_size()])
@@ -48,6 +48,12 @@ BY_HAND = """            for parameter in module.parameters():
                     dist.all_reduce(parameter.grad)
                     parameter.grad /= dist.get_world_size()
 """
+BLOCKS = """        for block in models.blocks(model):
+            fully_shard(block)
+"""
+CLIP = "            torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)\n"
+PRINT = ("        print(f\"{len(steps)} steps on {dist.get_world_size()} ranks, loss "
+         "{steps[-1]['loss']:.3f}\")\n")
 PAD = "whole = self.size - self.size % dist.get_world_size()"
 SWALLOWED = """    try:
         steps = train(sampler, loader, module, optimizer, scheduler, device, options.epochs)
@@ -77,7 +83,7 @@ WRONG = {
                  "                scheduler.step()\n")), "it falls 2x as fast"),
     "scheduler stepped once an epoch": (
         changed(("            scheduler.step()\n", "        scheduler.step()\n")),
-        "the learning rate is"),
+        "not 0.000875: it has not fallen"),
     "no DDP": (changed((DDP, "        module = model\n")), "of the rank's own samples alone"),
     "model called past DDP": (changed(("module(input_ids", "module.module(input_ids")),
                               "of the rank's own samples alone"),
@@ -88,7 +94,8 @@ WRONG = {
         changed((BACKWARD, "            (loss / dist.get_world_size()).backward()\n")),
         "averaged twice"),
     "no zero_grad": (changed(("            optimizer.zero_grad()\n", "")),
-                     "its parameters are others"),
+                     "in step 1 the optimizer got the gradients of this step and of the one "
+                     "before"),
     "every rank writes": (changed((RANK_0, "    if True:\n")), "ranks 0 and 1 wrote"),
     "nobody writes": (changed((RANK_0, "    if dist.get_rank() == 9:\n")), "no rank wrote"),
     "every rank prints": (
@@ -105,16 +112,57 @@ WRONG = {
                  "            dist.all_reduce(total)\n            scheduler.step()\n")),
         "the step was taken with"),
     "unequal shares": (
-        changed(("\ndef main():", OWN), (SAMPLER, "    sampler = Slices(windows)\n"),
+        changed(("\ndef main():", OWN), (SAMPLER, "    sampler = Slices(windows, options.seed)\n"),
                 (PAD, "whole = self.size")), "nothing moved"),
     "an error": (changed(("windows = windows.to(device)", "windows = window.to(device)")),
                  "NameError: name 'window' is not defined"),
+    "batch left out": (changed((LOADER, LOADER.replace("options.batch, ", ""))),
+                       "step 0: it trains on 1 sample; with --batch 3 it should be 3"),
+    "batch of all ranks": (
+        changed((LOADER, LOADER.replace("options.batch", "max(1, options.batch // dist."
+                                                         "get_world_size())"))),
+        "it trains on 1 sample; with --batch 3"),
+    "train.py's own batch": (changed((LOADER, LOADER.replace("options.batch", "4"))),
+                             "step 0: it trains on 4 samples"),
+    "LOCAL_RANK": (changed((RANK_0, '    if int(os.environ["LOCAL_RANK"]) == 0:\n')),
+                   "fsdp, 24 samples: ranks 0 and 1 wrote"),
+    "a name of its own": (changed(("open(options.metrics", 'open("metrics.json"')),
+                          "no rank wrote the file of --metrics"),
+    "seconds since the beginning": (changed(("            before = now\n", "")),
+                                    "they are not of this step alone"),
+    "no seconds": (changed(('"seconds": now - before', '"seconds": 0')),
+                   "their forward and backward alone took"),
+    "nothing is printed": (changed((PRINT, "")), "did not print the last loss"),
+    "the first loss is printed": (changed((PRINT, PRINT.replace("[-1]", "[0]"))),
+                                  "the loss of step 0 stands there"),
+    "the whole model is one unit": (changed((BLOCKS, "")), "bytes of parameters at once"),
+    "a block is left out": (changed((BLOCKS, BLOCKS.replace("(model)", "(model)[:1]"))),
+                            "bytes of parameters at once"),
+    "no seed": (changed((SAMPLER, SAMPLER.replace(", seed=options.seed", ""))),
+                "with --seed 3 and with --seed 5 the samples are drawn in the same order"),
+    "not shuffled": (changed((SAMPLER, SAMPLER.replace("seed=options.seed", "shuffle=False"))),
+                     "in the order in which they lie"),
+    "clipped": (changed((BACKWARD, BACKWARD + CLIP)), "as if clipped to a norm of 0.5"),
+    "a tensor in JSON": (changed(("loss.item(), \"learning", "loss, \"learning")),
+                         "Tensor is not JSON serializable"),
+    "losses are summed": (changed(("total[0] / total[1]", "total[0]")),
+                          "the sum over all 6 samples"),
     "not Python": (RIGHT.replace("def main():", "def main("), "SyntaxError"),
 }
+# What is measured from forward to step, or rounded, is a step's; so is what is printed.
+TIMED = changed((BACKWARD, BACKWARD), ("            windows = windows.to(device)\n",
+                                       "            windows, before = windows.to(device), "
+                                       "time.perf_counter()\n"),
+                ("            optimizer.zero_grad()\n",
+                 "            now = time.perf_counter()\n            optimizer.zero_grad()\n"),
+                ("now, loss, rate = time.perf_counter(), ", "loss, rate = "),
+                ("            before = now\n", ""), ("now - before", "round(now - before, 3)"),
+                (PRINT, "        print(steps)\n"))
 RIGHT_ANSWERS = {
     "as worked": RIGHT,
+    "timed from forward to step, all printed": TIMED,
     "own sampler that drops": changed(("\ndef main():", OWN),
-                                      (SAMPLER, "    sampler = Slices(windows)\n")),
+                                      (SAMPLER, "    sampler = Slices(windows, options.seed)\n")),
     "all-reduce by hand": changed((DDP, "        module = model\n"),
                                   (BACKWARD, BACKWARD + BY_HAND)),
     "drop_last, workers, pathlib": changed(

@@ -68,11 +68,13 @@ def cases() -> list[Case]:
              Case(3e9, 40e9, 4, 2, 6e9, 50e9), Case(1.3e9, 60e9, 8, 1, 300e9, 12e9)]
     generator = random.Random(6)
     while len(found) < NUMBER:
-        found.append(Case(10**generator.uniform(8, 11),
+        case = Case(10**generator.uniform(8, 11),
                           generator.choice((16e9, 40e9, 60e9, 120e9)),
                           generator.choice((1, 2, 2, 3, 4, 16, 64)),
                           generator.choice((1, 2, 4, 8)),
-                          10**generator.uniform(9.5, 11.7), 10**generator.uniform(8, 11)))
+                          10**generator.uniform(9.5, 11.7), 10**generator.uniform(8, 11))
+        if case.topology.world_size > 1:  # one GPU alone has no link, and nothing to choose
+            found.append(case)
     return [case for case in found if case.is_clear]
 
 
@@ -106,8 +108,13 @@ def _judge(case, got):
         raise Wrong(f"{case}: {got} does not fit, it keeps {case.held(got) / 1e9:.3g} GB a GPU",
                     "16 bytes for each parameter: 2 + 2 + 12, whole under DDP, divided by a host's "
                     "GPUs under HSDP, and by all GPUs under FSDP.")
-    times = {each: 1e3 * case.seconds(each) for each in (got, want)}
-    raise Wrong(f"{case}: {got} fits, but {want} fits too and is faster: {times[want]:,.3g} ms of "
-                f"collectives in a step, {got} {times[got]:,.3g} ms",
+    times = {each: case.seconds(each) for each in (got, want)}
+    raise Wrong(f"{case}: {got} fits, but {want} fits too and is faster: {_ms(times[want])} of "
+                f"collectives in a step, {got} {_ms(times[got])}",
                 "Which strategy is fastest depends on both links: compute the seconds of each that "
                 "fits. A ring is as slow as its slowest edge.")
+
+
+def _ms(seconds) -> str:
+    """Three digits, or all before the point."""
+    return f"{1e3 * seconds:,.0f} ms" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"

@@ -35,6 +35,10 @@ def judge(run: Run, when: str, rows: torch.Tensor, number: int, batch: int) -> N
                      run.ranks, batch)
     # The epoch is part of the shuffle's seed: without set_epoch all epochs have the same order.
     for rank, of_rank in enumerate(epochs):
+        if of_rank[0] == of_rank[1] == sorted(of_rank[0]):
+            raise Wrong(f"{when}: rank {rank} draws its samples in the order in which they lie, in "
+                        "each epoch", "DistributedSampler shuffles where shuffle is not False; "
+                        "sampler.set_epoch(epoch) before each epoch then changes the order.")
         if of_rank[0] == of_rank[1]:
             raise Wrong(f"{when}: rank {rank} draws the same samples in the same order in epochs 0 "
                         "and 1", "sampler.set_epoch(epoch) before each epoch changes the shuffle.")

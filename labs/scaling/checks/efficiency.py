@@ -11,6 +11,7 @@ from labs.exercises.numbers import (
     require_signature,
 )
 from labs.exercises.verdicts import Wrong, check
+from labs.words import counted
 
 CLAIMED = (1.5, 1.7)  # times the throughput of one GPU, on two
 _RULE = "N ranks could do N times the work of one: divide what they do by what they could do."
@@ -24,8 +25,9 @@ def check_efficiency(efficiency: Callable, claimed):
     for ranks, throughput, alone in _cases():
         # Invariant: 1 where N ranks do N times the work of one, whatever the units and N are.
         judge_number(efficiency(ranks, throughput, alone), throughput / (ranks * alone),
-                     _causes(ranks, throughput, alone), f"{ranks} ranks with {throughput:,.10g} "
-                     f"tokens/s, one alone with {alone:,.10g}: the efficiency", "", _RULE)
+                     _causes(ranks, throughput, alone), f"{counted(ranks, 'rank')} with "
+                     f"{throughput:,.10g} tokens/s, one alone with {alone:,.10g}: the efficiency",
+                     "", _RULE)
     _judge_claim(claimed)
     return ("right for 1 to 1,024 ranks; the figure in circulation is a speed-up, and its "
             f"efficiency {CLAIMED[0] / 2:.0%} to {CLAIMED[1] / 2:.0%}")
@@ -62,7 +64,7 @@ def _causes(ranks, throughput, alone) -> list[Cause]:
 
 def _judge_claim(claimed) -> None:
     names = ("the lowest", "the highest")
-    found = require_numbers(claimed, names, "the figure in circulation")
+    found = require_numbers(claimed, names, "the figure in circulation", "`claimed` is")
     want = [each / 2 for each in CLAIMED]
     if list(map(as_number, found)) == want[::-1]:
         raise Wrong("the figure in circulation: the highest efficiency stands first",

@@ -59,25 +59,39 @@ def _judged_sum(hierarchical_all_reduce: Callable, tensor, mesh, where) -> list:
     before, want = tensor.clone(), tensor.clone()
     everyone = [torch.empty(want.shape, dtype=want.dtype) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, want.contiguous())
-    with Traffic() as traffic:
+    with Traffic() as traffic, traffic.marked_waits():
         returned = hierarchical_all_reduce(tensor, mesh)
+        forgotten = traffic.never_waited_for()
     inside = dist.get_process_group_ranks(mesh["inside"].get_group())
-    raise_on_all_ranks(_judge_values, tensor, returned, before, everyone, inside, where)
+    raise_on_all_ranks(_judge_waits, forgotten, where)
+    raise_on_all_ranks(_judge_values, tensor, returned, before, everyone, inside,
+                       HostTraffic(traffic.calls, len(inside)), where)
     return traffic.calls
 
 
-def _judge_values(tensor, returned, before, everyone, inside, where):
+def _judge_waits(forgotten, where):
+    """What is not waited for may be done in time, or not."""
+    if forgotten:
+        raise Wrong(f"{where}: rank {dist.get_rank()} does not wait for its "
+                    f"{forgotten[0].kind} of {forgotten[0].bytes:,} bytes",
+                    "With async_op=True a collective returns before it is done: call .wait() on "
+                    "what it returns.")
+
+
+def _judge_values(tensor, returned, before, everyone, inside, traffic, where):
     rank, total = f"{where}: rank {dist.get_rank()}", sum(everyone)
     # In place, as dist.all_reduce: the caller looks at its own tensor.
     if torch.equal(tensor, total):
         return
-    unchanged = torch.equal(tensor, before)
-    if unchanged and isinstance(returned, torch.Tensor) and returned is not tensor:
-        raise Wrong(f"{rank}: the tensor is as it was; the sum should be in it, and you returned "
-                    f"{kind_of(returned)}", "In place: tensor.copy_(...), in its own shape.")
+    if torch.equal(tensor, before):
+        is_other = isinstance(returned, torch.Tensor) and returned is not tensor
+        raise Wrong(f"{rank}: the tensor is as it was; the sum should be in it"
+                    + f", and you returned {kind_of(returned)}" * is_other,
+                    "In place: tensor.copy_(...), in its own shape. An assignment to the name "
+                    "`tensor` leaves the caller's as it is.")
     across = [other for other in range(len(everyone))
               if other % len(inside) == dist.get_rank() % len(inside)]
-    causes = {"as it was": before, "the mean over all ranks, not the sum": total / len(everyone),
+    causes = {"the mean over all ranks, not the sum": total / len(everyone),
               "the sum over the ranks of its own host only": sum(everyone[one] for one in inside),
               "the sum over the ranks with the same place on each host only":
                   sum(everyone[one] for one in across),
@@ -88,10 +102,19 @@ def _judge_values(tensor, returned, before, everyone, inside, where):
                   if torch.equal(tensor.double(), value.double())), None)
     if found:
         raise Wrong(f"{rank} has {found}")
+    # A group that was forgotten: the pieces of other places are added, too.
+    for call in filter(traffic.is_crowded, traffic.crossing):
+        _refuse_crowded(call, where)
     wrong = int((tensor != total).sum())
     raise Wrong(f"{rank}: {wrong} of {tensor.numel()} elements are not the sum over all ranks",
                 "Each rank keeps the piece of its own number inside the host; the last ranks may "
                 "have padding in theirs.")
+
+
+def _refuse_crowded(call, where):
+    raise Wrong(f"{where}: {call.kind} of {call.bytes:,} bytes runs over ranks "
+                f"{list(call.members)}, several of them on one host",
+                "Between hosts: the group of mesh[\"across\"], which has one rank of each.")
 
 
 def _judge_traffic(traffic: HostTraffic, tensor, hosts, where):
@@ -101,9 +124,7 @@ def _judge_traffic(traffic: HostTraffic, tensor, hosts, where):
     # Several ranks of a host in one ring between hosts: the flat all-reduce.
     for call in traffic.crossing:
         if traffic.is_crowded(call):
-            raise Wrong(f"{where}: {call.kind} of {call.bytes:,} bytes runs over ranks "
-                        f"{list(call.members)}, several of them on one host",
-                        "Between hosts: the group of mesh[\"across\"], which has one rank of each.")
+            _refuse_crowded(call, where)
     # Whole tensors between hosts: R times the bytes of the link.
     most = 2 * (hosts - 1) / hosts * padded / ranks
     if (sent := traffic.sent(traffic.crossing)) > most:

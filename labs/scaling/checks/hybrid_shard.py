@@ -19,9 +19,10 @@ from labs.training.loop import train
 HOSTS = {4: (2,), 6: (2, 3)}  # ranks -> numbers of hosts that are tried on them
 LAYERS, WIDTH, CONTEXT = 3, 37, 8  # neither 2 nor 3 divides the width
 BYTES = 4
-HINTS = {"should not be": "The blocks first, the root last.",
-         "mesh should": "init_device_mesh(device_type, (hosts, ranks of a host), "
-                        "mesh_dim_names=(\"across\", \"inside\"))"}
+_PLACES = ("The mesh has one place for each rank: (hosts, ranks of a host), and a host has "
+           "dist.get_world_size() // hosts of them.")
+HINTS = {"overlapping meshes": "The blocks first, the root last.",
+         "Mesh should not be bigger": _PLACES, "list index out of range": _PLACES}
 
 
 @check("6.7", hints=HINTS)
@@ -79,6 +80,15 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
                     f"{total:,}", "fully_shard each of lab.blocks(model), then the model.")
     if kept == share:
         return
+    # Without a mesh fully_shard shards over all ranks.
+    over_all = {name: p.device_mesh.shape == (ranks * hosts,)
+                for name, p in module.named_parameters()}
+    if len(set(over_all.values())) == 2:
+        flat_name, other = (next(name for name in over_all if over_all[name] is is_flat)
+                            for is_flat in (True, False))
+        raise Wrong(f"{rank}: {flat_name!r} is sharded over all {ranks * hosts} ranks, {other!r} "
+                    "is not", "fully_shard gets mesh=mesh for each block and for the model: "
+                    "without it, it shards over all ranks.")
     if kept <= flat:
         raise Wrong(f"{rank} keeps {kept:,} bytes of parameters, 1/{ranks * hosts} of the model: "
                     "the shards are divided among all hosts, so every all-gather crosses the link",

@@ -1,6 +1,7 @@
 """Exercise 6.5: bytes of a ring all-reduce on a host's link, and its seconds."""
 
 from dataclasses import astuple, dataclass
+from math import isclose
 
 from labs.exercises.numbers import (
     Mistake,
@@ -10,9 +11,10 @@ from labs.exercises.numbers import (
     require_several,
     require_signature,
 )
-from labs.exercises.verdicts import check
+from labs.exercises.verdicts import Wrong, check
 from labs.predictions.host_links import LinkTime, Topology, flat_all_reduce
 
+ONE_BYTE = 0.999999  # less than one, which is what int() cuts off
 NAMES = ("size", "hosts", "ranks", "alpha", "beta")
 
 
@@ -93,6 +95,7 @@ def check_link_seconds(link_seconds):
     require_signature(link_seconds, NAMES)
     answers = [require_several(link_seconds(*astuple(case)), ("bytes", "seconds"), f"{case}: it "
                                "returned", "numbers") for case in CASES]
+    _judge_order(answers)
     for which, mistakes in enumerate((_BYTES, _SECONDS)):
         given = [as_number(pair[which]) for pair in answers]
         for at, case in enumerate(CASES):
@@ -100,7 +103,17 @@ def check_link_seconds(link_seconds):
             # sends: 2(N-1)/N · S. On one host none does.
             want = (case.bytes, case.seconds)[which]
             causes = likeliest_cause(mistakes, CASES, given, at)
+            # Bytes may be cut off to a whole number, and seconds computed from that.
             judge_number(answers[at][which], want, causes,
-                         f"{case}: the {('bytes', 'seconds')[which]}")
+                         f"{case}: the {('bytes', 'seconds')[which]}",
+                         abs_tol=(ONE_BYTE, ONE_BYTE / case.beta)[which])
     return (f"bytes and seconds are right for {len(CASES)} cases, from one host to 16, and from "
             "7 bytes to a GiB")
+
+
+def _judge_order(answers):
+    """What the two numbers are shows only in their order."""
+    case, pair = CASES[0], answers[0]
+    if all(number is not None and isclose(number, want) for number, want in
+           zip(map(as_number, pair), (case.seconds, case.bytes), strict=True)):
+        raise Wrong(f"{case}: the two numbers are exchanged", "Return bytes, then seconds.")

@@ -32,9 +32,11 @@ _HINT = ("Reduce the number of answer tokens of all micro-batches over the ranks
          "backward. DDP averages: it divides by the number of ranks once.")
 
 
-@check("6.2", hints={"No inf checks": "", "Expected to have finished reduction":
-                     "A rank runs forward and backward for each micro-batch, also for one without "
-                     "answer tokens: the others wait for its gradients."})
+@check("6.2", hints={
+    "of type torch.Tensor": "Collectives take tensors: lab.count_answers returns one, and the sum "
+    "of several is one, too.",
+    "Expected to have finished reduction": "A rank runs forward and backward for each micro-batch, "
+    "also for one without answer tokens: the others wait for its gradients."})
 def check_ragged_step(ragged_step):
     """On 2, 3 and 4 ranks: the gradients and the returned loss are those of the mean over all
     answer tokens of all ranks and micro-batches."""
@@ -86,6 +88,11 @@ def _judge(model, loss, reference, name) -> float:
         _, alone = reference.step(lambda r, p: (r == rank) / max(1, sum(reference.counts[r])))
         if not why and _distance(found, alone) <= TOLERANCE:
             why = "this rank's own, averaged with no other's"
+        _, last = reference.step(lambda r, p: (p == reference.parts - 1) / reference.total)
+        if not why and _distance(found, last) <= TOLERANCE:
+            raise Wrong(f"{where}: the gradient is that of the last micro-batch alone",
+                        "Each backward adds to what lies in the gradients: nothing sets them to "
+                        "zero in between.")
         raise Wrong(f"{where}: the gradient is "
                     + (why or f"off by {difference:.0%} of the reference's"), _HINT)
     if loss is None:

@@ -1,6 +1,7 @@
 """What exercises 6.1 and 6.15 ask of every run of a script: that it ends, that rank 0 alone prints
 and writes, and that the job fails when a rank does."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,8 +78,11 @@ def judge_rank_0(run: Run, when: str, names: tuple[str, ...]) -> None:
                if run.metrics_path in record.written]
     if writers != [0]:
         who = f"{named_ranks(writers)} wrote" if writers else "no rank wrote"
-        raise Wrong(f"{when}: {who} the file of --metrics, and it must be rank 0 alone",
-                    "dist.get_rank() says which rank this is: LOCAL_RANK is 0 once on each host.")
+        others = run.records[0].written
+        hint = (f"It wrote {os.path.basename(others[0])!r}: the file's name is options.metrics."
+                if others and not writers else "dist.get_rank() says which rank this is: "
+                "LOCAL_RANK is 0 once on each host.")
+        raise Wrong(f"{when}: {who} the file of --metrics, and it must be rank 0 alone", hint)
     speakers = [rank for rank, output in enumerate(run.output) if rank and _printed(output)]
     if speakers:
         raise Wrong(f"{when}: {named_ranks(speakers)} printed too: "

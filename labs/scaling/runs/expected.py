@@ -16,15 +16,17 @@ Tensors = dict[str, torch.Tensor]
 @dataclass
 class Expected:
     """losses[step][rank]: the loss of that rank's sequences, before the step. rates: the learning
-    rate of each step. gradients: of the first step, of the mean over all sequences; alone: of each
-    rank's own. initial, parameters: before the first and after the last step."""
+    rate of each step. gradients: of each step, of the mean over all sequences; alone: of the first
+    step and of each rank's own. initial, parameters: before the first and after the last step.
+    largest_unit: bytes of the parameters of a block, or of what is in no block, if that is more."""
 
     losses: list[list[float]]
     rates: list[float]
-    gradients: Tensors
+    gradients: list[Tensors]
     alone: list[Tensors]
     initial: Tensors
     parameters: Tensors
+    largest_unit: int
 
 
 def train_on(batches: list[list[torch.Tensor]], layers: int, hidden: int, seed: int) -> Expected:
@@ -34,7 +36,7 @@ def train_on(batches: list[list[torch.Tensor]], layers: int, hidden: int, seed: 
     model = models.move_to_rank(models.gpt2(layers, hidden, context=CONTEXT, seed=seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, len(batches))
-    found = Expected([], [], {}, [], _copied(model.named_parameters()), {})
+    found = Expected([], [], [], [], _copied(model.named_parameters()), {}, _largest_unit(model))
     for step, of_ranks in enumerate(batches):
         total = sum(map(len, of_ranks))
         losses = []
@@ -44,8 +46,7 @@ def train_on(batches: list[list[torch.Tensor]], layers: int, hidden: int, seed: 
             loss = _loss(model, rows)
             (loss * (len(rows) / total)).backward()
             losses.append(loss.item())
-        if step == 0:
-            found.gradients = _gradients(model)
+        found.gradients.append(_gradients(model))
         found.losses.append(losses)
         found.rates.append(schedule.get_last_lr()[0])
         optimizer.step()
@@ -53,6 +54,11 @@ def train_on(batches: list[list[torch.Tensor]], layers: int, hidden: int, seed: 
         schedule.step()
     found.parameters = _copied(model.named_parameters())
     return found
+
+
+def _largest_unit(model) -> int:
+    blocks = [sum(p.nbytes for p in block.parameters()) for block in models.blocks(model)]
+    return max(*blocks, sum(p.nbytes for p in model.parameters()) - sum(blocks))
 
 
 def _loss(model, rows) -> torch.Tensor:

@@ -23,7 +23,7 @@ from labs.workers.launch_error import Stopped
 
 SECONDS = 60.0  # that a run may take
 GRACE = 5.0  # seconds in which ranks must end after SIGTERM; torchrun gives them 30
-METRICS = "metrics.json"
+METRICS = "steps-of-this-run.json"  # not the default of any script's --metrics
 _ROOT = str(Path(__file__).resolve().parents[3])
 _PRINTED = 100_000  # characters of a rank's output that are kept
 
@@ -60,13 +60,14 @@ class Run:
 
 
 def run(script: Path | str, arguments: tuple[str, ...], ranks: int,
-        failing_rank: int | None = None, seconds: float = SECONDS) -> Run:
+        failing_rank: int | None = None, seconds: float = SECONDS, hosts: int = 1) -> Run:
     """Runs `torchrun --nproc-per-node RANKS script arguments --metrics FILE` to its end or until
     it is stopped, in a folder of its own. failing_rank: one that raises while it trains. seconds:
-    that it may take. Raises Stopped where it is interrupted."""
+    that it may take. hosts: as many the ranks believe in, by the variables that `torchrun --nnodes
+    HOSTS` sets; a divisor of their number. Raises Stopped where it is interrupted."""
     with processes.temporary_folder() as folder:
         path = os.path.join(folder, METRICS)
-        job = _Job(ranks, Path(folder, "notes"))
+        job = _Job(ranks, hosts, Path(folder, "notes"))
         try:
             job.start(str(Path(script).absolute()), (*arguments, "--metrics", path), folder,
                       failing_rank, seconds)
@@ -85,8 +86,8 @@ def options(numbers: dict[str, float]) -> tuple[str, ...]:
 
 
 class _Job:
-    def __init__(self, ranks, notes):
-        self._notes, self._ranks = notes, ranks
+    def __init__(self, ranks, hosts, notes):
+        self._notes, self._ranks, self._hosts = notes, ranks, hosts
         self._notes.mkdir()
         self._processes, self._stopped, self._left = [], False, 0
         # Not rank 0's, on a port that is free now: while the fork server imports torch, another
@@ -96,10 +97,11 @@ class _Job:
     def start(self, script, arguments, folder, failing_rank, seconds):
         """Starts all ranks. The first start waits until the fork server has imported torch."""
         self._script = os.path.basename(script)
-        variables = _torchruns_variables(self._ranks, self._store.port)
+        variables = _torchruns_variables(self._ranks, self._hosts, self._store.port)
         threads = int(variables["OMP_NUM_THREADS"])
         for rank in range(self._ranks):
-            own = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
+            host, local = divmod(rank, self._ranks // self._hosts)
+            own = {"RANK": rank, "LOCAL_RANK": local, "ROLE_RANK": rank, "GROUP_RANK": host}
             self._processes.append(processes.start(main, (RankStart(
                 script, tuple(map(str, arguments)), variables | {
                     name: str(value) for name, value in own.items()},
@@ -167,12 +169,12 @@ class _Job:
         return ""
 
 
-def _torchruns_variables(ranks, port) -> dict[str, str]:
+def _torchruns_variables(ranks, hosts, port) -> dict[str, str]:
     """What all ranks have in their environment: what torchrun sets, and that they find labs."""
     gpus = devices.gpus()
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), _ROOT]))
-    numbers = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "ROLE_WORLD_SIZE": ranks,
-               "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "MASTER_PORT": port,
+    numbers = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks // hosts, "ROLE_WORLD_SIZE": ranks,
+               "GROUP_WORLD_SIZE": hosts, "MASTER_PORT": port,
                "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
                "OMP_NUM_THREADS": max(1, devices.cores() // ranks)}
     return {**programs.environment(), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1",

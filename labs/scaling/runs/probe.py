@@ -43,12 +43,16 @@ class Batch:
 @dataclass
 class Step:
     """What one optimizer step was made of. gradients: as they lay on this rank. held: the
-    bytes of parameters that this rank held just before, whole ones and shards."""
+    bytes of parameters that this rank held just before, whole ones and shards. began: when the
+    first forward of its batches did; stepped: when the optimizer's step did. Both on the clock of
+    RankRecord."""
 
     batches: list[Batch]
     learning_rate: float
     gradients: dict[str, torch.Tensor]
     held: int
+    began: float
+    stepped: float
 
 
 @dataclass
@@ -56,7 +60,8 @@ class RankRecord:
     """What a rank did. parameters: at its end, or the rank's shards where `sharded`. shards: of a
     sharded parameter the dimension that is cut, which piece is here, and into how many. gathered:
     bytes and ranks of the group of each all-gather. written: the files that it opened to write.
-    error: (type, message, line of the script) of what it raised."""
+    error: (type, message, line of the script) of what it raised. started, ended: when the script
+    did, in seconds on `time.perf_counter`."""
 
     steps: list[Step] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -65,6 +70,8 @@ class RankRecord:
     gathered: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     written: list[str] = field(default_factory=list)
     error: tuple[str, str, int] | None = None
+    started: float = 0.0
+    ended: float = 0.0
 
     def save(self, path: str) -> None:
         """Writes it as tensors, lists and dicts, so that reading it runs no code."""
@@ -156,7 +163,7 @@ class _Probe(CollectiveObserver):
         self.record, self._notes, self._fails = RankRecord(), notes, fails
         self._model: nn.Module | None = None
         self._pending: list[Batch] = []
-        self._batches = 0
+        self._batches, self._began = 0, 0.0
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -175,12 +182,15 @@ class _Probe(CollectiveObserver):
             if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
                 stack.enter_context(devices.meshes_on_cpu())
             stack.enter_context(self)
+            self.record.started = time.perf_counter()
             yield
 
     def _noting(self, original) -> Callable:
         def forward(model, input_ids=None, *args, **kwargs):
             if not torch.is_grad_enabled():
                 return original(model, input_ids, *args, **kwargs)
+            if not self._pending:
+                self._began = time.perf_counter()
             self._model, self._batches = model, self._batches + 1
             note(self._notes, "batch", os.environ["RANK"], len(input_ids))
             if self._fails and self._batches == FAILS_AT:
@@ -194,12 +204,13 @@ class _Probe(CollectiveObserver):
         return forward
 
     def _before_step(self, optimizer, args, kwargs):
+        now = time.perf_counter()
         named = self._model.named_parameters() if self._model else ()
         gradients = {name: _local(p.grad) for name, p in named if p.grad is not None}
         held = storage_bytes([*(self._model.parameters() if self._model else ()),
                               *(p for group in optimizer.param_groups for p in group["params"])])
         self.record.steps.append(Step(self._pending, float(optimizer.param_groups[0]["lr"]),
-                                      gradients, held))
+                                      gradients, held, self._began, now))
         self._pending = []
 
     def _opening(self, original) -> Callable:
@@ -220,6 +231,7 @@ class _Probe(CollectiveObserver):
 
     def finished_record(self) -> RankRecord:
         """The record with the parameters as they are at the end."""
+        self.record.ended = time.perf_counter()
         if self._model is not None:
             named = dict(self._model.named_parameters())
             self.record.parameters = {name: _local(p) for name, p in named.items()}
