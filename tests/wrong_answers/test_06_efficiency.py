@@ -57,7 +57,10 @@ WRONG_EFFICIENCY = {
     "claim's time": (efficiency, (1 / 1.5, 1 / 1.7), "the share of the time"),
     "claim's gain": (efficiency, (0.5, 0.7), "what the second GPU adds"),
     "highest first": (efficiency, (0.85, 0.75), "the highest efficiency stands first"),
-    "the middle": (efficiency, 0.8, "a float, not 2 numbers"),
+    "the middle": (efficiency, 0.8, "`claimed` is a float, not 2 numbers"),
+    "a set": (efficiency, {0.75, 0.85}, "`claimed` is a set, not 2 numbers"),
+    "not of one rank": (lambda ranks, throughput, alone: throughput / alone / max(2, ranks),
+                        CLAIMED, "1 rank with 730.5 tokens/s"),
     "twice the lowest": (efficiency, (0.75, 0.75), "the highest: you say 0.75")}
 
 
@@ -192,6 +195,32 @@ def by_part(which):
     return lambda parts: {part: which(one[part] for one in parts) for part in parts[0]}
 
 
+def divide_by_rank(choose):
+    """Of the rank that choose(run) says."""
+    def divide_lost_time(run, alone):
+        of_run, of_alone = (lost_time.parts_of_step(each, number) for each, number in
+                            ((run, choose(run)), (alone, 0)))
+        return {part: of_run[part] - of_alone[part] for part in of_alone}
+
+    return divide_lost_time
+
+
+def waits_of(run, rank):
+    """Of each collective, computing or not."""
+    return [last - one.begin for one, last in
+            zip(run[rank].collectives, last_begins(run), strict=True)]
+
+
+def rank_with_most(key):
+    return divide_by_rank(lambda run: max(range(len(run)), key=lambda rank: key(run, rank)))
+
+
+def same_rank_of_alone(run, alone):
+    chosen = max(range(len(run)), key=lambda rank: lost_time.parts_of_step(run, rank)["waiting"])
+    return {part: seconds - lost_time.parts_of_step(alone, chosen)[part]
+            for part, seconds in lost_time.parts_of_step(run, chosen).items()}
+
+
 def forgets_alone(run, alone):
     return waits_most([lost_time.parts_of_step(run, rank) for rank in range(len(run))])
 
@@ -269,6 +298,24 @@ WRONG_DIVISION = {
                           "the mean of the ranks"),
     "sum of the ranks": (RIGHT, divide(choose=by_part(sum)), "the sum of the ranks"),
     "largest parts": (RIGHT, divide(choose=by_part(max)), "the largest of each part"),
+    "the rank that begins first": (
+        RIGHT, rank_with_most(lambda run, rank: -run[rank].collectives[0].begin),
+        "'hidden waiting'.*that is of rank 0, which waits 0.5 s in a step; rank 1 waits 3 s"),
+    "the rank whose last collective begins first": (
+        RIGHT, rank_with_most(lambda run, rank: -run[rank].collectives[-1].begin),
+        "run '.*that is of rank"),
+    "the longest waits, hidden or not": (
+        RIGHT, rank_with_most(lambda run, rank: sum(waits_of(run, rank))),
+        "'hidden communication'|'hidden waiting'"),
+    "the longest single wait": (
+        RIGHT, rank_with_most(lambda run, rank: max(waits_of(run, rank))), "run '"),
+    "the longest in flight": (RIGHT, rank_with_most(
+        lambda run, rank: total_seconds(union(run[rank].collectives))), "run '"),
+    "most communication": (RIGHT, rank_with_most(
+        lambda run, rank: lost_time.parts_of_step(run, rank)["communication"]), "run '"),
+    "least computing": (RIGHT, rank_with_most(
+        lambda run, rank: -total_seconds(run[rank].compute)), "run '"),
+    "the same rank of alone": (RIGHT, same_rank_of_alone, "It has one trace, that of rank 0"),
     "without alone": (RIGHT, forgets_alone, "that is the step itself"),
     "upside down": (RIGHT, upside_down, "that is upside down"),
     "gains hidden": (RIGHT, divide(finish=lambda value: max(0.0, value)),

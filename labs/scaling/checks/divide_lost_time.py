@@ -17,6 +17,7 @@ from labs.workers import devices
 _HINTS = {
     "cannot unpack non-iterable": "lab.total_seconds and lab.subtract take intervals: lab.union "
                                   "makes them from spans.",
+    "list index out of range": "Is it the run `alone`? It has one trace, that of rank 0.",
     "zip() argument": "Every rank has the same collectives: zip the traces' collectives.",
     "must be real number, not": "Both functions return a dictionary of numbers."}
 _RULE = {
@@ -239,7 +240,12 @@ def _causes_of_loss(part, run, alone) -> Iterator[Cause]:
     yield (fmean(one[part] for one in parts) - single, "that is the mean of the ranks",
            "In the mean, one slow rank is slower computing as well as waiting. Take the rank that "
            "waits most.")
-    yield parts[0][part] - single, "that is of rank 0", "Which rank waits most?"
-    yield parts[-1][part] - single, "that is of the last rank", "Which rank waits most?"
+    waits = [one["waiting"] for one in parts]
+    most = max(waits)
+    for rank, one in enumerate(parts):
+        who = "the last rank" if rank == len(parts) - 1 else f"rank {rank}"
+        yield (one[part] - single, f"that is of {who}, which waits {waits[rank]:.4g} s in a step; "
+               f"rank {waits.index(most)} waits {most:.4g} s", "Which rank's parts have the most "
+               "\"waiting\"? What computing hides is not waiting.")
     yield (least[part] - single, "that is of the rank that waits least",
            "What the slow rank takes longer for shows on the others.")

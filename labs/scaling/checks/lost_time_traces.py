@@ -53,7 +53,7 @@ Cases = dict[str, tuple[list[Trace], list[Trace]]]
 
 def cases() -> Cases:
     """Name -> (run, alone). In each run no two ranks wait equally long."""
-    return {**_collectives(), **_data_loading(), **_issues_and_pauses()}
+    return {**_collectives(), **_who_waits_most(), **_data_loading(), **_issues_and_pauses()}
 
 
 def _collectives() -> Cases:
@@ -80,6 +80,23 @@ def _collectives() -> Cases:
         "one waits while another moves": (run(
             Rank(((1, 6), (2, 9)), ((0, 1), (9, 10))), Rank(((3, 6), (7, 9)), ((0, 3), (6, 7))
                                                             )), alone(3, 0)),
+    }
+
+
+def _who_waits_most() -> Cases:
+    """Runs in which another rank than the one that waits most begins first or last, is in flight
+    longest, has the longest single wait, communicates most or computes least."""
+    return {
+        # rank 0 begins first, and computes while it waits; rank 1 waits for 3 s, and no other does
+        "hidden waiting": (run(
+            Rank(((0.5, 3.5), (5.5, 9)), ((0, 3), (3.5, 7.5), (8, 8.5), (9, 10))),
+            Rank(((2.5, 3.5), (4.5, 9)), ((0, 2.5), (3, 3.25), (3.5, 4.5), (6, 7), (9, 10))),
+            Rank(((3, 3.5), (8, 9)), ((0, 3), (3.5, 8), (9, 10)))), alone(4.5, 0.25)),
+        # rank 0 pauses, and then waits for 3 s; rank 1 waits for 2 s and for 1.5 s
+        "two short waits and a long one": (run(
+            Rank(((4, 4.5), (5.5, 9.5)), ((0, 1), (9.5, 10))),
+            Rank(((2, 4.5), (7, 9.5)), ((0, 2), (4.5, 7), (9.5, 10))),
+            Rank(((3.75, 4.5), (8.5, 9.5)), ((0, 3.75), (4.5, 8.5), (9.5, 10)))), alone(4, 0.25)),
     }
 
 
