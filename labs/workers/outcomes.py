@@ -23,6 +23,8 @@ _LIKELY_CAUSES = {
 }
 # gloo's words when it aborts, for which torch raises nothing
 _WRONG_SIZE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+# what torch's C++ log puts before a message that it raises: rank, time and line differ
+_LOGGED = re.compile(r"\[rank\d+\]:\[[A-Z]\d{4} [\d:.]+ \w+\.cpp:\d+\] ")
 
 
 class Kind(StrEnum):
@@ -133,7 +135,7 @@ _PHRASES = {
 def describe(outcome: Outcome, ranks: int = 1) -> str:
     """What `ranks` ranks with this outcome did, as the rest of a sentence that names them."""
     number = f" (#{outcome.number})" if outcome.number else ""
-    message = _shortened(outcome.message.strip())
+    message = _shortened(_LOGGED.sub("", outcome.message.strip()))
     phrase = re.sub(r"\[(.*?)\|(.*?)\]", r"\2" if ranks > 1 else r"\1", _PHRASES[outcome.kind])
     return phrase.format(
         o=outcome, collective=outcome.collective + number,
@@ -187,7 +189,7 @@ def _line(outcome, ranks, root, **changes) -> str:
 
 def _essence(outcome):
     """What two failures with the same cause share."""
-    what = outcome.shortage.asked if outcome.shortage else outcome.message
+    what = outcome.shortage.asked if outcome.shortage else _LOGGED.sub("", outcome.message)
     return outcome.kind, outcome.error_type, what
 
 

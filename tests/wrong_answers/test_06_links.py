@@ -2,6 +2,8 @@
 they must accept."""
 
 import sys
+from functools import partial
+from unittest import mock
 
 import cloudpickle
 import pytest
@@ -78,9 +80,13 @@ WRONG[lab.check_link_seconds] = [
      "the seconds: .*α once for each step"),
     (lambda size, hosts, ranks, alpha, beta: (right_bytes(size, hosts, ranks),
                                               alpha + size / beta), "seconds: .*that is α . S/β"),
+    (link_seconds(lambda *case: right_bytes(*case) // 1 - 1), "hosts=2, ranks=2, .*the bytes: you"),
+    (lambda size, hosts, ranks, alpha, beta: (
+        right.link_seconds(size, hosts, ranks, alpha, beta)[::-1]), "two numbers are exchanged"),
     (lambda size, hosts, ranks, alpha, beta: (alpha, right_bytes(size, hosts, ranks)),
      "the bytes: you say")]
-RIGHT[lab.check_link_seconds] = [right.link_seconds, with_topology]
+RIGHT[lab.check_link_seconds] = [
+    right.link_seconds, with_topology, link_seconds(lambda *case: int(right_bytes(*case)))]
 
 
 # 6.6 hierarchical_all_reduce
@@ -93,8 +99,26 @@ def in_three_steps(tensor, mesh):
 
 
 class Hierarchical:
-    def nothing(tensor, mesh):
-        pass
+    def a_name_is_bound(tensor, mesh):
+        tensor = in_three_steps(tensor, mesh)
+
+    def without_a_group(tensor, mesh):
+        """The all-reduce of the pieces runs over all ranks."""
+        all_ranks = init_device_mesh("cpu", (dist.get_world_size(),))
+        tensor.copy_(in_three_steps(tensor, {"inside": mesh["inside"], "across": all_ranks}))
+
+    def not_waited_for(tensor, mesh):
+        with mock.patch.object(dist, "all_reduce", partial(dist.all_reduce, async_op=True)):
+            tensor.copy_(in_three_steps(tensor, mesh))
+
+    def another_dtype(tensor, mesh):
+        inside = mesh["inside"]
+        padded = F.pad(tensor.flatten(), (0, -tensor.numel() % inside.size()))
+        piece = torch.empty(len(padded) // inside.size())
+        dist.reduce_scatter_tensor(piece, padded, group=inside.get_group())
+        dist.all_reduce(piece, group=mesh["across"].get_group())
+        dist.all_gather_into_tensor(padded, piece, group=inside.get_group())
+        tensor.copy_(padded[:tensor.numel()].view_as(tensor))
 
     def flat(tensor, mesh):
         dist.all_reduce(tensor)
@@ -177,7 +201,11 @@ class Hierarchical:
 
 
 WRONG[lab.check_hierarchical_all_reduce] = [
-    (Hierarchical.nothing, "rank 0 has as it was"),
+    (Hierarchical.a_name_is_bound, r"rank 0: the tensor is as it was.*In place: tensor.copy_\("),
+    (Hierarchical.without_a_group,
+     r"all_reduce of 48 bytes runs over ranks \[0, 1, 2, 3\], several"),
+    (Hierarchical.not_waited_for, r"does not wait for its all_reduce.*call .wait\(\)"),
+    (Hierarchical.another_dtype, "RuntimeError: Check failed: .*ranks 1–3 did the same.*dtype of"),
     (Hierarchical.flat, r"all_reduce of 4,004 bytes runs over ranks \[0, 1, 2, 3\], several"),
     (Hierarchical.a_copy_is_returned, "as it was; the sum should be in it"),
     (Hierarchical.inside_only, "the sum over the ranks of its own host only"),
@@ -250,6 +278,22 @@ class Hybrid:
     def nothing(model, hosts):
         pass
 
+    def places_for_too_many(model, hosts):
+        shard_all(model, init_device_mesh("cpu", (hosts, dist.get_world_size())))
+
+    def places_for_too_few(model, hosts):
+        shard_all(model, init_device_mesh("cpu", (hosts, 2), mesh_dim_names=("a", "b")))
+
+    def root_first(model, hosts):
+        mesh = host_mesh(hosts)
+        fully_shard(model, mesh=mesh)
+        shard_all(model, mesh)
+
+    def root_without_mesh(model, hosts):
+        for block in lab.blocks(model):
+            fully_shard(block, mesh=host_mesh(hosts))
+        fully_shard(model)
+
     def flat(model, hosts):
         shard_all(model, init_device_mesh("cpu", (dist.get_world_size(),)))
 
@@ -296,6 +340,10 @@ class Hybrid:
 WRONG[lab.check_hybrid_shard] = [
     (Hybrid.nothing, "'inlet.weight' is not sharded"),
     (Hybrid.replicated_only, "'inlet.weight' is not sharded"),
+    (Hybrid.places_for_too_many, "Mesh should not be bigger.*one place for each rank"),
+    (Hybrid.places_for_too_few, "IndexError.*one place for each rank"),
+    (Hybrid.root_first, "overlapping meshes.*The blocks first"),
+    (Hybrid.root_without_mesh, "'inlet.weight' is sharded over all 4 ranks, 'layers.0.weight' is"),
     (Hybrid.flat, "1/4 of the model: the shards are divided among all hosts"),
     (Hybrid.default_mesh, "1/4 of the model: the shards are divided among all hosts"),
     (Hybrid.dimensions_exchanged, "on several hosts|a share for each rank of its host"),
@@ -348,6 +396,14 @@ def rule(held=kept, seconds=modelled):
         return min(fitting, key=times.get) if fitting else None
 
     return answer
+
+
+def without_a_link(parameters, memory, hosts, ranks, inside, across):
+    """Right, and without an answer for a single GPU, which has no link."""
+    slowest = min([across] * (hosts > 1) + [inside] * (ranks > 1))
+    n, times = hosts * ranks, modelled(parameters, hosts, ranks, inside, across)
+    times |= {"DDP": 4 * parameters * (n - 1) / n / slowest}
+    return rule(seconds=lambda *_: times)(parameters, memory, hosts, ranks, inside, across)
 
 
 def first_that_fits(parameters, memory, hosts, ranks, inside, across):
@@ -408,10 +464,13 @@ WRONG[lab.check_choose_strategy] = [
     (rule(seconds=always_across), "and is faster"),
     (rule(seconds=ring_at_the_speed_across), "and is faster"),
     (rule(seconds=two_passes), "and is faster"),
+    (lambda *case: {"HSDP": "DDP"}.get(right.choose_strategy(*case), right.choose_strategy(*case)),
+     r"faster: [\d.,]+ ms of|does not fit"),
     (rule(seconds=lambda *case: {name: -one for name, one in modelled(*case).items()}),
      "and is faster")]
 RIGHT[lab.check_choose_strategy] = [
-    right.choose_strategy, rule(), lambda parameters, memory, hosts, ranks, inside, across:
+    right.choose_strategy, rule(), without_a_link,
+    lambda parameters, memory, hosts, ranks, inside, across:
         strategy_choice.fastest_that_fits(parameters, memory, Topology(hosts, ranks),
                                           Links(inside, across))]
 

@@ -69,6 +69,15 @@ class Wrong:
     def not_divided(module, parts):
         return step(module, parts, lambda b: 1)
 
+    def zeroed_each_time(module, parts):
+        tokens = tokens_of(parts)
+
+        def loss_of(module, batch):
+            module.zero_grad()
+            return lab.loss_sum(module, batch)
+
+        return step(module, parts, lambda b: dist.get_world_size() / tokens, loss_of)
+
     def no_backward(module, parts):
         return step(module, parts, lambda b: 1) if False else torch.zeros(())
 
@@ -97,6 +106,8 @@ WORDS = {
     "ddp_divides_once_more": "the right one divided by 2",
     "multiplied_twice": "2 times the right one", "padding_counts": "prompts and padding",
     "parts_divide": "three micro-batches: rank 0: the gradient is the right one divided by 3",
+    "zeroed_each_time": "three micro-batches: rank 0: the gradient is that of the last "
+                        "micro-batch alone",
     "not_divided": "the sum of the losses", "no_backward": "has no gradient",
     "reports_its_own": "the mean of this rank alone", "reports_its_share": "this rank's share",
     "reports_nothing": "nothing (None)"}
@@ -167,6 +178,15 @@ def skips_empty_parts(module, parts):
 def test_a_rank_that_leaves_out_an_empty_part_is_named():
     verdict = lab.check_ragged_step(skips_empty_parts)
     assert verdict.passed is False and "rank" in verdict.sentence, verdict
+
+
+def test_an_int_is_no_tensor():
+    def reduces_an_int(module, parts):
+        dist.all_reduce(sum(lab.count_answers(batch).item() for batch in parts))
+
+    verdict = lab.check_ragged_step(reduces_an_int)
+    assert verdict.passed is False and "got <class 'int'>" in verdict.sentence, verdict
+    assert "Collectives take tensors" in verdict.hint
 
 
 def test_the_worked_one_on_all_world_sizes():

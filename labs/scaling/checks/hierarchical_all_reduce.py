@@ -18,6 +18,7 @@ LARGE = 1001  # elements: 2 and 3 do not divide it
 HINTS = {
     "outputShape[0] * worldSize": "Pad a copy of the tensor with zeros to a multiple of the ranks "
     "of a host.",
+    ".dtype() ==": "A buffer has the dtype of the tensor: tensor.new_empty(...) makes one.",
     "input tensor must be the same size as output": "The output of reduce_scatter_tensor has 1/R "
     "of its input's elements, and the input of all_gather_into_tensor 1/R of its output's: pad."}
 
