@@ -54,7 +54,7 @@ class Case:
         # a host's ranks would take the same GPU, by their LOCAL_RANK, as another host's
         hosts = 1 if devices.gpus() else self.hosts
         return forked.run(script, (*forked.options(self.numbers), "--strategy", self.strategy),
-                          self.ranks, failing_rank, hosts)
+                          self.ranks, failing_rank, hosts=hosts)
 
     def rows(self) -> torch.Tensor:
         """The tokens of its samples."""
