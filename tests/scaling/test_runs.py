@@ -147,6 +147,13 @@ def test_ranks_meet_at_no_port_that_was_free_before(tmp_path, monkeypatch):
     assert found.code == 0, found.output
 
 
+def test_ranks_believe_in_hosts(tmp_path):
+    names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+    text = f"import os\nprint(*(os.environ[name] for name in {names}))\n"
+    found = run(tmp_path, text, ranks=4, hosts=2)
+    assert found.output == ["0 0 0 2 2\n", "1 1 0 2 2\n", "2 0 1 2 2\n", "3 1 1 2 2\n"]
+
+
 def test_ranks_that_wait_for_each_other_are_stopped(tmp_path, monkeypatch, nothing_left):
     monkeypatch.setattr(forked.programs, "STALL", 3.0)
     text = ("import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"

@@ -150,9 +150,8 @@ WRONG = {
     "not Python": (RIGHT.replace("def main():", "def main("), "SyntaxError"),
 }
 # What is measured from forward to step, or rounded, is a step's; so is what is printed.
-TIMED = changed((BACKWARD, BACKWARD), ("            windows = windows.to(device)\n",
-                                       "            windows, before = windows.to(device), "
-                                       "time.perf_counter()\n"),
+TIMED = changed(("            windows = windows.to(device)\n",
+                 "            windows, before = windows.to(device), time.perf_counter()\n"),
                 ("            optimizer.zero_grad()\n",
                  "            now = time.perf_counter()\n            optimizer.zero_grad()\n"),
                 ("now, loss, rate = time.perf_counter(), ", "loss, rate = "),
