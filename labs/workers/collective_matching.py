@@ -171,7 +171,8 @@ def _tensor(name, argument, given) -> str:
         return f" of {_dtype(tensor)}" if isinstance(tensor, torch.Tensor) else ""
     if not isinstance(tensor, torch.Tensor):
         # by its kind alone, which is the same on all ranks: torch refuses it, and says why
-        return f" of {with_article(type(tensor).__name__)}" if argument in given else ""
+        kind = "None" if tensor is None else with_article(type(tensor).__name__)
+        return f" of {kind}" if argument in given else ""
     return f" of {_dtype(tensor)} {list(tensor.shape)}"
 
 
