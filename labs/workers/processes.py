@@ -64,6 +64,9 @@ def start(target: Callable, args: tuple) -> multiprocessing.process.BaseProcess:
     try:
         with _lock, _main_hidden(), _uninterrupted_request():
             process.start()
+            # Each start asks all processes in this private set whether they have ended. Another
+            # thread's may be closed at that moment, and its exit code is there to be read once.
+            multiprocessing.process._children.discard(process)
     except BaseException:
         if process.pid:  # interrupted when it had started: the caller knows nothing of it
             process.kill()

@@ -29,6 +29,15 @@ def test_a_process_that_started_before_an_interrupt_is_ended(monkeypatch, nothin
     assert wait(started, 5)
 
 
+def test_a_start_leaves_other_processes_to_their_threads():
+    ended = processes.start(time.sleep, (0,))
+    assert wait([ended.sentinel], 60)
+    processes.start(time.sleep, (0,)).join(60)
+    assert ended._popen.returncode is None  # nobody has read it, or closed what it is read from
+    ended.join(60)
+    assert ended.exitcode == 0
+
+
 @pytest.mark.slow
 def test_a_fork_server_that_does_not_answer_is_replaced(monkeypatch, nothing_left):
     processes.start(time.sleep, (0,)).join(60)  # it has imported torch
