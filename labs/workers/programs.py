@@ -23,6 +23,7 @@ class StallWatch:
     def __init__(self, groups: Callable[[], Iterable[int]], limit: float = LIMIT):
         self._groups, self._limit = groups, limit
         self._seconds, self._computed = {}, 0.0  # by process; since the last sign that it computes
+        self._ready = set()  # processes that had something to compute when they were last asked
         self._began = self._computed_at = self._asked_at = time.monotonic()
 
     @property
@@ -36,7 +37,10 @@ class StallWatch:
         if now > self._asked_at + 0.5:
             self._asked_at = now
             self._add(alive(self._groups()))
-            if self._computed > STILL:
+            # What was ready both times had no core in between, or had one all the time. A program
+            # that waits is hardly ever found ready, and not twice in a row.
+            before, self._ready = self._ready, set(filter(_is_ready, self._seconds))
+            if self._computed > STILL or before & self._ready:
                 self._computed, self._computed_at = 0.0, now
         return now > self._began + self._limit or now > self._computed_at + STALL
 
@@ -67,9 +71,19 @@ def alive(groups: Iterable[int]) -> dict[int, float]:
     return found
 
 
+def _is_ready(number) -> bool:
+    """Whether a thread of a process computes, or would if it had a core."""
+    for path in Path(f"/proc/{number}/task").glob("*/stat"):
+        with contextlib.suppress(OSError, IndexError):  # the thread has ended
+            if path.read_text().rpartition(") ")[2][0] == "R":
+                return True
+    return False
+
+
 def _waited_for_core(number) -> float:
-    """Seconds that the threads of a process were ready to run and did not; 0 where the system does
-    not tell. Without them a program that gets no core looks like one that waits."""
+    """Seconds that the threads of a process were ready to run and did not, up to when they last had
+    a core; 0 where the system does not tell. Without them one that gets little of a core looks
+    as if it waited."""
     waited = 0
     for path in Path(f"/proc/{number}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
