@@ -1,5 +1,6 @@
 """The three lists of dependencies agree, and set-up does what it says, or says why it cannot."""
 
+import argparse
 import ast
 import importlib.util
 import json
@@ -576,6 +577,37 @@ def test_stages_count_what_pytest_counts(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "1 passed, 1 failed, 1 skipped"
+
+
+@pytest.mark.slow  # three pytests with three processes each
+def test_a_few_that_fail_in_a_whole_run_are_run_once_more_and_alone(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]")
+    (tmp_path / "test_flag.py").write_text(
+        "import pathlib\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert False\n"
+        "def test_second_time():\n"
+        f"    flag = pathlib.Path({str(tmp_path / 'flag')!r})\n"
+        "    (seen := flag.exists()) or flag.touch()\n"
+        "    assert seen\n"
+    )
+    whole = argparse.Namespace(paths=[], k=None, extra=[], fast=True)
+
+    def counts():
+        result = runner.pytest_stage("stage", ["."], whole, ["-p", "no:nbval"])
+        return result, (result.passed, result.failed, result.skipped)
+
+    result, counted = counts()
+    assert counted == (2, 1, 0) and result.recovered == {"test_flag.py::test_second_time"}
+    assert "once more and alone" in capfd.readouterr().out
+    assert runner.summarize([result]) == 1
+    assert "passed alone (why they failed is above)" in capfd.readouterr().out
+    for number in range(runner.FEW_FAILURES):
+        (tmp_path / f"test_{number}.py").write_text("def test_bad(): assert False")
+    result, counted = counts()
+    assert counted == (2, 1 + runner.FEW_FAILURES, 0) and not result.recovered
+    assert "once more and alone" not in capfd.readouterr().out
 
 
 def test_nbval_runs_each_student_notebook_that_has_not_passed_in_the_browser(tmp_path):
