@@ -1,0 +1,20 @@
+"""Notebook 07a: tensor and sequence parallelism by hand, beside torch's own, and ring attention.
+
+The names are lazy, so that a rank does not import what draws.
+"""
+
+from typing import TYPE_CHECKING
+
+from labs.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    # part A: linear layers, attention, a whole Llama
+    from labs.training.presets import preset
+    # isort: split
+    # part B: the vocabulary, and the norm of the gradients
+    # isort: split
+    # part C: the sequence, and torch's own
+    # isort: split
+    # part D: a ring for long sequences
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -1,0 +1,1 @@
+"""What a student of notebook 07a calls or subclasses."""
