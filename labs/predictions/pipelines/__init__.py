@@ -1,0 +1,11 @@
+"""Pipeline schedules as data: legal or not, simulated, and their closed forms."""
+
+from typing import TYPE_CHECKING
+
+from labs.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from labs.predictions.pipelines.legality import first_illegal, require_legal
+    from labs.predictions.pipelines.schedule import Action, B, F, IllegalSchedule, Schedule, W
+
+__all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -1,0 +1,141 @@
+"""Whether a pipeline schedule can be run, and if not, the first action that is illegal."""
+
+from collections.abc import Iterator
+
+from labs.predictions.pipelines.schedule import Action, IllegalSchedule, Schedule
+from labs.words import counted
+
+_WHAT = {"F": "forward", "B": "backward", "W": "gradient of the weights"}
+
+
+def require_legal(schedule: Schedule) -> Schedule:
+    """The schedule itself; raises IllegalSchedule with one sentence if it cannot be run."""
+    sentence = first_illegal(schedule)
+    if sentence:
+        raise IllegalSchedule(sentence)
+    return schedule
+
+
+def first_illegal(schedule: Schedule) -> str | None:
+    """One sentence on the first action that is illegal (rank, action, reason), or None.
+
+    Legal is: each stage runs F and B of each micro-batch once, and W at most once; B comes after
+    the stage's own F, W after its B; what an action receives is computed by another stage; and the
+    orders of the ranks do not wait for each other in a circle.
+    """
+    illegal = [*_illegal_actions(schedule), *_never_received(schedule)]
+    if illegal:
+        return min(illegal)[-1]
+    return next(_missing(schedule), None) or _circle(schedule)
+
+
+def _illegal_actions(schedule) -> Iterator[tuple[int, int, str]]:
+    """(index, rank, sentence) of each action that its own rank's list makes illegal."""
+    for rank, actions in enumerate(schedule.ranks):
+        before = set()
+        for index, action in enumerate(actions):
+            reason = _no_such(schedule, rank, action) or _out_of_order(schedule, action, before)
+            before.add(action)
+            if reason:
+                yield index, rank, f"{_place(schedule, rank, index)}: {reason}"
+
+
+def _no_such(schedule, rank, action) -> str | None:
+    """Why there is no such action on this rank; None if there is."""
+    ranks, (first, last) = len(schedule.ranks), (0, schedule.micro_batches - 1)
+    if not 0 <= action.stage < schedule.stages:
+        return (f"there is no chunk {action.stage // ranks}; each rank has "
+                f"{counted(schedule.chunks, 'chunk')}, numbered from 0")
+    if schedule.rank_of(action.stage) != rank:
+        return f"stage {action.stage} is on rank {schedule.rank_of(action.stage)}"
+    if not first <= action.micro_batch <= last:
+        return f"there is no micro-batch {action.micro_batch}; the last one is {last}"
+    return None
+
+
+def _out_of_order(schedule, action, before) -> str | None:
+    """Why the action cannot come after those before it in its list; None if it can."""
+    if action in before:
+        return "the same action is already in the list before it"
+    earlier = schedule.own_earlier(action)
+    if not earlier or earlier in before:
+        return None
+    when = "before" if earlier in schedule.everything else "without"
+    return (f"the {_WHAT[action.kind]} of micro-batch {action.micro_batch} comes {when} its own "
+            f"{_WHAT[earlier.kind]}, {schedule.name(earlier)}")
+
+
+def _never_received(schedule) -> Iterator[tuple[int, int, str]]:
+    """(index, rank, sentence) of each action whose input no stage ever computes."""
+    what = {"F": "the output", "B": "the gradient"}
+    for rank, actions in enumerate(schedule.ranks):
+        for index, action in enumerate(actions):
+            source = schedule.source(action)
+            if source and source not in schedule.everything:
+                yield index, rank, (
+                    f"{_place(schedule, rank, index)} waits for {what[action.kind]} of stage "
+                    f"{source.stage}, but rank {schedule.rank_of(source.stage)} never runs "
+                    f"{schedule.name(source)}")
+
+
+def _missing(schedule) -> Iterator[str]:
+    """A sentence for each F and B that no rank runs."""
+    for micro_batch in range(schedule.micro_batches):
+        for kind in "FB":
+            for stage in range(schedule.stages):
+                action = Action(kind, micro_batch, stage)
+                if action not in schedule.everything:
+                    yield (f"rank {schedule.rank_of(stage)} never runs {schedule.name(action)}, "
+                           f"the {_WHAT[kind]} of micro-batch {micro_batch}")
+
+
+def _circle(schedule) -> str | None:
+    """A sentence that names the ranks that wait for each other, and for what; None if all end."""
+    nexts = _run(schedule)
+    stuck = [rank for rank, index in enumerate(nexts) if index < len(schedule.ranks[rank])]
+    if not stuck:
+        return None
+    path, rank = [], stuck[0]
+    while rank not in path:
+        path.append(rank)
+        source = schedule.source(schedule.ranks[rank][nexts[rank]])
+        rank = schedule.rank_of(source.stage)
+    circle = path[path.index(rank):]
+    waits = [_wait(schedule, rank, nexts[rank]) for rank in circle]
+    first = _place(schedule, circle[0], nexts[circle[0]])
+    if len(circle) == 1:
+        return f"{first}: {waits[0]}, which comes later in the same list"
+    return (f"{first}: the ranks wait in a circle: {'; '.join(waits)}; each of these comes later "
+            "in its rank's list")
+
+
+def _run(schedule) -> list[int]:
+    """How many actions each rank can run; the others wait for ever."""
+    done, nexts = set(), [0] * len(schedule.ranks)
+    todo = list(range(len(schedule.ranks)))
+    waiting: dict[Action, int] = {}  # what a rank waits for -> the rank
+    while todo:
+        rank = todo.pop()
+        while nexts[rank] < len(schedule.ranks[rank]):
+            action = schedule.ranks[rank][nexts[rank]]
+            source = schedule.source(action)
+            if source and source not in done:
+                # one rank at most waits for a result: that of the next stage, or of the one before
+                waiting[source] = rank
+                break
+            done.add(action)
+            nexts[rank] += 1
+            if action in waiting:
+                todo.append(waiting.pop(action))
+    return nexts
+
+
+def _wait(schedule, rank, index) -> str:
+    action = schedule.ranks[rank][index]
+    source = schedule.source(action)
+    return (f"rank {rank}'s {schedule.name(action)} waits for {schedule.name(source)} of rank "
+            f"{schedule.rank_of(source.stage)}")
+
+
+def _place(schedule, rank, index) -> str:
+    return f"rank {rank}, {schedule.name(schedule.ranks[rank][index])} at index {index} of its list"
