@@ -28,6 +28,25 @@ def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64,
     return model
 
 
+def llama(layers: int = 4, hidden: int = 128, heads: int = 4, kv_heads: int = 2,
+          context: int = 64, intermediate: int | None = None, tied: bool = False,
+          vocabulary: int = VOCABULARY, seed: int = 0) -> nn.Module:
+    """Returns a Llama of Hugging Face's classes with random weights, over bytes: `heads` query
+    heads share `kv_heads` key and value heads; the MLP is gated and `intermediate` wide (None:
+    3.5 · hidden, as in Llama-3-8B). tied: embedding and head are one parameter."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=vocabulary, max_position_embeddings=context, hidden_size=hidden,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        intermediate_size=intermediate or hidden * 7 // 2, tie_word_embeddings=tied,
+        attention_dropout=0.0, use_cache=False, bos_token_id=None, eos_token_id=None,
+        pad_token_id=None))
+    model.loss_type = "ForCausalLM"
+    return model
+
+
 def move_to_rank(model: nn.Module) -> nn.Module:
     """Moves a model to this rank's device, and returns it; one on "meta" stays there, as one of a
     dry run's fake tensors does. It was drawn on the CPU, so it has the same numbers on every
