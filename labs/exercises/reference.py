@@ -26,16 +26,19 @@ class Step:
     batch: of all ranks; each trains on its equal share. use_all(rank): whether that rank's forward
     runs the layer `sometimes_unused` of EdgeCaseModel; None for a model without one. parts: the
     number of backward passes from which the gradient accumulates, each of 1/parts of the loss.
+    whole: every rank trains on the whole batch, as under tensor parallelism; the reference then
+    computes it once, not once for each rank.
     """
 
     batch: Tensors
     use_all: Callable[[int], bool] | None = None
     parts: int = 1
+    whole: bool = False
 
     def inputs(self, rank: int | None = None) -> dict:
         """What the forward of `rank` takes, by name; None means this rank."""
         rank = dist.get_rank() if rank is None else rank
-        share = data.shard(self.batch, rank, dist.get_world_size())
+        share = self.batch if self.whole else data.shard(self.batch, rank, dist.get_world_size())
         return share if self.use_all is None else {**share, "use_all": self.use_all(rank)}
 
 
@@ -73,9 +76,11 @@ class Reference:
 
     def differentiate(self, step: Step) -> float:
         """Fills losses, alone and mean without an update; the mean loss."""
-        ranks = range(dist.get_world_size())
-        self.losses, self.alone = zip(*(self._share(step, rank) for rank in ranks), strict=True)
-        self.mean = [_mean(of_ranks) for of_ranks in zip(*self.alone, strict=True)]
+        ranks = dist.get_world_size()
+        shares = [self._share(step, rank) for rank in range(1 if step.whole else ranks)]
+        self.losses, self.alone = zip(*shares * (ranks if step.whole else 1), strict=True)
+        self.mean = [_mean(of_ranks) for of_ranks in
+                     zip(*(gradients for _, gradients in shares), strict=True)]
         return sum(self.losses) / len(self.losses)
 
     def _share(self, step, rank) -> tuple[float, list]:

@@ -9,6 +9,7 @@ from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     # part A: linear layers, attention, a whole Llama
+    from labs.tensor_parallel.scaffold import map_input
     from labs.training.presets import preset
     # isort: split
     # part B: the vocabulary, and the norm of the gradients

@@ -1,1 +1,20 @@
 """What a student of notebook 07a calls or subclasses."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+
+def map_input(module: nn.Module,
+              function: Callable[[torch.Tensor], torch.Tensor]) -> RemovableHandle:
+    """Registers a pre-hook: whenever `module` is called, `function` is applied to its hidden states
+    first, which are its first positional argument or its argument `hidden_states`. Returns the
+    hook's handle."""
+    def hook(_, arguments, named):
+        if arguments:
+            return (function(arguments[0]), *arguments[1:]), named
+        return arguments, {**named, "hidden_states": function(named["hidden_states"])}
+
+    return module.register_forward_pre_hook(hook, with_kwargs=True)

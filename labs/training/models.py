@@ -28,12 +28,14 @@ def gpt2(layers: int = 4, hidden: int = 128, heads: int = 4, context: int = 64,
     return model
 
 
-def llama(layers: int = 4, hidden: int = 128, heads: int = 4, kv_heads: int = 2,
+def llama(layers: int = 4, hidden: int = 128, heads: int = 8, kv_heads: int = 4,
           context: int = 64, intermediate: int | None = None, tied: bool = False,
-          vocabulary: int = VOCABULARY, seed: int = 0) -> nn.Module:
+          vocabulary: int = VOCABULARY, bias: bool = False, seed: int = 0) -> nn.Module:
     """Returns a Llama of Hugging Face's classes with random weights, over bytes: `heads` query
     heads share `kv_heads` key and value heads; the MLP is gated and `intermediate` wide (None:
-    3.5 · hidden, as in Llama-3-8B). tied: embedding and head are one parameter."""
+    3.5 · hidden, as in Llama-3-8B). tied: embedding and head are one parameter. bias: the linear
+    layers of attention and MLP have biases, drawn at random: a zero that is added twice does not
+    show. 2 and 4 ranks divide all default sizes."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -41,9 +43,12 @@ def llama(layers: int = 4, hidden: int = 128, heads: int = 4, kv_heads: int = 2,
         vocab_size=vocabulary, max_position_embeddings=context, hidden_size=hidden,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
         intermediate_size=intermediate or hidden * 7 // 2, tie_word_embeddings=tied,
-        attention_dropout=0.0, use_cache=False, bos_token_id=None, eos_token_id=None,
-        pad_token_id=None))
+        attention_bias=bias, mlp_bias=bias, attention_dropout=0.0, use_cache=False,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None))
     model.loss_type = "ForCausalLM"
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            nn.init.normal_(parameter, std=0.02)
     return model
 
 

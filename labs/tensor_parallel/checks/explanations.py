@@ -1,0 +1,162 @@
+"""Says why a loss or a parameter differs from the reference's: finds the first layer whose output
+differs in forward, or the first parameter in backward whose gradient does, and compares it with
+what each known mistake leaves. Called on all ranks, after a check has found a difference."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.exercises.on_ranks import close, largest_difference
+from labs.exercises.reference import Reference, Step, Tensors
+from labs.exercises.verdicts import Wrong
+
+
+@dataclass(frozen=True)
+class Found:
+    """An output or a gradient that differs on this rank. total: the sum of it over the group's
+    ranks. layer: the reference's module that has this output; None for a gradient."""
+
+    name: str
+    got: torch.Tensor
+    want: torch.Tensor
+    total: torch.Tensor
+    ranks: int
+    layer: nn.Module | None = None
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """The bias of the layer, or of the row-parallel layer that ends it."""
+        for name in ("", "o_proj", "down_proj"):
+            layer = getattr(self.layer, name, None) if name else self.layer
+            if isinstance(getattr(layer, "bias", None), torch.Tensor):
+                return layer.bias.detach()
+        return None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A mistake, known by what it leaves. holds(found): whether it explains what was found."""
+
+    sentence: str
+    hint: str
+    holds: Callable[[Found], bool]
+
+
+def _bias_times(found: Found, times: int) -> bool:
+    return found.bias is not None and close(found.got - found.want,
+                                            (times * found.bias).expand_as(found.want))
+
+
+def _is_part(found: Found) -> bool:
+    """Whether the ranks' outputs add up to the reference's, the bias left out or on every rank."""
+    surplus = [0] if found.bias is None else [n * found.bias for n in (0, -1, found.ranks - 1)]
+    return any(close(found.total, found.want + bias) for bias in surplus)
+
+
+_SCALED = (
+    Cause("it is {ranks} times the reference's",
+          "Sum over the ranks only what each rank has a part of, and only once.",
+          lambda found: close(found.got, found.ranks * found.want)),
+    Cause("it is 1/{ranks} of the reference's",
+          "Nothing is averaged here: all ranks have the same batch, and parts are summed.",
+          lambda found: close(found.got * found.ranks, found.want)),
+    Cause("it is not finite", "Was memory read before it was written?",
+          lambda found: not found.got.isfinite().all()))
+OUTPUT_CAUSES = (
+    Cause("the bias is in it {ranks} times, once for each rank",
+          "A row-parallel layer adds its bias after the sum over the ranks, once.",
+          lambda found: _bias_times(found, found.ranks - 1)),
+    Cause("the bias is missing", "Add the bias after the sum over the ranks.",
+          lambda found: _bias_times(found, -1)),
+    Cause("it is only this rank's part: those of all ranks add up to the reference's",
+          "The outputs of a row-parallel layer are summed over the ranks: g, ReduceFromRegion.",
+          _is_part), *_SCALED)
+GRADIENT_CAUSES = (
+    Cause("the gradient is only this rank's part: those of all ranks add up to the reference's",
+          "Each rank's column-parallel layers send back only their part of the gradient of their "
+          "input. Sum it over the ranks where the input enters: f, CopyToRegion.",
+          lambda found: close(found.total, found.want)), *_SCALED)
+
+
+def explain_outputs(module: nn.Module, reference: Reference, step: Step, reader,
+                    causes: Sequence[Cause]) -> Wrong | None:
+    """The first output of a layer in forward that differs on a rank, with its cause; None if there
+    is none that both models have. The reference goes back to before the step."""
+    reference.model.load_state_dict(reference.before[0])
+    wanted, layers = _outputs(reference.model, step), dict(reference.model.named_modules())
+    own = _outputs(module, step)
+    found = {name: value for name, want in wanted.items() for value in [_alike(own, name)]
+             if value is not None and value.shape == want.shape}
+    return _explain(found, wanted, list(wanted), reader.group, causes,
+                    "rank {rank}, in forward: the output of {name!r} is not the reference's; "
+                    "{cause}", layers)
+
+
+def explain_gradients(gradients: Tensors, reference: Reference, reader, number: int,
+                      causes: Sequence[Cause]) -> Wrong | None:
+    """The first gradient in the order of backward that differs on a rank, with its cause."""
+    wanted = reference.by_name(reference.mean)
+    names = [name for name in reversed(list(wanted)) if "embed" not in name]
+    names += [name for name in wanted if name not in names]  # an embedding's is complete last
+    return _explain(reader.gather(gradients), wanted, names, reader.group, causes,
+                    f"rank {{rank}}, in backward of step {number}: the gradient of {{name!r}} is "
+                    "not the reference's; {cause}")
+
+
+def _explain(found, wanted, names, group, causes, sentence, layers=None) -> Wrong | None:
+    """A sentence on the first of `names` that differs on a rank of the group, of all groups."""
+    unlike = [name for name in names if name in found and not close(found[name], wanted[name])]
+    by_rank = [None] * dist.get_world_size(group)
+    dist.all_gather_object(by_rank, (list(found), unlike), group=group)
+    everywhere = set.intersection(*(set(have) for have, _ in by_rank))
+    anywhere = {name for _, differing in by_rank for name in differing}
+    name = next((name for name in names if name in everywhere & anywhere), None)
+    wrong = None
+    if name is not None:
+        total = found[name].detach().clone()
+        dist.all_reduce(total, group=group)
+        if name in unlike:
+            here = Found(name, found[name], wanted[name], total, len(by_rank),
+                         (layers or {}).get(name))
+            wrong = _sentence(here, causes, sentence)
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, wrong)
+    return next(filter(None, everyone), None)
+
+
+def _sentence(here, causes, sentence) -> Wrong:
+    cause = next((cause for cause in causes if cause.holds(here)), None)
+    if cause:
+        said = cause.sentence.format(ranks=here.ranks)
+    else:
+        said = f"it is off by up to {largest_difference(here.got, here.want):.2g}"
+    return Wrong(sentence.format(rank=dist.get_rank(), name=here.name, cause=said),
+                 cause.hint if cause else "What comes before it is right.")
+
+
+def _outputs(module, step) -> Tensors:
+    """Name -> output of each of the module's layers that returns a tensor, in order of completion.
+    """
+    outputs, hooks = {}, []
+    for name, layer in module.named_modules():
+        def keep(_, __, output, name=name):
+            output = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(output, torch.Tensor) and name:
+                outputs[name] = output.detach().clone()
+
+        hooks.append(layer.register_forward_hook(keep))
+    with torch.no_grad():
+        module(**step.inputs())
+    for hook in hooks:
+        hook.remove()
+    return outputs
+
+
+def _alike(outputs, name) -> torch.Tensor | None:
+    """The output of the layer of this name; a wrapper may have put parts in front of it."""
+    if name in outputs:
+        return outputs[name]
+    return next((value for other, value in outputs.items() if other.endswith(f".{name}")), None)

@@ -1,0 +1,165 @@
+"""Puts together what the ranks of a tensor-parallel group hold, by comparing shapes with those of
+the whole model: how a module is cut is its own affair."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from labs.exercises.on_ranks import largest_difference, raise_on_all_ranks
+from labs.exercises.reference import Tensors
+from labs.exercises.verdicts import Wrong
+
+_TOLERANCE = 1e-6  # of a parameter that nobody has changed yet
+_HINT_NAME = ("Put what replaces a layer where the layer was, under the same name: "
+              "setattr(attention, 'q_proj', ...). Its parameters are called weight and bias.")
+_HINT_SHAPE = ("Rank r of t holds the r-th of t equal parts of one dimension: of the rows of a "
+               "column-parallel layer's weight, of the columns of a row-parallel one's.")
+
+
+class ShardReader:
+    """On a rank: reads the parameters of `module`, whole, by the names that they have in `model`,
+    which has not been cut. A call is a collective: all ranks of `group` make it, or none.
+
+    A parameter is replicated where its local shape is the whole one, and a shard where one
+    dimension differs and the ranks' sizes of it add up to the whole: equal ones, unequal ones, or
+    ones with padding at the end. A DTensor is asked for its full tensor. Raises Wrong, on all
+    ranks, where a parameter is missing or has another shape.
+
+    After construction, sharded and replicated: the names of each.
+    """
+
+    def __init__(self, module: nn.Module, model: nn.Module, group: dist.ProcessGroup | None = None):
+        self.group = group or dist.group.WORLD
+        self._wholes = {name: p.shape for name, p in model.named_parameters()}
+        self._names = raise_on_all_ranks(_matched, list(self._wholes), _names_of(module))
+        by_rank = [None] * dist.get_world_size(self.group)
+        shapes = {name: tuple(p.shape) for name, p in self.local(module).items()}
+        dist.all_gather_object(by_rank, shapes, group=self.group)
+        self._cuts = raise_on_all_ranks(_cuts, self._wholes, by_rank)  # name -> (dimension, sizes)
+        self.sharded = [name for name, p in self.local(module).items()
+                        if name in self._cuts or isinstance(p, DTensor) and _is_cut(p)]
+        self.replicated = [name for name in self._wholes if name not in self.sharded]
+
+    def local(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """Name in `model` -> the module's own parameter, on this rank."""
+        own = dict(module.named_parameters())
+        return {name: own[found] for name, found in self._names.items()}
+
+    def __call__(self, module: nn.Module) -> Tensors:
+        return self.gather({name: p.detach() for name, p in self.local(module).items()})
+
+    def gather(self, tensors: Tensors) -> Tensors:
+        """The whole of tensors that are cut as the parameters of these names are; a replicated one
+        is this rank's own."""
+        return {name: self._whole(name, tensor) for name, tensor in tensors.items()}
+
+    def _whole(self, name, tensor):
+        if isinstance(tensor, DTensor):
+            return tensor.full_tensor()
+        if name not in self._cuts:
+            return tensor
+        dimension, sizes = self._cuts[name]
+        shape = list(tensor.shape)
+        shape[dimension] = max(sizes)  # collectives need equal sizes
+        mine = tensor.new_zeros(shape)
+        mine.narrow(dimension, 0, tensor.shape[dimension]).copy_(tensor)
+        pieces = [torch.empty_like(mine) for _ in sizes]
+        dist.all_gather(pieces, mine, group=self.group)
+        whole = torch.cat([piece.narrow(dimension, 0, size)
+                           for piece, size in zip(pieces, sizes, strict=True)], dimension)
+        return whole.narrow(dimension, 0, self._wholes[name][dimension])
+
+    def require_start(self, module: nn.Module, model: nn.Module) -> None:
+        """Raises Wrong unless the ranks' shards, put together in the order of the ranks, are the
+        parameters of `model`. Both have not been trained yet."""
+        found = self(module)
+        raise_on_all_ranks(_judge_start, found, model, self._cuts, self.group)
+
+
+def _names_of(module) -> list[str]:
+    return [name for name, _ in module.named_parameters()]
+
+
+def _is_cut(tensor: DTensor) -> bool:
+    return tensor.to_local().shape != tensor.shape
+
+
+def _matched(wanted, found) -> dict[str, str]:
+    """Name in the model -> name in the module, where wrappers may have added parts to it, as
+    `o_proj.linear.weight` has. Without one the parameters cannot be compared."""
+    matched = {}
+    for name in wanted:
+        alike = [other for other in found if _contains(other.split("."), name.split("."))]
+        if not alike:
+            raise Wrong(f"rank {dist.get_rank()}: the module has no parameter for {name!r}",
+                        _HINT_NAME)
+        matched[name] = min(alike, key=len)
+    return matched
+
+
+def _contains(parts: list[str], wanted: list[str]) -> bool:
+    """Whether `wanted` are among `parts`, in order, with the same end."""
+    rest = iter(parts)
+    return parts[-1] == wanted[-1] and all(part in rest for part in wanted)
+
+
+def _cuts(wholes, by_rank) -> dict[str, tuple[int, list[int]]]:
+    """Name -> (dimension, its size on each rank) of the parameters that are cut."""
+    cuts = {}
+    for name, whole in wholes.items():
+        shapes = [shapes[name] for shapes in by_rank]
+        if all(shape == tuple(whole) for shape in shapes):
+            continue
+        dimension = _dimension(tuple(whole), shapes)
+        if dimension is None:
+            listed = ", ".join(str(list(shape)) for shape in shapes)
+            raise Wrong(f"parameter {name!r}: on ranks 0 to {len(shapes) - 1} its shapes are "
+                        f"{listed}, which do not make up the model's {list(whole)}", _HINT_SHAPE)
+        cuts[name] = dimension, [shape[dimension] for shape in shapes]
+    return cuts
+
+
+def _dimension(whole, shapes) -> int | None:
+    if any(len(shape) != len(whole) for shape in shapes):
+        return None
+    unlike = {d for shape in shapes for d in range(len(whole)) if shape[d] != whole[d]}
+    if len(unlike) != 1:
+        return None
+    dimension = unlike.pop()
+    sizes = [shape[dimension] for shape in shapes]
+    # padded at the end: equal sizes, and less padding than one row for each rank
+    fits = sum(sizes) == whole[dimension] or (
+        len(set(sizes)) == 1 and 0 < sum(sizes) - whole[dimension] < len(sizes))
+    return dimension if fits else None
+
+
+def _judge_start(found, model, cuts, group):
+    # A wrong cut shows here, before its consequences do: heads dealt out in turn, the first part
+    # on every rank, weights drawn anew.
+    for name, want in model.named_parameters():
+        if largest_difference(found[name], want.detach()) > _TOLERANCE:
+            cause = _wrong_cut(found[name], want.detach(), cuts.get(name))
+            raise Wrong(f"rank {dist.get_rank(group)}, parameter {name!r} before the first step: "
+                        f"{cause}", _HINT_SHAPE)
+
+
+def _wrong_cut(got, want, cut) -> str:
+    if cut is None:
+        return "its numbers are not those of the model"
+    dimension, sizes = cut
+    pieces, wanted = (list(tensor.split(sizes[0], dimension)) for tensor in (got, want))
+    same: Callable = lambda a, b: a.shape == b.shape and torch.equal(a, b)  # noqa: E731
+    if all(same(piece, pieces[0]) for piece in pieces):
+        return "every rank holds the same part"
+    if all(same(piece, want.narrow(dimension, rank, want.shape[dimension] - rank)
+                .index_select(dimension, torch.arange(0, want.shape[dimension] - rank, len(sizes),
+                                                      device=want.device)))
+           for rank, piece in enumerate(pieces)):
+        return "its rows were dealt out in turn, so that every head is divided among the ranks"
+    wrong = next((rank for rank, pair in enumerate(zip(pieces, wanted, strict=False))
+                  if not same(*pair)), 0)
+    return (f"the part of rank {wrong} is not part {wrong} of {len(sizes)} of the model's "
+            f"{'rows' if dimension == 0 else 'columns'}")
