@@ -89,9 +89,33 @@ def _missing(schedule) -> Iterator[str]:
                            f"the {_WHAT[kind]} of micro-batch {micro_batch}")
 
 
+def execution_order(schedule: Schedule) -> list[tuple[int, Action]]:
+    """(rank, action) in an order in which everything is computed before it is needed; actions that
+    wait for ever are left out. Each rank's own order is kept."""
+    order, done, nexts = [], set(), [0] * len(schedule.ranks)
+    waiting: dict[Action, int] = {}  # what is waited for -> by which rank; it is needed only once
+    todo = list(range(len(schedule.ranks)))
+    while todo:
+        rank = todo.pop()
+        while nexts[rank] < len(schedule.ranks[rank]):
+            action = schedule.ranks[rank][nexts[rank]]
+            source = schedule.source(action)
+            if source and source not in done:
+                waiting[source] = rank
+                break
+            order.append((rank, action))
+            done.add(action)
+            nexts[rank] += 1
+            if action in waiting:
+                todo.append(waiting.pop(action))
+    return order
+
+
 def _circle(schedule) -> str | None:
     """A sentence that names the ranks that wait for each other, and for what; None if all end."""
-    nexts = _run(schedule)
+    nexts = [0] * len(schedule.ranks)
+    for rank, _ in execution_order(schedule):
+        nexts[rank] += 1
     stuck = [rank for rank, index in enumerate(nexts) if index < len(schedule.ranks[rank])]
     if not stuck:
         return None
@@ -107,27 +131,6 @@ def _circle(schedule) -> str | None:
         return f"{first}: {waits[0]}, which comes later in the same list"
     return (f"{first}: the ranks wait in a circle: {'; '.join(waits)}; each of these comes later "
             "in its rank's list")
-
-
-def _run(schedule) -> list[int]:
-    """How many actions each rank can run; the others wait for ever."""
-    done, nexts = set(), [0] * len(schedule.ranks)
-    todo = list(range(len(schedule.ranks)))
-    waiting: dict[Action, int] = {}  # what a rank waits for -> the rank
-    while todo:
-        rank = todo.pop()
-        while nexts[rank] < len(schedule.ranks[rank]):
-            action = schedule.ranks[rank][nexts[rank]]
-            source = schedule.source(action)
-            if source and source not in done:
-                # one rank at most waits for a result: that of the next stage, or of the one before
-                waiting[source] = rank
-                break
-            done.add(action)
-            nexts[rank] += 1
-            if action in waiting:
-                todo.append(waiting.pop(action))
-    return nexts
 
 
 def _wait(schedule, rank, index) -> str:
