@@ -1,0 +1,92 @@
+"""What notebook 07b draws of plans: the memory of each stage, and the fastest plan of each kind."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from matplotlib.patches import Patch
+
+from labs.exercises.numbers import require_named
+from labs.exercises.verdicts import Wrong, kind_of, shows
+from labs.pictures import marks, palette
+from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.pictures.tables import Table
+from labs.pipeline_parallel.checks.rank_memory import PARTS
+from labs.pipeline_parallel.jobs import JOBS
+from labs.predictions.hardware import overhead
+from labs.predictions.plans.job import Job, Plan
+from labs.predictions.plans.memory import fits
+from labs.predictions.plans.search import plans, step_seconds
+
+COLOURS = {**palette.MEMORY, "logits": palette.MEMORY["buffers"]}
+GB = 1e9
+
+
+@shows("7.23")
+def show_stages(rank_memory_of: Callable, job: Job, plan: Plan) -> Picture:
+    """Draws the bytes of one rank of each pipeline stage, by the student's function, in parts, and
+    what the GPU has."""
+    parts = [require_named(rank_memory_of(job, plan, stage), PARTS, f"stage {stage}")
+             for stage in range(plan.pipeline)]
+    figure, ax = canvas(WIDTH, 3.6 + marks.NOTE_LINE)
+    bottoms = [0.0] * plan.pipeline
+    for name in PARTS:
+        heights = [found[name] / GB for found in parts]
+        ax.bar(range(plan.pipeline), heights, 0.72, bottoms, color=COLOURS[name])
+        bottoms = [low + high for low, high in zip(bottoms, heights, strict=True)]
+    for stage, total in enumerate(bottoms):
+        ax.text(stage, total, f"{total:.1f}", ha="center", va="bottom", fontsize=9)
+    limit = (job.gpu.usable - overhead(job.gpus)) / GB
+    if limit < 3 * max(bottoms):
+        ax.axhline(limit, color=palette.RANK_FAILED, linewidth=1)
+    ax.set(xlabel="pipeline stage", ylabel="GB of a rank", xticks=range(plan.pipeline))
+    ax.margins(y=0.12)
+    marks.legend_above(figure, [Patch(color=COLOURS[name], label=name) for name in PARTS])
+    marks.note_below(figure, f"{job}:\n{plan}. A {job.gpu.name} has room for "
+                               f"{limit:.1f} GB.")
+    words = [f"stage {stage}: {total:.1f} GB, of them " + ", ".join(
+        f"{name} {found[name] / GB:.1f}" for name in PARTS)
+        for stage, (total, found) in enumerate(zip(bottoms, parts, strict=True))]
+    return Picture(figure, "\n".join(words), data=parts)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Plans that a rule of thumb would name. allows(plan): whether a plan is one of them."""
+
+    name: str
+    allows: Callable[[Plan], bool]
+
+
+def _only(**sizes) -> Callable[[Plan], bool]:
+    """Whether a plan has no other dimension than data and those that are named."""
+    return lambda plan: all(getattr(plan, name) == 1 or name in sizes
+                            for name in ("tensor", "pipeline", "context"))
+
+
+KINDS = (Kind("DDP", lambda plan: _only()(plan) and plan.sharding in ("DDP", "ZeRO-1")),
+         Kind("FSDP", lambda plan: _only()(plan) and plan.sharding == "FSDP"),
+         Kind("HSDP", lambda plan: _only()(plan) and plan.sharding == "HSDP"),
+         Kind("and TP", _only(tensor=1)), Kind("and PP", _only(tensor=1, pipeline=1)),
+         Kind("and CP", _only(tensor=1, pipeline=1, context=1)))
+
+
+@shows("7.24")
+def show_plans(choose_plan: Callable) -> Table:
+    """Returns a table of jobs: seconds of a step by the fastest plan of each kind that fits, and
+    the plan that the student's function chooses."""
+    rows = []
+    for job in JOBS.values():
+        chosen = choose_plan(job)
+        if chosen is not None and not isinstance(chosen, Plan):
+            raise Wrong(f"{job}: choose_plan returned {kind_of(chosen)}, not a lab.Plan or None")
+        seconds = [(kind, step_seconds(job, plan)) for plan in plans(job) if fits(job, plan)
+                   for kind in KINDS if kind.allows(plan)]
+        best = [min((took for each, took in seconds if each is kind), default=None)
+                for kind in KINDS]
+        rows.append((f"{job.name}, {job.gpus:,} × {job.gpu.name}",
+                     *("–" if took is None else marks.format_number(took) for took in best),
+                     str(chosen).split(", micro")[0] if chosen else "nothing fits"))
+    return Table("seconds of a step by the fastest plan of each kind that fits",
+                 ("job", *(kind.name for kind in KINDS), "your plan"), rows,
+                 note="– : no plan of this kind fits. DDP: with ZeRO-1, too. Each column from "
+                      "“and TP” on allows one dimension more than the one before it.")

@@ -1,0 +1,143 @@
+"""Exercise 7.23: the bytes of one rank of a job that is cut in three ways."""
+
+from collections.abc import Callable
+
+from labs.exercises.numbers import Mistake, judge_number, require_named
+from labs.exercises.verdicts import check
+from labs.pipeline_parallel.jobs import JOBS
+from labs.predictions.plans.job import Job, Plan
+from labs.predictions.plans.memory import LOGIT_BYTES, in_flight, layer_activations, rank_memory
+
+PARTS = ("parameters", "gradients", "optimizer state", "activations", "logits")
+TOLERANCE = 2e-3  # relative: norms, which tensor parallelism does not cut, may be cut or left out
+Case = tuple[Job, Plan, int]
+
+
+def cases() -> list[Case]:
+    """Jobs, plans and stages: with one stage and with many, fewer micro-batches than stages, tied
+    embeddings and untied ones, DDP and ZeRO-1, on one rank too."""
+    large, seventy, small = JOBS["GPT-175B"], JOBS["Llama-3-70B"], JOBS["GPT-1.3B"]
+    plans = [(large, Plan(32, 8, 12, sharding=sharding, micro_batch=micro_batch, recompute=kept))
+             for sharding, micro_batch, kept in (("ZeRO-1", 1, "selective"), ("DDP", 2, "full"),
+                                                 ("ZeRO-1", 48, "full"))]
+    plans += [(large, Plan(384, 8, 1)), (large, Plan(64, 1, 48)),
+              (seventy, Plan(8, 8, 8, recompute="none")),
+              (seventy, Plan(16, 8, 2, 2, recompute="none")),
+              (small, Plan(8, recompute="none")), (small, Plan(1, 1, 8, sharding="DDP")),
+              (small, Plan(1, 8, 1, sharding="DDP", micro_batch=4))]
+    return [(job, plan, stage) for job, plan in plans
+            for stage in sorted({0, plan.pipeline // 2, plan.pipeline - 1})]
+
+
+def _states(job, plan, stage, parameters: float, name: str) -> float:
+    """Bytes of a part of the states, if the rank had so many parameters."""
+    part = name.replace(" ", "_")
+    cut = plan.data * plan.context if (name, plan.sharding) == ("optimizer state", "ZeRO-1") else 1
+    return getattr(job.bytes_per_parameter, part) * parameters / cut
+
+
+def _state_mistakes(name) -> list[Mistake]:
+    def of(parameters):
+        return lambda case: _states(*case, parameters(*case), name)
+
+    def layers(job, plan, stage):
+        return plan.layers(job, stage) * job.layer_parameters / plan.tensor
+
+    def embedding(job, plan):
+        return job.embedding_parameters / plan.tensor
+
+    found = [
+        (of(lambda job, plan, stage: layers(job, plan, stage)), "the embedding and the head are "
+         "missing", "The first stage has the embedding, the last one the head."),
+        (of(lambda job, plan, stage: layers(job, plan, stage) + embedding(job, plan)),
+         "every stage has the embedding", "Only the first and the last stage have one."),
+        (of(lambda job, plan, stage: layers(job, plan, stage) + 2 * embedding(job, plan)),
+         "every stage has the embedding and the head", "A stage in the middle has layers only."),
+        (of(lambda job, plan, stage: plan.tensor * layers(job, plan, stage)
+            + plan.tensor * embedding(job, plan) * _ends(job, plan, stage)),
+         "tensor parallelism does not cut it", "Each tensor-parallel rank has 1/t of a matrix."),
+        (of(lambda job, plan, stage: plan.pipeline * layers(job, plan, stage)
+            + embedding(job, plan) * _ends(job, plan, stage)),
+         "the pipeline does not cut it", "A stage has its own layers alone."),
+        (of(lambda job, plan, stage: (plan.pipeline * layers(job, plan, stage)
+                                      + 2 * embedding(job, plan)) / plan.pipeline),
+         "all parameters divided evenly by t · p",
+         "The embedding and the head are on the first and the last stage alone.")]
+    if name == "optimizer state":
+        found.append((lambda case: _states(*case, _own(*case), name) * case[1].data
+                      * case[1].context, "ZeRO-1 does not cut it",
+                      "ZeRO-1 divides it by the data-parallel and context-parallel ranks."))
+    else:
+        found.append((lambda case: _states(*case, _own(*case), name) / case[1].data,
+                      "cut over the data-parallel ranks",
+                      "DDP and ZeRO-1 leave parameters and gradients whole on each replica."))
+    return found
+
+
+def _ends(job, plan, stage) -> int:
+    """How many matrices of the size of the embedding a stage has."""
+    is_last = stage == plan.pipeline - 1
+    return (stage == 0) + is_last * (plan.pipeline > 1 or not job.shape.tied)
+
+
+def _own(job, plan, stage) -> float:
+    return (plan.layers(job, stage) * job.layer_parameters
+            + _ends(job, plan, stage) * job.embedding_parameters) / plan.tensor
+
+
+def _activations(count) -> Callable:
+    return lambda case: (case[1].layers(case[0], case[2]) * layer_activations(*case[:2])
+                         * count(*case))
+
+
+_ACTIVATIONS: list[Mistake] = [
+    (_activations(lambda job, plan, stage: 1), "those of one micro-batch",
+     "1F1B keeps several micro-batches in flight."),
+    (_activations(lambda job, plan, stage: plan.micro_batches(job)), "those of all micro-batches, "
+     "as GPipe keeps them", "1F1B begins backward as soon as it can."),
+    (_activations(lambda job, plan, stage: plan.pipeline), "p micro-batches on each stage",
+     "The last stage keeps one: its backward follows its forward at once."),
+    (_activations(lambda job, plan, stage: plan.pipeline - stage), "more micro-batches than the "
+     "step has", "There are never more in flight than micro-batches."),
+    (_activations(lambda job, plan, stage: min(stage + 1, plan.micro_batches(job))),
+     "the stages counted from the end", "Stage 0 keeps most."),
+    (lambda case: layer_activations(*case[:2]) * in_flight(case[1], case[0], case[2]),
+     "those of one layer", "A stage has several layers."),
+    (lambda case: case[0].shape.layers * layer_activations(*case[:2])
+     * in_flight(case[1], case[0], case[2]), "those of all layers", "A stage has L/p layers.")]
+
+
+def _logits(job, plan) -> float:
+    return (LOGIT_BYTES * plan.micro_batch * job.sequence * job.shape.vocabulary
+            / plan.context / plan.tensor)
+
+
+_LOGITS: list[Mistake] = [
+    (lambda case: _logits(*case[:2]), "a stage without the head has logits",
+     "The last stage alone computes the loss."),
+    (lambda case: case[1].tensor * _logits(*case[:2]), "tensor parallelism does not cut them",
+     "The vocabulary is cut: each tensor-parallel rank has 1/t of the logits."),
+    (lambda case: case[1].context * _logits(*case[:2]), "context parallelism does not cut them",
+     "Each context-parallel rank has its own tokens."),
+    (lambda case: _logits(*case[:2]) / 3, "4 bytes each", "Three tensors of their size are alive.")]
+
+MISTAKES: dict[str, list[Mistake]] = {
+    **{name: _state_mistakes(name) for name in PARTS[:3]}, "activations": _ACTIVATIONS,
+    "logits": _LOGITS}
+
+
+@check("7.23")
+def check_rank_memory(rank_memory_of: Callable):
+    """rank_memory_of(job, plan, stage) -> the bytes of PARTS, of one rank of a stage."""
+    tried = cases()
+    for case in tried:
+        job, plan, stage = case
+        where = f"{job.name}, {plan}, stage {stage} of {plan.pipeline}"
+        found = require_named(rank_memory_of(job, plan, stage), PARTS, where)
+        want = rank_memory(job, plan, stage)
+        for name in PARTS:
+            causes = [(value(case), sentence, hint) for value, sentence, hint in MISTAKES[name]]
+            judge_number(found[name], want[name], causes, f"{where}: {name}", "bytes",
+                         rel_tol=TOLERANCE)
+    return (f"right for {len(tried)} ranks: from one GPU's to those of 175B parameters on 3,072, "
+            "by part")

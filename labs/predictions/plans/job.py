@@ -1,0 +1,144 @@
+"""A job, which is a model, a batch and a cluster; and a plan, which spreads it over the GPUs."""
+
+from dataclasses import dataclass
+from math import prod
+
+from labs.predictions.hardware import GPU
+from labs.predictions.memory_recipes import Recipe, recipe_of
+from labs.predictions.parameters import Shape, block_size, norm_size
+from labs.predictions.step_time.constants import NETWORK, generation
+from labs.predictions.step_time.training_run import TrainingRun
+
+SHARDING = ("DDP", "ZeRO-1", "FSDP", "HSDP")
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Job:
+    """shape: of the model. batch: sequences of one optimizer step, on all GPUs together. sequence:
+    tokens. recipe: bytes of states for each parameter. flash: whether attention's scores are never
+    written to memory. network: bytes/s of network adapters per GPU; 0 means the usual ones."""
+
+    name: str
+    shape: Shape
+    sequence: int
+    batch: int
+    gpu: GPU
+    gpus: int
+    gpus_per_node: int = 8
+    recipe: str | Recipe = "megatron"
+    flash: bool = True
+    network: float = 0
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one transformer block."""
+        return block_size(self.shape)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding, and as many of the head: tied ones are copied to the last
+        stage of a pipeline."""
+        return self.shape.vocabulary * self.shape.hidden
+
+    @property
+    def bytes_per_parameter(self) -> Recipe:
+        """What each parameter keeps: parameters, gradients, optimizer_state, in bytes."""
+        return recipe_of(self.recipe)
+
+    def __str__(self):
+        return (f"{self.name}, sequences of {self.sequence:,} tokens, {self.batch:,} a step, on "
+                f"{self.gpus:,} × {self.gpu.name}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of the dimensions, and what is done with the states of data-parallel ranks.
+
+    data: replicas that get different sequences. sharding: one of SHARDING; shards are cut over data
+    and context ranks together, under HSDP over those of a node. micro_batch: sequences that a
+    replica computes at a time. recompute: one of RECOMPUTE. Tensor parallelism includes sequence
+    parallelism.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    sharding: str = "ZeRO-1"
+    micro_batch: int = 1
+    recompute: str = "selective"
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the plan uses: the product of its dimensions."""
+        return prod((self.data, self.tensor, self.pipeline, self.context))
+
+    def micro_batches(self, job: Job) -> int:
+        """Micro-batches of a step on each replica."""
+        return job.batch // (self.data * self.micro_batch)
+
+    def shards(self, job: Job) -> int:
+        """Ranks that parameters and gradients are cut over; 1 under DDP and ZeRO-1."""
+        ranks = self.data * self.context
+        if self.sharding == "HSDP":
+            return max(1, min(ranks, job.gpus_per_node // self.tensor))
+        return ranks if self.sharding == "FSDP" else 1
+
+    def layers(self, job: Job, stage: int) -> int:
+        """Layers of a pipeline stage. Where the stages do not divide the layers, the first and the
+        last have one fewer, as Llama 3's (Grattafiori et al., 2024, arXiv 2407.21783, section
+        3.3.2)."""
+        if job.shape.layers % self.pipeline == 0:
+            return job.shape.layers // self.pipeline
+        return (job.shape.layers + 2) // self.pipeline - (stage in (0, self.pipeline - 1))
+
+    def __str__(self):
+        sizes = {"TP": self.tensor, "PP": self.pipeline, "CP": self.context, "DP": self.data}
+        return (" × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+                + f", {self.sharding}, micro-batch {self.micro_batch}, recompute {self.recompute}")
+
+
+def impossible(job: Job, plan: Plan) -> str:
+    """Why the plan cannot be run, in one sentence; empty if it can."""
+    shape = job.shape
+    if plan.gpus != job.gpus:
+        return (f"data {plan.data} × tensor {plan.tensor} × pipeline {plan.pipeline} × context "
+                f"{plan.context} is {plan.gpus:,} GPUs, the job has {job.gpus:,}")
+    if shape.layers % plan.pipeline and (shape.layers + 2) % plan.pipeline:
+        return (f"{shape.layers} layers cannot be divided by {plan.pipeline}, nor can "
+                f"{shape.layers + 2}, with the embedding and the head in a layer's place")
+    for size, what, count in ((plan.tensor, "query heads", shape.heads),
+                              (plan.tensor, "key and value heads", shape.kv_heads),
+                              (plan.tensor, "elements of the MLP", shape.ffn),
+                              (2 * plan.context if plan.context > 1 else 1, "tokens of a sequence",
+                               job.sequence),
+                              (plan.data * plan.micro_batch, "sequences of a step", job.batch)):
+        if count % size:
+            return f"{count:,} {what} cannot be divided by {size:,}"
+    for name, values in (("sharding", SHARDING), ("recompute", RECOMPUTE)):
+        if getattr(plan, name) not in values:
+            return f"no {name} {getattr(plan, name)!r}: choose {', '.join(values)}"
+    return ""
+
+
+def training_run(job: Job, plan: Plan) -> TrainingRun:
+    """The run as the model of step time takes it. Raises ValueError if the plan cannot be run."""
+    if reason := impossible(job, plan):
+        raise ValueError(reason)
+    shape, is_sharded = job.shape, plan.sharding in ("FSDP", "HSDP")
+    return TrainingRun(
+        layers=shape.layers, hidden=shape.hidden, ffn=shape.ffn, heads=shape.heads,
+        kv_hidden=shape.key, vocabulary=shape.vocabulary,
+        mlp_matrices=2 if shape.family == "gpt2" else 3, sequence=job.sequence,
+        micro_batch=plan.micro_batch, accumulation=plan.micro_batches(job), gpu=job.gpu,
+        gpus=job.gpus, gpus_per_node=job.gpus_per_node,
+        network=job.network or NETWORK[generation(job.gpu.name)], tensor=plan.tensor,
+        sequence_parallel=plan.tensor > 1, pipeline=plan.pipeline, context=plan.context,
+        sharding=3 if is_sharded else 0, shards=plan.shards(job), recompute=plan.recompute,
+        flash=2 if job.flash else 0, fused=True, reduce_overlaps=plan.pipeline == 1)
+
+
+def norm_parameters(job: Job) -> int:
+    """Parameters of a layer's two norms, which tensor parallelism does not cut."""
+    return 2 * norm_size(job.shape)

@@ -1,0 +1,93 @@
+"""Bytes of one rank of a job that is spread over data, tensor, pipeline and context ranks.
+
+Sources: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022
+(arXiv 2205.05198), sections 4.2 and 4.3; Narayanan et al., SC 2021 (arXiv 2104.04473), section 2.2,
+on micro-batches in flight; Rajbhandari et al., "ZeRO", SC 2020, section 5.
+"""
+
+from labs.predictions import hardware
+from labs.predictions.activations import korthikanti
+from labs.predictions.plans.job import Job, Plan, norm_parameters
+
+LLAMA_COPIES = 56
+"""Bytes of a Llama block's activations over s·b·h in 16 bits without checkpointing, attention's
+scores not written: 28 copies of 2 bytes, measured (stas00/ml-engineering,
+training/performance/README.md @744d01e)."""
+
+LOGIT_BYTES = 12
+"""For each logit of a micro-batch at the peak of the loss: fp32 logits, their log-softmax and its
+gradient, 4 bytes each."""
+
+PARTS = ("parameters", "gradients", "optimizer state", "gathered parameters", "activations",
+         "logits")
+
+
+def stage_parameters(job: Job, plan: Plan, stage: int) -> float:
+    """Parameters that one tensor-parallel rank of a pipeline stage has: its layers, the embedding
+    on the first stage, the final norm and the head on the last. Norms are whole on each rank."""
+    norms = norm_parameters(job)
+    layer = (job.layer_parameters - norms) / plan.tensor + norms
+    ends = (stage == 0) + (stage == plan.pipeline - 1) * (plan.pipeline > 1 or not job.shape.tied)
+    return (plan.layers(job, stage) * layer + ends * job.embedding_parameters / plan.tensor
+            + (stage == plan.pipeline - 1) * norms / 2)
+
+
+def in_flight(plan: Plan, job: Job, stage: int) -> int:
+    """Micro-batches whose activations a stage keeps at the most under 1F1B: those that it has sent
+    on and whose gradients have not come back, p − stage of them, or all if there are fewer."""
+    return min(plan.pipeline - stage, plan.micro_batches(job))
+
+
+def layer_activations(job: Job, plan: Plan) -> float:
+    """Bytes that one layer saves for the backward of one micro-batch, on one rank."""
+    shape, tokens = job.shape, job.sequence // plan.context
+    if plan.recompute == "full":
+        return 2 * plan.micro_batch * tokens * shape.hidden / plan.tensor
+    if shape.family == "gpt2":
+        scores = "selective" if job.flash else plan.recompute
+        return korthikanti(plan.micro_batch, tokens, shape.hidden, shape.heads,
+                           tensor_parallel=plan.tensor, sequence_parallel=True, recompute=scores)
+    return LLAMA_COPIES * plan.micro_batch * tokens * shape.hidden / plan.tensor
+
+
+def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
+    """Part -> bytes of one rank of a pipeline stage, at the peak of a step: PARTS.
+
+    States are divided as the plan's sharding says: the optimizer's over all data-parallel and
+    context-parallel ranks from ZeRO-1 on, parameters and gradients too under FSDP (under HSDP all
+    over a node's). Under FSDP a stage of a pipeline gathers its parameters once for all
+    micro-batches; without a pipeline two layers are gathered at a time. Raises ValueError where
+    there is no such stage.
+    """
+    if not 0 <= stage < plan.pipeline:
+        raise ValueError(f"no stage {stage}: the plan has stages 0 to {plan.pipeline - 1}")
+    own, shards = stage_parameters(job, plan, stage), plan.shards(job)
+    recipe = job.bytes_per_parameter
+    optimizer_shards = plan.data * plan.context if plan.sharding == "ZeRO-1" else shards
+    is_last = stage == plan.pipeline - 1
+    logits = plan.micro_batch * job.sequence / plan.context * job.shape.vocabulary / plan.tensor
+    return {"parameters": recipe.parameters * own / shards,
+            "gradients": recipe.gradients * own / shards,
+            "optimizer state": recipe.optimizer_state * own / optimizer_shards,
+            "gathered parameters": _gathered(job, plan, own),
+            "activations": plan.layers(job, stage) * layer_activations(job, plan)
+                           * in_flight(plan, job, stage),
+            "logits": LOGIT_BYTES * logits * is_last}
+
+
+def _gathered(job, plan, own) -> float:
+    if plan.sharding not in ("FSDP", "HSDP"):
+        return 0.0
+    layer = job.layer_parameters / plan.tensor
+    return job.bytes_per_parameter.compute * (own if plan.pipeline > 1 else 2 * layer)
+
+
+def largest_rank(job: Job, plan: Plan) -> tuple[int, dict[str, float]]:
+    """(stage, parts) of the rank that holds most."""
+    stages = [(stage, rank_memory(job, plan, stage)) for stage in range(plan.pipeline)]
+    return max(stages, key=lambda found: sum(found[1].values()))
+
+
+def fits(job: Job, plan: Plan) -> bool:
+    """Whether the largest rank and what CUDA and NCCL take fit on the job's GPU."""
+    return hardware.fits(sum(largest_rank(job, plan)[1].values()), job.gpu, job.gpus)

@@ -1,0 +1,50 @@
+"""The fastest plan that fits: all that the sizes allow, by the models of memory and time."""
+
+from collections.abc import Iterator
+
+from labs.predictions.plans.job import RECOMPUTE, SHARDING, Job, Plan, impossible, training_run
+from labs.predictions.plans.memory import fits
+from labs.predictions.step_time import step_time
+
+MICRO_BATCHES = (1, 2, 4, 8)
+
+
+def step_seconds(job: Job, plan: Plan) -> float:
+    """Seconds of a step, by the model of notebook 06. Raises ValueError where the plan cannot be
+    run."""
+    return step_time(training_run(job, plan)).total
+
+
+def plans(job: Job) -> Iterator[Plan]:
+    """All plans that can be run and make sense: tensor-parallel groups stay inside a node, and the
+    micro-batch is one of MICRO_BATCHES."""
+    for tensor in _divisors(job.gpus_per_node):
+        for pipeline in sorted({*_divisors(job.shape.layers), *_divisors(job.shape.layers + 2)}):
+            for context in _powers_of_two(job.gpus):
+                data, rest = divmod(job.gpus, tensor * pipeline * context)
+                if data and not rest:
+                    yield from _with_settings(job, data, tensor, pipeline, context)
+
+
+def _with_settings(job, data, tensor, pipeline, context) -> Iterator[Plan]:
+    for micro_batch in MICRO_BATCHES:
+        for sharding in SHARDING if data * context > 1 else SHARDING[:1]:
+            for recompute in RECOMPUTE if not job.flash else (RECOMPUTE[0], RECOMPUTE[-1]):
+                plan = Plan(data, tensor, pipeline, context, sharding, micro_batch, recompute)
+                if not impossible(job, plan):
+                    yield plan
+
+
+def fastest(job: Job) -> Plan | None:
+    """The plan with the shortest step of those that fit; None where none fits."""
+    timed = ((step_seconds(job, plan), number, plan) for number, plan in enumerate(plans(job))
+             if fits(job, plan))
+    return min(timed, default=(0, 0, None))[-1]
+
+
+def _divisors(number) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _powers_of_two(most) -> list[int]:
+    return [2**power for power in range(most.bit_length()) if 2**power <= most]

@@ -1,0 +1,265 @@
+"""What the checks of exercises 7.21, 7.23 and 7.24 must reject, with the words that must say why;
+and what they must accept."""
+
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+from answers import assert_rejected, assert_waits
+
+import labs.pipeline_parallel as lab
+from labs.predictions.mesh import Mesh
+from labs.predictions.plans import memory, search
+
+WRONG, RIGHT = {}, {}
+
+
+# 7.21 coordinates and group
+
+
+def right_coordinates(rank, sizes):
+    return Mesh(("",) * len(sizes), tuple(sizes)).coordinates(rank)
+
+
+def right_group(rank, dimension, sizes):
+    return Mesh(tuple(map(str, range(len(sizes)))), tuple(sizes)).group(rank, str(dimension))
+
+
+def places(change):
+    return lambda rank, sizes: change(right_coordinates(rank, sizes), rank, sizes), right_group
+
+
+def groups(change):
+    return right_coordinates, lambda rank, dimension, sizes: change(
+        right_group(rank, dimension, sizes), rank, dimension, sizes)
+
+
+def by_modulo(rank, sizes):  # the first dimension fastest
+    found = []
+    for size in sizes:
+        found.append(rank % size)
+        rank //= size
+    return tuple(found)
+
+
+def by_torch(rank, sizes):
+    return torch.unravel_index(torch.tensor(rank), sizes)
+
+
+def group_by_torch(rank, dimension, sizes):
+    mesh = torch.arange(prod(sizes)).view(*sizes)
+    own = list(by_torch(rank, sizes))
+    own[dimension] = slice(None)
+    return mesh[tuple(own)]
+
+
+def group_by_looking(rank, dimension, sizes):
+    if prod(sizes) > 4000:
+        return right_group(rank, dimension, sizes)
+
+    def others(one):
+        own = right_coordinates(one, sizes)
+        return own[:dimension] + own[dimension + 1:]
+
+    return [other for other in range(prod(sizes)) if others(other) == others(rank)]
+
+
+WRONG[lab.check_mesh] = [
+    ((lambda rank, sizes: None, right_group), "returned nothing .None., not one place for each of"),
+    ((lambda rank, sizes: rank, right_group), "not one place for each of 3 dimensions"),
+    ((lambda rank, sizes: (rank // 96, rank // 8 % 12, rank % 8), right_group),
+     r"coordinates\(\d+, \(2, 2, 2\)\) is"),
+    ((by_modulo, right_group), "counts the first dimension fastest"),
+    (places(lambda own, *_: own[::-1]), "the right places in the reversed order"),
+    (places(lambda own, *_: tuple(place + 1 for place in own)), "places count from 0"),
+    (places(lambda own, rank, sizes: (*own[:-1], rank)), "a place is a number from 0"),
+    (places(lambda own, *_: own[:2]), "2 places for 3 dimensions"),
+    (places(lambda own, *_: tuple(place + 0.5 for place in own)), "whole numbers are needed"),
+    (groups(lambda own, *_: None), "group.0, 0, .* returned nothing"),
+    (groups(lambda own, *_: own[1:]), "has 31 ranks|itself is missing"),
+    (groups(lambda own, rank, *_: [other for other in own if other != rank]), "itself is missing"),
+    (groups(lambda own, *_: own[::-1]), "not in the order of their places"),
+    (groups(lambda own, rank, dimension, sizes: right_group(
+        rank, len(sizes) - 1 - dimension, sizes)), "the group of dimension|has 8 ranks"),
+    (groups(lambda own, rank, dimension, sizes: list(range(
+        rank // sizes[dimension] * sizes[dimension],
+        rank // sizes[dimension] * sizes[dimension] + sizes[dimension]))), "but it should be"),
+    (groups(lambda own, rank, dimension, sizes: list(range(sizes[dimension]))),
+     "itself is missing|but it should be")]
+RIGHT[lab.check_mesh] = [
+    (lambda rank, sizes: np.unravel_index(rank, sizes), right_group),
+    (by_torch, group_by_torch),
+    (lambda rank, sizes: list(right_coordinates(rank, sizes)), group_by_looking)]
+
+
+# 7.21, continued: wrong_rows
+
+
+def right_rows(rows):
+    return {number: row.gpus // (row.tensor * row.context * row.pipeline)
+            for number, row in enumerate(rows)
+            if row.gpus != row.tensor * row.context * row.pipeline * row.data}
+
+
+WRONG[lab.check_wrong_rows] = [
+    ((lambda rows: None,), "nothing .None., not a dictionary"),
+    ((lambda rows: {},), "Llama 3's table: row 2 is wrong, and you do not name it"),
+    ((lambda rows: {2: 8},), "a table without a mistake: you call row 2 wrong"),
+    ((lambda rows: {1: 128, 2: 8},), "you call row 1 wrong"),
+    ((lambda rows: [2],), "not a dictionary"),
+    ((lambda rows: {number + 1: size for number, size in right_rows(rows).items()},),
+     "row 2 is wrong, and you do not name it"),
+    ((lambda rows: {number: rows[number].data for number in right_rows(rows)},),
+     "leaves 8 data-parallel ranks, you say 4"),
+    ((lambda rows: {number: size * rows[number].context
+                    for number, size in right_rows(rows).items()},),
+     "leaves 8 data-parallel ranks, you say 128"),
+    ((lambda rows: {number: row.gpus // row.tensor // row.pipeline for number, row in
+                    enumerate(rows) if row.gpus != row.tensor * row.pipeline * row.data},),
+     "row 2 leaves 8|you call row")]
+RIGHT[lab.check_wrong_rows] = [
+    (right_rows,), (lambda rows: {n: float(size) for n, size in right_rows(rows).items()},)]
+
+
+# 7.23 rank_memory
+
+
+def right_memory(job, plan, stage):
+    found = memory.rank_memory(job, plan, stage)
+    return {name: found[name] for name in
+            ("parameters", "gradients", "optimizer state", "activations", "logits")}
+
+
+def parts(change):
+    """An answer with other parts. change(found, job, plan, stage) -> name -> bytes."""
+    def answer(job, plan, stage):
+        found = right_memory(job, plan, stage)
+        return found | change(found, job, plan, stage)
+
+    return (answer,)
+
+
+def states(found, factor):
+    return {name: factor * found[name] for name in ("parameters", "gradients", "optimizer state")}
+
+
+def without_ends(found, job, plan, stage):
+    own = plan.layers(job, stage) * job.layer_parameters / plan.tensor
+    shards = plan.data * plan.context if plan.sharding == "ZeRO-1" else 1
+    kept = job.bytes_per_parameter
+    return {"parameters": kept.parameters * own, "gradients": kept.gradients * own,
+            "optimizer state": kept.optimizer_state * own / shards}
+
+
+def in_flight(count):
+    def change(found, job, plan, stage):
+        one = found["activations"] / memory.in_flight(plan, job, stage)
+        return {"activations": one * count(job, plan, stage)}
+
+    return parts(change)
+
+
+WRONG[lab.check_rank_memory] = [
+    ((lambda job, plan, stage: None,), "not a dictionary"),
+    ((lambda job, plan, stage: {},), "without parameters"),
+    ((lambda job, plan, stage: dict.fromkeys(right_memory(job, plan, stage), 0),),
+     "parameters: you say 0"),
+    (parts(without_ends), "the embedding and the head are missing"),
+    (parts(lambda found, job, plan, stage: states(found, plan.tensor)),
+     "tensor parallelism does not cut it"),
+    (parts(lambda found, job, plan, stage: states(found, 1 / plan.data)),
+     "parameters: .*cut over the data-parallel ranks"),
+    (parts(lambda found, job, plan, stage: {
+        "optimizer state": found["optimizer state"] * plan.data * plan.context}),
+     "optimizer state: .*ZeRO-1 does not cut it"),
+    (parts(lambda found, job, plan, stage: {"optimizer state": right_memory(
+        job, replace(plan, sharding="ZeRO-1"), stage)["optimizer state"]}),
+     ", DDP, .*optimizer state: you say"),
+    (in_flight(lambda job, plan, stage: 1), "activations: .*those of one micro-batch"),
+    (in_flight(lambda job, plan, stage: plan.micro_batches(job)), "as GPipe keeps them"),
+    (in_flight(lambda job, plan, stage: plan.pipeline), "p micro-batches on each stage"),
+    (in_flight(lambda job, plan, stage: plan.pipeline - stage), "more micro-batches than the step"),
+    (in_flight(lambda job, plan, stage: min(stage + 1, plan.micro_batches(job))),
+     "the stages counted from the end"),
+    (parts(lambda found, job, plan, stage: {
+        "activations": found["activations"] / plan.layers(job, stage)}), "those of one layer"),
+    (parts(lambda found, job, plan, stage: {"logits": right_memory(
+        job, plan, plan.pipeline - 1)["logits"]}), "a stage without the head has logits"),
+    (parts(lambda found, job, plan, stage: {"logits": plan.tensor * found["logits"]}),
+     "logits: .*tensor parallelism does not cut them"),
+    (parts(lambda found, job, plan, stage: {"logits": plan.context * found["logits"]}),
+     "logits: .*context parallelism does not cut them"),
+    (parts(lambda found, job, plan, stage: {"logits": found["logits"] / 3}), "4 bytes each")]
+RIGHT[lab.check_rank_memory] = [
+    (right_memory,),
+    (lambda job, plan, stage: {name: torch.tensor(value, dtype=torch.float64) for name, value in
+                               reversed(right_memory(job, plan, stage).items())},),
+    (lambda job, plan, stage: {name: int(value) for name, value in
+                               right_memory(job, plan, stage).items()},)]
+
+
+# 7.24 choose_plan
+
+
+def right_plan(job):
+    return search.fastest(job)
+
+
+def of_those(allows):
+    """The fastest of the plans that fit and are allowed."""
+    def answer(job):
+        fitting = [plan for plan in search.plans(job) if allows(plan) and memory.fits(job, plan)]
+        return min(fitting, key=lambda plan: search.step_seconds(job, plan), default=None)
+
+    return (answer,)
+
+
+WRONG[lab.check_choose_plan] = [
+    ((lambda job: None,), "you say that nothing fits, but DP 8, DDP"),
+    ((lambda job: "FSDP",), "a str, not a lab.Plan or None"),
+    ((lambda job: lab.Plan(8),), "cannot be run: data 8 .* is 8 GPUs, the job has 64"),
+    ((lambda job: lab.Plan(job.gpus, sharding="DDP", recompute="none"),),
+     "does not fit|cannot be run|takes .* s a step"),
+    ((lambda job: lab.Plan(job.gpus, sharding="FSDP", recompute="full"),), "takes .* s a step"),
+    ((lambda job: min(search.plans(job), key=lambda plan: search.step_seconds(job, plan)),),
+     "does not fit: a rank of stage"),
+    ((lambda job: next((plan for plan in search.plans(job) if memory.fits(job, plan)), None),),
+     "takes .* s a step; .* fits, too"),
+    ((lambda job: max((plan for plan in search.plans(job) if memory.fits(job, plan)),
+                      key=lambda plan: search.step_seconds(job, plan), default=None),),
+     "takes .* s a step"),
+    of_those(lambda plan: plan.pipeline == 1) + ("takes .* and fits, too",),
+    of_those(lambda plan: plan.tensor == plan.context == 1) + ("takes|nothing fits",),
+    of_those(lambda plan: plan.sharding == "DDP") + ("takes|nothing fits",)]
+WRONG[lab.check_choose_plan] = [case if isinstance(case[0], tuple) else ((case[0],), case[1])
+                                for case in WRONG[lab.check_choose_plan]]
+RIGHT[lab.check_choose_plan] = [
+    (right_plan,),
+    (lambda job: next((plan for _, _, plan in sorted(
+        (search.step_seconds(job, plan), number, plan)
+        for number, plan in enumerate(search.plans(job)) if memory.fits(job, plan))), None),)]
+
+
+@pytest.mark.parametrize(("check", "answers", "words"), [
+    (check, answers, words) for check, cases in WRONG.items() for answers, words in cases])
+def test_wrong(check, answers, words):
+    assert_rejected(check(*answers), words)
+
+
+@pytest.mark.parametrize(("check", "answers"), [
+    (check, answers) for check, cases in RIGHT.items() for answers in cases])
+def test_right(check, answers):
+    verdict = check(*answers)
+    assert verdict.passed is True, str(verdict)
+
+
+def test_what_is_not_filled_in_waits():
+    def unfilled(*_):
+        raise NotImplementedError("Exercise 7.21")
+
+    assert lab.check_mesh(unfilled, unfilled).passed is None
+    for check, exercise in ((lab.check_wrong_rows, "7.21"), (lab.check_rank_memory, "7.23"),
+                            (lab.check_choose_plan, "7.24")):
+        assert_waits(check, exercise)
