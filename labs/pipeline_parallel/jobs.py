@@ -20,7 +20,7 @@ def _llama(hidden, layers, heads, ffn) -> Shape:
 
 JOBS = {job.name: job for job in (
     Job("GPT-1.3B", _gpt(2048, 24, 16), 2048, 512, gpu("A100-80"), 8),
-    Job("GPT-1.3B on A100-40", _gpt(2048, 24, 16), 2048, 512, gpu("A100-40"), 64, network=1.25e9),
+    Job("GPT-1.3B, 10 Gbit/s", _gpt(2048, 24, 16), 2048, 512, gpu("A100-40"), 64, network=1.25e9),
     Job("Llama-3-8B", _llama(4096, 32, 32, 14336), 8192, 512, gpu("H100"), 64),
     Job("Llama-3-8B, long", _llama(4096, 32, 32, 14336), 131072, 32, gpu("H100"), 64),
     Job("Llama-3-70B", _llama(8192, 80, 64, 28672), 8192, 1024, gpu("H100"), 512),
