@@ -14,7 +14,7 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 from _build import build, execute, lint, notebook  # noqa: E402
-from _build.command import main  # noqa: E402
+from _build.command import find_sources, main  # noqa: E402
 
 SOURCE = '''\
 # %% [markdown]
@@ -399,12 +399,13 @@ def test_the_titles_cell_links_to_the_glossary_in_both_notebooks(tree):
 
 def test_each_notebook_links_to_those_before_and_after_it_that_exist(tree):
     ends = "# %% [markdown]\n# # {}\n\n# %% [markdown]\n# The end.\n"
-    for number, title in enumerate(("Zero", "One", "Two")):
-        root = tree(ends.format(f"0{number} · {title}"), f"0{number}_{title.lower()}")
+    for number, title in (("00", "Zero"), ("01a", "One"), ("01b", "More"), ("02", "Two")):
+        root = tree(ends.format(f"{number} · {title}"), f"{number}_{title.lower()}")
     links = {
-        "00_zero": "[01 · One](01_one.ipynb) →",
-        "01_one": "← [00 · Zero](00_zero.ipynb) · [02 · Two](02_two.ipynb) →",
-        "02_two": "← [01 · One](01_one.ipynb)",
+        "00_zero": "[01a · One](01a_one.ipynb) →",
+        "01a_one": "← [00 · Zero](00_zero.ipynb) · [01b · More](01b_more.ipynb) →",
+        "01b_more": "← [01a · One](01a_one.ipynb) · [02 · Two](02_two.ipynb) →",
+        "02_two": "← [01b · More](01b_more.ipynb)",
     }
     for name, shown in links.items():
         first, last = texts(lesson(root, name).student)
@@ -601,6 +602,19 @@ def test_student_only_and_names(tree):
     tree(SOURCE, "04_more")
     assert main(["--root", str(root), "--student-only", "04", "solutions/04_more.py"]) == 0
     assert [p.name for p in root.rglob("*.ipynb")] == ["04_more.ipynb"]
+
+
+def test_notebooks_that_share_their_digits(tree):
+    """07 stands for 07a and 07b, which are built in their order; a letter names one of them."""
+    for letter in "ba":
+        root = tree(SOURCE, f"07{letter}_tiny")
+    tree(SOURCE, "08_more")
+    assert find_sources(root, ["07"]) == (["07a_tiny", "07b_tiny"], [])
+    assert find_sources(root, ["07b", "notebooks/07b_tiny.ipynb"]) == (["07b_tiny"], [])
+    assert find_sources(root, []) == (["07a_tiny", "07b_tiny", "08_more"], [])
+    assert main(["--root", str(root), "--student-only", "07a"]) == 0
+    assert [path.name for path in root.rglob("*.ipynb")] == ["07a_tiny.ipynb"]
+    assert {cell["id"][:4] for cell in lesson(root, "07a_tiny").student["cells"]} == {"07a-"}
 
 
 def test_unknown_name(tree, capsys):

@@ -500,6 +500,11 @@ def test_lab_opens_the_notebook_it_is_given(ready):
     address = "--LabApp.default_url=/lab/tree/work/02_manual_ddp.ipynb"
     for named in (str(other), "02"):
         assert address in lab(ready, named)[0]
+    for number in ("07b", "07a"):
+        (ready / "notebooks" / f"{number}_x.ipynb").write_text("{}")
+    for named, opened in (("07a", "07a"), ("07b", "07b"), ("07", "07a"),
+                          (str(ready / "notebooks" / "07b_x.ipynb"), "07b")):
+        assert f"--LabApp.default_url=/lab/tree/work/{opened}_x.ipynb" in lab(ready, named)[0]
     assert (ready / "work" / "02_manual_ddp.ipynb").read_text() == "{}"
 
 

@@ -78,9 +78,26 @@ def test_it_overwrites_nothing(tree, taken):
     assert "There is already" in done.stderr and "Nothing was written" in done.stderr
 
 
+def test_a_number_with_a_letter_goes_on_with_the_exercises_of_the_one_before(tree):
+    made = [new_notebook(tree, name) for name in ("97a_first", "97b_second")]
+    assert [done.returncode for done in made] == [0, 0]
+    first, second = ((tree / "solutions" / f"{name}.py").read_text()
+                     for name in ("97a_first", "97b_second"))
+    assert "# # 97a · First" in first and "### Exercise 97.1 ·" in first
+    assert "# # 97b · Second" in second and "### Exercise 97.2 ·" in second
+
+
+@pytest.mark.parametrize(("there", "wanted"), [
+    ("97a_x", "97a_y"), ("97a_x", "97_y"), ("97_x", "97a_y")])
+def test_a_number_is_given_once(tree, there, wanted):
+    (tree / "solutions" / f"{there}.py").touch()
+    done = new_notebook(tree, wanted)
+    assert done.returncode == 1 and f"There is already solutions/{there}.py" in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [
     ["scaling"], ["6_scaling"], ["06-scaling"], ["06_Scaling"], ["06_import"], ["../06_scaling"],
-    ["06_scaling", "--title", 'a "quoted" one'], ["06_scaling", "--title", "x" * 61]])
+    ["06ab_x"], ["06_scaling", "--title", 'a "quoted" one'], ["06_scaling", "--title", "x" * 61]])
 def test_bad_arguments_are_one_sentence(tree, arguments):
     before = files(tree)
     done = new_notebook(tree, *arguments)

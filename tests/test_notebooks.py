@@ -7,6 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import _notebooks
 import nbformat
 import pytest
 import untouched
@@ -16,7 +17,7 @@ from _build.student import secrets, tokens
 from _unattended import reference
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = sorted(path.stem for path in (ROOT / "solutions").glob("[0-9]*.py"))
+NAMES = [path.stem for path in _notebooks.paths(ROOT / "solutions")]
 README = (ROOT / "README.md").read_text()
 HEADING = re.compile(r"^### Exercise (\d+\.\d+) · .+$", re.MULTILINE)
 TARGET = re.compile(r"\s*^\*Difficulty ([1-5]) of 5 · \d+ minutes?(?: · \d+ points?)? · target: "
@@ -137,8 +138,9 @@ def test_badges_say_what_is_so():
 
 
 def test_readme_has_one_row_for_every_notebook():
-    found = re.findall(r"^\| (\d\d) .+$", README, re.MULTILINE)
-    assert [number for number in found if int(number) < len(NAMES)] == [n[:2] for n in NAMES]
+    rows = re.findall(rf"^\| ({_notebooks.NUMBER}) (.+)$", README, re.MULTILINE)
+    found = [number for number, row in rows if "*(coming)*" not in row]
+    assert found == list(map(_notebooks.number, NAMES))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -147,7 +149,7 @@ def test_the_minutes_of_readme_header_and_exercises_agree(name):
     source = (ROOT / "solutions" / f"{name}.py").read_text()
     header = re.search(r"\| \*\*Time\*\* \|(.+)\|", source)[1]
     minutes = re.search(r"\d+", header)[0]
-    for row in re.findall(rf"^\| {name[:2]} .+$", README, re.MULTILINE):
+    for row in re.findall(rf"^\| {_notebooks.number(name)} .+$", README, re.MULTILINE):
         assert row.split("|")[3].strip() == minutes
     sections = re.split(r"^# ## ", source, flags=re.MULTILINE)
     optional = {section: section.startswith("Optional") for section in sections}
@@ -184,11 +186,19 @@ def secrets_in(cells, texts):
     return [line for secret, (_, line) in secrets(cells).items() if f" {secret} " in shown]
 
 
+def test_no_two_exercises_have_one_number():
+    """Also those of 07a and 07b: a table of grades has a column for each number."""
+    numbers = [number for name in NAMES for number in re.findall(
+        r"^# ### Exercise (\d+\.\d+) ·", (ROOT / "solutions" / f"{name}.py").read_text(), re.M)]
+    assert numbers and len(numbers) == len(set(numbers))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_exercise_is_checked(name):
     student = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     source = "\n".join(cell.source for cell in student.cells)
-    files = sorted((ROOT / "tests" / "wrong_answers").glob(f"test_{name[:2]}_*.py"))
+    files = sorted((ROOT / "tests" / "wrong_answers").glob(
+        f"test_{_notebooks.number(name)}_*.py"))
     tests = "\n".join(path.read_text() for path in files)
     for check in set(re.findall(r"lab\.(check_\w+)", source)):
         assert check in tests, f"{check} has no wrong answers"

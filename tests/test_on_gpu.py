@@ -137,7 +137,7 @@ def test_help_names_every_part_and_its_files():
 
 
 def test_the_parts_exist():
-    assert len({part.name for part in parts.PARTS}) == len(parts.PARTS) == 13
+    assert len({part.name for part in parts.PARTS}) == len(parts.PARTS)
     for part in parts.PARTS:
         [_, *rest] = parts.command(part, Path("/out"), small=True)
         target = ROOT / "scripts" / rest[1].replace(".", "/") if rest[0] == "-m" else ROOT / rest[0]
@@ -273,7 +273,9 @@ def test_the_summary_says_what_agreed_and_what_did_not(tmp_path):
     write_results(tmp_path)
     data = {"machine": FOUND, "date": "2026-11-22", "commit": "abc", "seconds": 600, "small": False,
             "minutes_allowed": 30, "parts": [
-                {"name": "04_fsdp", "outcome": "passed", "seconds": 99, "why": "", "left": 700}]}
+                {"name": "04_fsdp", "outcome": "passed", "seconds": 99, "why": "", "left": 700},
+                {"name": "07a_x", "outcome": "failed", "seconds": 1, "why": "", "left": 0}]}
+    (tmp_path / "07a_x.log").write_text("✗ Exercise 7.1  rank 0 raised\n")
     page = summary.page(data, tmp_path)
     for line in ("85.0 GB per GPU; torch 2.13.0, CUDA 13.0, Python 3.11.2, transformers 5.0; "
                  "commit abc. 10.0 of 30 minutes.",
@@ -291,7 +293,8 @@ def test_the_summary_says_what_agreed_and_what_did_not(tmp_path):
                  "## Tests marked gpu: 1 passed, 1 failed, 1 skipped", "- **tests.a.two**",
                  "## Long tests marked gpu: 0 passed, 1 failed, 0 skipped", "- **tests.b**",
                  "- 04_fsdp: ✗ Exercise 4.2  rank 1 differs",
-                 "- 04_fsdp: ✗ CPU offload  rank 0 raised"):
+                 "- 04_fsdp: ✗ CPU offload  rank 0 raised",
+                 "- 07a_x: ✗ Exercise 7.1  rank 0 raised"):
         assert line in page.splitlines(), line
 
 

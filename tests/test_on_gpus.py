@@ -4,13 +4,14 @@ import ast
 import importlib
 from pathlib import Path
 
+import _notebooks
 import pytest
 from _build.definitions import definitions
 
 from labs.training.presets import preset
 from labs.workers import devices
 
-SOLUTIONS = sorted((Path(__file__).resolve().parents[1] / "solutions").glob("[0-9]*.py"))
+SOLUTIONS = _notebooks.paths(Path(__file__).resolve().parents[1] / "solutions")
 
 
 def checks_of(path) -> list[ast.Call]:
@@ -25,7 +26,8 @@ def checks_of(path) -> list[ast.Call]:
 @pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
 def test_a_solution_passes_every_check_on_the_gpus(path, nothing_left):
     solution = definitions(path.stem, PRESET=preset(), RANKS=4)
-    names = {"lab": importlib.import_module(f"labs.{path.stem[3:]}"), **vars(solution)}
+    lab = importlib.import_module(f"labs.{_notebooks.package(path.stem)}")
+    names = {"lab": lab, **vars(solution)}
     for call in checks_of(path):
         call.keywords.append(ast.keyword("device", ast.Constant("cuda")))
         verdict = eval(ast.unparse(call), names)

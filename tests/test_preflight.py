@@ -245,8 +245,9 @@ def test_which_notebooks_run_on_a_laptop(workbook, monkeypatch, free, status, va
 
 def test_a_notebook_that_no_reference_run_has(workbook, monkeypatch):
     monkeypatch.setattr(nvidia_smi, "is_there", lambda: False)
-    (workbook / "solutions" / "09_new.py").touch()
-    assert "has no 09: how long that takes" in notebooks.running(workbook).advice
+    for name in ("09_new", "07b_new"):
+        (workbook / "solutions" / f"{name}.py").touch()
+    assert "has no 07b and 09: how long that takes" in notebooks.running(workbook).advice
 
 
 def test_minutes_on_gpus_are_predicted_and_say_so(smi):

@@ -2,7 +2,7 @@
 
 import nbformat
 import pytest
-from _solutions import charts, predicted, reference_run, report, results
+from _solutions import charts, markup, predicted, reference_run, report, results
 from _solutions.units import subject, written
 from _unattended import reference
 
@@ -41,6 +41,11 @@ def test_a_name_that_comes_again_gets_a_number():
     (None, "s", "–"), (0, "bytes", "0 bytes")])
 def test_numbers_with_units(value, unit, text):
     assert written(value, unit) == text
+
+
+def test_where_a_number_is_from():
+    assert markup.where("07a_tensor_parallel", "7.1") == "7.1"
+    assert markup.where("07a_tensor_parallel", "a picture") == "07a · a picture"
 
 
 @pytest.mark.parametrize(("name", "unit", "about"), [

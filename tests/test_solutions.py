@@ -144,13 +144,28 @@ def _wait_for(condition, seconds=60):
         time.sleep(0.2)
 
 
+def test_notebooks_that_share_their_digits(tmp_path):
+    (tmp_path / "solutions").mkdir()
+    for name in ("06_x", "07b_x", "07a_x", "08_x"):
+        (tmp_path / "solutions" / f"{name}.ipynb").touch()
+
+    def chosen(only):
+        options = check(["--only", only] if only else [])
+        return [path.stem for path in session.chosen(options.only, tmp_path)]
+
+    assert chosen("") == ["06_x", "07a_x", "07b_x", "08_x"]
+    assert chosen("08,07b") == ["08_x", "07b_x"]
+    assert chosen("07,07a") == ["07a_x", "07b_x"]
+
+
 def test_a_notebook_that_there_is_not(run, tree):
     assert session.chosen(["07"], tree) == ("There is no notebook 07: choose from 00, 01, 02, 03, "
                                             "04.")
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    ("--only 3", "3 is no notebook's number"), ("--budget 5", "--budget needs --dollars-per-hour"),
+    ("--only 3", "3 is no notebook's number"), ("--only 07ab", "07ab is no notebook's number"),
+    ("--budget 5", "--budget needs --dollars-per-hour"),
     ("--reference --only 00", "--reference is a run of every notebook"),
     ("--resume none", "there is no folder none"), ("--minutes 0", "0 is not above 0"),
     ("--preset huge", "invalid choice: 'huge'")])

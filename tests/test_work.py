@@ -105,6 +105,17 @@ def test_a_tree_that_cannot_be_written_is_said_in_a_sentence(tmp_path):
     assert done.returncode == 1 and done.stderr.startswith("work/ could not be filled")
 
 
+def test_notebooks_that_share_their_digits(tree):
+    names = ["07a_tensor", "07b_pipeline"]
+    for name in names:
+        write(tree.root / "notebooks" / f"{name}.ipynb", FIRST)
+    assert tree.says() == "" and {path.stem for path in tree.mine.parent.glob("*.ipynb")} == {
+        NAME, *names}
+    assert [f"work/{name}.ipynb" in tree.says("--take", "07b") for name in names] == [False, True]
+    said = tree.says("--take", "07")
+    assert all(f"work/{name}.ipynb" in said for name in names)
+
+
 def test_bad_arguments_get_a_sentence(tree):
     done = tree.run("--take", "09")
     assert done.returncode == 2 and f"no notebook 09; there are: {NAME}" in done.stderr

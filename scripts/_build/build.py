@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import _notebooks
 from _build import card, exercises, links, lint, notebook, opened_alone, student
-from _build.command import NAME
 from _build.source import Cell, read_source
 
 
@@ -43,7 +43,7 @@ def read_lesson(root: Path, name):
     }
     for_student, wrong = student.student_sources(cells)
     problems += wrong
-    neighbours = links.neighbours_of(name, root, NAME)
+    neighbours = links.neighbours_of(name, root)
     row = card.row_of(name, root)
     for sources in (for_solution, for_student):
         card.add_row(cells, sources, row)
@@ -97,9 +97,8 @@ def stale_files(lesson: Lesson):
 
 def orphans(root: Path):
     """Yields one sentence for each generated notebook whose source is gone."""
-    for path in sorted(root.glob(f"notebooks/{NAME}.ipynb")) + sorted(
-        root.glob(f"solutions/{NAME}.ipynb")
-    ):
+    for path in [path for folder in ("notebooks", "solutions")
+                 for path in _notebooks.paths(root / folder, ".ipynb")]:
         if not (root / "solutions" / f"{path.stem}.py").is_file():
             shown = path.relative_to(root).as_posix()
             yield f"{shown} has no source solutions/{path.stem}.py: run rm {shown}"

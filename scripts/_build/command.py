@@ -1,17 +1,17 @@
 """The command line of `scripts/build`."""
 
 import argparse
-import re
 import sys
 import time
 from pathlib import Path
+
+import _notebooks
 
 ABOUT = """\
 Builds, from each solutions/NN_name.py, the executed solution solutions/NN_name.ipynb and the
 student's notebooks/NN_name.ipynb, in which '### BEGIN SOLUTION' ... '### END SOLUTION' are gaps.
 A cell tagged solution-only or student-only stands in one of the two notebooks only. A cell that is
 lab.write_script("NAME.py") becomes %%writefile NAME.py and the text of solutions/scripts/NAME.py."""
-NAME = "[0-9][0-9]_*"
 
 
 def parse(arguments):
@@ -25,7 +25,7 @@ def parse(arguments):
         "names",
         nargs="*",
         metavar="NAME",
-        help="00, 02_manual_ddp or a path; all sources without any",
+        help="00, 02_manual_ddp or a path; 07 is 07a and 07b; all sources without any",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
@@ -62,16 +62,15 @@ def check(arguments):
 
 def find_sources(root, names):
     """(names of the lessons asked for, problems). '00', '00_start_here' and paths are names."""
-    known = sorted(path.stem for path in (root / "solutions").glob(f"{NAME}.py"))
+    known = [path.stem for path in _notebooks.paths(root / "solutions")]
     if not names:
         return known, []
     chosen, problems = [], []
     for wanted in names:
-        stem = re.sub(r"\.(py|ipynb)$", "", Path(wanted).name)
-        found = [name for name in known if stem in (name, name.split("_")[0])]
+        found = _notebooks.chosen(wanted, known)
         chosen += found
         if not found:
-            problems.append(f"There is no solutions/{stem}.py; there are: {', '.join(known)}.")
+            problems.append(f"There is no solutions/{Path(wanted).stem}.py; there are: {', '.join(known)}.")
     return sorted(set(chosen)), problems
 
 

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import _notebooks
+
 GLOSSARY = "symbols and terms: [glossary](../GLOSSARY.md)"  # as seen from a folder beside it
 TITLE = re.compile(r"^# # (.+)$", re.MULTILINE)
 
@@ -17,10 +19,10 @@ def add_links(cells, sources, neighbours):
         sources[last.number] += f"\n\n*{' · '.join(neighbours)}*"
 
 
-def neighbours_of(name: str, root: Path, pattern: str):
+def neighbours_of(name: str, root: Path):
     """["← [title](file)", "[title](file) →"] for the sources before and after this one, by name;
     only those that exist."""
-    names = sorted(path.stem for path in (root / "solutions").glob(f"{pattern}.py"))
+    names = [path.stem for path in _notebooks.paths(root / "solutions")]
     here = names.index(name)
     before = [f"← {_link(root, other)}" for other in names[max(here - 1, 0) : here]]
     return before + [f"{_link(root, other)} →" for other in names[here + 1 : here + 2]]

@@ -5,6 +5,8 @@ import os
 import re
 from pathlib import Path
 
+import _notebooks
+
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
@@ -20,7 +22,7 @@ def set_ids(cells, name):
     """
     used = set()
     for cell in cells:
-        stem = f"{name.split('_')[0]}-{_slug(cell.title)}"[: ID_LENGTH - 4].strip("-")
+        stem = f"{_notebooks.number(name)}-{_slug(cell.title)}"[: ID_LENGTH - 4].strip("-")
         candidates = (f"{stem}-{k}" if k > 1 else stem for k in range(1, len(cells) + 2))
         cell.id = next(c for c in candidates if c not in used)
         used.add(cell.id)

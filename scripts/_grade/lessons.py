@@ -5,6 +5,7 @@ import ast
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import _notebooks
 from _build.build import read_lesson
 from _build.student import exercise_number
 
@@ -40,12 +41,12 @@ class Lesson:
 
     @property
     def package(self) -> str:
-        return f"labs.{self.name.split('_', 1)[1]}"
+        return f"labs.{_notebooks.package(self.name)}"
 
 
 def read_lessons(root: Path) -> list[Lesson]:
     """All lessons of a checkout."""
-    return [_read(root, path.stem) for path in sorted((root / "solutions").glob("[0-9]*_*.py"))]
+    return [_read(root, path.stem) for path in _notebooks.paths(root / "solutions")]
 
 
 def _read(root, name) -> Lesson:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import _notebooks
+
 from _grade.submissions import root_of
 
 # Modules that no exercise needs and that reach around the checks.
@@ -170,7 +172,7 @@ def _forged_sign(value):
 
 def _text(value):
     yield from _forged_sign(value)
-    if re.search(r"solutions/\d\d_", value) or "/proc/" in value:
+    if re.search(rf"solutions/{_notebooks.NUMBER}_", value) or "/proc/" in value:
         yield f"names {'/proc/' if '/proc/' in value else 'solutions/'}"
     elif value in _ATTRIBUTES:
         yield f"uses {value!r}"

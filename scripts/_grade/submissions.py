@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import _notebooks
+
 from _grade.lessons import Exercise, Lesson
 
 LARGEST = 50_000_000  # bytes of a notebook file
@@ -84,20 +86,15 @@ def files_of(given: list[Path]) -> list[tuple[str, Path]]:
     names = {path: [_student(path), below, str(path.with_suffix(""))]
              for path, below in relative.items()}
     for _ in range(2):  # a student's name, else the path below the folder, else the whole path
-        taken = Counter((left[0], _notebook(path)) for path, left in names.items())
+        taken = Counter((left[0], _notebooks.number(path.stem)) for path, left in names.items())
         for path, left in names.items():
-            if taken[left[0], _notebook(path)] > 1:
+            if taken[left[0], _notebooks.number(path.stem)] > 1:
                 del left[0]
     return sorted((left[0], path) for path, left in names.items())
 
 
-def _notebook(path) -> str:
-    """The number of the notebook in a file's name; or empty."""
-    return path.stem[:2] if re.match(r"\d\d_\w+$", path.stem) else ""
-
-
 def _student(path) -> str:
-    return path.parent.name if _notebook(path) else path.stem
+    return path.parent.name if _notebooks.number(path.stem) else path.stem
 
 
 def read(student: str, path: Path, lessons: list[Lesson]) -> Submission:

@@ -4,6 +4,8 @@ import csv
 import re
 from pathlib import Path
 
+import _notebooks
+
 from _grade.sandbox import PASSED
 
 
@@ -54,4 +56,5 @@ def in_words(one: dict) -> str:
     points, of = (sum(each[name] for each in one["exercises"]) for name in ("points", "of"))
     seconds = sum(each["seconds"] for each in one["exercises"])
     flagged = f"  flagged: {one['flagged'][0]}" if one["flagged"] else ""
-    return f"{points:g} of {of:g}  {one['student']}  {one['lesson'][:2]}  {seconds:.1f} s{flagged}"
+    number = _notebooks.number(one["lesson"])
+    return f"{points:g} of {of:g}  {one['student']}  {number}  {seconds:.1f} s{flagged}"

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import _notebooks
 from _unattended import machine
 from _unattended.runner import FAILED, INTERRUPTED, PASSED, SKIPPED, TIMED_OUT
 
@@ -155,7 +156,7 @@ def _cases(title, found) -> list[str]:
 def _exercises(out, data) -> list[str]:
     """The checks that rejected the worked solution on this machine, and what else went wrong."""
     logs = [(part["name"], out / f"{part['name']}.log") for part in data["parts"]
-            if re.match(r"\d\d_", part["name"])]
+            if _notebooks.number(part["name"])]
     found = [f"- {name}: {line.strip()[:200]}" for name, log in logs if log.exists()
              for line in _WRONG.findall(log.read_text(errors="replace"))]
     title = "## What the solutions say is wrong here (✗), or cannot be judged (○)"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import _notebooks
 from _on_gpu import parts
 from _unattended import machine, nvidia_smi, reference
 
@@ -16,7 +17,7 @@ GB = 1e9
 
 def running(root: Path = ROOT) -> Found:
     """The notebooks, each with its minutes and with the memory that its run took."""
-    names = sorted(path.stem for path in (root / "solutions").glob("[0-9][0-9]_*.py"))
+    names = [path.stem for path in _notebooks.paths(root / "solutions")]
     cards = nvidia_smi.query("name").get("name", []) if nvidia_smi.is_there() else []
     found = {"gpus": [{"name": card} for card in cards]}
     found["title"] = machine.title(found) if cards else "no GPU"
@@ -32,15 +33,16 @@ def _measured(names, run) -> Found:
              "runs": (ran[name].get("host_bytes") or 0) <= free} for name in names if name in ran]
     fits, tight = ([row for row in rows if row["runs"] is wanted] for wanted in (True, False))
     value = (f"{'all ' * (len(fits) == len(names))}{len(fits)} run here, in minutes: "
-             + ", ".join(f"{row['name'][:2]} {row['seconds'] / 60:.1f}" for row in rows)
+             + ", ".join(f"{_notebooks.number(row['name'])} {row['seconds'] / 60:.1f}"
+                         for row in rows)
              + f"; measured on {run['machine']['title']}, {run['date'][:10]}")
     problems = []
     if tight:
         most = max(row["bytes"] for row in tight)
-        problems.append((NOTE, f"{listed(row['name'][:2] for row in tight)} took up to "
-                               f"{most / GB:.1f} GB, and {free / GB:.1f} GB are to be had: end "
-                               "other programs before you open them."))
-    if new := [name[:2] for name in names if name not in ran]:
+        numbers = listed(_notebooks.number(row["name"]) for row in tight)
+        problems.append((NOTE, f"{numbers} took up to {most / GB:.1f} GB, and {free / GB:.1f} GB "
+                               "are to be had: end other programs before you open them."))
+    if new := [_notebooks.number(name) for name in names if name not in ran]:
         problems.append((NOTE, f"The reference run has no {listed(new)}: how long that takes is "
                                "not yet measured."))
     return worst(value, problems, notebooks=rows, reference=run["date"])

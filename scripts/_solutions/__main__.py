@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 
+import _notebooks
 from _arguments import positive
 
 EPILOG = """\
@@ -71,9 +72,10 @@ def check(arguments: list) -> argparse.Namespace:
 def _numbers(text):
     found = text.split(",")
     for each in found:
-        if not re.match(r"^\d\d$", each):
+        if not re.fullmatch(_notebooks.NUMBER, each):
             raise argparse.ArgumentTypeError(
-                f"{each} is no notebook's number: give two digits, as in 03,04")
+                f"{each} is no notebook's number: give two digits, as in 03,04, and "
+                "perhaps a letter")
     return found
 
 

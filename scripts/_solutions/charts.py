@@ -5,6 +5,8 @@ import re
 from collections import namedtuple
 from pathlib import Path
 
+import _notebooks
+
 from _solutions import markup, results
 
 HEADING = re.compile(r"^#{2,3} (.+)$", re.MULTILINE)
@@ -70,7 +72,7 @@ def _section(title, parts, lead: str = "") -> str:
 
 
 def _figure(shown, notebook) -> str:
-    caption = f"<b>{markup.text(notebook[:2])}</b> {markup.text(shown.heading)}"
+    caption = f"<b>{markup.text(_notebooks.number(notebook))}</b> {markup.text(shown.heading)}"
     return (f"<figure><figcaption>{caption}</figcaption><img alt='{markup.text(shown.words)}' "
             f"src='data:image/png;base64,{shown.image}'{_size(shown.image)}>"
             + markup.folded("In words", f"<pre>{markup.text(shown.words)}</pre>") + "</figure>")

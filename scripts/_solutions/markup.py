@@ -3,6 +3,8 @@
 import html
 from pathlib import Path
 
+import _notebooks
+
 STYLE = (Path(__file__).parent / "report.css").read_text()
 
 
@@ -22,7 +24,8 @@ def text(value) -> str:
 
 def where(notebook: str, exercise: str) -> str:
     """The exercise's number, which begins with the notebook's, or the picture's title after it."""
-    return text(exercise if exercise[:1].isdigit() else f"{notebook[:2]} · {exercise}")
+    number = _notebooks.number(notebook)
+    return text(exercise if exercise[:1].isdigit() else f"{number} · {exercise}")
 
 
 def table(caption: str, head: list[str], rows: list[list[str]], numbers: int = 0,

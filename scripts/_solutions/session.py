@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import _notebooks
 from _preflight import table
 from _unattended import machine, reference, runner
 from _unattended.folder import results_folder
@@ -53,12 +54,14 @@ def _choose_sizes(options):
 
 def chosen(only: list[str] | None, root: Path) -> list[Path] | str:
     """The notebooks with these numbers, or a sentence that names one that there is not."""
-    paths = sorted((root / "solutions").glob("[0-9][0-9]_*.ipynb"))
-    found = {path.name[:2]: path for path in paths}
+    found = {path.stem: path for path in _notebooks.paths(root / "solutions", ".ipynb")}
+    names = [] if only else list(found)
     for number in only or ():
-        if number not in found:
-            return f"There is no notebook {number}: choose from {', '.join(found)}."
-    return [found[number] for number in only or found]
+        names += (matching := _notebooks.chosen(number, found))
+        if not matching:
+            return (f"There is no notebook {number}: choose from "
+                    f"{', '.join(map(_notebooks.number, found))}.")
+    return [found[name] for name in dict.fromkeys(names)]
 
 
 class Session:

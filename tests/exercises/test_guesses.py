@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
+import _notebooks
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = sorted(path.stem for path in (ROOT / "solutions").glob("*.py"))
+NOTEBOOKS = [path.stem for path in _notebooks.paths(ROOT / "solutions")]
 KEY = r'"(\d+\.\d+[a-z]?)"'
 
 
@@ -15,7 +16,7 @@ def test_every_guess_is_drawn(notebook):
     source = (ROOT / "solutions" / f"{notebook}.py").read_text(encoding="utf-8")
     asked = re.findall(rf"labs\.guess\(\s*{KEY}", source)
     charts = "".join(path.read_text(encoding="utf-8")
-                     for path in (ROOT / "labs" / notebook[3:]).rglob("*.py"))
+                     for path in (ROOT / "labs" / _notebooks.package(notebook)).rglob("*.py"))
     named = re.sub(rf"(shows|check)\({KEY}", "", charts)  # keys that name no exercise's check
     drawn = re.findall(KEY, named) + re.findall(rf"guess={KEY}", source)
     assert len(asked) == len(set(asked)), "two guesses under one key"

@@ -20,6 +20,11 @@ def test_a_spreadsheet_runs_nothing(tmp_path):
     assert "'@SUM(1)" in (tmp_path / "g.csv").read_text()
 
 
+def test_a_line_names_the_notebook_by_its_number():
+    assert "ada  02  1.0 s" in table.in_words(record())
+    assert "ada  07a  1.0 s" in table.in_words(record() | {"lesson": "07a_tensor_parallel"})
+
+
 def test_a_name_leads_nowhere_else(tmp_path):
     folder = tmp_path / "pages"
     folder.mkdir()

@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import _notebooks
 import leaks
 import psutil
 import pytest
@@ -25,12 +26,12 @@ from pretend.cells import END
 sys.path += node.PATH
 import gpu_lines  # noqa: E402
 
-SOLUTIONS = sorted((node.ROOT / "solutions").glob("[0-9]*.py"))
-NUMBERS = [path.name[:2] for path in SOLUTIONS]
+SOLUTIONS = {_notebooks.number(path.stem): path
+             for path in _notebooks.paths(node.ROOT / "solutions")}
 GPUS = (1, 2, 8)
 # Not 06 with 8 GPUs: each rank of torchrun and Accelerate imports torch by itself, about 100 CPU
 # seconds more, and only numbers of ranks would differ: tests/scaling/test_lost_time.py has them.
-RUNS = [(number, gpus) for number in NUMBERS for gpus in GPUS if (number, gpus) != ("06", 8)]
+RUNS = [(number, gpus) for number in SOLUTIONS for gpus in GPUS if (number, gpus) != ("06", 8)]
 NCCL, GLOO = "cpu:gloo,cuda:nccl", "gloo"
 # What runs on the CPU all the same, and why: number of GPUs -> launches.
 ON_CPU = {
@@ -86,15 +87,16 @@ def run(number: str, gpus: int) -> Run:
     """Runs a solution on the pretend node, with those that have GPUs of the same kind and write
     nothing where they run."""
     nbytes, writes = NBYTES.get(number), number in WRITES
-    return _run_all(tuple(path for path in SOLUTIONS if NBYTES.get(path.name[:2]) == nbytes
-                          and (path.name[:2] in WRITES) == writes
-                          and (path.name[:2], gpus) in RUNS), gpus, nbytes, writes)[number]
+    return _run_all(tuple(other for other in SOLUTIONS if NBYTES.get(other) == nbytes
+                          and (other in WRITES) == writes and (other, gpus) in RUNS),
+                    gpus, nbytes, writes)[number]
 
 
 @functools.cache
-def _run_all(solutions, gpus, nbytes, writes) -> dict[str, Run]:
+def _run_all(numbers, gpus, nbytes, writes) -> dict[str, Run]:
     """Runs solutions in one process; its temporary files are in a directory of their own."""
     with tempfile.TemporaryDirectory() as folder:
+        solutions = [SOLUTIONS[number] for number in numbers]
         ranks, here = Path(folder, "ranks"), Path(folder, "here")
         ranks.touch()
         here.mkdir()
@@ -107,11 +109,11 @@ def _run_all(solutions, gpus, nbytes, writes) -> dict[str, Run]:
         leaks.until(lambda: not _processes(folder), 5)
         left = _processes(folder) + [str(path) for path in Path(folder).glob("pymp-*")]
         assert done.returncode == 0, done.stderr[-3000:]
-        return {path.name[:2]: Run(f"{END} {path} True" in done.stdout, *parts, _launches(lines),
-                                   left)
-                for path, *parts, lines in zip(solutions, _parts(done.stdout),
-                                               _parts(done.stderr), _parts(ranks.read_text()),
-                                               strict=True)}
+        return {number: Run(f"{END} {SOLUTIONS[number]} True" in done.stdout, *parts,
+                            _launches(lines), left)
+                for number, *parts, lines in zip(numbers, _parts(done.stdout),
+                                                 _parts(done.stderr), _parts(ranks.read_text()),
+                                                 strict=True)}
 
 
 def _parts(text) -> list[str]:
