@@ -20,6 +20,7 @@ BENCHES = {
     "explorer": "the memory explorer: from a slider's move to its drawing",
     "trace": "reading a trace of 100 MB: seconds, and memory at its peak",
     "steptime": "the model of a step's time on published runs that it was not fitted to",
+    "pipeline": "simulated pipeline schedules on published bubble rates",
     "soak": "500 launches with faults mixed in, in one kernel: what grows",
 }
 
@@ -57,7 +58,9 @@ def check(arguments: list) -> argparse.Namespace:
                         help="of the bench trace: size of the file (100)")
     parser.add_argument("--rows", metavar="FILE",
                         help="of the bench steptime: published runs, a JSON file like "
-                             "labs/predictions/step_time/published_runs.json (default: that one)")
+                             "labs/predictions/step_time/published_runs.json (default: that one); "
+                             "of pipeline: a CSV or JSON file like "
+                             "labs/predictions/pipelines/zero_bubble_table_9.csv (that one)")
     return parser.parse_args(arguments)
 
 
