@@ -139,8 +139,8 @@ def _share(value, where) -> float | None:
         return None
     number = _parsed(value)
     if number is None or not 0 <= number < 1:
-        raise RowsError(f"{where}: bubble_rate is {value!r:.40}; expected a share of the step, from 0 "
-                        "to 1")
+        raise RowsError(f"{where}: bubble_rate is {value!r:.40}; expected a share of the step, "
+                        "from 0 to 1")
     return number
 
 
