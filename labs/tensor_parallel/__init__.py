@@ -9,6 +9,9 @@ from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     # part A: linear layers, attention, a whole Llama
+    from labs.tensor_parallel.checks.linear_shards import check_linear_shards
+    from labs.tensor_parallel.checks.regions import check_regions
+    from labs.tensor_parallel.checks.tensor_parallel import check_tensor_parallel
     from labs.tensor_parallel.scaffold import map_input
     from labs.training.presets import preset
     # isort: split

@@ -2,6 +2,7 @@
 back, in pieces, so that a large result needs no second copy."""
 
 import functools
+import importlib
 import inspect
 import io
 import pickle
@@ -164,6 +165,8 @@ class _Pickler(cloudpickle.Pickler):
                              value.requires_grad)
         if path := _operator_path(value):
             return _from_torch, path
+        if _is_module_of_another_class(value):
+            return importlib.import_module, (value.__name__,)
         return super().reducer_override(value)
 
     def _note_definition(self, qualified_name):
@@ -189,6 +192,14 @@ def _operator_path(value) -> tuple[str, ...]:
 
 def _from_torch(*path):
     return functools.reduce(getattr, path, torch)
+
+
+def _is_module_of_another_class(value) -> bool:
+    """Whether this is a module that was replaced by an instance of a subclass, which cloudpickle
+    cannot pickle. It takes torch.distributed.config along with each function that names `dist` and
+    any attribute `config`, as in `model.config`."""
+    return (isinstance(value, types.ModuleType) and type(value) is not types.ModuleType
+            and sys.modules.get(value.__name__) is value)
 
 
 def _is_plain_and_large(tensor) -> bool:

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 import warnings
+from types import SimpleNamespace
 
 import leaks
 import pytest
@@ -227,6 +228,15 @@ def test_a_launch_inside_a_launch_is_refused():
             return str(error)
 
     assert "on a rank" in launch(work, ranks=1, quiet=True)[0]
+
+
+def test_a_module_that_cloudpickle_cannot_pickle_is_imported_on_the_rank():
+    def size_of(model):  # names `dist` and `config`: cloudpickle sends torch.distributed.config
+        return model.config, dist.get_world_size()
+
+    assert launch(size_of, SimpleNamespace(config=3), ranks=1, quiet=True) == [(3, 1)]
+    assert launch(lambda found: found.__name__, torch.distributed.config, ranks=1,
+                  quiet=True) == ["torch.distributed.config"]
 
 
 def test_what_cannot_travel_is_named():

@@ -14,6 +14,7 @@ from labs.exercises.on_ranks import raise_on_all_ranks
 from labs.exercises.verdicts import Wrong
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Traffic
+from labs.tensor_parallel.checks.groups import reject_other_ranks
 from labs.training.models import trainable
 from labs.words import counted
 
@@ -33,9 +34,9 @@ class ResidentBytes:
     """Bytes that a rank may hold in fp32: 1/ranks of what is sharded, all that is replicated.
 
     sharded, replicated: elements of the whole model. tensors: how many parameters. buffers: bytes.
-    rest: bytes of activations and of all else that may be there at the end of a phase. states:
-    numbers that the optimizer keeps for each element, 2 for AdamW. padding: elements that the
-    shards may have in addition.
+    rest: bytes of all else that may be there at the end of a phase; not judged after forward, when
+    there are activations. states: numbers that the optimizer keeps for each element, 2 for AdamW.
+    padding: elements that the shards may have in addition.
     """
 
     ranks: int
@@ -43,7 +44,7 @@ class ResidentBytes:
     replicated: int
     tensors: int
     buffers: int = 0
-    rest: int = 0
+    rest: int = 16_384
     states: int = 2
     padding: int = 0
 
@@ -63,10 +64,10 @@ class ResidentBytes:
     def by_category(self, phase: str) -> dict[str, int]:
         """Category -> bytes at the end of a phase."""
         has_gradients = phase in ("backward", "step")
-        return {"parameters": BYTES * self.elements + self.buffers,
-                "gradients": BYTES * self.elements * has_gradients,
-                "optimizer_state": BYTES * (self.states * self.elements + self.tensors),
-                "rest": self.rest}
+        limits = {"parameters": BYTES * self.elements + self.buffers,
+                  "gradients": BYTES * self.elements * has_gradients,
+                  "optimizer_state": BYTES * (self.states * self.elements + self.tensors)}
+        return limits if phase == "forward" else {**limits, "rest": self.rest}
 
     @property
     def formula(self) -> str:
@@ -126,7 +127,8 @@ def judge_collectives(traffic: Traffic, allowed: dict[str, float], activations: 
     """
     most = activations.elements / 2 if small is None else small
     raise_on_all_ranks(_judge_kinds, traffic, allowed, activations, most, hints or {})
-    raise_on_all_ranks(_judge_group, traffic, group or dist.group.WORLD)
+    raise_on_all_ranks(reject_other_ranks, traffic, group or dist.group.WORLD,
+                       f"rank {dist.get_rank()}")
 
 
 def _judge_kinds(traffic, allowed, activations, small, hints):
@@ -157,12 +159,3 @@ def _too_much(rank: int, kind: str, calls: list[CollectiveCall], due: float,
     other = max((call for call in calls if call.elements != size), key=lambda call: call.elements)
     return (f"rank {rank}: {counted(len(calls), name)} a step, one of {other.elements:,} elements, "
             f"which is no activation of b·s·h = {size:,}; {needed}")
-
-
-def _judge_group(traffic, group):
-    members = dist.get_process_group_ranks(group)
-    for call in traffic.calls:
-        if call.members and list(call.members) != members:
-            raise Wrong(f"rank {dist.get_rank()}: an {call.kind.replace('_', '-')} of "
-                        f"{call.elements:,} elements is on ranks {list(call.members)}; the group "
-                        f"is ranks {members}", "Pass `group` on to every collective.")

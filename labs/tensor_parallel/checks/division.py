@@ -1,0 +1,53 @@
+"""Sizes that a number of ranks does not divide: the answer must raise a ValueError that helps."""
+
+import re
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from labs.exercises.on_ranks import raise_on_all_ranks
+from labs.exercises.student_code import shortened
+from labs.exercises.verdicts import Wrong
+
+_TO_DO = (r"\b(use|choose|take|train|run|launch|set|change|give|pick|try|replicate|reduce|need\w*|"
+          r"must|should|make|keep|pad|want|require\w*|multiple|either|instead|only|please|divisor)\b")
+
+
+def require_value_error(call: Callable, what: str, numbers: tuple[int, int],
+                        module: str = "") -> None:
+    """On a rank: raises Wrong on all ranks unless call() raises a ValueError, on every rank, whose
+    one sentence has both numbers and what to do. module: a regular expression of which a match
+    names the module, where the sentence must."""
+    error = None
+    try:
+        call()
+    except Exception as raised:  # of another kind: that is what is judged
+        error = raised
+    raise_on_all_ranks(_judge, error, what, numbers, module)
+
+
+def _judge(error, what, numbers, module):
+    rank, (size, ranks) = dist.get_rank(), numbers
+    who = f"rank {rank}: {what} on {ranks} ranks"
+    example = f"for example: '...: {ranks} ranks do not divide {size}; use 2 ranks'"
+    if isinstance(error, NotImplementedError | Wrong):
+        raise error
+    # Without it rows of two ranks overlap or are left out, or a head is cut in two, and training
+    # goes on with wrong numbers.
+    if error is None:
+        raise Wrong(f"{who}: no error, though {ranks} does not divide {size}",
+                    f"raise ValueError with one sentence, {example}")
+    if not isinstance(error, ValueError):
+        raise Wrong(f"{who}: {type(error).__name__} ({shortened(str(error))[:80]}), not ValueError",
+                    f"Compare the sizes first, and raise ValueError with one sentence, {example}")
+    said = str(error)
+    missing = [str(number) for number in numbers if not re.search(rf"\b{number}\b", said)]
+    if missing:
+        raise Wrong(f"{who}: the ValueError does not say {' and '.join(missing)}: {said[:120]!r}",
+                    f"One sentence, {example}")
+    if module and not re.search(module, said):
+        raise Wrong(f"{who}: the ValueError does not name the module: {said[:120]!r}",
+                    "Say where it is: self_attn, or mlp.")
+    if "\n" in said.strip() or not re.search(_TO_DO, said, re.IGNORECASE):
+        raise Wrong(f"{who}: the ValueError does not say in one sentence what to do: "
+                    f"{said[:120]!r}", example.capitalize())
