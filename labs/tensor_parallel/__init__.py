@@ -20,5 +20,21 @@ if TYPE_CHECKING:
     # part C: the sequence, and torch's own
     # isort: split
     # part D: a ring for long sequences
+    from labs.tensor_parallel.charts.muon import show_sharded_muon
+    from labs.tensor_parallel.charts.ring import (
+        show_assignments,
+        show_context_parallel,
+        show_ring,
+        show_ring_in_llama,
+        show_ring_memory,
+        show_rounds,
+    )
+    from labs.tensor_parallel.checks.assign import check_assign
+    from labs.tensor_parallel.checks.merge import check_merge
+    from labs.tensor_parallel.checks.muon_update import check_muon_update
+    from labs.tensor_parallel.checks.ring_attention import check_ring_attention
+    from labs.tensor_parallel.ring.blocks import block_attention, block_backward, full_attention
+    from labs.training.muon import newton_schulz, pieces_of
+    from labs.workers.collectives import reduce_scatter_single
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)
