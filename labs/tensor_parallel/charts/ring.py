@@ -88,8 +88,9 @@ def show_rounds(assign: Callable, ring_attention: Callable) -> Picture:
         rounds = runs.measured_rounds(ring_attention, places)
         data[title] = rounds
         longer = makespan(rounds) / least_makespan(rounds)
+        guess = guessed("7.12") if assignment is contiguous else None
         lines.append(f"{title}: {makespan(rounds):,} pairs one after the other, {longer:.2f}x the "
-                     "least possible")
+                     "least possible" + (f"; your guess: {guess:g}x" if guess else ""))
         most = max(max(max(by_rank) for by_rank in each) for each in data.values())
         for passed, by_rank in enumerate(rounds):
             _draw_pairs(axes[2 * number][passed], places, passed)
