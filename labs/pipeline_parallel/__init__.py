@@ -9,6 +9,19 @@ from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     # part A: schedules
+    from labs.pipeline_parallel.charts.schedules import (
+        draw_schedule,
+        show_published_bubbles,
+        show_schedules,
+        show_zb_h2,
+    )
+    from labs.pipeline_parallel.checks.gpipe import check_gpipe
+    from labs.pipeline_parallel.checks.interleaved import check_interleaved
+    from labs.pipeline_parallel.checks.one_f_one_b import check_one_f_one_b
+    from labs.pipeline_parallel.checks.zb_h1 import check_zb_h1
+    from labs.pipeline_parallel.scaffold import why_illegal
+    from labs.predictions.activations import korthikanti
+    from labs.predictions.pipelines.schedule import B, F, W
     # isort: split
     # part B: stages on ranks
     # isort: split

@@ -23,9 +23,11 @@ def first_illegal(schedule: Schedule) -> str | None:
     the stage's own F, W after its B; what an action receives is computed by another stage; and the
     orders of the ranks do not wait for each other in a circle.
     """
-    illegal = [*_illegal_actions(schedule), *_never_received(schedule)]
+    # What one rank's own list shows comes first: it may be why another rank waits in vain.
+    illegal = min(_illegal_actions(schedule), default=None) or min(_never_received(schedule),
+                                                                   default=None)
     if illegal:
-        return min(illegal)[-1]
+        return illegal[-1]
     return next(_missing(schedule), None) or _circle(schedule)
 
 
