@@ -77,6 +77,7 @@ def test_other_rows_and_json_only_on_stdout(tmp_path, monkeypatch, capfd):
     "\ufeffP;M;Virtual stages;t_f;t_b;t_w;t_comm;Schedule;bubble\n4;8;;2;2;1;0;1f1b;0.3\n"
     "4;8;2.0;2;2;1;0;interleaved;0.15\n",
     "p,m,chunks,T_F,T_B,T_W,T_comm,1F1B,1F1B-I\n4,8,2,2,2,1,0,0.3,0.15\n",
+    json.dumps([{**ROW, "schedule": {"1F1B": 0.3, "1F1B-I": 0.15}}]),
     json.dumps([{**ROW, "bubble_rate": "0.3"},
                 {**ROW, "schedule": "1F1B-I", "bubble_rate": 0.15}]),
     json.dumps({"rows": [{key: value for key, value in ROW.items()

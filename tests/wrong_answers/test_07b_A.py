@@ -220,7 +220,8 @@ by_name(
     lab.check_zb_h1,
     no_w=(one_f_one_b, "takes 33 slots, and 27 are enough; .* there is no W in any list"),
     gpipe=(gpipe, "there is no W in any list"),
-    w_at_once=(delayed(lambda p, m, rank: 0), "the step takes 30 slots, and 27 are enough"),
+    w_at_once=(delayed(lambda p, m, rank: 0), "the step takes 30 slots, and 27 are enough; "
+                "rank 0 is idle for 6, longest before B.0., 3 slots"),
     w_at_the_end=(delayed(lambda p, m, rank: m), "takes 30 slots, and 27 are enough"),
     w_two_later=(delayed(lambda p, m, rank: 2 * rank), "takes 30 slots, and 27 are enough"),
     w_before_b=(with_rank(lambda p, m, rank: [

@@ -75,7 +75,7 @@ def _judge_slots(schedule, timeline: Timeline, kind, size, where, hint):
         raise Wrong(f"{text}; there is no W in any list, so each B computes both gradients",
                     "Write B(i) for the gradient of the input and, later, W(i) for that of the "
                     "weights.")
-    raise Wrong(text, hint)
+    raise Wrong(text + _longest_wait(schedule, timeline.spans[worst], chunks), hint)
 
 
 def _judge_peak(timeline: Timeline, kind, size, where, hint):
@@ -88,6 +88,15 @@ def _judge_peak(timeline: Timeline, kind, size, where, hint):
             raise Wrong(f"{where}: rank {rank} has the activations of {_held(peak, chunks)} in "
                         f"flight at its peak, and {enough / chunks:g} are enough for a step of as "
                         "many slots", hint)
+
+
+def _longest_wait(schedule, spans, chunks) -> str:
+    """Before which of a rank's actions it waits longest, and how long; nothing if it never does."""
+    ends = [0.0, *(span.end for span in spans)]
+    wait, index = max((span.begin - end, -index) for index, (span, end) in
+                      enumerate(zip(spans, ends, strict=False)))
+    name = schedule.name(spans[-index].action)
+    return f", longest before {name}, {_slots(wait, chunks)}" if wait else ""
 
 
 def _where(ranks, micro_batches, chunks=None) -> str:

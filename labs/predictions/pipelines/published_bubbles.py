@@ -92,7 +92,11 @@ def _csv_rows(text) -> list[dict]:
 def _bubbles(row, where) -> Iterator[PublishedBubble]:
     """The row as one bubble rate; or as several, if it has a column for each schedule."""
     columns = [(kind, row[name]) for name in row if (kind := _kind(name))]
-    if columns and not _find(row, "schedule")[0]:
+    nested = [value for value in row.values() if isinstance(value, dict)]
+    if nested and not columns:  # {"schedule": {"1F1B": 0.24, ...}}
+        row = {**row, **{_plain(name): rate for rates in nested for name, rate in rates.items()}}
+        columns = [(kind, row[name]) for name in row if (kind := _kind(name))]
+    if columns and (nested or not _find(row, "schedule")[0]):
         for kind, published in columns:
             yield _bubble(row, where, kind, published)
         return
