@@ -33,7 +33,319 @@ import labs.tensor_parallel as lab
 labs.warm_up()
 
 # %% [markdown]
-# ## PART A: linear layers, attention, a whole Llama
+# ## The need: one sequence is the least that a rank can take
+#
+# Under FSDP each rank needs a whole sequence of its own, and gathers whole layers. More ranks divide
+# parameters, gradients and optimizer state, but neither the activations of that sequence nor a
+# gathered layer. The next cell predicts the peak of one of 16,384 ranks in bf16, with every layer
+# checkpointed, for sequences of 8,192 and of 131,072 tokens.
+
+# %%
+lab.show_one_sequence(ranks=16_384)
+
+# %%
+tokens = {"of one step, in millions, 1 sequence a rank": 16_384 * 8_192 / 1e6}
+tokens | {"in Llama 3's largest batch, in millions": 16}
+
+# %% [markdown]
+# **Notice:** three of the four jobs exceed an H100, although the shards of parameters and optimizer
+# state are less than 1 GB of each. The fourth fits, but its batch has 134 million tokens. Llama 3 was
+# trained with 16 million at most, because far larger batches need more tokens for the same loss. So
+# several ranks must share a sequence.
+
+# %% [markdown]
+# ## Two ways to divide a matrix product
+#
+# **Tensor parallelism** divides the matrices. For Z = tanh(X·A)·B on t ranks, cut A by columns and B
+# by rows: rank i computes Zᵢ = tanh(X·Aᵢ)·Bᵢ alone, and Z is the *sum* of all Zᵢ. Between the two
+# products nothing is sent. A is then a **column-parallel** layer, B a **row-parallel** one.
+#
+# `nn.Linear` computes x·Wᵀ, and its weight has the shape [out, in]: a column of A is a *row* of
+# `weight`.
+
+# %% [markdown]
+# All ranks have the same X, and each computes a part. Is autograd's gradient of X then right on each
+# rank? Two ranks try, with A cut by columns:
+
+# %%
+def gradient_of_the_input(parts):
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 3, requires_grad=True), torch.randn(4, 3)
+    rows = weight.chunk(2)[dist.get_rank()] if parts else weight
+    F.linear(x, rows).sum().backward()
+    return [round(number, 2) for number in x.grad[0].tolist()]
+
+
+part = labs.launch(gradient_of_the_input, True, ranks=2, quiet=True)
+whole = labs.launch(gradient_of_the_input, False, ranks=2, quiet=True)
+{"rank 0": part[0], "rank 1": part[1], "whole": whole[0]}
+
+# %% [markdown]
+# **Notice:** each rank has only its part of the gradient, and the parts add up to the whole one. No
+# error says so: each part looks like a gradient.
+
+# %% [markdown]
+# ## f and g
+#
+# So each end of the divided region needs a collective, in one direction only. Megatron-LM calls the
+# two functions f and g; they are a **conjugate pair**:
+#
+# | | where | forward | backward |
+# |:--|:--|:--|:--|
+# | f, `CopyToRegion` | at the entry, before A | copy | all-reduce |
+# | g, `ReduceFromRegion` | at the exit, after B | all-reduce | copy |
+#
+# A `torch.autograd.Function` has both directions. `backward` returns one gradient for each argument
+# of `forward`: None for a group.
+
+# %% [markdown]
+# ### Exercise 7.1 · The conjugate pair
+#
+# *Difficulty 2 of 5 · 15 minutes · target: the sum over the group's ranks in one direction, a copy in
+# the other, and no tensor of the caller written to*
+#
+# `dist.all_reduce` works in place. But the gradient that `backward` is given may belong to another
+# layer as well: autograd hands the same tensor to both sides of a residual connection.
+
+# %%
+# Exercise 7.1: f copies in forward and sums in backward; g sums in forward and copies in backward
+class CopyToRegion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ### BEGIN SOLUTION
+        ctx.group = group
+        return x.view_as(x)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ### BEGIN SOLUTION
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+        ### END SOLUTION
+
+
+# %%
+class ReduceFromRegion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ### BEGIN SOLUTION
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ### BEGIN SOLUTION
+        return gradient, None
+        ### END SOLUTION
+
+
+# %%
+lab.check_regions(CopyToRegion, ReduceFromRegion)
+
+# %% [markdown]
+# ## Shards of linear layers
+#
+# The ranks of a group must divide a layer evenly. If they do not, a plain slice would overlap or
+# leave rows out, and training would go on with wrong numbers. So whoever cuts a layer first asks for
+# its part of the size:
+
+# %%
+def share(size, group, what):
+    """size / t for the t ranks of the group; a ValueError where they do not divide it."""
+    ranks = dist.get_world_size(group)
+    if size % ranks:
+        raise ValueError(f"{what}: {ranks} ranks do not divide {size}; use a number that does")
+    return size // ranks
+
+
+labs.launch(lambda: share(36, dist.group.WORLD, "rows"), ranks=3, quiet=True)
+
+# %% [markdown]
+# ### Exercise 7.2 · Column- and row-parallel layers
+#
+# *Difficulty 3 of 5 · 20 minutes · target: outputs and gradients of the whole layers, 1/t of the
+# weights in memory, one all-reduce in forward*
+#
+# `column_shard` returns an `nn.Linear` with this rank's rows of weight and bias. A
+# `RowParallelLinear` has this rank's columns, takes this rank's part of the input, and returns the
+# whole output: g is inside, f is not. A slice is a view, which keeps the whole weight in memory.
+#
+# <details><summary>Hint</summary>
+#
+# The sum over ranks would count a bias t times, so the bias comes after the sum. Every rank adds it
+# and keeps it whole: then its gradient is the same on all ranks.
+#
+# `dist.get_rank(group)` is this rank's number in the group. Split along dimension 0 for the rows and
+# along 1 for the columns, take your part, and copy it into memory of its own. Pass the layer's dtype
+# and device on.
+#
+# </details>
+
+# %%
+# Exercise 7.2: this rank's part of a linear layer, cut by its outputs or by its inputs
+def column_shard(linear, group):
+    """An nn.Linear with this rank's out/t rows of the weight, and of the bias if there is one."""
+    ### BEGIN SOLUTION
+    rows, rank = share(linear.out_features, group, "column_shard"), dist.get_rank(group)
+    weight, bias = linear.weight, linear.bias
+    shard = nn.Linear(
+        linear.in_features, rows, bias is not None, device=weight.device, dtype=weight.dtype)
+    with torch.no_grad():
+        shard.weight.copy_(weight.split(rows)[rank])
+        if bias is not None:
+            shard.bias.copy_(bias.split(rows)[rank])
+    return shard
+    ### END SOLUTION
+
+
+# %%
+class RowParallelLinear(nn.Module):
+    def __init__(self, linear, group):
+        super().__init__()
+        ### BEGIN SOLUTION
+        columns = share(linear.in_features, group, "RowParallelLinear")
+        mine = linear.weight.detach().split(columns, dim=1)[dist.get_rank(group)]
+        self.weight = nn.Parameter(mine.clone())
+        self.bias, self.group = linear.bias, group
+        ### END SOLUTION
+
+    def forward(self, x):
+        ### BEGIN SOLUTION
+        total = ReduceFromRegion.apply(F.linear(x, self.weight), self.group)
+        return total if self.bias is None else total + self.bias
+        ### END SOLUTION
+
+
+# %%
+lab.check_linear_shards(column_shard, RowParallelLinear)
+
+# %% [markdown]
+# ## A whole Llama
+#
+# Attention divides by heads: each head has its own rows of the query, key and value layers, and its
+# own columns of the output layer. Llama uses **grouped-query attention**: several query heads share
+# a key and value head, so a rank needs both parts of a group. In the gated MLP, `gate_proj` and
+# `up_proj` are column-parallel and `down_proj` is row-parallel. Embedding, norms and head stay whole
+# on all ranks for now.
+
+# %%
+model = lab.llama(layers=1)
+{name: list(parameter.shape) for name, parameter in model.model.layers[0].named_parameters()}
+
+# %% [markdown]
+# Hugging Face's attention reads the number of heads off the layers' outputs, so replacing the layers
+# is enough. `lab.map_input(module, function)` applies a function to the hidden states that enter a
+# module, before its forward:
+
+# %%
+layer = nn.Linear(2, 3)
+lab.map_input(layer, lambda hidden: 2 * hidden)
+x = torch.ones(1, 2)
+torch.equal(layer(x), F.linear(2 * x, layer.weight, layer.bias))
+
+# %% [markdown]
+# How many all-reduces of b·s·h elements does a rank make in each layer and step, forward and backward
+# together? (b sequences of s tokens, each a vector of h numbers.)
+
+# %%
+# A guess, for exercise 7.3
+### BEGIN SOLUTION
+my_guess = 4
+### END SOLUTION
+labs.guess("7.3", "all-reduces of b·s·h elements for a layer and step", my_guess)
+
+# %% [markdown]
+# ### Exercise 7.3 · Divide attention and the MLP
+#
+# *Difficulty 4 of 5 · 30 minutes · target: equal to the reference over 5 steps, 1/t of each layer's
+# matrices on a rank, 4 all-reduces of b·s·h a layer and step*
+#
+# All ranks get the same batch. Heads, key and value heads, or an MLP that the ranks do not divide are
+# refused: a ValueError whose sentence names the module (`self_attn` or `mlp`), both numbers, and what
+# to do. `group=None` means all ranks.
+#
+# <details><summary>Hint</summary>
+#
+# Each module has one entry, which takes f, and one exit, which takes g. Query, key and value layers
+# share their input: the gradients that they send back are added first, on each rank, and summed over
+# the ranks once.
+#
+# Rows may divide where heads do not: 6 heads of 8 are 48 rows, and 4 ranks would cut a head in two.
+# So ask `share` for the heads. Then, for each of `model.model.layers` and for attention and MLP:
+# replace the layers with `setattr`, and apply f to the input. Make the optimizer at the end.
+#
+# </details>
+
+# %%
+# Exercise 7.3: a Llama with attention and MLPs divided among the ranks of a group
+def tensor_parallel(model, optimizer_class, group=None, **settings):
+    ### BEGIN SOLUTION
+    group, config = group or dist.group.WORLD, model.config
+    share(config.num_attention_heads, group, "self_attn's query heads")
+    share(config.num_key_value_heads, group, "self_attn's key and value heads")
+    share(config.intermediate_size, group, "the inner size of mlp")
+    for layer in model.model.layers:
+        parts = {layer.self_attn: ("q_proj", "k_proj", "v_proj", "o_proj"),
+                 layer.mlp: ("gate_proj", "up_proj", "down_proj")}
+        for module, (*columns, row) in parts.items():
+            for name in columns:
+                setattr(module, name, column_shard(getattr(module, name), group))
+            setattr(module, row, RowParallelLinear(getattr(module, row), group))
+            lab.map_input(module, lambda hidden: CopyToRegion.apply(hidden, group))
+    return model, optimizer_class(model.parameters(), **settings)
+    ### END SOLUTION
+
+
+# %%
+lab.check_tensor_parallel(tensor_parallel)
+
+# %%
+lab.show_shards(tensor_parallel, ranks=4)
+
+# %% [markdown]
+# **Notice:** column-parallel layers are cut by rows of `weight`, row-parallel ones by columns. Each
+# rank has whole heads: 2 of 8 query heads, 32 rows, and the key and value head that they share. The
+# norms are tiny. But every rank still has all of the embedding and of the head.
+
+# %% [markdown]
+# ## Count the all-reduces
+#
+# It would also be right to apply f at the entry of *each* column-parallel layer. The numbers are the
+# same, because a sum of sums is the sum. The lab builds that variant from your own parts and counts
+# the all-reduces of both, on 2 ranks:
+
+# %%
+lab.show_all_reduces(tensor_parallel, CopyToRegion, column_shard, RowParallelLinear)
+
+# %% [markdown]
+# **Notice:** both train alike, and f at each layer sends 7 all-reduces in place of 4: in backward
+# one for each of three layers of attention and one for each of two layers of the MLP. Unlike DDP's,
+# these all-reduces cannot wait: the next product needs their result. So tensor parallelism stays
+# inside a node, where links are fast.
+
+# %% [markdown]
+# Now the memory. How many times smaller is what one of 4 ranks keeps, compared with one rank alone:
+# parameters, gradients and optimizer state of this small Llama together?
+
+# %%
+# A guess, for the picture below
+### BEGIN SOLUTION
+my_guess = 4
+### END SOLUTION
+labs.guess("7.3b", "times smaller on one of 4 ranks, with AdamW in fp32", my_guess)
+
+# %%
+lab.show_resident_bytes(tensor_parallel)
+
+# %% [markdown]
+# **Notice:** attention and MLP shrink as 1/t. Embedding, head and norms do not shrink at all, and
+# keep the bars above the prediction for a model of which all is divided. In Llama-3-8B, as here,
+# they are 13 % of all parameters; on 8 ranks they would be more than half of what a rank keeps. So
+# the next part divides them, too.
 
 # %% [markdown]
 # ## PART B: the vocabulary, and the norm of the gradients

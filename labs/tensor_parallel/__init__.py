@@ -9,10 +9,17 @@ from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     # part A: linear layers, attention, a whole Llama
+    from labs.tensor_parallel.charts.linear_layers import (
+        show_all_reduces,
+        show_resident_bytes,
+        show_shards,
+    )
+    from labs.tensor_parallel.charts.need import show_one_sequence
     from labs.tensor_parallel.checks.linear_shards import check_linear_shards
     from labs.tensor_parallel.checks.regions import check_regions
     from labs.tensor_parallel.checks.tensor_parallel import check_tensor_parallel
     from labs.tensor_parallel.scaffold import map_input
+    from labs.training.models import llama
     from labs.training.presets import preset
     # isort: split
     # part B: the vocabulary, and the norm of the gradients

@@ -64,3 +64,17 @@ def _judge_all(check, answers):
             verdicts.append(check(*answer))
             gc.collect()  # models of the answer before are in cycles of hooks
     return verdicts
+
+
+def judge_all(check: Callable, wrong: Sequence[tuple], right: Sequence, ranks: int) -> None:
+    """Asserts, in one launch, that each wrong answer is rejected with its words, and each right one
+    accepted. wrong: (answer, words); an answer that is no tuple is the check's only argument."""
+    as_tuple = [answer if isinstance(answer, tuple) else (answer,)
+                for answer in [*(answer for answer, _ in wrong), *right]]
+    verdicts = judge_in_one_launch(check, as_tuple, ranks)
+    unlike = [(words, verdict) for (_, words), verdict in zip(wrong, verdicts, strict=False)
+              if verdict.passed is not False or not re.search(words, str(verdict))]
+    refused = [verdict for verdict in verdicts[len(wrong):] if not verdict.passed]
+    assert not unlike and not refused, "\n\n".join(
+        [f"expected {words}\nfound    {verdict}" for words, verdict in unlike]
+        + [f"a right answer: {verdict}" for verdict in refused])

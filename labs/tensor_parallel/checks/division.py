@@ -6,7 +6,6 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from labs.exercises.on_ranks import raise_on_all_ranks
-from labs.exercises.student_code import shortened
 from labs.exercises.verdicts import Wrong
 
 _TO_DO = (r"\b(use|choose|take|train|run|launch|set|change|give|pick|try|replicate|reduce|need\w*|"
@@ -38,7 +37,8 @@ def _judge(error, what, numbers, module):
         raise Wrong(f"{who}: no error, though {ranks} does not divide {size}",
                     f"raise ValueError with one sentence, {example}")
     if not isinstance(error, ValueError):
-        raise Wrong(f"{who}: {type(error).__name__} ({shortened(str(error))[:80]}), not ValueError",
+        said = str(error).split("\n")[0][:80]
+        raise Wrong(f"{who}: {type(error).__name__} ({said}), not ValueError",
                     f"Compare the sizes first, and raise ValueError with one sentence, {example}")
     said = str(error)
     missing = [str(number) for number in numbers if not re.search(rf"\b{number}\b", said)]

@@ -70,15 +70,16 @@ OUTPUT_CAUSES = (
           "A row-parallel layer adds its bias after the sum over the ranks, once.",
           lambda found: _bias_times(found, found.ranks - 1)),
     Cause("the bias is missing", "Add the bias after the sum over the ranks.",
-          lambda found: _bias_times(found, -1)),
+          lambda found: _bias_times(found, -1)), *_SCALED,
     Cause("it is only this rank's part: those of all ranks add up to the reference's",
           "The outputs of a row-parallel layer are summed over the ranks: g, ReduceFromRegion.",
-          _is_part), *_SCALED)
+          _is_part))
 GRADIENT_CAUSES = (
+    *_SCALED,  # first: 1/t of it on every rank also adds up
     Cause("the gradient is only this rank's part: those of all ranks add up to the reference's",
           "Each rank's column-parallel layers send back only their part of the gradient of their "
           "input. Sum it over the ranks where the input enters: f, CopyToRegion.",
-          lambda found: close(found.total, found.want)), *_SCALED)
+          lambda found: close(found.total, found.want)))
 
 
 def explain_outputs(module: nn.Module, reference: Reference, step: Step, reader,

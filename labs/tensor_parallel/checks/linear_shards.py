@@ -76,9 +76,8 @@ class _Trial:
         self.upstream = torch.randn(2, 5, OUTPUTS, device=devices.device(), dtype=dtype)
 
     def judge(self, column_shard, row_parallel) -> None:
-        column = self._made("column_shard", column_shard, self.first)
-        row = self._made("RowParallelLinear", row_parallel, self.second)
-        raise_on_all_ranks(self._judge_parts, column, row)
+        column = self._made("column_shard", column_shard, self.first, (0, 0), _ROWS)
+        row = self._made("RowParallelLinear", row_parallel, self.second, (1, None), _COLUMNS)
         x, whole_x = (self.x.clone().requires_grad_() for _ in range(2))
         with Traffic() as of_column:
             inner = column(_SumInBackward.apply(x, self.group))
@@ -94,34 +93,34 @@ class _Trial:
         raise_on_all_ranks(self._judge_gradients, column, row, x.grad, whole_x.grad)
         raise_on_all_ranks(self._judge_backward_traffic, backward)
 
-    def _made(self, name, make, whole):
+    def _made(self, name, make, whole, dimensions, hint):
         """What the student makes of a copy of the layer, of which nothing may be left but a bias.
-        """
+        dimensions: along which weight and bias are divided."""
         given = copy.deepcopy(whole)
         storage = given.weight.untyped_storage().data_ptr()
         made = make(given, self.group)
         original = weakref.ref(given.weight)
         del given
         gc.collect()
-        raise_on_all_ranks(self._judge_made, name, made, original, storage)
+        raise_on_all_ranks(self._judge_made, name, made, whole, dimensions, hint)
+        raise_on_all_ranks(self._judge_kept, name, original, storage)
         return made
 
-    def _judge_made(self, name, made, original, storage):
+    def _judge_made(self, name, made, whole, dimensions, hint):
         if not isinstance(made, nn.Module):
             raise Wrong(f"{self.where}: {name} returned {kind_of(made)}, not a module",
                         "Return an nn.Linear with this rank's rows." * (name == "column_shard"))
+        for kind, dimension in zip(("weight", "bias"), dimensions, strict=True):
+            if (tensor := getattr(whole, kind)) is not None:
+                self._judge_parameter(name, made, kind, tensor, dimension, hint)
+
+    def _judge_kept(self, name, original, storage):
+        # The shard is right, but the layer lives on in a list, a closure or an attribute.
         kept = original()
-        if kept is not None and kept.untyped_storage().data_ptr() == storage and kept.numel():
+        if kept is not None and kept.untyped_storage().data_ptr() == storage:
             raise Wrong(f"{self.where}: after {name} the whole weight is still in memory, "
                         f"{kept.numel() * kept.element_size():,} bytes",
                         "Keep neither the layer nor its weight: copy this rank's part out of it.")
-
-    def _judge_parts(self, column, row):
-        self._judge_parameter("column_shard", column, "weight", self.first.weight, 0, _ROWS)
-        self._judge_parameter("RowParallelLinear", row, "weight", self.second.weight, 1, _COLUMNS)
-        if self.first.bias is not None:
-            self._judge_parameter("column_shard", column, "bias", self.first.bias, 0, _ROWS)
-            self._judge_parameter("RowParallelLinear", row, "bias", self.second.bias, None, _BIAS)
 
     def _judge_parameter(self, name, module, kind, whole, dimension, hint):
         found = _parameter(module, kind)

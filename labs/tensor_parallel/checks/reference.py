@@ -39,6 +39,7 @@ from labs.exercises.reference import (
     Mistake,
     Reference,
     Step,
+    Tensors,
     train_beside_reference,
 )
 from labs.exercises.verdicts import Wrong
@@ -68,13 +69,17 @@ MISTAKES = (
             "Replace the layers first; then make the optimizer, from the parameters that the "
             "module has now.", lambda reference: [reference.unchanged()]),
     Mistake("updated without the optimizer's settings",
-            "Pass **settings on to the optimizer.",
-            lambda reference: [reference.otherwise(**{name: 0.0}) for name in
-                               ("weight_decay", "momentum")
-                               if reference.optimizer.param_groups[0].get(name)]),
+            "Pass **settings on to the optimizer.", lambda reference: _by_default(reference)),
     Mistake("updated as if by a new optimizer: the state of the earlier steps is lost",
             "Make the optimizer once.",
             lambda reference: [reference.otherwise(new_optimizer=True)]))
+
+
+def _by_default(reference: Reference) -> list[Tensors]:
+    """What a step leaves with an optimizer that got no settings, or none but the learning rate."""
+    default = type(reference.optimizer)([nn.Parameter(torch.zeros(1))]).defaults
+    alone = {name: value for name, value in default.items() if name != "lr"}
+    return [reference.otherwise(**default), reference.otherwise(**alone)]
 
 
 def make_optimizer(kind: type, settings: dict) -> Callable[[nn.Module], torch.optim.Optimizer]:

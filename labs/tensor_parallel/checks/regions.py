@@ -47,7 +47,8 @@ def _try_both(copy_to, reduce_from):
 class _Trial:
     """One function on one kind of tensor. Numbers are whole, so that sums are exact.
 
-    y = function(x) is added to `beside`, and autograd gives both the same gradient tensor.
+    y = function(x) is added to 2 · `beside`, and autograd gives both the same gradient tensor, to
+    the function's backward first, because it was called later.
     """
 
     def __init__(self, who, name, group, dtype, transposed):
@@ -70,17 +71,19 @@ class _Trial:
     def judge(self, function, sums_forward: bool) -> None:
         """Calls function.apply, and backward through it; raises Wrong on all ranks."""
         self.x.requires_grad_()
-        self.beside.requires_grad_()
+        doubled = 2 * self.beside.requires_grad_()
         with Traffic() as forward, forward.marked_waits():
             y = function.apply(self.x, self.group)
             forgotten = forward.never_waited_for()
+        raise_on_all_ranks(self._judge_waits, forgotten, "forward")
         raise_on_all_ranks(self._judge_forward, y, sums_forward)
-        raise_on_all_ranks(self._judge_traffic, forward, forgotten, "forward", sums_forward)
+        raise_on_all_ranks(self._judge_traffic, forward, "forward", sums_forward)
         with Traffic() as backward, backward.marked_waits():
-            ((y + self.beside) * self.upstream).sum().backward()
+            ((y + doubled) * self.upstream).sum().backward()
             forgotten = backward.never_waited_for()
+        raise_on_all_ranks(self._judge_waits, forgotten, "backward")
         raise_on_all_ranks(self._judge_backward, sums_forward)
-        raise_on_all_ranks(self._judge_traffic, backward, forgotten, "backward", not sums_forward)
+        raise_on_all_ranks(self._judge_traffic, backward, "backward", not sums_forward)
 
     def _judge_forward(self, y, sums):
         if not isinstance(y, torch.Tensor):
@@ -106,7 +109,7 @@ class _Trial:
                        "sum counts it once for each rank": self.total_upstream})
         # Autograd gives this tensor to both inputs of a sum, so a residual connection would get
         # the wrong gradient.
-        if not torch.equal(self.beside.grad, self.upstream):
+        if not torch.equal(self.beside.grad, 2 * self.upstream):
             raise Wrong(f"{self.who}: backward wrote into the gradient that it was given, which "
                         "another layer reads, too", _IN_PLACE)
 
@@ -127,10 +130,13 @@ class _Trial:
     def _hint(self):
         return _ROLES[self.name] + "."
 
-    def _judge_traffic(self, traffic, forgotten, direction, sums):
+    def _judge_waits(self, forgotten, direction):
+        # What is not waited for may be done in time, or not.
         if forgotten:
             raise Wrong(f"{self.who}: {direction} does not wait for its {forgotten[0].kind}",
                         "With async_op=True a collective returns before it is done: call .wait().")
+
+    def _judge_traffic(self, traffic, direction, sums):
         sent = sum(call.elements for call in traffic.calls)
         if not sums and sent:
             raise Wrong(f"{self.who}: {direction} sends {sent} elements, and it need send none",

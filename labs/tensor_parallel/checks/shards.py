@@ -48,7 +48,13 @@ class ShardReader:
         own = dict(module.named_parameters())
         return {name: own[found] for name, found in self._names.items()}
 
+    def cut(self, name: str) -> tuple[int | None, list[int]]:
+        """(dimension along which a parameter is divided, its size on each rank); (None, []) of a
+        replicated one."""
+        return self._cuts.get(name, (None, []))
+
     def __call__(self, module: nn.Module) -> Tensors:
+        """Name -> whole parameter."""
         return self.gather({name: p.detach() for name, p in self.local(module).items()})
 
     def gather(self, tensors: Tensors) -> Tensors:

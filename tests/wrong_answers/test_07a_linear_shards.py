@@ -1,0 +1,312 @@
+"""What the checks of 7.1 and 7.2 must reject, and what they must accept."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from _build.definitions import definitions
+from answers import judge_all
+from torch import nn
+
+import labs.tensor_parallel as lab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+right = definitions("07a_tensor_parallel")
+f, g, Row = right.CopyToRegion, right.ReduceFromRegion, right.RowParallelLinear
+
+
+# 7.1
+
+
+def pair(sums, copies=lambda x: x.view_as(x), back=None):
+    """(f, g) that sum with `sums(x, group)` and copy with `copies(x)`; back(gradient): what both do
+    in backward instead."""
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, group):
+            ctx.group = group
+            return copies(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return (back(gradient) if back else sums(gradient, ctx.group)), None
+
+    class Reduce(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, group):
+            return sums(x, group)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return (back(gradient) if back else copies(gradient)), None
+
+    return Copy, Reduce
+
+
+def summed(x, group):
+    x = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(x, group=group)
+    return x
+
+
+def in_place(x, group):
+    dist.all_reduce(x, group=group)
+    return x
+
+
+def mean(x, group):
+    return summed(x, group) / dist.get_world_size(group)
+
+
+def on_all_ranks(x, group):
+    return summed(x, dist.group.WORLD)
+
+
+def gathered(x, group):
+    every = [torch.empty(x.shape, dtype=x.dtype) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, x.contiguous(), group=group)
+    return sum(every)
+
+
+def not_waited_for(x, group):
+    x = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(x, group=group, async_op=True)
+    return x
+
+
+def waited_for(x, group):
+    x = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(x, group=group, async_op=True).wait()
+    return x
+
+
+class SumsTwice(torch.autograd.Function):
+    """An all-reduce whose backward is one, as torch's own differentiable one has it."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return summed(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return summed(gradient, ctx.group), None
+
+
+class InPlaceBackward(f):
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class OneGradient(f):
+    @staticmethod
+    def backward(ctx, gradient):
+        return summed(gradient, ctx.group)
+
+
+WRONG_REGIONS = [
+    (pair(lambda x, group: x.view_as(x)), "CopyToRegion on 2 ranks.* backward returned this rank's "
+                                          "gradient alone, not the sum"),
+    ((g, f), "CopyToRegion.*forward returned the sum over the ranks, not its input"),
+    ((f, SumsTwice), "ReduceFromRegion.*backward returned the sum over the ranks. Each rank has"),
+    ((SumsTwice, g), "CopyToRegion.*forward returned the sum over the ranks, not its input"),
+    ((f, f), "ReduceFromRegion.*forward returned its input, not the sum over the ranks"),
+    (pair(mean), "the mean over the ranks, not the sum"),
+    ((f, pair(in_place)[1]), "forward changed its input\n.*clone it first"),
+    ((InPlaceBackward, g), "backward wrote into the gradient that it was given"),
+    (pair(summed, back=torch.zeros_like), "backward returned zeros"),
+    ((f, pair(not_waited_for)[1]), "does not wait for its all_reduce"),
+    ((OneGradient, g), "returned an incorrect number of gradients.*\n(.*\n)?.*None for the group"),
+    ((f, lambda x, group: x), "ReduceFromRegion is a function, which has no `apply`")]
+RIGHT_REGIONS = [(f, g), pair(summed), pair(waited_for), pair(summed, torch.clone)]
+
+
+def test_regions_on_2_ranks():
+    judge_all(lab.check_regions, WRONG_REGIONS, RIGHT_REGIONS, ranks=2)
+
+
+def test_regions_on_4_ranks():
+    judge_all(lab.check_regions, [
+        (pair(on_all_ranks), "a group of 2 of 4 ranks.*backward returned something else"),
+        (pair(gathered), "moves 96 elements for a tensor of 24")], [], ranks=4)
+
+
+# 7.2
+
+
+def row(**changes):
+    """A subclass of the solution's RowParallelLinear, with other methods."""
+    return type("RowParallelLinear", (Row,), changes)
+
+
+def whole_column(linear, group):
+    return linear
+
+
+def view_column(linear, group):
+    shard = right.column_shard(linear, group)
+    shard.weight = nn.Parameter(linear.weight.detach().chunk(dist.get_world_size(group))
+                                [dist.get_rank(group)])
+    return shard
+
+
+def by_columns(linear, group):
+    shard = right.column_shard(linear, group)
+    shard.weight = nn.Parameter(linear.weight.detach().chunk(dist.get_world_size(group), 1)
+                                [dist.get_rank(group)].clone())
+    return shard
+
+
+def dealt_out(linear, group):
+    shard = right.column_shard(linear, group)
+    shard.weight = nn.Parameter(linear.weight.detach()[
+        dist.get_rank(group)::dist.get_world_size(group)].clone())
+    return shard
+
+
+def always_the_first(linear, group):
+    shard = right.column_shard(linear, group)
+    shard.weight = nn.Parameter(linear.weight.detach()[:len(shard.weight)].clone())
+    return shard
+
+
+def whole_kept(linear, group):
+    shard = right.column_shard(linear, group)
+    shard.original = [linear]
+    return shard
+
+
+def no_error(linear, group):
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    rows = linear.out_features // ranks
+    shard = nn.Linear(linear.in_features, rows, linear.bias is not None, dtype=linear.weight.dtype)
+    shard.weight.data = linear.weight.data[rank * rows:(rank + 1) * rows].clone()
+    if linear.bias is not None:
+        shard.bias.data = linear.bias.data[rank * rows:(rank + 1) * rows].clone()
+    return shard
+
+
+def asserts(linear, group):
+    assert linear.out_features % dist.get_world_size(group) == 0
+    return right.column_shard(linear, group)
+
+
+def says_nothing(linear, group):
+    if linear.out_features % dist.get_world_size(group):
+        raise ValueError("this does not work")
+    return right.column_shard(linear, group)
+
+
+def bias_on_all(self, x):
+    return g.apply(F.linear(x, self.weight, self.bias), self.group)
+
+
+def bias_on_rank_0(self, x):
+    is_first = dist.get_rank(self.group) == 0
+    return g.apply(F.linear(x, self.weight, self.bias if is_first else None), self.group)
+
+
+def no_sum(self, x):
+    return F.linear(x, self.weight, self.bias)
+
+
+def divided_bias(self, x):
+    bias = None if self.bias is None else self.bias / dist.get_world_size(self.group)
+    return g.apply(F.linear(x, self.weight, bias), self.group)
+
+
+def gathers_weights(self, x):
+    every = [torch.empty_like(self.weight) for _ in range(dist.get_world_size(self.group))]
+    dist.all_gather(every, self.weight.detach(), group=self.group)
+    inputs = [torch.empty_like(x) for _ in every]
+    dist.all_gather(inputs, x.detach().contiguous(), group=self.group)
+    every[dist.get_rank(self.group)], inputs[dist.get_rank(self.group)] = self.weight, x
+    return F.linear(torch.cat(inputs, -1), torch.cat(every, 1), self.bias)
+
+
+def gradient_summed(self, x):
+    y = SumsTwice.apply(F.linear(x, self.weight), self.group)
+    return y if self.bias is None else y + self.bias
+
+
+WRONG_LINEAR = [
+    ((whole_column, Row), r"weight of column_shard: its shape is \[36, 24\], not \[18, 24\]"),
+    ((right.column_shard, lambda linear, group: linear),
+     r"weight of RowParallelLinear: its shape is \[20, 36\], not \[20, 18\]"),
+    ((view_column, Row), "weight of column_shard: it holds .* bytes of memory for .* its own\n"
+                         ".*view"),
+    ((by_columns, Row), r"its shape is \[36, 12\], not \[18, 24\].*\n.*of the rows"),
+    ((dealt_out, Row), "its numbers are not those of part 0 of 2"),
+    ((always_the_first, Row), "rank 1: weight of column_shard: its numbers are not those of part"),
+    ((whole_kept, Row), "after column_shard the whole weight is still in memory, 3,456 bytes"),
+    ((no_error, Row), r"column_shard of Linear.* on 2 ranks: no error, though 2 does not divide"),
+    ((asserts, Row), "AssertionError .*not ValueError"),
+    ((says_nothing, Row), "the ValueError does not say 25 and 2"),
+    ((right.column_shard, row(forward=no_sum)), "nothing was summed over the ranks"),
+    ((right.column_shard, row(forward=bias_on_all)), "the bias is in it 2 times\n.*sum"),
+    ((right.column_shard, row(forward=bias_on_rank_0)), "gradient of the bias of RowPara"),
+    ((right.column_shard, row(forward=divided_bias)), "gradient of the bias.*1/2 of what it"),
+    ((right.column_shard, row(forward=gathers_weights)), "sends .* elements in forward, in "
+                                                         "all_gather, all_gather; one all-reduce"),
+    ((right.column_shard, row(forward=gradient_summed)), "gradient of the weight of column_shard.*"
+                                                         "2 times what it should be")]
+
+
+def replaced_in_place(linear, group):
+    """The layer that was given, with less in it."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    if linear.out_features % ranks:
+        raise ValueError(f"column_shard: choose a size that is a multiple of {ranks}, unlike "
+                         f"{linear.out_features}")
+    linear.weight = nn.Parameter(linear.weight.detach().chunk(ranks)[rank].clone())
+    if linear.bias is not None:
+        linear.bias = nn.Parameter(linear.bias.detach().chunk(ranks)[rank].clone())
+    linear.out_features //= ranks
+    return linear
+
+
+class Wrapped(nn.Module):
+    """An inner linear layer without a bias, and a bias of its own."""
+
+    def __init__(self, linear, group):
+        super().__init__()
+        columns = right.share(linear.in_features, group, "RowParallelLinear")
+        self.inner = nn.Linear(columns, linear.out_features, False, dtype=linear.weight.dtype)
+        self.inner.weight.data = linear.weight.data.chunk(
+            dist.get_world_size(group), 1)[dist.get_rank(group)].contiguous().clone()
+        self.register_parameter("bias", None if linear.bias is None
+                                else nn.Parameter(linear.bias.detach().clone()))
+        self.group = group
+
+    def forward(self, x):
+        y = g.apply(self.inner(x), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+RIGHT_LINEAR = [(right.column_shard, Row), (replaced_in_place, Wrapped)]
+
+
+def test_linear_shards_on_2_ranks():
+    judge_all(lab.check_linear_shards, WRONG_LINEAR, RIGHT_LINEAR, ranks=2)
+
+
+def test_answers_that_are_not_filled_in_are_waited_for():
+    class Unfilled:
+        def __init__(self, *_):
+            raise NotImplementedError("Exercise 7.2")
+
+    class UnfilledFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, group):
+            raise NotImplementedError("Exercise 7.1")
+
+    assert lab.check_regions(f, UnfilledFunction).passed is None
+    waits = lab.check_linear_shards(right.column_shard, Unfilled)
+    assert waits.passed is None and "7.2" in str(waits)
