@@ -348,7 +348,266 @@ lab.show_resident_bytes(tensor_parallel)
 # the next part divides them, too.
 
 # %% [markdown]
-# ## PART B: the vocabulary, and the norm of the gradients
+# ## The vocabulary, divided
+#
+# Exercise 7.3 divides the layers; embedding and head are still whole on every rank. Llama-3-8B has
+# v = 128,256 words in its vocabulary. The head gives each token v logits, and the loss needs 12 bytes
+# for each at its peak: the log-softmax and two gradients, in fp32. What is that for b·s = 8,192
+# tokens?
+
+# %%
+words, hidden, tokens = 128_256, 4096, 8192
+{"GB of embedding and head, bf16": 2 * 2 * words * hidden / 1e9,
+ "GB of the loss at its peak": 12 * tokens * words / 1e9,
+ "GB of hidden states between two layers, bf16": 2 * tokens * hidden / 1e9}
+
+# %% [markdown]
+# The loss needs most, and t ranks would all compute the same one. So rank r of t gets the r-th of t
+# equal parts of the embedding's rows, and the same rows of the head: **vocabulary parallelism**.
+#
+# Ranks that do not divide v are refused. Training programs add rows to the vocabulary until it is
+# divisible: no token ever looks them up, but their logits must be −∞ in the loss. Llama-3's 128,256
+# is 501 · 256.
+
+# %%
+def rows_of_rank(count, group):
+    """The range of this rank's rows, of `count`."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    if count % ranks:
+        raise ValueError(f"{ranks} ranks do not divide a vocabulary of {count}: pad it first")
+    return range(count // ranks * rank, count // ranks * (rank + 1))
+
+
+labs.launch(lambda: rows_of_rank(128_256, dist.group.WORLD), ranks=2, quiet=True)
+
+# %% [markdown]
+# ### Exercise 7.4 · Look up rows that another rank has
+#
+# *Difficulty 3 of 5 · 15 minutes · target: 1/t of the rows, in memory of their own; one all-reduce of
+# b·s·h in forward, none in backward*
+#
+# All ranks look up all tokens. For a token whose row another rank has, a rank returns zeros; the sum
+# over the ranks then has every row once.
+#
+# `embedding.padding_idx` is the number of a row that gets no gradient, or None.
+# `F.embedding(tokens, weight, padding_idx)` counts it in the rows that it is given, and a negative
+# one from the end.
+
+# %%
+# Exercise 7.4: look up rows that another rank has
+class VocabularyParallelEmbedding(nn.Module):
+    def __init__(self, embedding, group):
+        super().__init__()
+        ### BEGIN SOLUTION
+        mine = rows_of_rank(embedding.num_embeddings, group)
+        self.group, self.first = group, mine.start
+        padding = embedding.padding_idx
+        self.padding_idx = mine.index(padding) if padding in mine else None
+        self.weight = nn.Parameter(embedding.weight.detach()[mine.start : mine.stop].clone())
+        ### END SOLUTION
+
+    def forward(self, tokens):  # of any shape
+        ### BEGIN SOLUTION
+        local = tokens - self.first
+        elsewhere = (local < 0) | (local >= len(self.weight))
+        found = F.embedding(local.masked_fill(elsewhere, 0), self.weight, self.padding_idx)
+        return ReduceFromRegion.apply(found.masked_fill(elsewhere[..., None], 0), self.group)
+        ### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# A lookup fails at a row that is not there. So look up some row that is, and forget what you found.
+#
+# In `__init__`: this rank's rows, cloned, as the parameter `self.weight`. The padding row is on one
+# rank only; where is it there, and what is it on the others?
+#
+# In `forward`: the tokens as this rank counts them; a mask of those that it does not have; a lookup
+# with some valid number at these; zeros in their place; the sum over the group whose backward is the
+# identity, because the gradient of the sum is the same on every rank.
+#
+# </details>
+
+# %%
+lab.check_vocabulary_embedding(VocabularyParallelEmbedding)
+
+# %% [markdown]
+# **Notice:** each rank's rows get their gradients from backward alone: whole, and of its own rows.
+# Nothing is reduced, because every rank has the gradient of the output.
+
+# %% [markdown]
+# ## A loss of logits that nobody has
+#
+# The head is column-parallel: f before it, v/t logits of each token after it. To gather them would
+# undo everything. But the loss of a token with target y needs little of them:
+#
+# $$-\log\frac{e^{x_y}}{\sum_j e^{x_j}} = \log\sum_j e^{x_j - m} - (x_y - m)\qquad m = \max_j x_j$$
+#
+# How many numbers of each token must the ranks reduce, instead of v?
+
+# %%
+# A guess, for exercise 7.5
+### BEGIN SOLUTION
+my_guess = 3
+### END SOLUTION
+labs.guess("7.5", "numbers that the loss all-reduces for each token", my_guess)
+
+# %% [markdown]
+# Two things make an all-reduce inside autograd delicate:
+#
+# - `dist.all_reduce` works in place and is invisible to autograd. If an operation has saved that
+#   tensor for backward, as `exp` saves its result, the gradient is silently wrong.
+# - torch's differentiable all-reduce sums gradients in backward, too: right where each rank has a loss
+#   of its own. Here all ranks compute *the same* loss, and the gradient would be t times too large.
+#
+# `ReduceFromRegion` of exercise 7.1 does neither.
+
+# %% [markdown]
+# ### Exercise 7.5 · Cross-entropy of divided logits
+#
+# *Difficulty 4 of 5 · 30 minutes · target: three numbers of each token travel; logits of ±10,000 and
+# bf16 do no harm*
+#
+# Rank r has the logits of the r-th part of the vocabulary, of shape (…, v/t); `targets` has the
+# tokens' shape. A target of −100 is none: its token counts neither in the sum nor in the mean.
+# Compute in fp32. The maximum cancels in the formula, so it needs no gradient.
+
+# %%
+# Exercise 7.5: cross-entropy of divided logits
+def vocabulary_parallel_cross_entropy(logits, targets, group):
+    """The mean over the targets that are not -100."""
+    ### BEGIN SOLUTION
+    logits, rows = logits.float(), logits.shape[-1]
+    largest = logits.detach().amax(-1, keepdim=True)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    logits = logits - largest
+    total = ReduceFromRegion.apply(logits.exp().sum(-1), group)
+    local = targets - rows * dist.get_rank(group)
+    elsewhere = (local < 0) | (local >= rows)
+    mine = logits.gather(-1, local.masked_fill(elsewhere, 0)[..., None]).squeeze(-1)
+    target = ReduceFromRegion.apply(mine.masked_fill(elsewhere, 0), group)
+    counted = targets != -100
+    return (total.log() - target)[counted].sum() / counted.sum()
+    ### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Each of the three numbers has a rank's own part, which it can compute alone: the largest of its
+# logits, its sum of exponentials, and the target's logit, if it has that one.
+#
+# The largest of all ranks is reduced with `dist.ReduceOp.MAX`, of detached logits. Subtract it from
+# the logits. Sum their exponentials over the rank's part, then over the ranks. For the target's
+# logit use the trick of exercise 7.4: `logits.gather(-1, ...)` with some valid number, zeros where
+# another rank has the row, and the sum. −100 is no row of any rank. At the end the mean, over the
+# targets that are not −100.
+#
+# </details>
+
+# %% [markdown]
+# Now embedding, head and loss of a Llama. `lab.set_loss(model, function)` makes `function(logits,
+# targets)` its loss; targets are the labels, shifted by one.
+#
+# With **tied** weights embedding and head are one parameter, and so are their shards: rank r has the
+# same rows of both. The rank's backward adds up both gradients, and the sum is complete. An
+# all-reduce would add other ranks' rows to it.
+#
+# `model.get_input_embeddings()`, `get_output_embeddings()` and `set_...` are Hugging Face's.
+
+# %%
+# Exercise 7.5: embedding, head and loss of a Llama
+def vocabulary_parallel(model, group):
+    """Replaces them in place; a tied weight stays one parameter."""
+    ### BEGIN SOLUTION
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    rows, columns = VocabularyParallelEmbedding(embedding, group), column_shard(head, group)
+    if head.weight is embedding.weight:
+        columns.weight = rows.weight
+    lab.map_input(columns, lambda hidden: CopyToRegion.apply(hidden, group))
+    model.set_input_embeddings(rows)
+    model.set_output_embeddings(columns)
+    lab.set_loss(model, lambda logits, targets: vocabulary_parallel_cross_entropy(
+        logits, targets, group))
+    ### END SOLUTION
+
+# %%
+lab.check_vocabulary_parallel(vocabulary_parallel_cross_entropy, vocabulary_parallel)
+
+# %%
+lab.show_loss_cost(vocabulary_parallel_cross_entropy)
+
+# %% [markdown]
+# **Notice:** on 4 ranks the peak is a quarter, and what a rank sends no longer depends on the
+# vocabulary. The bytes are those of a GPU node; on a CPU they say nothing about time.
+
+# %% [markdown]
+# ## The norm of gradients that are not all here
+#
+# Clipping scales all gradients by max_norm / norm if the norm is larger than max_norm. The norm is the
+# root of the sum of *all* squares. A rank has the squares of its own shards; but what is replicated,
+# such as Llama's norms, has the same gradient on every rank. Here is what
+# `torch.nn.utils.clip_grad_norm_` would find:
+
+# %%
+def norm_of_one_rank():
+    torch.manual_seed(dist.get_rank())
+    shard = nn.Parameter(torch.zeros(8))  # each rank's own part of a parameter with 16 numbers
+    shard.grad = torch.randn(8)
+    return nn.utils.clip_grad_norm_([shard], 1.0).item()
+
+
+labs.launch(norm_of_one_rank, ranks=2, quiet=True)
+
+# %% [markdown]
+# Two norms for one gradient: each rank would scale by another factor, and the shards of one weight
+# would move by different amounts.
+
+# %% [markdown]
+# ### Exercise 7.6 · Clip by one norm
+#
+# *Difficulty 2 of 5 · 15 minutes · target: every square counted once; one number travels*
+#
+# `sharded` and `replicated` are lists of parameters. Either may be empty, and a parameter may have no
+# gradient. Scale gradients in place, as little as needed, and return the norm from before.
+
+# %%
+# Exercise 7.6: clip by one norm
+def clip_grad_norm(sharded, replicated, max_norm, group):
+    ### BEGIN SOLUTION
+    def squares(parameters):
+        found = [p.grad.square().sum() for p in parameters if p.grad is not None]
+        return sum(found, torch.zeros((), device=labs.device()))
+
+    total = squares(sharded)
+    dist.all_reduce(total, group=group)
+    norm = (total + squares(replicated)).sqrt()
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1)
+    for parameter in [*sharded, *replicated]:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+    return norm
+    ### END SOLUTION
+
+# %% [markdown]
+# The check also trains a Llama with it, of which now every matrix is divided: the layers by your
+# `tensor_parallel`, embedding, head and loss by your `vocabulary_parallel`.
+
+# %%
+def whole_llama(model, optimizer_class, **settings):
+    vocabulary_parallel(model, dist.group.WORLD)
+    return tensor_parallel(model, optimizer_class, **settings)
+
+# %%
+lab.check_clip_grad_norm(clip_grad_norm, whole_llama)
+
+# %%
+lab.show_norms(clip_grad_norm, vocabulary_parallel, whole_llama)
+
+# %% [markdown]
+# **Notice:** on the right, replicated parameters counted four times change nothing that can be
+# seen, because only Llama's small norms are replicated. On the left the layers are, and the same
+# mistake shows at once. So a wrong norm can pass every test with one layout and spoil training with
+# another: a clipped step is then too small by the same factor.
 
 # %% [markdown]
 # ## PART C: the sequence, and torch's own

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from labs.training.presets import preset
     # isort: split
     # part B: the vocabulary, and the norm of the gradients
+    from labs.tensor_parallel.charts.gradient_norms import show_norms
+    from labs.tensor_parallel.charts.loss_cost import show_loss_cost
+    from labs.tensor_parallel.checks.clip_grad_norm import check_clip_grad_norm
+    from labs.tensor_parallel.checks.vocabulary_embedding import check_vocabulary_embedding
+    from labs.tensor_parallel.checks.vocabulary_parallel import check_vocabulary_parallel
+    from labs.tensor_parallel.scaffold import set_loss
     # isort: split
     # part C: the sequence, and torch's own
     # isort: split

@@ -18,3 +18,14 @@ def map_input(module: nn.Module,
         return arguments, {**named, "hidden_states": function(named["hidden_states"])}
 
     return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def set_loss(model: nn.Module,
+             function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    """Makes function(logits, targets) the loss of a Hugging Face language model: logits (b, s, ·)
+    as its head returns them, targets (b, s), at each place the next token; -100 at the last place,
+    which has none, and where the labels have it."""
+    def loss(logits, labels, **_):
+        return function(logits, nn.functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous())
+
+    model.loss_function = loss

@@ -32,3 +32,9 @@ def reject_other_ranks(traffic: Traffic, group: dist.ProcessGroup, who: str) -> 
             raise Wrong(f"{who}: an {call.kind.replace('_', '-')} of {call.elements:,} elements is "
                         f"on ranks {list(call.members)}; the group is ranks {members}",
                         "Pass `group` on to every collective: dist.all_reduce(x, group=group).")
+
+
+def named_rank(group: dist.ProcessGroup) -> str:
+    """This rank as a message names it, with its number in the group where that is another one."""
+    rank, own = dist.get_rank(), dist.get_rank(group)
+    return f"rank {rank}" + f" ({own} of its group)" * (rank != own)

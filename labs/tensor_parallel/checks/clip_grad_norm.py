@@ -1,0 +1,177 @@
+"""Exercise 7.6: clipping by a norm to which each rank has a part, and of which it shares a part."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from labs.exercises.numbers import as_number, judge_number
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.meters.traffic import Traffic
+from labs.tensor_parallel.checks.clipped_training import judge_traffic_and_memory, train_clipped
+from labs.tensor_parallel.checks.groups import groups_to_try, named_rank
+from labs.workers import devices
+
+_MOST_ELEMENTS = 8  # that may be sent: the norm is one number
+_TOLERANCE = 1e-4  # of a norm, relative: torch adds 1e-6 to the divisor
+_TIED = {2: False, 4: True}  # ranks -> whether embedding and head of the Llama are one weight
+_SHARDED, _REPLICATED = ((3, 4), (7,), (2, 1, 5)), ((6,), (4, 2))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Which of the two lists are empty, and which parameters have no gradient."""
+
+    called: str
+    max_norm: float = 0.5
+    sharded: tuple = _SHARDED
+    replicated: tuple = _REPLICATED
+    unused: int | None = None  # no gradient for this one of both lists, on every rank
+    idle: int | None = None  # the rank of the group whose shards all have no gradient
+
+
+CASES = (Case("a norm above max_norm"), Case("a norm below max_norm", max_norm=1e6),
+         Case("parameters without a gradient", max_norm=1.5, unused=1),
+         Case("no replicated parameter", replicated=()),
+         Case("no sharded parameter", sharded=()),
+         Case("one rank's shards without gradients", idle=1),
+         Case("two empty lists", sharded=(), replicated=()))
+
+
+@check("7.6")
+def check_clip_grad_norm(clip_grad_norm: Callable, strategy: Callable):
+    """clip_grad_norm(sharded, replicated, max_norm, group): the norm of the whole gradient, and
+    all gradients scaled in place so that it is at most max_norm. strategy(model, optimizer_class,
+    **settings) -> (module, optimizer): exercises 7.3 to 7.5 together, to be trained with it."""
+    on_ranks(_try_all, clip_grad_norm, strategy)
+    return ("the norm is that of the whole gradient on every rank, shards of all ranks and what is "
+            "replicated once, and one number travels; with attention, MLPs, embedding and head "
+            "divided, 5 clipped steps of Llama are the reference's on 2 and 4 ranks")
+
+
+def _try_all(clip_grad_norm, strategy):
+    _try_groups(clip_grad_norm)
+    if dist.get_world_size() in _TIED:
+        tied = _TIED[dist.get_world_size()]
+        train_clipped(clip_grad_norm, strategy, tied)
+        judge_traffic_and_memory(strategy, tied)
+
+
+def _try_groups(clip_grad_norm):
+    for called, group in groups_to_try():
+        number = dist.get_process_group_ranks(group)[0]  # other groups get other gradients
+        for case in CASES:
+            gradients = _Gradients(case, group, number)
+            with Traffic() as traffic:
+                norm = clip_grad_norm(gradients.sharded, gradients.replicated, case.max_norm, group)
+            where = f"{called}, {case.called}: {named_rank(group)}"
+            raise_on_all_ranks(_judge, norm, gradients, traffic.calls, where)
+
+
+class _Gradients:
+    """This rank's parameters with gradients: shards, each rank's other ones, and replicated ones,
+    the same on all ranks of the group."""
+
+    def __init__(self, case: Case, group, number: int):
+        self.case, self.ranks, self.own = case, dist.get_world_size(group), dist.get_rank(group)
+        torch.manual_seed(50 + number)
+        shards = [self._parameters(case.sharded, case.idle == rank) for rank in range(self.ranks)]
+        self.replicated = self._parameters(case.replicated)
+        self.sharded = shards[self.own]
+        self.squares_of_ranks = [_squares(each) for each in shards]
+        self.shared = _squares(self.replicated)
+        self.norm = (sum(self.squares_of_ranks) + self.shared)**0.5
+        self.tensors = [p.grad for p in self.parameters]
+        self.before = [None if grad is None else grad.clone() for grad in self.tensors]
+
+    def _parameters(self, shapes, without_gradients=False) -> list[nn.Parameter]:
+        made = [nn.Parameter(torch.randn(shape, device=devices.device())) for shape in shapes]
+        for place, parameter in enumerate(made):
+            gradient = torch.randn(parameter.shape, device=devices.device())
+            if place != self.case.unused and not without_gradients:
+                parameter.grad = gradient
+        return made
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All of this rank, the sharded ones first."""
+        return [*self.sharded, *self.replicated]
+
+
+def _squares(parameters) -> float:
+    return sum(p.grad.square().sum().item() for p in parameters if p.grad is not None)
+
+
+def _judge(norm, gradients, calls, who):
+    # A norm takes one number from each rank.
+    sent = sum(call.elements for call in calls)
+    if sent > _MOST_ELEMENTS:
+        raise Wrong(f"{who} communicates {sent:,} elements to find one number",
+                    "Squares add up: all-reduce the sum of the squares, not the gradients.")
+    if as_number(norm) is None:
+        raise Wrong(f"{who}: clip_grad_norm returned {kind_of(norm)}, not the norm",
+                    "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.")
+    judge_number(norm, gradients.norm, _causes(gradients), f"{who}, the norm",
+                 rel_tol=_TOLERANCE, abs_tol=1e-6, source="that of the whole gradient is",
+                 hint="Norms do not add up, their squares do: sum the squares of the shards over "
+                      "the group, add those of the replicated parameters once, take the root.")
+    _judge_scale(gradients, who)
+
+
+def _causes(gradients):
+    """(the norm that a mistake leads to, what it is, a hint)."""
+    shards, shared, ranks = gradients.squares_of_ranks, gradients.shared, gradients.ranks
+    local, whole = shards[gradients.own], gradients.norm
+    return [
+        ((sum(shards) + ranks * shared)**0.5, "the squares of the replicated parameters are "
+         f"counted {ranks} times", "Every rank has all of them: add their squares after the sum "
+         "over the ranks."),
+        ((local + shared)**0.5, "the norm of this rank's gradients alone",
+         "The others have shards, too: sum the squares over the group."),
+        (sum((each + shared)**0.5 for each in shards), "the sum of all ranks' norms",
+         "Squares add up, norms do not: take the root after the sum."),
+        ((ranks * (sum(shards) + shared))**0.5, f"all squares are counted {ranks} times",
+         "Sum the shards' squares over the ranks once, and the replicated parameters' never."),
+        ((ranks * sum(shards) + shared)**0.5, f"the squares of the shards are counted {ranks} "
+         "times", "Sum them over the ranks once."),
+        (sum(shards)**0.5, "the replicated parameters are missing", "Add their squares, once."),
+        (shared**0.5, "the sharded parameters are missing", "Sum their squares over the group."),
+        ((sum(shards) / ranks + shared)**0.5, "a mean of the shards' squares over the ranks",
+         "The shards together are the whole gradient: their squares are summed."),
+        (whole * whole, "its square", "Take the root after the sum."),
+        (min(whole, gradients.case.max_norm), "the norm after the clipping",
+         "Return the one from before.")]
+
+
+def _judge_scale(gradients, who):
+    factor = min(1.0, gradients.case.max_norm / gradients.norm) if gradients.norm else 1.0
+    count = len(gradients.sharded)
+    for place, (parameter, tensor, before) in enumerate(
+            zip(gradients.parameters, gradients.tensors, gradients.before, strict=True)):
+        name = (f"sharded[{place}]" if place < count else f"replicated[{place - count}]")
+        if tensor is None:
+            # A gradient of zeros is not none: momentum and weight decay would go on.
+            if parameter.grad is not None:
+                raise Wrong(f"{who}: {name} had no gradient, and has one now",
+                            "Leave out parameters whose .grad is None.")
+            continue
+        # In place: a new tensor leaves the old one as it was for whoever holds it.
+        if parameter.grad is not tensor:
+            raise Wrong(f"{who}: the gradient of {name} was replaced by another tensor, not "
+                        "scaled in place", "gradient.mul_(factor) scales it in place.")
+        ratio = ((tensor * before).sum() / before.square().sum()).item()
+        # One factor for all: another one on one rank, or for one list, turns the gradient.
+        if not abs(ratio - factor) <= _TOLERANCE:  # also where it is not a number
+            raise Wrong(f"{who}: the gradient of {name} is {ratio:.4f}x what it was, instead of "
+                        f"{factor:.4f}x", _scale_hint(ratio, factor))
+
+
+def _scale_hint(ratio, factor) -> str:
+    if factor == 1.0:
+        return "A norm below max_norm is left alone: scale by at most 1."
+    if abs(ratio - 1) < _TOLERANCE:
+        return "Scale the gradients of both lists, on every rank."
+    return "Scale every gradient by max_norm / norm, the same on all ranks."

@@ -1,0 +1,256 @@
+"""What the check of exercise 7.6 must reject, with the words that must say why; and what it must
+accept."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from answers import assert_rejected, judge_in_one_launch
+from torch import nn
+from vocabulary_answers import (
+    assert_all_rejected,
+    right,
+)
+
+import labs.tensor_parallel as lab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules["vocabulary_answers"])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+
+# wrong ones
+
+
+def squares(parameters):
+    return sum((p.grad.square().sum() for p in parameters if p.grad is not None),
+               torch.zeros(()))
+
+
+def scale(parameters, norm, max_norm):
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+    return norm
+
+
+def reduced(number, group, op=dist.ReduceOp.SUM):
+    dist.all_reduce(number, op, group=group)
+    return number
+
+
+class Clip:
+    def nothing(sharded, replicated, max_norm, group):
+        return torch.tensor(0.0)
+
+    def torchs_on_each_rank(sharded, replicated, max_norm, group):
+        return nn.utils.clip_grad_norm_([*sharded, *replicated], max_norm)
+
+    def all_gradients_gathered(sharded, replicated, max_norm, group):
+        found = [p.grad.flatten() for p in sharded if p.grad is not None]
+        flat = torch.cat([*found, torch.zeros(100)])[:100]
+        parts = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, flat, group=group)
+        total = torch.cat(parts).square().sum() + squares(replicated)
+        return scale([*sharded, *replicated], total.sqrt(), max_norm)
+
+    def replicated_counted_on_every_rank(sharded, replicated, max_norm, group):
+        total = reduced(squares([*sharded, *replicated]), group)
+        return scale([*sharded, *replicated], total.sqrt(), max_norm)
+
+    def norms_added(sharded, replicated, max_norm, group):
+        norm = reduced(squares([*sharded, *replicated]).sqrt(), group)
+        return scale([*sharded, *replicated], norm, max_norm)
+
+    def shards_counted_twice(sharded, replicated, max_norm, group):
+        total = reduced(reduced(squares(sharded), group), group) + squares(replicated)
+        return scale([*sharded, *replicated], total.sqrt(), max_norm)
+
+    def counted_twice(sharded, replicated, max_norm, group):
+        """The sum over the ranks, in which all is, is summed over the ranks once more."""
+        total = reduced(squares(sharded), group) + squares(replicated)
+        return scale([*sharded, *replicated], reduced(total, group).sqrt(), max_norm)
+
+    def shards_only(sharded, replicated, max_norm, group):
+        return scale([*sharded, *replicated], reduced(squares(sharded), group).sqrt(), max_norm)
+
+    def mean(sharded, replicated, max_norm, group):
+        total = reduced(squares([*sharded, *replicated]), group) / dist.get_world_size(group)
+        return scale([*sharded, *replicated], total.sqrt(), max_norm)
+
+    def root_forgotten(sharded, replicated, max_norm, group):
+        total = reduced(squares(sharded), group) + squares(replicated)
+        return scale([*sharded, *replicated], total, max_norm)
+
+    def norm_after_clipping(sharded, replicated, max_norm, group):
+        norm = right.clip_grad_norm(sharded, replicated, max_norm, group)
+        return norm.clamp(max=max_norm)
+
+    def no_norm(sharded, replicated, max_norm, group):
+        right.clip_grad_norm(sharded, replicated, max_norm, group)
+
+    def always_scaled(sharded, replicated, max_norm, group):
+        norm = (reduced(squares(sharded), group) + squares(replicated)).sqrt()
+        for parameter in [*sharded, *replicated]:
+            if parameter.grad is not None:
+                parameter.grad.mul_(max_norm / (norm + 1e-6))
+        return norm
+
+    def shards_scaled_only(sharded, replicated, max_norm, group):
+        norm = (reduced(squares(sharded), group) + squares(replicated)).sqrt()
+        return scale(sharded, norm, max_norm)
+
+    def scaled_by_own_norm(sharded, replicated, max_norm, group):
+        """Each rank scales by its own norm: another factor on each."""
+        norm = (reduced(squares(sharded), group) + squares(replicated)).sqrt()
+        scale([*sharded, *replicated], squares([*sharded, *replicated]).sqrt(), max_norm)
+        return norm
+
+    def scaled_on_one_rank(sharded, replicated, max_norm, group):
+        norm = (reduced(squares(sharded), group) + squares(replicated)).sqrt()
+        return scale([*sharded, *replicated], norm, max_norm if dist.get_rank(group) else 1e9)
+
+    def replaced(sharded, replicated, max_norm, group):
+        norm = (reduced(squares(sharded), group) + squares(replicated)).sqrt()
+        for parameter in [*sharded, *replicated]:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad * (max_norm / norm).clamp(max=1)
+        return norm
+
+    def zeros_where_there_is_none(sharded, replicated, max_norm, group):
+        for parameter in [*sharded, *replicated]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return right.clip_grad_norm(sharded, replicated, max_norm, group)
+
+    def none_not_expected(sharded, replicated, max_norm, group):
+        total = reduced(sum(p.grad.square().sum() for p in sharded), group)
+        norm = (total + sum(p.grad.square().sum() for p in replicated)).sqrt()
+        return scale([*sharded, *replicated], norm, max_norm)
+
+    def parameters_in_place_of_gradients(sharded, replicated, max_norm, group):
+        with torch.no_grad():
+            total = reduced(sum(p.square().sum() for p in sharded), group)
+            norm = (total + sum(p.square().sum() for p in replicated)).sqrt()
+        return scale([*sharded, *replicated], norm, max_norm)
+
+    def over_the_world(sharded, replicated, max_norm, group):
+        return right.clip_grad_norm(sharded, replicated, max_norm, dist.group.WORLD)
+
+
+WRONG_CLIPS = [
+    (Clip.nothing, "the norm: you say 0, that of the whole gradient is"),
+    (Clip.torchs_on_each_rank, "the norm of this rank's gradients alone"),
+    (Clip.all_gradients_gathered, "communicates 400 elements to find one number"),
+    (Clip.replicated_counted_on_every_rank, "the replicated parameters are counted 4 times"),
+    (Clip.norms_added, "the sum of all ranks' norms"),
+    (Clip.shards_counted_twice, "the squares of the shards are counted 4 times"),
+    (Clip.counted_twice, "all squares are counted 4 times"),
+    (Clip.shards_only, "the replicated parameters are missing"),
+    (Clip.mean, "a mean of the shards' squares over the ranks"),
+    (Clip.root_forgotten, "its square"),
+    (Clip.norm_after_clipping, "the norm after the clipping"),
+    (Clip.no_norm, "returned nothing .None., not the norm"),
+    (Clip.always_scaled, "a norm below max_norm: .*instead of 1.0000x"),
+    (Clip.shards_scaled_only, r"replicated.0. is 1.0000x what it was"),
+    (Clip.scaled_by_own_norm, r"gradient of sharded.0. is .*x what it was, instead of"),
+    (Clip.scaled_on_one_rank, r"rank 0: the gradient of sharded.0. is 1.0000x what it was"),
+    (Clip.replaced, r"gradient of sharded.0. was replaced by another tensor"),
+    (Clip.zeros_where_there_is_none, r"sharded.1. had no gradient, and has one now"),
+    (Clip.none_not_expected, "'NoneType' object has no attribute 'square'"),
+    (Clip.parameters_in_place_of_gradients, "the norm: you say"),
+    (Clip.over_the_world, "a group of 2 of 4 ranks, .*the norm: you say"),
+]
+
+
+# right ones written differently, and one that ends its launch
+
+
+def by_torch(sharded, replicated, max_norm, group):
+    """torch's own, put together: norms of both lists, and one factor."""
+    norms = [nn.utils.get_total_norm([p.grad for p in each if p.grad is not None])
+             for each in (sharded, replicated)]
+    total = norms[0]**2
+    dist.all_reduce(total, group=group)
+    norm = torch.stack([total.sqrt(), norms[1]]).norm()
+    nn.utils.clip_grads_with_norm_([*sharded, *replicated], max_norm, norm)
+    return norm
+
+
+def by_shares(sharded, replicated, max_norm, group):
+    """What is replicated is divided by the ranks before one sum; a float is returned."""
+    total = squares(sharded) + squares(replicated) / dist.get_world_size(group)
+    norm = reduced(total.double(), group).sqrt().item()
+    for parameter in filter(lambda p: p.grad is not None, [*sharded, *replicated]):
+        parameter.grad *= min(1.0, max_norm / (norm + 1e-6))
+    return norm
+
+
+def no_collective_without_gradients(sharded, replicated, max_norm, group):
+    """A rank without gradients of shards does not come to the all-reduce."""
+    total = squares(sharded)
+    if total > 0:
+        dist.all_reduce(total, group=group)
+    return scale([*sharded, *replicated], (total + squares(replicated)).sqrt(), max_norm)
+
+
+RIGHT_CLIPS = [right.clip_grad_norm, by_torch, by_shares]
+
+
+def untouched(model, optimizer_class, **settings):
+    raise NotImplementedError("Exercise 7.3")
+
+
+def judge_clips(answers):
+    """The function alone: no Llama is trained."""
+    return judge_in_one_launch(lab.check_clip_grad_norm, [(each, untouched) for each in answers], 4)
+
+
+def test_wrong_clipping_is_rejected():
+    assert_all_rejected(WRONG_CLIPS, judge_clips([answer for answer, _ in WRONG_CLIPS]))
+
+
+def test_right_clipping_is_accepted():
+    for verdict in judge_clips(RIGHT_CLIPS):
+        assert verdict.passed is None and "waits for Exercise 7.3" in str(verdict), verdict
+
+
+def test_clipping_that_ends_its_launch_is_rejected():
+    verdict = lab.check_clip_grad_norm(no_collective_without_gradients, untouched)
+    assert_rejected(verdict, "one rank's shards without gradients|all_reduce|no progress|ended")
+
+
+# what is trained with it
+
+
+def with_a_scale_on_one_rank(model, optimizer_class, **settings):
+    module, optimizer = right.whole_llama(model, optimizer_class, **settings)
+    if dist.get_rank() == 1:
+        model.lm_head.weight.register_hook(lambda gradient: gradient / 2)
+    return module, optimizer
+
+
+def without_the_vocabulary(model, optimizer_class, **settings):
+    return right.tensor_parallel(model, optimizer_class, **settings)
+
+
+def whole(model, optimizer_class, **settings):
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+WRONG_STRATEGIES = [(whole, "holds .* bytes of parameters after building"),
+                    (without_the_vocabulary, "holds .* bytes of parameters after building"),
+                    (with_a_scale_on_one_rank, "Llama, step 0: rank 0, the norm: you say")]
+
+
+def test_what_is_trained_with_clipping():
+    answers = [(right.clip_grad_norm, strategy) for strategy, _ in WRONG_STRATEGIES]
+    *verdicts, last = judge_in_one_launch(
+        lab.check_clip_grad_norm, [*answers, (by_torch, right.whole_llama)], 2)
+    for (strategy, words), verdict in zip(WRONG_STRATEGIES, verdicts, strict=True):
+        print(f"{strategy.__name__} → {verdict.sentence}")
+        assert_rejected(verdict, words)
+    assert last.passed, last

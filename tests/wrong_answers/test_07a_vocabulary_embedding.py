@@ -1,0 +1,327 @@
+"""What the check of exercise 7.4 must reject, with the words that must say why; and what it must
+accept."""
+
+import sys
+from types import SimpleNamespace
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+import torch.nn.functional as F
+from answers import assert_rejected, judge_in_one_launch
+from torch import nn
+from vocabulary_answers import (
+    Embedding,
+    assert_all_rejected,
+    own_rows,
+    size_and_rank,
+    summed,
+)
+
+import labs.tensor_parallel as lab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules["vocabulary_answers"])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+
+# wrong ones
+
+
+class Whole(nn.Embedding):
+    """Nothing parallel at all."""
+
+    def __init__(self, embedding, group):
+        super().__init__(*embedding.weight.shape, embedding.padding_idx, _weight=embedding.weight,
+                         dtype=embedding.weight.dtype)
+
+
+class WholeKept(Embedding):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        self.embedding = embedding
+
+
+class View(Embedding):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        first = self.first
+        self.weight = nn.Parameter(embedding.weight.detach()[first:first + len(self.weight)])
+
+
+class RowsGathered(Embedding):
+    """All rows are gathered in every forward."""
+
+    def forward(self, tokens):
+        parts = [torch.empty_like(self.weight) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, self.weight.detach(), group=self.group)
+        parts[dist.get_rank(self.group)] = self.weight
+        return F.embedding(tokens, torch.cat(parts))
+
+
+class ResultsGathered(Embedding):
+    """The zeros of all ranks travel, and are summed afterwards."""
+
+    def forward(self, tokens):
+        found = own_rows(self, tokens)
+        parts = [torch.empty_like(found) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, found.detach(), group=self.group)
+        parts[dist.get_rank(self.group)] = found
+        return sum(parts)
+
+
+class NotSummed(Embedding):
+    def forward(self, tokens):
+        return own_rows(self, tokens)
+
+
+class MaskForgotten(Embedding):
+    def forward(self, tokens):
+        local = (tokens - self.first).clamp(0, len(self.weight) - 1)
+        return summed(F.embedding(local, self.weight, self.padding_idx), self.group)
+
+
+class RemainderLookedUp(Embedding):
+    def forward(self, tokens):
+        return summed(F.embedding(tokens % len(self.weight), self.weight), self.group)
+
+
+class NotLookedUp(Embedding):
+    """Tokens of other ranks are looked up as they are."""
+
+    def forward(self, tokens):
+        return summed(F.embedding(tokens - self.first, self.weight), self.group)
+
+
+class PaddingOfTheWhole(Embedding):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        self.padding_idx = embedding.padding_idx
+
+
+class PaddingFromTheEnd(Embedding):
+    """A negative padding_idx counts from the end: another row is frozen on another rank."""
+
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        if embedding.padding_idx is not None:
+            local = embedding.padding_idx - self.first
+            self.padding_idx = local if -len(self.weight) <= local < len(self.weight) else None
+
+
+class PaddingForgotten(Embedding):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        self.padding_idx = None
+
+
+class PaddingZeroForgotten(Embedding):
+    """0 is a row, and false."""
+
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        self.padding_idx = self.padding_idx or None
+
+
+class PaddingZeroEverywhere(Embedding):
+    """Tokens of other ranks are the padding row's, so that they get no gradient: row 0 neither."""
+
+    def forward(self, tokens):
+        local = tokens - self.first
+        elsewhere = (local < 0) | (local >= len(self.weight))
+        found = F.embedding(local.masked_fill(elsewhere, 0), self.weight, 0)
+        return summed(found.masked_fill(elsewhere[..., None], 0), self.group)
+
+
+class SummedInBackwardToo(Embedding):
+    def forward(self, tokens):
+        return funcol.all_reduce(own_rows(self, tokens), "sum", self.group)
+
+
+class SummedTwice(Embedding):
+    def forward(self, tokens):
+        return summed(super().forward(tokens), self.group)
+
+
+class ScaleOnOneRank(Embedding):
+    """The embedding's result is scaled, on the rank that has row 0 only."""
+
+    def forward(self, tokens):
+        return super().forward(tokens) * (0.5 if self.first == 0 else 1)
+
+
+class GroupForgotten(Embedding):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, dist.group.WORLD)
+
+
+class RankOfTheWorld(Embedding):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        rows, self.first = len(self.weight), len(self.weight) * dist.get_rank()
+        mine = embedding.weight.detach()[self.first:self.first + rows]
+        self.weight = nn.Parameter(mine.clone())
+
+
+class InTurn(Embedding):
+    """Row i is on rank i % t."""
+
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        ranks, rank = size_and_rank(group)
+        self.weight = nn.Parameter(embedding.weight.detach()[rank::ranks].clone())
+
+
+class MaskInFloat32(Embedding):
+    def forward(self, tokens):
+        local = tokens - self.first
+        mine = ((local >= 0) & (local < len(self.weight))).float()
+        found = F.embedding((local * mine).long(), self.weight, self.padding_idx)
+        return summed(found * mine[..., None], self.group)
+
+
+class NoParameter(Embedding):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        weight = self.weight.detach()
+        del self.weight
+        self.weight = weight
+
+
+class RowsDropped(Embedding):
+    """The rows that the ranks do not divide are on none."""
+
+    def __init__(self, embedding, group):
+        ranks, _ = size_and_rank(group)
+        rows = len(embedding.weight) // ranks * ranks
+        padding = embedding.padding_idx
+        weight = embedding.weight.detach()[:rows]
+        super().__init__(SimpleNamespace(num_embeddings=rows, weight=weight, padding_idx=padding),
+                         group)
+
+
+class RefusedWithoutNumber(Embedding):
+    def __init__(self, embedding, group):
+        if len(embedding.weight) % dist.get_world_size(group):
+            raise ValueError("not divisible")
+        super().__init__(embedding, group)
+
+
+class TokensChanged(Embedding):
+    def forward(self, tokens):
+        tokens -= self.first
+        elsewhere = (tokens < 0) | (tokens >= len(self.weight))
+        tokens[elsewhere] = 0
+        found = F.embedding(tokens, self.weight, self.padding_idx)
+        return summed(found.masked_fill(elsewhere[..., None], 0), self.group)
+
+
+WRONG_EMBEDDINGS = [
+    (Whole, r"should have rows 0 to 5, and its weight is the whole embedding, 24 rows"),
+    (WholeKept, "holds 600 bytes for its 6 rows of 120 bytes.* the whole embedding"),
+    (View, "the memory of the whole embedding is kept"),
+    (RowsGathered, "forward's collectives .all_gather of 120 elements. are not one all-reduce"),
+    (ResultsGathered, "forward's collectives .all_gather of 720 elements. are not one all-reduce"),
+    (NotSummed, r"whose row is on rank \d of the group, .* the ranks' results are not summed"),
+    (MaskForgotten, "rows that ranks looked up for tokens of others are in the sum"),
+    (RemainderLookedUp, "rows that ranks looked up for tokens of others are in the sum"),
+    (PaddingOfTheWhole, "gets no gradient|padding_idx must be within|padding row, gets a gradient"),
+    (PaddingFromTheEnd, r"row \d+ gets no gradient, as if it were the padding row, which is row"),
+    (PaddingForgotten, "row 0, the padding row, gets a gradient"),
+    (PaddingZeroForgotten, "row 0, the padding row, gets a gradient"),
+    (PaddingZeroEverywhere, r"the gradient of row 0 is not|row \d+ gets no gradient"),
+    (SummedInBackwardToo, "the gradient is 4 times that of the whole embedding"),
+    (SummedTwice, "it is 4 times the row"),
+    (ScaleOnOneRank, r"rank 0: token \d+, whose row is on rank .*: it is 0.5 times the row"),
+    (RankOfTheWorld, r"a group of 2 .*rank 1 .0 of its group. should have rows 0 to 11"),
+    (InTurn, "other numbers"),
+    (MaskInFloat32, "what forward returns is float32, its input is bfloat16"),
+    (NoParameter, "module.weight is a Tensor of shape .6, 5., not a parameter"),
+    (RowsDropped, "25 rows: rank 0: no ValueError, .* some rows are on no rank"),
+    (RefusedWithoutNumber, "25 rows on 4 ranks: the ValueError does not say 25 and 4"),
+    (TokensChanged, "changed its input `tokens`"),
+]
+
+
+# right ones written differently
+
+
+class ByPadding(nn.Module):
+    """One row of zeros more, for the tokens of others; index_select in place of F.embedding."""
+
+    def __init__(self, embedding, group):
+        super().__init__()
+        ranks, rank = size_and_rank(group)
+        if len(embedding.weight) % ranks:
+            raise ValueError(f"{ranks} ranks do not divide {len(embedding.weight)}: choose others")
+        self.weight = nn.Parameter(embedding.weight.detach().chunk(ranks)[rank].clone())
+        self.group, self.ranks, self.rank = group, ranks, rank
+        self.padding = embedding.padding_idx
+
+    def forward(self, tokens):
+        rows = len(self.weight)
+        mine = tokens // rows == self.rank
+        found = self.weight.index_select(0, torch.where(mine, tokens % rows, 0).flatten())
+        keep = mine if self.padding is None else mine & (tokens != self.padding)
+        found = found.view(*tokens.shape, -1)
+        zeros = torch.zeros_like(found)
+        frozen = torch.where((mine & ~keep)[..., None], found.detach(), zeros)
+        return summed(torch.where(keep[..., None], found, frozen), self.group)
+
+
+class Padded(Embedding):
+    """Rows of zeros after the last, so that every vocabulary is divisible."""
+
+    def __init__(self, embedding, group):
+        more = -len(embedding.weight) % dist.get_world_size(group)
+        weight = F.pad(embedding.weight.detach(), (0, 0, 0, more))
+        super().__init__(SimpleNamespace(num_embeddings=len(weight), weight=weight,
+                                         padding_idx=embedding.padding_idx), group)
+
+
+class InPlace(Embedding):
+    """Zeros by an assignment, the sum in place of a clone."""
+
+    class Sum(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, tensor, group):
+            ctx.mark_dirty(tensor)
+            dist.all_reduce(tensor, group=group)
+            return tensor
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient, None
+
+    def forward(self, tokens):
+        local = tokens - self.first
+        mine = local.ge(0) & local.lt(len(self.weight))
+        found = F.embedding(torch.where(mine, local, 0), self.weight, self.padding_idx).clone()
+        found[~mine] = 0
+        return self.Sum.apply(found, self.group)
+
+
+RIGHT_EMBEDDINGS = [Embedding, ByPadding, Padded, InPlace]
+
+
+def judge_embeddings(answers):
+    return judge_in_one_launch(lab.check_vocabulary_embedding, [(each,) for each in answers], 4)
+
+
+def test_wrong_embeddings_are_rejected():
+    verdicts = judge_embeddings([answer for answer, _ in WRONG_EMBEDDINGS])
+    assert_all_rejected(WRONG_EMBEDDINGS, verdicts)
+
+
+def test_right_embeddings_are_accepted():
+    for verdict in judge_embeddings(RIGHT_EMBEDDINGS):
+        assert verdict.passed, verdict
+
+
+@pytest.mark.parametrize("answer, words", [
+    (NotLookedUp, "index out of range.*|no row here"), (GroupForgotten, "should have rows")],
+    ids=["not looked up", "group forgotten"])
+def test_an_embedding_that_ends_its_launch_is_rejected(answer, words):
+    assert_rejected(lab.check_vocabulary_embedding(answer), words)

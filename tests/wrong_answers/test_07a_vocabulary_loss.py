@@ -1,0 +1,228 @@
+"""What the check of exercise 7.5 must reject of the loss, with the words that must say why; and
+what it must accept."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+import torch.nn.functional as F
+from answers import judge_in_one_launch
+from vocabulary_answers import (
+    ByHand,
+    assert_all_rejected,
+    gathered,
+    pieces,
+    right,
+    size_and_rank,
+    summed,
+)
+
+import labs.tensor_parallel as lab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sys.modules["vocabulary_answers"])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+
+# wrong ones
+
+
+def loss_of(logits, targets, group, shift=None, total=summed, target=summed, mask=True,
+            mean=lambda each, counted: each[counted].sum() / counted.sum()):
+    """The right answer in pieces that a wrong one replaces."""
+    shifted, local, elsewhere, counted = pieces(logits, targets, group)
+    shifted = shifted if shift is None else shift(logits.float())
+    mine = shifted.gather(-1, local[..., None])[..., 0]
+    mine = mine.masked_fill(elsewhere, 0) if mask else mine
+    return mean(total(shifted.exp().sum(-1), group).log() - target(mine, group), counted)
+
+
+def alone(tensor, group):
+    return tensor
+
+
+def by_funcol(tensor, group):
+    return funcol.all_reduce(tensor, "sum", group)
+
+
+def variant(**changed):
+    return lambda logits, targets, group: loss_of(logits, targets, group, **changed)
+
+
+class Loss:
+    def nothing_parallel(logits, targets, group):
+        targets = targets % logits.shape[-1]
+        return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
+
+    def logits_gathered(logits, targets, group):
+        return F.cross_entropy(gathered(logits.float(), group).flatten(0, -2), targets.flatten())
+
+    def logits_summed_into_zeros(logits, targets, group):
+        """An all-reduce in place of the all-gather."""
+        (ranks, rank), rows = size_and_rank(group), logits.shape[-1]
+        whole = summed(F.pad(logits.float(), (rank * rows, (ranks - rank - 1) * rows)), group)
+        return F.cross_entropy(whole.flatten(0, -2), targets.flatten())
+
+    def row_minus_100(logits, targets, group):
+        """-100 is looked up: a row counted from the end, or an error."""
+        shifted, local, elsewhere, counted = pieces(logits, targets, group)
+        flat = shifted.flatten(0, -2)
+        local = torch.where(counted, local, targets).flatten()
+        mine = flat[torch.arange(len(flat)), local].view(targets.shape)
+        target = summed(mine.masked_fill(elsewhere & counted, 0), group)
+        return (summed(shifted.exp().sum(-1), group).log() - target)[counted].mean()
+
+    def sum_kept_in_bf16(logits, targets, group):
+        shifted, local, elsewhere, counted = pieces(logits, targets, group)
+        shifted = shifted.to(logits.dtype)
+        mine = shifted.gather(-1, local[..., None])[..., 0].masked_fill(elsewhere, 0)
+        each = summed(shifted.exp().sum(-1), group).log() - summed(mine, group)
+        return each[counted].sum() / counted.sum()
+
+    def cast_at_the_end(logits, targets, group):
+        return Loss.sum_kept_in_bf16(logits, targets, group).float()
+
+    def nothing_detached(logits, targets, group):
+        """The loss is right, and backward never reaches the logits."""
+        return loss_of(logits.detach(), targets, group)
+
+    def targets_changed(logits, targets, group):
+        counted = targets != -100
+        targets[~counted] = 0
+        return loss_of(logits, targets, group, mean=lambda each, _: each[counted].mean())
+
+    def scaled_on_one_rank(logits, targets, group):
+        loss = loss_of(logits, targets, group)
+        return 2 * loss if dist.get_rank(group) == 1 else loss
+
+    def mean_over_ranks(logits, targets, group):
+        return loss_of(logits, targets, group) / dist.get_world_size(group)
+
+    def mean_of_sequences(logits, targets, group):
+        """The mean of means: sequences with few targets weigh as much as others."""
+        return loss_of(logits, targets, group, mean=lambda each, counted: (
+            (each * counted).sum(-1) / counted.sum(-1).clamp(min=1)).mean())
+
+
+class WithoutMinusOne(ByHand):
+    @classmethod
+    def minus_one(cls, shares, local, elsewhere):
+        return shares
+
+
+class MinusOneEverywhere(ByHand):
+    @classmethod
+    def minus_one(cls, shares, local, elsewhere):
+        rows = shares.shape[-1]
+        return shares - F.one_hot(local % rows, rows)
+
+
+class UpstreamIgnored(ByHand):
+    @classmethod
+    def scaled(cls, gradient, counted, upstream):
+        return gradient * counted[..., None] / counted.sum()
+
+
+class OfTheSum(ByHand):
+    @classmethod
+    def scaled(cls, gradient, counted, upstream):
+        return gradient * counted[..., None] * upstream
+
+
+class IgnoredHaveGradients(ByHand):
+    @classmethod
+    def scaled(cls, gradient, counted, upstream):
+        return gradient * upstream / counted.sum()
+
+
+class AllReducedInBackward(ByHand):
+    @classmethod
+    def scaled(cls, gradient, counted, upstream):
+        gradient = super().scaled(gradient, counted, upstream)
+        dist.all_reduce(gradient)
+        return gradient
+
+
+WRONG_LOSSES = [
+    (Loss.nothing_parallel, "the loss is .*, the reference's is"),
+    (Loss.logits_gathered, r"forward sends 864 numbers for 18 tokens, 48 for each, .* all_gather"),
+    (Loss.logits_summed_into_zeros, r"48 for each, most of them in all_reduce"),
+    (variant(total=alone), "the sum of exponentials is that of this rank alone"),
+    (variant(target=alone), "the target's logit is zero where another rank has it"),
+    (variant(total=alone, target=alone), "the loss over this rank's part of the vocabulary alone"),
+    (variant(mask=False), "logits that ranks looked up for targets of others are in the sum"),
+    (variant(shift=lambda logits: logits - logits.detach().amax(-1, keepdim=True)),
+     "each rank subtracts the largest of its own logits"),
+    (variant(shift=lambda logits: logits), "±10,000.* the loss is (nan|inf)"),
+    (variant(mean=lambda each, counted: (each * counted).mean()), "the mean over all tokens"),
+    (variant(mean=lambda each, counted: each.mean()), "tokens whose target is -100 are counted"),
+    (variant(mean=lambda each, counted: each[counted].sum()), "the sum, not the mean"),
+    (variant(mean=lambda each, counted: each[counted]), "returned a Tensor of shape .13., not one"),
+    (variant(mean=lambda each, counted: each[counted].mean().item()), "returned a float"),
+    (Loss.row_minus_100, "IndexError|the loss is|index -100 is out of bounds"),
+    (Loss.sum_kept_in_bf16, "bfloat16.* the loss is (bfloat16, not float32|.*, the reference's)"),
+    (Loss.cast_at_the_end, "bfloat16.* the loss is .*, the reference's is"),
+    (Loss.nothing_detached, "the loss has no gradient"),
+    (Loss.targets_changed, "changed its input `targets`"),
+    (Loss.scaled_on_one_rank, "rank 1: the loss is"),
+    (Loss.mean_over_ranks, "the loss is .*: 1/4 of it"),
+    (Loss.mean_of_sequences, "the loss is .*, the reference's is"),
+    (variant(total=by_funcol, target=by_funcol), "reference's: it is 4 times too large"),
+    (variant(total=by_funcol), "its softmax is 4 times too large"),
+    (variant(target=by_funcol), "the target's -1 is 4 times too large"),
+    (WithoutMinusOne.apply, "the target's -1 is missing"),
+    (MinusOneEverywhere.apply, "every rank subtracts 1 for the target"),
+    (UpstreamIgnored.apply, "it does not depend on what comes after the loss"),
+    (OfTheSum.apply, "it is that of the sum, not of the mean"),
+    (IgnoredHaveGradients.apply, "tokens whose target is -100 have one"),
+    (AllReducedInBackward.apply, "the gradient of the logits is not the reference's"),
+]
+
+
+# right ones written differently
+
+
+def by_all_gather(logits, targets, group):
+    """Each rank's log of the sum of exponentials is gathered: t + 1 numbers for each token."""
+    _, local, elsewhere, counted = pieces(logits, targets, group)
+    own = logits.float().logsumexp(-1)
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, own.detach(), group=group)
+    parts[dist.get_rank(group)] = own
+    mine = logits.float().gather(-1, local[..., None])[..., 0].masked_fill(elsewhere, 0)
+    each = torch.stack(parts).logsumexp(0) - summed(mine, group)
+    return torch.where(counted, each, 0).sum() / counted.sum()
+
+
+def by_one_hot(logits, targets, group):
+    """A plain all-reduce on what autograd has not saved: torch warns, and the result is right."""
+    shifted, local, elsewhere, counted = pieces(logits, targets, group)
+    one_hot = F.one_hot(local, logits.shape[-1]) * ~elsewhere[..., None]
+    total, target = shifted.exp().sum(-1), (shifted * one_hot).sum(-1)
+    dist.all_reduce(total, group=group)
+    dist.all_reduce(target, group=group)
+    return ((total.log() - target) * counted).sum() / counted.sum()
+
+
+RIGHT_LOSSES = [right.vocabulary_parallel_cross_entropy, by_all_gather, by_one_hot, ByHand.apply]
+
+
+def judge_losses(answers):
+    """The loss alone: no Llama is trained where the loss is wrong."""
+    def untouched(model, group):
+        raise NotImplementedError("Exercise 7.5")
+
+    return judge_in_one_launch(lab.check_vocabulary_parallel,
+                               [(each, untouched) for each in answers], 4)
+
+
+def test_wrong_losses_are_rejected():
+    assert_all_rejected(WRONG_LOSSES, judge_losses([answer for answer, _ in WRONG_LOSSES]))
+
+
+def test_right_losses_are_accepted():
+    for verdict in judge_losses(RIGHT_LOSSES):
+        assert verdict.passed is None and "is waiting for your code" in str(verdict), verdict
