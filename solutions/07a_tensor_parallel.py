@@ -610,7 +610,410 @@ lab.show_norms(clip_grad_norm, vocabulary_parallel, whole_llama)
 # another: a clipped step is then too small by the same factor.
 
 # %% [markdown]
-# ## PART C: the sequence, and torch's own
+# ## Cut the sequence between the layers
+#
+# Tensor parallelism cuts attention and MLP. But every rank still computes both norms of a layer for all
+# tokens, and keeps for backward what each norm reads, its normalized input and its output: 6·b·s·h
+# numbers a layer (batch b, sequence s, hidden size h). Attention and MLP of Llama-3-8B keep 16.5·b·s·h.
+# How many GB is that for one sequence of 8,192 tokens in bf16, on one rank and on t = 8?
+
+# %%
+tokens, hidden, layers = 8192, 4096, 32
+unit = 2 * tokens * hidden * layers / 1e9  # GB of b·s·h numbers in every layer
+{t: {"norms": 6 * unit, "attention and MLP": 16.5 * unit / t} for t in (1, 8)}
+
+# %% [markdown]
+# **Notice:** on 8 ranks, the part that every rank has alike is three times as large as the part that is
+# cut.
+#
+# A norm and a residual addition treat each token by itself. So between attention and MLP, a rank can
+# work on s/t tokens: **sequence parallelism**. Attention and the MLP need all tokens: at their entry
+# comes an all-gather along the sequence, at their exit a reduce-scatter in place of the all-reduce.
+
+# %% [markdown]
+# | function | forward | backward |
+# |:--|:--|:--|
+# | f, `CopyToRegion` | nothing | all-reduce |
+# | g, `ReduceFromRegion` | all-reduce | nothing |
+# | `GatherToRegion` | all-gather | reduce-scatter |
+# | `ReduceScatterFromRegion` | reduce-scatter | all-gather |
+#
+# Guess: how many bytes does a rank send for a layer, as a multiple of what it sends with f and g?
+
+# %%
+# A guess, for exercise 7.7
+### BEGIN SOLUTION
+my_guess = 1
+### END SOLUTION
+labs.guess("7.7", "bytes per layer under sequence parallelism, in those of tensor parallelism", my_guess)
+
+# %% [markdown]
+# The lab has both collectives, along dimension 1 of (b, s, h) tensors and without gradients:
+#
+# | call | returns |
+# |:--|:--|
+# | `lab.all_gather_sequence(x, group)` | all ranks' pieces x, joined in the order of the ranks |
+# | `lab.reduce_scatter_sequence(x, group)` | this rank's piece of the sum of all ranks' x |
+#
+# Two ranks, two tokens each:
+
+# %%
+def both_collectives():
+    piece = torch.full((1, 2, 1), dist.get_rank() + 1.0, device=labs.device())
+    whole = lab.all_gather_sequence(piece, dist.group.WORLD)
+    summed = lab.reduce_scatter_sequence(whole, dist.group.WORLD)
+    return whole.flatten().tolist(), summed.flatten().tolist()
+
+
+labs.launch(both_collectives, ranks=2, quiet=True)
+
+# %% [markdown]
+# ### Exercise 7.7 · A Llama whose norms see s/t tokens
+#
+# *Difficulty 4 of 5 · 30 minutes · target: 4 all-gathers and 4 reduce-scatters of b·s·h a layer and
+# step, and the losses of the reference*
+#
+# First the pair of functions. A gradient comes back as one tensor for each input of `forward`; the
+# group has none.
+
+# %%
+# Exercise 7.7: all tokens at the entry of attention and of the MLP
+class GatherToRegion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):  # (b, s/t, h) -> (b, s, h)
+        ### BEGIN SOLUTION
+        ctx.group = group
+        return lab.all_gather_sequence(x, group)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ### BEGIN SOLUTION
+        return lab.reduce_scatter_sequence(gradient, ctx.group), None
+        ### END SOLUTION
+
+# %%
+# Exercise 7.7: the sum over the ranks at their exit, of which each keeps its tokens
+class ReduceScatterFromRegion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):  # (b, s, h) -> (b, s/t, h)
+        ### BEGIN SOLUTION
+        ctx.group = group
+        return lab.reduce_scatter_sequence(x, group)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ### BEGIN SOLUTION
+        return lab.all_gather_sequence(gradient, ctx.group), None
+        ### END SOLUTION
+
+# %% [markdown]
+# A row-parallel layer now ends in `ReduceScatterFromRegion`. Its bias, if it has one, is added to the
+# piece that is left.
+
+# %%
+# Exercise 7.7: a row-parallel layer whose output is this rank's tokens
+class RowParallelToPiece(RowParallelLinear):
+    def forward(self, x):  # (b, s, in/t) -> (b, s/t, out)
+        ### BEGIN SOLUTION
+        piece = ReduceScatterFromRegion.apply(F.linear(x, self.weight), self.group)
+        return piece if self.bias is None else piece + self.bias
+        ### END SOLUTION
+
+# %% [markdown]
+# Norms, and such biases, are on all ranks. But now each rank has gradients of its *own tokens* only, and
+# no error says so: they are a part of a sum. `parameter.register_hook(function)` makes autograd put
+# `function(gradient)` in place of what each backward pass would add to the gradient.
+
+# %%
+# Exercise 7.7: what only sees s/t tokens gets the sum of its gradients over the group
+def sum_gradients(model, group):
+    ### BEGIN SOLUTION
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith(("o_proj.bias", "down_proj.bias")):
+            parameter.register_hook(lambda part: ReduceFromRegion.apply(part, group))
+    ### END SOLUTION
+
+# %% [markdown]
+# The embedding makes all tokens on every rank, and after the last norm, the head reads all tokens on
+# every rank. So the hidden states are split before the first layer and joined after the last norm:
+#
+# | call | forward | backward |
+# |:--|:--|:--|
+# | `lab.split_sequence(x, group)` | this rank's tokens | all-gather |
+# | `lab.join_sequence(x, group)` | all-gather | this rank's tokens |
+#
+# `lab.map_output(module, function)` does at a module's exit what `lab.map_input` does at its entry.
+# Masks and rotary angles stay those of all tokens: attention has them all.
+
+# %%
+# Exercise 7.7: as tensor_parallel, with pieces of the sequence between attention and MLP
+def sequence_parallel(model, optimizer_class, group=None, **settings):
+    ### BEGIN SOLUTION
+    group = group or dist.group.WORLD
+    for layer in model.model.layers:
+        for module, names in ((layer.self_attn, "q k v o"), (layer.mlp, "gate up down")):
+            *columns, row = [f"{name}_proj" for name in names.split()]
+            for name in columns:
+                setattr(module, name, column_shard(getattr(module, name), group))
+            setattr(module, row, RowParallelToPiece(getattr(module, row), group))
+            lab.map_input(module, lambda piece: GatherToRegion.apply(piece, group))
+    lab.map_input(model.model.layers[0], lambda hidden: lab.split_sequence(hidden, group))
+    lab.map_output(model.model.norm, lambda piece: lab.join_sequence(piece, group))
+    sum_gradients(model, group)
+    return model, optimizer_class(model.parameters(), **settings)
+    ### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `backward` of one function is `forward` of the other. Why is `lab.join_sequence` not `GatherToRegion`?
+# After the last norm every rank computes the same, so each gets the whole gradient. A sum over the ranks
+# would count it t times.
+#
+# `sum_gradients`: go through `model.named_parameters()`, take the norms by their names, and the biases of
+# `o_proj` and `down_proj`. `ReduceFromRegion.apply(x, group)` is a sum over the group that leaves x alone.
+#
+# `sequence_parallel`: copy your `tensor_parallel`. Two names change, two lines split and join, one call
+# sums.
+#
+# </details>
+
+# %%
+lab.check_sequence_parallel(GatherToRegion, ReduceScatterFromRegion, sequence_parallel)
+
+# %%
+lab.show_activations(tensor_parallel, sequence_parallel)
+
+# %% [markdown]
+# **Notice:** tensor parallelism divides only what is inside attention and MLP. Sequence parallelism
+# divides also what the norms keep. What is left undivided is the gathered input of attention and MLP,
+# which the first matrices read in backward. Megatron-LM keeps only a piece of that as well and gathers
+# it once more in backward: then all is divided by t, for one more all-gather in each region.
+
+# %% [markdown]
+# ## Dropout on several ranks
+#
+# Dropout draws random numbers, and ranks can draw alike or differently. Four ranks have two of 8 heads
+# each. With one seed on all of them, how many different masks do the 8 heads get?
+
+# %%
+def masks_of_heads():
+    torch.manual_seed(0)  # the same seed on every rank
+    return F.dropout(torch.ones(2, 16, 16), 0.1)
+
+
+torch.cat(labs.launch(masks_of_heads, ranks=4, quiet=True)).unique(dim=0).shape[0]
+
+# %% [markdown]
+# Two: each rank's heads have the masks of rank 0's. The opposite mistake is as silent. Outside attention
+# and MLP, tensor parallelism without a cut sequence relies on every rank having the *same* hidden
+# states; with different masks, they are different from there on. So a rank needs two **random streams**:
+#
+# | dropout of | draws |
+# |:--|:--|
+# | hidden states that all ranks have (tensor parallelism, outside the regions) | alike on all ranks |
+# | a shard: this rank's heads, its piece of the sequence | differently on each |
+
+# %% [markdown]
+# ### Exercise 7.8 · Two streams of random numbers
+#
+# *Difficulty 3 of 5 · 15 minutes · target: equal masks where ranks must agree, and no mask twice
+# anywhere else*
+#
+# A `torch.Generator().manual_seed(n)` draws by itself: `torch.rand(shape, generator=...)`, on the CPU.
+# Every data-parallel replica makes this object for its own group, with seeds 0, 1, 2 and so on: no
+# stream of one replica may be a stream of another one. The default generator is not used, because other
+# code draws from it too.
+
+# %%
+# Exercise 7.8: one stream that the group shares, one of this rank's own
+class DropoutStreams:
+    def __init__(self, seed, group):
+        ### BEGIN SOLUTION
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        first = seed * (ranks + 1)
+        self.shared = torch.Generator().manual_seed(first)
+        self.own = torch.Generator().manual_seed(first + 1 + rank)
+        ### END SOLUTION
+
+    def dropout(self, x, p, is_shard):  # zeros with probability p; the rest divided by 1 - p
+        ### BEGIN SOLUTION
+        generator = self.own if is_shard else self.shared
+        keep = torch.rand(x.shape, generator=generator).to(x.device) >= p
+        return x * keep / (1 - p)
+        ### END SOLUTION
+
+# %% [markdown]
+# A job that stops and goes on needs the streams where they were. `generator.get_state()` returns a
+# tensor, `generator.set_state(tensor)` takes it.
+
+# %%
+# Exercise 7.8: what a checkpoint saves of them, on each rank
+class ResumableStreams(DropoutStreams):
+    def state_dict(self):
+        ### BEGIN SOLUTION
+        return {"shared": self.shared.get_state(), "own": self.own.get_state()}
+        ### END SOLUTION
+
+    def load_state_dict(self, state):
+        ### BEGIN SOLUTION
+        self.shared.set_state(state["shared"])
+        self.own.set_state(state["own"])
+        ### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# What must the seed of a stream depend on? The shared one: on `seed`, but not on the rank. The own one:
+# on both, and it must not be the shared one of any rank.
+#
+# List the seeds of two replicas with 2 ranks each on paper: with seed + 1 + rank, which number stands
+# there twice? Leave room between the replicas: multiply `seed` by something that depends on the number
+# of ranks. Seed a generator once, in `__init__`: a generator that is seeded in each call draws the same
+# mask in each step.
+#
+# </details>
+
+# %%
+lab.check_dropout_streams(ResumableStreams)
+
+# %%
+lab.show_masks(ResumableStreams)
+
+# %% [markdown]
+# **Notice:** in the first three columns all rows are equal, in the last three no two are. Under
+# sequence parallelism the dropout between the regions moves to the right half: its input is a piece of
+# the sequence there. A checkpoint must hold the own stream of *each* rank.
+
+# %% [markdown]
+# ## What torch does for you
+#
+# `parallelize_module(model, mesh, plan)` cuts a model in place. The plan has a **parallel style** for
+# each module by its name, where `*` stands for all layers:
+#
+# | style | does |
+# |:--|:--|
+# | `ColwiseParallel()` | column-parallel: all of the input, a part of the output |
+# | `RowwiseParallel(output_layouts=Shard(1))` | row-parallel; `Shard(1)`: reduce-scatter along dimension 1 |
+# | `SequenceParallel()` | a norm on a piece of the sequence |
+# | `PrepareModuleInput(...)` | changes the layout of a module's inputs at its entry |
+
+# %%
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+# %% [markdown]
+# A **layout** says where a tensor's numbers are: `Replicate()`, all on every rank; `Shard(1)`, cut
+# along dimension 1; `Partial("sum")`, each rank has a part of the sum. A parameter that was cut is a
+# `DTensor`, and knows its layout. What is outside the layers is given, with the vocabulary cut, too:
+
+# %%
+OUTSIDE = {
+    "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
+    "model.layers.0": PrepareModuleInput(  # what split_sequence does
+        input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True),
+    "model.norm": SequenceParallel(),
+    "lm_head": ColwiseParallel(
+        input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+}
+
+# %% [markdown]
+# ### Exercise 7.9 · A plan for a layer of Llama
+#
+# *Difficulty 3 of 5 · 20 minutes · target: the reference's losses on 2 and 4 ranks, with the
+# collectives of your own sequence parallelism*
+#
+# A layer calls `self_attn(hidden_states=..., ...)` and `mlp(x)`. Argument names of
+# `PrepareModuleInput` are `input_layouts` and `desired_input_layouts` for positional inputs,
+# `input_kwarg_layouts` and `desired_input_kwarg_layouts`, dictionaries by name, for the others.
+
+# %%
+# Exercise 7.9: name of a module in a layer -> parallel style
+def layer_plan():
+    ### BEGIN SOLUTION
+    piece, whole = {"hidden_states": Shard(1)}, {"hidden_states": Replicate()}
+    return {
+        "input_layernorm": SequenceParallel(),
+        "self_attn": PrepareModuleInput(
+            input_kwarg_layouts=piece, desired_input_kwarg_layouts=whole),
+        "self_attn.[qkv]_proj": ColwiseParallel(),
+        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
+        "post_attention_layernorm": SequenceParallel(),
+        "mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+        "mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(),
+        "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1))}
+    ### END SOLUTION
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Nine modules of a layer need a style: two norms, seven matrices; and two more, attention and MLP,
+# need all tokens at their entry. `lab.llama(layers=1).model.layers[0]` prints their names.
+#
+# Go through your `sequence_parallel`: which line is which style? `GatherToRegion` at an entry is a
+# `PrepareModuleInput` from `Shard(1)` to `Replicate()`. `RowParallelToPiece` is a `RowwiseParallel`
+# with an output layout. `sum_gradients` has no counterpart: what does a DTensor know that makes it
+# unnecessary?
+#
+# </details>
+
+# %%
+def torchs_parallel(model, optimizer_class, **settings):
+    mesh = init_device_mesh(labs.device().type, (dist.get_world_size(),))
+    layers = {f"model.layers.*.{name}": style for name, style in layer_plan().items()}
+    parallelize_module(model, mesh, {**OUTSIDE, **layers})
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+lab.check_torchs_parallel(torchs_parallel)
+
+# %% [markdown]
+# The check trains inside `with loss_parallel():`, which computes the cross-entropy on logits that stay
+# cut. `CommDebugMode` of torch counts the collectives of a DTensor program; the lab counts what reaches
+# the process group, by whatever API. Both for one step, forward and backward:
+
+# %%
+lab.show_comm_debug(torchs_parallel)
+
+# %%
+lab.show_layer_collectives(tensor_parallel, sequence_parallel, torchs_parallel)
+
+# %% [markdown]
+# **Notice:** one all-gather and one reduce-scatter take the place of each all-reduce, and the bytes are
+# the same. torch's plan sends what yours sends. Only the small all-reduces for the norms' gradients
+# come at another moment: yours in backward, torch's when the optimizer reads the gradient.
+
+# %% [markdown]
+# ## A gradient that is only a part
+#
+# With DTensors, too, somebody must add up the parts of a norm's gradient. Two ranks, two tokens each:
+
+# %%
+def gradient_of_a_norm():
+    mesh = init_device_mesh(labs.device().type, (2,))
+    norm = parallelize_module(nn.RMSNorm(2, device=labs.device()), mesh, SequenceParallel())
+    x = torch.arange(1.0, 9.0, device=labs.device()).view(1, 4, 2)  # 4 tokens
+    norm(x.chunk(2, dim=1)[dist.get_rank()]).sum().backward()
+    gradient = norm.weight.grad
+    return {"layout": repr(gradient.placements[0]), "to_local()": gradient.to_local().tolist(),
+            "full_tensor()": gradient.full_tensor().tolist()}
+
+
+labs.launch(gradient_of_a_norm, ranks=2, quiet=True)
+
+# %% [markdown]
+# **Notice:** `to_local()` gives each rank its own part, another one on each, without an error.
+# `full_tensor()` reduces. Whoever writes an optimizer, clips gradients or logs a norm of gradients must
+# ask for the second one, or the copies of the norms drift apart.
 
 # %% [markdown]
 # ## A sequence longer than one rank can hold

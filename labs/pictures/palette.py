@@ -33,11 +33,15 @@ MEMORY = {"parameters": _PARAMETERS, "gradients": _GRADIENTS, "optimizer state":
 COLLECTIVES = {"all_reduce": "#edbb4a", "reduce_scatter": _GRADIENTS, "all_to_all": "#f2b391",
                "all_gather": _PARAMETERS, "broadcast": "#94b8e6", "other": BORDER}
 
+# What a layer keeps for backward.
+SAVED = {"norms": _OPTIMIZER, "inputs of attention and MLP": "#b08a3c",
+         "inside attention and MLP": _ACTIVATIONS}
+
 BUCKETS = (_GRADIENTS, "#f0b792")  # in turn: buckets are gradients
 
 # Whatever a bar may be made of, in the order of legends.
-PARTS = {name: colour for kind in (MEMORY, COLLECTIVES, PHASES) for name, colour in kind.items()
-         if name != "other"} | {"other": BORDER}
+PARTS = {name: colour for kind in (MEMORY, COLLECTIVES, PHASES, SAVED)
+         for name, colour in kind.items() if name != "other"} | {"other": BORDER}
 HATCHES = {"exposed": "//////"}  # also for who cannot tell its colour from the others
 
 PREDICTED = INK  # the prediction's tick

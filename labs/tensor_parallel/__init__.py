@@ -31,6 +31,22 @@ if TYPE_CHECKING:
     from labs.tensor_parallel.scaffold import set_loss
     # isort: split
     # part C: the sequence, and torch's own
+    from labs.tensor_parallel.charts.dropout import show_masks
+    from labs.tensor_parallel.charts.sequence import (
+        show_activations,
+        show_comm_debug,
+        show_layer_collectives,
+    )
+    from labs.tensor_parallel.checks.dropout_streams import check_dropout_streams
+    from labs.tensor_parallel.checks.parallelize_plan import check_torchs_parallel
+    from labs.tensor_parallel.checks.sequence_parallel import check_sequence_parallel
+    from labs.tensor_parallel.scaffold import map_output
+    from labs.tensor_parallel.sequence.collectives import (
+        all_gather_sequence,
+        join_sequence,
+        reduce_scatter_sequence,
+        split_sequence,
+    )
     # isort: split
     # part D: a ring for long sequences
     from labs.tensor_parallel.charts.muon import show_sharded_muon

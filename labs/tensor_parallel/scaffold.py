@@ -29,3 +29,10 @@ def set_loss(model: nn.Module,
         return function(logits, nn.functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous())
 
     model.loss_function = loss
+
+
+def map_output(module: nn.Module,
+               function: Callable[[torch.Tensor], torch.Tensor]) -> RemovableHandle:
+    """Registers a hook: whenever `module` has been called, `function` is applied to its output, a
+    tensor. Returns the hook's handle."""
+    return module.register_forward_hook(lambda _, __, output: function(output))

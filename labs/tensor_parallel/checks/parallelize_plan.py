@@ -1,0 +1,166 @@
+"""Exercise 7.9: a plan for torch's parallelize_module trains as the reference does, with 1/t of all
+matrices on a rank and the collectives of sequence parallelism."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.reference import Reference
+from labs.exercises.verdicts import Wrong, check
+from labs.tensor_parallel.checks.explanations import Cause
+from labs.tensor_parallel.checks.invariants import (
+    BYTES,
+    Activations,
+    ResidentBytes,
+    judge_collectives,
+    record_last_step,
+)
+from labs.tensor_parallel.checks.reference import (
+    ADAMW,
+    SGD,
+    STEPS,
+    build,
+    make_optimizer,
+    token_batches,
+    train_on_whole_batch,
+    whole_steps,
+)
+from labs.tensor_parallel.checks.sequence_parallel import (
+    BATCH,
+    LAYERS,
+    PER_LAYER,
+    SEQUENCE,
+    SIZES,
+    small_llama,
+)
+from labs.tensor_parallel.checks.tensor_parallel import sharded_names
+
+OPTIMIZERS = {2: ADAMW, 4: SGD}
+# b·s·h elements in a step outside the layers: the embedding's sum; in forward all tokens for the
+# head; in backward its input's gradients, and those of the pieces that the first layer was given.
+_OUTSIDE = {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 1}
+_ROWS = ("RowwiseParallel(output_layouts=Shard(1)) ends in a reduce-scatter; without the argument "
+         "it is an all-reduce.")
+HINTS = {
+    "mixed torch.Tensor and DTensor": "An input is a plain tensor where the module's parameters "
+    "are DTensors: which style turns it into one?",
+    "must match the size of tensor": "Attention and the MLP take all tokens and give back pieces. "
+    "Which layouts has their input before and after PrepareModuleInput, and their output?",
+    "PrepareModuleInput": "self_attn is called with hidden_states=...: input_kwarg_layouts and "
+    "desired_input_kwarg_layouts. mlp is called with one positional argument.",
+    "is invalid for input of size": "Query, key and value are cut by columns, what follows by "
+    "rows."}
+COLLECTIVE_HINTS = {
+    "all_reduce": _ROWS,
+    "all_gather": "Gather once at the entry of attention and of the MLP, by PrepareModuleInput on "
+                  "self_attn and mlp.",
+    "reduce_scatter": "One at the exit of attention and one at that of the MLP."}
+CAUSES = (Cause(
+    "it is the gradient of this rank's tokens only: those of all ranks add up to the reference's",
+    "A norm that sees a piece of the sequence needs SequenceParallel(): its gradient is then "
+    "Partial(sum), and what reads it must reduce it; to_local() does not.",
+    lambda found: "norm" in found.name),)
+
+
+@check("7.9", hints=HINTS)
+def check_torchs_parallel(torchs_parallel: Callable):
+    """torchs_parallel(model, optimizer_class, **settings) -> (module, optimizer): a Llama whose
+    layers are cut by torch's parallelize_module. Trained under loss_parallel()."""
+    difference = max(on_ranks(_try_all, torchs_parallel, world_sizes=(2, 4), timeout=60))
+    return (f"equals the reference over {STEPS} steps on 2 and 4 ranks (to {difference:.0e}); a "
+            f"rank holds 1/t of every matrix, and a layer sends {PER_LAYER} all-gathers and "
+            f"{PER_LAYER} reduce-scatters of b·s·h elements a step")
+
+
+def _try_all(strategy) -> float:
+    ranks = dist.get_world_size()
+    make = partial(_parallelized, strategy)
+    with during():
+        difference = _train(make, *OPTIMIZERS[ranks])
+        _judge_traffic(make)
+        _judge_memory(make, ranks)
+    return difference
+
+
+def during() -> AbstractContextManager:
+    """Returns the context in which a sharded loss is computed, forward and backward."""
+    return loss_parallel()
+
+
+def _parallelized(strategy, model, optimizer_class, **settings):
+    """What the strategy returns. torch leaves out an entry of a plan that fits no module, with a
+    warning that ranks do not show; here it is an error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pair = build(strategy, model, optimizer_class, settings)
+    said = [str(warning.message) for warning in caught]
+    for message in said:
+        if "could not be resolved" in message:
+            key = message.split("'")[1]
+            raise Wrong(f"the plan's entry {key!r} fits no module of the model: torch warns, and "
+                        "leaves it out", "Names are those of model.named_modules(); * stands for "
+                        "all layers.")
+    return pair
+
+
+def _train(make, optimizer_class, settings) -> float:
+    model = small_llama()
+    reference = Reference(copy.deepcopy(model), make_optimizer(optimizer_class, settings))
+    module, optimizer = raise_on_all_ranks(partial(make, **settings), model, optimizer_class)
+    raise_on_all_ranks(_require_torchs, module)
+    return train_on_whole_batch(module, optimizer, reference,
+                                whole_steps(STEPS, BATCH, SEQUENCE), causes=CAUSES)
+
+
+def _require_torchs(module):
+    # Catches the answer to 7.7 handed in once more, and a plan that is empty.
+    own = {name: isinstance(p, DTensor) for name, p in module.named_parameters()}
+    plain = [name for name, is_dtensor in own.items() if not is_dtensor]
+    if len(plain) == len(own):
+        raise Wrong("no parameter is a DTensor: nothing was cut by parallelize_module",
+                    "parallelize_module(model, mesh, plan) changes the model in place.")
+    if plain:
+        raise Wrong(f"rank {dist.get_rank()}: {plain[0]!r} is no DTensor: the plan has no style "
+                    "for its module", "Each matrix and each norm needs a style of its own.")
+
+
+def _judge_traffic(make):
+    batches = token_batches(2, BATCH, SEQUENCE)
+    traffic = record_last_step(
+        lambda model: raise_on_all_ranks(partial(make, lr=1e-3), model, torch.optim.SGD),
+        small_llama(LAYERS), batches)
+    sizes = Activations(LAYERS, BATCH, SEQUENCE, SIZES["hidden"])
+    norms = sum(p.numel() for name, p in small_llama(LAYERS).named_parameters() if "norm" in name)
+    allowed = {"all_gather": PER_LAYER, "reduce_scatter": PER_LAYER}
+    kinds = {kind: allowed.get(kind, 0) + more / LAYERS for kind, more in _OUTSIDE.items()}
+    # beside these: three numbers for each token, for the loss, and the norms' gradients
+    judge_collectives(traffic, kinds, sizes, small=4 * BATCH * SEQUENCE + 4 * norms,
+                      hints=COLLECTIVE_HINTS)
+
+
+def _judge_memory(make, ranks):
+    """Parameters only: gradients and optimizer state have their layout, and what torch allocates
+    for them is its own affair."""
+    whole = small_llama()
+    cut = [*sharded_names(whole), "model.embed_tokens.weight", "lm_head.weight"]
+    allowed = ResidentBytes.of(whole, cut, ranks)
+    module, _ = raise_on_all_ranks(partial(make, lr=0.1), whole, torch.optim.SGD)
+    raise_on_all_ranks(_judge_parameters, module, allowed)
+
+
+def _judge_parameters(module, allowed):
+    held = sum(getattr(p, "_local_tensor", p).untyped_storage().nbytes()
+               for p in module.parameters())
+    if held > BYTES * allowed.elements:
+        raise Wrong(f"rank {dist.get_rank()} holds {held:,} bytes of parameters; with every matrix "
+                    f"cut it is {BYTES * allowed.elements:,}{allowed.formula}",
+                    "Each of the seven matrices of a layer needs ColwiseParallel or "
+                    "RowwiseParallel.")

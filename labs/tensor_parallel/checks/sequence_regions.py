@@ -1,0 +1,160 @@
+"""Exercise 7.7, first half: the conjugate pair along the sequence, as functions."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from labs.exercises.inputs import require_dtype
+from labs.exercises.on_ranks import raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, kind_of
+from labs.meters.traffic import CollectiveCall, Traffic
+
+GATHER, SCATTER = "GatherToRegion", "ReduceScatterFromRegion"
+_KINDS = {"all_gather": "lab.all_gather_sequence", "reduce_scatter": "lab.reduce_scatter_sequence"}
+_EQUAL = {"all_to_all": "reduce_scatter"}  # and a sum: as many bytes
+SHAPES = ((2, 3, 5), (1, 1, 4), (3, 2, 1))  # of a piece: batch, tokens, hidden
+
+
+def judge_regions(gather: Callable, reduce_scatter: Callable, group: dist.ProcessGroup) -> None:
+    """On the ranks of `group`: tries both functions on several shapes and dtypes; raises Wrong with
+    what broke. Numbers are whole, so that sums are exact in any order."""
+    ranks = dist.get_world_size(group)
+    for batch, tokens, hidden in SHAPES:
+        piece, whole = (batch, tokens, hidden), (batch, tokens * ranks, hidden)
+        _judge(gather, GATHER, piece, whole, group)
+        _judge(reduce_scatter, SCATTER, whole, piece, group)
+
+
+def _judge(region, name, taken, given, group):
+    dtype = torch.float64 if taken[0] == 1 else torch.float32
+    # not contiguous, as hidden states after a transpose are
+    x = _draw(taken[::-1], 0, dtype).transpose(0, 2).requires_grad_()
+    before = x.detach().clone()
+    with Traffic() as forward, forward.marked_waits():
+        y = region.apply(x, group)
+        forgotten = forward.never_waited_for()
+    raise_on_all_ranks(_require_tensor, y, given, x, name)
+    upstream = _draw(y.shape, 1, dtype)
+    with Traffic() as backward, backward.marked_waits():
+        # one step on the way, so that the gradient which arrives is the function's own
+        (gradient,) = torch.autograd.grad((y * 1).mul(upstream).sum(), x, allow_unused=True)
+        forgotten += backward.never_waited_for()
+    everyone = [_of_all(tensor, group) for tensor in (before, upstream)]
+    raise_on_all_ranks(_judge_numbers, name, (x, before), (y, gradient), everyone, group)
+    raise_on_all_ranks(_judge_calls, name, (forward.calls, backward.calls), x,
+                       ranks_of(group))
+    raise_on_all_ranks(_judge_waits, name, forgotten)
+
+
+def ranks_of(group: dist.ProcessGroup) -> int:
+    """The number of ranks of a group."""
+    return dist.get_world_size(group)
+
+
+def _draw(shape, stream, dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(10 * dist.get_rank() + stream)
+    return torch.randint(-50, 50, tuple(shape), generator=generator).to(dtype)
+
+
+def _of_all(tensor, group) -> list[torch.Tensor]:
+    found = [torch.empty(tensor.shape, dtype=tensor.dtype) for _ in range(ranks_of(group))]
+    dist.all_gather(found, tensor.contiguous(), group=group)
+    return found
+
+
+def _require_tensor(y, shape, x, name):
+    who = f"rank {dist.get_rank()}: {name}.apply(x, group) of x with shape {list(x.shape)}"
+    if not isinstance(y, torch.Tensor) or tuple(y.shape) != shape:
+        raise Wrong(f"{who} returned {kind_of(y)}, not a tensor of shape {list(shape)}",
+                    "The pieces are cut along dimension 1, the sequence.")
+    require_dtype(y, x, f"{name}'s result")
+    # An output that does not depend on x ends the backward pass here, in silence.
+    if not y.requires_grad:
+        raise Wrong(f"{who}: the result has no gradient function",
+                    "Call it as a torch.autograd.Function, through .apply, outside no_grad.")
+
+
+def _judge_numbers(name, inputs, results, everyone, group):
+    (x, before), (y, gradient), (all_x, all_up) = inputs, results, everyone
+    who, own = f"rank {dist.get_rank()}, {name}", dist.get_rank(group)
+    # the caller goes on using the hidden states: they are on the residual path, too
+    if not torch.equal(x.detach(), before):
+        raise Wrong(f"{who} changed its input x", "Work on a copy.")
+    if gradient is None:
+        raise Wrong(f"{who}: backward returns no gradient for x",
+                    "backward returns (gradient of x, None): the group has none.")
+    ways = {"forward": (_gathered, _scattered), "backward": (_scattered, _gathered)}
+    for direction, got, tensors in (("forward", y, all_x), ("backward", gradient, all_up)):
+        right = ways[direction][name == SCATTER]
+        want = right(tensors, own)
+        if got.shape == want.shape and torch.equal(got, want):
+            continue
+        if got.shape != want.shape:
+            raise Wrong(f"{who}, {direction}: the shape is {list(got.shape)}, not "
+                        f"{list(want.shape)}", "backward of one is forward of the other.")
+        raise Wrong(f"{who}, {direction}: {_explained(got, tensors, own, right)}",
+                    _HINTS[right is _gathered])
+
+
+_HINTS = {True: "An all-gather along dimension 1: rank r's piece is the r-th of the sequence.",
+          False: "A reduce-scatter along dimension 1: the sum over all ranks, of which rank r "
+                 "keeps the r-th piece."}
+
+
+def _gathered(tensors, _):
+    return torch.cat(tensors, dim=1)
+
+
+def _scattered(tensors, own):
+    return sum(tensors).chunk(len(tensors), dim=1)[own]
+
+
+def _explained(got, tensors, own, right) -> str:
+    """What the numbers are, where a known mistake leads to them."""
+    ranks = len(tensors)
+    if right is _gathered:
+        causes = {"the pieces are in another order than the ranks":
+                  torch.cat(tensors[::-1], dim=1),
+                  "it is this rank's piece, repeated": torch.cat([tensors[own]] * ranks, dim=1),
+                  f"it is {ranks} times the gathered pieces": ranks * _gathered(tensors, own),
+                  f"it is 1/{ranks} of the gathered pieces": _gathered(tensors, own) / ranks}
+        padded = [torch.zeros_like(each) for each in tensors]
+        padded[own] = tensors[own]
+        causes["it has zeros where the other ranks' pieces belong"] = torch.cat(padded, dim=1)
+    else:
+        causes = {"it is this rank's own piece; the other ranks' parts are not added":
+                  tensors[own].chunk(ranks, dim=1)[own],
+                  "it is the mean over ranks, not the sum": _scattered(tensors, own) / ranks,
+                  "it is the piece of another rank": _scattered(tensors, (own + 1) % ranks),
+                  f"it is {ranks} times the sum": ranks * _scattered(tensors, own)}
+    return next((sentence for sentence, value in causes.items()
+                 if value.shape == got.shape and torch.equal(got.double(), value.double())),
+                f"{int((got != right(tensors, own)).sum())} of {got.numel()} numbers are wrong")
+
+
+def _judge_calls(name, calls, x, ranks):
+    kinds = ("all_gather", "reduce_scatter")
+    order = kinds if name == GATHER else kinds[::-1]
+    whole = x.numel() * (ranks if name == GATHER else 1)
+    for direction, found, kind in zip(("forward", "backward"), calls, order, strict=True):
+        if [(_EQUAL.get(call.kind, call.kind), call.elements) for call in found] == [(kind, whole)]:
+            continue
+        # An all-reduce of which a piece is kept gives the same numbers for twice the bytes; a
+        # gather of all ranks' whole tensors costs t times as much.
+        raise Wrong(f"rank {dist.get_rank()}, {name}, {direction}: {described(found)}; one {kind} "
+                    f"of {whole:,} elements is enough", f"{_KINDS[kind]} does it.")
+
+
+def described(calls: list[CollectiveCall]) -> str:
+    """The calls in words: `all_reduce of 24 elements`, or `no collective`."""
+    return ", ".join(f"{call.kind} of {call.elements:,} elements" for call in calls) \
+        or "no collective"
+
+
+def _judge_waits(name, forgotten):
+    # What is not waited for may be done in time, or not.
+    if forgotten:
+        raise Wrong(f"rank {dist.get_rank()}, {name}: it does not wait for its "
+                    f"{forgotten[0].kind}", "With async_op=True a collective returns before it is "
+                    "done: call .wait() on what it returns.")

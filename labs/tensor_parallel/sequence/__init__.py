@@ -1,0 +1,1 @@
+"""Sequence parallelism: collectives along the sequence, and what a layer sends and keeps."""
