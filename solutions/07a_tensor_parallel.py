@@ -1024,9 +1024,9 @@ labs.launch(gradient_of_a_norm, ranks=2, quiet=True)
 
 # %%
 s, h, layers, heads = 131_072, 4096, 32, 32
-GB = {"all activations": 34 * s * h * layers, "scores of one layer": 2 * heads * s**2,
-      "activations on each of 16 ranks": 34 * s * h * layers / 16}
-{name: round(nbytes / 1e9, 1) for name, nbytes in GB.items()}
+nbytes = {"all activations": 34 * s * h * layers, "scores of one layer": 2 * heads * s**2,
+          "activations on each of 16 ranks": 34 * s * h * layers / 16}
+{name: f"{size / 1e9:,.1f} GB" for name, size in nbytes.items()}
 
 # %% [markdown]
 # No GPU holds 584 GB. Tensor parallelism divides them by 8 at most, because it ends at the host. In
@@ -1202,10 +1202,11 @@ class RingAttention(torch.autograd.Function):
     def backward(ctx, grad):
         return *ring_backward(*ctx.saved_tensors, grad, ctx.group), None, None
 
-
-ring_attention = RingAttention.apply
-
 # %%
+def ring_attention(q, k, v, positions, group):
+    return RingAttention.apply(q, k, v, positions, group)
+
+
 lab.check_ring_attention(ring_attention)
 
 # %% [markdown]

@@ -53,7 +53,8 @@ def as_assignment(returned, chunks: int, ranks: int, where: str) -> list[list[in
 
 
 def _numbers(chunk_list, rank, where) -> list[int]:
-    numbers = [as_number(chunk) for chunk in as_list(chunk_list) or [None]]
+    listed = as_list(chunk_list)
+    numbers = [None] if listed is None else [as_number(chunk) for chunk in listed]
     if None in numbers or any(number != int(number) for number in numbers):
         raise Wrong(f"{where}: rank {rank} has {kind_of(chunk_list)}, not a list of chunk numbers")
     return [int(number) for number in numbers]

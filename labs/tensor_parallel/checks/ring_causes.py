@@ -29,6 +29,9 @@ def forward_causes(sequence: WholeSequence) -> Iterator[Found]:
     yield ("the mean of the blocks' outputs", outs.mean(0),
            "A block with larger scores counts more: merge by lse.")
     yield "the sum of the blocks' outputs", outs.sum(0), "Merge by lse."
+    nothing = torch.zeros_like(outs[0]), torch.zeros_like(parts[0][1])
+    yield ("the attention as if there were one more key, with the score and the value 0",
+           _merged([*parts, nothing]), "Begin with lse = -inf, the attention to no key.")
     yield from _other_masks(sequence, order)
     own = [_part(sequence, source, values=rank) for source in order]
     yield ("the attention with its own values for the keys of every rank", _merged(own),
@@ -41,8 +44,7 @@ def forward_causes(sequence: WholeSequence) -> Iterator[Found]:
 def backward_causes(sequence: WholeSequence, name: str, whole: torch.Tensor) -> Iterator[Found]:
     """What the gradient of q, k or v (name) may be; whole: the right one, of the whole sequence."""
     ranks, rank = len(sequence.places), sequence.rank
-    parts = [_part(sequence, source) for source in range(ranks)]
-    merged = _merged_pair(parts)
+    merged = _merged_pair([_part(sequence, source) for source in range(ranks)])
     yield ("what its own queries contribute to its own keys alone",
            _contribution(sequence, rank, rank, merged, name),
            "In backward K and V go round again, and dK and dV with them: each rank adds what its "
@@ -53,11 +55,11 @@ def backward_causes(sequence: WholeSequence, name: str, whole: torch.Tensor) -> 
                    "home", sequence.piece(whole, other),
                    "dK and dV go round with the K and V that they belong to, and are home after N "
                    "passes; the last round is followed by one more pass.")
-    if name == "q":
-        total = sum(_contribution(sequence, rank, source, parts[source], name)
-                    for source in range(ranks))
-        yield ("computed with each block's own lse and out", total,
-               "Pass the merged out and lse of forward: probabilities are those of all keys.")
+    blocks = [(rank, other) if name == "q" else (other, rank) for other in range(ranks)]
+    yield ("computed with each block's own lse and out",
+           sum(_contribution(sequence, *block, _part(sequence, block[1], rank=block[0]), name)
+               for block in blocks),
+           "Pass the merged out and lse of forward: probabilities are those of all keys.")
     yield "zero", torch.zeros_like(sequence.piece(whole)), ""
     yield "√d times it", sequence.piece(whole) * math.sqrt(sequence.shape.d), ""
     yield ("1/√d of it", sequence.piece(whole) / math.sqrt(sequence.shape.d),
@@ -87,21 +89,25 @@ def _other_masks(sequence, order) -> Iterator[Found]:
            _BY_POSITION)
 
 
-def _visible(sequence, source):
-    return sequence.positions[:, None] >= sequence.places[source].to(sequence.positions.device)
+def _visible(sequence, rank, source):
+    queries, keys = (sequence.places[one].to(sequence.positions.device) for one in (rank, source))
+    return queries[:, None] >= keys
 
 
-def _part(sequence, source, values=None, visible=None, scale=1.0):
+def _part(sequence, source, values=None, visible=None, scale=1.0, rank=None):
+    """The attention of a rank's queries (None: this rank's) to the keys of `source`."""
+    rank = sequence.rank if rank is None else rank
     q, k, v = sequence.whole
-    visible = _visible(sequence, source) if visible is None else visible
-    return block_attention(sequence.piece(q) * scale, sequence.piece(k, source),
+    visible = _visible(sequence, rank, source) if visible is None else visible
+    return block_attention(sequence.piece(q, rank) * scale, sequence.piece(k, source),
                            sequence.piece(v, source if values is None else values), visible)
 
 
 def _contribution(sequence, rank, source, merged, name):
+    """What the queries of `rank` and the keys of `source` add to the gradient called `name`."""
     q, k, v = sequence.whole
     found = block_backward(sequence.piece(q, rank), sequence.piece(k, source),
-                           sequence.piece(v, source), _visible(sequence, source), *merged,
+                           sequence.piece(v, source), _visible(sequence, rank, source), *merged,
                            sequence.piece(sequence.weights, rank))
     return found["qkv".index(name)]
 

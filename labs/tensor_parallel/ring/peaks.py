@@ -23,7 +23,7 @@ def record_attention(attention: Callable, sequence: WholeSequence) -> memory.Rep
     batch = {"q": q, "k": k, "v": v, "weights": sequence.piece(sequence.weights)}
     module = _Attention(attention, sequence.positions, sequence.group)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
-    return memory.record(lambda: (module, optimizer), [batch, batch], outside=True)
+    return memory.record(lambda: (module, optimizer), [batch, batch])
 
 
 def predicted_peak(shape: Shape, ranks: int, gathered: bool = False) -> float:

@@ -1,0 +1,471 @@
+"""Exercises 7.10 to 7.12: what their checks must reject, with the words that must say why, and what
+they must accept."""
+
+import math
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from _build.definitions import definitions
+from answers import assert_rejected, assert_waits, judge_in_one_launch
+
+import labs.tensor_parallel as lab
+from labs.tensor_parallel.ring.peaks import gathered_attention
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+right = definitions("07a_tensor_parallel")
+merge, pass_on = right.merge, right.pass_on
+RANKS = 4  # on which most answers are judged, all in one launch
+
+
+# 7.10
+
+
+def weighted(weight):
+    """A merge with the right lse and the weights that weight(lse_a, lse_b, lse) returns."""
+    def answer(out_a, lse_a, out_b, lse_b):
+        lse = torch.logaddexp(lse_a, lse_b)
+        a, b = weight(lse_a, lse_b, lse)
+        return a[..., None] * out_a + b[..., None] * out_b, lse
+    return answer
+
+
+def with_lse(function):
+    """The right out, and another lse."""
+    def answer(out_a, lse_a, out_b, lse_b):
+        return merge(out_a, lse_a, out_b, lse_b)[0], function(lse_a, lse_b)
+    return answer
+
+
+def without_maximum(out_a, lse_a, out_b, lse_b):
+    a, b = lse_a.exp(), lse_b.exp()
+    return (a[..., None] * out_a + b[..., None] * out_b) / (a + b)[..., None], (a + b).log()
+
+
+def in_place(out_a, lse_a, out_b, lse_b):
+    out, lse = merge(out_a, lse_a, out_b, lse_b)
+    return out_a.copy_(out), lse_a.copy_(lse)
+
+
+def one_dimension_too_many(out_a, lse_a, out_b, lse_b):
+    out, lse = merge(out_a, lse_a, out_b, lse_b)
+    return out, lse[..., None]
+
+
+WRONG_MERGES = [
+    ("a alone", lambda a, lse_a, b, lse_b: (a, lse_a), "lse .*: it is the lse of a alone"),
+    ("the mean", weighted(lambda a, b, lse: (torch.full_like(a, 0.5),) * 2),
+     "it is the mean of both parts"),
+    ("the sum", weighted(lambda a, b, lse: (torch.ones_like(a),) * 2),
+     "it is the sum of both parts"),
+    ("the wrong weight", weighted(lambda a, b, lse: ((b - lse).exp(), (a - lse).exp())),
+     "each part's weight given to the other"),
+    ("weights by lse", weighted(lambda a, b, lse: (a / (a + b), b / (a + b))),
+     "weighted by lse, not by exp"),
+    ("no maximum", without_maximum, "scores up to 2,000: the result has .* overflows"),
+    ("NaN for nothing", weighted(lambda a, b, lse: ((a - lse).exp(), (b - lse).exp())),
+     "no query sees any key.*NaN; a part that sees nothing has lse = -inf"),
+    ("the larger lse", with_lse(torch.maximum), "it is the larger lse"),
+    ("the sum of lse", with_lse(torch.add), "it is the sum of both lse"),
+    ("no logarithm", with_lse(lambda a, b: a.exp() + b.exp()), "without the logarithm"),
+    ("in place", in_place, "changed its input `out_a`"),
+    ("no lse", lambda *parts: merge(*parts)[0], "not .out, lse."),
+    ("shape of lse", one_dimension_too_many, "lse is a Tensor of shape .*, not a tensor of shape"),
+    ("double", lambda *parts: tuple(each.double() for each in merge(*parts)), "is float64")]
+
+
+@pytest.mark.parametrize("answer, words", [each[1:] for each in WRONG_MERGES],
+                         ids=[each[0] for each in WRONG_MERGES])
+def test_wrong_merge(answer, words):
+    assert_rejected(lab.check_merge(answer), words)
+
+
+def by_sigmoid(out_a, lse_a, out_b, lse_b):
+    """As in ring-flash-attention: out_a - sigmoid(lse_b - lse_a) · (out_a - out_b)."""
+    share = torch.sigmoid(lse_b - lse_a).nan_to_num(0.0)[..., None]
+    return out_a - share * (out_a - out_b), torch.logaddexp(lse_a, lse_b)
+
+
+def by_maximum(out_a, lse_a, out_b, lse_b):
+    most = torch.maximum(lse_a, lse_b).clamp_min(-1e30)
+    a, b = (lse_a - most).exp(), (lse_b - most).exp()
+    total = (a + b).clamp_min(1e-30)
+    lse = torch.where(a + b > 0, most + total.log(), -math.inf)
+    return [(a / total)[..., None] * out_a + (b / total)[..., None] * out_b, lse]
+
+
+@pytest.mark.parametrize("answer", [merge, by_sigmoid, by_maximum])
+def test_right_merge(answer):
+    verdict = lab.check_merge(answer)
+    assert verdict.passed, verdict
+
+
+# 7.11
+
+
+def visible_by_position(positions, places, **_):
+    return positions[:, None] >= places
+
+
+class Ring:
+    """The right answer in pieces that a wrong one replaces; called as ring_attention is."""
+
+    def __init__(self, **pieces):
+        self.__dict__.update({"visible": visible_by_position, "merge": merge, "pass_on": pass_on,
+                              "rounds": 0, "unused": 0, "start": -math.inf, "scale": 1.0,
+                              "first": lambda k, v, places: [each.contiguous()
+                                                             for each in (k, v, places)],
+                              "with_v": True, "passes": 0, "own_only": False, "own_lse": False,
+                              **pieces})
+
+    def forward(self, q, k, v, positions, group):
+        ring, own_v = self.first(k, v, positions), v
+        out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], self.start)
+        ranks = dist.get_world_size(group)
+        for passed in range(ranks + self.rounds):
+            if passed:
+                ring = self.pass_on(ring, group)
+            keys, values, places = ring
+            visible = self.visible(positions, places, passed=passed, group=group)
+            part = lab.block_attention(q * self.scale, keys, values if self.with_v else own_v,
+                                       visible)
+            out, lse = self.merge(out, lse, *part)
+        for _ in range(self.unused):
+            ring = self.pass_on(ring, group)
+        return out, lse
+
+    def backward(self, q, k, v, positions, out, lse, grad, group):
+        ring = [each.contiguous() for each in (k, v, positions)]
+        ring += [torch.zeros_like(ring[0]), torch.zeros_like(ring[1])]
+        dq, ranks = torch.zeros_like(q), dist.get_world_size(group)
+        for number in range(1 if self.own_only else ranks):
+            keys, values, places, dk, dv = ring
+            visible = positions[:, None] >= places
+            of = lab.block_attention(q, keys, values, visible) if self.own_lse else (out, lse)
+            parts = lab.block_backward(q, keys, values, visible, *of, grad)
+            for total, part in zip((dq, dk, dv), parts, strict=True):
+                total += part
+            if number < ranks + self.passes and not self.own_only:
+                ring = self.pass_on(ring, group)
+        return dq, ring[3], ring[4]
+
+    def __call__(self, q, k, v, positions, group):
+        forward, backward = self.forward, self.backward
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, q, k, v):
+                out, lse = forward(q, k, v, positions, group)
+                ctx.save_for_backward(q, k, v, out, lse)
+                return out
+
+            @staticmethod
+            def backward(ctx, grad):
+                q, k, v, out, lse = ctx.saved_tensors
+                return backward(q, k, v, positions, out, lse, grad, group)
+
+        return Function.apply(q, k, v)
+
+
+def alone(q, k, v, positions, group):
+    """Each rank attends to its own keys; autograd differentiates it."""
+    return lab.full_attention(q, k, v, positions)
+
+
+def mean_of_blocks(out_a, lse_a, out_b, lse_b):
+    """The mean of all blocks so far; lse counts them."""
+    count = lse_a + 1
+    return out_a + (out_b - out_a) / count[..., None], count
+
+
+def by_local_index(positions, places, **_):
+    return torch.ones(len(positions), len(places), dtype=torch.bool).tril()
+
+
+def by_rank(positions, places, passed, group):
+    """As if the ranks had consecutive pieces."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    source = (rank - passed) % ranks
+    whole = torch.ones(len(positions), len(places), dtype=torch.bool)
+    return whole.tril() if source == rank else whole if source < rank else ~whole
+
+
+def one_after_the_other(tensors, group):
+    """isend and irecv, each by itself."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    received, works = [torch.empty_like(tensor) for tensor in tensors], []
+    for tensor, arriving in zip(tensors, received, strict=True):
+        works += [dist.isend(tensor, group=group, group_dst=(rank + 1) % ranks),
+                  dist.irecv(arriving, group=group, group_src=(rank - 1) % ranks)]
+    for work in works:
+        work.wait()
+    return received
+
+
+def batch_of(tensors, group, towards=1):
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    received = [torch.empty_like(tensor) for tensor in tensors]
+    batch = [dist.P2POp(operation, tensor, group=group, group_peer=(rank + step) % ranks)
+             for operation, given, step in ((dist.isend, tensors, towards),
+                                            (dist.irecv, received, -towards))
+             for tensor in given]
+    return received, dist.batch_isend_irecv(batch)
+
+
+def never_waits(tensors, group):
+    received, works = batch_of(tensors, group)
+    dist.barrier(group)  # so that the numbers are there, and only the wait is missing
+    return received
+
+
+def other_way_round(tensors, group):
+    received, works = batch_of(tensors, group, -1)
+    for work in works:
+        work.wait()
+    return received
+
+
+class Repeats(Ring):
+    """Sends each key once for every query head."""
+
+    def forward(self, q, k, v, positions, group):
+        groups = q.shape[1] // k.shape[1]
+        return super().forward(q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1),
+                               positions, group)
+
+
+class KeepsAll(Ring):
+    """Passes K and V round, and keeps every piece that has been here."""
+
+    def forward(self, q, k, v, positions, group):
+        self.pieces = [[each.contiguous() for each in (k, v, positions)]]
+        for _ in range(dist.get_world_size(group) - 1):
+            self.pieces.append(pass_on(self.pieces[-1], group))
+        out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], -math.inf)
+        for keys, values, places in self.pieces:
+            part = lab.block_attention(q, keys, values, positions[:, None] >= places)
+            out, lse = merge(out, lse, *part)
+        return out, lse
+
+
+class JoinsAll(KeepsAll):
+    """An all-gather made of passes, and one block of (s/N) · s scores."""
+
+    def forward(self, q, k, v, positions, group):
+        super().forward(q, k, v, positions, group)
+        k, v, places = (torch.cat(parts, dim) for parts, dim in zip(
+            zip(*self.pieces, strict=True), (2, 2, 0), strict=True))
+        return lab.block_attention(q, k, v, positions[:, None] >= places)
+
+
+class OverwritesK(Ring):
+    def forward(self, q, k, v, positions, group):
+        out, lse = super().forward(q, k, v, positions, group)
+        k.copy_(pass_on([k.contiguous()], group)[0])
+        return out, lse
+
+
+class RankZero(Ring):
+    """One process does all: every rank gets q, k and v of all, and computes the whole."""
+
+    def forward(self, q, k, v, positions, group):
+        whole = []
+        for piece, dim in ((q, 2), (k, 2), (v, 2), (positions, 0)):
+            pieces = [torch.empty_like(piece.contiguous()) for _ in range(group.size())]
+            dist.all_gather(pieces, piece.contiguous(), group=group)
+            whole.append(torch.cat(pieces, dim))
+        q, k, v, places = whole
+        out, lse = lab.block_attention(q, k, v, places[:, None] >= places)
+        rank = dist.get_rank(group)
+        return (each.chunk(group.size(), 2)[rank] for each in (out, lse))
+
+
+class Sums(Ring):
+    """dK and dV are added up on all ranks, from memory for the whole sequence."""
+
+    def backward(self, q, k, v, positions, out, lse, grad, group):
+        dq, dk, dv = super().backward(q, k, v, positions, out, lse, grad, group)
+        spare = torch.zeros(group.size(), *k.shape)
+        dist.all_reduce(spare, group=group)
+        return dq, dk, dv
+
+
+WRONG_RINGS = [
+    ("each rank alone", alone, "it is the attention to its own block of keys alone"),
+    ("all-gather", gathered_attention, r"calls all_gather of .* bytes in forward, where its K"),
+    ("one process does all", RankZero(), "calls all_gather of"),
+    ("all-gather by passes", JoinsAll(), "at the peak of forward on 4 ranks.* it grows by"),
+    ("keeps all pieces", KeepsAll(), "at the peak of forward on 4 ranks.* it grows by"),
+    ("mean of blocks", Ring(merge=mean_of_blocks, start=0.0), "the mean of the blocks' outputs"),
+    ("sum of blocks", Ring(merge=lambda a, la, b, lb: (a + b, lb)), "the sum of the blocks'"),
+    ("no maximum", Ring(merge=without_maximum), "out has numbers that are not finite"),
+    ("lse begins at 0", Ring(start=0.0), "as if there were one more key"),
+    ("no mask", Ring(visible=lambda positions, places, **_: torch.ones(
+        len(positions), len(places), dtype=torch.bool)), "without a causal mask"),
+    ("local index", Ring(visible=by_local_index), "each block masked by local index"),
+    ("masked by rank", Ring(visible=by_rank), "the tokens after those of the rank before"),
+    ("one round too few", Ring(rounds=-1), "rank 3: .* all keys but those of rank 0 of the"),
+    ("one round too many", Ring(rounds=1), "its own block counted twice"),
+    ("one pass too many", Ring(unused=1), "sends .* bytes in forward, 4.* passes are enough"),
+    ("V stays", Ring(with_v=False), "its own values for the keys of every rank"),
+    ("scaled twice", Ring(scale=8**-0.5), "the scores divided by √d twice"),
+    ("heads repeated", Repeats(), r"sends .* bytes in forward, 6.* times its K and V"),
+    ("one after the other", Ring(pass_on=one_after_the_other),
+     r"issues \d+ sends outside of dist.batch_isend_irecv\n.*On NCCL"),
+    ("never waits", Ring(pass_on=never_waits), "does not wait for its"),
+    ("k is overwritten", OverwritesK(), "changed its input `k`"),
+    ("not home", Ring(passes=-1), r"dk is .* it is that of rank \d's keys: it has not come home"),
+    ("own block's gradient", Ring(own_only=True), "dk is .* what its own queries contribute to its own"),
+    ("each block's lse", Ring(own_lse=True), "computed with each block's own lse and out"),
+    ("gradients summed whole", Sums(), "calls all_reduce of .* in backward"),
+    ("no gradient", lambda *given: Ring()(*given).detach(), "out has no gradient function"),
+    ("not contiguous", Ring(first=lambda k, v, places: [k, v, places]),
+     "contiguous.*\n(.*\n)*.*V comes transposed out of a linear layer"),
+    ("nothing returned", lambda *_: None, "returned nothing .None.")]
+
+
+@pytest.fixture(scope="module")
+def verdicts(warm_launcher):
+    """By name, the verdict on each wrong answer, in one launch."""
+    found = judge_in_one_launch(lab.check_ring_attention,
+                                [(answer,) for _, answer, _ in WRONG_RINGS], RANKS)
+    return dict(zip([name for name, *_ in WRONG_RINGS], found, strict=True))
+
+
+@pytest.mark.parametrize("name, words", [(each[0], each[2]) for each in WRONG_RINGS],
+                         ids=[each[0] for each in WRONG_RINGS])
+def test_wrong_ring(verdicts, name, words):
+    assert_rejected(verdicts[name], words)
+
+
+def to_global_rank(tensors, group):
+    """Takes numbers in the group for global ranks."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    received = [torch.empty_like(tensor) for tensor in tensors]
+    batch = [dist.P2POp(dist.isend, tensor, (rank + 1) % ranks, group) for tensor in tensors]
+    batch += [dist.P2POp(dist.irecv, tensor, (rank - 1) % ranks, group) for tensor in received]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    return received
+
+
+def test_peers_are_numbered_in_their_group():
+    assert_rejected(lab.check_ring_attention(Ring(pass_on=to_global_rank)), "")
+
+
+class WaitsInBackward(Ring):
+    def backward(self, *_):
+        raise NotImplementedError("Exercise 7.11")
+
+
+def test_unfilled():
+    assert_waits(lab.check_merge, "7.10")
+    assert_waits(lab.check_ring_attention, "7.11")
+    assert_waits(lab.check_assign, "7.12")
+
+
+class Prefetches(Ring):
+    """Begins the next pass before it computes."""
+
+    def forward(self, q, k, v, positions, group):
+        ring = [each.contiguous() for each in (k, v, positions)]
+        out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], -math.inf)
+        for left in reversed(range(group.size())):
+            arriving, works = batch_of(ring, group) if left else (None, [])
+            visible = positions[:, None] >= ring[2]
+            if visible.any():
+                out, lse = merge(out, lse, *lab.block_attention(q, *ring[:2], visible))
+            for work in works:
+                work.wait()
+            ring = arriving
+        return out, lse
+
+
+def by_all_to_all(tensors, group):
+    """As torch's own `context_parallel` may do it."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    received = [torch.empty_like(tensor) for tensor in tensors]
+    for tensor, arriving in zip(tensors, received, strict=True):
+        to, of = [0] * ranks, [0] * ranks
+        to[(rank + 1) % ranks] = of[(rank - 1) % ranks] = tensor.numel()
+        dist.all_to_all_single(arriving.view(-1), tensor.view(-1), of, to, group=group)
+    return received
+
+
+RIGHT_RINGS = [Ring(), Ring(pass_on=other_way_round), Ring(pass_on=by_all_to_all), Prefetches()]
+
+
+def test_right_rings():
+    half = judge_in_one_launch(lab.check_ring_attention,
+                               [(answer,) for answer in (*RIGHT_RINGS, WaitsInBackward())], RANKS)
+    assert all(verdict.passed for verdict in half[:-1]), half
+    assert half[-1].passed is None and "`ring_backward` is waiting" in half[-1].sentence
+
+
+def test_right_on_all_numbers_of_ranks():
+    verdict = lab.check_ring_attention(right.ring_attention)
+    assert verdict.passed, verdict
+
+
+# 7.12
+
+
+def contiguous(chunks, ranks):
+    each = chunks // ranks
+    return [list(range(each * rank, each * (rank + 1))) for rank in range(ranks)]
+
+
+def round_robin(chunks, ranks):
+    return [list(range(rank, chunks, ranks)) for rank in range(ranks)]
+
+
+def two_only(chunks, ranks):
+    return [[rank, chunks - 1 - rank] for rank in range(ranks)]
+
+
+WRONG_ASSIGNMENTS = [
+    (contiguous, "contiguous pieces: in round 1 rank 1 computes 36 pairs and rank 0 0.* 1.72 t"),
+    (round_robin, "round robin: in round 1 rank 1 computes 27 pairs and rank 0 9.* 1.36 times"),
+    (lambda chunks, ranks: [list(range(chunks))] + [[]] * (ranks - 1), "rank 0 has 8 chunks"),
+    (lambda chunks, ranks: [list(range(chunks))] * ranks, r"chunk 0 is on ranks \[0, 1, 2, 3\]"),
+    (lambda chunks, ranks: [[rank, rank + 1] for rank in range(ranks)], r"chunk 1 is on ranks"),
+    (lambda chunks, ranks: [[rank, chunks - rank] for rank in range(ranks)],
+     "chunk 4 is on no rank|there is no chunk 8"),
+    (two_only, "8 chunks on 2 ranks: chunk 2 is on no rank"),
+    (lambda chunks, ranks: [[rank] for rank in range(ranks)], "chunk 4 is on no rank"),
+    (lambda chunks, ranks: right.assign(chunks, ranks)[0], "not one list for each rank"),
+    (lambda chunks, ranks: contiguous(chunks, ranks)[::-1], "in round 1 rank"),
+    (lambda chunks, ranks: [f"{rank}" for rank in range(ranks)], "not a list of chunk numbers")]
+
+
+@pytest.mark.parametrize("answer, words", WRONG_ASSIGNMENTS)
+def test_wrong_assignment(answer, words):
+    assert_rejected(lab.check_assign(answer), words)
+
+
+def snake(chunks, ranks):
+    """Forwards and backwards in turn."""
+    found = [[] for _ in range(ranks)]
+    for chunk in range(chunks):
+        turn, place = divmod(chunk, ranks)
+        found[place if turn % 2 == 0 else ranks - 1 - place].append(chunk)
+    return found
+
+
+def blocks_of_pairs(chunks, ranks):
+    half = chunks // 2 // ranks
+    return torch.tensor([[*range(rank * half, (rank + 1) * half),
+                          *range(chunks - (rank + 1) * half, chunks - rank * half)]
+                         for rank in range(ranks)])
+
+
+@pytest.mark.parametrize("answer", [
+    right.assign, snake, lambda *sizes: list(blocks_of_pairs(*sizes)),
+    lambda *sizes: [tuple(reversed(each)) for each in reversed(right.assign(*sizes))]])
+def test_right_assignment(answer):
+    verdict = lab.check_assign(answer)
+    assert verdict.passed, verdict
+
