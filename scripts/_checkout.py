@@ -6,8 +6,10 @@ from collections import namedtuple
 
 from _setup_errors import SetupError
 
-# A line with this marker is passed over by pip and conda: only scripts/test installs the package.
-THIRD_PARTY = 'extra == "third-party"'
+# Lines with a marker of these extras are passed over by pip and conda: only scripts/test installs
+# the packages.
+EXTRAS = ("third-party", "jax")
+THIRD_PARTY = {extra: 'extra == "%s"' % extra for extra in EXTRAS}
 LINE = re.compile(
     r"(?P<requirement>[^;#\s]+)(?:\s*;\s*(?P<marker>[^#]*?))?(?:\s+#\s*python (?P<python>.+))?$"
 )
@@ -40,11 +42,11 @@ class Checkout:
 
     def pins(self):
         """Return the pins of what everybody gets."""
-        return [pin for pin in self.all_pins() if pin.marker != THIRD_PARTY]
+        return [pin for pin in self.all_pins() if pin.marker not in THIRD_PARTY.values()]
 
     def third_party_pins(self):
-        """Return the pins of the libraries that only tests and benches compare with."""
-        return [pin for pin in self.all_pins() if pin.marker == THIRD_PARTY]
+        """Return the pins of the libraries that the workbook is only compared with."""
+        return [pin for pin in self.all_pins() if pin.marker in THIRD_PARTY.values()]
 
     def torch_version(self):
         """Return the version of torch that the lock names."""

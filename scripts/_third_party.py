@@ -1,7 +1,8 @@
-"""Install the third-party libraries that the workbook compares itself with: DeepSpeed.
+"""Install the third-party libraries that the workbook compares itself with: DeepSpeed and JAX.
 
 scripts/test runs this after set-up, with the Python of .venv; scripts/lab does not. The lock holds
-their pins under the marker extra == "third-party", so that pip and conda pass over them elsewhere.
+their pins under the markers extra == "third-party" and extra == "jax", so that pip and conda pass
+over them elsewhere.
 WORKBOOK_THIRD_PARTY=0 leaves them out; with WORKBOOK_THIRD_PARTY=1 a failure to install them stops.
 """
 
@@ -50,11 +51,11 @@ def install(checkout, lock_fd):
     if pin:
         raise SetupError(pin_rejects_python(sys.executable, dotted(sys.version_info[:3]), pin))
     start = time.monotonic()
-    print(f"installing {', '.join(requirements(checkout))}, to compare with (20 s) ...", flush=True)
+    print(f"installing {', '.join(requirements(checkout))}, to compare with (40 s) ...", flush=True)
     os.environ.update(BUILD)
     # --no-deps: the lock is complete, and torch, which DeepSpeed asks for, must stay untouched.
     options = ["--no-deps", "--no-build-isolation", *requirements(checkout)]
-    _setup.pip(checkout, lock_fd, "DeepSpeed and what it needs", *options)
+    _setup.pip(checkout, lock_fd, "DeepSpeed, JAX and what they need", *options)
     write(stamp(checkout), digest(checkout))
     print(f"done in {time.monotonic() - start:.0f} s; {SWITCH}=0 leaves them out", flush=True)
 

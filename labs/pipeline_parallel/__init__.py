@@ -38,5 +38,12 @@ if TYPE_CHECKING:
     from labs.predictions.plans.memory import LOGIT_BYTES, fits, layer_activations, rank_memory
     from labs.predictions.plans.search import plans, step_seconds
     from labs.training.presets import preset
+    # isort: split
+    # part D: JAX's view
+    from labs.pipeline_parallel.charts.device_pieces import show_layouts
+    from labs.pipeline_parallel.charts.jax_beside_torch import jax_beside_torch, who_notices
+    from labs.pipeline_parallel.checks.layouts import check_layouts
+    from labs.pipeline_parallel.jax_view.layouts import block_arrays, place_arrays
+    from labs.pipeline_parallel.jax_view.process import run_jax
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -80,6 +80,16 @@ def run_command(command: list[object], seconds: float = SECONDS,
                       ) from None
 
 
+def run_module(module: str, *arguments: object, seconds: float = SECONDS,
+               environment: dict[str, str] | None = None) -> CommandResult:
+    """Runs `python -m module arguments` as `run_command` runs a command, but names no command."""
+    words = [sys.executable, "-c", _MODULE, module, *map(str, arguments)]
+    try:
+        return _run(words, "", seconds, environment or {})
+    except KeyboardInterrupt:
+        raise Stopped("interrupted; what had been started was stopped") from None
+
+
 def _refusal(words) -> Verdict | None:
     waits = [number for word in words if (number := waiting_exercise(word))]
     if waits:
