@@ -24,6 +24,28 @@ if TYPE_CHECKING:
     from labs.predictions.pipelines.schedule import B, F, W
     # isort: split
     # part B: stages on ranks
+    from labs.pipeline_parallel.charts.stages import (
+        show_measured,
+        show_runtimes,
+        show_split,
+        show_training,
+    )
+    from labs.pipeline_parallel.checks.clip_across_stages import check_clip_across_stages
+    from labs.pipeline_parallel.checks.run_actions import check_run_actions
+    from labs.pipeline_parallel.checks.split_layers import check_split_layers
+    from labs.pipeline_parallel.execution.experiments import (
+        llama_3_costs,
+        part_seconds,
+        small_llama,
+    )
+    from labs.pipeline_parallel.execution.messages import StageLinks, wire_device
+    from labs.pipeline_parallel.execution.runner import PipelineRunner
+    from labs.pipeline_parallel.execution.stages import (
+        count_targets,
+        make_stages,
+        sum_of_losses,
+    )
+    from labs.start_here.charts import diagnose
     # isort: split
     # part C: three dimensions
     from labs.pipeline_parallel.charts.mesh import show_mesh

@@ -1,0 +1,201 @@
+"""Exercise 7.18: one rank runs its list of a schedule."""
+
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+
+from labs.exercises.inputs import UnchangedInputs
+from labs.exercises.numbers import as_number
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.meters.traffic import Traffic
+from labs.pipeline_parallel.checks.one_process import (
+    HIDDEN,
+    Case,
+    OneProcess,
+    close,
+    draw_micro_batches,
+)
+from labs.pipeline_parallel.checks.stage_events import StageEvents
+from labs.pipeline_parallel.execution.runner import PipelineRunner, make_links
+from labs.predictions.pipelines import Action
+from labs.predictions.pipelines.schedules import gpipe, interleaved, one_f_one_b
+from labs.words import counted
+
+STEPS = 5
+SGD = {"lr": 0.3, "momentum": 0.9}  # AdamW makes a difference of rounding as large as a gradient
+HINTS = {"which is None": "Received tensors have no history: call requires_grad_() on the input of "
+         "a stage before its forward, so that backward leaves its gradient in .grad.",
+         "before": "Receive, compute and send in each action, in the order of the list.",
+         "Mismatch in shape": "The gradient of one micro-batch meets the output of another: keep "
+         "input and output by micro-batch and stage."}
+
+
+@check("7.18", hints=HINTS)
+def check_run_actions(run_actions):
+    """run_actions(actions, stages, micro_batches, links): one rank's part of a step; the loss on
+    the rank of the last stage."""
+    for ranks in (2, 3, 4):
+        on_ranks(_try_cases, run_actions, _cases(ranks), world_sizes=(ranks,))
+    return (f"{counted(STEPS, 'step')} equal the reference's on 2, 3 and 4 ranks, with fewer "
+            "micro-batches than stages and two stages on a rank, too; each message has b·s·h "
+            "numbers, and no activation outlives its backward")
+
+
+def _cases(ranks) -> list[Case]:
+    if ranks == 2:
+        return [Case("1F1B", one_f_one_b(2, 5), (3, 2), STEPS),
+                Case("interleaved", interleaved(2, 4, 2), (2, 1, 1, 1), accumulates=True),
+                Case("1F1B with one micro-batch", one_f_one_b(2, 1), (1, 1))]
+    if ranks == 3:
+        return [Case("GPipe with fewer micro-batches than stages", gpipe(3, 2), (1, 2, 1)),
+                Case("1F1B", one_f_one_b(3, 7), (1, 2, 1))]
+    return [Case("1F1B", one_f_one_b(4, 6), (2, 1, 1, 1), 2)]
+
+
+def _try_cases(run_actions, cases):
+    for case in cases:
+        _try_case(run_actions, case)
+
+
+def _try_case(run_actions, case):
+    rank, model = dist.get_rank(), case.model()
+    stages = case.stages(model, rank)
+    reference = OneProcess(model, torch.optim.SGD, **SGD)
+    optimizer = torch.optim.SGD(chain(*(stage.parameters() for stage in stages.values())), **SGD)
+    where = f"{case.name} on {counted(dist.get_world_size(), 'rank')}"
+    enough = _enough_bytes(case, model)
+    for number in range((1 + case.accumulates) * case.steps):
+        batches = draw_micro_batches(case.schedule.micro_batches, seed=number)
+        reference.differentiate(batches)
+        events = StageEvents(case.schedule, rank, stages)
+        loss, traffic = _observed(run_actions, case, stages, batches, events)
+        raise_on_all_ranks(_judge_traffic, traffic, case, batches, where)
+        raise_on_all_ranks(_judge_numbers, loss, stages, reference, f"{where}, step {number + 1}")
+        raise_on_all_ranks(events.judge_kept, enough)
+        if not case.accumulates or number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            reference.update()
+
+
+def _enough_bytes(case, model) -> int:
+    """What our own runner's autograd keeps at the peak, and one forward more."""
+    stages = case.stages(model, dist.get_rank())
+    batches = draw_micro_batches(case.schedule.micro_batches, seed=0)
+    record = PipelineRunner(case.schedule, stages).step(batches)
+    growth = [after - before for before, after in
+              zip([0, *record.in_flight], record.in_flight, strict=False)]
+    return record.peak + max(growth)
+
+
+def _observed(run_actions: Callable, case, stages, batches, events) -> tuple[object, Traffic]:
+    """What it returns and sends."""
+    links = make_links(case.schedule, stages, batches)
+    actions = case.schedule.ranks[links.rank]
+    kept = UnchangedInputs("run_actions", micro_batches=batches)
+    with Traffic() as traffic, events.recorded():
+        loss = run_actions(actions, stages, batches, links)
+    events.finish()
+    _require_messages(links, events)
+    raise_on_all_ranks(events.judge_order)
+    raise_on_all_ranks(kept.judge)
+    links.finish()
+    return loss, traffic
+
+
+def _require_messages(links, events):
+    """Raises Wrong on this rank alone where a message is missing: another rank may wait for it, and
+    so never meets this one."""
+    try:
+        links.require_complete()
+    except ValueError as error:
+        events.judge_order()
+        raise Wrong(str(error), "Every action receives what its stage needs, computes, and sends "
+                    "its result if there is a stage to send it to.") from None
+
+
+def _judge_traffic(traffic, case, batches, where):
+    rank = dist.get_rank()
+    # A pipeline needs messages between neighbours alone; a broadcast or all-gather shares what
+    # belongs to one rank, or every rank would have the whole model.
+    for call in traffic.calls:
+        if call.kind not in ("send", "recv"):
+            raise Wrong(f"{where}: rank {rank} calls {call.kind} of {call.elements:,} numbers",
+                        "links.receive and links.send are all that the ranks exchange.")
+    # One message of b·s·h for each action that has another stage to send to.
+    expected = [batches[action.micro_batch]["input_ids"].numel() * HIDDEN
+                for action in case.schedule.ranks[rank] if _is_sent(case, action)]
+    sent = [call.elements for call in traffic.of("send")]
+    if sorted(sent) != sorted(expected):
+        raise Wrong(f"{where}: rank {rank} sends {counted(len(sent), 'message')} of {sum(sent):,} "
+                    f"numbers; its list needs {len(expected)} of {sum(expected):,}, b·s·h each")
+
+
+def _is_sent(case, action) -> bool:
+    step = 1 if action.kind == "F" else -1
+    target = Action(action.kind, action.micro_batch, action.stage + step)
+    return target in case.schedule.everything
+
+
+def _judge_numbers(loss, stages, reference, where):
+    rank = dist.get_rank()
+    for stage in stages.values():
+        names = stage.names()
+        for name, parameter in stage.named_parameters():
+            _judge_gradient(parameter, names[name], reference, f"{where}: rank {rank}, parameter "
+                            f"{names[name]!r}")
+    if any(stage.is_last for stage in stages.values()):
+        _judge_loss(loss, reference, f"{where}: rank {rank}, which has the last stage,")
+
+
+def _judge_gradient(parameter, name, reference, who):
+    if parameter.grad is None:
+        raise Wrong(f"{who}: it has no gradient", "Backward adds gradients up in .grad of the "
+                    "stage's parameters: output.backward(gradient of the output).")
+    if close(parameter.grad, reference.gradients[name]):
+        return
+    sentence, hint = _mistake(parameter.grad, name, reference)
+    raise Wrong(f"{who}: its gradient is {sentence}", hint)
+
+
+def _mistake(gradient, name, reference) -> tuple[str, str]:
+    """What explains a gradient, and a hint."""
+    # With as many targets in each micro-batch all of these but the second are the same number:
+    # that is why the check's micro-batches differ.
+    number, total = len(reference.counts), sum(reference.counts)
+    means = [1 / count for count in reference.counts]
+    causes = [
+        ([mean / number for mean in means], "the mean of the micro-batches' means: a micro-batch "
+         "with few targets counts as much as one with many", "Divide each sum of losses by the "
+         "number of targets in all micro-batches."),
+        ([1.0] * number, "that of the sum of the losses, not of the mean",
+         "Divide by the number of targets in all micro-batches."),
+        (means, "the sum of the micro-batches' means", "Divide each sum of losses by the number of "
+         "targets in all micro-batches."),
+        ([1 / total / number] * number, f"{number} times too small: the loss is scaled twice",
+         "The sum of all losses divided by all targets is a mean already."),
+        ([0.0] * (number - 1) + [1 / total], "that of the last micro-batch alone",
+         "Gradients of all micro-batches add up in .grad.")]
+    for factors, sentence, hint in causes:
+        if close(gradient, reference.with_factors(factors)[name]):
+            return sentence, hint
+    if close(gradient, reference.gradients[name] - reference.before[name]):
+        return "without what was there before the step", "Gradients accumulate: add to .grad."
+    difference = (gradient - reference.gradients[name]).abs().max().item()
+    return (f"off by up to {difference:.2g} from the reference's",
+            "Is each output's backward run with the gradient that was received for it?")
+
+
+def _judge_loss(loss, reference, who):
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        raise Wrong(f"{who} returns a loss with its graph", "loss.item() or loss.detach(): a graph "
+                    "keeps what it has computed in memory.")
+    found = as_number(loss)
+    if found is None:
+        raise Wrong(f"{who} returns {kind_of(loss)}, not the loss")
+    if abs(found - reference.loss) > 1e-5 * reference.loss:
+        raise Wrong(f"{who} returns the loss {found:.5f}; the reference's is {reference.loss:.5f}",
+                    "The mean over all targets that count, of all micro-batches.")

@@ -1,0 +1,1 @@
+"""Pipeline schedules on real ranks: stages of a model, the messages between them, a runner."""
