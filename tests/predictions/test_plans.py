@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from labs.pipeline_parallel.jobs import JOBS
 from labs.predictions.parameters import count
 from labs.predictions.plans.job import Plan, impossible
+from labs.predictions.plans.known_jobs import JOBS
 from labs.predictions.plans.memory import fits, in_flight, largest_rank, rank_memory
 from labs.predictions.plans.search import fastest, plans, step_seconds
 

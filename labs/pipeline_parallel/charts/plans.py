@@ -11,9 +11,9 @@ from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
 from labs.pipeline_parallel.checks.rank_memory import PARTS
-from labs.pipeline_parallel.jobs import JOBS
 from labs.predictions.hardware import overhead
 from labs.predictions.plans.job import Job, Plan
+from labs.predictions.plans.known_jobs import JOBS
 from labs.predictions.plans.memory import fits
 from labs.predictions.plans.search import plans, step_seconds
 

@@ -4,10 +4,10 @@ import functools
 from collections.abc import Callable
 
 from labs.exercises.verdicts import Wrong, check, kind_of
-from labs.pipeline_parallel.jobs import JOBS
 from labs.predictions import hardware
 from labs.predictions.plans import search
 from labs.predictions.plans.job import Job, Plan, impossible
+from labs.predictions.plans.known_jobs import JOBS
 from labs.predictions.plans.memory import fits, largest_rank
 
 SLOWER = 1.05  # a plan as good as the fastest: what the model of step time cannot tell apart

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from labs.exercises.numbers import as_list, as_number
 from labs.exercises.verdicts import Wrong, check, kind_of
-from labs.pipeline_parallel.published_meshes import LLAMA_3, MeshRow
+from labs.pipeline_parallel.dimensions.published_meshes import LLAMA_3, MeshRow
 from labs.predictions.mesh import Mesh
 
 # The slowest dimension first. Sizes of 1, primes and one, two and four dimensions are among them:

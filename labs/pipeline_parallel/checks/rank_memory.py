@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from labs.exercises.numbers import Mistake, judge_number, require_named
 from labs.exercises.verdicts import check
-from labs.pipeline_parallel.jobs import JOBS
 from labs.predictions.plans.job import Job, Plan
+from labs.predictions.plans.known_jobs import JOBS
 from labs.predictions.plans.memory import LOGIT_BYTES, in_flight, layer_activations, rank_memory
 
 PARTS = ("parameters", "gradients", "optimizer state", "activations", "logits")

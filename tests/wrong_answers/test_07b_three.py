@@ -1,0 +1,139 @@
+"""What the check of exercise 7.22 must reject, with the words that must say why; and what it must
+accept."""
+
+import sys
+from unittest import mock
+
+import cloudpickle
+import pytest
+import torch
+from answers import assert_rejected, assert_waits
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import labs.pipeline_parallel as lab
+from labs.pipeline_parallel.dimensions import training
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = [pytest.mark.usefixtures("warm_launcher"), pytest.mark.slow]
+INTO = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+OUT = ("self_attn.o_proj", "mlp.down_proj")
+PLAN = {**{name: ColwiseParallel() for name in INTO}, **{name: RowwiseParallel() for name in OUT}}
+
+
+def by(plan=PLAN, tensor="tensor", data="data", units=True, root=True):
+    """An answer like ours, with other meshes, or with parts left out."""
+    def parallelize(stage, mesh):
+        for layer in stage.body.layers:
+            if plan:
+                parallelize_module(layer, mesh[tensor], plan)
+            if units and data:
+                fully_shard(layer, mesh=mesh[data])
+        if root and data:
+            fully_shard(stage, mesh=mesh[data])
+        return stage
+
+    return parallelize
+
+
+def shards_first(stage, mesh):
+    fully_shard(stage, mesh=mesh["data"])
+    parallelize_module(stage.body, mesh["tensor"], {f"layers.*.{name}": how
+                                                    for name, how in PLAN.items()})
+    return stage
+
+
+def over_all_ranks(stage, mesh):
+    for layer in stage.body.layers:
+        fully_shard(layer)
+    fully_shard(stage)
+    return stage
+
+
+def replicated(stage, mesh):
+    """DTensors that are cut nowhere."""
+    for layer in stage.body.layers:
+        for module in layer.modules():
+            for name, p in list(module.named_parameters(recurse=False)):
+                whole = distribute_tensor(p.detach(), mesh["tensor"], [Replicate()])
+                assert isinstance(whole, DTensor)
+                setattr(module, name, torch.nn.Parameter(whole.to_local()))
+    return by(plan=None)(stage, mesh)
+
+
+def never_averaged(stage, mesh):
+    """The sum over the replicas, where their mean belongs."""
+    stage = by()(stage, mesh)
+    for parameter in stage.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2))
+    return stage
+
+
+WRONG = [
+    (lambda stage, mesh: None, r"nothing \(None\), not a module"),
+    (lambda stage, mesh: torch.nn.Linear(2, 2), "not the stage that it was given"),
+    (lambda stage, mesh: stage, "rank 0 keeps 127,.* elements .*not cut over tensor .*over data"),
+    (by(plan=None), "rank 0 keeps .*not cut over tensor ranks: "),
+    (by(data=None), "rank 0 keeps .*not cut over data ranks: "),
+    (by({name: PLAN[name] for name in PLAN if "mlp" not in name}),
+     "not cut over tensor ranks: .*mlp.* and 5 more"),
+    (replicated, "rank 0 keeps .*not cut over tensor ranks"),
+    (by(tensor="data", data="tensor"), "no reduce-scatter in its data group, which averages"),
+    (over_all_ranks, "cut over ranks .*, which are no group of one dimension"),
+    (never_averaged, "mean loss|off by up to"),
+    (by({**PLAN, "self_attn.o_proj": ColwiseParallel()}), "RuntimeError|ValueError|AssertionError"),
+    (shards_first, "keeps|comes first|NotImplementedError|RuntimeError|ValueError")]
+
+
+def whole_stage_one_unit(stage, mesh):
+    """One FSDP unit: fewer and larger gathers."""
+    return by(units=False)(stage, mesh)
+
+
+def gathered_once(stage, mesh):
+    for layer in stage.body.layers:
+        parallelize_module(layer, mesh["tensor"], PLAN)
+        fully_shard(layer, mesh=mesh["data"], reshard_after_forward=False)
+    return fully_shard(stage, mesh=mesh["data"], reshard_after_forward=False)
+
+
+def one_all_reduce_into_each_block(stage, mesh):
+    prepared = {
+        "self_attn": PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": Replicate()},
+            desired_input_kwarg_layouts={"hidden_states": Replicate()}),
+        "mlp": PrepareModuleInput(input_layouts=(Replicate(),),
+                                  desired_input_layouts=(Replicate(),))}
+    return by({**prepared, **PLAN})(stage, mesh)
+
+
+RIGHT = [by(), whole_stage_one_unit, gathered_once, one_all_reduce_into_each_block]
+
+
+@pytest.fixture(autouse=True)
+def two_steps():
+    """The second step shows what the first one's update did."""
+    with mock.patch.object(training.train_in_three_dimensions, "__defaults__", (2,)), \
+            mock.patch.object(training.train_alone, "__defaults__", (2,)):
+        yield
+
+
+@pytest.mark.parametrize(("answer", "words"), WRONG)
+def test_wrong(answer, words):
+    assert_rejected(lab.check_three_dimensions(answer), words)
+
+
+@pytest.mark.parametrize("answer", RIGHT)
+def test_right(answer):
+    verdict = lab.check_three_dimensions(answer)
+    assert verdict.passed is True, str(verdict)
+
+
+def test_what_is_not_filled_in_waits():
+    assert_waits(lab.check_three_dimensions, "7.22")
