@@ -107,6 +107,12 @@ def choose_theme(page, name: str) -> None:
                            arg=str(name == "light").lower())
 
 
+def theme(page) -> str:
+    """The theme in which JupyterLab is shown: "light" or "dark"."""
+    is_light = page.evaluate("document.body.dataset.jpThemeLight")
+    return "light" if is_light == "true" else "dark"
+
+
 def faults(page) -> list[str]:
     """A sentence for each thing that is wrong with the shown notebook, which is unfolded."""
     return (page.evaluate(CUT_OFF, [SHOWN, ", ".join(OURS)])
@@ -130,12 +136,13 @@ def _axe() -> str:
     return (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
 
 
-def photograph(page, folder: Path, name: str) -> None:
-    """Writes the unfolded notebook as folder/name-1.jpg and so on, each of at most PART pixels."""
+def photograph(page, folder: Path, name: str, theme: str) -> None:
+    """Writes the unfolded notebook as folder/name-theme-1.jpg and so on, each of at most PART pixels,
+    in place of those of an earlier run, of either theme."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(f"{name}-*.jpg"):
         old.unlink()
     height = page.viewport_size["height"]
     for number, top in enumerate(range(0, height, PART), 1):
         clip = {"x": 0, "y": top, "width": WIDTH, "height": min(PART, height - top)}
-        page.screenshot(path=folder / f"{name}-{number}.jpg", type="jpeg", quality=60, clip=clip)
+        page.screenshot(path=folder / f"{name}-{theme}-{number}.jpg", type="jpeg", quality=60, clip=clip)

@@ -10,9 +10,8 @@ FEW = bool(os.environ.get("PRETEND_QUICK")) and machine.count() > 2
 SMALL = {"layers": 2 if FEW else 3, "hidden": 64, "heads": 4, "context": 32, "batch": 2,
          "cap_bytes": 200_000}
 # What some presets have instead, so that labs show their lesson on a card of 1.5e7 bytes: DDP with
-# 18 layers of "limit" fits (with 8 GPUs its batch is larger, so that the largest model has few
-# layers); without "billion"'s states, which FSDP divides, its batch does, too.
-OF_LABS = {"limit": {"layers": 2 if FEW else 4, "hidden": 48, "batch": 4 if FEW else 1},
+# 18 layers of "limit" fits; without "billion"'s states, which FSDP divides, its batch does, too.
+OF_LABS = {"limit": {"layers": 4, "hidden": 48, "batch": 1},
            "billion": {"layers": 3, "hidden": 112}, "larger": {"hidden": 128}}
 # Where a card is far too large for the labs that fill it: the most that they choose.
 MOST = {"MOST_SEQUENCES": {"small": 24, "larger": 4}, "MOST_LAYERS": 6}

@@ -1,8 +1,8 @@
 """PRETEND_QUICK=1: what a solution does that takes time and shows nothing of a GPU is cut short.
 
 Checks pass without being run, because other tests run them; what is repeated so that its median
-means something is done once or twice. Some of what is the same with any number of GPUs is done only
-with two: with eight, each rank takes its time on the same cores.
+means something is done once or twice. What is the same with any number of GPUs is done only with
+several.
 """
 
 import functools
@@ -23,10 +23,11 @@ CONSTANTS = {
     "labs.scaling.runs.lost_time_runs": {"WARM_UP": 1, "RECORDINGS": 1, "ROUNDS": 1, "EXTRA": 2},
     # not the checkout's folder, in which other tests record meanwhile
     "labs.fsdp_profiling.recording": {"FOLDER": Path(tempfile.gettempdir(), "experiments", "05")}}
-# But with two GPUs. module -> functions that are left out: they use no rank of the pretend node, or
-# show what has nothing to do with the number of GPUs
-LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
-            "labs.start_here.charts": ["run_script"],
+# module -> functions that are left out: dry runs, which have no rank, and run wherever notebooks do
+ALWAYS_LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"]}
+# With one GPU. module -> functions that are left out: they use no rank of the pretend node, or show
+# what has nothing to do with the number of GPUs
+LEFT_OUT = {"labs.start_here.charts": ["run_script"],
             "labs.fsdp.charts.sharding": ["compare_with_zero3", "compare_accumulation",
                                           "compare_meshes"],
             "labs.fsdp.fsdp1": ["fsdp1_wrap_policies"]}
@@ -52,8 +53,9 @@ def patch(module):
         module.record_lost_time = functools.partial(module.record_lost_time, names=KEPT_RUNS)
     if name == "labs.scaling.runs.commands":
         module.run_command = _some_commands(module)
-    if machine.count() != 2:
-        _leave_out(name, module)
+    _leave_out(ALWAYS_LEFT_OUT.get(name, ()), module)
+    if machine.count() < 2:
+        _cut_short(name, module)
 
 
 def _some_commands(commands):
@@ -68,18 +70,18 @@ def _some_commands(commands):
     return called
 
 
-def _leave_out(name, module):
-    for function in LEFT_OUT.get(name, ()):
-        assert hasattr(module, function), f"{name} has no {function}"
+def _leave_out(functions, module):
+    for function in functions:
+        assert hasattr(module, function), f"{module.__name__} has no {function}"
         setattr(module, function, lambda *_, **__: "(left out)")
+
+
+def _cut_short(name, module):
+    _leave_out(LEFT_OUT.get(name, ()), module)
     if name == "labs.fsdp.memory_limits":
         module.measure_overhead = lambda *_, **__: module.ProcessOverhead(0.0, 0.0)
-        if machine.count() > 2:
-            module.fits = _once(module.fits)
     if name == "labs.fsdp.node.jobs":
         module.scaling_jobs = _some(module.scaling_jobs, 0, -1)
-        if machine.count() > 2:
-            module.jobs_for = _some(module.jobs_for, 0, 4, -1)  # DDP, larger, offloaded
     if name == "labs.training.strategies.third_party":
         module.has_deepspeed = lambda: False
     if name == "labs.fsdp_profiling.scaffold":
@@ -91,18 +93,6 @@ def _some(jobs, *kept):
     def called(*args):
         found = jobs(*args)
         return [found[number] for number in kept]
-
-    return called
-
-
-def _once(fits):
-    """The first training of a strategy is run; whether a larger model fits follows from it."""
-    largest = {}
-
-    def called(strategy, layers, limit):
-        if strategy not in largest:
-            largest[strategy] = layers if fits(strategy, layers, limit) else layers - 1
-        return layers <= largest[strategy]
 
     return called
 
@@ -119,5 +109,5 @@ def _passed_check(verdicts, exercise, hints=None, device="cpu"):
 
 MODULES = {"labs.exercises.verdicts", "labs.training.strategies.third_party",
            "labs.fsdp_profiling.scaffold", "labs.fsdp.node.jobs",
-           "labs.workers.hosts.network", "labs.scaling.runs.commands", *LEFT_OUT, *CONSTANTS,
-           *fewer_rounds.MODULES}
+           "labs.workers.hosts.network", "labs.scaling.runs.commands", *ALWAYS_LEFT_OUT,
+           *LEFT_OUT, *CONSTANTS, *fewer_rounds.MODULES}
