@@ -24,8 +24,11 @@
 # %%
 import torch
 import torch.distributed as dist
+import torch.distributed.tensor.parallel as tp
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import labs
 import labs.tensor_parallel as lab
@@ -900,17 +903,6 @@ lab.show_masks(ResumableStreams)
 # | `SequenceParallel()` | a norm on a piece of the sequence |
 # | `PrepareModuleInput(...)` | changes the layout of a module's inputs at its entry |
 
-# %%
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
-
 # %% [markdown]
 # A **layout** says where a tensor's numbers are: `Replicate()`, all on every rank; `Shard(1)`, cut
 # along dimension 1; `Partial("sum")`, each rank has a part of the sum. A parameter that was cut is a
@@ -1407,17 +1399,34 @@ lab.check_muon_update(muon_update)
 #
 # | Symptom | Cause |
 # |:--|:--|
-# | | |
+# | gradients before a divided layer too small | no f |
+# | output off by t − 1 biases | bias added on every rank |
+# | gradients t times too large | an all-reduce that sums in backward, too |
+# | norms' weights drift apart | gradients of s/t tokens, not summed |
+# | dropout of heads repeats | one seed on all ranks |
+# | hidden states differ | different seeds where ranks must agree |
+# | gradient norm grows with the ranks | replicated parameters counted on each |
+# | a peak of b·s·v | gathered logits |
 
 # %% [markdown]
 # ## I can …
 #
-# - [ ] …
+# - [ ] write f and g, and say which of them a layer needs where
+# - [ ] cut attention with grouped-query heads, an MLP and a vocabulary over ranks
+# - [ ] count the all-reduces of a layer and their bytes before I run it
+# - [ ] say what sequence parallelism changes: not the bytes, but the activations
+# - [ ] say which random numbers must agree, and which must not
+# - [ ] pass keys and values round a ring, with equal work on all ranks
 
 # %% [markdown]
 # ## What to read
 #
-# - …
+# - Shoeybi et al., *Megatron-LM*, 2019, section 3: why is the first matrix of the MLP cut by columns?
+# - Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, 2022, section
+#   4.2: which activations does sequence parallelism divide?
+# - Liu, Zaharia, Abbeel, *Ring Attention with Blockwise Transformers*, 2023, section 3: how long must
+#   a block be to hide its messages?
+# - torch's tutorial on tensor parallelism: where does it use `PrepareModuleInput`, and why?
 
 # %% [markdown]
 # ## What comes next

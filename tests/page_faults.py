@@ -137,12 +137,13 @@ def _axe() -> str:
 
 
 def photograph(page, folder: Path, name: str, theme: str) -> None:
-    """Writes the unfolded notebook as folder/name-theme-1.jpg and so on, each of at most PART pixels,
-    in place of those of an earlier run, of either theme."""
+    """Writes the unfolded notebook as folder/name-theme-1.jpg and so on, each of at most PART
+    pixels, in place of those of an earlier run, of either theme."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob(f"{name}-*.jpg"):
         old.unlink()
     height = page.viewport_size["height"]
     for number, top in enumerate(range(0, height, PART), 1):
         clip = {"x": 0, "y": top, "width": WIDTH, "height": min(PART, height - top)}
-        page.screenshot(path=folder / f"{name}-{theme}-{number}.jpg", type="jpeg", quality=60, clip=clip)
+        page.screenshot(path=folder / f"{name}-{theme}-{number}.jpg",
+                        type="jpeg", quality=60, clip=clip)

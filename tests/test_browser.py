@@ -133,9 +133,11 @@ def answer(name, beginning):
 
 def assert_shown_well(page, name):
     """Nothing is cut off, every picture has its words, and axe-core finds nothing serious, in a
-    window of 1280 pixels beside the file browser, in the light and in the dark theme. The page stays
-    in the second of them, and the next notebook begins in it: a change of themes draws all anew, for
-    2 CPU seconds. As many takes a screenshot: of the second theme there is one if it has a fault."""
+    window of 1280 pixels beside the file browser, in the light and in the dark theme.
+
+    The page stays in the second of them, and the next notebook begins in it: a change of themes
+    draws all anew, for 2 CPU seconds. A screenshot takes as many: of the second theme there is one
+    if it has a fault."""
     page_faults.unfold(page)
     first = page_faults.theme(page)
     second = "dark" if first == "light" else "light"

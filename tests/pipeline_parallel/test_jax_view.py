@@ -114,7 +114,7 @@ def test_without_jax_one_sentence_says_how_to_install_it(monkeypatch, capsys):
     verdicts = [lab.check_layouts(layouts), lab.show_layouts(layouts),
                 lab.jax_beside_torch(layouts), lab.run_jax(layouts)]
     assert [str(verdict).split("JAX")[0] for verdict in verdicts] == [
-        "○ Exercise 7.25  waits for ", "○ run_jax  waits for ", "○ run_jax  waits for ",
+        "○ Exercise 7.26  waits for ", "○ run_jax  waits for ", "○ run_jax  waits for ",
         "○ run_jax  waits for "]
     assert all(f"%pip install jax=={process.VERSION}" in str(verdict) for verdict in verdicts)
     assert lab.who_notices([[], []], verdicts[-1:] * 2) is verdicts[-1]

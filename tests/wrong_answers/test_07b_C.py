@@ -1,4 +1,4 @@
-"""What the checks of exercises 7.21, 7.23 and 7.24 must reject, with the words that must say why;
+"""What the checks of exercises 7.21, 7.24 and 7.25 must reject, with the words that must say why;
 and what they must accept."""
 
 from dataclasses import replace
@@ -94,7 +94,7 @@ RIGHT[lab.check_mesh] = [
     (lambda rank, sizes: list(right_coordinates(rank, sizes)), group_by_looking)]
 
 
-# 7.21, continued: wrong_rows
+# 7.22: wrong_rows
 
 
 def right_rows(rows):
@@ -123,7 +123,7 @@ RIGHT[lab.check_wrong_rows] = [
     (right_rows,), (lambda rows: {n: float(size) for n, size in right_rows(rows).items()},)]
 
 
-# 7.23 rank_memory
+# 7.24 rank_memory
 
 
 def right_memory(job, plan, stage):
@@ -200,7 +200,7 @@ RIGHT[lab.check_rank_memory] = [
                                right_memory(job, plan, stage).items()},)]
 
 
-# 7.24 choose_plan
+# 7.25 choose_plan
 
 
 def right_plan(job):
@@ -260,6 +260,6 @@ def test_what_is_not_filled_in_waits():
         raise NotImplementedError("Exercise 7.21")
 
     assert lab.check_mesh(unfilled, unfilled).passed is None
-    for check, exercise in ((lab.check_wrong_rows, "7.21"), (lab.check_rank_memory, "7.23"),
-                            (lab.check_choose_plan, "7.24")):
+    for check, exercise in ((lab.check_wrong_rows, "7.22"), (lab.check_rank_memory, "7.24"),
+                            (lab.check_choose_plan, "7.25")):
         assert_waits(check, exercise)

@@ -1,4 +1,4 @@
-"""What the check of exercise 7.25 must reject, and what it must accept. All answers are measured in
+"""What the check of exercise 7.26 must reject, and what it must accept. All answers are measured in
 one process of JAX's; `pytest -s` prints the verdict of each wrong answer."""
 
 import sys
@@ -174,7 +174,7 @@ def test_right_layouts_are_accepted(verdict_on, answer):
 
 @needs_jax
 def test_a_gap_waits():
-    assert_waits(lab.check_layouts, "7.25")
+    assert_waits(lab.check_layouts, "7.26")
 
 
 @needs_jax

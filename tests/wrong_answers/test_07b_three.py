@@ -1,4 +1,4 @@
-"""What the check of exercise 7.22 must reject, with the words that must say why; and what it must
+"""What the check of exercise 7.23 must reject, with the words that must say why; and what it must
 accept."""
 
 import sys
@@ -136,4 +136,4 @@ def test_right(answer):
 
 
 def test_what_is_not_filled_in_waits():
-    assert_waits(lab.check_three_dimensions, "7.22")
+    assert_waits(lab.check_three_dimensions, "7.23")

@@ -26,7 +26,7 @@ _CENTRES = dict(zip(ARRAYS, (0.95, 2.5, 4.25, 6.0, 7.65), strict=True))
 _SIGNS = {"x": "@", "up": "→", "h": "@", "down": "→"}  # between an array and the next
 
 
-@shows("7.25")
+@shows("7.26")
 def show_layouts(layouts: Callable, mesh: dict[str, int] | None = None) -> Picture | Verdict:
     """Draws what each device really holds of each array. layouts: returns layout -> array ->
     PartitionSpec. mesh: axis -> devices along it; by default one axis "n" of 4."""

@@ -18,14 +18,14 @@ _KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "collectiv
 Collectives = Sequence[CompiledCollective | CollectiveCall]
 
 
-@shows("7.25")
+@shows("7.26")
 def jax_beside_torch(layouts: Callable) -> Table | Verdict:
     """The collectives that JAX's compiler puts into forward and backward of the block, beside those
     that torch's classes call, and why they differ."""
     measured = measured_layouts(layouts, {"n": 4})
     if isinstance(measured, Verdict):
         return measured
-    torchs, guess = torch_collectives(), guessed("7.25")
+    torchs, guess = torch_collectives(), guessed("7.26")
     rows = [row for name, layout in measured.items() if not layout.refused
             for row in _rows(name, layout.collectives, torchs.get(name, ()))]
     return Table("Collectives of forward and backward",

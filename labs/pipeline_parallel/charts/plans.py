@@ -21,7 +21,7 @@ COLOURS = {**palette.MEMORY, "logits": palette.MEMORY["buffers"]}
 GB = 1e9
 
 
-@shows("7.23")
+@shows("7.24")
 def show_stages(rank_memory_of: Callable, job: Job, plan: Plan) -> Picture:
     """Draws the bytes of one rank of each pipeline stage, by the student's function, in parts, and
     what the GPU has."""
@@ -70,7 +70,7 @@ KINDS = (Kind("DDP", lambda plan: _only()(plan) and plan.sharding in ("DDP", "Ze
          Kind("and CP", _only(tensor=1, pipeline=1, context=1)))
 
 
-@shows("7.24")
+@shows("7.25")
 def show_plans(choose_plan: Callable) -> Table:
     """Returns a table of jobs: seconds of a step by the fastest plan of each kind that fits, and
     the plan that the student's function chooses."""

@@ -21,7 +21,7 @@ from labs.predictions.traffic import passes
 from labs.words import counted
 
 
-@shows("7.22")
+@shows("7.23")
 def show_three_dimensions(parallelize: Callable) -> Picture:
     """Trains two steps on eight ranks and draws, for each rank, the bytes that it sends in each
     dimension in the second step, and the share of the parameters that it keeps."""
@@ -52,7 +52,7 @@ def show_three_dimensions(parallelize: Callable) -> Picture:
         *(Patch(color=COLOURS[name], label=f"{name}: {calls_in(runs[0], name)}")
           for name in reversed(NAMES)),
         Patch(color=palette.PREDICTED, label="one eighth")])
-    return Picture(figure, "\n".join(words), data=(runs, guessed("7.22")))
+    return Picture(figure, "\n".join(words), data=(runs, guessed("7.23")))
 
 
 def sent_bytes(run: RankRun, name: str) -> float:

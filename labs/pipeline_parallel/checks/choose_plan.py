@@ -1,4 +1,4 @@
-"""Exercise 7.24: the fastest way to spread a job over its GPUs, of those that fit."""
+"""Exercise 7.25: the fastest way to spread a job over its GPUs, of those that fit."""
 
 import functools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def fastest(name: str) -> Plan | None:
     return search.fastest(JOBS[name])
 
 
-@check("7.24")
+@check("7.25")
 def check_choose_plan(choose_plan: Callable):
     """choose_plan(job) -> a Plan that fits and whose step is at most 5 % longer than the shortest;
     None where none fits."""

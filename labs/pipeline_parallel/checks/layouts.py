@@ -1,4 +1,4 @@
-"""Exercise 7.25: DDP, FSDP and tensor parallelism as PartitionSpecs, judged by what each device
+"""Exercise 7.26: DDP, FSDP and tensor parallelism as PartitionSpecs, judged by what each device
 holds and by the collectives of the compiled program."""
 
 from collections.abc import Callable
@@ -30,12 +30,12 @@ _REFUSED = {
 _FEW = 64  # bytes
 
 
-@check("7.25")
+@check("7.26")
 def check_layouts(layouts: Callable):
     """layouts(): layout -> array -> PartitionSpec, for DDP, FSDP and TP."""
     measured = measured_layouts(layouts, {"n": DEVICES})
     if isinstance(measured, Verdict):
-        return replace(measured, exercise="7.25")
+        return replace(measured, exercise="7.26")
     return judge(measured)
 
 

@@ -1,4 +1,4 @@
-"""Exercise 7.21: where a rank is in a mesh, who is in its group, which row of a table is wrong."""
+"""Exercises 7.21 and 7.22: where a rank is in a mesh, who is in its group, which row of a table is wrong."""
 
 import random
 from collections.abc import Callable
@@ -116,7 +116,7 @@ _DRAWN = {
     "a table of one GPU": [MeshRow(1, 1, 1, 1, 1)]}
 
 
-@check("7.21")
+@check("7.22")
 def check_wrong_rows(wrong_rows: Callable):
     """wrong_rows(rows) -> row number -> the data-parallel size that its GPUs leave, for each row
     whose printed one is another."""

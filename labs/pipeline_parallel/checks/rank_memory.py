@@ -1,4 +1,4 @@
-"""Exercise 7.23: the bytes of one rank of a job that is cut in three ways."""
+"""Exercise 7.24: the bytes of one rank of a job that is cut in three ways."""
 
 from collections.abc import Callable
 
@@ -126,7 +126,7 @@ MISTAKES: dict[str, list[Mistake]] = {
     "logits": _LOGITS}
 
 
-@check("7.23")
+@check("7.24")
 def check_rank_memory(rank_memory_of: Callable):
     """rank_memory_of(job, plan, stage) -> the bytes of PARTS, of one rank of a stage."""
     tried = cases()

@@ -1,4 +1,4 @@
-"""Exercise 7.22: one Llama on 2 × 2 × 2 ranks, equal to one process."""
+"""Exercise 7.23: one Llama on 2 × 2 × 2 ranks, equal to one process."""
 
 from collections.abc import Callable
 from statistics import fmean
@@ -21,7 +21,7 @@ _DONE_BY = {
     "data": (("reduce_scatter",), "averages the gradients of the replicas")}
 
 
-@check("7.22", hints={
+@check("7.23", hints={
     "Tensor parallel and FSDP2": "parallelize_module comes first, fully_shard after it.",
     "Please use fully_shard": "parallelize_module comes first, fully_shard after it."})
 def check_three_dimensions(parallelize: Callable):

@@ -208,12 +208,13 @@ def _train_rank(run_actions, schedule, steps) -> TrainedRank:
         optimizer.zero_grad()
     sent = traffic.of("send")
     return TrainedRank(sum(layers[number] for number in numbers),
-                       sum(p.numel() for p in parameters), len(sent), sum(call.bytes for call in sent),
+                       sum(p.numel() for p in parameters),
+                       len(sent), sum(call.bytes for call in sent),
                        losses if schedule.stages - 1 in stages else [])
 
 
 def _train_alone(micro_batches, steps) -> list[float]:
-    torch.set_num_threads(1)  # as a rank beside others: two threads wait for each other on busy cores
+    torch.set_num_threads(1)  # as a rank: two threads wait for each other where cores are busy
     model = models.move_to_rank(small_llama(preset().layers))
     optimizer, losses = torch.optim.SGD(model.parameters(), **torchs.SGD), []
     for batches in _batches(micro_batches, steps):
