@@ -375,10 +375,11 @@ words, hidden, tokens = 128_256, 4096, 8192
 # %%
 def rows_of_rank(count, group):
     """The range of this rank's rows, of `count`."""
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    if count % ranks:
-        raise ValueError(f"{ranks} ranks do not divide a vocabulary of {count}: pad it first")
-    return range(count // ranks * rank, count // ranks * (rank + 1))
+    rows, left = divmod(count, dist.get_world_size(group))
+    if left:
+        raise ValueError(f"{dist.get_world_size(group)} ranks do not divide {count} rows: pad them")
+    first = rows * dist.get_rank(group)
+    return range(first, first + rows)
 
 
 labs.launch(lambda: rows_of_rank(128_256, dist.group.WORLD), ranks=2, quiet=True)
@@ -389,12 +390,11 @@ labs.launch(lambda: rows_of_rank(128_256, dist.group.WORLD), ranks=2, quiet=True
 # *Difficulty 3 of 5 · 15 minutes · target: 1/t of the rows, in memory of their own; one all-reduce of
 # b·s·h in forward, none in backward*
 #
-# All ranks look up all tokens. For a token whose row another rank has, a rank returns zeros; the sum
-# over the ranks then has every row once.
+# All ranks look up all tokens. Where another rank has the row, a rank returns zeros; so the sum over the
+# ranks has every row once.
 #
-# `embedding.padding_idx` is the number of a row that gets no gradient, or None.
-# `F.embedding(tokens, weight, padding_idx)` counts it in the rows that it is given, and a negative
-# one from the end.
+# `embedding.padding_idx` is the number of a row that gets no gradient, or None;
+# `F.embedding(tokens, weight, padding_idx)` counts it in the rows that it is given.
 
 # %%
 # Exercise 7.4: look up rows that another rank has
@@ -648,7 +648,7 @@ unit = 2 * tokens * hidden * layers / 1e9  # GB of b·s·h numbers in every laye
 ### BEGIN SOLUTION
 my_guess = 1
 ### END SOLUTION
-labs.guess("7.7", "bytes per layer under sequence parallelism, in those of tensor parallelism", my_guess)
+labs.guess("7.7", "bytes per layer, in those of tensor parallelism", my_guess)
 
 # %% [markdown]
 # The lab has both collectives, along dimension 1 of (b, s, h) tensors and without gradients:
@@ -764,7 +764,7 @@ def sequence_parallel(model, optimizer_class, group=None, **settings):
             lab.map_input(module, lambda piece: GatherToRegion.apply(piece, group))
     lab.map_input(model.model.layers[0], lambda hidden: lab.split_sequence(hidden, group))
     lab.map_output(model.model.norm, lambda piece: lab.join_sequence(piece, group))
-    sum_gradients(model, group)
+    sum_gradients(model, group=group)
     return model, optimizer_class(model.parameters(), **settings)
     ### END SOLUTION
 
@@ -811,8 +811,8 @@ torch.cat(labs.launch(masks_of_heads, ranks=4, quiet=True)).unique(dim=0).shape[
 
 # %% [markdown]
 # Two: each rank's heads have the masks of rank 0's. The opposite mistake is as silent. Outside attention
-# and MLP, tensor parallelism without a cut sequence relies on every rank having the *same* hidden
-# states; with different masks, they are different from there on. So a rank needs two **random streams**:
+# and MLP, tensor parallelism without a cut sequence relies on *equal* hidden states; with different
+# masks they differ from there on. So a rank needs two **random streams**:
 #
 # | dropout of | draws |
 # |:--|:--|
@@ -910,11 +910,11 @@ lab.show_masks(ResumableStreams)
 
 # %%
 OUTSIDE = {
-    "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
-    "model.layers.0": PrepareModuleInput(  # what split_sequence does
+    "model.embed_tokens": tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
+    "model.layers.0": tp.PrepareModuleInput(  # what split_sequence does
         input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True),
-    "model.norm": SequenceParallel(),
-    "lm_head": ColwiseParallel(
+    "model.norm": tp.SequenceParallel(),
+    "lm_head": tp.ColwiseParallel(
         input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
 }
 
@@ -934,15 +934,15 @@ def layer_plan():
     ### BEGIN SOLUTION
     piece, whole = {"hidden_states": Shard(1)}, {"hidden_states": Replicate()}
     return {
-        "input_layernorm": SequenceParallel(),
-        "self_attn": PrepareModuleInput(
+        "input_layernorm": tp.SequenceParallel(),
+        "self_attn": tp.PrepareModuleInput(
             input_kwarg_layouts=piece, desired_input_kwarg_layouts=whole),
-        "self_attn.[qkv]_proj": ColwiseParallel(),
-        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
-        "post_attention_layernorm": SequenceParallel(),
-        "mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
-        "mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(),
-        "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1))}
+        "self_attn.[qkv]_proj": tp.ColwiseParallel(),
+        "self_attn.o_proj": tp.RowwiseParallel(output_layouts=Shard(1)),
+        "post_attention_layernorm": tp.SequenceParallel(),
+        "mlp": tp.PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+        "mlp.gate_proj": tp.ColwiseParallel(), "mlp.up_proj": tp.ColwiseParallel(),
+        "mlp.down_proj": tp.RowwiseParallel(output_layouts=Shard(1))}
     ### END SOLUTION
 
 # %% [markdown]
@@ -962,8 +962,9 @@ def layer_plan():
 def torchs_parallel(model, optimizer_class, **settings):
     mesh = init_device_mesh(labs.device().type, (dist.get_world_size(),))
     layers = {f"model.layers.*.{name}": style for name, style in layer_plan().items()}
-    parallelize_module(model, mesh, {**OUTSIDE, **layers})
-    return model, optimizer_class(model.parameters(), **settings)
+    model = tp.parallelize_module(model, mesh, {**OUTSIDE, **layers})
+    optimizer = optimizer_class(model.parameters(), **settings)
+    return model, optimizer
 
 
 lab.check_torchs_parallel(torchs_parallel)
@@ -992,7 +993,7 @@ lab.show_layer_collectives(tensor_parallel, sequence_parallel, torchs_parallel)
 # %%
 def gradient_of_a_norm():
     mesh = init_device_mesh(labs.device().type, (2,))
-    norm = parallelize_module(nn.RMSNorm(2, device=labs.device()), mesh, SequenceParallel())
+    norm = tp.parallelize_module(nn.RMSNorm(2, device=labs.device()), mesh, tp.SequenceParallel())
     x = torch.arange(1.0, 9.0, device=labs.device()).view(1, 4, 2)  # 4 tokens
     norm(x.chunk(2, dim=1)[dist.get_rank()]).sum().backward()
     gradient = norm.weight.grad
@@ -1187,12 +1188,12 @@ class RingAttention(torch.autograd.Function):
     def forward(ctx, q, k, v, positions, group):
         out, lse = ring_forward(q, k, v, positions, group)
         ctx.save_for_backward(q, k, v, positions, out, lse)
-        ctx.group = group
+        ctx.ring = group
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        return *ring_backward(*ctx.saved_tensors, grad, ctx.group), None, None
+        return *ring_backward(*ctx.saved_tensors, grad, ctx.ring), None, None
 
 # %%
 def ring_attention(q, k, v, positions, group):
@@ -1405,7 +1406,6 @@ lab.check_muon_update(muon_update)
 # | norms' weights drift apart | gradients of s/t tokens, not summed |
 # | dropout of heads repeats | one seed on all ranks |
 # | hidden states differ | different seeds where ranks must agree |
-# | gradient norm grows with the ranks | replicated parameters counted on each |
 # | a peak of b·s·v | gathered logits |
 
 # %% [markdown]

@@ -452,7 +452,7 @@ labs.guess("7.18", "mean loss of 10 targets at 4 and 90 at 2", my_guess)
 # b·s·h numbers*
 #
 # `stages[number]` are this rank's stages; `micro_batches[i]` has `"input_ids"` and `"targets"`.
-# `lab.sum_of_losses(logits, targets)` sums the losses of the targets that count. The forward
+# `lab.sum_of_losses(logits, targets)` sums the losses that count. The forward
 # comes first: it returns what the backward will need, the stage's input and its output. On the last stage
 # the output is the loss, divided by `targets`, the number in all micro-batches.
 
@@ -636,8 +636,8 @@ print(f"Llama-3.2-1B, tied: {vocabulary * hidden / 1e6:.0f} of 1,236 million par
 # on two ranks, the tied gradient travel*
 #
 # `parameters` are this rank's; some have no gradient. `tied` is this rank's copy of the tied parameter,
-# or None; its ranks are those of `tied_group`. Sum its two gradients, scale all gradients in place so
-# that their norm over `group` is at most `max_norm`, and return the norm from before.
+# or None; its ranks are those of `tied_group`. Sum its two gradients, scale all in place so that
+# their norm over `group` is at most `max_norm`, and return the norm from before.
 
 # %%
 # Exercise 7.20: one norm over all stages
@@ -1184,8 +1184,6 @@ lab.show_layouts(fsdp_and_tp, {"data": 2, "tensor": 4})
 # |:--|:--|
 # | the first step hangs | two neighbours wait in send: use `isend` |
 # | gradients m times too large | means of micro-batches added |
-# | memory grows with m | outputs kept after their backward |
-# | a stage input's `grad` is None | it did not require gradients |
 # | embedding and head drift apart | two copies, gradients not summed |
 # | the last stage runs out of memory | the head counts as no layer |
 # | bubble above the formula | uneven stages, or m < p |

@@ -1,4 +1,4 @@
-"""Exercises 7.21 and 7.22: where a rank is in a mesh, who is in its group, which row of a table is wrong."""
+"""Exercises 7.21 and 7.22: where a rank is in a mesh, who is in its group; a table's wrong row."""
 
 import random
 from collections.abc import Callable
