@@ -393,8 +393,8 @@ labs.launch(lambda: rows_of_rank(128_256, dist.group.WORLD), ranks=2, quiet=True
 # All ranks look up all tokens. Where another rank has the row, a rank returns zeros; so the sum over the
 # ranks has every row once.
 #
-# `embedding.padding_idx` is the number of a row that gets no gradient, or None;
-# `F.embedding(tokens, weight, padding_idx)` counts it in the rows that it is given.
+# `embedding.padding_idx` is a row that gets no gradient, or None; `F.embedding` takes it, counted in the
+# rows that it is given.
 
 # %%
 # Exercise 7.4: look up rows that another rank has
