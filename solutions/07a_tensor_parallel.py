@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 150 minutes; 30 for the optional exercise |
+# | **Time** | 280 minutes in two sittings, the second from "Cut the sequence"; 30 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU |
 #
 # Data parallelism, FSDP included, gives each rank its own samples. Here all ranks work on the same

@@ -3,7 +3,7 @@
 #
 # | | |
 # |:--|:--|
-# | **Time** | 200 minutes in two sittings, the second from "Three dimensions" |
+# | **Time** | 240 minutes in two sittings, the second from "Three dimensions"; 10 for the optional exercise |
 # | **Needs** | any machine with 2 cores; no GPU; JAX for the last section only |
 #
 # Tensor parallelism ends at the last GPU that NVLink reaches. Beyond it, ranks get whole layers: a
@@ -55,7 +55,7 @@ print(f"all-reduced by tensor parallelism in a stage: {layers // 8 * 4 * stream 
 
 # %% [markdown]
 # But a stage waits for the stage before it. With one batch, one rank works while all others wait. So
-# the batch is cut into m **micro-batches**, and a **schedule** says in which order each rank works:
+# the batch is cut into m micro-batches, and a **schedule** says in which order each rank works:
 # `F(i)` is the forward of micro-batch i, `B(i)` its backward. Sending and receiving are not listed: a
 # rank waits until what it needs is there.
 #
@@ -133,7 +133,7 @@ for m in (8, 64):
 # %% [markdown]
 # So a GPU would have no room for the 64 micro-batches that make the bubble small. The last rank could
 # run the backward of micro-batch 0 at once. Then the rank before it could, and so on: as soon as its
-# first gradient is there, a rank alternates **one forward, one backward** (1F1B).
+# first gradient is there, a rank alternates one forward, one backward (**1F1B**).
 #
 # Guess: how many micro-batches does rank 0 then have in flight at its peak, with 4 ranks and 8
 # micro-batches?
