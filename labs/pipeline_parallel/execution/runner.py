@@ -72,7 +72,9 @@ class PipelineRunner:
         self._batches, self._targets = micro_batches, count_targets(micro_batches)
         self._links = make_links(self.schedule, self.stages, micro_batches, self._group)
         self._kept, self._halves = {}, {}
-        self._saved = SavedBytes(p for stage in self.stages.values() for p in stage.parameters())
+        # Not recorded, nothing may ask for a storage: a DTensor, as a sharded parameter is, has none.
+        self._saved = SavedBytes(p for stage in self.stages.values() for p in stage.parameters()
+                                 if self._recorded)
         self._record = RankRecord(self._links.rank)
         for action in self.schedule.ranks[self._links.rank]:
             # Only the computation is timed: a rank that waits in receive is idle.
