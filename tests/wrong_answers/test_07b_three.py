@@ -1,12 +1,15 @@
 """What the check of exercise 7.23 must reject, with the words that must say why; and what it must
 accept."""
 
+import gc
 import sys
+from contextlib import contextmanager
 from unittest import mock
 
 import cloudpickle
 import pytest
 import torch
+import torch.distributed as dist
 from answers import assert_rejected, assert_waits
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
@@ -18,7 +21,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 import labs.pipeline_parallel as lab
+from labs.exercises.verdicts import Verdict
 from labs.pipeline_parallel.dimensions import training
+from labs.workers.launcher import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.usefixtures("warm_launcher"), pytest.mark.slow]
@@ -75,6 +80,7 @@ def never_averaged(stage, mesh):
     return stage
 
 
+# Answers that all ranks leave alike, so that many are judged in one launch.
 WRONG = [
     (lambda stage, mesh: None, r"nothing \(None\), not a module"),
     (lambda stage, mesh: torch.nn.Linear(2, 2), "not the stage that it was given"),
@@ -87,8 +93,10 @@ WRONG = [
     (by(tensor="data", data="tensor"), "no reduce-scatter in its data group, which averages"),
     (over_all_ranks, "cut over ranks .*, which are no group of one dimension"),
     (never_averaged, "mean loss|off by up to"),
-    (by({**PLAN, "self_attn.o_proj": ColwiseParallel()}), "RuntimeError|ValueError|AssertionError"),
     (shards_first, "keeps|comes first|NotImplementedError|RuntimeError|ValueError")]
+# One that raises on the first stage's ranks only: the others wait for them.
+WRONG_ON_SOME = [
+    (by({**PLAN, "self_attn.o_proj": ColwiseParallel()}), "RuntimeError|ValueError|AssertionError")]
 
 
 def whole_stage_one_unit(stage, mesh):
@@ -116,7 +124,7 @@ def one_all_reduce_into_each_block(stage, mesh):
 RIGHT = [by(), whole_stage_one_unit, gathered_once, one_all_reduce_into_each_block]
 
 
-@pytest.fixture(autouse=True)
+@contextmanager
 def two_steps():
     """The second step shows what the first one's update did."""
     with mock.patch.object(training.train_in_three_dimensions, "__defaults__", (2,)), \
@@ -124,15 +132,39 @@ def two_steps():
         yield
 
 
-@pytest.mark.parametrize(("answer", "words"), WRONG)
-def test_wrong(answer, words):
-    assert_rejected(lab.check_three_dimensions(answer), words)
+def judge_all(answers) -> list[Verdict]:
+    """The verdict on each answer, of eight ranks that train one after the other."""
+    return launch(_judge_all, answers, ranks=training.RANKS, quiet=True, device="cpu")[0]
 
 
-@pytest.mark.parametrize("answer", RIGHT)
-def test_right(answer):
-    verdict = lab.check_three_dimensions(answer)
-    assert verdict.passed is True, str(verdict)
+def _judge_all(answers):
+    def here(work, *args, **_):
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, work(*args))
+        return found
+
+    verdicts, random_numbers = [], torch.get_rng_state()
+    with two_steps(), mock.patch.object(training, "launch", here):
+        for answer in answers:
+            torch.set_rng_state(random_numbers)
+            verdicts.append(lab.check_three_dimensions(answer))
+            gc.collect()
+    return verdicts
+
+
+def test_wrong_and_right():
+    verdicts = judge_all([*(answer for answer, _ in WRONG), *RIGHT])
+    for (_, words), verdict in zip(WRONG, verdicts, strict=False):
+        print(verdict)
+        assert_rejected(verdict, words)
+    refused = [verdict for verdict in verdicts[len(WRONG):] if not verdict.passed]
+    assert not refused, refused
+
+
+@pytest.mark.parametrize(("answer", "words"), WRONG_ON_SOME)
+def test_wrong_on_some_ranks(answer, words):
+    with two_steps():
+        assert_rejected(lab.check_three_dimensions(answer), words)
 
 
 def test_what_is_not_filled_in_waits():

@@ -72,7 +72,7 @@ class PipelineRunner:
         self._batches, self._targets = micro_batches, count_targets(micro_batches)
         self._links = make_links(self.schedule, self.stages, micro_batches, self._group)
         self._kept, self._halves = {}, {}
-        # Not recorded, nothing may ask for a storage: a DTensor, as a sharded parameter is, has none.
+        # Only if bytes are recorded: a sharded parameter is a DTensor, whose storage is none.
         self._saved = SavedBytes(p for stage in self.stages.values() for p in stage.parameters()
                                  if self._recorded)
         self._record = RankRecord(self._links.rank)

@@ -5,6 +5,8 @@ Sources: Korthikanti et al., "Reducing Activation Recomputation in Large Transfo
 on micro-batches in flight; Rajbhandari et al., "ZeRO", SC 2020, section 5.
 """
 
+import functools
+
 from labs.predictions import hardware
 from labs.predictions.activations import korthikanti
 from labs.predictions.plans.job import Job, Plan, norm_parameters
@@ -88,6 +90,7 @@ def largest_rank(job: Job, plan: Plan) -> tuple[int, dict[str, float]]:
     return max(stages, key=lambda found: sum(found[1].values()))
 
 
+@functools.cache  # a search asks for tens of thousands of plans, and a notebook searches thrice
 def fits(job: Job, plan: Plan) -> bool:
     """Whether the largest rank and what CUDA and NCCL take fit on the job's GPU."""
     return hardware.fits(sum(largest_rank(job, plan)[1].values()), job.gpu, job.gpus)

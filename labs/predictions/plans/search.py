@@ -1,5 +1,6 @@
 """The fastest plan that fits: all that the sizes allow, by the models of memory and time."""
 
+import functools
 from collections.abc import Iterator
 
 from labs.predictions.plans.job import RECOMPUTE, SHARDING, Job, Plan, impossible, training_run
@@ -9,6 +10,7 @@ from labs.predictions.step_time import step_time
 MICRO_BATCHES = (1, 2, 4, 8)
 
 
+@functools.cache
 def step_seconds(job: Job, plan: Plan) -> float:
     """Seconds of a step, by the model of notebook 06. Raises ValueError where the plan cannot be
     run."""
