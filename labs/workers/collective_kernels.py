@@ -46,7 +46,8 @@ class IssuedCollective:
     operator: torch's internal name, such as _allgather_base_. outputs, inputs: its tensors; the
     same ones where it works in place. ranks: of its process group. asynchronous: whether the call
     returns before the collective is done. members: the ranks of its group, numbered as all ranks
-    are; empty where the operator does not say.
+    are; empty where the operator does not say. peer: of a send or a receive by an operator, the
+    other rank's number in the group.
     """
 
     operator: str
@@ -56,6 +57,7 @@ class IssuedCollective:
     ranks: int
     asynchronous: bool
     members: tuple[int, ...] = ()
+    peer: int | None = None
 
 
 # (collective, issue) -> what the operator returns
@@ -109,7 +111,8 @@ def _kernel(operator) -> Callable:
         boxed = given.get("processgroup")
         group = dist.ProcessGroup.unbox(boxed) if boxed is not None else None
         collective = issued(name, args, group.size() if group is not None else 1,
-                            bool(given.get("asyncop", True)), _members(group))
+                            bool(given.get("asyncop", True)), _members(group),
+                            given.get("dst", given.get("src")))
         for function in tuple(_around):
             issue = partial(function, collective, issue)
         return issue()
@@ -126,14 +129,14 @@ def _members(group) -> tuple[int, ...]:
 
 
 def issued(operator: str, args: tuple, ranks: int, asynchronous: bool,
-           members: tuple[int, ...] = ()) -> IssuedCollective:
+           members: tuple[int, ...] = (), peer: int | None = None) -> IssuedCollective:
     """Returns the collective that an operator is called for with these arguments."""
     kind, outputs, inputs = OPERATORS[operator]
     return IssuedCollective(
         operator, kind, [] if outputs is None else _tensors(args[outputs]),
         [] if inputs is None else _tensors(args[inputs]), ranks,
         asynchronous and operator != "monitored_barrier_"
-        and not (kind in _BLOCKING and _inside_blocking_call()), members)
+        and not (kind in _BLOCKING and _inside_blocking_call()), members, peer)
 
 
 def _tensors(value) -> list[torch.Tensor]:

@@ -354,7 +354,8 @@ def to_global_rank(tensors, group):
 
 
 def test_peers_are_numbered_in_their_group():
-    assert_rejected(lab.check_ring_attention(Ring(pass_on=to_global_rank)), "")
+    assert_rejected(lab.check_ring_attention(Ring(pass_on=to_global_rank)),
+                    "numbered in their group")
 
 
 class WaitsInBackward(Ring):

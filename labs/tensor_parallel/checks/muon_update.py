@@ -12,20 +12,27 @@ from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.predictions.traffic import passes
 from labs.start_here.recording import where_messages_pass
+from labs.tensor_parallel.checks.unbatched import (
+    PEERS,
+    Unbatched,
+    messages_of_all,
+    require_no_deadlock,
+)
 from labs.tensor_parallel.ring.cases import groups_on
 from labs.training.muon import newton_schulz, pieces_of, shard_length
 from labs.workers import devices
 
 # One matrix on three ranks, tall and wide ones, and a length that nothing divides; then matrices of
 # which few cross a boundary, and on 3 ranks none.
-SHAPES = [(4, 6), (7, 3), (12, 10), (5, 5), (2, 9), (3, 8)]
+SHAPES = [(4, 6), (7, 3), (12, 10), (5, 5), (3, 7), (3, 8)]
 COUNTED = [(8, 8)] * 9
 STEPS, MICRO_BATCHES, BETA = 3, 2, 0.95
+HINTS = {"not part of group": PEERS, "Pair is not connected": PEERS}
 _TOLERANCE = 1e-4
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter", "all_to_all")
 
 
-@check("7.13")
+@check("7.13", hints=HINTS)
 def check_muon_update(muon_update: Callable):
     """muon_update(gradients, momentum, shapes, group): this rank's shard of the update, equal to
     that of whole matrices; momentum, a shard, is updated in place."""
@@ -39,13 +46,15 @@ def check_muon_update(muon_update: Callable):
 def _judge(muon_update):
     for group in groups_on(dist.get_world_size()):
         _try_steps(muon_update, SHAPES, group)
-    calls = _try_steps(muon_update, COUNTED, dist.group.WORLD)
+    calls, unbatched = _try_steps(muon_update, COUNTED, dist.group.WORLD)
     raise_on_all_ranks(_judge_traffic, calls)
+    require_no_deadlock(messages_of_all(unbatched))
 
 
-def _try_steps(muon_update, shapes, group) -> list[CollectiveCall]:
-    """Judges some steps; the calls of the last one. A rank outside of the group only listens."""
-    calls = []
+def _try_steps(muon_update, shapes, group) -> tuple[list[CollectiveCall], Unbatched]:
+    """Judges some steps; the calls of the last one, and its messages that are in no batch. A rank
+    outside of the group only listens."""
+    calls, last = [], None
     run = Reference(shapes, group) if group else None
     for step in range(STEPS):
         if run is None:
@@ -53,12 +62,12 @@ def _try_steps(muon_update, shapes, group) -> list[CollectiveCall]:
             continue
         local = run.draw(step)
         kept = UnchangedInputs("muon_update", gradients=local)
-        with Traffic() as traffic, traffic.marked_waits():
+        with Unbatched() as unbatched, Traffic() as traffic, traffic.marked_waits():
             update = muon_update(local, run.momentum, shapes, group)
             forgotten = traffic.never_waited_for()
         raise_on_all_ranks(_judge_step, update, run, kept, forgotten, step)
-        calls = traffic.calls
-    return calls
+        calls, last = traffic.calls, unbatched
+    return calls, last
 
 
 class Reference:
@@ -137,6 +146,9 @@ def _judge_step(update, run, kept, forgotten, step):
     if _close(update, want):
         return
     name, place = _worst_matrix(run, update, want)
+    if name == "the padding":
+        raise Wrong(f"{where}: the update of the padding is not 0",
+                    "Begin with zeros: no matrix has the padding.")
     for what, whole, hint in run.causes():
         # by the matrix that is most wrong: the others may be right
         if _close(update[place], run.shard(whole)[place]):
@@ -155,6 +167,9 @@ def _judge_momentum(run, where):
               "updated with the sum over ranks, not the mean": BETA * before + run.ranks * mean,
               "updated with this rank's own gradient": BETA * before
               + run.everyone[run.rank].sum(0),
+              "updated with the mean of the micro-batches, not their sum": BETA * before
+              + mean / MICRO_BATCHES,
+              "updated without multiplying it by 0.95": before + mean,
               "updated with the last micro-batch alone": BETA * before
               + run.everyone[:, -1].mean(0),
               "updated with the first micro-batch alone": BETA * before
@@ -177,15 +192,20 @@ def _beta_per_batch(run):
 
 def _worst_matrix(run, update, want) -> tuple[str, slice]:
     """The name of the matrix with the largest error, and where it lies in this rank's shard."""
-    found = [(0.0, "the padding", slice(0, run.length))]
+    def error(place):
+        # nan counts as the largest; there may be no padding
+        return (update[place] - want[place]).abs().nan_to_num(math.inf).sum().item()
+
+    found, end = [], 0
     for number, pieces in enumerate(pieces_of(run.shapes, run.ranks)):
         if run.rank in pieces:
             place = pieces[run.rank].in_shard
-            error = (update[place] - want[place]).abs().max().item()
+            end = place.stop
             on = f"on ranks {sorted(pieces)}" if len(pieces) > 1 else "on this rank alone"
             rows, columns = run.shapes[number]
-            found.append((error if error == error else math.inf,
-                          f"matrix {number} ({rows} × {columns}, {on})", place))
+            found.append((error(place), f"matrix {number} ({rows} × {columns}, {on})", place))
+    padding = slice(end, run.length)
+    found.append((error(padding), "the padding", padding))
     return max(found, key=lambda one: one[0])[1:]
 
 

@@ -11,6 +11,7 @@ from labs.exercises.verdicts import Verdict, Wrong, check, kind_of
 from labs.start_here.recording import where_messages_pass
 from labs.tensor_parallel.checks.ring_causes import backward_causes, forward_causes
 from labs.tensor_parallel.checks.ring_limits import judge_growth, judge_messages, recorded_messages
+from labs.tensor_parallel.checks.unbatched import PEERS
 from labs.tensor_parallel.ring.cases import (
     Shape,
     WholeSequence,
@@ -27,7 +28,8 @@ CASES = [("tokens in order", Shape(), contiguous_places),
          ("scores up to 300", Shape(1, 2, 1, 9, 8, scale=6.0), contiguous_places)]
 COUNTED = Shape(1, 4, 2, 32, 16)
 HINTS = {"contiguous": "A send takes contiguous memory only, and V comes transposed out of a "
-                       "linear layer: v.contiguous() before it travels."}
+                       "linear layer: v.contiguous() before it travels.",
+         "not part of group": PEERS, "Pair is not connected": PEERS}
 _TOLERANCE = 3e-5
 _UNFILLED = "Exercise 7.11"
 
