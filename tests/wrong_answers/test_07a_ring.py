@@ -205,6 +205,30 @@ def one_after_the_other(tensors, group):
     return received
 
 
+def even_ranks_send_first(tensors, group):
+    """In no batch, and no rank waits for ever."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    received = [torch.empty_like(tensor) for tensor in tensors]
+    for tensor, arriving in zip(tensors, received, strict=True):
+        if rank % 2:
+            dist.recv(arriving, group=group, group_src=(rank - 1) % ranks)
+        dist.send(tensor, group=group, group_dst=(rank + 1) % ranks)
+        if rank % 2 == 0:
+            dist.recv(arriving, group=group, group_src=(rank - 1) % ranks)
+    return received
+
+
+def one_message(tensors, group):
+    """All in one message of bytes."""
+    packed = torch.cat([tensor.view(torch.uint8).flatten() for tensor in tensors])
+    (arrived,), works = batch_of([packed], group)
+    for work in works:
+        work.wait()
+    parts = arrived.split([tensor.numel() * tensor.element_size() for tensor in tensors])
+    return [part.clone().view(tensor.dtype).view(tensor.shape)
+            for part, tensor in zip(parts, tensors, strict=True)]
+
+
 def batch_of(tensors, group, towards=1):
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     received = [torch.empty_like(tensor) for tensor in tensors]
@@ -261,6 +285,32 @@ class JoinsAll(KeepsAll):
         return lab.block_attention(q, k, v, positions[:, None] >= places)
 
 
+class KeepsScores(torch.autograd.Function):
+    """The right ring, which keeps the scores of every block until backward."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, positions, group):
+        out, lse = right.ring_forward(q, k, v, positions, group)
+        ctx.group, keys = group, k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        ctx.scores = [q @ keys.mT for _ in range(group.size())]  # as large as those of all blocks
+        ctx.save_for_backward(q, k, v, positions, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return *right.ring_backward(*ctx.saved_tensors, grad, ctx.group), None, None
+
+
+class Returns(Ring):
+    """Other gradients: those that change(gradients, ranks) makes of the right ones."""
+
+    def __init__(self, change):
+        super().__init__(change=change)
+
+    def backward(self, *given):
+        return self.change(super().backward(*given), given[-1].size())
+
+
 class OverwritesK(Ring):
     def forward(self, q, k, v, positions, group):
         out, lse = super().forward(q, k, v, positions, group)
@@ -314,7 +364,15 @@ WRONG_RINGS = [
     ("scaled twice", Ring(scale=8**-0.5), "the scores divided by √d twice"),
     ("heads repeated", Repeats(), r"sends .* bytes in forward, 6.* times its K and V"),
     ("one after the other", Ring(pass_on=one_after_the_other),
-     r"issues \d+ sends outside of dist.batch_isend_irecv\n.*On NCCL"),
+     "on NCCL ranks would wait for each other.*: rank 0 sends to rank 1, rank 1 sends to rank 2, "),
+    ("keeps scores", KeepsScores.apply, "at the peak of forward on 4 ranks.* it grows by"),
+    ("float64", lambda *given: Ring()(*given).double(), "rank 0: out is float64"),
+    ("K and V confused", Returns(lambda each, ranks: (each[0], each[2], each[1])),
+     "rank 0: dk is not full attention's gradient; it is that of v"),
+    ("a mean over ranks", Returns(lambda each, ranks: tuple(one / ranks for one in each)),
+     "rank 0: dq is not .*; it is 1/4 of it"),
+    ("own key not seen", Ring(visible=lambda positions, places, **_: positions[:, None] > places),
+     "without each query's own key"),
     ("never waits", Ring(pass_on=never_waits), "does not wait for its"),
     ("k is overwritten", OverwritesK(), "changed its input `k`"),
     ("not home", Ring(passes=-1), r"dk is .* it is that of rank \d's keys: it has not come home"),
@@ -397,7 +455,8 @@ def by_all_to_all(tensors, group):
     return received
 
 
-RIGHT_RINGS = [Ring(), Ring(pass_on=other_way_round), Ring(pass_on=by_all_to_all), Prefetches()]
+RIGHT_RINGS = [Ring(), Ring(pass_on=other_way_round), Ring(pass_on=by_all_to_all), Prefetches(),
+               Ring(pass_on=even_ranks_send_first), Ring(pass_on=one_message)]
 
 
 def test_right_rings():

@@ -12,12 +12,7 @@ from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.predictions.traffic import passes
 from labs.start_here.recording import where_messages_pass
-from labs.tensor_parallel.checks.unbatched import (
-    PEERS,
-    Unbatched,
-    messages_of_all,
-    require_no_deadlock,
-)
+from labs.tensor_parallel.checks.message_order import PEERS, MessageOrder, require_no_deadlock
 from labs.tensor_parallel.ring.cases import groups_on
 from labs.training.muon import newton_schulz, pieces_of, shard_length
 from labs.workers import devices
@@ -46,14 +41,14 @@ def check_muon_update(muon_update: Callable):
 def _judge(muon_update):
     for group in groups_on(dist.get_world_size()):
         _try_steps(muon_update, SHAPES, group)
-    calls, unbatched = _try_steps(muon_update, COUNTED, dist.group.WORLD)
+    calls, order = _try_steps(muon_update, COUNTED, dist.group.WORLD)
     raise_on_all_ranks(_judge_traffic, calls)
-    require_no_deadlock(messages_of_all(unbatched))
+    require_no_deadlock(order.of_all())
 
 
-def _try_steps(muon_update, shapes, group) -> tuple[list[CollectiveCall], Unbatched]:
-    """Judges some steps; the calls of the last one, and its messages that are in no batch. A rank
-    outside of the group only listens."""
+def _try_steps(muon_update, shapes, group) -> tuple[list[CollectiveCall], MessageOrder | None]:
+    """Judges some steps; the calls and messages of the last one. A rank outside of the group only
+    listens."""
     calls, last = [], None
     run = Reference(shapes, group) if group else None
     for step in range(STEPS):
@@ -62,11 +57,11 @@ def _try_steps(muon_update, shapes, group) -> tuple[list[CollectiveCall], Unbatc
             continue
         local = run.draw(step)
         kept = UnchangedInputs("muon_update", gradients=local)
-        with Unbatched() as unbatched, Traffic() as traffic, traffic.marked_waits():
+        with MessageOrder() as order, Traffic() as traffic, traffic.marked_waits():
             update = muon_update(local, run.momentum, shapes, group)
             forgotten = traffic.never_waited_for()
         raise_on_all_ranks(_judge_step, update, run, kept, forgotten, step)
-        calls, last = traffic.calls, unbatched
+        calls, last = traffic.calls, order
     return calls, last
 
 

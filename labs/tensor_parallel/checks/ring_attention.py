@@ -5,13 +5,13 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from labs.exercises.inputs import UnchangedInputs
+from labs.exercises.inputs import UnchangedInputs, require_dtype
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Verdict, Wrong, check, kind_of
 from labs.start_here.recording import where_messages_pass
+from labs.tensor_parallel.checks.message_order import PEERS
 from labs.tensor_parallel.checks.ring_causes import backward_causes, forward_causes
 from labs.tensor_parallel.checks.ring_limits import judge_growth, judge_messages, recorded_messages
-from labs.tensor_parallel.checks.unbatched import PEERS
 from labs.tensor_parallel.ring.cases import (
     Shape,
     WholeSequence,
@@ -110,6 +110,7 @@ def _judge_out(out, want, sequence, where, kept):
     if not isinstance(out, torch.Tensor) or out.shape != piece.shape:
         raise Wrong(f"{rank}: ring_attention returned {kind_of(out)}, not a tensor of shape "
                     f"{list(piece.shape)}", "One row for each of this rank's queries.")
+    require_dtype(out, piece, f"{rank}: out")
     kept.judge()
     # The invariant: each query attends to every key at its own or an earlier position, on whatever
     # rank the key lives, and to each of them once.
@@ -134,7 +135,7 @@ def _judge_gradients(filled, leaves, want, sequence, where):
         # and it lies on the rank that has the key.
         if not _close(leaf.grad, sequence.piece(whole)):
             _raise_cause(f"{rank}: d{name} is not full attention's gradient", leaf.grad,
-                         backward_causes(sequence, name, whole))
+                         backward_causes(sequence, name, want))
 
 
 def _raise_cause(sentence, got, causes):

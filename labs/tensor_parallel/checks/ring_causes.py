@@ -41,8 +41,11 @@ def forward_causes(sequence: WholeSequence) -> Iterator[Found]:
            "block_attention has divided them by √d.")
 
 
-def backward_causes(sequence: WholeSequence, name: str, whole: torch.Tensor) -> Iterator[Found]:
-    """What the gradient of q, k or v (name) may be; whole: the right one, of the whole sequence."""
+def backward_causes(sequence: WholeSequence, name: str,
+                    gradients: list[torch.Tensor]) -> Iterator[Found]:
+    """What the gradient of q, k or v (name) may be; gradients: the right ones of q, k and v, of the
+    whole sequence."""
+    whole = gradients["qkv".index(name)]
     ranks, rank = len(sequence.places), sequence.rank
     merged = _merged_pair([_part(sequence, source) for source in range(ranks)])
     yield ("what its own queries contribute to its own keys alone",
@@ -60,6 +63,11 @@ def backward_causes(sequence: WholeSequence, name: str, whole: torch.Tensor) -> 
            sum(_contribution(sequence, *block, _part(sequence, block[1], rank=block[0]), name)
                for block in blocks),
            "Pass the merged out and lse of forward: probabilities are those of all keys.")
+    for other, gradient in zip("qkv", gradients, strict=True):
+        if other != name:
+            yield (f"that of {other}", sequence.piece(gradient),
+                   "backward returns dq, dk and dv, in the order of the inputs.")
+    yield f"1/{ranks} of it", sequence.piece(whole) / ranks, "A sum over ranks, not a mean."
     yield "zero", torch.zeros_like(sequence.piece(whole)), ""
     yield "√d times it", sequence.piece(whole) * math.sqrt(sequence.shape.d), ""
     yield ("1/√d of it", sequence.piece(whole) / math.sqrt(sequence.shape.d),
@@ -82,6 +90,11 @@ def _other_masks(sequence, order) -> Iterator[Found]:
     yield ("the attention with each block masked by local index, as if all were on the diagonal",
            _merged([_part(sequence, source, visible=everything.tril()) for source in order]),
            _BY_POSITION)
+    own = _visible(sequence, rank, rank) & ~torch.eye(tokens, dtype=torch.bool,
+                                                      device=everything.device)
+    yield ("the attention without each query's own key",
+           _merged([_part(sequence, source, visible=own if source == rank else None)
+                    for source in order]), _BY_POSITION)
     by_rank = [everything if source < rank else everything.tril() if source == rank
                else ~everything for source in range(ranks)]
     yield ("the attention masked as if each rank had the tokens after those of the rank before",
