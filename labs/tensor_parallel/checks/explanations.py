@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from labs.exercises.on_ranks import close, largest_difference
 from labs.exercises.reference import Reference, Step, Tensors
@@ -89,6 +90,8 @@ def explain_outputs(module: nn.Module, reference: Reference, step: Step, reader,
     reference.model.load_state_dict(reference.before[0])
     wanted, layers = _outputs(reference.model, step), dict(reference.model.named_modules())
     own = _outputs(module, step)
+    wanted = {name: _piece_like(_alike(own, name), want, reader.group)
+              for name, want in wanted.items()}
     found = {name: value for name, want in wanted.items() for value in [_alike(own, name)]
              if value is not None and value.shape == want.shape}
     return _explain(found, wanted, list(wanted), reader.group, causes,
@@ -146,7 +149,8 @@ def _outputs(module, step) -> Tensors:
         def keep(_, __, output, name=name):
             output = output[0] if isinstance(output, tuple) and output else output
             if isinstance(output, torch.Tensor) and name:
-                outputs[name] = output.detach().clone()
+                own = output.to_local() if isinstance(output, DTensor) else output
+                outputs[name] = own.detach().clone()
 
         hooks.append(layer.register_forward_hook(keep))
     with torch.no_grad():
@@ -154,6 +158,15 @@ def _outputs(module, step) -> Tensors:
     for hook in hooks:
         hook.remove()
     return outputs
+
+
+def _piece_like(found, want, group) -> torch.Tensor:
+    """Of the reference's output what `found` is: all, or this rank's piece of the sequence."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    if found is None or found.shape == want.shape or want.dim() < 3:
+        return want
+    pieces = want.chunk(ranks, dim=1)
+    return pieces[rank] if len(pieces) == ranks and found.shape == pieces[rank].shape else want
 
 
 def _alike(outputs, name) -> torch.Tensor | None:

@@ -117,43 +117,47 @@ class Activations:
 
 def judge_collectives(traffic: Traffic, allowed: dict[str, float], activations: Activations,
                       group: dist.ProcessGroup | None = None, small: int | None = None,
-                      hints: dict[str, str] | None = None) -> None:
+                      hints: dict[str, str] | None = None,
+                      outside: dict[str, int] | None = None) -> None:
     """Raises Wrong on all ranks where one sends more in a step than is allowed.
 
     allowed: kind -> how many collectives of b·s·h elements a layer and step needs, forward and
     backward together; an all-gather is counted by its output, a reduce-scatter by its input. small:
     elements of all other collectives of the step together, by default half of one activation.
     group: the one in which all must be. hints: kind -> what to say where there is too much of it.
+    outside: kind -> how many more of b·s·h elements a step needs outside the layers.
     """
     most = activations.elements / 2 if small is None else small
-    raise_on_all_ranks(_judge_kinds, traffic, allowed, activations, most, hints or {})
+    raise_on_all_ranks(_judge_kinds, traffic, allowed, activations, most, hints or {},
+                       outside or {})
     raise_on_all_ranks(reject_other_ranks, traffic, group or dist.group.WORLD,
                        f"rank {dist.get_rank()}")
 
 
-def _judge_kinds(traffic, allowed, activations, small, hints):
+def _judge_kinds(traffic, allowed, activations, small, hints, outside):
     rank, rest = dist.get_rank(), 0.0
     for kind in dict.fromkeys(call.kind for call in traffic.calls):
         calls = traffic.of(kind)
         # In elements, not calls: whether one activation travels in one piece or two is free.
         sent, due = sum(call.elements for call in calls), allowed.get(kind, 0)
-        extra = sent - due * activations.layers * activations.elements
+        more = outside.get(kind, 0)
+        extra = sent - (due * activations.layers + more) * activations.elements
         rest += max(0.0, extra)
         if extra > small:
-            raise Wrong(_too_much(rank, kind, calls, due, activations), hints.get(kind, ""))
+            raise Wrong(_too_much(rank, kind, calls, due, more, activations), hints.get(kind, ""))
     # Catches what is sent beside the activations, each too small to be seen alone.
     if rest > small:
         raise Wrong(f"rank {rank} sends {int(rest):,} elements a step beside the activations' "
                     f"collectives; at most {int(small):,} are needed", hints.get("rest", ""))
 
 
-def _too_much(rank: int, kind: str, calls: list[CollectiveCall], due: float,
+def _too_much(rank: int, kind: str, calls: list[CollectiveCall], due: float, outside: int,
               activations: Activations) -> str:
     name, size = kind.replace("_", "-"), activations.elements
     usual = [call for call in calls if call.elements == size]
     needed = (f"{due:g} of them are needed" if due else "none is needed")
-    if len(usual) > due * activations.layers:
-        each = len(usual) / activations.layers
+    if len(usual) - outside > due * activations.layers:
+        each = (len(usual) - outside) / activations.layers
         return (f"rank {rank}: {each:g} {name}s of b·s·h = {size:,} elements a layer and step; "
                 f"{needed}")
     other = max((call for call in calls if call.elements != size), key=lambda call: call.elements)

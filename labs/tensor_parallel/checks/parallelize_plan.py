@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.on_ranks import close, on_ranks, raise_on_all_ranks
 from labs.exercises.reference import Reference
 from labs.exercises.verdicts import Wrong, check
 from labs.tensor_parallel.checks.explanations import Cause
@@ -39,23 +39,28 @@ from labs.tensor_parallel.checks.sequence_parallel import (
     PER_LAYER,
     SEQUENCE,
     SIZES,
+    judge_tokens,
     small_llama,
 )
 from labs.tensor_parallel.checks.tensor_parallel import sharded_names
+from labs.words import counted
 
 OPTIMIZERS = {2: ADAMW, 4: SGD}
 # b·s·h elements in a step outside the layers: the embedding's sum; in forward all tokens for the
 # head; in backward its input's gradients, and those of the pieces that the first layer was given.
 _OUTSIDE = {"all_reduce": 1, "all_gather": 2, "reduce_scatter": 1}
 _ROWS = ("RowwiseParallel(output_layouts=Shard(1)) ends in a reduce-scatter; without the argument "
-         "it is an all-reduce.")
+         "it is an all-reduce. With use_local_output=True on PrepareModuleInput, each matrix "
+         "reduces the gradient of its input alone.")
 HINTS = {
     "mixed torch.Tensor and DTensor": "An input is a plain tensor where the module's parameters "
     "are DTensors: which style turns it into one?",
     "must match the size of tensor": "Attention and the MLP take all tokens and give back pieces. "
     "Which layouts has their input before and after PrepareModuleInput, and their output?",
-    "PrepareModuleInput": "self_attn is called with hidden_states=...: input_kwarg_layouts and "
-    "desired_input_kwarg_layouts. mlp is called with one positional argument.",
+    "should have same length": "self_attn is called with hidden_states=...: input_kwarg_layouts "
+    "and desired_input_kwarg_layouts. mlp is called with one positional argument.",
+    "must have same reduction dim": "Query, key and value are cut by columns, what follows by "
+    "rows.",
     "is invalid for input of size": "Query, key and value are cut by columns, what follows by "
     "rows."}
 COLLECTIVE_HINTS = {
@@ -85,8 +90,10 @@ def _try_all(strategy) -> float:
     make = partial(_parallelized, strategy)
     with during():
         difference = _train(make, *OPTIMIZERS[ranks])
+        module, _ = raise_on_all_ranks(partial(make, lr=0.1), small_llama(), torch.optim.SGD)
         _judge_traffic(make)
-        _judge_memory(make, ranks)
+        judge_tokens(module, ranks)
+        raise_on_all_ranks(_judge_memory, module, ranks)
     return difference
 
 
@@ -116,8 +123,32 @@ def _train(make, optimizer_class, settings) -> float:
     reference = Reference(copy.deepcopy(model), make_optimizer(optimizer_class, settings))
     module, optimizer = raise_on_all_ranks(partial(make, **settings), model, optimizer_class)
     raise_on_all_ranks(_require_torchs, module)
-    return train_on_whole_batch(module, optimizer, reference,
-                                whole_steps(STEPS, BATCH, SEQUENCE), causes=CAUSES)
+    try:
+        return train_on_whole_batch(module, optimizer, reference,
+                                    whole_steps(STEPS, BATCH, SEQUENCE), causes=CAUSES)
+    except Wrong:  # on all ranks alike
+        _judge_copies(module)
+        raise
+
+
+def _judge_copies(module):
+    """Raises Wrong on all ranks where a replicated parameter is no longer the same on all ranks."""
+    own = {name: p.to_local().detach() for name, p in module.named_parameters()
+           if isinstance(p, DTensor) and p.placements[0].is_replicate()}
+    firsts = {name: tensor.clone() for name, tensor in own.items()}
+    for tensor in firsts.values():
+        dist.broadcast(tensor, src=0)
+    raise_on_all_ranks(_judge_equal, own, firsts)
+
+
+def _judge_equal(own, firsts):
+    # Catches whoever reads the gradient of a norm by to_local(): no error, another step on each.
+    for name, tensor in own.items():
+        if not close(tensor, firsts[name]):
+            raise Wrong(f"rank {dist.get_rank()}: its copy of {name!r} is another one than rank "
+                        "0's: each rank took a step with the gradient of its own tokens",
+                        "The gradient is Partial(sum): to_local() is this rank's part of it, "
+                        "full_tensor() the sum.")
 
 
 def _require_torchs(module):
@@ -130,6 +161,12 @@ def _require_torchs(module):
     if plain:
         raise Wrong(f"rank {dist.get_rank()}: {plain[0]!r} is no DTensor: the plan has no style "
                     "for its module", "Each matrix and each norm needs a style of its own.")
+    for name, parameter in module.named_parameters():
+        on = parameter.device_mesh.size()
+        if on != dist.get_world_size():
+            raise Wrong(f"parameter {name!r} is on {counted(on, 'rank')} of "
+                        f"{dist.get_world_size()}", "The mesh has all ranks: "
+                        "init_device_mesh(device, (dist.get_world_size(),)).")
 
 
 def _judge_traffic(make):
@@ -140,23 +177,17 @@ def _judge_traffic(make):
     sizes = Activations(LAYERS, BATCH, SEQUENCE, SIZES["hidden"])
     norms = sum(p.numel() for name, p in small_llama(LAYERS).named_parameters() if "norm" in name)
     allowed = {"all_gather": PER_LAYER, "reduce_scatter": PER_LAYER}
-    kinds = {kind: allowed.get(kind, 0) + more / LAYERS for kind, more in _OUTSIDE.items()}
     # beside these: three numbers for each token, for the loss, and the norms' gradients
-    judge_collectives(traffic, kinds, sizes, small=4 * BATCH * SEQUENCE + 4 * norms,
-                      hints=COLLECTIVE_HINTS)
+    judge_collectives(traffic, allowed, sizes, small=4 * BATCH * SEQUENCE + 4 * norms,
+                      hints=COLLECTIVE_HINTS, outside=_OUTSIDE)
 
 
-def _judge_memory(make, ranks):
+def _judge_memory(module, ranks):
     """Parameters only: gradients and optimizer state have their layout, and what torch allocates
     for them is its own affair."""
     whole = small_llama()
     cut = [*sharded_names(whole), "model.embed_tokens.weight", "lm_head.weight"]
     allowed = ResidentBytes.of(whole, cut, ranks)
-    module, _ = raise_on_all_ranks(partial(make, lr=0.1), whole, torch.optim.SGD)
-    raise_on_all_ranks(_judge_parameters, module, allowed)
-
-
-def _judge_parameters(module, allowed):
     held = sum(getattr(p, "_local_tensor", p).untyped_storage().nbytes()
                for p in module.parameters())
     if held > BYTES * allowed.elements:

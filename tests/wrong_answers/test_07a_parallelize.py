@@ -1,0 +1,141 @@
+"""What the check of 7.9 must reject, with the words that must say why, and what it must accept."""
+
+import sys
+
+import cloudpickle
+import pytest
+import sequence_answers
+import torch.distributed as dist
+import torch.distributed.tensor.parallel as tp
+from answers import judge_all
+from sequence_answers import (
+    early_optimizer,
+    nothing,
+    planned,
+    right,
+    scale_rank_1,
+    torchs,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+import labs.tensor_parallel as lab
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+cloudpickle.register_pickle_by_value(sequence_answers)
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+NORMS = ("input_layernorm", "post_attention_layernorm")
+WHOLE = tp.PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+
+
+def by_hand(model, optimizer_class, **settings):
+    return right.sequence_parallel(model, optimizer_class, **settings)
+
+
+def local_gradients(model, optimizer):
+    """What an optimizer does that reads a gradient by to_local()."""
+    def take_parts(*_):
+        for parameter in model.parameters():
+            if parameter.grad is not None and parameter.grad.placements[0].is_partial():
+                parameter.grad = DTensor.from_local(parameter.grad.to_local(),
+                                                    parameter.device_mesh, [Replicate()])
+
+    optimizer.register_step_pre_hook(take_parts)
+
+
+def averaged(model, optimizer):
+    """Divides each gradient by the number of ranks, as data parallelism does."""
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient / dist.get_world_size())
+
+
+class NormOnAll(tp.SequenceParallel):
+    """A norm that gathers its input: all ranks compute it for all tokens."""
+
+    @staticmethod
+    def _prepare_input_fn(sequence_sharding, module, inputs, mesh):
+        piece = tp.SequenceParallel._prepare_input_fn(sequence_sharding, module, inputs, mesh)
+        return piece.redistribute(mesh, [Replicate()])
+
+
+STOCK = {"self_attn.o_proj": tp.RowwiseParallel(), "mlp.down_proj": tp.RowwiseParallel()}
+WRONG = [
+    (nothing, "no parameter is a DTensor: nothing was cut"),
+    (by_hand, "no parameter is a DTensor: nothing was cut"),
+    (planned(without=right.layer_plan()), "rank 0: 'model.layers.0.self_attn.q_proj.weight' is no "
+                                          "DTensor: the plan has no style"),
+    (planned(without=NORMS), "rank 0: 'model.layers.0.input_layernorm.weight' is no DTensor"),
+    (planned(without=["mlp.up_proj"]), "'model.layers.0.mlp.up_proj.weight' is no DTensor"),
+    (planned(without=["self_attn"]), "0: 9 all-gathers of b·s·h.*\n.*by PrepareModuleInput"),
+    (planned(without=["mlp"]), "0: 7 all-gathers of b·s·h = 1,728 elements a layer"),
+    (planned(plan=STOCK), "must match the size .*(\n.*)*take all tokens and give back pieces"),
+    (planned(plan={"self_attn.qkv_proj": tp.ColwiseParallel()}),
+     "the plan's entry 'qkv_proj' fits no module"),
+    (planned(plan={"self_attn": WHOLE}), "(\n.*)*Hint: self_attn is called with hidden_states="),
+    (planned(plan={"self_attn": tp.PrepareModuleInput(
+        input_kwarg_layouts={"hidden_states": Shard(1)}, use_local_output=True,
+        desired_input_kwarg_layouts={"hidden_states": Replicate()})}),
+     "0: 3 all-reduces of b·s·h = 1,728 elements.*\n.*use_local_output"),
+    (planned(plan={"self_attn.[qkv]_proj": tp.RowwiseParallel()}),
+     "Hint: Query, key and value are cut by columns"),
+    (planned(plan={"self_attn.o_proj": tp.ColwiseParallel()}),
+     "Hint: Query, key and value are cut by columns"),
+    (planned(plan={"mlp.down_proj": tp.RowwiseParallel(output_layouts=Replicate())}),
+     "Hint: Attention and the MLP take all tokens and give back pieces"),
+    (planned(without=["mlp"], plan={
+        "mlp.gate_proj": tp.ColwiseParallel(input_layouts=Shard(1)),
+        "mlp.up_proj": tp.ColwiseParallel(input_layouts=Shard(1))}),
+     "all-gathers of b·s·h = 1,728 elements a layer and step; 4"),
+    (planned(plan={name: NormOnAll() for name in NORMS}), "0: 2 all-reduces of b·s·h"),
+    (planned(ranks=1), "embed_tokens.weight' is on 1 rank of 2"),
+    (planned(change=local_gradients), "copy of 'model.layers.0.input_layernorm.weight' is "
+                                      "another one than rank 0's.*\n.*to_local"),
+    (planned(change=averaged), "it is 1/2 of the reference's\n.*Nothing is averaged"),
+    (planned(change=scale_rank_1), "rank 1, in forward: the output of 'model.layers.0.mlp' is not"),
+    (early_optimizer(torchs), "not changed by the step")]
+
+
+def spelled_out(model, optimizer_class, **settings):
+    """A plan for each layer, every matrix by its name, other styles for the same layouts."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    column = tp.ColwiseParallel()
+    plan = {f"self_attn.{name}_proj": column for name in "qkv"} | {
+        "mlp.gate_proj": column, "mlp.up_proj": column, **{n: tp.SequenceParallel() for n in NORMS},
+        "self_attn.o_proj": tp.RowwiseParallel(output_layouts=Shard(1)),
+        "mlp.down_proj": tp.RowwiseParallel(output_layouts=Partial(), use_local_output=False),
+        "self_attn": tp.PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": Shard(1)},
+            desired_input_kwarg_layouts={"hidden_states": Replicate()}),
+        "mlp": tp.PrepareModuleInputOutput(
+            input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),),
+            output_layouts=Partial(), desired_output_layouts=Shard(1))}
+    for layer in model.model.layers:
+        tp.parallelize_module(layer, mesh, plan)
+    tp.parallelize_module(model, mesh, right.OUTSIDE)
+    return model, optimizer_class(model.parameters(), **settings)
+
+
+RIGHT = [right.torchs_parallel, spelled_out,
+         planned(plan={"mlp": tp.PrepareModuleInput(
+             input_kwarg_layouts={}, input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),
+                                                                                       ))})]
+
+
+@pytest.mark.slow
+def test_plans_on_2_ranks():
+    judge_all(lab.check_torchs_parallel, [((a,), words) for a, words in WRONG], RIGHT, ranks=2)
+
+
+@pytest.mark.slow
+def test_plans_on_4_ranks():
+    few = [((a,), words) for a, words in WRONG if a in (by_hand,)]
+    judge_all(lab.check_torchs_parallel, few + [((planned(change=local_gradients),), "to_local")],
+              RIGHT[1:2], ranks=4)
+
+
+def test_an_answer_that_is_not_filled_in_is_waited_for():
+    def unfilled(model, optimizer_class, **settings):
+        raise NotImplementedError("Exercise 7.9")
+
+    verdict = lab.check_torchs_parallel(unfilled)
+    assert verdict.passed is None and "7.9" in str(verdict)
