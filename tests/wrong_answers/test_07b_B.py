@@ -173,8 +173,37 @@ class AllForwardsFirst(Runs):
 
 
 class RetainsGraphs(Runs):
+    """Each graph ends with its output all the same."""
+
     def differentiate(self, output, gradient):
         output.backward(gradient, retain_graph=True)
+
+
+class KeepsGraphs(RetainsGraphs):
+    """Without what a stage has taken and returned."""
+
+    def keep(self, action, both):
+        super().keep(action, both)
+        self.__dict__.setdefault("graphs", []).append(both[1].grad_fn)
+
+
+class KeepsInputs(Runs):
+    def keep(self, action, both):
+        super().keep(action, both)
+        self.__dict__.setdefault("inputs", []).append(both[0])
+
+
+class StepsItself(Runs):
+    def result(self):
+        parameters = [p for stage in self.stages.values() for p in stage.parameters()]
+        torch.optim.SGD(parameters, 0.1).step()
+        return self.loss
+
+
+class ByAllTokens(Runs):
+    def loss_of(self, logits, targets):
+        tokens = sum(batch["targets"].numel() for batch in self.batches)
+        return sum_of_losses(logits, targets) / tokens
 
 
 class KeepsAll(Runs):
@@ -266,7 +295,7 @@ class TrainsACopy(Runs):
         return super().__call__(actions, copy.deepcopy(stages), micro_batches, links)
 
 
-RIGHT = [Runs(), KeepsTheLossAsATensor(), ByAutogradGrad(), ByLists()]
+RIGHT = [KeepsTheLossAsATensor(), ByAutogradGrad(), ByLists(), RetainsGraphs()]
 # Those that end the launch are judged alone.
 ENDS_LAUNCH = [
     (WithoutHistory(), r"rank 1, B\(0\) sends the gradient of its input, which is None"),
@@ -284,8 +313,11 @@ WRONG = [
     (SumOfMeans(), "the sum of the micro-batches' means"),
     (Sums(), "that of the sum of the losses, not of the mean"),
     (ScaledTwice(), "5 times too small: the loss is scaled twice"),
-    (RetainsGraphs(), "autograd keeps .* bytes at the peak"),
-    (KeepsAll(), "rank 0 still holds the outputs of . forwards whose backward is over"),
+    (KeepsGraphs(), "autograd keeps .* bytes at the peak"),
+    (KeepsAll(), "rank 0 still holds input or output of . forwards whose backward is over"),
+    (KeepsInputs(), "rank 1 still holds input or output of . forwards whose backward is over"),
+    (StepsItself(), "rank 0: run_actions has changed parameter 'model.embed_tokens.weight'"),
+    (ByAllTokens(), "divided by the number of all targets, also of those that are -100"),
     (KeepsItsGraph(), "returns a loss with its graph"),
     (LastMicroBatchAlone(), "that of the last micro-batch alone"),
     (ForgetsWhatWasThere(), "interleaved on 2 ranks, step 2: .* without what was there before"),
@@ -294,7 +326,7 @@ WRONG = [
     (LastLossOnly(), "rank 1, which has the last stage, returns the loss"),
     (ReturnsNothing(), "returns nothing .None., not the loss"),
     (WritesIntoTargets(), "run_actions changed its input"),
-    (ComputesTwice(), r"ran where F\(1\) stands"),
+    (ComputesTwice(), r"F\(2\) ran where B\(0\) stands"),
     (TrainsACopy(), "never ran|it has no gradient"),
 ]
 

@@ -23,7 +23,7 @@ from labs.predictions.pipelines.schedule import Schedule
 from labs.predictions.pipelines.simulate import CLUSTER, RANK, Timeline, Times, simulate
 
 _GUESSES = {GPIPE: "7.14", ONE_F_ONE_B: "7.15", INTERLEAVED: "7.16", ZB_H1: "7.17"}
-_KIND_OF = {"gpipe": GPIPE, "one_f_one_b": ONE_F_ONE_B, "interleaved": INTERLEAVED, "zb_h1": ZB_H1}
+KIND_OF = {"gpipe": GPIPE, "one_f_one_b": ONE_F_ONE_B, "interleaved": INTERLEAVED, "zb_h1": ZB_H1}
 
 
 @shows("The schedule")
@@ -52,7 +52,7 @@ def show_zb_h2(zb_h1: Callable, ranks: int, micro_batches: int) -> Picture:
 
 
 def _drawn(function, ranks, micro_batches, chunks, activation_gb) -> DrawnSchedule:
-    kind = _KIND_OF.get(function.__name__)
+    kind = KIND_OF.get(function.__name__)
     takes_chunks = len(inspect.signature(function).parameters) > 2
     sizes = (ranks, micro_batches, chunks) if takes_chunks else (ranks, micro_batches)
     chunks = chunks if takes_chunks else 1

@@ -6,6 +6,7 @@ from labs.exercises.verdicts import Wrong, shows
 from labs.pictures.picture import Picture
 from labs.pictures.schedules import DrawnSchedule, timelines
 from labs.pictures.tables import Table
+from labs.pipeline_parallel.charts.schedules import KIND_OF
 from labs.pipeline_parallel.execution.experiments import (
     MeasuredStep,
     losses_by_runtime,
@@ -41,7 +42,9 @@ def show_measured(schedule: Callable, ranks: int = 4, micro_batches: int = 6,
     """Runs what a function of 7.14 to 7.17 returns on real ranks, and draws the measured timeline
     below the one that is simulated from the measured times of its actions and messages."""
     chosen = _schedule(schedule, ranks, micro_batches, chunks)
-    return draw_measured(measured_step(chosen), schedule.__name__)
+    kind = KIND_OF.get(schedule.__name__)
+    bubble = kind and kind.bubble(ranks, micro_batches, chunks)
+    return draw_measured(measured_step(chosen), schedule.__name__, bubble)
 
 
 def _schedule(function, ranks, micro_batches, chunks=1) -> Schedule:
@@ -56,16 +59,16 @@ def _schedule(function, ranks, micro_batches, chunks=1) -> Schedule:
                     "judged before it runs.") from None
 
 
-def draw_measured(step: MeasuredStep, name: str) -> Picture:
-    """Draws a measured step below its simulation."""
+def draw_measured(step: MeasuredStep, name: str, bubble: float | None = None) -> Picture:
+    """Draws a measured step below its simulation. bubble: the share that the formula gives."""
     simulated = simulate(step.schedule, step.times)
     expected = [held / MB for held in simulated.peak_bytes(step.activation_bytes, step.kept)]
     return timelines([
-        DrawnSchedule(f"{name}, simulated", simulated, unit="seconds", held=expected,
-                      held_unit="MB"),
+        DrawnSchedule(f"{name}, simulated", simulated, unit="seconds", bubble=bubble,
+                      held=expected, held_unit="MB"),
         DrawnSchedule(f"{name}, on {len(step.schedule.ranks)} ranks", step.timeline,
-                      unit="seconds", held=[peak / MB for peak in step.peaks], peaks=expected,
-                      held_unit="MB")])
+                      unit="seconds", bubble=bubble, held=[peak / MB for peak in step.peaks],
+                      peaks=expected, held_unit="MB")])
 
 
 @shows("7.19")

@@ -30,7 +30,8 @@ def check_clip_across_stages(clip_across_stages: Callable):
     most max_norm; returns the norm from before."""
     on_ranks(_try, clip_across_stages)
     return (f"{STEPS} steps of a Llama with a tied embedding equal the reference's on 2, 3 and 4 "
-            "ranks, each shared gradient is summed and counted once, and the two copies stay equal")
+            "ranks, also of two pipelines side by side; each shared gradient is summed and counted "
+            "once, and the two copies stay equal")
 
 
 @dataclass(frozen=True)
@@ -45,25 +46,34 @@ class _Own:
 
 
 def _try(clip_across_stages):
-    ranks = dist.get_world_size()
+    pipeline = dist.group.WORLD
+    _train(clip_across_stages, pipeline, tied_group(pipeline), STEPS)
+    if dist.get_world_size() == 4:
+        # Two pipelines with data of their own: a pipeline is not the job, and rank 0 not its first.
+        made = [[dist.new_group(ranks) for _ in range(2)] for ranks in ([0, 2], [1, 3])]
+        _train(clip_across_stages, *made[dist.get_rank() % 2], 2, seed=100 * (dist.get_rank() % 2))
+
+
+def _train(clip_across_stages, group, both, steps, seed=0):
+    """Trains this rank's pipeline, the ranks of `group`. both: its first and its last rank."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     case = Case("1F1B", one_f_one_b(ranks, 3), (2, *(1,) * (ranks - 1)))
     model = case.model(tied=True)
-    stages, both = case.stages(model, dist.get_rank()), tied_group(dist.group.WORLD)
+    stages = case.stages(model, rank)
     parameters = list(chain(*(stage.parameters() for stage in stages.values())))
     optimizer = torch.optim.SGD(parameters, **SGD)
     reference = OneProcess(model, torch.optim.SGD, **SGD)
-    runner = PipelineRunner(case.schedule, stages, recorded=False)
+    runner = PipelineRunner(case.schedule, stages, group=group, recorded=False)
     unused = torch.nn.Parameter(torch.ones(3))  # without a gradient, as a frozen one
-    for number in range(STEPS):
-        batches = draw_micro_batches(case.schedule.micro_batches, seed=number)
+    for number in range(steps):
+        batches = draw_micro_batches(case.schedule.micro_batches, seed=seed + number)
         limit = LIMITS[number % 2]
         reference.differentiate(batches)
         runner.step(batches)
         own = _own(parameters, stages)
         with Traffic() as traffic:
-            norm = clip_across_stages([*parameters, unused], own.tied, limit, dist.group.WORLD,
-                                      both)
-        _judge_step(norm, own, traffic, reference, stages, limit, number)
+            norm = clip_across_stages([*parameters, unused], own.tied, limit, group, both)
+        _judge_step(norm, own, traffic, reference, stages, limit, number, group)
         optimizer.step()
         optimizer.zero_grad()
         reference.update(limit)
@@ -75,12 +85,18 @@ def _own(parameters, stages) -> _Own:
     return _Own(parameters, tied, squares, None if tied is None else tied.grad.clone())
 
 
-def _judge_step(norm, own, traffic, reference, stages, limit, number):
-    by_rank: list = [None] * dist.get_world_size()
-    dist.all_gather_object(by_rank, (own.squares, own.tied_here))
+def _judge_step(norm, own, traffic, reference, stages, limit, number, group):
+    members = dist.get_process_group_ranks(group)
+    by_rank: list = [None] * len(members)
+    dist.all_gather_object(by_rank, (own.squares, own.tied_here), group=group)
     where = f"rank {dist.get_rank()}, step {number + 1}, max_norm {limit:g}"
+    if len(members) < dist.get_world_size():
+        where += f", in the pipeline of ranks {' and '.join(map(str, members))}"
+    norms: list = [None] * dist.get_world_size()
+    dist.all_gather_object(norms, _norm(reference.gradients.values()))
+    job = (sum(each**2 for each in norms) / len(members))**0.5
     raise_on_all_ranks(_judge_traffic, traffic, own, where)
-    raise_on_all_ranks(_judge_norm, norm, own, by_rank, reference, limit, where)
+    raise_on_all_ranks(_judge_norm, norm, own, by_rank, reference, limit, where, job)
     raise_on_all_ranks(_judge_gradients, norm, own, by_rank, reference, stages, limit, where)
 
 
@@ -95,7 +111,8 @@ def _judge_traffic(traffic, own, where):
                     "Squares add up: all-reduce the sum of the squares, not the gradients.")
 
 
-def _judge_norm(norm, own, by_rank, reference, limit, where):
+def _judge_norm(norm, own, by_rank, reference, limit, where, job):
+    """job: the norm over all pipelines of the job."""
     if as_number(norm) is None:
         raise Wrong(f"{where}: it returned {kind_of(norm)}, not the norm",
                     "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.")
@@ -103,14 +120,16 @@ def _judge_norm(norm, own, by_rank, reference, limit, where):
     first, last = by_rank[0][1], by_rank[-1][1]
     rest = sum(squares for squares, _ in by_rank)  # with the tied gradients as they were, unsummed
     tied = (first + last).square().sum().item()
-    alone = first.square().sum().item() + last.square().sum().item()
+    each = [first.square().sum().item(), last.square().sum().item()]
     causes = [
+        *(((rest - one)**0.5, "the norm with the gradient of only one of the tied embedding's two "
+           "uses", "Sum its two gradients over `tied_group` first.") for one in each),
         (own.squares**0.5, "the norm of its own stages alone", "Sum the squares over the ranks."),
         ((whole**2 + tied)**0.5, "the norm with the tied gradient counted twice",
          "Two ranks have the tied gradient; only one of them may add its squares."),
         (rest**0.5, "the norm with the tied embedding's two gradients apart",
          "It is one parameter: add its two gradients first, then square."),
-        ((rest - alone)**0.5, "the norm without the tied gradient", "One rank counts it."),
+        ((rest - sum(each))**0.5, "the norm without the tied gradient", "One rank counts it."),
         ((whole**2 - tied + 4 * tied)**0.5, "the norm with a tied gradient that was summed once "
          "too often", "Sum its two gradients over the two ranks once."),
         ((whole**2 - tied + tied / 4)**0.5, "the norm with the mean of the tied gradients",
@@ -118,7 +137,9 @@ def _judge_norm(norm, own, by_rank, reference, limit, where):
         (sum(squares**0.5 for squares, _ in by_rank), "the sum of the ranks' norms",
          "Norms do not add up, their squares do."),
         (whole**2, "its square", "Take the root after the sum."),
-        (min(whole, limit), "the norm after the clipping", "Return the one from before.")]
+        (min(whole, limit), "the norm after the clipping", "Return the one from before."),
+        (job, "the norm over all pipelines of the job", "Sum over `group`, the ranks of one "
+         "pipeline: what is not said is all ranks.")]
     judge_number(norm, whole, causes, f"{where}, the norm", rel_tol=_TOLERANCE,
                  source="that of the whole model's gradient is")
 
@@ -128,6 +149,9 @@ def _judge_gradients(norm, own, by_rank, reference, stages, limit, where):
     for stage in stages.values():
         for name, in_model, parameter in _named(stage):
             want = factor * reference.gradients[in_model]
+            if parameter.grad is None:
+                raise Wrong(f"{where}, parameter {name!r}: it has no gradient any more",
+                            "Scale gradients in place.")
             off = (parameter.grad - want).abs().max().item()
             if not off <= _TOLERANCE * max(1e-4, want.abs().max().item()):
                 raise Wrong(f"{where}, parameter {name!r}: its gradient is "

@@ -96,12 +96,15 @@ def _observed(run_actions: Callable, case, stages, batches, events) -> tuple[obj
     links = make_links(case.schedule, stages, batches)
     actions = case.schedule.ranks[links.rank]
     kept = UnchangedInputs("run_actions", micro_batches=batches)
+    versions = [(stage.names()[name], parameter, parameter._version)
+                for stage in stages.values() for name, parameter in stage.named_parameters()]
     with Traffic() as traffic, events.recorded():
         loss = run_actions(actions, stages, batches, links)
     events.finish()
     _require_messages(links, events)
     raise_on_all_ranks(events.judge_order)
     raise_on_all_ranks(kept.judge)
+    raise_on_all_ranks(_judge_parameters, versions)
     links.finish()
     return loss, traffic
 
@@ -115,6 +118,14 @@ def _require_messages(links, events):
         events.judge_order()
         raise Wrong(str(error), "Every action receives what its stage needs, computes, and sends "
                     "its result if there is a stage to send it to.") from None
+
+
+def _judge_parameters(versions):
+    # The optimizer's step is the training loop's: here it would come twice.
+    for name, parameter, version in versions:
+        if parameter._version != version:
+            raise Wrong(f"rank {dist.get_rank()}: run_actions has changed parameter {name!r}",
+                        "Only gradients are computed here; the training loop steps the optimizer.")
 
 
 def _judge_traffic(traffic, case, batches, where):
@@ -171,6 +182,8 @@ def _mistake(gradient, name, reference) -> tuple[str, str]:
         ([mean / number for mean in means], "the mean of the micro-batches' means: a micro-batch "
          "with few targets counts as much as one with many", "Divide each sum of losses by the "
          "number of targets in all micro-batches."),
+        ([1 / reference.tokens] * number, "that of the sum of the losses divided by the number of "
+         "all targets, also of those that are -100", "lab.count_targets counts those that count."),
         ([1.0] * number, "that of the sum of the losses, not of the mean",
          "Divide by the number of targets in all micro-batches."),
         (means, "the sum of the micro-batches' means", "Divide each sum of losses by the number of "

@@ -82,9 +82,6 @@ def _counts(returned, costs, ranks) -> list[int]:
 def _why(costs, counts, ranks) -> str:
     if counts in (_even(len(costs), ranks), _even(len(costs), ranks)[::-1]):
         return "As many parts on each rank is not as much work: embedding and head cost otherwise."
-    inner = [1.0] * len(costs)
-    if _slowest(inner, counts) == best_split(inner, ranks):
-        return "Compare sums of costs, not numbers of parts."
     return ("Filling each stage up to the mean can leave too much for the last one. Try every "
             "place of the first cut, and split the rest in the best way.")
 

@@ -1,6 +1,7 @@
 """What a student's runner does with the stages of its rank: which runs when, and what is kept."""
 
 import contextlib
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,15 +18,15 @@ class StageEvents:
     """`with events.recorded():` records on one rank the forwards and backwards of its stages.
 
     A backward is recorded when the gradient of the stage's output is there. events: in order.
-    kept: the most outputs that were alive, at the start of a forward or at the end, although their
-    backward was over. peak: the most bytes that autograd kept.
+    kept: of how many forwards at most an input or output was alive, at the start of a forward or at
+    the end, although their backward was over. peak: the most bytes that autograd kept.
     """
 
     def __init__(self, schedule: Schedule, rank: int, stages: Mapping[int, Stage]):
         self.schedule, self.rank, self._stages = schedule, rank, stages
         self.events: list[Action] = []
         self.kept = 0
-        self._outputs: dict[Action, weakref.ref] = {}  # by the backward that ends it
+        self._alive: dict[Action, list[weakref.ref]] = {}  # by the backward that ends them
         self._forwards = Counter()
         self._saved = SavedBytes(p for stage in stages.values() for p in stage.parameters())
 
@@ -38,8 +39,7 @@ class StageEvents:
         handles = []
         for number, stage in self._stages.items():
             handles += [stage.register_forward_pre_hook(lambda *_: self._count_kept()),
-                        stage.register_forward_hook(
-                            lambda _, args, output, number=number: self._forward(number, output))]
+                        stage.register_forward_hook(functools.partial(self._forward, number))]
         try:
             with self._saved.recording():
                 yield
@@ -73,15 +73,15 @@ class StageEvents:
         """Raises Wrong where activations outlive their backward. peak: bytes that are enough."""
         in_list = Counter(action.kind for action in self.schedule.ranks[self.rank])["B"]
         if self.kept > min(SPARE, in_list - 1):
-            raise Wrong(f"rank {self.rank} still holds the outputs of {self.kept} forwards whose "
-                        "backward is over",
+            raise Wrong(f"rank {self.rank} still holds input or output of {self.kept} forwards "
+                        "whose backward is over",
                         "Take input and output out of what you keep (dict.pop) in their backward.")
         if self.peak > peak:
             raise Wrong(f"rank {self.rank}: autograd keeps {self.peak:,} bytes at the peak; with "
                         f"the forwards in flight that its list allows, {peak:,} are enough",
                         "A backward frees what autograd saved, unless it is told to retain_graph.")
 
-    def _forward(self, number, output):
+    def _forward(self, number, _, args, output):
         """The k-th forward of a stage is that of its k-th F in the list."""
         mine: Sequence[Action] = [action for action in self.schedule.ranks[self.rank]
                                   if (action.kind, action.stage) == ("F", number)]
@@ -91,12 +91,15 @@ class StageEvents:
         self.events.append(action)
         if output.requires_grad:
             ended = Action("B", action.micro_batch, number)
-            self._outputs[ended] = weakref.ref(output)
+            # The first stage's input is the batch's tokens, which are kept anyway.
+            activations = [output, *(each for each in args if each.is_floating_point())]
+            self._alive[ended] = [weakref.ref(each) for each in activations]
             output.register_hook(lambda _: self.events.append(ended))
 
     def _count_kept(self):
         done = set(self.events)
-        kept = sum(output() is not None for ended, output in self._outputs.items() if ended in done)
+        kept = sum(any(each() is not None for each in tensors)
+                   for ended, tensors in self._alive.items() if ended in done)
         self.kept = max(self.kept, kept)
 
     def _name(self, action) -> str:

@@ -28,7 +28,7 @@ class SavedBytes:
         storage = _storage(tensor)
         if storage not in self._excluded:
             saved.meter, saved.storage = self, storage
-            saved.nbytes = tensor.untyped_storage().nbytes()
+            saved.nbytes = _local(tensor).untyped_storage().nbytes()
             if self._uses.setdefault(storage, 0) == 0:
                 self.now += saved.nbytes
                 self.peak = max(self.peak, self.now)
@@ -58,4 +58,9 @@ class _Saved:
 
 
 def _storage(tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return _local(tensor).untyped_storage().data_ptr()
+
+
+def _local(tensor) -> torch.Tensor:
+    """Of a DTensor this rank's shard, which it wraps: it has no storage of its own."""
+    return getattr(tensor, "_local_tensor", tensor)

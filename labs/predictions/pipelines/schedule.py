@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+MOST_ENTRIES = 1_000_000  # of a rank's list
 _CELL = re.compile(r"(\d+)([FBIW])(\d+)")  # the cells of torch.distributed.pipelining: stage first
 
 
@@ -155,6 +156,8 @@ def _actions(entries, rank, ranks) -> tuple[Action, ...]:
         raise IllegalSchedule(f"rank {rank} has no list of actions, but {entries!r:.60}")
     found = []
     for index, entry in enumerate(entries):
+        if index == MOST_ENTRIES:  # a generator need not end
+            raise IllegalSchedule(f"rank {rank} has more than {MOST_ENTRIES:,} actions")
         if isinstance(entry, ChunkAction):
             found.append(Action(entry.kind, entry.micro_batch, entry.chunk * ranks + rank))
         elif isinstance(entry, Action):

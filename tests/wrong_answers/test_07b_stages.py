@@ -1,0 +1,375 @@
+"""What the checks of uneven stages and of clipping across stages must reject, and accept."""
+
+import functools
+import itertools
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from answers import assert_rejected, assert_waits, judge_all
+
+from labs.pipeline_parallel.charts.stages import show_split
+from labs.pipeline_parallel.checks.clip_across_stages import check_clip_across_stages
+from labs.pipeline_parallel.checks.split_layers import check_split_layers
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+# 7.19, the laziest first
+
+
+def even(costs, ranks):
+    return [len(costs) // ranks + (rank < len(costs) % ranks) for rank in range(ranks)]
+
+
+def all_on_the_first(costs, ranks):
+    return [len(costs) - ranks + 1] + [1] * (ranks - 1)
+
+
+def up_to_the_mean(costs, ranks):
+    """Fills each stage until it has the mean; the last one gets what is left."""
+    counts, sums, mean = [0] * ranks, [0.0] * ranks, sum(costs) / ranks
+    rank = 0
+    for index, cost in enumerate(costs):
+        left = ranks - 1 - rank
+        if counts[rank] and left and (sums[rank] + cost > mean or len(costs) - index <= left):
+            rank += 1
+        counts[rank] += 1
+        sums[rank] += cost
+    return counts
+
+
+def heaviest_first(costs, ranks):
+    """As equal as can be, but not consecutive: longest processing time first."""
+    groups = [[] for _ in range(ranks)]
+    for cost in sorted(costs, reverse=True):
+        min(groups, key=sum).append(cost)
+    return [len(group) for group in groups]
+
+
+def without_the_head(costs, ranks):
+    return min_by_trying([*costs[:-1], 0.0], ranks)
+
+
+def as_many_costs(costs, ranks):
+    """The stages' costs in place of their numbers of parts."""
+    counts, ends = even(costs, ranks), [0]
+    for count in counts:
+        ends.append(ends[-1] + count)
+    return [sum(costs[start:end]) for start, end in itertools.pairwise(ends)]
+
+
+def as_cuts(costs, ranks):
+    """Where each stage ends, not how many parts it has."""
+    return list(itertools.accumulate(min_by_trying(costs, ranks)))
+
+
+def sorts_its_input(costs, ranks):
+    costs.sort()
+    return even(costs, ranks)
+
+
+def min_by_trying(costs, ranks):
+    """By all places of the cuts."""
+    def slowest(cuts):
+        return max(sum(costs[a:b]) for a, b in itertools.pairwise((0, *cuts, len(costs))))
+
+    cuts = min(itertools.combinations(range(1, len(costs)), ranks - 1), key=slowest)
+    return [b - a for a, b in itertools.pairwise((0, *cuts, len(costs)))]
+
+
+def by_bisection(costs, ranks):
+    """The least capacity into which filling greedily fits, found by halving; as a tuple."""
+    def fill(capacity):
+        counts, load = [0], 0.0
+        for index, cost in enumerate(costs):
+            must_open = len(costs) - index <= ranks - len(counts)
+            if counts[-1] and (load + cost > capacity or must_open):
+                counts, load = [*counts, 0], 0.0
+            counts[-1], load = counts[-1] + 1, load + cost
+        return counts
+
+    low, high = 0.0, sum(costs)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(fill(middle)) <= ranks else (middle, high)
+    return tuple(fill(high * (1 + 1e-12)))
+
+
+@functools.wraps(min_by_trying)
+def as_tensor(costs, ranks):
+    return torch.tensor(min_by_trying(costs, ranks))
+
+
+@pytest.mark.parametrize(("answer", "words"), [
+    (lambda costs, ranks: None, "nothing"),
+    (lambda costs, ranks: len(costs) // ranks, "not a list"),
+    (even, "Hint: As many parts on each rank is not as much work"),
+    (all_on_the_first, "makes the slowest stage take"),
+    (up_to_the_mean, "Hint: Filling each stage up to the mean"),
+    (heaviest_first, "makes the slowest stage take|a rank has no part"),
+    (without_the_head, "makes the slowest stage take"),
+    (as_many_costs, "not a list of whole numbers"),
+    (as_cuts, "are [0-9]+ parts"),
+    (sorts_its_input, "makes the slowest stage take"),
+    (lambda costs, ranks: [len(costs)] + [0] * (ranks - 1), "a rank has no part"),
+    (lambda costs, ranks: min_by_trying(costs, 4), "which is 4 stages")])
+def test_a_wrong_split_is_rejected(answer, words):
+    verdict = check_split_layers(answer)
+    print(verdict)
+    assert_rejected(verdict, words)
+
+
+@pytest.mark.parametrize("answer", [min_by_trying, by_bisection, as_tensor])
+def test_a_right_split_passes(answer):
+    verdict = check_split_layers(answer)
+    assert verdict.passed, str(verdict)
+
+
+def test_the_table_of_a_split():
+    table = show_split(by_bisection, [0.0, *[1.0] * 6, 2.5], ranks=4)
+    assert table.rows[0][3] == "3.5" and table.rows[1][3] == "2.5"
+
+
+# 7.20
+
+
+class Clips:
+    """A right answer, in pieces that a wrong one replaces."""
+
+    def __call__(self, parameters, tied, max_norm, group, tied_group):
+        self.group, self.tied_group = group, tied_group
+        if tied is not None:
+            self.join(tied.grad)
+        gradients = self.gradients(parameters)
+        norm = self.norm(gradients, tied)
+        for gradient in gradients:
+            gradient.mul_(self.factor(max_norm, norm))
+        return self.result(norm, max_norm)
+
+    def join(self, gradient):
+        dist.all_reduce(gradient, group=self.tied_group)
+
+    def gradients(self, parameters):
+        return [p.grad for p in parameters if p.grad is not None]
+
+    def norm(self, gradients, tied):
+        total = sum(self.square(gradient) for gradient in gradients)
+        if tied is not None and not self.counts():
+            total = total - self.square(tied.grad)
+        return self.reduced(total).sqrt()
+
+    def square(self, gradient):
+        return gradient.square().sum()
+
+    def counts(self):
+        return dist.get_rank(self.tied_group) == 0
+
+    def reduced(self, total):
+        dist.all_reduce(total, group=self.group)
+        return total
+
+    def factor(self, max_norm, norm):
+        return min(1.0, max_norm / (norm.item() + 1e-6))
+
+    def result(self, norm, max_norm):
+        return norm
+
+
+def does_nothing(parameters, tied, max_norm, group, tied_group):
+    return torch.tensor(0.0)
+
+
+def torchs_own(parameters, tied, max_norm, group, tied_group):
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
+def torchs_own_after_tying(parameters, tied, max_norm, group, tied_group):
+    if tied is not None:
+        dist.all_reduce(tied.grad, group=tied_group)
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
+class GathersGradients(Clips):
+    def reduced(self, total):
+        dist.all_gather_object([None] * dist.get_world_size(self.group),
+                               torch.zeros(5000), group=self.group)
+        return super().reduced(total)
+
+
+class NotTied(Clips):
+    def join(self, gradient):
+        pass
+
+
+class TiedAfterwards(Clips):
+    """The copies stay equal, but the norm is of their parts."""
+
+    def __call__(self, parameters, tied, max_norm, group, tied_group):
+        self.join = lambda gradient: None
+        norm = super().__call__(parameters, tied, max_norm, group, tied_group)
+        if tied is not None:
+            dist.all_reduce(tied.grad, group=tied_group)
+        return norm
+
+
+class NotTiedAndBothCount(NotTied):
+    def counts(self):
+        return True
+
+
+class MeanOfTied(Clips):
+    def join(self, gradient):
+        super().join(gradient)
+        gradient /= 2
+
+
+class JoinedTwice(Clips):
+    def join(self, gradient):
+        super().join(gradient)
+        super().join(gradient)
+
+
+class CountedTwice(Clips):
+    def counts(self):
+        return True
+
+
+class NotCounted(Clips):
+    def counts(self):
+        return False
+
+
+class Rank0Counts(Clips):
+    """The job's rank 0, which is not in every pipeline."""
+
+    def counts(self):
+        return dist.get_rank() == 0
+
+
+class OwnNorm(Clips):
+    def reduced(self, total):
+        return total
+
+
+class SumOfNorms(Clips):
+    def norm(self, gradients, tied):
+        return self.reduced(self.square(
+            torch.cat([gradient.flatten() for gradient in gradients])).sqrt())
+
+
+class WholeJob(Clips):
+    def reduced(self, total):
+        dist.all_reduce(total)
+        return total
+
+
+class Squared(Clips):
+    def result(self, norm, max_norm):
+        return norm**2
+
+
+class FromAfter(Clips):
+    def result(self, norm, max_norm):
+        return norm.clamp(max=max_norm)
+
+
+class NoResult(Clips):
+    def result(self, norm, max_norm):
+        return None
+
+
+class AlwaysScales(Clips):
+    def factor(self, max_norm, norm):
+        return max_norm / (norm.item() + 1e-6)
+
+
+class NeverScales(Clips):
+    def factor(self, max_norm, norm):
+        return 1.0
+
+
+class ForgetsTheTied(Clips):
+    def gradients(self, parameters):
+        return super().gradients(parameters)[1:]
+
+
+class FromVectorNorms(Clips):
+    """In another style: foreach, a number in place of a tensor, the last rank counts."""
+
+    def norm(self, gradients, tied):
+        own = [g for g in gradients if tied is None or g is not tied.grad or self.counts()]
+        norms = torch.stack(torch._foreach_norm(own))
+        return self.reduced(norms.square().sum().double()).sqrt()
+
+    def counts(self):
+        return dist.get_rank(self.tied_group) == dist.get_world_size(self.tied_group) - 1
+
+    def result(self, norm, max_norm):
+        return norm.item()
+
+
+class HalfFromEach(Clips):
+    """Both ranks count half of the tied gradient's squares."""
+
+    def norm(self, gradients, tied):
+        total = sum(self.square(gradient) for gradient in gradients)
+        if tied is not None:
+            total = total - self.square(tied.grad) / 2
+        return self.reduced(total).sqrt()
+
+
+WRONG = [
+    (does_nothing, "rank 0, step 1, max_norm 0.05, the norm: you say 0, that of the whole"),
+    (torchs_own, "the norm of its own stages alone"),
+    (torchs_own_after_tying, "you say"),
+    (GathersGradients(), "it communicates .* numbers; what is needed is"),
+    (NotTied(), "with the gradient of only one of the tied embedding's two uses"),
+    (TiedAfterwards(), "with the gradient of only one of the tied embedding's two uses"),
+    (NotTiedAndBothCount(), "with the tied embedding's two gradients apart"),
+    (MeanOfTied(), "the norm with the mean of the tied gradients"),
+    (JoinedTwice(), "it communicates .*the tied gradient once"),
+    (CountedTwice(), "the tied gradient counted twice"),
+    (NotCounted(), "the norm without the tied gradient"),
+    (OwnNorm(), "you say"),
+    (SumOfNorms(), "you say"),
+    (Squared(), "its square"),
+    (FromAfter(), "the norm after the clipping"),
+    (NoResult(), "returned nothing .None., not the norm"),
+    (AlwaysScales(), "max_norm 1e.06, parameter .*x what it should be"),
+    (NeverScales(), "max_norm 0.05, parameter .*x what it should be"),
+    (ForgetsTheTied(), "parameter|you say"),
+]
+ON_TWO_PIPELINES = [
+    (WholeJob(), "in the pipeline of ranks 0 and 2, .*the norm over all pipelines of the job"),
+    (Rank0Counts(), "in the pipeline of ranks 1 and 3, .*without the tied gradient"),
+]
+RIGHT = [Clips(), FromVectorNorms(), HalfFromEach()]
+
+
+def test_clipping_on_two_ranks():
+    judge_all(check_clip_across_stages, WRONG, RIGHT, 2)
+
+
+@pytest.mark.slow
+def test_clipping_in_two_pipelines():
+    judge_all(check_clip_across_stages, ON_TWO_PIPELINES, RIGHT[1:], 4)
+
+
+class OnlyTheTiedRanks(Clips):
+    """A collective that the ranks in the middle never call."""
+
+    def join(self, gradient):
+        dist.all_reduce(gradient, group=self.group)
+
+
+def test_a_collective_of_some_ranks_alone_ends():
+    verdict = check_clip_across_stages(OnlyTheTiedRanks())
+    assert_rejected(verdict, "rank")
+
+
+def test_7_19_and_7_20_wait():
+    assert_waits(check_split_layers, "7.19")
+    assert_waits(check_clip_across_stages, "7.20")
