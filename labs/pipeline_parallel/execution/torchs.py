@@ -1,6 +1,7 @@
 """The same stages through torch.distributed.pipelining: its schedules, and one of ours in its
 runtime."""
 
+import inspect
 import tempfile
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -113,7 +114,8 @@ def _torchs_runtime(schedule: Schedule) -> Callable | None:
         from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime as Runtime
     except ImportError:
         return None
-    if not hasattr(Runtime, "_load_csv"):
+    load = getattr(Runtime, "_load_csv", None)
+    if load is None or "format" not in inspect.signature(load).parameters:
         return None
 
     def make(stages, micro_batches, **settings):

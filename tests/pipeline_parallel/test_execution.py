@@ -1,0 +1,86 @@
+"""Schedules on real ranks: what is measured and drawn, and what torch's runtime makes of them."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import schedules as torchs_schedules
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import labs.pipeline_parallel as lab
+from labs.pipeline_parallel.execution import torchs
+from labs.pipeline_parallel.execution.activations import SavedBytes
+from labs.predictions.pipelines import schedules as known
+from labs.workers.launcher import launch
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+
+
+def one_f_one_b(ranks, micro_batches):
+    return known.one_f_one_b(ranks, micro_batches)
+
+
+def zb_h1(ranks, micro_batches):
+    return known.zb_h1(ranks, micro_batches)
+
+
+def _saved_by_a_sharded_mlp():
+    """Bytes that a backward needs of two linear layers cut over two ranks; bytes after it."""
+    mlp = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 4, bias=False))
+    parallelize_module(mlp, init_device_mesh("cpu", (2,)),
+                       {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    saved = SavedBytes(mlp.parameters())
+    with saved.recording():
+        output = mlp(torch.ones(3, 4)).sum()
+    output.backward()
+    return saved.peak, saved.now
+
+
+def test_activations_of_dtensors_are_counted_once_and_weights_never():
+    # The input of 3 x 4 and the activation between the layers of 3 x 8 / 2 numbers, 4 bytes each.
+    assert launch(_saved_by_a_sharded_mlp, ranks=2, quiet=True, device="cpu") == [(96, 0)] * 2
+
+
+@pytest.mark.slow
+def test_a_measured_step_stands_below_its_simulation():
+    simulated, measured = lab.show_measured(zb_h1, ranks=2, micro_batches=3).data
+    assert simulated.bubble == measured.bubble == pytest.approx(1 / 10)
+    assert measured.timeline.makespan >= 0.99 * simulated.timeline.makespan >= 0.99 * 10 * 0.03
+    assert measured.held == pytest.approx(measured.peaks, rel=0.1)  # bytes beside their formula
+
+
+@pytest.mark.slow
+def test_every_runtime_has_the_same_losses():
+    table = lab.show_runtimes(one_f_one_b, zb_h1)
+    names = [row[0] for row in table.rows]
+    assert names[:4] == ["one_f_one_b, our runner", "one_f_one_b, torch's runtime",
+                         "zb_h1, our runner", "zb_h1, torch's runtime"]
+    assert [name for name in names if "torch's Schedule" in name] == [
+        f"torch's {name}" for name in torchs.CLASSES]
+    assert all(float(row[-1]) < 1e-5 for row in table.rows)
+
+
+@pytest.mark.parametrize("other", [None, type("Runtime", (), {}), type("Runtime", (), {
+    "_load_csv": lambda self, path: None})])
+def test_where_torch_has_no_runtime_for_lists_ours_takes_them(monkeypatch, other):
+    schedule = known.zb_h1(2, 4)
+    assert torchs._torchs_runtime(schedule) is not None
+    monkeypatch.delattr(torchs_schedules, "_PipelineScheduleRuntime")
+    if other:
+        monkeypatch.setattr(torchs_schedules, "_PipelineScheduleRuntime", other, raising=False)
+    assert torchs._torchs_runtime(schedule) is None
+
+
+def test_pictures_on_ranks_wait_for_what_is_not_filled_in():
+    def unfilled(*_):
+        raise NotImplementedError("Exercise 7.18")
+
+    assert lab.show_training(unfilled, one_f_one_b, ranks=2, micro_batches=2).passed is None
+    assert lab.show_training(lambda *_: 0.0, unfilled).passed is None
+    assert lab.show_measured(unfilled).passed is None
+    assert lab.show_split(unfilled, [1.0, 2.0], ranks=2).passed is None
+    assert lab.show_runtimes(one_f_one_b, unfilled).passed is None
