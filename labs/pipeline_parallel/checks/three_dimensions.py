@@ -21,9 +21,16 @@ _DONE_BY = {
     "data": (("reduce_scatter",), "averages the gradients of the replicas")}
 
 
+_ORDER = "parallelize_module comes first, fully_shard after it."
+
+
 @check("7.23", hints={
-    "Tensor parallel and FSDP2": "parallelize_module comes first, fully_shard after it.",
-    "Please use fully_shard": "parallelize_module comes first, fully_shard after it."})
+    "Tensor parallel and FSDP2": _ORDER, "Please use fully_shard": _ORDER,
+    "Cannot distribute a DTensor": _ORDER,
+    "Sharding propagation failed": "After a column-parallel module each rank has a part of the "
+    "output only; o_proj and down_proj take such a part, so they are row-parallel.",
+    "expects a 1D or 2D DeviceMesh": "Give each call its dimension: mesh[\"tensor\"] or "
+    "mesh[\"data\"]."})
 def check_three_dimensions(parallelize: Callable):
     """parallelize(stage, mesh) -> the stage, its layers cut over mesh["tensor"], all of its
     parameters sharded over mesh["data"]."""
@@ -78,6 +85,10 @@ def _judge_parameters(runs, reference) -> float:
         raise Wrong(f"no rank has {missing[0]}")
     worst = 0.0
     for name, want in reference.items():
+        if found[name].shape != want.shape:
+            raise Wrong(f"parameter {name!r} has shape {list(found[name].shape)} when it is "
+                        f"gathered, the reference's has {list(want.shape)}",
+                        "parallelize_module and fully_shard keep each parameter's whole shape.")
         difference = largest_difference(found[name], want)
         if difference > TOLERANCE:
             raise Wrong(f"parameter {name!r} after step {STEPS - 1}: off by up to "

@@ -25,6 +25,7 @@ STEPS, MICRO_BATCHES, BATCH, CONTEXT = 5, 4, 16, 16
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "context": CONTEXT}
 # Not AdamW: the sum of the replicas' gradients in place of their mean would leave the same update.
 OPTIMIZER = {"lr": 0.1, "momentum": 0.9}
+ENDS_OF_BLOCKS = ("self_attn.o_proj", "mlp.down_proj")
 ROOM = 1.02  # padding, where ranks do not divide a parameter
 
 
@@ -118,16 +119,15 @@ def _judge_held(module, allowed, run):
     """Raises Wrong where this rank keeps more of its stage than tensor and data ranks leave."""
     _judge_meshes(module)
     if run.held <= ROOM * allowed:
-        return
-    # The invariant: each matrix of a layer is cut over tensor and over data ranks. What is left
-    # whole in one of the dimensions is held twice.
+        return _judge_plan(module)
+    # The invariant: each matrix of a layer is cut over tensor and data ranks, and all else over
+    # data ranks. What is left whole in one of the dimensions is held twice.
     cut = {"tensor": set(), "data": set()}
     for name, parameter in module.named_parameters():
-        if "layers." in name and parameter.dim() == 2:
-            names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else ()
-            for dimension in cut:
-                if dimension not in (names or ()) or not _is_cut(parameter, dimension):
-                    cut[dimension].add(name)
+        is_matrix = "layers." in name and parameter.dim() == 2
+        for dimension in cut if is_matrix else ("data",):
+            if not _is_cut(parameter, dimension):
+                cut[dimension].add(name)
     whole = {dimension: sorted(names) for dimension, names in cut.items() if names}
     named = "; ".join(f"not cut over {dimension} ranks: {names[0]}"
                       + f" and {len(names) - 1} more" * (len(names) > 1)
@@ -148,14 +148,47 @@ def _judge_meshes(module):
         mesh = parameter.device_mesh
         others = set(mesh.mesh_dim_names or ("",)) - {"data", "tensor"}
         if others:
-            raise Wrong(f"rank {dist.get_rank()}: {name} is cut over ranks "
-                        f"{mesh.mesh.flatten().tolist()}, which are no group of one dimension",
+            ranks = mesh.mesh.flatten().tolist()
+            raise Wrong(f"rank {dist.get_rank()}: {name} is cut over ranks {ranks}, "
+                        + ("but the ranks of a pipeline group have different layers"
+                           if "pipeline" in others else "which are no group of one dimension"),
                         "Give each call its dimension: mesh[\"tensor\"] or mesh[\"data\"].")
 
 
+def _judge_plan(module):
+    """Raises Wrong where a matrix is cut over tensor ranks along the wrong dimension."""
+    for name, parameter in module.named_parameters():
+        name = name.removesuffix(".weight")
+        if "layers." not in name or parameter.dim() != 2 or not _is_cut(parameter, "tensor"):
+            continue
+        # A weight is (out, in): row-parallel is cut along 1. fully_shard always cuts along 0.
+        ends_block = name.endswith(ENDS_OF_BLOCKS)
+        rank, along = dist.get_rank(), {dimension: _placement(parameter, dimension).dim
+                                        for dimension in ("data", "tensor")}
+        if ends_block and along == {"data": 1, "tensor": 0}:
+            raise Wrong(f"rank {rank}: {name} is row-parallel over data ranks, and fully_shard "
+                        "cuts it over tensor ranks", "The two meshes are exchanged.")
+        # The invariant: between the two matrices of a block a rank has a part of the hidden units,
+        # and nothing is gathered.
+        if ends_block and along["tensor"] == 0:
+            raise Wrong(f"rank {rank}: {name} is column-parallel, so it needs its whole input, of "
+                        "which each tensor-parallel rank has a part",
+                        "Which two modules end a block? They take such a part.")
+        if not ends_block and along["tensor"] == 1:
+            raise Wrong(f"rank {rank}: {name} is row-parallel, so it takes a part of its input, "
+                        "which is whole on each rank: its whole output must be summed",
+                        "A column-parallel module takes the whole input and gives a part.")
+
+
+def _placement(parameter, dimension):
+    return parameter.placements[parameter.device_mesh.mesh_dim_names.index(dimension)]
+
+
 def _is_cut(parameter, dimension) -> bool:
-    place = parameter.device_mesh.mesh_dim_names.index(dimension)
-    return not parameter.placements[place].is_replicate()
+    names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
+    if dimension not in (names or ()):
+        return False
+    return not _placement(parameter, dimension).is_replicate()
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
