@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from labs.pipeline_parallel.checks.mesh import check_mesh, check_wrong_rows
     from labs.pipeline_parallel.checks.rank_memory import check_rank_memory
     from labs.pipeline_parallel.checks.three_dimensions import check_three_dimensions
-    from labs.pipeline_parallel.dimensions.published_meshes import LLAMA_3
+    from labs.pipeline_parallel.dimensions.published_meshes import LLAMA_3, STEPS_OF_175B
     from labs.predictions.mesh import Mesh
     from labs.predictions.plans.job import SHARDING, Plan, impossible
     from labs.predictions.plans.known_jobs import JOBS

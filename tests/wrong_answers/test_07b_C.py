@@ -1,5 +1,5 @@
-"""What the checks of exercises 7.21, 7.24 and 7.25 must reject, with the words that must say why;
-and what they must accept."""
+"""What the checks of exercises 7.21, 7.22, 7.24 and 7.25 must reject, with the words that must say
+why; and what they must accept."""
 
 from dataclasses import replace
 from math import prod

@@ -40,7 +40,9 @@ def show_mesh(group: Callable, rank: int = 0) -> Picture:
                for name, colour in COLOURS.items()]
     marks.legend_above(figure, [*handles, Patch(facecolor=palette.SURFACE,
                                                 edgecolor=palette.BORDER, label="a node: 8 GPUs")])
-    return Picture(figure, "\n".join(words), data=guessed("7.21"))
+    if (guess := guessed("7.21")) is not None:
+        marks.note_below(figure, f"Your guess for the pipeline group: {guess:g} nodes.")
+    return Picture(figure, "\n".join(words), data=guess)
 
 
 def _draw_nodes(ax, mesh, nodes):

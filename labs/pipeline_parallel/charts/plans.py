@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.patches import Patch
 
+from labs.exercises.guesses import guessed
 from labs.exercises.numbers import require_named
 from labs.exercises.verdicts import Wrong, kind_of, shows
 from labs.pictures import marks, palette
@@ -38,11 +39,14 @@ def show_stages(rank_memory_of: Callable, job: Job, plan: Plan) -> Picture:
     limit = (job.gpu.usable - overhead(job.gpus)) / GB
     if limit < 3 * max(bottoms):
         ax.axhline(limit, color=palette.RANK_FAILED, linewidth=1)
+    handles = [Patch(color=COLOURS[name], label=name) for name in PARTS]
+    if (guess := guessed("7.24")) is not None:
+        handles.append(ax.hlines(guess, -0.5, 0.5, color=palette.GUESSED, linestyle=(0, (3, 2)),
+                                 label="your guess for stage 0"))
     ax.set(xlabel="pipeline stage", ylabel="GB of a rank", xticks=range(plan.pipeline))
     ax.margins(y=0.12)
-    marks.legend_above(figure, [Patch(color=COLOURS[name], label=name) for name in PARTS])
-    marks.note_below(figure, f"{job}:\n{plan}. A {job.gpu.name} has room for "
-                               f"{limit:.1f} GB.")
+    marks.legend_above(figure, handles)
+    marks.note_below(figure, f"{job}:\n{plan}. Each GPU has room for {limit:.1f} GB.")
     words = [f"stage {stage}: {total:.1f} GB, of them " + ", ".join(
         f"{name} {found[name] / GB:.1f}" for name in PARTS)
         for stage, (total, found) in enumerate(zip(bottoms, parts, strict=True))]
@@ -86,7 +90,9 @@ def show_plans(choose_plan: Callable) -> Table:
         rows.append((f"{job.name}, {job.gpus:,} × {job.gpu.name}",
                      *("–" if took is None else marks.format_number(took) for took in best),
                      str(chosen).split(", micro")[0] if chosen else "nothing fits"))
+    guess = guessed("7.25")
     return Table("seconds of a step by the fastest plan of each kind that fits",
                  ("job", *(kind.name for kind in KINDS), "your plan"), rows,
                  note="– : no plan of this kind fits. DDP: with ZeRO-1, too. Each column from "
-                      "“and TP” on allows one dimension more than the one before it.")
+                      "“and TP” on allows one dimension more than the one before it."
+                      + ("" if guess is None else f" Your guess: {guess:g} GPUs of a replica."))

@@ -42,7 +42,11 @@ def show_three_dimensions(parallelize: Callable) -> Picture:
         words.append(f"rank {rank} {run.coordinates}: sends " + ", ".join(
             f"{size:.2f} MB in its {name} group" for name, size in by_dimension.items())
             + f"; keeps {share:.1f} % of the parameters")
-    held.axvline(100 / len(runs), color=palette.PREDICTED, linewidth=1)
+    lines = [held.axvline(100 / len(runs), color=palette.PREDICTED, linewidth=1,
+                          label="one eighth")]
+    if (guess := guessed("7.23")) is not None:
+        lines.append(held.axvline(guess, color=palette.GUESSED, linestyle=(0, (3, 2)),
+                                  label="your guess"))
     marks.name_rows(sent, [f"rank {rank}: {', '.join(map(str, run.coordinates))}"
                            for rank, run in enumerate(runs)])
     sent.set_xlabel("MB that a rank sends in a step")
@@ -50,9 +54,8 @@ def show_three_dimensions(parallelize: Callable) -> Picture:
     held.margins(x=0.2)
     marks.legend_above(figure, [
         *(Patch(color=COLOURS[name], label=f"{name}: {calls_in(runs[0], name)}")
-          for name in reversed(NAMES)),
-        Patch(color=palette.PREDICTED, label="one eighth")])
-    return Picture(figure, "\n".join(words), data=(runs, guessed("7.23")))
+          for name in reversed(NAMES)), *lines])
+    return Picture(figure, "\n".join(words), data=(runs, guess))
 
 
 def sent_bytes(run: RankRun, name: str) -> float:

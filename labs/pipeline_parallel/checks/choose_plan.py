@@ -71,7 +71,7 @@ def _judge_memory(plan, job):
     largest = max(parts, key=parts.get)
     raise Wrong(f"{job}: {plan} does not fit: a rank of stage {stage} holds "
                 f"{sum(parts.values()) / GB:.1f} GB, {parts[largest] / GB:.1f} of them {largest}, "
-                f"and a {job.gpu.name} has {job.gpu.usable / GB:.1f} GB, of which CUDA and NCCL "
+                f"and each {job.gpu.name} has {job.gpu.usable / GB:.1f} GB, of which CUDA and NCCL "
                 f"take {hardware.overhead(job.gpus) / GB:.1f}",
                 "lab.fits(job, plan) says whether the largest rank fits.")
 

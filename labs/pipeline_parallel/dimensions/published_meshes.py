@@ -1,9 +1,16 @@
-"""Meshes of published runs.
+"""Meshes and steps of published runs.
 
-Source: Grattafiori et al., "The Llama 3 Herd of Models", 2024 (arXiv 2407.21783), table 4.
+Sources: Grattafiori et al., "The Llama 3 Herd of Models", 2024 (arXiv 2407.21783), table 4;
+Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022 (arXiv
+2205.05198), table 5; Jiang et al., "MegaScale", NSDI 2024 (arXiv 2402.15627), table 2, the rows of
+Megatron-LM, which interleave 6 chunks of layers on each of 8 stages. MegaScale's do not say what is
+recomputed; here it is what Megatron-LM recommends, attention alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from labs.predictions.plans.job import Job, Plan
+from labs.predictions.plans.known_jobs import JOBS
 
 
 @dataclass(frozen=True)
@@ -29,3 +36,27 @@ class MeshRow:
 LLAMA_3 = (MeshRow(8192, 8, 1, 16, 64, 8192, 430, 43), MeshRow(16384, 8, 1, 16, 128, 8192, 400, 41),
            MeshRow(16384, 8, 16, 16, 4, 131072, 380, 38))
 """As printed, its last row's wrong size too."""
+
+
+@dataclass(frozen=True)
+class PublishedStep:
+    """A job, how it was spread over its GPUs, and the seconds that a step took."""
+
+    job: Job
+    plan: Plan
+    seconds: float
+
+
+def _megascale(gpus: int, batch: int, seconds: float) -> PublishedStep:
+    large = JOBS["GPT-175B"]
+    job = replace(large, batch=batch, gpus=gpus, shape=replace(large.shape, vocabulary=64000))
+    return PublishedStep(job, Plan(gpus // 64, 8, 8), seconds)
+
+
+def _on_64(recompute: str, seconds: float) -> PublishedStep:
+    return PublishedStep(JOBS["GPT-175B on 64"], Plan(1, 8, 8, sharding="DDP", recompute=recompute),
+                         seconds)
+
+
+STEPS_OF_175B = (_on_64("full", 18.13), _on_64("selective", 13.75), _megascale(1024, 768, 11.9),
+                 _megascale(3072, 6144, 29.02), _megascale(12288, 6144, 8.57))
