@@ -617,17 +617,19 @@ lab.show_norms(clip_grad_norm, vocabulary_parallel, whole_llama)
 #
 # Tensor parallelism cuts attention and MLP. But every rank still computes both norms of a layer for all
 # tokens, and keeps for backward what each norm reads, its normalized input and its output: 6·b·s·h
-# numbers a layer (batch b, sequence s, hidden size h). Attention and MLP of Llama-3-8B keep 16.5·b·s·h.
-# How many GB is that for one sequence of 8,192 tokens in bf16, on one rank and on t = 8?
+# numbers a layer (batch b, sequence s, hidden size h). Attention keeps queries, keys, values and its
+# output, an MLP four tensors of its inner size. How many GB is that for Llama-3-8B and one sequence of
+# 8,192 tokens in bf16, on one rank and on t = 8?
 
 # %%
-tokens, hidden, layers = 8192, 4096, 32
+tokens, hidden, inner, layers = 8192, 4096, 14_336, 32
 unit = 2 * tokens * hidden * layers / 1e9  # GB of b·s·h numbers in every layer
-{t: {"norms": 6 * unit, "attention and MLP": 16.5 * unit / t} for t in (1, 8)}
+divided = (1 + 2 * 8 / 32 + 1) + 4 * inner / hidden  # 8 key and value heads for 32 query heads
+{t: {"norms": 6 * unit, "attention and MLP": divided * unit / t} for t in (1, 8)}
 
 # %% [markdown]
-# **Notice:** on 8 ranks, the part that every rank has alike is three times as large as the part that is
-# cut.
+# **Notice:** on 8 ranks, what the norms keep on every rank is almost three times as large as a rank's
+# part of the rest.
 #
 # A norm and a residual addition treat each token by itself. So between attention and MLP, a rank can
 # work on s/t tokens: **sequence parallelism**. Attention and the MLP need all tokens: at their entry
@@ -795,6 +797,14 @@ lab.show_activations(tensor_parallel, sequence_parallel)
 # which the first matrices read in backward. Megatron-LM keeps only a piece of that as well and gathers
 # it once more in backward: then all is divided by t, for one more all-gather in each region.
 
+# %%
+lab.show_layer_collectives(tensor_parallel, sequence_parallel)
+
+# %% [markdown]
+# **Notice:** one all-gather and one reduce-scatter take the place of each all-reduce. Each of the two
+# sends half of an all-reduce's bytes, so a layer sends the same, and keeps less. New are the all-reduces
+# of the norms' gradients, of h numbers each.
+
 # %% [markdown]
 # ## Dropout on several ranks
 #
@@ -826,8 +836,8 @@ torch.cat(labs.launch(masks_of_heads, ranks=4, quiet=True)).unique(dim=0).shape[
 # anywhere else*
 #
 # A `torch.Generator().manual_seed(n)` draws by itself: `torch.rand(shape, generator=...)`, on the CPU.
-# Every data-parallel replica makes this object for its own group, with seeds 0, 1, 2 and so on: no
-# stream of one replica may be a stream of another one. The default generator is not used, because other
+# Each of 2,048 data-parallel replicas makes this object for its own group, with seeds 0, 1, 2 and so
+# on: no stream of one replica may be a stream of another one. The default generator is not used, because other
 # code draws from it too.
 
 # %%
@@ -888,7 +898,7 @@ lab.show_masks(ResumableStreams)
 # %% [markdown]
 # **Notice:** in the first three columns all rows are equal, in the last three no two are. Under
 # sequence parallelism the dropout between the regions moves to the right half: its input is a piece of
-# the sequence there. A checkpoint must hold the own stream of *each* rank.
+# the sequence there, and its mask takes 1/t of the memory. A checkpoint must hold the own stream of *each* rank.
 
 # %% [markdown]
 # ## What torch does for you
@@ -978,11 +988,10 @@ lab.check_torchs_parallel(torchs_parallel)
 lab.show_comm_debug(torchs_parallel)
 
 # %%
-lab.show_layer_collectives(tensor_parallel, sequence_parallel, torchs_parallel)
+lab.show_collectives_of_plan(tensor_parallel, sequence_parallel, torchs_parallel)
 
 # %% [markdown]
-# **Notice:** one all-gather and one reduce-scatter take the place of each all-reduce, and the bytes are
-# the same. torch's plan sends what yours sends. Only the small all-reduces for the norms' gradients
+# **Notice:** torch's plan sends what your sequence parallelism sends, call for call. Only the small all-reduces for the norms' gradients
 # come at another moment: yours in backward, torch's when the optimizer reads the gradient.
 
 # %% [markdown]

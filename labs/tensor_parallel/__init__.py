@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from labs.tensor_parallel.charts.dropout import show_masks
     from labs.tensor_parallel.charts.sequence import (
         show_activations,
+        show_collectives_of_plan,
         show_comm_debug,
         show_layer_collectives,
     )

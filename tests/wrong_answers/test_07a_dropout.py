@@ -75,6 +75,23 @@ class Wrong:
         def seeds(self, seed, rank, ranks):
             return seed, seed + 1 + rank
 
+    class FixedDistance(Seeded):
+        """seed 1000 is that of rank 0's own stream with seed 0."""
+
+        def seeds(self, seed, rank, ranks):
+            return seed, seed + 1000 * (rank + 1)
+
+    class OneRowForAll(right.ResumableStreams):
+        """A mask of one row, for all rows."""
+
+        def dropout(self, x, p, is_shard):
+            keep = torch.rand(x.shape[1:], generator=self.own if is_shard else self.shared) >= p
+            return x * keep / (1 - p)
+
+    class SharedNotReloaded(right.ResumableStreams):
+        def load_state_dict(self, state):
+            self.own.set_state(state["own"])
+
     class Restarted(right.ResumableStreams):
         """Seeded again in each step."""
 
@@ -154,6 +171,8 @@ WORDS = {
     "Exchanged": "ranks 0 and 1 of a group of 4 drop different .*they must agree",
     "SharedIsRankZeros": "rank 0's shard in step 0.* is also that of the replicated activations",
     "SeedPlusRank": r"seed 12 is also that of .*seed 11\n.*Data-parallel replicas",
+    "OneRowForAll": "has 1 different row and|keeps ",
+    "SharedNotReloaded": "dropout of a tensor that all ranks have .*it begins from its seed again",
     "Restarted": r"step 1.* is also that of .*step 0.*\n.*A stream goes on from call to call",
     "NotScaled": "kept numbers are 1 times what they were, not 1/.1 - p. = 1.333",
     "KeptInsteadOfDropped": "keeps 2.* of the numbers; 1 - p is 75%",
@@ -214,17 +233,24 @@ def named(answers):
 
 
 def test_wrong():
-    answers = named(Wrong)
+    answers = {name: answer for name, answer in named(Wrong).items() if name in WORDS}
     verdicts = judge_in_one_launch(lab.check_dropout_streams, [(a,) for a in answers.values()], 4)
     for name, verdict in zip(answers, verdicts, strict=True):
         print(name, verdict, sep="\n")
         assert_rejected(verdict, WORDS[name])
 
 
+def test_streams_at_a_fixed_distance_meet_in_another_replica():
+    verdict = lab.check_dropout_streams(Wrong.FixedDistance)
+    assert_rejected(verdict, "2,048 replicas of 2 ranks: the mask of .* seed [0-9]+ is also that "
+                             "of .* seed [0-9]+\n.*Multiply the seed first")
+
+
 def test_right():
     answers = [(answer,) for answer in named(Right).values()]
-    verdicts = judge_in_one_launch(lab.check_dropout_streams, answers, 3)
-    assert all(verdict.passed for verdict in verdicts), verdicts
+    for ranks in (2, 3):
+        verdicts = judge_in_one_launch(lab.check_dropout_streams, answers, ranks)
+        assert all(verdict.passed for verdict in verdicts), verdicts
     assert lab.check_dropout_streams(right.ResumableStreams).passed
 
 

@@ -8,6 +8,7 @@ import pytest
 import sequence_answers
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as functional
 import torch.nn.functional as F
 from answers import judge_all
 from sequence_answers import (
@@ -268,6 +269,21 @@ class Exchanged(torch.autograd.Function):
         return gather(gradient, ctx.group), None
 
 
+class TorchsGather:
+    """torch's own differentiable collectives."""
+
+    @staticmethod
+    def apply(x, group):
+        return torch.cat(functional.all_gather(x.contiguous(), group), 1)
+
+
+class TorchsScatter:
+    @staticmethod
+    def apply(x, group):
+        pieces = [piece.contiguous() for piece in x.chunk(dist.get_world_size(group), 1)]
+        return functional.reduce_scatter(torch.empty_like(pieces[0]), pieces, group=group)
+
+
 def in_the_optimizer(model, optimizer_class, group=None, **settings):
     """Sums all parts in one all-reduce, before the optimizer's step."""
     group = group or dist.group.WORLD
@@ -323,7 +339,7 @@ def joined_at_the_head(model, optimizer_class, group=None, **settings):
 
 
 RIGHT = [(Gather, Scatter, right.sequence_parallel), (ByLists, Exchanged, through_f),
-         (Gather, Scatter, in_the_optimizer), (Gather, Scatter, joined_at_the_head)]
+         (TorchsGather, TorchsScatter, in_the_optimizer), (Gather, Scatter, joined_at_the_head)]
 
 
 def whole(strategies):

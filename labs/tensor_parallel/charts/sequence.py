@@ -37,28 +37,38 @@ def show_activations(tensor_parallel: Callable, sequence_parallel: Callable) -> 
                         f"total by the memory meter at the end of forward: {totals}")
 
 
-@shows("7.9")
-def show_layer_collectives(tensor_parallel: Callable, sequence_parallel: Callable,
-                           torchs_parallel: Callable) -> Picture:
+@shows("7.7")
+def show_layer_collectives(tensor_parallel: Callable, sequence_parallel: Callable) -> Picture:
     """Draws calls and bytes of a layer's collectives in one step, by kind, with what the formula
     says: two all-reduces of b·s·h in forward and two in backward, or as many pairs of an all-gather
     and a reduce-scatter."""
-    strategies = [tensor_parallel, sequence_parallel, torchs_parallel]
+    return _collectives([tensor_parallel, sequence_parallel], _OURS)
+
+
+@shows("7.9")
+def show_collectives_of_plan(tensor_parallel: Callable, sequence_parallel: Callable,
+                             torchs_parallel: Callable) -> Picture:
+    """Draws the same, with torch's plan in a third row."""
+    return _collectives([tensor_parallel, sequence_parallel, torchs_parallel],
+                        (*_OURS, "torch's plan"))
+
+
+def _collectives(strategies, names) -> Picture:
     found = launch(layer_records.layer_traffic, strategies, ranks=RANKS, quiet=True)[0]
     sent = 4 * all_reduce(layer_records.unit_bytes(), RANKS)
     guess = guessed("7.7")
-    guesses = [None, guess and guess * sum(found[0].sent.values()), None]
+    guesses = [None, guess and guess * sum(found[0].sent.values()), *[None] * (len(found) - 2)]
     panels = [Panel("calls of a layer and step", "collectives", [each.calls for each in found],
-                    predicted=[4, 8, 8]),
+                    predicted=[4, *[8] * (len(found) - 1)]),
               Panel("sent by a rank, of a layer and step", "kB", [each.sent for each in found],
                     size=1e3, predicted=[sent] * len(found), guessed=guesses)]
-    return side_by_side([*_OURS, "torch's plan"], panels, _note(found))
+    return side_by_side([*names], panels, _note(found[1:]))
 
 
 def _note(found) -> str:
-    small = [each.calls.get("all_reduce", 0) for each in found[1:]]
-    return (f"all-reduces of a layer in the last two rows, for the gradients of its 2 norms: "
-            f"{small[0]:g} and {small[1]:g}; their bytes are too few to be seen")
+    small = " and ".join(f"{each.calls.get('all_reduce', 0):g}" for each in found)
+    return (f"all-reduces of a layer under sequence parallelism, for the gradients of its 2 norms: "
+            f"{small}; their bytes are too few to be seen")
 
 
 @shows("7.9")

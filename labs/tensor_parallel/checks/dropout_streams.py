@@ -12,15 +12,18 @@ from labs.exercises.inputs import UnchangedInputs, require_dtype
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.tensor_parallel.checks.groups import groups_to_try
+from labs.words import counted
 
 SHAPE, P = (16, 128), 0.25  # of a masked tensor: two masks are never equal by chance
 STEPS = 3
 SEEDS = (11, 12)  # consecutive, as data-parallel replicas have them
+REPLICAS = 2048  # 16,384 ranks in groups of 8; each is tried for one small mask of either kind
 WAYS = {False: "a tensor that all ranks have (is_shard=False)", True: "a shard (is_shard=True)"}
 _SEEDS_HINT = ("One torch.Generator for each stream. The shared one is seeded by `seed` alone, the "
                "own one also by the rank in the group.")
 _COLLIDES = ("Data-parallel replicas have seeds that follow one another: with seed + rank, one's "
-             "rank 1 draws what the next one's rank 0 draws. Multiply the seed first.")
+             "rank 1 draws what the next one's rank 0 draws; a fixed distance between the streams "
+             "is used up after as many replicas. Multiply the seed first.")
 _APPLY = "Kept numbers are divided by 1 - p: F.dropout does the same."
 
 
@@ -38,6 +41,8 @@ def check_dropout_streams(streams_class):
 def _try_streams(streams_class):
     for _, group in groups_to_try():
         _try_group(streams_class, group)
+    if dist.get_world_size() == 2:
+        _try_replicas(streams_class)
 
 
 def _try_group(streams_class, group):
@@ -50,6 +55,33 @@ def _try_group(streams_class, group):
     raise_on_all_ranks(_judge_masks, by_rank)
     raise_on_all_ranks(_judge_reproduced, streams_class, seeds[0], group, masks[0])
     raise_on_all_ranks(_judge_resumed, streams_class, seeds[0], group)
+
+
+def _try_replicas(streams_class):
+    """One rank of each of many replicas after the other, each with a seed of its own."""
+    masks = [draw_masks(streams_class(seed, dist.group.WORLD), 1, shape=(4, 64))
+             for seed in range(REPLICAS)]
+    own = [{is_shard: mask.numpy().tobytes() for is_shard, [mask] in of_seed.items()}
+           for of_seed in masks]
+    by_rank = [None] * dist.get_world_size()
+    dist.all_gather_object(by_rank, own)
+    raise_on_all_ranks(_judge_replicas, by_rank)
+
+
+def _judge_replicas(by_rank):
+    # Catches streams at a fixed distance, such as seed and seed + 1000 · (rank + 1): then the
+    # heads of one replica have the masks of another one's residual stream.
+    seen: dict[bytes, str] = {}
+    for rank, of_rank in enumerate(by_rank):
+        for seed, masks in enumerate(of_rank):
+            for is_shard, mask in masks.items():
+                if rank and not is_shard:
+                    continue
+                name = _name(seed, rank, is_shard, 0)
+                before = seen.setdefault(mask, name)
+                if before != name:
+                    raise Wrong(f"{REPLICAS:,} replicas of {len(by_rank)} ranks: the mask of "
+                                f"{name} is also that of {before}", _COLLIDES)
 
 
 Masks = dict[bool, list[torch.Tensor]]  # is_shard -> the mask of each step
@@ -103,6 +135,12 @@ def _judge_numbers(y, x, p, who):
     if abs(kept - (1 - p)) > 5 * (p * (1 - p) / x.numel()) ** 0.5:
         raise Wrong(f"{who} keeps {kept:.1%} of the numbers; 1 - p is {1 - p:.0%}",
                     "A number drawn from [0, 1) is below p with probability p.")
+    # Catches a mask of one row that is repeated, such as one for all sequences of a batch.
+    rows, columns = ((y != 0).unique(dim=dim).shape[dim] for dim in (0, 1))
+    if 0 < p and (rows < SHAPE[0] or columns < SHAPE[1] / 4):
+        raise Wrong(f"{who}: its mask of shape {list(SHAPE)} has {counted(rows, 'different row')} "
+                    f"and {counted(columns, 'different column')}", "Each number of x is dropped or "
+                    "kept by itself: draw as many numbers as x has.")
     want = x.detach() * (y.detach() != 0) / (1 - p)
     if not torch.allclose(y, want, rtol=1e-2):
         raise Wrong(f"{who}: kept numbers are {y.max().item() / 3:.4g} times what they were, not "
@@ -131,7 +169,7 @@ def _judge_masks(by_rank: list[list[Masks]]):
                 if rank and not is_shard:
                     continue  # the same on all ranks, as it must be
                 for step, mask in enumerate(masks):
-                    name = _name(seed, rank, is_shard, step)
+                    name = _name(SEEDS[seed], rank, is_shard, step)
                     before = seen.setdefault(mask.numpy().tobytes(), name)
                     if before != name:
                         raise Wrong(f"group of {ranks} ranks: the mask of {name} is also that of "
@@ -140,7 +178,7 @@ def _judge_masks(by_rank: list[list[Masks]]):
 
 def _name(seed, rank, is_shard, step) -> str:
     what = f"rank {rank}'s shard" if is_shard else "the replicated activations"
-    return f"{what} in step {step}, seed {SEEDS[seed]}"
+    return f"{what} in step {step}, seed {seed}"
 
 
 def _hint(before, name) -> str:

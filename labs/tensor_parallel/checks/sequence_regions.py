@@ -50,8 +50,9 @@ def _judge(region, name, taken, given, group):
 
 
 def counted_alike(call: CollectiveCall) -> CollectiveCall:
-    """The call; an all-to-all, which with a sum sends what a reduce-scatter sends, as one."""
-    is_equal = call.kind == "all_to_all"
+    """The call; an all-to-all, or one scatter from each rank, as a reduce-scatter: with a sum they
+    send what it sends. torch's own differentiable all_gather does so on gloo."""
+    is_equal = call.kind in ("all_to_all", "scatter")
     return dataclasses.replace(call, kind="reduce_scatter") if is_equal else call
 
 
@@ -146,7 +147,8 @@ def _judge_calls(name, calls, x, ranks):
     order = kinds if name == GATHER else kinds[::-1]
     whole = x.numel() * (ranks if name == GATHER else 1)
     for direction, found, kind in zip(("forward", "backward"), calls, order, strict=True):
-        if [(counted_alike(call).kind, call.elements) for call in found] == [(kind, whole)]:
+        if ({counted_alike(call).kind for call in found} == {kind}
+                and sum(call.elements for call in found) == whole):
             continue
         # An all-reduce of which a piece is kept gives the same numbers for twice the bytes; a
         # gather of all ranks' whole tensors costs t times as much.

@@ -20,6 +20,7 @@ from labs.workers import devices
 BATCH, SEQUENCE, BYTES = 2, 64, 4
 SIZES = {"hidden": 128, "heads": 8, "kv_heads": 4, "intermediate": 448, "context": SEQUENCE}
 _DEPTHS = (1, 3)  # layers
+_ORDER = ("all_gather", "reduce_scatter", "all_reduce")  # in which a picture stacks them
 Strategy = Callable  # (model, optimizer_class, **settings) -> (module, optimizer)
 
 
@@ -70,7 +71,7 @@ def layer_traffic(strategies: list[Strategy]) -> list[LayerTraffic]:
 def _traffic(strategy) -> LayerTraffic:
     shallow, deep = (_calls_of_a_step(strategy, layers) for layers in _DEPTHS)
     more, ranks = _DEPTHS[1] - _DEPTHS[0], dist.get_world_size()
-    kinds = {call.kind: None for call in deep}
+    kinds = sorted({call.kind for call in deep}, key=_in_order)
 
     def difference(count):
         return {kind: (sum(count(call) for call in deep if call.kind == kind)
@@ -79,6 +80,10 @@ def _traffic(strategy) -> LayerTraffic:
 
     return LayerTraffic(difference(lambda _: 1), difference(
         lambda call: passes(call.kind) * (ranks - 1) / ranks * call.bytes))
+
+
+def _in_order(kind) -> int:
+    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
 
 
 def _calls_of_a_step(strategy, layers) -> list:
