@@ -615,11 +615,10 @@ lab.show_norms(clip_grad_norm, vocabulary_parallel, whole_llama)
 # %% [markdown]
 # ## Cut the sequence between the layers
 #
-# Tensor parallelism cuts attention and MLP. But every rank still computes both norms of a layer for all
-# tokens, and keeps for backward what each norm reads, its normalized input and its output: 6·b·s·h
-# numbers a layer (batch b, sequence s, hidden size h). Attention keeps queries, keys, values and its
-# output, an MLP four tensors of its inner size. How many GB is that for Llama-3-8B and one sequence of
-# 8,192 tokens in bf16, on one rank and on t = 8?
+# Tensor parallelism cuts attention and MLP. But every rank keeps for backward what both norms of a layer
+# read, their normalized inputs and their outputs: 6·b·s·h numbers (batch b, sequence s, hidden size h).
+# Attention keeps queries, keys, values and its output, an MLP four tensors of its inner size. For
+# Llama-3-8B and one sequence of 8,192 tokens in bf16, on one rank and on t = 8, in GB:
 
 # %%
 tokens, hidden, inner, layers = 8192, 4096, 14_336, 32
@@ -836,8 +835,8 @@ torch.cat(labs.launch(masks_of_heads, ranks=4, quiet=True)).unique(dim=0).shape[
 # anywhere else*
 #
 # A `torch.Generator().manual_seed(n)` draws by itself: `torch.rand(shape, generator=...)`, on the CPU.
-# Each of 2,048 data-parallel replicas makes this object for its own group, with seeds 0, 1, 2 and so
-# on: no stream of one replica may be a stream of another one. The default generator is not used, because other
+# Each of 2,048 data-parallel replicas makes this object for its own group, with seed 0, 1, 2 and so
+# on, and none may have a stream of another one. The default generator is not used, because other
 # code draws from it too.
 
 # %%
