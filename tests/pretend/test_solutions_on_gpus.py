@@ -41,7 +41,9 @@ ON_CPU = {
     "00": {1: 5},  # the ring, because gloo cannot send from a GPU that ranks share
     "03": {1: 1, 2: 1},  # the bytes that gloo puts on the wire
     "04": {1: 1, 2: 1},  # state dicts: gloo cannot gather a DTensor of GPUs (pytorch 132471)
-    "06": {1: 1}}  # finetune.py: Accelerate wants a GPU for each rank
+    "06": {1: 1},  # finetune.py: Accelerate wants a GPU for each rank
+    # ring attention, which sends, on the ranks that share GPUs; its memory only with several GPUs
+    "07a": {1: 4, 2: 6}}
 SAYS = {
     # with no Jupyter: a picture, a launch's output, a failure's account, a guess beside its result
     "00": ["GPU 0: {name}", "I compute on cuda:{last}", "{reason}", "rank 0 │ I am one of",
@@ -55,8 +57,12 @@ SAYS = {
     # a job by torchrun and one by Accelerate, what they were, and engines on the GPUs
     "06": ["16 steps on 2 ranks, loss", "exit code 0 after", "{accelerate}: ", "2 ranks: DDP:",
            "2 ranks: ZeRO-3:", "GPT-2 on one GPU of this machine", "FSDP2, by Accelerate  ZeRO-3",
-           "at the peak of a step", "README.md: "]}
-REASONS = {1: "4 ranks share 1 GPU with gloo", 8: "one GPU per rank with NCCL (8 found)"}
+           "at the peak of a step", "README.md: "],
+    "07a": ["4 ranks: 2.83 MB", "✓ Exercise 7.13", "{context_parallel}"],
+    "07b": ["launch raised RanksStuck", "one_f_one_b, on 4 ranks: ",
+            "torch's ScheduleZBVZeroBubble", "{reason}"]}
+REASONS = {1: "4 ranks share 1 GPU with gloo", 2: "4 ranks share 2 GPUs with gloo",
+           8: "one GPU per rank with NCCL (8 found)"}
 HTML = re.compile(r"<(div|svg|table|p|span)\b")
 NBYTES = {"04": 1.5e7}  # of each GPU's memory, for the labs that fill it
 WRITES = {"06"}  # scripts and their results, into the folder where it runs
@@ -162,6 +168,8 @@ def test_solution_runs_on_the_pretend_node(number, gpus):
     words = {"name": "Tesla T4" if gpus == 1 else "A100-SXM4-80GB", "last": gpus - 1,
              "reason": REASONS.get(gpus), "preset": "one-gpu" if gpus == 1 else "node",
              "ranks": max(2, gpus), "backend": GLOO if gpus == 1 else "nccl",
+             "context_parallel": "context_parallel on 2 ranks, cuda with "
+                                 f"{GLOO if gpus == 1 else 'nccl'}",
              "accelerate": ("DistributedType.NO, world size 1" if gpus == 1 else
                             f"DistributedType.FSDP, world size {gpus}")}
     for line in SAYS.get(number, ()):

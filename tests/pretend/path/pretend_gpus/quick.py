@@ -23,14 +23,20 @@ CONSTANTS = {
     "labs.scaling.runs.lost_time_runs": {"WARM_UP": 1, "RECORDINGS": 1, "ROUNDS": 1, "EXTRA": 2},
     # not the checkout's folder, in which other tests record meanwhile
     "labs.fsdp_profiling.recording": {"FOLDER": Path(tempfile.gettempdir(), "experiments", "05")}}
-# module -> functions that are left out: dry runs, which have no rank, and run wherever notebooks do
-ALWAYS_LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"]}
+# module -> functions that are left out: dry runs and searches, which have no rank, and run wherever
+# notebooks do
+ALWAYS_LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
+                   "labs.tensor_parallel.charts.muon": ["show_sharded_muon"],
+                   "labs.pipeline_parallel.charts.plans": ["show_plans"]}
 # With one GPU. module -> functions that are left out: they use no rank of the pretend node, or show
 # what has nothing to do with the number of GPUs
 LEFT_OUT = {"labs.start_here.charts": ["run_script"],
             "labs.fsdp.charts.sharding": ["compare_with_zero3", "compare_accumulation",
                                           "compare_meshes"],
-            "labs.fsdp.fsdp1": ["fsdp1_wrap_policies"]}
+            "labs.fsdp.fsdp1": ["fsdp1_wrap_policies"],
+            # on 8 ranks, which share 2 GPUs as they share one
+            "labs.tensor_parallel.charts.ring": ["show_ring_memory"],
+            "labs.pipeline_parallel.charts.three_dimensions": ["show_three_dimensions"]}
 KEPT_FAULTS = {"item", "slow rank"}  # of 05
 KEPT_RUNS = ("slow link", "slow rank")  # of 06; GPUs have a slow link of their own
 # (launcher, script) of 06. Each process that they start imports torch by itself: torchrun starts
@@ -49,6 +55,8 @@ def patch(module):
     fewer_rounds.patch(module)
     if name == "labs.workers.hosts.network":  # they compute on the CPU wherever they are
         module.hosts_unavailable = lambda: "the pretend node has no hosts"
+    if name == "labs.pipeline_parallel.jax_view.process":  # JAX computes on the CPU, too
+        module.has_jax = lambda: False
     if name == "labs.scaling.runs.lost_time_runs":
         module.record_lost_time = functools.partial(module.record_lost_time, names=KEPT_RUNS)
     if name == "labs.scaling.runs.commands":
@@ -109,5 +117,6 @@ def _passed_check(verdicts, exercise, hints=None, device="cpu"):
 
 MODULES = {"labs.exercises.verdicts", "labs.training.strategies.third_party",
            "labs.fsdp_profiling.scaffold", "labs.fsdp.node.jobs",
-           "labs.workers.hosts.network", "labs.scaling.runs.commands", *ALWAYS_LEFT_OUT,
+           "labs.workers.hosts.network", "labs.pipeline_parallel.jax_view.process",
+           "labs.scaling.runs.commands", *ALWAYS_LEFT_OUT,
            *LEFT_OUT, *CONSTANTS, *fewer_rounds.MODULES}
