@@ -1317,16 +1317,17 @@ lab.show_context_parallel()
 # AdamW treats every number by itself, so ZeRO may cut anywhere. **Muon** does not: it orthogonalises
 # the momentum of each weight *matrix* by **Newton-Schulz** iterations, products of the whole matrix.
 # ZeRO-1 lays all matrices end to end and cuts at multiples of Ψ/N. What if a rank orthogonalises what
-# it has? Measured on a Llama of 3 layers, 4 ranks:
+# it has? Computed from the gradients of a Llama of 3 layers, cut for 4 ranks:
 
 # %%
 lab.show_sharded_muon()
 
 # %% [markdown]
-# **Notice:** matrices that one rank has whole are right, so training goes on and looks healthy. Those
-# on a boundary get another update. The right-hand side happened in DeepSpeed (issue 7807): after its
-# reduce-scatter the rest of the matrix was still each rank's own gradient. And its ZeRO-3 orthogonalised
-# once for each micro-batch (issue 8443); the sum of these updates is not the update of the sum.
+# **Notice:** matrices that one rank has whole are right, and nothing raises. Those on a boundary get
+# another update, off by 30 % and more. The right-hand side happened in DeepSpeed (issue 7807): after
+# its reduce-scatter the rest of the matrix was still each rank's own gradient. And its ZeRO-3
+# orthogonalised once for each micro-batch (issue 8443); the sum of these updates is not the update of
+# the sum.
 
 # %% [markdown]
 # `lab.pieces_of(shapes, ranks)` says who has what: for each matrix a dict, rank → piece, with
@@ -1361,9 +1362,9 @@ def gather_matrix(shard, pieces, shape, group):
 
 # %% [markdown]
 # `gradients` has one flat gradient for each micro-batch, N times as long as a shard: sum them, and give
-# each rank the mean over ranks of its shard, by `lab.reduce_scatter_single(output, input, group=group)`.
-# Then momentum ← 0.95 · momentum + that mean, in place. `lab.newton_schulz(matrix)` orthogonalises. The
-# result is this rank's shard of the update, with zeros in the padding.
+# each rank the mean over ranks of its shard: `lab.reduce_scatter_single(output, input, group=group)`
+# sums. Then momentum ← 0.95 · momentum + that mean, in place. `lab.newton_schulz(matrix)`
+# orthogonalises. The result is this rank's shard of the update, with zeros in the padding.
 
 # %%
 def muon_update(gradients, momentum, shapes, group):

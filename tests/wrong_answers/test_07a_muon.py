@@ -210,8 +210,8 @@ WRONG = [
     ("each micro-batch", each_micro_batch, "a sum of one update for each micro-batch"),
     ("gathers all", gathers_all, r"sends .* bytes of momentum; it has a piece of \d matrices"),
     ("one rank does all", rank_zero, r"sends .* bytes of momentum; it has a piece of"),
-    ("all-reduce", Muon(reduce=all_reduced), "moves 2Ψ elements to reduce the gradients"),
-    ("a reduce-scatter for each", Muon(reduce=reduced_for_each), "moves 2Ψ elements to reduce"),
+    ("all-reduce", Muon(reduce=all_reduced), "moves 2Ψ elements in sums over ranks"),
+    ("a reduce-scatter for each", Muon(reduce=reduced_for_each), "moves 2Ψ elements in sums"),
     ("sum over ranks", Muon(reduce=lambda gradients, momentum, group: mean_of(
         sum(gradients), momentum, group) * group.size()), "with the sum over ranks, not the mean"),
     ("last micro-batch", Muon(reduce=lambda gradients, momentum, group: mean_of(
@@ -232,6 +232,7 @@ WRONG = [
     ("nothing", lambda *_: None, "momentum is not"),
     ("updates in place alone", lambda *given: (Muon()(*given), None)[1],
      "muon_update returned nothing .None., not a shard"),
+    ("float64", lambda *given: Muon()(*given).double(), "the update is float64"),
     ("whole update", lambda *given: gathered(Muon()(*given), given[3]),
      "not a shard of 59 elements")]
 

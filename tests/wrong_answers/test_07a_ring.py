@@ -73,6 +73,7 @@ WRONG_MERGES = [
     ("no logarithm", with_lse(lambda a, b: a.exp() + b.exp()), "without the logarithm"),
     ("in place", in_place, "changed its input `out_a`"),
     ("no lse", lambda *parts: merge(*parts)[0], "not .out, lse."),
+    ("a dict", lambda *parts: dict(enumerate(merge(*parts))), "returned a dict, not .out, lse."),
     ("shape of lse", one_dimension_too_many, "lse is a Tensor of shape .*, not a tensor of shape"),
     ("double", lambda *parts: tuple(each.double() for each in merge(*parts)), "is float64")]
 

@@ -32,10 +32,11 @@ def check_merge(merge: Callable):
         given = dict(zip(("out_a", "lse_a", "out_b", "lse_b"), (*case.first, *case.second),
                          strict=True))
         kept = UnchangedInputs("merge", **given)
-        merged = as_list(merge(*given.values()))
+        returned = merge(*given.values())
+        merged = as_list(returned)
         kept.judge()
         if merged is None or len(merged) != 2:
-            raise Wrong(f"{case.name}: merge returned {kind_of(merged)}, not (out, lse)",
+            raise Wrong(f"{case.name}: merge returned {kind_of(returned)}, not (out, lse)",
                         "return out, lse: the next block is merged into both.")
         for name, got, like in zip(("out", "lse"), merged, case.whole, strict=True):
             _judge_kind(case, name, got, like)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from labs.exercises.inputs import UnchangedInputs
+from labs.exercises.inputs import UnchangedInputs, require_dtype
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import CollectiveCall, Traffic
@@ -138,6 +138,7 @@ def _judge_step(update, run, kept, forgotten, step):
         raise Wrong(f"{where}: muon_update returned {kind_of(update)}, not a shard of "
                     f"{run.length} elements", "It updates what this rank owns.")
     want = run.shard(run.orthogonalised(run.whole))
+    require_dtype(update, want, f"{where}: the update")
     if _close(update, want):
         return
     name, place = _worst_matrix(run, update, want)
@@ -210,8 +211,8 @@ def _judge_traffic(calls):
     reduced = sum(passes(call.kind) * call.bytes for call in calls if call.kind in _REDUCING)
     # One reduce-scatter; one for each micro-batch, or an all-reduce, moves twice as much.
     if reduced > size:
-        raise Wrong(f"rank {rank} of {ranks} moves {reduced / size:.3g}Ψ elements to reduce the "
-                    "gradients; one reduce-scatter is 1Ψ",
+        raise Wrong(f"rank {rank} of {ranks} moves {reduced / size:.3g}Ψ elements in sums over "
+                    "ranks; one reduce-scatter of the gradients is 1Ψ",
                     "Sum the micro-batches first, then one reduce-scatter.")
     crossing = [pieces for pieces in pieces_of(COUNTED, ranks)
                 if rank in pieces and len(pieces) > 1]
