@@ -1,49 +1,33 @@
 """What tensor parallelism of the layers holds and sends: pictures that run the student's code."""
 
-import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import torch
-import torch.distributed as dist
 from matplotlib.patches import Rectangle
 
 from labs.exercises.guesses import guessed
-from labs.exercises.invariants import record_step
-from labs.exercises.on_ranks import raise_on_all_ranks
 from labs.exercises.verdicts import shows
 from labs.meters.metrics import Metric, name_of
 from labs.pictures import marks, palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import chip, sheet, write
-from labs.tensor_parallel.checks.reference import build, token_batches
-from labs.tensor_parallel.checks.shards import ShardReader
-from labs.tensor_parallel.scaffold import map_input
-from labs.training import models
+from labs.tensor_parallel.charts.recording import (
+    BATCH,
+    SEQUENCE,
+    SIZES,
+    Holding,
+    f_at_each_layer,
+    record_all_reduces,
+    record_holdings,
+    record_resident_bytes,
+)
 from labs.workers.launcher import launch
 
-SIZES = {"layers": 2, "hidden": 128, "heads": 8, "kv_heads": 4}
-BATCH, SEQUENCE = 2, 32
 RANKS = (1, 2, 4)
 _DIVIDED, _WHOLE = "attention and MLP", "embedding, head and norms"
 _LEFT, _GAP, _TOP = 0.15, 0.25, 0.62  # inches
-_ADAMW = {"optimizer_class": torch.optim.AdamW, "settings": {"lr": 1e-3}}
-
-
-@dataclass(frozen=True)
-class Holding:
-    """One parameter: its whole shape, and along which dimension the ranks' sizes divide it; None
-    where each rank has all of it."""
-
-    name: str
-    shape: tuple[int, ...]
-    dimension: int | None
-    sizes: list[int]
-
-
-def _model():
-    return models.move_to_rank(models.llama(**SIZES))
 
 
 # who holds what
@@ -53,18 +37,8 @@ def _model():
 def show_shards(tensor_parallel: Callable, ranks: int = 4) -> Picture:
     """Each matrix of the first layer, drawn to scale as nn.Linear keeps it, [out, in], coloured by
     the rank that holds each part: read from the shapes of the module that the student returns."""
-    found = launch(_holdings, tensor_parallel, ranks=ranks, quiet=True)[0]
+    found = launch(record_holdings, tensor_parallel, ranks=ranks, quiet=True)[0]
     return _draw_shards(found, ranks)
-
-
-def _holdings(tensor_parallel) -> list[Holding]:
-    """On a rank: the parameters of the model."""
-    model = _model()
-    whole = copy.deepcopy(model)
-    module, _ = raise_on_all_ranks(lambda: build(tensor_parallel, model, **_ADAMW))
-    reader = ShardReader(module, whole)
-    return [Holding(name, tuple(p.shape), *reader.cut(name))
-            for name, p in whole.named_parameters()]
 
 
 def _draw_shards(found: list[Holding], ranks: int) -> Picture:
@@ -146,34 +120,15 @@ def show_all_reduces(tensor_parallel: Callable, CopyToRegion: type, column_shard
                      RowParallelLinear: Callable, ranks: int = 2) -> Picture:
     """All-reduces of b·s·h elements in a layer and step: by the student's `tensor_parallel`, and by
     a variant, made of the student's parts, with f at the entry of each column-parallel layer."""
-    def f_at_each_layer(model, optimizer_class, **settings):
-        for layer in models.blocks(model):
-            for part, exit_name in ((layer.self_attn, "o_proj"), (layer.mlp, "down_proj")):
-                for name, linear in list(part.named_children()):
-                    if name == exit_name:
-                        setattr(part, name, RowParallelLinear(linear, dist.group.WORLD))
-                    elif isinstance(linear, torch.nn.Linear):
-                        setattr(part, name, column_shard(linear, dist.group.WORLD))
-                        map_input(getattr(part, name),
-                                  lambda x: CopyToRegion.apply(x, dist.group.WORLD))
-        return model, optimizer_class(model.parameters(), **settings)
-
+    variant = partial(f_at_each_layer, CopyToRegion, column_shard, RowParallelLinear)
     # forward: g of attention and of the MLP; backward: f of query, key, value, gate and up
-    predicted = {"f at each\ncolumn-parallel layer": (f_at_each_layer, 2 + 3 + 2, None),
+    predicted = {"f at each\ncolumn-parallel layer": (variant, 2 + 3 + 2, None),
                  "your\ntensor_parallel": (tensor_parallel, 2 + 2, guessed("7.3"))}
-    rows = [Bar(name, launch(_per_layer, strategy, ranks=ranks, quiet=True)[0], formula, guess,
-                palette.COLLECTIVES["all_reduce"])
+    rows = [Bar(name, launch(record_all_reduces, strategy, ranks=ranks, quiet=True)[0], formula,
+                guess, palette.COLLECTIVES["all_reduce"])
             for name, (strategy, formula, guess) in predicted.items()]
     elements = BATCH * SEQUENCE * SIZES["hidden"]
     return bars(rows, "all-reduces", f"of b·s·h = {elements:,} elements, a layer and step")
-
-
-def _per_layer(strategy) -> float:
-    """On a rank: elements of all all-reduces of a step, in b·s·h of each layer."""
-    make = lambda model: raise_on_all_ranks(lambda: build(strategy, model, **_ADAMW))  # noqa: E731
-    traffic = record_step(make, _model(), token_batches(2, BATCH, SEQUENCE))
-    sent = sum(call.elements for call in traffic.of("all_reduce"))
-    return sent / (SIZES["layers"] * BATCH * SEQUENCE * SIZES["hidden"])
 
 
 # what stays
@@ -183,7 +138,8 @@ def _per_layer(strategy) -> float:
 def show_resident_bytes(tensor_parallel: Callable) -> Picture:
     """Bytes of parameters, gradients and AdamW's state of one of 1, 2 and 4 ranks after backward,
     beside 1/t of what one rank has."""
-    held = [launch(_held, tensor_parallel, ranks=ranks, quiet=True)[0] for ranks in RANKS]
+    held = [launch(record_resident_bytes, tensor_parallel, ranks=ranks, quiet=True)[0]
+            for ranks in RANKS]
     total, guess = sum(held[0]), guessed("7.3b")
     names = [f"{ranks} rank{'s' * (ranks > 1)}" for ranks in RANKS]
     guesses = [None, None, total / guess / 1e6 if guess else None]
@@ -210,22 +166,3 @@ class _Bar(marks.LabelledBar):
     def style(self, part: str) -> dict:
         colour = palette.MEMORY["parameters" if part == _DIVIDED else "other"]
         return {"facecolor": colour, "edgecolor": "white", "linewidth": 0.5}
-
-
-def _held(tensor_parallel) -> tuple[int, int]:
-    """On a rank: bytes of (attention and MLP, all else) after two steps and a backward. Memory that
-    several tensors share, as views do, counts once for each."""
-    module, optimizer = raise_on_all_ranks(lambda: build(tensor_parallel, _model(), **_ADAMW))
-    totals = [0, 0]
-    for batch in token_batches(2, BATCH, SEQUENCE):
-        optimizer.zero_grad()
-        module(**batch).loss.backward()
-        optimizer.step()
-    for name, parameter in module.named_parameters():
-        tensors = [parameter, parameter.grad, *optimizer.state[parameter].values()]
-        totals["_proj" not in name] += sum(_bytes(each) for each in tensors if each is not None)
-    return tuple(totals)
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return getattr(tensor, "_local_tensor", tensor).untyped_storage().nbytes()

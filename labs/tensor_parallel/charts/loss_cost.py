@@ -2,38 +2,23 @@
 sends, and its memory at the peak, measured on ranks beside formulas."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import SimpleNamespace
-
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn import functional as F
 
 from labs.exercises.verdicts import LAUNCH_SECONDS, shows
-from labs.meters import memory
-from labs.meters.traffic import Traffic
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.predictions import traffic
-from labs.workers import devices
+from labs.tensor_parallel.charts.recording import (
+    TOKENS,
+    VOCABULARY,
+    LossCost,
+    gathered_cross_entropy,
+    record_loss_cost,
+)
 from labs.workers.launcher import launch
 
-TOKENS, VOCABULARY, HIDDEN = 256, 8192, 16  # hidden states are small beside the logits
 NAMES = ("gathered", "divided")
-_SENT = {"all_reduce": traffic.all_reduce, "all_gather": traffic.all_gather,
-         "reduce_scatter": traffic.reduce_scatter}
 _ALIVE = 3  # fp32 numbers for each logit at the peak: the log-softmax or exp, and two gradients
-
-
-@dataclass(frozen=True)
-class LossCost:
-    """Of one rank and one step, in bytes. sent: what the loss's collectives send. peak: the highest
-    moment of forward and backward, without parameters and their gradients."""
-
-    sent: float
-    peak: float
 
 
 @shows("7.5")
@@ -41,7 +26,7 @@ def show_loss_cost(vocabulary_parallel_cross_entropy: Callable, ranks: int = 4) 
     """Draws both costs of the loss with gathered logits and with the student's function, on ranks
     of this machine; a note has what the formulas give for Llama-3's vocabulary."""
     functions = {"gathered": gathered_cross_entropy, "divided": vocabulary_parallel_cross_entropy}
-    measured = {name: launch(_measure, function, ranks=ranks, quiet=True,
+    measured = {name: launch(record_loss_cost, function, ranks=ranks, quiet=True,
                              timeout=LAUNCH_SECONDS)[0] for name, function in functions.items()}
     predicted = {name: predict_loss_cost(name, TOKENS, VOCABULARY, ranks) for name in NAMES}
     panels = [Panel("a rank sends", "MB", [measured[name].sent for name in NAMES], 1e6,
@@ -62,45 +47,6 @@ def predict_loss_cost(name: str, tokens: int, vocabulary: int, ranks: int) -> Lo
     sent = (traffic.all_gather(4 * logits, ranks) if name == "gathered"
             else traffic.all_reduce(3 * 4 * tokens, ranks))
     return LossCost(sent, 4 * _ALIVE * logits / (1 if name == "gathered" else ranks))
-
-
-def gathered_cross_entropy(logits, targets, group) -> torch.Tensor:
-    """The needless way: every rank gathers the logits of all, and computes the loss of them."""
-    parts = [torch.empty_like(logits) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, logits.detach(), group=group)
-    parts[dist.get_rank(group)] = logits
-    return F.cross_entropy(torch.cat(parts, -1).flatten(0, -2), targets.flatten())
-
-
-class _Head(nn.Module):
-    """A column-parallel head and its loss; forward(hidden, targets) returns the loss."""
-
-    def __init__(self, function):
-        super().__init__()
-        torch.manual_seed(dist.get_rank())
-        self.head = nn.Linear(HIDDEN, VOCABULARY // dist.get_world_size(), bias=False,
-                              device=devices.device())
-        self.function = function
-
-    def forward(self, hidden, targets):
-        return SimpleNamespace(loss=self.function(self.head(hidden), targets, dist.group.WORLD))
-
-
-def _measure(function) -> LossCost:
-    """On a rank: what function(logits, targets, group) sends, and the peak of a step with it."""
-    torch.manual_seed(0)
-    batch = {"hidden": torch.randn(TOKENS, HIDDEN, device=devices.device()),
-             "targets": torch.randint(VOCABULARY, (TOKENS,), device=devices.device())}
-    with Traffic() as sent:
-        _Head(function)(**batch).loss.backward()
-
-    def build():
-        module = _Head(function)
-        return module, torch.optim.SGD(module.parameters(), lr=0.1)
-
-    held = memory.record(build, [batch] * 2).step_peak
-    return LossCost(sum(_SENT[call.kind](call.bytes, call.ranks) for call in sent.calls),
-                    held.total - held.parameters - held.gradients)
 
 
 def _of_llama_3(ranks: int, tokens: int = 8192, vocabulary: int = 128_256) -> str:
