@@ -6,6 +6,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from _build.definitions import definitions
 from answers import judge_all
@@ -105,6 +106,38 @@ class InPlaceBackward(f):
         return gradient, None
 
 
+class GroupOfTheClass(f):
+    """The group is kept on the class: the last call's, for all backwards."""
+
+    @classmethod
+    def forward(cls, ctx, x, group):
+        GroupOfTheClass.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return summed(gradient, GroupOfTheClass.group), None
+
+
+def in_bf16(x, group):
+    return summed(x.bfloat16(), group).to(x.dtype)
+
+
+def by_funcol(x, group):
+    """Waits where its result is read."""
+    return funcol.all_reduce(x.contiguous(), "sum", group)
+
+
+class WritesAndRestores(g):
+    @staticmethod
+    def forward(ctx, x, group):
+        kept, total = x.clone(), x.contiguous()
+        dist.all_reduce(total, group=group)
+        total = total.clone()
+        x.copy_(kept)
+        return total
+
+
 class OneGradient(f):
     @staticmethod
     def backward(ctx, gradient):
@@ -122,10 +155,12 @@ WRONG_REGIONS = [
     ((f, pair(in_place)[1]), "forward changed its input\n.*clone it first"),
     ((InPlaceBackward, g), "backward wrote into the gradient that it was given"),
     (pair(summed, back=torch.zeros_like), "backward returned zeros"),
+    ((f, WritesAndRestores), "forward changed its input"),
+    (pair(in_bf16), "backward returned the right numbers with fewer digits than torch.float32 has"),
     ((f, pair(not_waited_for)[1]), "does not wait for its all_reduce"),
     ((OneGradient, g), "returned an incorrect number of gradients.*\n(.*\n)?.*None for the group"),
     ((f, lambda x, group: x), "ReduceFromRegion is a function, which has no `apply`")]
-RIGHT_REGIONS = [(f, g), pair(summed), pair(waited_for), pair(summed, torch.clone)]
+RIGHT_REGIONS = [(f, g), pair(summed), pair(waited_for), pair(by_funcol), pair(summed, torch.clone)]
 
 
 def test_regions_on_2_ranks():
@@ -134,7 +169,8 @@ def test_regions_on_2_ranks():
 
 def test_regions_on_4_ranks():
     judge_all(lab.check_regions, [
-        (pair(on_all_ranks), "a group of 2 of 4 ranks.*backward returned something else"),
+        (pair(on_all_ranks), "a group of 2 of 4 ranks.*the sum over the ranks of another group"),
+        ((GroupOfTheClass, g), "CopyToRegion on 4 ranks.*the sum over the ranks of another group"),
         (pair(gathered), "moves 96 elements for a tensor of 24")], [], ranks=4)
 
 
@@ -180,6 +216,29 @@ def always_the_first(linear, group):
 def whole_kept(linear, group):
     shard = right.column_shard(linear, group)
     shard.original = [linear]
+    return shard
+
+
+def copy_kept(linear, group):
+    """The shard, and a copy of the whole weight in a list."""
+    shard = right.column_shard(linear, group)
+    shard.original = [linear.weight.detach().clone()]
+    return shard
+
+
+def in_a_closure(linear, group):
+    shard, whole = right.column_shard(linear, group), linear.weight.detach()
+    shard.restore = lambda: whole
+    return shard
+
+
+def in_float32(linear, group):
+    return right.column_shard(linear, group).float()
+
+
+def f_inside(linear, group):
+    shard = right.column_shard(linear, group)
+    lab.map_input(shard, lambda x: f.apply(x, group))
     return shard
 
 
@@ -246,6 +305,10 @@ WRONG_LINEAR = [
     ((dealt_out, Row), "its numbers are not those of part 0 of 2"),
     ((always_the_first, Row), "rank 1: weight of column_shard: its numbers are not those of part"),
     ((whole_kept, Row), "after column_shard the whole weight is still in memory, 3,456 bytes"),
+    ((copy_kept, Row), "what column_shard returned holds 5,256 bytes of memory; .* part has 1,800"),
+    ((in_a_closure, Row), "after column_shard the whole weight is still in memory, 3,456 bytes"),
+    ((in_float32, Row), "weight of column_shard: it is torch.float32, .* the layer's is torch.flo"),
+    ((f_inside, Row), "gradient of the input of both layers .* 2 times.*\n.*f is in neither"),
     ((no_error, Row), r"column_shard of Linear.* on 2 ranks: no error, though 2 does not divide"),
     ((asserts, Row), "AssertionError .*not ValueError"),
     ((says_nothing, Row), "the ValueError does not say 25 and 2"),

@@ -2,8 +2,6 @@
 product less for each rank and one all-reduce in forward."""
 
 import copy
-import gc
-import weakref
 from collections.abc import Callable
 
 import torch
@@ -15,6 +13,7 @@ from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
 from labs.tensor_parallel.checks.division import require_value_error
 from labs.tensor_parallel.checks.groups import groups_to_try, reject_other_ranks
+from labs.tensor_parallel.checks.kept_memory import Watched, surplus_bytes
 from labs.workers import devices
 
 INPUTS, INNER, OUTPUTS = 24, 36, 20  # 2, 3 and 4 divide the inputs and the inner size
@@ -97,13 +96,11 @@ class _Trial:
         """What the student makes of a copy of the layer, of which nothing may be left but a bias.
         dimensions: along which weight and bias are divided."""
         given = copy.deepcopy(whole)
-        storage = given.weight.untyped_storage().data_ptr()
+        original = Watched(given.weight)
         made = make(given, self.group)
-        original = weakref.ref(given.weight)
         del given
-        gc.collect()
         raise_on_all_ranks(self._judge_made, name, made, whole, dimensions, hint)
-        raise_on_all_ranks(self._judge_kept, name, original, storage)
+        raise_on_all_ranks(self._judge_kept, name, made, whole, dimensions, original)
         return made
 
     def _judge_made(self, name, made, whole, dimensions, hint):
@@ -114,13 +111,20 @@ class _Trial:
             if (tensor := getattr(whole, kind)) is not None:
                 self._judge_parameter(name, made, kind, tensor, dimension, hint)
 
-    def _judge_kept(self, name, original, storage):
+    def _judge_kept(self, name, made, whole, dimensions, original):
         # The shard is right, but the layer lives on in a list, a closure or an attribute.
-        kept = original()
-        if kept is not None and kept.untyped_storage().data_ptr() == storage:
+        if original.is_kept():
             raise Wrong(f"{self.where}: after {name} the whole weight is still in memory, "
-                        f"{kept.numel() * kept.element_size():,} bytes",
+                        f"{original.bytes:,} bytes",
                         "Keep neither the layer nor its weight: copy this rank's part out of it.")
+        # Catches a copy of the whole weight next to the shard.
+        parts = [self._part(tensor, dimension) for tensor, dimension in
+                 zip((whole.weight, whole.bias), dimensions, strict=True) if tensor is not None]
+        needed = sum(part.numel() * part.element_size() for part in parts)
+        if surplus := surplus_bytes(made, needed):
+            raise Wrong(f"{self.where}: what {name} returned holds {needed + surplus:,} bytes of "
+                        f"memory; this rank's part has {needed:,}",
+                        "Keep this rank's part, and no other tensor.")
 
     def _judge_parameter(self, name, module, kind, whole, dimension, hint):
         found = _parameter(module, kind)
@@ -132,13 +136,13 @@ class _Trial:
         if found.shape != want.shape:
             raise Wrong(f"{who}: its shape is {list(found.shape)}, not {list(want.shape)}, for a "
                         f"whole one of {list(whole.shape)}", hint)
+        if found.dtype != whole.dtype or not found.requires_grad:
+            raise Wrong(f"{who}: it is {found.dtype}, requires_grad={found.requires_grad}; the "
+                        f"layer's is {whole.dtype}, and is trained", "Keep dtype and device.")
         # A part of the right shape may be another rank's, or its rows dealt out in turn.
         if not torch.equal(found.detach(), want):
             raise Wrong(f"{who}: its numbers are not those of part {self.rank} of {self.ranks}",
                         hint)
-        if found.dtype != whole.dtype or not found.requires_grad:
-            raise Wrong(f"{who}: it is {found.dtype}, requires_grad={found.requires_grad}; the "
-                        f"layer's is {whole.dtype}, and is trained", "Keep dtype and device.")
         # A view keeps the memory of the whole weight.
         if (held := found.untyped_storage().nbytes()) > want.numel() * want.element_size():
             raise Wrong(f"{who}: it holds {held:,} bytes of memory for "
@@ -188,9 +192,12 @@ class _Trial:
                     self._judge_gradient(f"{self.where}: gradient of the {kind} of {name}",
                                          _parameter(module, kind).grad,
                                          self._part(getattr(whole, kind).grad, dimension))
-        self._judge_gradient(f"{self.where}: gradient of the input of both layers", got_x, want_x)
+        self._judge_gradient(f"{self.where}: gradient of the input of both layers", got_x, want_x,
+                             "Who uses the two layers applies f once, before them: f is in neither "
+                             "of them.")
 
-    def _judge_gradient(self, who, got, want):
+    def _judge_gradient(self, who, got, want, hint="g's backward is the identity: all that comes "
+                        "before it is this rank's own."):
         if got is None:
             raise Wrong(f"{who}: there is none", "A bias that one rank adds alone trains on that "
                         "rank alone: add it on every rank, after the sum.")
@@ -201,8 +208,7 @@ class _Trial:
                   "it is zero": torch.zeros_like(want)}
         cause = next((words for words, value in causes.items() if close(got, value)),
                      f"off by up to {largest_difference(got, want):.2g}")
-        raise Wrong(f"{who} is not the whole layer's: {cause}",
-                    "g's backward is the identity: all that comes before it is this rank's own.")
+        raise Wrong(f"{who} is not the whole layer's: {cause}", hint)
 
     def _judge_backward_traffic(self, traffic):
         # The check's own f, once, is all that backward sends.

@@ -14,6 +14,7 @@ HINTS = {
     "Tensors must be contiguous": "Collectives take contiguous tensors: "
     "clone(memory_format=torch.contiguous_format) makes one.",
     "is at version": "all_reduce writes into its tensor. Clone it first.",
+    "has been used in an in-place operation": "all_reduce writes into its tensor. Clone it first.",
     "returned an incorrect number of gradients": "backward returns a gradient for each argument of "
     "forward: one for x, and None for the group."}
 _IN_PLACE = "dist.all_reduce writes into its tensor: clone it first, and reduce the clone."
@@ -36,36 +37,40 @@ def _try_both(copy_to, reduce_from):
         if not callable(getattr(function, "apply", None)):
             raise Wrong(f"{name} is {kind_of(function)}, which has no `apply`",
                         f"class {name}(torch.autograd.Function): ...")
-    for words, group in groups_to_try():
+    tried = list(groups_to_try())
+    for (words, group), (_, other) in zip(tried, reversed(tried), strict=True):
         for dtype, transposed in ((torch.float32, False), (torch.float64, True)):
             for name, function, sums_forward in (("CopyToRegion", copy_to, False),
                                                  ("ReduceFromRegion", reduce_from, True)):
-                _Trial(f"{name} on {words}, rank {dist.get_rank()}", name, group, dtype,
-                       transposed).judge(function, sums_forward)
+                _Trial(f"{name} on {words}, rank {dist.get_rank()}", name, group, other,
+                       dtype, transposed).judge(function, sums_forward)
 
 
 class _Trial:
-    """One function on one kind of tensor. Numbers are whole, so that sums are exact.
+    """One function on one kind of tensor. Numbers are whole, so that sums are exact, and have as
+    many digits as the dtype, so that a sum in a smaller one shows.
 
     y = function(x) is added to 2 · `beside`, and autograd gives both the same gradient tensor, to
     the function's backward first, because it was called later.
     """
 
-    def __init__(self, who, name, group, dtype, transposed):
-        self.who, self.name, self.group = who, name, group
+    def __init__(self, who, name, group, other, dtype, transposed):
+        self.who, self.name, self.group, self.other = who, name, group, other
+        self.most = 2 ** {torch.float32: 20, torch.float64: 45}[dtype]
         generator = torch.Generator().manual_seed(7 + dist.get_rank())
 
         def draw():
-            drawn = torch.randint(-9, 10, (4, 6), generator=generator).to(dtype)
+            drawn = torch.randint(-self.most, self.most, (4, 6), generator=generator).to(dtype)
             return (drawn.t() if transposed else drawn).to(devices.device())
 
         self.x, self.beside, self.upstream = draw(), draw(), draw()
         self.total, self.total_upstream = self._sum(self.x), self._sum(self.upstream)
-        self.kept = self.x.clone()
+        self.elsewhere = [self._sum(each, other) for each in (self.x, self.upstream)]
+        self.kept, self.version = self.x.clone(), self.x._version
 
-    def _sum(self, tensor):
+    def _sum(self, tensor, group=None):
         total = tensor.contiguous().clone()
-        dist.all_reduce(total, group=self.group)
+        dist.all_reduce(total, group=group or self.group)
         return total
 
     def judge(self, function, sums_forward: bool) -> None:
@@ -74,12 +79,17 @@ class _Trial:
         doubled = 2 * self.beside.requires_grad_()
         with Traffic() as forward, forward.marked_waits():
             y = function.apply(self.x, self.group)
+            _read(y)
             forgotten = forward.never_waited_for()
         raise_on_all_ranks(self._judge_waits, forgotten, "forward")
         raise_on_all_ranks(self._judge_forward, y, sums_forward)
         raise_on_all_ranks(self._judge_traffic, forward, "forward", sums_forward)
+        # Another call on another group comes between forward and backward, as in a model whose
+        # layers are divided among different groups.
+        function.apply(self.x.detach().clone().requires_grad_(), self.other)
         with Traffic() as backward, backward.marked_waits():
             ((y + doubled) * self.upstream).sum().backward()
+            _read(self.x.grad)
             forgotten = backward.never_waited_for()
         raise_on_all_ranks(self._judge_waits, forgotten, "backward")
         raise_on_all_ranks(self._judge_backward, sums_forward)
@@ -89,7 +99,7 @@ class _Trial:
         if not isinstance(y, torch.Tensor):
             raise Wrong(f"{self.who}: forward returned {kind_of(y)}, not a tensor", self._hint)
         # An all-reduce of the caller's own tensor gives the right sum, and x is another one then.
-        if not torch.equal(self.x, self.kept):
+        if not torch.equal(self.x, self.kept) or self.x._version != self.version:
             raise Wrong(f"{self.who}: forward changed its input", _IN_PLACE)
         self._compare(y.detach(), self.total if sums else self.x.detach(), "forward returned",
                       {"its input, not the sum over the ranks": self.x.detach(),
@@ -122,8 +132,12 @@ class _Trial:
             return
         causes = {**causes, "zeros": torch.zeros_like(want),
                   "the mean over the ranks, not the sum": want / ranks}
-        cause = next((words for words, value in causes.items() if torch.equal(got, value)),
-                     "something else than it should")
+        cause = next((words for words, value in causes.items() if torch.equal(got, value)), None)
+        if cause is None and any(torch.equal(got, each) for each in self.elsewhere):
+            cause = "the sum over the ranks of another group"
+        if cause is None and torch.allclose(got, want, rtol=0.01, atol=0.01 * self.most):
+            cause = f"the right numbers with fewer digits than {want.dtype} has"
+        cause = cause or "something else than it should"
         raise Wrong(f"{self.who}: {what} {cause}", self._hint)
 
     @property
@@ -148,3 +162,7 @@ class _Trial:
                         f"{self.x.numel()}", "One dist.all_reduce sums it.")
 
 
+def _read(tensor) -> None:
+    """Reads a tensor, as whoever uses it does: a functional collective waits only then."""
+    if isinstance(tensor, torch.Tensor):
+        tensor.detach().add(0)
