@@ -10,11 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
-from answers import assert_rejected, judge_in_one_launch
+from answers import assert_rejected, judge_all
 from torch import nn
 from vocabulary_answers import (
     Embedding,
-    assert_all_rejected,
     own_rows,
     size_and_rank,
     summed,
@@ -42,6 +41,27 @@ class WholeKept(Embedding):
     def __init__(self, embedding, group):
         super().__init__(embedding, group)
         self.embedding = embedding
+
+
+class CopyKept(Embedding):
+    """A copy of the whole weight, in a dictionary."""
+
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        self.found = {"whole": embedding.weight.detach().clone()}
+
+
+class InAClosure(Embedding):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        whole = embedding.weight.detach()
+        self.restore = lambda: whole
+
+
+class Frozen(Embedding):
+    def __init__(self, embedding, group):
+        super().__init__(embedding, group)
+        self.weight.requires_grad_(False)
 
 
 class View(Embedding):
@@ -221,6 +241,9 @@ class TokensChanged(Embedding):
 WRONG_EMBEDDINGS = [
     (Whole, r"should have rows 0 to 5, and its weight is the whole embedding, 24 rows"),
     (WholeKept, "holds 600 bytes for its 6 rows of 120 bytes.* the whole embedding"),
+    (CopyKept, "holds 600 bytes for its 6 rows of 120 bytes.* the whole embedding"),
+    (InAClosure, "rank 0 keeps the memory of the whole embedding's weight"),
+    (Frozen, "rank 0: the weight has requires_grad=False"),
     (View, "the memory of the whole embedding is kept"),
     (RowsGathered, "forward's collectives .all_gather of 120 elements. are not one all-reduce"),
     (ResultsGathered, "forward's collectives .all_gather of 720 elements. are not one all-reduce"),
@@ -306,18 +329,9 @@ class InPlace(Embedding):
 RIGHT_EMBEDDINGS = [Embedding, ByPadding, Padded, InPlace]
 
 
-def judge_embeddings(answers):
-    return judge_in_one_launch(lab.check_vocabulary_embedding, [(each,) for each in answers], 4)
-
-
-def test_wrong_embeddings_are_rejected():
-    verdicts = judge_embeddings([answer for answer, _ in WRONG_EMBEDDINGS])
-    assert_all_rejected(WRONG_EMBEDDINGS, verdicts)
-
-
-def test_right_embeddings_are_accepted():
-    for verdict in judge_embeddings(RIGHT_EMBEDDINGS):
-        assert verdict.passed, verdict
+def test_embeddings():
+    """Wrong ones are rejected, right ones accepted, in one launch."""
+    judge_all(lab.check_vocabulary_embedding, WRONG_EMBEDDINGS, RIGHT_EMBEDDINGS, ranks=4)
 
 
 @pytest.mark.parametrize("answer, words", [

@@ -9,12 +9,11 @@ import pytest
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
-from answers import assert_rejected, judge_in_one_launch
+from answers import judge_all
 from torch import nn
 from vocabulary_answers import (
     ByHand,
     Embedding,
-    assert_all_rejected,
     gathered,
     own_rows,
     right,
@@ -183,22 +182,20 @@ def with_f_after_the_norm(model, group):
 RIGHT_LLAMAS = [right.vocabulary_parallel, with_hooks, with_f_after_the_norm]
 
 
-def judge_llamas(answers, ranks=2):
-    return judge_in_one_launch(
-        lab.check_vocabulary_parallel,
-        [(right.vocabulary_parallel_cross_entropy, answer) for answer in answers], ranks)
+def with_the_loss(answer):
+    """Both arguments of the check."""
+    return right.vocabulary_parallel_cross_entropy, answer
 
 
-def test_wrong_llamas_are_rejected():
-    assert_all_rejected(WRONG_LLAMAS, judge_llamas([answer for answer, _ in WRONG_LLAMAS]))
+@pytest.mark.slow
+def test_llamas():
+    """Wrong ones are rejected, right ones accepted, in one launch."""
+    wrong = [(with_the_loss(answer), words) for answer, words in WRONG_LLAMAS]
+    judge_all(lab.check_vocabulary_parallel, wrong, map(with_the_loss, RIGHT_LLAMAS), ranks=2)
 
 
+@pytest.mark.slow
 def test_a_loss_on_all_ranks_is_rejected():
     """Only where the group is not all ranks."""
-    [verdict] = judge_llamas([Llama.over_the_world], ranks=4)
-    assert_rejected(verdict, "a group of 2 of 4 ranks, .*the loss is")
-
-
-def test_right_llamas_are_accepted():
-    for verdict in judge_llamas(RIGHT_LLAMAS):
-        assert verdict.passed, verdict
+    wrong = with_the_loss(Llama.over_the_world), "a group of 2 of 4 ranks, .*the loss is"
+    judge_all(lab.check_vocabulary_parallel, [wrong], [], ranks=4)

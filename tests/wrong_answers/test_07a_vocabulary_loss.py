@@ -85,6 +85,24 @@ class Loss:
     def cast_at_the_end(logits, targets, group):
         return Loss.sum_kept_in_bf16(logits, targets, group).float()
 
+    def maximum_not_detached(logits, targets, group):
+        largest = logits.float().max(-1, keepdim=True).values
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        return loss_of(logits, targets, group, shift=lambda whole: whole - largest)
+
+    def one_maximum_for_all_tokens(logits, targets, group):
+        largest = logits.detach().float().max()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        return loss_of(logits, targets, group, shift=lambda whole: whole - largest)
+
+    def losses_of_owners_summed(logits, targets, group):
+        """log-softmax on every rank, then the sum of the targets' over the ranks: the loss is
+        right, and only the target's rank gets the gradient of its log."""
+        shifted, local, elsewhere, counted = pieces(logits, targets, group)
+        each = summed(shifted.exp().sum(-1), group).log() - shifted.gather(
+            -1, local[..., None])[..., 0]
+        return summed(each.masked_fill(elsewhere, 0), group)[counted].mean()
+
     def nothing_detached(logits, targets, group):
         """The loss is right, and backward never reaches the logits."""
         return loss_of(logits.detach(), targets, group)
@@ -166,6 +184,9 @@ WRONG_LOSSES = [
     (Loss.sum_kept_in_bf16, "bfloat16.* the loss is (bfloat16, not float32|.*, the reference's)"),
     (Loss.cast_at_the_end, "bfloat16.* the loss is .*, the reference's is"),
     (Loss.nothing_detached, "the loss has no gradient"),
+    (Loss.maximum_not_detached, "reference's: the maximum has a gradient, too"),
+    (Loss.one_maximum_for_all_tokens, "±10,000.* the loss is -?(nan|inf)"),
+    (Loss.losses_of_owners_summed, "has one only on the rank that has the target"),
     (Loss.targets_changed, "changed its input `targets`"),
     (Loss.scaled_on_one_rank, "rank 1: the loss is"),
     (Loss.mean_over_ranks, "the loss is .*: 1/4 of it"),
@@ -219,10 +240,9 @@ def judge_losses(answers):
                                [(each, untouched) for each in answers], 4)
 
 
-def test_wrong_losses_are_rejected():
-    assert_all_rejected(WRONG_LOSSES, judge_losses([answer for answer, _ in WRONG_LOSSES]))
-
-
-def test_right_losses_are_accepted():
-    for verdict in judge_losses(RIGHT_LOSSES):
+def test_losses():
+    """Wrong ones are rejected, right ones accepted, in one launch."""
+    verdicts = judge_losses([*(answer for answer, _ in WRONG_LOSSES), *RIGHT_LOSSES])
+    assert_all_rejected(WRONG_LOSSES, verdicts[:len(WRONG_LOSSES)])
+    for verdict in verdicts[len(WRONG_LOSSES):]:
         assert verdict.passed is None and "is waiting for your code" in str(verdict), verdict

@@ -23,10 +23,12 @@ _SHARDED, _REPLICATED = ((3, 4), (7,), (2, 1, 5)), ((6,), (4, 2))
 
 @dataclass(frozen=True)
 class Case:
-    """Which of the two lists are empty, and which parameters have no gradient."""
+    """Which of the two lists are empty, and which parameters have no gradient. max_norm: absolute,
+    or, where `relative`, a multiple of the norm."""
 
     called: str
     max_norm: float = 0.5
+    relative: bool = False
     sharded: tuple = _SHARDED
     replicated: tuple = _REPLICATED
     unused: int | None = None  # no gradient for this one of both lists, on every rank
@@ -35,7 +37,8 @@ class Case:
 
 CASES = (Case("a norm above max_norm"), Case("a norm below max_norm", max_norm=1e6),
          Case("parameters without a gradient", max_norm=1.5, unused=1),
-         Case("no replicated parameter", replicated=()),
+         # Each rank's own norm is smaller than max_norm, the whole one is larger.
+         Case("no replicated parameter", 0.95, relative=True, replicated=()),
          Case("no sharded parameter", sharded=()),
          Case("one rank's shards without gradients", idle=1),
          Case("two empty lists", sharded=(), replicated=()))
@@ -66,7 +69,8 @@ def _try_groups(clip_grad_norm):
         for case in CASES:
             gradients = _Gradients(case, group, number)
             with Traffic() as traffic:
-                norm = clip_grad_norm(gradients.sharded, gradients.replicated, case.max_norm, group)
+                norm = clip_grad_norm(list(gradients.sharded), list(gradients.replicated),
+                                      gradients.max_norm, group)
             where = f"{called}, {case.called}: {named_rank(group)}"
             raise_on_all_ranks(_judge, norm, gradients, traffic.calls, where)
 
@@ -84,8 +88,10 @@ class _Gradients:
         self.squares_of_ranks = [_squares(each) for each in shards]
         self.shared = _squares(self.replicated)
         self.norm = (sum(self.squares_of_ranks) + self.shared)**0.5
+        self.max_norm = case.max_norm * (self.norm if case.relative else 1)
         self.tensors = [p.grad for p in self.parameters]
         self.before = [None if grad is None else grad.clone() for grad in self.tensors]
+        self.values = [p.detach().clone() for p in self.parameters]
 
     def _parameters(self, shapes, without_gradients=False) -> list[nn.Parameter]:
         made = [nn.Parameter(torch.randn(shape, device=devices.device())) for shape in shapes]
@@ -142,16 +148,19 @@ def _causes(gradients):
         ((sum(shards) / ranks + shared)**0.5, "a mean of the shards' squares over the ranks",
          "The shards together are the whole gradient: their squares are summed."),
         (whole * whole, "its square", "Take the root after the sum."),
-        (min(whole, gradients.case.max_norm), "the norm after the clipping",
+        (min(whole, gradients.max_norm), "the norm after the clipping",
          "Return the one from before.")]
 
 
 def _judge_scale(gradients, who):
-    factor = min(1.0, gradients.case.max_norm / gradients.norm) if gradients.norm else 1.0
+    factor = min(1.0, gradients.max_norm / gradients.norm) if gradients.norm else 1.0
     count = len(gradients.sharded)
     for place, (parameter, tensor, before) in enumerate(
             zip(gradients.parameters, gradients.tensors, gradients.before, strict=True)):
         name = (f"sharded[{place}]" if place < count else f"replicated[{place - count}]")
+        if not torch.equal(parameter.detach(), gradients.values[place]):
+            raise Wrong(f"{who}: the numbers of {name} have changed; clipping changes gradients "
+                        "alone", "Scale parameter.grad.")
         if tensor is None:
             # A gradient of zeros is not none: momentum and weight decay would go on.
             if parameter.grad is not None:

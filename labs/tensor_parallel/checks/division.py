@@ -13,19 +13,20 @@ _TO_DO = (r"\b(use|choose|take|train|run|launch|set|change|give|pick|try|replica
 
 
 def require_value_error(call: Callable, what: str, numbers: tuple[int, int],
-                        module: str = "") -> None:
+                        module: str = "", other: str = "") -> None:
     """On a rank: raises Wrong on all ranks unless call() raises a ValueError, on every rank, whose
     one sentence has both numbers and what to do. module: a regular expression of which a match
-    names the module, where the sentence must."""
+    names the module, where the sentence must; other: of which a match names a module that
+    divides."""
     error = None
     try:
         call()
     except Exception as raised:  # of another kind: that is what is judged
         error = raised
-    raise_on_all_ranks(_judge, error, what, numbers, module)
+    raise_on_all_ranks(_judge, error, what, numbers, module, other)
 
 
-def _judge(error, what, numbers, module):
+def _judge(error, what, numbers, module, other):
     rank, (size, ranks) = dist.get_rank(), numbers
     who = f"rank {rank}: {what} on {ranks} ranks"
     example = f"for example: '...: {ranks} ranks do not divide {size}; use 2 ranks'"
@@ -48,6 +49,10 @@ def _judge(error, what, numbers, module):
     if module and not re.search(module, said):
         raise Wrong(f"{who}: the ValueError does not name the module: {said[:120]!r}",
                     "Say where it is: self_attn, or mlp.")
+    # A sentence that names every module fits all cases, and helps in none.
+    if other and re.search(other, said):
+        raise Wrong(f"{who}: the ValueError also names a module that {ranks} divides: "
+                    f"{said[:120]!r}", "Name the one that does not divide: self_attn, or mlp.")
     if "\n" in said.strip() or not re.search(_TO_DO, said, re.IGNORECASE):
         raise Wrong(f"{who}: the ValueError does not say in one sentence what to do: "
                     f"{said[:120]!r}", example.capitalize())

@@ -60,20 +60,32 @@ class ShardReader:
     def gather(self, tensors: Tensors) -> Tensors:
         """The whole of tensors that are cut as the parameters of these names are; a replicated one
         is this rank's own."""
-        return {name: self._whole(name, tensor) for name, tensor in tensors.items()}
+        whole = {name: t.full_tensor() if isinstance(t, DTensor) else t
+                 for name, t in tensors.items()}
+        shards = {name: self._padded(name, t) for name, t in whole.items()
+                  if name in self._cuts and not isinstance(tensors[name], DTensor)}
+        # One all-gather for all shards of a dtype: a check has hundreds of small ones.
+        for dtype in {t.dtype for t in shards.values()}:
+            alike = {name: t for name, t in shards.items() if t.dtype == dtype}
+            mine = torch.cat([t.flatten() for t in alike.values()])
+            by_rank = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.group))]
+            dist.all_gather(by_rank, mine, group=self.group)
+            of_ranks = [flat.split([t.numel() for t in alike.values()]) for flat in by_rank]
+            for number, (name, t) in enumerate(alike.items()):
+                whole[name] = self._joined(name, [of[number].view(t.shape) for of in of_ranks])
+        return whole
 
-    def _whole(self, name, tensor):
-        if isinstance(tensor, DTensor):
-            return tensor.full_tensor()
-        if name not in self._cuts:
-            return tensor
+    def _padded(self, name, tensor):
+        """A shard with the size of the largest: collectives need equal ones."""
         dimension, sizes = self._cuts[name]
         shape = list(tensor.shape)
-        shape[dimension] = max(sizes)  # collectives need equal sizes
-        mine = tensor.new_zeros(shape)
-        mine.narrow(dimension, 0, tensor.shape[dimension]).copy_(tensor)
-        pieces = [torch.empty_like(mine) for _ in sizes]
-        dist.all_gather(pieces, mine, group=self.group)
+        shape[dimension] = max(sizes)
+        padded = tensor.new_zeros(shape)
+        padded.narrow(dimension, 0, tensor.shape[dimension]).copy_(tensor)
+        return padded
+
+    def _joined(self, name, pieces):
+        dimension, sizes = self._cuts[name]
         whole = torch.cat([piece.narrow(dimension, 0, size)
                            for piece, size in zip(pieces, sizes, strict=True)], dimension)
         return whole.narrow(dimension, 0, self._wholes[name][dimension])
@@ -121,11 +133,19 @@ def _cuts(wholes, by_rank) -> dict[str, tuple[int, list[int]]]:
             continue
         dimension = _dimension(tuple(whole), shapes)
         if dimension is None:
-            listed = ", ".join(str(list(shape)) for shape in shapes)
-            raise Wrong(f"parameter {name!r}: on ranks 0 to {len(shapes) - 1} its shapes are "
-                        f"{listed}, which do not make up the model's {list(whole)}", _HINT_SHAPE)
+            raise _no_division(name, tuple(whole), shapes)
         cuts[name] = dimension, [shape[dimension] for shape in shapes]
     return cuts
+
+
+def _no_division(name, whole, shapes) -> Wrong:
+    listed, world = ", ".join(str(list(shape)) for shape in shapes), dist.get_world_size()
+    for_all = world > len(shapes) and _dimension(whole, [shapes[0]] * world) is not None
+    return Wrong(f"rank {dist.get_rank()}, parameter {name!r}: on the {len(shapes)} ranks of the "
+                 f"group its shapes are {listed}, which do not make up the model's {list(whole)}"
+                 + f"; it is divided among all {world} ranks" * for_all,
+                 "Pass `group` on to whatever asks for a rank or for the number of ranks."
+                 if for_all else _HINT_SHAPE)
 
 
 def _dimension(whole, shapes) -> int | None:

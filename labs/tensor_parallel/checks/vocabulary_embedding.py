@@ -1,7 +1,5 @@
 """Exercise 7.4: an embedding of which each rank has its rows of the vocabulary."""
 
-import gc
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +13,7 @@ from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
 from labs.tensor_parallel.checks.division import require_value_error
 from labs.tensor_parallel.checks.groups import groups_to_try, named_rank
+from labs.tensor_parallel.checks.kept_memory import Watched, surplus_bytes
 from labs.workers import devices
 
 HIDDEN = 5
@@ -104,7 +103,7 @@ def _whole(case, number) -> nn.Embedding:
 def _try_case(kind, case, group, number, where):
     whole = _whole(case, number)
     given = _whole(case, number)
-    kept, original = UnchangedInputs("your class", embedding=given), weakref.ref(given.weight)
+    kept, original = UnchangedInputs("your class", embedding=given), Watched(given.weight)
     module = kind(given, group)
     raise_on_all_ranks(kept.judge)
     del given, kept
@@ -135,31 +134,19 @@ def _judge_rows(module, whole, original, group, where):
                     "Rank r of the group has the r-th of t equal parts, in order: "
                     "dist.get_rank(group), dist.get_world_size(group).")
     require_dtype(weight, whole.weight, f"{where}: the weight")
-    gc.collect()
-    # A view, or a reference to the embedding, keeps all of its memory: nothing would be saved.
-    held = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-                for t in _tensors(module)}.values())
+    if not weight.requires_grad:
+        raise Wrong(f"{where}: {rank}: the weight has requires_grad=False",
+                    "The whole embedding is trained, and so are its rows.")
+    # A view, a copy of the whole weight, or a reference to the embedding: nothing would be saved.
     allowed = want.numel() * want.element_size()
-    if held > allowed + devices.rounding() + 64:
-        raise Wrong(f"{where}: {rank} holds {held:,} bytes for its {len(want)} rows of "
-                    f"{allowed:,} bytes: the memory of the whole embedding is kept",
+    if surplus := surplus_bytes(module, allowed):
+        raise Wrong(f"{where}: {rank} holds {allowed + surplus:,} bytes for its {len(want)} rows "
+                    f"of {allowed:,} bytes: the memory of the whole embedding is kept",
                     "A slice is a view of all rows: .clone() it. And keep no reference to the "
                     "embedding.")
-    if original() is not None:
-        raise Wrong(f"{where}: {rank} keeps the whole embedding's weight alive",
-                    "Keep no reference to the embedding in your module.")
-
-
-def _tensors(module):
-    """The tensors that the module and its parts hold, also in plain attributes."""
-    for part in module.modules():
-        yield from part.parameters(recurse=False)
-        yield from part.buffers(recurse=False)
-        for value in vars(part).values():
-            if isinstance(value, torch.Tensor):
-                yield value
-            elif isinstance(value, list | tuple):
-                yield from (each for each in value if isinstance(each, torch.Tensor))
+    if original.is_kept():
+        raise Wrong(f"{where}: {rank} keeps the memory of the whole embedding's weight",
+                    "Keep no reference to the embedding or to its weight in your module.")
 
 
 def _which_rows(weight, whole) -> str:

@@ -206,8 +206,9 @@ def _judge_gradient(run, who):
     want, got = run.part(run.gradient), got.float()
     scale = max(want.abs().max().item(), 1e-3)
     if not got.isfinite().all():
-        raise Wrong(f"{who}: a gradient of the logits is not finite", "Divide by a sum that holds "
-                    "the largest exponential, 1: subtract the maximum of all ranks.")
+        raise Wrong(f"{who}: a gradient of the logits is not finite", "Detach the maximum, which "
+                    "all ranks subtract. Then the largest exponential is 1, and no sum of them is "
+                    "0.")
 
     def near(value):
         return bool(((got - value).abs() <= run.case.tolerance * scale).all())
@@ -252,6 +253,12 @@ def _gradient_causes(run, want):
            "Divide by the number of tokens that count.")
     yield (softmax - minus_one, "tokens whose target is -100 have one",
            "Their rows are zero.")
+    at_largest = F.one_hot(run.local.detach().argmax(-1), rows)
+    yield (want - at_largest * want.sum(-1, keepdim=True), "the maximum has a gradient, too",
+           "Detach it: a constant that cancels.")
+    yield (softmax * here[..., None] - minus_one, "the log of the sum of exponentials has one only "
+           "on the rank that has the target", "Sum the target's logit over the ranks alone, and "
+           "subtract it from the log of the sum afterwards.")
     yield (-minus_one, "the sum of exponentials has none",
            "Only the maximum is detached: softmax is the gradient of the log of the sum.")
     own = run.part(run.whole.float()).softmax(-1) * share
