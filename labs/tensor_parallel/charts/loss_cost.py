@@ -3,6 +3,7 @@ sends, and its memory at the peak, measured on ranks beside formulas."""
 
 from collections.abc import Callable
 
+from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import LAUNCH_SECONDS, shows
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
@@ -28,9 +29,11 @@ def show_loss_cost(vocabulary_parallel_cross_entropy: Callable, ranks: int = 4) 
     functions = {"gathered": gathered_cross_entropy, "divided": vocabulary_parallel_cross_entropy}
     measured = {name: launch(record_loss_cost, function, ranks=ranks, quiet=True,
                              timeout=LAUNCH_SECONDS)[0] for name, function in functions.items()}
+    guess = guessed("7.5")
     predicted = {name: predict_loss_cost(name, TOKENS, VOCABULARY, ranks) for name in NAMES}
     panels = [Panel("a rank sends", "MB", [measured[name].sent for name in NAMES], 1e6,
                     [predicted[name].sent for name in NAMES],
+                    guessed=[None, guess and traffic.all_reduce(4 * guess * TOKENS, ranks)],
                     colour=palette.PHASES["communication"]),
               Panel("memory at the peak", "MB", [measured[name].peak for name in NAMES], 1e6,
                     [predicted[name].peak for name in NAMES],

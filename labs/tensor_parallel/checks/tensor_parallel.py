@@ -65,7 +65,7 @@ class Case:
 
 # The first one finds most; with weight decay, and a bias that shows if it is added twice.
 CASES = {2: (Case(ADAMW, False, True), Case(SGD, True, False)),
-         4: (Case(SGD, False, True), Case(ADAMW, True, False), Case(ADAMW, False, False, True))}
+         4: (Case(SGD, False, True), Case(ADAMW, True, False, pairs=True))}
 # ranks -> (sizes, what does not divide, its number, what must be named)
 REFUSED = {2: (({"heads": 6, "kv_heads": 3, "hidden": 48}, "3 key/value heads", 3, _ATTENTION),
                ({"intermediate": 97}, "an MLP 97 wide", 97, _MLP)),
