@@ -33,7 +33,7 @@ def show_sharded_muon() -> Picture:
     note = (f"{len(names)} matrices, shards of {shard_length(shapes, _RANKS):,} elements.\nThe "
             f"{len(cut)} on a boundary have {share:.0%} of the elements: only these must travel.")
     colour = palette.MEMORY["optimizer state"]
-    panels = [Panel(title, "error in % of the update's norm", [max(errors[name] for name in others),
+    panels = [Panel(title, "% off, of the update's norm", [max(errors[name] for name in others),
                                                       *(errors[name] for name in cut)],
                     colour=colour)
               for title, errors in (("from the rank's own elements", alone),
