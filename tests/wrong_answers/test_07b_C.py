@@ -76,6 +76,7 @@ WRONG[lab.check_mesh] = [
     (places(lambda own, *_: tuple(place + 1 for place in own)), "places count from 0"),
     (places(lambda own, rank, sizes: (*own[:-1], rank)), "a place is a number from 0"),
     (places(lambda own, *_: own[:2]), "2 places for 3 dimensions"),
+    (places(lambda own, *_: [float("nan")] * len(own)), "has nan in it: whole numbers are needed"),
     (places(lambda own, *_: tuple(place + 0.5 for place in own)), "whole numbers are needed"),
     (groups(lambda own, *_: None), "group.0, 0, .* returned nothing"),
     (groups(lambda own, *_: own[1:]), "has 31 ranks|itself is missing"),
@@ -177,6 +178,15 @@ WRONG[lab.check_rank_memory] = [
     (parts(lambda found, job, plan, stage: {"optimizer state": right_memory(
         job, replace(plan, sharding="ZeRO-1"), stage)["optimizer state"]}),
      ", DDP, .*optimizer state: you say"),
+    (parts(lambda found, job, plan, stage: {
+        "optimizer state": found["optimizer state"] * plan.context}),
+     "optimizer state: .*cut over the data-parallel ranks alone"),
+    (parts(lambda found, job, plan, stage: {name: size / 1e9 for name, size in found.items()}),
+     "that is in GB"),
+    (in_flight(lambda job, plan, stage: min(plan.pipeline - stage - 1, plan.micro_batches(job))),
+     "one micro-batch too few in flight"),
+    (in_flight(lambda job, plan, stage: min(plan.pipeline - stage + 1, plan.micro_batches(job))),
+     "one micro-batch too many in flight"),
     (in_flight(lambda job, plan, stage: 1), "activations: .*those of one micro-batch"),
     (in_flight(lambda job, plan, stage: plan.micro_batches(job)), "as GPipe keeps them"),
     (in_flight(lambda job, plan, stage: plan.pipeline), "p micro-batches on each stage"),
@@ -219,6 +229,8 @@ def of_those(allows):
 WRONG[lab.check_choose_plan] = [
     ((lambda job: None,), "you say that nothing fits, but DP 8, DDP"),
     ((lambda job: "FSDP",), "a str, not a lab.Plan or None"),
+    ((lambda job: lab.Plan(8, micro_batch=0),), "micro-batch 0: a whole number from 1 on"),
+    ((lambda job: lab.Plan(job.gpus / 1),), "data 8.0: a whole number from 1 on"),
     ((lambda job: lab.Plan(8),), "cannot be run: data 8 .* is 8 GPUs, the job has 64"),
     ((lambda job: lab.Plan(job.gpus, sharding="DDP", recompute="none"),),
      "does not fit|cannot be run|takes .* s a step"),

@@ -7,6 +7,7 @@ from labs.exercises.numbers import as_list, as_number
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.pipeline_parallel.dimensions.published_meshes import LLAMA_3, MeshRow
 from labs.predictions.mesh import Mesh
+from labs.words import counted
 
 # The slowest dimension first. Sizes of 1, primes and one, two and four dimensions are among them:
 # an answer for 8 × 12 × 32 alone must not pass.
@@ -44,7 +45,8 @@ def _judge_coordinates(coordinates, rank, mesh):
     if got == want:
         return
     if len(got) != len(want):
-        raise Wrong(f"{where} is {got}: {len(got)} places for {len(want)} dimensions")
+        raise Wrong(f"{where} is {got}: {counted(len(got), 'place')} for "
+                    f"{counted(len(want), 'dimension')}")
     # No two ranks may be in one place, and the last dimension is the one in which neighbours
     # differ: a mesh filled the other way round puts a tensor-parallel group on 8 nodes.
     turned = Mesh(mesh.names, mesh.sizes[::-1]).coordinates(rank)
@@ -97,9 +99,9 @@ def _whole_numbers(returned, where, what) -> tuple[int, ...]:
         raise Wrong(f"{where} returned {kind_of(returned)}, not {what}")
     numbers = [as_number(value) for value in values]
     for value, number in zip(values, numbers, strict=True):
-        if number is None or number != int(number):
-            raise Wrong(f"{where} returned {kind_of(value) if number is None else number} among "
-                        f"{what}: whole numbers are needed")
+        if number is None or number % 1 != 0:  # of nan and infinity it is nan
+            raise Wrong(f"{where} has {kind_of(value) if number is None else number} in it: whole "
+                        "numbers are needed")
     return tuple(map(int, numbers))
 
 

@@ -67,6 +67,9 @@ def _state_mistakes(name) -> list[Mistake]:
         found.append((lambda case: _states(*case, _own(*case), name) * case[1].data
                       * case[1].context, "ZeRO-1 does not cut it",
                       "ZeRO-1 divides it by the data-parallel and context-parallel ranks."))
+        found.append((lambda case: _states(*case, _own(*case), name) * case[1].context,
+                      "cut over the data-parallel ranks alone", "Context-parallel ranks hold the "
+                      "same parameters, so ZeRO-1 divides by data × context."))
     else:
         found.append((lambda case: _states(*case, _own(*case), name) / case[1].data,
                       "cut over the data-parallel ranks",
@@ -99,6 +102,12 @@ _ACTIVATIONS: list[Mistake] = [
      "The last stage keeps one: its backward follows its forward at once."),
     (_activations(lambda job, plan, stage: plan.pipeline - stage), "more micro-batches than the "
      "step has", "There are never more in flight than micro-batches."),
+    (_activations(lambda job, plan, stage: min(plan.pipeline - stage - 1, plan.micro_batches(job))),
+     "one micro-batch too few in flight", "The one whose backward begins is still kept: the last "
+     "stage keeps one."),
+    (_activations(lambda job, plan, stage: min(plan.pipeline - stage + 1, plan.micro_batches(job))),
+     "one micro-batch too many in flight", "The last stage keeps one: its backward follows its "
+     "forward at once."),
     (_activations(lambda job, plan, stage: min(stage + 1, plan.micro_batches(job))),
      "the stages counted from the end", "Stage 0 keeps most."),
     (lambda case: layer_activations(*case[:2]) * in_flight(case[1], case[0], case[2]),
@@ -137,6 +146,8 @@ def check_rank_memory(rank_memory_of: Callable):
         want = rank_memory(job, plan, stage)
         for name in PARTS:
             causes = [(value(case), sentence, hint) for value, sentence, hint in MISTAKES[name]]
+            causes += [(want[name] / unit, f"that is in {words}", "Return bytes.")
+                       for unit, words in ((1e9, "GB"), (2**30, "GiB")) if want[name]]
             judge_number(found[name], want[name], causes, f"{where}: {name}", "bytes",
                          rel_tol=TOLERANCE)
     return (f"right for {len(tried)} ranks: from one GPU's to those of 175B parameters on 3,072, "

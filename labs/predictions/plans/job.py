@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod
+from numbers import Integral
 
 from labs.predictions.hardware import GPU
 from labs.predictions.memory_recipes import Recipe, recipe_of
@@ -102,6 +103,10 @@ class Plan:
 def impossible(job: Job, plan: Plan) -> str:
     """Why the plan cannot be run, in one sentence; empty if it can."""
     shape = job.shape
+    for name in ("data", "tensor", "pipeline", "context", "micro_batch"):
+        size = getattr(plan, name)
+        if not isinstance(size, Integral) or size < 1:
+            return f"{name.replace('_', '-')} {size!r}: a whole number from 1 on is needed"
     if plan.gpus != job.gpus:
         return (f"data {plan.data} × tensor {plan.tensor} × pipeline {plan.pipeline} × context "
                 f"{plan.context} is {plan.gpus:,} GPUs, the job has {job.gpus:,}")
