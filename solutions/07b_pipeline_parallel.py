@@ -1000,7 +1000,7 @@ labs.guess("7.25", "GPUs of a replica of 405B parameters", my_guess)
 # %% [markdown]
 # ### Exercise 7.25 · Choose
 #
-# *Difficulty 2 of 5 · 8 minutes · target: plans that fit for nine jobs, none 5 % slower than the fastest*
+# *Difficulty 2 of 5 · 8 minutes · target: plans that fit for ten jobs, none 5 % slower than the fastest*
 #
 # `choose_plan(job)` returns the plan with the shortest step of those that fit, and None if none fits.
 

@@ -24,6 +24,7 @@ JOBS = {job.name: job for job in (
     Job("Llama-3-8B", _llama(4096, 32, 32, 14336), 8192, 512, gpu("H100"), 64),
     Job("Llama-3-8B, long", _llama(4096, 32, 32, 14336), 131072, 32, gpu("H100"), 64),
     Job("Llama-3-70B", _llama(8192, 80, 64, 28672), 8192, 1024, gpu("H100"), 512),
+    Job("Llama-3-70B on 32", _llama(8192, 80, 64, 28672), 8192, 128, gpu("H100"), 32),
     Job("GPT-175B", _gpt(12288, 96, 96), 2048, 1536, gpu("A100-80"), 3072, flash=False),
     Job("GPT-175B on 64", _gpt(12288, 96, 96), 2048, 64, gpu("A100-80"), 64, flash=False),
     Job("Llama-3-405B", _llama(16384, 126, 128, 53248), 8192, 2048, gpu("H100"), 16384),
