@@ -624,7 +624,8 @@ lab.show_norms(clip_grad_norm, vocabulary_parallel, whole_llama)
 tokens, hidden, inner, layers = 8192, 4096, 14_336, 32
 unit = 2 * tokens * hidden * layers / 1e9  # GB of b·s·h numbers in every layer
 divided = (1 + 2 * 8 / 32 + 1) + 4 * inner / hidden  # 8 key and value heads for 32 query heads
-{t: {"norms": 6 * unit, "attention and MLP": divided * unit / t} for t in (1, 8)}
+{t: {"norms": round(6 * unit, 1), "attention and MLP": round(divided * unit / t, 1)}
+ for t in (1, 8)}
 
 # %% [markdown]
 # **Notice:** on 8 ranks, what the norms keep on every rank is almost three times as large as a rank's

@@ -49,6 +49,16 @@ def averaged(model, optimizer):
         parameter.register_hook(lambda gradient: gradient / dist.get_world_size())
 
 
+def larger_on_rank_1(model, optimizer):
+    """Scales the gradients of replicated parameters on rank 1."""
+    def scale(*_):
+        for parameter in model.parameters():
+            if dist.get_rank() == 1 and parameter.placements[0].is_replicate():
+                parameter.grad.mul_(1.5)
+
+    optimizer.register_step_pre_hook(scale)
+
+
 class NormOnAll(tp.SequenceParallel):
     """A norm that gathers its input: all ranks compute it for all tokens."""
 
@@ -81,12 +91,17 @@ WRONG = [
     (planned(plan={"self_attn.o_proj": tp.ColwiseParallel()}),
      "Hint: Query, key and value are cut by columns"),
     (planned(plan={"mlp.down_proj": tp.RowwiseParallel(output_layouts=Replicate())}),
-     "Hint: Attention and the MLP take all tokens and give back pieces"),
+     "take all tokens and give back pieces"),
     (planned(without=["mlp"], plan={
         "mlp.gate_proj": tp.ColwiseParallel(input_layouts=Shard(1)),
         "mlp.up_proj": tp.ColwiseParallel(input_layouts=Shard(1))}),
      "all-gathers of b·s·h = 1,728 elements a layer and step; 4"),
     (planned(plan={name: NormOnAll() for name in NORMS}), "0: 2 all-reduces of b·s·h"),
+    (planned(plan={"mlp.down_proj": tp.RowwiseParallel(output_layouts=Shard(1),
+                                                       use_local_output=False)}),
+     "A plain tensor meets a DTensor.*use_local_output"),
+    (planned(change=larger_on_rank_1),
+     "'model.layers.0.input_layernorm.weight' after step 0: .* something else than the"),
     (planned(ranks=1), "embed_tokens.weight' is on 1 rank of 2"),
     (planned(change=local_gradients), "copy of 'model.layers.0.input_layernorm.weight' is "
                                       "another one than rank 0's.*\n.*to_local"),
@@ -115,7 +130,19 @@ def spelled_out(model, optimizer_class, **settings):
     return model, optimizer_class(model.parameters(), **settings)
 
 
+def full_gradients(model, optimizer):
+    """Reduces what is Partial before the step."""
+    def reduce(*_):
+        for parameter in model.parameters():
+            if parameter.grad.placements[0].is_partial():
+                parameter.grad = parameter.grad.redistribute(placements=[Replicate()])
+
+    optimizer.register_step_pre_hook(reduce)
+
+
 RIGHT = [right.torchs_parallel, spelled_out,
+         planned(change=full_gradients, plan={name: tp.SequenceParallel(use_local_output=True)
+                                              for name in NORMS}),
          planned(plan={"mlp": tp.PrepareModuleInput(
              input_kwarg_layouts={}, input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),
                                                                                        ))})]

@@ -34,8 +34,8 @@ def check_dropout_streams(streams_class):
     on_ranks(_try_streams, streams_class)
     return (f"on 2, 3 and 4 ranks, and on two groups of 2: over {STEPS} steps, dropout of "
             "replicated activations has one mask on all ranks, dropout of shards another one on "
-            "each; a new mask in each step; the state goes on where it was saved, and torch's own "
-            "generator stays as it is")
+            f"each; a new mask in each step, and no stream twice in {REPLICAS:,} replicas; the "
+            "state goes on where it was saved, and torch's own generator stays as it is")
 
 
 def _try_streams(streams_class):

@@ -53,10 +53,12 @@ _ROWS = ("RowwiseParallel(output_layouts=Shard(1)) ends in a reduce-scatter; wit
          "it is an all-reduce. With use_local_output=True on PrepareModuleInput, each matrix "
          "reduces the gradient of its input alone.")
 HINTS = {
-    "mixed torch.Tensor and DTensor": "An input is a plain tensor where the module's parameters "
-    "are DTensors: which style turns it into one?",
-    "must match the size of tensor": "Attention and the MLP take all tokens and give back pieces. "
-    "Which layouts has their input before and after PrepareModuleInput, and their output?",
+    "mixed torch.Tensor and DTensor": "A plain tensor meets a DTensor. Which style turns the input "
+    "of each module with parameters into a DTensor? The residual stream is plain: "
+    "use_local_output.",
+    "must match the size of tensor": "A tensor that is cut meets a whole one. Attention and the "
+    "MLP take all tokens and give back pieces, gate and up are cut alike. Which layouts has their "
+    "input before and after PrepareModuleInput, and their output?",
     "should have same length": "self_attn is called with hidden_states=...: input_kwarg_layouts "
     "and desired_input_kwarg_layouts. mlp is called with one positional argument.",
     "must have same reduction dim": "Query, key and value are cut by columns, what follows by "
@@ -146,9 +148,9 @@ def _judge_equal(own, firsts):
     for name, tensor in own.items():
         if not close(tensor, firsts[name]):
             raise Wrong(f"rank {dist.get_rank()}: its copy of {name!r} is another one than rank "
-                        "0's: each rank took a step with the gradient of its own tokens",
-                        "The gradient is Partial(sum): to_local() is this rank's part of it, "
-                        "full_tensor() the sum.")
+                        "0's: the ranks took different steps",
+                        "The gradient of a norm is Partial(sum): to_local() is this rank's part "
+                        "of it, full_tensor() the sum.")
 
 
 def _require_torchs(module):
