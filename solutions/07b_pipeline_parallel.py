@@ -258,8 +258,8 @@ lab.show_schedules(one_f_one_b, interleaved, ranks=4, micro_batches=8, chunks=2)
 
 # %% [markdown]
 # **Notice:** the idle slots are halved. Two things are paid for that: a micro-batch passes 2p − 1 borders
-# between stages in place of p − 1, so that about v times as much is sent; and all ranks but the first
-# have more in flight. (The formula's tick is Megatron-LM's peak.)
+# between stages in place of p − 1, so that about v times as much is sent; and more is in flight: the
+# last rank needs 2.5 micro-batches in place of 1. (The formula's tick is Megatron-LM's peak.)
 
 # %% [markdown]
 # ## Zero bubble: a backward has two parts
@@ -528,8 +528,9 @@ lab.show_measured(one_f_one_b, ranks=4, micro_batches=6)
 
 # %% [markdown]
 # **Notice:** the same bubble stands in both timelines, and rank 0 has four micro-batches in flight, the
-# last rank one. The bytes are measured: what autograd keeps for backward, freed when the backward has
-# run. The last rank's micro-batch is larger, because logits and loss are in it.
+# last rank one. Of three measured steps the shortest is drawn; messages make its bubble a little larger
+# than the formula's. The bytes are measured, too: what autograd keeps for backward, freed when the
+# backward has run. The last rank's micro-batch is larger, because logits and loss are in it.
 
 # %%
 lab.show_measured(zb_h1, ranks=4, micro_batches=6)
@@ -550,7 +551,8 @@ lab.llama_3_costs()
 
 # %% [markdown]
 # The same in seconds, forward and backward, for a small Llama with the same proportions on this
-# machine:
+# machine. (The embedding's backward writes a gradient for the whole vocabulary. With as few tokens as
+# here that is not nothing.)
 
 # %%
 seconds = lab.part_seconds()
@@ -613,9 +615,10 @@ parts = [costs["embedding"], *[costs["layer"]] * 32, costs["head"]]
 lab.show_split(split_layers, parts, ranks=8)
 
 # %% [markdown]
-# **Notice:** with equal numbers the last ranks have least to do in layers, but the head makes up for
-# more than two of them. Llama 3 was trained with one layer less on the first and on the last stage
-# (Llama 3 paper, section 3.3.2): the first one also has the most micro-batches in flight.
+# **Notice:** with as many parts on each rank, the last one is the slowest: its head costs as much as
+# 2.4 layers. A layer cannot be cut here, so 5 is the best; who has less only waits. Llama 3 was trained
+# with one layer less on the first and on the last stage (Llama 3 paper, section 3.3.2): the first one
+# also has the most micro-batches in flight.
 
 # %% [markdown]
 # ## One norm for all stages, one embedding on two of them
@@ -635,9 +638,9 @@ print(f"Llama-3.2-1B, tied: {vocabulary * hidden / 1e6:.0f} of 1,236 million par
 # *Difficulty 3 of 5 · 20 minutes · target: 5 steps of a tied Llama equal one process; one number and,
 # on two ranks, the tied gradient travel*
 #
-# `parameters` are this rank's; some have no gradient. `tied` is this rank's copy of the tied parameter,
-# or None; its ranks are those of `tied_group`. Sum its two gradients, scale all in place so that
-# their norm over `group` is at most `max_norm`, and return the norm from before.
+# `parameters` are this rank's; some have no gradient. `group` has this pipeline's ranks, perhaps
+# one of several. `tied` is the tied parameter's copy, or None; `tied_group` has its ranks. Sum its
+# gradients, scale all in place to a norm of at most `max_norm`, and return the norm before.
 
 # %%
 # Exercise 7.20: one norm over all stages

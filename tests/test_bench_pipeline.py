@@ -17,6 +17,7 @@ def result():
     return pipeline.run(bench.check(["pipeline"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule, bound", [
     ("1F1B", 0.00006), ("ZB-H1", 0.00006), ("ZB-H2", 0.00006), ("1F1B-I", 0.004)])
 def test_every_cell_of_the_paper_is_predicted(result, schedule, bound):
@@ -29,12 +30,14 @@ def test_every_cell_of_the_paper_is_predicted(result, schedule, bound):
         assert row["textbook_error"] < -0.001  # without transfers the step is too short
 
 
+@pytest.mark.slow
 def test_what_is_left_over_of_the_interleaved_cells_is_one_wait(result):
     """By the rule of the paper's script all twelve are met, too."""
     assert result["summary"]["1F1B-I"]["worst_papers_rule_error"] <= 0.00006
     assert result["summary"]["1F1B-I"]["worst_error"] > 0.003
 
 
+@pytest.mark.slow
 def test_the_clock_is_named_and_matters(result):
     assert result["clock"].startswith("rank: the longest span of one rank")
     cells = {row["schedule"]: row for row in result["rows"]
@@ -43,6 +46,7 @@ def test_the_clock_is_named_and_matters(result):
     assert cells["1F1B"]["predicted_cluster_clock"] == pytest.approx(cells["1F1B"]["predicted"])
 
 
+@pytest.mark.slow
 def test_the_table_names_the_errors(result):
     text = pipeline.table(result)
     assert "ZB-H2       12 rates: 0.0000; the textbook's formula 0.00" in text

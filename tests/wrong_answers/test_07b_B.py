@@ -331,6 +331,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.slow
 def test_right_runners_pass():
     for verdict in judge_in_one_launch(check_run_actions, [(answer,) for answer in RIGHT], 2):
         assert verdict.passed, str(verdict)
@@ -338,6 +339,7 @@ def test_right_runners_pass():
     assert verdict.passed, str(verdict)
 
 
+@pytest.mark.slow
 def test_wrong_runners_are_rejected():
     verdicts = judge_in_one_launch(check_run_actions, [(answer,) for answer, _ in WRONG], 2)
     for verdict, (_, words) in zip(verdicts, WRONG, strict=True):

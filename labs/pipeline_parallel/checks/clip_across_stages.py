@@ -19,7 +19,7 @@ from labs.predictions.pipelines.schedules import one_f_one_b
 STEPS = 5
 LIMITS = (0.05, 1e6)  # the norm is clipped, and left alone
 SGD = {"lr": 0.3, "momentum": 0.9}
-_MOST = 8  # numbers that may be sent beside the tied gradient: the norm is one
+_MOST = 256  # numbers that may be sent beside the tied gradient: a norm; also as a pickled object
 _TOLERANCE = 1e-4  # relative: torch adds 1e-6 to the divisor
 
 
