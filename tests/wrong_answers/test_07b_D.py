@@ -79,6 +79,17 @@ def a_list():
     return list(right().values())
 
 
+def lists():
+    return {name: list(specs.values()) for name, specs in right().items()}
+
+
+def never_summed():
+    """A spec that says that y's sum is left out."""
+    from jax.sharding import PartitionSpec as P
+
+    return right() | {"TP": right()["TP"] | {"y": P(unreduced={"n"})}}
+
+
 W = [
     (everything_whole, "DDP: device 3 holds the whole of x.*should hold 256 of 1024 rows"),
     (ddp_three_times, "FSDP: device 3 holds the whole of up, float32.*1/4 of it"),
@@ -100,6 +111,8 @@ W = [
     (without_y, "DDP names the arrays x, up, down; they are x, up, down, y"),
     (words, "DDP: x is 'n', no PartitionSpec"),
     (nothing, "layouts\\(\\) returned nothing"),
+    (lists, "DDP is a list, not a dictionary: array -> PartitionSpec"),
+    (never_summed, "TP: JAX refuses it"),
     (a_list, "layouts\\(\\) returned a list"),
 ]
 

@@ -135,11 +135,12 @@ def measure(layouts: Callable, mesh: dict[str, int]) -> dict[str, MeasuredLayout
 def _complaint(found) -> Complaint | None:
     from jax.sharding import PartitionSpec
 
-    if not isinstance(found, dict) or not all(isinstance(specs, dict) for specs in found.values()):
-        kind = "nothing (None)" if found is None else f"a {type(found).__name__}"
-        return Complaint(f"layouts() returned {kind}, not a dictionary with a dictionary for each "
-                         "layout")
+    if not isinstance(found, dict):
+        return Complaint(f"layouts() returned {_kind(found)}, not a dictionary with a dictionary "
+                         "for each layout")
     for name, specs in found.items():
+        if not isinstance(specs, dict):
+            return Complaint(f"{name} is {_kind(specs)}, not a dictionary: array -> PartitionSpec")
         if set(specs) != set(SHAPES):
             return Complaint(f"{name} names the arrays {', '.join(map(str, specs)) or '(none)'}; "
                              f"they are {', '.join(SHAPES)}")
@@ -152,6 +153,10 @@ def _complaint(found) -> Complaint | None:
                 return Complaint(f"{name}: {array} has {len(SHAPES[array])} dimensions, and "
                                  f"{_spec_text(spec)} names {len(spec)}")
     return None
+
+
+def _kind(found) -> str:
+    return "nothing (None)" if found is None else f"a {type(found).__name__}"
 
 
 def _loss(x, up, down, out_sharding=None):
@@ -180,6 +185,8 @@ def _measured(specs, expected) -> MeasuredLayout:
 
 
 def _spec_text(spec) -> str:
+    if spec.unreduced or spec.reduced:  # such a spec refuses to be iterated
+        return repr(spec).replace("PartitionSpec", "P", 1)
     return f"P({', '.join(map(repr, spec))})"
 
 
