@@ -186,6 +186,6 @@ def show_context_parallel() -> Table:
     if isinstance(said, str):
         return Table(title, ("it raised",), [(said,)],
                      note="It has implementations for CUDA's flash, efficient and cuDNN attention, "
-                          "and none for the CPU's.")
+                          "and none for the CPU's." if where.device == "cpu" else "")
     return Table(title, ("", ""), [("largest difference from full attention", f"{said[1]:.0e}")],
                  note="In bfloat16, so that the flash kernel is used.")
