@@ -67,8 +67,8 @@ def _collectives(strategies, names) -> Picture:
 
 def _note(found) -> str:
     small = " and ".join(f"{each.calls.get('all_reduce', 0):g}" for each in found)
-    return (f"all-reduces of a layer under sequence parallelism, for the gradients of its 2 norms: "
-            f"{small}; their bytes are too few to be seen")
+    return (f"all-reduces for the gradients of a layer's 2 norms: {small}; their bytes are too few "
+            "to be seen")
 
 
 @shows("7.9")
