@@ -78,10 +78,12 @@ def train_alone(steps: int = STEPS) -> tuple[list[float], dict[str, torch.Tensor
 
 
 def _train(parallelize, steps) -> RankRun:
-    mesh = init_device_mesh(devices.device().type, SIZES, mesh_dim_names=NAMES)
+    device = devices.device()
+    mesh = init_device_mesh(device.type, SIZES, mesh_dim_names=NAMES)
     run = RankRun(tuple(mesh.get_coordinate()))
     replica, number, _ = run.coordinates
-    stage = make_stages(small_llama(), [MODEL["layers"] // SIZES[1]] * SIZES[1], [number])[number]
+    model, layers = small_llama().to(device), [MODEL["layers"] // SIZES[1]] * SIZES[1]
+    stage = make_stages(model, layers, [number])[number]
     names = stage.names()
     allowed = expected_elements(stage)
     module = _module(parallelize, stage, mesh)
@@ -92,7 +94,7 @@ def _train(parallelize, steps) -> RankRun:
     runner = PipelineRunner(schedule, {number: module}, group=mesh["pipeline"].get_group(),
                             recorded=False)
     for step in range(steps):
-        own = windows(step).chunk(SIZES[0])[replica]
+        own = windows(step).to(device).chunk(SIZES[0])[replica]
         with Traffic() as traffic:
             run.losses.append(runner.step(micro_batches(own, MICRO_BATCHES)).loss)
             optimizer.step()
