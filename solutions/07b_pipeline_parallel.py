@@ -805,7 +805,7 @@ lab.check_wrong_rows(wrong_rows)
 #
 # Two replicas, each of two stages, each of two tensor-parallel ranks: 2 × 2 × 2. The pieces are those
 # that you know: `parallelize_module` cuts a layer's matrices over tensor ranks (07a), `fully_shard`
-# shards what is left over data ranks (04), and your runner of exercise 7.18 sits between the stages.
+# shards each piece over data ranks (04), and a runner like that of exercise 7.18 sits between stages.
 #
 # `stage.body.layers` are the layers of a stage of a small Llama. `mesh["tensor"]` and `mesh["data"]` are
 # the meshes of one dimension, which both functions take.

@@ -1,0 +1,101 @@
+"""The pictures of three dimensions, and what the notebook says below them."""
+
+import pytest
+import torch
+from _build.definitions import definitions
+
+import labs
+import labs.pipeline_parallel as lab
+from labs.meters.traffic import CollectiveCall
+from labs.pipeline_parallel.charts.three_dimensions import sent_bytes
+from labs.pipeline_parallel.dimensions import training
+from labs.pipeline_parallel.dimensions.training import RankRun, group_of
+
+right = definitions("07b_pipeline_parallel")
+JOB = lab.JOBS["GPT-175B"]
+PLAN = lab.Plan(data=32, pipeline=12, tensor=8, sharding="ZeRO-1", micro_batch=1)
+
+
+def legend(picture) -> list[str]:
+    return [text.get_text() for text in picture.figure.legends[0].get_texts()]
+
+
+def call(kind, members, size=800):
+    return CollectiveCall(kind, size // 4, size, asynchronous=False, at=0, ranks=len(members),
+                          members=members)
+
+
+def test_the_tensor_group_is_on_one_node_or_on_eight():
+    labs.guess("7.21", "nodes", 2)
+    picture = lab.show_mesh(right.group)
+    first, second = repr(picture).split("\n")
+    assert "8 ranks of rank 0's tensor group are on 1 node," in first
+    assert "12 ranks of rank 0's pipeline group are on 12 nodes" in first
+    assert "8 ranks of rank 0's tensor group are on 8 nodes" in second
+    assert "32 ranks of rank 0's data group are on 4 nodes" in second
+    assert picture.data == 2
+
+
+def test_the_stages_hold_less_from_left_to_right():
+    labs.guess("7.24", "GB", 22)
+    picture = lab.show_stages(right.rank_memory, JOB, PLAN)
+    totals = [sum(parts.values()) for parts in picture.data]
+    assert len(totals) == 12 and totals == sorted(totals, reverse=True)
+    assert all(parts["optimizer state"] < 1e9 for parts in picture.data)
+    assert totals[0] == pytest.approx(22.3e9, rel=2e-3)
+    assert "your guess for stage 0" in legend(picture)
+
+
+def test_states_of_the_text():
+    states = 18 * (96 * JOB.layer_parameters + JOB.embedding_parameters)
+    assert states > 3e12 and round(states / 96 / 1e9, 1) == 32.7
+
+
+@pytest.mark.slow
+def test_the_table_says_what_the_notebook_reads_in_it():
+    labs.guess("7.25", "GPUs", 512)
+    table = lab.show_plans(right.choose_plan)
+    rows = {row[0].rsplit(", ", 1)[0]: row[1:] for row in table.rows}
+    assert rows["GPT-1.3B"][0] == min(rows["GPT-1.3B"][:6]) and rows["GPT-1.3B"][6] == "DP 8, DDP"
+    for name in ("Llama-3-70B", "Llama-3-70B on 32", "GPT-175B", "GPT-175B on 64", "Llama-3-405B"):
+        assert rows[name][0] == "–"
+    assert rows["GPT-175B"][:3] == ("–", "–", "–")
+    assert set(rows["Llama-3-405B on 8"][:6]) == {"–"}
+    assert "512 GPUs" in table.note
+
+
+def test_the_plan_of_llama_3_does_not_fit_these_models():
+    large = lab.JOBS["Llama-3-405B"]
+    mine, theirs = (lab.Plan(32, 8, 16, 4, "FSDP", recompute="none"),
+                    lab.Plan(128, 8, 16, 1, "FSDP", recompute="none"))
+    assert right.choose_plan(large) == mine and not lab.fits(large, theirs)
+    assert lab.step_seconds(large, theirs) > 1.2 * lab.step_seconds(large, mine)
+
+
+@pytest.mark.parametrize(("members", "name"), [
+    ((0, 4), "data"), ((1, 3), "pipeline"), ((7, 6), "tensor"), ((0, 3), ""),
+    (tuple(range(8)), "")])
+def test_the_dimension_of_a_group(members, name):
+    assert group_of(call("all_reduce", members)) == name
+
+
+def test_bytes_that_a_rank_sends():
+    """By ring algorithms: an all-reduce of two ranks sends all bytes once, a gather half."""
+    run = RankRun((0, 0, 0), calls=[call("all_reduce", (0, 1)), call("all_gather", (0, 1)),
+                                    call("send", (0, 2)), call("recv", (0, 2))])
+    assert sent_bytes(run, "tensor") == 800 + 400
+    assert sent_bytes(run, "pipeline") == 800 and sent_bytes(run, "data") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_launcher")
+def test_the_pipeline_sends_least_and_fsdp_most():
+    picture = lab.show_three_dimensions(right.parallelize)
+    runs, _ = picture.data
+    assert [run.coordinates for run in runs] == [
+        tuple(place.tolist()) for place in torch.cartesian_prod(*[torch.arange(2)] * 3)]
+    for run in runs:
+        least, middle, most = (sent_bytes(run, name) for name in ("pipeline", "tensor", "data"))
+        assert 0 < least < middle < most
+    whole = sum(p.numel() for p in training.small_llama().parameters())
+    assert {round(100 * run.held / whole) for run in runs} == {14}
