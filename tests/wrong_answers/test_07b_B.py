@@ -261,6 +261,13 @@ class NoOutputSent(Runs):
         pass
 
 
+class WithoutLinks(Runs):
+    """A send that waits, to a rank that receives on a link."""
+
+    def send_output(self, action, output):
+        dist.send(output.detach(), dist.get_rank() + 1)
+
+
 class FirstChunkOnly(Runs):
     def stage(self, action):
         return self.stages[max(self.stages) if self.links.is_last(action) else min(self.stages)]
@@ -301,6 +308,7 @@ ENDS_LAUNCH = [
     (WithoutHistory(), r"rank 1, B\(0\) sends the gradient of its input, which is None"),
     (NoGradientSent(), r"rank 1, F\(1\) waits for the output .* before B\(0\) has sent the grad"),
     (NoOutputSent(), r"rank 0, B\(0\) waits for the gradient .* before F\(0\) has sent the output"),
+    (WithoutLinks(), r"(?s)rank 0 waits in send at .*rank 1 waits in recv at"),
     (Stack(), "(?s)Mismatch in shape.*Hint: The gradient of one micro-batch"),
     (FirstChunkOnly(), "Expected tensor for argument #1 'indices'"),
     (AllForwardsFirst(), r"rank 1, F\(1\) waits for the output .* before B\(0\) has sent"),
