@@ -52,9 +52,9 @@ tokens | {"in Llama 3's largest batch, in millions": 16}
 
 # %% [markdown]
 # **Notice:** three of the four jobs exceed an H100, although the shards of parameters and optimizer
-# state are less than 1 GB of each. The fourth fits, but its batch has 134 million tokens. Llama 3 was
-# trained with 16 million at most, because far larger batches need more tokens for the same loss. So
-# several ranks must share a sequence.
+# state take less than 1 GB in each. The first job fits, but its batch has 134 million tokens. Llama 3
+# was trained with 16 million at most, because far larger batches need more tokens for the same loss.
+# So several ranks must share a sequence.
 
 # %% [markdown]
 # ## Two ways to divide a matrix product
@@ -73,10 +73,11 @@ tokens | {"in Llama 3's largest batch, in millions": 16}
 # %%
 def gradient_of_the_input(parts):
     torch.manual_seed(0)
-    x, weight = torch.randn(1, 3, requires_grad=True), torch.randn(4, 3)
+    x = torch.randn(1, 3, requires_grad=True)
+    weight = torch.randint(-9, 10, (4, 3)).float()
     rows = weight.chunk(2)[dist.get_rank()] if parts else weight
     F.linear(x, rows).sum().backward()
-    return [round(number, 2) for number in x.grad[0].tolist()]
+    return x.grad[0].tolist()
 
 
 part = labs.launch(gradient_of_the_input, True, ranks=2, quiet=True)
@@ -107,8 +108,9 @@ whole = labs.launch(gradient_of_the_input, False, ranks=2, quiet=True)
 # *Difficulty 2 of 5 · 15 minutes · target: the sum over the group's ranks in one direction, a copy in
 # the other, and no tensor of the caller written to*
 #
-# `dist.all_reduce` works in place. But the gradient that `backward` is given may belong to another
-# layer as well: autograd hands the same tensor to both sides of a residual connection.
+# `dist.all_reduce` works in place, on a contiguous tensor. But the gradient that `backward` is given
+# may be transposed, and another layer may read it, too: autograd hands one tensor to both sides of a
+# residual connection. What `backward` needs, keep as an attribute of `ctx`.
 
 # %%
 # Exercise 7.1: f copies in forward and sums in backward; g sums in forward and copies in backward
@@ -311,8 +313,9 @@ lab.show_shards(tensor_parallel, ranks=4)
 
 # %% [markdown]
 # **Notice:** column-parallel layers are cut by rows of `weight`, row-parallel ones by columns. Each
-# rank has whole heads: 2 of 8 query heads, 32 rows, and the key and value head that they share. The
-# norms are tiny. But every rank still has all of the embedding and of the head.
+# rank has whole heads: 2 of 8 query heads, 32 rows, and the key and value head that they share. What a
+# layer keeps whole, the weights of its RMSNorm layers, is tiny. But every rank still has all of the
+# embedding and of the head.
 
 # %% [markdown]
 # ## Count the all-reduces
@@ -390,11 +393,11 @@ labs.launch(lambda: rows_of_rank(128_256, dist.group.WORLD), ranks=2, quiet=True
 # *Difficulty 3 of 5 · 15 minutes · target: 1/t of the rows, in memory of their own; one all-reduce of
 # b·s·h in forward, none in backward*
 #
-# All ranks look up all tokens. Where another rank has the row, a rank returns zeros; so the sum over the
-# ranks has every row once.
+# All ranks look up all tokens. For another rank's row a rank returns zeros, so the sum over the ranks
+# has every row once.
 #
-# `embedding.padding_idx` is a row that gets no gradient, or None; `F.embedding` takes it, counted in the
-# rows that it is given.
+# `embedding.padding_idx` is None, or a row that gets no gradient. `F.embedding` takes it, too, counted
+# in the rows that it is given.
 
 # %%
 # Exercise 7.4: look up rows that another rank has
@@ -548,8 +551,8 @@ lab.show_loss_cost(vocabulary_parallel_cross_entropy)
 #
 # Clipping scales all gradients by max_norm / norm if the norm is larger than max_norm. The norm is the
 # root of the sum of *all* squares. A rank has the squares of its own shards; but what is replicated,
-# such as Llama's norms, has the same gradient on every rank. Here is what
-# `torch.nn.utils.clip_grad_norm_` would find:
+# such as the weights of Llama's RMSNorm layers, has the same gradient on every rank. Here is what
+# `torch.nn.utils.clip_grad_norm_` finds on each of two ranks:
 
 # %%
 def norm_of_one_rank():
@@ -608,8 +611,8 @@ lab.show_norms(clip_grad_norm, vocabulary_parallel, whole_llama)
 
 # %% [markdown]
 # **Notice:** on the right, replicated parameters counted four times change nothing that can be
-# seen, because only Llama's small norms are replicated. On the left the layers are, and the same
-# mistake shows at once. So a wrong norm can pass every test with one layout and spoil training with
+# seen, because only the small weights of RMSNorm are replicated. On the left all layers are, and the
+# same mistake shows at once. So a wrong norm can pass every test with one layout and spoil training with
 # another: a clipped step is then too small by the same factor.
 
 # %% [markdown]
