@@ -30,6 +30,8 @@ pytestmark = pytest.mark.usefixtures("warm_launcher")
 
 # wrong ones
 
+always = object()  # ties what was not tied
+
 
 def replace_all(model, group, head=None, enter=True, tie=True, loss=None, embedding=None):
     """The right answer in pieces that a wrong one replaces."""
@@ -37,7 +39,7 @@ def replace_all(model, group, head=None, enter=True, tie=True, loss=None, embedd
     tied = whole.weight is columns.weight
     rows = (embedding or Embedding)(whole, group)
     part = (head or right.column_shard)(columns, group)
-    if tied and tie:
+    if tie is always or tied and tie:
         part.weight = rows.weight
     if enter:
         lab.map_input(part, lambda hidden: right.CopyToRegion.apply(hidden, group))
@@ -78,6 +80,18 @@ class Llama:
 
     def untied(model, group):
         replace_all(model, group, tie=False)
+
+    def always_tied(model, group):
+        replace_all(model, group, tie=always)
+
+    def head_whole(model, group):
+        """Every rank computes all logits, and the loss of its part of them."""
+        ranks, rank = size_and_rank(group)
+        model.set_input_embeddings(Embedding(model.get_input_embeddings(), group))
+        if model.config.tie_word_embeddings:
+            model.get_output_embeddings().weight = model.get_input_embeddings().weight
+        lab.set_loss(model, lambda logits, targets: right.vocabulary_parallel_cross_entropy(
+            logits.chunk(ranks, -1)[rank], targets, group))
 
     def tied_reduced_once_too_often(model, group):
         replace_all(model, group)
@@ -140,6 +154,8 @@ WRONG_LLAMAS = [
     (Llama.not_entered, "the gradient is only this rank's part"),
     (Llama.entered_twice, "it is 2 times the reference's"),
     (Llama.untied, "embedding and head were one parameter, and are two now"),
+    (Llama.always_tied, "untied: embedding and head were two parameters, and are one now"),
+    (Llama.head_whole, "the gradient of 'lm_head.weight' .* only this rank's part"),
     (Llama.tied_reduced_once_too_often, "embedding and head tied: .*reduced once too often"),
     (Llama.embeddings_averaged, "reduced once too often"),
     (Llama.head_is_a_view, "untied: .* bytes of parameters after building"),

@@ -112,6 +112,9 @@ def _judge_tied(model, tied):
     if tied and embedding.weight is not head.weight:
         raise Wrong("embedding and head were one parameter, and are two now",
                     "head.weight = embedding.weight: both have the same rows of this rank.")
+    if not tied and embedding.weight is head.weight:
+        raise Wrong("embedding and head were two parameters, and are one now",
+                    "Only where the model's head has the embedding's weight do both share rows.")
 
 
 def _judge_forward(model):
