@@ -115,4 +115,6 @@ def _judge_norm(norm, norms):
                      rel_tol=_TOLERANCE, source="the reference's is")
     except Wrong as wrong:
         raise Wrong(f"Llama, step {len(norms) - 1}: {wrong.sentence}",
-                    "A tied weight is in the model once, and its shard is counted once.") from None
+                    "Are the gradients right before they are clipped? One that every rank has "
+                    "whole is not summed, and the shard of a tied weight is counted once."
+                    ) from None
