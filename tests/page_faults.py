@@ -138,9 +138,9 @@ def _axe() -> str:
 
 def photograph(page, folder: Path, name: str, theme: str) -> None:
     """Writes the unfolded notebook as folder/name-theme-1.jpg and so on, each of at most PART
-    pixels, in place of those of an earlier run, of either theme."""
+    pixels, in place of those of this theme from an earlier run."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob(f"{name}-*.jpg"):
+    for old in folder.glob(f"{name}-{theme}-*.jpg"):
         old.unlink()
     height = page.viewport_size["height"]
     for number, top in enumerate(range(0, height, PART), 1):
