@@ -1424,12 +1424,12 @@ lab.check_muon_update(muon_update)
 # %% [markdown]
 # ## I can …
 #
-# - [ ] write f and g, and say which of them a layer needs where
-# - [ ] cut attention with grouped-query heads, an MLP and a vocabulary over ranks
-# - [ ] count the all-reduces of a layer and their bytes before I run it
-# - [ ] say what sequence parallelism changes: not the bytes, but the activations
-# - [ ] say which random numbers must agree, and which must not
-# - [ ] pass keys and values round a ring, with equal work on all ranks
+# - write f and g, and say which of them a layer needs where
+# - cut attention with grouped-query heads, an MLP and a vocabulary over ranks
+# - count the all-reduces of a layer and their bytes before I run it
+# - say what sequence parallelism changes: not the bytes, but the activations
+# - say which random numbers must agree, and which must not
+# - pass keys and values round a ring, with equal work on all ranks
 
 # %% [markdown]
 # ## What to read

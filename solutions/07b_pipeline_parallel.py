@@ -1209,12 +1209,12 @@ lab.show_layouts(fsdp_and_tp, {"data": 2, "tensor": 4})
 # %% [markdown]
 # ## I can …
 #
-# - [ ] write a schedule as data, and name its bubble and its peak before I run it
-# - [ ] say why zero bubble needs the backward in two parts
-# - [ ] run a schedule on ranks without a deadlock
-# - [ ] find a rank's groups from its number
-# - [ ] name the parts of a rank's memory in a job of 3,072 GPUs
-# - [ ] say which dimension a job needs next, and why
+# - write a schedule as data, and name its bubble and its peak before I run it
+# - say why zero bubble needs the backward in two parts
+# - run a schedule on ranks without a deadlock
+# - find a rank's groups from its number
+# - name the parts of a rank's memory in a job of 3,072 GPUs
+# - say which dimension a job needs next, and why
 
 # %% [markdown]
 # ## What to read
