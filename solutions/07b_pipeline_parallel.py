@@ -1138,6 +1138,7 @@ lab.who_notices(in_torch, in_jax)
 # 256 × 64. The layout of h follows from those of x and `up`.
 
 # %%
+# Exercise 7.26: where each array lies, for three kinds of training
 def layouts():
     """Layout -> array -> PartitionSpec, on a mesh with one axis "n"."""
     from jax.sharding import PartitionSpec as P
