@@ -689,16 +689,6 @@ lab.show_runtimes(one_f_one_b, zb_h1)
 # `scale_grads=False`. With fewer micro-batches than ranks they raise an error or hang; yours runs.
 
 # %% [markdown]
-# An illegal schedule is refused before anything is sent. Here the two ranks' lists are exchanged:
-
-# %%
-def exchanged(ranks, micro_batches):
-    return [[F(0), B(0), F(1), B(1)], [F(0), F(1), B(0), B(1)]]
-
-
-lab.show_measured(exchanged, ranks=2, micro_batches=2)
-
-# %% [markdown]
 # ## Three dimensions
 #
 # A model of 175 billion parameters needs more than 3 TB of states. Tensor parallelism divides them by 8, the
