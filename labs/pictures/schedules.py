@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from labs.meters.metrics import Metric
 from labs.pictures import palette
 from labs.pictures.marks import (
     GUESS_MARKER,
@@ -97,9 +98,9 @@ def _beside(text, others: dict, write) -> str:
     return f"{text} ({', '.join(words)})" if words else text
 
 
-def timelines(schedules: Sequence[DrawnSchedule]) -> Picture:
+def timelines(schedules: Sequence[DrawnSchedule], metrics: Sequence[Metric] = ()) -> Picture:
     """Draws schedules one below the other. Those with the same unit have the same time axis, so
-    that the shorter one is seen to be shorter."""
+    that the shorter one is seen to be shorter. metrics: what was measured of them."""
     heights = [_HEAD + _ROW * len(one.timeline.spans) for one in schedules]
     figure, grid = canvas(WIDTH, 0.45 + sum(heights), nrows=len(schedules), ncols=2, squeeze=False,
                           gridspec_kw={"width_ratios": [_WIDE, _NARROW], "height_ratios": heights})
@@ -111,7 +112,8 @@ def timelines(schedules: Sequence[DrawnSchedule]) -> Picture:
         _draw_peaks(beside, one, max(_highest(other) for other in schedules
                                      if other.held_unit == one.held_unit))
     legend_above(figure, _handles(schedules))
-    return Picture(figure, "\n".join(one.words() for one in schedules), data=list(schedules))
+    return Picture(figure, "\n".join(one.words() for one in schedules), data=list(schedules),
+                   metrics=metrics)
 
 
 def _draw_ranks(ax: Axes, one: DrawnSchedule, longest: float):

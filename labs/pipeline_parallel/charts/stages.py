@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from labs.exercises.verdicts import Wrong, shows
+from labs.meters.metrics import Metric
 from labs.pictures.picture import Picture
 from labs.pictures.schedules import DrawnSchedule, timelines
 from labs.pictures.tables import Table
@@ -63,12 +64,15 @@ def draw_measured(step: MeasuredStep, name: str, bubble: float | None = None) ->
     """Draws a measured step below its simulation. bubble: the share that the formula gives."""
     simulated = simulate(step.schedule, step.times)
     expected = [held / MB for held in simulated.peak_bytes(step.activation_bytes, step.kept)]
+    peaks = [peak / MB for peak in step.peaks]
     return timelines([
         DrawnSchedule(f"{name}, simulated", simulated, unit="seconds", bubble=bubble,
                       held=expected, held_unit="MB"),
         DrawnSchedule(f"{name}, on {len(step.schedule.ranks)} ranks", step.timeline,
-                      unit="seconds", bubble=bubble, held=[peak / MB for peak in step.peaks],
-                      peaks=expected, held_unit="MB")])
+                      unit="seconds", bubble=bubble, held=peaks, peaks=expected, held_unit="MB")],
+        [Metric(f"{name}: bubble", step.timeline.bubble(), "", bubble),
+         *(Metric(f"{name}: activations in flight on rank {rank}", peak, "MB", predicted)
+           for rank, (peak, predicted) in enumerate(zip(peaks, expected, strict=True)))])
 
 
 @shows("7.19")

@@ -6,6 +6,7 @@ from matplotlib.patches import Patch
 
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
+from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pipeline_parallel.charts.mesh import COLOURS
@@ -55,7 +56,10 @@ def show_three_dimensions(parallelize: Callable) -> Picture:
     marks.legend_above(figure, [
         *(Patch(color=COLOURS[name], label=f"{name}: {calls_in(runs[0], name)}")
           for name in reversed(NAMES)), *lines])
-    return Picture(figure, "\n".join(words), data=(runs, guess))
+    metrics = [Metric("rank 0: share of the parameters", runs[0].held / whole, ""),
+               *(Metric(f"rank 0: sent in its {name} group", sent_bytes(runs[0], name) / 1e6, "MB")
+                 for name in NAMES)]
+    return Picture(figure, "\n".join(words), data=(runs, guess), metrics=metrics)
 
 
 def sent_bytes(run: RankRun, name: str) -> float:
