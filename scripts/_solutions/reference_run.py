@@ -30,7 +30,8 @@ def keep(data: dict, out: Path, root: Path) -> str:
     for one in data["notebooks"]:
         found = charts.main_ones(one, charts.pictures(out / f"{one['name']}.ipynb"))
         for exercise, shown in list(found.items())[-CHARTS:]:
-            (folder / f"{one['name']}-{exercise}.png").write_bytes(base64.b64decode(shown.image))
+            title = exercise.replace(" ", "_")
+            (folder / f"{one['name']}-{title}.png").write_bytes(base64.b64decode(shown.image))
     return (f"Kept as the reference: {folder}. The notebooks' cards are built from it: "
             "scripts/build --no-execute")
 
