@@ -30,7 +30,7 @@ def check(arguments: list) -> argparse.Namespace:
     """The parsed command line; exits with a sentence if it is wrong."""
     from _on_gpu.parts import PARTS
 
-    listed = "\n".join(f"  {part.name:19s}{part.what}" for part in PARTS)
+    listed = "\n".join(f"  {part.name:23s}{part.what}" for part in PARTS)
     parser = argparse.ArgumentParser(
         prog="scripts/on-gpu", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run unattended, on a machine with GPUs, all that only a GPU can show.",
