@@ -976,7 +976,8 @@ print(f"{lab.step_seconds(job, plan):6.2f} s predicted for {plan}")
 # | `lab.step_seconds(job, plan)` | seconds of a step |
 
 # %%
-for each in lab.JOBS.values():
+for name in lab.JOBS:
+    each = lab.JOBS[name]
     print(f"{sum(1 for _ in lab.plans(each)):6,} plans  {each}")
 
 # %% [markdown]
