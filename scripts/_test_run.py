@@ -20,7 +20,7 @@ NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120",
          "--nbval-sanitize-with=tests/nbval_sanitize.cfg", "-p", "untouched"]
 NOTEBOOK_FOLDERS = ["notebooks", "solutions"]
 NOTHING_SELECTED = 5  # pytest's exit code
-FEW_FAILURES = 5  # more are no accident
+FEW_FILES = 5  # more are no accident
 # Tests wait for ranks, kernels and hangs, too: three at a time keep two cores busy.
 AT_ONCE = str(max(3, min(8, (os.cpu_count() or 2) // 2)))
 COUNTED = ("tests", "failures", "errors", "skipped")
@@ -88,11 +88,13 @@ def command_stage(name, command):
 
 
 def pytest_stage(name, paths, options, arguments):
-    """Run pytest in a process of its own and count what its report says. In a whole run, a few
-    tests that fail are run once more when the others have ended."""
+    """Run pytest in a process of its own and count what its report says. In a whole run, tests of a
+    few files that fail are run once more when the others have ended: of files, because one launch
+    may serve many tests of a file."""
     result = pytest_once(name, paths, options, [*arguments, *at_once(options, arguments)])
-    found = all(os.path.exists(test.split("::")[0]) for test in result.failures)
-    if is_whole(options) and found and 0 < len(result.failures) == result.failed <= FEW_FAILURES:
+    files = {test.split("::")[0] for test in result.failures}
+    named = len(result.failures) == result.failed and all(map(os.path.exists, files))
+    if is_whole(options) and named and 0 < len(files) <= FEW_FILES:
         return second_attempt(result, name, options, arguments)
     return result
 

@@ -608,10 +608,10 @@ def test_a_few_that_fail_in_a_whole_run_are_run_once_more_and_alone(tmp_path, ca
     assert "once more and alone" in capfd.readouterr().out
     assert runner.summarize([result]) == 1
     assert "passed alone (why they failed is above)" in capfd.readouterr().out
-    for number in range(runner.FEW_FAILURES):
+    for number in range(runner.FEW_FILES):
         (tmp_path / f"test_{number}.py").write_text("def test_bad(): assert False")
     result, counted = counts()
-    assert counted == (2, 1 + runner.FEW_FAILURES, 0) and not result.recovered
+    assert counted == (2, 1 + runner.FEW_FILES, 0) and not result.recovered
     assert "once more and alone" not in capfd.readouterr().out
 
 

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from labs.exercises.verdicts import Verdict
 from labs.workers.launcher import launch
 
+LONGEST = 300.0  # seconds of a launch that judges many answers, on a busy machine
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -48,7 +50,9 @@ def judge_in_one_launch(check: Callable, answers: Sequence[tuple], ranks: int) -
     Not for an answer that ends a launch, by a mismatch of collectives or an error on some ranks
     only, nor for one that changes torch or the labs for those after it.
     """
-    return launch(_judge_all, check, answers, ranks=ranks, quiet=True, device="cpu")[0]
+    # as a check's launch, one answer may hang; here, so many are judged by one
+    return launch(_judge_all, check, answers, ranks=ranks, quiet=True, device="cpu",
+                  timeout=LONGEST)[0]
 
 
 def _judge_all(check, answers):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import Wrong, shows
 from labs.meters.metrics import Metric
 from labs.pictures.picture import Picture
@@ -34,7 +35,15 @@ def show_training(run_actions: Callable, schedule: Callable, ranks: int = 4,
     return Table(f"{ranks} ranks, {micro_batches} micro-batches",
                  ("", "layers", "parameters", "messages sent a step", "bytes sent a step"), rows,
                  note=f"Loss {losses[0]:.4f} before the first step, {losses[-1]:.4f} before the "
-                      f"last of {len(losses)}; one process differs by {off:.0e} at most.")
+                      f"last of {len(losses)}; one process differs by {off:.0e} at most."
+                      + _guessed("7.18", "the mean loss of 10 targets at 4 and 90 at 2",
+                                 (10 * 4 + 90 * 2) / (10 + 90)))
+
+
+def _guessed(key, what, is_right) -> str:
+    """A sentence for a note below a table, or nothing where there is no guess."""
+    guess = guessed(key)
+    return "" if guess is None else f" Your guess of {what}: {guess:g}; it is {is_right:.3g}."
 
 
 @shows("A schedule on ranks")
@@ -78,17 +87,24 @@ def draw_measured(step: MeasuredStep, name: str, bubble: float | None = None) ->
 @shows("7.19")
 def show_split(split_layers: Callable, costs: Sequence[float], ranks: int) -> Table:
     """A table of the stages by numbers of parts and by the student's split."""
+    split = list(split_layers(list(costs), ranks))
     return Table(f"{len(costs)} parts on {ranks} ranks",
                  ("split", "parts of each stage", "cost of each stage", "slowest", "idle"),
                  [_row("as many parts each", even_layers(len(costs), ranks), costs),
-                  _row("your split", list(split_layers(list(costs), ranks)), costs)], left=2,
+                  _row("your split", split, costs)], left=2,
                  note="idle: the share of all ranks' time that is spent waiting for the slowest "
-                      "stage, the bubble not counted")
+                      "stage, the bubble not counted."
+                      + _guessed("7.19", "the slowest stage", max(_stages(split, costs))))
+
+
+def _stages(counts, costs) -> list[float]:
+    """What each stage costs."""
+    ends = [sum(counts[:number]) for number in range(len(counts) + 1)]
+    return [sum(costs[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
 
 
 def _row(name, counts, costs) -> tuple:
-    ends = [sum(counts[:number]) for number in range(len(counts) + 1)]
-    stages = [sum(costs[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+    stages = _stages(counts, costs)
     slowest = max(stages)
     return (name, ", ".join(map(str, counts)), ", ".join(f"{cost:.3g}" for cost in stages),
             f"{slowest:.3g}", f"{1 - sum(stages) / len(stages) / slowest:.0%}")
