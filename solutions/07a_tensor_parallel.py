@@ -739,7 +739,8 @@ class RowParallelToPiece(RowParallelLinear):
 def sum_gradients(model, group):
     ### BEGIN SOLUTION
     for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith(("o_proj.bias", "down_proj.bias")):
+        is_partial = "norm" in name or name.endswith(("o_proj.bias", "down_proj.bias"))
+        if is_partial and parameter.requires_grad:
             parameter.register_hook(lambda part: ReduceFromRegion.apply(part, group))
     ### END SOLUTION
 

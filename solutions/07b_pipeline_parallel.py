@@ -1161,7 +1161,7 @@ my_guess = 524
 labs.guess("7.26", "kB that TP all-reduces in forward and backward", my_guess)
 
 # %%
-lab.jax_beside_torch(layouts)
+lab.compare_collectives(layouts)
 
 # %% [markdown]
 # **Notice:** DDP and TP need the same in both. FSDP does not: on a CPU, JAX's compiler XLA has no

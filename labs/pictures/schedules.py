@@ -81,18 +81,18 @@ class DrawnSchedule:
         if self.clock == RANK:
             whole = format_number(self.timeline.makespan * self.scale)
             length += f" by the clock of one rank ({whole} by the cluster's)"
-        bubble = _beside(f"{self.timeline.bubble(self.clock):.1%}", {
+        bubble = _with_expected(f"{self.timeline.bubble(self.clock):.1%}", {
             "formula": self.bubble, "your guess": self.guessed_bubble}, "{:.1%}".format)
         return f"{self.title}: {length}, bubble {bubble}"
 
     def words(self) -> str:
         """The headline, and the highest peak beside its formula."""
-        peak = _beside(f"{format_number(max(self.at_peak))} {self.held_unit}", {
+        peak = _with_expected(f"{format_number(max(self.at_peak))} {self.held_unit}", {
             "formula": self.peaks and max(self.peaks)}, format_number)
         return f"{self.headline()}, at most {peak} on a rank"
 
 
-def _beside(text, others: dict, write) -> str:
+def _with_expected(text, others: dict, write) -> str:
     """`27.3% (formula 27.3%, your guess 25.0%)`, of those that there are."""
     words = [f"{name} {write(value)}" for name, value in others.items() if value is not None]
     return f"{text} ({', '.join(words)})" if words else text

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     # isort: split
     # part D: JAX's view
     from labs.pipeline_parallel.charts.device_pieces import show_layouts
-    from labs.pipeline_parallel.charts.jax_beside_torch import jax_beside_torch, who_notices
+    from labs.pipeline_parallel.charts.jax_and_torch import compare_collectives, who_notices
     from labs.pipeline_parallel.checks.layouts import check_layouts
     from labs.pipeline_parallel.jax_view.layouts import block_arrays, place_arrays
     from labs.pipeline_parallel.jax_view.process import run_jax

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import labs
 import labs.pipeline_parallel as lab
 from labs.exercises.verdicts import Verdict
-from labs.pipeline_parallel.charts import device_pieces, jax_beside_torch
+from labs.pipeline_parallel.charts import device_pieces, jax_and_torch
 from labs.pipeline_parallel.jax_view import layouts as measuring
 from labs.pipeline_parallel.jax_view import process
 from labs.pipeline_parallel.jax_view.layouts import MeasuredLayout, Pieces
@@ -112,7 +112,7 @@ def test_what_cannot_travel_is_named():
 def test_without_jax_one_sentence_says_how_to_install_it(monkeypatch, capsys):
     monkeypatch.setattr(process, "has_jax", lambda: False)
     verdicts = [lab.check_layouts(layouts), lab.show_layouts(layouts),
-                lab.jax_beside_torch(layouts), lab.run_jax(layouts)]
+                lab.compare_collectives(layouts), lab.run_jax(layouts)]
     assert [str(verdict).split("JAX")[0] for verdict in verdicts] == [
         "○ Exercise 7.26  waits for ", "○ run_jax  waits for ", "○ run_jax  waits for ",
         "○ run_jax  waits for "]
@@ -161,7 +161,7 @@ def test_torchs_classes_call_what_their_layouts_need():
 @needs_jax
 @pytest.mark.slow
 def test_the_table_gives_a_reason_for_each_difference():
-    table = lab.jax_beside_torch(layouts)
+    table = lab.compare_collectives(layouts)
     assert [row[1:] for row in table.rows] == [
         ("all-reduce", "1 call, 131,076 bytes", "1 call, 131,072 bytes",
          "and the mean loss of all tokens, 4 bytes"),
@@ -268,7 +268,7 @@ def test_torch_is_silent_where_jax_refuses_or_adds_the_sum():
     assert forward.startswith("no error; the loss is wrong by") and "by 0%" not in forward
     assert backward.startswith("no error; the gradient is wrong by") and "by 0%" not in backward
     assert refused == "ValueError, before anything runs" and "JAX adds it" in derived
-    loss, gradient = jax_beside_torch.right_loss_and_gradient()
+    loss, gradient = jax_and_torch.right_loss_and_gradient()
     assert all(abs(found - loss) < 1e-5 for found, _ in torchs[1])  # forward was right there
     assert added[0] == pytest.approx(loss, rel=1e-5)
     numpy.testing.assert_allclose(added[1], gradient, atol=1e-5 * abs(gradient).max())

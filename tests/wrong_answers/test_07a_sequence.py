@@ -380,3 +380,11 @@ def test_an_answer_that_is_not_filled_in_is_waited_for():
 
     verdict = lab.check_sequence_parallel(Unfilled, Unfilled, nothing)
     assert verdict.passed is None and "7.7" in str(verdict)
+
+
+def test_the_solution_leaves_frozen_norms_alone():
+    """torch refuses a hook on what gets no gradient."""
+    model = lab.llama(layers=1)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("norm" not in name)
+    right.sum_gradients(model, None)

@@ -21,6 +21,7 @@ from labs.tensor_parallel.checks.reference import build, token_batches
 from labs.tensor_parallel.checks.shards import ShardReader
 from labs.tensor_parallel.scaffold import map_input
 from labs.training import models
+from labs.training.loop import ModuleAndOptimizer
 from labs.workers import devices
 
 _ADAMW = {"optimizer_class": torch.optim.AdamW, "settings": {"lr": 1e-3}}
@@ -53,7 +54,8 @@ def record_holdings(tensor_parallel: Callable) -> list[Holding]:
 
 
 def f_at_each_layer(copy_to_region: type, column_shard: Callable, row_parallel: Callable,
-                    model: nn.Module, optimizer_class: type, **settings):
+                    model: nn.Module, optimizer_class: type,
+                    **settings) -> ModuleAndOptimizer:
     """A strategy made of the student's parts, with f at the entry of each column-parallel layer."""
     group = dist.group.WORLD
     for layer in models.blocks(model):

@@ -15,6 +15,7 @@ from labs.meters.traffic import Traffic
 from labs.predictions.traffic import passes
 from labs.tensor_parallel.sequence.activations import activation_bytes
 from labs.training import data, models
+from labs.training.loop import ModuleAndOptimizer
 from labs.workers import devices
 
 BATCH, SEQUENCE, BYTES = 2, 64, 4
@@ -58,7 +59,7 @@ def unit_bytes() -> int:
     return BYTES * BATCH * SEQUENCE * SIZES["hidden"]
 
 
-def whole(model, optimizer_class, **settings):
+def whole(model: nn.Module, optimizer_class: type, **settings) -> ModuleAndOptimizer:
     """The strategy that divides nothing."""
     return model, optimizer_class(model.parameters(), **settings)
 

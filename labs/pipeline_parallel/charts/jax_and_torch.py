@@ -1,4 +1,4 @@
-"""JAX beside torch: the collectives of the same layouts, and who notices a sum that is left out."""
+"""JAX and torch: the collectives of the same layouts, and who notices a sum that is left out."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,7 +19,7 @@ Collectives = Sequence[CompiledCollective | CollectiveCall]
 
 
 @shows("7.26")
-def jax_beside_torch(layouts: Callable) -> Table | Verdict:
+def compare_collectives(layouts: Callable) -> Table | Verdict:
     """The collectives that JAX's compiler puts into forward and backward of the block, beside those
     that torch's classes call, and why they differ."""
     measured = measured_layouts(layouts, {"n": 4})
