@@ -10,12 +10,12 @@ from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     # part 1: a job of one's own
+    from labs.exercises.scripts.commands import run_command, torchrun
+    from labs.exercises.scripts.files import worked_script, write_script
     from labs.scaling.charts.runs import show_metrics, show_ragged
     from labs.scaling.checks.ragged_step import check_ragged_step
     from labs.scaling.checks.train import check_train
-    from labs.scaling.runs.commands import run_command, torchrun
     from labs.scaling.runs.ragged import answers, count_answers, loss_sum
-    from labs.scaling.scaffold import worked_script, write_script
     # isort: split
     # part 2: efficiency
     from labs.meters.trace import subtract, total_seconds, union

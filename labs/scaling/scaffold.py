@@ -1,6 +1,5 @@
 """What a student of notebook 06 calls or subclasses."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,21 +13,6 @@ from labs.training.presets import Preset, preset
 from labs.workers import devices
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "solutions" / "scripts"
-_MARKER = re.compile(r"^\s*### (BEGIN|END) SOLUTION\n", re.MULTILINE)
-
-
-def worked_script(name: str) -> str:
-    """The text of a worked script, such as "train.py"."""
-    return _MARKER.sub("", (SCRIPTS / name).read_text(encoding="utf-8"))
-
-
-def write_script(name: str, folder: Path | str = ".") -> Path:
-    """Writes the worked script to the folder, as the solution's cell `%%writefile NAME` does it in
-    Jupyter, and returns its path."""
-    path = Path(folder) / name
-    path.write_text(worked_script(name), encoding="utf-8")
-    return path
 
 
 # ---- part 4: what limits it

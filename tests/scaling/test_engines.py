@@ -8,12 +8,12 @@ import time
 import pytest
 
 import labs.scaling as lab
+from labs.exercises.scripts.commands import CommandResult
 from labs.exercises.verdicts import Verdict
 from labs.scaling.checks import recorded_jobs, synthetic_jobs
 from labs.scaling.checks.what_ran import evidence_of
 from labs.scaling.runs import engines as measuring
 from labs.scaling.runs import jobs as starting
-from labs.scaling.runs.commands import CommandResult
 from labs.training import fine_tuning, hf_configs, strategies
 
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")

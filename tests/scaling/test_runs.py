@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from _build.source import read_source  # noqa: E402
 
 import labs.scaling as lab  # noqa: E402
+from labs.exercises.scripts import commands, files, forked
 from labs.exercises.verdicts import Verdict  # noqa: E402
-from labs.scaling import scaffold  # noqa: E402
-from labs.scaling.runs import commands, forked, ragged  # noqa: E402
+from labs.scaling.runs import ragged  # noqa: E402
 from labs.workers import devices, processes  # noqa: E402
 from labs.workers.launch_error import Stopped  # noqa: E402
 
@@ -46,19 +46,19 @@ def interrupt_when(path):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The worked train.py on 2 ranks."""
-    path = scaffold.write_script("train.py", tmp_path_factory.mktemp("worked"))
+    path = files.write_script("train.py", tmp_path_factory.mktemp("worked"))
     return forked.run(path, SMALL, 2)
 
 
 @pytest.mark.parametrize("name", ["train.py", "job.py"])
 def test_the_script_is_what_the_notebook_writes(tmp_path, name):
     (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / name).write_text((scaffold.SCRIPTS / name).read_text())
+    (tmp_path / "scripts" / name).write_text((files.SCRIPTS / name).read_text())
     (tmp_path / "06.py").write_text(f'# %%\nlab.write_script("{name}")\n')
     [cell], problems = read_source(tmp_path / "06.py", "06.py")
     shown = "\n".join(text for _, text in cell.solution_lines()).partition("\n")[2]
     assert not problems
-    assert scaffold.write_script(name, tmp_path).read_text() == shown + "\n"
+    assert files.write_script(name, tmp_path).read_text() == shown + "\n"
 
 
 def test_a_run_says_what_its_ranks_did(trained, nothing_left):
@@ -76,7 +76,7 @@ def test_a_run_says_what_its_ranks_did(trained, nothing_left):
 
 
 def test_with_fsdp_each_rank_has_a_shard(trained):
-    path = scaffold.SCRIPTS / "train.py"
+    path = files.SCRIPTS / "train.py"
     found = forked.run(path, (*SMALL, "--strategy", "fsdp"), 2)
     whole, shards = trained.records[0].parameters, [r.parameters for r in found.records]
     assert all(record.sharded for record in found.records)
@@ -103,7 +103,7 @@ def test_a_default_mesh_is_the_cpus_where_gpus_are_hidden(tmp_path, monkeypatch)
 
 
 def test_a_rank_that_fails_ends_the_others_and_the_job(nothing_left):
-    found = forked.run(scaffold.SCRIPTS / "train.py", SMALL, 2, failing_rank=1)
+    found = forked.run(files.SCRIPTS / "train.py", SMALL, 2, failing_rank=1)
     assert (found.code, found.codes, found.left) == (1, [-15, 1], 0)
     assert found.records[1].error[1] == "raised on rank 1 on purpose, by the check"
     assert "in train" in found.output[1] and found.metrics is None

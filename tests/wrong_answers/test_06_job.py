@@ -4,11 +4,11 @@ until the first launch that shows what is wrong; the worked script is run by the
 import pytest
 
 import labs.scaling as lab
-from labs.scaling import scaffold
+from labs.exercises.scripts import files
 from labs.workers import programs
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
-RIGHT = scaffold.worked_script("job.py")
+RIGHT = files.worked_script("job.py")
 
 
 def changed(*pairs):

@@ -3,11 +3,11 @@
 import pytest
 
 import labs.scaling as lab
-from labs.scaling import scaffold
+from labs.exercises.scripts import files
 from labs.workers import programs
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
-RIGHT = scaffold.worked_script("train.py")
+RIGHT = files.worked_script("train.py")
 
 
 def changed(*pairs, text=RIGHT):

@@ -10,11 +10,11 @@ from typing import Any
 
 import cloudpickle
 
+from labs.exercises.scripts.commands import run_module
 from labs.exercises.student_code import shortened
 from labs.exercises.verdicts import Verdict
 from labs.pictures.in_scripts import print_in_script
 from labs.pipeline_parallel.jax_view.child import RESULT, WORK, Raised
-from labs.scaling.runs.commands import run_module
 from labs.workers import processes
 from labs.workers.output import last_lines
 from labs.workers.pickling import CannotSend

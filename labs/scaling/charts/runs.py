@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 from labs.exercises.guesses import guessed
+from labs.exercises.scripts.commands import CommandResult
+from labs.exercises.scripts.files import read_metrics
 from labs.exercises.student_code import message_of
 from labs.exercises.verdicts import Wrong, shows
 from labs.pictures import palette
@@ -10,8 +12,6 @@ from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.scaling.checks.ragged_step import ANSWERS, errors_of_means
-from labs.scaling.runs.commands import CommandResult
-from labs.scaling.runs.scripts import read_metrics
 from labs.workers.launcher import launch
 
 

@@ -4,8 +4,8 @@ from collections import Counter
 
 import torch
 
+from labs.exercises.scripts.forked import Run
 from labs.exercises.verdicts import Wrong
-from labs.scaling.runs.forked import Run
 from labs.words import listed
 
 _SAMPLER = ("DistributedSampler(windows) gives each rank its own share of the indices; the loader "

@@ -2,9 +2,10 @@
 
 import torch
 
+from labs.exercises.scripts import forked
+from labs.exercises.scripts.files import waits_for
 from labs.exercises.verdicts import Wrong, check
 from labs.scaling.checks import drawn_samples, job_shards, job_updates, script_runs
-from labs.scaling.runs import forked
 from labs.scaling.runs.expected_job import Drawn, train_job_on
 from labs.scaling.runs.ragged import answer_samples
 from labs.workers.launcher import launch
@@ -33,7 +34,7 @@ def check_job(script: str = "job.py"):
     """With FSDP on 2 ranks and HSDP on 2 × 2, job.py must hold shards alone, draw each sample once
     an epoch, and give the optimizer the gradients that one process has on all micro-batches of all
     ranks, clipped by the norm of all of them; where a rank raises, the job must fail."""
-    if waits := script_runs.waits_for("6.15", script):
+    if waits := waits_for("6.15", script):
         return waits
     for what, numbers, ranks in (("2 ranks", ON_2, 2), ("4 ranks, --replicas 2", ON_4, 4)):
         with status(what):

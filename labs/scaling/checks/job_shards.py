@@ -1,8 +1,8 @@
 """Exercise 6.15: which part of the parameters each rank held, and among which ranks they were
 gathered, as the ranks' own memory and collectives say."""
 
+from labs.exercises.scripts.forked import Run
 from labs.exercises.verdicts import Wrong
-from labs.scaling.runs.forked import Run
 from labs.words import counted
 
 SLACK = 1.1  # padding of shards

@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Iterator
 
 from labs.exercises.numbers import judge_number
+from labs.exercises.scripts.forked import Run
+from labs.exercises.scripts.probe import RankRecord
 from labs.exercises.verdicts import Wrong
 from labs.scaling.runs.expected import Tensors
 from labs.scaling.runs.expected_job import ExpectedJob, ExpectedStep, clipped, norm_of
-from labs.scaling.runs.forked import Run
-from labs.scaling.runs.probe import RankRecord
 
 GRADIENT = 1e-3  # of the norm: float32 sums in another order, over some steps of AdamW
 REPORTED = 1e-4  # relative

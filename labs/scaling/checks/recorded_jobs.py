@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from labs.exercises.on_ranks import on_ranks
 from labs.meters.evidence import RankEvidence, StepEvidence
@@ -46,29 +45,18 @@ def _record() -> dict[tuple[str, str], RankEvidence]:
             for name, model in _MODELS.items()}
 
 
-class _Loss(nn.Module):
-    """A model's loss as a tensor: in a namespace FSDP2 finds none to hang its backward on."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, **batch):
-        return self.model(**batch).loss
-
-
 def _evidence(strategy, make) -> RankEvidence:
-    model = _Loss(make())
+    model = make()
     evidence = StepEvidence(model)
     dtype = next(p.dtype for p in model.parameters())
     module, optimizer = strategy(model, torch.optim.AdamW, lr=1e-3)
     for batch in data.xy_batches(_STEPS, 6, seed=dist.get_rank()):
-        if isinstance(model.model, EdgeCaseModel):
+        if isinstance(model, EdgeCaseModel):
             batch["use_all"] = True
         elif dtype == torch.float64:
             batch["x"] = batch["x"].double()
         with evidence:
-            loss = module(**batch)
+            loss = module(**batch).loss
             loss.backward()
             evidence.note(module, optimizer)
             optimizer.step()

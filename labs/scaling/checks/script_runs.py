@@ -3,26 +3,13 @@ and writes, and that the job fails when a rank does."""
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from labs.exercises.job_end import judge_failed_job, judge_left
-from labs.exercises.verdicts import Verdict, Wrong
-from labs.scaling.runs.forked import Run
-from labs.scaling.runs.scripts import waiting_exercise
+from labs.exercises.scripts.forked import Run
+from labs.exercises.verdicts import Wrong
 from labs.words import listed, named_ranks
 
 FAILING_RANK = 1
-
-
-def waits_for(exercise: str, script: str) -> Verdict | None:
-    """The verdict where there is no such file; None where there is. Raises NotImplementedError for
-    a gap in it."""
-    path = Path(script)
-    if not script or not path.is_file():
-        return Verdict(exercise, None, f"waits for the file {script}: run the cell that writes it")
-    if number := waiting_exercise(path):
-        raise NotImplementedError(f"Exercise {number}")
-    return None
 
 
 def judge_end(run: Run, when: str) -> None:

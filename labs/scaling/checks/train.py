@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
+from labs.exercises.scripts import forked
+from labs.exercises.scripts.files import waits_for
 from labs.exercises.verdicts import Wrong, check
 from labs.scaling.checks import drawn_samples, script_runs, train_report, train_updates
-from labs.scaling.runs import forked
 from labs.scaling.runs.expected import CONTEXT
 from labs.training import data
 from labs.words import counted
@@ -71,7 +72,7 @@ def check_train(script: str = "train.py"):
     """On 2 ranks, on 3 with samples that do not divide, and with FSDP, train.py must draw each
     sample once an epoch in another order each time, and train as one process does on all ranks'
     batches together; rank 0 alone reports what all did; where a rank raises, the job must fail."""
-    if waits := script_runs.waits_for("6.1", script):
+    if waits := waits_for("6.1", script):
         return waits
     runs = {}
     for case in (ON_2, ON_3, WITH_FSDP):

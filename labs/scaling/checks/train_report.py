@@ -3,10 +3,10 @@
 import math
 import re
 
+from labs.exercises.scripts.forked import Run
 from labs.exercises.verdicts import Wrong
 from labs.scaling.checks.train_updates import far, losses, mean_loss
 from labs.scaling.runs.expected import CONTEXT
-from labs.scaling.runs.forked import Run
 from labs.words import format_distinct
 
 LATE = 5e-3  # seconds: a reported time may be rounded to hundredths

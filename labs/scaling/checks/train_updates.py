@@ -4,9 +4,9 @@ import math
 
 import torch
 
+from labs.exercises.scripts.forked import Run
 from labs.exercises.verdicts import Wrong
 from labs.scaling.runs.expected import train_on
-from labs.scaling.runs.forked import Run
 from labs.words import format_distinct
 from labs.workers.launcher import launch
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from labs.exercises.scripts.files import missing_script, raise_if_waiting, waiting_exercise
 from labs.exercises.verdicts import Wrong, shows
 from labs.predictions import host_links
 from labs.predictions.host_links import LinkTime
 from labs.scaling.links import collectives, runs
 from labs.scaling.links.recorded import JobRun, LinkRun, link_run, measured_or_recorded
-from labs.scaling.runs.scripts import missing_script, raise_if_waiting, waiting_exercise
 
 
 @shows("A job on two hosts")

@@ -104,7 +104,7 @@ def main() -> None:
     import tempfile
 
     from labs.exercises.previous_work import ROOT, definitions
-    from labs.scaling.scaffold import write_script
+    from labs.exercises.scripts.files import write_script
 
     with tempfile.TemporaryDirectory() as folder:
         write_recording(runs.all_runs(definitions(ROOT / "solutions/06_scaling.py"),

@@ -3,7 +3,6 @@ the link are counted and whose seconds are taken in turns."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,23 +31,11 @@ BANDWIDTH = "50mbit"
 WARM_UP = 2  # steps: DDP cuts its buckets anew after the first
 
 
-class Output(NamedTuple):
-    """What a forward returns. FSDP finds the tensors in a tuple, and hooks the root's backward to
-    them; those in DeepMLP's SimpleNamespace it does not see."""
-
-    logits: torch.Tensor
-    loss: torch.Tensor
-
-
 class MeasuredModel(DeepMLP):
     """The model that every strategy trains."""
 
     def __init__(self, layers: int = LAYERS, width: int = WIDTH, context: int = CONTEXT):
         super().__init__(layers, width, context=context)
-
-    def forward(self, x, y) -> Output:
-        found = super().forward(x, y)
-        return Output(found.logits, found.loss)
 
 
 def model_bytes() -> int:

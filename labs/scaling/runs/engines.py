@@ -12,12 +12,12 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from labs.exercises.scripts.files import raise_if_waiting
 from labs.exercises.verdicts import shows
 from labs.meters import memory, throughput
 from labs.meters.evidence import RankEvidence, StepEvidence
 from labs.meters.metrics import Metric
 from labs.predictions.traffic import passes
-from labs.scaling.runs.scripts import raise_if_waiting
 from labs.training import data, fine_tuning, models, strategies
 from labs.training.loop import train
 from labs.workers import devices

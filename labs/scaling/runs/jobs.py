@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import labs
+from labs.exercises.scripts import forked
+from labs.exercises.scripts.commands import SECONDS, CommandResult, run_command
+from labs.exercises.scripts.files import missing_script, read_metrics, require_keys
 from labs.exercises.verdicts import Verdict, Wrong, shows
 from labs.meters.evidence import RankEvidence, read_ranks
-from labs.scaling.runs import forked
-from labs.scaling.runs.commands import SECONDS, CommandResult, run_command
-from labs.scaling.runs.scripts import missing_script, read_metrics, require_keys
 from labs.words import named_ranks
 from labs.workers import devices
 from labs.workers.launch_error import LaunchError

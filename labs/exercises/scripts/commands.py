@@ -8,19 +8,22 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 
 import psutil
 
+from labs.exercises.scripts.files import missing_script, waiting_exercise
 from labs.exercises.verdicts import Verdict
-from labs.scaling.runs.scripts import missing_script, waiting_exercise
 from labs.workers import devices, processes, programs, worker
 from labs.workers.launch_error import Stopped
 from labs.workers.output import LaunchOutput
 
 SECONDS = 180.0  # that a command may take
+ALONE = 2.0  # seconds in which a command's processes must end after it
+LOOK = 0.02  # seconds between two calls of a function that watches a command
 _ROOT = str(Path(__file__).resolve().parents[3])
 # Runs a module as `python -m` does. On Linux it gets SIGTERM when the notebook's kernel ends, also
 # by kill -9: torchrun and accelerate then end their ranks.
@@ -63,18 +66,21 @@ def torchrun(script: str, *arguments: object, ranks: int | None = None,
 
 
 def run_command(command: list[object], seconds: float = SECONDS,
-                environment: dict[str, str] | None = None) -> CommandResult | Verdict:
+                environment: dict[str, str] | None = None,
+                watch: Callable[[int, str], None] | None = None) -> CommandResult | Verdict:
     """Runs a command in the working folder, and shows what it prints. Its first word may be
     torchrun or accelerate. Stops it after so many seconds. Returns a Verdict where a script among
     its words has a gap that waits for an exercise, and where the script or the command is missing.
-    environment: variables to set in addition."""
+    environment: variables to set in addition. watch: called many times while the command runs, with
+    the number of its process and all that it has printed; then nothing of it is shown."""
     words = [str(word) for word in command]
     if refused := _refusal(words):
         return refused
-    print(f"$ {shlex.join(words)}", flush=True)
+    if not watch:
+        print(f"$ {shlex.join(words)}", flush=True)
     try:
         with processes.temporary_folder() as logs:
-            return _run(words, logs, seconds, environment or {})
+            return _run(words, logs, seconds, environment or {}, watch)
     except KeyboardInterrupt:
         raise Stopped(f"interrupted; {words[0]} was stopped, with all that it had started"
                       ) from None
@@ -101,20 +107,20 @@ def _refusal(words) -> Verdict | None:
     return Verdict(words[0], False, sentence) if sentence else None
 
 
-def _run(words, logs, seconds, environment) -> CommandResult:
-    started_at, began, process = time.time(), time.monotonic(), None
+def _run(words, logs, seconds, environment, watch=None) -> CommandResult:
+    started_at, began, process, family = time.time(), time.monotonic(), None, _Family()
     try:
         with processes.deferred():  # an interrupt must not come before it has a name here
             process = subprocess.Popen(
                 _python(words, logs), env=_environment(_ranks(words)) | environment,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 start_new_session=True)
-        output = _shown(process, began + seconds)
+        output = _shown(process, began + seconds, watch, family)
         code = process.poll()
     finally:
         with processes.deferred():
             if process:
-                _end(process)
+                _end(process, family)
     return CommandResult(tuple(words), code, time.monotonic() - began, output, started_at)
 
 
@@ -142,30 +148,56 @@ def _environment(ranks) -> dict[str, str]:
             "GLOO_SOCKET_IFNAME": worker.LOOPBACK, "NCCL_SOCKET_IFNAME": f"={worker.LOOPBACK}"}
 
 
-def _shown(process, deadline) -> str:
-    """All that the process prints until it ends, or until the deadline; shown as it comes."""
-    output = LaunchOutput(1, who="")
+def _shown(process, deadline, watch, family) -> str:
+    """All that the process prints until it ends, or until the deadline; shown as it comes, or given
+    to `watch`."""
+    output = LaunchOutput(1, quiet=watch is not None, who="")
     with DefaultSelector() as pipes:
         pipes.register(process.stdout, EVENT_READ)
         while time.monotonic() < deadline:
-            if pipes.select(0.1) and not output.read(0, process.stdout.fileno()):
+            if (pipes.select(LOOK if watch else 0.1)
+                    and not output.read(0, process.stdout.fileno())):
                 break
             output.show()
+            if watch:
+                watch(process.pid, output.text[0])
+            if family.look(process):
+                break
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, min(10.0, deadline - time.monotonic())))
     output.finish()
     return output.text[0]
 
 
-def _end(process):
-    """Ends it with all processes that it started: torchrun's ranks have sessions of their own."""
-    with contextlib.suppress(psutil.Error):
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.terminate()
-        psutil.wait_procs(family, timeout=2)
-        for child in family:
+class _Family:
+    """The processes that a command has started, also those that are left when it was killed."""
+
+    def __init__(self):
+        self.members, self._asked, self._ended = set(), 0.0, None
+
+    def look(self, process: subprocess.Popen) -> bool:
+        """Notes who is there, a few times a second. Returns whether the command has ended some time
+        ago: who still holds its output then has been left alone."""
+        now = time.monotonic()
+        if now > self._asked + 0.3:
+            self._asked = now
             with contextlib.suppress(psutil.Error):
-                child.kill()
+                self.members |= set(psutil.Process(process.pid).children(recursive=True))
+            if self._ended is None and process.poll() is not None:
+                self._ended = now
+        return self._ended is not None and now > self._ended + ALONE
+
+
+def _end(process, family):
+    """Ends it with all processes that it started: torchrun's ranks have sessions of their own."""
+    found = family.members
+    with contextlib.suppress(psutil.Error):
+        found = found | set(psutil.Process(process.pid).children(recursive=True))
+        process.terminate()
+        psutil.wait_procs(found, timeout=2)
+    for child in found:
+        with contextlib.suppress(psutil.Error):
+            child.kill()  # psutil: not another process that has got its number
     process.kill()
     process.wait()
     process.stdout.close()

@@ -1,5 +1,5 @@
-"""A student's script before its run, whether it is there and filled in, and the JSON file that the
-run has written."""
+"""A script before its run: the worked one, and whether a student's is there and filled in; and the
+JSON file that the run has written."""
 
 import json
 import re
@@ -7,13 +7,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labs.exercises.verdicts import Wrong, kind_of
+from labs.exercises.verdicts import Verdict, Wrong, kind_of
 from labs.words import listed
 
+SCRIPTS = Path(__file__).resolve().parents[3] / "solutions" / "scripts"
+_MARKER = re.compile(r"^\s*### (BEGIN|END) SOLUTION\n", re.MULTILINE)
 _GAP = re.compile(r'raise NotImplementedError\("Exercise (\d+\.\d+)"\)')
 _WRITE = "Rank 0 writes its metrics there, as JSON, before it ends."
 _AGAIN = "Run the cell that starts the script again, then this one."
 EARLIER = 0.1  # seconds that a file may seem older than it is: clocks of files are coarse
+
+
+def worked_script(name: str) -> str:
+    """The text of a worked script, such as "train.py"."""
+    return _MARKER.sub("", (SCRIPTS / name).read_text(encoding="utf-8"))
+
+
+def write_script(name: str, folder: Path | str = ".") -> Path:
+    """Writes the worked script to the folder, as the solution's cell `%%writefile NAME` does it in
+    Jupyter, and returns its path."""
+    path = Path(folder) / name
+    path.write_text(worked_script(name), encoding="utf-8")
+    return path
 
 
 def waiting_exercise(script: str | Path) -> str | None:
@@ -23,6 +38,17 @@ def waiting_exercise(script: str | Path) -> str | None:
         return None
     found = _GAP.search(path.read_text(encoding="utf-8", errors="replace"))
     return found[1] if found else None
+
+
+def waits_for(exercise: str, script: str) -> Verdict | None:
+    """The verdict where there is no such file; None where there is. Raises NotImplementedError for
+    a gap in it."""
+    path = Path(script)
+    if not script or not path.is_file():
+        return Verdict(exercise, None, f"waits for the file {script}: run the cell that writes it")
+    if number := waiting_exercise(path):
+        raise NotImplementedError(f"Exercise {number}")
+    return None
 
 
 def missing_script(script: str | Path) -> str | None:

@@ -11,13 +11,14 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore
 
-from labs.scaling.runs.probe import RankRecord, RankStart, main
+from labs.exercises.scripts.probe import RankRecord, RankStart, main
 from labs.workers import devices, processes, programs, worker
 from labs.workers.launch_error import Stopped
 
@@ -67,10 +68,10 @@ def run(script: Path | str, arguments: tuple[str, ...], ranks: int,
     HOSTS` sets; a divisor of their number. Raises Stopped where it is interrupted."""
     with processes.temporary_folder() as folder:
         path = os.path.join(folder, METRICS)
-        job = _Job(ranks, hosts, Path(folder, "notes"))
+        job = ForkedJob(ranks, hosts, Path(folder, "notes"))
         try:
             job.start(str(Path(script).absolute()), (*arguments, "--metrics", path), folder,
-                      failing_rank, seconds)
+                      seconds, failing_rank)
             job.wait()
         except KeyboardInterrupt:
             raise Stopped("\n".join(["interrupted; all ranks were stopped", *job.last_calls()])
@@ -85,8 +86,13 @@ def options(numbers: dict[str, float]) -> tuple[str, ...]:
     return tuple(word for name, number in numbers.items() for word in (f"--{name}", str(number)))
 
 
-class _Job:
-    def __init__(self, ranks, hosts, notes):
+class ForkedJob:
+    """The ranks of a job. notes: a new folder for what they note and print. variables: of their
+    environment, in addition to torchrun's."""
+
+    def __init__(self, ranks: int, hosts: int, notes: Path,
+                 variables: dict[str, str] | None = None):
+        self._more = variables or {}
         self._notes, self._ranks, self._hosts = notes, ranks, hosts
         self._notes.mkdir()
         self._processes, self._stopped, self._left = [], False, 0
@@ -94,18 +100,20 @@ class _Job:
         # program may take it, and ranks of two jobs would meet there.
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
-    def start(self, script, arguments, folder, failing_rank, seconds):
-        """Starts all ranks. The first start waits until the fork server has imported torch."""
+    def start(self, script: str, arguments: tuple[str, ...], folder: str, seconds: float,
+              failing_rank: int | None = None, target: Callable = main, *others: object) -> None:
+        """Starts target(RankStart, *others) for each rank. The first start waits until the fork
+        server has imported torch."""
         self._script = os.path.basename(script)
         variables = _torchruns_variables(self._ranks, self._hosts, self._store.port)
         threads = int(variables["OMP_NUM_THREADS"])
         for rank in range(self._ranks):
             host, local = divmod(rank, self._ranks // self._hosts)
             own = {"RANK": rank, "LOCAL_RANK": local, "ROLE_RANK": rank, "GROUP_RANK": host}
-            self._processes.append(processes.start(main, (RankStart(
-                script, tuple(map(str, arguments)), variables | {
+            self._processes.append(processes.start(target, (RankStart(
+                script, tuple(map(str, arguments)), variables | self._more | {
                     name: str(value) for name, value in own.items()},
-                str(folder), str(self._notes), threads, rank == failing_rank),)))
+                str(folder), str(self._notes), threads, rank == failing_rank), *others)))
         self._watch = programs.StallWatch(lambda: self._groups, seconds)
 
     @property
@@ -116,7 +124,7 @@ class _Job:
     def _codes(self) -> list[int | None]:
         return [process.exitcode for process in self._processes]
 
-    def wait(self):
+    def wait(self) -> None:
         """Returns when all ranks have ended; ends the others when one has failed."""
         failed_at = None
         while any(code is None for code in self._codes):
@@ -132,14 +140,16 @@ class _Job:
             time.sleep(0.01)
         self._left = programs.count_left(self._groups)
 
-    def kill(self):
+    def kill(self) -> None:
+        """Ends all ranks at once."""
         with processes.deferred():
             programs.end(self._groups)
             for process in self._processes:
                 process.kill()  # also one that has no group of its own yet
                 process.join(GRACE)
 
-    def result(self, arguments, path) -> Run:
+    def result(self, arguments: tuple[str, ...], path: str) -> Run:
+        """What is left of the job. path: of the file of metrics."""
         counted = programs.noted(self._notes, "batch")
         codes = self._codes
         return Run(self._script, self._ranks, tuple(map(str, arguments)),

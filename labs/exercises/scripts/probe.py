@@ -102,9 +102,21 @@ class RankStart:
 
 def main(start: RankStart) -> None:
     """Is a rank that torchrun would have started; never returns."""
-    worker.die_with_caller()
+    become(start)
     rank = start.environment["RANK"]
-    _redirect(f"{start.notes}/output-{rank}")
+    probe = _Probe(start.notes, start.fails)
+    try:
+        with probe.installed():
+            code, probe.record.error = run_script(start.script)
+    finally:
+        probe.finished_record().save(f"{start.notes}/record-{rank}.pt")
+    leave(code)
+
+
+def become(start: RankStart) -> None:
+    """Turns this process into the rank: its environment, folder, output and arguments."""
+    worker.die_with_caller()
+    _redirect(f"{start.notes}/output-{start.environment['RANK']}")
     os.environ.clear()
     os.environ.update(start.environment)
     os.chdir(start.folder)
@@ -112,12 +124,10 @@ def main(start: RankStart) -> None:
     multiprocessing.set_start_method(None, force=True)  # for a DataLoader: the platform's default
     sys.argv = [start.script, *start.arguments]
     sys.path.insert(0, os.path.dirname(start.script))
-    probe = _Probe(start.notes, start.fails)
-    try:
-        with probe.installed():
-            code = _run(start.script, probe.record)
-    finally:
-        probe.finished_record().save(f"{start.notes}/record-{rank}.pt")
+
+
+def leave(code: int) -> None:
+    """Ends the process as Python does at the end of a script."""
     with contextlib.suppress(Exception):
         threading._shutdown()  # Python waits for the script's threads
         atexit._run_exitfuncs()
@@ -137,23 +147,23 @@ def _redirect(path):
     sys.stdin = open(os.devnull)
 
 
-def _run(script, record) -> int:
-    """Runs the script to its end; returns the exit code that Python would have."""
+def run_script(script: str) -> tuple[int, tuple[str, str, int] | None]:
+    """Runs the script to its end; returns the exit code that Python would have, and (type, message,
+    line of the script) of what it raised."""
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
-            return (error.code or 0) & 0xFF
+            return (error.code or 0) & 0xFF, None
         print(error.code, file=sys.stderr)
-        return 1
+        return 1, None
     except BaseException as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
                  if frame.filename == script]
         at = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None
-        record.error = type(error).__name__, str(error)[:1000], lines[-1] if lines else at or 0
         traceback.print_exc()
-        return 1
-    return 0
+        return 1, (type(error).__name__, str(error)[:1000], lines[-1] if lines else at or 0)
+    return 0, None
 
 
 class _Probe(CollectiveObserver):
