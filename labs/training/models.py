@@ -1,12 +1,13 @@
 """Models built from scratch: real transformers for measuring, small ones, on the rank's device, for
 exact checks."""
 
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
+from torch.utils._pytree import register_pytree_node
 
 from labs.workers import devices
 
@@ -61,6 +62,21 @@ def move_to_rank(model: nn.Module) -> nn.Module:
     return model if stays else model.to(devices.device())
 
 
+@dataclass
+class ModelOutput:
+    """What a model of this file returns."""
+
+    logits: torch.Tensor
+    loss: torch.Tensor
+
+
+# fully_shard looks for tensors in what the root returns, as a pytree, and begins its backward with
+# their gradients: in an object that is not registered it finds none, and then averages no gradients
+# of the root, without a word.
+register_pytree_node(ModelOutput, lambda output: ([output.logits, output.loss], None),
+                     lambda values, _: ModelOutput(*values))
+
+
 class EdgeCaseModel(nn.Module):
     """A small model with every property that breaks a careless data-parallel wrapper.
 
@@ -89,7 +105,7 @@ class EdgeCaseModel(nn.Module):
             hidden = hidden + torch.tanh(self.sometimes_unused(hidden))
         logits = self.head(self.second(hidden))
         loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
-        return SimpleNamespace(logits=logits, loss=loss)
+        return ModelOutput(logits, loss)
 
 
 def blocks(model: nn.Module) -> nn.ModuleList:
@@ -120,7 +136,37 @@ class DeepMLP(nn.Module):
         for layer in self.layers:
             hidden = hidden + torch.tanh(layer(hidden))
         predicted = self.outlet(hidden)
-        return SimpleNamespace(logits=predicted, loss=F.mse_loss(predicted, y / 255))
+        return ModelOutput(predicted, F.mse_loss(predicted, y / 255))
+
+
+class Decoder(nn.Module):
+    """A small GPT over bytes, of torch's own layers and with dropout. It needs no transformers,
+    whose import takes a rank as long as torch's.
+
+    forward(input_ids) takes tokens of shape (batch, sequence), at most `context` long; the loss is
+    the mean over the bytes that follow.
+    """
+
+    def __init__(self, layers: int = 2, hidden: int = 64, dropout: float = 0.0, seed: int = 0,
+                 heads: int = 4, context: int = 64):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(VOCABULARY, hidden)
+        self.places = nn.Embedding(context, hidden)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(hidden, heads, 4 * hidden, dropout, "gelu", norm_first=True,
+                                       batch_first=True) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, VOCABULARY, bias=False)
+
+    def forward(self, input_ids):
+        length = input_ids.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=input_ids.device)
+        hidden = self.embedding(input_ids) + self.places.weight[:length]
+        for layer in self.layers:
+            hidden = layer(hidden, src_mask=mask, is_causal=True)
+        logits = self.head(self.norm(hidden))
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten())
+        return ModelOutput(logits, loss)
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

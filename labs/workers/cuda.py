@@ -91,6 +91,16 @@ def reset_peak() -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
+def random_state(device: str) -> torch.Tensor:
+    """The state of the GPU's random generator, on the CPU."""
+    return torch.cuda.get_rng_state(device)
+
+
+def set_random_state(state: torch.Tensor, device: str) -> None:
+    """Puts back what `random_state` has returned."""
+    torch.cuda.set_rng_state(state, device)
+
+
 def empty_cache() -> None:
     """On a rank: gives what torch's allocator has reserved, and no tensor uses, back to the
     driver."""

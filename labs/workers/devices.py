@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from unittest import mock
@@ -157,6 +157,28 @@ def finish_computing() -> None:
     have a stream of their own."""
     if device().type == "cuda":
         cuda.synchronize_stream()
+
+
+def compute_deterministically() -> None:
+    """On a rank: from now on, the same numbers give the same sums, to the last bit, where its
+    device can. A CPU's do."""
+    if device().type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def random_states() -> list[torch.Tensor]:
+    """The states of torch's random generators that this rank draws from: the CPU's and, on a GPU,
+    that GPU's, from which dropout draws there."""
+    gpu = [cuda.random_state(str(device()))] if device().type == "cuda" else []
+    return [torch.get_rng_state(), *gpu]
+
+
+def set_random_states(states: Sequence[torch.Tensor]) -> None:
+    """Puts back what `random_states` has returned, on a rank of the same kind."""
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        cuda.set_random_state(state, str(device()))
 
 
 def rounding() -> int:

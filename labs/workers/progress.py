@@ -72,7 +72,7 @@ def progress_bar(iterable: Any = None, **options: Any) -> Any:
 
     if os.environ.get(OFF) == "0":
         options["disable"] = True
-    elif _in_notebook():
+    elif in_notebook():
         options = {"file": _CellLine(), "ncols": _WIDTH, **options}
     bar = Bar(iterable, **{"leave": False, "disable": None, **options})
     _bars.add(id(bar))
@@ -87,7 +87,7 @@ def status(words: str, terminal: bool = True) -> Iterator[None]:
     in a terminal, where the line must not meet what ranks print.
     """
     _doing.append(words)
-    shown = (_in_notebook() or terminal and sys.stderr.isatty()) and os.environ.get(OFF) != "0"
+    shown = (in_notebook() or terminal and sys.stderr.isatty()) and os.environ.get(OFF) != "0"
     try:
         with _ticking() if shown and len(_doing) == 1 else contextlib.nullcontext():
             yield
@@ -99,7 +99,7 @@ def status(words: str, terminal: bool = True) -> Iterator[None]:
 def _ticking():
     """A thread that rewrites the line each second."""
     ended = threading.Event()
-    line = _CellLine() if _in_notebook() else _TerminalLine()
+    line = _CellLine() if in_notebook() else _TerminalLine()
     # In the context of the cell: so ipykernel knows below which cell the line stands.
     thread = threading.Thread(target=copy_context().run, args=(_tick, line, ended), daemon=True)
     thread.start()
@@ -121,7 +121,7 @@ def _tick(line, ended):
         line.write("")
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     """Whether a Jupyter kernel runs this process; without importing IPython where there is none."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None

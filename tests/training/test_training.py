@@ -1,9 +1,13 @@
 """What every lab trains: the models, the data, the loop and the presets."""
 
+from functools import partial
+
 import pytest
 import torch
+import torch.distributed as dist
 
-from labs.training import data, models
+from labs import launch
+from labs.training import data, models, strategies
 from labs.training.loop import train
 from labs.training.presets import preset
 from labs.workers import cuda
@@ -30,6 +34,25 @@ def test_the_edge_case_model_has_its_edge_cases():
     assert all(1597 % n for n in range(2, 1597))
     model(**data.xy_batches(1, 2)[0]).loss.backward()
     assert model.sometimes_unused.weight.grad is None and model.first.weight.grad is not None
+
+
+def _equal_gradients(make, options) -> dict[str, bool]:
+    """On a rank: whether the gradient of each parameter under FSDP2 is that of one process."""
+    batches = [data.xy_batches(1, 4, seed=rank)[0] | options for rank in range(2)]
+    alone, (module, _) = make(), strategies.fsdp2(make(), torch.optim.SGD, lr=0.1)
+    (sum(alone(**batch).loss for batch in batches) / 2).backward()
+    module(**batches[dist.get_rank()]).loss.backward()
+    return {name: torch.allclose(found.grad.full_tensor(), want.grad, atol=1e-6)
+            for (name, want), found in zip(alone.named_parameters(), module.parameters(),
+                                           strict=True) if want.grad is not None}
+
+
+@pytest.mark.parametrize("make, options", [(models.EdgeCaseModel, {"use_all": True}),
+                                           (partial(models.DeepMLP, layers=2), {})])
+def test_fsdp2_averages_all_gradients_those_of_the_root_too(make, options):
+    """fully_shard must find the tensors that a model returns."""
+    for equal in launch(_equal_gradients, make, options, ranks=2, device="cpu", quiet=True):
+        assert len(equal) >= 6 and all(equal.values())
 
 
 @pytest.mark.slow

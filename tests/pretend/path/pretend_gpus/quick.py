@@ -20,14 +20,17 @@ CONSTANTS = {
     "labs.fsdp.node.running": {"FEWEST": 1, "MOST": 1},
     "labs.meters.own_speed": {"WIDTH": {"cpu": 512, "cuda": 512}},
     "labs.scaling.runs.scaling_runs": {"TRIES": 1},
+    "labs.surviving_failure.charts.checkpoints": {"KILLS": 3},
     "labs.scaling.runs.lost_time_runs": {"WARM_UP": 1, "RECORDINGS": 1, "ROUNDS": 1, "EXTRA": 2},
     # not the checkout's folder, in which other tests record meanwhile
     "labs.fsdp_profiling.recording": {"FOLDER": Path(tempfile.gettempdir(), "experiments", "05")}}
 # module -> functions that are left out: dry runs and searches, which have no rank, and run wherever
-# notebooks do
+# notebooks do; and what runs on the CPU everywhere
 ALWAYS_LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
                    "labs.tensor_parallel.charts.muon": ["show_sharded_muon"],
-                   "labs.pipeline_parallel.charts.plans": ["show_plans"]}
+                   "labs.pipeline_parallel.charts.plans": ["show_plans"],
+                   "labs.surviving_failure.charts.whole_state": ["show_other_ranks",
+                                                                 "show_left_gradient"]}
 # With one GPU. module -> functions that are left out: they use no rank of the pretend node, or show
 # what has nothing to do with the number of GPUs
 LEFT_OUT = {"labs.start_here.charts": ["run_script"],
@@ -37,6 +40,7 @@ LEFT_OUT = {"labs.start_here.charts": ["run_script"],
             # on 8 ranks, which share 2 GPUs as they share one
             "labs.tensor_parallel.charts.ring": ["show_ring_memory"],
             "labs.pipeline_parallel.charts.three_dimensions": ["show_three_dimensions"]}
+NO_HOSTS = "The pretend node has no hosts."
 KEPT_FAULTS = {"item", "slow rank"}  # of 05
 KEPT_RUNS = ("slow link", "slow rank")  # of 06; GPUs have a slow link of their own
 # (launcher, script) of 06. Each process that they start imports torch by itself: torchrun starts
@@ -54,12 +58,14 @@ def patch(module):
         setattr(module, constant, value)
     fewer_rounds.patch(module)
     if name == "labs.workers.hosts.network":  # they compute on the CPU wherever they are
-        module.hosts_unavailable = lambda: "the pretend node has no hosts"
+        module.hosts_unavailable = lambda: NO_HOSTS
+    if name == "labs.surviving_failure.elastic.lost_host":
+        module.hosts = _no_hosts(module)
     if name == "labs.pipeline_parallel.jax_view.process":  # JAX computes on the CPU, too
         module.has_jax = lambda: False
     if name == "labs.scaling.runs.lost_time_runs":
         module.record_lost_time = functools.partial(module.record_lost_time, names=KEPT_RUNS)
-    if name == "labs.scaling.runs.commands":
+    if name == "labs.exercises.scripts.commands":
         module.run_command = _some_commands(module)
     _leave_out(ALWAYS_LEFT_OUT.get(name, ()), module)
     if machine.count() < 2:
@@ -76,6 +82,13 @@ def _some_commands(commands):
         return run_command(command, *args, **kwargs)
 
     return called
+
+
+def _no_hosts(module):
+    def hosts(_number):
+        raise module.HostsUnavailable(NO_HOSTS)
+
+    return hosts
 
 
 def _leave_out(functions, module):
@@ -118,5 +131,6 @@ def _passed_check(verdicts, exercise, hints=None, device="cpu"):
 MODULES = {"labs.exercises.verdicts", "labs.training.strategies.third_party",
            "labs.fsdp_profiling.scaffold", "labs.fsdp.node.jobs",
            "labs.workers.hosts.network", "labs.pipeline_parallel.jax_view.process",
-           "labs.scaling.runs.commands", *ALWAYS_LEFT_OUT,
+           "labs.exercises.scripts.commands",
+           "labs.surviving_failure.elastic.lost_host", *ALWAYS_LEFT_OUT,
            *LEFT_OUT, *CONSTANTS, *fewer_rounds.MODULES}
