@@ -5,32 +5,22 @@ the last checkpoint, and the restart is billed before training goes on; saving t
 """
 
 import math
-import random
+
+from labs.predictions.failures.intervals import expected_wall
+from labs.predictions.failures.simulation import exponential_gaps, simulate
 
 
 def billed_hours(hours: float, rate: float, interval: float, restart: float,
                  seed: int | None = None) -> float:
     """Billed hours until `hours` of training are done, in one simulated run. rate: interruptions
     per billed hour; interval: hours between checkpoints; restart: hours of a restart."""
-    dice = random.Random(seed)
-    done = billed = waiting = 0.0
-    while done < hours:
-        piece = min(interval, hours - done)
-        until_stopped = dice.expovariate(rate) if rate else math.inf
-        if until_stopped < waiting + piece:
-            billed, waiting = billed + until_stopped, restart
-        else:
-            billed, done, waiting = billed + waiting + piece, done + piece, 0.0
-    return billed
+    gaps = exponential_gaps(1 / rate, seed) if rate else ()
+    return simulate(hours, interval, 0, restart, gaps).wall
 
 
 def expected_hours(hours: float, rate: float, interval: float, restart: float) -> float:
-    """What `billed_hours` is on average where `hours` are whole intervals: (e^(rτ) − 1)·e^(rR)/(rτ)
-    for each hour, with interval τ and restart R (Daly, "A higher order estimate of the optimum
-    checkpoint interval for restart dumps", 2006, section 2)."""
-    if not rate:
-        return hours
-    return hours * math.expm1(rate * interval) * math.exp(rate * restart) / (rate * interval)
+    """What `billed_hours` is on average where `hours` are whole intervals."""
+    return expected_wall(hours, interval, 0, restart, 1 / rate) if rate else hours
 
 
 def break_even_rate(ratio: float, interval: float, restart: float) -> float:

@@ -1,0 +1,1 @@
+"""Failures of large jobs: how often they come, what they cost, how often to save."""
