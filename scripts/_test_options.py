@@ -18,10 +18,10 @@ examples:
   scripts/test tests -- -x --pdb                  arguments for pytest come after --
 
 environment:
-  WORKBOOK_THIRD_PARTY=0   do not install DeepSpeed and JAX, which some tests need
+  WORKBOOK_THIRD_PARTY=0   do not install DeepSpeed, JAX and torchft, which some tests need
 """
 # Rounded, of whole runs on 2 cores in November 2026; the summary at the end of a run has its own.
-ALL_MINUTES, FAST_MINUTES = 46, 4
+ALL_MINUTES, FAST_MINUTES = 60, 4
 
 
 def check(arguments):

@@ -1,19 +1,20 @@
-"""Install the third-party libraries that the workbook compares itself with: DeepSpeed and JAX.
+"""Install the third-party libraries that single sections or tests need: DeepSpeed, JAX and torchft.
 
 scripts/test runs this after set-up, with the Python of .venv; scripts/lab does not. The lock holds
-their pins under the markers extra == "third-party" and extra == "jax", so that pip and conda pass
-over them elsewhere.
+their pins under the markers extra == "third-party", extra == "jax" and extra == "ft", so that pip
+and conda pass over them elsewhere. torchft has wheels for few machines: others go without it.
 WORKBOOK_THIRD_PARTY=0 leaves them out; with WORKBOOK_THIRD_PARTY=1 a failure to install them stops.
 """
 
 import hashlib
 import os
+import platform
 import sys
 import time
 from pathlib import Path
 
 import _setup
-from _checkout import Checkout, read, write
+from _checkout import THIRD_PARTY, Checkout, read, write
 from _pythons import dotted, rejecting_pin
 from _setup_errors import SetupError, pin_rejects_python
 
@@ -28,9 +29,21 @@ def stamp(checkout):
     return os.path.join(checkout.venv, "setup.third_party")
 
 
+def pins(checkout):
+    """Return those of their pins that this machine can install."""
+    found = checkout.third_party_pins()
+    return found if has_torchft_wheel() else [p for p in found if p.marker != THIRD_PARTY["ft"]]
+
+
+def has_torchft_wheel():
+    """Return whether torchft 0.2.0 was built for this machine and Python."""
+    machine = sys.platform == "linux" and platform.machine() == "x86_64"
+    return machine and sys.version_info[:2] < (3, 14)
+
+
 def requirements(checkout):
     """Return their pins without the marker."""
-    return [pin.requirement for pin in checkout.third_party_pins()]
+    return [pin.requirement for pin in pins(checkout)]
 
 
 def digest(checkout):
@@ -47,7 +60,7 @@ def is_current(checkout):
 
 def install(checkout, lock_fd):
     """Install the pinned libraries from their sources, every other package held as it is."""
-    pin = rejecting_pin(checkout.third_party_pins(), sys.version_info[:3])
+    pin = rejecting_pin(pins(checkout), sys.version_info[:3])
     if pin:
         raise SetupError(pin_rejects_python(sys.executable, dotted(sys.version_info[:3]), pin))
     start = time.monotonic()
@@ -55,7 +68,7 @@ def install(checkout, lock_fd):
     os.environ.update(BUILD)
     # --no-deps: the lock is complete, and torch, which DeepSpeed asks for, must stay untouched.
     options = ["--no-deps", "--no-build-isolation", *requirements(checkout)]
-    _setup.pip(checkout, lock_fd, "DeepSpeed, JAX and what they need", *options)
+    _setup.pip(checkout, lock_fd, "DeepSpeed, JAX, torchft and what they need", *options)
     write(stamp(checkout), digest(checkout))
     print(f"done in {time.monotonic() - start:.0f} s; {SWITCH}=0 leaves them out", flush=True)
 

@@ -13,7 +13,7 @@ import two_node_slurm
 import yaml
 from wheels import unpacked
 
-from labs.scaling import scaffold
+from labs.exercises.scripts import files
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "scripts" / "cluster"
@@ -77,7 +77,7 @@ def submit(slurm, script, *arguments, **environment):
 
 @pytest.mark.slow
 def test_a_job_on_two_nodes_of_slurm(slurm):
-    script = scaffold.write_script("train.py", slurm.folder)
+    script = files.write_script("train.py", slurm.folder)
     state, printed = submit(slurm, script.name, *SMALL)
     assert state == "COMPLETED", printed + slurm.logs()
     found = json.loads((slurm.folder / "metrics.json").read_text())
@@ -174,7 +174,7 @@ def test_skypilots_file_starts_the_launcher_on_each_node(tmp_path):
 @pytest.mark.slow
 def test_rays_own_classes_take_the_job(tmp_path):
     folder = unpacked(tmp_path, "ray==2.60.0", "protobuf==7.36.2", "msgpack==1.2.4")
-    script = scaffold.write_script("train.py", tmp_path)
+    script = files.write_script("train.py", tmp_path)
     done = subprocess.run([sys.executable, "-c", VALIDATE, folder, CLUSTER, script], text=True,
                           capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr

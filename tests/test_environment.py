@@ -77,7 +77,7 @@ def test_each_line_of_the_lock_is_an_exact_pin_and_sorted():
 
 
 def test_torch_is_pinned_to_one_public_version():
-    assert re.findall(r"^torch\S*", LOCK, re.MULTILINE) == ["torch==2.13.0"]
+    assert re.findall(r"^torch=\S*", LOCK, re.MULTILINE) == ["torch==2.13.0"]
 
 
 @pytest.mark.parametrize("need", declared(), ids=str)
@@ -725,7 +725,7 @@ def with_third_party(checkout, monkeypatch):
 
 def test_the_lock_marks_what_only_comparisons_need_so_that_pip_passes_over_it():
     marked = [name for name, (_, marker) in pins().items() if "extra" in str(marker)]
-    assert {"deepspeed", "jax", "jaxlib"} <= set(marked)
+    assert {"deepspeed", "jax", "jaxlib", "torchft"} <= set(marked)
     assert not any(pins()[name][1].evaluate({"extra": ""}) for name in marked)
     held = checkouts.Checkout(str(ROOT))
     everybodys, others = ({canonicalize_name(pin.requirement.split("==")[0]) for pin in found}
@@ -743,7 +743,20 @@ def test_third_party_libraries_are_installed_once_without_touching_torch(with_th
     root, calls = with_third_party
     assert third_party.main(str(root)) == 0 and third_party.main(str(root)) == 0
     assert len(calls) == 1 and "deepspeed==0.19.8" in calls[0] and "--no-deps" in calls[0]
-    assert not [argument for argument in calls[0] if argument.startswith("torch")]
+    assert not [argument for argument in calls[0] if argument.startswith("torch==")]
+
+
+@pytest.mark.parametrize(("system", "machine", "python", "there"), [
+    ("linux", "x86_64", (3, 11, 2), True), ("linux", "aarch64", (3, 11, 2), False),
+    ("darwin", "arm64", (3, 12, 0), False), ("linux", "x86_64", (3, 14, 0), False)])
+def test_torchft_is_left_out_where_it_has_no_wheel(
+        with_third_party, monkeypatch, system, machine, python, there):
+    root, calls = with_third_party
+    monkeypatch.setattr(third_party.sys, "platform", system)
+    monkeypatch.setattr(third_party.platform, "machine", lambda: machine)
+    monkeypatch.setattr(third_party.sys, "version_info", python)
+    third_party.main(str(root))
+    assert ("torchft==0.2.0" in calls[0]) == there and "jax==0.10.2" in calls[0]
 
 
 def test_other_third_party_pins_in_the_lock_are_installed_again(with_third_party):
