@@ -1,0 +1,1 @@
+"""The pictures of notebook 08, a file for each part."""

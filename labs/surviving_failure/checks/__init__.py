@@ -1,0 +1,1 @@
+"""The checks of notebook 08, a file for each exercise."""

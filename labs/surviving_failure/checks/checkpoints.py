@@ -1,0 +1,254 @@
+"""Exercise 8.4: checkpoints of several ranks of which the newest whole one is found, whatever
+happened to the others."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from labs.exercises.generator import new_generator
+from labs.exercises.numbers import require_several
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.surviving_failure.crashes.damage import DAMAGES, STEPS, Damage
+from labs.surviving_failure.crashes.file_calls import recorded
+from labs.surviving_failure.crashes.jobs import kill_rank
+from labs.surviving_failure.scaffold import MANIFEST, shard_file, step_folder
+from labs.workers import processes
+
+SIZE = 50_000  # elements of a rank's tensor
+KILLS = 6
+SLOW = 0.4  # seconds that one rank needs longer than the others
+
+
+@check("8.4")
+def check_checkpoints(save_checkpoint: Callable, newest_checkpoint: Callable):
+    """save_checkpoint(folder, step, state, group) on every rank, with a state of its own;
+    newest_checkpoint(folder) -> (path of the newest whole one or None, {name: what is wrong})."""
+    with processes.temporary_folder() as temporary:
+        folder = Path(temporary, "saved")
+        folder.mkdir()
+        on_ranks(_save_all, save_checkpoint, folder, world_sizes=(2,))
+        for damage in DAMAGES:
+            _judge_damage(newest_checkpoint, folder, damage)
+        on_ranks(_save_in_a_group, save_checkpoint, newest_checkpoint, Path(temporary, "group"),
+                 world_sizes=(3,))
+        on_ranks(_save_slowly, save_checkpoint, newest_checkpoint, folder, world_sizes=(2,))
+        _judge_empty(newest_checkpoint, Path(temporary, "empty"))
+        _judge_kills(save_checkpoint, newest_checkpoint, Path(temporary, "kills"))
+    return (f"the newest whole checkpoint is found and each bad one named in {len(DAMAGES)} cases "
+            f"of damage, and {KILLS} kills of a job of 2 ranks while it saved lost nothing")
+
+
+def state_of(step: int, rank: int, size: int = SIZE) -> dict:
+    """What a rank saves: another one for each step and each rank."""
+    return {"step": step, "weight": torch.arange(size) * 1e-3 + 1000 * step + 10 * rank}
+
+
+def _save_all(save_checkpoint, folder):
+    for step in STEPS:
+        with recorded() as calls:
+            save_checkpoint(folder, step, state_of(step, dist.get_rank()), dist.group.WORLD)
+        raise_on_all_ranks(_judge_saved, folder, step)
+        _judge_synced(folder, step, calls)
+        if gone := [old for old in STEPS if old < step and not step_folder(folder, old).exists()]:
+            raise Wrong(f"when step {step} is saved, step_{gone[0]} is gone",
+                        "Nothing is removed here: the new one may turn out to be damaged.")
+
+
+def _save_in_a_group(save_checkpoint, newest_checkpoint, folder):
+    """Ranks 1 and 2 of three are the job; rank 0 has nothing to do with it."""
+    group = dist.new_group([1, 2])
+    if dist.get_rank():
+        save_checkpoint(folder, 1, state_of(1, dist.get_rank(group)), group)
+    raise_on_all_ranks(_judge_group, newest_checkpoint, folder)
+
+
+def _judge_group(newest_checkpoint, folder):
+    dist.barrier()  # rank 0 has not waited for the others
+    when = "where the group is ranks 1 and 2 of three"
+    path, problems = _found(newest_checkpoint, folder, when)
+    # dist.get_rank() without the group is another number
+    if path is None:
+        raise Wrong(f"{when}, no whole checkpoint is found: {'; '.join(problems.values())}",
+                    "dist.get_rank(group) is the rank in the group.")
+    for rank in range(2):
+        file = shard_file(path, rank)
+        if not file.is_file() or not _is_of(torch.load(file), 1, rank):
+            raise Wrong(f"{when}, {file.name} is not that of the group's rank {rank}",
+                        "dist.get_rank(group) is the rank in the group.")
+
+
+def _save_slowly(save_checkpoint, newest_checkpoint, folder):
+    raise_on_all_ranks(_judge_slow, save_checkpoint, newest_checkpoint, folder)
+
+
+def _judge_saved(folder, step):
+    """This rank's file has its own state, and nothing else."""
+    dist.barrier()
+    rank, path = dist.get_rank(), step_folder(folder, step)
+    file = shard_file(path, rank)
+    if not file.is_file():
+        raise Wrong(f"step {step}: there is no {path.name}/{file.name}: the state of rank {rank} "
+                    "is not saved", "Every rank writes its own part.")
+    if not (path / MANIFEST).is_file():
+        raise Wrong(f"step {step}: there is no {path.name}/{MANIFEST}")
+    try:
+        found = torch.load(file)
+    except Exception as error:
+        raise Wrong(f"step {step}: {file.name} cannot be loaded by torch.load: "
+                    f"{str(error).splitlines()[0][:100]}", "lab.to_bytes(state)") from None
+    want = state_of(step, rank)
+    if not isinstance(found, dict) or found.keys() != want.keys() or not all(
+            torch.equal(torch.as_tensor(found[name]), torch.as_tensor(want[name]))
+            for name in want):
+        other = next((other for other in range(dist.get_world_size())
+                      if _is_of(found, step, other)), None)
+        whose = f": it is that of rank {other}" if other is not None else ""
+        raise Wrong(f"step {step}: {file.name} does not hold the state of rank {rank}{whose}")
+    if file.stat().st_size > 1.5 * want["weight"].nbytes:
+        raise Wrong(f"step {step}: {file.name} has {file.stat().st_size:,} bytes, more than the "
+                    "rank's own state", "Each rank writes its own part, and no other.")
+
+
+def _judge_synced(folder, step, calls):
+    """A machine that loses its power right after the save has lost nothing of it."""
+    safe, path = [None] * dist.get_world_size(), step_folder(folder, step)
+    mine = {os.path.basename(call.to or call.path) for call in calls}
+    dist.all_gather_object(safe, mine)
+    for name in (*(shard_file(path, rank).name for rank in range(len(safe))), MANIFEST):
+        if not any(name in names for names in safe):
+            raise Wrong(f"step {step}: {name} is not synced to the disk",
+                        "Your write_whole does it, for each file of a checkpoint.")
+
+
+def _is_of(found, step, rank) -> bool:
+    try:
+        return torch.equal(found["weight"], state_of(step, rank)["weight"])
+    except (TypeError, KeyError, AttributeError):
+        return False
+
+
+def _judge_slow(save_checkpoint, newest_checkpoint, folder):
+    """One rank is slow to write its part, and the manifest is slow to come: when the function
+    returns, on whatever rank, the checkpoint must be whole."""
+    step, rank, replace = STEPS[-1] + 1, dist.get_rank(), os.replace
+
+    def slow_replace(source, target, **options):
+        is_manifest = os.path.basename(target) == MANIFEST
+        if is_manifest or (rank == 1 and os.path.basename(target) == f"rank_{rank}.pt"):
+            time.sleep(SLOW)
+        replace(source, target, **options)
+
+    with mock.patch.object(os, "replace", slow_replace):
+        save_checkpoint(folder, step, state_of(step, rank), dist.group.WORLD)
+    path, problems = _found(newest_checkpoint, folder, "where one rank is slow")
+    if path != step_folder(folder, step):
+        raise Wrong(f"save_checkpoint has returned on rank {rank}, but the checkpoint is not whole "
+                    f"yet: {'; '.join(problems.values()) or 'it is not there'}",
+                    "Who goes on may be killed at once, and believes that the step is saved. All "
+                    "ranks wait until the manifest is there.")
+
+
+def _found(newest_checkpoint, folder, when):
+    path, problems = require_several(newest_checkpoint(folder), ("path or None", "problems"),
+                                     f"{when}: newest_checkpoint returned")
+    if not isinstance(problems, Mapping):
+        raise Wrong(f"{when}: the problems are {kind_of(problems)}, not a dictionary",
+                    "The name of each bad checkpoint's folder, and what is wrong with it.")
+    return None if path is None else Path(path), {Path(name).name: str(problem)
+                                                  for name, problem in problems.items()}
+
+
+def _judge_damage(newest_checkpoint, saved, damage: Damage):
+    folder = saved.parent / "damaged"
+    shutil.copytree(saved, folder)
+    try:
+        damage.harm(folder)
+        before = set(folder.rglob("*"))
+        path, problems = _found(newest_checkpoint, folder, f"with {damage.what}")
+        # what is wrong with a bad one may be looked into, and mended, by a person
+        if gone := sorted(before - set(folder.rglob("*"))):
+            raise Wrong(f"with {damage.what}: newest_checkpoint removed "
+                        f"{gone[0].relative_to(folder)}", "It looks, and changes nothing.")
+        _judge_found(path, problems, folder, damage)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _judge_found(path, problems, folder, damage):
+    want = None if damage.newest is None else step_folder(folder, damage.newest)
+    if path != want:
+        named = "nothing" if path is None else path.name
+        wanted = "nothing is" if want is None else f"{want.name} is the newest that is"
+        hint = ("As text, step_9 is larger than step_10: compare the numbers."
+                if not damage.bad and named == "step_9" else
+                "A checkpoint is whole if its manifest can be read and each rank's file has the "
+                "digest that stands there.")
+        raise Wrong(f"with {damage.what} newest_checkpoint found {named}, but {wanted} whole", hint)
+    bad = {step_folder(folder, step).name: file for step, file in damage.bad.items()}
+    if missing := [name for name in bad if name not in problems]:
+        raise Wrong(f"with {damage.what}: the problems do not name {missing[0]}",
+                    "Whoever resumes must see what was passed over.")
+    if more := [name for name in problems if name not in bad]:
+        raise Wrong(f"with {damage.what}: {more[0]} is among the problems: {problems[more[0]]!r}",
+                    "Only those that are newer than the one that was found, and bad.")
+    for name, file in bad.items():
+        if file not in problems[name]:
+            raise Wrong(f"with {damage.what}: what is wrong with {name} is {problems[name]!r}, "
+                        f"which does not name {file}", "Name the file.")
+
+
+def _judge_empty(newest_checkpoint, folder):
+    for when in ("where there is no folder", "in an empty folder"):
+        path, problems = _found(newest_checkpoint, folder, when)
+        if path is not None or problems:
+            raise Wrong(f"{when} newest_checkpoint found {path}, {problems}",
+                        "The first start has no checkpoint: (None, {}).")
+        folder.mkdir(exist_ok=True)
+
+
+def _judge_kills(save_checkpoint, newest_checkpoint, folder):
+    dice, last, seconds = new_generator(), 0, None
+    folder.mkdir()
+    for number in range(KILLS):
+        began = time.monotonic()
+        after = dice.uniform(0, 0.3 if seconds is None else seconds)
+        kill_rank(_save_until_killed, save_checkpoint, folder, last + 1, ranks=2,
+                  victim=number % 2, after=after)
+        seconds = min(0.3, time.monotonic() - began)
+        last = _judge_after_kill(newest_checkpoint, folder, last, number)
+
+
+def _save_until_killed(save_checkpoint, folder, step):
+    """Saves one step after the other; `acknowledged` names the last one that any rank says is
+    saved."""
+    rank = dist.get_rank()
+    while True:
+        save_checkpoint(folder / "saved", step, state_of(step, rank), dist.group.WORLD)
+        with open(folder / f"acknowledged_{rank}", "a") as file:
+            file.write(f"{step}\n")
+        step += 1
+
+
+def _judge_after_kill(newest_checkpoint, folder, last, number) -> int:
+    said = [int(line) for file in folder.glob("acknowledged_*")
+            for line in file.read_text().split("\n")[:-1]]
+    acknowledged = max(said, default=0)
+    when = f"after kill {number + 1}, of rank {number % 2}"
+    path, _ = _found(newest_checkpoint, folder / "saved", when)
+    newest = 0 if path is None else int(path.name.split("_")[1])
+    if newest < acknowledged:
+        raise Wrong(f"{when}: save_checkpoint had returned for step {acknowledged}, but the newest "
+                    f"whole checkpoint is {'none' if not newest else f'step {newest}'}",
+                    "Keep the old ones until the new one is whole, and write its manifest last.")
+    for rank in range(2 if newest else 0):
+        if not _is_of(torch.load(shard_file(path, rank)), newest, rank):
+            raise Wrong(f"{when}: {path.name} is said to be whole, but rank_{rank}.pt is of "
+                        "another step")
+    return max(newest, last)

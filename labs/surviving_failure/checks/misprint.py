@@ -1,0 +1,77 @@
+"""Exercise 8.8: the printed percentage of a table of interruptions that its counts contradict."""
+
+from collections.abc import Callable, Sequence
+
+from labs.exercises.generator import new_generator
+from labs.exercises.numbers import judge_number, require_several, require_signature
+from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.predictions.failures.reports import LLAMA_3, LLAMA_3_TOTAL, Cause
+
+NAMES = ("the cause", "its percentage", "its count")
+_HINT = "A percentage of one decimal is 100 · count / total, rounded."
+
+
+@check("8.8")
+def check_misprint(misprint: Callable):
+    """misprint(causes, total) -> (name, percentage, count): of the row whose printed percentage is
+    not that of its count: the percentage that its count gives, with one decimal, and the count
+    that its printed percentage gives."""
+    require_signature(misprint, ("causes", "total"))
+    for what, causes, total in [("Llama 3's table", LLAMA_3, LLAMA_3_TOTAL), *_drawn()]:
+        judge_answer(misprint(causes, total), what, causes, total)
+    return ("Llama 3's table and 12 others: the row, what its percentage would be, and what its "
+            "count would be")
+
+
+def wrong_row(causes, total) -> Cause:
+    """The row that is off by more than rounding."""
+    return max(causes, key=lambda cause: abs(100 * cause.count / total - cause.percent))
+
+
+def _drawn():
+    """Tables of other runs in which any row may be the wrong one, the first and the last too, in
+    both directions; in some the counts are not all: `total` is larger than their sum."""
+    dice = new_generator()
+    for number in range(12):
+        counts = [dice.randrange(3, 200) for _ in range(dice.randrange(3, 12))]
+        total = sum(counts) + (dice.randrange(5, 90) if number % 3 == 0 else 0)
+        at = (0, len(counts) - 1, dice.randrange(len(counts)))[number % 3]
+        printed = [round(100 * count / total, 1) for count in counts]
+        other = counts[at] + dice.choice((-1, 1)) * dice.randrange(2, 3 + counts[at] // 2)
+        printed[at] = round(100 * max(0, other) / total, 1)
+        if printed[at] == round(100 * counts[at] / total, 1):
+            printed[at] = round(printed[at] + 1.5, 1)
+        yield (f"a table of {len(counts)} causes, {total} interruptions", tuple(
+            Cause(f"cause {chr(65 + place)}", count, percent)
+            for place, (count, percent) in enumerate(zip(counts, printed, strict=True))), total)
+
+
+def judge_answer(returned: object, what: str, causes: Sequence[Cause],
+                 total: int) -> tuple[str, float]:
+    """Returns the cause's name and its other count. Raises Wrong for an answer that is wrong."""
+    name, percent, count = require_several(returned, NAMES, f"{what}: misprint returned", "values")
+    name = getattr(name, "name", name)
+    if not isinstance(name, str):
+        raise Wrong(f"{what}: the cause is {kind_of(name)}, not a name", "Return cause.name.")
+    row, rows = wrong_row(causes, total), {cause.name: cause for cause in causes}
+    if name not in rows:
+        raise Wrong(f"{what}: no cause has the name {name!r}")
+    if name != row.name:
+        other = rows[name]
+        raise Wrong(f"{what}: {name} has {other.count} of {total} interruptions, "
+                    f"{100 * other.count / total:.1f} %, and {other.percent} % is printed: that is "
+                    "right", "Compare to one decimal: each percentage is rounded.")
+    said = f"{what}, {name}: {row.count} of {total}, printed {row.percent} %"
+    right = 100 * row.count / total
+    judge_number(percent, right, [
+        (row.percent, "that is what is printed", "What does the count give?"),
+        (right / 100, "that is a fraction", "Per hundred."),
+        (100 * row.count / sum(each.count for each in causes), "that is of the sum of the counts",
+         "`total` is the number of all interruptions, also of those that the table leaves out.")],
+        f"{said}; the percentage of its count", hint=_HINT, rel_tol=0, abs_tol=0.051)
+    judge_number(count, row.percent * total / 100, [
+        (row.count, "that is the count that is printed", "Which count has the printed percentage?"),
+        (row.percent / 100 * (total - row.count), "that is of the other causes alone", _HINT)],
+        f"{said}; the count of its percentage", hint="Printed percentage · total / 100.",
+        rel_tol=0, abs_tol=0.0005 * total + 0.501)
+    return name, float(count)

@@ -1,0 +1,91 @@
+"""Ways in which checkpoints on a disk go bad, one at a time."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from labs.surviving_failure.scaffold import MANIFEST, shard_file, step_folder
+
+STEPS = (8, 9, 10)  # as text, 10 comes before 8 and 9
+
+
+@dataclass(frozen=True)
+class Damage:
+    """what: in words. harm: does it to a folder that has checkpoints of STEPS, each of two ranks.
+    newest: the newest whole one afterwards. bad: the newer steps that are not, each with the file
+    that its problem must name."""
+
+    what: str
+    harm: Callable[[Path], None]
+    newest: int | None
+    bad: dict[int, str]
+
+
+def cut(path: Path) -> None:
+    """As after a full disk, or where a machine lost its power."""
+    data = path.read_bytes()
+    path.write_bytes(data[:len(data) // 2])
+
+
+def flip_bit_in_file(path: Path) -> None:
+    """One bit in the middle, where a tensor's numbers are."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def _exchange(one: Path, other: Path):
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+
+
+def _shard(folder, step, rank) -> Path:
+    return shard_file(step_folder(folder, step), rank)
+
+
+def _manifest(folder, step) -> Path:
+    return step_folder(folder, step) / MANIFEST
+
+
+def _two(folder):
+    flip_bit_in_file(_shard(folder, 10, 1))
+    _shard(folder, 9, 0).unlink()
+
+
+def _all(folder):
+    for step in STEPS:
+        cut(_shard(folder, step, 0))
+
+
+def _hundred(folder):
+    """Step 100, which is whole and newer than 10 and 9."""
+    shutil.copytree(step_folder(folder, 9), step_folder(folder, 100))
+
+
+DAMAGES = (
+    Damage("no damage", lambda folder: None, 10, {}),
+    Damage("a leftover of a killed write",
+           lambda folder: Path(f"{_shard(folder, 10, 1)}.part").write_bytes(b"half"), 10, {}),
+    Damage("a file beside the checkpoints", lambda folder: (folder / "notes.txt").write_text("x"),
+           10, {}),
+    Damage("a shard cut off", lambda folder: cut(_shard(folder, 10, 1)), 9, {10: "rank_1"}),
+    Damage("an empty shard", lambda folder: _shard(folder, 10, 0).write_bytes(b""), 9,
+           {10: "rank_0"}),
+    Damage("a flipped bit in a shard", lambda folder: flip_bit_in_file(_shard(folder, 10, 0)), 9,
+           {10: "rank_0"}),
+    Damage("a missing shard", lambda folder: _shard(folder, 10, 1).unlink(), 9, {10: "rank_1"}),
+    Damage("a missing manifest", lambda folder: _manifest(folder, 10).unlink(), 9,
+           {10: "manifest"}),
+    Damage("a manifest cut off", lambda folder: cut(_manifest(folder, 10)), 9, {10: "manifest"}),
+    Damage("an empty manifest", lambda folder: _manifest(folder, 10).write_bytes(b""), 9,
+           {10: "manifest"}),
+    Damage("the two ranks' shards exchanged", lambda folder: _exchange(
+        _shard(folder, 10, 0), _shard(folder, 10, 1)), 9, {10: "rank_0"}),
+    Damage("a shard of the step before", lambda folder: shutil.copyfile(
+        _shard(folder, 9, 1), _shard(folder, 10, 1)), 9, {10: "rank_1"}),
+    Damage("two bad ones", _two, 8, {10: "rank_1", 9: "rank_0"}),
+    Damage("an old one that is bad", lambda folder: flip_bit_in_file(_shard(folder, 8, 1)), 10, {}),
+    Damage("all of them bad", _all, None, dict.fromkeys((10, 9, 8), "rank_0")),
+    Damage("a step of three digits", _hundred, 100, {}))

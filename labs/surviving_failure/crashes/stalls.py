@@ -1,0 +1,168 @@
+"""How long each step of a job takes that saves to a slow disk: synchronously, with the student's
+class, and with torch's own asynchronous saving."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from labs.surviving_failure.crashes.slow_disk import SlowDisk
+from labs.surviving_failure.scaffold import to_bytes
+from labs.training import data, models
+from labs.workers import devices
+from labs.workers.launcher import launch
+
+EVERY, SAVES = 8, 3  # steps between two saves; saves
+SLOW = 5.0  # steps that the slow disk needs for a rank's state
+WARM = 3
+LAYERS, WIDTH, BATCH, CONTEXT = 2, 192, 4, 64
+SYNCHRONOUS, STUDENTS, TORCHS = "synchronous", "your AsyncSaver", "torch's async_save"
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """Seconds of each step, by the way of saving, of the slowest rank; after every EVERY steps one
+    has a save. step: median seconds of one without. copy: seconds in which a rank's state becomes
+    bytes. write: of writing and syncing it on this machine's disk. slow: on the disk that is slow
+    on purpose. nbytes: of a rank's state."""
+
+    seconds: dict[str, list[float]]
+    step: float
+    copy: float
+    write: float
+    slow: float
+    nbytes: int
+
+    def stall(self, way: str) -> float:
+        """Median seconds by which a step with a save takes longer than one without."""
+        steps = list(enumerate(self.seconds[way], 1))
+        with_save = [seconds for number, seconds in steps if number % EVERY == 0]
+        without = [seconds for number, seconds in steps if number % EVERY]
+        return max(0.0, statistics.median(with_save) - statistics.median(without))
+
+
+def measure_stalls(saver_class: Callable, write_whole: Callable, folder: Path) -> Stalls:
+    """Trains a GPT-2 under FSDP2 on two ranks, with a save after every EVERY steps."""
+    by_rank = launch(_on_rank, saver_class, write_whole, folder, ranks=2, quiet=True)
+    first = by_rank[0]
+    slowest = {way: [max(pair) for pair in zip(*(rank.seconds[way] for rank in by_rank),
+                                               strict=True)] for way in first.seconds}
+    return Stalls(slowest, *(max(getattr(rank, name) for rank in by_rank)
+                             for name in ("step", "copy", "write", "slow", "nbytes")))
+
+
+def _on_rank(saver_class, write_whole, folder) -> Stalls:
+    from torch.distributed.fsdp import fully_shard
+
+    # One unit, and so two collectives a step: on a busy machine ranks wait long for each other.
+    model = fully_shard(models.move_to_rank(models.gpt2(LAYERS, WIDTH, context=CONTEXT)),
+                        mesh=init_device_mesh(devices.device().type, (dist.get_world_size(),)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batch = {name: tensor.to(devices.device())
+             for name, tensor in data.lm_batches(1, BATCH, CONTEXT)[0].items()}
+
+    def step():
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(WARM):
+        step()
+    seconds = statistics.median(_seconds(step) for _ in range(2 * WARM))
+    state, path = local_state(model, optimizer), folder / f"rank_{dist.get_rank()}.pt"
+    copy = statistics.median(_seconds(to_bytes, state) for _ in range(3))
+    written = to_bytes(state)
+    write = statistics.median(_seconds(write_whole, path, written) for _ in range(3))
+    slow = _same_on_all(SLOW * seconds)
+    disk = SlowDisk(write_whole, len(written) / slow)
+    ways = {SYNCHRONOUS: lambda: (lambda: disk(path, to_bytes(local_state(model, optimizer))),
+                                  lambda: None),
+            STUDENTS: lambda: _students(saver_class(disk), path, model, optimizer),
+            TORCHS: lambda: _torchs(folder / "dcp", slow, model, optimizer)}
+    found = {}
+    for way, begin in ways.items():
+        save, close = begin()
+        found[way] = _steps(step, save)
+        close()
+    return Stalls(found, seconds, copy, write, slow, len(written))
+
+
+def _seconds(call, *args) -> float:
+    began = time.perf_counter()
+    call(*args)
+    devices.synchronize()
+    return time.perf_counter() - began
+
+
+def _same_on_all(seconds) -> float:
+    """The mean over ranks."""
+    mean = torch.tensor(seconds, dtype=torch.float64, device=devices.device())
+    dist.all_reduce(mean)
+    return mean.item() / dist.get_world_size()
+
+
+def _steps(step, save) -> list[float]:
+    """Seconds of each step; every EVERY-th saves after it."""
+    def with_save():
+        step()
+        save()
+
+    dist.barrier()
+    return [_seconds(step if number % EVERY else with_save)
+            for number in range(1, EVERY * (SAVES + 1) - EVERY // 2)]
+
+
+def local_state(model, optimizer) -> dict[str, Any]:
+    """This rank's shards of the parameters and of what AdamW keeps of them."""
+    names = dict(model.named_parameters())
+    return {"model": {name: parameter.detach().to_local() for name, parameter in names.items()},
+            "optimizer": {name: {key: value.to_local() if hasattr(value, "to_local") else value
+                                 for key, value in optimizer.state[parameter].items()}
+                          for name, parameter in names.items()}}
+
+
+def _students(saver, path, model, optimizer) -> tuple[Callable, Callable]:
+    return lambda: saver.save(path, local_state(model, optimizer)), saver.close
+
+
+def _torchs(folder, slow, model, optimizer) -> tuple[Callable, Callable]:
+    """(save, close) with torch.distributed.checkpoint, on a disk that is as slow."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    class SlowWriter(checkpoint.FileSystemWriter):
+        def write_data(self, plan, planner):
+            ends = time.monotonic() + slow
+            written = super().write_data(plan, planner)
+            time.sleep(max(0.0, ends - time.monotonic()))
+            return written
+
+    # Its thread has collectives of its own: they must not meet the job's in one group.
+    group, in_flight = dist.new_group(backend="gloo"), []
+    # All four options need CUDA.
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+
+    def save():
+        wait()
+        parameters, state = get_state_dict(model, optimizer)
+        found = checkpoint.async_save(
+            {"model": parameters, "optimizer": state}, async_stager=stager, process_group=group,
+            storage_writer=SlowWriter(folder, overwrite=True))
+        in_flight.append(getattr(found, "upload_completion", found))
+
+    def wait():
+        while in_flight:
+            in_flight.pop().result()
+
+    def close():
+        wait()
+        stager.close()
+
+    return save, close

@@ -1,0 +1,1 @@
+"""A script that torchrun restarts: what it notes, what torchrun's agent logs, and kills."""

@@ -1,0 +1,78 @@
+"""What a student of notebook 08 calls."""
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+MANIFEST = "manifest.json"
+
+
+def step_folder(folder: str | Path, step: int) -> Path:
+    """The folder of a step's checkpoint: folder/step_12."""
+    return Path(folder, f"step_{step}")
+
+
+def shard_file(path: Path, rank: int) -> Path:
+    """The file of a rank's part in a step's folder: rank_0.pt."""
+    return path / f"rank_{rank}.pt"
+
+
+def to_bytes(state: Any) -> bytes:
+    """What torch.save writes."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def digest(data: bytes) -> str:
+    """The SHA-256 of the bytes, 64 hexadecimal digits: another one with every other content."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """The bits of a tensor's elements, in order, whatever its dtype and shape; of a DTensor, those
+    of this rank's shard."""
+    return _local(tensor).contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
+
+
+def flip_bit(tensor: torch.Tensor, index: int, bit: int) -> None:
+    """Flips one bit of one element, in place. index: of the flattened tensor; of a DTensor, of this
+    rank's shard. bit: 0 is the lowest; the sign is the highest, 31 in float32."""
+    local = _local(tensor)
+    bits = local.view(_INTEGERS[local.element_size()])
+    place = torch.unravel_index(torch.tensor(index), local.shape) if local.dim() else ()
+    width = 8 * local.element_size()
+    # the highest bit alone is the lowest negative number
+    bits[place] ^= 1 << bit if bit < width - 1 or width == 8 else -(1 << bit)
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _local(tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    # not by isinstance: who has no DTensor need not import it
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """What one rank measured of one step, on its own clock, in seconds. data: until it had its
+    batch. compute: forward, backward and optimizer. collectives: from its call of the collectives
+    until their end, which is waiting for the other ranks and the transfer together."""
+
+    data: float
+    compute: float
+    collectives: float
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """The median of each value and its two neighbours on either side, or as many as there are: a
+    single outlier is gone, and a step stays where it is."""
+    return [median(values[max(0, at - 2):at + 3]) for at in range(len(values))]

@@ -1,0 +1,341 @@
+"""Exercise 8.5: what its check must reject, with the words that must say why; and what it must
+accept."""
+
+import copy
+import pickle
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+from _build.definitions import definitions
+from answers import assert_rejected, assert_waits
+
+import labs.surviving_failure as lab
+
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+Right = definitions("08_surviving_failure").AsyncSaver
+
+
+class Nothing(Right):
+    def save(self, path, state):
+        return None
+
+
+class Synchronous(Right):
+    def save(self, path, state):
+        self.write(path, lab.to_bytes(state))
+
+
+class WaitsForItsOwn(Right):
+    def save(self, path, state):
+        super().save(path, state)
+        self.close()
+
+
+class NoSnapshot(Right):
+    def save(self, path, state):
+        self.close()
+        self.in_flight = self.pool.submit(lambda: self.write(path, lab.to_bytes(state)))
+
+
+class ShallowCopy(Right):
+    def save(self, path, state):
+        self.close()
+        state = state.copy()
+        self.in_flight = self.pool.submit(lambda: self.write(path, lab.to_bytes(state)))
+
+
+class CopiesOfTheOutermost(Right):
+    """The tensors of the model, but neither the optimizer's nor lists."""
+
+    def save(self, path, state):
+        self.close()
+        state = dict(state, model={name: value.clone() for name, value in state["model"].items()})
+        self.in_flight = self.pool.submit(lambda: self.write(path, lab.to_bytes(state)))
+
+
+class WritesTensors(Right):
+    def save(self, path, state):
+        self.close()
+        self.in_flight = self.pool.submit(self.write, path, copy.deepcopy(state))
+
+
+class Overlap(Right):
+    def __init__(self, write):
+        super().__init__(write)
+        self.pool, self.all = ThreadPoolExecutor(4), []
+
+    def save(self, path, state):
+        self.all.append(self.pool.submit(self.write, path, lab.to_bytes(state)))
+
+    def close(self):
+        while self.all:
+            self.all.pop().result()
+
+
+class Queued(Overlap):
+    """One write after the other, but a snapshot for each save that waits."""
+
+    def __init__(self, write):
+        super().__init__(write)
+        self.pool = ThreadPoolExecutor(1)
+
+
+class NewerDropped(Right):
+    def save(self, path, state):
+        if self.in_flight is None or self.in_flight.done():
+            super().save(path, state)
+
+
+class SnapshotBeforeItWaits(Right):
+    def save(self, path, state):
+        data = lab.to_bytes(state)
+        self.close()
+        self.in_flight = self.pool.submit(self.write, path, data)
+
+
+class SecondCopyKept(Right):
+    def save(self, path, state):
+        self.close()
+        state = copy.deepcopy(state)
+        self.in_flight = self.pool.submit(lambda: self.write(path, lab.to_bytes(state)))
+
+
+class SnapshotKept(Right):
+    def save(self, path, state):
+        self.close()
+        self.data = lab.to_bytes(state)
+        self.in_flight = self.pool.submit(self.write, path, self.data)
+
+
+class NeverJoined(Right):
+    def save(self, path, state):
+        super().close()
+        self.in_flight = self.pool.submit(self.write, path, lab.to_bytes(state))
+
+    def close(self):
+        return None
+
+
+class WaitsAndDoesNotAsk(Right):
+    def close(self):
+        self.pool.shutdown()
+
+    def save(self, path, state):
+        self.close()
+        self.pool = ThreadPoolExecutor(1)
+        self.in_flight = self.pool.submit(self.write, path, lab.to_bytes(state))
+
+
+class OnlyALock(Right):
+    """Writes do not overlap, snapshots do."""
+
+    def __init__(self, write):
+        self.write, self.lock, self.threads = write, threading.Lock(), []
+
+    def save(self, path, state):
+        def run(data):
+            with self.lock:
+                self.write(path, data)
+
+        self.threads.append(threading.Thread(target=run, args=(lab.to_bytes(state),)))
+        self.threads[-1].start()
+
+    def close(self):
+        while self.threads:
+            self.threads.pop().join()
+
+
+class PastTheDisk(Right):
+    def save(self, path, state):
+        self.close()
+        self.in_flight = self.pool.submit(path.write_bytes, lab.to_bytes(state))
+
+
+class Pickled(Right):
+    def save(self, path, state):
+        self.close()
+        self.in_flight = self.pool.submit(self.write, path, pickle.dumps(state))
+
+
+class ErrorSwallowed(Right):
+    def close(self):
+        try:
+            super().close()
+        except Exception as error:
+            print(error)
+
+
+class ErrorOfThreadLost(Right):
+    def save(self, path, state):
+        self.close()
+        self.in_flight = threading.Thread(target=self.write, args=(path, lab.to_bytes(state)))
+        self.in_flight.start()
+
+    def close(self):
+        if self.in_flight is not None:
+            self.in_flight.join()
+        self.in_flight = None
+
+
+class ErrorsOfTheDiskOnly(Right):
+    def save(self, path, state):
+        def run(path, data):
+            try:
+                return self.write(path, data)
+            except OSError as error:
+                return error
+            except Exception:
+                return None
+
+        self.close()
+        self.in_flight = self.pool.submit(run, path, lab.to_bytes(state))
+
+    def close(self):
+        future, self.in_flight = self.in_flight, None
+        if future is not None and future.result() is not None:
+            raise future.result()
+
+
+class ErrorAtCloseOnly(Right):
+    def save(self, path, state):
+        if self.in_flight is not None and self.in_flight.exception() is None:
+            self.in_flight.result()
+        self.in_flight = self.pool.submit(self.write, path, lab.to_bytes(state))
+
+
+class ErrorForEver(Right):
+    def close(self):
+        if self.in_flight is not None:
+            self.in_flight.result()
+            self.in_flight = None
+
+
+class CollectiveInTheThread(Right):
+    """It meets the job's collectives in the same group."""
+
+    def save(self, path, state):
+        def run(data):
+            self.write(path, data)
+            dist.barrier()
+
+        self.close()
+        self.in_flight = self.pool.submit(run, lab.to_bytes(state))
+
+
+class OwnThread:
+    """Without a pool."""
+
+    def __init__(self, write):
+        self.write, self.thread, self.error = write, None, None
+
+    def save(self, path, state):
+        self.close()
+        self.thread = threading.Thread(target=self._run, args=(path, lab.to_bytes(state)))
+        self.thread.start()
+
+    def _run(self, path, data):
+        try:
+            self.write(path, data)
+        except BaseException as error:
+            self.error = error
+
+    def close(self):
+        if self.thread is not None:
+            self.thread.join()
+        error, self.thread, self.error = self.error, None, None
+        if error is not None:
+            raise RuntimeError("the last save failed") from error
+
+
+class OneWorker:
+    """A thread that lives as long as the saver, and a queue with room for nothing."""
+
+    def __init__(self, write):
+        self.write, self.queue, self.error = write, queue.Queue(), None
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self):
+        while True:
+            path, data = self.queue.get()
+            try:
+                self.write(path, data)
+            except Exception as error:
+                self.error = error
+            del data
+            self.queue.task_done()
+
+    def save(self, path, state):
+        self.close()
+        self.queue.put((path, lab.to_bytes(state)))
+
+    def close(self):
+        self.queue.join()
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+class CopyThatIsDropped(Right):
+    """The thread makes bytes, and drops the copy before it writes."""
+
+    def save(self, path, state):
+        def run(states):
+            data = lab.to_bytes(states.pop())
+            self.write(path, data)
+
+        self.close()
+        self.in_flight = self.pool.submit(run, [copy.deepcopy(state)])
+
+
+SYNCHRONOUS = "save returns only when the disk is done"
+OTHER_VALUES = "the file of save 1 has other values than the state had when save was called: state"
+WORDS = {
+    Nothing: "write has not been called",
+    Synchronous: "save calls write itself",
+    WaitsForItsOwn: SYNCHRONOUS,
+    NoSnapshot: OTHER_VALUES,
+    ShallowCopy: OTHER_VALUES,
+    CopiesOfTheOutermost: OTHER_VALUES + r"\['optimizer'\]",
+    WritesTensors: "write got dict, not bytes",
+    Overlap: r"\d writes were in flight at once",
+    Queued: "save 2 returned while save 1 was still being written: two snapshots",
+    NewerDropped: "save 2 has returned, and after close there is no file second_2.pt",
+    SnapshotBeforeItWaits: "while a second save waits for the first, 128 MB are held",
+    SecondCopyKept: "while a save is in flight, 128 MB are held for a state of 64 MB",
+    SnapshotKept: "after close 64 MB are still held",
+    NeverJoined: "close returned while the last save was still being written|there is no file",
+    WaitsAndDoesNotAsk: "write raised OSError in the thread, and close returned as if",
+    OnlyALock: "save 2 returned while save 1 was still being written: two snapshots",
+    PastTheDisk: "write has not been called",
+    Pickled: "the file of save 1 cannot be loaded by torch.load",
+    ErrorSwallowed: "write raised OSError in the thread, and close returned as if all were well",
+    ErrorOfThreadLost: "write raised OSError in the thread, and close returned as if",
+    ErrorsOfTheDiskOnly: "write raised DiskFailed in the thread, and close returned as if",
+    ErrorAtCloseOnly: "write raised OSError in the thread, and the next save returned",
+    ErrorForEver: "an error is raised again and again",
+    CollectiveInTheThread: "rank|all_gather|barrier",
+}
+
+
+@pytest.mark.parametrize("answer", WORDS, ids=lambda answer: answer.__name__)
+def test_wrong_answer(answer):
+    assert_rejected(lab.check_async_saver(answer), WORDS[answer])
+
+
+@pytest.mark.parametrize("answer", [Right, OwnThread, OneWorker, CopyThatIsDropped])
+def test_right_answer(answer):
+    verdict = lab.check_async_saver(answer)
+    assert verdict.passed, str(verdict)
+
+
+def test_waits():
+    class Unfilled(Right):
+        def save(self, path, state):
+            raise NotImplementedError("Exercise 8.5")
+
+    verdict = lab.check_async_saver(Unfilled)
+    assert verdict.passed is None, str(verdict)
+    assert_waits(lab.check_async_saver, "8.5")

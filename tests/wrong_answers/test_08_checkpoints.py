@@ -1,0 +1,302 @@
+"""Exercise 8.4: what its check must reject, with the words that must say why; and what it must
+accept."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from _build.definitions import definitions
+from answers import assert_rejected
+
+import labs.surviving_failure as lab
+
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+right = definitions("08_surviving_failure")
+write_whole, save, newest = right.write_whole, right.save_checkpoint, right.newest_checkpoint
+
+
+def digests_of(data, group):
+    digests = [None] * dist.get_world_size(group)
+    dist.all_gather_object(digests, lab.digest(data), group=group)
+    return digests
+
+
+def write_manifest(path, digests):
+    write_whole(path / lab.MANIFEST, json.dumps(digests).encode())
+
+
+def shard_of(folder, step, state, group):
+    """(folder of the step, this rank's file, its bytes)"""
+    path = lab.step_folder(folder, step)
+    path.mkdir(parents=True, exist_ok=True)
+    return path, lab.shard_file(path, dist.get_rank(group)), lab.to_bytes(state)
+
+
+class WrongSave:
+    def nothing(folder, step, state, group):
+        return None
+
+    def rank_0_alone(folder, step, state, group):
+        path, file, data = shard_of(folder, step, state, group)
+        if dist.get_rank(group) == 0:
+            write_whole(file, data)
+            write_manifest(path, [lab.digest(data)])
+        dist.barrier(group)
+
+    def no_manifest(folder, step, state, group):
+        _, file, data = shard_of(folder, step, state, group)
+        write_whole(file, data)
+        dist.barrier(group)
+
+    def all_in_one_file(folder, step, state, group):
+        path, file, data = shard_of(folder, step, state, group)
+        states = [None] * dist.get_world_size(group)
+        dist.all_gather_object(states, state, group=group)
+        data = lab.to_bytes(states)
+        write_whole(file, data)
+        digests = digests_of(data, group)
+        if dist.get_rank(group) == 0:
+            write_manifest(path, digests)
+        dist.barrier(group)
+
+    def state_of_rank_0(folder, step, state, group):
+        states = [state]
+        dist.broadcast_object_list(states, src=0, group=group)
+        save(folder, step, states[0], group)
+
+    def nobody_waits(folder, step, state, group):
+        path, file, data = shard_of(folder, step, state, group)
+        write_whole(file, data)
+        digests = digests_of(data, group)
+        if dist.get_rank(group) == 0:
+            write_manifest(path, digests)
+
+    def manifest_first(folder, step, state, group):
+        path, file, data = shard_of(folder, step, state, group)
+        digests = digests_of(data, group)
+        if dist.get_rank(group) == 0:
+            write_manifest(path, digests)
+        dist.barrier(group)
+        write_whole(file, data)
+
+    def shards_not_synced(folder, step, state, group):
+        path, file, data = shard_of(folder, step, state, group)
+        file.write_bytes(data)
+        digests = digests_of(data, group)
+        if dist.get_rank(group) == 0:
+            write_manifest(path, digests)
+        dist.barrier(group)
+
+    def manifest_not_synced(folder, step, state, group):
+        path, file, data = shard_of(folder, step, state, group)
+        write_whole(file, data)
+        digests = digests_of(data, group)
+        if dist.get_rank(group) == 0:
+            (path / lab.MANIFEST).write_text(json.dumps(digests))
+        dist.barrier(group)
+
+    def folder_must_be_new(folder, step, state, group):
+        if dist.get_rank(group) == 0:
+            lab.step_folder(folder, step).mkdir(parents=True)
+        dist.barrier(group)
+        save(folder, step, state, group)
+
+    def rank_in_the_world(folder, step, state, group):
+        path, file, data = shard_of(folder, step, state, dist.group.WORLD)
+        write_whole(file, data)
+        digests = digests_of(data, group)
+        if dist.get_rank(group) == 0:
+            write_manifest(path, digests)
+        dist.barrier(group)
+
+    def without_the_group(folder, step, state, group):
+        save(folder, step, state, dist.group.WORLD)
+
+    def old_ones_removed(folder, step, state, group):
+        if dist.get_rank(group) == 0:
+            for path in Path(folder).glob("step_*"):
+                shutil.rmtree(path)
+        dist.barrier(group)
+        save(folder, step, state, group)
+
+
+class WrongNewest:
+    def nothing(folder):
+        return None
+
+    def the_last_name(folder):
+        return max(Path(folder).glob("step_*"), default=None), {}
+
+    def the_last_number(folder):
+        return max(Path(folder).glob("step_*"), key=lambda path: int(path.name[5:]),
+                   default=None), {}
+
+    def by_text(folder):
+        problems = {}
+        for path in sorted(Path(folder).glob("step_*"), reverse=True):
+            if problem := right.what_is_wrong(path):
+                problems[path.name] = problem
+            else:
+                return path, problems
+        return None, problems
+
+    def what_loads(folder):
+        problems = {}
+        for path in newest_first(folder):
+            try:
+                for rank in range(len(json.loads((path / lab.MANIFEST).read_bytes()))):
+                    torch.load(lab.shard_file(path, rank))
+                return path, problems
+            except Exception as error:
+                problems[path.name] = f"manifest.json, rank_0.pt, rank_1.pt: {error}"
+        return None, problems
+
+    def what_has_a_manifest(folder):
+        problems = {}
+        for path in newest_first(folder):
+            if (path / lab.MANIFEST).exists():
+                return path, problems
+            problems[path.name] = "manifest.json is missing"
+        return None, problems
+
+    def digests_in_any_order(folder):
+        problems = {}
+        for path in newest_first(folder):
+            try:
+                want = json.loads((path / lab.MANIFEST).read_bytes())
+            except (OSError, ValueError):
+                problems[path.name] = "manifest.json"
+                continue
+            found = {lab.digest(file.read_bytes()): file for file in path.glob("rank_*.pt")}
+            if set(found) == set(want):
+                return path, problems
+            problems[path.name] = "rank_0.pt or rank_1.pt"
+        return None, problems
+
+    def no_names(folder):
+        return newest(folder)[0], {}
+
+    def file_not_named(folder):
+        path, problems = newest(folder)
+        return path, dict.fromkeys(problems, "damaged")
+
+    def all_problems(folder):
+        path, problems = newest(folder)
+        return path, problems | {old.name: "rank_1.pt" for old in newest_first(folder)
+                                 if old != path}
+
+    def empty_manifest_raises(folder):
+        for path in newest_first(folder):
+            json.loads((path / lab.MANIFEST).read_bytes())
+        return newest(folder)
+
+    def bad_ones_removed(folder):
+        path, problems = newest(folder)
+        for name in problems:
+            shutil.rmtree(Path(folder, name))
+        return path, problems
+
+    def by_time(folder):
+        problems = {}
+        for path in sorted(Path(folder).glob("step_*"), key=os.path.getmtime, reverse=True):
+            if problem := right.what_is_wrong(path):
+                problems[path.name] = problem
+            else:
+                return path, problems
+        return None, problems
+
+    def folder_must_exist(folder):
+        list(Path(folder).iterdir())
+        return newest(folder)
+
+
+def newest_first(folder):
+    return sorted(Path(folder).glob("step_*"), key=lambda path: int(path.name[5:]), reverse=True)
+
+
+class Right:
+    def two_barriers(folder, step, state, group):
+        path, file, data = shard_of(folder, step, state, group)
+        write_whole(file, data)
+        write_whole(path / f"{file.name}.sha", hashlib.sha256(data).hexdigest().encode())
+        dist.barrier(group)
+        if dist.get_rank(group) == 0:
+            names = sorted(path.glob("rank_*.sha"), key=lambda name: int(name.name[5:-7]))
+            write_manifest(path, [name.read_text() for name in names])
+        dist.barrier(group)
+
+    def recursive(folder, limit=float("inf")):
+        steps = [step for path in Path(folder).glob("step_*")
+                 if (step := int(path.name.split("_")[1])) < limit]
+        if not steps:
+            return None, {}
+        path = lab.step_folder(folder, max(steps))
+        problem = right.what_is_wrong(path)
+        if not problem:
+            return str(path), {}
+        found, problems = Right.recursive(folder, max(steps))
+        return found, {str(path): problem, **problems}
+
+
+SAVE_WORDS = {
+    "nothing": "there is no step_8/rank_0.pt: the state of rank 0 is not saved",
+    "rank_0_alone": "there is no step_8/rank_1.pt: the state of rank 1 is not saved",
+    "no_manifest": "there is no step_8/manifest.json",
+    "all_in_one_file": "rank_0.pt does not hold the state of rank 0",
+    "state_of_rank_0": "rank_1.pt does not hold the state of rank 1: it is that of rank 0",
+    "nobody_waits": "save_checkpoint has returned on rank 1, but the checkpoint is not whole yet",
+    "manifest_first": "but the checkpoint is not whole yet: rank_1.pt|newest whole checkpoint is",
+    "shards_not_synced": "step 8: rank_0.pt is not synced to the disk",
+    "manifest_not_synced": "step 8: manifest.json is not synced to the disk",
+    "folder_must_be_new": "FileExistsError",
+    "rank_in_the_world": "where the group is ranks 1 and 2 of three, no whole checkpoint is found",
+    "without_the_group": "where the group is|rank 0|collective",
+    "old_ones_removed": "when step 9 is saved, step_8 is gone",
+}
+NEWEST_WORDS = {
+    "nothing": "newest_checkpoint returned",
+    "the_last_name": "with no damage newest_checkpoint found step_9, but step_10 is the newest",
+    "the_last_number": "with a shard cut off newest_checkpoint found step_10, but step_9",
+    "by_text": "with no damage newest_checkpoint found step_9(.|\n)*compare the numbers",
+    "what_loads": "with a flipped bit in a shard newest_checkpoint found step_10",
+    "what_has_a_manifest": "with a shard cut off newest_checkpoint found step_10",
+    "digests_in_any_order": "with the two ranks' shards exchanged newest_checkpoint found step_10",
+    "no_names": "with a shard cut off: the problems do not name step_10",
+    "file_not_named": "'damaged', which does not name rank_1",
+    "all_problems": "step_9 is among the problems|step_8 is among the problems",
+    "empty_manifest_raises": "JSONDecodeError|FileNotFoundError",
+    "bad_ones_removed": "with a shard cut off: newest_checkpoint removed step_10",
+    "by_time": "newest_checkpoint found step_|is among the problems",
+    "folder_must_exist": "FileNotFoundError",
+}
+
+
+@pytest.mark.parametrize("name", SAVE_WORDS)
+def test_wrong_save(name):
+    assert_rejected(lab.check_checkpoints(vars(WrongSave)[name], newest), SAVE_WORDS[name])
+
+
+@pytest.mark.parametrize("name", NEWEST_WORDS)
+def test_wrong_search(name):
+    assert_rejected(lab.check_checkpoints(save, vars(WrongNewest)[name]), NEWEST_WORDS[name])
+
+
+@pytest.mark.parametrize("answers", [(save, newest), (Right.two_barriers, newest),
+                                     (save, Right.recursive)])
+def test_right_answers(answers):
+    verdict = lab.check_checkpoints(*answers)
+    assert verdict.passed, str(verdict)
+
+
+def test_waits():
+    def unfilled(*_):
+        raise NotImplementedError("Exercise 8.4")
+
+    for answers in ((unfilled, newest), (save, unfilled)):
+        verdict = lab.check_checkpoints(*answers)
+        assert verdict.passed is None and "8.4" in str(verdict), str(verdict)

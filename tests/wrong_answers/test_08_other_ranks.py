@@ -1,0 +1,332 @@
+"""What the check of exercise 8.2 must reject, and accept: jobs that are saved on one number of
+ranks and loaded on another."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from _build.definitions import definitions
+from answers import assert_rejected
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+
+import labs.surviving_failure as lab
+from labs.exercises.verdicts import check
+from labs.surviving_failure.checks.other_ranks import Functions, check_other_ranks, verify
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+right = definitions("08_surviving_failure")
+zero3 = definitions("03_zero_stages").zero3
+MOMENTS = ("exp_avg", "exp_avg_sq")
+SAVED_ON, LOADED_ON = 3, 2
+FULL = StateDictOptions(full_state_dict=True)
+
+
+@check("8.2")
+def few_ranks(kind, save, load):
+    """The check for one kind of job, from SAVED_ON ranks to LOADED_ON only."""
+    mine = (right.save_dcp, right.load_dcp, save, load) if kind == "ZeRO-3" else (
+        save, load, right.save_shards, right.load_shards)
+    return f"{verify(Functions(*mine, zero3), SAVED_ON, (LOADED_ON,), kinds=(kind,))}"
+
+
+def nothing(job, folder):
+    pass
+
+
+# ZeRO-3
+
+
+def saved_by_old_ranks(folder):
+    return [torch.load(lab.shard_file(folder, old)) for old in range(SAVED_ON)]
+
+
+def load_with(cut, names=("shard", *MOMENTS), whole=lambda name: True, step=lambda step: step,
+              place=lab.set_place):
+    """load_shards with cut(unit, old shards, name) for this rank's shard."""
+    def load(job, folder):
+        saved = saved_by_old_ranks(folder)
+        for number, unit in enumerate(job.module.units):
+            parts = [each["units"][number] for each in saved]
+            own = {name: cut(unit, [part[name] for part in parts], name) for name in names}
+            if "shard" in own:
+                unit.shard.data.copy_(own.pop("shard"))
+            if own:
+                job.optimizer.state[unit.shard] = {"step": step(parts[0]["step"]), **own}
+        for name, tensor in saved[0]["whole"].items():
+            if whole(name):
+                job.tensors()[name].copy_(tensor)
+        place(job, saved[0]["place"])
+
+    return load
+
+
+def cut_right(unit, old, name="shard"):
+    return right.cut_anew(unit, old)
+
+
+def as_it_is(unit, old, name):
+    return old[dist.get_rank()]
+
+
+def beginning_of_own(unit, old, name):
+    new = torch.zeros(unit.shard_elements)
+    new[:len(old[0])] = old[dist.get_rank()]
+    return new
+
+
+def moments_as_they_are(unit, old, name):
+    return cut_right(unit, old) if name == "shard" else old[dist.get_rank()]
+
+
+def moments_not_cut(unit, old, name):
+    return (cut_right if name == "shard" else beginning_of_own)(unit, old, name)
+
+
+def padding_after_each(unit, old, name):
+    """Takes the padding to be at the end of each old shard."""
+    kept = [each[:unit.elements // len(old)] for each in old]
+    return cut_right(unit, [*kept, torch.zeros(len(old))])
+
+
+def a_view(unit, old, name):
+    whole = torch.cat(old)[:unit.elements]
+    padding = torch.zeros(dist.get_world_size() * unit.shard_elements - unit.elements)
+    return torch.cat([whole, padding]).view(-1, unit.shard_elements)[dist.get_rank()]
+
+
+def replaced_as_it_is(job, folder):
+    saved = saved_by_old_ranks(folder)[dist.get_rank()]
+    for unit, part in zip(job.module.units, saved["units"], strict=True):
+        unit.shard.data = part["shard"]
+        job.optimizer.state[unit.shard] = {name: part[name] for name in ("step", *MOMENTS)}
+    lab.set_place(job, saved["place"])
+
+
+def rank_0_loads(job, folder):
+    if dist.get_rank() == 0:
+        right.load_shards(job, folder)
+    else:
+        lab.set_place(job, torch.load(lab.shard_file(folder, 0))["place"])
+
+
+def gathered(job):
+    """All shards, on every rank."""
+    units = []
+    for unit in job.module.units:
+        state = {"shard": unit.shard.detach(), **job.optimizer.state[unit.shard]}
+        for name in ("shard", *MOMENTS):
+            pieces = [torch.empty_like(state[name]) for _ in range(dist.get_world_size())]
+            dist.all_gather(pieces, state[name])
+            state[name] = torch.cat(pieces)
+        units.append(state)
+    return {"units": units, "whole": {}, "place": lab.place_of(job)}
+
+
+def rank_0_gathers(job, folder):
+    state = gathered(job)
+    if dist.get_rank() == 0:
+        torch.save(state, lab.shard_file(folder, 0))
+
+
+def rank_0_alone_saves(job, folder):
+    if dist.get_rank() == 0:
+        right.save_shards(job, folder)
+
+
+def everything_in_each_file(job, folder):
+    right.save_shards(job, folder)
+    state = torch.load(lab.shard_file(folder, dist.get_rank()))
+    state["more"] = torch.zeros(12_000)
+    torch.save(state, lab.shard_file(folder, dist.get_rank()))
+
+
+def decays(job, folder):
+    right.save_shards(job, folder)
+    for unit in job.module.units:
+        unit.shard.data.mul_(0.9)
+
+
+def place_without_rate(job, place):
+    job.scheduler.load_state_dict(place["scheduler"])
+    job.data.epoch, job.data.position = place["epoch"], place["position"]
+    job.step = place["step"]
+
+
+def position_in_rows(job, place):
+    lab.set_place(job, place)
+    job.data.position = place["position"] * SAVED_ON // dist.get_world_size()
+
+
+def not_a_buffer(name):
+    return name != "center"
+
+
+SHARDS = [
+    (nothing, nothing, "ZeRO-3: saving wrote nothing into the folder"),
+    (right.save_shards, nothing, "saved on 3 ranks, loaded on 2, rank 0: the optimizer has no exp"),
+    (right.save_shards, load_with(as_it_is), "RuntimeError: .*size"),
+    (right.save_shards, replaced_as_it_is,
+     r"rank 0: parameters of root: a shard of shape \[1145\], one of 2 ranks has 1,717 elements"),
+    (right.save_shards, load_with(beginning_of_own),
+     "parameters of root: .* elements are not what was saved, the first of them is element 1,145"),
+    (right.save_shards, load_with(cut_right, names=["shard"]), "the optimizer has no exp_avg"),
+    (right.save_shards, load_with(moments_as_they_are), r"exp_avg of root: a shard of shape"),
+    (right.save_shards, load_with(moments_not_cut), "exp_avg of root: .* are not what was saved"),
+    (right.save_shards, load_with(padding_after_each), "parameters of root: .* not what was saved"),
+    (right.save_shards, load_with(lambda unit, old, name: cut_right(unit, old[::-1])),
+     "parameters of root: .* are not what was saved"),
+    (right.save_shards, load_with(a_view), "exp_avg of root: a view, which keeps"),
+    (right.save_shards, rank_0_loads, "rank 1: the optimizer has no exp_avg"),
+    (rank_0_gathers, nothing, "saving gathers .* bytes"),
+    (rank_0_alone_saves, nothing, "3 ranks have saved, and the folder has 1 file"),
+    (everything_in_each_file, right.load_shards, "one file has .* bytes; parameters and moments"),
+    (decays, right.load_shards, "saving has changed parameters of root"),
+    (right.save_shards, load_with(cut_right, whole=lambda name: False),
+     "frozen parameters, scale: what a new job begins with"),
+    (right.save_shards, load_with(cut_right, whole=not_a_buffer), "buffers, center: what a new"),
+    (right.save_shards, load_with(cut_right, step=lambda step: step * 0),
+     "the optimizer's step is 0 in 3 tensors instead of . in 3"),
+    (right.save_shards, load_with(cut_right, place=lambda job, place: None),
+     "learning rate is .* instead of"),
+    (right.save_shards, load_with(cut_right, place=place_without_rate), "learning rate is"),
+    (right.save_shards, load_with(cut_right, place=position_in_rows), "position is"),
+]
+
+
+# DDP and FSDP2
+
+
+def save_parameters(job, folder):
+    dcp.save({"model": get_model_state_dict(job.module), "place": lab.place_of(job)},
+             checkpoint_id=folder)
+
+
+def load_parameters(job, folder):
+    state = {"model": get_model_state_dict(job.module), "place": lab.place_of(job)}
+    dcp.load(state, checkpoint_id=folder)
+    set_model_state_dict(job.module, state["model"])
+    lab.set_place(job, state["place"])
+
+
+def load_and_drop(job, folder):
+    model, optimizer = get_state_dict(job.module, job.optimizer)
+    state = {"model": model, "optimizer": optimizer, "place": lab.place_of(job)}
+    dcp.load(state, checkpoint_id=folder)
+    job.optimizer.state.clear()
+    set_model_state_dict(job.module, state["model"])
+    lab.set_place(job, state["place"])
+
+
+def save_full(job, folder):
+    model, optimizer = get_state_dict(job.module, job.optimizer, options=FULL)
+    dcp.save({"model": model, "optimizer": optimizer, "place": lab.place_of(job)},
+             checkpoint_id=folder)
+
+
+def save_own_file(job, folder):
+    model, optimizer = get_state_dict(job.module, job.optimizer)
+    torch.save({"model": model, "optimizer": optimizer, "place": lab.place_of(job)},
+               lab.shard_file(folder, dist.get_rank()))
+
+
+def load_own_file(job, folder):
+    state = torch.load(lab.shard_file(folder, dist.get_rank()), weights_only=False)
+    set_state_dict(job.module, job.optimizer, model_state_dict=state["model"],
+                   optim_state_dict=state["optimizer"])
+    lab.set_place(job, state["place"])
+
+
+def load_without_place(job, folder):
+    place = lab.place_of(job)
+    right.load_dcp(job, folder)
+    lab.set_place(job, place)
+
+
+def load_after_a_try(job, folder):
+    """Leaves gradients, so that DCP takes the optimizer for one that has made steps."""
+    for parameter in job.module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    right.load_dcp(job, folder)
+    job.optimizer.zero_grad()
+
+
+def load_on_rank_0(job, folder):
+    before = {name: tensor.clone() for name, tensor in job.tensors().items()}
+    right.load_dcp(job, folder)
+    if dist.get_rank() > 0:
+        for name, tensor in job.tensors().items():
+            tensor.copy_(before[name])
+
+
+DCP = [
+    ("DDP", nothing, nothing, "DDP: saving wrote nothing into the folder"),
+    ("DDP", right.save_dcp, nothing, "DDP, saved on 3 ranks, loaded on 2, rank 0: the optimizer"),
+    ("DDP", save_parameters, load_parameters, "the optimizer has no exp_avg"),
+    ("FSDP2", save_parameters, load_parameters, "the optimizer has no exp_avg"),
+    ("FSDP2", right.save_dcp, load_and_drop, "the optimizer has no exp_avg"),
+    ("FSDP2", right.save_dcp, load_after_a_try, "the optimizer has no exp_avg"),
+    ("FSDP2", save_full, right.load_dcp, "FSDP2, rank 0: saving gathers .* bytes; .*whole tensors"),
+    ("FSDP2", save_own_file, load_own_file, "."),
+    ("FSDP2", right.save_dcp, load_without_place, "learning rate is"),
+    ("DDP", right.save_dcp, load_on_rank_0, "rank 1: parameters of embedding.weight: what a new"),
+]
+
+
+@pytest.mark.parametrize(("kind", "save", "load", "words"),
+                         [*(("ZeRO-3", *answer) for answer in SHARDS), *DCP])
+def test_wrong_answers(kind, save, load, words):
+    assert_rejected(few_ranks(kind, save, load), words)
+
+
+# Right answers
+
+
+def save_flat(job, folder):
+    """Plain names, no dictionary of the lab's."""
+    torch.save([[unit.shard.data, job.optimizer.state[unit.shard]] for unit in job.module.units]
+               + [dict(job.model.named_buffers()), job.model.scale.data, job.scheduler.state_dict(),
+                  (job.data.epoch, job.data.position, job.step)],
+               folder / f"{dist.get_rank()}-of-{dist.get_world_size()}")
+
+
+def load_flat(job, folder):
+    files = sorted(folder.glob("*-of-*"), key=lambda path: int(path.name.split("-")[0]))
+    saved = [torch.load(path, mmap=True) for path in files]
+    for number, unit in enumerate(job.module.units):
+        def own(tensors, unit=unit):
+            pad = dist.get_world_size() * unit.shard_elements
+            joined = torch.nn.functional.pad(torch.cat(tensors), (0, pad))
+            begin = dist.get_rank() * unit.shard_elements
+            return joined[begin:begin + unit.shard_elements].clone()
+
+        unit.shard.data = own([each[number][0] for each in saved])
+        job.optimizer.state[unit.shard] = {
+            name: own([each[number][1][name] for each in saved]) if value.dim() else value.clone()
+            for name, value in saved[0][number][1].items()}
+    *_, buffers, scale, schedule, (job.data.epoch, job.data.position, job.step) = saved[0]
+    job.model.scale.data.copy_(scale)
+    job.model.center.copy_(buffers["center"])
+    job.scheduler.load_state_dict(schedule)
+    job.optimizer.param_groups[0]["lr"] = job.scheduler.get_last_lr()[0]
+
+
+def test_right_answers(nothing_left):
+    verdict = check_other_ranks(right.save_dcp, right.load_dcp, right.save_shards,
+                                right.load_shards, zero3)
+    assert verdict.passed, str(verdict)
+
+
+def test_shards_written_differently():
+    verdict = few_ranks("ZeRO-3", save_flat, load_flat)
+    assert verdict.passed, str(verdict)
