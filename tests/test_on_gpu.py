@@ -144,9 +144,9 @@ def test_the_parts_exist():
         assert target.with_suffix(".py").exists(), part.name
     *first, last = parts.PARTS
     without_last = sum(part.seconds for part in first)
-    assert round(without_last / 60) == 39 and round((without_last + last.seconds) / 60) == 49
+    assert round(without_last / 60) == 43 and round((without_last + last.seconds) / 60) == 53
     said = on_gpu("--help").stdout
-    assert "about 49 minutes on 8 A100, without the last 39" in said
+    assert "about 53 minutes on 8 A100, without the last 43" in said
 
 
 @pytest.mark.parametrize("solution", sorted((ROOT / "solutions").glob("[0-9]*.py")),

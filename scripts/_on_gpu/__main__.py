@@ -22,7 +22,7 @@ transformers, matplotlib, cloudpickle, psutil and tqdm. The tests need pytest, t
 installed or downloaded.
 
 parts, the most valuable first; one that no longer fits into the minutes is skipped. All together
-take about 49 minutes on 8 A100, without the last 39: an estimate, no GPU has run them yet.
+take about 53 minutes on 8 A100, without the last 43: an estimate, no GPU has run them yet.
 """
 
 

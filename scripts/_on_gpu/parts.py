@@ -43,6 +43,7 @@ PARTS = (
     _solution("02_manual_ddp", 120), _solution("00_start_here", 60),
     _solution("05_fsdp_profiling", 180), _solution("06_scaling", 280),
     _solution("07a_tensor_parallel", 120), _solution("07b_pipeline_parallel", 120),
+    _solution("08_surviving_failure", 240),
     _part("long-gpu-tests", "the tests marked gpu that take minutes: every check of every solution",
           ["-m", "_on_gpu.gpu_tests", "{out}/long_gpu_tests.xml", "--long"], 600, ["pytest"],
           ["--small"]),
