@@ -44,6 +44,20 @@ def test_all_ranks_of_a_synthetic_job_have_the_same_step():
             assert max(steps) == pytest.approx(min(steps))
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("cause", straggler_jobs.CAUSES)
+def test_every_draw_has_an_early_outlier_of_what_becomes_slow_later(seed, cause):
+    """Else whoever returns the first slow step, outlier or not, passes by chance."""
+    found = [job for job in straggler_jobs.jobs(random.Random(seed))
+             if job.straggler and job.straggler[1] == cause and job.outliers
+             and job.outliers[0][:2] == job.straggler[:2]
+             and job.outliers[0][2] < job.straggler[2] - 4]
+    assert found
+    rank, _, step = found[0].outliers[0]
+    of_rank = found[0].timings(seed)[rank or 0]
+    assert getattr(of_rank[step], "collectives" if cause == "link" else cause) > 1
+
+
 @pytest.mark.slow
 def test_who_finds_a_flip(warm_launcher):
     """As the text says: the loss NaN alone, digests all others; by layout and moment."""
