@@ -32,6 +32,8 @@ LAUNCH_SECONDS = 120.0  # of one launch in a check or a picture: an answer may h
 _AS_BEFORE = "as before"  # of a picture: it leaves the choice of the device alone
 NBGRADER = "NBGRADER_EXECUTION"  # set by nbgrader while it validates or grades
 SIGNS = {True: "✓", False: "✗", None: "○"}
+_rejected: dict[str, tuple[str, set[str]]] = {}
+"""The checks that said no last: their name -> the exercise, and the names of the answers."""
 
 
 class Wrong(Exception):
@@ -154,7 +156,7 @@ def _judged(exercise, hints, finish, device, function):
 
     @functools.wraps(function)
     def judged(*answers, **options):
-        is_check = device != _AS_BEFORE
+        is_check = device != _AS_BEFORE  # else a picture
         chosen = devices.on(options.pop("device", device)) if is_check else nullcontext()
         verdicts = [answer for answer in answers if isinstance(answer, Verdict)]
         if verdicts:
@@ -171,11 +173,37 @@ def _judged(exercise, hints, finish, device, function):
         except KeyboardInterrupt:
             raise  # the cell ends, and so do those that would follow it
         except BaseException as error:  # sys.exit() too ends in a verdict
-            found = _hinted(verdict_of(exercise, error, answers), hints or {})
+            said_no = "" if is_check else _who_said_no(exercise, answers)
+            if said_no and _is_ours(error, answers):
+                found = _not_drawn(exercise, error, said_no)
+            else:
+                found = _hinted(verdict_of(exercise, error, answers), hints or {})
+        if is_check:
+            _rejected.pop(function.__name__, None)
+            if found.passed is False:
+                _rejected[function.__name__] = exercise, _names(answers)
         record(exercise, found, time.monotonic() - began, function.__name__)
         return print_in_script(found)
 
     return judged
+
+
+def _names(answers) -> set[str]:
+    return {name for answer in answers if (name := getattr(answer, "__name__", None))}
+
+
+def _who_said_no(exercise, answers) -> str:
+    """The exercise whose check rejected last what a picture is drawn with; or empty."""
+    rejected = [checked for checked, names in _rejected.values()
+                if checked == exercise or names & _names(answers)]
+    return rejected[-1] if rejected else ""
+
+
+def _not_drawn(exercise, error, said_no) -> Verdict:
+    """A wrong answer may return what no picture is prepared for, and break in a line of ours."""
+    return Verdict(exercise, False, "this cannot be drawn with what your code returned: "
+                                    f"{message_of(error)}",
+                   f"The check of exercise {said_no} says what is wrong.")
 
 
 def _fits(function, answers, options) -> bool:
@@ -204,15 +232,22 @@ def verdict_of(exercise: str, error: BaseException, answers: tuple = ()) -> Verd
         return Verdict(exercise, False, cause.sentence + line, cause.hint, _printed(error))
     if isinstance(error, LaunchError):
         return Verdict(exercise, False, str(error), printed=_printed(error))
+    if _is_ours(error, answers):
+        raise error  # no line of the student's is involved: a mistake of ours must not be hidden
     own = own_place(error)
     if own:
         return Verdict(exercise, False, f"{message_of(error)}\n    {own}, in {own.function}:  "
                                         f"{own.source}")
     signature = _signature_of(error, answers)
-    if not signature and not isinstance(error, TooMuchOutput):
-        raise error  # no line of the student's is involved: a mistake of ours must not be hidden
     return Verdict(exercise, False, f"{message_of(error)}{signature}",
                    "Keep the first line of what you fill in as it was." * bool(signature))
+
+
+def _is_ours(error, answers) -> bool:
+    """Whether no line of the student's is involved, and no answer that says what it says itself."""
+    waits = isinstance(error, NotImplementedError) and str(error).startswith("Exercise")
+    return not (waits or isinstance(error, Wrong | LaunchError | TooMuchOutput)
+                or own_place(error) or _signature_of(error, answers))
 
 
 def _signature_of(error, answers) -> str:

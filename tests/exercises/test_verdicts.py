@@ -68,6 +68,54 @@ def test_our_own_mistakes_are_not_hidden(monkeypatch):
         broken(1)
 
 
+def test_a_picture_of_a_rejected_answer_says_where_to_look(monkeypatch):
+    """What a wrong answer returns may break in a line of ours: the check has said why. Without its
+    word, and after a ✓, the mistake is ours."""
+    @check("9.6")
+    def check_pair(pair):
+        if pair() is None:
+            raise Wrong("pair returned nothing")
+        return "a pair"
+
+    @shows("9.6")
+    def show_pair(pair):
+        first, second = pair()
+        return first + second
+
+    monkeypatch.setattr(source_lines.Place, "is_students", False)
+    with pytest.raises(TypeError):
+        show_pair(lambda: None)
+    assert check_pair(lambda: None).passed is False
+    verdict = show_pair(lambda: None)
+    assert verdict.passed is False and "cannot be drawn" in str(verdict), verdict
+    assert "NoneType" in str(verdict) and "The check of exercise 9.6 says what" in str(verdict)
+    assert check_pair(lambda: (1, 2)).passed and show_pair(lambda: (1, 2)) == 3
+    with pytest.raises(TypeError):
+        show_pair(lambda: None)
+
+
+def test_a_picture_with_a_rejected_answer_of_another_exercise_names_that_one(monkeypatch):
+    @check("9.7")
+    def check_unit(unit):
+        raise Wrong("unit is not 1")
+
+    @shows("9.8")
+    def show_units(number, unit):
+        return number() / unit()
+
+    def number():
+        return 3
+
+    def unit():
+        return None
+
+    monkeypatch.setattr(source_lines.Place, "is_students", False)
+    check_unit(unit)
+    assert "The check of exercise 9.7 says" in str(show_units(number, unit))
+    with pytest.raises(TypeError):
+        show_units(number, lambda: None)
+
+
 def test_a_failure_on_a_rank_is_a_verdict(warm_launcher):
     def fails():
         if dist.get_rank() == 1:

@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
 from labs.meters.evidence import storage_bytes
+from labs.training import models
 from labs.workers import devices, worker
 from labs.workers.programs import note
 
@@ -271,5 +272,4 @@ def _cut(tensor) -> tuple[int, int, int] | None:
 
 def _local(tensor) -> torch.Tensor:
     """What this rank holds of it, on the CPU."""
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.detach().cpu().clone()
+    return models.local_shard(tensor).detach().cpu().clone()
