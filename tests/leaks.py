@@ -66,6 +66,22 @@ def _is_worker(process, pid) -> bool:
         return False
 
 
+def programs(*words: str) -> set[str]:
+    """Command lines that hold one of `words`, of processes that this one started, however far
+    below. Those of tests that run beside this one do not count, so that not the command line alone
+    decides: whoever runs tests side by side gives each process a name in its environment."""
+    names = ("PYTEST_XDIST_TESTRUNUID", "PYTEST_XDIST_WORKER")
+    ours, found = [os.environ.get(name) for name in names], set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            line = " ".join(process.cmdline())
+            if any(word in line for word in words):
+                environment = process.environ()
+                if [environment.get(name) for name in names] == ours:
+                    found.add(line)
+    return found
+
+
 def listening_elsewhere(processes) -> list:
     """Listening sockets of the processes that are not on the loopback interface."""
     return [c.laddr for c in _listening(processes) if c.laddr.ip not in ("127.0.0.1", "::1")]

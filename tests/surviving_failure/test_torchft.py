@@ -4,7 +4,7 @@ import tomllib
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
+import leaks
 import pytest
 from _build.definitions import definitions
 
@@ -20,11 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 needs_torchft = pytest.mark.skipif(not runs.has_torchft(), reason="torchft is not installed")
 
 
-def own_processes() -> list[str]:
-    lines = [" ".join(process.info["cmdline"] or ())
-             for process in psutil.process_iter(["cmdline"])]
-    return [line for line in lines if "elastic/replicas" in line
-            or "surviving_failure.elastic.replicas" in line]
+def own_processes() -> set[str]:
+    return leaks.programs("elastic/replicas", "surviving_failure.elastic.replicas")
 
 
 def run_of() -> ReplicaRun:

@@ -3,7 +3,7 @@
 import functools
 from pathlib import Path
 
-import psutil
+import leaks
 import pytest
 import torch
 
@@ -38,15 +38,13 @@ def with_hosts():
         pytest.skip(why_no_hosts())
 
 
-def own_processes() -> list[str]:
-    lines = [" ".join(process.info["cmdline"] or ())
-             for process in psutil.process_iter(["cmdline"])]
-    return [line for line in lines if "elastic.py" in line or "hosts/machine.py" in line]
+def own_processes() -> set[str]:
+    return leaks.programs("elastic.py", "hosts/machine.py")
 
 
 @pytest.mark.slow
 def test_torch_refuses_a_replacement_without_a_store_of_its_own(script, with_hosts):
-    before = set(own_processes())
+    before = own_processes()
     run = lost_host.lose_host(script, lost="processes")
     assert isinstance(run, HostsRun), run
     assert not run.accepted, (
@@ -56,12 +54,12 @@ def test_torch_refuses_a_replacement_without_a_store_of_its_own(script, with_hos
     assert "MASTER_ADDR" in run.error or "role_info" in run.error
     assert "failed with it" in repr(why_refused(run)) and OWN_STORE in repr(why_refused(run))
     assert not isinstance(show_hosts(run), Verdict)
-    assert not set(own_processes()) - before
+    assert not own_processes() - before
 
 
 @pytest.mark.slow
 def test_a_host_is_unplugged_and_another_one_joins(script, with_hosts):
-    before = set(own_processes())
+    before = own_processes()
     run = lost_host.lose_host(script, lost="link", environment={OWN_STORE: "1"})
     assert isinstance(run, HostsRun), run
     assert run.accepted, run.output
@@ -80,7 +78,7 @@ def test_a_host_is_unplugged_and_another_one_joins(script, with_hosts):
     assert run.event("killed", 0) and run.event("ended", SPARE), run.events
     for draw in (show_host_restarts, show_hosts):
         assert not isinstance(draw(run), Verdict)
-    assert not set(own_processes()) - before
+    assert not own_processes() - before
 
 
 @pytest.mark.slow
