@@ -457,7 +457,7 @@ except ValueError as error:
 # %% [markdown]
 # ### Exercise 8.5 · An asynchronous saver
 #
-# *Difficulty 3 of 5 · 20 minutes · target: one snapshot in memory, no save lost, no error unheard*
+# *Difficulty 3 of 5 · 20 minutes · target: one snapshot in memory, no save lost, every error raised*
 #
 # `write(path, data)` takes bytes, such as those of `lab.to_bytes(state)`, and may be slow. `save` returns
 # when the file can no longer get other values, but not before the save before is done. `close` returns

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from labs.training import models
+
 MANIFEST = "manifest.json"
 
 
@@ -38,13 +40,14 @@ def digest(data: bytes) -> str:
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
     """The bits of a tensor's elements, in order, whatever its dtype and shape; of a DTensor, those
     of this rank's shard."""
-    return _local(tensor).contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
+    shard = models.local_shard(tensor.detach()).contiguous().reshape(-1)
+    return shard.view(torch.uint8).cpu().numpy().tobytes()
 
 
 def flip_bit(tensor: torch.Tensor, index: int, bit: int) -> None:
     """Flips one bit of one element, in place. index: of the flattened tensor; of a DTensor, of this
     rank's shard. bit: 0 is the lowest; the sign is the highest, 31 in float32."""
-    local = _local(tensor)
+    local = models.local_shard(tensor.detach())
     bits = local.view(_INTEGERS[local.element_size()])
     place = torch.unravel_index(torch.tensor(index), local.shape) if local.dim() else ()
     width = 8 * local.element_size()
@@ -53,12 +56,6 @@ def flip_bit(tensor: torch.Tensor, index: int, bit: int) -> None:
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _local(tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    # not by isinstance: who has no DTensor need not import it
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,12 @@ class Decoder(nn.Module):
         return ModelOutput(logits, loss)
 
 
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a DTensor; any other tensor itself."""
+    # not by isinstance: who has no DTensor need not import it
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """(name, parameter) of the parameters that get gradients; a tied one once."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]

@@ -30,6 +30,14 @@ def write_manifest(path, digests):
     write_whole(path / lab.MANIFEST, json.dumps(digests).encode())
 
 
+def finish(path, data, group):
+    """What follows when this rank has its shard: the manifest, and nobody returns before it."""
+    digests = digests_of(data, group)
+    if dist.get_rank(group) == 0:
+        write_manifest(path, digests)
+    dist.barrier(group)
+
+
 def shard_of(folder, step, state, group):
     """(folder of the step, this rank's file, its bytes)"""
     path = lab.step_folder(folder, step)
@@ -59,10 +67,7 @@ class WrongSave:
         dist.all_gather_object(states, state, group=group)
         data = lab.to_bytes(states)
         write_whole(file, data)
-        digests = digests_of(data, group)
-        if dist.get_rank(group) == 0:
-            write_manifest(path, digests)
-        dist.barrier(group)
+        finish(path, data, group)
 
     def state_of_rank_0(folder, step, state, group):
         states = [state]
@@ -87,10 +92,7 @@ class WrongSave:
     def shards_not_synced(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, group)
         file.write_bytes(data)
-        digests = digests_of(data, group)
-        if dist.get_rank(group) == 0:
-            write_manifest(path, digests)
-        dist.barrier(group)
+        finish(path, data, group)
 
     def manifest_not_synced(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, group)
@@ -109,10 +111,7 @@ class WrongSave:
     def rank_in_the_world(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, dist.group.WORLD)
         write_whole(file, data)
-        digests = digests_of(data, group)
-        if dist.get_rank(group) == 0:
-            write_manifest(path, digests)
-        dist.barrier(group)
+        finish(path, data, group)
 
     def without_the_group(folder, step, state, group):
         save(folder, step, state, dist.group.WORLD)

@@ -87,7 +87,7 @@ def _train(parallelize, steps) -> RankRun:
     names = stage.names()
     allowed = expected_elements(stage)
     module = _module(parallelize, stage, mesh)
-    run.held = sum(local(p).numel() for p in module.parameters())
+    run.held = sum(models.local_shard(p).numel() for p in module.parameters())
     raise_on_all_ranks(_judge_held, module, allowed, run)
     optimizer = torch.optim.SGD(module.parameters(), **OPTIMIZER)
     schedule = one_f_one_b(SIZES[1], MICRO_BATCHES)
@@ -191,11 +191,6 @@ def _is_cut(parameter, dimension) -> bool:
     if dimension not in (names or ()):
         return False
     return not _placement(parameter, dimension).is_replicate()
-
-
-def local(parameter: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a parameter."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _whole(parameter) -> torch.Tensor:

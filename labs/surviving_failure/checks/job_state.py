@@ -13,10 +13,11 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 from labs.exercises.generator import new_generator
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check
-from labs.surviving_failure.scaffold import to_bytes
+from labs.surviving_failure.scaffold import tensor_bytes, to_bytes
 from labs.surviving_failure.states.fingerprints import HINTS, NONE, PARTS, fingerprint, unlike
-from labs.surviving_failure.states.job import EPOCH, KINDS, Job, local, new_job
+from labs.surviving_failure.states.job import EPOCH, KINDS, Job, new_job
 from labs.surviving_failure.states.killed_runs import Answer, Kill, killed_and_resumed
+from labs.training.models import local_shard
 from labs.workers import processes
 
 RANKS = 3  # on which states are compared; the jobs that are killed run on 2 and on 3
@@ -184,7 +185,7 @@ def _contents(state) -> dict[str, Any]:
 def _copied(leaf):
     if not isinstance(leaf, torch.Tensor):
         return repr(leaf)
-    return local(leaf.detach()).cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return tensor_bytes(leaf)
 
 
 def _held_bytes(job) -> int:
@@ -197,7 +198,7 @@ def _saved_bytes(state) -> int:
 
 
 def _float_bytes(values) -> int:
-    return sum(local(value).nbytes for value in values
+    return sum(local_shard(value).nbytes for value in values
                if isinstance(value, torch.Tensor) and value.is_floating_point())
 
 

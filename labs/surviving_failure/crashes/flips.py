@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labs.meters.traffic import Traffic
 from labs.surviving_failure.scaffold import digest, flip_bit, tensor_bytes
-from labs.training import data, models
+from labs.training import data, loop, models
 from labs.workers import devices
 from labs.workers.launcher import launch
 
@@ -109,16 +109,9 @@ def _flip_every_bit(find_corrupt) -> Flipped:
 
 def _train(module, optimizer, batches) -> list[float]:
     """The mean loss of all ranks in each step."""
-    losses = []
-    for batch in batches:
-        loss = module(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        mean = loss.detach() / dist.get_world_size()
-        dist.all_reduce(mean)
-        losses.append(mean.item())
-    return losses
+    losses = torch.tensor(loop.train(module, optimizer, batches), device=devices.device())
+    dist.all_reduce(losses)
+    return (losses / dist.get_world_size()).tolist()
 
 
 @dataclass

@@ -147,7 +147,7 @@ def _said(data) -> Killed:
 
 
 @contextlib.contextmanager
-def no_room_beyond(size: int):
+def no_room_beyond(size: int) -> Iterator[None]:
     """In the block, no file of this process can become larger than `size` bytes: writing more
     raises OSError, as on a full disk. Python ignores the signal that comes with it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -122,7 +122,7 @@ def local_state(model, optimizer) -> dict[str, Any]:
     """This rank's shards of the parameters and of what AdamW keeps of them."""
     names = dict(model.named_parameters())
     return {"model": {name: parameter.detach().to_local() for name, parameter in names.items()},
-            "optimizer": {name: {key: value.to_local() if hasattr(value, "to_local") else value
+            "optimizer": {name: {key: models.local_shard(value)
                                  for key, value in optimizer.state[parameter].items()}
                           for name, parameter in names.items()}}
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
-from labs.surviving_failure.states.job import Job, local
+from labs.surviving_failure.states.job import Job
+from labs.training.models import local_shard
 from labs.workers.devices import random_states
 
 NONE = "none"
@@ -74,7 +75,7 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
     found = hashlib.sha256()
     count = 0
     for tensor in tensors:
-        array = local(tensor.detach()).contiguous().cpu()
+        array = local_shard(tensor.detach()).contiguous().cpu()
         found.update(f"{array.dtype}{tuple(array.shape)}".encode())
         found.update(array.view(-1).view(torch.uint8).numpy().tobytes() if array.numel() else b"")
         count += 1

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labs.training import data
 from labs.training.loop import ModuleAndOptimizer
-from labs.training.models import ModelOutput, move_to_rank
+from labs.training.models import ModelOutput, local_shard, move_to_rank
 from labs.training.strategies.torch_strategies import fsdp2
 from labs.workers import devices
 
@@ -118,7 +118,7 @@ class Job:
         own = {f"shard of {unit.name}": unit.shard for unit in units}
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
         found = {name: value for name, value in named if not (units and value.requires_grad)}
-        return {name: local(value.detach()) for name, value in {**own, **found}.items()}
+        return {name: local_shard(value.detach()) for name, value in {**own, **found}.items()}
 
     def train(self, steps: int = 1) -> list[float]:
         """Trains so many steps; returns this rank's loss of each."""
@@ -181,8 +181,3 @@ def ddp_in_last_order(model: nn.Module, optimizer_class: type, **settings) -> Mo
 def _learning_rate(step: int) -> float:
     """Rises for four steps, then falls."""
     return min((step + 1) / 4, 4 / (step + 1))
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor's shard of this rank; any other tensor itself."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -63,6 +63,7 @@ def _train(folder, name):
     _report = open(folder / f"{name}-{os.getpid()}.steps", "w", buffering=1)
     _write(event="started")
     _began = time.monotonic()
+    # The notebook's manager averages over gloo, on every machine.
     with devices.on("cpu"):
         model = train(name, *args)
     values = b"".join(value.detach().numpy().tobytes() for value in model.parameters())
