@@ -189,7 +189,9 @@ def _judged(exercise, hints, finish, device, function):
 
 
 def _names(answers) -> set[str]:
-    return {name for answer in answers if (name := getattr(answer, "__name__", None))}
+    """The names of the functions and classes among the answers; lambdas share one, which says
+    nothing."""
+    return {getattr(answer, "__name__", "") for answer in answers} - {"", "<lambda>"}
 
 
 def _who_said_no(exercise, answers) -> str:

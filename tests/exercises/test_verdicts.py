@@ -68,7 +68,12 @@ def test_our_own_mistakes_are_not_hidden(monkeypatch):
         broken(1)
 
 
-def test_a_picture_of_a_rejected_answer_says_where_to_look(monkeypatch):
+@pytest.fixture
+def nothing_rejected(monkeypatch):
+    monkeypatch.setattr(verdicts, "_rejected", {})
+
+
+def test_a_picture_of_a_rejected_answer_says_where_to_look(nothing_rejected, monkeypatch):
     """What a wrong answer returns may break in a line of ours: the check has said why. Without its
     word, and after a ✓, the mistake is ours."""
     @check("9.6")
@@ -94,7 +99,12 @@ def test_a_picture_of_a_rejected_answer_says_where_to_look(monkeypatch):
         show_pair(lambda: None)
 
 
-def test_a_picture_with_a_rejected_answer_of_another_exercise_names_that_one(monkeypatch):
+def test_a_picture_with_a_rejected_answer_of_another_exercise_names_that_one(nothing_rejected,
+                                                                             monkeypatch):
+    @check("9.5")
+    def check_any(_):
+        raise Wrong("no")
+
     @check("9.7")
     def check_unit(unit):
         raise Wrong("unit is not 1")
@@ -111,6 +121,7 @@ def test_a_picture_with_a_rejected_answer_of_another_exercise_names_that_one(mon
 
     monkeypatch.setattr(source_lines.Place, "is_students", False)
     check_unit(unit)
+    check_any(lambda: None)
     assert "The check of exercise 9.7 says" in str(show_units(number, unit))
     with pytest.raises(TypeError):
         show_units(number, lambda: None)

@@ -210,7 +210,8 @@ def test_the_trace_shows_the_time_in_flight(found, strategy, kinds):
             assert one.seconds >= LINK.seconds(one.kind, one.bytes, RANKS)
         for before, after in zip(trace.collectives, trace.collectives[1:], strict=False):
             assert before.end <= after.begin, "two collectives on one link at once"
-        assert trace.exposed_seconds < trace.seconds_of()["total"] < trace.seconds
+        # equal where a busy machine computed nothing meanwhile
+        assert trace.exposed_seconds <= trace.seconds_of()["total"] < trace.seconds
 
 
 def test_a_link_in_proportion_to_what_a_step_computes(found):
