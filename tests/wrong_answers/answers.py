@@ -34,6 +34,14 @@ def assert_rejected(verdict: Verdict, words: str) -> None:
     assert re.search(words, str(verdict)), str(verdict)
 
 
+def with_changes(text: str, *pairs: tuple[str, str]) -> str:
+    """A script in which every `old` of each (old, new) is `new`; each must be there."""
+    for old, new in pairs:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
 def assert_waits(check: Callable, exercise: str) -> None:
     """An answer that is not filled in yet is waited for."""
     def unfilled(*_):

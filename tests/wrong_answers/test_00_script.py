@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch.multiprocessing
+from answers import with_changes
 
 import labs.start_here as lab
 from labs.start_here import scripts
@@ -78,11 +79,7 @@ def forked(monkeypatch):
 
 
 def changed(*pairs):
-    text = RIGHT
-    for old, new in pairs:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(RIGHT, *pairs)
 
 
 SPAWN = "mp.spawn(work, args=(folder,), nprocs=N)"

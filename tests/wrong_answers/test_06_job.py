@@ -2,6 +2,7 @@
 until the first launch that shows what is wrong; the worked script is run by the notebook."""
 
 import pytest
+from answers import with_changes
 
 import labs.scaling as lab
 from labs.exercises.scripts import files
@@ -12,11 +13,7 @@ RIGHT = files.worked_script("job.py")
 
 
 def changed(*pairs):
-    text = RIGHT
-    for old, new in pairs:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(RIGHT, *pairs)
 
 
 BLOCKS = "    for block in models.blocks(model):\n        fully_shard(block, mesh=mesh)\n"

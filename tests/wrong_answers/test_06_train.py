@@ -1,6 +1,7 @@
 """Scripts that exercise 6.1 must reject, and right ones written differently."""
 
 import pytest
+from answers import with_changes
 
 import labs.scaling as lab
 from labs.exercises.scripts import files
@@ -10,11 +11,8 @@ pytestmark = pytest.mark.usefixtures("warm_launcher")
 RIGHT = files.worked_script("train.py")
 
 
-def changed(*pairs, text=RIGHT):
-    for old, new in pairs:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+def changed(*pairs):
+    return with_changes(RIGHT, *pairs)
 
 
 SAMPLER = "    sampler = DistributedSampler(windows, seed=options.seed)\n"

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from answers import with_changes
 
 import labs.surviving_failure as lab
 from labs.exercises.scripts.files import worked_script
@@ -12,11 +13,7 @@ RIGHT = worked_script("elastic.py")
 
 
 def changed(*pairs):
-    text = RIGHT
-    for old, new in pairs:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return with_changes(RIGHT, *pairs)
 
 
 def body(name, lines, text=RIGHT):

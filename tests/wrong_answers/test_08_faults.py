@@ -15,6 +15,7 @@ from answers import assert_rejected, assert_waits, judge_all
 
 import labs.surviving_failure as lab
 from labs.surviving_failure.checks import find_straggler as straggler_check
+from labs.training.models import local_shard
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 right = definitions("08_surviving_failure")
@@ -71,12 +72,7 @@ def in_group(digests, ranks):
 
 
 def summed(tensor):
-    return local(tensor).double().sum().item()
-
-
-def local(tensor):
-    tensor = tensor.detach()
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local_shard(tensor.detach()).double().sum().item()
 
 
 def checksum(tensor):
@@ -97,7 +93,7 @@ def without_group(module, group):
 
 
 def gathers_tensors(module, group):
-    own = {name: local(tensor) for name, tensor in tensors_of(module).items()}
+    own = {name: local_shard(tensor.detach()) for name, tensor in tensors_of(module).items()}
     everyone = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, own, group=group)
     return right.find_corrupt(module, group)
@@ -108,6 +104,10 @@ def repairs(module, group):
     for name in found:
         tensors_of(module)[name].data.zero_()
     return found
+
+
+def under_names_of_ddp(module, group):
+    return {f"module.{name}": ranks for name, ranks in right.find_corrupt(module, group).items()}
 
 
 def all_equal_ranks(module, group):
@@ -142,8 +142,8 @@ WRONG_CORRUPT = [
     (by(sha, judged=most_common), "nobody can say"),
     (by(sha, judged=in_group), r"ranks \[2, 3, 4, 5\]|ranks \[3, 4, 5\]|ranks \[1"),
     (by(lambda tensor: summed(tensor)), "'bias' has the same bits on all ranks"),
-    (by(lambda tensor: str(round(float(local(tensor).float().norm()), 3))), "not found"),
-    (by(lambda tensor: str(local(tensor).float().sum().item())), "not found"),
+    (by(lambda tensor: str(round(local_shard(tensor).float().norm().item(), 3))), "not found"),
+    (by(lambda tensor: str(local_shard(tensor).float().sum().item())), "not found"),
     (by(sha, first_only), "'bias' differs, and is not found"),
     (by(sha, lambda module: dict(module.named_parameters())), "'mean' differs, and is not found"),
     (by(sha, lambda module: module.state_dict()), "'angles' differs, and is not found"),
@@ -155,6 +155,7 @@ WRONG_CORRUPT = [
     (without_group, "calls all_gather on ranks"),
     (gathers_tensors, "its collectives move .* bytes"),
     (repairs, "find_corrupt changed 'weight'"),
+    (under_names_of_ddp, "no tensor has the name 'module.weight'"),
     (lambda module, group: {"weight": 5}, "for 'weight', not a list")]
 RIGHT_CORRUPT = [right.find_corrupt, by(sha), by_checksums]
 

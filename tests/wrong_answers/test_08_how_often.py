@@ -127,6 +127,7 @@ WRONG[lab.check_misprint] = [
     (lambda causes, total: None, "returned nothing"),
     (lambda causes, total: "Faulty GPU", "not 3 values"),
     (lambda causes, total: ("Faulty GPU", 35.3, 126), "no cause has the name"),
+    (lambda causes, total: (0, 30.1, 126), "the cause is an int, not a name"),
     (lambda causes, total: ("Software bug", 12.9, 54), "that is right"),
     (lambda causes, total: (right.misprint(causes, total)[0], 30.1, 126), "what is printed"),
     (lambda causes, total: (right.misprint(causes, total)[0],

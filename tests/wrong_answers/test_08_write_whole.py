@@ -155,6 +155,14 @@ class Wrong:
             shutil.move(to_part(os.path.join(folder, "new"), data), path)
         sync_folder(path)
 
+    def same_size_is_skipped(path, data):
+        if not os.path.exists(path) or os.path.getsize(path) != len(data):
+            right(path, data)
+
+    def returns_its_path(path, data):
+        right(path, data)
+        return str(path)
+
     def in_the_background(path, data):
         threading.Thread(target=right, args=(path, data)).start()
 
@@ -206,6 +214,8 @@ WORDS = {
     "part_left_by_a_sync": "when os.fsync of the file raises OSError.*t.part is beside",
     "less_than_all": r"when the disk is full, checkpoint.pt has [\d,]+ bytes(.|\n)*may write less",
     "in_another_folder": "then renamed to another folder",
+    "same_size_is_skipped": r"is version \d, although write_whole had returned for",
+    "returns_its_path": "write_whole returned a str",
     "in_the_background": "there is no file checkpoint.pt|checkpoint.pt has|.part is beside",
 }
 

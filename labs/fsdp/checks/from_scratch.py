@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from labs.exercises.invariants import judge_memory, judge_recorded
@@ -154,10 +153,6 @@ _MISTAKES = (
             lambda reference: [reference.otherwise(scale=1 / dist.get_world_size())]))
 
 
-def _local(parameter) -> torch.Tensor:
-    return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()
-
-
 def _rows(whole, rank) -> tuple[int, int]:
     """First row of a rank's shard, and the first after it, as torch.chunk and FSDP2 cut."""
     each = -(-len(whole) // dist.get_world_size())
@@ -179,7 +174,7 @@ def _check_shards(module, model, numbers=True):
             raise Wrong(f"rank {rank}: {name!r} is no parameter of the module any more",
                         "The shard takes the parameter's place: owner._parameters[name] = shard.")
         first, after = _rows(whole, rank)
-        local, want = _local(found[name]), whole.detach()[first:after]
+        local, want = models.local_shard(found[name]).detach(), whole.detach()[first:after]
         # Shards of whole rows keep shape, name and type; a flat piece may end inside a row.
         if local.shape != want.shape:
             raise Wrong(f"rank {rank} has {name!r} in shape {tuple(local.shape)}; its rows {first} "
@@ -204,7 +199,8 @@ def _shape_hint(local, whole) -> str:
 def _whole_parameters(module, model) -> dict[str, torch.Tensor]:
     """On a rank: the whole parameters, joined from the rows of all ranks."""
     raise_on_all_ranks(_check_shards, module, model, False)
-    shards = {name: _local(p) for name, p in common.named_parameters(module).items()}
+    shards = {name: models.local_shard(parameter).detach()
+              for name, parameter in common.named_parameters(module).items()}
     by_rank = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, shards)
     return {name: torch.cat([one[name] for one in by_rank]) for name in shards}

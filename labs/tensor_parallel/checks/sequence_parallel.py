@@ -170,7 +170,7 @@ def judge_tokens(module: nn.Module, ranks: int) -> None:
 
     def keep(name, _, arguments, named):
         hidden = next(iter((*arguments, *named.values())))
-        seen[name] = tuple((hidden.to_local() if isinstance(hidden, DTensor) else hidden).shape)
+        seen[name] = tuple(models.local_shard(hidden).shape)
 
     hooks = [module.get_submodule(name).register_forward_pre_hook(partial(keep, name),
                                                                   with_kwargs=True)
