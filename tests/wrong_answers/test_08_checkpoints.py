@@ -4,6 +4,7 @@ accept."""
 import hashlib
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -115,6 +116,30 @@ class WrongSave:
 
     def without_the_group(folder, step, state, group):
         save(folder, step, state, dist.group.WORLD)
+
+    def rank_modulo_size(folder, step, state, group):
+        """Each file has a digest that fits, and the state of another rank of the group."""
+        size = dist.get_world_size(group)
+        path = shard_of(folder, step, state, group)[0]
+        write_whole(lab.shard_file(path, dist.get_rank() % size), lab.to_bytes(state))
+        dist.barrier(group)
+        if dist.get_rank(group) == 0:
+            files = [lab.shard_file(path, rank).read_bytes() for rank in range(size)]
+            write_manifest(path, [lab.digest(data) for data in files])
+        dist.barrier(group)
+
+    def pickled(folder, step, state, group):
+        path, file, _ = shard_of(folder, step, state, group)
+        data = pickle.dumps(state)
+        write_whole(file, data)
+        finish(path, data, group)
+
+    def view_of_all(folder, step, state, group):
+        """torch.save writes the whole storage of a view."""
+        states = [None] * dist.get_world_size(group)
+        dist.all_gather_object(states, state, group=group)
+        weights = torch.stack([each["weight"] for each in states])
+        save(folder, step, {**state, "weight": weights[dist.get_rank(group)]}, group)
 
     def old_ones_removed(folder, step, state, group):
         if dist.get_rank(group) == 0:
@@ -255,6 +280,9 @@ SAVE_WORDS = {
     "folder_must_be_new": "FileExistsError",
     "rank_in_the_world": "where the group is ranks 1 and 2 of three, no whole checkpoint is found",
     "without_the_group": "where the group is|rank 0|collective",
+    "rank_modulo_size": "rank_0.pt is not that of the group's rank 0",
+    "pickled": "rank_0.pt cannot be loaded by torch.load",
+    "view_of_all": "rank_0.pt has [0-9,]+ bytes, more than the rank's own state",
     "old_ones_removed": "when step 9 is saved, step_8 is gone",
 }
 NEWEST_WORDS = {

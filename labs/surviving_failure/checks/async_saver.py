@@ -84,9 +84,17 @@ def _judge_snapshot(saver_class, folder):
         if not disk.wait_until_started():
             raise Wrong("save has returned, and 5 seconds later write has not been called",
                         "A thread calls self.write(path, data).")
-    disk.open()
-    saver.close()
+    _close(saver, disk)
     _judge_file(path, want, disk, "1")
+
+
+def _close(saver, disk):
+    with disk.opening_after(OPENS_AFTER):
+        saver.close()
+        is_done = bool(disk.done)
+    if not is_done:
+        raise Wrong("close returned while the last save was still being written: when the job then "
+                    "ends, that save is lost", "close waits for the save in flight.")
 
 
 def _judge_not_waited(disk):
@@ -163,12 +171,7 @@ def _judge_close(saver_class, folder):
     state = {"weight": torch.ones(1000)}
     saver = saver_class(disk)
     saver.save(path, state)
-    with disk.opening_after(OPENS_AFTER):
-        saver.close()
-        is_done = bool(disk.done)
-    if not is_done:
-        raise Wrong("close returned while the last save was still being written: when the job then "
-                    "ends, that save is lost", "close waits for the save in flight.")
+    _close(saver, disk)
     _judge_file(path, state, disk, "1")
     saver.close()
 
