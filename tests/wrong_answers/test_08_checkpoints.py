@@ -141,6 +141,29 @@ class WrongSave:
         weights = torch.stack([each["weight"] for each in states])
         save(folder, step, {**state, "weight": weights[dist.get_rank(group)]}, group)
 
+    def old_ones_moved_aside(folder, step, state, group):
+        """While it saves, nobody can load an old one; afterwards all are back."""
+        folder, aside = Path(folder), Path(folder, "aside")
+        if dist.get_rank(group) == 0:
+            aside.mkdir(exist_ok=True, parents=True)
+            for path in folder.glob("step_*"):
+                path.rename(aside / path.name)
+        dist.barrier(group)
+        save(folder, step, state, group)
+        if dist.get_rank(group) == 0:
+            for path in aside.glob("step_*"):
+                path.rename(folder / path.name)
+        dist.barrier(group)
+
+    def next_free_number(folder, step, state, group):
+        """What a killed job has left of this step is not touched."""
+        free = step
+        while lab.step_folder(folder, free).exists():
+            free += 1
+        numbers = [None] * dist.get_world_size(group)
+        dist.all_gather_object(numbers, free, group=group)
+        save(folder, max(numbers), state, group)
+
     def old_ones_removed(folder, step, state, group):
         if dist.get_rank(group) == 0:
             for path in Path(folder).glob("step_*"):
@@ -234,6 +257,10 @@ class WrongNewest:
                 return path, problems
         return None, problems
 
+    def first_start_is_a_problem(folder):
+        path, problems = newest(folder)
+        return path, problems or ({} if path else {str(folder): "nothing is saved"})
+
     def folder_must_exist(folder):
         list(Path(folder).iterdir())
         return newest(folder)
@@ -283,6 +310,8 @@ SAVE_WORDS = {
     "rank_modulo_size": "rank_0.pt is not that of the group's rank 0",
     "pickled": "rank_0.pt cannot be loaded by torch.load",
     "view_of_all": "rank_0.pt has [0-9,]+ bytes, more than the rank's own state",
+    "old_ones_moved_aside": "save_checkpoint had returned for step .*, but the newest whole",
+    "next_free_number": "is said to be whole, but rank_..pt is of another step",
     "old_ones_removed": "when step 9 is saved, step_8 is gone",
 }
 NEWEST_WORDS = {
@@ -299,6 +328,7 @@ NEWEST_WORDS = {
     "empty_manifest_raises": "JSONDecodeError|FileNotFoundError",
     "bad_ones_removed": "with a shard cut off: newest_checkpoint removed step_10",
     "by_time": "newest_checkpoint found step_|is among the problems",
+    "first_start_is_a_problem": "where there is no folder newest_checkpoint found None, {",
     "folder_must_exist": "FileNotFoundError",
 }
 
