@@ -261,6 +261,14 @@ def load_after_a_try(job, folder):
     job.optimizer.zero_grad()
 
 
+def load_beside_old_gradients(job, folder):
+    """A new job whose first backward adds to what a try has left."""
+    right.load_dcp(job, folder)
+    for parameter in job.module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.ones_like(parameter)
+
+
 def load_on_rank_0(job, folder):
     before = {name: tensor.clone() for name, tensor in job.tensors().items()}
     right.load_dcp(job, folder)
@@ -279,6 +287,7 @@ DCP = [
     ("FSDP2", save_full, right.load_dcp, "FSDP2, rank 0: saving gathers .* bytes; .*whole tensors"),
     ("FSDP2", save_own_file, load_own_file, "."),
     ("FSDP2", right.save_dcp, load_without_place, "learning rate is"),
+    ("FSDP2", right.save_dcp, load_beside_old_gradients, "loss 2 after loading is .*, and"),
     ("DDP", right.save_dcp, load_on_rank_0, "rank 1: parameters of embedding.weight: what a new"),
 ]
 

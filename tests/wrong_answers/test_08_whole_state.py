@@ -264,5 +264,19 @@ def test_a_state_in_memory_is_gone_after_a_kill():
     assert_rejected(check_job_state(keeps_in_memory, load, zero3), "KeyError")
 
 
+def keeps_mode_in_memory(job):
+    KEPT[job.kind] = job.module.training
+    return right.job_state(job)
+
+
+def test_what_no_state_shows_is_another_loss_after_a_kill():
+    def load(job, state):
+        right.load_job_state(job, state)
+        job.module.train(KEPT.get(job.kind, False))  # a new process has no KEPT
+
+    assert_rejected(check_job_state(keeps_mode_in_memory, load, zero3),
+                    "killed in step .*: the loss of step . is .* without interruption")
+
+
 def test_an_unfilled_one_waits():
     assert_waits(lambda unfilled: check_job_state(unfilled, right.load_job_state, zero3), "8.1")
