@@ -7,6 +7,7 @@ from answers import with_changes
 
 import labs.surviving_failure as lab
 from labs.exercises.scripts.files import worked_script
+from labs.workers import programs
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 RIGHT = worked_script("elastic.py")
@@ -164,6 +165,14 @@ WRONG = {
         "the random numbers are others"),
     "nothing is trained": (body("train", "    resume(module, optimizer, scheduler, "
                                 "options.checkpoints)\n"), "rank 0 does not train"),
+    "a collective on rank 0 alone": (
+        changed((UNFINISHED, """    if dist.get_rank() == 0:
+        dcp.save(state, checkpoint_id=folder / "unfinished")
+        os.replace(folder / "unfinished", folder / f"step_{done}")
+    dist.barrier()
+""")), "the ranks wait for each other for ever"),
+    "ends without a word": (changed((SAVE, "            os._exit(3)\n")),
+                            "rank . ended with exit code 3"),
     "an error": (changed((BROADCAST, "    dist.broadcast_objects(newest)\n")),
                  "AttributeError.*broadcast_objects"),
 }
@@ -217,12 +226,14 @@ def verdict_on(script, folder):
 SLOW = {"saves before the step", "written over by DCP", "data skipped twice", "all steps anew",
         "one step twice", "oldest", "as text", "files of each rank", "rank 0 alone loads",
         "optimizer's steps forgotten", "model forgotten", "schedule forgotten", "an error",
-        "each rank its own newest", "without an end", "the old one is removed first"}
+        "each rank its own newest", "without an end", "the old one is removed first",
+        "a collective on rank 0 alone"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW
                                   else name for name in WRONG])
-def test_a_wrong_script_is_rejected_for_its_reason(name, tmp_path):
+def test_a_wrong_script_is_rejected_for_its_reason(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "STALL", 4.0)
     script, words = WRONG[name]
     verdict = verdict_on(script, tmp_path)
     assert verdict.passed is False, str(verdict)
