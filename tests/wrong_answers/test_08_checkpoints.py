@@ -46,6 +46,13 @@ def shard_of(folder, step, state, group):
     return path, lab.shard_file(path, dist.get_rank(group)), lab.to_bytes(state)
 
 
+def move_steps(source, target):
+    """A killed process may have left a step in both."""
+    for path in list(source.glob("step_*")):
+        shutil.rmtree(target / path.name, ignore_errors=True)
+        path.rename(target / path.name)
+
+
 class WrongSave:
     def nothing(folder, step, state, group):
         return None
@@ -143,16 +150,14 @@ class WrongSave:
 
     def old_ones_moved_aside(folder, step, state, group):
         """While it saves, nobody can load an old one; afterwards all are back."""
-        folder, aside = Path(folder), Path(folder, "aside")
+        aside = Path(folder, "aside")
         if dist.get_rank(group) == 0:
             aside.mkdir(exist_ok=True, parents=True)
-            for path in folder.glob("step_*"):
-                path.rename(aside / path.name)
+            move_steps(Path(folder), aside)
         dist.barrier(group)
         save(folder, step, state, group)
         if dist.get_rank(group) == 0:
-            for path in aside.glob("step_*"):
-                path.rename(folder / path.name)
+            move_steps(aside, Path(folder))
         dist.barrier(group)
 
     def next_free_number(folder, step, state, group):

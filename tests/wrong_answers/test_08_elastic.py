@@ -101,6 +101,9 @@ WRONG = {
     "replays the data": (changed((LOOP, "enumerate(islice(batches, options.steps - done), "
                                         "start=done)")),
                          "noted as step 3 trains on the samples of step 0"),
+    "begins with the second batch": (
+        changed((LOOP, "enumerate(islice(batches, done + 1, options.steps + 1), start=done)")),
+        "the first step trains on the samples of step 1"),
     "data skipped twice": (changed((LOOP, "enumerate(islice(batches, 2 * done, None), start=done)"),
                                    (EVERY, "        if step + 1 >= options.steps:\n"
                                            "            break\n" + EVERY)),

@@ -56,9 +56,6 @@ def _save_all(save_checkpoint, folder):
             save_checkpoint(folder, step, state_of(step, dist.get_rank()), dist.group.WORLD)
         raise_on_all_ranks(_judge_saved, folder, step)
         _judge_synced(folder, step, calls)
-        if gone := [old for old in STEPS if old < step and not step_folder(folder, old).exists()]:
-            raise Wrong(f"when step {step} is saved, step_{gone[0]} is gone",
-                        "Nothing is removed here: the new one may turn out to be damaged.")
 
 
 def _save_in_a_group(save_checkpoint, newest_checkpoint, folder):
@@ -89,7 +86,7 @@ def _save_slowly(save_checkpoint, newest_checkpoint, folder):
 
 
 def _judge_saved(folder, step):
-    """This rank's file has its own state, and nothing else."""
+    """This rank's file has its own state, and nothing else; the older steps are still there."""
     dist.barrier()
     rank, path = dist.get_rank(), step_folder(folder, step)
     file = shard_file(path, rank)
@@ -114,6 +111,9 @@ def _judge_saved(folder, step):
     if file.stat().st_size > 1.5 * want["weight"].nbytes:
         raise Wrong(f"step {step}: {file.name} has {file.stat().st_size:,} bytes, more than the "
                     "rank's own state", "Each rank writes its own part, and no other.")
+    if gone := [old for old in STEPS if old < step and not step_folder(folder, old).exists()]:
+        raise Wrong(f"when step {step} is saved, step_{gone[0]} is gone",
+                    "Nothing is removed here: the new one may turn out to be damaged.")
 
 
 def _judge_synced(folder, step, calls):
