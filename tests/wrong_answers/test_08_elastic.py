@@ -104,6 +104,12 @@ WRONG = {
     "begins with the second batch": (
         changed((LOOP, "enumerate(islice(batches, done + 1, options.steps + 1), start=done)")),
         "the first step trains on the samples of step 1"),
+    "each batch twice": (
+        changed((LOOP, "enumerate(islice((rows for rows in islice(batches, done, None) for _ in "
+                       "'ab'), options.steps - done), start=done)")),
+        "rank 0, step 1: the samples are those of step 0"),
+    "numbered anew": (changed(("take_step(step, samples", "take_step(step % 2, samples")),
+                      "the steps that are noted are 0, 1, 0"),
     "data skipped twice": (changed((LOOP, "enumerate(islice(batches, 2 * done, None), start=done)"),
                                    (EVERY, "        if step + 1 >= options.steps:\n"
                                            "            break\n" + EVERY)),
