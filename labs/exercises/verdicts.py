@@ -33,7 +33,7 @@ _AS_BEFORE = "as before"  # of a picture: it leaves the choice of the device alo
 NBGRADER = "NBGRADER_EXECUTION"  # set by nbgrader while it validates or grades
 SIGNS = {True: "✓", False: "✗", None: "○"}
 _rejected: dict[str, tuple[str, set[str]]] = {}
-"""The checks that said no last: their name -> the exercise, and the names of the answers."""
+"""Name of each check whose last verdict is ✗ -> its exercise, and the names of the answers."""
 
 
 class Wrong(Exception):
@@ -173,9 +173,9 @@ def _judged(exercise, hints, finish, device, function):
         except KeyboardInterrupt:
             raise  # the cell ends, and so do those that would follow it
         except BaseException as error:  # sys.exit() too ends in a verdict
-            said_no = "" if is_check else _who_said_no(exercise, answers)
-            if said_no and _is_ours(error, answers):
-                found = _not_drawn(exercise, error, said_no)
+            rejected_in = "" if is_check else _rejected_in(exercise, answers)
+            if rejected_in and _is_ours(error, answers):
+                found = _not_drawn(exercise, error, rejected_in)
             else:
                 found = _hinted(verdict_of(exercise, error, answers), hints or {})
         if is_check:
@@ -194,18 +194,18 @@ def _names(answers) -> set[str]:
     return {getattr(answer, "__name__", "") for answer in answers} - {"", "<lambda>"}
 
 
-def _who_said_no(exercise, answers) -> str:
-    """The exercise whose check rejected last what a picture is drawn with; or empty."""
+def _rejected_in(exercise, answers) -> str:
+    """The last exercise whose check rejected what a picture is drawn with; or empty."""
     rejected = [checked for checked, names in _rejected.values()
                 if checked == exercise or names & _names(answers)]
     return rejected[-1] if rejected else ""
 
 
-def _not_drawn(exercise, error, said_no) -> Verdict:
+def _not_drawn(exercise, error, rejected_in) -> Verdict:
     """A wrong answer may return what no picture is prepared for, and break in a line of ours."""
     return Verdict(exercise, False, "this cannot be drawn with what your code returned: "
                                     f"{message_of(error)}",
-                   f"The check of exercise {said_no} says what is wrong.")
+                   f"The check of exercise {rejected_in} says what is wrong.")
 
 
 def _fits(function, answers, options) -> bool:
