@@ -161,6 +161,10 @@ WRONG = {
     "model forgotten": (changed((SET, SET.replace(
         "model_state_dict=model", "model_state_dict=module.state_dict()"))),
         "parameters are not|line"),
+    "model changed": (
+        changed((SCHEDULER, SCHEDULER + "        torch._foreach_mul_([p.detach() for p in "
+                                        "module.parameters()], 1.01)\n")),
+        "the parameters are not those of step"),
     "schedule forgotten": (changed((SCHEDULER, "")), "the learning rate is"),
     "schedule and its rate forgotten": (
         changed((SCHEDULER, ""), (SET, "        rate = optimizer.param_groups[0]['lr']\n" + SET
@@ -236,7 +240,7 @@ SLOW = {"saves before the step", "written over by DCP", "data skipped twice", "a
         "one step twice", "oldest", "as text", "files of each rank", "rank 0 alone loads",
         "optimizer's steps forgotten", "model forgotten", "schedule forgotten", "an error",
         "each rank its own newest", "without an end", "the old one is removed first",
-        "a collective on rank 0 alone"}
+        "a collective on rank 0 alone", "model changed"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW
