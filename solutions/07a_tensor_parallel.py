@@ -19,7 +19,7 @@
 # - cut linear layers, attention and the vocabulary over ranks so that training stays the same;
 # - say which collective each cut costs, of how many bytes, and count it;
 # - cut the sequence as well, and name what must be reduced, drawn or counted differently then;
-# - pass keys and values around a ring, so that no rank ever holds the whole sequence.
+# - pass keys and values around a ring, and say when gathering them or Ulysses is better.
 
 # %%
 import torch
@@ -627,6 +627,7 @@ lab.show_norms(clip_grad_norm, vocabulary_parallel, whole_llama)
 tokens, hidden, inner, layers = 8192, 4096, 14_336, 32
 unit = 2 * tokens * hidden * layers / 1e9  # GB of b·s·h numbers in every layer
 divided = (1 + 2 * 8 / 32 + 1) + 4 * inner / hidden  # 8 key and value heads for 32 query heads
+print(lab.layer_activations("Llama-3-8B"))  # the same, in numbers of b·s·h, with all small terms
 {t: {"norms": round(6 * unit, 1), "attention and MLP": round(divided * unit / t, 1)}
  for t in (1, 8)}
 
@@ -1024,21 +1025,24 @@ labs.launch(gradient_of_a_norm, ranks=2, quiet=True)
 # %% [markdown]
 # ## A sequence longer than one rank can hold
 #
-# Llama 3 was trained on sequences of 131,072 tokens. Without checkpointing a layer keeps 34·s·b·h
-# bytes of activations in 16-bit precision (notebook 01), and scores in addition, 2·a·b·s² bytes for a
-# heads, if a kernel keeps them. For the 8B model, with 32 layers, h = 4,096, a = 32 and one sequence:
+# Llama 3 was trained on sequences of 131,072 tokens. How much does a layer of it keep for backward? In
+# "Cut the sequence" you counted 6 + 16.5 numbers of b·s·h for Llama-3-8B; in 16 bits that is 45·s·b·h
+# bytes. (Notebook 01's 34·s·b·h is another model's: a GPT with dropout and an MLP of 4·h.) A kernel that
+# keeps the scores needs 2·a·b·s² bytes for a heads in addition:
 
 # %%
 s, h, layers, heads = 131_072, 4096, 32, 32
-nbytes = {"all activations": 34 * s * h * layers, "scores of one layer": 2 * heads * s**2,
-          "activations on each of 16 ranks": 34 * s * h * layers / 16}
+kept = 2 * lab.layer_activations("Llama-3-8B").total * s * h  # bytes of one layer
+nbytes = {"all activations": layers * kept, "scores of one layer": 2 * heads * s**2,
+          "activations on each of 16 ranks": layers * kept / 16}
 {name: f"{size / 1e9:,.1f} GB" for name, size in nbytes.items()}
 
 # %% [markdown]
-# No GPU holds 584 GB. Tensor parallelism divides them by 8 at most, because it ends at the host. In
-# **context parallelism** each rank has s/N tokens of the sequence in *every* layer: norms, linear
-# layers and the MLP need no other token. Attention does: a query needs the keys and values of all
-# tokens before its own. Llama 3 divided each such sequence among 16 ranks.
+# No GPU has memory for 773 GB. Tensor parallelism divides them only by the GPUs that NVLink joins: 8 in a
+# host of H100s, 72 in a rack of [GB200 NVL72](https://www.nvidia.com/en-us/data-center/gb200-nvl72/). In
+# **context parallelism** each rank has s/N tokens of the sequence in *every* layer: norms, linear layers
+# and the MLP need no other token. Attention does: a query needs the keys and values of all tokens before
+# its own. Llama 3 divided each such sequence among 16 ranks.
 
 # %% [markdown]
 # ## Two parts of one softmax
@@ -1094,9 +1098,13 @@ lab.check_merge(merge)
 # FlashAttention computes each block of scores in this way inside one GPU; a ring does it over ranks.
 
 # %% [markdown]
+# Three ways bring all keys to all queries: gather them, exchange tokens for heads, or pass them round a
+# ring. You build the ring, the hardest, and then run the other two beside it.
+
+# %% [markdown]
 # ## Keys and values go round
 #
-# In **ring attention** K and V travel, and the queries stay. Each rank passes what it has to the next
+# In **ring attention** K and V are sent, and the queries stay. Each rank passes what it has to the next
 # rank. All sends and receives go out in *one batch*. With `isend` and `irecv` issued one after the
 # other, NCCL deadlocks: each rank's send waits until the next rank receives, and none receives. gloo
 # buffers, so on a CPU the mistake does not show.
@@ -1216,22 +1224,112 @@ def ring_attention(q, k, v, positions, group):
 lab.check_ring_attention(ring_attention)
 
 # %% [markdown]
-# The check also counts what a rank sends, and records its peak. To gather K and V first gives the same
-# numbers and is rejected: a rank then holds the whole sequence. Both are drawn here for one sequence,
-# on 2, 4 and 8 ranks:
+# The check also counts what a rank sends, and records its peak. This exercise is the ring, so an answer that
+# gathers K and V first is rejected, although it gives the same numbers. Llama 3 does gather them: see the
+# next section. Here is your ring's peak on 2, 4 and 8 ranks, with all scores of a block in memory, and with
+# `lab.block_attention` computing tiles of 64 queries and keys, as a fused kernel does:
 
 # %%
 lab.show_ring_memory(ring_attention)
 
 # %% [markdown]
-# **Notice:** scores fall with 1/N² and the rest with 1/N, so the ring's peak falls faster than 1/N.
-# With K and V gathered a rank's scores fall with 1/N only, and K and V not at all. A fused kernel
-# keeps no scores; then the pieces remain, and with a ring they fall with 1/N.
+# **Notice:** the scores of a block fall with 1/N² and the rest with 1/N, so the peak falls faster than
+# 1/N. In tiles no block's scores are ever complete. What remains are pieces of K, V and their gradients,
+# and they fall with 1/N.
 
 # %% [markdown]
-# This ring waits for each pass. In production the next pass travels *while* a block is computed: it
+# This ring waits for each pass. In production the next pass is sent *while* a block is computed: it
 # takes longer to compute (s/N)² pairs than to send s/N tokens if s/N is large enough. On a CPU no
 # such overlap shows.
+
+# %% [markdown]
+# ## Gather them: Llama 3's way
+#
+# Llama 3 *all-gathers* K and V and then computes its queries' attention at once
+# ([paper](https://arxiv.org/abs/2407.21783), section 3.3.2); torch does so by default. The paper gives two
+# reasons: one kernel call takes any mask, such as that of documents in a sequence, and with grouped-query
+# heads K and V are small beside Q. You have built the collective already: `GatherToRegion`, whose
+# backward sums each key's gradients over the ranks.
+
+# %%
+def gathered_attention(q, k, v, positions, group):
+    """Attention to the keys of all ranks, gathered along the tokens."""
+    k, v = (GatherToRegion.apply(x.transpose(1, 2), group).transpose(1, 2) for x in (k, v))
+    places = lab.all_gather_sequence(positions[None], group)[0]
+    return lab.causal_attention(q, k, v, positions, places)
+
+
+# %% [markdown]
+# ## Exchange tokens for heads: Ulysses
+#
+# Heads do not see each other. So in **Ulysses** ([DeepSpeed](https://arxiv.org/abs/2309.14509)) an
+# all-to-all gives each rank *all tokens of 1/N of the heads*, ordinary attention follows, and a second
+# all-to-all gives each rank back all heads of its tokens. The number of heads must be a multiple of N. With fewer key
+# heads than ranks, each is sent to several ranks.
+
+# %%
+class Exchange(torch.autograd.Function):
+    """Splits dimension `split` among the ranks, and joins along `join` what comes from them."""
+    @staticmethod
+    def forward(ctx, x, split, join, group):
+        if x.shape[split] % group.size():
+            raise ValueError(f"{group.size()} ranks cannot divide {x.shape[split]} heads equally")
+        ctx.back = join, split, group
+        pieces = torch.stack(x.chunk(group.size(), dim=split))  # one for each rank
+        arriving = torch.empty_like(pieces)
+        dist.all_to_all_single(arriving, pieces, group=group)
+        return torch.cat(tuple(arriving), dim=join)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Exchange.apply(gradient, *ctx.back), None, None, None
+
+
+# %%
+def ulysses_attention(q, k, v, positions, group):
+    """Attention to all keys, of this rank's part of the heads."""
+    if k.shape[1] < group.size():  # a rank's query heads share one: a copy for each rank
+        k, v = (x.repeat_interleave(group.size() // k.shape[1], dim=1) for x in (k, v))
+    q, k, v = (Exchange.apply(x, 1, 2, group) for x in (q, k, v))  # (batch, heads/N, s, d)
+    places = lab.all_gather_sequence(positions[None], group)[0]
+    return Exchange.apply(lab.causal_attention(q, k, v, places, places), 2, 1, group)
+
+
+# %% [markdown]
+# All three run next, with 8 query heads and 2 key heads. Count what a rank sends, in forward and backward
+# together: gathering, K and V of N-1 pieces, and their gradients; Ulysses, (N-1)/N of q, k, v and out,
+# twice. Guess: what does Ulysses send on 4 ranks, as a multiple of gathering?
+
+# %%
+# A guess, for the three ways
+### BEGIN SOLUTION
+my_guess = 12 / 8  # of a token's d numbers: (8 + 4 + 4 + 8) / 4 a rank and way, against 2 + 2
+### END SOLUTION
+labs.guess("7.11b", "bytes of Ulysses on 4 ranks, in those of gathering", my_guess)
+
+# %%
+lab.show_three_ways(ring_attention, gathered_attention, ulysses_attention)
+
+# %% [markdown]
+# **Notice:** with scores in memory, the ring's small blocks look far better. In tiles, as in every
+# production kernel, the ring needs more than gathering on 2 and 4 ranks, and less on 8: K, V and their
+# gradients of the complete sequence do not fall with N. With 8 query heads for 2 key heads, Ulysses sends
+# more than gathering on 2 and 4 ranks, and as much on 8.
+
+# %% [markdown]
+# In general Ulysses sends less than gathering where N is larger than (query heads + key heads sent) / key
+# heads. A ring sends most, but hides a pass behind a block that takes longer to compute. So heads, length and N
+# decide. By these formulas, with one link of 400 Gbit/s for each GPU:
+
+# %%
+lab.show_context_parallel_choice()
+
+# %% [markdown]
+# **Notice:** where its blocks are long, a ring exposes nothing; short ones hide little (53 %). Llama 3 gathers
+# all the same: with its heads that exposes 6 %, and one kernel call takes any mask. Ulysses would send twice
+# as much. Without grouped queries gathering exposes 99 %; there Ulysses is better at 131,072 tokens, as
+# long as N does not exceed the heads. A ring is best for a million tokens, where all K and V take gigabytes in a
+# layer.
 
 # %% [markdown]
 # ## Who waits for whom
@@ -1295,7 +1393,8 @@ lab.show_assignments(assign)
 # %% [markdown]
 # **Notice:** contiguous pieces approach twice the time, and round robin with two chunks for each rank
 # 1.5 times. Round robin token by token, "striped attention", is nearly even as well. Pairing head and
-# tail, called zigzag, is exactly even, and is what torch and Llama 3 do.
+# tail, called zigzag, is exactly even, and is what torch and [Llama 3](https://arxiv.org/abs/2407.21783)
+# do. They need it although they gather: then a rank's pairs in all rounds together count.
 
 # %% [markdown]
 # A whole model needs little more: each rank gets its tokens, their positions (for the rotary
@@ -1309,9 +1408,10 @@ lab.show_ring_in_llama(ring_attention, assign)
 # **Notice:** loss, logits and gradients are those of the whole text. For the weights, context
 # parallelism is data parallelism: their gradients are summed over ranks.
 #
-# torch has all this as `context_parallel`, which replaces `F.scaled_dot_product_attention` inside a
-# block of code, by default with the keys gathered (`set_rotate_method("alltoall")` passes them on) and
-# with the zigzag. It needs CUDA's fused kernels. On this machine:
+# torch has this as `context_parallel`, which replaces `F.scaled_dot_product_attention` inside a block of
+# code: with the zigzag, and by default with the keys gathered; `set_rotate_method("alltoall")` makes it a
+# ring ([tutorial](https://docs.pytorch.org/tutorials/unstable/context_parallel.html)). It needs CUDA's
+# fused kernels. On this machine:
 
 # %%
 lab.show_context_parallel()
@@ -1329,10 +1429,11 @@ lab.show_sharded_muon()
 
 # %% [markdown]
 # **Notice:** matrices that one rank has whole are right, and nothing raises. Those on a boundary get
-# another update, off by 30 % and more. The right-hand side happened in DeepSpeed (issue 7807): after
-# its reduce-scatter the rest of the matrix was still each rank's own gradient. And its ZeRO-3
-# orthogonalised once for each micro-batch (issue 8443); the sum of these updates is not the update of
-# the sum.
+# another update, 30 % off and more. The right-hand side happened in DeepSpeed
+# ([issue 7807](https://github.com/deepspeedai/DeepSpeed/issues/7807)): after its reduce-scatter the rest
+# of the matrix was still each rank's own gradient. It is fixed: refused since June 2026 (PR 8090), right
+# since July (PR 8141). Its ZeRO-3 orthogonalised once for each micro-batch (issue 8443); the sum of these
+# updates is not the update of the sum.
 
 # %% [markdown]
 # `lab.pieces_of(shapes, ranks)` says who has what: for each matrix a dict, rank → piece, with
@@ -1430,7 +1531,7 @@ lab.check_muon_update(muon_update)
 # - count the all-reduces of a layer and their bytes before I run it
 # - say what sequence parallelism changes: not the bytes, but the activations
 # - say which random numbers must agree, and which must not
-# - pass keys and values round a ring, with equal work on all ranks
+# - pass keys and values round a ring, with equal work, and say when gathering or Ulysses is better
 
 # %% [markdown]
 # ## What to read

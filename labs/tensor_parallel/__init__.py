@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from labs.tensor_parallel.checks.parallelize_plan import check_torchs_parallel
     from labs.tensor_parallel.checks.sequence_parallel import check_sequence_parallel
     from labs.tensor_parallel.scaffold import map_output
+    from labs.tensor_parallel.sequence.activations import layer_activations
     from labs.tensor_parallel.sequence.collectives import (
         all_gather_sequence,
         join_sequence,
@@ -59,11 +60,17 @@ if TYPE_CHECKING:
         show_ring_memory,
         show_rounds,
     )
+    from labs.tensor_parallel.charts.ways import show_context_parallel_choice, show_three_ways
     from labs.tensor_parallel.checks.assign import check_assign
     from labs.tensor_parallel.checks.merge import check_merge
     from labs.tensor_parallel.checks.muon_update import check_muon_update
     from labs.tensor_parallel.checks.ring_attention import check_ring_attention
-    from labs.tensor_parallel.ring.blocks import block_attention, block_backward, full_attention
+    from labs.tensor_parallel.ring.blocks import (
+        block_attention,
+        block_backward,
+        causal_attention,
+        full_attention,
+    )
     from labs.training.muon import newton_schulz, pieces_of
     from labs.workers.collectives import reduce_scatter_single
 

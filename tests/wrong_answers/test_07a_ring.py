@@ -12,7 +12,6 @@ from _build.definitions import definitions
 from answers import assert_rejected, assert_waits, judge_in_one_launch
 
 import labs.tensor_parallel as lab
-from labs.tensor_parallel.ring.peaks import gathered_attention
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
@@ -346,7 +345,9 @@ class Sums(Ring):
 
 WRONG_RINGS = [
     ("each rank alone", alone, "it is the attention to its own block of keys alone"),
-    ("all-gather", gathered_attention, r"calls all_gather of .* bytes in forward, where its K"),
+    ("all-gather", right.gathered_attention,
+     r"calls all_gather of .* bytes in forward, where its K(.*\n)*.*as Llama 3 does.*the ring"),
+    ("Ulysses", right.ulysses_attention, "ranks cannot divide 3 heads equally"),
     ("one process does all", RankZero(), "calls all_gather of"),
     ("all-gather by passes", JoinsAll(), "at the peak of forward on 4 ranks.* it grows by"),
     ("keeps all pieces", KeepsAll(), "at the peak of forward on 4 ranks.* it grows by"),

@@ -1,5 +1,6 @@
 """Why data parallelism is not enough: what one sequence needs on one rank, by formula."""
 
+from labs.pictures import marks
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
 from labs.predictions import hardware
@@ -24,9 +25,13 @@ def show_one_sequence(ranks: int = 16_384, gpu: str = "H100") -> Picture:
                           _peak(config, sequence, ranks)) for name, config in models.items()
                 for sequence in SEQUENCES]
     capacity = hardware.gpu(gpu)
+    # too thin for the eye, and so for the legend: said in words
+    shards = max(row.predicted.parameters + row.predicted.optimizer_state for row in rows)
     return memory_bars(rows, f"of one of {ranks:,} ranks at the peak of a step",
                        [(capacity.usable, gpu)], unit="GB",
-                       note="buffers: the layers that FSDP has gathered")
+                       note="buffers: the layers that FSDP has gathered. Too thin to be seen: the "
+                            "shards of parameters and optimizer state, together "
+                            f"{marks.format_number(shards / 1e9)} GB at most")
 
 
 def _peak(config, sequence, ranks):

@@ -15,7 +15,7 @@ from labs.tensor_parallel.checks.assign import as_assignment
 from labs.tensor_parallel.ring import runs
 from labs.tensor_parallel.ring.cases import places_of_chunks
 from labs.tensor_parallel.ring.pairs import least_makespan, makespan, pairs_by_round
-from labs.tensor_parallel.ring.peaks import predicted_peak
+from labs.tensor_parallel.ring.ways import RING, predicted_peak
 from labs.workers import devices
 from labs.workers.launcher import launch
 
@@ -53,23 +53,22 @@ def show_ring(pass_on: Callable) -> Picture:
 
 @shows("7.11")
 def show_ring_memory(ring_attention: Callable) -> Picture:
-    """Draws the peak of the rank that holds most, with the ring and with K and V gathered, of one
-    sequence on 2, 4 and 8 ranks."""
+    """Draws the peak of the rank with most on 2, 4 and 8 ranks, of one sequence: with the scores of
+    a block in memory, and with each block in tiles."""
     found = {ranks: runs.peaks(ring_attention, ranks) for ranks in _MEMORY_RANKS}
     guess, rows = guessed("7.11"), []
-    for gathered, name in ((True, "K and V gathered"), (False, "your ring")):
+    for tiled, name in enumerate(("scores of a block", "in tiles, no scores")):
         for ranks, measured in found.items():
             shape = replace(runs.LONG, tokens=runs.LONG.tokens // ranks)
-            is_guessed = guess and not gathered and ranks == _MEMORY_RANKS[-1]
-            rows.append(Bar(f"{name}, {ranks} ranks", measured[gathered] / 1e6,
-                            predicted_peak(shape, ranks, gathered) / 1e6,
+            is_guessed = guess and not tiled and ranks == _MEMORY_RANKS[-1]
+            rows.append(Bar(f"{name}, {ranks} ranks", measured[tiled] / 1e6,
+                            predicted_peak(RING, shape, ranks, bool(tiled)) / 1e6,
                             found[_MEMORY_RANKS[0]][0] / guess / 1e6 if is_guessed else None,
-                            palette.COLLECTIVES["all_gather"] if gathered else
                             palette.PHASES["communication"]))
     ratio, other = (found[2][one] / found[8][one] for one in (0, 1))
     size = runs.LONG
-    note = (f"{size.tokens:,} tokens, {size.heads} heads of {size.d}. From 2 to 8 ranks the ring's "
-            f"peak falls by {ratio:.1f}x, with K and V gathered by {other:.1f}x.")
+    note = (f"{size.tokens:,} tokens, {size.heads} heads of {size.d}. From 2 to 8 ranks the peak "
+            f"falls by {ratio:.1f}x, in tiles by {other:.1f}x.")
     return bars(rows, "MB", "at the peak of a rank, beside its piece of Q, K and V", note=note)
 
 

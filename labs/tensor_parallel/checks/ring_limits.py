@@ -50,12 +50,15 @@ def judge_messages(messages: Messages, shape: Shape, ranks: int) -> None:
     rank, pair = f"rank {dist.get_rank()} of {ranks}", _pair_bytes(shape)
     places = 8 * ranks * shape.tokens  # bytes of all positions
     for phase, calls in (("forward", messages.forward), ("backward", messages.backward or [])):
-        # Whatever gathers, broadcasts or reduces K and V makes each rank hold the whole sequence.
+        # Whatever gathers, broadcasts or reduces K and V puts the keys of all tokens on each rank.
+        # That is right, and in use; but the invariant of a ring is one piece at a time.
         for call in calls:
             if call.kind not in _MESSAGES and call.bytes > places:
                 raise Wrong(f"{rank} calls {call.kind} of {call.bytes:,} bytes in {phase}, where "
                             f"its K and V have {pair:,}",
-                            "One piece at a time: pass K and V on to the next rank of the ring.")
+                            "To gather K and V, as Llama 3 does, is right, too, and comes in the "
+                            "next section. This exercise is the ring: K and V are never all on one "
+                            "rank, each piece is passed on to the next one.")
     require_no_deadlock(messages.of_all)
     if messages.forgotten:
         call = messages.forgotten[0]

@@ -2,6 +2,7 @@
 take half a second to load matplotlib."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from labs.meters import memory
 from labs.start_here.recording import run, where_messages_pass
-from labs.tensor_parallel.ring.blocks import recorded_pairs
+from labs.tensor_parallel.ring.blocks import in_tiles, recorded_pairs
 from labs.tensor_parallel.ring.cases import (
     Shape,
     WholeSequence,
@@ -18,7 +19,7 @@ from labs.tensor_parallel.ring.cases import (
     places_of_chunks,
 )
 from labs.tensor_parallel.ring.pairs import Places
-from labs.tensor_parallel.ring.peaks import gathered_attention, record_attention
+from labs.tensor_parallel.ring.peaks import record_attention
 from labs.training import data, models
 from labs.workers import devices
 
@@ -56,11 +57,12 @@ def _origins(pass_on):
 
 
 def peaks(ring_attention: Callable, ranks: int) -> tuple[int, int]:
-    """Bytes at the peak of the rank that holds most, with the ring and with K and V gathered."""
+    """Bytes at the peak of the rank with most, with the scores of a block in memory, and where each
+    block is computed in tiles."""
     with where_messages_pass(ranks):
         found = run(_peaks, ring_attention, ranks=ranks)
-    ring, gathered = zip(*found, strict=True)
-    return max(ring), max(gathered)
+    blocks, tiles = zip(*found, strict=True)
+    return max(blocks), max(tiles)
 
 
 def _peaks(ring_attention):
@@ -68,11 +70,11 @@ def _peaks(ring_attention):
     _run_once(ring_attention, group)  # on a GPU, cuBLAS's workspaces come with the first run
     tokens = LONG.tokens // group.size()
     found = []
-    for attention in (ring_attention, gathered_attention):
+    for tiles in (nullcontext(), in_tiles()):
         sequence = WholeSequence(replace(LONG, tokens=tokens), group,
                                  contiguous_places(tokens, group.size()))
-        with memory.wait_longer(_FACTOR):
-            found.append(record_attention(attention, sequence).step_peak.total)
+        with tiles, memory.wait_longer(_FACTOR):
+            found.append(record_attention(ring_attention, sequence).step_peak.total)
     return found
 
 

@@ -39,6 +39,7 @@ LEFT_OUT = {"labs.start_here.charts": ["run_script"],
             "labs.fsdp.fsdp1": ["fsdp1_wrap_policies"],
             # on 8 ranks, which share 2 GPUs as they share one
             "labs.tensor_parallel.charts.ring": ["show_ring_memory"],
+            "labs.tensor_parallel.charts.ways": ["show_three_ways"],
             "labs.pipeline_parallel.charts.three_dimensions": ["show_three_dimensions"]}
 NO_HOSTS = "The pretend node has no hosts."
 KEPT_FAULTS = {"item", "slow rank"}  # of 05

@@ -1,0 +1,38 @@
+"""What a Llama layer keeps for backward: the formula of notebook 07a against the memory meter."""
+
+import sys
+
+import cloudpickle
+import pytest
+from _build.definitions import definitions
+
+import labs.tensor_parallel as lab
+from labs.tensor_parallel.sequence import layer_records
+from labs.tensor_parallel.sequence.activations import predicted, whole_layer
+from labs.training import models
+from labs.workers.launcher import launch
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+right = definitions("07a_tensor_parallel")
+RANKS = 4
+
+
+@pytest.mark.usefixtures("warm_launcher")
+def test_the_formula_is_what_the_memory_meter_finds():
+    strategies = [layer_records.whole, right.tensor_parallel, right.sequence_parallel]
+    found = launch(layer_records.layer_memory, strategies, ranks=RANKS, quiet=True,
+                   device="cpu")[0]
+    config = models.llama(1, **layer_records.SIZES).config
+    said = list(predicted(config, RANKS).values())
+    for measured, formula in zip(found, said, strict=False):
+        assert measured.total / layer_records.unit_bytes() == pytest.approx(formula.total, rel=0.01)
+    assert whole_layer(config) == said[0]
+
+
+def test_llama_3_8b_keeps_45_bytes_of_sbh():
+    # Notebook 07a: 6 + 16.5 numbers, and 773 GB for 131,072 tokens in 32 layers.
+    kept = lab.layer_activations("Llama-3-8B")
+    assert round(kept.norms + kept.inputs, 2) == 6.0 and round(kept.inside, 1) == 16.5
+    assert round(2 * kept.total * 131_072 * 4096 * 32 / 1e9) == 773
+    with pytest.raises(ValueError, match="no model"):
+        lab.layer_activations("Llama-9")
