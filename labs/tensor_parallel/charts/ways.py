@@ -23,6 +23,11 @@ from labs.tensor_parallel.ring.ways import (
 )
 
 _RANKS = (2, 4, 8)
+_HINTS = {GATHER: "GatherToRegion, exercise 7.7: forward gathers the tokens, backward sums the "
+                  "gradients over the ranks and keeps this rank's.",
+          RING: "Run the check of exercise 7.11.",
+          ULYSSES: "A rank gets all tokens of its part of the heads, and gives them back: "
+                   "dimension 1 is split and 2 joined, then 2 split and 1 joined."}
 _TOLERANCE = 1e-4  # of gradients that are sums over 1,024 tokens, in fp32
 
 
@@ -41,7 +46,7 @@ def show_three_ways(ring_attention: Callable, gathered_attention: Callable,
             one = found[ranks][way]
             if one.off > _TOLERANCE:
                 raise Wrong(f"{way} on {ranks} ranks: out or a gradient differs by {one.off:.1g} "
-                            "from full attention's", "Restore the cell as it was given.")
+                            "from full attention's", _HINTS[way])
             names.append(f"{way}, {ranks} ranks")
             measured.append(one)
             sent.append(sum(predicted_sent(way, shape, ranks)))
@@ -49,11 +54,10 @@ def show_three_ways(ring_attention: Callable, gathered_attention: Callable,
             tiled.append(predicted_peak(way, shape, ranks, tiled=True))
     guess = guessed("7.11b")
     at = names.index(f"{ULYSSES}, 4 ranks")
-    guesses = [guess * measured[names.index(f"{GATHER}, 4 ranks")].sent if guess and place == at
-               else None for place in range(len(names))]
+    gathered = sum(measured[names.index(f"{GATHER}, 4 ranks")].sent.values())
+    guesses = [guess * gathered if guess and place == at else None for place in range(len(names))]
     colour = palette.PHASES["communication"]
-    panels = [Panel("sent by a rank", "MB", [one.sent for one in measured], 1e6, sent, guesses,
-                    colour=colour),
+    panels = [Panel("sent by a rank", "MB", [one.sent for one in measured], 1e6, sent, guesses),
               Panel("peak, scores of a block", "MB", [one.peak for one in measured], 1e6, peaks,
                     colour=colour),
               Panel("peak, in tiles", "MB", [one.peak_in_tiles for one in measured], 1e6, tiled,

@@ -30,11 +30,11 @@ _FACTOR = 4  # as long as usual for gloo's thread to drop what it holds
 
 @dataclass(frozen=True)
 class Measured:
-    """On the rank with most: bytes that it sends in forward and backward; its peaks, beside its
-    piece of q, k and v, with the scores of a block in memory, and in tiles. off: largest difference
-    of out, dq, dk and dv from those of full attention."""
+    """Of all ranks the largest. sent: bytes in forward and backward, by kind of collective. Peaks,
+    beside the rank's piece of q, k and v: with the scores of a block in memory, and in tiles. off:
+    largest difference of out, dq, dk and dv from those of full attention."""
 
-    sent: float
+    sent: dict[str, float]
     peak: int
     peak_in_tiles: int
     off: float
@@ -104,8 +104,11 @@ def measure(attentions: dict[str, Callable], ranks: int,
     with where_messages_pass(ranks):
         by_rank = run(_measure, attentions, replace(shape, tokens=shape.tokens // ranks),
                       ranks=ranks)
-    return {way: Measured(*(max(each) for each in zip(*(found[way] for found in by_rank),
-                                                      strict=True))) for way in attentions}
+    found = {}
+    for way in attentions:
+        sent, *numbers = zip(*(each[way] for each in by_rank), strict=True)
+        found[way] = Measured(max(sent, key=lambda kinds: sum(kinds.values())), *map(max, numbers))
+    return found
 
 
 def _measure(attentions, shape) -> dict[str, tuple]:
@@ -135,14 +138,15 @@ def _difference(attention, sequence) -> float:
     return max((got - sequence.piece(whole)).abs().max().item() for got, whole in pairs)
 
 
-def _sent(attention, sequence) -> float:
+def _sent(attention, sequence) -> dict[str, float]:
     with in_tiles(), Traffic() as traffic:
         out = attention(*sequence.inputs(), sequence.positions, sequence.group)
         out.backward(sequence.piece(sequence.weights))
-    return sum(map(_bytes_sent, traffic.calls))
+    kinds = dict.fromkeys(call.kind for call in traffic.calls if call.kind != "recv")
+    return {kind: sum(map(_bytes_sent, traffic.of(kind))) for kind in kinds}
 
 
 def _bytes_sent(call: CollectiveCall) -> float:
-    if call.kind in ("send", "recv"):
-        return call.bytes if call.kind == "send" else 0
+    if call.kind == "send":
+        return call.bytes
     return passes(call.kind) * (call.ranks - 1) / call.ranks * call.bytes
