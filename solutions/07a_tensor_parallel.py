@@ -1042,7 +1042,7 @@ nbytes = {"all activations": layers * kept, "scores of one layer": 2 * heads * s
 # host of H100s, 72 in a rack of [GB200 NVL72](https://www.nvidia.com/en-us/data-center/gb200-nvl72/). In
 # **context parallelism** each rank has s/N tokens of the sequence in *every* layer: norms, linear layers
 # and the MLP need no other token. Attention does: a query needs the keys and values of all tokens before
-# its own. Llama 3 divided each such sequence among 16 ranks.
+# its own. Llama 3 divided each such sequence among [16 ranks](https://arxiv.org/abs/2407.21783).
 
 # %% [markdown]
 # ## Two parts of one softmax
@@ -1131,8 +1131,8 @@ lab.show_ring(pass_on)
 # %% [markdown]
 # A rank has q, k and v of its own tokens, and `positions`: where in the sequence each of them stands.
 # The tokens of a rank need not follow one another, so only positions say who sees whom. Where nothing
-# is gathered, a head's scores have (s/N)² numbers, and K and V s/N tokens. Guess: how many times as
-# much does a rank of 2 hold at its peak as a rank of 8?
+# is gathered, a head's scores have (s/N)² numbers, and K and V s/N tokens. Guess: how many times as much
+# memory does a rank of 2 need at its peak as a rank of 8?
 
 # %%
 # A guess, for exercise 7.11
@@ -1147,7 +1147,7 @@ labs.guess("7.11", "peak of a rank of 2, as a multiple of that of a rank of 8", 
 # *Difficulty 5 of 5 · 45 minutes · target: full attention and its gradients, N-1 passes forward and N
 # backward, and a peak that does not grow with N*
 #
-# Forward first. k, v and `positions` travel together. k and v may have fewer heads than q, as in
+# Forward first. k, v and `positions` are sent together. k and v may have fewer heads than q, as in
 # Llama; `lab.block_attention` knows that, and divides the scores by √d.
 
 # %%
@@ -1168,9 +1168,9 @@ def ring_forward(q, k, v, positions, group):
 
 # %% [markdown]
 # Backward: `lab.block_backward(q, k, v, visible, out, lse, grad)` returns what one block contributes
-# to dq, dk and dv; out and lse are those that forward returned, of *all* keys. A key's gradient is a
-# sum over the queries of all ranks, so dk and dv travel with the k and v that they belong to, until
-# they are home.
+# to dq, dk and dv, in the shapes of q, k and v; out and lse are those that forward returned, of *all*
+# keys. A key's gradient is a sum over the queries of all ranks, so dk and dv are sent with the k and v that
+# they belong to, until they are home.
 
 # %%
 def ring_backward(q, k, v, positions, out, lse, grad, group):
