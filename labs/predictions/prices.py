@@ -1,11 +1,11 @@
-"""What GPUs cost to rent: list prices with the seller's page and the day it was read.
+"""What GPUs cost to rent: prices of offers that can be rented, each with the seller's page, the day
+it was read, and who read it.
 
 Nobody here can rent for you, and prices change within weeks: look yours up, and lay it over the
-table (`price_table`). A price without a page and a day is left out, as are A100 spot prices, of
-which none was found with a day. Lambda's and RunPod's were transcribed from the sellers' pages by
-github.com/api-evangelist/lambda-labs and github.com/datareceipts/data-receipts (109-gpu-pricing),
-as AWS's on-demand ones of p4 and p5; Google's by github.com/tgarg01/silybench-data; those of AWS's
-p5en are what `dstack offer` printed in github.com/dstackai/dstack/pull/4110.
+table (`price_table`). None was read here from a seller's page: public repositories transcribed
+them, and `transcribed` names which. Left out are prices without a page and a day, sums of the
+prices of parts (Google's a3-highgpu-1g is sold on spot only, and its on-demand price is such a sum)
+and spot prices without a day, as those of A100.
 """
 
 import json
@@ -19,8 +19,9 @@ from labs.predictions import hardware
 @dataclass(frozen=True)
 class Machine:
     """A machine to rent. gpu: a name in `hardware.GPUS`. gpus: on the machine. dollars: per GPU and
-    hour, on demand; spot: the same where the seller may take the machine back, None where it is not
-    sold so. source: the page; read: the day, as 2026-09-20."""
+    hour, on demand; spot: the seller's own price where it may take the machine back, None where no
+    such price was found. source: the seller's page; read: the day, as 2026-09-20; transcribed: the
+    public page that copied it from there, "" where you read it yourself."""
 
     name: str
     gpu: str
@@ -28,12 +29,17 @@ class Machine:
     dollars: float
     source: str
     read: str
+    transcribed: str = ""
     spot: float | None = None
 
 
-_LAMBDA = "lambda.ai/instances", "2026-09-20"  # billed by the minute
-_RUNPOD = "runpod.io/pricing", "2026-11-09"
-_AWS = "aws.amazon.com/ec2/pricing, us-east-1", "2026-11-09"
+_LAMBDA = "lambda.ai/instances", "2026-09-20", "github.com/api-evangelist/lambda-labs"
+_RECEIPTS = "github.com/datareceipts/data-receipts, 109-gpu-pricing"
+_RUNPOD = "runpod.io/pricing", "2026-11-09", _RECEIPTS
+_AWS = "aws.amazon.com/ec2/pricing, us-east-1", "2026-11-09", _RECEIPTS
+# What `dstack offer` printed of AWS's price list and of its spot prices, in one region, on one day.
+_P5EN = ("aws.amazon.com/ec2/pricing, us-east-1", "2026-08-06",
+         "github.com/dstackai/dstack/pull/4110")
 
 MACHINES = {machine.name: machine for machine in (
     Machine("Lambda 1x A10", "A10", 1, 1.29, *_LAMBDA),
@@ -47,13 +53,10 @@ MACHINES = {machine.name: machine for machine in (
     Machine("AWS p4d.24xlarge", "A100-40", 8, 2.7447, *_AWS),
     Machine("AWS p4de.24xlarge", "A100-80", 8, 3.4309, *_AWS),
     Machine("AWS p5.48xlarge", "H100", 8, 6.88, *_AWS),
-    Machine("AWS p5en.48xlarge", "H200", 8, 7.912, "github.com/dstackai/dstack/pull/4110",
-            "2026-08-06", 3.40),
-    Machine("GCP a3-highgpu-1g", "H100", 1, 10.98, "cloud.google.com/billing, us-central1",
-            "2026-09-26", 6.57),
+    Machine("AWS p5en.48xlarge", "H200", 8, 7.912, *_P5EN, spot=3.40),
 )}
-"""Name -> machine. Google sells a3-highgpu-1g as spot only: its on-demand price is the sum of the
-list prices of its parts."""
+"""Name -> machine. p5en.48xlarge is the one offer whose on-demand and spot price were both read on
+one day: 63.296 and 27.1988 dollars an hour for its 8 GPUs."""
 
 NODE = "Lambda 8x A100-80"  # what preflight predicts the notebooks' dollars on
 
@@ -78,7 +81,7 @@ def _own(name, given) -> Machine:
         raise ValueError(f"{name!r} is not in the table of prices: give its gpu and its dollars")
     base = known or Machine(name, fields["gpu"], 1, fields["dollars"], "", "")
     try:
-        machine = replace(base, **{"source": "your own", "read": "", **fields})
+        machine = replace(base, **{"source": "your own", "read": "", "transcribed": "", **fields})
     except TypeError:
         raise ValueError(f"{name!r} has a field that no machine has: choose "
                          f"{', '.join(vars(base))}") from None

@@ -23,6 +23,18 @@ def expected_hours(hours: float, rate: float, interval: float, restart: float) -
     return expected_wall(hours, interval, 0, restart, 1 / rate) if rate else hours
 
 
+def first_order_rates(ratio: float, interval: float, restart: float) -> dict[str, float]:
+    """Formula of the billed hours for an hour of training -> interruptions per hour at which they
+    are `ratio`: two approximations of `break_even_rate` that are right where little is lost.
+
+    An interruption loses interval/2 + restart. "1 + rate·lost" counts no interruption of what is
+    trained again or restarted; "1/(1 − rate·lost)" counts them at full price, although an
+    interruption that follows another one soon has less to undo.
+    """
+    lost = interval / 2 + restart
+    return {"1 + rate·lost": (ratio - 1) / lost, "1/(1 − rate·lost)": (1 - 1 / ratio) / lost}
+
+
 def break_even_rate(ratio: float, interval: float, restart: float) -> float:
     """Interruptions per billed hour at which `expected_hours` is `ratio` times the hours: where the
     on-demand price is `ratio` times the spot price. 0 if ratio is 1 or less."""

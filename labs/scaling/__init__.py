@@ -60,8 +60,10 @@ if TYPE_CHECKING:
     from labs.scaling.runs.jobs import accelerate, read_job, start_otherwise
     # isort: split
     # part 6: what it costs
+    from labs.predictions.failures.intervals import expected_wall
     from labs.predictions.prices import price_table
-    from labs.scaling.charts.costs import show_budget, show_claim, show_costs, show_spot
+    from labs.scaling.charts.costs import show_budget, show_claim, show_costs, show_prices
+    from labs.scaling.charts.spot import show_spot
     from labs.scaling.checks.claim import SCALES, SLIP, check_claim
     from labs.scaling.checks.costs import check_costs
     from labs.scaling.checks.spot_costs import check_spot_costs

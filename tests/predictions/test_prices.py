@@ -11,7 +11,8 @@ from labs.predictions.prices import MACHINES, hourly, node_dollars, price_table
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=lambda machine: machine.name)
 def test_a_price_has_a_page_and_a_day(machine):
-    assert "." in machine.source and re.fullmatch(r"2026-\d\d-\d\d", machine.read)
+    assert "/" in machine.source and re.fullmatch(r"2026-\d\d-\d\d", machine.read)
+    assert machine.transcribed.startswith("github.com/")  # nobody here read a seller's page
     assert machine.gpu in GPUS and machine.gpus in (1, 8)
     assert 0.5 < machine.dollars < 15 and (machine.spot or 0) < machine.dollars
 
@@ -24,7 +25,13 @@ def test_a_node_is_rented_by_the_minute():
 def test_a_number_replaces_a_price_and_says_whose_it_is():
     found = price_table({"Lambda 1x A10": 0.5})["Lambda 1x A10"]
     assert (found.dollars, found.gpu, found.source, found.read) == (0.5, "A10", "your own", "")
+    assert found.transcribed == ""
     assert MACHINES["Lambda 1x A10"].dollars == 1.29
+
+
+def test_spot_and_on_demand_of_one_offer_are_of_one_region_and_day():
+    [machine] = [machine for machine in MACHINES.values() if machine.spot]
+    assert (8 * machine.dollars, 8 * machine.spot) == pytest.approx((63.296, 27.1988), rel=1e-3)
 
 
 def test_a_new_machine_and_a_file(tmp_path):

@@ -2,7 +2,12 @@
 
 import pytest
 
-from labs.predictions.spot import billed_hours, break_even_rate, expected_hours
+from labs.predictions.spot import (
+    billed_hours,
+    break_even_rate,
+    expected_hours,
+    first_order_rates,
+)
 
 
 @pytest.mark.parametrize("rate, interval, restart", [
@@ -32,3 +37,12 @@ def test_at_break_even_hours_are_the_ratio(ratio, interval, restart):
 
 def test_spot_that_saves_nothing_never_pays():
     assert break_even_rate(1.0, 0.5, 0.1) == break_even_rate(0.9, 0.5, 0.1) == 0
+
+
+@pytest.mark.parametrize("interval, restart", [(0.5, 0.1), (3.0, 0.5)])
+def test_first_order_rates_are_right_where_little_is_lost_and_on_both_sides_elsewhere(
+        interval, restart):
+    for rate in first_order_rates(1.001, interval, restart).values():
+        assert rate == pytest.approx(break_even_rate(1.001, interval, restart), rel=2e-3)
+    above, below = first_order_rates(2.3, interval, restart).values()
+    assert below < break_even_rate(2.3, interval, restart) < above

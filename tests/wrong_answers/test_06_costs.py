@@ -184,11 +184,29 @@ class Spot:
     def even_of_everything_lost(*case):
         return spot_costs(*case)[0], 1 / right_lost(*case[4:])
 
-    def even_by_another_formula(*case):
+    def even_to_first_order(*case):
         return spot_costs(*case)[0], (case[1] / case[2] - 1) / right_lost(*case[4:])
 
-    def even_by_yet_another(*case):
-        return spot_with(right_lost)(*case)[0], spot_costs(*case)[1]
+    def both_to_first_order(hours, on_demand, spot, rate, interval, restart):
+        lost = interval / 2 + restart
+        return spot * hours / (1 - rate * lost), (1 - spot / on_demand) / lost
+
+    def even_by_logarithm_of_a_whole_interval(*case):
+        return spot_costs(*case)[0], np.log(case[1] / case[2]) / (case[4] + case[5])
+
+    def even_without_restart(hours, on_demand, spot, rate, interval, restart):
+        return (spot_costs(hours, on_demand, spot, rate, interval, restart)[0],
+                break_even_rate(on_demand / spot, interval, 0))
+
+    def even_as_mtbf(*case):
+        return spot_costs(*case)[0], 1 / spot_costs(*case)[1]
+
+    def searched_too_coarsely(hours, on_demand, spot, rate, interval, restart):
+        """The first rate of a coarse grid at which spot costs more."""
+        found = next(step for step in range(1, 99) if expected_hours(
+            hours, step / 8 / (interval + restart), interval, restart) * spot > on_demand * hours)
+        return (spot_costs(hours, on_demand, spot, rate, interval, restart)[0],
+                found / 8 / (interval + restart))
 
     def a_whole_interval_is_billed(hours, on_demand, spot, rate, interval, restart):
         return spot * hours / (1 - rate * (interval + restart)), 1.0
@@ -210,19 +228,29 @@ class Spot:
 
 
 class RightSpot:
-    def first_order(hours, on_demand, spot, rate, interval, restart):
-        lost = interval / 2 + restart
-        return spot * (hours + hours * rate * lost), (on_demand - spot) / (spot * lost)
-
     def exact(hours, on_demand, spot, rate, interval, restart):
         return (spot * expected_hours(hours, rate, interval, restart),
                 break_even_rate(on_demand / spot, interval, restart))
 
-    def restart_outside(hours, on_demand, spot, rate, interval, restart):
-        """Only training is interrupted; restarts come on top."""
-        training = hours / (1 - rate * interval / 2)
-        even = (on_demand / spot - 1) / (restart + on_demand / spot * interval / 2)
-        return np.array([spot * training * (1 + rate * restart), even])
+    def dollars_to_first_order(hours, on_demand, spot, rate, interval, restart):
+        """Where a tenth is lost they are near the simulation; only the rate must be exact."""
+        return (spot * hours * (1 + rate * (interval / 2 + restart)),
+                break_even_rate(on_demand / spot, interval, restart))
+
+    def by_logarithm(hours, on_demand, spot, rate, interval, restart):
+        """Each lost hour is billed anew with what it loses itself: hours · e^(rate·lost)."""
+        lost = interval / 2 + restart
+        return np.array([spot * hours * np.exp(rate * lost), np.log(on_demand / spot) / lost])
+
+    def by_secants(hours, on_demand, spot, rate, interval, restart):
+        def over(rate):
+            return lab.expected_wall(1, interval, 0, restart, 1 / rate) * spot - on_demand
+
+        before, now = 0.01 / interval, 0.1 / interval
+        for _ in range(30):
+            if over(now) != over(before):
+                before, now = now, now - over(now) * (now - before) / (over(now) - over(before))
+        return (spot * lab.expected_wall(hours, interval, 0, restart, 1 / rate), now)
 
 
 WRONG = {
@@ -279,28 +307,32 @@ WRONG = {
         (spot_with(lambda interval, restart: interval / 2), "the restart is missing"),
         (spot_with(lambda interval, restart: restart), "training that is done again is missing"),
         (spot_with(right_lost, lambda interval, restart: interval + restart),
-         "break-even rate of .*a whole interval is lost"),
+         "break-even rate is .*a whole interval is lost"),
         (spot_with(right_lost, lambda interval, restart: interval / 2),
-         "break-even rate of .*the restart is missing"),
+         "break-even rate is .*the restart is missing"),
         (Spot.even_as_ratio, "that is the ratio of prices"),
-        (Spot.even_as_share, "that is a share of the hours|spot costs"),
+        (Spot.even_as_share, "that is a share of the hours|the exact one"),
         (Spot.even_upside_down, "that is hours per interruption"),
         (Spot.even_of_everything_lost, "an hour is lost in each hour"),
-        (Spot.even_by_another_formula, "you expect .* dollars on spot, and on demand costs"),
-        (Spot.even_by_yet_another, "you expect .* dollars on spot, and on demand costs"),
+        (Spot.even_to_first_order, "break-even rate is .*that is a first-order rate"),
+        (Spot.both_to_first_order, "break-even rate is .*that is a first-order rate"),
+        (Spot.even_by_logarithm_of_a_whole_interval, "break-even rate is .*a whole interval"),
+        (Spot.even_without_restart, "break-even rate is .*the restart is missing"),
+        (Spot.even_as_mtbf, "break-even rate is .*that is hours per interruption"),
+        (Spot.searched_too_coarsely, "break-even rate is .*the exact one"),
         (Spot.a_whole_interval_is_billed, "simulation .*a whole interval is lost"),
         (Spot.restarts_are_free, "simulation .*the restart is missing"),
-        (Spot.even_with_a_whole_interval, "break-even rate of .*a whole interval is lost"),
-        (Spot.even_of_the_job, "break-even rate of .*that is for the whole job"),
+        (Spot.even_with_a_whole_interval, "break-even rate is .*a whole interval is lost"),
+        (Spot.even_of_the_job, "break-even rate is .*that is for the whole job"),
         (Spot.even_at_zero, "your break-even rate is 0"),
-        (Spot.even_in_minutes, "at your break-even rate of")]}
+        (Spot.even_in_minutes, "your break-even rate is .*the exact one")]}
 
 RIGHT = {
     lab.check_costs: [costs, RightCosts.by_seconds, RightCosts.as_array,
                       RightCosts.whole_tokens, RightCosts.dollars_of_whole_tokens],
     lab.check_claim: [judge_claim, RightClaim.by_logarithms, RightClaim.as_tensor],
-    lab.check_spot_costs: [spot_costs, RightSpot.first_order, RightSpot.exact,
-                           RightSpot.restart_outside]}
+    lab.check_spot_costs: [spot_costs, RightSpot.exact, RightSpot.dollars_to_first_order,
+                           RightSpot.by_logarithm, RightSpot.by_secants]}
 
 
 @pytest.mark.parametrize("check, answer, words", by_check(WRONG))

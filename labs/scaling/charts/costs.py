@@ -1,4 +1,4 @@
-"""The pictures of part 6: what tokens cost by machine, what a budget trains, a claim, and spot."""
+"""The pictures of part 6: prices, what tokens cost by machine, what a budget trains, a claim."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from matplotlib.lines import Line2D
 
 from labs.exercises.guesses import guessed
 from labs.exercises.numbers import require_numbers, require_positive
-from labs.exercises.verdicts import Wrong, shows
+from labs.exercises.verdicts import shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
@@ -16,18 +16,28 @@ from labs.predictions.efficiency import flops_per_token
 from labs.predictions.memory import predict
 from labs.predictions.prices import MACHINES, Machine, hourly
 from labs.predictions.reported_runs import ReportedRun, efficiency_of, reported_runs
-from labs.predictions.spot import billed_hours, break_even_rate
 from labs.scaling.checks import claim as claims
 from labs.scaling.checks import costs as cost_check
-from labs.scaling.checks import spot_costs as spot_check
 from labs.training import hf_configs
 from labs.training.memory_categories import GB
 
 # One model and one length on all GPUs: MPT-1b, 1,024 tokens, 8 GPUs each.
 SPEEDS = {"A100-40": "mosaic-182", "A100-80": "mosaic-112", "H100": "mosaic-060"}
 MODEL = "MPT-1b (1.3B), 1,024 tokens"
-FAR = 3  # times the dearest or the cheapest seller: further than that an axis has no room for
+FAR = 3  # times the most expensive seller: further than that an axis has no room for
 GPT_1B = {"n_embd": 2048, "n_layer": 24, "n_head": 16, "vocab_size": 50368, "n_positions": 1024}
+
+
+@shows("6.12")
+def show_prices(machines: Mapping[str, Machine] = MACHINES) -> Table:
+    """Returns a table of the machines: dollars per GPU and hour, the seller's page, the day it was
+    read, and which public page transcribed it."""
+    rows = [(machine.name, f"{machine.gpus} × {machine.gpu}", machine.source or "–",
+             machine.read or "–", machine.transcribed or "–", f"{machine.dollars:.2f}",
+             f"{machine.spot:.2f}" if machine.spot else "–") for machine in machines.values()]
+    return Table("dollars per GPU and hour", (
+        "offer", "GPUs", "the seller's page", "read on", "transcribed by", "on demand", "spot"),
+        rows, left=4, note="– : no spot price with a page and a day was found.")
 
 
 @dataclass(frozen=True)
@@ -48,19 +58,21 @@ def show_costs(costs: Callable, own: ReportedRun, dollars_per_hour: float,
     rows = [_cost(costs, machine) for machine in machines.values() if machine.gpu in SPEEDS]
     rows.sort(key=lambda row: row.dollars)
     mine = _own_cost(costs, own, dollars_per_hour)
-    shown = [(row, palette.RUNS[1], "o") for row in rows]
-    if (guess := guessed("6.12")) is not None and guess > 0:
-        shown.append((Cost("your guess", guess, None), palette.readable(palette.GUESSED), "D"))
-    shown.append((mine, palette.readable(palette.PLAIN), "s"))
-    figure, ax = canvas(WIDTH, 1.5 + 0.31 * len(shown) + 2 * marks.NOTE_LINE)
-    _cost_axis(ax, [row for row, _, _ in shown], rows)
+    shown = [*((row, palette.RUNS[1], "o") for row in rows),
+             (mine, palette.readable(palette.PLAIN), "s")]
+    figure, ax = canvas(WIDTH, 1.7 + 0.31 * len(shown) + 2 * marks.NOTE_LINE)
+    guess = guessed("6.12")
+    _cost_axis(ax, [row for row, _, _ in shown], rows, guess)
     for place, (row, colour, marker) in enumerate(shown):
         _draw_cost(ax, place, row, colour, marker)
     left_out = sorted({machine.gpu for machine in machines.values()} - set(SPEEDS))
     note = (f"{MODEL}, at the speed that llm-foundry published for 8 of each GPU.\nWithout a "
             f"published speed, and so left out: {', '.join(left_out)}.")
+    handles = _cost_legend(any(row.spot for row in rows))
+    if guess is not None and guess > 0:
+        note += _draw_guess(ax, guess, handles)
     marks.note_below(figure, note)
-    marks.legend_above(figure, _cost_legend(any(row.spot for row in rows)))
+    marks.legend_above(figure, handles)
     lines = [f"{row.name}: {row.dollars:,.2f}" + (f", spot {row.spot:,.2f}" if row.spot else "")
              for row, _, _ in shown]
     return Picture(figure, "\n".join(["dollars per billion tokens", *lines, note]),
@@ -96,36 +108,39 @@ def _both(costs, rate, machine, name) -> tuple[float, ...]:
 
 
 def _draw_cost(ax, place, row, colour, marker):
-    """The dollars as a mark with their number; where that is far outside the axis, an arrow."""
-    low, high = ax.get_xlim()
-    at = min(max(row.dollars, low), high)
-    beyond = {low: "<", high: ">"}.get(at)
-    ax.plot(at, place, beyond or marker, color=colour, markersize=7, zorder=3, clip_on=False)
-    text, side = marks.format_number(row.dollars), -1 if beyond == ">" else 1
-    ax.annotate(f"{text}, off the scale" if beyond else text, (at, place), xytext=(9 * side, 0),
-                textcoords="offset points", va="center", ha="left" if side > 0 else "right",
-                fontsize=9.5, **marks.ON_PAPER)
+    """The dollars as a mark with their number; where that is right of the axis, an arrow."""
+    high = ax.get_xlim()[1]
+    is_beyond = row.dollars >= high
+    ax.plot(min(row.dollars, high), place, ">" if is_beyond else marker, color=colour, markersize=7,
+            zorder=3, clip_on=False)
+    text, side = marks.format_number(row.dollars), -1 if is_beyond else 1
+    ax.annotate(f"{text}, off the scale" if is_beyond else text, (min(row.dollars, high), place),
+                xytext=(9 * side, 0), textcoords="offset points", va="center",
+                ha="right" if is_beyond else "left", fontsize=9.5, **marks.ON_PAPER)
     if row.spot:
         ax.plot(row.spot, place, "o", markerfacecolor=palette.PAPER, markeredgecolor=colour,
                 markersize=7, zorder=3)
 
 
-def _cost_axis(ax, shown, sellers):
-    """An axis that has all sellers; of the other rows those that are not FAR from them."""
+def _cost_axis(ax, shown, sellers, guess):
+    """An axis from 0 that has all sellers; of the other rows, and of the guess, what is not FAR
+    from them."""
     marks.name_rows(ax, [row.name for row in shown], size=9)
-    prices = [price for row in sellers for price in (row.dollars, row.spot or row.dollars)]
-    low, high = min(prices), max(prices)
-    near = [row.dollars for row in shown if low / FAR < row.dollars < FAR * high]
-    low, high = min(low, *near) / 1.25, max(high, *near) * 1.6
-    ax.set_xscale("log")
-    ax.set_xlim(low, high)
-    ticks = [digit * 10**power for power in range(-4, 10) for digit in (1, 2, 3, 5, 7)]
-    ax.set_xticks([tick for tick in ticks if low <= tick <= high])
-    ax.minorticks_off()
-    marks.plain_numbers(ax.xaxis)
+    highest = max(row.dollars for row in sellers)
+    near = [each for each in (*(row.dollars for row in shown), guess or 0) if each < FAR * highest]
+    ax.set_xlim(0, 1.12 * max(near))
     ax.set_xlabel("dollars per billion tokens")
     ax.grid(axis="x", color=palette.GRID, linewidth=0.8)
     ax.set_axisbelow(True)
+
+
+def _draw_guess(ax, guess, handles) -> str:
+    """A line across all rows, because the guess is of no row; returns what the note says of it."""
+    if guess < ax.get_xlim()[1]:
+        handles.append(ax.axvline(guess, color=palette.GUESSED, linestyle=(0, (3, 2)), zorder=2,
+                                  label=f"your guess, for Lambda 8x A100-80: {guess:g}"))
+        return ""
+    return f"\nYour guess, for Lambda 8x A100-80: {guess:g}, off the scale."
 
 
 def _cost_legend(has_spot) -> list:
@@ -188,70 +203,3 @@ def show_claim(judge_claim: Callable, mfu: float = 0.4, name: str = "Lambda 8x A
              f"{dollars:,.0f}")]
     return Table(f"7B parameters on 2T tokens, {name} at {hourly(machine):.2f} dollars an hour, "
                  f"MFU {mfu:g}", ("FLOPs", "", "days", "dollars"), rows)
-
-
-SETTINGS = {"a checkpoint every 30 minutes, restart 6 minutes": (0.5, 0.1),
-            "every 3 hours, restart 30 minutes": (3.0, 0.5)}
-HOURS, SIMULATED, DRAWN = 6000, 8, 80  # hours of a simulated run; points of each curve
-
-
-@shows("6.14")
-def show_spot(spot_costs: Callable, machine: Machine = MACHINES["GCP a3-highgpu-1g"]) -> Picture:
-    """Draws dollars per hour of training on spot over the rate of interruptions: an event
-    simulation and the student's formula, with the price on demand and the break-even rates."""
-    if machine.spot is None:
-        raise Wrong(f"{machine.name} has no spot price", "Choose a machine that has one.")
-    figure, ax = canvas(WIDTH, 3.9)
-    lines = [_draw_setting(ax, spot_costs, machine, name, colour)
-             for name, colour in zip(SETTINGS, palette.RUNS[1:], strict=False)]
-    right = 1.3 * max(_even(machine, setting) for setting in SETTINGS.values())
-    for price, words, above in ((machine.dollars, "on demand", True),
-                                (machine.spot, "spot, never interrupted", False)):
-        ax.axhline(price, color=palette.MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-        ax.annotate(words, (right, price), xytext=(0, 3 if above else -5), ha="right",
-                    va="bottom" if above else "top", textcoords="offset points", fontsize=9.5,
-                    color=palette.MUTED, annotation_clip=False)
-    ax.set_xlim(0, right)
-    ax.set_ylim(0.8 * machine.spot, 1.45 * machine.dollars)
-    ax.set_xlabel("interruptions in a billed hour")
-    ax.set_ylabel("dollars per GPU and\nhour of training")
-    marks.legend_above(figure, _spot_legend())
-    title = f"{machine.name}: {machine.dollars} on demand, {machine.spot} on spot"
-    return Picture(figure, "\n".join([title, *lines]), data=lines)
-
-
-def _draw_setting(ax, spot_costs, machine, name, colour) -> str:
-    """Draws the simulation and the student's formula up to above break-even; returns what they
-    say of it."""
-    setting = SETTINGS[name]
-    even = _even(machine, setting)
-    simulated = [1.25 * even * number / SIMULATED for number in range(1, SIMULATED + 1)]
-    ax.plot(simulated, [machine.spot * billed_hours(HOURS, rate, *setting, seed=14) / HOURS
-                        for rate in simulated], "o", color=colour, markersize=5, zorder=3)
-    rates = [1.25 * even * number / DRAWN for number in range(1, DRAWN + 1)]
-    dollars = [_spot(spot_costs, machine, rate, setting)[0] for rate in rates]
-    kept = [one if 0 < one < 3 * machine.dollars else float("nan") for one in dollars]
-    ax.plot(rates, kept, color=colour, linewidth=1.6, zorder=2)
-    yours = require_positive(_spot(spot_costs, machine, even, setting)[1], "the break-even rate")
-    ax.plot(yours, machine.dollars, "|", color=colour, markersize=18, markeredgewidth=3, zorder=4)
-    return f"{name}: your break-even {yours:.2f} an hour, simulated {even:.2f}"
-
-
-def _even(machine, setting) -> float:
-    return break_even_rate(machine.dollars / machine.spot, *setting)
-
-
-def _spot(spot_costs, machine, rate, setting) -> tuple[float, ...]:
-    """The student's (dollars of one hour of training, break-even rate)."""
-    return require_numbers(spot_costs(1, machine.dollars, machine.spot, rate, *setting),
-                           spot_check.NAMES, f"{rate:.3g} interruptions an hour")
-
-
-def _spot_legend() -> list:
-    named = [Line2D([], [], marker="o", color=colour, label=name)
-             for colour, name in zip(palette.RUNS[1:], SETTINGS, strict=False)]
-    return [*named, Line2D([], [], marker="o", linestyle="", color=palette.MUTED,
-                           label="simulated"),
-            Line2D([], [], color=palette.MUTED, label="your formula"),
-            Line2D([], [], marker="|", linestyle="", markersize=12, markeredgewidth=3,
-                   color=palette.MUTED, label="your break-even")]

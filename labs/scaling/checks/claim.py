@@ -41,7 +41,7 @@ def printed_flops(claim: Claim) -> float:
 
 
 SLIP = Claim(7e9, 2e12, 84, "quintillion")
-"""In circulation. 6·N·D is 8.4e22, 84 sextillion."""
+"""An example, made up for the exercise. 6·N·D is 8.4e22, 84 sextillion."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ FACTOR: list[Mistake] = [
     (lambda case: case.factor / 1000, "the scale's name is read as one too high: that is the slip",
      _SCALE),
     (lambda case: case.flops / case.claim.number, "the scale's name is left out", _SCALE),
-    (lambda case: 1000.0, "that is right for the famous sentence only",
+    (lambda case: 1000.0, "that is right for the first sentence only",
      "Compute it from claim.number and claim.scale: some sentences are right."),
     (lambda case: case.flops, "that is the right number of FLOPs", "Divide by what is printed."),
     (lambda case: printed_flops(case.claim), "that is the printed number", "6·N·D divided by it."),

@@ -1,4 +1,4 @@
-"""Exercise 6.3: efficiency from throughputs, and what a figure in circulation is as one."""
+"""Exercise 6.3: efficiency from throughputs, and what a promised speed-up is as one."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def check_efficiency(efficiency: Callable, claimed):
                      f"{throughput:,.10g} tokens/s, one alone with {alone:,.10g}: the efficiency",
                      "", _RULE)
     _judge_claim(claimed)
-    return ("right for 1 to 1,024 ranks; the figure in circulation is a speed-up, and its "
+    return ("right for 1 to 1,024 ranks; the promised figure is a speed-up, and its "
             f"efficiency {CLAIMED[0] / 2:.0%} to {CLAIMED[1] / 2:.0%}")
 
 
@@ -64,10 +64,10 @@ def _causes(ranks, throughput, alone) -> list[Cause]:
 
 def _judge_claim(claimed) -> None:
     names = ("the lowest", "the highest")
-    found = require_numbers(claimed, names, "the figure in circulation", "`claimed` is")
+    found = require_numbers(claimed, names, "the promised figure", "`claimed` is")
     want = [each / 2 for each in CLAIMED]
     if list(map(as_number, found)) == want[::-1]:
-        raise Wrong("the figure in circulation: the highest efficiency stands first",
+        raise Wrong("the promised figure: the highest efficiency stands first",
                     "Return the lowest, then the highest.")
     for name, got, right, speedup in zip(names, found, want, CLAIMED, strict=True):
         # A speed-up of 2 would be perfect on 2 GPUs: an efficiency of 150 % is impossible there.
@@ -79,5 +79,5 @@ def _judge_claim(claimed) -> None:
             (1 / speedup, "that is the share of the time", "Call your function: throughput and "
              "alone may be in any unit."),
             (2 / speedup, "that is upside down", "Call your function: throughput and alone may be "
-             "in any unit.")], f"the figure in circulation, {name}", "",
+             "in any unit.")], f"the promised figure, {name}", "",
             "Call your function with 2 ranks: throughput and alone may be in any unit.")
