@@ -408,12 +408,14 @@ lab.show_lost_time(runs, divide_lost_time)
 # %% [markdown]
 # ## Two hosts
 #
-# Inside a host, H100s reach each other at 450 GB/s in each direction. A network card of 400 Gbit/s
-# carries 50 GB/s to the next host, a ninth of that; 10 Gbit/s carry 1.25 GB/s. What does your job put
-# on that link, and what does it cost?
-#
+# Inside a host, H100s reach each other at 450 GB/s in each direction. In a training cluster each H100 has
+# a network card of 400 Gbit/s, or 50 GB/s ([Llama 3](https://arxiv.org/abs/2407.21783), section 3.3.1),
+# so eight of them carry 400 GB/s. On a small cloud all GPUs of a host share one card, often of 10 Gbit/s,
+# or 1.25 GB/s. What does your job put on that link, and what does it cost?
+
+# %% [markdown]
 # The lab makes two hosts of this machine: each has its own address, host name and processes, and one
-# link whose bandwidth is set.
+# link whose bandwidth is set. That is the slow case, in which the link decides.
 
 # %% [markdown]
 # You need no rights of an administrator for that, only Linux. A machine that cannot have hosts
@@ -503,6 +505,12 @@ lab.show_fit(all_reduces, fitted, link_seconds)
 # The flat ring sends 1.5 S over the link, though the other host needs only one sum. **Hierarchical
 # all-reduce** has three steps: reduce-scatter inside each host, so that each of its R ranks has the
 # host's sum of S/R; all-reduce of these between hosts; all-gather inside.
+
+# %% [markdown]
+# NCCL has this built in: on two nodes it uses a *tree* (with NVSwitch *NVLSTree*), which adds up inside
+# the node first, says [its maintainer](https://github.com/NVIDIA/nccl-tests/issues/196). On more nodes it
+# chooses by size; [`NCCL_ALGO`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo)
+# forces a choice, such as `Ring`, for a test. torch's gloo uses the flat ring, so here you build what NCCL does.
 #
 # Guess: how many MB does a host send now, for 4 MB on two hosts with two ranks each?
 
@@ -567,11 +575,16 @@ lab.show_hierarchical(hierarchical)
 
 # %% [markdown]
 # On GPUs the inside is NVLink, and NCCL has a real reduce-scatter. So this is what it would take, by
-# your formula, for the gradients of 7B parameters in 16 bits on two hosts of 8 H100s that share a
-# card of 400 Gbit/s:
+# your formula, for the gradients of 7B parameters in 16 bits on two hosts of 8 H100s: first with a card
+# of 400 Gbit/s for each GPU, as in a training cluster, then with one for all, as on small clouds:
 
 # %%
 lab.show_on_gpus(link_seconds)
+
+# %% [markdown]
+# **Notice:** with a card for each GPU the network is almost as fast as NVLink. There your three steps, one
+# after another, are *slower* than the flat ring (89 ms against 66), and only a tree that works on pieces
+# at the same time is faster (54 at best). With one card a host your steps win, 334 ms against 525.
 
 # %% [markdown]
 # ## FSDP across hosts
@@ -579,8 +592,11 @@ lab.show_on_gpus(link_seconds)
 # FSDP over all ranks gathers every parameter twice, through the link. **HSDP** (hybrid sharding)
 # shards inside each host and keeps a replica on each: only gradients cross the link, and only each
 # rank's shard of them. The price is memory: a rank keeps 1/R, not 1/N.
+
+# %% [markdown]
+# Whether that pays depends on the link: first measure it on a slow one.
 #
-# Guess: on a link on which FSDP's step takes 1.1 s, how many seconds does HSDP's take?
+# Guess: on a slow link on which FSDP's step takes 1.1 s, how many seconds does HSDP's take?
 
 # %%
 # A guess, for exercise 6.7
@@ -655,7 +671,8 @@ lab.show_training(training)
 
 # %% [markdown]
 # The slowest link of a ring is the slowest that it passes: `across` if there are several hosts, and
-# `inside` if a host has several GPUs.
+# `inside` if a host has several GPUs. `across` is all cards of a host together, because NCCL's rings and
+# trees [use them all at once](https://github.com/NVIDIA/nccl/issues/530).
 #
 # ### Exercise 6.8 · The rule
 #
@@ -665,7 +682,7 @@ lab.show_training(training)
 # Exercise 6.8: the fastest strategy whose model states fit
 def choose_strategy(parameters, memory, hosts, ranks, inside, across):
     """"DDP", "HSDP", "FSDP", or None where none fits. memory: bytes for states on a GPU; ranks: GPUs
-    of a host; inside, across: bytes per second."""
+    of a host; inside: bytes per second of a GPU; across: of all cards of a host together."""
     ### BEGIN SOLUTION
     n, size, states = hosts * ranks, 2 * parameters, 16 * parameters
     slowest = min([across] * (hosts > 1) + [inside] * (ranks > 1), default=inside)
@@ -685,8 +702,8 @@ lab.check_choose_strategy(choose_strategy)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# "The first one that fits" is the usual rule, and often wrong: DDP may fit and still put more on the
-# slow link than HSDP. So first write down what each strategy keeps on a GPU, and its seconds, in two
+# "The first one that fits" is the usual rule, and often wrong: DDP may fit and still put more on a slow
+# link than HSDP. "HSDP between hosts" is another, and wrong where the network is fast. So first write down what each strategy keeps on a GPU, and its seconds, in two
 # dictionaries with the same keys. Then drop those that keep more than `memory`, and take the fastest
 # of the rest.
 #
@@ -696,10 +713,15 @@ lab.check_choose_strategy(choose_strategy)
 lab.show_choice(choose_strategy)
 
 # %% [markdown]
-# **Notice:** the 1.3B model fits a GPU, and still HSDP is faster than DDP on two hosts: S between them
-# in place of 1.9 S. On 16 hosts 2(H-1)/H is almost 2(N-1)/N, the advantage is gone, and DDP wins. For
-# 7B only HSDP and FSDP fit. The states of 70B do not fit two hosts; on 16 only FSDP is left, and
-# 10 Gbit/s make it hopeless. Which strategy is best is a matter of the topology, not of taste.
+# **Notice:** in a training cluster, with a card for each GPU, the network is hardly slower than NVLink:
+# the strategy with the fewest bytes wins, DDP where it fits, FSDP where not. HSDP pays where the link is
+# slow: on two hosts with one card, S between them in place of 1.9 S for DDP. On 16 hosts 2(H-1)/H is
+# almost 2(N-1)/N, and that gain is gone. 70B needs 16 hosts, and 10 Gbit/s make it hopeless.
+
+# %% [markdown]
+# The rule counts bytes only. A ring over N ranks also has N-1 steps, each with a latency, and a large
+# cluster's switches may carry less than all cards together. Both speak for HSDP on many hosts, and only a
+# measurement there can say how much.
 # %% [markdown]
 # ## What limits it
 #
@@ -1378,7 +1400,7 @@ lab.show_job(job)
 # - **A mean of means**: ranks with few answer tokens weigh too much.
 # - **The sparse peak**: it halves every MFU.
 # - **Trusting a config file**: what ran is what the traffic shows.
-# - **A flat ring between hosts**: its slowest link carries almost 2 S.
+# - **A flat ring over one slow card a host**: that card carries almost 2 S.
 
 # %% [markdown]
 # ## What to read

@@ -1,9 +1,10 @@
 """What collectives put on the link of a host, and how long that takes.
 
-Several hosts with the same number of ranks each; a host has one link, and its ranks reach each
-other without it. Ranks are numbered host by host, as torchrun does. size is always the whole tensor
-in bytes. The counts are those of ring algorithms (labs/predictions/traffic.py), in which a rank
-sends to the next one only: of a ring over all ranks one edge leaves each host.
+Several hosts with the same number of ranks each; a host has one link, which stands for all its
+network cards together, and its ranks reach each other without it. Ranks are numbered host by host,
+as torchrun does. size is always that of the complete tensor, in bytes. The counts are those of ring
+algorithms (labs/predictions/traffic.py), in which a rank sends to the next one only: of a ring over
+all ranks one edge leaves each host.
 """
 
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ def hierarchical_all_reduce(size: float, topology: Topology) -> float:
     is S, and the flat ring's 2(n-1)/n · S is more as soon as a host has two ranks. Source: Jia et
     al., "Highly Scalable Deep Learning Training System with Mixed-Precision", 2018 (arXiv
     1807.11205), on hierarchical all-reduce; there one rank of a host does what all share here.
+    NCCL's trees put as much on the link, on average over the hosts: its two trees have H-1 edges
+    each, and S/2 passes each edge in both directions.
     """
     return traffic.all_reduce(size, topology.hosts)
 

@@ -19,7 +19,8 @@ ELEMENT = 2  # bytes of a parameter or a gradient that travels
 @dataclass(frozen=True)
 class Links:
     """Bytes per second in one direction. inside: between two GPUs of a host; across: of a host's
-    link to the others."""
+    link to the others, all its network cards together. NCCL uses them all at once, in rings as in
+    trees (github.com/NVIDIA/nccl/issues/530)."""
 
     inside: float
     across: float

@@ -439,19 +439,39 @@ def ring_at_the_speed_across(parameters, hosts, ranks, inside, across):
             "FSDP": 6 * parameters * (n - 1) / n / across}
 
 
+def one_card_for_each_gpu(parameters, hosts, ranks, inside, across):
+    """Takes `across` as the rate of one of a host's cards."""
+    return modelled(parameters, hosts, ranks, inside, ranks * across)
+
+
+def a_share_of_the_card(parameters, hosts, ranks, inside, across):
+    """Divides the host's link by its ranks in a ring, of which one edge passes it."""
+    times = modelled(parameters, hosts, ranks, inside, across / ranks)
+    return times | {"HSDP": modelled(parameters, hosts, ranks, inside, across)["HSDP"]}
+
+
+def hsdp_if_it_fits(parameters, memory, hosts, ranks, inside, across):
+    """DDP or HSDP by seconds, and FSDP only where neither fits: right on slow links."""
+    times = modelled(parameters, hosts, ranks, inside, across)
+    states = kept(parameters, hosts, ranks)
+    fitting = [name for name in ("DDP", "HSDP") if states[name] <= memory]
+    return min(fitting, key=times.get) if fitting else (
+        "FSDP" if states["FSDP"] <= memory else None)
+
+
 def two_passes(parameters, hosts, ranks, inside, across):
     times = modelled(parameters, hosts, ranks, inside, across)
     return {**times, "FSDP": 2 / 3 * times["FSDP"]}
 
 
 WRONG[lab.check_choose_strategy] = [
-    (lambda *case: None, "you say that nothing fits, but HSDP keeps"),
+    (lambda *case: None, "you say that nothing fits, but DDP keeps"),
     (lambda *case: "DDP", "DDP fits, but HSDP fits too and is faster|DDP does not fit"),
     (lambda *case: "HSDP", "HSDP does not fit|faster"),
-    (lambda *case: "FSDP", "FSDP fits, but HSDP"),
+    (lambda *case: "FSDP", "FSDP fits, but DDP fits too and is faster"),
     (lambda *case: "ZeRO-2", "returned 'ZeRO-2', none of DDP, HSDP, FSDP"),
     (lambda *case: 1, "returned an int, none of"), (lambda parameters: "DDP", "cannot be called"),
-    (first_that_fits, "DDP fits, but HSDP fits too and is faster"),
+    (first_that_fits, "HSDP fits, but FSDP fits too and is faster"),
     (fits_the_host, "faster|does not fit"),
     (rule(held=lambda *case: kept(*case, each=2)), "does not fit"),
     (rule(held=lambda *case: kept(*case, each=12)), "does not fit"),
@@ -464,6 +484,9 @@ WRONG[lab.check_choose_strategy] = [
     (rule(seconds=always_across), "and is faster"),
     (rule(seconds=ring_at_the_speed_across), "and is faster"),
     (rule(seconds=two_passes), "and is faster"),
+    (rule(seconds=one_card_for_each_gpu), "and is faster"),
+    (rule(seconds=a_share_of_the_card), "and is faster"),
+    (hsdp_if_it_fits, "450 GB/s inside, 400 GB/s across: HSDP fits, but FSDP fits too"),
     (lambda *case: {"HSDP": "DDP"}.get(right.choose_strategy(*case), right.choose_strategy(*case)),
      r"faster: [\d.,]+ ms of|does not fit"),
     (rule(seconds=lambda *case: {name: -one for name, one in modelled(*case).items()}),

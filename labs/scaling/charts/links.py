@@ -151,20 +151,32 @@ def show_hierarchical(run: LinkRun) -> Picture:
 
 @shows("6.5")
 def show_on_gpus(link_seconds: Callable, size: float = 14e9, ranks: int = 8, inside: float = 450e9,
-                 across: float = 50e9) -> Table:
-    """Returns a table of both all-reduces by formula, on two hosts with GPUs: what NCCL would take
-    for a ring. inside, across: bytes per second in one direction."""
-    time = LinkTime(0.0, across)
-    flat = _bytes_and_seconds(link_seconds, size, Topology(2, ranks), time)
-    # the ranks of a host share its link
-    between = _bytes_and_seconds(link_seconds, size, Topology(2, 1), time)
-    within = traffic.all_reduce(size, ranks)
-    rows = [("flat ring", f"{flat[0] / 1e9:.1f}", "–", f"{1e3 * flat[1]:.0f}"),
-            ("hierarchical", f"{between[0] / 1e9:.1f}", f"{within / 1e9:.1f}",
-             f"{1e3 * (between[1] + within / inside):.0f}")]
+                 card: float = 50e9) -> Table:
+    """Returns a table of both all-reduces by formula, on two hosts with GPUs: with a network card
+    for each GPU, as in an H100 node, and with one card a host. inside, card: bytes per second in
+    one direction, of a GPU's NVLink and of a card.
+
+    NCCL uses all cards of a host at once, in rings as in trees
+    (github.com/NVIDIA/nccl/issues/530), so that they count as one link with their sum.
+    """
+    rows = []
+    for cards, name in ((ranks, "a card for each GPU"), (1, "one card a host")):
+        time = LinkTime(0.0, cards * card)
+        flat, seconds = _bytes_and_seconds(link_seconds, size, Topology(2, ranks), time)
+        # the ranks of a host share its cards
+        between, across = _bytes_and_seconds(link_seconds, size, Topology(2, 1), time)
+        within = traffic.all_reduce(size, ranks)
+        # a ring is as slow as its slowest edge, and each of its edges carries as much
+        rows += [(name, "flat ring", flat, flat, max(seconds, flat / inside)),
+                 (name, "hierarchical, step by step", between, within, across + within / inside),
+                 (name, "hierarchical, in pieces", between, within, max(across, within / inside))]
     return Table(f"{size / 1e9:g} GB on two hosts with {ranks} GPUs each, {inside / 1e9:g} GB/s "
-                 f"inside and {across / 1e9:g} GB/s between them, by formula",
-                 ("all-reduce", "GB on the link", "GB a GPU sends inside", "ms"), rows)
+                 f"inside, cards of {8 * card / 1e9:g} Gbit/s, by formula",
+                 ("cards", "all-reduce", "GB between hosts", "GB a GPU sends inside", "ms"),
+                 [(*names, f"{sent / 1e9:.1f}", f"{within / 1e9:.1f}", f"{1e3 * seconds:.0f}")
+                  for *names, sent, within, seconds in rows], left=1,
+                 note="In pieces, as NCCL's trees do: while one piece is inside, the one before is "
+                      "between the hosts. At best this takes the longer of the two.")
 
 
 @shows("6.7")
@@ -190,8 +202,8 @@ def show_training(run: LinkRun) -> Picture:
 
 @shows("6.8")
 def show_choice(choose_strategy: Callable, memory: float = 60e9, ranks: int = 8) -> Table:
-    """Returns a table of what the student's rule chooses for three models on several clusters, with
-    the modelled milliseconds of each strategy's collectives."""
+    """Returns a table of what the student's rule chooses for three models on two kinds of clusters,
+    with the modelled milliseconds of each strategy's collectives."""
     rows = []
     for parameters in (1.3e9, 7e9, 70e9):
         for hosts in (2, 16):
@@ -203,9 +215,10 @@ def show_choice(choose_strategy: Callable, memory: float = 60e9, ranks: int = 8)
                                                    links.across))
                 rows.append((f"{parameters / 1e9:g}B", f"{hosts} × {ranks}", name, *times, chosen))
     return Table(f"{memory / 1e9:g} GB for states on a GPU: ms of collectives in a step",
-                 ("model", "GPUs", "links inside, across", *STRATEGIES, "your choice"), rows,
-                 left=2, note="– : the model states do not fit. NVLink: an H100's, in one "
-                              "direction, by NVIDIA's data sheet.")
+                 ("model", "GPUs", "links inside, between hosts", *STRATEGIES, "your choice"), rows,
+                 left=2, note="– : the model states do not fit. NVLink: an H100's "
+                              f"{_H100.nvlink / 1e9:g} GB/s in one direction, by NVIDIA's data "
+                              "sheet; PCIe: 25 GB/s.")
 
 
 def _strategy(choice) -> str | None:
@@ -217,9 +230,9 @@ def _strategy(choice) -> str | None:
     return choice
 
 
-_NVLINK = hardware.gpu("H100").nvlink
-_CLUSTERS = {f"NVLink {_NVLINK / 1e9:g} GB/s, 400 Gbit/s": Links(_NVLINK, 50e9),
-             "PCIe 25 GB/s, 10 Gbit/s": Links(25e9, 1.25e9)}
+_H100 = hardware.gpu("H100")
+_CLUSTERS = {"NVLink, a card of 400 Gbit/s for each GPU": Links(_H100.nvlink, 8 * 50e9),
+             "PCIe, one card of 10 Gbit/s a host": Links(25e9, 1.25e9)}
 
 
 def _modelled(strategy, parameters, memory, topology, links) -> str:

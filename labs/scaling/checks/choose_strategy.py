@@ -18,7 +18,8 @@ NUMBER = 400
 
 @dataclass(frozen=True)
 class Case:
-    """parameters: how many. memory: bytes for model states on a GPU. inside, across: bytes/s."""
+    """parameters: how many. memory: bytes for model states on a GPU. inside, across: bytes/s, of
+    a GPU and of all network cards of a host."""
 
     parameters: float
     memory: float
@@ -60,8 +61,11 @@ class Case:
 
 def cases() -> list[Case]:
     """Cases in which the answer is clear, the same ones every time: real ones first, then drawn."""
-    # NVLink and 400 Gbit/s; PCIe and 10 Gbit/s; a host without any fast link inside; one host.
-    found = [Case(1.3e9, 60e9, 2, 8, 300e9, 50e9), Case(7e9, 60e9, 4, 8, 300e9, 50e9),
+    # Nodes with NVLink and a card of 400 Gbit/s for each GPU; then one such card a host; PCIe and
+    # 10 Gbit/s; a host without any fast link inside; one host.
+    found = [Case(1.3e9, 60e9, 2, 8, 450e9, 400e9), Case(7e9, 60e9, 2, 8, 450e9, 400e9),
+             Case(7e9, 60e9, 16, 8, 450e9, 400e9), Case(70e9, 60e9, 16, 8, 450e9, 400e9),
+             Case(1.3e9, 60e9, 2, 8, 300e9, 50e9), Case(7e9, 60e9, 4, 8, 300e9, 50e9),
              Case(70e9, 60e9, 4, 8, 300e9, 50e9), Case(70e9, 60e9, 2, 8, 300e9, 50e9),
              Case(1.3e9, 60e9, 64, 8, 60e9, 50e9), Case(0.1e9, 20e9, 2, 4, 12e9, 1.25e9),
              Case(1.3e9, 16e9, 1, 8, 300e9, 50e9), Case(1.3e9, 60e9, 1, 8, 300e9, 50e9),
@@ -72,7 +76,7 @@ def cases() -> list[Case]:
                           generator.choice((16e9, 40e9, 60e9, 120e9)),
                           generator.choice((1, 2, 2, 3, 4, 16, 64)),
                           generator.choice((1, 2, 4, 8)),
-                          10**generator.uniform(9.5, 11.7), 10**generator.uniform(8, 11))
+                          10**generator.uniform(9.5, 11.7), 10**generator.uniform(8, 11.7))
         if case.topology.world_size > 1:  # one GPU alone has no link, and nothing to choose
             found.append(case)
     return [case for case in found if case.is_clear]
