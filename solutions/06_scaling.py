@@ -143,12 +143,12 @@ lab.show_metrics(trained)
 #
 # In fine-tuning, only the tokens of an *answer* count; prompts and padding have the label -100. If rank
 # 0 has answers of 2 tokens and rank 1 of 30, the mean of the two ranks' means gives a token of rank 0
-# the weight of 15 of rank 1's. transformers averaged so until October 2024:
+# the weight of 15 of rank 1's. transformers averaged so by default for years:
 #
-# | Means of means | mended by |
-# |---|---|
-# | over micro-batches | [pull request 34191](https://github.com/huggingface/transformers/pull/34191) |
-# | over ranks | [pull request 34373](https://github.com/huggingface/transformers/pull/34373) |
+# | Means of means | until | fixed by |
+# |---|---|---|
+# | over micro-batches | October 2024 | pull request [34191](https://github.com/huggingface/transformers/pull/34191) |
+# | over ranks | July 2025 | an option, off by default, of October 2024 ([34373](https://github.com/huggingface/transformers/pull/34373)); on by default since [39395](https://github.com/huggingface/transformers/pull/39395) |
 
 # %%
 batch = lab.answers([2, 5])  # two answers, of 2 and 5 tokens, each after a prompt of 8
@@ -759,6 +759,11 @@ run
 # are dense.
 
 # %% [markdown]
+# 12·L·h·s counts every pair of tokens, also the masked half. A causal FlashAttention kernel skips almost
+# all of that half, so it computes about 6·L·h·s. [PaLM's MFU](https://arxiv.org/abs/2204.02311) (appendix
+# B) counts all pairs, and so do the runs below and you; before you compare two MFUs, ask how each counts.
+
+# %% [markdown]
 # ### Exercise 6.9 · FLOPs, MFU and HFU
 #
 # *Difficulty 3 of 5 · 15 minutes · target: the MFU that published runs print, and runs drawn at random*
@@ -809,9 +814,10 @@ own
 lab.show_utilization(utilization, own)
 
 # %% [markdown]
-# **Notice:** at 32,768 tokens most of the FLOPs are attention's: with 6N alone, the MFU is less than
-# half of the printed one. And a run that recomputes everything can be called 54 % (HFU) or 40 % (MFU),
-# or 20 % against the sparse rate.
+# **Notice:** at 32,768 tokens most of the counted FLOPs are attention's: with 6N alone, the MFU is less
+# than half of the printed one, and without the masked half it is 22 % in
+# place of 31 % (H100). And a run that
+# recomputes everything can be called 54 % (HFU) or 40 % (MFU), or 20 % against the sparse rate.
 
 # %% [markdown]
 # ## The efficiency equation, as a model that can be wrong

@@ -144,10 +144,13 @@ def test_a_guess_stands_below_the_table():
 def test_the_table_of_shares_has_slips_and_the_students_own_run():
     own = scaffold.as_run(OwnSpeed(preset("laptop"), 1_000_000, 1000.0, 5e10, "cpu"))
     table = lab.show_utilization(utilization, own)
-    names, _, six_n, halved, hfu, mfu, printed = zip(*table.rows, strict=True)
+    names, _, six_n, causal, halved, hfu, mfu, printed = zip(*table.rows, strict=True)
     assert names[-1].startswith("GPT-2 on one core of this machine") and printed[-1] == "–"
     for one, half in zip(mfu, halved, strict=True):
         assert float(half) == pytest.approx(float(one) / 2, abs=0.06)
+    for one, other, least in zip(mfu, causal, six_n, strict=True):
+        assert float(other) == pytest.approx((float(one) + float(least)) / 2, abs=0.11)
+    assert (causal[4], mfu[4]) == ("22.3", "30.9")  # said in the notebook
     assert float(six_n[4]) < 0.5 * float(mfu[4])  # at 32k tokens attention is over half
     assert float(hfu[1]) == pytest.approx(4 / 3 * float(mfu[1]), abs=0.1)
 

@@ -32,14 +32,16 @@ COLOURS = dict(zip(("llm-foundry", "Megatron-LM", "torchtitan"), palette.RUNS[1:
 @shows("6.9")
 def show_utilization(utilization: Callable, *own: ReportedRun) -> Table:
     """Returns a table of published runs, and of the student's own: the shares by the student's
-    function, the one that the report prints, and two slips."""
+    function, the one that the report prints, the MFU without attention's masked half, and two
+    slips."""
     rows = []
     for name in SHOWN:
         run = replace(reported_runs()[name])  # a copy, which the student may change
         rows.append((*_row(run, utilization), f"{100 * printed_mfu(name):.1f}"))
     rows += [(*_row(run, utilization), "–") for run in own]
     return Table("share of the dense peak, in percent", (
-        "run", "tokens of a sequence", "with 6N alone", "against the sparse rate", "your HFU",
+        "run", "tokens of a sequence", "with 6N alone", "without the masked half",
+        "against the sparse rate", "your HFU",
         "your MFU", "printed MFU"), rows)
 
 
@@ -50,7 +52,8 @@ def _row(run, utilization) -> tuple:
     halved = require_numbers(utilization(replace(run, sheet_tflops=sheet, sparse=False)), NAMES,
                              run.name)[2]
     return (f"{run.name}, recomputes {run.recompute}", f"{run.sequence:,}",
-            *(f"{100 * share:.1f}" for share in (mfu * six_n / flops, halved, hfu, mfu)))
+            *(f"{100 * share:.1f}" for share in (
+                mfu * six_n / flops, mfu * (six_n + flops) / 2 / flops, halved, hfu, mfu)))
 
 
 @dataclass(frozen=True)
