@@ -143,7 +143,10 @@ lab.show_metrics(trained)
 #
 # In fine-tuning, only the tokens of an *answer* count; prompts and padding have the label -100. If rank
 # 0 has answers of 2 tokens and rank 1 of 30, the mean of the two ranks' means gives a token of rank 0
-# the weight of 15 of rank 1's. transformers averaged so by default for years:
+# the weight of 15 of rank 1's.
+
+# %% [markdown]
+# transformers averaged so by default, first in both ways, then in one:
 #
 # | Means of means | until | fixed by |
 # |---|---|---|
@@ -815,9 +818,8 @@ lab.show_utilization(utilization, own)
 
 # %% [markdown]
 # **Notice:** at 32,768 tokens most of the counted FLOPs are attention's: with 6N alone, the MFU is less
-# than half of the printed one, and without the masked half it is 22 % in
-# place of 31 % (H100). And a run that
-# recomputes everything can be called 54 % (HFU) or 40 % (MFU), or 20 % against the sparse rate.
+# than half of the printed one, and without the masked half it is 22 % in place of 31 % (H100). And a run
+# that recomputes everything can be called 54 % (HFU) or 40 % (MFU), or 20 % against the sparse rate.
 
 # %% [markdown]
 # ## The efficiency equation, as a model that can be wrong
