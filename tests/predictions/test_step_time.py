@@ -9,6 +9,7 @@ from labs.predictions.hardware import gpu
 from labs.predictions.step_time import FITTED, Constants, TrainingRun, step_time
 from labs.predictions.step_time.communication import exposed, link_rate
 from labs.predictions.step_time.constants import EXPECTED, LINK_SHARE
+from labs.predictions.step_time.fit import held_out
 
 # no small product is slow, kernels move what they need, no collective has hops
 IDEAL = Constants(matmul_a100=0.5, matmul_h100=0.5, half_size=0, traffic=1, unhidden=0, hop=0,
@@ -139,3 +140,11 @@ def test_fitted_constants_are_physical():
         assert 0.6 < getattr(FITTED, share) < getattr(EXPECTED, share)  # below the best ever found
     assert 0 < FITTED.unhidden < 1 < FITTED.traffic < 4
     assert 1e-6 < FITTED.hop < 2e-5
+
+
+@pytest.mark.parametrize("unhidden", [0.0, 1.0])
+def test_the_share_that_comes_back_can_be_given_while_the_rest_is_fitted(unhidden):
+    given, fitted = held_out(unhidden), held_out()
+    assert given.keys() == fitted.keys()
+    assert {constants.unhidden for constants in given.values()} == {unhidden}
+    assert all(given[row].matmul_h100 != fitted[row].matmul_h100 for row in given)

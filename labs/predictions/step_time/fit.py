@@ -18,30 +18,35 @@ _PULL = 0.5  # rows' worth of 10 % error that a constant e times its expected va
 _STEPS = 6
 
 
-def fit(runs: list[PublishedRun]) -> Constants:
+def fit(runs: list[PublishedRun], unhidden: float | None = None) -> Constants:
     """The constants with the least mean |log(predicted / published)| over `runs`, by reweighted
-    least squares; a weak pull towards EXPECTED decides where the runs do not."""
-    expected = np.log([getattr(EXPECTED, name) for name in _NAMES])
+    least squares; a weak pull towards EXPECTED decides where the runs do not. unhidden: a value at
+    which that constant stays while the others are fitted, so that a model without overlap (1), or
+    with overlap that costs nothing (0), gets the constants that are best for it."""
+    names = tuple(name for name in _NAMES if unhidden is None or name != "unhidden")
+    constants_of = functools.partial(_constants, names, unhidden)
+    expected = np.log([getattr(EXPECTED, name) for name in names])
     published = np.log([run.seconds for run in runs])
     logs = expected.copy()
     for _ in range(_STEPS):
-        error = published - _log_seconds(runs, logs)
-        slope = np.stack([(_log_seconds(runs, logs + 0.01 * one) + error - published) / 0.01
-                          for one in np.eye(len(logs))], axis=1)
+        error = published - _log_seconds(runs, constants_of(logs))
+        slope = np.stack([
+            (_log_seconds(runs, constants_of(logs + 0.01 * one)) + error - published) / 0.01
+            for one in np.eye(len(logs))], axis=1)
         weight = 1 / np.maximum(np.abs(error), 0.03)  # the median, smooth near 0
         left = (slope.T * weight) @ slope + _PULL * np.eye(len(logs))
         right = (slope.T * weight) @ error + _PULL * (expected - logs)
         logs = logs + np.clip(np.linalg.solve(left, right), -0.5, 0.5)
-    return _constants(logs)
+    return constants_of(logs)
 
 
-def _log_seconds(runs, logs):
-    constants = _constants(logs)
+def _log_seconds(runs, constants):
     return np.log([step_time(run.run, constants).total for run in runs])
 
 
-def _constants(logs) -> Constants:
-    return Constants(*np.exp(logs).tolist())
+def _constants(names, unhidden, logs) -> Constants:
+    fitted = dict(zip(names, np.exp(logs).tolist(), strict=True))
+    return Constants(**{"unhidden": unhidden} | fitted)
 
 
 def folds(runs: list[PublishedRun], count: int = FOLDS) -> list[set[str]]:
@@ -66,21 +71,23 @@ def by_code_base(runs: list[PublishedRun]) -> list[set[str]]:
             for name in sorted({run.code_base.name for run in runs})]
 
 
-def left_out(runs: list[PublishedRun], parts: list[set[str]]) -> dict[str, Constants]:
-    """Id -> constants that were fitted to all rows but those of its part."""
+def left_out(runs: list[PublishedRun], parts: list[set[str]], unhidden: float | None = None
+             ) -> dict[str, Constants]:
+    """Id -> constants that were fitted to all rows but those of its part; unhidden as for `fit`."""
     found = {}
     for part in parts:
-        constants = fit([run for run in runs if run.id not in part])
+        constants = fit([run for run in runs if run.id not in part], unhidden)
         found |= dict.fromkeys(part, constants)
     return found
 
 
 @functools.cache
-def held_out() -> dict[str, Constants]:
+def held_out(unhidden: float | None = None) -> dict[str, Constants]:
     """Id of each row of the repository that can be predicted -> constants fitted without its fold,
-    so that no row is predicted with constants that know its published time."""
+    so that no row is predicted with constants that know its published time; unhidden as for
+    `fit`."""
     runs = [run for run in load_published_runs() if run.run]
-    return left_out(runs, folds(runs))
+    return left_out(runs, folds(runs), unhidden)
 
 
 if __name__ == "__main__":
