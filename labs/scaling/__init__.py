@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     # isort: split
     # part 4: what limits it
     from labs.scaling.charts.limits import show_step_errors, show_step_times, show_utilization
+    from labs.scaling.charts.overlap import show_overlap
     from labs.scaling.checks.step_seconds import check_step_seconds
     from labs.scaling.checks.utilization import check_utilization
     from labs.scaling.scaffold import own_run, reported_run, step_parts

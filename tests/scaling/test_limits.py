@@ -104,6 +104,35 @@ def test_the_model_keeps_its_bounds_and_one_mfu_for_all_does_not(found):
     assert errors(found, "without_communication")["up to 2k"] > 2 * yours["up to 2k"]
 
 
+def test_overlap_shows_where_computing_could_hide_much():
+    """Said in the notebook: both extremes fail there, and elsewhere nothing is gained."""
+    rows = {row[0]: row[1:] for row in lab.show_overlap(check.right).rows}
+    assert [row[0] for row in rows.values()] == [6, 12, 27, 89]
+    nothing, everything, yours = map(float, rows["over 20 %"][1:])
+    assert (round(nothing), round(everything), round(yours)) == (7, 13, 4)
+    for band in ("10 to 20 %", "5 to 10 %", "under 5 %"):
+        nothing, _, yours = map(float, rows[band][1:])
+        assert abs(nothing - yours) < 0.6
+    verdict = str(lab.check_step_seconds(check.right))
+    assert "on the 18 runs in which computing could hide over 10%" in verdict
+
+
+def test_overlap_is_decided_by_runs_of_one_library(found):
+    assert {one.row.code_base.name for one in found if one.could_hide > 10} == {"llm-foundry"}
+
+
+@pytest.mark.parametrize("share, least", [(0.0, 10), (1.0, 7)])
+def test_the_target_is_missed_without_overlap_and_with_overlap_for_nothing(share, least):
+    def other(parts):
+        return sum(parts.computing.values()) + sum(
+            sent.seconds - (1 - share) * check.hidden(sent)
+            for sent in parts.communication.values())
+
+    every, overlapped, number = check._mean_errors(other)
+    assert overlapped > least > check.BOUND and number == 18
+    assert max(check._mean_errors(check.right)[:2]) < check.BOUND
+
+
 def test_what_the_notebook_says_of_the_picture(found):
     long = [one.six_n for one in found if one.row.sequence > 8192]
     assert sum(error < -50 for error in long) > len(long) / 2
