@@ -70,8 +70,9 @@ def test_what_the_fsdp_script_really_is_on_a_cpu(here):
     # the same numbers, whether or not they are sharded; alone a rank takes twice as many steps
     assert found["--cpu",].losses == pytest.approx(found["--cpu", "--shard"].losses, abs=1e-3)
     assert [len(job.losses) for job in found.values()] == [4, 2, 2]
-    picture = lab.show_jobs({" ".join(options): job for options, job in found.items()}, what_ran)
-    assert "--cpu --shard\n2 ranks: ZeRO-3: parameters 1 copies" in repr(picture)
+    table = lab.show_jobs({" ".join(options): job for options, job in found.items()}, what_ran)
+    assert table.rows[2] == ("--cpu --shard", "MULTI_CPU", "ZeRO-3", "2", "1", "1", "1", "1")
+    assert [row[2] for row in table.rows] == ["separate", "DDP", "ZeRO-3"]
     assert lab.show_jobs({"": found[()]}, unfilled).passed is None
 
 

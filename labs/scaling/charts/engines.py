@@ -1,4 +1,4 @@
-"""Pictures of part 5: what started scripts really were, and what the engines cost."""
+"""Tables of part 5: what started scripts really were, and what the engines cost."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,31 +6,34 @@ from labs.exercises.guesses import guessed
 from labs.exercises.numbers import require_named, require_number, require_several
 from labs.exercises.verdicts import Wrong, kind_of, shows
 from labs.meters.evidence import PARTS
-from labs.pictures.bars import Panel, side_by_side
-from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.scaling.runs.engines import Engines
 from labs.scaling.runs.jobs import KINDS, Job
-from labs.words import counted
 
 
 @shows("6.11")
-def show_jobs(jobs: Mapping[str, Job], what_ran: Callable) -> Picture:
-    """Bars of the copies that all ranks of each job hold together, and of what they reduce, with
-    the name that the student's function gives to the job."""
-    found = {how: _ran(what_ran, job.ranks, how) for how, job in jobs.items()}
-    names = [f"{how}\n{counted(len(jobs[how].ranks), 'rank')}: {name}"
-             for how, (name, _) in found.items()]
-    numbers = [each for _, each in found.values()]
-    alone = [how for how, job in jobs.items() if len(job.ranks) == 1 and found[how][1]["reduced"]]
-    panels = [Panel(part.replace("_", " "), "copies", [each[part] for each in numbers], guessed=[
-        guessed("6.11") if (part, how) == ("parameters", "--cpu") else None for how in jobs])
-        for part in PARTS]
-    panels.append(Panel("reduced", "× gradients", [each["reduced"] for each in numbers]))
-    return side_by_side(names, panels, "As many copies as ranks: each holds all of it. One copy: "
-                        "it is sharded.\nNothing reduced: each rank trains a model of its own."
-                        + f"\n{' and '.join(alone)}: DDP calls its all-reduce with one rank too, "
-                        "which then sends nothing." * bool(alone))
+def show_jobs(jobs: Mapping[str, Job], what_ran: Callable) -> Table:
+    """Returns a table of what the library calls each job, the name that the student's function
+    gives it, and the student's numbers: the copies that all ranks hold together, and what they
+    reduce."""
+    rows, alone = [], []
+    for how, job in jobs.items():
+        name, numbers = _ran(what_ran, job.ranks, how)
+        said = job.ranks[0].library.removeprefix("DistributedType.")
+        rows.append((how, said, name, str(len(job.ranks)),
+                     *(f"{numbers[each]:.3g}" for each in (*PARTS, "reduced"))))
+        if len(job.ranks) == 1 and numbers["reduced"]:
+            alone.append(how)
+    notes = ["As many copies as ranks: each holds all of it. One copy: it is sharded. Nothing "
+             "reduced: each rank trains a model of its own."]
+    notes += [f"{' and '.join(alone)}: DDP calls its all-reduce with one rank too, which then "
+              "sends nothing."] * bool(alone)
+    if (guess := guessed("6.11")) is not None and "--cpu" in jobs:
+        notes.append(f"Your guess for parameters with --cpu: {guess:g}.")
+    return Table("copies that all ranks hold together, and × gradients reduced", (
+        "started", "the library says", "what ran", "ranks",
+        *(part.replace("_", " ") for part in PARTS), "reduced"), rows, left=2,
+        note=" ".join(notes))
 
 
 def _ran(what_ran, ranks, how) -> tuple[str, dict[str, float]]:

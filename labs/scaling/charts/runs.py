@@ -54,7 +54,7 @@ def _table(run, metrics, columns) -> Table:
 
 @shows("6.2")
 def show_ragged(ragged_step: Callable) -> Picture:
-    """Draws how far the mean of two ranks' means leads from the right gradient, for answers of more
+    """Draws how far the mean of two ranks' means is from the right gradient, for answers of more
     and more uneven lengths; the student's `ragged_step` beside it."""
     errors = launch(errors_of_means, ragged_step, ranks=2, quiet=True)[0]
     rows = [Bar(f"mean of means, answers of {first} and {second} tokens", round(100 * wrong, 3),
@@ -62,4 +62,4 @@ def show_ragged(ragged_step: Callable) -> Picture:
             for (first, second), (wrong, _) in zip(ANSWERS, errors, strict=True)]
     rows.append(Bar("yours, the worst of these", round(100 * max(own for _, own in errors), 3),
                     colour=palette.PHASES["forward"]))
-    return bars(rows, "%", "of the right gradient's norm, error of the gradient")
+    return bars(rows, "%", "difference from the right gradient, relative to its norm")
