@@ -510,10 +510,11 @@ lab.show_fit(all_reduces, fitted, link_seconds)
 # host's sum of S/R; all-reduce of these between hosts; all-gather inside.
 
 # %% [markdown]
-# NCCL has this built in: on two nodes it uses a *tree* (with NVSwitch *NVLSTree*), which adds up inside
-# the node first, says [its maintainer](https://github.com/NVIDIA/nccl-tests/issues/196). On more nodes it
-# chooses by size; [`NCCL_ALGO`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo)
-# forces a choice, such as `Ring`, for a test. torch's gloo uses the flat ring, so here you build what NCCL does.
+# NCCL has this built in: [on two nodes](https://github.com/NVIDIA/nccl-tests/issues/196) it uses a *tree*
+# (or *NVLSTree*), which [adds up inside the node](https://github.com/NVIDIA/nccl/issues/530) first. On
+# more nodes it chooses by size, bandwidth and latency.
+# [`NCCL_ALGO`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo) forces a
+# choice, such as `Ring`, for a test. torch's gloo uses the flat ring, so here you build what NCCL does.
 #
 # Guess: how many MB does a host send now, for 4 MB on two hosts with two ranks each?
 
@@ -1196,8 +1197,8 @@ lab.show_claim(judge_claim)
 # billed too. So how many interruptions may come before on demand is cheaper?
 
 # %% [markdown]
-# An AWS p5en costs 7.91 dollars per GPU and hour on demand and cost 3.40 on spot that day. Guess: with a
-# checkpoint every half hour and restarts of 6 minutes, at how many interruptions an hour is that even?
+# On 6 August 2026 an AWS p5en cost 7.91 dollars per GPU and hour on demand, and 3.40 on spot. Guess: with
+# a checkpoint every half hour and restarts of 6 minutes, at how many interruptions an hour is that even?
 
 # %%
 # A guess, for exercise 6.14
