@@ -155,14 +155,21 @@ my_guess = 10 * PRESET.layers
 labs.guess("4.2", "collectives per step, each linear", my_guess)
 
 # %% [markdown]
+# Each unit arrives in one flat buffer, and its parameters are *copied out* of it. In forward the
+# buffer is freed only when the next unit's parameters have been copied out as well, so that copy and
+# next all-gather can overlap. The root's parameters stay until backward.
+#
+# So at the moment at which a unit has been copied out, four things are there: the root's parameters,
+# the buffer of the unit before, this unit's buffer, and this unit's parameters.
+
+# %% [markdown]
 # ### Exercise 4.2 · What a wrapping costs
 #
-# *Difficulty 2 of 5 · 10 minutes · target: collectives and bytes of eight lists of units*
+# *Difficulty 2 of 5 · 10 minutes · target: collectives and bytes of eight lists of units; then the bytes
+# of three real wrappings*
 #
-# In backward, and on a GPU in forward too, the next unit is gathered while one computes: the root and
-# two *neighbours* are whole at once. What counts is the pair of neighbours with the largest sum,
-# wherever it stands. A single unit besides the root has no neighbour; the root may also be the only
-# unit.
+# Go through the units in the order of forward. The root arrives first, so for the first unit besides it
+# the root *is* the unit before. The root may also be the only unit. Backward never holds more of them.
 
 # %%
 # Exercise 4.2: what a wrapping costs
@@ -172,8 +179,8 @@ def cost(units):
     ### BEGIN SOLUTION
     root, *others = units
     collectives = 1 + 2 * len(others) + len(units)
-    pairs = [first + second for first, second in zip(others, others[1:])]
-    return collectives, 4 * (root + max(pairs or others or [0]))
+    arrivals = [before + 2 * unit for before, unit in zip(units, others)]
+    return collectives, 4 * (root + max(arrivals, default=root))
     ### END SOLUTION
 
 
@@ -187,9 +194,10 @@ lab.show_wrappings(compared, wrappings, cost)
 
 # %% [markdown]
 # **Notice:** from the whole model to blocks, the gathered bytes shrink most; from blocks to linear
-# layers the collectives multiply. What is gathered may be twice your `cost`, because a unit arrives
-# in one flat buffer and its parameters are copied out of it. The chart trains 2 sequences on each
-# rank, fewer than the preset, so that activations do not hide the buffers.
+# layers the collectives multiply. On a CPU the measured bytes are your `cost`, to the byte. One unit
+# for the whole model is there twice: sharding without units needs *more* memory at that moment than
+# plain parameters. The chart trains 2 sequences on each rank, fewer than the preset, so that
+# activations do not hide the buffers.
 
 # %% [markdown]
 # ## The rule

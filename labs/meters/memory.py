@@ -35,6 +35,7 @@ _DELAY = 5e-4  # seconds
 _longer = 1  # times that delay, see `wait_longer`
 _COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduce_scatter",
                   "fsdp::", "c10d::", "gloo:", "nccl:", "ZeRO::")
+_BACKENDS = ("c10d::", "gloo:", "nccl:")
 # In them cuBLAS takes its workspaces from torch's allocator, for good: forward's thread and
 # backward's have one each.
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addbmm",
@@ -47,13 +48,15 @@ class Report:
     """Bytes by category at the end of each phase of the last step, and at the moment of the run at
     which the total was highest. peaks: phase -> Memory at its highest moment, of the last step too;
     the whole of building is "build". outside: phase -> what is held outside torch at its end, where
-    that was asked for. allocator: None on a CPU."""
+    that was asked for. allocator: None on a CPU. gathered: the most bytes of the last step that
+    FSDP2's all-gathers held at once: their flat outputs, and the parameters copied out of them."""
 
     phases: dict[str, Memory]
     peak: Memory
     peaks: dict[str, Memory] = field(default_factory=dict)
     outside: dict[str, Held] = field(default_factory=dict)
     allocator: gpu_allocator.Allocator | None = None
+    gathered: int = 0
 
     @property
     def step_peak(self) -> Memory:
@@ -80,7 +83,8 @@ def leanest(reports: list[Report]) -> Report:
                   {phase: least(lambda r, p=phase: r.peaks[p]) for phase in PHASES},
                   {phase: min((r.outside[phase] for r in reports), key=lambda held: held.bytes)
                    for phase in reports[0].outside},
-                  min(reports, key=lambda r: r.peak.total).allocator)
+                  min(reports, key=lambda r: r.peak.total).allocator,
+                  min(r.gathered for r in reports))
 
 
 def record(build, batches, held=None, outside: bool = False) -> Report:
@@ -210,7 +214,16 @@ def _report(allocations, times, marks) -> Report:
     highest = {phase: _highest(allocations, begins[phase], times[last[phase]]) for phase in PHASES}
     return Report({phase: _held(allocations, times[last[phase]]) for phase in PHASES},
                   _held(allocations, _highest(allocations)),
-                  {phase: _held(allocations, time) for phase, time in highest.items()})
+                  {phase: _held(allocations, time) for phase, time in highest.items()},
+                  gathered=_most_gathered(allocations, begins["forward"], times[last["step"]]))
+
+
+def _most_gathered(allocations, begin, end) -> int:
+    """The most bytes of gathered parameters at once. A backend's own copies are not FSDP's."""
+    gathered = [each for each in allocations
+                if any(span.startswith("FSDP::all_gather") for span in each.spans)
+                and not any(span.startswith(_BACKENDS) for span in each.spans)]
+    return _held(gathered, _highest(gathered, begin, end)).total
 
 
 def _categorise(allocations, times, marks):

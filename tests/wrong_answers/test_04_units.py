@@ -39,35 +39,58 @@ class Cost:
     def everything_at_once(units):
         return cost(units)[0], 4 * sum(units)
 
-    def the_largest(units):
-        return cost(units)[0], 4 * max(units)
+    def everything_twice(units):
+        return cost(units)[0], 8 * sum(units)
 
-    def no_neighbour(units):
+    def the_root_alone(units):
+        return cost(units)[0], 4 * units[0]
+
+    def once_each(units):
         return cost(units)[0], 4 * (units[0] + max(units[1:] or [0]))
+
+    def two_neighbours(units):  # what is whole at once, without a flat buffer
+        return cost(units)[0], 4 * (units[0] + max(
+            [a + b for a, b in neighbours(units)] or units[1:] or [0]))
+
+    def all_twice(units):
+        return cost(units)[0], 8 * (units[0] + max(units[1:] or [0]))
+
+    def no_unit_before(units):
+        return cost(units)[0], 4 * (units[0] + 2 * max(units[1:] or units))
 
     def no_root(units):
         return cost(units)[0], cost(units)[1] - 4 * units[0]
 
-    def not_neighbours(units):
-        return cost(units)[0], 4 * (units[0] + sum(sorted(units[1:])[-2:]))
-
-    def the_last_pair(units):
-        return cost(units)[0], 4 * (units[0] + sum(units[1:][-2:]))
-
-    def the_first_pair(units):
-        return cost(units)[0], 4 * (units[0] + sum(units[1:3]))
-
-    def the_root_as_neighbour(units):
-        return cost(units)[0], 4 * max([a + b for a, b in zip(units, units[1:], strict=False)]
-                                       or units)
-
-    def no_unit_without_a_neighbour(units):
+    def the_one_before_twice(units):
         return cost(units)[0], 4 * (units[0] + max(
-            [a + b for a, b in zip(units[1:], units[2:], strict=False)] or [0]))
+            [2 * a + b for a, b in zip(units, units[1:], strict=False)] or units))
+
+    def both_twice(units):
+        return cost(units)[0], 4 * (units[0] + max(
+            [2 * a + 2 * b for a, b in zip(units, units[1:], strict=False)] or units))
+
+    def the_root_is_never_before(units):
+        return cost(units)[0], 4 * (units[0] + max(
+            [a + 2 * b for a, b in neighbours(units)] + [2 * u for u in units[1:2]] or units))
+
+    def the_first_arrival(units):
+        before, here = (units * 2)[:2] if len(units) > 1 else (0, units[0] / 2)
+        return cost(units)[0], 4 * (units[0] + before + 2 * here)
+
+    def the_last_arrival(units):
+        before, here = units[-2:] if len(units) > 1 else (0, units[0] / 2)
+        return cost(units)[0], 4 * (units[0] + before + 2 * here)
+
+    def three_times_the_largest(units):
+        return cost(units)[0], (4 * (units[0] + 3 * max(units[1:])) if units[1:]
+                                else 8 * units[0])
+
+    def the_root_is_not_copied_out(units):
+        return cost(units)[0], cost(units)[1] if units[1:] else 4 * units[0]
 
     def three_neighbours(units):
         return cost(units)[0], 4 * (units[0] + max(
-            sum(units[first:first + 3]) for first in range(1, max(2, len(units) - 1))))
+            sum(units[first:first + 3]) for first in range(max(1, len(units) - 2))))
 
     def no_reduce_scatter(units):
         return 2 * len(units) - 1, cost(units)[1]
@@ -84,15 +107,21 @@ WRONG[lab.check_cost] = [
     (Cost.root_gathered_twice, "the root stays gathered"),
     (Cost.parameters_not_bytes, "that counts parameters"),
     (Cost.everything_at_once, "never gathered at once"),
-    (Cost.the_largest, "that is one unit"),
-    (Cost.no_neighbour, "the next one is already being gathered"),
-    (Cost.no_root, "that is the largest pair; the root stays"),
+    (Cost.everything_twice, "never gathered at once"),
+    (Cost.the_root_alone, "that is the root's parameters alone"),
+    (Cost.once_each, "that counts the unit that computes once"),
+    (Cost.two_neighbours, "that counts each of two neighbours once"),
+    (Cost.all_twice, "of the root only the parameters"),
+    (Cost.no_unit_before, "that leaves out the flat buffer of the unit before"),
+    (Cost.no_root, "the root's parameters stay gathered"),
     (Cost.no_reduce_scatter, "these are the all-gathers"),
-    (Cost.not_neighbours, "may not be neighbours"),
-    (Cost.the_last_pair, "the root with the last two units"),
-    (Cost.the_first_pair, "the root with the first two units"),
-    (Cost.the_root_as_neighbour, "the root is no neighbour like the others"),
-    (Cost.no_unit_without_a_neighbour, "the root alone"),
+    (Cost.the_one_before_twice, "of the one before it only the buffer"),
+    (Cost.both_twice, "its parameters were freed after its forward"),
+    (Cost.the_root_is_never_before, "the root is the unit before"),
+    (Cost.the_first_arrival, "at which the first unit arrives"),
+    (Cost.the_last_arrival, "at which the last unit arrives"),
+    (Cost.three_times_the_largest, "the unit before it may be smaller"),
+    (Cost.the_root_is_not_copied_out, "the root alone arrives in a flat buffer too"),
     (Cost.three_neighbours, "bytes gathered at once"),
     (Cost.a_string, "not a number"),
     (Cost.one_number, "it returned an int, not 2 numbers")]
@@ -100,10 +129,11 @@ WRONG[lab.check_cost] = [
 
 class CostRight:
     def in_a_loop(units):
-        calls, most = 2, units[0]
-        for number, size in enumerate(units[1:], 1):
+        calls, most, before = 2, 2 * units[0], units[0]
+        for size in units[1:]:
             calls += 3
-            most = max(most, units[0] + size + (units[number - 1] if number > 1 else 0))
+            most = max(most, units[0] + before + size + size)
+            before = size
         return calls, 4 * most
 
     def of_fractions(units):

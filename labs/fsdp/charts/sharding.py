@@ -103,8 +103,8 @@ def compare_wrappings(wrappings: dict[str, Callable], preset: Preset) -> Compari
 @shows("4.2")
 def show_wrappings(compared: Comparison, wrappings: dict[str, Callable],
                    cost: Callable) -> Picture:
-    """Draws buffers, peak and collectives of each wrapping, with what the student's `cost` predicts
-    and the guess for the wrapping "each linear"."""
+    """Draws peak, gathered bytes and collectives of each wrapping, with what the student's `cost`
+    predicts and the guess for the wrapping "each linear"."""
     model = model_of(compared.preset)
     calls, nbytes = zip(*(cost(scaffold.unit_sizes(select, model))
                           for select in wrappings.values()), strict=True)
@@ -113,10 +113,10 @@ def show_wrappings(compared: Comparison, wrappings: dict[str, Callable],
 
 
 def draw_wrappings(compared: Comparison, calls=(), nbytes=(), guesses=()) -> Picture:
-    """Draws peak, the buffers in it where they are predicted, and collectives. calls, nbytes:
+    """Draws peak, the bytes gathered at once where they are predicted, and collectives. calls, nbytes:
     predicted collectives and gathered bytes, by wrapping; guesses: of the collectives."""
     found = list(compared.results.values())
-    held = [memory_panel("gathered at the peak", [r.report.step_peak.buffers for r in found],
+    held = [memory_panel("gathered at once", [r.report.gathered for r in found],
                          nbytes, colour=palette.MEMORY["buffers"])] if nbytes else []
     sent = Panel("collectives", "per step", [len(r.calls) for r in found], predicted=calls,
                  guessed=guesses, colour=COMMUNICATION)

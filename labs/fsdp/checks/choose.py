@@ -17,7 +17,8 @@ WRAPPINGS = {"whole model": [400_000], "pairs of blocks": [100_000, 100_000, 100
              "tiny units": [250_000] + 30 * [5_000],
              "each linear": [105_000] + 6 * [12_500, 12_500, 12_500, 12_500]}
 # At each boundary exactly enough bytes, and one too few.
-FREE = (1_600_000, 1_599_999, 1_440_000, 1_200_000, 800_000, 799_999, 520_000, 519_999)
+FREE = (3_200_000, 3_199_999, 2_720_000, 1_920_000, 1_600_000, 1_200_000, 1_199_999, 940_000,
+        939_999)
 _SLACK = 1e-9  # relative: of two sums of the same seconds in another order
 
 

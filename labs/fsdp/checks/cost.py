@@ -5,13 +5,12 @@ from collections.abc import Callable
 from labs.exercises.numbers import judge_number, likeliest_cause, require_numbers
 from labs.exercises.verdicts import check
 
-# The largest pair stands at the beginning, in the middle and at the end; the root is larger than a
+# Most is gathered at the first unit, in the middle and at the last one; the root is larger than a
 # unit and smaller; there are no units beside it, one, and two.
 UNITS = ([5, 40, 10, 90, 80, 70, 60], [500], [10, 300, 50, 200, 250], [100, 900], [60, 400, 700],
          [10, 300, 250, 20, 200, 30], [1000, 700, 700, 700], [800, 20, 30])
 NAMES = ("collectives", "gathered_bytes")
-_FEW_UNITS = ("cost([500]), the root alone, is asked too; and cost([100, 900]), where no unit has "
-              "a neighbour.")
+_FEW_UNITS = "cost([500]), the root alone, is asked too; and cost([100, 900]), with one unit more."
 
 
 @check("4.2", hints={"empty sequence": _FEW_UNITS, "out of range": _FEW_UNITS})
@@ -41,10 +40,9 @@ def _answer(cost, units, index) -> float | None:
 
 def _gathered_hint(units) -> str:
     if len(units) == 1:
-        return "The root alone: it is all that is gathered."
-    if len(units) == 2:
-        return "The one unit besides the root has no neighbour: both are gathered, nothing else."
-    return "Add the root's bytes to those of the largest pair of neighbours, wherever it stands."
+        return "The root alone: its flat buffer, and the parameters that are copied out of it."
+    return ("Go through the units in order, and count at the moment at which each is copied out: the "
+            "root's parameters, the buffer of the unit before, this unit's buffer and parameters.")
 
 
 def collectives(units: list[int]) -> int:
@@ -54,15 +52,18 @@ def collectives(units: list[int]) -> int:
 
 
 def gathered_bytes(units: list[int]) -> int:
-    """Returns the most bytes gathered at once, fp32: the root's, and those of the two neighbours
-    that are largest together (one computes while the next is prefetched)."""
-    rest = units[1:]
-    pairs = [a + b for a, b in zip(rest, rest[1:], strict=False)]
-    return 4 * (units[0] + max(pairs or rest or [0]))
+    """Returns the most bytes gathered at once, fp32, while a unit of forward is copied out of its
+    flat buffer: buffer and parameters of this unit, the buffer of the unit before, and the root's
+    parameters. Source: torch 2.13, FSDPParamGroup.wait_for_unshard, whose local variable keeps the
+    result of the all-gather before until it returns. Backward holds no more: there a buffer is
+    freed as soon as it is copied out, and the unit before it is gone."""
+    root = units[0]
+    return 4 * (root + max(_arrivals(units), default=root))
 
 
-def _sum_of_pair(units) -> int:
-    return max([a + b for a, b in zip(units, units[1:], strict=False)] or units or [0])
+def _arrivals(units, before=1, here=2) -> list[int]:
+    """For each unit besides the root: so many times the unit before it and the unit itself."""
+    return [before * a + here * b for a, b in zip(units, units[1:], strict=False)]
 
 
 # Each number is what one particular misunderstanding gives. UNITS tell every two of them apart.
@@ -80,22 +81,41 @@ _GATHERED = (
      ""),
     (lambda units: 4 * sum(units), "all units together are never gathered at once",
      "A unit is freed after its forward."),
-    (lambda units: 4 * max(units), "that is one unit; the root stays gathered the whole time",
-     "The root's parameters stay from the first forward to the last backward."),
-    (lambda units: 4 * units[0], "that is the root alone; the unit that computes is gathered too",
-     ""),
-    (lambda units: 4 * (units[0] + max(units[1:] or [0])), "while a unit computes, the next one is "
-     "already being gathered", "Count two units that follow one another."),
-    (lambda units: 4 * _sum_of_pair(units[1:]), "that is the largest pair; the root stays gathered "
-     "the whole time", "Add the root's bytes."),
-    (lambda units: 4 * _sum_of_pair(units), "the root is no neighbour like the others; it stays "
-     "gathered the whole time", "Add the root's bytes to those of the largest pair of the other "
-     "units."),
-    (lambda units: 4 * (units[0] + sum(units[1:][-2:])), "that is the root with the last two "
-     "units, and another pair is larger", ""),
-    (lambda units: 4 * (units[0] + sum(units[1:3])), "that is the root with the first two units, "
-     "and another pair is larger", ""),
-    (lambda units: 4 * (units[0] + sum(sorted(units[1:])[-2:])), "the two largest units may not be "
-     "neighbours", "Only the unit that computes and the next one are gathered."),
-    (lambda units: 4 * units[0] if len(units) == 2 else gathered_bytes(units),
-     "that is the root alone; one unit besides it has no neighbour, but is gathered too", ""))
+    (lambda units: 8 * sum(units), "all units together are never gathered at once",
+     "Only the root is whole all the time; another unit is freed after its forward."),
+    (lambda units: 4 * units[0], "that is the root's parameters alone; each unit that arrives is "
+     "there twice", ""),
+    (lambda units: 4 * (units[0] + max(units[1:] or [0])), "that counts the unit that computes "
+     "once; it is there twice while it is copied out of its flat buffer, and the buffer of the unit "
+     "before is there as well", ""),
+    (lambda units: 4 * (units[0] + max(_arrivals(units[1:], 1, 1) or units[1:] or [0])),
+     "that counts each of two neighbours once; the second is there twice, in its flat buffer and "
+     "copied out of it", "A buffer of the unit before, a buffer and parameters of this unit."),
+    (lambda units: 4 * (units[0] + max(_arrivals(units, 1, 1) or [0])),
+     "that counts each of two neighbours once; the second is there twice, in its flat buffer and "
+     "copied out of it", "A buffer of the unit before, a buffer and parameters of this unit."),
+    (lambda units: 8 * (units[0] + max(units[1:] or [0])), "of the root only the parameters are "
+     "still there when a unit is copied out", "But for the first unit the root is the unit before."),
+    (lambda units: 4 * (units[0] + 2 * max(units[1:] or units)), "that leaves out the flat buffer "
+     "of the unit before, which is freed only when this unit has been copied out", ""),
+    (lambda units: 4 * max(_arrivals(units) or [2 * units[0]]) if len(units) > 1 else 8 * units[0],
+     "the root's parameters stay gathered the whole time", "Add the root's bytes."),
+    (lambda units: 4 * (units[0] + max(_arrivals(units, 2, 1), default=units[0])),
+     "the unit that arrives is there twice, and of the one before it only the buffer", ""),
+    (lambda units: 4 * (units[0] + max(_arrivals(units, 2, 2), default=units[0])),
+     "of the unit before only the flat buffer is there; its parameters were freed after its "
+     "forward", ""),
+    (lambda units: 4 * (units[0] + max([*_arrivals(units[1:]), *(2 * u for u in units[1:2])],
+                                       default=units[0])),
+     "for the first unit the root is the unit before: its flat buffer is still there", ""),
+    (lambda units: 4 * (units[0] + (_arrivals(units) or units[:1])[0]), "that is the moment at "
+     "which the first unit arrives; at another one more is there", ""),
+    (lambda units: 4 * (units[0] + (_arrivals(units) or units[:1])[-1]), "that is the moment at "
+     "which the last unit arrives; at another one more is there", ""),
+    (lambda units: 4 * (units[0] + 3 * max(units[1:] or [0])) if len(units) > 1 else 8 * units[0],
+     "the largest unit is there twice, but the unit before it may be smaller", ""),
+    (lambda units: 4 * (units[0] + sum(sorted(units)[-2:]) + max(units[1:]))
+     if len(units) > 1 else 8 * units[0], "the two largest units may not be neighbours",
+     "Only a unit and the one before it in forward meet."),
+    (lambda units: 4 * units[0] if len(units) == 1 else gathered_bytes(units),
+     "the root alone arrives in a flat buffer too, and is copied out of it", ""))
