@@ -16,13 +16,15 @@ from labs.predictions.step_time.training_run import TrainingRun
 class Part:
     """cause: the field of `StepTime` that it counts for. beside: None if it is computed; of
     communication, the seconds of computing that are in the same place of the step, 0 where nothing
-    is. in_stage: whether the other stages of a pipeline wait for it."""
+    is. in_stage: whether the other stages of a pipeline wait for it. of_weights: those of its
+    seconds that compute gradients of weights, which nobody waits for."""
 
     name: str
     cause: str
     seconds: float
     beside: float | None = None
     in_stage: bool = True
+    of_weights: float = 0.0
 
     def exposed(self, constants: Constants) -> float:
         """Seconds by which the part lengthens the step."""
@@ -41,14 +43,19 @@ def parts_of(run: TrainingRun, constants: Constants = FITTED) -> list[Part]:
     often = layers * batches
     tensor = communication.tensor_seconds(run, constants)
     around, back = communication.context_seconds(run, constants)
+    beside = float(run.context_overlaps)  # 0: gathered before attention begins, so nothing hides it
     return [
-        Part("products of the layers", "matmul", often * layer.matmul),
+        # of the three products forward and backward, one gives the gradient of the weights
+        Part("products of the layers", "matmul", often * layer.matmul,
+             of_weights=often * forward.matmul),
         Part("attention", "attention", often * layer.attention),
         Part("memory traffic of the layers", "memory", often * layer.memory),
         Part("tensor-parallel all-reduces", "tensor", often * tensor,
              often * layer.matmul if run.tensor_overlaps else 0.0),
-        Part("keys and values in forward", "context", often * around, often * forward.attention),
-        Part("keys and values in backward", "context", often * back, often * backward.attention),
+        Part("keys and values in forward", "context", often * around,
+             beside * often * forward.attention),
+        Part("keys and values in backward", "context", often * back,
+             beside * often * backward.attention),
         Part("activations to the next stage", "pipeline",
              batches * communication.pipeline_seconds(run, constants), 0.0),
         Part("product of the head", "matmul", batches * head.matmul, in_stage=False),
@@ -62,6 +69,7 @@ def _data_parallel(run, constants, forward, backward) -> list[Part]:
     gathered, reduced = communication.sharding_seconds(run, constants)
     layers = run.stage_layers
     often = layers * (run.accumulation if run.pipeline == 1 else 1)
+    reduced *= run.reduce_rounds
     embedding = communication.embedding_seconds(run, constants)
     return [
         Part("parameters gathered in forward", "sharding", often * gathered, often * forward,
@@ -75,11 +83,18 @@ def _data_parallel(run, constants, forward, backward) -> list[Part]:
              layers * backward if run.reduce_overlaps else 0.0, in_stage=False)]
 
 
-def pipeline_wait(run: TrainingRun) -> float:
-    """Seconds that a stage waits for each second of its own work: 1F1B with v chunks per stage
-    waits (p − 1)/v times a micro-batch's for the pipeline to fill and drain (Narayanan et al., SC
-    2021, section 2.2)."""
-    return (run.pipeline - 1) / run.chunks / run.accumulation
+def pipeline_wait(run: TrainingRun, part: Part) -> float:
+    """Seconds that a stage waits for each second of a part. 1F1B with v chunks per stage waits
+    (p − 1)/v times a micro-batch's for the pipeline to fill and drain (Narayanan et al., SC 2021,
+    section 2.2); under ZB-H1 gradients of weights fill min(p, m) − 1 micro-batches' of that (Qi et
+    al., 2024, arXiv 2401.10241, table 1)."""
+    if not part.in_stage:
+        return 0.0
+    wait = (run.pipeline - 1) / run.chunks / run.accumulation
+    if run.zero_bubble and part.of_weights:
+        filled = (min(run.pipeline, run.accumulation) - 1) / run.accumulation
+        wait -= filled * part.of_weights / part.seconds
+    return wait
 
 
 class Collectives(NamedTuple):
@@ -107,7 +122,7 @@ class StepParts:
         computing, sent = {}, {}
         names = {"matmul": "products", "attention": "attention", "memory": "memory traffic"}
         for part in parts_of(run, constants):
-            longer = 1 + pipeline_wait(run) * part.in_stage
+            longer = 1 + pipeline_wait(run, part)
             if part.beside is None:
                 name = names[part.cause]
                 computing[name] = computing.get(name, 0.0) + longer * part.seconds

@@ -49,5 +49,5 @@ def step_time(run: TrainingRun, constants: Constants = FITTED) -> StepTime:
     seconds = {field.name: 0.0 for field in fields(StepTime)}
     for part in parts:
         seconds[part.cause] += part.exposed(constants)
-    stage = sum(part.exposed(constants) for part in parts if part.in_stage)
-    return StepTime(**seconds | {"bubble": pipeline_wait(run) * stage})
+    waits = sum(pipeline_wait(run, part) * part.exposed(constants) for part in parts)
+    return StepTime(**seconds | {"bubble": waits})

@@ -18,7 +18,10 @@ class TrainingRun:
     version, or 0 where scores are written to memory. fused: pointwise operations are compiled into
     few kernels. loss_bytes: moved per logit. early_stop: recomputation stops before a layer's last
     product. tensor_overlaps: tensor-parallel communication runs beside the products (AsyncTP).
-    reduce_overlaps: gradients are all-reduced while backward still runs.
+    reduce_overlaps: gradients are all-reduced while backward still runs. context_overlaps: keys and
+    values go around a ring beside attention; if not, they are gathered before it. zero_bubble:
+    gradients of weights fill the pipeline's bubble (ZB-H1). reduce_rounds: how often a step's
+    sharded gradients are reduced in a pipeline.
     """
 
     layers: int
@@ -52,6 +55,9 @@ class TrainingRun:
     early_stop: bool = False
     tensor_overlaps: bool = False
     reduce_overlaps: bool = True
+    context_overlaps: bool = True
+    zero_bubble: bool = False
+    reduce_rounds: int = 1
 
     @property
     def data(self) -> int:
