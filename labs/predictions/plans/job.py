@@ -12,13 +12,16 @@ from labs.predictions.step_time.training_run import TrainingRun
 
 SHARDING = ("DDP", "ZeRO-1", "FSDP", "HSDP")
 RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1F1B", "ZB-H1")
 
 
 @dataclass(frozen=True)
 class Job:
     """shape: of the model. batch: sequences of one optimizer step, on all GPUs together. sequence:
     tokens. recipe: bytes of states for each parameter. flash: whether attention's scores are never
-    written to memory. network: bytes/s of network adapters per GPU; 0 means the usual ones."""
+    written to memory. adapters: network cards of a node, which its GPUs share; adapter: bytes/s of
+    one, 0 means the usual one. 8 cards for 8 GPUs is what DGX A100 and DGX H100 have, and what
+    Llama 3's 400 Gbit/s for each GPU are."""
 
     name: str
     shape: Shape
@@ -29,7 +32,14 @@ class Job:
     gpus_per_node: int = 8
     recipe: str | Recipe = "megatron"
     flash: bool = True
-    network: float = 0
+    adapters: int = 8
+    adapter: float = 0
+
+    @property
+    def network(self) -> float:
+        """Bytes/s to other nodes for each GPU when all of a node send at once."""
+        adapter = self.adapter or NETWORK[generation(self.gpu.name)]
+        return adapter * self.adapters / self.gpus_per_node
 
     @property
     def layer_parameters(self) -> int:
@@ -58,8 +68,10 @@ class Plan:
 
     data: replicas that get different sequences. sharding: one of SHARDING; shards are cut over data
     and context ranks together, under HSDP over those of a node. micro_batch: sequences that a
-    replica computes at a time. recompute: one of RECOMPUTE. Tensor parallelism includes sequence
-    parallelism.
+    replica computes at a time. recompute: one of RECOMPUTE. chunks: of layers on each stage,
+    interleaved where there is more than one. schedule: one of SCHEDULES. Tensor parallelism includes
+    sequence parallelism; context parallelism gathers keys and values before attention (Grattafiori
+    et al., 2024, section 3.3.2).
     """
 
     data: int = 1
@@ -69,6 +81,8 @@ class Plan:
     sharding: str = "ZeRO-1"
     micro_batch: int = 1
     recompute: str = "selective"
+    chunks: int = 1
+    schedule: str = "1F1B"
 
     @property
     def gpus(self) -> int:
@@ -86,6 +100,12 @@ class Plan:
             return max(1, min(ranks, job.gpus_per_node // self.tensor))
         return ranks if self.sharding == "FSDP" else 1
 
+    def reduce_rounds(self, job: Job) -> int:
+        """How often a step reduces its sharded gradients in a pipeline: once, but where stages
+        interleave chunks once for each group of micro-batches that a chunk computes in a row, so
+        that only one chunk's gradients are unsharded."""
+        return self.micro_batches(job) // self.pipeline if self.chunks > 1 else 1
+
     def layers(self, job: Job, stage: int) -> int:
         """Layers of a pipeline stage. Where the stages do not divide the layers, the first and the
         last have one fewer, as Llama 3's (Grattafiori et al., 2024, arXiv 2407.21783, section
@@ -96,14 +116,18 @@ class Plan:
 
     def __str__(self):
         sizes = {"TP": self.tensor, "PP": self.pipeline, "CP": self.context, "DP": self.data}
-        return (" × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-                + f", {self.sharding}, micro-batch {self.micro_batch}, recompute {self.recompute}")
+        words = [" × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)]
+        if self.pipeline > 1:
+            words += [f"{self.chunks} chunks"] * (self.chunks > 1)
+            words += [self.schedule] * (self.schedule != "1F1B")
+        return ", ".join([*words, self.sharding, f"micro-batch {self.micro_batch}",
+                          f"recompute {self.recompute}"])
 
 
 def impossible(job: Job, plan: Plan) -> str:
     """Why the plan cannot be run, in one sentence; empty if it can."""
     shape = job.shape
-    for name in ("data", "tensor", "pipeline", "context", "micro_batch"):
+    for name in ("data", "tensor", "pipeline", "context", "micro_batch", "chunks"):
         size = getattr(plan, name)
         if not isinstance(size, Integral) or size < 1:
             return f"{name.replace('_', '-')} {size!r}: a whole number from 1 on is needed"
@@ -121,9 +145,28 @@ def impossible(job: Job, plan: Plan) -> str:
                               (plan.data * plan.micro_batch, "sequences of a step", job.batch)):
         if count % size:
             return f"{count:,} {what} cannot be divided by {size:,}"
-    for name, values in (("sharding", SHARDING), ("recompute", RECOMPUTE)):
+    for name, values in (("sharding", SHARDING), ("recompute", RECOMPUTE),
+                         ("schedule", SCHEDULES)):
         if getattr(plan, name) not in values:
             return f"no {name} {getattr(plan, name)!r}: choose {', '.join(values)}"
+    return _illegal_schedule(job, plan)
+
+
+def _illegal_schedule(job, plan) -> str:
+    """Why the plan's schedule cannot be run, or has no closed form here; empty if it can."""
+    if plan.pipeline == 1 and (plan.chunks > 1 or plan.schedule != "1F1B"):
+        return "chunks and schedules belong to a pipeline, and this plan has one stage"
+    if plan.chunks == 1:
+        return ""
+    if plan.schedule != "1F1B":
+        return f"{plan.schedule} with {plan.chunks} chunks: this schedule has one chunk a stage"
+    places = max(plan.layers(job, stage) for stage in range(plan.pipeline))
+    if places % plan.chunks:
+        return f"{places} layers of a stage cannot be divided by {plan.chunks} chunks"
+    # Narayanan et al., SC 2021, section 2.2: a chunk's micro-batches come in groups of p
+    if plan.micro_batches(job) % plan.pipeline:
+        return (f"{plan.micro_batches(job)} micro-batches cannot be divided by {plan.pipeline} "
+                "stages, as an interleaved schedule needs")
     return ""
 
 
@@ -132,16 +175,20 @@ def training_run(job: Job, plan: Plan) -> TrainingRun:
     if reason := impossible(job, plan):
         raise ValueError(reason)
     shape, is_sharded = job.shape, plan.sharding in ("FSDP", "HSDP")
+    # a stage of a pipeline does not reshard after forward, so it gathers once (Llama 3 does so)
+    stage = 3 if plan.pipeline == 1 else 2
     return TrainingRun(
         layers=shape.layers, hidden=shape.hidden, ffn=shape.ffn, heads=shape.heads,
         kv_hidden=shape.key, vocabulary=shape.vocabulary,
         mlp_matrices=2 if shape.family == "gpt2" else 3, sequence=job.sequence,
         micro_batch=plan.micro_batch, accumulation=plan.micro_batches(job), gpu=job.gpu,
         gpus=job.gpus, gpus_per_node=job.gpus_per_node,
-        network=job.network or NETWORK[generation(job.gpu.name)], tensor=plan.tensor,
-        sequence_parallel=plan.tensor > 1, pipeline=plan.pipeline, context=plan.context,
-        sharding=3 if is_sharded else 0, shards=plan.shards(job), recompute=plan.recompute,
-        flash=2 if job.flash else 0, fused=True, reduce_overlaps=plan.pipeline == 1)
+        network=job.network, tensor=plan.tensor, sequence_parallel=plan.tensor > 1,
+        pipeline=plan.pipeline, chunks=plan.chunks, context=plan.context,
+        sharding=stage if is_sharded else 0, shards=plan.shards(job), recompute=plan.recompute,
+        flash=2 if job.flash else 0, fused=True, reduce_overlaps=plan.pipeline == 1,
+        context_overlaps=False, zero_bubble=plan.schedule == "ZB-H1",
+        reduce_rounds=plan.reduce_rounds(job))
 
 
 def norm_parameters(job: Job) -> int:

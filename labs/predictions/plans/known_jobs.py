@@ -1,4 +1,5 @@
-"""Jobs of known sizes, from 1.3B parameters on one node to 405B on 16,384 GPUs.
+"""Jobs of known sizes, from 1.3B parameters on one node to 405B on 16,384 GPUs. "One card": the 8
+GPUs of a node share a network card of 100 Gbit/s, where the others have a card for each GPU.
 
 Sizes of the GPTs: Narayanan et al., SC 2021 (arXiv 2104.04473), table 1, and Brown et al., 2020
 (arXiv 2005.14165), table 2.1; of the Llamas: Grattafiori et al., 2024 (arXiv 2407.21783), table 3.
@@ -20,7 +21,8 @@ def _llama(hidden, layers, heads, ffn) -> Shape:
 
 JOBS = {job.name: job for job in (
     Job("GPT-1.3B", _gpt(2048, 24, 16), 2048, 512, gpu("A100-80"), 8),
-    Job("GPT-1.3B, 10 Gbit/s", _gpt(2048, 24, 16), 2048, 512, gpu("A100-40"), 64, network=1.25e9),
+    Job("GPT-1.3B, one card", _gpt(2048, 24, 16), 2048, 512, gpu("A100-40"), 64, adapters=1,
+        adapter=12.5e9),
     Job("Llama-3-8B", _llama(4096, 32, 32, 14336), 8192, 512, gpu("H100"), 64),
     Job("Llama-3-8B, long", _llama(4096, 32, 32, 14336), 131072, 32, gpu("H100"), 64),
     Job("Llama-3-70B", _llama(8192, 80, 64, 28672), 8192, 1024, gpu("H100"), 512),

@@ -2,26 +2,23 @@
 
 Sources: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022
 (arXiv 2205.05198), sections 4.2 and 4.3; Narayanan et al., SC 2021 (arXiv 2104.04473), section 2.2,
-on micro-batches in flight; Rajbhandari et al., "ZeRO", SC 2020, section 5.
+on micro-batches in flight; Rajbhandari et al., "ZeRO", SC 2020, section 5; Grattafiori et al., 2024
+(arXiv 2407.21783), section 3.3.2, on what is not resharded.
 """
 
 import functools
 
 from labs.predictions import hardware
 from labs.predictions.activations import korthikanti
+from labs.predictions.pipelines.formulas import KINDS
 from labs.predictions.plans.job import Job, Plan, norm_parameters
-
-LLAMA_COPIES = 56
-"""Bytes of a Llama block's activations over s·b·h in 16 bits without checkpointing, attention's
-scores not written: 28 copies of 2 bytes, measured (stas00/ml-engineering,
-training/performance/README.md @744d01e)."""
 
 LOGIT_BYTES = 12
 """For each logit of a micro-batch at the peak of the loss: fp32 logits, their log-softmax and its
 gradient, 4 bytes each."""
 
-PARTS = ("parameters", "gradients", "optimizer state", "gathered parameters", "activations",
-         "logits")
+PARTS = ("parameters", "gradients", "optimizer state", "gathered parameters",
+         "unsharded gradients", "activations", "logits")
 
 
 def stage_parameters(job: Job, plan: Plan, stage: int) -> float:
@@ -34,14 +31,21 @@ def stage_parameters(job: Job, plan: Plan, stage: int) -> float:
             + (stage == plan.pipeline - 1) * norms / 2)
 
 
-def in_flight(plan: Plan, job: Job, stage: int) -> int:
-    """Micro-batches whose activations a stage keeps at the most under 1F1B: those that it has sent
-    on and whose gradients have not come back, p − stage of them, or all if there are fewer."""
-    return min(plan.pipeline - stage, plan.micro_batches(job))
+def in_flight(plan: Plan, job: Job, stage: int) -> float:
+    """Micro-batches whose activations a stage keeps at its peak. Under 1F1B those that it has sent
+    on and whose gradients have not come back, p − stage of them, or all if there are fewer. Of
+    interleaved chunks it counts each as 1/v; under ZB-H1 every stage keeps as many as the first."""
+    kind = KINDS["1F1B-I" if plan.chunks > 1 else plan.schedule]
+    return kind.peak(plan.pipeline, plan.micro_batches(job), plan.chunks, stage) / plan.chunks
 
 
 def layer_activations(job: Job, plan: Plan) -> float:
-    """Bytes that one layer saves for the backward of one micro-batch, on one rank."""
+    """Bytes that one layer saves for the backward of one micro-batch, on one rank. With fused
+    kernels each tensor is kept once: of a Llama's block in 16 bits the inputs and outputs of two
+    norms, queries, keys, values and attention's output, and the gate, its partner and their
+    product, 2·(6h + 2·kv + 3·ffn) bytes a token. An unfused block keeps more: 28 copies of the
+    residual stream, 56·h bytes, were measured with transformers (stas00/ml-engineering,
+    training/performance/README.md @744d01e)."""
     shape, tokens = job.shape, job.sequence // plan.context
     if plan.recompute == "full":
         return 2 * plan.micro_batch * tokens * shape.hidden / plan.tensor
@@ -49,7 +53,8 @@ def layer_activations(job: Job, plan: Plan) -> float:
         scores = "selective" if job.flash else plan.recompute
         return korthikanti(plan.micro_batch, tokens, shape.hidden, shape.heads,
                            tensor_parallel=plan.tensor, sequence_parallel=True, recompute=scores)
-    return LLAMA_COPIES * plan.micro_batch * tokens * shape.hidden / plan.tensor
+    widths = 6 * shape.hidden + 2 * shape.key + 3 * shape.ffn
+    return 2 * plan.micro_batch * tokens * widths / plan.tensor
 
 
 def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
@@ -58,8 +63,9 @@ def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
     States are divided as the plan's sharding says: the optimizer's over all data-parallel and
     context-parallel ranks from ZeRO-1 on, parameters and gradients too under FSDP (under HSDP all
     over a node's). Under FSDP a stage of a pipeline gathers its parameters once for all
-    micro-batches; without a pipeline two layers are gathered at a time. Raises ValueError where
-    there is no such stage.
+    micro-batches, and adds up the unsharded gradients of a chunk until its micro-batches are done;
+    without a pipeline two layers are gathered, and one layer's gradients are unsharded. Raises
+    ValueError where there is no such stage.
     """
     if not 0 <= stage < plan.pipeline:
         raise ValueError(f"no stage {stage}: the plan has stages 0 to {plan.pipeline - 1}")
@@ -71,17 +77,18 @@ def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
     return {"parameters": recipe.parameters * own / shards,
             "gradients": recipe.gradients * own / shards,
             "optimizer state": recipe.optimizer_state * own / optimizer_shards,
-            "gathered parameters": _gathered(job, plan, own),
+            "gathered parameters": _unsharded(job, plan, own, 2) * recipe.compute,
+            "unsharded gradients": _unsharded(job, plan, own / plan.chunks, 1) * recipe.gradients,
             "activations": plan.layers(job, stage) * layer_activations(job, plan)
                            * in_flight(plan, job, stage),
             "logits": LOGIT_BYTES * logits * is_last}
 
 
-def _gathered(job, plan, own) -> float:
+def _unsharded(job, plan, own, layers) -> float:
+    """Parameters that are unsharded under FSDP: `own` in a pipeline, else those of some layers."""
     if plan.sharding not in ("FSDP", "HSDP"):
         return 0.0
-    layer = job.layer_parameters / plan.tensor
-    return job.bytes_per_parameter.compute * (own if plan.pipeline > 1 else 2 * layer)
+    return own if plan.pipeline > 1 else layers * job.layer_parameters / plan.tensor
 
 
 def largest_rank(job: Job, plan: Plan) -> tuple[int, dict[str, float]]:

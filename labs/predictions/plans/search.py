@@ -32,9 +32,19 @@ def _with_settings(job, data, tensor, pipeline, context) -> Iterator[Plan]:
     for micro_batch in MICRO_BATCHES:
         for sharding in SHARDING if data * context > 1 else SHARDING[:1]:
             for recompute in RECOMPUTE if not job.flash else (RECOMPUTE[0], RECOMPUTE[-1]):
-                plan = Plan(data, tensor, pipeline, context, sharding, micro_batch, recompute)
-                if not impossible(job, plan):
-                    yield plan
+                for chunks, schedule in _schedules(job, pipeline):
+                    plan = Plan(data, tensor, pipeline, context, sharding, micro_batch, recompute,
+                                chunks, schedule)
+                    if not impossible(job, plan):
+                        yield plan
+
+
+def _schedules(job, pipeline) -> list[tuple[int, str]]:
+    """(chunks, schedule) that a pipeline of so many stages may have."""
+    if pipeline == 1:
+        return [(1, "1F1B")]
+    layers = -(-job.shape.layers // pipeline)
+    return [(1, "ZB-H1"), *((chunks, "1F1B") for chunks in _divisors(layers))]
 
 
 def fastest(job: Job) -> Plan | None:
