@@ -49,17 +49,32 @@ if TYPE_CHECKING:
     # isort: split
     # part C: three dimensions
     from labs.pipeline_parallel.charts.mesh import show_mesh
-    from labs.pipeline_parallel.charts.plans import show_plans, show_stages
+    from labs.pipeline_parallel.charts.plans import (
+        show_plans,
+        show_published_plans,
+        show_stages,
+    )
     from labs.pipeline_parallel.charts.three_dimensions import show_three_dimensions
     from labs.pipeline_parallel.checks.choose_plan import check_choose_plan
     from labs.pipeline_parallel.checks.mesh import check_mesh, check_wrong_rows
     from labs.pipeline_parallel.checks.rank_memory import check_rank_memory
     from labs.pipeline_parallel.checks.three_dimensions import check_three_dimensions
-    from labs.pipeline_parallel.dimensions.published_meshes import LLAMA_3, STEPS_OF_175B
+    from labs.pipeline_parallel.dimensions.published_meshes import (
+        LLAMA_3,
+        LLAMA_3_STEPS,
+        STEPS_OF_175B,
+        llama_3_seconds,
+    )
     from labs.predictions.mesh import Mesh
     from labs.predictions.plans.job import SHARDING, Plan, impossible
     from labs.predictions.plans.known_jobs import JOBS
-    from labs.predictions.plans.memory import LOGIT_BYTES, fits, layer_activations, rank_memory
+    from labs.predictions.plans.memory import (
+        LOGIT_BYTES,
+        fits,
+        largest_rank,
+        layer_activations,
+        rank_memory,
+    )
     from labs.predictions.plans.search import plans, step_seconds
     from labs.training.presets import preset
     # isort: split

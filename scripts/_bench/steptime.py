@@ -7,6 +7,7 @@ from labs.predictions.step_time import (
     FITTED,
     PublishedRun,
     RowsError,
+    error_percent,
     load_published_runs,
     step_time,
 )
@@ -56,7 +57,8 @@ def _row(row, constants) -> dict:
     return {"id": row.id, "model": row.model, "code_base": row.code_base.name,
             "gpu": row.run.gpu.name, "gpus": row.run.gpus, "seq_len": row.sequence,
             "predicted_s": predicted.total, "published_s": row.seconds,
-            "error_percent": 100 * (predicted.total / row.seconds - 1), "causes_s": vars(predicted)}
+            "error_percent": error_percent(predicted.total, row.seconds),
+            "causes_s": vars(predicted)}
 
 
 def _summary(rows) -> dict:

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from labs.predictions.parameters import count
-from labs.predictions.plans.job import Plan, impossible
+from labs.predictions.plans.job import Plan, impossible, training_run
 from labs.predictions.plans.known_jobs import JOBS
 from labs.predictions.plans.memory import fits, in_flight, largest_rank, rank_memory
 from labs.predictions.plans.search import fastest, plans, step_seconds
+from labs.predictions.step_time import step_time
 
 LARGE = JOBS["GPT-175B"]
 SMALL = JOBS["GPT-1.3B"]
@@ -57,6 +58,43 @@ def test_1f1b_keeps_fewer_micro_batches_on_later_stages_and_never_more_than_ther
     assert largest_rank(LARGE, plan)[0] == 0
 
 
+def test_chunks_and_zero_bubble_keep_more_in_flight():
+    """The closed forms of the schedules, which tests/pipelines hold against simulated ones."""
+    interleaved = Plan(32, 8, 12, chunks=4)
+    assert [in_flight(interleaved, LARGE, stage) for stage in (0, 11)] == [59 / 4, 37 / 4]
+    zero_bubble = Plan(32, 8, 12, schedule="ZB-H1")
+    assert [in_flight(zero_bubble, LARGE, stage) for stage in (0, 11)] == [12, 12]
+    for plan in (interleaved, zero_bubble, Plan(32, 8, 12)):
+        held = [sum(rank_memory(LARGE, plan, stage).values()) for stage in range(12)]
+        assert sum(largest_rank(LARGE, plan)[1].values()) == max(held)
+
+
+def test_fsdp_keeps_the_unsharded_gradients_of_one_chunk():
+    job = JOBS["Llama-3-405B"]
+    kept = [rank_memory(job, Plan(128, 8, 16, sharding="FSDP", recompute="none", chunks=chunks),
+                        1)["unsharded gradients"] for chunks in (1, 8)]
+    assert kept[0] == 8 * kept[1] == pytest.approx(4 * 8 * job.layer_parameters / 8, rel=1e-3)
+    assert Plan(64, 8, 16, chunks=8).reduce_rounds(replace(job, gpus=8192)) == 2
+
+
+def test_the_bubble_of_the_schedules():
+    """(p − 1)/v/m of the step's other parts, and under ZB-H1 without gradients of weights."""
+    def bubble(**changes):
+        return step_time(training_run(LARGE, Plan(32, 8, 12, **changes))).bubble
+
+    assert bubble(chunks=4) < 0.3 * bubble()
+    assert 0.3 * bubble() < bubble(schedule="ZB-H1") < 0.75 * bubble()
+
+
+def test_one_card_a_node_is_shared_by_its_gpus():
+    one, own = JOBS["GPT-1.3B, one card"], JOBS["GPT-1.3B"]
+    assert one.network == 12.5e9 / 8 and own.network == 25e9
+    plan = Plan(64, sharding="DDP", recompute="none")
+    faster = replace(one, adapters=8, adapter=12.5e9)
+    assert step_time(training_run(one, plan)).all_reduce > 3 * step_time(
+        training_run(faster, plan)).all_reduce
+
+
 def test_full_recomputation_keeps_the_input_of_each_layer():
     plan = Plan(32, 8, 12, recompute="full")
     one = 2 * 2048 * 12288 / 8 * 8 * 12  # bytes, tokens, width, tensor, layers, in flight
@@ -76,11 +114,16 @@ def test_layers_that_the_stages_do_not_divide():
     ({"pipeline": 64, "data": 6}, "96 layers cannot be divided by 64"),
     ({"micro_batch": 7}, "1,536 sequences of a step cannot be divided by 224"),
     ({"sharding": "ZeRO-9"}, "no sharding 'ZeRO-9': choose DDP"),
-    ({"recompute": "half"}, "no recompute 'half'")])
+    ({"recompute": "half"}, "no recompute 'half'"),
+    ({"schedule": "DualPipe"}, "no schedule 'DualP"),
+    ({"chunks": 3}, "8 layers of a stage cannot be divided by 3 chunks"),
+    ({"chunks": 2, "micro_batch": 3}, "16 micro-batches cannot be divided by 12 stages"),
+    ({"chunks": 2, "schedule": "ZB-H1"}, "ZB-H1 with 2 chunks: this schedule has one"),
+    ({"data": 384, "pipeline": 1, "chunks": 2}, "this plan has one stage")])
 def test_why_a_plan_cannot_be_run(changes, says):
     plan = replace(Plan(32, 8, 12), **changes)
     assert says in impossible(LARGE, plan)
-    with pytest.raises(ValueError, match="cannot be divided|GPUs, the job|no "):
+    with pytest.raises(ValueError, match="cannot be divided|GPUs, the job|no |one stage|one chunk"):
         step_seconds(LARGE, plan)
 
 

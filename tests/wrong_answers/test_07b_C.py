@@ -244,8 +244,18 @@ WRONG[lab.check_choose_plan] = [
      "takes .* s a step"),
     of_those(lambda plan: plan.pipeline == 1) + ("takes .* and fits, too",),
     of_those(lambda plan: plan.tensor == plan.context == 1) + ("takes|nothing fits",),
-    of_those(lambda plan: plan.sharding != "FSDP") + ("on 32 .*takes .* and fits, too",),
-    of_those(lambda plan: plan.sharding != "HSDP") + ("takes .* and fits, too",),
+    of_those(lambda plan: plan.sharding != "FSDP") + ("on 3,072 .*takes .* and fits, too",),
+    of_those(lambda plan: plan.sharding != "ZeRO-1") + ("takes .* and fits, too",),
+    of_those(lambda plan: plan.chunks == 1) + ("on 3,072 .*takes .* and fits, too",),
+    of_those(lambda plan: plan.chunks == 1 and plan.schedule == "1F1B")
+    + ("on 3,072 .*takes .* and fits, too",),
+    of_those(lambda plan: plan.recompute == "none") + ("takes .* and fits, too",),
+    of_those(lambda plan: plan.micro_batch == 1) + ("takes .* and fits, too",),
+    ((lambda job: lab.Plan(job.gpus // 4, pipeline=4, chunks=5, sharding="DDP")),
+     "cannot be run: 6 layers of a stage cannot be divided by 5 chunks"),
+    ((lambda job: lab.Plan(job.gpus // 4, pipeline=4, chunks=2, schedule="ZB-H1",
+                           sharding="DDP")), "cannot be run: ZB-H1 with 2 chunks"),
+    ((lambda job: lab.Plan(job.gpus, chunks=2, sharding="DDP")), "this plan has one stage"),
     of_those(lambda plan: plan.context == 1) + ("takes .* and fits, too",),
     of_those(lambda plan: plan.sharding == "DDP") + ("takes|nothing fits",)]
 WRONG[lab.check_choose_plan] = [case if isinstance(case[0], tuple) else ((case[0],), case[1])
@@ -254,7 +264,8 @@ RIGHT[lab.check_choose_plan] = [
     (right_plan,),
     (lambda job: next((plan for _, _, plan in sorted(
         (search.step_seconds(job, plan), number, plan)
-        for number, plan in enumerate(search.plans(job)) if memory.fits(job, plan))), None),)]
+        for number, plan in enumerate(search.plans(job)) if memory.fits(job, plan))), None),),
+    of_those(lambda plan: plan.sharding != "HSDP")]  # 1.4 % slower at most: within the tolerance
 
 
 @pytest.mark.parametrize(("check", "answers", "words"), [

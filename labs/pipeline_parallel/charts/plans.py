@@ -12,10 +12,11 @@ from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
 from labs.pipeline_parallel.checks.rank_memory import PARTS
+from labs.pipeline_parallel.dimensions.published_meshes import LLAMA_3_STEPS
 from labs.predictions.hardware import overhead
 from labs.predictions.plans.job import Job, Plan
 from labs.predictions.plans.known_jobs import JOBS
-from labs.predictions.plans.memory import fits
+from labs.predictions.plans.memory import fits, largest_rank
 from labs.predictions.plans.search import plans, step_seconds
 
 COLOURS = {**palette.MEMORY, "logits": palette.MEMORY["buffers"]}
@@ -62,16 +63,18 @@ class Kind:
 
 
 def _only(**sizes) -> Callable[[Plan], bool]:
-    """Whether a plan has no other dimension than data and those that are named."""
-    return lambda plan: all(getattr(plan, name) == 1 or name in sizes
-                            for name in ("tensor", "pipeline", "context"))
+    """Whether a plan is plain 1F1B, with no other dimension than data and those that are named."""
+    return lambda plan: plan.schedule == "1F1B" and all(
+        getattr(plan, name) == 1 or name in sizes
+        for name in ("tensor", "pipeline", "context", "chunks"))
 
 
 KINDS = (Kind("DDP", lambda plan: _only()(plan) and plan.sharding in ("DDP", "ZeRO-1")),
          Kind("FSDP", lambda plan: _only()(plan) and plan.sharding == "FSDP"),
          Kind("HSDP", lambda plan: _only()(plan) and plan.sharding == "HSDP"),
          Kind("and TP", _only(tensor=1)), Kind("and PP", _only(tensor=1, pipeline=1)),
-         Kind("and CP", _only(tensor=1, pipeline=1, context=1)))
+         Kind("and CP", _only(tensor=1, pipeline=1, context=1)),
+         Kind("and chunks, ZB", lambda plan: True))
 
 
 @shows("7.25")
@@ -94,5 +97,35 @@ def show_plans(choose_plan: Callable) -> Table:
     return Table("seconds of a step by the fastest plan of each kind that fits",
                  ("job", *(kind.name for kind in KINDS), "your plan"), rows,
                  note="– : no plan of this kind fits. DDP: with ZeRO-1, too. Each column from "
-                      "“and TP” on allows one dimension more than the one before it."
+                      "“and TP” on allows one thing more than the one before it; the last, "
+                      "interleaved chunks and ZB-H1."
                       + ("" if guess is None else f" Your guess: {guess:g} GPUs of a replica."))
+
+
+@shows("7.25")
+def show_published_plans(choose_plan: Callable) -> Table:
+    """Returns a table of Llama 3's published steps: the seconds that follow from its TFLOP/s, those
+    that the model of step time predicts for the published plan, and the student's choice."""
+    rows = []
+    for step in LLAMA_3_STEPS:
+        memory = sum(largest_rank(step.job, step.plan)[1].values()) / GB
+        chosen = choose_plan(step.job)
+        ours = "nothing fits" if chosen is None else (
+            f"{_short(chosen)}: {step_seconds(step.job, chosen):.2f} s")
+        rows.append((f"{step.job.gpus:,}, {step.job.sequence:,} tokens", _short(step.plan),
+                     f"{step.seconds:.2f}", f"{step.predicted:.2f}", f"{step.error:+.1f} %",
+                     f"{memory:.1f}" + " (fits)" * fits(step.job, step.plan), ours))
+    job = LLAMA_3_STEPS[0].job
+    return Table("Llama 3 405B: the published plans and yours",
+                 ("GPUs", "published plan", "published s", "predicted s", "error", "GB predicted",
+                  "your plan"), rows,
+                 note="Published seconds: from TFLOP/s that count attention. 8 chunks follow from "
+                      "the report's section 3.3.2; none of these steps was fitted to. An "
+                      f"{job.gpu.name} has room for "
+                      f"{(job.gpu.usable - overhead(job.gpus)) / GB:.1f} GB.")
+
+
+def _short(plan) -> str:
+    """The plan without its micro-batch."""
+    return str(plan).replace(f", micro-batch {plan.micro_batch}", "").replace(
+        ", recompute none", "")

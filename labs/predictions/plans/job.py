@@ -69,9 +69,9 @@ class Plan:
     data: replicas that get different sequences. sharding: one of SHARDING; shards are cut over data
     and context ranks together, under HSDP over those of a node. micro_batch: sequences that a
     replica computes at a time. recompute: one of RECOMPUTE. chunks: of layers on each stage,
-    interleaved where there is more than one. schedule: one of SCHEDULES. Tensor parallelism includes
-    sequence parallelism; context parallelism gathers keys and values before attention (Grattafiori
-    et al., 2024, section 3.3.2).
+    interleaved where there is more than one. schedule: one of SCHEDULES. Tensor parallelism
+    includes sequence parallelism; context parallelism gathers keys and values before attention
+    (Grattafiori et al., 2024, section 3.3.2).
     """
 
     data: int = 1

@@ -92,8 +92,11 @@ def _unsharded(job, plan, own, layers) -> float:
 
 
 def largest_rank(job: Job, plan: Plan) -> tuple[int, dict[str, float]]:
-    """(stage, parts) of the rank that holds most."""
-    stages = [(stage, rank_memory(job, plan, stage)) for stage in range(plan.pipeline)]
+    """(stage, parts) of the rank that holds most: of the first stage, which has the embedding, of
+    the last, which has the head, or of the second, because no stage between them has more layers or
+    more micro-batches in flight."""
+    stages = [(stage, rank_memory(job, plan, stage))
+              for stage in sorted({0, min(1, plan.pipeline - 1), plan.pipeline - 1})]
     return max(stages, key=lambda found: sum(found[1].values()))
 
 

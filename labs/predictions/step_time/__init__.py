@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from labs.predictions.step_time.published_runs import (
         PublishedRun,
         RowsError,
+        error_percent,
         load_published_runs,
     )
     from labs.predictions.step_time.step import StepTime, step_time

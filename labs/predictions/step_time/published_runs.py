@@ -40,6 +40,11 @@ class PublishedRun:
         return self.model, self.run
 
 
+def error_percent(predicted: float, published: float) -> float:
+    """Predicted over published seconds, less 100 %: above 0 where the prediction is too slow."""
+    return 100 * (predicted / published - 1)
+
+
 def load_published_runs(path: str | Path = ROWS) -> list[PublishedRun]:
     """Every row of the file, in its order. Raises RowsError."""
     return [_published(row) for row in _rows(path)]
