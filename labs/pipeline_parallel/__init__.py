@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         layer_activations,
         rank_memory,
     )
-    from labs.predictions.plans.search import plans, step_seconds
+    from labs.predictions.plans.search import plans, step_parts, step_seconds
     from labs.training.presets import preset
     # isort: split
     # part D: JAX's view

@@ -5,15 +5,21 @@ from collections.abc import Iterator
 
 from labs.predictions.plans.job import RECOMPUTE, SHARDING, Job, Plan, impossible, training_run
 from labs.predictions.plans.memory import fits
-from labs.predictions.step_time import step_time
+from labs.predictions.step_time import StepTime, step_time
 
 MICRO_BATCHES = (1, 2, 4, 8)
 
 
 @functools.cache
+def step_parts(job: Job, plan: Plan) -> StepTime:
+    """Seconds of a step by cause, by the model of notebook 06. Raises ValueError where the plan
+    cannot be run."""
+    return step_time(training_run(job, plan))
+
+
+@functools.cache
 def step_seconds(job: Job, plan: Plan) -> float:
-    """Seconds of a step, by the model of notebook 06. Raises ValueError where the plan cannot be
-    run."""
+    """Seconds of a step: all its causes together."""
     return step_time(training_run(job, plan)).total
 
 
