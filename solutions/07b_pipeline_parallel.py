@@ -966,7 +966,8 @@ for stages in (1, 2, 4, 6, 12, 24):
 
 # %% [markdown]
 # **Notice:** for memory alone, two stages would do. More stages make the step shorter, because a
-# rank's all-reduce sends the gradients of its own stage only; until the longer bubble takes that back.
+# rank's all-reduce sends the gradients of its own stage only. Beyond 12 that gains little, and the
+# bubble grows.
 
 # %% [markdown]
 # Can the model be trusted? Below are five published steps of 175 billion parameters: two of
@@ -984,7 +985,7 @@ for one in lab.STEPS_OF_175B:
 
 # %% [markdown]
 # **Notice:** with the chunks that these runs had, all five errors are below 8 %, and all predictions
-# are too fast. With one chunk most of them would be closer, for a wrong reason: a bubble 3 or 6 times
+# are too fast. With one chunk MegaScale's three would be closer, for a wrong reason: a bubble 3 or 6 times
 # too long stands for what the model does not know. An error says little about a model that describes
 # another run.
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-from matplotlib.patches import Patch
-
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.meters.metrics import Metric
@@ -24,42 +22,47 @@ from labs.words import counted
 
 @shows("7.23")
 def show_three_dimensions(parallelize: Callable) -> Picture:
-    """Trains two steps on eight ranks and draws, for each rank, the bytes that it sends in each
-    dimension in the second step, and the share of the parameters that it keeps."""
+    """Trains two steps on eight ranks and draws the bytes that a rank sends in each dimension in
+    the second, and the share of the parameters that it keeps: one row for all ranks, because they
+    are alike; where they are not, the longest bar and the range."""
     runs = train_in_three_dimensions(parallelize, steps=2)
     whole = sum(p.numel() for p in small_llama().parameters())
-    figure, (sent, held) = canvas(WIDTH, 4.1, ncols=2, sharey=True,
-                                  gridspec_kw={"width_ratios": [1.6, 1]})
-    words = []
-    for rank, run in enumerate(runs):
-        by_dimension = {name: sent_bytes(run, name) / 1e6 for name in reversed(NAMES)}
-        left = 0.0
-        for name, size in by_dimension.items():
-            sent.barh(rank, size, marks.BAR, left, color=COLOURS[name])
-            left += size
-        share = 100 * run.held / whole
-        held.barh(rank, share, marks.BAR, color=palette.MEMORY["parameters"])
-        held.text(share, rank, f" {share:.1f} %", va="center", fontsize=9)
-        words.append(f"rank {rank} {run.coordinates}: sends " + ", ".join(
-            f"{size:.2f} MB in its {name} group" for name, size in by_dimension.items())
-            + f"; keeps {share:.1f} % of the parameters")
+    figure, (sent, held) = canvas(WIDTH, 2.6, ncols=2, gridspec_kw={"width_ratios": [1.6, 1]})
+    names = list(reversed(NAMES))
+    for row, name in enumerate(names):
+        sizes = [sent_bytes(run, name) / 1e6 for run in runs]
+        sent.barh(row, max(sizes), marks.BAR, color=COLOURS[name])
+        sent.text(max(sizes), row, f" {_range(sizes, '.2f')} MB in {calls_in(runs[0], name)}",
+                  va="center", fontsize=9)
+    shares = [100 * run.held / whole for run in runs]
+    held.barh(0, max(shares), marks.BAR, color=palette.MEMORY["parameters"])
+    held.text(max(shares), 0, f" {_range(shares, '.1f')} %", va="center", fontsize=9)
     lines = [held.axvline(100 / len(runs), color=palette.PREDICTED, linewidth=1,
                           label="one eighth")]
     if (guess := guessed("7.23")) is not None:
         lines.append(held.axvline(guess, color=palette.GUESSED, linestyle=(0, (3, 2)),
                                   label="your guess"))
-    marks.name_rows(sent, [f"rank {rank}: {', '.join(map(str, run.coordinates))}"
-                           for rank, run in enumerate(runs)])
-    sent.set_xlabel("MB that a rank sends in a step")
+    marks.name_rows(sent, names)
+    marks.name_rows(held, [f"each of {len(runs)} ranks"])
+    sent.set_xlabel(f"MB that each of {len(runs)} ranks sends in a step")
     held.set_xlabel("% of the parameters that it keeps")
-    held.margins(x=0.2)
-    marks.legend_above(figure, [
-        *(Patch(color=COLOURS[name], label=f"{name}: {calls_in(runs[0], name)}")
-          for name in reversed(NAMES)), *lines])
+    sent.margins(x=0.5)
+    held.margins(x=0.3)
+    marks.legend_above(figure, lines)
+    words = [f"rank {rank} {run.coordinates}: sends " + ", ".join(
+        f"{sent_bytes(run, name) / 1e6:.2f} MB in its {name} group" for name in names)
+        + f"; keeps {share:.1f} % of the parameters"
+        for rank, (run, share) in enumerate(zip(runs, shares, strict=True))]
     metrics = [Metric("rank 0: share of the parameters", runs[0].held / whole, ""),
                *(Metric(f"rank 0: sent in its {name} group", sent_bytes(runs[0], name) / 1e6, "MB")
                  for name in NAMES)]
     return Picture(figure, "\n".join(words), data=(runs, guess), metrics=metrics)
+
+
+def _range(values, form) -> str:
+    """One number, or the smallest and the largest where they differ as printed."""
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"
 
 
 def sent_bytes(run: RankRun, name: str) -> float:

@@ -28,7 +28,7 @@ CONSTANTS = {
 # notebooks do; and what runs on the CPU everywhere
 ALWAYS_LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
                    "labs.tensor_parallel.charts.muon": ["show_sharded_muon"],
-                   "labs.pipeline_parallel.charts.plans": ["show_plans"],
+                   "labs.pipeline_parallel.charts.plans": ["show_plans", "show_published_plans"],
                    "labs.surviving_failure.charts.whole_state": ["show_other_ranks",
                                                                  "show_left_gradient"]}
 # With one GPU. module -> functions that are left out: they use no rank of the pretend node, or show
