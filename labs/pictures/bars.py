@@ -55,7 +55,7 @@ class Panel:
     collective; None draws nothing, and `missing` is its label. predicted, guessed: ticks, one per
     strategy, None where there is none. limit: a line across; out_of_memory: places of the
     strategies that exceeded it; pale: of those whose value was not measured but predicted. colour:
-    of numbers."""
+    of numbers. whiskers: (low, high) of predictions, one per strategy."""
 
     title: str
     unit: str
@@ -68,6 +68,7 @@ class Panel:
     missing: str = "–"
     colour: str = palette.PLAIN
     pale: tuple[int, ...] = ()
+    whiskers: Sequence[tuple[float, float] | None] = ()
 
     def drawn(self, place: int) -> marks.LabelledBar:
         """The bar at this place, in the panel's unit."""
@@ -76,11 +77,13 @@ class Panel:
         parts = named if isinstance(named, dict) else {"": value or 0}
         total = marks.format_number(sum(parts.values()) / self.size)
         label = self.missing if value is None else f"{'✗ ' * failed}{total}"
+        whisker = self.whiskers[place] if self.whiskers else None
         ticks = (ticks[place] if ticks else None for ticks in (self.predicted, self.guessed))
         return marks.LabelledBar(
             {name: size / self.size for name, size in parts.items()}, label,
             *(value and value / self.size for value in (*ticks, self.limit if failed else None)),
-            palette.BORDER if isinstance(value, dict) else self.colour, place in self.pale)
+            palette.BORDER if isinstance(value, dict) else self.colour, place in self.pale,
+            tuple(end / self.size for end in whisker) if whisker else None)
 
     def metric(self, place: int, name: str) -> Metric:
         """The value at this place, in the panel's unit."""

@@ -66,7 +66,8 @@ def unit_for(largest: float, unit: str | None = None) -> Unit:
 class LabelledBar:
     """A bar in the axis's unit. parts: name -> length, end to end; a part has its name's colour in
     the palette, or `colour`. label: the text right of the bar. limit: where the rank ran out of
-    memory. is_pale: nothing was measured, the bar is a prediction."""
+    memory. is_pale: nothing was measured, the bar is a prediction. whisker: (low, high) of the
+    prediction's uncertainty."""
 
     parts: dict[str, float]
     label: str = ""
@@ -75,6 +76,7 @@ class LabelledBar:
     limit: float | None = None
     colour: str = palette.BORDER
     is_pale: bool = False
+    whisker: tuple[float, float] | None = None
 
     @property
     def total(self) -> float:
@@ -83,8 +85,8 @@ class LabelledBar:
 
     @property
     def end(self) -> float:
-        """Where the rightmost of bar, predicted tick and limit is."""
-        return max(self.total, self.predicted or 0, self.limit or 0)
+        """Where the rightmost of bar, predicted tick, whisker and limit is."""
+        return max(self.total, self.predicted or 0, self.limit or 0, *(self.whisker or ()))
 
     def style(self, part: str) -> dict:
         """How a part is filled: in its colour, or with a pale hatching of it."""
@@ -133,6 +135,14 @@ def draw_tick(ax: Axes, value: float | None, place: float, colour: str, upright:
             ax.plot(*at, **GUESS_MARKER, zorder=5)
 
 
+def draw_whisker(ax: Axes, whisker: tuple[float, float] | None, place: float) -> None:
+    """Draws the prediction's uncertainty, from low to high; nothing where it is None."""
+    if whisker:
+        ax.hlines(place, *whisker, color=palette.PREDICTED, linewidth=1.3, zorder=4)
+        ax.vlines(whisker, place - 0.14, place + 0.14, color=palette.PREDICTED, linewidth=1.3,
+                  zorder=4)
+
+
 def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others: Artist) -> None:
     """Draws a legend above the chart: the parts that can be seen in any bar, the ticks that there
     are, and handles of the chart's own."""
@@ -146,6 +156,9 @@ def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others: Artist) ->
     if some_pale:
         others = (*others, Patch(label="predicted only",
                                  **LabelledBar({}, is_pale=True).style("other")))
+    if any(bar.whisker for bar in bars):
+        others = (*others, Line2D([], [], color=palette.PREDICTED, linewidth=1.3, marker="|",
+                                  markersize=7, label="the prediction's uncertainty"))
     order = [*palette.PARTS, *styles]
     ticks = (("predicted", {"color": palette.PREDICTED}, "predicted"),
              ("guessed", GUESS_MARKER, "your guess"))
@@ -178,6 +191,7 @@ def _draw_bars(ax, bars, places, inches, size):
     per_inch, right = longest / (inches - max(rooms)), 1.03 * longest
     for place, bar, room in zip(places, bars, rooms, strict=True):
         draw_stack(ax, place, bar)
+        draw_whisker(ax, bar.whisker, place)
         draw_tick(ax, bar.predicted, place, palette.PREDICTED)
         draw_tick(ax, bar.guessed, place, palette.GUESSED)
         draw_tick(ax, bar.limit, place, palette.RANK_FAILED, width=5)

@@ -37,10 +37,13 @@ COLLECTIVES = {"all_reduce": "#edbb4a", "reduce_scatter": _GRADIENTS, "all_to_al
 SAVED = {"norms": _OPTIMIZER, "inputs of attention and MLP": "#b08a3c",
          "inside attention and MLP": _ACTIVATIONS}
 
+# Seconds of a step that are no phase's: products, norms and attention; the host's under offload.
+STEP = {"computing": "#8795a5", "host": "#d3b947"}
+
 BUCKETS = (_GRADIENTS, "#f0b792")  # in turn: buckets are gradients
 
 # Whatever a bar may be made of, in the order of legends.
-PARTS = {name: colour for kind in (MEMORY, COLLECTIVES, PHASES, SAVED)
+PARTS = {name: colour for kind in (MEMORY, COLLECTIVES, STEP, PHASES, SAVED)
          for name, colour in kind.items() if name != "other"} | {"other": BORDER}
 HATCHES = {"exposed": "//////"}  # also for who cannot tell its colour from the others
 

@@ -47,6 +47,11 @@ GPUS = {gpu.name: gpu for gpu in (
 )}
 """Name -> GPU. H200's and B200's bus bandwidths are those of 16 and 8 GiB, ring."""
 
+HOST_BANDWIDTH = {"A100": 2 * 204.8 * GB, "H100": 2 * 307.2 * GB}
+"""Generation of the GPUs -> bytes/s of their host's memory, both sockets together: a DGX A100 has
+two AMD EPYC 7742 with 8 channels of DDR4-3200 each, a DGX H100 two Intel Xeon 8480C with 8 channels
+of DDR5-4800 (NVIDIA's data sheets; 8 bytes a channel and transfer)."""
+
 CUDA_CONTEXT = {
     "torch 1.10": 1.78 * GiB,
     "torch 1.13": 0.90 * GiB,

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from labs.exercises.gpu_notes import below
 from labs.exercises.verdicts import shows
-from labs.fsdp.node.jobs import UTILISATION, copied
 from labs.fsdp.node.running import NodeRun, Row
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
+from labs.predictions.step_time.constants import HELD_OUT_ERROR
 from labs.training.memory_categories import GB
 from labs.words import counted
 
@@ -19,16 +19,23 @@ SOURCES = {
              "real, and so is their memory. Nothing travels between GPUs, so there is no loss and "
              "no speed to report.",
     "predicted": "Predicted only: this machine has no GPU."}
+PARTS = {"computing": "computing", "exposed": "exposed communication", "optimizer": "optimizer",
+         "host": "host"}
 
 
 @shows("A billion parameters")
 def node_table(run: NodeRun) -> Table:
-    """Returns every row: its model, peak and throughput, each predicted and measured."""
+    """Returns every row: its model, its peak, and a step's milliseconds in parts, each predicted
+    and, on GPUs, measured."""
     head = ("", "billion", "GPUs", "tokens each", "GB, predicted", "GB, measured",
-            "tokens/s, predicted", "tokens/s, measured", "spread", "efficiency")
-    return Table(f"On {run.card.name} with {run.card.usable / GB:.1f} GB: {_model(run)}", head,
-                 [_cells(run, row) for row in run.rows],
-                 note=" ".join(filter(None, [_source(run), _offload(run), _assumed(run)])))
+            *PARTS.values(), "ms, predicted", "ms, measured", "efficiency", "lost to")
+    rows = [_cells(run, row) for row in run.rows]
+    shown = [place for place, name in enumerate(head)
+             if run.source != "predicted" or not name.endswith("measured")]
+    return Table(f"On {run.card.name} with {run.card.usable / GB:.1f} GB: {_model(run)}",
+                 tuple(head[place] for place in shown),
+                 [tuple(row[place] for place in shown) for row in rows],
+                 note=" ".join([_source(run), _offload(run), _assumed(run)]))
 
 
 def _model(run) -> str:
@@ -39,14 +46,18 @@ def _model(run) -> str:
 
 
 def _cells(run, row) -> tuple[str, ...]:
-    size, seconds = row.job.size, row.measured.seconds if row.measured else []
-    spread = (f"{1e3 * min(seconds):,.0f} to {1e3 * max(seconds):,.0f} ms" if seconds else "–")
-    share = efficiency(run, row)
+    size, share = row.job.size, efficiency(run, row)
     return (row.job.name, f"{row.job.parameters / 1e9:.2f}", str(size.ranks),
             f"{size.batch} × {size.context:,}", f"{row.peak.total / GB:.1f}", _peak(row),
-            f"{size.tokens / row.seconds:,.0f}",
-            f"{measured_rate(row):,.0f}" if seconds else "–", spread,
-            f"{share:.0%}" if share is not None else "–")
+            *(f"{1e3 * row.step.by_name()[name]:,.0f}" for name in PARTS),
+            f"{1e3 * row.seconds:,.0f} ± {1e3 * HELD_OUT_ERROR * row.seconds:,.0f}",
+            _measured_ms(row), f"{share:.0%}" if share is not None else "–", lost_to(run, row))
+
+
+def _measured_ms(row) -> str:
+    seconds = row.measured.seconds if row.measured else []
+    return (f"{1e3 * statistics.median(seconds):,.0f} ({1e3 * min(seconds):,.0f} to "
+            f"{1e3 * max(seconds):,.0f})" if seconds else "–")
 
 
 def _peak(row) -> str:
@@ -62,22 +73,36 @@ def measured_rate(row: Row) -> float | None:
     return row.job.size.tokens / statistics.median(row.measured.seconds)
 
 
+def _rate(run, row) -> float | None:
+    """Tokens per second: measured, or predicted where nothing runs here."""
+    return (row.job.size.tokens / row.seconds if run.source == "predicted"
+            else measured_rate(row))
+
+
 def efficiency(run: NodeRun, row: Row) -> float | None:
     """Throughput on N GPUs over N times that on the fewest that ran the job, per GPU: measured,
     or predicted where nothing runs here."""
-    def rate(one):
-        return (one.job.size.tokens / one.seconds if run.source == "predicted"
-                else measured_rate(one))
-
-    ran = [one for one in run.scaling if rate(one)]
-    if row not in run.scaling or not ran or not rate(row):
+    ran = [one for one in run.scaling if _rate(run, one)]
+    if row not in run.scaling or not ran or not _rate(run, row):
         return None
-    return rate(row) / row.job.size.ranks / (rate(ran[0]) / ran[0].job.size.ranks)
+    return _rate(run, row) / row.job.size.ranks / (_rate(run, ran[0]) / ran[0].job.size.ranks)
+
+
+def lost_to(run: NodeRun, row: Row) -> str:
+    """The part of the predicted step that grew most from the fewest GPUs to this row's: what its
+    efficiency is limited by. Each GPU has as many tokens in both."""
+    if row not in run.scaling:
+        return ""
+    base = next(one for one in run.scaling if one.job.size.ranks == base_of(run))
+    more = {name: seconds - base.step.by_name()[name]
+            for name, seconds in row.step.by_name().items()}
+    most = max(more, key=more.get)
+    return f"{PARTS[most]}, {1e3 * more[most]:,.0f} ms" if more[most] > 0 else "–"
 
 
 def base_of(run: NodeRun) -> int:
-    """Returns the fewest GPUs that ran the job of the scaling rows; 1 where nothing was timed."""
-    return next((row.job.size.ranks for row in run.scaling if measured_rate(row)), 1)
+    """Returns the fewest GPUs whose speed is known for the job of the scaling rows."""
+    return next((row.job.size.ranks for row in run.scaling if _rate(run, row)), 1)
 
 
 def _source(run) -> str:
@@ -85,14 +110,14 @@ def _source(run) -> str:
 
 
 def _offload(run) -> str:
-    """The price of CPU offload: pinned memory, bytes over PCIe, and tokens per second."""
+    """The price of CPU offload: pinned memory, bytes over PCIe, and time."""
     without, row = _offloaded(run)
-    words = f"CPU offload copies {copied(row.job) / GB:.1f} GB over PCIe in each step and rank"
+    words = (f"CPU offload copies {row.step.copied / GB:.1f} GB over PCIe in each step and rank")
     found = row.measured
     if found and found.peak:
         words += (f" by formula, {found.copied / GB:.1f} measured, with {found.pinned / GB:.1f} GB "
                   "of pinned memory")
-    rates = [measured_rate(one) for one in (row, without)]
+    rates = [_rate(run, one) for one in (row, without)]
     if all(rates):
         words += f", and reaches {rates[0] / rates[1]:.0%} of the tokens/s of the row above"
     return f"{words}."
@@ -105,35 +130,51 @@ def _offloaded(run) -> tuple[Row, Row]:
 
 def _assumed(run) -> str:
     base = base_of(run)
-    return (f"Predicted speed: {UTILISATION:.0%} of the card's peak, TF32 or bf16, or what its "
-            "links carry; the optimizer's time is left out. Efficiency: tokens/s on N GPUs over "
+    return ("The four parts are milliseconds of a step, by 06's model of step time; products of "
+            "fp32 are in TF32. Exposed: what computing does not hide of communication, and by how "
+            "much it is slowed down. ±: nine of ten published runs lie within "
+            f"{HELD_OUT_ERROR:.0%} of what that model says without knowing them; none of them "
+            "offloads. Efficiency: tokens/s on N GPUs over "
             f"N{f'/{base}' * (base > 1)} times those on {counted(base, 'GPU')}.")
 
 
 @shows("A billion parameters")
 def node_chart(run: NodeRun) -> Picture:
-    """Draws each row's peak against the card, its speed, and the efficiency of those that scale."""
+    """Draws each row's peak against the card, the parts of its step, and the efficiency of those
+    that scale."""
     rows = run.rows
     failed = tuple(place for place, row in enumerate(rows) if _out_of_memory(run, row))
     measured = [row.measured and row.measured.peak for row in rows]
     pale = tuple(place for place, peak in enumerate(measured) if not peak)
-    rates = [measured_rate(row) for row in rows]
-    predicted = [row.job.size.tokens / row.seconds / row.job.size.ranks for row in rows]
-    speed = Panel("speed", "thousand tokens/s, each GPU",
-                  [rate and rate / row.job.size.ranks
-                   for rate, row in zip(rates, rows, strict=True)], 1e3, predicted)
+    peak = Panel("peak of a rank", "GB", [peak or row.peak for peak, row in
+                                          zip(measured, rows, strict=True)], GB,
+                 [None if place in pale else row.peak.total for place, row in enumerate(rows)],
+                 limit=run.card.usable, out_of_memory=failed, pale=pale)
     shares = [efficiency(run, row) for row in rows]
-    panels = [
-        Panel("peak of a rank", "GB", [peak or row.peak for peak, row in
-                                       zip(measured, rows, strict=True)], GB,
-              [None if place in pale else row.peak.total for place, row in enumerate(rows)],
-              limit=run.card.usable, out_of_memory=failed, pale=pale),
-        speed if any(rates) else replace(speed, values=predicted, predicted=(),
-                                         pale=tuple(range(len(rows)))),
-        Panel("efficiency", f"% of N × {counted(base_of(run), 'GPU')}", shares, 0.01,
-              pale=tuple(range(len(rows))) * (run.source == "predicted"))]
+    panels = [peak, step_panel(rows, 1e-15, "ms per 1,000 tokens and 10⁹ Ψ"),
+              Panel("efficiency", f"% of N × {counted(base_of(run), 'GPU')}", shares, 0.01,
+                    missing="",
+                    pale=tuple(range(len(rows))) * (run.source == "predicted"))]
     return side_by_side([row.job.name for row in rows], panels,
                         below(f"{_model(run)}. {_source(run)}".replace("a GPT", "A GPT", 1)))
+
+
+def step_panel(rows: list[Row], size: float, unit: str) -> Panel:
+    """The seconds of a step over its rank's tokens and its model's parameters: measured with the
+    prediction as a tick, or the prediction's parts where none was timed; either with the
+    prediction's uncertainty. size: of one unit."""
+    work = [row.job.size.batch * row.job.size.context * row.job.parameters for row in rows]
+    timed = [statistics.median(row.measured.seconds) if row.measured and row.measured.seconds
+             else None for row in rows]
+    pale = tuple(place for place, seconds in enumerate(timed) if seconds is None)
+    panel = Panel("a step", unit, [
+        {name: part / n for name, part in row.step.by_name().items()} if seconds is None
+        else seconds / n for seconds, row, n in zip(timed, rows, work, strict=True)], size,
+        [None if seconds is None else row.seconds / n
+         for seconds, row, n in zip(timed, rows, work, strict=True)], pale=pale)
+    return replace(panel, whiskers=[
+        tuple(row.seconds * (1 + sign * HELD_OUT_ERROR) / n for sign in (-1, 1))
+        for row, n in zip(rows, work, strict=True)])
 
 
 def _out_of_memory(run, row) -> bool:

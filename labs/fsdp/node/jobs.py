@@ -19,7 +19,6 @@ USABLE = 0.9  # of a card: the rest is CUDA's context, NCCL's buffers and what l
 # So that a step takes seconds, and no choice goes on without end where a card is far too large.
 MOST_SEQUENCES = {"small": 128, "larger": 8}
 MOST_LAYERS = 128
-UTILISATION = 0.4  # of the card's peak, as well-tuned training reaches it
 
 
 @dataclass(frozen=True)
@@ -115,21 +114,3 @@ def predicted_peak(job: Job, device: str = "cuda") -> Memory:
         size = replace(size, ranks=min(256, size.hidden))
     return predicted_peak_of(size, strategy=job.formula, recipe=job.recipe,
                              checkpointing=job.checkpointing, device=device, backend="nccl")
-
-
-def copied(job: Job) -> float:
-    """Returns the bytes that offload moves over PCIe in a step and rank, predicted: a shard for
-    each of two gathers, and its gradient back."""
-    return 3 * 4 * job.parameters / job.size.ranks * job.offload
-
-
-def predicted_seconds(job: Job, card: GPU) -> float:
-    """Returns the seconds of a step at UTILISATION of the card's peak, or those of its bytes on
-    NVLink or PCIe where these take longer. TF32 has half the rate of 16 bits. The optimizer's own
-    time is not counted."""
-    psi, ranks = job.parameters, job.size.ranks
-    operations = (8 if job.checkpointing == "full" else 6) * psi * job.size.batch * job.size.context
-    computes = operations / (UTILISATION * card.flops / (1 if job.bf16 else 2))
-    passes = 2 * 4 if job.formula == "ddp" else 8 if job.bf16 else 12  # bytes a parameter
-    travels = passes * psi * (ranks - 1) / ranks / (card.nvlink or card.pcie)
-    return max(computes, travels, copied(job) / card.pcie)

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from labs.exercises import comparison
 from labs.exercises.verdicts import shows
-from labs.fsdp.node.jobs import Job, jobs_for, predicted_peak, predicted_seconds, scaling_jobs
+from labs.fsdp.node.jobs import Job, jobs_for, predicted_peak, scaling_jobs
+from labs.fsdp.node.step_seconds import Node, StepSeconds, step_seconds
 from labs.meters import memory, throughput
 from labs.meters.host_copies import HostCopies
 from labs.meters.metrics import Metric
@@ -51,12 +52,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """A job, its predicted peak and seconds per step, and what was measured, if anything."""
+    """A job, its predicted peak and step, and what was measured, if anything."""
 
     job: Job
     peak: Memory
-    seconds: float
+    step: StepSeconds
     measured: Measured | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, predicted."""
+        return self.step.total
 
 
 @dataclass(frozen=True)
@@ -102,14 +108,15 @@ def billion_parameters(shard: Callable, mixed: Callable, checkpointed: Callable,
     chosen = {"shard": shard, "mixed": mixed, "checkpointed": checkpointed,
               "offloaded": offloaded, "fsdp1": fsdp1}
     jobs, scaling = jobs_for(card, ranks, chosen), scaling_jobs(ranks, checkpointed)
-    rows = [Row(job, predicted_peak(job), predicted_seconds(job, card)) for job in jobs + scaling]
+    node = Node.of(card)
+    rows = [Row(job, predicted_peak(job), step_seconds(job, node)) for job in jobs + scaling]
     source = {"laptop": "predicted", "one-gpu": "alone", "node": "measured"}[machine()]
     if source == "predicted":
         return NodeRun(card, ranks, source, rows, rows[len(jobs):])
     minutes = predicted_minutes(rows)
     for number, row in enumerate(rows):
         with status(f"row {number + 1} of {len(rows)}: {row.job.name}; all of them take about "
-                    f"{minutes:.0f} minutes, estimated from FLOPs"):
+                    f"{minutes:.0f} minutes, predicted"):
             rows[number] = replace(row, measured=measure(row.job, alone=source == "alone"))
     return NodeRun(card, ranks, source, rows, rows[len(jobs):])
 

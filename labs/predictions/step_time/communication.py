@@ -53,12 +53,12 @@ def context_seconds(run: TrainingRun, constants: Constants) -> tuple[float, floa
 
 
 def sharding_seconds(run: TrainingRun, constants: Constants) -> tuple[float, float]:
-    """Of one layer, (forward, backward): parameters in 16 bits are gathered for forward, gathered
-    again for backward in stage 3, and gradients are reduce-scattered."""
+    """Of one layer, (forward, backward): parameters are gathered for forward, gathered again for
+    backward in stage 3, and gradients are reduce-scattered."""
     if run.sharding < 2:
         return 0.0, 0.0
     stride = run.tensor
-    gather = _ring(run, constants, 2 * run.layer_parameters, run.shards, stride)
+    gather = _ring(run, constants, run.param_bytes * run.layer_parameters, run.shards, stride)
     reduce = _ring(run, constants, run.reduce_bytes * run.layer_parameters, run.shards, stride)
     return gather, reduce + (gather if run.sharding == 3 else 0)
 
@@ -68,7 +68,7 @@ def embedding_seconds(run: TrainingRun, constants: Constants) -> float:
     them."""
     if run.sharding < 2:
         return 0.0
-    size = (2 + run.reduce_bytes) * run.embedding_parameters
+    size = (run.param_bytes + run.reduce_bytes) * run.embedding_parameters
     return _ring(run, constants, size, run.shards, run.tensor)
 
 

@@ -9,8 +9,10 @@ from labs.predictions.step_time.constants import (
     FLASH_SHARE,
     FP8_SPEEDUP,
     FULL_POWER,
+    HOST_OPTIMIZER_BYTES,
     MEMORY_SHARE,
     OPTIMIZER_BYTES,
+    TF32_SHARE,
     Constants,
     generation,
 )
@@ -45,10 +47,10 @@ class LayerTime:
 
 
 def matmul_rate(run: TrainingRun, constants: Constants) -> float:
-    """FLOP/s of a large 16-bit product."""
+    """FLOP/s of a large product, in 16 bits or in TF32."""
     share = (constants.matmul_h100 if generation(run.gpu.name) == "H100"
              else constants.matmul_a100)
-    return run.gpu.flops * share * _power_share(run, constants)
+    return run.gpu.flops * share * _power_share(run, constants) * _precision_share(run)
 
 
 def memory_rate(run: TrainingRun) -> float:
@@ -93,7 +95,8 @@ def _attention_seconds(run, constants) -> tuple[float, float]:
     five products to forward's two. Written-out scores are a full square, twice backward."""
     square = 4 * run.tokens * run.sequence * run.hidden / run.tensor
     if run.flash:
-        share = FLASH_SHARE[generation(run.gpu.name), run.flash] * _power_share(run, constants)
+        share = (FLASH_SHARE[generation(run.gpu.name), run.flash] * _power_share(run, constants)
+                 * _precision_share(run))
         forward = square / 2 / (run.gpu.flops * share)
         return forward, 2.5 * forward
     scores = run.tokens * run.sequence * run.heads / run.tensor
@@ -108,7 +111,8 @@ def _memory_seconds(run, constants) -> tuple[float, float]:
     # without sequence parallelism every tensor-parallel rank works on the whole residual stream
     stream = run.hidden / (run.tensor if run.sequence_parallel else 1)
     mlp = run.ffn / run.tensor
-    widths = [stream * per_hidden + mlp * per_mlp for per_hidden, per_mlp in _POINTWISE[kind]]
+    widths = [(stream * per_hidden + mlp * per_mlp) * (2 if run.fp32 else 1)
+              for per_hidden, per_mlp in _POINTWISE[kind]]
     if run.fp8:  # operands are read in 16 bits and written in 8: inputs, then gradients both ways
         widths[0] += 3 * sum(inputs for inputs, _ in run.products)
         widths[1] += 6 * sum(outputs for _, outputs in run.products)
@@ -126,9 +130,17 @@ def head_times(run: TrainingRun, constants: Constants) -> LayerTime:
 
 
 def optimizer_seconds(run: TrainingRun) -> float:
-    """AdamW on this rank's shard, once a step."""
-    own = run.stage_layers * run.layer_parameters + run.embedding_parameters
-    return OPTIMIZER_BYTES * own / run.shards / memory_rate(run)
+    """AdamW on this rank's shard, once a step: on the GPU, or on the host under CPU offload."""
+    own = (run.stage_layers * run.layer_parameters + run.embedding_parameters) / run.shards
+    if run.offload:
+        return HOST_OPTIMIZER_BYTES * own / (run.host_bandwidth * MEMORY_SHARE)
+    return OPTIMIZER_BYTES * own / memory_rate(run)
+
+
+def _precision_share(run) -> float:
+    """Of the 16-bit peak: TF32 has half of it (data sheets of A100, H100 and B200). Attention in
+    fp32, which FlashAttention does not compute, is taken to reach the same share of that peak."""
+    return TF32_SHARE if run.fp32 else 1
 
 
 def _power_share(run, constants) -> float:

@@ -70,6 +70,18 @@ OPTIMIZER_BYTES = 28
 """Bytes that AdamW in fp32 moves per parameter: reads weight, gradient and two moments, writes all
 but the gradient."""
 
+HOST_OPTIMIZER_BYTES = 80
+"""Bytes that torch's AdamW moves through the host's memory per parameter when parameters are on a
+CPU. There it is neither fused nor foreach: eight operations, one after the other, read and write
+20 tensors of 4 bytes (tests/predictions/test_step_time_offload.py counts them). fused=True: 28."""
+
+TF32_SHARE = 0.5
+
+HELD_OUT_ERROR = 0.09
+"""Nine of ten published runs lie within this share of the seconds that constants fitted without
+them predict (`fit.errors`). All of them compute in 16 bits and none offloads, so for TF32 and for
+offload the error is not known."""
+
 
 def generation(gpu_name: str) -> str:
     """Whose constants a GPU has: "H100" from Hopper on, "A100" before. For T4, A10, H200 and B200

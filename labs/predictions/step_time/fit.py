@@ -4,6 +4,7 @@ As a program, `python -m labs.predictions.step_time.fit`, it prints the table fo
 """
 
 import functools
+import math
 from dataclasses import fields
 
 import numpy as np
@@ -88,6 +89,14 @@ def held_out(unhidden: float | None = None) -> dict[str, Constants]:
     `fit`."""
     runs = [run for run in load_published_runs() if run.run]
     return left_out(runs, folds(runs), unhidden)
+
+
+def errors() -> dict[str, float]:
+    """Id of each row that can be predicted -> log(predicted / published seconds), with constants
+    that do not know the row."""
+    constants = held_out()
+    return {run.id: math.log(step_time(run.run, constants[run.id]).total / run.seconds)
+            for run in load_published_runs() if run.run}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from labs.predictions.step_time import communication
 from labs.predictions.step_time.computation import head_times, layer_times, optimizer_seconds
-from labs.predictions.step_time.constants import FITTED, Constants
+from labs.predictions.step_time.constants import FITTED, LINK_SHARE, Constants
 from labs.predictions.step_time.training_run import TrainingRun
 
 
@@ -17,7 +17,8 @@ class Part:
     """cause: the field of `StepTime` that it counts for. beside: None if it is computed; of
     communication, the seconds of computing that are in the same place of the step, 0 where nothing
     is. in_stage: whether the other stages of a pipeline wait for it. of_weights: those of its
-    seconds that compute gradients of weights, which nobody waits for."""
+    seconds that compute gradients of weights, which nobody waits for. interferes: whether it slows
+    down what is computed beside it: collectives do, a GPU's copy engines do not."""
 
     name: str
     cause: str
@@ -25,11 +26,14 @@ class Part:
     beside: float | None = None
     in_stage: bool = True
     of_weights: float = 0.0
+    interferes: bool = True
 
     def exposed(self, constants: Constants) -> float:
         """Seconds by which the part lengthens the step."""
         if self.beside is None:
             return self.seconds
+        if not self.interferes:
+            return max(0.0, self.seconds - self.beside)
         return communication.exposed(self.seconds, self.beside, constants)
 
 
@@ -60,7 +64,8 @@ def parts_of(run: TrainingRun, constants: Constants = FITTED) -> list[Part]:
              batches * communication.pipeline_seconds(run, constants), 0.0),
         Part("product of the head", "matmul", batches * head.matmul, in_stage=False),
         Part("memory traffic of the loss", "memory", batches * head.memory, in_stage=False),
-        Part("optimizer", "memory", optimizer_seconds(run), in_stage=False),
+        Part("optimizer", "host" if run.offload else "memory", optimizer_seconds(run),
+             in_stage=False),
         *_data_parallel(run, constants, forward.total, backward.total)]
 
 
@@ -80,7 +85,25 @@ def _data_parallel(run, constants, forward, backward) -> list[Part]:
              in_stage=False),
         Part("gradients all-reduced", "all_reduce",
              communication.all_reduce_seconds(run, constants),
-             layers * backward if run.reduce_overlaps else 0.0, in_stage=False)]
+             layers * backward if run.reduce_overlaps else 0.0, in_stage=False),
+        *_copies(run, often, forward - gathered, backward - reduced)]
+
+
+def _copies(run, often, forward, backward) -> list[Part]:
+    """Under CPU offload: each shard to the GPU before it is gathered, and its gradient back. FSDP2
+    copies from pinned memory on streams of their own, in line with the collectives of the same
+    unit: forward, backward are the seconds of computing that these leave free, by layer. A shard is
+    copied in fp32 and cast on the GPU. The root is gathered once, and nothing hides it."""
+    if not run.offload:
+        return []
+    seconds = 4 / run.shards / (run.gpu.pcie * LINK_SHARE)
+    layer, root = seconds * run.layer_parameters, seconds * run.embedding_parameters
+    kind = {"cause": "host", "in_stage": False, "interferes": False}
+    return [Part("shards copied in forward", seconds=often * layer,
+                 beside=often * max(0.0, forward), **kind),
+            Part("shards and gradients copied in backward", seconds=often * 2 * layer,
+                 beside=often * max(0.0, backward), **kind),
+            Part("root copied", seconds=often / run.stage_layers * 2 * root, beside=0.0, **kind)]
 
 
 def pipeline_wait(run: TrainingRun, part: Part) -> float:
@@ -120,7 +143,8 @@ class StepParts:
     def of(cls, run: TrainingRun, constants: Constants = FITTED) -> "StepParts":
         """Returns the parts of the run's step."""
         computing, sent = {}, {}
-        names = {"matmul": "products", "attention": "attention", "memory": "memory traffic"}
+        names = {"matmul": "products", "attention": "attention", "memory": "memory traffic",
+                 "host": "AdamW on the host"}
         for part in parts_of(run, constants):
             longer = 1 + pipeline_wait(run, part)
             if part.beside is None:

@@ -14,7 +14,8 @@ class StepTime:
 
     matmul includes the output head; memory is norms, activations, loss and optimizer;
     tensor, context, sharding, all_reduce and pipeline are the communication that nothing hides, and
-    bubble is the wait for a pipeline to fill and drain.
+    bubble is the wait for a pipeline to fill and drain. host: copies of CPU offload that nothing
+    hides, and AdamW on the host.
     """
 
     matmul: float
@@ -26,6 +27,7 @@ class StepTime:
     all_reduce: float
     pipeline: float
     bubble: float
+    host: float = 0.0
 
     @property
     def total(self) -> float:

@@ -21,7 +21,9 @@ class TrainingRun:
     reduce_overlaps: gradients are all-reduced while backward still runs. context_overlaps: keys and
     values go around a ring beside attention; if not, they are gathered before it. zero_bubble:
     gradients of weights fill the pipeline's bubble (ZB-H1). reduce_rounds: how often a step's
-    sharded gradients are reduced in a pipeline.
+    sharded gradients are reduced in a pipeline. param_bytes: in which sharded parameters are
+    gathered. fp32: activations are in fp32 and products in TF32. offload: shards, gradients and
+    optimizer state are in the host's memory, of which this rank's part has host_bandwidth bytes/s.
     """
 
     layers: int
@@ -58,6 +60,10 @@ class TrainingRun:
     context_overlaps: bool = True
     zero_bubble: bool = False
     reduce_rounds: int = 1
+    param_bytes: int = 2
+    fp32: bool = False
+    offload: bool = False
+    host_bandwidth: float = 0
 
     @property
     def data(self) -> int:
