@@ -18,6 +18,7 @@ from labs.exercises.student_code import (
     own_place,
     shortened,
 )
+from labs.meters.typical_step import NotTypical
 from labs.pictures import palette
 from labs.pictures.in_scripts import print_in_script
 from labs.words import with_article
@@ -172,6 +173,8 @@ def _judged(exercise, hints, finish, device, function):
                 found = finish(function(*answers, **options))
         except KeyboardInterrupt:
             raise  # the cell ends, and so do those that would follow it
+        except NotTypical as error:  # of a picture: the machine's fault, and no student's
+            found = Verdict(exercise, None, str(error))
         except BaseException as error:  # sys.exit() too ends in a verdict
             rejected_in = "" if is_check else _rejected_in(exercise, answers)
             if rejected_in and _is_ours(error, answers):

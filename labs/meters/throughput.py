@@ -40,17 +40,25 @@ def seconds_per_step(steps: Mapping[str, Callable[[], object]], rounds: int = 7,
     warmup: rounds before those that count, on a GPU at least 5. Compare medians, as ratios. On a
     GPU the seconds are those between two CUDA events, the GPU's own.
     """
-    on_gpu = devices.device().type == "cuda"
-    measured = cuda.seconds if on_gpu else _seconds
-    warmup = max(warmup, WARMUP_ON_GPU) if on_gpu else warmup
+    warmup = warmup_rounds(warmup)
     seconds = {name: [] for name in steps}
     for round_ in range(warmup + rounds):
         for name, step in steps.items():
             dist.barrier()
-            taken = measured(lambda step=step: [step() for _ in range(repeat)]) / repeat
+            taken = timed(lambda step=step: [step() for _ in range(repeat)]) / repeat
             if round_ >= warmup:
                 seconds[name].append(taken)
     return seconds
+
+
+def warmup_rounds(least: int = 2) -> int:
+    """Returns how many rounds come before those that count: on a GPU at least 5."""
+    return max(least, WARMUP_ON_GPU) if devices.device().type == "cuda" else least
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Returns the seconds that work() takes on this rank's device."""
+    return cuda.seconds(work) if devices.device().type == "cuda" else _seconds(work)
 
 
 def _seconds(work) -> float:
