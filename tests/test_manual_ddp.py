@@ -1,7 +1,9 @@
 """Notebook 02's harness: the order of events it sees, what it measures, what it draws."""
 
+import copy
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,10 @@ import labs.manual_ddp as lab
 from labs.exercises import comparison, guesses
 from labs.exercises.invariants import positions, record_step
 from labs.exercises.reference import Step
+from labs.exercises.verdicts import Verdict
 from labs.manual_ddp.gradients import sgd
 from labs.manual_ddp.variants import LINK, shown_ranks
+from labs.meters import typical_step
 from labs.meters.trace import Span, Trace
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.predictions import traffic as predicted
@@ -64,12 +68,18 @@ def test_measured_traffic_is_what_the_model_predicts(compared):
         assert sum(call.bytes for call in found.calls) == 4 * compared.parameters
     assert compared.parameters == count_trainable(comparison.model_of(SMALL))
     overlapped = compared.results["bucketed, overlapped"]
-    assert len(overlapped.calls) == len(overlapped.observed[0].buckets) > 2
+    assert len(overlapped.calls) == len(overlapped.observed[0]) > 2
     # torch sends a single bucket in its first step, and broadcasts the new ones in its second
     assert 2 < len(compared.results["torch DDP"].calls) <= len(overlapped.calls)
 
 
-def test_the_charts_hold_what_was_measured(compared):
+@pytest.fixture
+def tiny_steps(monkeypatch):
+    """Lets pictures be drawn of steps so short that recording them is most of their time."""
+    monkeypatch.setattr(typical_step, "MOST", float("inf"))
+
+
+def test_the_charts_hold_what_was_measured(compared, tiny_steps):
     for show in (lab.show_calls, lab.show_bytes, lab.show_throughput, lab.show_phases,
                  lab.show_timelines):
         picture = show(compared)
@@ -84,7 +94,45 @@ def test_gradients_are_alike_afterwards(solution):
         assert not before0.equal(before1) and after0.equal(after1)
 
 
-def test_buckets_leave_in_their_order(solution):
+def test_pictures_of_one_comparison_show_the_same_steps(compared, tiny_steps):
+    phases, steps = lab.show_phases(compared).data, lab.show_timelines(compared).data
+    for name, found in compared.results.items():
+        traces = [one.trace for one in found.recorded]
+        assert len(traces) == 2 and phases[name] == steps[name] == traces
+        first, other = found.recorded
+        assert first.chosen == other.chosen and first.recorded == other.recorded
+        # what is drawn is compared with what the throughput is made of
+        assert first.measured == found.rounds and len(found.rounds) == len(first.recorded) == 2
+
+
+def with_seconds(compared, recorded, measured):
+    """The comparison, as if these had been the seconds of the overlapped steps."""
+    changed = copy.deepcopy(compared)
+    results = changed.results["bucketed, overlapped"].recorded
+    results[:] = [replace(one, recorded=[recorded] * 2, measured=[measured] * 3, chosen=0)
+                  for one in results]
+    for name, found in changed.results.items():
+        if name != "bucketed, overlapped":
+            found.recorded[:] = [replace(one, recorded=[0.1] * 2, measured=[0.1] * 3, chosen=0)
+                                 for one in found.recorded]
+    return changed
+
+
+@pytest.mark.parametrize("recorded, drawn", [(0.153, True), (0.115, True), (0.2, True),
+                                             (0.485, False), (0.21, False), (0.09, False)])
+def test_no_picture_of_a_step_that_is_unlike_the_throughput(compared, recorded, drawn):
+    """The step that was once drawn of 02: 485 ms, while throughput said 153."""
+    changed = with_seconds(compared, recorded, 0.153)
+    for found in (lab.show_phases(changed), lab.show_timelines(changed, "bucketed, overlapped")):
+        assert isinstance(found, Verdict) is not drawn
+        if not drawn:
+            assert found.passed is None and str(found).startswith("○ Exercise 2.10  not drawn")
+            assert f"{1e3 * recorded:.0f} ms, but usually 153 ms" in found.sentence
+            assert "run the cell with lab.compare again when it is quieter" in found.sentence
+    assert not isinstance(lab.show_timelines(changed, "torch DDP"), Verdict)
+
+
+def test_buckets_leave_in_their_order(solution, tiny_steps):
     rows = lab.show_in_flight(solution.overlapped, SMALL).data["rows"]
     left = [row[1] for row in rows]
     assert left == sorted(left) and len(rows) > 2
@@ -190,7 +238,8 @@ def test_many_ranks_are_drawn_as_three():
 
 
 def test_the_built_notebook_shows_what_its_text_says():
-    """The order of the four variants, and that overlap hides what buckets alone leave exposed."""
+    """The order of the four variants, that overlap hides what buckets alone leave exposed, and that
+    the recorded steps are those of the throughput."""
     notebook = json.loads((ROOT / "solutions" / "02_manual_ddp.ipynb").read_text())
     texts = ["".join(output.get("data", {}).get("text/plain", "")) for cell in notebook["cells"]
              for output in cell.get("outputs", [])]
@@ -201,6 +250,11 @@ def test_the_built_notebook_shows_what_its_text_says():
     [phases] = [text for text in texts if "; communication / computing" in text]
     exposed = [float(ms) for ms in re.findall(r"exposed ([\d.]+) ms", phases)]
     assert exposed[0] > 1.2 * exposed[1] > 1.2 * 1.25 * exposed[2]
+    lines = [line.partition(";")[0] for line in phases.splitlines()]
+    recorded = [sum(map(float, re.findall(r"([\d.]+) ms", line))) / 1e3 for line in lines]
+    tokens = preset("laptop").tokens
+    assert recorded == pytest.approx([tokens / one for one in (each, after, overlapped, torchs)],
+                                     rel=typical_step.MOST)
 
 
 @pytest.mark.slow

@@ -18,9 +18,10 @@ from torch import nn
 from labs.meters import memory, throughput
 from labs.meters.metrics import Metric, name_of
 from labs.meters.traffic import CollectiveCall, Traffic
+from labs.meters.typical_step import TypicalStep, record_in_turns
 from labs.predictions.traffic import passes
 from labs.training import data, models, strategies
-from labs.training.loop import ModuleAndOptimizer, train
+from labs.training.loop import ModuleAndOptimizer, labelled_step, train
 from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.channel import report
@@ -38,7 +39,7 @@ class Measured:
     report: memory of the rank that keeps most, None where memory was not asked for. calls: one
     rank's collectives of one step. losses: the mean over the ranks, step by step. seconds_by_rank:
     of a step, by rank and round; empty where nothing was timed. observed: what `observe` returned,
-    by rank.
+    by rank. recorded: one step of each rank under the profiler, if it was asked for.
     """
 
     report: memory.Report | None
@@ -46,6 +47,7 @@ class Measured:
     losses: list[float]
     seconds_by_rank: list[list[float]] = field(default_factory=list)
     observed: list[Any] = field(default_factory=list)
+    recorded: list[TypicalStep] = field(default_factory=list)
 
     @property
     def rounds(self) -> list[float]:
@@ -156,14 +158,17 @@ class Comparison:
 
 def compare(chosen: Mapping[str, Callable], preset: Preset, *, measure_memory: bool = True,
             tries: int = 1, losses: int = 1, rounds: int = 0, repeat: int = 1,
-            observe: Callable | None = None, link: tuple[float, float] | None = None,
-            device: str | None = None, quiet: bool = False) -> Comparison:
+            record: bool = False, observe: Callable | None = None,
+            link: tuple[float, float] | None = None, device: str | None = None,
+            quiet: bool = False) -> Comparison:
     """Trains the preset's GPT-2 under every strategy (name -> strategy) on `preset.ranks` ranks.
 
     Each strategy by itself: two steps under the memory meter, `tries` times, then `losses` steps
     (without memory at least 3), the collectives of the last of which are counted. Then all take
-    turns: `rounds` turns of `repeat` timed steps. At last observe(module, optimizer, batch), if
-    given, is called on each rank with what each strategy returned and one batch.
+    turns: `rounds` turns of `repeat` timed steps. record: a turn is one timed step and one under
+    the profiler; of these the one nearest to the median of those timed is kept. At last
+    observe(module, optimizer, batch), if given, is called on each rank with what each strategy
+    returned and one batch.
 
     link: on CPUs, what is timed and observed passes a slow link: the shares of the first strategy's
     step that all its bytes, and the latency of one collective, take (`proportional_link`). device,
@@ -171,7 +176,7 @@ def compare(chosen: Mapping[str, Callable], preset: Preset, *, measure_memory: b
     """
     # no time limit, also inside a check: a slow machine may take minutes for honest work
     by_rank = launch(_compare, dict(chosen), preset, _Plan(measure_memory, tries, losses, rounds,
-                                                           repeat, observe, link),
+                                                           repeat, record, observe, link),
                      ranks=preset.ranks, verify=False, device=device, quiet=quiet, hang_after=60,
                      timeout=None)
     sizes = by_rank[0]["sizes"]
@@ -212,6 +217,7 @@ class _Plan:
     losses: int
     rounds: int
     repeat: int
+    record: bool
     observe: Callable | None
     link: tuple[float, float] | None
 
@@ -253,7 +259,12 @@ def _compare(chosen, preset, plan) -> dict:
         gc.collect()
     steps = {name: partial(train, *pair, batches(preset, 1)) for name, pair in built.items()}
     with _on_link(plan.link, steps):
-        if plan.rounds:
+        if plan.rounds and plan.record:
+            labelled = {name: partial(labelled_step, *pair, batches(preset, 1)[0])
+                        for name, pair in built.items()}
+            for name, one in record_in_turns(steps, labelled, plan.rounds).items():
+                found[name] |= {"seconds": one.measured, "recorded": one}
+        elif plan.rounds:
             seconds = throughput.seconds_per_step(steps, plan.rounds, repeat=plan.repeat)
             for name in chosen:
                 found[name]["seconds"] = seconds[name]
@@ -304,7 +315,8 @@ def _merged(by_rank) -> Measured:
               zip(*(found["losses"] for found in by_rank), strict=True)]
     return Measured(_fullest(reports) if reports else None, by_rank[0]["calls"], losses,
                     [found["seconds"] for found in by_rank if "seconds" in found],
-                    [found["observed"] for found in by_rank if "observed" in found])
+                    [found["observed"] for found in by_rank if "observed" in found],
+                    [found["recorded"] for found in by_rank if "recorded" in found])
 
 
 def _fullest(reports) -> memory.Report:

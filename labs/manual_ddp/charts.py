@@ -7,12 +7,14 @@ from functools import partial
 
 from labs.exercises import comparison
 from labs.exercises.comparison import Comparison
-from labs.exercises.gpu_notes import below, speeds, spreads_of_recorded
+from labs.exercises.gpu_notes import below, speeds, spreads
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
 from labs.manual_ddp import variants
 from labs.manual_ddp.checks.combine import as_gradient, gradients_of_shards
 from labs.manual_ddp.checks.ready_order import count_early
+from labs.meters.trace import Trace
+from labs.meters.typical_step import require_typical
 from labs.pictures import agreement, palette, phases, shards, timelines
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
@@ -62,9 +64,12 @@ def explore_buckets(make_buckets: Callable, preset: Preset) -> Controls:
 
 @shows("2.7")
 def show_in_flight(wrap: Callable, preset: Preset) -> Picture:
-    """Draws when each gradient of rank 0 was ready, and when its bucket left and arrived."""
-    return timelines.buckets_in_flight(*launch(variants.record_marked, wrap, preset,
-                                               ranks=preset.ranks, quiet=True, verify=False)[0])
+    """Draws when each gradient of rank 0 was ready, and when its bucket left and arrived, in the
+    recorded step that is nearest to the median."""
+    recorded, buckets = launch(variants.record_marked, wrap, preset, ranks=preset.ranks, quiet=True,
+                               verify=False)[0]
+    require_typical({"a step": (recorded.seconds, recorded.usual)}, "this cell")
+    return timelines.buckets_in_flight(recorded.trace, buckets)
 
 
 @shows("2.7")
@@ -100,7 +105,7 @@ def show_calls(compared: Comparison) -> Picture:
 
 
 def _predicted_calls(compared, name) -> int | None:
-    cut = compared.results[name].observed[0].buckets
+    [cut, *_] = compared.results[name].observed
     return len(cut) if cut else compared.tensors if "per parameter" in name else None
 
 
@@ -116,24 +121,28 @@ def show_bytes(compared: Comparison) -> Picture:
 @shows("2.10")
 def show_timelines(compared: Comparison, *names: str) -> Picture:
     """Draws one recorded step of the named variants (all, if none is named), on at most three
-    ranks: the first, the slowest and the last."""
+    ranks: the first, the slowest and the last. It is the step of `show_phases`."""
     return timelines.by_rank({name: variants.shown_ranks(traces)
-                              for name, traces in _fastest_steps(compared, names).items()})
+                              for name, traces in _typical_steps(compared, names).items()})
 
 
 @shows("2.10")
 def show_phases(compared: Comparison) -> Picture:
-    """Draws where a recorded step went, mean over ranks: phases and exposed communication. The
-    fastest step is drawn; on GPUs a note has the seconds of all that were recorded."""
-    recorded = {name: variants.seconds_of_recorded(one.observed)
-                for name, one in compared.results.items()}
-    return phases.step_phases(_fastest_steps(compared),
-                              spreads_of_recorded(recorded, compared.preset))
+    """Draws where a recorded step went, mean over ranks: phases and exposed communication. It is
+    the step nearest to the median that `show_throughput` draws; on GPUs a note has the seconds of
+    all that were recorded."""
+    recorded = {name: one.recorded[0].recorded for name, one in compared.results.items()}
+    note = spreads(recorded, compared.preset)
+    return phases.step_phases(_typical_steps(compared), below(
+        note, "The recorded step nearest to the median is drawn." if note else ""))
 
 
-def _fastest_steps(compared, names=()) -> dict:
-    return {name: [observed.trace for observed in compared.results[name].observed]
-            for name in names or compared.results}
+def _typical_steps(compared, names=()) -> dict[str, list[Trace]]:
+    """Variant -> one trace of each rank. Raises NotTypical where one is far from the throughput."""
+    recorded = {name: compared.results[name].recorded for name in names or compared.results}
+    require_typical({name: (first.seconds, first.usual) for name, [first, *_] in recorded.items()},
+                    "the cell with lab.compare")
+    return {name: [one.trace for one in by_rank] for name, by_rank in recorded.items()}
 
 
 @shows("2.10")

@@ -5,7 +5,7 @@ module for the charts.
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,8 @@ from labs.exercises.verdicts import shows
 from labs.manual_ddp.checks.overlap import judged_buckets
 from labs.manual_ddp.edge_cases import ONLY_RANK_0
 from labs.meters.trace import Trace
-from labs.meters.trace_file import fastest, record_step
 from labs.meters.traffic import Traffic
+from labs.meters.typical_step import TypicalStep, record_in_turns
 from labs.training import data, models
 from labs.training.loop import labelled_step, mark_gradients, train
 from labs.training.presets import Preset
@@ -32,32 +32,22 @@ from labs.workers.progress import status
 from labs.workers.slow_link import proportional_link, slow_link
 
 Wrap = Callable[[nn.Module], nn.Module]
-RECORDED = 7  # steps of each variant; one is kept, the fastest
+ROUNDS = 7  # of the comparison, and recorded steps of each variant; one of these is drawn
 # Of the first variant's step, on a CPU: its bytes on the link, and one collective's latency. So
 # sending takes half as long as computing, and a call for each tensor takes longer than its bytes:
 # what the variants differ in is larger than what a busy machine adds.
 LINK = (0.5, 0.01)
 
 
-@dataclass(frozen=True)
-class Observed:
-    """One variant on one rank. buckets: the names of the parameters in each, None for a module
-    without buckets of its own. seconds: of RECORDED steps. trace: of that which was fastest."""
-
-    buckets: list[list[str]] | None
-    seconds: list[float]
-    trace: Trace
-
-
 @shows("2.10")
-def compare(variants: Mapping[str, Wrap], preset: Preset, rounds: int = 5) -> Comparison:
+def compare(variants: Mapping[str, Wrap], preset: Preset, rounds: int = ROUNDS) -> Comparison:
     """Trains each variant (name -> function that wraps a model) on `preset.ranks` ranks. The
-    variants take turns, so that a machine that slows down slows down all of them. On CPUs their
-    collectives pass a slow link."""
+    variants take turns, also in being recorded, so that a machine that slows down slows down all of
+    them. On CPUs their collectives pass a slow link."""
     with status(f"{counted(len(variants), 'module')} take {rounds} turns"):
         return comparison.compare({name: as_strategy(wrap) for name, wrap in variants.items()},
                                   preset, measure_memory=False, rounds=rounds,
-                                  observe=observe, link=LINK, quiet=True)
+                                  record=True, observe=bucket_names, link=LINK, quiet=True)
 
 
 def as_strategy(wrap: Wrap) -> Callable:
@@ -69,14 +59,12 @@ def as_strategy(wrap: Wrap) -> Callable:
     return strategy
 
 
-def observe(module, optimizer, batch) -> Observed:
-    """On a rank: the module's buckets, and what a few recorded steps took."""
+def bucket_names(module, optimizer, batch) -> list[list[str]] | None:
+    """On a rank: the names of the parameters in each bucket; None for a module that has none of its
+    own."""
     names = {id(parameter): name.removeprefix("module.").removeprefix("transformer.")
              for name, parameter in module.named_parameters()}
-    buckets = [[names[id(p)] for p in bucket] for bucket in getattr(module, "buckets", [])]
-    steps = [record_step(lambda: labelled_step(module, optimizer, batch)) for _ in range(RECORDED)]
-    return Observed(buckets or None, [step.seconds for step in steps],
-                    steps[fastest(steps)].write())
+    return [[names[id(p)] for p in bucket] for bucket in getattr(module, "buckets", [])] or None
 
 
 def shown_ranks(traces: list[Trace], most: int = 3) -> list[Trace]:
@@ -87,11 +75,6 @@ def shown_ranks(traces: list[Trace], most: int = 3) -> list[Trace]:
     slowest = max(traces, key=lambda trace: sum(trace.seconds_by_phase.values())
                   - trace.exposed_seconds)
     return [trace for trace in traces if trace in (traces[0], slowest, traces[-1])]
-
-
-def seconds_of_recorded(by_rank: list[Observed]) -> list[float]:
-    """The seconds of each recorded step: those of the slowest rank."""
-    return [max(step) for step in zip(*(observed.seconds for observed in by_rank), strict=True)]
 
 
 def losses(wrap: Wrap, preset: Preset, steps: int, ranks: int) -> list[float]:
@@ -124,8 +107,8 @@ def record_averaging(average_gradients) -> list:
     return [(name, before[name].cpu(), after.cpu()) for name, after in gradients(model).items()]
 
 
-def record_marked(wrap, preset) -> tuple:
-    """On a rank: (trace of a step with a label for each gradient, the buckets' parameters). On a
+def record_marked(wrap, preset) -> tuple[TypicalStep, list[list[str]] | None]:
+    """On a rank: (a recorded step with a label for each gradient, the buckets' parameters). On a
     CPU the step passes a slow link."""
     def marked(model):
         mark_gradients(model)
@@ -133,9 +116,11 @@ def record_marked(wrap, preset) -> tuple:
 
     pair, [batch] = (comparison.build(as_strategy(marked), preset),
                      comparison.batches(preset, 1))
-    with slow_link(proportional_link(lambda: train(*pair, [batch]), *LINK)):
-        observed = observe(*pair, batch)
-    return observed.trace, observed.buckets
+    step = partial(train, *pair, [batch])
+    with slow_link(proportional_link(step, *LINK)):
+        found = record_in_turns({"marked": step}, {"marked": partial(labelled_step, *pair, batch)},
+                                ROUNDS)
+    return found["marked"], bucket_names(*pair, batch)
 
 
 def count_all_reduces(wrap, preset, parts) -> tuple[list[int], int]:
