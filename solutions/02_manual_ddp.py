@@ -597,7 +597,8 @@ lab.check_accumulate(accumulate, accumulating)
 
 # %% [markdown]
 # First your guess: the throughput of your overlapped module, as a share of torch DDP's, for example
-# 0.8. `lab.torch_ddp` is torch's DDP with your cap. The comparison takes up to a minute.
+# 0.8. `lab.torch_ddp` is torch's DDP with your cap. In each turn every module does one timed step and
+# one under the profiler. That takes up to a minute.
 
 # %%
 # A guess, for exercise 2.10
@@ -662,9 +663,9 @@ lab.show_phases(compared)
 # %% [markdown]
 # **Notice:** compare the hatched parts. One call per parameter pays a latency for each; buckets pay
 # few; overlap hides a part of what is left. "communication / computing" counts all communication,
-# overlapped or exposed: above 1, some is exposed however well it overlaps. All four do the same
-# arithmetic: where forward or backward takes longer, other programs, the hooks or the recording took
-# that time, and this ratio falls.
+# overlapped or exposed: above 1, some is exposed however well it overlaps. Both pictures show the
+# recorded step nearest to the median of the steps below. If it differs from that by over a third,
+# nothing is drawn, because it would contradict the throughput.
 
 # %%
 lab.show_throughput(compared)
@@ -687,9 +688,14 @@ lab.show_starts(overlapped)
 
 # %% [markdown]
 # torch's DDP learns the order: in the first backward it notes when each gradient becomes ready,
-# rank 0 broadcasts its list, and all ranks cut new buckets by it. Build this now without
-# `lab.Wrapper` and `lab.BucketedWrapper`; your functions of 2.2, 2.5 and 2.6 may stay. To notice the
-# end of backward, torch's DDP uses a private callback of autograd's engine:
+# rank 0 broadcasts its list, and all ranks cut new buckets by it. Without `find_unused_parameters`,
+# that first backward has a single bucket with all gradients, so in step 1 nothing overlaps. Later,
+# with torch's default cap, the first bucket closes at 1 MiB already, and so leaves early; the others
+# close at 25 MiB. With a cap of your own, all have yours.
+
+# %% [markdown]
+# Build this now without `lab.Wrapper` and `lab.BucketedWrapper`; your functions of 2.2, 2.5 and 2.6
+# may stay. To notice the end of backward, torch's DDP uses a private callback of autograd's engine:
 #
 # | call, inside a hook | what it does |
 # |:--|:--|

@@ -173,6 +173,27 @@ def test_torch_closes_a_bucket_when_its_cap_is_reached():
         parameters, 60)] == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("options, steps", [
+    ({}, [[5.1], [1.3, 3.8], [1.3, 3.8]]),
+    ({"bucket_cap_mb": 0.8}, [[5.1], [1.3] * 4, [1.3] * 4]),
+    ({"find_unused_parameters": True}, [[3.8, 1.3]] * 3)])
+def test_torchs_first_backward_has_one_bucket_and_its_default_first_bucket_is_small(options, steps):
+    """Said in the text of exercise 2.11. The model has 8 matrices of 0.64 MB; MB by bucket."""
+    def work():
+        model = torch.nn.Sequential(*(torch.nn.Linear(400, 400) for _ in range(8)))
+        module, found = torch.nn.parallel.DistributedDataParallel(model, **options), []
+        for _ in range(3):
+            with Traffic() as traffic:
+                module(torch.rand(2, 400)).sum().backward()
+            found.append([call.bytes / 1e6 for call in traffic.of("all_reduce")
+                          if call.bytes > 10_000])
+        return found
+
+    assert dist._DEFAULT_FIRST_BUCKET_BYTES == 2**20
+    for found, want in zip(launch(work, ranks=2, quiet=True)[0], steps, strict=True):
+        assert found == pytest.approx(want, abs=0.06)
+
+
 def test_no_sync_saves_all_reduces(solution):
     each, once = lab.show_accumulation(solution.accumulating, SMALL, parts=3).data
     assert each.measured == each.predicted == 3 * once.measured == 3 * once.predicted
