@@ -416,11 +416,15 @@ lab.check_forward_prefetch(forward_prefetch)
 lab.show_ahead(PRESET, forward_prefetch)
 
 # %% [markdown]
-# **Notice:** the first block ahead takes waiting out of forward: its all-gather overlaps with the
-# block before it. The second saves less for as much memory again, because little is left to save: the
-# root and the first block have hardly any computing before them to hide beneath. Memory is also why
-# FSDP1's `limit_all_gathers` limits how far the CPU runs ahead: to two all-gathers in flight, the
-# fewest that still overlap.
+# **Notice:** the lines below the table say what each block ahead saved, and for how much memory. The
+# first takes waiting out of forward: its all-gather overlaps with the block before it. After that
+# little is left to save, because an all-gather takes less time than a block computes: the root and
+# the first block have hardly any computing before them to hide beneath. But the memory grows as much
+# again.
+
+# %% [markdown]
+# Memory is also why FSDP1's `limit_all_gathers` limits how far the CPU runs ahead: to two all-gathers
+# in flight, the fewest that still overlap.
 
 # %% [markdown]
 # ## What does it cost to get it wrong?

@@ -175,6 +175,16 @@ def test_causes_are_injected_and_named_in_runs_recorded_again(solution, monkeypa
         assert picture.picture(letter).png().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("exposed, said", [
+    ((40, 16.1, 17), ["1 ahead saves 23.9 ms and takes 0.80 MB more",
+                      "2 ahead saves nothing (+0.9 ms) and takes 0.80 MB more"]),
+    ((40, 20, 12), ["1 ahead saves 20.0 ms", "2 ahead saves 8.0 ms"]),
+    ((40, 39, 60), ["1 ahead saves nothing (-1.0 ms)", "2 ahead costs 21.0 ms"])])
+def test_what_each_block_ahead_saves_is_said_as_it_was_measured(exposed, said):
+    table = charts.ahead_table((0, 1, 2), exposed, (1, 2, 3), (800_000,) * 3)
+    assert all(sentence in repr(table) for sentence in said)
+
+
 # ---- recordings that can be judged by their seconds
 
 
@@ -304,7 +314,7 @@ def test_built_backward_without_prefetch_is_more_exposed(shown):
 
 
 def test_built_one_block_ahead_takes_waiting_out_of_forward(shown):
-    none, one, two = (line.split() for line in shown["lab.show_ahead"].splitlines()[2:])
+    none, one, two = (line.split() for line in shown["lab.show_ahead"].splitlines()[2:5])
     assert float(one[1]) < 0.9 * float(none[1])
     assert [row[2] for row in (none, one, two)] == ["1", "2", "3"]
 
