@@ -887,6 +887,69 @@ lab.node_chart(billion)
 # GPUs do the work of 7.6, since one GPU communicates nothing.
 
 # %% [markdown]
+# ### Exercise 4.11 · What scaling costs
+#
+# *Difficulty 3 of 5 · 20 minutes · target: three prices of any job, exactly*
+#
+# - `efficiency(few, many)`: each is (GPUs, tokens of a step on all of them, its seconds). Which share
+#   of a GPU's tokens per second is left on many?
+# - `communication_ratio`: seconds of FSDP's collectives in fp32, over seconds of computing (6 FLOPs a
+#   parameter and token). `tokens` are a rank's; `link` is in bytes/s.
+
+# %% [markdown]
+# - `offload`: seconds of a rank's copies over its PCIe, and of AdamW on the host. The shard is copied
+#   before each of two gathers, and its gradient back, all in fp32. On a CPU, AdamW is eight
+#   operations one after the other, which move 80 bytes for each parameter through the host's memory.
+#   All ranks share that memory: `host` bytes/s for all of them together.
+
+# %%
+# Exercise 4.11: what scaling costs
+def efficiency(few, many):  # each (GPUs, tokens, seconds)
+    ### BEGIN SOLUTION
+    per_gpu = [tokens / seconds / gpus for gpus, tokens, seconds in (few, many)]
+    return per_gpu[1] / per_gpu[0]
+    ### END SOLUTION
+
+
+def communication_ratio(psi, ranks, tokens, flops, link):
+    ### BEGIN SOLUTION
+    sends = 3 * 4 * psi * (ranks - 1) / ranks
+    return (sends / link) / (6 * psi * tokens / flops)
+    ### END SOLUTION
+
+# %%
+# Exercise 4.11, continued: (seconds of copies, seconds of AdamW)
+def offload(psi, ranks, pcie, host):
+    ### BEGIN SOLUTION
+    return 3 * 4 * psi / ranks / pcie, 80 * psi / host
+    ### END SOLUTION
+
+
+lab.check_scaling_costs(efficiency, communication_ratio, offload)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Write down bytes first, then divide by the rate of what carries them. FSDP has three collectives a
+# step, and a rank sends all parts of each but its own. A rank's copies are of its shard, but the host
+# updates every rank's.
+#
+# </details>
+
+# %% [markdown]
+# Your formulas on the table's jobs, with the data sheets' rates of an A100, TF32, NVLink, PCIe and two
+# EPYC sockets:
+
+# %%
+print(efficiency((1, 4096, 0.361), (8, 8 * 4096, 0.380)), "of a GPU's tokens/s on 8 GPUs")
+print(communication_ratio(1.01e9, 8, 4096, flops=156e12, link=300e9), "s for each s of computing")
+offload(5.44e9, 8, pcie=32e9, host=410e9)
+
+# %% [markdown]
+# **Notice:** the copies are a quarter of AdamW's time. No card reaches its data sheet's rates, so
+# the table's milliseconds are longer: its model has the shares that published runs reach.
+
+# %% [markdown]
 # ## Optional: `fully_shard` from nothing
 #
 # Notebook 03 laid a unit's parameters into one flat tensor, so a shard could end inside a row, and
@@ -953,7 +1016,7 @@ def padded(tensor, length):  # its numbers in one dimension, and zeros up to thi
 padded(torch.ones(1, 4), 8)  # what rank 1 packs of the weight above
 
 # %% [markdown]
-# ### Exercise 4.11 · Rows, packing, types and prefetch
+# ### Exercise 4.12 · Rows, packing, types and prefetch
 #
 # *Difficulty 5 of 5 · 60 minutes · target: the collectives of `mixed`, call for call, and its numbers*
 #
@@ -966,7 +1029,7 @@ padded(torch.ones(1, 4), 8)  # what rank 1 packs of the weight above
 # `lengths`: of a rank's padded rows. `order`: one list, which all units of a model share.
 
 # %%
-# Exercise 4.11: what a rank keeps of a unit
+# Exercise 4.12: what a rank keeps of a unit
 class Unit:
     def __init__(self, module):
         places = places_of(module)
@@ -983,7 +1046,7 @@ class Unit:
         ### END SOLUTION
 
 # %%
-# Exercise 4.11, continued: one all-gather for all of a unit, in bf16
+# Exercise 4.12, continued: one all-gather for all of a unit, in bf16
 def start(unit):  # calls it, unless the unit is whole or in flight
     ### BEGIN SOLUTION
     if not unit.in_flight and not is_whole(unit):
@@ -1004,7 +1067,7 @@ def gather(unit):  # waits for it, and unpacks
     ### END SOLUTION
 
 # %%
-# Exercise 4.11, continued: a gradient of a whole parameter is complete
+# Exercise 4.12, continued: a gradient of a whole parameter is complete
 def count(unit):
     unit.ready += 1
     if unit.ready < len(unit.whole):
@@ -1023,7 +1086,7 @@ def count(unit):
     ### END SOLUTION
 
 # %%
-# Exercise 4.11, continued: the root's forward comes first, and the root stays whole until backward
+# Exercise 4.12, continued: the root's forward comes first, and the root stays whole until backward
 def before_forward(unit, order):
     if order[:1] == [unit]:  # the root again: another forward begins
         order.clear()
@@ -1084,6 +1147,7 @@ lab.check_from_scratch(my_fsdp)
 # - predict the largest model for a number of ranks and bytes
 # - say what checkpointing saves and costs, and what offload moves
 # - say which bytes each type of mixed precision halves
+# - compute what scaling and offload cost, and what limits the efficiency
 # - build a model that no rank ever holds, and load it on other ranks
 # - measure whether a training loop does what it says
 

@@ -115,6 +115,10 @@ def test_without_gpus_the_billion_is_predicted(solution, strategies, capsys):
     assert offloaded.host == pytest.approx(  # the root's copies alone are not hidden
         80 * 5.44e9 / (409.6e9 * 0.87), rel=0.01)
     assert f"the work of {8 * charts.efficiency(run, run.rows[-1]):.1f}" in text
+    seconds = [f"{row.seconds:.3f}" for row in (run.rows[-4], run.rows[-1])]
+    assert f"efficiency((1, 4096, {seconds[0]}), (8, 8 * 4096, {seconds[1]}))" in text
+    copies, adamw = solution.offload(5.44e9, 8, pcie=32e9, host=410e9)
+    assert copies / adamw == pytest.approx(1 / 4, abs=0.02)  # "a quarter of AdamW's time"
     states = 4 * 4 * 1.01e9
     assert (round(states / 1e9, 1), round(states / 8e9, 1)) == (16.2, 2.0)
     sizes = preset("billion")

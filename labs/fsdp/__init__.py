@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from labs.fsdp.checks.loop import check_loop, try_loop
     from labs.fsdp.checks.mixed import check_mixed
     from labs.fsdp.checks.scaled import check_scaled_step, try_step
+    from labs.fsdp.checks.scaling_costs import check_scaling_costs
     from labs.fsdp.checks.shard import check_shard
     from labs.fsdp.fsdp1 import block_policy, fsdp1_names, fsdp1_wrap_policies
     from labs.fsdp.memory_limits import largest_model, memory_limit, parameters_of

@@ -1,4 +1,4 @@
-"""What the check of exercise 4.11 must reject, with the words that must say why, and what it must
+"""What the check of exercise 4.12 must reject, with the words that must say why, and what it must
 accept. Most wrong answers are the solution with one line changed."""
 
 import sys

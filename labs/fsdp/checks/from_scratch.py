@@ -1,4 +1,4 @@
-"""Exercise 4.11: fully_shard without torch's own: rows of each parameter, bf16 gathers, fp32 sums,
+"""Exercise 4.12: fully_shard without torch's own: rows of each parameter, bf16 gathers, fp32 sums,
 and the next unit's all-gather in flight in backward."""
 
 import copy
@@ -69,7 +69,7 @@ class HalfPrecisionReference(Reference):
         return loss.item(), [p.grad.float() for _, p in models.trainable(half)]
 
 
-@check("4.11", hints=_HINTS)
+@check("4.12", hints=_HINTS)
 def check_from_scratch(strategy: Callable) -> str:
     """strategy(model, optimizer_class, **settings) -> (module, optimizer): fully sharded training
     with one unit for each block and one for the root, built without torch's fully_shard."""

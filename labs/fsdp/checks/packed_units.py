@@ -1,4 +1,4 @@
-"""The collectives of exercise 4.11: one of each kind for each unit that a student packs, in bf16
+"""The collectives of exercise 4.12: one of each kind for each unit that a student packs, in bf16
 and fp32, and the next unit's all-gather in flight while this one's gradients are computed."""
 
 from collections import Counter
