@@ -925,6 +925,7 @@ def offload(psi, ranks, pcie, host):
     ### END SOLUTION
 
 
+# %%
 lab.check_scaling_costs(efficiency, communication_ratio, offload)
 
 # %% [markdown]
@@ -1142,12 +1143,12 @@ lab.check_from_scratch(my_fsdp)
 # %% [markdown]
 # ## I can …
 #
-# - say what a unit is, count the collectives of a wrapping, and what its forward waits for
+# - say what a unit is, count a wrapping's collectives, and what its forward waits for
 # - say why the optimizer comes after the units
 # - predict the largest model for a number of ranks and bytes
-# - say what checkpointing saves and costs, and what offload moves
+# - say what checkpointing saves and costs
 # - say which bytes each type of mixed precision halves
-# - compute what scaling and offload cost, and what limits the efficiency
+# - compute what scaling and offload cost
 # - build a model that no rank ever holds, and load it on other ranks
 # - measure whether a training loop does what it says
 
