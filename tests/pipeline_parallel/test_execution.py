@@ -11,9 +11,13 @@ from torch.distributed.pipelining import schedules as torchs_schedules
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import labs.pipeline_parallel as lab
+from labs.meters.typical_step import NotTypical
+from labs.pipeline_parallel.charts.stages import draw_measured
 from labs.pipeline_parallel.execution import torchs
 from labs.pipeline_parallel.execution.activations import SavedBytes
+from labs.pipeline_parallel.execution.experiments import MeasuredStep
 from labs.predictions.pipelines import schedules as known
+from labs.predictions.pipelines.simulate import Times, simulate
 from labs.workers.launcher import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -51,6 +55,20 @@ def test_a_measured_step_stands_below_its_simulation():
     assert simulated.bubble == measured.bubble == pytest.approx(1 / 10)
     assert measured.timeline.makespan >= 0.99 * simulated.timeline.makespan >= 0.99 * 10 * 0.03
     assert measured.held == pytest.approx(measured.peaks, rel=0.1)  # bytes beside their formula
+
+
+@pytest.mark.parametrize("lengths, drawn", [((0.9, 1, 1.2), True), ((1, 1, 9), True), ((), True),
+                                            ((0.6, 1, 1.2), False), ((0.3, 0.9, 0.9), False)])
+def test_a_shortest_step_unlike_the_others_is_not_drawn(lengths, drawn):
+    schedule = known.one_f_one_b(2, 2)
+    times = Times([1.0] * 2, [2.0] * 2, [0.0] * 2)
+    step = MeasuredStep(schedule, simulate(schedule, times), times, [1] * 2, [1] * 2, 1.0, 0.0,
+                        lengths)
+    if drawn:
+        assert "bubble" in str(draw_measured(step, "one_f_one_b"))
+        return
+    with pytest.raises(NotTypical, match="not drawn, .* run this cell again when it is quieter"):
+        draw_measured(step, "one_f_one_b")
 
 
 @pytest.mark.slow

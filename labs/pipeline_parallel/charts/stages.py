@@ -1,10 +1,12 @@
 """The pictures of stages on ranks: measured under simulated, uneven stages, several runtimes."""
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import Wrong, shows
 from labs.meters.metrics import Metric
+from labs.meters.typical_step import require_typical
 from labs.pictures.picture import Picture
 from labs.pictures.schedules import DrawnSchedule, timelines
 from labs.pictures.tables import Table
@@ -70,7 +72,10 @@ def _schedule(function, ranks, micro_batches, chunks=1) -> Schedule:
 
 
 def draw_measured(step: MeasuredStep, name: str, bubble: float | None = None) -> Picture:
-    """Draws a measured step below its simulation. bubble: the share that the formula gives."""
+    """Draws a measured step below its simulation. bubble: the share that the formula gives. Raises
+    NotTypical where the step is far from the median of those measured."""
+    if step.lengths:
+        require_typical({name: (min(step.lengths), median(step.lengths))}, "this cell")
     simulated = simulate(step.schedule, step.times)
     expected = [held / MB for held in simulated.peak_bytes(step.activation_bytes, step.kept)]
     peaks = [peak / MB for peak in step.peaks]

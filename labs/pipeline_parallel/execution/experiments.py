@@ -35,7 +35,8 @@ _LLAMA_3_VOCABULARY = 31  # times as wide as the hidden states: 128,256 / 4,096
 class MeasuredStep:
     """A step of a schedule on ranks. times: medians by stage, in seconds, from which the simulation
     is made. activation_bytes: by stage, what one forward keeps. peaks: bytes, by rank. kept: of the
-    bytes that a forward keeps, the share that is still there after a B that has a W."""
+    bytes that a forward keeps, the share that is still there after a B that has a W. lengths: the
+    seconds of all steps of which this is the shortest."""
 
     schedule: Schedule
     timeline: Timeline
@@ -44,6 +45,7 @@ class MeasuredStep:
     peaks: list[int]
     kept: float
     loss: float
+    lengths: Sequence[float] = ()
 
 
 def measured_step(schedule: Schedule, paced: bool | None = None) -> MeasuredStep:
@@ -53,11 +55,13 @@ def measured_step(schedule: Schedule, paced: bool | None = None) -> MeasuredStep
     require_legal(schedule)
     paced = not devices.gpus() if paced is None else paced
     by_rank = launch(_measured_steps, schedule, paced, ranks=len(schedule.ranks), quiet=True)
-    records = min(zip(*by_rank, strict=True), key=_length)
+    steps = list(zip(*by_rank, strict=True))
+    records = min(steps, key=_length)
     spans = [span for record in records for span in record.spans]
     return MeasuredStep(schedule, Timeline.from_measured(spans), _times(schedule, spans),
                         _activation_bytes(schedule, records), [record.peak for record in records],
-                        _kept(schedule, records), sum(record.loss for record in records))
+                        _kept(schedule, records), sum(record.loss for record in records),
+                        list(map(_length, steps)))
 
 
 def small_llama(layers: int) -> nn.Module:
