@@ -8,6 +8,8 @@ import pytest
 from _build.definitions import definitions
 
 import labs.surviving_failure as lab
+from labs.exercises.verdicts import Verdict
+from labs.meters import typical_step
 from labs.surviving_failure.charts import checkpoints
 from labs.surviving_failure.crashes import full_disk, slow_disk, stalls
 from labs.surviving_failure.crashes.damage import DAMAGES
@@ -92,9 +94,25 @@ def test_kills_lose_nothing_but_what_is_written_over():
     assert "0 lost" in picture.text
 
 
+@pytest.mark.parametrize("plain, drawn", [(0.02, True), (0.026, True), (0.03, False),
+                                          (0.01, False)])
+def test_steps_unlike_those_before_are_not_drawn(plain, drawn):
+    """A step took 20 ms before the job began to save."""
+    steps = [plain if number % stalls.EVERY else 0.1 for number in range(1, 2 * stalls.EVERY + 2)]
+    found = stalls.Stalls({way: steps for way in (stalls.SYNCHRONOUS, stalls.STUDENTS,
+                                                  stalls.TORCHS)}, 0.02, 0.01, 0.01, 0.1, 10**6)
+    with mock.patch.object(stalls, "measure_stalls", lambda *_: found):
+        picture = lab.show_stalls(right.AsyncSaver, right.write_whole)
+    assert isinstance(picture, Verdict) is not drawn
+    if not drawn:
+        assert picture.passed is None
+        assert f"a step without a save: {1e3 * plain:.0f} ms, but usually 20 ms" in picture.sentence
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_launcher")
-def test_stalls():
+def test_stalls(monkeypatch):
+    monkeypatch.setattr(typical_step, "MOST", float("inf"))  # a busy machine breaks no test
     picture = lab.show_stalls(right.AsyncSaver, right.write_whole)
     found, _ = picture.data
     assert list(found.seconds) == [stalls.SYNCHRONOUS, stalls.STUDENTS, stalls.TORCHS]

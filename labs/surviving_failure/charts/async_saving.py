@@ -8,6 +8,7 @@ from matplotlib.patches import Patch
 
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import shows
+from labs.meters.typical_step import require_typical
 from labs.pictures import marks, palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import WIDTH, Picture, canvas
@@ -23,6 +24,9 @@ def show_stalls(saver_class: Callable, write_whole: Callable) -> Picture:
     """Draws the time of each step of a job of two ranks that saves to a slow disk in three ways."""
     with processes.temporary_folder() as folder, status("three ways to save"):
         found = stalls.measure_stalls(saver_class, write_whole, Path(folder))
+    # Of the synchronous way only: beside another one a thread saves, which may cost the job time.
+    require_typical({"a step without a save": (found.plain(stalls.SYNCHRONOUS), found.step)},
+                    "this cell")
     figure, axes = canvas(WIDTH, 4.9, nrows=3, sharex=True, sharey=True)
     for ax, (way, seconds) in zip(axes, found.seconds.items(), strict=True):
         _draw_steps(ax, seconds)
