@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 import labs.scaling as lab
-from labs.meters import lost_time
+from labs.exercises.verdicts import Verdict
+from labs.meters import lost_time, typical_step
 from labs.meters.trace import Span, union
 from labs.meters.trace_clock import on_one_axis, shifted, without_loading
 from labs.scaling.checks import lost_time_traces
@@ -117,7 +118,8 @@ def test_the_rank_that_is_alone_communicates_with_nobody(recorded):
     assert not trace.collectives and len(trace.steps) == lost_time_runs.STEPS
 
 
-def test_a_waterfall_ends_at_the_efficiency(recorded):
+def test_a_waterfall_ends_at_the_efficiency(recorded, monkeypatch):
+    monkeypatch.setattr(typical_step, "MOST", float("inf"))  # recording is most of so short a step
     picture = lab.show_lost_time(recorded, lost_time.lost_seconds)
     found = {metric.name: metric.value for metric in picture.metrics()}
     alone = recorded.alone[0].seconds / lost_time_runs.STEPS
@@ -152,6 +154,21 @@ def test_a_run_that_does_not_show_its_fault_is_recorded_again(monkeypatch):
     assert len(recorded) == 2 and found in recorded
     picture = lab.show_lost_time(found, lost_time.lost_seconds)
     assert "busy with something else: slow data loader would" in repr(picture)
+
+
+@pytest.mark.parametrize("share, drawn", [(1, True), (0.8, True), (1.4, True), (0.7, False),
+                                          (1.6, False)])
+def test_a_step_unlike_the_unrecorded_ones_is_recorded_again_and_not_drawn(share, drawn):
+    run, alone = lost_time_traces.cases()["a slow data loader"]
+    seconds = max(trace.seconds / len(trace.steps) for trace in run)
+    runs = lost_time_runs.RunsOnRanks({"slow data loader": run}, alone, None,
+                                      {"slow data loader": share * seconds})
+    assert runs.unclear() == ["slow data loader"] * (not drawn)
+    picture = lab.show_lost_time(runs, lost_time.lost_seconds)
+    assert isinstance(picture, Verdict) is not drawn
+    if not drawn:
+        assert picture.passed is None
+        assert f"but usually {1e3 * share * seconds:.0f} ms" in picture.sentence
 
 
 # ---- one time axis

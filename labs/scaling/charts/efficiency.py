@@ -10,6 +10,7 @@ from labs.exercises.numbers import require_named, require_number, require_positi
 from labs.exercises.verdicts import shows
 from labs.meters.lost_time import PARTS, parts_of_step
 from labs.meters.metrics import Metric
+from labs.meters.typical_step import require_typical
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.scaling.runs.lost_time_runs import RunsOnRanks
@@ -117,6 +118,8 @@ def show_lost_time(runs: RunsOnRanks, divide_lost_time: Callable) -> Picture:
     """Draws a waterfall for each run: from N times the throughput of one rank, down by what each
     part loses, to the throughput of the run. In percent of N times: a step of T seconds of which a
     part loses t has lost t/T of what N ranks could do."""
+    require_typical({name: runs.step_and_usual(name) for name in runs.usual},
+                    "the cell that recorded them")
     note = runs.note()
     figure, axes = canvas(WIDTH, 3.5 + marks.NOTE_LINE * bool(note), ncols=len(runs), sharey=True,
                           squeeze=False)

@@ -20,10 +20,12 @@ from labs.exercises import comparison
 from labs.exercises.verdicts import shows
 from labs.fsdp_profiling.injected_faults import Loading, SlowRank
 from labs.fsdp_profiling.recording import traces_folder
+from labs.meters import throughput
 from labs.meters.lost_time import lost_seconds
 from labs.meters.trace import Trace
 from labs.meters.trace_clock import on_one_axis, without_loading
 from labs.meters.trace_file import RecordedStep, fastest, record_step
+from labs.meters.typical_step import is_typical, of_slowest_rank, usual_seconds
 from labs.scaling.runs import scaling_runs
 from labs.training import models
 from labs.training.loop import labelled_step
@@ -47,11 +49,13 @@ FAULTS = {"healthy": None, "slow link": "communication", "slow rank": "waiting",
 
 class RunsOnRanks(dict[str, list[Trace]]):
     """Run -> the traces of its ranks, on one time axis. alone: a list with the trace of a single
-    rank that does as much work as each of theirs."""
+    rank that does as much work as each of theirs. usual: run -> the median seconds of a step
+    without the profiler."""
 
-    def __init__(self, runs, alone: list[Trace], link: Link | None):
+    def __init__(self, runs, alone: list[Trace], link: Link | None,
+                 usual: dict[str, float] | None = None):
         super().__init__(runs)
-        self.alone, self.link = alone, link
+        self.alone, self.link, self.usual = alone, link, usual or {}
 
     def __repr__(self):
         step = {name: 1e3 * max(trace.seconds / len(trace.steps) for trace in run)
@@ -63,8 +67,13 @@ class RunsOnRanks(dict[str, list[Trace]]):
 
     def unclear(self) -> list[str]:
         """The runs in which the part of the fault is not the largest of what a step loses; without
-        a fault, those that lose nothing."""
-        return [name for name in self if not self._shows_fault(name)]
+        a fault, those that lose nothing; and those whose step is not like the others."""
+        return [name for name in self if not self._shows_fault(name)
+                or name in self.usual and not is_typical(*self.step_and_usual(name))]
+
+    def step_and_usual(self, name: str) -> tuple[float, float]:
+        """Seconds of the recorded step, and of those without the profiler."""
+        return max(trace.seconds / len(trace.steps) for trace in self[name]), self.usual[name]
 
     def _shows_fault(self, name) -> bool:
         lost, part = lost_seconds(self[name], self.alone), FAULTS.get(name)
@@ -115,19 +124,20 @@ def record_once(preset: Preset, names: tuple[str, ...] = tuple(FAULTS),
     by_rank = launch(_record_all, preset, names, folder, ranks=preset.ranks, quiet=True,
                      verify=False, hang_after=60, timeout=None)
     runs = {name: [without_loading(trace) for trace in
-                   on_one_axis([found[name] for found, _ in by_rank])] for name in names}
-    found, link = by_rank[0]
-    return RunsOnRanks(runs, [without_loading(found["alone"])], link)
+                   on_one_axis([found[name] for found, *_ in by_rank])] for name in names}
+    found, link, usual = by_rank[0]
+    return RunsOnRanks(runs, [without_loading(found["alone"])], link, usual)
 
 
-def _record_all(preset, names, folder) -> tuple[dict[str, Trace], Link | None]:
-    """On a rank: run -> trace; "alone" on rank 0 only."""
+def _record_all(preset, names, folder
+                ) -> tuple[dict[str, Trace], Link | None, dict[str, float]]:
+    """On a rank: run -> trace, "alone" on rank 0 only; the link; run -> usual seconds of a step."""
     scaling_runs.one_thread()
     alone = _job(preset, group=None)
     link = scaling_runs.link_for(preset, alone.step, BYTES)
     if dist.get_rank() == 0:
         _warm_up(alone)
-    baseline, found = [_alone(alone)], {}
+    baseline, found, usual = [_alone(alone)], {}, {}
     seconds = _of_rank_0(baseline[0].seconds / STEPS)
     for name in names:
         often = _times_on_gpus(preset, seconds) if name == "slow link" and link is None else 1
@@ -139,7 +149,13 @@ def _record_all(preset, names, folder) -> tuple[dict[str, Trace], Link | None]:
             if job.slow:
                 job.slow.active = True
             file = f"{name.replace(' ', '_')}_rank{dist.get_rank()}.json.gz"
-            recorded = [record_step(job.step, steps=STEPS) for _ in range(RECORDINGS)]
+            recorded, measured = [], []
+            for _ in range(RECORDINGS):  # in turns, so that what disturbs one disturbs the other
+                dist.barrier()
+                measured.append(throughput.timed(job.step))
+                recorded.append(record_step(job.step, steps=STEPS))
+            usual[name] = usual_seconds(of_slowest_rank([one.seconds / STEPS for one in recorded]),
+                                        of_slowest_rank(measured))
             found[name] = recorded[fastest(recorded)].write(folder and folder / file)
         # between the runs, so that what disturbs the machine for a while does not decide
         baseline.append(_alone(alone))
@@ -148,7 +164,7 @@ def _record_all(preset, names, folder) -> tuple[dict[str, Trace], Link | None]:
         baseline.sort(key=lambda one: one.seconds)
         found["alone"] = baseline[(len(baseline) - 1) // 2].write(
             folder and folder / "alone.json.gz")
-    return found, link
+    return found, link, usual
 
 
 def _alone(job) -> RecordedStep:
