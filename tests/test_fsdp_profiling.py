@@ -13,12 +13,15 @@ from _build.definitions import definitions
 import labs.fsdp_profiling as lab
 from labs import launch
 from labs.exercises import comparison
+from labs.exercises.verdicts import Verdict
 from labs.fsdp_profiling import charts, recording, step_model
 from labs.fsdp_profiling.checks import common, synthetic_traces
 from labs.fsdp_profiling.checks import diagnose as diagnosis
 from labs.fsdp_profiling.checks import synthetic_files as files
 from labs.fsdp_profiling.checks.exposed_seconds import exposed_in_step
+from labs.fsdp_profiling.scaffold import SlowRuns
 from labs.meters import trace_units as units
+from labs.meters import typical_step
 from labs.meters.trace import PHASES, Span
 from labs.predictions import traffic
 from labs.training.loop import train
@@ -28,6 +31,14 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = recording.preset(layers=3, hidden=64, heads=2, context=32, batch=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_steps():
+    """Lets pictures be drawn of steps so short that recording them is most of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typical_step, "MOST", float("inf"))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +71,7 @@ def test_reduce_scatters_are_in_flight_while_the_next_unit_computes(tmp_path):
     """As on a GPU's stream: a rank does not wait for them where it issues them. The link is so slow
     that no noise matters."""
     config = recording.RunConfig(SMALL, "of a test of reduce-scatters")
-    for trace in launch(recording._record, config, Link(latency=0.1), 1, None, tmp_path,
+    for trace, _ in launch(recording._record, config, Link(latency=0.1), 1, None, tmp_path,
                         ranks=2, quiet=True, verify=False):
         work = [span for span in units.unit_spans(trace) if span.category == "backward"]
         assert len(work) == SMALL.layers
@@ -220,6 +231,23 @@ def test_a_noisy_run_is_recorded_again(monkeypatch):
                         lambda configs, *_: asked.append(configs) or answers.pop(0))
     assert recording.record_clearly(["a", "b", "c"], rounds=5) == [good, good, always]
     assert asked == [["a", "b", "c"], ["a", "c"], ["c"], ["c"], ["c"]]
+
+
+@pytest.mark.parametrize("usual, drawn", [(10, True), (8, True), (14, True), (None, True),
+                                          (7, False), (16, False)])
+def test_a_step_unlike_the_unrecorded_ones_is_not_drawn(usual, drawn, monkeypatch):
+    """The recorded step takes 10 seconds."""
+    monkeypatch.setattr(typical_step, "MOST", 1 / 3)
+    run = synthetic_run()
+    run.usual = usual
+    assert recording.is_usual(run) is drawn
+    slow_runs = SlowRuns(run, {"A": run}, {"A": "slow rank"})
+    for picture in (lab.show_timeline(run), lab.show_prefetch(run), lab.show_waiting(slow_runs),
+                    lab.explore_slow_runs(slow_runs)):
+        assert isinstance(picture, Verdict) is not drawn
+        if not drawn:
+            assert picture.passed is None
+            assert f"10000 ms, but usually {1000 * usual} ms" in picture.sentence
 
 
 def test_no_round_begins_late(monkeypatch):

@@ -30,6 +30,7 @@ from labs.workers.slow_link import link_bytes
 def show_timeline(run: RecordedRun) -> Picture:
     """Draws every rank's step: what it computes, unit by unit, and which collectives are in
     flight."""
+    recording.require_usual({run.config.name: run})
     return timelines.by_rank({run.config.name: list(run)})
 
 
@@ -106,6 +107,7 @@ def non_fsdp_collectives(trace: Trace) -> list[Collective]:
 @shows("Prefetch")
 def show_prefetch(*runs: RecordedRun) -> Picture:
     """Draws rank 0's step of each recording, one below the other."""
+    recording.require_usual({one.config.name: one for one in runs})
     return timelines.by_rank({one.config.name: [one[0]] for one in runs})
 
 
@@ -176,8 +178,11 @@ def _guessed_rate(default_rate, number) -> float | None:
     return default_rate * (1 - loss / 100) if number == 1 and loss is not None else None
 
 
+@shows("Six slow runs")
 def explore_slow_runs(slow_runs: SlowRuns) -> widgets.Controls:
     """Draws the slow run chosen from a menu; without a live kernel, the first one."""
+    recording.require_usual({f"run {letter}": run for letter, run in slow_runs.runs.items()})
+
     def picture(run):
         return timelines.by_rank({f"run {run}": list(slow_runs.runs[run])})
 
@@ -207,6 +212,7 @@ def _described(evidence) -> str:
 def show_waiting(slow_runs: SlowRuns) -> Picture:
     """Draws all ranks of the run with the slow rank."""
     [letter] = [letter for letter, cause in slow_runs.answers.items() if cause == "slow rank"]
+    recording.require_usual({f"run {letter}": slow_runs.runs[letter]})
     return timelines.by_rank({f"run {letter}": list(slow_runs.runs[letter])})
 
 

@@ -23,9 +23,11 @@ from torch.utils.data import DataLoader
 
 from labs.exercises import comparison
 from labs.fsdp_profiling import injected_faults
+from labs.meters import throughput
 from labs.meters.metrics import Metric
 from labs.meters.trace import Trace, total_seconds
 from labs.meters.trace_file import fastest, record_step
+from labs.meters.typical_step import is_typical, of_slowest_rank, require_typical, usual_seconds
 from labs.training import models, presets
 from labs.training.loop import ModuleAndOptimizer, labelled_step
 from labs.training.presets import Preset
@@ -77,11 +79,13 @@ class RunConfig:
 
 
 class RecordedRun(list[Trace]):
-    """The traces of one run, one per rank."""
+    """The traces of one run, one per rank. usual: the median seconds of its steps without the
+    profiler, None where none was timed, as with stacks, which make a step far longer."""
 
-    def __init__(self, traces, config: RunConfig, link: Link | None = None):
+    def __init__(self, traces, config: RunConfig, link: Link | None = None,
+                 usual: float | None = None):
         super().__init__(traces)
-        self.config, self.link = config, link
+        self.config, self.link, self.usual = config, link, usual
 
     def __repr__(self):
         return "\n".join([*map(repr, self), *([] if self.link is None else [
@@ -131,8 +135,8 @@ def record_runs(configs: list[RunConfig], recordings: int = 1, share: float | No
         by_rank = _launch(
             lambda: [_record(config, link, recordings, measure, folder) for config in configs],
             configs[0].preset.ranks)
-    return [RecordedRun(traces, config, link) for traces, config in
-            zip(zip(*by_rank, strict=True), configs, strict=True)]
+    return [RecordedRun([trace for trace, _ in found], config, link, found[0][1])
+            for found, config in zip(zip(*by_rank, strict=True), configs, strict=True)]
 
 
 def _launch(work, ranks):
@@ -167,7 +171,8 @@ def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS, recordings: i
     began = time.monotonic()
     runs = record_runs(configs, recordings, share)
     for turn in range(2, rounds + 1):
-        noisy = [number for number, one in enumerate(runs) if contradiction(one)]
+        noisy = [number for number, one in enumerate(runs)
+                 if contradiction(one) or not is_usual(one)]
         if beside_first and any(map(partial(_is_as_fast, runs[0]), runs[1:])):
             noisy = sorted({0, *noisy, *(number for number, one in enumerate(runs)
                                          if number and _is_as_fast(runs[0], one))})
@@ -180,13 +185,25 @@ def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS, recordings: i
     return runs
 
 
+def is_usual(run: RecordedRun) -> bool:
+    """Returns whether the recorded step took about as long as the run's steps usually do."""
+    return run.usual is None or is_typical(step_seconds(run), run.usual)
+
+
+def require_usual(runs: dict[str, RecordedRun]) -> None:
+    """Raises NotTypical where a run's step, which is to be drawn, took longer or shorter than
+    usual. runs: title -> run."""
+    require_typical({title: (step_seconds(run), run.usual) for title, run in runs.items()
+                     if run.usual is not None}, "the cell that recorded it")
+
+
 def _is_as_fast(healthy, faulty) -> bool:
     """Whether a faulty run is hardly slower: one of the two was disturbed."""
     return bool(faulty.link) and step_seconds(faulty) < SLOWER * step_seconds(healthy)
 
 
-def _record(config, link, recordings, measure, folder) -> Trace:
-    """On a rank: the trace of its step, as its file in `folder` has it."""
+def _record(config, link, recordings, measure, folder) -> tuple[Trace, float | None]:
+    """On a rank: (the trace of its step, as its file in `folder` has it; the usual seconds)."""
     # a loader or a rank that is slow on purpose takes far longer than what disturbs a step
     recordings = 1 if config.fault in ("data", "rank") else recordings
     model, optimizer = comparison.build(
@@ -197,7 +214,7 @@ def _record(config, link, recordings, measure, folder) -> Trace:
     if config.fault == "item":
         injected_faults.check_for_nan(model)
     loading = injected_faults.Loading()
-    batches = iter(DataLoader(comparison.batches(config.preset, WARM_UP + recordings),
+    batches = iter(DataLoader(comparison.batches(config.preset, WARM_UP + 2 * recordings),
                               batch_size=None, collate_fn=loading))
 
     def step():
@@ -213,8 +230,15 @@ def _record(config, link, recordings, measure, folder) -> Trace:
             loading.delay = injected_faults.LOADING * _of_rank_0(time.perf_counter() - began)
         if slow_rank:
             slow_rank.active = True
-        recorded = [record_step(step, config.stacks) for _ in range(recordings)]
-    return _least_disturbed(recorded, file, measure)
+        recorded, measured = [], []
+        for _ in range(recordings):  # in turns, so that what disturbs the machine disturbs both
+            if not config.stacks:
+                dist.barrier()
+                measured.append(throughput.timed(step))
+            recorded.append(record_step(step, config.stacks))
+        usual = None if config.stacks else usual_seconds(
+            of_slowest_rank([one.seconds for one in recorded]), of_slowest_rank(measured))
+    return _least_disturbed(recorded, file, measure), usual
 
 
 def _least_disturbed(recorded, file, measure) -> Trace:
