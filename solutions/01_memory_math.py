@@ -670,12 +670,13 @@ lab.check_rank_states(rank_states)
 
 # %% [markdown]
 # The preset's model has 1.2 million parameters on a laptop, 59 million on one GPU and 202 million on
-# a node. How many MB will a rank hold under DDP at its peak, activations included?
+# a node. How many MB will a rank hold under DDP at its peak, activations of one sequence
+# of 16 tokens included?
 
 # %%
 # A guess, for exercise 1.7
 ### BEGIN SOLUTION
-my_guess = 40
+my_guess = 25
 ### END SOLUTION
 labs.guess("1.7", "MB per rank at the peak, DDP", my_guess)
 
@@ -697,9 +698,9 @@ lab.show_unexplained_bytes(measured, rank_states)
 lab.show_peak(measured)
 
 # %% [markdown]
-# **Notice:** on a CPU the prediction equals the measured peak. The memory of a laptop's small model is
-# mostly activations, which sharding does not divide, so FSDP2 saves little there. The same three bars
-# for 13B would be nearly all states.
+# **Notice:** on a CPU the prediction equals the measured peak. Each rank trained one sequence of 16
+# tokens, so nearly all is states. DDP needs more than one rank alone, by its buckets. FSDP2 divides
+# parameters, gradients and moments among its ranks, and adds the gathered block in its buffers.
 
 # %% [markdown]
 # ## What else takes memory
