@@ -47,6 +47,11 @@ def times(one: float, other: float) -> str:
     return f"{text}x"
 
 
+def to_within(difference: float) -> str:
+    """How far two results are apart, for a verdict: `to 3e-08`, or `bit for bit`."""
+    return f"to {difference:.0e}" if difference else "bit for bit"
+
+
 def named_ranks(ranks: Collection[int]) -> str:
     """The ranks by number, in ascending order: `rank 3`, `ranks 0 and 2`, `ranks 0–3`; of more than
     8 that are not consecutive the first two and the last."""

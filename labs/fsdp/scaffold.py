@@ -15,6 +15,7 @@ from labs.exercises.verdicts import Wrong, shows
 from labs.pictures.tables import Table
 from labs.training import data, models, strategies
 from labs.training.loop import ModuleAndOptimizer
+from labs.words import to_within
 from labs.workers import devices
 from labs.workers.launcher import launch
 
@@ -95,7 +96,7 @@ def _checked(zero3) -> str:
     from labs.zero_stages.checks.stages import verify_stage
 
     difference, _ = verify_stage(zero3, 3, world_sizes=(2,))
-    return f"equals the reference on 2 ranks (to {difference:.0e})"
+    return f"equals the reference on 2 ranks ({to_within(difference)})"
 
 
 def shard_mixed(model: nn.Module, optimizer_class: type[torch.optim.Optimizer],

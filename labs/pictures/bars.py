@@ -26,10 +26,11 @@ class Bar:
 
 
 def bars(rows: list[Bar], unit: str, title: str = "", limit: tuple[float, str] | None = None,
-         note: str = "") -> Picture:
+         note: str = "", source: str = "measured") -> Picture:
     """A picture of horizontal bars with ticks. title: what the axis counts, after its unit; limit:
-    (value, name) of a line across all bars; note: lines below."""
-    drawn = [marks.LabelledBar({"measured": row.measured},
+    (value, name) of a line across all bars; note: lines below; source: where the numbers are
+    from."""
+    drawn = [marks.LabelledBar({source: row.measured},
                                f"{marks.format_number(row.measured)} {unit}", row.predicted,
                                row.guessed, colour=row.colour) for row in rows]
     axis_title = f"{unit} {title}".strip()
@@ -41,7 +42,7 @@ def bars(rows: list[Bar], unit: str, title: str = "", limit: tuple[float, str] |
         ax.text(limit[0], -0.55, limit[1], ha="center", va="bottom", color=palette.MUTED)
     marks.note_below(figure, note)
     marks.draw_legend(figure, drawn)
-    words = [", ".join([f"{row.name}: measured {bar.label}", *bar.tick_words()])
+    words = [", ".join([f"{row.name}: {source} {bar.label}", *bar.tick_words()])
              for row, bar in zip(rows, drawn, strict=True)]
     return Picture(figure, "\n".join([axis_title, *words, *note.splitlines()]), data=rows,
                    metrics=[Metric(name_of(row.name, title), row.measured, unit, row.predicted)

@@ -83,7 +83,7 @@ def draw_zero3(found: Comparison) -> Picture:
 def _losses(found) -> str:
     losses = [result.losses for result in found.results.values()]
     apart = max(max(step) - min(step) for step in zip(*losses, strict=True))
-    words = f"are {apart:.0e} apart at most" if apart else "are equal to the last digit"
+    words = f"are {apart:.0e} apart at most" if apart else "are equal bit for bit"
     return (f"{found.preset.ranks} ranks, Ψ = {found.parameters:,}; the four losses of each of "
             f"{len(losses[0])} steps {words}")
 

@@ -24,7 +24,7 @@ from labs.predictions.memory_shards import owned, padded
 from labs.training import data, models, strategies
 from labs.training.loop import ModuleAndOptimizer, train
 from labs.training.models import trainable
-from labs.words import counted, with_article
+from labs.words import counted, to_within, with_article
 from labs.workers import devices
 
 LAYERS, HIDDEN, HEADS, CONTEXT = 3, 33, 3, 22  # neither 2 nor 4 ranks divide the width
@@ -178,8 +178,8 @@ def compare_with_reference(strategy: Callable) -> float:
 
 
 def closeness(difference: float) -> str:
-    """Returns the words for a verdict: "to 1e-07", or "to the last digit" where nothing differs."""
-    return f"to {difference:.0e}" if difference else "to the last digit"
+    """Returns the words for a verdict: "to 1e-07", or "bit for bit" where nothing differs."""
+    return to_within(difference)
 
 
 def _check_shapes(module, reference):

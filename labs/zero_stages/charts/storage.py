@@ -106,4 +106,6 @@ def show_reads(reshard: Callable, before: int = 512, after: int = 8, total: int 
     reshard(read, elements, before, after, 0)
     rows = [Bar("all shards, joined and cut again", total, colour=palette.PLAIN),
             Bar("your reshard", read.elements / 100, total / after, guessed("3.7"), palette.PLAIN)]
-    return bars(rows, "GB", f"read by one of {after} ranks, saved by {before}")
+    return bars(rows, "GB", f"read by one of {after} ranks, saved by {before}",
+                note="Counted with tensors in which one element stands for 10 MB.",
+                source="counted")

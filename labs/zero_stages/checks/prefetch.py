@@ -11,6 +11,7 @@ from labs.exercises.verdicts import Wrong, check
 from labs.meters.traffic import CollectiveCall, Mark
 from labs.training import data
 from labs.training.models import DeepMLP
+from labs.words import to_within
 from labs.zero_stages.checks.architectures import reject_other_architectures
 from labs.zero_stages.checks.invariants import reject_broken_invariants, unsharded_memory
 from labs.zero_stages.checks.reference import (
@@ -42,7 +43,7 @@ def check_prefetch(strategy: Callable):
 
     worst = max(on_ranks(work, world_sizes=WORLD_SIZES))
     return (f"the next layer travels while this one computes, forward and backward, and the "
-            f"numbers equal the reference over {STEPS} steps (to {worst:.0e})")
+            f"numbers equal the reference over {STEPS} steps ({to_within(worst)})")
 
 
 def reject_late_gathers(events: list[CollectiveCall | Mark]) -> None:

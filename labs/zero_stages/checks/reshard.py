@@ -13,6 +13,7 @@ from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.training import data
 from labs.training.loop import train
 from labs.training.models import EdgeCaseModel
+from labs.words import to_within
 from labs.workers.launcher import launch
 from labs.zero_stages.checks.reference import SETTINGS, adamw, build, parameters_of
 from labs.zero_stages.scaffold.checkpoint import load_sharded_state_dict, sharded_state_dict
@@ -35,7 +36,7 @@ def check_reshard(reshard: Callable, strategy: Callable):
             _reject_wrong_shard(reshard, size, before, after, rank, padding)
     return (f"each new rank reads what it needs, once; saved on {RANKS[0]} ranks, loaded on "
             f"{RANKS[1]}, then on {RANKS[2]}: training goes on as if never interrupted "
-            f"(to {_resume(reshard, strategy):.0e})")
+            f"({to_within(_resume(reshard, strategy))})")
 
 
 def shards_of(flat: torch.Tensor, ranks: int, padding: float = 0.0) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from labs.exercises.on_ranks import on_ranks, torchs_own_refused
 from labs.exercises.verdicts import check
+from labs.words import to_within
 from labs.zero_stages.checks.architectures import reject_other_architectures
 from labs.zero_stages.checks.invariants import reject_broken_invariants, unsharded_memory
 from labs.zero_stages.checks.reference import STEPS, difference_from_reference
@@ -56,7 +57,7 @@ def verify_stage(strategy: Callable, stage: int, overlap: bool = False,
 
 def _equal(difference) -> str:
     return (f"equals the reference over {STEPS} steps on 2, 3 and 4 ranks "
-            f"(to {difference:.0e})")
+            f"({to_within(difference)})")
 
 
 def moves(volume: float) -> str:
