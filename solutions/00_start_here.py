@@ -10,8 +10,9 @@
 # you run 2 to 8 of them from a cell.
 
 # %% [markdown]
-# *On one GPU* several ranks share it, and gloo carries what NCCL would refuse to: who holds what is
-# a node's. gloo cannot send from a GPU, so there the ring runs on the CPU.
+# *On one GPU* several ranks share it, through gloo: NCCL before 2.30 refuses that, and from 2.30 on
+# it needs `NCCL_MULTI_RANK_GPU_ENABLE=1`. Each rank holds what it would hold on a node.
+# gloo cannot send from a GPU, so there the ring runs on the CPU.
 
 # %% [markdown]
 # ## You will be able to

@@ -97,8 +97,8 @@ def plan(ranks: int | None = None, device: str | None = None) -> Plan:
         return Plan(ranks, "cpu:gloo,cuda:nccl", devices, threads,
                     f"one GPU per rank with NCCL ({found} found)")
     return Plan(ranks, "gloo", devices, threads,
-                f"{ranks} ranks share {counted(found, 'GPU')} with gloo, because NCCL refuses "
-                "two ranks on one GPU")
+                f"{ranks} ranks share {counted(found, 'GPU')} with gloo, because NCCL "
+                "before 2.30 refuses two ranks on one GPU")
 
 
 def most_ranks() -> int:
