@@ -65,7 +65,9 @@ my_guess = 0.5
 labs.guess("5.1", "share of the step that is communication", my_guess)
 
 # %% [markdown]
-# The next cell records five steps and keeps the fastest: what disturbs a step makes it longer.
+# The next cell records five steps and keeps the fastest: what disturbs a step makes it longer. If it
+# took over a third longer or shorter than steps without the profiler, the machine was busy: it records
+# again, and at last refuses to draw.
 
 # %%
 healthy = lab.record_fsdp(PRESET)

@@ -1,6 +1,7 @@
 """Whether several ways to train agree: gradients as strips of colour, losses over the steps."""
 
 import torch
+from matplotlib.ticker import MaxNLocator
 
 from labs.meters.metrics import Metric, name_of
 from labs.pictures import palette
@@ -85,6 +86,7 @@ def loss_curves(runs: dict[str, list[float]], difference: float) -> Picture:
     for number, (name, values) in enumerate(runs.items()):
         style = {"linewidth": 7, "alpha": 0.35} if number == 0 else {"linewidth": 1.8}
         ax.plot(range(1, len(values) + 1), values, label=name, color=palette.RUNS[number], **style)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))  # there is no step 2.5
     ax.set_xlabel("step")
     ax.set_ylabel("loss, nats per byte")
     ax.grid(axis="y", color=palette.GRID)
