@@ -446,7 +446,6 @@ lab.show_logits()
 # %% [markdown]
 # When forward has ended, log-softmax is kept: 4 bytes. At the peak, in backward, two gradients are
 # there as well, that of log-softmax and that of the logits. They are fp32, too: 12 bytes in all.
-# Much material counts 4.
 
 # %% [markdown]
 # ### Exercise 1.4, second half · The activations of a model
@@ -516,8 +515,15 @@ lab.show_sequence_lengths(layer_activations, activations)
 # %% [markdown]
 # **Notice:** eager attention grows with s², and at 8k it takes more than any GPU has. With fused
 # attention memory grows with s alone, but 16k tokens nearly fill an A100, even without model states.
-# From there on, training needs checkpointing. At 128k even a single sequence with checkpointing
-# nearly fills an A100, so the sequence itself must be divided among ranks.
+# From there on, training needs checkpointing. At 128k even that takes 84.7 GB. But 50.3 of these are
+# not the layers': they are 12 bytes for each logit.
+
+# %% [markdown]
+# **Chunked cross-entropy** computes head and loss for a few thousand tokens at a time, and their
+# gradients at once, so the logits of all tokens are never there together. The last column has no
+# logits: 52.6 GB, as the peak moves to a layer. Libraries have it, for example
+# [Liger Kernel](https://github.com/linkedin/Liger-Kernel). What is left grows with s too. So for still
+# longer sequences, or larger models, the sequence itself is sharded among ranks (notebook 07a).
 
 # %% [markdown]
 # ## What checkpointing costs

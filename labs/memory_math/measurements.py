@@ -227,7 +227,8 @@ class GpuMoment:
 
 def measure_gpu_memory(preset: Preset) -> list[GpuMoment]:
     """The three numbers of a GPU, of rank 0, from the first tensor to the end of DDP's third step.
-    NCCL before 2.30 refuses two ranks on a GPU: where the preset's would share one, a single rank runs."""
+    NCCL before 2.30 refuses two ranks on a GPU: where the preset's would share one, a single rank
+    runs."""
     ranks = 1 if devices.are_shared(preset.ranks) else preset.ranks
     return launch(_gpu_moments, preset, ranks=ranks, quiet=True, verify=False, hang_after=60)[0]
 

@@ -1,6 +1,8 @@
 """The charts and tables of activations and of checkpointing: exercises 1.4, 1.5 and 1.8, drawn with
 the student's own functions."""
 
+from dataclasses import replace
+
 from labs.exercises.guesses import guessed
 from labs.exercises.verdicts import print_in_script, shows
 from labs.memory_math import ground_truth, measurements
@@ -109,7 +111,8 @@ def show_logits() -> Table:
 @shows("1.4")
 def show_sequence_lengths(layer_activations, activations) -> Table:
     """A table of the GB of activations of Llama-2-7B for longer and longer sequences: eager
-    attention, fused attention, and fused attention with checkpointing."""
+    attention, fused attention, fused attention with checkpointing, and the same with a loss in
+    chunks, which keeps no logits."""
     config, rows = hf_configs.config("Llama-2-7B"), []
     m = shape_of(config)
     for thousands in (1, 2, 4, 8, 16, 32, 64, 128):
@@ -117,16 +120,24 @@ def show_sequence_lengths(layer_activations, activations) -> Table:
         fused, checkpointed = (activations(m, 1, sequence, kind) for kind in (False, True))
         scores = m.layers * (layer_activations(1, sequence, m.hidden, m.heads, False)
                              - layer_activations(1, sequence, m.hidden, m.heads, True))
-        sizes = (size / GB for size in (fused + scores, fused, checkpointed))
+        # without logits the peak is in a layer that backward computes again
+        chunked = activations(replace(m, vocabulary=0), 1, sequence, True)
+        sizes = (size / GB for size in (fused + scores, fused, checkpointed, chunked))
         rows.append((f"{thousands}k", *(f"{size:,.0f}" if size >= 100 else f"{size:.3g}"
                                         for size in sizes)))
     kept = predict(config, batch=1, sequence=4096, recipe="bf16", device="cuda")["forward"]
+    longest = [predict(config, batch=1, sequence=131072, recipe="bf16", device="cuda",
+                       checkpointing="full", loss=loss)["peak"].activations / GB
+               for loss in ("fp32", "fused")]
     room = hardware.gpu("A100-80").usable / GB
     return Table("GPT layers with the sizes of Llama-2-7B, one sequence: GB of activations at the "
                  "peak, by your functions",
-                 ("tokens", "eager attention", "fused attention", "fused, checkpointing"), rows,
+                 ("tokens", "eager attention", "fused attention", "fused, checkpointing",
+                  "and loss in chunks"), rows,
                  note=f"An A100-80 has {room:.1f} GB. Llama's own layers save somewhat more: for "
-                      f"4k tokens {kept.activations / GB:.0f} GB are predicted at forward's end.")
+                      f"4k tokens {kept.activations / GB:.0f} GB are predicted at forward's end; "
+                      f"for 128k with checkpointing {longest[0]:.0f} GB at the peak, and "
+                      f"{longest[1]:.0f} with a loss in chunks.")
 
 
 @shows("Mixed precision")
