@@ -236,14 +236,12 @@ lab.show_quoted_figures(bytes_per_parameter, RECIPES)
 
 # %% [markdown]
 # **Notice:** a figure without its recipe says little. Two recipes make the same figure for 7B. And
-# much material adds "28 GB for the optimizer" to the recipe of 12 bytes. Find 28 in the last column:
-# it belongs to another recipe.
+# whoever adds "28 GB for the optimizer" to the recipe of 12 bytes mixes two: find 28 in the last column.
 
 # %% [markdown]
 # ## What mixed precision halves
 #
-# "Mixed precision takes half the memory" stands in much material. You have just seen that the model
-# states do not shrink. But activations are in 16 bits too. Here the preset's GPT-2 is trained twice,
+# Does mixed precision take half the memory? You have just seen that the model states do not shrink. But activations are in 16 bits too. Here the preset's GPT-2 is trained twice,
 # with the recipes "fp32" and "bf16, fp32 master", and every allocation is recorded. Both have
 # fp32 moments.
 
@@ -355,7 +353,7 @@ lab.show_figure_1(per_rank)
 lab.show_70b(per_rank)
 
 # %% [markdown]
-# **Notice:** often 210 GB is printed for ZeRO-2. Your bar is longer, by the gradients that each
+# **Notice:** who takes 840/4 for ZeRO-2 gets 210 GB. Your bar is longer, by the gradients that each
 # rank still owns: 2 bytes × 70B / 8. Even the bar of ZeRO-3 ends beyond the line of the A100.
 
 # %%
@@ -492,8 +490,7 @@ lab.show_layer_activations(layer_activations)
 # %% [markdown]
 # **Notice:** your formula is that of Korthikanti et al., sbh(34 + 5as/h). It counts *bytes*, and is
 # often doubled by mistake. Llama's layer differs: it has no dropout, but RMSNorm in fp32 and a wider
-# feed-forward part. The 56sbh that is quoted for Llama-3 counts one more tensor of that width, 7sbh;
-# PyTorch no longer saves it.
+# feed-forward part.
 
 # %%
 lab.show_activations(activations)

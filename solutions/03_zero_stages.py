@@ -91,6 +91,21 @@ lab.show_owners(cut, PRESET)
 # gathered at a time.
 
 # %% [markdown]
+# *A question:* [Muon](https://kellerjordan.github.io/posts/muon/) orthogonalizes the momentum of each
+# weight *matrix*, so it does not treat numbers one by one. It keeps one moment, 4 bytes for a number
+# instead of AdamW's 8. What would a rank with half of a matrix need before it can step, and how could
+# shards be laid out so that it needs nothing?
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# The other half of the reduced gradient's momentum: a gather before the step, or each rank would
+# orthogonalize a part, which is another update. If a rank owns complete matrices instead of equal
+# pieces, it needs nothing; but then shards differ in length.
+#
+# </details>
+
+# %% [markdown]
 # ## ZeRO-1: divide the optimizer state
 #
 # In fp32, AdamW keeps two numbers for each parameter: 8Ψ bytes, as much as parameters (4Ψ) and
@@ -102,7 +117,7 @@ lab.show_owners(cut, PRESET)
 # %% [markdown]
 # In notebook 00, an all-reduce was a reduce-scatter and an all-gather. Each of the two sends
 # Ψ·(N−1)/N elements from a rank. From here on, the factor (N−1)/N, which all collectives share, is
-# left out: DDP sends 2Ψ per step. Some material says that ZeRO-1 costs more than DDP. Guess: how
+# left out: DDP sends 2Ψ per step. Guess: how
 # many Ψ does a rank send per step under ZeRO-1?
 
 # %%
@@ -339,7 +354,7 @@ lab.show_storage()
 # Frozen parameters are in no unit: every rank keeps them.
 
 # %% [markdown]
-# Sources disagree about ZeRO-3, too. Think of what a rank sends in forward, in backward and in the
+# Now ZeRO-3. Think of what a rank sends in forward, in backward and in the
 # step. How many Ψ per step are these together?
 
 # %%
@@ -670,7 +685,7 @@ lab.show_memory(comparison, "peak")
 lab.show_traffic(comparison)
 
 # %% [markdown]
-# **Notice:** ZeRO-3 moves 3Ψ, DDP 2Ψ: 1.5 times as much, not 3 times, as some material says. In no
+# **Notice:** ZeRO-3 moves 3Ψ, DDP 2Ψ: 1.5 times as much. In no
 # step does anybody gather optimizer state. Gathering in bf16 halves two of the three parts: FSDP2
 # with bf16 gathers and fp32 reduction moves 8Ψ bytes, exactly as fp32 DDP does.
 
@@ -698,11 +713,11 @@ lab.show_phases(comparison)
 # the same sizes.
 
 # %% [markdown]
-# ## A number that is widely copied
+# ## A number to check
 #
 # A model with 70 billion parameters trains under ZeRO-2 on 8 ranks, at 12 bytes per parameter: bf16
-# parameters (2) and gradients (2), fp32 moments (8). How many GB does each rank hold? A table that is
-# often copied says 210. Count what stays on every rank and what is divided, and guess.
+# parameters (2) and gradients (2), fp32 moments (8). How many GB does each rank hold? Is it 210?
+# Count what stays on every rank and what is divided, and guess.
 
 # %%
 # A guess, after exercise 3.8

@@ -366,8 +366,8 @@ compared = lab.compare_strategies(
 lab.show_memory_and_arithmetic(compared)
 
 # %% [markdown]
-# **Notice:** much material says that checkpointing takes three times less memory for a third more
-# time. The lines below the chart say what it is here. Three counts activations alone, and grows
+# **Notice:** does checkpointing take three times less memory for a third more time? The lines below
+# the chart say what it is here. Three counts activations alone, and grows
 # with the layers, because only one block has all of its activations at a time. The third counts a
 # whole second forward: 4 instead of 3, since backward costs two. In torch it is less, because a
 # block's last matrix product and the head are not computed again.
