@@ -271,7 +271,7 @@ lab.show_lost(choose)
 # %% [markdown]
 # **Notice:** one unit for all loses most on every link, although it takes the fewest collectives.
 # One unit for each block is the usual choice: on NVLink it saves 91 % of that loss, each linear layer
-# 81 %. On 100 GbE every wrapping waits for the link: with each of the last three a forward loses
+# 82 %. On 100 GbE every wrapping waits for the link: with each of the last three a forward loses
 # 1.48 to 1.49 s, which is no difference that matters.
 # Notebook 05 finds both mistakes, one huge unit and tiny units, in traces.
 

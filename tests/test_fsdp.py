@@ -300,6 +300,17 @@ def test_one_unit_loses_most_and_blocks_least(solution, capsys):
         assert rows["each block"][place].endswith("←")
 
 
+def test_on_a_slow_link_all_small_units_lose_alike():
+    """The notebook's numbers: what is saved on NVLink, and seconds on 100 GbE."""
+    wrappings = sharding.llama_wrappings()
+    nvlink, _, ethernet = ({name: lost(units, sharding.a100_on(link))
+                            for name, units in wrappings.items()} for link in sharding.LINKS)
+    saved = {name: 1 - seconds / nvlink["whole model"] for name, seconds in nvlink.items()}
+    assert round(saved["each block"], 2) == 0.91 and round(saved["each linear"], 2) == 0.82
+    alike = [ethernet[name] for name in ("2 blocks", "each block", "each linear")]
+    assert 1.475 < min(alike) < max(alike) < 1.495
+
+
 def test_the_units_of_llama_are_its_parameters():
     for units in sharding.llama_wrappings().values():
         assert sum(units) == 6_738_415_616
