@@ -229,7 +229,7 @@ gather_on_pcie(100e6)
 # %% [markdown]
 # ### Exercise 4.3 · Choose a wrapping
 #
-# *Difficulty 3 of 5 · 20 minutes · target: the least time lost in forward, on six machines*
+# *Difficulty 3 of 5 · 20 minutes · target: the least time lost in forward, on seven machines*
 #
 # Time lost is what forward waits for parameters, and the price of one all-gather for each unit, the
 # root's included. The root hides nothing: its layers compute at the very beginning and end.

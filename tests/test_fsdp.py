@@ -16,6 +16,7 @@ from labs.fsdp import fsdp1, memory_limits, scaffold
 from labs.fsdp.charts import limits, precision, sharding
 from labs.fsdp.charts.recording import count_operations
 from labs.fsdp.checks.cost import collectives, gathered_bytes
+from labs.fsdp.checks.lost_time import lost
 from labs.fsdp.memory_limits import FORMULAS, LargestModel, ProcessOverhead
 from labs.training import models
 from labs.training.presets import preset

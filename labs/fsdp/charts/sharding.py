@@ -113,8 +113,8 @@ def show_wrappings(compared: Comparison, wrappings: dict[str, Callable],
 
 
 def draw_wrappings(compared: Comparison, calls=(), nbytes=(), guesses=()) -> Picture:
-    """Draws peak, the bytes gathered at once where they are predicted, and collectives. calls, nbytes:
-    predicted collectives and gathered bytes, by wrapping; guesses: of the collectives."""
+    """Draws peak, the bytes gathered at once where they are predicted, and collectives. calls,
+    nbytes: predicted collectives and gathered bytes, by wrapping; guesses: of the collectives."""
     found = list(compared.results.values())
     held = [memory_panel("gathered at once", [r.report.gathered for r in found],
                          nbytes, colour=palette.MEMORY["buffers"])] if nbytes else []

@@ -41,8 +41,9 @@ def _answer(cost, units, index) -> float | None:
 def _gathered_hint(units) -> str:
     if len(units) == 1:
         return "The root alone: its flat buffer, and the parameters that are copied out of it."
-    return ("Go through the units in order, and count at the moment at which each is copied out: the "
-            "root's parameters, the buffer of the unit before, this unit's buffer and parameters.")
+    return ("Go through the units in order, and count at the moment at which each is copied out: "
+            "the root's parameters, the buffer of the unit before, this unit's buffer and "
+            "parameters.")
 
 
 def collectives(units: list[int]) -> int:
@@ -86,8 +87,8 @@ _GATHERED = (
     (lambda units: 4 * units[0], "that is the root's parameters alone; each unit that arrives is "
      "there twice", ""),
     (lambda units: 4 * (units[0] + max(units[1:] or [0])), "that counts the unit that computes "
-     "once; it is there twice while it is copied out of its flat buffer, and the buffer of the unit "
-     "before is there as well", ""),
+     "once; it is there twice while it is copied out of its flat buffer, and the buffer of the "
+     "unit before is there as well", ""),
     (lambda units: 4 * (units[0] + max(_arrivals(units[1:], 1, 1) or units[1:] or [0])),
      "that counts each of two neighbours once; the second is there twice, in its flat buffer and "
      "copied out of it", "A buffer of the unit before, a buffer and parameters of this unit."),
@@ -95,7 +96,7 @@ _GATHERED = (
      "that counts each of two neighbours once; the second is there twice, in its flat buffer and "
      "copied out of it", "A buffer of the unit before, a buffer and parameters of this unit."),
     (lambda units: 8 * (units[0] + max(units[1:] or [0])), "of the root only the parameters are "
-     "still there when a unit is copied out", "But for the first unit the root is the unit before."),
+     "still there when a unit is copied out", "For the first unit the root is the unit before."),
     (lambda units: 4 * (units[0] + 2 * max(units[1:] or units)), "that leaves out the flat buffer "
      "of the unit before, which is freed only when this unit has been copied out", ""),
     (lambda units: 4 * max(_arrivals(units) or [2 * units[0]]) if len(units) > 1 else 8 * units[0],
