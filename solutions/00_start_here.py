@@ -194,7 +194,7 @@ lab.who_holds_what(all_reduce, ranks=RANKS)
 # %%
 def all_gather(mine):  # each rank begins with one piece, its shard: here, one number
     everything = mine.new_empty(dist.get_world_size())
-    dist.all_gather_into_tensor(everything, mine)
+    dist.all_gather_single(everything, mine)
     return everything
 
 
@@ -220,7 +220,7 @@ labs.guess("0.2", "the number that rank 2 will hold", my_guess)
 # %%
 def reduce_scatter(mine):
     piece = torch.empty_like(mine[:1])  # one number: here, that is a piece
-    dist.reduce_scatter_tensor(piece, mine)
+    dist.reduce_scatter_single(piece, mine)
     return piece
 
 
@@ -249,12 +249,14 @@ lab.who_holds_what(all_to_all, ranks=RANKS)
 #
 # | call | returns | blocks? |
 # |:--|:--|:--|
-# | `dist.reduce_scatter_tensor(piece, whole)` | None; writes `piece` | yes |
-# | `dist.all_gather_into_tensor(whole, piece)` | None; writes `whole` | yes |
+# | `dist.reduce_scatter_single(piece, whole)` | None; writes `piece` | yes |
+# | `dist.all_gather_single(whole, piece)` | None; writes `whole` | yes |
 # | `mine.new_empty(n)` | n numbers of the dtype of `mine` | no |
 #
-# What reduce-scatter leaves is what all-gather starts from. So build all-reduce from the two. `mine`
-# has any dtype, and a length that is a multiple of the number of ranks.
+# Before torch 2.13 they were `dist.reduce_scatter_tensor` and `dist.all_gather_into_tensor`.
+#
+# What reduce-scatter leaves is what all-gather starts from, so build all-reduce from both. `mine`
+# has any dtype; its length is a multiple of the number of ranks.
 
 # %%
 # Exercise 0.2: all-reduce from reduce-scatter and all-gather
@@ -262,9 +264,9 @@ def all_reduce_in_two(mine):
     """The sum of all ranks' `mine`, on every rank, in its dtype. `mine` may be overwritten."""
     ### BEGIN SOLUTION
     shard = mine.new_empty(len(mine) // dist.get_world_size())
-    dist.reduce_scatter_tensor(shard, mine)
+    dist.reduce_scatter_single(shard, mine)
     whole = torch.empty_like(mine)
-    dist.all_gather_into_tensor(whole, shard)
+    dist.all_gather_single(whole, shard)
     return whole
     ### END SOLUTION
 

@@ -243,8 +243,8 @@ def test_collectives_return_nothing_and_take_the_output_first():
     def tried(mine):
         shard, whole = mine.new_empty(1), torch.empty_like(mine)
         returned = [dist.all_reduce(mine.clone()), dist.broadcast(mine, src=0),
-                    dist.reduce_scatter_tensor(shard, mine),
-                    dist.all_gather_into_tensor(whole, shard),
+                    dist.reduce_scatter_single(shard, mine),
+                    dist.all_gather_single(whole, shard),
                     dist.all_to_all_single(whole, mine)]
         return returned == [None] * 5
 

@@ -9,6 +9,15 @@ _ALL_GATHER = "all_gather_single" if _renamed else "all_gather_into_tensor"
 _REDUCE_SCATTER = "reduce_scatter_single" if _renamed else "reduce_scatter_tensor"
 
 
+def add_new_names() -> None:
+    """On a rank: gives torch < 2.13 the new names too, so that what notebooks teach runs there."""
+    for new, old in (("all_gather_single", "all_gather_into_tensor"),
+                     ("reduce_scatter_single", "reduce_scatter_tensor")):
+        for module in (dist, dist.distributed_c10d):
+            if not hasattr(module, new):
+                setattr(module, new, getattr(module, old))
+
+
 def has_nccl() -> bool:
     """On a rank: returns whether NCCL runs the collectives of its device, not gloo."""
     return "nccl" in dist.get_backend()

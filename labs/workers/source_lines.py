@@ -82,6 +82,19 @@ def calling_place(frame: types.FrameType) -> Place:
     return ours or Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
+def caller_of_torch(frame: types.FrameType) -> Place:
+    """The innermost of a running frame and its callers that is neither torch's nor ours, nor of the
+    modules by which torch wraps its functions."""
+    torch = os.path.join("site-packages", "torch") + os.sep
+    wrappers = ("typing_extensions.py", "contextlib.py", "warnings.py")
+    for caller, line in traceback.walk_stack(frame):
+        place = Place(caller.f_code.co_filename, line, caller.f_code.co_name)
+        if not (place.is_ours or torch in place.filename
+                or os.path.basename(place.filename) in wrappers):
+            return place
+    return place
+
+
 def traceback_of(error: BaseException) -> list[Place]:
     """The places an exception passed through, outermost first."""
     return _places(traceback.walk_tb(error.__traceback__))

@@ -5,6 +5,7 @@ import ctypes
 import faulthandler
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ import cloudpickle
 
 from labs.workers import (
     collective_matching,
+    collectives,
     cuda,
     flight_recorder,
     heartbeat,
@@ -39,6 +41,9 @@ _NO_TIMEOUT = timedelta(days=1)
 _PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe",
               "Connection refused", "Application timeout caused pair closure", "Socket closed",
               "failed to pass monitoredBarrier")
+
+# torch 2.13 warns that these two were renamed (labs/workers/collectives.py).
+_RENAMED = re.compile("(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated")
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,7 @@ def _join_group(config, channel):
                             store=dist.FileStore(config.rendezvous, config.ranks),
                             timeout=_NO_TIMEOUT)
     users_groups.install(config.ranks)
+    collectives.add_new_names()  # before they are announced
     if config.verify:
         collective_matching.announce_collectives(channel)
 
@@ -181,8 +187,6 @@ def _torchruns_variables(config) -> dict[str, str]:
 
 def _forward_warnings(channel):
     """Sends Python warnings to the caller, which shows the same one of several ranks once."""
-    # torch 2.13 warns once per rank that these collectives were renamed; 2.11 has no other names.
-    warnings.filterwarnings("ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor).*")
     # of NCCL's barrier, on every rank; the current device is the right one here
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device under current")
     # of NCCL's send and recv: that each pair of ranks connects once
@@ -193,6 +197,10 @@ def _forward_warnings(channel):
         if file is not None:
             return usual(message, category, filename, lineno, file, line)
         place = source_lines.Place(filename, lineno, "")
+        if _RENAMED.search(str(message)):  # torch names its own logger's line, whoever calls
+            place = source_lines.caller_of_torch(sys._getframe(1))
+            if not place.is_students:  # DeepSpeed and Accelerate call the old names
+                return None
         channel.send("warning", (f"{category.__name__}: {message}", place))
 
     warnings.showwarning = show

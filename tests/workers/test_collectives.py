@@ -31,3 +31,27 @@ def test_both_names_gather_and_scatter(old_names):
     for rank, found in enumerate(launch(gather_and_scatter, old_names, ranks=2, quiet=True,
                                         device="cpu")):
         assert found == ([0.0, 0.0, 1.0, 1.0], [2.0 * rank] * 2)
+
+
+def gather_by_the_new_names(missing):
+    for module in (dist, dist.distributed_c10d) if missing else ():
+        del module.all_gather_single, module.reduce_scatter_single  # what torch < 2.13 lacks
+        module.all_gather_into_tensor = _older(dist.all_gather_into_tensor)
+    collectives.add_new_names()
+    gathered = torch.empty(4)
+    dist.all_gather_single(gathered, torch.full((2,), float(dist.get_rank())))
+    return gathered.tolist()
+
+
+def _older(function):
+    def all_gather_into_tensor(output, own):
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, own)
+        output.copy_(torch.cat(parts))
+    return all_gather_into_tensor
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_rank_has_the_new_names_on_every_version(missing):
+    assert launch(gather_by_the_new_names, missing, ranks=2, quiet=True,
+                  device="cpu").output == ["", ""]

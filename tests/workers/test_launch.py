@@ -303,9 +303,20 @@ def test_no_needless_warnings():
     def work():
         x = torch.ones(4)
         out = torch.empty(8)
-        dist.all_gather_into_tensor(out, x)
+        dist.all_gather_single(out, x)  # on torch 2.11 too: a rank adds the name
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         results = launch(work, ranks=2, quiet=True)
     assert results.output == ["", ""]
+
+
+@pytest.mark.skipif(not hasattr(dist, "all_gather_single"), reason="torch < 2.13 has the old names")
+@pytest.mark.parametrize("verify", [True, False])
+def test_an_old_name_is_a_warning_that_names_the_students_line(verify, capfd):
+    def work():
+        dist.all_gather_into_tensor(torch.empty(8), torch.ones(4))
+
+    launch(work, ranks=2, device="cpu", verify=verify)
+    out = "".join(capfd.readouterr())
+    assert "Please use `torch.distributed.all_gather_single`" in out and "test_launch.py" in out

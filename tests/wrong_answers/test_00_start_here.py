@@ -27,9 +27,9 @@ def _sum(mine):
 
 def _halves(mine):
     shard = mine.new_empty(len(mine) // dist.get_world_size())
-    dist.reduce_scatter_tensor(shard, mine)
+    dist.reduce_scatter_single(shard, mine)
     whole = torch.empty_like(mine)
-    dist.all_gather_into_tensor(whole, shard)
+    dist.all_gather_single(whole, shard)
     return whole
 
 
@@ -288,20 +288,20 @@ def all_reduce_under_another_name(mine):
 
 def gathers_and_sums(mine):
     everything = mine.new_empty(len(mine) * dist.get_world_size())
-    dist.all_gather_into_tensor(everything, mine)
+    dist.all_gather_single(everything, mine)
     return everything.view(dist.get_world_size(), -1).sum(dim=0)
 
 
 def stops_half_way(mine):
     shard = mine.new_empty(len(mine) // dist.get_world_size())
-    dist.reduce_scatter_tensor(shard, mine)
+    dist.reduce_scatter_single(shard, mine)
     return shard
 
 
 def gathers_in_vain(mine):
     shard = mine.new_empty(len(mine) // dist.get_world_size())
-    dist.reduce_scatter_tensor(shard, mine)
-    dist.all_gather_into_tensor(torch.empty_like(mine), shard)
+    dist.reduce_scatter_single(shard, mine)
+    dist.all_gather_single(torch.empty_like(mine), shard)
     return shard
 
 
@@ -315,18 +315,18 @@ def mean_of_halves(mine):
 
 def own_pieces_gathered(mine):
     ranks = dist.get_world_size()
-    dist.reduce_scatter_tensor(mine.new_empty(len(mine) // ranks), mine)
+    dist.reduce_scatter_single(mine.new_empty(len(mine) // ranks), mine)
     whole = torch.empty_like(mine)
-    dist.all_gather_into_tensor(whole, mine.chunk(ranks)[dist.get_rank()].contiguous())
+    dist.all_gather_single(whole, mine.chunk(ranks)[dist.get_rank()].contiguous())
     return whole
 
 
 def gathers_whole_tensors(mine):
     ranks, rank = dist.get_world_size(), dist.get_rank()
     padded = torch.zeros_like(mine)
-    dist.reduce_scatter_tensor(padded.chunk(ranks)[rank], mine)
+    dist.reduce_scatter_single(padded.chunk(ranks)[rank], mine)
     everything = mine.new_empty(len(mine) * ranks)
-    dist.all_gather_into_tensor(everything, padded)
+    dist.all_gather_single(everything, padded)
     return everything.view(ranks, -1).sum(dim=0)
 
 
@@ -337,52 +337,52 @@ def twice(mine):
 
 def only_rank_0_gathers(mine):
     shard = mine.new_empty(len(mine) // dist.get_world_size())
-    dist.reduce_scatter_tensor(shard, mine)
+    dist.reduce_scatter_single(shard, mine)
     whole = torch.empty_like(mine)
     if dist.get_rank() == 0:
-        dist.all_gather_into_tensor(whole, shard)
+        dist.all_gather_single(whole, shard)
     return whole
 
 
 def shard_as_in_the_picture(mine):
     shard = torch.empty_like(mine[:1])
-    dist.reduce_scatter_tensor(shard, mine)
+    dist.reduce_scatter_single(shard, mine)
     whole = torch.empty_like(mine)
-    dist.all_gather_into_tensor(whole, shard)
+    dist.all_gather_single(whole, shard)
     return whole
 
 
 def input_first(mine):
     shard = mine.new_empty(len(mine) // dist.get_world_size())
-    dist.reduce_scatter_tensor(mine, shard)
+    dist.reduce_scatter_single(mine, shard)
     return shard
 
 
 def gathers_input_first(mine):
     shard, whole = mine.new_empty(len(mine) // dist.get_world_size()), torch.empty_like(mine)
-    dist.reduce_scatter_tensor(shard, mine)
-    dist.all_gather_into_tensor(shard, whole)
+    dist.reduce_scatter_single(shard, mine)
+    dist.all_gather_single(shard, whole)
     return whole
 
 
 def the_pictures_functions(mine):
     shard, everything = torch.empty_like(mine[:1]), mine.new_empty(dist.get_world_size())
-    dist.reduce_scatter_tensor(shard, mine)
-    dist.all_gather_into_tensor(everything, shard)
+    dist.reduce_scatter_single(shard, mine)
+    dist.all_gather_single(everything, shard)
     return everything
 
 
 def gathers_what_the_other_returns(mine):
     shard, whole = mine.new_empty(len(mine) // dist.get_world_size()), torch.empty_like(mine)
-    dist.all_gather_into_tensor(whole, dist.reduce_scatter_tensor(shard, mine))
+    dist.all_gather_single(whole, dist.reduce_scatter_single(shard, mine))
     return whole
 
 
 def shard_of_float32(mine):
     shard = torch.empty(len(mine) // dist.get_world_size())
-    dist.reduce_scatter_tensor(shard, mine)
+    dist.reduce_scatter_single(shard, mine)
     whole = torch.empty(len(mine))
-    dist.all_gather_into_tensor(whole, shard)
+    dist.all_gather_single(whole, shard)
     return whole
 
 
@@ -392,22 +392,22 @@ def result_of_float32(mine):
 
 def gathers_without_waiting(mine):
     shard, whole = mine.new_empty(len(mine) // dist.get_world_size()), torch.empty_like(mine)
-    dist.reduce_scatter_tensor(shard, mine)
-    dist.all_gather_into_tensor(whole, shard, async_op=True)
+    dist.reduce_scatter_single(shard, mine)
+    dist.all_gather_single(whole, shard, async_op=True)
     return whole
 
 
 def scatters_without_waiting(mine):
     shard, whole = mine.new_empty(len(mine) // dist.get_world_size()), torch.empty_like(mine)
-    dist.reduce_scatter_tensor(shard, mine, async_op=True)
-    dist.all_gather_into_tensor(whole, shard)
+    dist.reduce_scatter_single(shard, mine, async_op=True)
+    dist.all_gather_single(whole, shard)
     return whole
 
 
 def waits_for_the_second_alone(mine):
     shard, whole = mine.new_zeros(len(mine) // dist.get_world_size()), torch.empty_like(mine)
-    dist.reduce_scatter_tensor(shard, mine, async_op=True)
-    dist.all_gather_into_tensor(whole, shard, async_op=True).wait()
+    dist.reduce_scatter_single(shard, mine, async_op=True)
+    dist.all_gather_single(whole, shard, async_op=True).wait()
     return whole
 
 
@@ -417,9 +417,9 @@ def keeps_only_the_shown_length(mine):
 
 def twelve_numbers(mine):
     shard = mine.new_empty(12 // dist.get_world_size())
-    dist.reduce_scatter_tensor(shard, mine)
+    dist.reduce_scatter_single(shard, mine)
     whole = mine.new_empty(12)
-    dist.all_gather_into_tensor(whole, shard)
+    dist.all_gather_single(whole, shard)
     return whole
 
 
@@ -429,24 +429,24 @@ def reversed_pieces(mine):
 
 def maximum_in_two(mine):
     shard, whole = mine.new_empty(len(mine) // dist.get_world_size()), torch.empty_like(mine)
-    dist.reduce_scatter_tensor(shard, mine, op=dist.ReduceOp.MAX)
-    dist.all_gather_into_tensor(whole, shard)
+    dist.reduce_scatter_single(shard, mine, op=dist.ReduceOp.MAX)
+    dist.all_gather_single(whole, shard)
     return whole
 
 
 def a_barrier_between(mine):
     shard, whole = mine.new_empty(len(mine) // dist.get_world_size()), torch.empty_like(mine)
-    dist.reduce_scatter_tensor(shard, mine)
+    dist.reduce_scatter_single(shard, mine)
     dist.barrier()
-    dist.all_gather_into_tensor(whole, shard)
+    dist.all_gather_single(whole, shard)
     return whole
 
 
 def shards_summed_twice(mine):
     shard, whole = mine.new_empty(len(mine) // dist.get_world_size()), torch.empty_like(mine)
-    dist.reduce_scatter_tensor(shard, mine)
+    dist.reduce_scatter_single(shard, mine)
     shard += mine.chunk(dist.get_world_size())[dist.get_rank()]
-    dist.all_gather_into_tensor(whole, shard)
+    dist.all_gather_single(whole, shard)
     return whole
 
 
@@ -498,15 +498,15 @@ def with_lists(mine):
 
 def in_place(mine):
     shard = mine.chunk(dist.get_world_size())[dist.get_rank()].clone()
-    dist.reduce_scatter_tensor(shard, mine)
-    dist.all_gather_into_tensor(mine, shard)
+    dist.reduce_scatter_single(shard, mine)
+    dist.all_gather_single(mine, shard)
     return mine
 
 
 def asynchronous(mine):
     shard, whole = mine.new_empty(len(mine) // dist.get_world_size()), torch.empty_like(mine)
-    dist.reduce_scatter_tensor(shard, mine, async_op=True).wait()
-    dist.all_gather_into_tensor(whole, shard, async_op=True).wait()
+    dist.reduce_scatter_single(shard, mine, async_op=True).wait()
+    dist.all_gather_single(whole, shard, async_op=True).wait()
     return whole
 
 
@@ -518,8 +518,8 @@ def functional_halves(mine):
 
 def by_futures(mine):
     shard, whole = mine.new_empty(len(mine) // dist.get_world_size()), torch.empty_like(mine)
-    dist.reduce_scatter_tensor(shard, mine, async_op=True).wait()
-    dist.all_gather_into_tensor(whole, shard, async_op=True).get_future().wait()
+    dist.reduce_scatter_single(shard, mine, async_op=True).wait()
+    dist.all_gather_single(whole, shard, async_op=True).get_future().wait()
     return whole
 
 
@@ -535,8 +535,8 @@ def lists_of_pieces(mine):
 def into_a_part_of_the_whole(mine):
     whole = torch.empty_like(mine)
     shard = whole.chunk(dist.get_world_size())[dist.get_rank()]
-    dist.reduce_scatter_tensor(shard, mine)
-    dist.all_gather_into_tensor(whole, shard.clone())
+    dist.reduce_scatter_single(shard, mine)
+    dist.all_gather_single(whole, shard.clone())
     return whole
 
 

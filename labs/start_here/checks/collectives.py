@@ -129,10 +129,10 @@ def _require_two_calls(where, names):
         raise Wrong(f"{where} called all_reduce itself", "Build it from the other two.")
     if "reduce_scatter" not in names:
         raise Wrong(f"{called}: no reduce-scatter, so each rank moves or sums more than its share",
-                    "First sum piece r on rank r alone: dist.reduce_scatter_tensor.")
+                    "First sum piece r on rank r alone: dist.reduce_scatter_single.")
     if "all_gather" not in names:
         raise Wrong(f"{called}: no all-gather, so the others' pieces never come",
-                    "Second step: dist.all_gather_into_tensor.")
+                    "Second step: dist.all_gather_single.")
     if names != ["reduce_scatter", "all_gather"]:
         raise Wrong(f"{called}, not reduce_scatter + all_gather",
                     "One of each is enough, the sum first.")
