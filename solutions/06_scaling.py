@@ -548,9 +548,9 @@ def hierarchical_all_reduce(tensor, mesh):
     flat = tensor.flatten()
     padded = F.pad(flat, (0, -len(flat) % inside.size()))
     piece = padded.new_empty(len(padded) // inside.size())
-    dist.reduce_scatter_tensor(piece, padded, group=inside.get_group())
+    dist.reduce_scatter_single(piece, padded, group=inside.get_group())
     dist.all_reduce(piece, group=across.get_group())
-    dist.all_gather_into_tensor(padded, piece, group=inside.get_group())
+    dist.all_gather_single(padded, piece, group=inside.get_group())
     tensor.copy_(padded[:len(flat)].view_as(tensor))
     ### END SOLUTION
 
@@ -561,7 +561,7 @@ lab.check_hierarchical_all_reduce(hierarchical_all_reduce)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# `dist.reduce_scatter_tensor` and `dist.all_gather_into_tensor` want flat tensors: the whole has
+# `dist.reduce_scatter_single` and `dist.all_gather_single` want flat tensors: the whole has
 # exactly R times as many elements as the piece. So work on a flat copy that is padded with zeros up
 # to the next multiple of R; zeros do not change a sum. What is left after the all-gather is to cut
 # the padding off, and to copy the numbers into `tensor`, whatever its shape.

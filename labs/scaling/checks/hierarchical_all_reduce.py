@@ -19,8 +19,8 @@ HINTS = {
     "outputShape[0] * worldSize": "Pad a copy of the tensor with zeros to a multiple of the ranks "
     "of a host.",
     ".dtype() ==": "A buffer has the dtype of the tensor: tensor.new_empty(...) makes one.",
-    "input tensor must be the same size as output": "The output of reduce_scatter_tensor has 1/R "
-    "of its input's elements, and the input of all_gather_into_tensor 1/R of its output's: pad."}
+    "input tensor must be the same size as output": "The output of reduce_scatter_single has 1/R "
+    "of its input's elements, and the input of all_gather_single 1/R of its output's: pad."}
 
 
 @check("6.6", hints=HINTS)
@@ -139,4 +139,4 @@ def _judge_traffic(traffic: HostTraffic, tensor, hosts, where):
         raise Wrong(f"{where}: rank {dist.get_rank()} sends {sent:,.0f} bytes inside its host; a "
                     "reduce-scatter and an all-gather, 2(R-1)/R · S, are "
                     f"{2 * (ranks - 1) / ranks * size:,.0f}",
-                    "Inside: reduce_scatter_tensor, then all_gather_into_tensor; nothing else.")
+                    "Inside: reduce_scatter_single, then all_gather_single; nothing else.")

@@ -152,6 +152,6 @@ def collective(kind: str, size: int) -> Callable[[], None]:
     whole = torch.ones(size // 4 // ranks * ranks)
     shard = torch.ones(len(whole) // ranks)
     calls = {"all-reduce": lambda: dist.all_reduce(whole),
-             "all-gather": lambda: dist.all_gather_into_tensor(whole, shard),
-             "reduce-scatter": lambda: dist.reduce_scatter_tensor(shard, whole)}
+             "all-gather": lambda: dist.all_gather_single(whole, shard),
+             "reduce-scatter": lambda: dist.reduce_scatter_single(shard, whole)}
     return calls[kind]
