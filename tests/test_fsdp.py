@@ -321,6 +321,9 @@ def test_offload_costs_a_faster_gpu_more(capsys):
     """Said in the notebook: of a step, by year of the GPU."""
     shares = [float(row[-1].rstrip("%")) for row in lab.offload_on_gpus().rows]
     assert shares == sorted(shares) and shares[-1] > 5 * shares[0]
+    table = lab.offload_on_gpus()  # the Notice names both
+    assert "1.5 s on a DGX A100" in table.note
+    assert next(row for row in table.rows if row[0] == "A100-80")[3] == "1.33"
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.predictions import hardware
+from labs.predictions.step_time.constants import HOST_OPTIMIZER_BYTES, MEMORY_SHARE
 from labs.training.memory_categories import GB
 from labs.words import listed
 from labs.workers import devices
@@ -154,7 +155,13 @@ def offload_on_gpus(psi: float = 6.74e9, ranks: int = 8, tokens: int = 4096) -> 
                  f"{nbytes / GB:.1f} GB of offload a step and rank, computed",
                  ("GPU", "PCIe, GB/s", "s on PCIe", "s computing", "share"), rows,
                  note=f"Computing: 6 operations a parameter and token, at {UTILISATION:.0%} of the "
-                      "peak in 16 bits. The optimizer's step on the host comes in addition.")
+                      "peak in 16 bits. AdamW on the host comes in addition: "
+                      f"{_host_seconds(psi):.1f} s on a DGX A100, whose ranks share its memory.")
+
+
+def _host_seconds(psi) -> float:
+    """Seconds of AdamW on the host of eight A100s, for all of a model's parameters."""
+    return HOST_OPTIMIZER_BYTES * psi / (hardware.HOST_BANDWIDTH["A100"] * MEMORY_SHARE)
 
 
 def _states(held) -> float:
