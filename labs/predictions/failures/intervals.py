@@ -39,6 +39,18 @@ def expected_goodput(interval: float, save: float, restart: float, mtbf: float) 
     return 1 / expected_wall(1, interval, save, restart, mtbf)
 
 
+def asynchronous_goodput(interval: float, write: float, restart: float, mtbf: float) -> float:
+    """(τ/M)·e^(−(δ+R)/M) / (e^(τ/M) − 1): the share of its time that a job keeps which computes
+    while it writes for δ, at τ ≥ δ, where failures are a Poisson process.
+
+    Between two restarts, k snapshots are safe if nothing fails for k·τ + δ, so τ·Σ P(T > kτ + δ) of
+    the work is kept; that takes M, and M·(e^(R/M) − 1) until a restart has succeeded. The snapshot
+    itself is taken to cost nothing.
+    """
+    kept = interval * math.exp(-write / mtbf) / math.expm1(interval / mtbf)
+    return kept / (mtbf * math.exp(restart / mtbf))
+
+
 def job_mtbf(parts: int, part_mtbf: float) -> float:
     """The mean time between failures of a job that ends when one of its parts fails: the rates of
     independent parts add up."""

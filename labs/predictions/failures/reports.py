@@ -37,9 +37,8 @@ LLAMA_3 = (
     Cause("SSD", 3, 0.7),
     Cause("Power supply", 3, 0.7),
     Cause("Others", 10, 2.4))
-LLAMA_3_ON_GPUS = 58.7  # percent of the interruptions, in the text
+LLAMA_3_ON_GPUS = 58.7  # percent of the unexpected ones, in the text: GPUs and their memory
 LLAMA_3_TOTAL = 419  # unexpected interruptions, in the text and as the sum of the counts
-LLAMA_3_GPU_PERCENT = 58.7  # of the unexpected ones, in the text: GPUs and their memory
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ _FOUND, _MISSED = palette.RUNS[1], palette.RANK_FAILED
 @shows("8.10")
 def show_flips(find_corrupt: Callable) -> Picture:
     """Draws by how much each bit of one weight of one replica, flipped, changes the mean loss of
-    the next steps, beside what the loss changes by from batch to batch, and whether find_corrupt
+    the next steps, beside its change from one batch to the next, and whether find_corrupt
     names the replica after these steps."""
     with status(f"flipping {len(flips.BITS)} bits on {flips.RANKS} ranks"):
         flipped = flips.flip_every_bit(find_corrupt)
@@ -47,7 +47,7 @@ def show_flips(find_corrupt: Callable) -> Picture:
     marks.legend_above(figure, [
         Line2D([], [], linestyle="", marker="o", color=_FOUND, label="digests name the rank"),
         Line2D([], [], linestyle="", marker="X", color=_MISSED, label="all replicas are equal"),
-        Patch(color=palette.GRID, label="from batch to batch")])
+        Patch(color=palette.GRID, label="changes from one batch to the next")])
     return Picture(figure, "\n".join(_words(flipped, usual, shown, named)),
                    data=(flipped, guessed("8.10")))
 
@@ -59,10 +59,10 @@ def _change(loss, before) -> float:
 def _set_axes(ax):
     ax.set_yscale("log")
     ax.set_ylim(_LEAST, _MOST)
-    ax.set_yticks([1e-7, 1e-4, 1e-1], ["0.00001 %", "0.01 %", "10 %"])
+    ax.set_yticks([1e-7, 1e-4, 1e-1], ["1e-7", "1e-4", "0.1"])
     ax.set_xticks([0, 10, 22, 30, 31], ["0", "10", "22", "30", "31\nsign"])
     ax.set_xlabel("bit of a float32 weight: 0 to 22 mantissa, 23 to 30 exponent")
-    ax.set_ylabel(f"largest change of the loss\nin {flips.AFTER} steps")
+    ax.set_ylabel(f"largest relative change\nof the loss in {flips.AFTER} steps")
 
 
 def _words(flipped, usual, shown, named) -> list[str]:

@@ -13,7 +13,12 @@ from labs.exercises.verdicts import shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
-from labs.predictions.failures.intervals import daly, expected_wall, young
+from labs.predictions.failures.intervals import (
+    asynchronous_goodput,
+    daly,
+    expected_wall,
+    young,
+)
 from labs.predictions.failures.reports import LLAMA_3, LLAMA_3_ON_GPUS, LLAMA_3_TOTAL
 from labs.predictions.failures.simulation import best_interval, exponential_gaps, weibull_gaps
 from labs.surviving_failure.checks.misprint import judge_answer
@@ -207,8 +212,9 @@ def _seconds(seconds) -> str:
 
 @shows("8.9")
 def show_goodput(save_plan: Callable) -> Picture:
-    """Draws which share of its time a 405B job keeps, by the student's plan, over the bandwidth of
-    its storage, for three numbers of GPUs."""
+    """Draws which share of its time a 405B job keeps over the bandwidth of its storage, for three
+    numbers of GPUs: by the student's plan, which saves synchronously, and where the job computes
+    while it writes one checkpoint after the other."""
     llama = CLUSTERS[0]
     bandwidths = [1e10 * 10 ** (at / 4) for at in range(13)]
     figure, ax = canvas(WIDTH, 3.6)
@@ -217,9 +223,12 @@ def show_goodput(save_plan: Callable) -> Picture:
         shares = [_share(save_plan, gpus, bandwidth) for bandwidth in bandwidths]
         ax.plot(bandwidths, shares, "o-", color=colour, markersize=5, linewidth=1.4,
                 label=f"{gpus:,} GPUs, a failure every {_hours(llama.gpu_hours / gpus)}")
+        beside = [_asynchronous_share(gpus, bandwidth) for bandwidth in bandwidths]
+        ax.plot(bandwidths, beside, "--", color=colour, linewidth=1.4)
         drawn[gpus] = dict(zip(bandwidths, shares, strict=True))
         words.append(f"{gpus:,} GPUs: {shares[0]:.1%} at {bandwidths[0] / 1e9:,.0f} GB/s, "
-                     f"{shares[-1]:.1%} at {bandwidths[-1] / 1e9:,.0f} GB/s")
+                     f"{shares[-1]:.1%} at {bandwidths[-1] / 1e9:,.0f} GB/s; saved asynchronously "
+                     f"{beside[0]:.1%} and {beside[-1]:.1%}")
     if (guess := guessed("8.9")) is not None:
         ax.plot(llama.bandwidth, guess / 100, label="your guess", linestyle="", zorder=5,
                 **marks.GUESS_MARKER)
@@ -230,7 +239,8 @@ def show_goodput(save_plan: Callable) -> Picture:
     ax.grid(axis="y", color=palette.GRID)
     ax.set_xlabel("bandwidth of the storage, all ranks together")
     ax.set_ylabel("kept work, share of the time")
-    marks.legend_above(figure, ax.get_legend_handles_labels()[0])
+    marks.legend_above(figure, [*ax.get_legend_handles_labels()[0], Line2D(
+        [], [], color=palette.MUTED, linestyle="--", label="saved asynchronously")])
     return Picture(figure, "\n".join(["a 405B job with Llama 3's failures per GPU, restart "
                                       f"{llama.restart:.0f} s", *words]), data=drawn)
 
@@ -240,6 +250,12 @@ def _share(save_plan, gpus, bandwidth) -> float:
     job = Cluster(gpus, llama.gpu_hours, llama.checkpoint_bytes, bandwidth, llama.restart)
     plan = save_plan(*vars(job).values())
     return require_number(plan["goodput"], f"goodput with {gpus:,} GPUs")
+
+
+def _asynchronous_share(gpus, bandwidth) -> float:
+    llama = CLUSTERS[0]
+    write = llama.checkpoint_bytes / bandwidth
+    return asynchronous_goodput(write, write, llama.restart, 3600 * llama.gpu_hours / gpus)
 
 
 def _hours(hours) -> str:
