@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 IDLE_SHARE = 0.05  # of the time: threads that are busy less are idle
-RAN_SHARE = 0.01  # of the time: what a thread of gloo that moves data runs, on any crowded machine
+RAN_SHARE = 0.01  # of the time: what a thread that works runs, on any crowded machine
 _HAS_PROC = os.path.exists("/proc/self/schedstat")
 _GLOO = ("gloo_tcp_loop", "pt_gloo_runloo")  # Linux cuts names after 15 characters
 
@@ -16,12 +16,13 @@ _GLOO = ("gloo_tcp_loop", "pt_gloo_runloo")  # Linux cuts names after 15 charact
 class Busy:
     """Seconds in which threads ran or waited for a core, since the process began; on a crowded
     machine most of it is waiting. gloo: its threads that move data. gloo_ran: each of these,
-    without waiting. others: all threads but the one that calls. starved: what of the main thread's
-    was waiting for a core. at: monotonic seconds."""
+    without waiting. others, others_ran: of all threads but the one that calls. starved: what of
+    the main thread's was waiting for a core. at: monotonic seconds."""
 
     gloo: float
     gloo_ran: dict[int, float]
     others: float
+    others_ran: dict[int, float]
     starved: float
     at: float
 
@@ -31,21 +32,23 @@ def measure() -> Busy:
     which gloo's cannot be told."""
     now = time.monotonic()
     if not _HAS_PROC:
-        return Busy(0.0, {}, time.process_time() - time.thread_time(), 0.0, now)
+        others = time.process_time() - time.thread_time()
+        return Busy(0.0, {}, others, {0: others}, 0.0, now)
     own, main = threading.get_native_id(), os.getpid()
     gloo = others = starved = 0.0
-    gloo_ran = {}
+    gloo_ran, others_ran = {}, {}
     for thread in map(int, os.listdir("/proc/self/task")):
         if thread == own:
             continue
         ran, delayed = _schedule(thread)
         others += ran + delayed
+        others_ran[thread] = ran
         if thread == main:
             starved = delayed
         elif _name(thread).startswith(_GLOO):
             gloo += ran + delayed
             gloo_ran[thread] = ran
-    return Busy(gloo, gloo_ran, others, starved, now)
+    return Busy(gloo, gloo_ran, others, others_ran, starved, now)
 
 
 def _schedule(thread) -> tuple[float, float]:
@@ -75,15 +78,15 @@ class ActivityLog:
 
     def update(self) -> None:
         now, before = measure(), self.last
-        share = IDLE_SHARE * (now.at - before.at)
+        span = now.at - before.at
         # Idle ones wake to look for data, too. On a crowded machine they wait for a core before:
         # those of many groups together so long that they would never be idle (15 threads on 2 cores
         # with a load of 10: up to 26 %), although each ran for 0.4 % of the time at most.
-        ran = max((seconds - before.gloo_ran.get(thread, 0.0)
-                   for thread, seconds in now.gloo_ran.items()), default=0.0)
-        if now.gloo - before.gloo > share and ran > RAN_SHARE * (now.at - before.at):
+        if (now.gloo - before.gloo > IDLE_SHARE * span
+                and _most(now.gloo_ran, before.gloo_ran) > RAN_SHARE * span):
             self.gloo_idle_since = now.at
-        if now.others - before.others > share:
+        if (now.others - before.others > IDLE_SHARE * span
+                and _most(now.others_ran, before.others_ran) > RAN_SHARE * span):
             self.idle_since = now.at
         self.last = now
 
@@ -91,3 +94,8 @@ class ActivityLog:
     def starved(self) -> float:
         """Seconds that the main thread has waited for a core, since this log began."""
         return self.last.starved - self.first.starved
+
+
+def _most(now, before) -> float:
+    """Seconds that the busiest thread has run since `before`."""
+    return max((seconds - before.get(thread, 0.0) for thread, seconds in now.items()), default=0.0)

@@ -9,7 +9,7 @@ from labs.workers.rank_handle import RankHandle
 
 CONFIRM_DEADLOCK = 1.0  # seconds that a deadlock must last before it is called one
 START_TIMEOUT = 60.0  # seconds that ranks may take to meet
-STALL_NOTICE = 30.0  # seconds without a sign of progress until the student reads where ranks are
+STALL_NOTICE = 10.0  # seconds without a sign of progress until the student reads where ranks are
 
 
 def first_failure(handles: Sequence[RankHandle]) -> Outcome | None:

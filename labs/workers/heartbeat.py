@@ -41,15 +41,19 @@ class Heartbeat(threading.Thread):
         self._instruction, self._instruction_since = None, time.monotonic()
 
     def run(self):
-        try:
-            while True:
+        while True:
+            try:
                 if not self.channel.connection.poll(INTERVAL):
                     self.activity.update()
                     self.channel.send("heartbeat", self.progress())
                 elif self.channel.connection.recv() == "where":
                     self.channel.send("position", self._position())
-        except (EOFError, OSError):
-            os._exit(1)
+            except (EOFError, OSError):
+                os._exit(1)
+            except Exception:  # the main thread changes what is looked at, meanwhile
+                # One beat is left out. A thread that ended here would leave the caller with the
+                # rank's last state for ever, so that a hang would look like work.
+                time.sleep(INTERVAL)
 
     def progress(self) -> "Progress":
         """How far the rank has come by now."""

@@ -194,7 +194,8 @@ def _forward_warnings(channel):
     usual = warnings.showwarning
 
     def show(message, category, filename, lineno, file=None, line=None):
-        if file is not None:
+        # a DataLoader's worker warns as usual: its stderr is the rank's
+        if file is not None or not channel.is_ours:
             return usual(message, category, filename, lineno, file, line)
         place = source_lines.Place(filename, lineno, "")
         if _RENAMED.search(str(message)):  # torch names its own logger's line, whoever calls

@@ -276,6 +276,48 @@ def warns_on_every_rank():
     return dist.get_rank()
 
 
+def warns_in_a_forked_child():
+    """As a DataLoader's worker may: it is forked while another thread of the rank sends."""
+    from labs.workers import channel
+
+    with channel._channel._lock:
+        child = os.fork()
+        if child == 0:
+            warnings.warn("from a child", stacklevel=1)
+            os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def reports_in_a_forked_child():
+    """What a child writes into the rank's pipe would meet what the rank writes."""
+    from labs import report
+
+    child = os.fork()
+    for step in range(2_000):
+        report(step=step, loss=1.0)
+    if child == 0:
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def hangs_without_a_heartbeat():
+    """A look at the main thread may fail, for example where a library changes what is looked at."""
+    [beats] = [thread for thread in threading.enumerate() if thread.name == "labs-heartbeat"]
+    usual, failed = beats.progress, []
+
+    def progress():
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("dictionary changed size during iteration")
+        return usual()
+
+    beats.progress = progress
+    while not failed:
+        time.sleep(0.1)
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(2))
+
+
 def launches_again():
     from labs import launch
 

@@ -89,6 +89,9 @@ COLLECTIVES = [
     Fault(faulty.calls_on_rank_0_only, (f"rank 0 waits in {ALL_REDUCE}", "rank 1 already returned",
                                        "never joined"), "dist.all_reduce", error="RanksStuck",
           peers=("all_?reduce", RANK_1)),
+    Fault(faulty.hangs_without_a_heartbeat, (f"rank 0 waits in {ALL_REDUCE}",
+                                             "rank 1 already returned"), "dist.all_reduce",
+          error="RanksStuck", options={"timeout": 20}),
     Fault(faulty.receives_what_nobody_sends, ("rank 1 waits in recv", "rank 0 already returned"),
           "dist.recv", within=10, error="RanksStuck", options=QUICK, peers=("recv", RANK_1)),
 ]
@@ -162,6 +165,10 @@ OUTPUT = [
           peers=("EOF|input|stdin",)),
     Fault(faulty.warns_on_every_rank, ("ranks 0–2 │ UserWarning: careful, at",), "warnings.warn",
           error=None, result=[0, 1, 2], options={"ranks": 3}),
+    Fault(faulty.warns_in_a_forked_child, ("UserWarning: from a child",), error=None,
+          result=[0, 0], options={"timeout": 10}),
+    Fault(faulty.reports_in_a_forked_child, (), error=None, result=[0, 0], within=10,
+          options={"timeout": 20}),
     Fault(faulty.launches_again, ("launch was called on a rank",), "return launch"),
 ]
 
