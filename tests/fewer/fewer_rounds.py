@@ -14,7 +14,6 @@ from import_hooks import spec_by_others
 
 # module -> its constants
 CONSTANTS = {
-    "labs.manual_ddp.variants": {"RECORDED": 1},
     "labs.zero_stages.charts.recording": {"STEPS": 2},
     "labs.fsdp_profiling.injected_faults": {"EXTRA_COMPUTING": 6, "LOADING": 1},
     "labs.fsdp_profiling.recording": {"WARM_UP": 1, "RECORDINGS": 1, "FEW_RECORDINGS": 1,
@@ -22,6 +21,7 @@ CONSTANTS = {
 # module -> function -> the most that each of these arguments may be
 MOST = {
     "labs.meters.throughput": {"seconds_per_step": {"rounds": 1, "warmup": 1, "repeat": 1}},
+    "labs.meters.typical_step": {"record_in_turns": {"rounds": 1}},
     "labs.exercises.comparison": {"compare": {"tries": 1}},
     "labs.fsdp.memory_limits": {"measure_overhead": {"layers": (2, 6)}},
     "labs.manual_ddp.variants": {"losses": {"steps": 3}},
