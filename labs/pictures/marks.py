@@ -145,7 +145,8 @@ def draw_whisker(ax: Axes, whisker: tuple[float, float] | None, place: float) ->
 
 def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others: Artist) -> None:
     """Draws a legend above the chart: the parts that can be seen in any bar, the ticks that there
-    are, and handles of the chart's own."""
+    are, and handles of the chart's own. Parts that share a colour, as gradients and what reduces
+    them do, share an entry."""
     bars, styles = list(bars), {}
     some_pale = len({bar.is_pale for bar in bars}) == 2
     for bar in reversed(bars):  # the later one prevails
@@ -160,10 +161,13 @@ def draw_legend(figure: Figure, bars: Iterable[LabelledBar], *others: Artist) ->
         others = (*others, Line2D([], [], color=palette.PREDICTED, linewidth=1.3, marker="|",
                                   markersize=7, label="the prediction's uncertainty"))
     order = [*palette.PARTS, *styles]
+    entries: dict[str, tuple[list[str], dict]] = {}
+    for name in sorted(styles, key=order.index):
+        entries.setdefault(repr(sorted(styles[name].items())), ([], styles[name]))[0].append(name)
     ticks = (("predicted", {"color": palette.PREDICTED}, "predicted"),
              ("guessed", GUESS_MARKER, "your guess"))
     legend_above(figure, [
-        *(Patch(label=name, **styles[name]) for name in sorted(styles, key=order.index)),
+        *(Patch(label=", ".join(names), **style) for names, style in entries.values()),
         *(Line2D([], [], linewidth=3, label=label, **style) for kind, style, label in ticks
           if any(getattr(bar, kind) is not None for bar in bars)), *others])
 

@@ -42,8 +42,9 @@ ON_CPU = {
     "03": {1: 1, 2: 1},  # the bytes that gloo puts on the wire
     "04": {1: 1, 2: 1},  # state dicts: gloo cannot gather a DTensor of GPUs (pytorch 132471)
     "06": {1: 1},  # finetune.py: Accelerate wants a GPU for each rank
-    # ring attention, which sends, on the ranks that share GPUs; its memory only with several GPUs
-    "07a": {1: 4, 2: 6}}
+    # ring attention, which sends, on the ranks that share GPUs; its memory, and that of three ways,
+    # only with several GPUs
+    "07a": {1: 4, 2: 8}}
 SAYS = {
     # with no Jupyter: a picture, a launch's output, a failure's account, a guess beside its result
     "00": ["GPU 0: {name}", "I compute on cuda:{last}", "{reason}", "rank 0 │ I am one of",
@@ -55,9 +56,9 @@ SAYS = {
     "04": ["{preset}: {ranks} ranks, GPT-2"],
     "05": ["{preset}: {ranks} ranks, GPT-2", "rank 0 ({backend})"],
     # a job by torchrun and one by Accelerate, what they were, and engines on the GPUs
-    "06": ["16 steps on 2 ranks, loss", "exit code 0 after", "{accelerate}: ", "2 ranks: DDP:",
-           "2 ranks: ZeRO-3:", "GPT-2 on one GPU of this machine", "FSDP2, by Accelerate  ZeRO-3",
-           "at the peak of a step", "README.md: "],
+    "06": ["16 steps on 2 ranks, loss", "exit code 0 after", "{accelerate}: ", "the library says",
+           "Nothing reduced: each rank", "GPT-2 on one GPU of this machine",
+           "FSDP2, by Accelerate  ZeRO-3", "at the peak of a step", "README.md: "],
     "07a": ["4 ranks: 2.83 MB", "✓ Exercise 7.13", "{context_parallel}"],
     "07b": ["launch raised RanksStuck", "one_f_one_b, on 4 ranks: ",
             "torch's ScheduleZBVZeroBubble", "losses without the sum of y: "],
