@@ -245,12 +245,20 @@ def note_below(figure: Figure, note: str) -> None:
 
 
 def legend_above(figure: Figure, handles: list[Artist]) -> None:
-    """Draws the legend above the chart, in two rows where one would be too long."""
-    long = sum(CHARACTER * len(handle.get_label()) + 0.4 for handle in handles) > WIDTH
-    columns = -(-len(handles) // 2) if long else len(handles)
+    """Draws the legend above the chart, in as many rows as it needs."""
+    if not handles:
+        return
+    inches = [CHARACTER * len(handle.get_label()) + 0.4 for handle in handles]
+    rows = next((rows for rows in (1, 2, 3) if _legend_inches(inches, rows) <= WIDTH), 3)
+    columns = -(-len(handles) // rows)
     # matplotlib fills a legend column by column; this way it is read row by row.
-    rows = zip_longest(handles[:columns], handles[columns:])
-    if handles:
-        figure.legend(handles=[handle for pair in rows for handle in pair if handle], ncols=columns,
-                      loc="outside upper left", frameon=False, fontsize=9.5, handlelength=1.4,
-                      columnspacing=1.2)
+    by_column = zip_longest(*(handles[at:at + columns] for at in range(0, len(handles), columns)))
+    figure.legend(handles=[handle for column in by_column for handle in column if handle],
+                  ncols=columns, loc="outside upper left", frameon=False, fontsize=9.5,
+                  handlelength=1.4, columnspacing=1.2)
+
+
+def _legend_inches(inches: list[float], rows: int) -> float:
+    """How wide a legend is whose entries are so wide: a column is as wide as its widest entry."""
+    columns = -(-len(inches) // rows)
+    return sum(max(inches[at::columns]) for at in range(columns))
