@@ -34,3 +34,25 @@ def test_bars_and_words_of_traffic_lie_on_the_sheet(guessed):
         drawn.text)
     assert [text.get_text() for text in drawn.figure.legends[0].get_texts()][:3] == [
         "reduce_scatter", "all_gather", "send"]
+
+
+def entries(picture):
+    return [text.get_text() for text in picture.figure.legends[0].get_texts()]
+
+
+def test_parts_of_one_colour_share_an_entry():
+    drawn = side_by_side(["FSDP"], [
+        Panel("peak", "MB", [Memory(parameters=9e6, gradients=3e6)], 1e6),
+        Panel("sent", "MB", [{"all_gather": 8e6, "reduce_scatter": 4e6}], 1e6)])
+    assert sorted(entries(drawn)) == ["gradients, reduce_scatter", "parameters, all_gather"]
+
+
+def test_a_legend_of_many_parts_is_not_wider_than_the_picture():
+    everything = Memory(9e6, 3e6, 2e6, 5e6, 4e6, 1e6)
+    drawn = side_by_side(["FSDP", "DDP"], [
+        Panel("peak", "MB", [everything, everything], 1e6, [9.0, None], [8.0, None], limit=5e6),
+        Panel("sent", "MB", [{"all_gather": 8.0, "all_reduce": 1.0}, {"broadcast": 2.0}], 1),
+        Panel("a step", "ms", [{"computing": 4.0, "exposed": 1.0, "host": 1.0}, None], 1)])
+    drawn.figure.canvas.draw()
+    box = drawn.figure.legends[0].get_window_extent()
+    assert box.x1 <= drawn.figure.bbox.x1, entries(drawn)
