@@ -945,9 +945,7 @@ lab.check_scaling_costs(efficiency, communication_ratio, offload)
 # EPYC sockets:
 
 # %%
-print(efficiency((1, 4096, 0.361), (8, 8 * 4096, 0.380)), "of a GPU's tokens/s on 8 GPUs")
-print(communication_ratio(1.01e9, 8, 4096, flops=156e12, link=300e9), "s for each s of computing")
-offload(5.44e9, 8, pcie=32e9, host=410e9)
+lab.show_scaling_costs(efficiency, communication_ratio, offload)
 
 # %% [markdown]
 # **Notice:** the copies are a quarter of AdamW's time. No card reaches its data sheet's rates, so

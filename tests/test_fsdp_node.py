@@ -319,3 +319,19 @@ def test_a_node_measures_what_it_predicts(strategies):
     for row in run.rows[1:]:
         assert row.measured.seconds, row.job.name
         assert row.measured.peak == pytest.approx(row.peak.total, rel=0.15), row.job.name
+
+
+def test_the_students_prices_are_a_table_and_an_empty_answer_waits():
+    def efficiency(few, many):
+        return many[1] / many[2] / many[0] / (few[1] / few[2] / few[0])
+
+    def ratio(psi, ranks, tokens, flops, link):
+        return 12 * psi * (ranks - 1) / ranks / link * flops / (6 * psi * tokens)
+
+    def unwritten(*_, **__):
+        raise NotImplementedError("Exercise 4.11")
+
+    table = lab.show_scaling_costs(efficiency, ratio, lambda psi, ranks, pcie, host: (
+        12 * psi / ranks / pcie, 80 * psi / host))
+    assert [row[1] for row in table.rows] == ["95.0%", "0.222 s", "0.255 s", "1.061 s"]
+    assert "waiting" in repr(lab.show_scaling_costs(unwritten, unwritten, unwritten))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from labs.fsdp.charts.node import node_chart, node_table
     from labs.fsdp.charts.precision import compare_state_dicts, show_precision
+    from labs.fsdp.charts.scaling_costs import show_scaling_costs
     from labs.fsdp.charts.sharding import (
         compare_accumulation,
         compare_meshes,
