@@ -519,7 +519,7 @@ lab.show_sequence_lengths(layer_activations, activations)
 # **Chunked cross-entropy** computes head and loss for a few thousand tokens at a time, and their
 # gradients at once, so the logits of all tokens are never there together. The last column has no
 # logits: 52.6 GB, as the peak moves to a layer. Libraries have it, for example
-# [Liger Kernel](https://github.com/linkedin/Liger-Kernel). What is left grows with s too. So for still
+# *[Liger Kernel](https://github.com/linkedin/Liger-Kernel)*. What is left grows with s too. So for still
 # longer sequences, or larger models, the sequence itself is sharded among ranks (notebook 07a).
 
 # %% [markdown]

@@ -91,7 +91,7 @@ lab.show_owners(cut, PRESET)
 # gathered at a time.
 
 # %% [markdown]
-# *A question:* [Muon](https://kellerjordan.github.io/posts/muon/) orthogonalizes the momentum of each
+# *A question:* *[Muon](https://kellerjordan.github.io/posts/muon/)* orthogonalizes the momentum of each
 # weight *matrix*, so it does not treat numbers one by one. It keeps one moment, 4 bytes for a number
 # instead of AdamW's 8. What would a rank with half of a matrix need before it can step, and how could
 # shards be laid out so that it needs nothing?

@@ -688,7 +688,7 @@ lab.compare_state_dicts(shard)
 #
 # `fully_shard` replaces `FullyShardedDataParallel`, which wraps the module instead of changing it, and
 # puts each unit's parameters into one flat parameter. FSDP1 is *deprecated*: PyTorch's
-# [tutorial](https://docs.pytorch.org/tutorials/intermediate/FSDP1_tutorial.html) says so. Older code
+# *[tutorial](https://docs.pytorch.org/tutorials/intermediate/FSDP1_tutorial.html)* says so. Older code
 # still uses it. Here are its names, what each became, and what one step with each sent, in which order.
 
 # %%
@@ -875,6 +875,9 @@ billion = lab.billion_parameters(shard, mixed, checkpointed, offloaded, fsdp1)
 lab.node_table(billion)
 
 # %%
+lab.node_steps(billion)
+
+# %%
 lab.node_chart(billion)
 
 # %% [markdown]
@@ -888,6 +891,39 @@ lab.node_chart(billion)
 # on an eighth of the parameters saves 14 ms, so over NVLink both take as long. Checkpointing computes
 # 24 % more. Offload takes 57 % longer: its copies are hidden, AdamW in the host's memory is not. And 8
 # GPUs do the work of 7.6, since one GPU communicates nothing.
+
+# %% [markdown]
+# ## The same steps on ranks of a CPU
+#
+# Two cores cannot compute like A100s, but they can take as long. In the next cells each block
+# computes, then its rank sleeps until a *stated time* is over; collectives pass 02's slow link, and
+# offload's copies one with PCIe's rate. The rates are an A100 node's, divided by two factors, so that
+# collectives take the same share of computing as in the model above.
+
+# %%
+pace = lab.slow_down(shard)
+lab.show_pace(pace)
+
+# %% [markdown]
+# Memory, calls and bytes are real, under the limit of 4.1. The model of step time that predicted the
+# A100s gets the slowed node's rates. It takes about a minute; where GPUs have measured all this
+# already, the cells show that again.
+
+# %%
+laptop = lab.laptop_steps(pace, billion, shard, checkpointed, offloaded)
+lab.node_table(laptop)
+
+# %%
+lab.node_steps(laptop)
+
+# %%
+lab.node_chart(laptop)
+
+# %% [markdown]
+# **Notice:** the same lesson, measured. DDP runs out of memory; FSDP trains that model, and one
+# whose states DDP could never hold. Checkpointing buys memory with computing, and offload buys more
+# with AdamW on the host. More ranks do less each, and *exposed* names what for. The prediction leaves
+# out what no GPU has: gloo's own work, and four ranks on two cores.
 
 # %% [markdown]
 # ### Exercise 4.11 · What scaling costs

@@ -150,8 +150,8 @@ lab.show_metrics(trained)
 #
 # | Means of means | until | fixed by |
 # |---|---|---|
-# | over micro-batches | October 2024 | pull request [34191](https://github.com/huggingface/transformers/pull/34191) |
-# | over ranks | July 2025 | an option, off by default, of October 2024 ([34373](https://github.com/huggingface/transformers/pull/34373)); on by default since [39395](https://github.com/huggingface/transformers/pull/39395) |
+# | over micro-batches | October 2024 | pull request *[34191](https://github.com/huggingface/transformers/pull/34191)* |
+# | over ranks | July 2025 | an option, off by default, of October 2024 (*[34373](https://github.com/huggingface/transformers/pull/34373)*); on by default since *[39395](https://github.com/huggingface/transformers/pull/39395)* |
 
 # %%
 batch = lab.answers([2, 5])  # two answers, of 2 and 5 tokens, each after a prompt of 8
@@ -412,7 +412,7 @@ lab.show_lost_time(runs, divide_lost_time)
 # ## Two hosts
 #
 # Inside a host, H100s reach each other at 450 GB/s in each direction. In a training cluster each H100 has
-# a network card of 400 Gbit/s, or 50 GB/s ([Llama 3](https://arxiv.org/abs/2407.21783), section 3.3.1),
+# a network card of 400 Gbit/s, or 50 GB/s (*[Llama 3](https://arxiv.org/abs/2407.21783)*, section 3.3.1),
 # so eight of them carry 400 GB/s. On a small cloud all GPUs of a host share one card, often of 10 Gbit/s,
 # or 1.25 GB/s. What does your job put on that link, and what does it cost?
 
@@ -510,8 +510,8 @@ lab.show_fit(all_reduces, fitted, link_seconds)
 # host's sum of S/R; all-reduce of these between hosts; all-gather inside.
 
 # %% [markdown]
-# NCCL has this built in: [on two nodes](https://github.com/NVIDIA/nccl-tests/issues/196) it uses a *tree*
-# (or *NVLSTree*), which [adds up inside the node](https://github.com/NVIDIA/nccl/issues/530) first. On
+# NCCL has this built in: *[on two nodes](https://github.com/NVIDIA/nccl-tests/issues/196)* it uses a *tree*
+# (or *NVLSTree*), which *[adds up inside the node](https://github.com/NVIDIA/nccl/issues/530)* first. On
 # more nodes it chooses by size, bandwidth and latency.
 # [`NCCL_ALGO`](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-algo) forces a
 # choice, such as `Ring`, for a test. torch's gloo uses the flat ring, so here you build what NCCL does.
@@ -676,7 +676,7 @@ lab.show_training(training)
 # %% [markdown]
 # The slowest link of a ring is the slowest that it passes: `across` if there are several hosts, and
 # `inside` if a host has several GPUs. `across` is all cards of a host together, because NCCL's rings and
-# trees [use them all at once](https://github.com/NVIDIA/nccl/issues/530).
+# trees *[use them all at once](https://github.com/NVIDIA/nccl/issues/530)*.
 #
 # ### Exercise 6.8 · The rule
 #
@@ -764,7 +764,7 @@ run
 
 # %% [markdown]
 # 12·L·h·s counts every pair of tokens, also the masked half. A causal FlashAttention kernel skips almost
-# all of that half, so it computes about 6·L·h·s. [PaLM's MFU](https://arxiv.org/abs/2204.02311) (appendix
+# all of that half, so it computes about 6·L·h·s. *[PaLM's MFU](https://arxiv.org/abs/2204.02311)* (appendix
 # B) counts all pairs, and so do the runs below and you; before you compare two MFUs, ask how each counts.
 
 # %% [markdown]

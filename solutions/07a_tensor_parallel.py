@@ -1039,10 +1039,10 @@ nbytes = {"all activations": layers * kept, "scores of one layer": 2 * heads * s
 
 # %% [markdown]
 # No GPU has memory for 773 GB. Tensor parallelism divides them only by the GPUs that NVLink joins: 8 in a
-# host of H100s, 72 in a rack of [GB200 NVL72](https://www.nvidia.com/en-us/data-center/gb200-nvl72/). In
+# host of H100s, 72 in a rack of *[GB200 NVL72](https://www.nvidia.com/en-us/data-center/gb200-nvl72/)*. In
 # **context parallelism** each rank has s/N tokens of the sequence in *every* layer: norms, linear layers
 # and the MLP need no other token. Attention does: a query needs the keys and values of all tokens before
-# its own. Llama 3 divided each such sequence among [16 ranks](https://arxiv.org/abs/2407.21783).
+# its own. Llama 3 divided each such sequence among *[16 ranks](https://arxiv.org/abs/2407.21783)*.
 
 # %% [markdown]
 # ## Two parts of one softmax
@@ -1246,7 +1246,7 @@ lab.show_ring_memory(ring_attention)
 # ## Gather them: Llama 3's way
 #
 # Llama 3 *all-gathers* K and V and then computes its queries' attention at once
-# ([paper](https://arxiv.org/abs/2407.21783), section 3.3.2); torch does so by default. The paper gives two
+# (*[paper](https://arxiv.org/abs/2407.21783)*, section 3.3.2); torch does so by default. The paper gives two
 # reasons: one kernel call takes any mask, such as that of documents in a sequence, and with grouped-query
 # heads K and V are small beside Q. You have built the collective already: `GatherToRegion`, whose
 # backward sums each key's gradients over the ranks.
@@ -1262,7 +1262,7 @@ def gathered_attention(q, k, v, positions, group):
 # %% [markdown]
 # ## Exchange tokens for heads: Ulysses
 #
-# Heads do not see each other. So in **Ulysses** ([DeepSpeed](https://arxiv.org/abs/2309.14509)) an
+# Heads do not see each other. So in **Ulysses** (*[DeepSpeed](https://arxiv.org/abs/2309.14509)*) an
 # all-to-all gives each rank *all tokens of 1/N of the heads*, ordinary attention follows, and a second
 # all-to-all gives each rank back all heads of its tokens. The number of heads must be a multiple of N. With fewer key
 # heads than ranks, each is sent to several ranks.
@@ -1393,7 +1393,7 @@ lab.show_assignments(assign)
 # %% [markdown]
 # **Notice:** contiguous pieces approach twice the time, and round robin with two chunks for each rank
 # 1.5 times. Round robin token by token, "striped attention", is nearly even as well. Pairing head and
-# tail, called zigzag, is exactly even, and is what torch and [Llama 3](https://arxiv.org/abs/2407.21783)
+# tail, called zigzag, is exactly even, and is what torch and *[Llama 3](https://arxiv.org/abs/2407.21783)*
 # do. They need it although they gather: then a rank's pairs in all rounds together count.
 
 # %% [markdown]
@@ -1410,7 +1410,7 @@ lab.show_ring_in_llama(ring_attention, assign)
 #
 # torch has this as `context_parallel`, which replaces `F.scaled_dot_product_attention` inside a block of
 # code: with the zigzag, and by default with the keys gathered; `set_rotate_method("alltoall")` makes it a
-# ring ([tutorial](https://docs.pytorch.org/tutorials/unstable/context_parallel.html)). It needs CUDA's
+# ring (*[tutorial](https://docs.pytorch.org/tutorials/unstable/context_parallel.html)*). It needs CUDA's
 # fused kernels. On this machine:
 
 # %%
@@ -1430,7 +1430,7 @@ lab.show_sharded_muon()
 # %% [markdown]
 # **Notice:** matrices that one rank has whole are right, and nothing raises. Those on a boundary get
 # another update, 30 % off and more. The right-hand side happened in DeepSpeed
-# ([issue 7807](https://github.com/deepspeedai/DeepSpeed/issues/7807)): after its reduce-scatter the rest
+# (*[issue 7807](https://github.com/deepspeedai/DeepSpeed/issues/7807)*): after its reduce-scatter the rest
 # of the matrix was still each rank's own gradient. It is fixed: refused since June 2026 (PR 8090), right
 # since July (PR 8141). Its ZeRO-3 orthogonalised once for each micro-batch (issue 8443); the sum of these
 # updates is not the update of the sum.

@@ -1123,8 +1123,8 @@ lab.show_stragglers(find_straggler)
 # A group that joins has fallen behind, so it **heals**: it fetches the state of another group over HTTP,
 # which `state` returns there and `load` takes here. No checkpoint is read. Below each group has one rank;
 # the program that torchrun would start is this function. (torchft wraps DDP, too; but that wrapper of
-# version 0.2.0, which is pinned here, fails on gloo when another group dies during its all-reduce. [Version
-# 0.3.0](https://github.com/meta-pytorch/torchft/releases/tag/v0.3.0) mended that.)
+# version 0.2.0, which is pinned here, fails on gloo when another group dies during its all-reduce. *[Version
+# 0.3.0](https://github.com/meta-pytorch/torchft/releases/tag/v0.3.0)* mended that.)
 
 # %%
 def train_replica(name):

@@ -324,6 +324,17 @@ def test_a_wide_line_of_code(tree):
                      "of code has at most 101.")
 
 
+def test_a_link_in_a_sentence_is_told_apart_without_colour(tree):
+    """axe-core's rule link-in-text-block, found without a browser."""
+    fine = ("see *[Muon](https://a.b/c)*, [`NCCL_ALGO`](https://a.b/#d), [the next](02.ipynb)\n#\n"
+            "# | [a paper](https://a.b/p) | 2020 |\n# |:--|:--|\n# | [one](https://a.b/q) | 2021 |")
+    assert problems(tree(f"# %% [markdown]\n# {fine}\n")) == []
+    found, = problems(tree("# %% [markdown]\n# see [Muon](https://a.b/c)\n"))
+    assert "'[Muon](https://a.b/c)' stands in a sentence" in found
+    found, = problems(tree("# %% [markdown]\n# | since [1](https://a.b/c) | x |\n"))
+    assert "stands in a sentence" in found
+
+
 def test_long_cells(tree):
     lines = "\n".join(f"x = {i}" for i in range(17))
     code, text = problems(tree(f"# %%\n{lines}\n\n# %% [markdown]\n# {'word ' * 81}\n"))

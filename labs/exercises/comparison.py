@@ -313,13 +313,13 @@ def _merged(by_rank) -> Measured:
     reports = [memory.leanest(found["reports"]) for found in by_rank if found["reports"]]
     losses = [sum(step) / len(by_rank) for step in
               zip(*(found["losses"] for found in by_rank), strict=True)]
-    return Measured(_fullest(reports) if reports else None, by_rank[0]["calls"], losses,
+    return Measured(fullest(reports) if reports else None, by_rank[0]["calls"], losses,
                     [found["seconds"] for found in by_rank if "seconds" in found],
                     [found["observed"] for found in by_rank if "observed" in found],
                     [found["recorded"] for found in by_rank if "recorded" in found])
 
 
-def _fullest(reports) -> memory.Report:
+def fullest(reports) -> memory.Report:
     """Of the ranks that keep most the leanest report, phase by phase: gloo's threads may free a
     tensor out of the profiler's sight, which then seems to be held; nothing makes it seem less."""
     most = max(map(_states, reports))

@@ -3,12 +3,13 @@ cut, input is refused, exit() does not end the kernel, and a long loop is pointe
 
 import builtins
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Iterator
 from unittest import mock
 
-from labs.workers import hang_rules, source_lines
+from labs.workers import hang_rules, progress, source_lines
 from labs.workers.launch_error import Stopped
 
 SHOWN = 10_000  # characters that one check may print
@@ -30,12 +31,9 @@ def guarded() -> Iterator[None]:
     Raises TooMuchOutput after MOST, RuntimeError where input is asked for, SystemExit for exit() in
     a cell, and Stopped where the student interrupts it."""
     caller = sys._getframe(2)  # above contextlib's
-    watch = threading.Timer(hang_rules.STALL_NOTICE, _point_at_loop,
-                            [len(source_lines.stack_of(caller)), sys.stdout])
-    watch.daemon = True
-    watch.start()
+    words = functools.partial(_where_it_is, len(source_lines.stack_of(caller)))
     with contextlib.ExitStack() as stack:
-        stack.callback(watch.cancel)
+        stack.enter_context(progress.notice(hang_rules.STALL_NOTICE, words))
         stack.enter_context(contextlib.redirect_stdout(_Cut(sys.stdout)))
         stack.enter_context(contextlib.redirect_stderr(_Cut(sys.stderr)))
         stack.enter_context(mock.patch.object(builtins, "input", _refuse_input))
@@ -126,11 +124,10 @@ def _interruption(error) -> str:
     return f"interrupted in your code, at {place}:  {place.source}" if place else "interrupted"
 
 
-def _point_at_loop(depth, stream):
-    """On another thread: says which line of the student's has been running for so long. depth: of
-    the stack where the check began; frames below belong to the cell that called it."""
+def _where_it_is(depth) -> str:
+    """On another thread: which line of the student's has been running for so long. depth: of the
+    stack where the check began; frames below belong to the cell that called it."""
     frame = sys._current_frames()[threading.main_thread().ident]
     own = [place for place in source_lines.stack_of(frame)[depth:] if place.is_students]
-    if own:
-        print(f"after {hang_rules.STALL_NOTICE:.0f} s the check is still in your code, at "
-              f"{own[-1]}:  {own[-1].source}  (the stop button ends it)", file=stream, flush=True)
+    return (f"after {hang_rules.STALL_NOTICE:.0f} s the check is still in your code, at "
+            f"{own[-1]}:  {own[-1].source}  (the stop button ends it)" if own else "")

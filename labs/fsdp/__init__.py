@@ -18,7 +18,8 @@ if TYPE_CHECKING:
         summary_table,
         train_under_limit,
     )
-    from labs.fsdp.charts.node import node_chart, node_table
+    from labs.fsdp.charts.node import node_chart, node_steps, node_table
+    from labs.fsdp.charts.node_pace import show_pace
     from labs.fsdp.charts.precision import compare_state_dicts, show_precision
     from labs.fsdp.charts.scaling_costs import show_scaling_costs
     from labs.fsdp.charts.sharding import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from labs.fsdp.checks.shard import check_shard
     from labs.fsdp.fsdp1 import block_policy, fsdp1_names, fsdp1_wrap_policies
     from labs.fsdp.memory_limits import largest_model, memory_limit, parameters_of
+    from labs.fsdp.node.paced_run import laptop_steps, slow_down
     from labs.fsdp.node.running import billion_parameters
     from labs.fsdp.scaffold import count_underflow, linears, mesh, your_zero3
     from labs.training.models import blocks

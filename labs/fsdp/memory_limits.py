@@ -129,13 +129,13 @@ def _launch(function, strategy, size, **limited) -> list:
 
 def _train(strategy, size):
     """On a rank: trains a few steps."""
-    _return_freed_memory()
+    return_freed_memory()
     if devices.device().type == "cpu":
         torch.set_num_threads(1)  # CPU kernels hold a buffer for each thread
     train(*build(strategy, size), batches(size, STEPS))
 
 
-def _return_freed_memory():
+def return_freed_memory():
     """Makes glibc return freed tensors to the system at once, so that the limit counts what is
     allocated. By default glibc keeps them for later, a third more at the peak. The allocator of a
     GPU does that by itself before it fails."""

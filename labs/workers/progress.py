@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from typing import Any
 
@@ -93,6 +93,41 @@ def status(words: str, terminal: bool = True) -> Iterator[None]:
             yield
     finally:
         _doing.pop()
+
+
+@contextlib.contextmanager
+def notice(after: float, words: Callable[[], str]) -> Iterator[None]:
+    """Shows words() once if the block takes longer than `after` seconds, unless they are "". In a
+    notebook they disappear with the block's end, as outputs that are kept must not depend on how
+    fast the machine is; elsewhere they are printed."""
+    line = _CellLine() if in_notebook() else _Printed(sys.stdout)
+    timer = threading.Timer(after, copy_context().run, [_show, line, words])
+    timer.daemon = True
+    if not (in_notebook() and os.environ.get(OFF) == "0"):
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if timer.is_alive():
+            timer.join()  # it may be writing
+        line.write("")
+
+
+def _show(line, words):
+    if text := words():
+        line.write(text)
+
+
+class _Printed:
+    """A line that stays."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        if text:
+            print(text, file=self._stream, flush=True)
 
 
 @contextlib.contextmanager

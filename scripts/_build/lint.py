@@ -11,6 +11,9 @@ MAX_SCRIPT_GAP_LINES = 15
 # What JupyterLab shows without scrolling beside its file browser, in a window of 1280 pixels.
 MAX_COLUMNS = 101
 HINT = re.compile(r"<details>(.*?)</details>", re.DOTALL)
+# A link beside words; a table's cell may be one link, and code has a font of its own.
+PLAIN_LINK = re.compile(r"(?<![*!\w`])\[(?!`)[^\[\]]+\]\(https?://[^)\s]+\)(?!\*)")
+IN_A_CELL = re.compile(r"(?<=\|) *\[[^\[\]]+\]\([^)\s]+\) *(?=\|)")  # a table's
 PLOTTING = re.compile(r"^\s*(import|from)\s+matplotlib\b|\bplt\.|^\s*%matplotlib\b")
 
 
@@ -41,6 +44,9 @@ def _lint_text(cell):
     words = count_words(HINT.sub(" ", cell.source))
     if words > MAX_WORDS:
         yield cell.problem(0, f"{words} words; a text cell has at most {MAX_WORDS}.")
+    for link in PLAIN_LINK.findall(IN_A_CELL.sub(" ", cell.source)):
+        yield cell.problem(0, f"{link!r} stands in a sentence, where only a colour tells a link "
+                              "apart: write *[text](address)*.")
     for hint in HINT.findall(cell.source):
         if count_words(hint) > MAX_HINT_WORDS:
             yield cell.problem(

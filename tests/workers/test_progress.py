@@ -15,7 +15,7 @@ from labs.workers import progress
 
 SLEEP = """
 import time
-from labs.workers.progress import progress_bar, status
+from labs.workers.progress import notice, progress_bar, status
 """
 SHOWN = ("display_data", "update_display_data")
 
@@ -52,6 +52,26 @@ def test_a_line_says_what_is_done_and_disappears(kernel):
 
 def test_what_is_quick_shows_nothing(kernel):
     assert lines(kernel, "with status('quick'):\n    time.sleep(0.1)") == []
+
+
+def test_a_notice_is_shown_once_and_disappears_with_its_block(kernel):
+    slow = "with notice(0.1, lambda: {!r}):\n    time.sleep({})"
+    assert lines(kernel, slow.format("still in your code", 0.6)) == ["still in your code", ""]
+    assert lines(kernel, slow.format("still in your code", 0)) == []
+    assert lines(kernel, slow.format("", 0.6)) == []
+
+
+def test_outputs_that_are_kept_have_no_notice():
+    kernel = Kernel(WORKBOOK_PROGRESS="0")
+    kernel.run(SLEEP)
+    assert lines(kernel, "with notice(0.1, lambda: 'slow'):\n    time.sleep(0.5)") == []
+    kernel.close()
+
+
+def test_a_script_prints_the_notice(capsys):
+    with progress.notice(0.05, lambda: "still in your code"):
+        time.sleep(0.5)
+    assert capsys.readouterr().out == "still in your code\n"
 
 
 def test_a_bar_disappears_also_when_it_did_not_get_to_its_end(kernel):

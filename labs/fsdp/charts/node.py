@@ -10,6 +10,7 @@ from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.predictions.step_time.constants import HELD_OUT_ERROR
+from labs.predictions.step_time.published_runs import error_percent
 from labs.training.memory_categories import GB
 from labs.words import counted
 
@@ -18,59 +19,89 @@ SOURCES = {
     "alone": "Measured on one GPU, as rank 0 of each job in a fake process group: its tensors are "
              "real, and so is their memory. Nothing travels between GPUs, so there is no loss and "
              "no speed to report.",
-    "predicted": "Predicted only: this machine has no GPU."}
-PARTS = {"computing": "computing", "exposed": "exposed communication", "optimizer": "optimizer",
-         "host": "host"}
+    "predicted": "Predicted only: this machine has no GPU.",
+    "paced": "Measured on {ranks} of a CPU: memory, calls and bytes are real, each block takes the "
+             "node's stated seconds, and collectives and copies pass a slow link."}
+BUSY = 0.25  # of the prediction: by how much a step at a stated pace is longer at most
+PARTS = ("computing", "exposed", "optimizer", "host")  # as StepSeconds.by_name has them
 
 
 @shows("A billion parameters")
 def node_table(run: NodeRun) -> Table:
-    """Returns every row: its model, its peak, and a step's milliseconds in parts, each predicted
-    and, on GPUs, measured."""
-    head = ("", "billion", "GPUs", "tokens each", "GB, predicted", "GB, measured",
-            *PARTS.values(), "ms, predicted", "ms, measured", "efficiency", "lost to")
-    rows = [_cells(run, row) for row in run.rows]
+    """Returns every row: its model, and a rank's peak, predicted and, where ranks ran, measured."""
+    unit, size, many = _unit(run)
+    head = ("", f"{many} parameters", f"{run.rank}s", "tokens of each", f"{unit}, predicted",
+            f"{unit}, measured")
+    rows = [(row.job.name, f"{row.job.parameters / size:.2f}", str(row.job.size.ranks),
+             f"{row.job.size.batch} × {row.job.size.context:,}", f"{row.peak.total / size:.1f}",
+             _peak(row, size)) for row in run.rows]
+    where = "A rank" if run.source == "paced" else f"On {run.card.name}"
+    return _table(run, f"{where} with {run.card.usable / size:.1f} {unit}: {_model(run)}", head,
+                  rows, _source(run))
+
+
+@shows("A billion parameters")
+def node_steps(run: NodeRun) -> Table:
+    """Returns a step's milliseconds of every row, in parts, predicted and, where ranks ran,
+    measured; and the efficiency of the rows that scale."""
+    head = ("", *PARTS, "sum, predicted", "measured", "error", "efficiency", "lost to")
+    return _table(run, "A step, in ms", head, [_step_cells(run, row) for row in run.rows],
+                  " ".join([_offload(run), _assumed(run)]))
+
+
+def _table(run, title, head, rows, note) -> Table:
+    """Without the columns of what is measured where nothing is."""
     shown = [place for place, name in enumerate(head)
-             if run.source != "predicted" or not name.endswith("measured")]
-    return Table(f"On {run.card.name} with {run.card.usable / GB:.1f} GB: {_model(run)}",
-                 tuple(head[place] for place in shown),
-                 [tuple(row[place] for place in shown) for row in rows],
-                 note=" ".join([_source(run), _offload(run), _assumed(run)]))
+             if run.source != "predicted" or not name.endswith(("measured", "error"))]
+    return Table(title, tuple(head[place] for place in shown),
+                 [tuple(row[place] for place in shown) for row in rows], note=note)
+
+
+def _unit(run) -> tuple[str, float, str]:
+    """(unit of memory, its bytes, as many parameters)."""
+    return ("GB", GB, "billion") if run.card.usable >= GB else ("MB", 1e6, "million")
 
 
 def _model(run) -> str:
     larger = next(row.job for row in run.rows if row.job.name.startswith("larger"))
-    return (f"a GPT-2 with {run.rows[0].job.parameters / 1e9:.2f} billion parameters, and one with "
-            f"{larger.parameters / 1e9:.2f}, whose states alone take "
-            f"{16 * larger.parameters / GB:.0f} GB under DDP")
+    unit, size, many = _unit(run)
+    return (f"a GPT-2 with {run.rows[0].job.parameters / size:.2f} {many} parameters, and one with "
+            f"{larger.parameters / size:.2f}, whose states alone take "
+            f"{16 * larger.parameters / size:.0f} {unit} under DDP")
 
 
-def _cells(run, row) -> tuple[str, ...]:
-    size, share = row.job.size, efficiency(run, row)
-    return (row.job.name, f"{row.job.parameters / 1e9:.2f}", str(size.ranks),
-            f"{size.batch} × {size.context:,}", f"{row.peak.total / GB:.1f}", _peak(row),
-            *(f"{1e3 * row.step.by_name()[name]:,.0f}" for name in PARTS),
-            f"{1e3 * row.seconds:,.0f} ± {1e3 * HELD_OUT_ERROR * row.seconds:,.0f}",
-            _measured_ms(row), f"{share:.0%}" if share is not None else "–", lost_to(run, row))
+def _step_cells(run, row) -> tuple[str, ...]:
+    share, timed = efficiency(run, row), _median(row)
+    off = HELD_OUT_ERROR * row.seconds * (run.source != "paced")
+    return (row.job.name, *(f"{1e3 * seconds:,.0f}" for seconds in row.step.by_name().values()),
+            f"{1e3 * row.seconds:,.0f}" + f" ± {1e3 * off:,.0f}" * (off > 0), _measured_ms(row),
+            f"{error_percent(row.seconds, timed):+.0f} %" if timed else "–",
+            f"{share:.0%}" if share is not None else "–", lost_to(run, row))
+
+
+def _median(row) -> float | None:
+    """Seconds of a step; None where none was timed."""
+    seconds = row.measured.seconds if row.measured else []
+    return statistics.median(seconds) if seconds else None
 
 
 def _measured_ms(row) -> str:
-    seconds = row.measured.seconds if row.measured else []
-    return (f"{1e3 * statistics.median(seconds):,.0f} ({1e3 * min(seconds):,.0f} to "
-            f"{1e3 * max(seconds):,.0f})" if seconds else "–")
+    timed = _median(row)
+    return "–" if timed is None else (
+        f"{1e3 * timed:,.0f} ({1e3 * min(row.measured.seconds):,.0f} to "
+        f"{1e3 * max(row.measured.seconds):,.0f})")
 
 
-def _peak(row) -> str:
+def _peak(row, size) -> str:
     if row.measured is None:
         return "–"
-    return row.measured.failure or f"{row.measured.peak / GB:.1f}"
+    return row.measured.failure or f"{row.measured.peak / size:.1f}"
 
 
 def measured_rate(row: Row) -> float | None:
     """Tokens per second of all ranks together: the median step; None where none was timed."""
-    if row.measured is None or not row.measured.seconds:
-        return None
-    return row.job.size.tokens / statistics.median(row.measured.seconds)
+    timed = _median(row)
+    return None if timed is None else row.job.size.tokens / timed
 
 
 def _rate(run, row) -> float | None:
@@ -97,7 +128,7 @@ def lost_to(run: NodeRun, row: Row) -> str:
     more = {name: seconds - base.step.by_name()[name]
             for name, seconds in row.step.by_name().items()}
     most = max(more, key=more.get)
-    return f"{PARTS[most]}, {1e3 * more[most]:,.0f} ms" if more[most] > 0 else "–"
+    return f"{most}, {1e3 * more[most]:,.0f} ms" if more[most] > 0 else "–"
 
 
 def base_of(run: NodeRun) -> int:
@@ -106,17 +137,19 @@ def base_of(run: NodeRun) -> int:
 
 
 def _source(run) -> str:
-    return SOURCES[run.source].format(ranks=counted(run.ranks, "GPU"))
+    return SOURCES[run.source].format(ranks=counted(run.ranks, run.rank))
 
 
 def _offload(run) -> str:
     """The price of CPU offload: pinned memory, bytes over PCIe, and time."""
     without, row = _offloaded(run)
-    words = (f"CPU offload copies {row.step.copied / GB:.1f} GB over PCIe in each step and rank")
+    unit, size, _ = _unit(run)
+    words = (f"CPU offload copies {row.step.copied / size:.1f} {unit} over PCIe in each step and "
+             "rank")
     found = row.measured
-    if found and found.peak:
-        words += (f" by formula, {found.copied / GB:.1f} measured, with {found.pinned / GB:.1f} GB "
-                  "of pinned memory")
+    if found and found.copied:
+        words += (f" by formula, {found.copied / size:.1f} measured, with "
+                  f"{found.pinned / size:.1f} {unit} of pinned memory")
     rates = [_rate(run, one) for one in (row, without)]
     if all(rates):
         words += f", and reaches {rates[0] / rates[1]:.0%} of the tokens/s of the row above"
@@ -130,50 +163,62 @@ def _offloaded(run) -> tuple[Row, Row]:
 
 def _assumed(run) -> str:
     base = base_of(run)
-    return ("The four parts are milliseconds of a step, by 06's model of step time; products of "
-            "fp32 are in TF32. Exposed: what computing does not hide of communication, and by how "
-            "much it is slowed down. ±: nine of ten published runs lie within "
-            f"{HELD_OUT_ERROR:.0%} of what that model says without knowing them; none of them "
-            "offloads. Efficiency: tokens/s on N GPUs over "
-            f"N{f'/{base}' * (base > 1)} times those on {counted(base, 'GPU')}.")
+    model = ("Predicted: by the same model, with the slowed node's rates. "
+             if run.source == "paced" else
+             "The parts are by 06's model of step time; products of fp32 are in TF32. ")
+    whisker = ("" if run.source == "paced" else
+               f"±: nine of ten published runs lie within {HELD_OUT_ERROR:.0%} of what that model "
+               "says without knowing them; none of them offloads. ")
+    return (f"{model}Exposed: communication that computing does not hide, and by how much it is "
+            f"slowed down. {whisker}Efficiency: tokens/s on N {run.rank}s over "
+            f"N{f'/{base}' * (base > 1)} times those on {counted(base, run.rank)}."
+            + _busy(run))
+
+
+def _busy(run) -> str:
+    """A warning where ranks could not keep the stated pace."""
+    off = [_median(row) / row.seconds - 1 for row in run.rows if _median(row)]
+    return (" This machine was busy with something else while it measured: run the cell again."
+            if run.source == "paced" and max(off, default=0.0) > BUSY else "")
 
 
 @shows("A billion parameters")
 def node_chart(run: NodeRun) -> Picture:
     """Draws each row's peak against the card, the parts of its step, and the efficiency of those
     that scale."""
-    rows = run.rows
+    rows, (unit, size, _) = run.rows, _unit(run)
     failed = tuple(place for place, row in enumerate(rows) if _out_of_memory(run, row))
     measured = [row.measured and row.measured.peak for row in rows]
     pale = tuple(place for place, peak in enumerate(measured) if not peak)
-    peak = Panel("peak of a rank", "GB", [peak or row.peak for peak, row in
-                                          zip(measured, rows, strict=True)], GB,
+    peak = Panel("peak of a rank", unit, [peak or row.peak for peak, row in
+                                          zip(measured, rows, strict=True)], size,
                  [None if place in pale else row.peak.total for place, row in enumerate(rows)],
                  limit=run.card.usable, out_of_memory=failed, pale=pale)
     shares = [efficiency(run, row) for row in rows]
-    panels = [peak, step_panel(rows, 1e-15, "ms per 1,000 tokens and 10⁹ Ψ"),
-              Panel("efficiency", f"% of N × {counted(base_of(run), 'GPU')}", shares, 0.01,
+    step = (step_panel(rows, 1e-9, "ms per token and 10⁶ Ψ", 0.0) if run.source == "paced" else
+            step_panel(rows, 1e-15, "ms per 1,000 tokens and 10⁹ Ψ"))
+    panels = [peak, step,
+              Panel("efficiency", f"% of N × {counted(base_of(run), run.rank)}", shares, 0.01,
                     missing="",
                     pale=tuple(range(len(rows))) * (run.source == "predicted"))]
     return side_by_side([row.job.name for row in rows], panels,
                         below(f"{_model(run)}. {_source(run)}".replace("a GPT", "A GPT", 1)))
 
 
-def step_panel(rows: list[Row], size: float, unit: str) -> Panel:
+def step_panel(rows: list[Row], size: float, unit: str, error: float = HELD_OUT_ERROR) -> Panel:
     """The seconds of a step over its rank's tokens and its model's parameters: measured with the
     prediction as a tick, or the prediction's parts where none was timed; either with the
-    prediction's uncertainty. size: of one unit."""
+    prediction's uncertainty. size: of one unit. error: by which share the prediction is off."""
     work = [row.job.size.batch * row.job.size.context * row.job.parameters for row in rows]
-    timed = [statistics.median(row.measured.seconds) if row.measured and row.measured.seconds
-             else None for row in rows]
+    timed = [_median(row) for row in rows]
     pale = tuple(place for place, seconds in enumerate(timed) if seconds is None)
     panel = Panel("a step", unit, [
         {name: part / n for name, part in row.step.by_name().items()} if seconds is None
         else seconds / n for seconds, row, n in zip(timed, rows, work, strict=True)], size,
         [None if seconds is None else row.seconds / n
          for seconds, row, n in zip(timed, rows, work, strict=True)], pale=pale)
-    return replace(panel, whiskers=[
-        tuple(row.seconds * (1 + sign * HELD_OUT_ERROR) / n for sign in (-1, 1))
+    return replace(panel, whiskers=[] if not error else [
+        tuple(row.seconds * (1 + sign * error) / n for sign in (-1, 1))
         for row, n in zip(rows, work, strict=True)])
 
 

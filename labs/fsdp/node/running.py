@@ -67,14 +67,20 @@ class Row:
 
 @dataclass(frozen=True)
 class NodeRun:
-    """All rows. source: "measured", "alone" (rank 0 of each job in a fake process group) or
-    "predicted". scaling: those of `rows` that are one job on more and more GPUs."""
+    """All rows. source: "measured", "alone" (rank 0 of each job in a fake process group),
+    "predicted", or "paced" (CPU ranks at a slowed node's pace). scaling: those of `rows` that are
+    one job on more and more ranks."""
 
     card: GPU
     ranks: int
     source: str
     rows: list[Row]
     scaling: list[Row]
+
+    @property
+    def rank(self) -> str:
+        """What a rank is called in tables."""
+        return "rank" if self.source == "paced" else "GPU"
 
     def metrics(self) -> list[Metric]:
         """Peak and seconds of a step of every row that was measured."""

@@ -30,7 +30,7 @@ from labs.meters.traffic import CollectiveCall, Traffic
 from labs.predictions.traffic import passes
 from labs.training import data
 from labs.training.models import EdgeCaseModel, trainable
-from labs.words import listed
+from labs.words import listed, to_within
 
 # A parameter that is None on no rank, on rank 0, on the others and on all; several ranks that use
 # it come before one, so that a mean over its users is not taken for one rank's own gradient.
@@ -48,7 +48,7 @@ def check_average_gradients(average_gradients):
                    for make, use_all in _CASES)
 
     return (f"gradients equal the full batch's on 2, 3 and 4 ranks "
-            f"(to {max(on_ranks(work, world_sizes=WORLD_SIZES)):.0e})")
+            f"({to_within(max(on_ranks(work, world_sizes=WORLD_SIZES)))})")
 
 
 def _one_backward(average_gradients, make, step) -> float:

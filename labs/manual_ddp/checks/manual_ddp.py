@@ -39,6 +39,7 @@ from labs.meters.traffic import Traffic
 from labs.training import data
 from labs.training.models import EdgeCaseModel
 from labs.training.strategies.torch_strategies import torch_ddp
+from labs.words import to_within
 
 _START_HINT = "The ranks must begin with the same state: call broadcast_state in __init__."
 _FORWARD_HINT = ("forward returns what the wrapped module returns. Scale the gradients, not the "
@@ -61,7 +62,7 @@ def check_manual_ddp(wrap):
         return max(difference, _difference_from_torchs(wrap))
 
     return (f"equals the full-batch reference and torch's DDP, step by step, on 2, 3 and 4 ranks "
-            f"(to {max(on_ranks(work, world_sizes=WORLD_SIZES)):.0e})")
+            f"({to_within(max(on_ranks(work, world_sizes=WORLD_SIZES)))})")
 
 
 def train_wrapped(wrap: Callable[[nn.Module], nn.Module], uses: Sequence[UseAll],

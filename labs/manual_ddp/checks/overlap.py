@@ -31,7 +31,7 @@ from labs.manual_ddp.gradients import gradient_bytes, sgd
 from labs.meters.traffic import CollectiveCall, Mark
 from labs.training import data
 from labs.training.models import EdgeCaseModel, trainable
-from labs.words import counted
+from labs.words import counted, to_within
 
 Wrap = Callable[[nn.Module, int], nn.Module]
 _STEPS = 2  # of which the last is recorded: what one step leaves behind can spoil the next
@@ -62,7 +62,7 @@ def check_overlap(wrap):
 
     difference = max(on_ranks(work, world_sizes=WORLD_SIZES))
     return (f"every bucket leaves as soon as it is complete, and the numbers are the reference's "
-            f"(to {difference:.0e})")
+            f"({to_within(difference)})")
 
 
 def _registered_in_another_order(seed: int) -> BranchedModel:

@@ -40,7 +40,7 @@ from labs.manual_ddp.scaffold import BucketedWrapper, Wrapper
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.training import data
 from labs.training.models import EdgeCaseModel, trainable
-from labs.words import counted, listed
+from labs.words import counted, listed, to_within
 
 Events = Sequence[CollectiveCall | Mark]
 _REFUSED = ("Build it from torch.nn.Module and torch's hooks; your own functions of 2.2, 2.5 and "
@@ -82,7 +82,7 @@ def check_ready_order(wrap):
 
     difference = max(on_ranks(work, world_sizes=WORLD_SIZES))
     return (f"from the second step on, buckets leave in the order of rank 0's first gradients, on "
-            f"2, 3 and 4 ranks; the numbers are the reference's (to {difference:.0e})")
+            f"2, 3 and 4 ranks; the numbers are the reference's ({to_within(difference)})")
 
 
 def _without_scaffold(wrap: Wrap) -> Wrap:

@@ -112,13 +112,13 @@ def show_published_plans(choose_plan: Callable) -> Table:
         chosen = choose_plan(step.job)
         ours = "nothing fits" if chosen is None else (
             f"{_short(chosen)}: {step_seconds(step.job, chosen):.2f} s")
-        rows.append((f"{step.job.gpus:,}, {step.job.sequence:,} tokens", _short(step.plan),
+        rows.append((f"{step.job.gpus:,}, {step.job.sequence:,} tokens", _short(step.plan), ours,
                      f"{step.seconds:.2f}", f"{step.predicted:.2f}", f"{step.error:+.1f} %",
-                     f"{memory:.1f}" + " (fits)" * fits(step.job, step.plan), ours))
+                     f"{memory:.1f}" + " (fits)" * fits(step.job, step.plan)))
     job = LLAMA_3_STEPS[0].job
     return Table("Llama 3 405B: the published plans and yours",
-                 ("GPUs", "published plan", "published s", "predicted s", "error", "GB predicted",
-                  "your plan"), rows,
+                 ("GPUs", "published plan", "your plan", "published s", "predicted s", "error",
+                  "GB predicted"), rows, left=2,
                  note="Published seconds: from TFLOP/s that count attention. 8 chunks follow from "
                       "the report's section 3.3.2; none of these steps was fitted to. An "
                       f"{job.gpu.name} has room for "

@@ -43,7 +43,7 @@ from labs.tensor_parallel.checks.sequence_parallel import (
     small_llama,
 )
 from labs.tensor_parallel.checks.tensor_parallel import sharded_names
-from labs.words import counted
+from labs.words import counted, to_within
 
 OPTIMIZERS = {2: ADAMW, 4: SGD}
 # b·s·h elements in a step outside the layers: the embedding's sum; in forward all tokens for the
@@ -82,8 +82,8 @@ def check_torchs_parallel(torchs_parallel: Callable):
     """torchs_parallel(model, optimizer_class, **settings) -> (module, optimizer): a Llama whose
     layers are cut by torch's parallelize_module. Trained under loss_parallel()."""
     difference = max(on_ranks(_try_all, torchs_parallel, world_sizes=(2, 4), timeout=60))
-    return (f"equals the reference over {STEPS} steps on 2 and 4 ranks (to {difference:.0e}); a "
-            f"rank holds 1/t of every matrix, and a layer sends {PER_LAYER} all-gathers and "
+    return (f"equals the reference over {STEPS} steps on 2 and 4 ranks ({to_within(difference)}); "
+            f"a rank holds 1/t of every matrix, and a layer sends {PER_LAYER} all-gathers and "
             f"{PER_LAYER} reduce-scatters of b·s·h elements a step")
 
 

@@ -37,6 +37,7 @@ from labs.tensor_parallel.checks.sequence_regions import counted_alike, judge_re
 from labs.tensor_parallel.checks.tensor_parallel import sharded_names
 from labs.tensor_parallel.sequence.activations import NORMS, activation_bytes, predicted
 from labs.training import models
+from labs.words import to_within
 
 # No parameter has as many elements as an activation or a piece of it, so that a collective tells
 # what it sends.
@@ -106,7 +107,7 @@ def check_sequence_parallel(GatherToRegion, ReduceScatterFromRegion, sequence_pa
     difference = max(on_ranks(_try_all, GatherToRegion, ReduceScatterFromRegion, sequence_parallel,
                               world_sizes=(2, 4), timeout=60))
     return (f"equals the reference over {STEPS} steps on 2 and 4 ranks and on a group of 2 of them "
-            f"(to {difference:.0e}); a layer sends {PER_LAYER} all-gathers and {PER_LAYER} "
+            f"({to_within(difference)}); a layer sends {PER_LAYER} all-gathers and {PER_LAYER} "
             "reduce-scatters of b·s·h elements a step, its norms see s/t tokens, and their "
             "gradients are sums over the group")
 

@@ -33,6 +33,7 @@ from labs.tensor_parallel.checks.reference import (
     whole_steps,
 )
 from labs.training import models
+from labs.words import to_within
 
 WORLD_SIZES = (2, 4)
 # No parameter has as many elements as an activation, so that a collective tells which it sends.
@@ -79,7 +80,7 @@ def check_tensor_parallel(tensor_parallel: Callable):
     Llama of Hugging Face's: attention and MLPs divided among the group's ranks."""
     difference = max(on_ranks(_try_all, tensor_parallel, world_sizes=WORLD_SIZES, timeout=60))
     return (f"equals the reference over {STEPS} steps on 2 and 4 ranks and on a group of 2 of them "
-            f"(to {difference:.0e}); a rank holds 1/t of attention and MLP, and sends "
+            f"({to_within(difference)}); a rank holds 1/t of attention and MLP, and sends "
             f"{PER_LAYER} all-reduces of b·s·h elements a layer and step; heads and sizes that do "
             "not divide are refused")
 

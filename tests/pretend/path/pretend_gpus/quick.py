@@ -18,6 +18,7 @@ from pretend_gpus import machine
 CONSTANTS = {
     "labs.meters.throughput": {"WARMUP_ON_GPU": 1},
     "labs.fsdp.node.running": {"FEWEST": 1, "MOST": 1},
+    "labs.fsdp.node.paced_run": {"BLOCK": 0.01, "WARM_UP": 1, "STEPS": 1},
     "labs.meters.own_speed": {"WIDTH": {"cpu": 512, "cuda": 512}},
     "labs.scaling.runs.scaling_runs": {"TRIES": 1},
     "labs.surviving_failure.charts.checkpoints": {"KILLS": 3},
