@@ -37,6 +37,7 @@ def show_timeline(run: RecordedRun) -> Picture:
 @shows("5.1")
 def show_shares(run: RecordedRun, communication_share: Callable) -> Picture:
     """Draws the share of the step in each kind of collective, by rank, and the guess."""
+    recording.require_usual({run.config.name: run})
     rows = []
     for trace in run:
         shares = communication_share(trace)
@@ -50,6 +51,7 @@ def show_shares(run: RecordedRun, communication_share: Callable) -> Picture:
 @shows("5.2")
 def show_seconds(run: RecordedRun) -> Table:
     """Returns a table of milliseconds by rank and kind: total, exposed, overlapped."""
+    recording.require_usual({run.config.name: run})
     rows = []
     for trace in run:
         for kind in [kind for kind in KINDS if trace.of(kind)]:
@@ -64,6 +66,7 @@ def show_seconds(run: RecordedRun) -> Table:
 @shows("5.3")
 def show_all_gathers(run: RecordedRun, attribute: Callable) -> Table:
     """Returns a table of rank 0's all-gathers, as `attribute` explains them, in order of issue."""
+    recording.require_usual({run.config.name: run})
     trace = run[0]
     rows = [(number, *attribute(trace, one), f"{1e3 * one.issued:.1f}",
              f"{1e3 * (one.end - one.issued):.1f}", f"{one.bytes / 1e6:.2f}")
@@ -75,6 +78,7 @@ def show_all_gathers(run: RecordedRun, attribute: Callable) -> Table:
 @shows("5.4")
 def show_non_fsdp_collectives(run: RecordedRun, call_site: Callable) -> Table:
     """Returns a table of rank 0's collectives that serve no unit of FSDP, with their callers."""
+    recording.require_usual({run.config.name: run})
     trace, rows, rate = run[0], [], bytes_per_second(run)
     for one in non_fsdp_collectives(trace):
         alone = link_bytes(one.kind, one.bytes, len(run)) / rate
