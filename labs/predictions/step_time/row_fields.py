@@ -34,7 +34,7 @@ def read_run(row: dict, code_base: CodeBase) -> TrainingRun:
     if not data:
         raise Excluded(f"gpus={row['gpus']} is less than tp·pp·cp")
     if _has("offload", strategy):
-        raise Excluded("strategy names offloading, which the model does not know")
+        raise Excluded("strategy names offloading, but no row says what stays on the host")
     return TrainingRun(
         **_sizes(row), **_batch(row, data, pipeline), **_node(row), **_kernels(row, code_base),
         tensor=tensor, pipeline=pipeline, context=context,
