@@ -119,6 +119,14 @@ def efficiency(run: NodeRun, row: Row) -> float | None:
     return _rate(run, row) / row.job.size.ranks / (_rate(run, ran[0]) / ran[0].job.size.ranks)
 
 
+def _predicted_efficiency(run, row) -> float | None:
+    """By the prediction, where it was measured too."""
+    if run.source == "predicted" or efficiency(run, row) is None:
+        return None
+    base = next(one for one in run.scaling if one.job.size.ranks == base_of(run))
+    return base.seconds / row.seconds  # each rank has as many tokens in both
+
+
 def lost_to(run: NodeRun, row: Row) -> str:
     """The part of the predicted step that grew most from the fewest GPUs to this row's: what its
     efficiency is limited by. Each GPU has as many tokens in both."""
@@ -199,7 +207,7 @@ def node_chart(run: NodeRun) -> Picture:
             step_panel(rows, 1e-15, "ms per 1,000 tokens and 10⁹ Ψ"))
     panels = [peak, step,
               Panel("efficiency", f"% of N × {counted(base_of(run), run.rank)}", shares, 0.01,
-                    missing="",
+                    [_predicted_efficiency(run, row) for row in rows], missing="",
                     pale=tuple(range(len(rows))) * (run.source == "predicted"))]
     return side_by_side([row.job.name for row in rows], panels,
                         below(f"{_model(run)}. {_source(run)}".replace("a GPT", "A GPT", 1)))
