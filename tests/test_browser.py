@@ -254,10 +254,16 @@ def test_a_picture_has_its_words_and_follows_the_dark_theme(page, lab):
     page_faults.choose_theme(page, "light")
     picture = Notebook(page, "dark.ipynb").run_cell(0).get_by_role("img", name="CPU core")
     api.expect(picture).to_be_visible()
-    light = picture.screenshot()
+    assert corner(picture.screenshot()) == (255, 255, 255)
     page_faults.choose_theme(page, "dark")
-    assert corner(light) == (255, 255, 255) and max(corner(picture.screenshot())) < 40
+    # On a crowded machine the page is drawn anew some time after its theme is known to it.
+    for _ in range(50):
+        seen = corner(picture.screenshot())
+        if max(seen) < 40:
+            break
+        page.wait_for_timeout(200)
     page_faults.choose_theme(page, "light")
+    assert max(seen) < 40
 
 
 def corner(png):

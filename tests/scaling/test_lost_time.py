@@ -100,12 +100,13 @@ def test_of_recorded_runs_the_parts_sum_to_the_whole(recorded):
             assert min(parts.values()) >= 0
 
 
-def test_no_collective_ends_before_it_has_begun_on_all_ranks(recorded):
-    """So the ranks' clocks agree."""
+def test_no_collective_ends_before_all_ranks_have_issued_it(recorded):
+    """So the ranks' clocks agree. A collective begins when a rank's link takes it up: on a crowded
+    machine gloo may have it done by then."""
     for run in recorded.values():
         for same in zip(*(trace.collectives for trace in run), strict=True):
             assert len({one.kind for one in same}) == 1
-            assert min(one.end for one in same) >= max(one.begin for one in same)
+            assert min(one.end for one in same) >= max(one.issued for one in same)
 
 
 def test_the_checks_own_runs_leave_no_files_where_the_students_are(recorded):
