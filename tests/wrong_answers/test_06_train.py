@@ -174,7 +174,7 @@ RIGHT_ANSWERS = {
 
 @pytest.fixture
 def check(tmp_path, monkeypatch):
-    monkeypatch.setattr(programs, "STALL", 4.0)
+    monkeypatch.setattr(programs, "STALL", 6.0)
 
     def called(text):
         (tmp_path / "train.py").write_text(text)
