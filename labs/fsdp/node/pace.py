@@ -26,8 +26,12 @@ class Pace:
 
     def __init__(self, link: NodeLink, unhidden: float):
         self._link, self._unhidden = link, unhidden
-        self._begun = self._end = time.perf_counter()
-        link.computed[0] = self._end
+        self.restart()
+
+    def restart(self) -> None:
+        """Has nothing to compute and nothing to catch up with."""
+        self._begun = time.perf_counter()
+        self._extend(self._begun)
 
     def begin(self, seconds: float, after: str = "") -> None:
         """Computes for so long, once what is computed now and the collectives of this kind (of any)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 
 from labs.exercises import comparison
 from labs.exercises.verdicts import shows
@@ -29,7 +30,7 @@ from labs.workers.progress import status
 from labs.workers.slow_link import slow_link
 
 BLOCK = 0.025  # seconds of a block's forward
-WARM_UP, STEPS = 2, 3  # steps; the first makes the optimizer's state, and the next catches up
+WARM_UP, STEPS = 2, 4  # steps: those that are not timed, and those that are
 RECORDINGS = 2  # of memory; see `memory.leanest`
 SCALED_LAYERS = 4  # of the model that one rank holds alone
 BEYOND = 1.02  # times the limit: what states need that DDP could never hold
@@ -160,12 +161,14 @@ def _trained(job, node) -> list[float]:
     [batch] = comparison.batches(job.size, 1)
     link, seconds = NodeLink.of(job, node), []
     with slow_link(link):
-        set_pace(module, optimizer, job, node, link)
-        began = time.perf_counter()
-        for _ in range(WARM_UP + STEPS):
+        pace = set_pace(module, optimizer, job, node, link)
+        for number in range(WARM_UP + STEPS):
+            if number == 1:  # the first step, which makes the optimizer's state, fell far behind
+                dist.barrier()
+                pace.restart()
+            began = time.perf_counter()
             module(**batch).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            before, began = began, time.perf_counter()
-            seconds.append(began - before)
+            seconds.append(time.perf_counter() - began)
     return seconds[WARM_UP:]
