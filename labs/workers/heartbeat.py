@@ -67,7 +67,8 @@ class Heartbeat(threading.Thread):
             quiet_since = now
         return Progress(counts, collective, flight_recorder.number(pending) if collective else None,
                         since, quiet_since, self.activity.starved, now,
-                        connecting=bool(collective) and self._may_connect(main, pending))
+                        connecting=bool(collective) and self._may_connect(main, pending),
+                        place=main.place)
 
     def final_progress(self) -> "Progress":
         """How far the rank has come when its function has returned."""
@@ -156,6 +157,12 @@ class Snapshot:
     def of(cls, frame: types.FrameType) -> "Snapshot":
         return cls(frame.f_code, frame.f_lasti, id(frame), source_lines.stack_of(frame))
 
+    @property
+    def place(self) -> source_lines.Place:
+        """The innermost line of the student's, or of a library that it calls; of ours where it runs
+        nothing else."""
+        return next(reversed(source_lines.students(self.stack)), self.stack[-1])
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -167,7 +174,8 @@ class Progress:
     has been moved meanwhile either. starved: seconds that the main thread has waited for a core.
     issued: how many collectives a rank that has returned had called in the default group (None:
     unknown). sent: when this was sent. connecting: the ranks of a group may just be connecting, so
-    the wait may be work. Times are monotonic seconds, the same clock on all ranks.
+    the wait may be work. place: the line that the main thread is at. Times are monotonic seconds,
+    the same clock on all ranks.
     """
 
     counts: tuple = ()
@@ -179,6 +187,7 @@ class Progress:
     sent: float = 0.0
     issued: int | None = None
     connecting: bool = False
+    place: source_lines.Place | None = None
 
     @property
     def waiting(self) -> bool:

@@ -164,6 +164,16 @@ class RankGroup:
                 f"nothing new for {quiet:.0f} s: {lines}. Interrupt the cell if that is not meant; "
                 "launch(..., timeout=60) would stop it by itself.")
 
+    def running_line(self) -> str:
+        """What each rank does, for the line of a launch that takes long; "" before that. Another
+        thread than the launch's calls it."""
+        if time.monotonic() - self.began < hang_rules.STALL_NOTICE:
+            return ""
+        if processes.server_starts():
+            return "the process that ranks are forked from imports torch"
+        found = [handle.last_known() for handle in list(self.handles)]
+        return outcomes.summary_now(found + self._not_started(found))
+
     # what became of each rank
 
     def _outcomes(self, disturb: bool = True) -> list[Outcome]:
@@ -178,8 +188,10 @@ class RankGroup:
         found = [handle.present_outcome() for handle in self.handles]
         for handle in silent if disturb else ():
             found[handle.rank] = self._unresponsive_outcome(handle)
-        not_started = range(len(found), self.plan.ranks)
-        return found + [Outcome(rank, Kind.STARTING) for rank in not_started]
+        return found + self._not_started(found)
+
+    def _not_started(self, found) -> list[Outcome]:
+        return [Outcome(rank, Kind.STARTING) for rank in range(len(found), self.plan.ranks)]
 
     def _unresponsive_outcome(self, handle) -> Outcome:
         """Where a rank is that answers nothing. The signal that makes it print its stack may also

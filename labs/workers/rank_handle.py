@@ -129,6 +129,20 @@ class RankHandle:
         kind = Kind.WAITING if self.position["collective"] else Kind.COMPUTING
         return Outcome(self.rank, kind, **self.position)
 
+    def last_known(self) -> Outcome:
+        """What became of it, or what it did at its last heartbeat. Asks nothing, and may be called
+        from any thread."""
+        outcome, progress = self.outcome, self.progress
+        if outcome is not None:
+            return outcome
+        if self.result is not None:  # its result is arriving
+            return Outcome(self.rank, Kind.RETURNED)
+        if self.began is None:
+            return Outcome(self.rank, Kind.STARTING)
+        return Outcome(self.rank, Kind.WAITING if progress.waiting else Kind.COMPUTING,
+                       collective=progress.collective or "",
+                       stack=[progress.place] if progress.place else [])
+
     # the end
 
     def kill(self) -> None:
