@@ -37,6 +37,7 @@ class Kind(StrEnum):
     MISMATCHED = auto()  # about to call a collective that other ranks do not call
     OUT_OF_COLLECTIVES = auto()  # has left the function in which the others still communicate
     UNRESPONSIVE = auto()  # C++ code holds its interpreter
+    SUSPENDED = auto()  # a signal has stopped its process
     RETURNED = auto()
     RAISED = auto()
     OUT_OF_MEMORY = auto()
@@ -119,6 +120,8 @@ _PHRASES = {
         "[calls|call] no further collective: [it has|they have] left your function",
     Kind.UNRESPONSIVE:
         "[does not answer: it is|do not answer: they are] blocked in C++ code{place}",
+    Kind.SUSPENDED: "[is|are] suspended{place}: a signal (SIGSTOP) has stopped "
+                    "[its process|their processes]",
     Kind.RETURNED: "already returned",
     Kind.RAISED: "raised {o.error_type}{message}{hint}",
     Kind.OUT_OF_MEMORY: "ran out of memory: [it|each] {o.shortage}",
