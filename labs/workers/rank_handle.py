@@ -158,8 +158,8 @@ class RankHandle:
             return self._suspended_outcome()
         if self.began is None or progress.place is None:  # no heartbeat yet
             return Outcome(self.rank, Kind.STARTING)
-        return Outcome(self.rank, Kind.WAITING if progress.waiting else Kind.COMPUTING,
-                       collective=progress.collective or "", stack=[progress.place])
+        return Outcome(self.rank, Kind.WAITING if progress.at_a_glance else Kind.COMPUTING,
+                       collective=progress.at_a_glance or "", stack=[progress.place])
 
     def _suspended_outcome(self) -> Outcome:
         place = self.progress.place

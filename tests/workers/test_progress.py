@@ -105,6 +105,22 @@ def test_a_launch_that_progresses_slowly_says_what_each_rank_does(kernel, steps_
 
 
 @pytest.mark.slow
+def test_short_waits_inside_the_backward_of_ddp_are_waits_too(kernel, steps_known):
+    kernel.run("""
+def train_ddp():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    for step in range(14):
+        time.sleep(0.6 * (dist.get_rank() == 1))
+        model(torch.ones(2, 4)).sum().backward()
+""")
+    found = lines(kernel, "_ = launch(train_ddp, ranks=2, device='cpu')")
+    detailed = [line for line in found if "rank 1 computes" in line]
+    # a step is short beside the sleep, but a look may fall into it
+    waits = [line for line in detailed if "rank 0 waits in all_reduce at In [" in line]
+    assert detailed and len(waits) > len(detailed) / 2, found
+
+
+@pytest.mark.slow
 def test_below_a_bar_it_says_what_each_rank_does(kernel, steps_known):
     found = lines(kernel, "_ = launch(train, True, ranks=2, device='cpu')")
     assert any("rank 0:" in line for line in found), found
