@@ -51,6 +51,16 @@ def measure() -> Busy:
     return Busy(gloo, gloo_ran, others, others_ran, starved, now)
 
 
+def main_thread_sleeps() -> bool:
+    """Whether the main thread neither runs nor waits for a core just now; False where the system
+    does not tell."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/stat") as file:
+            return file.read().rpartition(") ")[2][0] == "S"
+    except OSError:
+        return False
+
+
 def _schedule(thread) -> tuple[float, float]:
     """(seconds that a thread ran, seconds that it waited for a core); zeros once it has ended."""
     try:

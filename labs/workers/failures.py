@@ -78,8 +78,8 @@ def last_failure() -> LaunchError | None:
 def _advice(outcomes) -> str:
     """What a student should look for, by where the ranks stand."""
     waiting = [o for o in outcomes if o.kind is Kind.WAITING]
-    if not waiting:
-        return ""
+    if not waiting or any(o.kind is Kind.SUSPENDED for o in outcomes):
+        return ""  # a suspended rank is reason enough, and none of the student's code
     first = waiting[0]
     left = [o.rank for o in outcomes if o.kind is Kind.RETURNED and o.issued is not None
             and first.number is not None and o.issued < first.number]

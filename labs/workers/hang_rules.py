@@ -3,12 +3,14 @@
 import time
 from collections.abc import Sequence
 
+from labs.words import named_ranks
 from labs.workers import outcomes
 from labs.workers.outcomes import Kind, Outcome
 from labs.workers.rank_handle import RankHandle
 
 CONFIRM_DEADLOCK = 1.0  # seconds that a deadlock must last before it is called one
 START_TIMEOUT = 60.0  # seconds that ranks may take to meet
+FIRST_SIGN = 600.0  # seconds until a rank must have said something; on a busy machine it imports
 STALL_NOTICE = 10.0  # seconds without a sign of progress until the student reads where ranks are
 
 
@@ -26,23 +28,41 @@ def stuck_reason(handles: Sequence[RankHandle], hang_after: float) -> str | None
     """Why the ranks will not continue, as a sentence, or None while they may. hang_after: seconds
     that all ranks may wait while nothing moves.
 
-    A hang is when every rank waits for others or has returned. While one computes, sleeps, reads,
-    imports, waits for a core or says nothing, the others may wait for it for as long as it takes.
+    A hang is when every rank waits for others, has returned, or is suspended by a signal. While one
+    computes, sleeps, reads, imports, waits for a core or says nothing, the others may wait for it
+    for as long as it takes.
     """
     running = [handle for handle in handles if not handle.settled]
     if any(handle.settled and handle.outcome.kind.is_failure for handle in handles):
         return None  # that is why the others wait
     for handle in running:
+        if (handle.process and not handle.has_spoken
+                and time.monotonic() - handle.heard > FIRST_SIGN):
+            return f"rank {handle.rank} has said nothing since it was started {FIRST_SIGN:g} s ago"
         if handle.progress.quiet_seconds > CONFIRM_DEADLOCK and any(
                 handle.progress.can_never_be_joined_by(other.progress)
                 for other in handles if other.settled):
             return "deadlock"
-    if running and all(handle.progress.waiting for handle in running):
+    suspended = [handle.rank for handle in running if handle.suspended_since]
+    if running and all(handle.progress.waiting or handle.rank in suspended for handle in running):
         # All at the same time, by the ranks' own clocks: what one said may be old by now.
-        since = max(handle.progress.quiet_since or handle.progress.sent for handle in handles)
-        if all(handle.progress.sent - since > _limit(handle, hang_after) for handle in running):
-            return f"no progress for {hang_after:g} s: every rank waits for others or has returned"
+        since = max(handle.suspended_since or handle.progress.quiet_since or handle.progress.sent
+                    for handle in handles)
+        if all(_known_until(handle) - since > _limit(handle, hang_after) for handle in running):
+            return f"no progress for {hang_after:g} s: {_who_waits(suspended)}"
     return None
+
+
+def _who_waits(suspended) -> str:
+    if not suspended:
+        return "every rank waits for others or has returned"
+    are = "are" if len(suspended) > 1 else "is"
+    return f"{named_ranks(suspended)} {are} suspended, every other rank waits or has returned"
+
+
+def _known_until(handle) -> float:
+    """Up to when it is known what the rank does: monotonic seconds."""
+    return time.monotonic() if handle.suspended_since else handle.progress.sent
 
 
 def _limit(handle, hang_after) -> float:

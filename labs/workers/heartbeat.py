@@ -8,7 +8,7 @@ import time
 import types
 from dataclasses import dataclass
 
-from labs.workers import flight_recorder, slow_link, source_lines
+from labs.workers import activity, flight_recorder, slow_link, source_lines
 from labs.workers.activity import ActivityLog
 from labs.workers.collective_matching import COMPARED, without_variant
 from labs.workers.waits import MainThreadWaits
@@ -67,7 +67,9 @@ class Heartbeat(threading.Thread):
             quiet_since = now
         return Progress(counts, collective, flight_recorder.number(pending) if collective else None,
                         since, quiet_since, self.activity.starved, now,
-                        connecting=bool(collective) and self._may_connect(main, pending))
+                        connecting=bool(collective) and self._may_connect(main, pending),
+                        at_a_glance=collective or self._at_a_glance(main, pending),
+                        place=main.place)
 
     def final_progress(self) -> "Progress":
         """How far the rank has come when its function has returned."""
@@ -103,6 +105,14 @@ class Heartbeat(threading.Thread):
                 and time.monotonic() - since > 2 * INTERVAL):
             return name, since
         return None, None
+
+    def _at_a_glance(self, main, pending) -> str | None:
+        """What the main thread waits in now, as far as one look tells: it sleeps in a call of C++
+        that may wait. Wrong at times, so no rank is stopped for it, but right where each wait is
+        too short for `_wait`, as in the backward of DDP beside a slower rank."""
+        if self._may_wait_in_cpp(main, pending) and activity.main_thread_sleeps():
+            return _collective(main) or _pending_name(pending)
+        return None
 
     def _may_wait_in_cpp(self, main, pending) -> bool:
         """Whether the main thread is in a call of C++ that may wait for other ranks: a function of
@@ -156,6 +166,12 @@ class Snapshot:
     def of(cls, frame: types.FrameType) -> "Snapshot":
         return cls(frame.f_code, frame.f_lasti, id(frame), source_lines.stack_of(frame))
 
+    @property
+    def place(self) -> source_lines.Place:
+        """The innermost line of the student's, or of a library that it calls; of ours where it runs
+        nothing else."""
+        return next(reversed(source_lines.students(self.stack)), self.stack[-1])
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -167,7 +183,8 @@ class Progress:
     has been moved meanwhile either. starved: seconds that the main thread has waited for a core.
     issued: how many collectives a rank that has returned had called in the default group (None:
     unknown). sent: when this was sent. connecting: the ranks of a group may just be connecting, so
-    the wait may be work. Times are monotonic seconds, the same clock on all ranks.
+    the wait may be work. at_a_glance: what it waits in, also where that may be wrong. place: the
+    line that the main thread is at. Times are monotonic seconds, the same clock on all ranks.
     """
 
     counts: tuple = ()
@@ -179,6 +196,8 @@ class Progress:
     sent: float = 0.0
     issued: int | None = None
     connecting: bool = False
+    at_a_glance: str | None = None
+    place: source_lines.Place | None = None
 
     @property
     def waiting(self) -> bool:

@@ -82,7 +82,8 @@ def launch(fn: Callable, *args, ranks: int | None = None, **options) -> Results:
     group = RankGroup(plan, pack(fn, args), replace(chosen, memory_limit=memory_limit))
     try:
         # What ranks print goes to the terminal, too, and would run into the line.
-        with status(f"{counted(plan.ranks, 'rank')} at work", terminal=chosen.quiet):
+        with status(f"{counted(plan.ranks, 'rank')} at work", terminal=chosen.quiet,
+                    details=group.running_line):
             values = group.run()
     except Interrupted:
         raise

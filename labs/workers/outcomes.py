@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum, auto
 
-from labs.words import named_ranks
+from labs.words import counted, named_ranks
 from labs.workers import nccl, source_lines
 from labs.workers.memory import Shortage
 from labs.workers.source_lines import Place
 
 LONGEST, MOST_LINES = 2_000, 20  # characters, lines that are shown of one exception's message
+WIDEST_LINE = 110  # characters of what is shown of running ranks
 _LIKELY_CAUSES = {
     signal.SIGKILL: ", probably because the machine ran out of memory",
     signal.SIGSEGV: ": a crash in C++ code",
@@ -36,6 +37,7 @@ class Kind(StrEnum):
     MISMATCHED = auto()  # about to call a collective that other ranks do not call
     OUT_OF_COLLECTIVES = auto()  # has left the function in which the others still communicate
     UNRESPONSIVE = auto()  # C++ code holds its interpreter
+    SUSPENDED = auto()  # a signal has stopped its process
     RETURNED = auto()
     RAISED = auto()
     OUT_OF_MEMORY = auto()
@@ -118,6 +120,8 @@ _PHRASES = {
         "[calls|call] no further collective: [it has|they have] left your function",
     Kind.UNRESPONSIVE:
         "[does not answer: it is|do not answer: they are] blocked in C++ code{place}",
+    Kind.SUSPENDED: "[is|are] suspended{place}: a signal (SIGSTOP) has stopped "
+                    "[its process|their processes]",
     Kind.RETURNED: "already returned",
     Kind.RAISED: "raised {o.error_type}{message}{hint}",
     Kind.OUT_OF_MEMORY: "ran out of memory: [it|each] {o.shortage}",
@@ -131,12 +135,19 @@ _PHRASES = {
         "ran out of memory in C++ code, which gave up: [it|each] {o.shortage}",
 }
 
+# The same in a line that is written anew each second.
+_PHRASES_NOW = _PHRASES | {
+    **{kind: "failed" for kind in Kind if kind.is_failure},
+    Kind.STARTING: "[is|are] still starting",
+    Kind.RETURNED: "[has|have] returned",
+}
 
-def describe(outcome: Outcome, ranks: int = 1) -> str:
+
+def describe(outcome: Outcome, ranks: int = 1, phrases: dict[Kind, str] = _PHRASES) -> str:
     """What `ranks` ranks with this outcome did, as the rest of a sentence that names them."""
     number = f" (#{outcome.number})" if outcome.number else ""
     message = _shortened(_LOGGED.sub("", outcome.message.strip()))
-    phrase = re.sub(r"\[(.*?)\|(.*?)\]", r"\2" if ranks > 1 else r"\1", _PHRASES[outcome.kind])
+    phrase = re.sub(r"\[(.*?)\|(.*?)\]", r"\2" if ranks > 1 else r"\1", phrases[outcome.kind])
     return phrase.format(
         o=outcome, collective=outcome.collective + number,
         message=f": {message}" if message else "", cause=_cause_of_death(outcome),
@@ -178,6 +189,28 @@ def summary(outcomes: Iterable[Outcome], root: Outcome | None = None) -> list[st
     return [f"{named_ranks([outcome.rank for outcome in group])} "
             + _line(max(group, key=lambda outcome: outcome.seconds), len(group), root)
             for group in groups.values()]
+
+
+def summary_now(outcomes: Iterable[Outcome]) -> str:
+    """What running ranks do, on one line: those that others may wait for first, those that do the
+    same together. Of more than fits only how many ranks they are."""
+    def order(outcome):
+        return outcome.kind in (Kind.WAITING, Kind.RETURNED), outcome.rank
+
+    groups = {}
+    for outcome in sorted(outcomes, key=order):
+        same = replace(outcome, number=None, seconds=0.0)  # these change from second to second
+        groups.setdefault(describe(same, 1, _PHRASES_NOW), []).append(same)
+    parts, room, left = [], WIDEST_LINE, 0
+    for group in groups.values():
+        does = describe(group[0], len(group), _PHRASES_NOW)
+        part = f"{named_ranks([outcome.rank for outcome in group])} {does}"
+        room -= len(part)
+        if room < 0 and parts:
+            left += len(group)
+        else:
+            parts.append(part)
+    return " · ".join(parts + [counted(left, "other rank")] * bool(left))
 
 
 def _line(outcome, ranks, root, **changes) -> str:

@@ -24,6 +24,7 @@ PRELOAD = ["labs.workers.forkserver_preload"]
 ANSWERS_AFTER = 300.0  # seconds; on a busy machine the server imports torch for a minute
 
 _lock = threading.RLock()
+_answered = False  # whether the fork server has started a process
 _number = count()
 
 
@@ -59,11 +60,13 @@ def warm_up() -> None:
 def start(target: Callable, args: tuple) -> multiprocessing.process.BaseProcess:
     """A started process running `target(*args)`; it will not import the caller's script. Raises
     LaunchError where the fork server has not answered after ANSWERS_AFTER seconds."""
+    global _answered
     warm_up()
     process = context().Process(target=target, args=args)
     try:
         with _lock, _main_hidden(), _uninterrupted_request():
             process.start()
+            _answered = True
             # Each start asks all processes in this private set whether they have ended. Another
             # thread's may be closed at that moment, and its exit code is there to be read once.
             multiprocessing.process._children.discard(process)
@@ -72,6 +75,11 @@ def start(target: Callable, args: tuple) -> multiprocessing.process.BaseProcess:
             process.kill()
         raise
     return process
+
+
+def server_starts() -> bool:
+    """Whether the fork server still imports what ranks share: it has started no process yet."""
+    return start_method() == "forkserver" and not _answered
 
 
 @contextlib.contextmanager
@@ -99,6 +107,8 @@ def _uninterrupted_request():
 
 
 def _stop_server(server):
+    global _answered
+    _answered = False
     with contextlib.suppress(ProcessLookupError):
         os.kill(server._forkserver_pid, signal.SIGKILL)
     with contextlib.suppress(OSError):  # its socket may have gone

@@ -7,6 +7,7 @@ would: its state is gone when the kernel is, and JupyterLab shows an error in it
 import contextlib
 import html
 import os
+import shutil
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ OFF = "WORKBOOK_PROGRESS"  # the environment variable; "0" where outputs are com
 _WIDTH = 88  # characters of a bar's line
 
 _doing: list[str] = []  # what is being done, the outermost first
+_details: list[Callable[[], str]] = []  # functions that say more about it
 _bars = set()  # those that are open: the line would repeat what they show
 
 
@@ -53,6 +55,9 @@ class _TerminalLine:
         self._long = 0
 
     def write(self, text: str) -> None:
+        # A line that wraps could not be written over: the carriage return goes to its last row.
+        room = shutil.get_terminal_size().columns - 1
+        text = text if len(text) <= room else text[:room - 1] + "…"
         sys.stderr.write(f"\r{text:{self._long}}\r{text}")
         sys.stderr.flush()
         self._long = len(text)
@@ -80,19 +85,25 @@ def progress_bar(iterable: Any = None, **options: Any) -> Any:
 
 
 @contextlib.contextmanager
-def status(words: str, terminal: bool = True) -> Iterator[None]:
+def status(words: str, terminal: bool = True,
+           details: Callable[[], str] | None = None) -> Iterator[None]:
     """While the block runs, says what is being done and for how long, from the third second on.
 
     Blocks inside one another make one line: "turn 3 of 12 · 4 ranks at work · 7 s". terminal: also
-    in a terminal, where the line must not meet what ranks print.
+    in a terminal, where the line must not meet what ranks print. details: is called each second, in
+    another thread, and returns what follows the seconds, or "".
     """
     _doing.append(words)
+    if details:
+        _details.append(details)
     shown = (in_notebook() or terminal and sys.stderr.isatty()) and os.environ.get(OFF) != "0"
     try:
         with _ticking() if shown and len(_doing) == 1 else contextlib.nullcontext():
             yield
     finally:
         _doing.pop()
+        if details:
+            _details.remove(details)
 
 
 @contextlib.contextmanager
@@ -149,9 +160,12 @@ def _tick(line, ended):
     began = time.monotonic()
     wait, visible = SHOWN_AFTER, False
     while not ended.wait(wait):
-        wait, visible = 1.0, not _bars
-        seconds = f"{time.monotonic() - began:.0f} s"
-        line.write(" · ".join([*_doing, seconds]) if visible else "")
+        details = [text for function in list(_details) if (text := function())]
+        parts = [*_doing, f"{time.monotonic() - began:.0f} s", *details]
+        if _bars:  # which a terminal has in the same place; below a cell both can stand
+            parts = details if isinstance(line, _CellLine) else []
+        wait, visible = 1.0, bool(parts)
+        line.write(" · ".join(parts))
     if visible:
         line.write("")
 

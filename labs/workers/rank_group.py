@@ -1,9 +1,9 @@
 """The ranks of one launch, seen from the caller: start them, listen to them, stop them."""
 
 import os
+import selectors
 import time
 from collections.abc import Callable
-from multiprocessing.connection import wait
 
 from labs.words import named_ranks
 from labs.workers import hang_rules, outcomes, processes, source_lines, worker
@@ -14,6 +14,7 @@ from labs.workers.outcomes import Kind, Outcome
 from labs.workers.output import LaunchOutput, ProgressBars
 from labs.workers.processes import deferred
 from labs.workers.rank_handle import RankHandle
+from labs.workers.rank_pipe import RankPipe
 
 
 class RankGroup:
@@ -36,6 +37,7 @@ class RankGroup:
                 while not all(h.settled and h.outcome.kind is Kind.RETURNED for h in self.handles):
                     self._listen(timeout=0.05)
                     self.output.show()
+                    self._note_suspended()
                     self._raise_if_failed_or_stuck()
                     self._notify_if_stalled()
                 return [handle.value() for handle in self.handles]
@@ -59,7 +61,7 @@ class RankGroup:
     def _start_rank(self, config):
         connection, theirs = processes.context().Pipe()
         output, their_output = processes.context().Pipe(duplex=False)
-        handle = RankHandle(config.rank, connection, output)
+        handle = RankHandle(config.rank, RankPipe(connection), output)
         # In the list before it is started: an interrupt may come at any moment, and stops these.
         self.handles.append(handle)
         try:
@@ -72,36 +74,52 @@ class RankGroup:
     # listening
 
     def _listen(self, timeout: float):
-        """Takes in whatever the ranks send within `timeout` seconds."""
-        sources = {}
-        for handle in self.handles:
-            sources[handle.output] = (self._read_output, handle)
-            sources[handle.connection] = (self._receive, handle)
-            if handle.process and not handle.settled:
-                sources[handle.process.sentinel] = (self._on_exit, handle)
-        sources.pop(None, None)  # pipes that were closed
-        for source in wait(sources, timeout):
-            read, handle = sources[source]
-            with deferred():  # after half a message nothing more could be read from the pipe
-                read(handle)
+        """Takes in whatever the ranks send within `timeout` seconds, and goes on sending what they
+        have not read yet."""
+        with selectors.PollSelector() as selector:
+            for handle in self.handles:
+                self._register(selector, handle)
+            for source, events in selector.select(timeout):
+                act, handle = source.data
+                with deferred():  # after half a message nothing more could be read from the pipe
+                    act(handle, events)
+
+    def _register(self, selector, handle):
+        read, write = selectors.EVENT_READ, selectors.EVENT_WRITE
+        if handle.output:
+            selector.register(handle.output, read, (self._read_output, handle))
+        if handle.connection:
+            events = read | write if handle.connection.has_unsent else read
+            selector.register(handle.connection, events, (self._send_and_receive, handle))
+        if handle.process and not handle.settled:
+            selector.register(handle.process.sentinel, read, (self._on_exit, handle))
 
     def _listen_until(self, condition: Callable[[], bool], seconds: float):
         deadline = time.monotonic() + seconds
         while not condition() and time.monotonic() < deadline:
             self._listen(0.05)
 
-    def _read_output(self, handle):
+    def _read_output(self, handle, *_):
         if handle.output and not self.output.read(handle.rank, handle.output.fileno()):
             handle.output.close()
             handle.output = None
 
+    def _send_and_receive(self, handle, events):
+        if handle.connection and events & selectors.EVENT_WRITE:
+            handle.connection.flush()
+        if handle.connection and events & selectors.EVENT_READ:
+            self._receive(handle)
+
     def _receive(self, handle):
         try:
-            kind, content = handle.connection.recv()
+            message = handle.connection.receive()
         except (EOFError, OSError):
             handle.connection = None
             return
-        handle.heard = time.monotonic()
+        handle.heard, handle.has_spoken = time.monotonic(), True
+        if message is None:  # only a part of it is here
+            return
+        kind, content = message
         if kind == "collective":
             self.collectives.add(handle.rank, content)
         elif kind == "report":
@@ -115,9 +133,9 @@ class RankGroup:
             self.progress.show_arrival(sum(r.received for r in arriving),
                                        sum(r.total for r in arriving))
 
-    def _on_exit(self, handle):
+    def _on_exit(self, handle, *_):
         """Its process has ended: before it reported anything, if no message is left to read."""
-        while handle.connection and not handle.settled and handle.connection.poll():
+        while handle.connection and not handle.settled and handle.connection.has_arrived():
             self._receive(handle)
         if not handle.settled:
             self._read_remaining_output(handle)
@@ -152,6 +170,10 @@ class RankGroup:
         return RanksStuck(f"not done after {timeout:g} s", found,
                           f"That is the timeout={timeout:g} of this launch{loop}")
 
+    def _note_suspended(self):
+        for handle in self.handles:
+            handle.note_suspended()
+
     def _notify_if_stalled(self):
         """Shows where the ranks are when nothing has happened that looks like progress."""
         arriving = [h.heard for h in self.handles if h.result and not h.settled]
@@ -164,6 +186,16 @@ class RankGroup:
                 f"nothing new for {quiet:.0f} s: {lines}. Interrupt the cell if that is not meant; "
                 "launch(..., timeout=60) would stop it by itself.")
 
+    def running_line(self) -> str:
+        """What each rank does, for the line of a launch that takes long; "" before that. Another
+        thread than the launch's calls it."""
+        if time.monotonic() - self.began < hang_rules.STALL_NOTICE:
+            return ""
+        if processes.server_starts():
+            return "the process that ranks are forked from imports torch"
+        found = [handle.last_known() for handle in list(self.handles)]
+        return outcomes.summary_now(found + self._not_started(found))
+
     # what became of each rank
 
     def _outcomes(self, disturb: bool = True) -> list[Outcome]:
@@ -174,12 +206,15 @@ class RankGroup:
             handle.ask_position()
         asked = [handle for handle in self.handles if handle.has_function]
         self._listen_until(lambda: all(h.position or h.settled for h in asked), seconds=0.4)
-        silent = [handle for handle in self.handles if handle.silent]
+        self._note_suspended()
+        silent = [handle for handle in self.handles if handle.silent and not handle.suspended_since]
         found = [handle.present_outcome() for handle in self.handles]
         for handle in silent if disturb else ():
             found[handle.rank] = self._unresponsive_outcome(handle)
-        not_started = range(len(found), self.plan.ranks)
-        return found + [Outcome(rank, Kind.STARTING) for rank in not_started]
+        return found + self._not_started(found)
+
+    def _not_started(self, found) -> list[Outcome]:
+        return [Outcome(rank, Kind.STARTING) for rank in range(len(found), self.plan.ranks)]
 
     def _unresponsive_outcome(self, handle) -> Outcome:
         """Where a rank is that answers nothing. The signal that makes it print its stack may also

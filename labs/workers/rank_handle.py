@@ -14,6 +14,7 @@ from labs.workers.failures import LaunchError
 from labs.workers.heartbeat import Progress
 from labs.workers.outcomes import Kind, Outcome
 from labs.workers.pickling import IncomingResult
+from labs.workers.rank_pipe import RankPipe
 
 # Seconds that a killed process may take to go: the driver waits for its kernels, and frees its
 # memory, which the next launch needs.
@@ -25,7 +26,7 @@ class RankHandle:
     """The rank's state. Times are monotonic seconds; a pipe that was closed is None."""
 
     rank: int
-    connection: Connection | None
+    connection: RankPipe | None
     output: Connection | None
     process: BaseProcess | None = None  # until it has been started
     has_function: bool = False
@@ -33,9 +34,12 @@ class RankHandle:
     progress: Progress = Progress()
     changed: float = field(default_factory=time.monotonic)  # when it last got further
     heard: float = field(default_factory=time.monotonic)  # when it last sent anything
+    suspended_since: float | None = None  # since when a signal keeps its process from running
     result: IncomingResult | None = None
     outcome: Outcome | None = None  # set once it has returned, failed or died
     position: dict | None = None  # its answer to `ask_position`
+    has_spoken: bool = False  # whether anything has come from it
+    _looked: float = 0.0  # when `note_suspended` last looked
 
     @property
     def settled(self) -> bool:
@@ -98,14 +102,14 @@ class RankHandle:
 
     def send_function(self, packed: bytes) -> None:
         """Sends what it is to run. Where its process has ended already, `on_exit` will tell."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send_bytes(packed)
+        self.connection.send_bytes(packed)
         self.has_function = True
 
     def ask_position(self) -> None:
         self.position = None
-        if self.has_function:  # before that it would take the question for its function
-            with contextlib.suppress(OSError, AttributeError):
+        # Before it has its function it would take the question for it.
+        if self.has_function and self.connection and not self.connection.has_unsent:
+            with contextlib.suppress(OSError):
                 self.connection.send("where")
 
     def ask_for_stack(self) -> None:
@@ -119,15 +123,47 @@ class RankHandle:
         """Whether it sends no heartbeat either: C++ code holds its interpreter."""
         return not self.settled and time.monotonic() - self.heard > 3 * heartbeat.INTERVAL
 
+    def note_suspended(self) -> None:
+        """Notes whether a signal has stopped its process, if that sends no heartbeat. Looks once in
+        each interval at most: the caller asks after whatever it receives from any rank."""
+        now = time.monotonic()
+        if not self.silent or self.process is None:
+            self.suspended_since = None
+        elif now - self._looked > heartbeat.INTERVAL:
+            self._looked = now
+            suspended = _is_suspended(self.process.pid)
+            self.suspended_since = (self.suspended_since or now) if suspended else None
+
     def present_outcome(self) -> Outcome:
         """What became of it by now, or where it is."""
         if self.settled:
             return self.outcome
+        if self.suspended_since is not None:
+            return self._suspended_outcome()
         if self.position is None:
             return Outcome(self.rank, Kind.STARTING if self.progress == Progress()
                            else Kind.UNRESPONSIVE)
         kind = Kind.WAITING if self.position["collective"] else Kind.COMPUTING
         return Outcome(self.rank, kind, **self.position)
+
+    def last_known(self) -> Outcome:
+        """What became of it, or what it did at its last heartbeat. Asks nothing, and may be called
+        from any thread."""
+        outcome, progress = self.outcome, self.progress
+        if outcome is not None:
+            return outcome
+        if self.result is not None:  # its result is arriving
+            return Outcome(self.rank, Kind.RETURNED)
+        if self.suspended_since is not None:
+            return self._suspended_outcome()
+        if self.began is None or progress.place is None:  # no heartbeat yet
+            return Outcome(self.rank, Kind.STARTING)
+        return Outcome(self.rank, Kind.WAITING if progress.at_a_glance else Kind.COMPUTING,
+                       collective=progress.at_a_glance or "", stack=[progress.place])
+
+    def _suspended_outcome(self) -> Outcome:
+        place = self.progress.place
+        return Outcome(self.rank, Kind.SUSPENDED, stack=[place] if place else [])
 
     # the end
 
@@ -147,3 +183,13 @@ class RankHandle:
         for pipe in (self.output, self.connection):
             if pipe:
                 pipe.close()
+
+
+def _is_suspended(process_id) -> bool:
+    """Whether SIGSTOP, or a signal like it, has stopped a process, and none has continued it. One
+    that a debugger has stopped does not count: somebody is at work there."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(process_id).status() == psutil.STATUS_STOPPED
+    return False

@@ -157,6 +157,10 @@ def _join_group(config, channel):
         OMP_NUM_THREADS=str(config.threads), TORCH_FR_BUFFER_SIZE=str(flight_recorder.RECORDED))
     for name, value in nccl.environment(config.verify).items():
         os.environ.setdefault(name, value)  # of the caller or of launch(environment=...) first
+    if config.device == "cpu":
+        # As `accelerate launch --cpu` does: without it Accelerator() and TrainingArguments() take
+        # each rank for a job of its own, or the machine's GPU.
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     import torch
     import torch.distributed as dist
 

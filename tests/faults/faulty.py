@@ -152,6 +152,35 @@ def blocks_in_cpp_holding_the_interpreter():
     dist.all_reduce(torch.ones(2))
 
 
+def is_suspended():
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(2))
+
+
+def is_suspended_in_a_message():
+    """As a rank may be that returns something large: what it sends has only begun to arrive."""
+    from labs.workers import channel
+
+    if dist.get_rank() == 1:
+        with channel._channel._lock:
+            size_of_the_message = (1_000_000).to_bytes(4, "big")
+            os.write(channel._channel.connection.fileno(), size_of_the_message)
+            os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(2))
+
+
+def is_killed_in_a_message():
+    from labs.workers import channel
+
+    if dist.get_rank() == 1:
+        with channel._channel._lock:
+            size_of_the_message = (1_000_000).to_bytes(4, "big")
+            os.write(channel._channel.connection.fileno(), size_of_the_message)
+            os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(2))
+
+
 # 4. ranks that leave
 
 

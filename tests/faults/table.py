@@ -113,6 +113,12 @@ STALLS = [
     Fault(faulty.blocks_in_cpp_holding_the_interpreter,
           ("rank 1 does not answer: it is blocked in C++ code at",), "pause()", within=10,
           error="RanksStuck", options=ENDS, peers=("all_?reduce", RANK_1)),
+    Fault(faulty.is_suspended, ("no progress for 2 s: rank 1 is suspended", "SIGSTOP",
+                                f"rank 0 waits in {ALL_REDUCE}"), "dist.all_reduce", within=10,
+          error="RanksStuck", options=QUICK),
+    Fault(faulty.is_suspended_in_a_message, ("no progress for 2 s: rank 1 is suspended", "SIGSTOP",
+                                             f"rank 0 waits in {ALL_REDUCE}"),
+          "dist.all_reduce", within=10, error="RanksStuck", options=QUICK),
 ]
 
 EXITS = [
@@ -121,6 +127,7 @@ EXITS = [
           peers=(RANK_1, "3")),
     Fault(faulty.is_killed, ("rank 1 was killed by signal 9 (SIGKILL), probably because the "
                              "machine ran out of memory",), peers=(RANK_1, "SIGKILL|signal 9|-9")),
+    Fault(faulty.is_killed_in_a_message, ("rank 1 was killed by signal 9 (SIGKILL)",)),
     Fault(faulty.crashes, ("rank 1 was killed by signal 11 (SIGSEGV): a crash in C++",),
           "ctypes.string_at", peers=(RANK_1, "SIGSEGV|signal 11|-11")),
     Fault(faulty.aborts, ("rank 1 was killed by signal 6 (SIGABRT)",), "os.abort",

@@ -26,6 +26,7 @@ from labs.workers import (
 )
 from labs.workers.heartbeat import Progress
 from labs.workers.outcomes import Kind, Outcome, describe
+from labs.workers.rank_handle import RankHandle
 
 REMOTE = """\
 [rank0]:[E1003 18:37:01.838 ProcessGroupNCCL.cpp:2059] [PG ID 0 PG GUID 0(default_pg) Rank 0] \
@@ -226,7 +227,7 @@ def test_ranks_that_connect_have_more_time(monkeypatch):
         now = time.monotonic()
         progress = Progress(collective="all_reduce", since=now - 20, quiet_since=now - 20, sent=now,
                             **fields)
-        return type("Handle", (), {"settled": False, "progress": progress})
+        return RankHandle(0, None, None, progress=progress)
 
     assert hang_rules.stuck_reason([handle()], 10)
     assert not hang_rules.stuck_reason([handle(connecting=True)], 10)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
@@ -92,6 +93,66 @@ def test_a_launch_that_takes_long_says_how_many_ranks_work(kernel):
     assert "2 ranks at work" in found[0] and found[-1] == ""
 
 
+STEPS = """
+from labs import launch, report
+import torch, torch.distributed as dist
+from labs.workers import hang_rules
+
+hang_rules.STALL_NOTICE = 4.0
+def train(reports):
+    for step in range(20):
+        time.sleep(0.4 * (dist.get_rank() == 1))
+        dist.all_reduce(torch.ones(1))
+        if reports: report(step=step)
+"""
+
+
+@pytest.fixture(scope="module")
+def steps_known(kernel):
+    kernel.run(STEPS)
+
+
+@pytest.mark.slow
+def test_a_launch_that_progresses_slowly_says_what_each_rank_does(kernel, steps_known):
+    found = lines(kernel, "_ = launch(train, False, ranks=2, device='cpu')")
+    detailed = [line for line in found if "rank 1" in line]
+    assert detailed and found[-1] == ""
+    assert all(int(re.search(r"(\d+) s", line)[1]) >= 4 for line in detailed), found
+    assert all(line.startswith("2 ranks at work · ") for line in detailed), found
+    assert any(re.search(r" s · rank 1 computes at In \[\d+\] line 8"
+                         r" · rank 0 waits in all_reduce at In \[\d+\] line 9$", line)
+               for line in detailed), found
+
+
+@pytest.mark.slow
+def test_short_waits_inside_the_backward_of_ddp_are_waits_too(kernel, steps_known):
+    kernel.run("""
+def train_ddp():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    for step in range(14):
+        time.sleep(0.6 * (dist.get_rank() == 1))
+        model(torch.ones(2, 4)).sum().backward()
+""")
+    found = lines(kernel, "_ = launch(train_ddp, ranks=2, device='cpu')")
+    detailed = [line for line in found if "rank 1 computes" in line]
+    # a step is short beside the sleep, but a look may fall into it
+    waits = [line for line in detailed if "rank 0 waits in all_reduce at In [" in line]
+    assert detailed and len(waits) > len(detailed) / 2, found
+
+
+@pytest.mark.slow
+def test_below_a_bar_it_says_what_each_rank_does(kernel, steps_known):
+    found = lines(kernel, "_ = launch(train, True, ranks=2, device='cpu')")
+    assert any("rank 0:" in line for line in found), found
+    assert any(line.startswith("rank 1 computes at In [") for line in found), found
+
+
+def test_a_line_with_details(kernel):
+    found = lines(kernel, "with status('4 ranks at work', details=lambda: 'they compute'):\n"
+                          "    time.sleep(2.3)")
+    assert found == ["4 ranks at work · 2 s · they compute", ""]
+
+
 PROGRAM = SLEEP + """
 with status('measuring'):
     time.sleep(2.3)
@@ -116,6 +177,13 @@ def test_a_terminal_is_left_empty():
             shown += part
     assert "measuring · 2 s" in shown and "rounds" in shown
     assert shown.rsplit("\r", 1)[1].strip() == ""
+
+
+def test_a_line_is_not_wider_than_the_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "20")
+    line = progress._TerminalLine()
+    line.write("4 ranks at work · 12 s")
+    assert capsys.readouterr().err.rsplit("\r", 1)[1] == "4 ranks at work · …"
 
 
 def test_a_file_gets_nothing():

@@ -9,7 +9,7 @@ import pytest
 from labs.workers import outcomes
 from labs.workers.heartbeat import Heartbeat, Snapshot
 from labs.workers.memory import Shortage
-from labs.workers.outcomes import Kind, Outcome, describe, root_cause, summary
+from labs.workers.outcomes import Kind, Outcome, describe, root_cause, summary, summary_now
 from labs.workers.source_lines import Place
 
 HERE = Place("/somewhere/train.py", 7, "train")
@@ -38,6 +38,9 @@ TORCHS = Place("/lib/site-packages/torch/nn/module.py", 9, "forward")
      "call no further collective: they have left your function"),
     ({"kind": Kind.UNRESPONSIVE}, "does not answer: it is blocked in C++ code",
      "do not answer: they are blocked in C++ code"),
+    ({"kind": Kind.SUSPENDED, "stack": [HERE]},
+     "is suspended at train.py line 7: a signal (SIGSTOP) has stopped its process",
+     "are suspended at train.py line 7: a signal (SIGSTOP) has stopped their processes"),
     ({"kind": Kind.RETURNED}, "already returned", "already returned"),
     ({"kind": Kind.RAISED, "error_type": "KeyError", "message": "'{a}'"}, "raised KeyError: '{a}'",
      "raised KeyError: '{a}'"),
@@ -75,6 +78,31 @@ def test_ranks_with_the_same_outcome_share_a_line_whatever_they_waited():
     lines = summary([Outcome(0, **waiting, seconds=1.2), Outcome(1, Kind.RETURNED),
                      Outcome(2, **waiting, seconds=4)])
     assert lines == ["ranks 0 and 2 wait in barrier (#1) for 4 s", "rank 1 already returned"]
+
+
+def test_what_ranks_do_now_is_one_line():
+    def waiting(rank, number):
+        return Outcome(rank, Kind.WAITING, collective="all_reduce", number=number, seconds=number,
+                       stack=[HERE])
+
+    found = [waiting(0, 7), Outcome(1, Kind.COMPUTING, stack=[HERE]), waiting(2, 8),
+             Outcome(3, Kind.STARTING), Outcome(4, Kind.RETURNED)]
+    assert summary_now(found) == (
+        "rank 1 computes at train.py line 7 · rank 3 is still starting · "
+        "ranks 0 and 2 wait in all_reduce at train.py line 7 · 1 other rank")
+    assert summary_now(found[:1]) == "rank 0 waits in all_reduce at train.py line 7"
+    everywhere = [Outcome(rank, Kind.COMPUTING, stack=[Place("/somewhere/train.py", rank, "train")])
+                  for rank in range(64)]
+    assert summary_now(everywhere) == ("rank 0 computes at train.py line 0 · rank 1 computes at "
+                                       "train.py line 1 · rank 2 computes at train.py line 2 · "
+                                       "61 other ranks")
+    raised = Outcome(0, Kind.RAISED, error_type="ValueError", message="two\nlines")
+    assert summary_now([raised]) == "rank 0 failed"
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_has_its_words_for_now(kind):
+    assert "{" not in summary_now([Outcome(0, kind, message="said", exit_code=-9)])
 
 
 def test_ranks_that_failed_like_the_first_did_the_same():

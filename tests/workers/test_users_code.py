@@ -76,6 +76,22 @@ def test_the_variables_of_torchrun(monkeypatch):
     assert first[1] == second[1] >= 1024
 
 
+def test_accelerate_and_trainer_see_all_ranks_on_the_cpu():
+    """Without being told to use the CPU, both take each rank for a job of its own, silently."""
+    def work():
+        from accelerate import Accelerator
+        from transformers import TrainingArguments
+
+        accelerator = Accelerator()
+        gathered = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+        return gathered, TrainingArguments("unused", report_to=[]).world_size
+
+    assert launch(work, ranks=2, device="cpu", quiet=True) == [([0, 1], 2)] * 2
+    alone = launch(work, ranks=2, device="cpu", quiet=True,
+                   environment={"ACCELERATE_USE_CPU": "false"})
+    assert alone == [([0], 1)] * 2  # what the user sets is kept
+
+
 def test_a_second_process_group_is_refused_in_a_sentence():
     with pytest.raises(labs.RankFailed, match="launch has initialized the process group of 2 ranks "
                                               "already: leave init_process_group out"):
