@@ -44,7 +44,7 @@ def node_table(run: NodeRun) -> Table:
 def node_steps(run: NodeRun) -> Table:
     """Returns a step's milliseconds of every row, in parts, predicted and, where ranks ran,
     measured; and the efficiency of the rows that scale."""
-    head = ("", *PARTS, "sum, predicted", "measured", "error", "efficiency", "lost to")
+    head = ("", *PARTS, "sum", "measured", "efficiency, lost to")
     return _table(run, "A step, in ms", head, [_step_cells(run, row) for row in run.rows],
                   " ".join([_offload(run), _assumed(run)]))
 
@@ -52,7 +52,7 @@ def node_steps(run: NodeRun) -> Table:
 def _table(run, title, head, rows, note) -> Table:
     """Without the columns of what is measured where nothing is."""
     shown = [place for place, name in enumerate(head)
-             if run.source != "predicted" or not name.endswith(("measured", "error"))]
+             if run.source != "predicted" or not name.endswith("measured")]
     return Table(title, tuple(head[place] for place in shown),
                  [tuple(row[place] for place in shown) for row in rows], note=note)
 
@@ -71,12 +71,11 @@ def _model(run) -> str:
 
 
 def _step_cells(run, row) -> tuple[str, ...]:
-    share, timed = efficiency(run, row), _median(row)
-    off = HELD_OUT_ERROR * row.seconds * (run.source != "paced")
+    off = HELD_OUT_ERROR * row.seconds * (run.source == "predicted")
+    share = efficiency(run, row)
     return (row.job.name, *(f"{1e3 * seconds:,.0f}" for seconds in row.step.by_name().values()),
             f"{1e3 * row.seconds:,.0f}" + f" ± {1e3 * off:,.0f}" * (off > 0), _measured_ms(row),
-            f"{error_percent(row.seconds, timed):+.0f} %" if timed else "–",
-            f"{share:.0%}" if share is not None else "–", lost_to(run, row))
+            "" if share is None else f"{share:.0%}{lost_to(run, row)}")
 
 
 def _median(row) -> float | None:
@@ -86,10 +85,10 @@ def _median(row) -> float | None:
 
 
 def _measured_ms(row) -> str:
+    """The median, and the prediction's error."""
     timed = _median(row)
-    return "–" if timed is None else (
-        f"{1e3 * timed:,.0f} ({1e3 * min(row.measured.seconds):,.0f} to "
-        f"{1e3 * max(row.measured.seconds):,.0f})")
+    return "–" if timed is None else (f"{1e3 * timed:,.0f} "
+                                      f"({error_percent(row.seconds, timed):+.0f} %)")
 
 
 def _peak(row, size) -> str:
@@ -128,15 +127,15 @@ def _predicted_efficiency(run, row) -> float | None:
 
 
 def lost_to(run: NodeRun, row: Row) -> str:
-    """The part of the predicted step that grew most from the fewest GPUs to this row's: what its
-    efficiency is limited by. Each GPU has as many tokens in both."""
+    """The part of the predicted step that grew most from the fewest GPUs to this row's, after a
+    comma: what its efficiency is limited by. Each GPU has as many tokens in both."""
     if row not in run.scaling:
         return ""
     base = next(one for one in run.scaling if one.job.size.ranks == base_of(run))
     more = {name: seconds - base.step.by_name()[name]
             for name, seconds in row.step.by_name().items()}
     most = max(more, key=more.get)
-    return f"{most}, {1e3 * more[most]:,.0f} ms" if more[most] > 0 else "–"
+    return f", {most} {1e3 * more[most]:,.0f} ms" if more[most] > 0 else ""
 
 
 def base_of(run: NodeRun) -> int:
@@ -171,10 +170,10 @@ def _offloaded(run) -> tuple[Row, Row]:
 
 def _assumed(run) -> str:
     base = base_of(run)
-    model = ("Predicted: by the same model, with the slowed node's rates. "
+    model = ("The parts are by the same model, with the slowed node's rates. "
              if run.source == "paced" else
              "The parts are by 06's model of step time; products of fp32 are in TF32. ")
-    whisker = ("" if run.source == "paced" else
+    whisker = ("In brackets: the prediction's error. " if run.source != "predicted" else
                f"±: nine of ten published runs lie within {HELD_OUT_ERROR:.0%} of what that model "
                "says without knowing them; none of them offloads. ")
     return (f"{model}Exposed: communication that computing does not hide, and by how much it is "
