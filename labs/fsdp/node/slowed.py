@@ -21,6 +21,7 @@ from labs.predictions.step_time.constants import LINK_SHARE
 from labs.workers.slow_link import Link
 
 HOP = 2e-4  # seconds of a step of a ring
+LEAST = 1e-3  # seconds of a block's forward
 
 
 def slowed(node: Node, real: Job, small: Job, block: float) -> Node:
@@ -35,9 +36,11 @@ def slowed(node: Node, real: Job, small: Job, block: float) -> Node:
     hops = communication_seconds(small, usual) - sends
     computing = 3 * block * small.size.layers  # backward computes twice what forward does
     for _ in range(4):  # the head, which counts too, is slowed down with the blocks
-        slower = (communication_ratio(real, node) * computing - hops) / sends
+        share = communication_ratio(real, node) * computing
+        # Of a real model so small that hops alone take longer, bytes keep a tenth of its share.
+        slower = max(share - hops, 0.1 * share) / sends
         computes = (block - slower * layer.memory) / (layer.matmul + layer.attention)
-        if slower <= 0 or computes <= 0:
+        if block < LEAST or computes <= 0:
             raise ValueError(f"{block:g} s for a block are too few: a laptop's link has a latency, "
                              "and memory traffic takes its time")
         found = Node(_slower(node.card, computes, slower), node.host_bandwidth / slower, constants)
