@@ -39,8 +39,9 @@ def slowed(node: Node, real: Job, small: Job, block: float) -> Node:
         share = communication_ratio(real, node) * computing
         # Of a real model so small that hops alone take longer, bytes keep a tenth of its share.
         slower = max(share - hops, 0.1 * share) / sends
-        computes = (block - slower * layer.memory) / (layer.matmul + layer.attention)
-        if block < LEAST or computes <= 0:
+        traffic = min(slower * layer.memory, block / 2)
+        computes = (block - traffic) / (layer.matmul + layer.attention)
+        if block < LEAST:
             raise ValueError(f"{block:g} s for a block are too few: a laptop's link has a latency, "
                              "and memory traffic takes its time")
         found = Node(_slower(node.card, computes, slower), node.host_bandwidth / slower, constants)
