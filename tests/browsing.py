@@ -35,6 +35,7 @@ SELECT = """number => {
 # Milliseconds between two looks. Without it the page is looked at before each frame, and so that
 # there are frames, Chromium draws the page again and again while a notebook runs.
 OFTEN, SELDOM = 50, 500
+SAVED = "() => { window.jupyterapp.shell.currentWidget.context.model.dirty = false; }"
 SHOWN = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 START = """command => {
     window.ended = false;
@@ -151,9 +152,13 @@ class Notebook:
         self.page.wait_for_function(READY, arg=self._path, polling=OFTEN)
 
     def close(self) -> None:
-        """Ends its kernel and closes its tab."""
-        for command in ("docmanager:save", "notebook:shutdown-kernel", "application:close"):
-            self.page.evaluate("command => window.jupyterapp.commands.execute(command)", command)
+        """Ends its kernel and closes its tab, without saving: a save beside JupyterLab's own of
+        every two minutes asks whether the file has changed on disk, and waits for an answer."""
+        self.start("notebook:shutdown-kernel")
+        self.wait()
+        self.page.evaluate(SAVED)  # else closing it asks whether to save
+        self.start("application:close")
+        self.wait()
 
     def cells(self) -> list:
         """The cells as JupyterLab holds them: {"kind", "source", "outputs"}."""

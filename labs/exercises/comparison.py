@@ -91,8 +91,8 @@ class Measured:
         """How much longer a step takes than the other's, and the bounds of that over the rounds:
         "+10% (-9 to +32% by round)"."""
         ratios = [mine / its - 1 for mine, its in zip(self.rounds, other.rounds, strict=True)]
-        return (f"{self.seconds / other.seconds - 1:+.0%} ({100 * min(ratios):+.0f} to "
-                f"{max(ratios):+.0%} by round)")
+        return (f"{self.seconds / other.seconds - 1:+z.0%} ({100 * min(ratios):+z.0f} to "
+                f"{max(ratios):+z.0%} by round)")
 
 
 @dataclass(frozen=True)

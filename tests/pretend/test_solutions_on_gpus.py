@@ -40,7 +40,8 @@ NCCL, GLOO = "cpu:gloo,cuda:nccl", "gloo"
 ON_CPU = {
     "00": {1: 5},  # the ring, because gloo cannot send from a GPU that ranks share
     "03": {1: 1, 2: 1},  # the bytes that gloo puts on the wire
-    "04": {1: 1, 2: 1},  # state dicts: gloo cannot gather a DTensor of GPUs (pytorch 132471)
+    # state dicts: gloo cannot gather a DTensor of GPUs (pytorch 132471); a slowed node's ranks
+    "04": {1: 5, 2: 1},
     "06": {1: 1},  # finetune.py: Accelerate wants a GPU for each rank
     # ring attention, which sends, on the ranks that share GPUs; its memory, and that of three ways,
     # only with several GPUs

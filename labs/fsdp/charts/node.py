@@ -88,7 +88,7 @@ def _measured_ms(row) -> str:
     """The median, and the prediction's error."""
     timed = _median(row)
     return "–" if timed is None else (f"{1e3 * timed:,.0f} "
-                                      f"({error_percent(row.seconds, timed):+.0f} %)")
+                                      f"({error_percent(row.seconds, timed):+z.0f} %)")
 
 
 def _peak(row, size) -> str:

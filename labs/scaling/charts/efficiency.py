@@ -158,7 +158,7 @@ def _draw_waterfall(ax: Axes, lost: Mapping[str, float], efficiency: float) -> N
                 facecolor=palette.PAPER if percent < 0 else _COLOURS[part])
         left -= percent
         right = max(right, left)
-        text = marks.with_minus(f"{-percent:+.0f} %")
+        text = marks.with_minus(f"{-percent:+z.0f} %")
         ends = sorted((left, left + percent))
         _write(ax, row, *ends, "0 %" if text[1:] == "0 %" else text,
                palette.PAPER if percent < 0 else _COLOURS[part])

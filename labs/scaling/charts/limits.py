@@ -88,7 +88,7 @@ def show_step_times(step_seconds: Callable) -> Picture:
         ax.plot(at, one.six_n, "x", markersize=4.5, color=palette.UNKNOWN_ORIGIN, zorder=2)
         ax.plot(at, one.yours, "o", markersize=4.5, color=colour, zorder=3, alpha=0.85)
     worst = max(found, key=lambda one: abs(one.yours))
-    error = marks.with_minus(f"{worst.yours:+.0f} %")
+    error = marks.with_minus(f"{worst.yours:+z.0f} %")
     ax.annotate(f"worst: {worst.row.model}, {worst.row.run.gpus} {worst.row.run.gpu.name}, {error}",
                 (_place(worst, found), worst.yours), xytext=(6, -13),
                 textcoords="offset points", ha="right", va="center", fontsize=9, **marks.ON_PAPER)
@@ -136,7 +136,7 @@ def show_step_errors(step_seconds: Callable) -> Table:
     for name, found in bands.items():
         worst = max(found, key=lambda one: abs(one.yours))
         rows.append((name, len(found), *(f"{_mean(found, model):.1f}" for model in MODELS),
-                     f"{worst.row.id} {worst.yours:+.0f}"))
+                     f"{worst.row.id} {worst.yours:+z.0f}"))
     guess = guessed("6.10")
     return Table("mean error of predicted step times, in percent", (
         "tokens", "runs", *MODELS.values(), "your worst"), rows,

@@ -68,7 +68,7 @@ def _draw_setting(ax, spot_costs, machine, name, colour) -> str:
     straight = approximate["1 + rate·lost"]
     ax.plot([0, straight], [machine.spot, machine.dollars], color=colour, linewidth=1,
             linestyle=":", zorder=1)
-    said = [f"by {formula} {rate:.2f} ({marks.with_minus(f'{rate / even - 1:+.0%}')})"
+    said = [f"by {formula} {rate:.2f} ({marks.with_minus(f'{rate / even - 1:+z.0%}')})"
             for formula, rate in approximate.items()]
     return f"{name}: your break-even {yours:.2f} an hour, exact {even:.2f}; {', '.join(said)}"
 

@@ -18,7 +18,7 @@ from pretend_gpus import machine
 CONSTANTS = {
     "labs.meters.throughput": {"WARMUP_ON_GPU": 1},
     "labs.fsdp.node.running": {"FEWEST": 1, "MOST": 1},
-    "labs.fsdp.node.paced_run": {"BLOCK": 0.01, "WARM_UP": 1, "STEPS": 1},
+    "labs.fsdp.node.paced_run": {"WARM_UP": 1, "STEPS": 1},
     "labs.meters.own_speed": {"WIDTH": {"cpu": 512, "cuda": 512}},
     "labs.scaling.runs.scaling_runs": {"TRIES": 1},
     "labs.surviving_failure.charts.checkpoints": {"KILLS": 3},
@@ -105,6 +105,10 @@ def _cut_short(name, module):
         module.measure_overhead = lambda *_, **__: module.ProcessOverhead(0.0, 0.0)
     if name == "labs.fsdp.node.jobs":
         module.scaling_jobs = _some(module.scaling_jobs, 0, -1)
+    if name == "labs.fsdp.node.paced_run":  # ranks of the CPU; "billion", cut, sends 50 times more
+        module.slow_down = functools.partial(module.slow_down, block=0.002)
+        module.laptop_jobs = _some(module.laptop_jobs, 1, 2, 4)
+        module.scaled_jobs = _some(module.scaled_jobs, 0)
     if name == "labs.training.strategies.third_party":
         module.has_deepspeed = lambda: False
     if name == "labs.fsdp_profiling.scaffold":
