@@ -265,6 +265,8 @@ def main(arguments):
     """Run what the command line asks for; return the exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_end_signal)
+    # A job that a script's `&` started ignores Ctrl-C, and so would all that tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options = check(arguments)
     options.paths = [os.path.relpath(path, ROOT) for path in options.paths]
     os.chdir(ROOT)

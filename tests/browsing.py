@@ -151,9 +151,14 @@ class Notebook:
         self.page.evaluate(OPEN, self._path)
         self.page.wait_for_function(READY, arg=self._path, polling=OFTEN)
 
+    def save(self) -> None:
+        """Saves it, where it was opened just now: a save beside JupyterLab's own of every two
+        minutes asks whether the file has changed on disk, and waits for an answer."""
+        self.start("docmanager:save")
+        self.wait()
+
     def close(self) -> None:
-        """Ends its kernel and closes its tab, without saving: a save beside JupyterLab's own of
-        every two minutes asks whether the file has changed on disk, and waits for an answer."""
+        """Ends its kernel and closes its tab, without saving."""
         self.start("notebook:shutdown-kernel")
         self.wait()
         self.page.evaluate(SAVED)  # else closing it asks whether to save

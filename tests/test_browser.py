@@ -243,6 +243,7 @@ def test_a_saved_notebook_opened_again_shows_its_sliders(page, lab):
     write_notebook(lab.folder / "saved.ipynb", EXPLORER)
     notebook = Notebook(page, "saved.ipynb")
     notebook.run_cell(0)
+    notebook.save()
     notebook.close()
     reopened = Notebook(page, "saved.ipynb").output(0)
     api.expect(reopened.get_by_role("slider").first).to_be_visible()
