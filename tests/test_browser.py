@@ -242,11 +242,12 @@ def test_a_saved_notebook_opened_again_shows_its_sliders(page, lab):
     """Not run again, and without the kernel that made them."""
     write_notebook(lab.folder / "saved.ipynb", EXPLORER)
     notebook = Notebook(page, "saved.ipynb")
-    notebook.run_cell(0)
-    notebook.save()
+    output = notebook.run_cell(0)
+    api.expect(output.get_by_role("slider").first).to_be_visible(timeout=60_000)
+    notebook.save()  # what it holds of widgets is what is drawn by now
     notebook.close()
     reopened = Notebook(page, "saved.ipynb").output(0)
-    api.expect(reopened.get_by_role("slider").first).to_be_visible()
+    api.expect(reopened.get_by_role("slider").first).to_be_visible(timeout=60_000)
     api.expect(reopened).not_to_contain_text("Error displaying widget")
 
 
