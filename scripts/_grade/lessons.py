@@ -9,6 +9,8 @@ import _notebooks
 from _build.build import read_lesson
 from _build.student import exercise_number
 
+from _grade import syntax
+
 
 @dataclass(frozen=True)
 class CleanCell:
@@ -69,7 +71,7 @@ def _read(root, name) -> Lesson:
 def check_calls(source: str) -> list[ast.Call]:
     """The calls lab.check_...(...) at a cell's top level."""
     try:
-        body = ast.parse(source).body
+        body = syntax.parse(source).body
     except SyntaxError:
         return []
     return [node.value for node in body if isinstance(node, ast.Expr)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import _notebooks
 
+from _grade import syntax
 from _grade.submissions import root_of
 
 # Modules that no exercise needs and that reach around the checks.
@@ -87,7 +88,7 @@ def notebooks_imports() -> frozenset[str]:
 @functools.cache
 def offered_by_labs() -> frozenset[str]:
     """What `from labs import ...` gives a student."""
-    tree = ast.parse((_LABS / "__init__.py").read_text(encoding="utf-8"))
+    tree = syntax.parse((_LABS / "__init__.py").read_text(encoding="utf-8"))
     return frozenset(alias.name for block in tree.body if isinstance(block, ast.If)
                      for node in block.body for alias in node.names)
 
@@ -99,7 +100,7 @@ def inner_modules() -> frozenset[str]:
     packages = {path.parent.name for path in _LABS.glob("*/checks*")}
     offered = {alias.asname or alias.name for path in [_LABS / "__init__.py",
                                                        *_LABS.glob("*/__init__.py")]
-               for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+               for node in ast.walk(syntax.parse(path.read_text(encoding="utf-8")))
                if isinstance(node, ast.ImportFrom) for alias in node.names}
     names = {path.stem for path in _LABS.rglob("*.py")} | {path.name for path in _LABS.iterdir()}
     return frozenset(names - packages - offered | {"checks"})

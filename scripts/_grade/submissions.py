@@ -15,6 +15,7 @@ from pathlib import Path
 
 import _notebooks
 
+from _grade import syntax
 from _grade.lessons import Exercise, Lesson
 
 LARGEST = 50_000_000  # bytes of a notebook file
@@ -142,7 +143,7 @@ def parsed(source: str) -> tuple[str, list[ast.stmt]]:
     source = _WRITES.sub("", _CELL_MAGIC.sub("", source))
     for text in (source, _MAGIC.sub(r"\1pass", source)):
         try:
-            return text, ast.parse(text).body
+            return text, syntax.parse(text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
     return source, []
@@ -153,7 +154,7 @@ def not_python(submission: Submission) -> str:
     for cell in submission.cells:
         if cell.source.strip() and not parse(cell.source):
             try:
-                ast.parse(_MAGIC.sub(r"\1pass", cell.source))
+                syntax.parse(_MAGIC.sub(r"\1pass", cell.source))
             except SyntaxError as error:
                 return f"cell {cell.number} is not Python: line {error.lineno}: {error.msg}"
             except (ValueError, RecursionError, MemoryError):
@@ -210,7 +211,7 @@ def needed(submission: Submission, exercise: Exercise) -> list[tuple[Part, list[
     all_parts = all_parts[:places[exercise.cell] + 1]
     statements = [(part, index, bound(node), loaded(node)) for part in all_parts
                   for index, node in enumerate(part.body)]
-    given = [ast.parse(text) for text in exercise.arguments]
+    given = [syntax.parse(text) for text in exercise.arguments]
     names = {name for tree in given for name in loaded(tree)}
     files = {each.value for tree in given for each in ast.walk(tree)
              if isinstance(each, ast.Constant)}

@@ -1,7 +1,10 @@
 """How a submission is read, and what of it an exercise needs."""
 
+import ast
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from _grade import session, static_look, submissions
@@ -13,6 +16,23 @@ def test_exercises_are_read_from_the_sources(lessons):
     found = {each.number: each for lesson in lessons for each in lesson.exercises}
     assert found["2.6"].arguments == ("start", "finish")
     assert {"0.5", "1.8", "2.11", "3.10", "4.12", "5.10"} <= found.keys()
+
+
+def test_no_two_threads_are_in_pythons_parser(monkeypatch):
+    """On Python 3.11 they end each other with a SystemError, where a collection comes between."""
+    parse, inside, most = ast.parse, [], []
+
+    def watched(source):
+        inside.append(source)
+        most.append(len(inside))
+        time.sleep(0.01)
+        inside.pop()
+        return parse(source)
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(4) as pool:
+        patch.setattr(ast, "parse", watched)
+        assert all(pool.map(submissions.parse, ["a = 1"] * 12))
+    assert set(most) == {1}
 
 
 @pytest.fixture
