@@ -85,6 +85,7 @@ def main():
             json.dump({"ranks": dist.get_world_size(), "steps": steps}, file)
     ### END SOLUTION
     dist.barrier()  # nothing is in flight any more when the group is destroyed
+    del module  # first: gloo can wait for ever where the last to hold a group is DDP's reducer
     dist.destroy_process_group()
 
 

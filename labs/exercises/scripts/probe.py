@@ -255,7 +255,7 @@ def _after_a_pause(destroy) -> Callable:
     """torch 2.13 deadlocks where gloo's thread still drops its reference to a tensor, for which it
     needs the interpreter, while DDP's destructor holds the interpreter and joins that thread."""
     def paused(*args, **kwargs):
-        time.sleep(0.01)
+        time.sleep(0.2)
         return destroy(*args, **kwargs)
 
     return paused

@@ -19,7 +19,7 @@ from labs.workers.launch_error import Stopped
 from labs.workers.pickling import pack, unpack
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT = 120.0  # seconds of one run, from its start; a busy machine needs a minute
+TIMEOUT = 100.0  # seconds of one run, from its start; a busy machine needs a minute
 START = "1gbit"  # the bandwidth while ranks start and warm up
 
 
