@@ -9,21 +9,23 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import _test_durations
+import _test_reach
 import psutil
-from _test_options import ALL_MINUTES, FAST_MINUTES, check
+from _test_options import ALL_MINUTES, FAST_MINUTES, GATE_MINUTES, check
 
 ROOT = Path(__file__).resolve().parent.parent
 NBVAL = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120",
          "--nbval-sanitize-with=tests/nbval_sanitize.cfg", "-p", "untouched"]
 NOTEBOOK_FOLDERS = ["notebooks", "solutions"]
 NOTHING_SELECTED = 5  # pytest's exit code
-FEW_FILES = 5  # more are no accident
+TWICE = 3  # tests that may fail at first; more are no accident
 # Tests wait for ranks, kernels and hangs, too: three at a time keep two cores busy.
 AT_ONCE = str(max(3, min(8, (os.cpu_count() or 2) // 2)))
-COUNTED = ("tests", "failures", "errors", "skipped")
 # The browser test that runs a student notebook untouched, and judges each cell as nbval's plugin.
 IN_BROWSER = re.compile(r"test_an_untouched_notebook_runs_and_is_shown_well\[(\w+)\]")
 
@@ -39,8 +41,8 @@ class Result:
     seconds: float = 0.0
     note: str = ""
     in_browser: set = field(default_factory=set)  # names of notebooks
-    failures: set = field(default_factory=set)  # file::name of the tests that failed at first
-    recovered: set = field(default_factory=set)  # those that passed alone
+    recovered: dict = field(default_factory=dict)  # what passed the second time: why not at once
+    durations: dict = field(default_factory=dict)  # seconds of each test
 
     def counts(self):
         """Return the line that all stages and the summary share."""
@@ -88,48 +90,16 @@ def command_stage(name, command):
 
 
 def pytest_stage(name, paths, options, arguments):
-    """Run pytest in a process of its own and count what its report says. In a whole run, tests of a
-    few files that fail are run once more when the others have ended: of files, because one launch
-    may serve many tests of a file."""
-    result = pytest_once(name, paths, options, [*arguments, *at_once(options, arguments)])
-    files = {test.split("::")[0] for test in result.failures}
-    named = len(result.failures) == result.failed and all(map(os.path.exists, files))
-    if is_whole(options) and named and 0 < len(files) <= FEW_FILES:
-        return second_attempt(result, name, options, arguments)
-    return result
-
-
-def second_attempt(result, name, options, arguments):
-    """Run alone what failed; what passes then is named in the summary, and counts as passed.
-
-    Tests beside each other take memory and processor time away from each other, and a crash of
-    torch's or gloo's own comes once in thousands of runs. What is wrong fails twice.
-    """
-    print(f"\n=== {name}, once more and alone: {', '.join(sorted(result.failures))}", flush=True)
-    files = sorted({test.split("::")[0] for test in result.failures})
-    cells = is_notebook(files[0])  # a cell needs those above it
-    again = pytest_once(name, files, options, arguments + ([] if cells else ["--last-failed"]))
-    recovered = set() if again.note else result.failures - again.failures
-    result.passed, result.failed = result.passed + len(recovered), result.failed - len(recovered)
-    result.recovered = recovered
-    result.in_browser |= again.in_browser
-    result.note = result.note or again.note
-    return result
-
-
-def pytest_once(name, paths, options, arguments):
-    """Run pytest and return what its report says."""
+    """Run pytest in a process of its own and return what its report says."""
     select = ["-k", options.k] if options.k else []
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "report.xml")
         # only the older kind of report names each test's file
         command = [sys.executable, "-m", "pytest", f"--junitxml={report}", "-o",
                    "junit_family=xunit1", "-c", "pyproject.toml"]
-        command += [*arguments, *select, *options.extra, *paths]
+        command += [*arguments, *at_once(options, arguments), *select, *options.extra, *paths]
         code = subprocess.run(command, env=environment("untouched" in arguments)).returncode
-        result = count(name, report)
-        result.in_browser = passed_in_browser(report)
-        result.failures = failures(report)
+        result = read_report(name, report)
     if code == NOTHING_SELECTED:
         result.note = nothing_selected(paths, options)
     elif code and not result.failed:
@@ -149,36 +119,33 @@ def environment(plugins):
     return found
 
 
-def count(name, report):
-    """Read pytest's own report; errors count as failures."""
+def read_report(name, report):
+    """Read pytest's own report; errors count as failures, what was tried again as one test."""
+    result = Result(name)
     if not os.path.exists(report):
-        return Result(name)
-    suites = ElementTree.parse(report).getroot().iter("testsuite")
-    totals = [{key: int(suite.get(key, 0)) for key in COUNTED} for suite in suites]
-    tests, failures, errors, skipped = (sum(total[key] for total in totals) for key in COUNTED)
-    failed = failures + errors
-    return Result(name, passed=max(tests - failed - skipped, 0), failed=failed, skipped=skipped)
+        return result
+    outcomes, again = {}, {}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        test = f"{case.get('classname')}::{case.get('name')}"
+        outcomes[test] = "failed" if has(case, "failure", "error") else (
+            "skipped" if has(case, "skipped") else "passed")  # the last attempt's
+        # tests/conftest.py notes it, for scripts/test to name it
+        again.update({f"{case.get('file')}::{case.get('name')}": (test, each.get("value"))
+                      for each in case.iter("property") if each.get("name") == "first failure"})
+    totals = Counter(outcomes.values())
+    result.passed, result.failed, result.skipped = (
+        totals[outcome] for outcome in ("passed", "failed", "skipped"))
+    result.recovered = {shown: why for shown, (test, why) in again.items()
+                        if outcomes[test] == "passed"}
+    passed = [test.partition("::")[2] for test, outcome in outcomes.items() if outcome == "passed"]
+    result.in_browser = {found[1] for found in map(IN_BROWSER.fullmatch, passed) if found}
+    result.durations = _test_durations.of_report(report)
+    return result
 
 
-def cases(report):
-    """Return the elements of a report that stand for tests."""
-    if not os.path.exists(report):
-        return []
-    return list(ElementTree.parse(report).getroot().iter("testcase"))
-
-
-def failures(report):
-    """Return file::name of the tests that failed."""
-    failed = [case for case in cases(report)
-              if case.find("failure") is not None or case.find("error") is not None]
-    return {f"{case.get('file') or case.get('classname')}::{case.get('name')}" for case in failed}
-
-
-def passed_in_browser(report):
-    """Return the names of the student notebooks that the browser test has run, without a fault."""
-    # what else happened to a test is an element inside its own
-    passed = [case.get("name") for case in cases(report) if not len(case)]
-    return {found[1] for found in map(IN_BROWSER.fullmatch, passed) if found}
+def has(case, *outcomes):
+    """Return whether a report says one of these of a test."""
+    return any(case.find(outcome) is not None for outcome in outcomes)
 
 
 def notebooks_for_nbval(in_browser):
@@ -198,14 +165,31 @@ def nothing_selected(paths, options):
 
 
 def is_whole(options):
-    """Return whether everything runs, or everything that is fast: several at a time."""
+    """Return whether no part was asked for: then several tests run at a time."""
     return not (options.paths or options.k or options.extra)
+
+
+def is_gate(options):
+    """Return whether tests are chosen by tests/gate.py."""
+    return not (options.paths or options.k or options.all or options.fast)
 
 
 def at_once(options, arguments):
     """Return the options of a parallel run, none for a part; a file's tests run in one process."""
-    scope = "loadscope" if "untouched" in arguments else "loadfile"  # a notebook is one scope
-    return ["-n", AT_ONCE, "--dist", scope, "--durations=12"] if is_whole(options) else []
+    if not is_whole(options):
+        return []
+    if "untouched" in arguments:  # a notebook is one scope, and a cell needs those above it
+        return ["-n", AT_ONCE, "--dist", "loadscope", "--no-loadscope-reorder", "--durations=12"]
+    return ["-n", AT_ONCE, "--dist", "loadfile", "--durations=12",
+            "--reruns=1", f"--max-suite-reruns={TWICE}"]
+
+
+def chosen(options):
+    """Return the options for tests/conftest.py that choose among all tests."""
+    marks = ["-m", "not slow and not browser"] if options.fast else []
+    gate = ["--gate"] if is_gate(options) else []
+    reached = _test_reach.tests_reached(options.since) if options.since else []
+    return [*marks, *gate, *(f"--whole={path}" for path in reached)]
 
 
 def stages(options):
@@ -216,14 +200,13 @@ def stages(options):
         yield timed("lint (ruff)", command_stage, lint)
         build = ["scripts/build", "--check"]
         yield timed("generated notebooks are current", command_stage, build)
-    marks = ["-m", "not slow and not browser"] if options.fast else []
     tests, in_browser = [path for path in options.paths if not is_notebook(path)], set()
     if tests or not options.paths:
         where = tests or ["tests"]
         result = timed("Python tests (pytest)", pytest_stage, where, options,
                        # tests/conftest.py says which files come first
                        # each of pytest's processes would import nbval, and Jupyter's client with it
-                       [*marks, "--no-loadscope-reorder", "-p", "no:nbval"])
+                       [*chosen(options), "--no-loadscope-reorder", "-p", "no:nbval"])
         in_browser = result.in_browser
         yield result
     notebooks = [path for path in options.paths if is_notebook(path)]
@@ -243,9 +226,8 @@ def summarize(results):
         print(f"{result.seconds:6.0f} s  {result.name}: {result.counts()}")
     for note in [result.note for result in results if result.note]:
         print(note)
-    if recovered := sorted({test for result in results for test in result.recovered}):
-        print("failed beside others and passed alone (why they failed is above): "
-              + ", ".join(recovered))
+    for test, why in sorted(pair for result in results for pair in result.recovered.items()):
+        print(f"passed only the second time: {test}: {why}")
     total = Result("all")
     for word in ("passed", "failed", "skipped", "seconds"):
         setattr(total, word, sum(getattr(result, word) for result in results))
@@ -257,7 +239,7 @@ def summarize(results):
 def announce(options):
     """Print how long a whole run takes; of a part nothing is known."""
     if is_whole(options):
-        minutes = FAST_MINUTES if options.fast else ALL_MINUTES
+        minutes = (FAST_MINUTES if options.fast else ALL_MINUTES if options.all else GATE_MINUTES)
         print(f"All stages together take about {minutes} minutes on 2 cores.", flush=True)
 
 
@@ -271,7 +253,10 @@ def main(arguments):
     options.paths = [os.path.relpath(path, ROOT) for path in options.paths]
     os.chdir(ROOT)
     announce(options)
-    return summarize(list(stages(options)))
+    results = list(stages(options))
+    if options.all and is_whole(options):
+        _test_durations.write({k: v for result in results for k, v in result.durations.items()})
+    return summarize(results)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,18 @@
 import gc
 from collections import Counter
 
+import _test_durations
+import gate
 import pytest
 
-# Files that take minutes with few tests; they are begun first, then those with many tests.
-LONG = ("test_solutions_on_gpus", "test_fsdp_profiling", "test_on_gpu", "test_browser",
-        "test_bench_zero", "test_hostile_class", "test_sandbox", "test_nbgrader",
-        "test_bench_memory", "test_new_notebook", "test_bench")
+FIRST_FAILURES = {}  # of tests that are tried again, by their node ID
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("workbook")
+    group.addoption("--gate", action="store_true", help="only the tests of tests/gate.py")
+    group.addoption("--whole", action="append", default=[], metavar="FILE",
+                    help="beside the gate, all tests of this file")
 
 
 def pytest_sessionstart(session):
@@ -19,13 +25,32 @@ def pytest_sessionstart(session):
     labs.warm_up()
 
 
-def pytest_collection_modifyitems(items):
-    """Sorts the files, and marks samples."""
+def pytest_collection_modifyitems(config, items):
+    """Chooses the tests, sorts the files, and marks samples."""
     _mark_samples(items)
-    # At the end of a parallel run one process would else be busy for minutes alone.
-    tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: (LONG.index(item.path.stem) if item.path.stem in LONG else
-                                 len(LONG), -tests[item.path]))
+    seconds = _test_durations.read()
+    if config.getoption("--gate"):
+        kept = gate.chosen(items, seconds, config.getoption("--whole"))
+        left_out = set(items) - set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = kept
+    # Files that take long are begun first, then those with many tests: at the end of a parallel
+    # run one process would else be busy for minutes alone.
+    long, tests = Counter(), Counter(item.path for item in items)
+    for item in items:
+        long[item.path] += seconds.get(item.nodeid, 0.0)
+    items.sort(key=lambda item: (-long[item.path], -tests[item.path]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report):
+    """Notes in pytest's report, for scripts/test, why a test that is tried again had failed."""
+    if report.outcome == "rerun":
+        crash = getattr(report.longrepr, "reprcrash", None)
+        message = crash.message if crash else report.longreprtext
+        FIRST_FAILURES[report.nodeid] = message.partition("\n")[0]
+    elif report.when == "teardown" and report.nodeid in FIRST_FAILURES:
+        report.user_properties.append(("first failure", FIRST_FAILURES[report.nodeid]))
 
 
 def pytest_collection_finish():

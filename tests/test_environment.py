@@ -1,6 +1,5 @@
 """The three lists of dependencies agree, and set-up does what it says, or says why it cannot."""
 
-import argparse
 import ast
 import importlib.util
 import json
@@ -584,37 +583,6 @@ def test_stages_count_what_pytest_counts(tmp_path):
     assert done.stdout.splitlines()[-1] == "1 passed, 1 failed, 1 skipped"
 
 
-@pytest.mark.slow  # three pytests with three processes each
-def test_a_few_that_fail_in_a_whole_run_are_run_once_more_and_alone(tmp_path, capfd, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]")
-    (tmp_path / "test_flag.py").write_text(
-        "import pathlib\n"
-        "def test_good(): pass\n"
-        "def test_bad(): assert False\n"
-        "def test_second_time():\n"
-        f"    flag = pathlib.Path({str(tmp_path / 'flag')!r})\n"
-        "    (seen := flag.exists()) or flag.touch()\n"
-        "    assert seen\n"
-    )
-    whole = argparse.Namespace(paths=[], k=None, extra=[], fast=True)
-
-    def counts():
-        result = runner.pytest_stage("stage", ["."], whole, ["-p", "no:nbval"])
-        return result, (result.passed, result.failed, result.skipped)
-
-    result, counted = counts()
-    assert counted == (2, 1, 0) and result.recovered == {"test_flag.py::test_second_time"}
-    assert "once more and alone" in capfd.readouterr().out
-    assert runner.summarize([result]) == 1
-    assert "passed alone (why they failed is above)" in capfd.readouterr().out
-    for number in range(runner.FEW_FILES):
-        (tmp_path / f"test_{number}.py").write_text("def test_bad(): assert False")
-    result, counted = counts()
-    assert counted == (2, 1 + runner.FEW_FILES, 0) and not result.recovered
-    assert "once more and alone" not in capfd.readouterr().out
-
-
 def test_nbval_runs_each_student_notebook_that_has_not_passed_in_the_browser(tmp_path):
     report, test = tmp_path / "report.xml", "test_an_untouched_notebook_runs_and_is_shown_well"
     assert test in (ROOT / "tests" / "test_browser.py").read_text()
@@ -623,8 +591,9 @@ def test_nbval_runs_each_student_notebook_that_has_not_passed_in_the_browser(tmp
     report.write_text("<testsuites>" + "".join(
         f'<testcase name="{test}[{name}]">{outcome}</testcase><testcase name="other[{name}]"/>'
         for name, outcome in zip(names, outcomes, strict=False)) + "</testsuites>")
-    seen = runner.passed_in_browser(report)
-    assert seen == {names[0]} and runner.passed_in_browser(tmp_path / "none.xml") == set()
+    seen = runner.read_report("tests", report).in_browser
+    assert seen == {names[0]}
+    assert runner.read_report("tests", tmp_path / "none.xml").in_browser == set()
     rest = [f"notebooks/{name}.ipynb" for name in names]
     assert runner.notebooks_for_nbval(seen) == [*rest[1:], "solutions"]
     assert runner.notebooks_for_nbval(set()) == [*rest, "solutions"]

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from _test_reach import imports_of
 
 ROOT = Path(__file__).resolve().parent.parent
 LABS = ROOT / "labs"
@@ -18,19 +19,6 @@ ORDER = ["lazy_exports", "words", "workers", "training", "meters", "predictions"
 NOTEBOOKS = [path.stem.split("_", 1)[1] for path in sorted((ROOT / "solutions").glob("*_*.py"))]
 PACKAGES = sorted(path.parent.name for path in LABS.glob("*/__init__.py"))
 MAPS = ["README.md", "CONTRIBUTING.md"]
-
-
-def imports_of(path: Path, package: str) -> set[str]:
-    """What a file imports, also inside a function or for type checkers: 'labs.words.plural'."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
-            module = ".".join([*above, *filter(None, [node.module])])
-            found |= {f"{module}.{alias.name}" for alias in node.names}
-    return found
 
 
 def place_of(module: str) -> tuple[int, int]:

@@ -1,0 +1,65 @@
+"""The gate: the tests that `scripts/test` runs of all, chosen by how long they took in the last run
+of everything (tests/durations.json).
+
+What is quick is taken whole. Of a test whose cases together take long, the first and the last one
+are: wrong answers stand in that order, the laziest first and the nearest to right last; of right
+ones, and of a file's tests that take long, fewer.
+"""
+
+import re
+from collections import defaultdict
+
+QUICK = 2.0  # seconds of all cases of one test
+OF_A_FILE = 12.0  # seconds of the tests of a file, outside tests/wrong_answers
+_RIGHT = re.compile("right|accepted|passes")
+
+
+def chosen(items: list, seconds: dict[str, float], whole: list[str]) -> list:
+    """The items to run. seconds: of each test that takes long, by its node ID; one that is not
+    there is quick, or new. whole: files, from the root, of which all tests are taken."""
+    kept, by_file = set(), defaultdict(list)
+    for item in items:
+        by_file[item.nodeid.partition("::")[0]].append(item)
+    for file, of_file in by_file.items():
+        if file in whole:
+            kept |= set(of_file)
+            continue
+        some = [item for cases in _by_exercise(of_file).values() for item in _some(cases, seconds)]
+        answers = file.startswith("tests/wrong_answers/")
+        kept |= set(some if answers else _shortest(some, seconds))
+    return [item for item in items if item in kept]
+
+
+def _by_exercise(items) -> dict[tuple, list]:
+    """A test's cases, of answers those to each exercise."""
+    found = defaultdict(list)
+    for item in items:
+        found[item.nodeid.partition("[")[0], _exercise(item)].append(item)
+    return found
+
+
+def _exercise(item) -> str:
+    """What names the exercise of a case: its check, or the beginning of the case's name."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    for name in ("exercise", "check", "show"):
+        if name in parameters:
+            return getattr(parameters[name], "__name__", str(parameters[name]))
+    return item.callspec.id.partition("-")[0] if "number" in parameters else ""
+
+
+def _some(cases, seconds) -> list:
+    if sum(seconds.get(item.nodeid, 0.0) for item in cases) <= QUICK:
+        return cases
+    ends = cases[:1] if _RIGHT.search(cases[0].name) else [cases[0], cases[-1]]
+    return list(dict.fromkeys(ends))
+
+
+def _shortest(items, seconds) -> list:
+    """The shortest tests of a file, at least one, as many as its time allows."""
+    taken, left = [], OF_A_FILE
+    for item in sorted(items, key=lambda item: seconds.get(item.nodeid, 0.0)):
+        left -= seconds.get(item.nodeid, 0.0)
+        if left < 0 and taken:
+            break
+        taken.append(item)
+    return taken
