@@ -231,7 +231,8 @@ def verdict_of(exercise: str, error: BaseException, answers: tuple = ()) -> Verd
     cause = error.cause if isinstance(error, RankFailed) and error.cause is not None else error
     if isinstance(cause, NotImplementedError) and str(cause).startswith("Exercise"):
         own = str(cause) == f"Exercise {exercise}"
-        return Verdict(exercise, None, "is waiting for your code" if own else f"waits for {cause}")
+        return Verdict(exercise, None, ("is waiting for your code" if own else f"waits for {cause}")
+                       + _line_to_remove(error))
     if isinstance(cause, Wrong):
         line = f"\n    {cause.place}:  {cause.place.source}" if cause.place else ""
         return Verdict(exercise, False, cause.sentence + line, cause.hint, _printed(error))
@@ -246,6 +247,17 @@ def verdict_of(exercise: str, error: BaseException, answers: tuple = ()) -> Verd
     signature = _signature_of(error, answers)
     return Verdict(exercise, False, f"{message_of(error)}{signature}",
                    "Keep the first line of what you fill in as it was." * bool(signature))
+
+
+def _line_to_remove(error) -> str:
+    """Where the line that raises still stands below code, and is all that waits; or empty. In a
+    student's notebook the line above it is a comment."""
+    place = own_place(error)
+    if place is None or not place.source.startswith("raise NotImplementedError"):
+        return ""
+    above = place.above.rstrip("\"'")
+    is_code = above and above == place.above and not above.startswith("#") and above[-1] != ":"
+    return f": {place} still raises an error, below your code; remove that line" * is_code
 
 
 def _is_ours(error, answers) -> bool:

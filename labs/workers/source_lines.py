@@ -41,6 +41,12 @@ class Place:
         linecache.checkcache(self.filename)
         return linecache.getline(self.filename, self.line).strip()
 
+    @property
+    def above(self) -> str:
+        """The text of the nearest line above it that is not empty."""
+        lines = (line.strip() for line in reversed(linecache.getlines(self.filename)[:self.line - 1]))
+        return next(filter(None, lines), "")
+
     def __str__(self):
         return f"{_cell(self.filename) or os.path.basename(self.filename)} line {self.line}"
 

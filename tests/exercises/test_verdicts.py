@@ -1,5 +1,7 @@
 """What a check says: passed, wrong, waiting, or broken in a line of the student's."""
 
+import re
+
 import pytest
 import torch.distributed as dist
 
@@ -33,6 +35,31 @@ def test_passed_wrong_and_waiting():
     assert str(check_double(unfilled)) == "○ Exercise 9.1  is waiting for your code"
     assert str(check_double(...)) == "○ Exercise 9.1  is waiting for your answer"
     assert "waits for Exercise 9.1" in str(check_on_ranks(unfilled))
+
+
+def test_a_line_that_still_raises_below_code_is_named():
+    def filled(x):
+        """Twice."""
+        doubled = 2 * x
+        raise NotImplementedError("Exercise 9.1")
+        return doubled
+
+    def with_a_docstring(x):
+        """Twice."""
+        raise NotImplementedError("Exercise 9.1")
+
+    def given(x):
+        doubled = 0
+        # your code here
+        raise NotImplementedError("Exercise 9.1")
+        return doubled
+
+    words = r"○ Exercise 9.1  is waiting for your code: test_verdicts.py line \d+ still raises an " \
+            "error, below your code; remove that line"
+    assert re.fullmatch(words, str(check_double(filled)))
+    assert "waits for Exercise 9.1: test_verdicts.py line" in str(check_on_ranks(filled))
+    for waiting in (with_a_docstring, given):
+        assert str(check_double(waiting)) == "○ Exercise 9.1  is waiting for your code"
 
 
 def test_under_nbgrader_what_is_no_pass_raises(monkeypatch, capsys):

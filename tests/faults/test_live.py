@@ -52,7 +52,8 @@ def test_interrupts_at_any_moment(in_kernel):
     """Whatever a launch is doing just then: it ends, by a result or by the interruption."""
     in_kernel.run(WORK.format(body="dist.barrier()"))
     for step in range(15):
-        in_kernel.start("print(launch(work, ranks=4))")
+        in_kernel.start("print('begun')\nprint(launch(work, ranks=4))")
+        in_kernel.finish(until="begun")  # an interrupt that comes before is of no launch
         time.sleep(0.02 * step)
         in_kernel.manager.interrupt_kernel()
         shown, error = in_kernel.finish(timeout=10)
