@@ -252,7 +252,8 @@ def verdict_of(exercise: str, error: BaseException, answers: tuple = ()) -> Verd
 def _line_to_remove(error) -> str:
     """Where the line that raises still stands below code, and is all that waits; or empty. In a
     student's notebook the line above it is a comment."""
-    place = own_place(error)
+    place = (error.outcomes[error.rank].place if isinstance(error, RankFailed) else
+             own_place(error))
     if place is None or not place.source.startswith("raise NotImplementedError"):
         return ""
     above = place.above.rstrip("\"'")

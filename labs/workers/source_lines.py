@@ -44,8 +44,8 @@ class Place:
     @property
     def above(self) -> str:
         """The text of the nearest line above it that is not empty."""
-        lines = (line.strip() for line in reversed(linecache.getlines(self.filename)[:self.line - 1]))
-        return next(filter(None, lines), "")
+        lines = map(str.strip, linecache.getlines(self.filename)[:self.line - 1])
+        return next(filter(None, reversed(list(lines))), "")
 
     def __str__(self):
         return f"{_cell(self.filename) or os.path.basename(self.filename)} line {self.line}"

@@ -38,7 +38,7 @@ def test_passed_wrong_and_waiting():
 
 
 def test_a_line_that_still_raises_below_code_is_named():
-    def filled(x):
+    def filled(x=1):
         """Twice."""
         doubled = 2 * x
         raise NotImplementedError("Exercise 9.1")
@@ -54,9 +54,9 @@ def test_a_line_that_still_raises_below_code_is_named():
         raise NotImplementedError("Exercise 9.1")
         return doubled
 
-    words = r"○ Exercise 9.1  is waiting for your code: test_verdicts.py line \d+ still raises an " \
-            "error, below your code; remove that line"
-    assert re.fullmatch(words, str(check_double(filled)))
+    said = str(check_double(filled))
+    assert re.match(r"○ Exercise 9.1  is waiting for your code: test_verdicts.py line \d+ ", said)
+    assert said.endswith(" still raises an error, below your code; remove that line")
     assert "waits for Exercise 9.1: test_verdicts.py line" in str(check_on_ranks(filled))
     for waiting in (with_a_docstring, given):
         assert str(check_double(waiting)) == "○ Exercise 9.1  is waiting for your code"
