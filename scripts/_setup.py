@@ -208,6 +208,7 @@ def install_rest(checkout, lock_fd, rest, torch):
     with step(3, f"JupyterLab, transformers and the rest: {len(checkout.pins()) - 1} packages"):
         pip(checkout, lock_fd, "the locked packages", *arguments)
         write_jupyterlab_settings(checkout)
+        write_kernel_settings(checkout)
 
 
 def write_jupyterlab_settings(checkout):
@@ -221,6 +222,14 @@ def write_jupyterlab_settings(checkout):
     settings = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},
                 "@jupyter-widgets/jupyterlab-manager:plugin": {"saveState": True}}
     write(os.path.join(folder, "overrides.json"), json.dumps(settings) + "\n")
+
+
+def write_kernel_settings(checkout):
+    """Load the extension that explains a NameError into each kernel of this .venv."""
+    folder = os.path.join(checkout.venv, "etc", "ipython")
+    os.makedirs(folder, exist_ok=True)
+    write(os.path.join(folder, "ipython_kernel_config.py"),
+          'get_config().InteractiveShellApp.extensions.append("labs.missing_names")\n')
 
 
 def announce(checkout, torch):
