@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 PATH = Path(__file__).resolve().parent.parent / "tests" / "durations.json"
-CELLS = "all cells"  # in the place of a test's name, of a notebook
+CELLS = "all cells"  # of a notebook
 LEAST = 0.5  # seconds; shorter ones are not listed
 
 
@@ -25,9 +25,14 @@ def of_report(report):
 def _node_id(case):
     file = case.get("file")
     if not file.endswith(".py"):
-        return f"{file}::{CELLS}"
+        return whole(file)
     within = case.get("classname", "")[len(file) - len(".py") + 1:]  # dots for slashes: as long
     return "::".join(filter(None, [file, *within.split("."), case.get("name")]))
+
+
+def whole(notebook):
+    """Return what stands for all cells of a notebook, in the place of a test's node ID."""
+    return f"{notebook}::{CELLS}"
 
 
 def write(seconds, path=PATH):

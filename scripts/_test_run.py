@@ -149,12 +149,13 @@ def has(case, *outcomes):
 
 
 def notebooks_for_nbval(in_browser):
-    """Return what nbval runs in a whole run: all notebooks but those untouched ones that have run
-    in the browser. To run one of them again would take half a minute of a core, and show no more.
+    """Return what nbval runs in a whole run, the longest first: all notebooks but those untouched
+    ones that have run in the browser. To run one of them again would show no more.
     """
-    students = sorted((ROOT / NOTEBOOK_FOLDERS[0]).glob("*.ipynb"))
-    rest = [path for path in students if path.stem not in in_browser]
-    return [*(os.path.relpath(path, ROOT) for path in rest), *NOTEBOOK_FOLDERS[1:]]
+    students, solutions = (sorted((ROOT / name).glob("*.ipynb")) for name in NOTEBOOK_FOLDERS)
+    paths = [*solutions, *(path for path in students if path.stem not in in_browser)]
+    names, seconds = [path.relative_to(ROOT).as_posix() for path in paths], _test_durations.read()
+    return sorted(names, key=lambda name: -seconds.get(_test_durations.whole(name), 0.0))
 
 
 def nothing_selected(paths, options):

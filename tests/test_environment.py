@@ -594,9 +594,17 @@ def test_nbval_runs_each_student_notebook_that_has_not_passed_in_the_browser(tmp
     seen = runner.read_report("tests", report).in_browser
     assert seen == {names[0]}
     assert runner.read_report("tests", tmp_path / "none.xml").in_browser == set()
-    rest = [f"notebooks/{name}.ipynb" for name in names]
-    assert runner.notebooks_for_nbval(seen) == [*rest[1:], "solutions"]
-    assert runner.notebooks_for_nbval(set()) == [*rest, "solutions"]
+    all_of_them = {f"{folder}/{name}.ipynb" for folder in ("notebooks", "solutions")
+                   for name in names}
+    assert set(runner.notebooks_for_nbval(seen)) == all_of_them - {f"notebooks/{names[0]}.ipynb"}
+    assert set(runner.notebooks_for_nbval(set())) == all_of_them
+
+
+def test_nbval_begins_with_the_notebooks_that_take_longest(monkeypatch):
+    took = {"solutions/06_scaling.ipynb::all cells": 200.0,
+            "notebooks/02_manual_ddp.ipynb::all cells": 9.0}
+    monkeypatch.setattr(runner._test_durations, "read", lambda: took)
+    assert [f"{name}::all cells" for name in runner.notebooks_for_nbval(set())[:2]] == list(took)
 
 
 @pytest.mark.slow
