@@ -77,8 +77,8 @@ def accepted(verdict):
 
 
 class Answers:
-    """Answers to exercises, judged when they are asked for: those of one check in one launch for
-    each number of ranks, because a launch takes longer than a check.
+    """Answers to exercises, judged when they are asked for: those of one check that are tried at
+    all in one launch for each number of ranks, because a launch takes longer than a check.
 
     rows: (check, answers, words) or (check, answers, words, ALONE). An answer that ends a launch,
     by a mismatch of collectives or an error on some ranks only, has a launch of its own.
@@ -96,12 +96,16 @@ class Answers:
                 getattr(answer, "__name__", "") for answer in answers), str(number)])
             for number, (check, answers, *_) in enumerate(self.rows)]}
 
-    def verdict(self, number):
+    def verdict(self, number, request):
+        """The verdict on a row; request: pytest's, of a test whose parameter `number` is."""
         check, answers, *more = self.rows[number]
         if check in IN_THE_KERNEL or ALONE in more:
             return check(*answers)
         if check not in self._verdicts:
-            mine = [row[1] for row in self.rows if row[0] is check and ALONE not in row]
+            asked = {item.callspec.params["number"] for item in request.session.items
+                     if item.nodeid.partition("[")[0] == request.node.nodeid.partition("[")[0]}
+            mine = [row[1] for number, row in enumerate(self.rows)
+                    if number in asked and row[0] is check and ALONE not in row]
             by_size = [judge_in_one_launch(check, mine, ranks) for ranks in self.ranks]
             self._verdicts[check] = {
                 _key(each): min(verdicts, key=lambda verdict: verdict.passed)  # False before True

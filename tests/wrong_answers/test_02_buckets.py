@@ -383,8 +383,8 @@ WRONG_ANSWERS = Answers([
 
 
 @pytest.mark.parametrize("number", **WRONG_ANSWERS.parameters)
-def test_wrong(number):
-    rejected(WRONG_ANSWERS.verdict(number), WRONG_ANSWERS.rows[number][2])
+def test_wrong(number, request):
+    rejected(WRONG_ANSWERS.verdict(number, request), WRONG_ANSWERS.rows[number][2])
 
 
 # right, and written in another way
@@ -490,5 +490,5 @@ RIGHT_ANSWERS = Answers([
 
 
 @pytest.mark.parametrize("number", **RIGHT_ANSWERS.parameters)
-def test_right(number):
-    accepted(RIGHT_ANSWERS.verdict(number))
+def test_right(number, request):
+    accepted(RIGHT_ANSWERS.verdict(number, request))

@@ -388,8 +388,8 @@ WRONG_ANSWERS = Answers(WRONG)
 
 
 @pytest.mark.parametrize("number", **WRONG_ANSWERS.parameters)
-def test_wrong(number):
-    rejected(WRONG_ANSWERS.verdict(number), WRONG[number][2])
+def test_wrong(number, request):
+    rejected(WRONG_ANSWERS.verdict(number, request), WRONG[number][2])
 
 
 class AsTorchDoes(torch.nn.Module):
@@ -573,5 +573,5 @@ RIGHT_ANSWERS = Answers([(CHECK, answer) for answer in (
 
 
 @pytest.mark.parametrize("number", **RIGHT_ANSWERS.parameters)
-def test_right(number):
-    accepted(RIGHT_ANSWERS.verdict(number))
+def test_right(number, request):
+    accepted(RIGHT_ANSWERS.verdict(number, request))
