@@ -3,7 +3,8 @@ of everything (tests/durations.json).
 
 What is quick is taken whole. Of a test whose cases together take long, the first and the last one
 are: wrong answers stand in that order, the laziest first and the nearest to right last; of right
-ones, and of a file's tests that take long, fewer.
+ones, and of a file's tests that take long, fewer. Of a test marked `gate`, which stands for its
+kind, the first case is always taken.
 """
 
 import re
@@ -24,7 +25,10 @@ def chosen(items: list, seconds: dict[str, float], whole: list[str]) -> list:
         if file in whole:
             kept |= set(of_file)
             continue
-        some = [item for cases in _by_exercise(of_file).values() for item in _some(cases, seconds)]
+        some = []
+        for cases in _by_exercise(of_file).values():
+            some += _some(cases, seconds)
+            kept |= {case for case in cases[:1] if case.get_closest_marker("gate")}
         answers = file.startswith("tests/wrong_answers/")
         kept |= set(some if answers else _shortest(some, seconds))
     return [item for item in items if item in kept]

@@ -23,6 +23,7 @@ def bench(*arguments):
     return done.stdout
 
 
+@pytest.mark.gate
 def test_launch():
     result = json.loads(bench("launch", "--ranks", "2", "--rounds", "1", "--json"))
     for key in ("launch_s", "mp_spawn_s", "ratio_to_mp_spawn", "notebook_launcher_s"):

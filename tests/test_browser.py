@@ -152,6 +152,7 @@ def assert_shown_well(page, name):
         page_faults.fold(page)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", NAMES)
 def test_an_untouched_notebook_runs_and_is_shown_well(untouched, page, name):
     """A whole run of scripts/test leaves out of nbval what has passed this."""
@@ -180,6 +181,7 @@ def test_a_right_answer_is_typed_and_accepted(untouched, name, exercise, check, 
     api.expect(picture.locator("img")).to_be_visible()
 
 
+@pytest.mark.gate
 def test_the_stop_button_ends_a_launch_and_the_notebook_goes_on(untouched, lab):
     notebook = untouched("00_start_here")
     cell = notebook.find("launch(write_down")

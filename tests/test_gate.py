@@ -15,6 +15,10 @@ ROOT = reach.ROOT
 
 class Item(SimpleNamespace):
     __hash__ = object.__hash__
+    mark = None
+
+    def get_closest_marker(self, name):
+        return self.mark == name
 
 
 def case(file, name, ident=None, **parameters):
@@ -69,6 +73,14 @@ def test_of_a_file_whose_tests_take_long_the_shortest_are_taken():
     assert chosen(items, seconds) == ["test_some", "test_long"]
     assert chosen(items, dict.fromkeys(seconds, 99.0)) == ["test_longest"]
     assert len(chosen(items, seconds, whole=["test_bench.py"])) == 3
+
+
+def test_of_a_marked_test_the_first_case_is_taken():
+    items = [case("test_browser.py", "test_page", letter, name=letter) for letter in "ab"]
+    for item in items:
+        item.mark = "gate"
+    assert chosen([case("test_browser.py", "test_quick"), *items], {"test_page": 99.0}) == [
+        "test_quick", "test_page[a]"]
 
 
 def test_each_file_has_a_test_in_the_gate():

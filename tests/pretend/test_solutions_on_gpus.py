@@ -161,6 +161,7 @@ def _launches(lines: str) -> Counter:
                     for (rank, ranks, device, backend), times in found.items()})
 
 
+@pytest.mark.gate
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "gpus"), RUNS)
 def test_solution_runs_on_the_pretend_node(number, gpus):
