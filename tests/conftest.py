@@ -30,6 +30,7 @@ def pytest_collection_modifyitems(config, items):
     _mark_samples(items)
     seconds = _test_durations.read()
     if config.getoption("--gate"):
+        gate.begin(config.getoption("--whole"))
         kept = gate.chosen(items, seconds, config.getoption("--whole"))
         left_out = set(items) - set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])

@@ -3,16 +3,19 @@ of everything (tests/durations.json).
 
 What is quick is taken whole. Of a test whose cases together take long, the first and the last one
 are: wrong answers stand in that order, the laziest first and the nearest to right last; of right
-ones, and of a file's tests that take long, fewer. Of a test marked `gate`, which stands for its
-kind, the first case is always taken.
+ones, and of a file's tests that take long, fewer. A case marked `gate`, which stands for its kind,
+is always taken.
 """
 
+import os
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 
 QUICK = 2.0  # seconds of all cases of one test
-OF_A_FILE = 12.0  # seconds of the tests of a file, outside tests/wrong_answers
+OF_A_FILE = 8.0  # seconds of the tests of a file, outside tests/wrong_answers
 _RIGHT = re.compile("right|accepted|passes")
+_whole: list[str] | None = None  # in the gate: files of which all tests are taken
 
 
 def chosen(items: list, seconds: dict[str, float], whole: list[str]) -> list:
@@ -25,20 +28,35 @@ def chosen(items: list, seconds: dict[str, float], whole: list[str]) -> list:
         if file in whole:
             kept |= set(of_file)
             continue
-        some = []
-        for cases in _by_exercise(of_file).values():
-            some += _some(cases, seconds)
-            kept |= {case for case in cases[:1] if case.get_closest_marker("gate")}
         answers = file.startswith("tests/wrong_answers/")
+        some = [item for cases in _tests(of_file, answers).values()
+                for item in _some(cases, seconds)]
         kept |= set(some if answers else _shortest(some, seconds))
+        kept |= {item for item in of_file if item.get_closest_marker("gate")}
     return [item for item in items if item in kept]
 
 
-def _by_exercise(items) -> dict[tuple, list]:
-    """A test's cases, of answers those to each exercise."""
+def begin(whole: list[str]) -> None:
+    """Tells tests of several answers each that only some are to be tried; see `chosen`."""
+    global _whole
+    _whole = whole
+
+
+def some_of(answers: Sequence, most: int = 2) -> list:
+    """Of the answers that the current test tries, in the gate the first and the last (most=1: the
+    first); else all."""
+    file = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
+    if _whole is None or file in _whole:
+        return list(answers)
+    return [*answers[:1], *answers[1:][-1:]][:most]
+
+
+def _tests(items, are_answers) -> dict[tuple, list]:
+    """The cases of each test, of answers those to each exercise."""
     found = defaultdict(list)
     for item in items:
-        found[item.nodeid.partition("[")[0], _exercise(item)].append(item)
+        exercise = _exercise(item) if are_answers else ""
+        found[item.nodeid.partition("[")[0], exercise].append(item)
     return found
 
 

@@ -69,18 +69,27 @@ def test_answers_are_taken_for_each_exercise(named):
 
 def test_of_a_file_whose_tests_take_long_the_shortest_are_taken():
     items = [case("test_bench.py", name) for name in ("test_longest", "test_some", "test_long")]
-    seconds = {"test_longest": 40.0, "test_long": 8.0, "test_some": 3.5}
+    seconds = {"test_longest": 40.0, "test_long": 4.0, "test_some": 3.5}
     assert chosen(items, seconds) == ["test_some", "test_long"]
     assert chosen(items, dict.fromkeys(seconds, 99.0)) == ["test_longest"]
     assert len(chosen(items, seconds, whole=["test_bench.py"])) == 3
 
 
-def test_of_a_marked_test_the_first_case_is_taken():
-    items = [case("test_browser.py", "test_page", letter, name=letter) for letter in "ab"]
-    for item in items:
-        item.mark = "gate"
+def test_a_marked_case_is_taken():
+    items = [case("test_browser.py", "test_page", letter, page=letter) for letter in "abc"]
+    items[1].mark = "gate"
     assert chosen([case("test_browser.py", "test_quick"), *items], {"test_page": 99.0}) == [
-        "test_quick", "test_page[a]"]
+        "test_quick", "test_page[b]"]
+
+
+def test_a_test_of_several_answers_tries_some_in_the_gate(monkeypatch):
+    monkeypatch.setattr(gate, "_whole", None)
+    assert gate.some_of("abc") == ["a", "b", "c"]
+    gate.begin(["tests/test_other.py"])
+    assert [gate.some_of("abc"), gate.some_of("abc", 1), gate.some_of("a"), gate.some_of("")] == [
+        ["a", "c"], ["a"], ["a"], []]
+    gate.begin(["tests/test_gate.py"])
+    assert gate.some_of("abc") == ["a", "b", "c"]
 
 
 def test_each_file_has_a_test_in_the_gate():

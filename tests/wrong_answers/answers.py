@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from unittest import mock
 
 import cloudpickle
+import gate
 import torch
 import torch.distributed as dist
 
@@ -80,7 +81,9 @@ def _judge_all(check, answers):
 
 def judge_all(check: Callable, wrong: Sequence[tuple], right: Sequence, ranks: int) -> None:
     """Asserts, in one launch, that each wrong answer is rejected with its words, and each right one
-    accepted. wrong: (answer, words); an answer that is no tuple is the check's only argument."""
+    accepted; in the gate, some of them. wrong: (answer, words); an answer that is no tuple is the
+    check's only argument."""
+    wrong, right = gate.some_of(wrong), gate.some_of(list(right), 1)
     as_tuple = [answer if isinstance(answer, tuple) else (answer,)
                 for answer in [*(answer for answer, _ in wrong), *right]]
     verdicts = judge_in_one_launch(check, as_tuple, ranks)

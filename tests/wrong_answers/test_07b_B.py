@@ -4,6 +4,7 @@ import copy
 import sys
 
 import cloudpickle
+import gate
 import pytest
 import torch
 import torch.distributed as dist
@@ -341,7 +342,8 @@ WRONG = [
 
 @pytest.mark.slow
 def test_right_runners_pass():
-    for verdict in judge_in_one_launch(check_run_actions, [(answer,) for answer in RIGHT], 2):
+    answers = [(answer,) for answer in gate.some_of(RIGHT, 1)]
+    for verdict in judge_in_one_launch(check_run_actions, answers, 2):
         assert verdict.passed, str(verdict)
     verdict = check_run_actions(ByAutogradGrad())
     assert verdict.passed, str(verdict)
@@ -349,8 +351,9 @@ def test_right_runners_pass():
 
 @pytest.mark.slow
 def test_wrong_runners_are_rejected():
-    verdicts = judge_in_one_launch(check_run_actions, [(answer,) for answer, _ in WRONG], 2)
-    for verdict, (_, words) in zip(verdicts, WRONG, strict=True):
+    wrong = gate.some_of(WRONG)
+    verdicts = judge_in_one_launch(check_run_actions, [(answer,) for answer, _ in wrong], 2)
+    for verdict, (_, words) in zip(verdicts, wrong, strict=True):
         print(verdict)
         assert_rejected(verdict, words)
 
