@@ -10,6 +10,7 @@ from labs.meters.waits import WaitObserver
 from labs.predictions.dryrun import jobs
 
 AGREE = 1e-4  # two runs found the same
+PAUSE, LONG_PAUSE = 5e-4, 0.02  # seconds in which gloo's thread drops its references
 _COPIES = ("c10d::_allgather", "c10d::_reduce_scatter", "gloo:all_gather", "gloo:reduce_scatter")
 _SECOND = "second step"
 
@@ -17,11 +18,14 @@ _SECOND = "second step"
 def on_ranks(job: jobs.Job, most: int = 3) -> int:
     """Bytes at the highest moment of the second step, the batch included: the least of all ranks
     and runs, since a free that a gloo thread did not report makes a number too high and nothing
-    makes one too low. Runs are repeated until the least was seen in two. On the CPU on every
-    machine, because the dry runs that it judges are of the CPU's operators."""
+    makes one too low. Runs are repeated until the least was seen in two; all but the first leave
+    gloo's thread more time, which it needs on a busy machine. On the CPU on every machine, because
+    the dry runs that it judges are of the CPU's operators."""
     leasts = []
     while len(leasts) < (most if job.ranks > 1 else 1) and not _agreed(leasts):
-        found = launch(rank_peak, job, ranks=job.ranks, device="cpu", verify=False, quiet=True)
+        pause = LONG_PAUSE if leasts else PAUSE
+        found = launch(rank_peak, job, pause, ranks=job.ranks, device="cpu", verify=False,
+                       quiet=True)
         leasts.append(found[0])  # where shards are uneven, rank 0 has the most
     return min(leasts)
 
@@ -31,24 +35,29 @@ def _agreed(leasts) -> bool:
     return len(leasts) > 1 and second <= first * (1 + AGREE)
 
 
-def rank_peak(job: jobs.Job) -> int:
-    """On a rank: bytes at the highest moment of the second of two steps."""
+def rank_peak(job: jobs.Job, pause: float) -> int:
+    """On a rank: bytes at the highest moment of the second of two steps. pause: seconds after each
+    wait, and after the first step: in the second DDP makes new buckets in place of the old ones."""
     mesh = init_device_mesh("cpu", (job.ranks,)) if job.strategy == "fsdp2" else None
-    with (_DelayedWaits(),
+    with (_DelayedWaits(pause),
           profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded):
         module, optimizer = jobs.wrap(job, jobs.build(job), mesh)
         data = jobs.batch(job, None)
         jobs.step(job, module, optimizer, data)
+        sleep(pause)  # DDP itself waits in C++, where no observer looks
         with record_function(_SECOND):
             jobs.step(job, module, optimizer, data)
     return _peak(recorded.profiler.kineto_results)
 
 
 class _DelayedWaits(WaitObserver):
-    """Sleeps 0.5 ms after each wait, in which gloo's thread drops its references."""
+    """Sleeps so many seconds after each wait, in which gloo's thread drops its references."""
+
+    def __init__(self, pause: float):
+        self._pause = pause
 
     def wait_ended(self, waited):
-        sleep(5e-4)
+        sleep(self._pause)
 
 
 def _peak(results) -> int:
