@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 QUICK = 2.0  # seconds of all cases of one test
-OF_A_FILE = 8.0  # seconds of the tests of a file, outside tests/wrong_answers
+OF_A_FILE = 6.0  # seconds of the tests of a file, outside tests/wrong_answers
 _RIGHT = re.compile("right|accepted|passes")
 _whole: list[str] | None = None  # in the gate: files of which all tests are taken
 
@@ -24,6 +24,7 @@ def chosen(items: list, seconds: dict[str, float], whole: list[str]) -> list:
     kept, by_file = set(), defaultdict(list)
     for item in items:
         by_file[item.nodeid.partition("::")[0]].append(item)
+    seconds = _shared(items, seconds)
     for file, of_file in by_file.items():
         if file in whole:
             kept |= set(of_file)
@@ -34,6 +35,18 @@ def chosen(items: list, seconds: dict[str, float], whole: list[str]) -> list:
         kept |= set(some if answers else _shortest(some, seconds))
         kept |= {item for item in of_file if item.get_closest_marker("gate")}
     return [item for item in items if item in kept]
+
+
+def _shared(items, seconds) -> dict[str, float]:
+    """What each test takes when it is run: at least the mean of its test's cases, or of its class,
+    where one may have waited for what all of them need."""
+    units = defaultdict(list)
+    for item in items:
+        above, _, last = item.nodeid.rpartition("::")
+        units[above if "::" in above else item.nodeid.partition("[")[0]].append(item.nodeid)
+    means = {test: sum(seconds.get(each, 0.0) for each in tests) / len(tests)
+             for tests in units.values() for test in tests}
+    return {test: max(mean, seconds.get(test, 0.0)) for test, mean in means.items()}
 
 
 def begin(whole: list[str]) -> None:

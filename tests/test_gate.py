@@ -69,10 +69,19 @@ def test_answers_are_taken_for_each_exercise(named):
 
 def test_of_a_file_whose_tests_take_long_the_shortest_are_taken():
     items = [case("test_bench.py", name) for name in ("test_longest", "test_some", "test_long")]
-    seconds = {"test_longest": 40.0, "test_long": 4.0, "test_some": 3.5}
+    seconds = {"test_longest": 40.0, "test_long": 3.0, "test_some": 2.5}
     assert chosen(items, seconds) == ["test_some", "test_long"]
     assert chosen(items, dict.fromkeys(seconds, 99.0)) == ["test_longest"]
     assert len(chosen(items, seconds, whole=["test_bench.py"])) == 3
+
+
+def test_a_case_that_others_waited_for_is_not_taken_for_quick():
+    """One run, or one fixture of a class, may serve many tests; it is one test's time."""
+    items = [case("test_node.py", "test_run", letter, run=letter) for letter in "abc"]
+    items += [case("test_node.py", name) for name in ("TestClass::test_d", "TestClass::test_e",
+                                                      "test_quick")]
+    took = {items[0].nodeid: 300.0, items[3].nodeid: 40.0}
+    assert [item.name for item in gate.chosen(items, took, [])] == ["test_quick"]
 
 
 def test_a_marked_case_is_taken():
