@@ -157,7 +157,7 @@ def _saving(number, before, after, mb_before, mb_after) -> str:
 
 @shows("Throughput by prefetch")
 def show_throughput(preset: Preset, configures: dict[str, Callable | None],
-                    rounds: int = 6) -> Picture:
+                    rounds: int = 7) -> Picture:
     """Draws the throughput of each way to prefetch, measured in turns without the profiler, on a
     link chosen as that of the recordings, and the guess.
 
@@ -166,7 +166,7 @@ def show_throughput(preset: Preset, configures: dict[str, Callable | None],
     strategies = {name: partial(configured_fsdp2, configure=configure)
                   for name, configure in configures.items()}
     default = next(iter(strategies))
-    found = compare(strategies, preset, measure_memory=False, rounds=rounds, repeat=2,
+    found = compare(strategies, preset, measure_memory=False, rounds=rounds,
                     link=(recording.BYTES, recording.LATENCY), quiet=True)
     usual = found.tokens_per_second(default)
     rows = [Bar(name, found.tokens_per_second(name), colour=palette.PLAIN,

@@ -29,9 +29,8 @@ from labs.workers.launcher import launch
 from labs.workers.progress import status
 from labs.workers.slow_link import slow_link
 
-BLOCK = 0.025  # seconds of a block's forward
-WARM_UP, STEPS = 2, 4  # steps: those that are not timed, and those that are
-RECORDINGS = 2  # of memory; see `memory.leanest`
+BLOCK = 0.02  # seconds of a block's forward
+WARM_UP, STEPS = 1, 2  # steps: those that are not timed, and those that are
 SCALED_LAYERS = 4  # of the model that one rank holds alone
 BEYOND = 1.02  # times the limit: what states need that DDP could never hold
 
@@ -140,10 +139,9 @@ def run(job: Job, node: Node) -> tuple[list[float], memory.Report]:
     seconds = _trained(job, node)
     gc.collect()  # modules hold themselves in cycles
     process_memory.lift()
-    return seconds, memory.leanest([
-        memory.record(lambda: comparison.build(job.strategy, job.size),
-                      comparison.batches(job.size, 2), held=strategies.resident_tensors)
-        for _ in range(RECORDINGS)])
+    return seconds, memory.record(lambda: comparison.build(job.strategy, job.size),
+                                  comparison.batches(job.size, 2),
+                                  held=strategies.resident_tensors)
 
 
 class _FusedAdamW(torch.optim.AdamW):

@@ -95,12 +95,16 @@ def largest_rank(job: Job, plan: Plan) -> tuple[int, dict[str, float]]:
     """(stage, parts) of the rank that holds most: of the first stage, which has the embedding, of
     the last, which has the head, or of the second, because no stage between them has more layers or
     more micro-batches in flight."""
-    stages = [(stage, rank_memory(job, plan, stage))
-              for stage in sorted({0, min(1, plan.pipeline - 1), plan.pipeline - 1})]
+    stages = [(stage, rank_memory(job, plan, stage)) for stage in _largest_stages(plan)]
     return max(stages, key=lambda found: sum(found[1].values()))
+
+
+def _largest_stages(plan) -> list[int]:
+    return sorted({0, min(1, plan.pipeline - 1), plan.pipeline - 1})
 
 
 @functools.cache  # a search asks for tens of thousands of plans, and a notebook searches thrice
 def fits(job: Job, plan: Plan) -> bool:
     """Whether the largest rank and what CUDA and NCCL take fit on the job's GPU."""
-    return hardware.fits(sum(largest_rank(job, plan)[1].values()), job.gpu, job.gpus)
+    return all(hardware.fits(sum(rank_memory(job, plan, stage).values()), job.gpu, job.gpus)
+               for stage in _largest_stages(plan))

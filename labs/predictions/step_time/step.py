@@ -48,8 +48,12 @@ def step_time(run: TrainingRun, constants: Constants = FITTED) -> StepTime:
     """The time of one step: its parts one after the other, communication as far as computing does
     not hide it, and the wait of a pipeline."""
     parts = parts_of(run, constants)
-    seconds = {field.name: 0.0 for field in fields(StepTime)}
+    seconds, waits = dict.fromkeys(_CAUSES, 0.0), 0.0
     for part in parts:
-        seconds[part.cause] += part.exposed(constants)
-    waits = sum(pipeline_wait(run, part) * part.exposed(constants) for part in parts)
+        exposed = part.exposed(constants)
+        seconds[part.cause] += exposed
+        waits += pipeline_wait(run, part) * exposed
     return StepTime(**seconds | {"bubble": waits})
+
+
+_CAUSES = [field.name for field in fields(StepTime)]

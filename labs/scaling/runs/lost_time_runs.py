@@ -41,7 +41,7 @@ ROUNDS, ENOUGH = 3, 25  # of all runs, until each shows its fault; none begins a
 BYTES = 0.3  # of a step alone: how long the bytes of all gradients take on the healthy link
 SLOWER_LINK = 10  # times as long on the slow one
 LOADING = 3.0  # steps alone that the slow loader takes
-EXTRA = 12  # times its blocks' forward that a slow rank computes in addition
+EXTRA = 16  # times its blocks' forward that a slow rank computes in addition
 FAULTS = {"healthy": None, "slow link": "communication", "slow rank": "waiting",
           "slow data loader": "data loading", "slow computing": "computing"}
 """Run -> the part of the step in which its fault shows."""
@@ -100,7 +100,7 @@ def record_lost_time(preset: Preset | None = None, names: tuple[str, ...] = tupl
                      ) -> RunsOnRanks:
     """Records a few steps of one rank alone and of each of these runs; all again where a run does
     not show its fault, because then the machine was busy. Returns the recording that shows most."""
-    chosen, recorded = preset or scaling_runs.small_preset(), []
+    chosen, recorded = preset or small_preset(), []
     began = time.monotonic()
     for turn in range(1, ROUNDS + 1):
         with status(f"recording {counted(len(names) + 1, 'run')}, turn {turn} of at most {ROUNDS}"):
@@ -110,10 +110,17 @@ def record_lost_time(preset: Preset | None = None, names: tuple[str, ...] = tupl
     return min(recorded, key=lambda found: len(found.unclear()))
 
 
+def small_preset() -> Preset:
+    """Returns this machine's preset; on a laptop one whose step takes some 30 ms, because the
+    faults take multiples of it."""
+    chosen = scaling_runs.small_preset()
+    return replace(chosen, layers=2) if chosen.name == "laptop" else chosen
+
+
 def preset_for_checks() -> Preset:
     """Returns a smaller preset on a laptop: a check reads seconds, whatever they are."""
-    chosen = scaling_runs.small_preset()
-    return replace(chosen, layers=2, batch=2) if chosen.name == "laptop" else chosen
+    chosen = small_preset()
+    return replace(chosen, batch=2) if chosen.name == "laptop" else chosen
 
 
 def record_once(preset: Preset, names: tuple[str, ...] = tuple(FAULTS),

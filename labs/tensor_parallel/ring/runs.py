@@ -23,7 +23,7 @@ from labs.tensor_parallel.ring.peaks import record_attention
 from labs.training import data, models
 from labs.workers import devices
 
-LONG = Shape(1, 4, 4, 2048, 16)  # tokens: of the whole sequence
+LONG = Shape(1, 4, 4, 1024, 16)  # tokens: of the whole sequence
 RANKS = 4
 CONTEXT = 256  # tokens that the small Llama sees
 _FACTOR = 4  # as long as usual for gloo's thread to drop what it holds

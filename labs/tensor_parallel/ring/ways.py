@@ -23,7 +23,7 @@ from labs.tensor_parallel.ring.peaks import BYTES, record_attention
 
 GATHER, RING, ULYSSES = "K and V gathered", "ring", "Ulysses"
 WAYS = (GATHER, RING, ULYSSES)
-COMPARED = Shape(1, 8, 2, 1024, 64)  # tokens: of the whole sequence
+COMPARED = Shape(1, 8, 2, 512, 64)  # tokens: of the whole sequence
 _POSITION = 8  # bytes
 _FACTOR = 4  # as long as usual for gloo's thread to drop what it holds
 
