@@ -906,7 +906,7 @@ lab.show_pace(pace)
 
 # %% [markdown]
 # Memory, calls and bytes are real, under the limit of 4.1. The model of step time that predicted the
-# A100s gets the slowed node's rates. It takes about a minute; where GPUs have measured all this
+# A100s gets the slowed node's rates. It takes half a minute; where GPUs have measured all this
 # already, the cells show that again.
 
 # %%

@@ -499,7 +499,7 @@ lab.show_fit(all_reduces, fitted, link_seconds)
 # %% [markdown]
 # **Notice:** the circles, all at 50 Mbit/s, gave α and β. The diamonds were not fitted: another size,
 # or a link with half or twice the bandwidth, for which β is halved or doubled. Your two numbers
-# predict them within a few percent. β is below the link's 6.25 MB/s, by headers and pauses, and α is
+# predict them within a tenth. β is below the link's 6.25 MB/s, by headers and pauses, and α is
 # hardly seen beside such seconds. (A time is the fastest of three rounds: a busy core only adds.)
 
 # %% [markdown]

@@ -271,11 +271,13 @@ def test_a_row_that_takes_too_long_or_too_much_of_the_host_is_a_row(strategies, 
     job = jobs.jobs_for(CARD, 2, strategies)[-1]
     monkeypatch.setattr(running, "host_memory", lambda: 10**6)
     assert running.measure(job).failure == "the host has only 0 GB"
-    stuck = RanksStuck("not done after 100 s", [], "That is the timeout=100 of this launch.")
+    stuck = RanksStuck("not done after 100 s", [], "That is the timeout=100 of this launch.",
+                       code="timed_out")
     monkeypatch.setattr(running, "host_memory", lambda: 10**12)
     monkeypatch.setattr(running, "launch", raising(stuck))
     assert running.measure(job).failure == "stopped after 100 s"
-    monkeypatch.setattr(running, "launch", raising(RanksStuck("rank 1 waits", [])))
+    monkeypatch.setattr(running, "launch", raising(
+        RanksStuck("rank 1 waits", [], code="no_progress")))
     with pytest.raises(RanksStuck, match="rank 1 waits"):
         running.measure(job)
 

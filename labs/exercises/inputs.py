@@ -35,11 +35,12 @@ class UnchangedInputs:
             before, now = self._before[name], _contents(value)
             if before.keys() != now.keys():
                 raise Wrong(f"{self._function} changed its input `{name}`: it had {len(before)} "
-                            f"parts before the call and has {len(now)} after it", _HINT)
+                            f"parts before the call and has {len(now)} after it", _HINT,
+                            code="changes_input")
             for part, old in before.items():
                 if not _same(old, now[part]):
                     raise Wrong(f"{self._function} changed its input `{name}{part}`: the caller "
-                                "goes on using it", _HINT)
+                                "goes on using it", _HINT, code="changes_input")
 
 
 _HINT = "Work on a copy (clone, list): what writes in place ends in `_`, and so does all_reduce."
@@ -51,7 +52,8 @@ def require_dtype(result: torch.Tensor, like: torch.Tensor, what: str) -> None:
     if result.dtype != like.dtype:
         got, want = (str(tensor.dtype).removeprefix("torch.") for tensor in (result, like))
         raise Wrong(f"{what} is {got}, its input is {want}",
-                    f"Keep the dtype: compute in it, or convert back with .to({want}).")
+                    f"Keep the dtype: compute in it, or convert back with .to({want}).",
+                    code="wrong_dtype")
 
 
 def _contents(value, path="") -> dict[str, Any]:

@@ -19,6 +19,8 @@ TRIES = 3
 OUTSIDE = 2048  # bytes that a solution may need for sizes and indices
 STATES = ("parameters", "gradients", "optimizer_state")
 _NAMES = {"optimizer_state": "optimizer state", "rest": "activations, buffers and the rest"}
+_CODES = {"parameters": "parameter_memory_too_high", "gradients": "gradient_memory_too_high",
+          "optimizer_state": "optimizer_memory_too_high"}
 
 
 def judge_recorded(record: Callable[[], memory.Report], judge: Callable, *args) -> None:
@@ -55,7 +57,7 @@ def judge_outside_torch(report: memory.Report) -> None:
             raise Wrong(f"rank {dist.get_rank()} holds {held.bytes:,} bytes outside torch's "
                         f"tensors after {after}",
                         "NumPy arrays, bytes, lists of numbers and mapped files take a rank's "
-                        "memory as tensors do.", held.place)
+                        "memory as tensors do.", held.place, code="memory_outside_torch")
 
 
 def judge_memory(report: memory.Report, allowed: dict[str, dict[str, float]], rule: str,
@@ -74,7 +76,7 @@ def judge_memory(report: memory.Report, allowed: dict[str, dict[str, float]], ru
                 name, formula = _NAMES.get(category, category), (formulas or {}).get(category, "")
                 raise Wrong(f"rank {rank} holds {held[category]:,} bytes of {name} after {after}; "
                             f"{rule} on {ranks} ranks it is at most {int(most):,}{formula}",
-                            hints[category])
+                            hints[category], code=_CODES.get(category, "memory_too_high"))
 
 
 def record_step(build: Callable[[nn.Module], tuple], model: nn.Module, batches: list[dict],

@@ -23,10 +23,11 @@ def judge_failed_job(job: EndedJob, rank: int, what: str, hint: str, waiting: st
     when = f"rank {rank} of {job.ranks} raised an exception"
     # Whoever started the job, a shell, Slurm or CI, knows nothing but its exit code.
     if job.code == 0:
-        raise Wrong(f"{when}, and the {what}'s exit code was 0, as if all had gone well", hint)
+        raise Wrong(f"{when}, and the {what}'s exit code was 0, as if all had gone well", hint,
+                    code="failure_hidden")
     if job.code is None:
         raise Wrong(f"{when}, and the {what} had not ended after {job.seconds:.0f} s: {waiting}",
-                    waiting_hint)
+                    waiting_hint, code="hangs_after_failure")
     judge_left(job, when, what)
 
 
@@ -35,4 +36,4 @@ def judge_left(job: EndedJob, when: str, what: str) -> None:
     if job.left:
         raise Wrong(f"{when}, and when the {what} had ended, {job.left} of its processes still ran",
                     "Wait for all that is started, before the script ends: mp.spawn waits for its "
-                    "ranks.")
+                    "ranks.", code="processes_left")

@@ -4,6 +4,7 @@ mistake explains a wrong one."""
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import combinations
 from numbers import Real
@@ -12,12 +13,34 @@ from typing import Any
 from labs.exercises.verdicts import Wrong, kind_of
 from labs.words import format_distinct
 
-# A common mistake: the number that it leads to, what it is, and a hint (may be empty).
-Cause = tuple[float, str, str]
-# The same for any case: a function of the case instead of the number.
-Mistake = tuple[Callable[[Any], float], str, str]
-
 _FLOAT32 = 1e-6  # relative: what a few operations in float32 may be off by
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What may explain one wrong number: the number that a known mistake leads to in this case, in
+    the answer's unit. sentence: goes on after the number and a colon. is_pair: of two mistakes that
+    are made together."""
+
+    code: str
+    number: float
+    sentence: str
+    hint: str = ""
+    is_pair: bool = False
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A known way to get a formula wrong. number(case): the number that it leads to in any case of
+    the exercise, in the answer's unit."""
+
+    code: str
+    number: Callable[[Any], float]
+    sentence: str
+    hint: str = ""
+
+    def cause(self, case: Any) -> Cause:
+        return Cause(self.code, self.number(case), self.sentence, self.hint)
 
 
 class Single(float):
@@ -63,11 +86,13 @@ def require_number(returned, what: str, hint: str = "Return the number; do not p
     the words between `what` and the value, of what is no function's result."""
     number = as_number(returned)
     if number is None:
-        raise Wrong(f"{what}: {said} {kind_of(returned)}, not a number", hint)
+        raise Wrong(f"{what}: {said} {kind_of(returned)}, not a number", hint, code="not_a_number")
     if isinstance(number, int) and number.bit_length() > 1000:
-        raise Wrong(f"{what}: {said} a number of {number.bit_length()} bits", hint)
+        raise Wrong(f"{what}: {said} a number of {number.bit_length()} bits", hint,
+                    code="not_a_number")
     if not math.isfinite(number):
-        raise Wrong(f"{what}: {said} {number}, not a number", "Is something divided by zero?")
+        raise Wrong(f"{what}: {said} {number}, not a number", "Is something divided by zero?",
+                    code="not_a_number")
     return number
 
 
@@ -85,21 +110,22 @@ def require_named(returned, names: tuple[str, ...], what: str) -> dict[str, int 
     of these keys and no other. what: the function that returned it."""
     if not isinstance(returned, Mapping):
         raise Wrong(f"{what} returned {kind_of(returned)}, not a dictionary",
-                    f"Its keys are {', '.join(names)}.")
+                    f"Its keys are {', '.join(names)}.", code="not_a_dictionary")
     if set(returned) != set(names):
         missing = [name for name in names if name not in returned]
         more = [str(key) for key in returned if key not in names]
         raise Wrong(f"{what} returned a dictionary " + " and ".join(
             [*([f"without {', '.join(missing)}"] if missing else []),
              *([f"with {', '.join(more)} in addition"] if more else [])]),
-            f"Its keys are {', '.join(names)}, and nothing else.")
+            f"Its keys are {', '.join(names)}, and nothing else.", code="wrong_keys")
     return {name: require_number(returned[name], f"{what}, {name}") for name in names}
 
 
 def require_positive(number: float, what: str) -> float:
     """Returns the number. Raises Wrong unless it is above 0."""
     if number <= 0:
-        raise Wrong(f"{what}: it returned {number:,.6g}, not a number above 0")
+        raise Wrong(f"{what}: it returned {number:,.6g}, not a number above 0",
+                    code="not_positive")
     return number
 
 
@@ -112,7 +138,7 @@ def require_several(returned, names: tuple[str, ...], what: str, things: str = "
     values = as_list(returned)
     if values is None or len(values) != len(names):
         raise Wrong(f"{what} {kind_of(returned)}, not {len(names)} {things}",
-                    hint or f"Return {', '.join(names)}, in this order.")
+                    hint or f"Return {', '.join(names)}, in this order.", code="wrong_count")
     return values
 
 
@@ -138,23 +164,20 @@ def judge_number(got, want: float, causes: Iterable[Cause], what: str, unit: str
     said = f"{what}: you say {yours}{unit and ' '}{unit}, {source} {wanted}"
     # Two mistakes may lead to one number, and then both are named; a pair of mistakes only where
     # none alone explains it.
-    found = [cause for cause in causes if is_close(cause[0])]
-    if found := [cause for cause in found if not isinstance(cause, _Pair)] or found:
-        hints = dict.fromkeys(own_hint or hint for _, _, own_hint in found[:2])
-        raise Wrong(f"{said}: " + ", or ".join(sentence for _, sentence, _ in found[:2]),
-                    " Or: ".join(filter(None, hints)))
-    raise Wrong(said + _factor(number, want), hint)
+    found = [cause for cause in causes if is_close(cause.number)]
+    if found := [cause for cause in found if not cause.is_pair] or found:
+        hints = dict.fromkeys(cause.hint or hint for cause in found[:2])
+        raise Wrong(f"{said}: " + ", or ".join(cause.sentence for cause in found[:2]),
+                    " Or: ".join(filter(None, hints)), code=found[0].code)
+    raise Wrong(said + _factor(number, want), hint, code="wrong_number")
 
 
 def pairs(causes: Iterable[Cause], want: float) -> list[Cause]:
     """Returns a cause for every two mistakes that are made together, each of which moves the number
-    away from `want` by as much as alone."""
-    return [_Pair((a + b - want, f"{first} and {second}", first_hint or second_hint))
-            for (a, first, first_hint), (b, second, second_hint) in combinations(causes, 2)]
-
-
-class _Pair(tuple):
-    """A cause of two mistakes."""
+    away from `want` by as much as alone. Its code is the first one's."""
+    return [Cause(one.code, one.number + other.number - want,
+                  f"{one.sentence} and {other.sentence}", one.hint or other.hint, is_pair=True)
+            for one, other in combinations(causes, 2)]
 
 
 def likeliest_cause(mistakes: Sequence[Mistake], cases: Sequence, answers: Sequence[float | None],
@@ -165,13 +188,12 @@ def likeliest_cause(mistakes: Sequence[Mistake], cases: Sequence, answers: Seque
     empty list where no mistake leads to answers[at]."""
     def leads(mistake, place):
         found = answers[place]
-        return found is not None and math.isclose(mistake[0](cases[place]), found,
+        return found is not None and math.isclose(mistake.number(cases[place]), found,
                                                   rel_tol=_FLOAT32)
 
     found = [mistake for mistake in mistakes if leads(mistake, at)]
-    count, sentence, hint = max(found, default=(None, "", ""), key=lambda mistake: sum(
-        leads(mistake, place) for place in range(len(cases))))
-    return [(count(cases[at]), sentence, hint)] if found else []
+    return [max(found, key=lambda mistake: sum(
+        leads(mistake, place) for place in range(len(cases)))).cause(cases[at])] if found else []
 
 
 def common_cause(mistakes: Sequence[Mistake], cases: Sequence, answers: Sequence[float | None],
@@ -179,12 +201,12 @@ def common_cause(mistakes: Sequence[Mistake], cases: Sequence, answers: Sequence
     """Returns the cause of the wrong answers[at]: the first mistake that leads to every answer, the
     right ones too; an empty list where none does. So no cause is named that one of the cases
     contradicts. answers: one for each case, None where there is none."""
-    def leads(count, place):
-        return answers[place] is None or math.isclose(count(cases[place]), answers[place],
+    def leads(mistake, place):
+        return answers[place] is None or math.isclose(mistake.number(cases[place]), answers[place],
                                                       rel_tol=_FLOAT32)
 
-    return next(([(count(cases[at]), sentence, hint)] for count, sentence, hint in mistakes
-                 if all(leads(count, place) for place in (at, *range(len(cases))))), [])
+    return next(([mistake.cause(cases[at])] for mistake in mistakes
+                 if all(leads(mistake, place) for place in (at, *range(len(cases))))), [])
 
 
 def require_signature(function: Callable, names: tuple[str, ...]) -> None:
@@ -193,7 +215,8 @@ def require_signature(function: Callable, names: tuple[str, ...]) -> None:
         inspect.signature(function).bind(*names)
     except TypeError as error:
         raise Wrong(f"{function.__name__}({', '.join(names)}) cannot be called: {error}",
-                    "Keep the first line of the function as it was.") from None
+                    "Keep the first line of the function as it was.",
+                    code="wrong_signature") from None
 
 
 def _factor(number, want) -> str:

@@ -84,12 +84,12 @@ def module_and_optimizer(strategy: Callable, model: nn.Module, optimizer_class: 
     pair = strategy(model, optimizer_class, **settings)
     if not isinstance(pair, tuple | list) or len(pair) != 2:  # a list unpacks as well
         raise Wrong(f"the strategy returned {kind_of(pair)}, not (module, optimizer)",
-                    "return module, optimizer")
+                    "return module, optimizer", code="wrong_type")
     for thing, kind, called in zip(pair, (nn.Module, torch.optim.Optimizer),
                                    ("a module", "an optimizer"), strict=True):
         if not isinstance(thing, kind):
             raise Wrong(f"the strategy returned {kind_of(thing)} where {called} belongs",
-                        "return module, optimizer")
+                        "return module, optimizer", code="wrong_type")
     return tuple(pair)
 
 
@@ -139,6 +139,6 @@ def labs_own_refused(kinds: Sequence[type], hint: str) -> Iterator[None]:
 
 def _refusal(whose, hint) -> Callable:
     def refuse(self, *_, **__):
-        raise Wrong(f"{whose} does the work", hint)
+        raise Wrong(f"{whose} does the work", hint, code="ready_made")
 
     return refuse

@@ -93,7 +93,8 @@ def _trees(path):
     try:
         cells = nbformat.read(path, as_version=4).cells
     except (nbformat.reader.NotJSONError, nbformat.ValidationError) as error:
-        raise Wrong(f"{path.name} cannot be read as a notebook: {str(error)[:60]}") from error
+        raise Wrong(f"{path.name} cannot be read as a notebook: {str(error)[:60]}",
+                    code="unreadable_notebook") from error
     for number, cell in enumerate(cells, 1):
         name = f"{path} cell {number}"
         linecache.cache[name] = len(cell.source), None, cell.source.splitlines(True), name

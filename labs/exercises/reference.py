@@ -17,6 +17,7 @@ from labs.training.models import trainable
 from labs.words import counted, format_distinct
 
 Tensors = dict[str, torch.Tensor]
+UNEXPLAINED = "differs_from_reference"  # the code of a parameter that no mistake explains
 
 
 @dataclass(frozen=True)
@@ -149,14 +150,16 @@ def _update(model, optimizer, gradients):
 
 @dataclass(frozen=True)
 class Mistake:
-    """A way to get a step wrong, known by the numbers that it leaves.
+    """A known way to get a training step wrong, told apart by the numbers that it leaves.
 
-    sentence: goes on after "rank 1, parameter 'w' after step 2: it was"; {parts} is filled in.
-    gives(reference): the parameters by name that the mistake leaves; several sets where each number
-    may be from any of them; a parameter that is missing in all of them is not explained. hint: said
-    with it; hint_if_whole: said instead where every number of the parameter is explained so.
+    code: see `Wrong`. sentence: goes on after "rank 1, parameter 'w' after step 2: it was"; {parts}
+    is filled in. gives(reference): the parameters by name that the mistake leaves; several sets
+    where each number may be from any of them; a parameter that is missing in all of them is not
+    explained. hint: said with it; hint_if_whole: said instead where every number of the parameter
+    is explained so.
     """
 
+    code: str
     sentence: str
     hint: str
     gives: Callable[[Reference], Sequence[Tensors]]
@@ -226,7 +229,7 @@ def _judge_loss(loss, references, number, hints, tolerance):
     when = f"after {counted(number, 'step')}" if number else "before the first step"
     is_, should_be = format_distinct(loss, want[0], digits=5)
     raise Wrong(f"rank {rank}, {when}: the loss is {is_}, the reference's is {should_be}",
-                hints.loss)
+                hints.loss, code="wrong_loss")
 
 
 def judge_parameters(found: Tensors | None, references: Sequence[Reference], when: str,
@@ -255,23 +258,24 @@ def _judge_one(name, got, want, reference, when, mistakes, hints, tolerance):
     who = f"rank {dist.get_rank()}, {kind} {name!r} {when}"
     if got.shape != want.shape:
         raise Wrong(f"{who}: its shape is {tuple(got.shape)}, not {tuple(want.shape)}",
-                    hints.unexplained)
+                    hints.unexplained, code="wrong_shape")
     wrong = _differs(got, want, tolerance)
     if not wrong.any():
         return
     if not got.isfinite().all():
-        raise Wrong(f"{who}: it is not finite", hints.not_finite)
+        raise Wrong(f"{who}: it is not finite", hints.not_finite, code="not_finite")
     part = f"{int(wrong.sum())} of its {wrong.numel()} numbers were"
     found, whole = _explanations(mistakes, name, got, wrong, reference, tolerance)
     if not found:
         raise Wrong(f"{who}: {'it was' if wrong.all() else part} updated to something else than "
                     f"the reference's, off by up to {largest_difference(got, want):.2g}",
-                    hints.unexplained)
+                    hints.unexplained, code=UNEXPLAINED)
     sentences = [mistake.sentence.format(parts=reference.parts) for mistake in found]
     alike = f" (the same on {counted(dist.get_world_size(), 'rank')})" * (len(found) > 1)
     raise Wrong(f"{who}: {'it was' if whole else part} {', or '.join(sentences)}{alike}",
                 " Or: ".join(filter(None, (mistake.hint_if_whole if whole and mistake.hint_if_whole
-                                           else mistake.hint for mistake in found))))
+                                           else mistake.hint for mistake in found))),
+                code=found[0].code)
 
 
 def _explanations(mistakes, name, got, wrong, reference, tolerance) -> tuple[list[Mistake], bool]:

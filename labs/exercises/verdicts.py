@@ -34,20 +34,34 @@ LAUNCH_SECONDS = 120.0  # of one launch in a check or a picture: an answer may h
 _AS_BEFORE = "as before"  # of a picture: it leaves the choice of the device alone
 NBGRADER = "NBGRADER_EXECUTION"  # set by nbgrader while it validates or grades
 SIGNS = {True: "✓", False: "✗", None: "○"}
+_LAUNCH_CODES = {"RankFailed": "rank_died", "OutOfMemory": "out_of_memory",
+                 "CannotSend": "cannot_send"}
 _rejected: dict[str, tuple[str, set[str]]] = {}
 """Name of each check whose last verdict is ✗ -> its exercise, and the names of the answers."""
 
 
 class Wrong(Exception):
     """Raised inside a check: the invariant that broke, a hint, and the student's line that broke it
-    where that is known. A rank's is raised in the caller too."""
+    where that is known. A rank's is raised in the caller too.
 
-    def __init__(self, sentence: str, hint: str = "", place: source_lines.Place | None = None):
+    code: names what broke for programs and tests, because sentences are for people and change:
+    "sum_not_mean". The same mistake has the same code in every exercise.
+    """
+
+    def __init__(self, sentence: str, hint: str = "", place: source_lines.Place | None = None, *,
+                 code: str):
         super().__init__(sentence, hint, place)
-        self.sentence, self.hint, self.place = sentence, hint, place
+        self.sentence, self.hint, self.place, self.code = sentence, hint, place, code
 
     def __str__(self):
         return self.sentence
+
+    def __reduce__(self):  # an exception is made again from its positional arguments
+        return functools.partial(Wrong, code=self.code), self.args
+
+    def said_of(self, where: str) -> "Wrong":
+        """The same, with the words `where` and a colon before its sentence."""
+        return Wrong(f"{where}: {self.sentence}", self.hint, self.place, code=self.code)
 
 
 class NotPassed(Exception):
@@ -74,7 +88,7 @@ class Verdict:
 
     exercise: its number, or the title of a picture that belongs to no exercise. passed: True,
     False, or None while the exercise waits. printed: what the failing rank printed while it was
-    checked.
+    checked. code: of a ✗, what broke (see `Wrong`).
     """
 
     exercise: str
@@ -82,6 +96,7 @@ class Verdict:
     sentence: str
     hint: str = ""
     printed: str = ""
+    code: str = ""
 
     def __post_init__(self):
         # a message may hold the repr of something huge
@@ -119,7 +134,8 @@ def check(exercise: str, hints: dict[str, str] | None = None,
     not, and returns a Verdict of its own where it cannot tell. The check returns a Verdict and
     never raises because of the student's code.
 
-    hints: a part of a message -> the hint to give with it, for what is said by somebody else.
+    hints: a verdict's code, or a part of a message of torch's or Python's -> the hint to give where
+    there is none.
     device: where the check's ranks run: "cpu", where sums are exact enough to be compared and ranks
     start at once; None: on what the machine has. Who calls the check can choose another one:
     lab.check_...(answer, device="cuda").
@@ -171,7 +187,8 @@ def _judged(exercise, hints, finish, device, function):
             return Verdict(exercise, None, "is waiting for your answer")
         if not _fits(function, answers, options):
             return print_in_script(Verdict(exercise, False, f"{function.__name__} takes "
-                                           f"{inspect.signature(function)}"))
+                                           f"{inspect.signature(function)}",
+                                           code="wrong_call"))
         began = time.monotonic()
         try:
             with chosen, status(what), guarded(), time_limit(LAUNCH_SECONDS):
@@ -213,7 +230,7 @@ def _not_drawn(exercise, error, rejected_in) -> Verdict:
     """A wrong answer may return what no picture is prepared for, and break in a line of ours."""
     return Verdict(exercise, False, "this cannot be drawn with what your code returned: "
                                     f"{message_of(error)}",
-                   f"The check of exercise {rejected_in} says what is wrong.")
+                   f"The check of exercise {rejected_in} says what is wrong.", code="not_drawn")
 
 
 def _fits(function, answers, options) -> bool:
@@ -225,7 +242,8 @@ def _fits(function, answers, options) -> bool:
 
 
 def _hinted(verdict, hints):
-    hint = next((hint for part, hint in hints.items() if part in verdict.sentence), "")
+    hint = next((hint for part, hint in hints.items()
+                 if part == verdict.code or part in verdict.sentence), "")
     return verdict if verdict.hint or not hint else replace(verdict, hint=hint)
 
 
@@ -240,18 +258,31 @@ def verdict_of(exercise: str, error: BaseException, answers: tuple = ()) -> Verd
                        + _line_to_remove(error))
     if isinstance(cause, Wrong):
         line = f"\n    {cause.place}:  {cause.place.source}" if cause.place else ""
-        return Verdict(exercise, False, cause.sentence + line, cause.hint, _printed(error))
+        return Verdict(exercise, False, cause.sentence + line, cause.hint, _printed(error),
+                       cause.code)
     if isinstance(error, LaunchError):
-        return Verdict(exercise, False, str(error), printed=_printed(error))
+        return Verdict(exercise, False, str(error), printed=_printed(error), code=_code_of(error))
     if _is_ours(error, answers):
         raise error  # no line of the student's is involved: a mistake of ours must not be hidden
     own = own_place(error)
     if own:
         return Verdict(exercise, False, f"{message_of(error)}\n    {own}, in {own.function}:  "
-                                        f"{own.source}")
+                                        f"{own.source}", code=_code_of(error))
     signature = _signature_of(error, answers)
     return Verdict(exercise, False, f"{message_of(error)}{signature}",
-                   "Keep the first line of what you fill in as it was." * bool(signature))
+                   "Keep the first line of what you fill in as it was." * bool(signature),
+                   code="wrong_signature" if signature else _code_of(error))
+
+
+def _code_of(error: BaseException) -> str:
+    """The code of what the check itself did not raise: "raised_KeyError" where the student's code
+    raised that, on a rank too; else what became of the launch."""
+    if isinstance(error, RankFailed) and error.cause is not None:
+        error = error.cause
+    if isinstance(error, LaunchError):
+        code = _LAUNCH_CODES.get(type(error).__name__, "launch_failed")
+        return getattr(error, "code", code)
+    return f"raised_{type(error).__name__}"
 
 
 def _line_to_remove(error) -> str:

@@ -117,7 +117,8 @@ def with_root_resharded(strategy: Callable, model: nn.Module,
     backward, which is ZeRO-3 by hand, to the byte. Raises Wrong where the root is no unit."""
     module, optimizer = strategy(model, optimizer_class, **settings)
     if not hasattr(module, "set_reshard_after_forward"):
-        raise Wrong("the module is not an FSDP unit", "fully_shard(model) comes last.")
+        raise Wrong("the module is not an FSDP unit", "fully_shard(model) comes last.",
+                    code="root_not_sharded")
     module.set_reshard_after_forward(True, recurse=False)
     return module, optimizer
 

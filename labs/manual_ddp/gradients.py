@@ -12,51 +12,55 @@ from labs.exercises.verdicts import Wrong
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.training.models import EdgeCaseModel, trainable
 
-# What a gradient is instead of the mean over the ranks, a hint, and the value that shows it: a
-# function of the mean, of the gradients that each rank's share alone gives, and of this rank.
+UNEXPLAINED = "wrong_gradient"  # the code of a gradient that no mistake explains
+# A code, what a gradient is instead of the mean over the ranks, a hint, and the value that shows
+# it: a function of the mean, of the gradients that each rank's share alone gives, and of this rank.
 MISTAKES = (
-    ("is the SUM over ranks, {ranks}.0x the reference's", "Divide by the world size.",
-     lambda mean, alone, rank: mean * len(alone)),
-    ("is still this rank's own: it was not averaged",
+    ("sum_not_mean", "is the SUM over ranks, {ranks}.0x the reference's",
+     "Divide by the world size.", lambda mean, alone, rank: mean * len(alone)),
+    ("gradient_of_one_rank", "is still this rank's own: it was not averaged",
      "Is every gradient communicated, in every step, and put back where it came from?",
      lambda mean, alone, rank: alone[rank]),
-    ("is this rank's own divided by {ranks}: nothing was summed",
+    ("not_summed", "is this rank's own divided by {ranks}: nothing was summed",
      "Sum over the ranks before you divide.", lambda mean, alone, rank: alone[rank] / len(alone)),
-    ("is the mean divided by {ranks} once more", "Divide once.",
+    ("mean_twice", "is the mean divided by {ranks} once more", "Divide once.",
      lambda mean, alone, rank: mean / len(alone)),
-    ("is the mean over the ranks that used the parameter only",
+    ("mean_over_users", "is the mean over the ranks that used the parameter only",
      "A rank that did not use it counts too, with zeros: divide by the world size.",
      lambda mean, alone, rank: mean * len(alone) / max(1, sum(one.any().item() for one in alone))),
 )
-_LATE = ("is read before it has arrived: nothing waits for the asynchronous all-reduce",
+_LATE = ("never_waited",
+         "is read before it has arrived: nothing waits for the asynchronous all-reduce",
          "work = dist.all_reduce(tensor, async_op=True) returns at once; the tensor holds the sum "
          "after work.wait().")
 
 
 def name_mistake(got: torch.Tensor, mean: torch.Tensor, alone: Sequence[torch.Tensor],
-                 events: Sequence[CollectiveCall | Mark] = ()) -> tuple[str, str]:
-    """(sentence, hint) on a gradient that is not the mean over the ranks. alone: by rank, the
+                 events: Sequence[CollectiveCall | Mark] = ()) -> tuple[str, str, str]:
+    """(code, sentence, hint) on a gradient that is not the mean over the ranks. alone: by rank, the
     gradient of its share alone. events: what was recorded while it was averaged."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     if unawaited(events):
         return _LATE
-    for sentence, hint, gives in MISTAKES:
+    for code, sentence, hint, gives in MISTAKES:
         if close(got, gives(mean, alone, rank)):
-            return sentence.format(ranks=ranks), hint
+            return code, sentence.format(ranks=ranks), hint
     for other, gradient in enumerate(alone):
         if close(got, gradient) and gradient.any():
-            return f"is rank {other}'s own", "Every rank's gradient counts: sum over the ranks."
+            return ("gradient_of_another_rank", f"is rank {other}'s own",
+                    "Every rank's gradient counts: sum over the ranks.")
     if not got.any():
-        return "is zero", "Where did the gradient go?"
+        return "zero_gradient", "is zero", "Where did the gradient go?"
     if not got.isfinite().all():
-        return "is not finite", "Was memory read before it was written?"
+        return "not_finite", "is not finite", "Was memory read before it was written?"
     ratio = (got.norm() / mean.norm()).item()
     if got.numel() > 1 and close(got, mean * ratio):  # one number is a multiple of any other
         divisor = ranks / ratio
         named = (f"is the sum divided by {divisor:.0f}" if abs(divisor - round(divisor)) < 1e-3
                  else f"is {ratio:.3g}x the reference's")
-        return f"{named}, on {ranks} ranks", "Divide the sum by the world size, once."
-    return (f"differs from the reference's by {largest_difference(got, mean):.2g}",
+        return ("wrong_divisor", f"{named}, on {ranks} ranks",
+                "Divide the sum by the world size, once.")
+    return (UNEXPLAINED, f"differs from the reference's by {largest_difference(got, mean):.2g}",
             "It is neither the mean, nor the sum, nor this rank's own.")
 
 
@@ -109,7 +113,8 @@ def judge_gradients(model: nn.Module, mean: Tensors, alone: Sequence[Tensors], w
         if parameter.grad is not None and parameter.grad.shape != parameter.shape:
             raise Wrong(f"{_who(when, name)}: gradient has shape {tuple(parameter.grad.shape)}, "
                         f"the parameter {tuple(parameter.shape)}",
-                        "Give each piece of the bucket its parameter's shape back.")
+                        "Give each piece of the bucket its parameter's shape back.",
+                        code="wrong_shape")
     untouched = {name for name, p in trainable(model) if p.grad is None} if got is None else ()
     got = gradients(model) if got is None else got
     for name in mean:
@@ -118,15 +123,17 @@ def judge_gradients(model: nn.Module, mean: Tensors, alone: Sequence[Tensors], w
         if not close(got[name], mean[name]):
             if name in untouched:
                 raise Wrong(f"{_who(when, name)}: gradient is still None, on other ranks it is not",
-                            "A rank that did not use a parameter gets the mean, too.")
-            sentence, hint = name_mistake(got[name], mean[name], [one[name] for one in alone],
-                                          traffic.events if traffic else ())
-            raise Wrong(f"{_who(when, name)}: gradient {sentence}", hint)
+                            "A rank that did not use a parameter gets the mean, too.",
+                            code="gradient_missing")
+            code, sentence, hint = name_mistake(
+                got[name], mean[name], [one[name] for one in alone],
+                traffic.events if traffic else ())
+            raise Wrong(f"{_who(when, name)}: gradient {sentence}", hint, code=code)
     for name, parameter in model.named_parameters():
         # an optimizer would update a frozen parameter that has a gradient, even one of zeros
         if not parameter.requires_grad and parameter.grad is not None:
             raise Wrong(f"{_who(when, name)} is frozen, and now has a gradient",
-                        "Leave parameters with requires_grad=False alone.")
+                        "Leave parameters with requires_grad=False alone.", code="frozen_parameter")
     return max(largest_difference(got[name], mean[name]) for name in mean)
 
 

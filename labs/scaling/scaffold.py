@@ -23,7 +23,8 @@ SMALL = {"layers": 4, "hidden": 256, "heads": 4, "context": 64, "batch": 4}  # o
 def reported_run(name: str) -> ReportedRun:
     """A published run, such as "mosaic-096". Raises Wrong for another name."""
     if name not in reported_runs():
-        raise Wrong(f"no published run {name!r}", f"Choose among {', '.join(reported_runs())}.")
+        raise Wrong(f"no published run {name!r}", f"Choose among {', '.join(reported_runs())}.",
+                    code="unknown_name")
     return replace(reported_runs()[name])
 
 

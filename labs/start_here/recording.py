@@ -129,7 +129,7 @@ class Recorder(Traffic):
         if forgotten:
             who = f"rank {dist.get_rank()} of {dist.get_world_size()}"
             raise Wrong(f"{who}: {forgotten[0].kind} was issued and never waited for, so its "
-                        "result may not be there yet", NOT_WAITED)
+                        "result may not be there yet", NOT_WAITED, code="never_waited")
 
 
 # On a rank, with a student's function
@@ -167,7 +167,8 @@ def record_sends(algorithm: Callable) -> list[list]:
     require_tensor(rank, ranks, result)
     if result.shape != mine.shape:
         raise Wrong(f"rank {rank} of {ranks} returned shape {list(result.shape)}, not "
-                    f"{list(mine.shape)}", "A ring works in place: return `mine`.")
+                    f"{list(mine.shape)}", "A ring works in place: return `mine`.",
+                    code="wrong_shape")
     return [copy.tolist() for copy in [*recorder.copies, result]]
 
 
@@ -190,7 +191,7 @@ def try_one_number(mean_over_ranks: Callable) -> tuple[float, float]:
     require_tensor(rank, ranks, result)
     if result.numel() != 1:
         raise Wrong(f"rank {rank} of {ranks} returned {result.numel()} numbers, its tensor has 1",
-                    "The mean is taken number by number, over ranks only.")
+                    "The mean is taken number by number, over ranks only.", code="wrong_shape")
     return before, float(result)
 
 

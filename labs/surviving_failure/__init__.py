@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     # isort: split
     # part E: how often to save
     from labs.predictions.failures.intervals import daly, expected_wall, young
-    from labs.predictions.failures.reports import LLAMA_3, LLAMA_3_TOTAL, RATES, Cause
+    from labs.predictions.failures.reports import LLAMA_3, LLAMA_3_TOTAL, RATES, InterruptionCause
     from labs.predictions.failures.simulation import exponential_gaps, weibull_gaps
     from labs.surviving_failure.charts.saving import (
         show_checkpoint_sizes,

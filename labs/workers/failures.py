@@ -40,10 +40,11 @@ class OutOfMemory(RankFailed):
 
 class RanksStuck(LaunchError):
     """Ranks wait for one another and can never continue, or are not in the same collective.
-    outcomes: one per rank."""
+    outcomes: one per rank. code: "collectives_differ", "deadlock", "no_progress", "silent" or
+    "timed_out"."""
 
-    def __init__(self, reason: str, outcomes: list[Outcome], advice: str = ""):
-        self.outcomes = outcomes
+    def __init__(self, reason: str, outcomes: list[Outcome], advice: str = "", *, code: str):
+        self.outcomes, self.code = outcomes, code
         lines = [f"{reason}; all ranks were stopped", *summary(outcomes),
                  advice or _advice(outcomes)]
         super().__init__("\n".join(line for line in lines if line))

@@ -24,9 +24,10 @@ def first_failure(handles: Sequence[RankHandle]) -> Outcome | None:
     return root if time.time() - root.failed_at > grace else None
 
 
-def stuck_reason(handles: Sequence[RankHandle], hang_after: float) -> str | None:
-    """Why the ranks will not continue, as a sentence, or None while they may. hang_after: seconds
-    that all ranks may wait while nothing moves.
+def stuck_reason(handles: Sequence[RankHandle], hang_after: float
+                 ) -> tuple[str, str] | None:
+    """Why the ranks will not continue, as (code, sentence), or None while they may. hang_after:
+    seconds that all ranks may wait while nothing moves.
 
     A hang is when every rank waits for others, has returned, or is suspended by a signal. While one
     computes, sleeps, reads, imports, waits for a core or says nothing, the others may wait for it
@@ -38,18 +39,19 @@ def stuck_reason(handles: Sequence[RankHandle], hang_after: float) -> str | None
     for handle in running:
         if (handle.process and not handle.has_spoken
                 and time.monotonic() - handle.heard > FIRST_SIGN):
-            return f"rank {handle.rank} has said nothing since it was started {FIRST_SIGN:g} s ago"
+            return "silent", (f"rank {handle.rank} has said nothing since it was started "
+                              f"{FIRST_SIGN:g} s ago")
         if handle.progress.quiet_seconds > CONFIRM_DEADLOCK and any(
                 handle.progress.can_never_be_joined_by(other.progress)
                 for other in handles if other.settled):
-            return "deadlock"
+            return "deadlock", "deadlock"
     suspended = [handle.rank for handle in running if handle.suspended_since]
     if running and all(handle.progress.waiting or handle.rank in suspended for handle in running):
         # All at the same time, by the ranks' own clocks: what one said may be old by now.
         since = max(handle.suspended_since or handle.progress.quiet_since or handle.progress.sent
                     for handle in handles)
         if all(_known_until(handle) - since > _limit(handle, hang_after) for handle in running):
-            return f"no progress for {hang_after:g} s: {_who_waits(suspended)}"
+            return "no_progress", f"no progress for {hang_after:g} s: {_who_waits(suspended)}"
     return None
 
 

@@ -155,11 +155,13 @@ class RankGroup:
         """Raises when the launch can no longer succeed."""
         if mismatch := self.collectives.mismatch:
             raise RanksStuck("the ranks are not in the same collective",
-                             self._mismatched_outcomes(mismatch.by_rank), mismatch.sentence)
+                             self._mismatched_outcomes(mismatch.by_rank), mismatch.sentence,
+                             code="collectives_differ")
         if hang_rules.first_failure(self.handles):
             raise failure(self._outcomes())
-        if reason := hang_rules.stuck_reason(self.handles, self.options.hang_after):
-            raise RanksStuck(reason, self._outcomes())
+        if stuck := hang_rules.stuck_reason(self.handles, self.options.hang_after):
+            code, reason = stuck
+            raise RanksStuck(reason, self._outcomes(), code=code)
         if hang_rules.timed_out(self.handles, self.options.timeout):
             raise self._timeout()
 
@@ -168,7 +170,8 @@ class RankGroup:
         busy = [o.rank for o in found if o.kind in (Kind.COMPUTING, Kind.UNRESPONSIVE)]
         loop = f": is there a loop on {named_ranks(busy)} that never ends?" if busy else "."
         return RanksStuck(f"not done after {timeout:g} s", found,
-                          f"That is the timeout={timeout:g} of this launch{loop}")
+                          f"That is the timeout={timeout:g} of this launch{loop}",
+                          code="timed_out")
 
     def _note_suspended(self):
         for handle in self.handles:

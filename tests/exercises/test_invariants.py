@@ -58,7 +58,7 @@ def test_memory_is_recorded_again_where_a_free_was_missed(held, recordings):
     def judge(report):
         # only rank 1 misses frees, and all ranks record again
         if dist.get_rank() == 1 and report.phases["backward"].total > 5:
-            raise Wrong("too much")
+            raise Wrong("too much", code="wrong")
 
     def work():
         tries = iter(held)
@@ -70,7 +70,7 @@ def test_memory_is_recorded_again_where_a_free_was_missed(held, recordings):
 
 def test_what_is_held_in_every_try_is_wrong():
     def judge(report):
-        raise Wrong(f"{report.phases['backward'].total} bytes")
+        raise Wrong(f"{report.phases['backward'].total} bytes", code="wrong")
 
     def work():
         tries = iter([9, 7, 8, 1])

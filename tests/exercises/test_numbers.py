@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from labs.exercises.numbers import (
+    Cause,
     as_number,
     judge_number,
     pairs,
@@ -25,7 +26,8 @@ NUMBERS = [(3, 3), (2.5, 2.5), (Fraction(1, 2), 0.5), (Decimal("2.5"), 2.5),
 OTHERS = [None, True, np.bool_(True), torch.tensor(True), "3", 3j, [3], {"a": 3}, np.float64,
           np.array([1, 2]), torch.tensor([1, 2]), torch.empty(0), torch.tensor(1j),
           torch.tensor(1.0, device="meta")]
-CAUSES = [(20.0, "doubled", "Once is enough."), (5, "halved", ""), (0, "nothing", "")]
+CAUSES = [Cause("doubled", 20.0, "doubled", "Once is enough."), Cause("halved", 5, "halved"),
+          Cause("nothing", 0, "nothing")]
 
 
 @pytest.mark.parametrize("value, number", NUMBERS, ids=lambda value: repr(value)[:20])
@@ -112,20 +114,21 @@ def test_the_cause_whose_number_it_is_explains_it(got, sentence, hint):
 
 
 def test_a_cause_that_gives_the_right_number_rejects_nothing():
-    judge_number(10, 10, [(10, "does not apply", "")], "x")
+    judge_number(10, 10, [Cause("other", 10, "does not apply")], "x")
 
 
 def test_causes_that_the_number_does_not_separate_are_both_named():
     with pytest.raises(Wrong, match="x: you say 3, torch counts 4: a, or b$") as caught:
-        judge_number(3, 4, [(3, "a", "A."), (3, "b", "B."), (2, "c", "")], "x",
-                     source="torch counts")
+        judge_number(3, 4, [Cause("a", 3, "a", "A."), Cause("b", 3, "b", "B."), Cause("c", 2, "c")],
+                     "x", source="torch counts")
     assert caught.value.hint == "A. Or: B."
 
 
 def test_one_mistake_is_likelier_than_two_together():
-    causes = [(3, "a", ""), (2, "b", ""), (4.5, "c", "")]
+    causes = [Cause("a", 3, "a"), Cause("b", 2, "b"), Cause("c", 4.5, "c")]
+    together = pairs([Cause("c", 4.5, "c"), Cause("d", 2.5, "d")], 4)
     with pytest.raises(Wrong, match="x: you say 3, it is 4: a$"):  # and 4.5 + 2.5 - 4 is 3 too
-        judge_number(3, 4, [*pairs([(4.5, "c", ""), (2.5, "d", "")], 4), *causes], "x")
+        judge_number(3, 4, [*together, *causes], "x")
 
 
 @pytest.mark.parametrize("got, want, close", [
@@ -150,9 +153,11 @@ def test_tolerances_are_those_of_isclose():
 
 
 def test_two_mistakes_made_together_are_one_cause():
-    mistakes = [(8, "a", ""), (9, "b", "hint of b"), (7, "c", "hint of c")]
-    assert pairs(mistakes, 10) == [(7, "a and b", "hint of b"), (5, "a and c", "hint of c"),
-                                   (6, "b and c", "hint of b")]
+    mistakes = [Cause("a", 8, "a"), Cause("b", 9, "b", "hint of b"),
+                Cause("c", 7, "c", "hint of c")]
+    assert pairs(mistakes, 10) == [Cause("a", 7, "a and b", "hint of b", is_pair=True),
+                                   Cause("a", 5, "a and c", "hint of c", is_pair=True),
+                                   Cause("b", 6, "b and c", "hint of b", is_pair=True)]
 
 
 def test_a_function_must_take_its_arguments():

@@ -60,7 +60,8 @@ def test_the_students_own_strategy_is_taken(student):
 @pytest.mark.parametrize(("error", "sentence"), [
     (NotImplementedError("Exercise 3.4"), "is waiting for your code"),
     (NotImplementedError("Exercise 3.3"), "waits for Exercise 3.3"),
-    (Wrong("rank 1 holds too much"), "does not pass its check: rank 1 holds too much")])
+    (Wrong("rank 1 holds too much", code="wrong"),
+     "does not pass its check: rank 1 holds too much")])
 def test_the_worked_answer_stands_in_and_it_says_why(student, error, sentence):
     student(MINE.replace("mine", "zero3"))
     found = take(check=refuses(error))

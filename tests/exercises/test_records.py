@@ -28,7 +28,7 @@ def test_each_check_and_picture_leaves_a_line(lines):
     @check("9.1")
     def check_one(answer):
         if answer != 1:
-            raise Wrong("it is not 1")
+            raise Wrong("it is not 1", code="wrong")
         return "it is 1"
 
     @shows("9.2")

@@ -15,20 +15,20 @@ from labs.workers.failures import RankFailed
 from labs.workers.launcher import launch
 
 MISTAKES = (
-    Mistake("not changed", "step", lambda reference: [reference.unchanged()]),
-    Mistake("updated with one rank's gradient", "reduce",
+    Mistake("not_updated", "not changed", "step", lambda reference: [reference.unchanged()]),
+    Mistake("gradient_of_one_rank", "updated with one rank's gradient", "reduce",
             lambda reference: [reference.otherwise(alone) for alone in reference.alone]),
-    Mistake("updated with the sum", "divide",
+    Mistake("sum_not_mean", "updated with the sum", "divide",
             lambda reference: [reference.otherwise(scale=dist.get_world_size())]),
-    Mistake("updated without decay", "settings",
+    Mistake("weight_decay_missing", "updated without decay", "settings",
             lambda reference: [reference.otherwise(weight_decay=0.0)]),
-    Mistake("updated by a new optimizer", "once",
+    Mistake("new_optimizer_state", "updated by a new optimizer", "once",
             lambda reference: [reference.otherwise(new_optimizer=True)]),
-    Mistake("updated with the gradients of all steps", "zero_grad",
+    Mistake("gradients_not_cleared", "updated with the gradients of all steps", "zero_grad",
             lambda reference: [reference.otherwise(reference.accumulated())]),
-    Mistake("updated with one of {parts} passes", "add",
+    Mistake("not_accumulated", "updated with one of {parts} passes", "add",
             lambda reference: [reference.otherwise(scale=1 / reference.parts)]),
-    Mistake("updated with the mean divided once more", "divide once",
+    Mistake("mean_twice", "updated with the mean divided once more", "divide once",
             lambda reference: [reference.otherwise(scale=1 / dist.get_world_size())]))
 SETTINGS = {"lr": 0.05, "weight_decay": 0.1, "eps": 1e-3}
 

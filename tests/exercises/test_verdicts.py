@@ -1,6 +1,8 @@
 """What a check says: passed, wrong, waiting, or broken in a line of the student's."""
 
+import ast
 import re
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -15,7 +17,7 @@ from labs.workers import source_lines
 @check("9.1")
 def check_double(double):
     if double(2) != 4:
-        raise Wrong("double(2) is not 4", "Times two.")
+        raise Wrong("double(2) is not 4", "Times two.", code="wrong")
     return "doubles"
 
 
@@ -106,7 +108,7 @@ def test_a_picture_of_a_rejected_answer_says_where_to_look(nothing_rejected, mon
     @check("9.6")
     def check_pair(pair):
         if pair() is None:
-            raise Wrong("pair returned nothing")
+            raise Wrong("pair returned nothing", code="wrong")
         return "a pair"
 
     @shows("9.6")
@@ -130,11 +132,11 @@ def test_a_picture_with_a_rejected_answer_of_another_exercise_names_that_one(not
                                                                              monkeypatch):
     @check("9.5")
     def check_any(_):
-        raise Wrong("no")
+        raise Wrong("no", code="wrong")
 
     @check("9.7")
     def check_unit(unit):
-        raise Wrong("unit is not 1")
+        raise Wrong("unit is not 1", code="wrong")
 
     @shows("9.8")
     def show_units(number, unit):
@@ -212,7 +214,7 @@ def test_guesses():
 def test_a_picture_of_no_exercise_is_named_by_its_title():
     @shows("Two ranks")
     def draw(answer):
-        raise Wrong("nothing to draw")
+        raise Wrong("nothing to draw", code="wrong")
 
     assert str(draw(1)) == "✗ Two ranks  nothing to draw"
     assert "✗ Two ranks" in draw(1)._repr_html_()
@@ -224,3 +226,43 @@ def test_a_picture_of_no_exercise_is_named_by_its_title():
     (type("FSDPThing", (), {})(), "an FSDPThing"), (type("Flat", (), {})(), "a Flat")])
 def test_a_value_is_called_by_its_kind(value, words):
     assert kind_of(value) == words
+
+
+def test_a_verdict_has_a_code_whoever_raises_it():
+    """What programs and tests ask for; the sentence is for people. Also from a rank, where it is
+    pickled."""
+    def fails(x):
+        raise KeyError("x")
+
+    def stuck():
+        if dist.get_rank() == 0:
+            dist.barrier()
+
+    assert check_double(lambda x: x).code == "wrong" and check_double(lambda x: 2 * x).code == ""
+    assert check_double(fails).code == "raised_KeyError"
+    assert check_double().code == "wrong_call"
+    assert check_on_ranks(lambda: fails(1)).code == "raised_KeyError"
+    assert check_on_ranks(stuck).code == "deadlock"
+
+    def wrong():
+        raise Wrong("no", "hint", code="some_code")
+
+    found = check_on_ranks(wrong)
+    assert (found.code, found.sentence, found.hint) == ("some_code", "no", "hint")
+
+
+def test_every_wrong_in_the_labs_has_a_code():
+    without, codes = [], set()
+    for path in Path(labs.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Wrong", "Cause",
+                                                                              "Mistake"):
+                first = node.args[:1] if node.func.id != "Wrong" else []
+                code = next((keyword.value for keyword in node.keywords
+                             if keyword.arg == "code"), *first or [None])
+                if code is None:
+                    without.append(f"{path.name}:{node.lineno}")
+                elif isinstance(code, ast.Constant):
+                    codes.add(code.value)
+    assert not without
+    assert not [code for code in codes if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", code)]

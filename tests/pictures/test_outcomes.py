@@ -12,7 +12,7 @@ HERE = Place(__file__, 1, "train")
 
 
 def stuck(*found):
-    return RanksStuck("deadlock", list(found))
+    return RanksStuck("deadlock", list(found), code="deadlock")
 
 
 def test_lanes_of_a_deadlock():

@@ -47,7 +47,7 @@ def shown(session, tmp_path):
     @check("6.9")
     def check_nine(answer):
         if answer != 1:
-            raise Wrong("it is not 1")
+            raise Wrong("it is not 1", code="wrong")
         return "it is 1"
 
     @shows("6.3")

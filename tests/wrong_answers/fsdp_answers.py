@@ -5,7 +5,7 @@ import re
 
 import pytest
 from _build.definitions import definitions
-from answers import judge_in_one_launch
+from answers import assert_rejected, judge_in_one_launch
 
 import labs.fsdp as lab
 from labs.training.presets import preset
@@ -47,12 +47,8 @@ def judge(check, answer, request=None):
     return _verdicts[check, answer]
 
 
-def rejected(check, answer, words, request=None):
-    """words: a string that the verdict contains, or a compiled pattern."""
-    verdict = judge(check, answer, request)
-    assert verdict.passed is False, verdict
-    found = words in str(verdict) if isinstance(words, str) else words.search(str(verdict))
-    assert found, verdict
+def rejected(check, answer, expected, request=None):
+    assert_rejected(judge(check, answer, request), expected)
 
 
 def accepted(check, answer, request=None):

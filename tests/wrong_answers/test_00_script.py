@@ -5,7 +5,6 @@ server, where `mp.spawn` forks, too. The notebook runs its solution in Pythons o
 import ast
 import multiprocessing
 import os
-import re
 import runpy
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from unittest import mock
 
 import pytest
 import torch.multiprocessing
-from answers import with_changes
+from answers import assert_rejected, with_changes
 
 import labs.start_here as lab
 from labs.start_here import scripts
@@ -91,48 +90,48 @@ PROCESSES = """ranks = [mp.get_context("spawn").Process(target=work, args=(r, fo
 BY_PORT = changed(('place = f"file://{folder}/meet"', 'place = "tcp://127.0.0.1:29511"'))
 
 WRONG = {
-    "hello": (TEXTS["hello"], "0 of 2 ranks joined a process group"),
+    "hello": (TEXTS["hello"], "wrong_world_size"),
     "computes_itself": (HEAD + """
 print(sum(torch.rand(1, generator=torch.manual_seed(r)).item() for r in range(N)))
-""", "0 of 2 ranks joined a process group"),
+""", "wrong_world_size"),
     "draws_all_itself": (changed((SUM, "drawn = sum(torch.rand(1, generator="
                                        "torch.manual_seed(r)) for r in range(N))")),
-                         "ranks 0 and 1 called no collective"),
-    "nothing_summed": (changed((SUM, "dist.barrier()")), "what rank 0 drew, nothing came from"),
-    "one_seed": (changed(("manual_seed(rank)", "manual_seed(0)")), "all ranks drew the same"),
-    "mean": (changed(("drawn.item()", "drawn.item() / N")), "the mean over the ranks"),
-    "all_print": (changed(("if rank == 0:", "if True:")), "printed 2 numbers"),
-    "tensor_printed": (changed(("drawn.item()", "drawn")), "printed no number on a line of its"),
+                         "missing_collective"),
+    "nothing_summed": (changed((SUM, "dist.barrier()")), "not_summed"),
+    "one_seed": (changed(("manual_seed(rank)", "manual_seed(0)")), "same_seed"),
+    "mean": (changed(("drawn.item()", "drawn.item() / N")), "averaged"),
+    "all_print": (changed(("if rank == 0:", "if True:")), "several_printed"),
+    "tensor_printed": (changed(("drawn.item()", "drawn")), "nothing_printed"),
     "two_always": (changed(("world_size=N", "world_size=2"), ("nprocs=N", "nprocs=2")),
-                   r"script.py 3`: 2 of 2 ranks|script.py 3`: 2 of 3 ranks joined"),
+                   "wrong_world_size"),
     "one_rank_too_many": (changed(("world_size=N", "world_size=N + 1")),
-                          "had not ended after . s; 0 of 2 ranks had joined"),
+                          "ranks_never_meet"),
     "one_rank_waits": (changed((SUM, "if rank == 0:\n        dist.all_reduce(drawn)")),
-                       "not ended after|called no collective|exit code 1"),
-    "fixed_port": (BY_PORT, "meet at the same place, tcp://127.0.0.1:29511"),
+                       "run_failed|never_ends|ranks_never_meet|missing_collective|hangs_after_failure"),
+    "fixed_port": (BY_PORT, "same_meeting_place //127.0.0.1"),
     "fixed_address": (changed(('init_method=place, ', ''), ('    place = f"file://{folder}/meet"', (
         '    import os\n    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29512")'))),
-        "meet at the same place, 127.0.0.1:29512"),
+        "same_meeting_place 29512"),
     "fixed_file": (changed(('{folder}/meet', '/tmp/meet-here-{N and 0}'), (
         "    with tempfile", "    if os.path.exists('/tmp/meet-here-0'): os.unlink("
         "'/tmp/meet-here-0')\n    with tempfile"), ("import sys, ", "import os, sys, ")),
-        "meet at the same place, file:///tmp/meet-here-0"),
-    "no_place": (changed(("init_method=place, ", "")), "exit code 1(.|\n)*give init_method"),
+        "same_meeting_place ///tmp/meet-here-0"),
+    "no_place": (changed(("init_method=place, ", "")), "run_failed init_method"),
     "no_rank_argument": (changed(("def work(rank, folder)", "def work(folder)")),
-                         r"exit code 1(.|\n)*calls work\(rank, a\)"),
+                         "run_failed calls"),
     "catches_all": (changed((SPAWN, "try:\n            " + SPAWN + "\n        except Exception:"
                                     "\n            print('a rank failed')")),
-                    "the script's exit code was 0"),
+                    "failure_hidden"),
     "exit_codes_not_asked": (changed((SPAWN, PROCESSES + "        for rank in ranks: rank.join()")),
-                             "the script's exit code was 0"),
+                             "failure_hidden"),
     "not_waited_for": (changed((SPAWN, PROCESSES + "        import os, time\n        time.sleep(1)"
                                                    "\n        os._exit(0)"),
                                ("    dist.destroy_process_group()",
                                 "    dist.destroy_process_group()\n    __import__('time').sleep(9)"
                                 )),
-                       "its processes still ran|exit code was 0"),
-    "no_python": (RIGHT.replace("nprocs=N)", "nprocs=N"), r"is not Python: line \d+"),
-    "a_function": (print, "the script is a builtin_function_or_method, not a text"),
+                       "processes_left|failure_hidden"),
+    "no_python": (RIGHT.replace("nprocs=N)", "nprocs=N"), "not_python"),
+    "a_function": (print, "wrong_type"),
 }
 
 
@@ -141,8 +140,7 @@ def test_wrong_script(name, forked):
     script, words = WRONG[name]
     verdict = lab.check_script(script)
     print(f"\n→ {verdict}")
-    assert verdict.passed is False, verdict
-    assert re.search(words, str(verdict)), verdict
+    assert_rejected(verdict, words)
 
 
 @pytest.mark.slow

@@ -147,26 +147,26 @@ class Clip:
 
 
 @pytest.mark.parametrize("answer, words", [
-    (Clip.nothing, "clip_grad_norm returned nothing .None., not the norm"),
-    (Clip.torchs, r"rank 0, the norm: .*norm of this rank's shards alone"),
-    (Clip.own_norm, r"rank 0, the norm: .*norm of this rank's shards alone"),
-    (Clip.norms_added, r"the norm: you say .*\n.*Norms do not add up, their squares do"),
-    (Clip.mean_of_norms, r"the norm: you say .*\n.*Norms do not add up"),
-    (Clip.largest_norm, "the norm: you say .*, that of the whole gradient is"),
-    (Clip.root_forgotten, r"the norm: .*its square\n.*Take the root after the sum"),
-    (Clip.each_shard_by_itself, "max_norm 0.5, group 1 of 2: the gradients are .* instead of"),
-    (Clip.always_scaled, r"max_norm 1e\+06, group 1 of 2: the gradients are .* instead of 1.0000x"),
-    (Clip.not_scaled, "max_norm 0.5, group 1 of 2: the gradients are 1.0000x what they were"),
-    (Clip.not_a_number, "rank 0, the norm: it returned nan, not a number"),
-    (Clip.returns_nothing, "returned nothing .None., not the norm"),
-    (Clip.first_group_alone, "the norm: you say .*that of the whole gradient is"),
-    (Clip.first_group_scaled, "group 2 of 2: the gradients are 1.0000x what they were"),
-    (Clip.replaced, "a gradient was replaced by another tensor, not scaled in place"),
-    (Clip.norm_afterwards, "the norm after the clipping"),
-    (Clip.clipped_by_value, "the gradients are .*x what they were, instead of"),
-    (Clip.of_the_weights, "the norm: you say .*that of the whole gradient is"),
-    (Clip.not_reduced_before, "under ZeRO-1, .* the norm is 0.*\n.*optimizer.reduce_once"),
-    (Clip.everything_gathered, "communicates .* elements to find one number")], ids=named)
+    (Clip.nothing, "not_a_number"),
+    (Clip.torchs, "norm_of_one_rank"),
+    (Clip.own_norm, "norm_of_one_rank"),
+    (Clip.norms_added, "wrong_number"),
+    (Clip.mean_of_norms, "wrong_number"),
+    (Clip.largest_norm, "norm_of_one_rank"),
+    (Clip.root_forgotten, "square_not_root"),
+    (Clip.each_shard_by_itself, "wrong_scale"),
+    (Clip.always_scaled, "clipped_below_limit"),
+    (Clip.not_scaled, "not_scaled"),
+    (Clip.not_a_number, "not_a_number number"),
+    (Clip.returns_nothing, "not_a_number"),
+    (Clip.first_group_alone, "wrong_number"),
+    (Clip.first_group_scaled, "not_scaled"),
+    (Clip.replaced, "gradient_replaced"),
+    (Clip.norm_afterwards, "norm_after_clipping"),
+    (Clip.clipped_by_value, "wrong_scale"),
+    (Clip.of_the_weights, "wrong_number"),
+    (Clip.not_reduced_before, "norm_before_reduce"),
+    (Clip.everything_gathered, "too_much_sent")], ids=named)
 def test_wrong_clip(answer, words):
     rejected(lab.check_clip_grad_norm(answer), words)
 
@@ -303,24 +303,23 @@ class Reshard:
 
 
 @pytest.mark.parametrize("answer, words", [
-    (Reshard.nothing, "reshard returned nothing .None., not a tensor"),
-    (Reshard.as_they_are, "1597 elements from 3 to 2 ranks, new rank 0: 533 numbers, not 799"),
-    (Reshard.all_shards, "reshard returned a list of 2, not a tensor"),
-    (Reshard.everything_read, "1,599 elements are read to fill a shard of 799"),
-    (Reshard.padding_kept, "from 3 to 2 ranks, new rank 0: 800 numbers, not 799"),
-    (Reshard.zeros_taken_for_padding, "new rank 0: 599 numbers, not 799"),
-    (Reshard.chunks, "1,599 elements are read|numbers, not"),
-    (Reshard.only_one_old_rank, "other numbers than its own"),
-    (Reshard.swapped, r"numbers, not|the old ranks are|has elements 0 to"),
-    (Reshard.rounded_down, "new rank 0: 798 numbers, not 799"),
-    (Reshard.not_padded, "new rank 1: 798 numbers, not 799"),
-    (Reshard.reversed, "other numbers than its own"),
-    (Reshard.a_list, "reshard returned a list of 799, not a tensor"),
-    (Reshard.counted_in_the_whole, r"read.0, 0, 799.: a shard of 3 ranks has elements 0 to 533"),
-    (Reshard.to_the_end_of_the_old_shard, r"padding in the old shards .NaN here. is in the new "
-                                          r"shard\n.*up to the last of `elements`"),
-    (Reshard.one_short, "other numbers than its own"),
-    (Reshard.one_after_the_other, "elements are read to fill a shard of")], ids=named)
+    (Reshard.nothing, "wrong_type nothing"),
+    (Reshard.as_they_are, "wrong_shape"),
+    (Reshard.all_shards, "wrong_type"),
+    (Reshard.everything_read, "reads_too_much"),
+    (Reshard.padding_kept, "wrong_shape 800"),
+    (Reshard.zeros_taken_for_padding, "wrong_shape 599"),
+    (Reshard.chunks, "reads_too_much"),
+    (Reshard.only_one_old_rank, "wrong_elements"),
+    (Reshard.swapped, "wrong_shape"),
+    (Reshard.rounded_down, "wrong_shape"),
+    (Reshard.not_padded, "wrong_shape"),
+    (Reshard.reversed, "wrong_elements"),
+    (Reshard.a_list, "wrong_type 799"),
+    (Reshard.counted_in_the_whole, "out_of_range"),
+    (Reshard.to_the_end_of_the_old_shard, "padding_kept"),
+    (Reshard.one_short, "wrong_elements"),
+    (Reshard.one_after_the_other, "reads_too_much")], ids=named)
 def test_wrong_reshard(answer, words):
     rejected(lab.check_reshard(answer, right.zero1), words)
 
@@ -329,7 +328,7 @@ def test_loading_needs_a_strategy_that_can_be_saved():
     def plain(model, optimizer_class, **settings):
         return model, optimizer_class(model.parameters(), **settings)
 
-    rejected(lab.check_reshard(right.reshard, plain), "is an AdamW, not a lab.ShardedOptimizer")
+    rejected(lab.check_reshard(right.reshard, plain), "wrong_strategy")
 
 
 class MomentsLost(right.ZeRO1):
@@ -350,9 +349,8 @@ class NotFinite(right.ZeRO1):
 
 
 @pytest.mark.parametrize("optimizer, words", [
-    (MomentsLost, "after 2 steps on 3 ranks, before anything is saved: (it was|[0-9]+ of its "
-     "[0-9]+ numbers were) updated to something else than the reference's, off by up to "),
-    (NotFinite, "2 steps after loading on 2 ranks: it is not finite")], ids=named)
+    (MomentsLost, "differs_from_reference"),
+    (NotFinite, "not_finite")], ids=named)
 def test_training_must_go_on_as_if_never_interrupted(optimizer, words):
     def strategy(model, optimizer_class, **settings):
         return model, optimizer(lab.flatten_layers(model), optimizer_class, **settings)
@@ -465,24 +463,23 @@ class Choose:
 
 
 @pytest.mark.parametrize("answer, words", [
-    (Choose.nothing, "1.3B on 1 × A100-40 .*: you say that nothing fits; stage 0 fits too"),
-    (Choose.always_3, "you say stage 3; stage 0 fits too"),
-    (Choose.never_none, "you say stage 3, which takes .* of 42.4 GB"),
-    (Choose.the_highest, "you say stage 3; stage 0 fits too"),
-    (Choose.without_activations, "36 GB of activations: you say stage"),
-    (Choose.gibibytes, "which takes .* GB"),
-    (Choose.limits, "you say stage 1, which takes .* GB"),
-    (Choose.no_stage_1, "you say stage 2; stage 1 fits too"),
-    (Choose.one_rank, "you say that nothing fits; stage"),
-    (Choose.activations_divided, "no stage divides activations"),
-    (Choose.activations_divided_from_stage_3, "you say stage 3, which takes"),
-    (Choose.nearly_full, "fits too and costs less"),
-    (Choose.capacity_of_all_ranks, "which takes .* GB"),
-    (Choose.less_than, r"7B on 8 GPUs of exactly 124 GB .*; stage 0 takes exactly the capacity\n"
-                       r".*as much as that fits"),
-    (Choose.minus_one, "choose returned -1\n.*Return one number"),
-    (Choose.a_name, "choose returned 'ZeRO-0'"),
-    (Choose.a_bool, "choose returned True")], ids=named)
+    (Choose.nothing, "stage_too_high"),
+    (Choose.always_3, "stage_too_high"),
+    (Choose.never_none, "stage_too_low"),
+    (Choose.the_highest, "stage_too_high"),
+    (Choose.without_activations, "stage_too_low"),
+    (Choose.gibibytes, "stage_too_low"),
+    (Choose.limits, "stage_too_low"),
+    (Choose.no_stage_1, "stage_too_high"),
+    (Choose.one_rank, "stage_too_high"),
+    (Choose.activations_divided, "stage_too_low"),
+    (Choose.activations_divided_from_stage_3, "stage_too_low"),
+    (Choose.nearly_full, "stage_too_high"),
+    (Choose.capacity_of_all_ranks, "stage_too_low"),
+    (Choose.less_than, "exact_fit_refused"),
+    (Choose.minus_one, "not_a_stage"),
+    (Choose.a_name, "not_a_stage 'ZeRO-0'"),
+    (Choose.a_bool, "not_a_stage True")], ids=named)
 def test_wrong_choose(answer, words):
     rejected(lab.check_choose(answer), words)
 

@@ -18,45 +18,46 @@ def changed(**functions):
 
 
 EFFICIENCY = {
-    "the speed-up of all GPUs together": lambda few, many: many[1] / many[2] / (few[1] / few[2]),
-    "the few are not always one GPU": lambda few, many: (
+    "speed_up_all_gpus_together": lambda few, many: many[1] / many[2] / (few[1] / few[2]),
+    "few_not_always_one_gpu": lambda few, many: (
         many[1] / many[2] / (few[1] / few[2]) / many[0]),
-    "different numbers of tokens": lambda few, many: few[2] / many[2],
-    "how much longer a step takes": lambda few, many: many[2] / few[2],
-    "upside down": lambda few, many: 1 / efficiency(few, many),
-    "in percent": lambda few, many: 100 * efficiency(few, many),
-    "you say 1": lambda few, many: 1,
-    "not a number": lambda few, many: None,
-    "cannot be called": lambda few: 1}
+    "two_steps_may_different_numbers": lambda few, many: few[2] / many[2],
+    "how_much_longer_step_takes": lambda few, many: many[2] / few[2],
+    "upside_down": lambda few, many: 1 / efficiency(few, many),
+    "in_percent": lambda few, many: 100 * efficiency(few, many),
+    "wrong_number": lambda few, many: 1,
+    "not_a_number": lambda few, many: None,
+    "wrong_signature": lambda few: 1}
 RATIO = {
-    "sends the rest": lambda psi, ranks, tokens, flops, link: (
+    "rank_one_n_parts_already": lambda psi, ranks, tokens, flops, link: (
         12 * psi / link / (6 * psi * tokens / flops)),
-    "DDP's bytes": lambda *case: 2 / 3 * ratio(*case),
-    "one collective of three": lambda *case: ratio(*case) / 3,
-    "a parameter has 4 bytes": lambda *case: ratio(*case) / 4,
-    "on its own tokens": lambda psi, ranks, *case: ratio(psi, ranks, *case) / ranks,
-    "forward's computing alone": lambda *case: 3 * ratio(*case),
-    "upside down": lambda *case: 1 / ratio(*case) if case[1] > 1 else 0,
-    "you say 0": lambda *case: 0}
+    "ddp_bytes": lambda *case: 2 / 3 * ratio(*case),
+    "one_collective_three": lambda *case: ratio(*case) / 3,
+    "in_fp32_parameter_4_bytes": lambda *case: ratio(*case) / 4,
+    "computing_one_rank": lambda psi, ranks, *case: ratio(psi, ranks, *case) / ranks,
+    "forward_computing_alone": lambda *case: 3 * ratio(*case),
+    "upside_down": lambda *case: 1 / ratio(*case) if case[1] > 1 else 0,
+    "wrong_number": lambda *case: 0}
 OFFLOAD = {
-    "not the model": lambda psi, ranks, pcie, host: (12 * psi / pcie, 80 * psi / host),
-    "there are three": lambda psi, ranks, pcie, host: (
+    "rank_copies_shard": lambda psi, ranks, pcie, host: (12 * psi / pcie, 80 * psi / host),
+    "two_copies_shard": lambda psi, ranks, pcie, host: (
         8 * psi / ranks / pcie, 80 * psi / host),
-    "one copy of the shard": lambda psi, ranks, pcie, host: (
+    "one_copy_shard": lambda psi, ranks, pcie, host: (
         4 * psi / ranks / pcie, 80 * psi / host),
-    "slower than the host's memory": lambda psi, ranks, pcie, host: (
+    "copies_pass_pcie": lambda psi, ranks, pcie, host: (
         12 * psi / ranks / host, 80 * psi / host),
-    "a parameter has 4 bytes": lambda psi, ranks, pcie, host: (
+    "in_fp32_parameter_4_bytes": lambda psi, ranks, pcie, host: (
         3 * psi / ranks / pcie, 80 * psi / host),
-    "share the host's memory": lambda psi, ranks, pcie, host: (
+    "own_host_bandwidth": lambda psi, ranks, pcie, host: (
         12 * psi / ranks / pcie, 80 * psi / ranks / host),
-    "one fused pass": lambda psi, ranks, pcie, host: (12 * psi / ranks / pcie, 28 * psi / host),
-    "16 bytes": lambda psi, ranks, pcie, host: (12 * psi / ranks / pcie, 16 * psi / host),
-    "12 bytes": lambda psi, ranks, pcie, host: (12 * psi / ranks / pcie, 12 * psi / host),
-    "do not pass PCIe": lambda psi, ranks, pcie, host: (
+    "fused_adamw_bytes": lambda psi, ranks, pcie, host: (12 * psi / ranks / pcie, 28 * psi / host),
+    "resident_bytes": lambda psi, ranks, pcie, host: (12 * psi / ranks / pcie, 16 * psi / host),
+    "resident_bytes_of_states": lambda psi, ranks, pcie, host: (
+        12 * psi / ranks / pcie, 12 * psi / host),
+    "adamw_runs_on_host": lambda psi, ranks, pcie, host: (
         12 * psi / ranks / pcie, 80 * psi / pcie),
-    "not 2 numbers": lambda *case: sum(offload(*case)),
-    "seconds of copies": lambda *case: offload(*case)[::-1]}
+    "wrong_count": lambda *case: sum(offload(*case)),
+    "wrong_number copies": lambda *case: offload(*case)[::-1]}
 
 
 @pytest.mark.parametrize("name, words, answer", [

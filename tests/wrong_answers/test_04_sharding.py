@@ -168,35 +168,35 @@ class Shard:
 
 
 WRONG[lab.check_shard] = [
-    (Shard.all_unsharded_first, "in forward 3 blocks are gathered at once"),
-    (Shard.all_fetched_in_backward, "in backward 3 blocks are gathered at once"),
-    (Shard.whole_after_backward, "is still gathered after the step"),
-    (Shard.kept_on_half_of_the_ranks, "bytes of buffers after forward"),
-    (Shard.two_blocks_in_a_unit, "gradients leave in 3 units"),
-    (Shard.skipped_on_rank_0, "is a unit on rank 1 and none on rank 0"),
-    (Shard.torchs_optimizer, "not made from the class given"),
-    (Shard.only_the_blocks_trained, "4 parameters of the module"),
-    (Shard.positions_frozen, "does not train any more"),
-    (Shard.without_the_head, "'lm_head.weight' is a parameter of its own now"),
-    (Shard.on_replicas, "have replicas"),
-    (Shard.the_loss_averaged, "all_reduce carries 1 element per step"),
-    (Shard.nothing, "belongs to no unit, so it is whole on every rank"),
-    (Shard.root_only, "gradients leave in 1 unit; 3 blocks and the root make 4"),
-    (Shard.blocks_only, "belongs to no unit, so it is whole on every rank"),
-    (strategies.ddp, "all_reduce carries"),
-    (strategies.fsdp1, "has shape"),
-    (Shard.optimizer_first, "from 'transformer.wte.weight' on, are not in the optimizer"),
-    (Shard.never_resharded, "gathered 3 times per step, not 6"),
-    (Shard.each_linear, "gradients leave in 16 units"),
-    (Shard.every_other_block, "gradients leave in 3 units"),
-    (Shard.root_first, "already belong to another unit, that of the model"),
-    (Shard.root_first_on_a_mesh, "Shard the blocks first, the model last"),
-    (Shard.inside_a_block_afterwards, "that of 'transformer.h.0'"),
-    (Shard.twice, "'transformer.h.0' is a unit already"),
-    (Shard.the_list, "a ModuleList cannot be a unit"),
-    (Shard.settings_lost, "the optimizer has lr=0.001; 0.05 was given"),
-    (Shard.no_optimizer, "not (module, optimizer)"),
-    (Shard.a_copy_is_kept, "bytes of activations, buffers and the rest after building")]
+    (Shard.all_unsharded_first, "gathered_at_once"),
+    (Shard.all_fetched_in_backward, "gathered_at_once"),
+    (Shard.whole_after_backward, "gathered_kept still"),
+    (Shard.kept_on_half_of_the_ranks, "memory_too_high forward"),
+    (Shard.two_blocks_in_a_unit, "wrong_units"),
+    (Shard.skipped_on_rank_0, "other_units_by_rank"),
+    (Shard.torchs_optimizer, "optimizer_class_ignored"),
+    (Shard.only_the_blocks_trained, "optimizer_of_old_parameters"),
+    (Shard.positions_frozen, "frozen_parameter"),
+    (Shard.without_the_head, "tie_lost"),
+    (Shard.on_replicas, "wrong_collective replicas"),
+    (Shard.the_loss_averaged, "wrong_collective"),
+    (Shard.nothing, "root_gradient_not_reduced"),
+    (Shard.root_only, "wrong_units"),
+    (Shard.blocks_only, "root_gradient_not_reduced"),
+    (strategies.ddp, "wrong_collective"),
+    (strategies.fsdp1, "wrong_shape"),
+    (Shard.optimizer_first, "optimizer_of_old_parameters"),
+    (Shard.never_resharded, "gathered_kept times"),
+    (Shard.each_linear, "wrong_units"),
+    (Shard.every_other_block, "wrong_units"),
+    (Shard.root_first, "units_overlap"),
+    (Shard.root_first_on_a_mesh, "units_overlap"),
+    (Shard.inside_a_block_afterwards, "units_overlap"),
+    (Shard.twice, "sharded_twice"),
+    (Shard.the_list, "unit_without_forward"),
+    (Shard.settings_lost, "settings_ignored"),
+    (Shard.no_optimizer, "wrong_type"),
+    (Shard.a_copy_is_kept, "memory_too_high activations")]
 
 
 class ShardRight:
@@ -310,23 +310,22 @@ class Checkpointed:
 
 
 WRONG[lab.check_checkpointed] = [
-    (Checkpointed.products_kept, "bytes of activations after forward"),
-    (Checkpointed.wrapped_twice, "bytes of activations after forward"),
-    (Checkpointed.one_unit, "gradients leave in 1 unit"),
-    (Checkpointed.never_resharded, "gathered 3 times per step, not 6"),
-    (Checkpointed.optimizer_first, "are not in the optimizer"),
-    (Checkpointed.settings_lost, "the optimizer has lr=0.001; 0.05 was given"),
-    (shard, "block 0 runs forward once per step"),
-    (Checkpointed.every_other_block, "block 1 runs forward once per step"),
-    (Checkpointed.the_whole_model, "brings back all of them at once"),
-    (Checkpointed.not_put_back, "block 0 runs forward once per step"),
-    (Checkpointed.sharded_and_not_put_back, "'transformer.h.0.ln_1.weight' was sharded in a unit "
-     "that is not in the model"),
-    (Checkpointed.not_put_back_without_a_root, "The wrapper that you sharded is not in the model"),
-    (Checkpointed.root_first, "Shard the blocks first, the model last"),
-    (Checkpointed.only_the_mlp, "block 0 runs forward once per step"),
-    (Checkpointed.not_sharded, "all_reduce carries"),
-    (Checkpointed.no_gradient, "updated to something else than the reference's")]
+    (Checkpointed.products_kept, "activations_kept"),
+    (Checkpointed.wrapped_twice, "activations_kept"),
+    (Checkpointed.one_unit, "wrong_units"),
+    (Checkpointed.never_resharded, "gathered_kept times"),
+    (Checkpointed.optimizer_first, "optimizer_of_old_parameters"),
+    (Checkpointed.settings_lost, "settings_ignored"),
+    (shard, "not_checkpointed"),
+    (Checkpointed.every_other_block, "not_checkpointed"),
+    (Checkpointed.the_whole_model, "gathered_at_once brings"),
+    (Checkpointed.not_put_back, "not_checkpointed"),
+    (Checkpointed.sharded_and_not_put_back, "unit_not_in_model"),
+    (Checkpointed.not_put_back_without_a_root, "unit_not_in_model"),
+    (Checkpointed.root_first, "units_overlap"),
+    (Checkpointed.only_the_mlp, "not_checkpointed"),
+    (Checkpointed.not_sharded, "wrong_collective"),
+    (Checkpointed.no_gradient, "differs_from_reference")]
 
 
 class CheckpointedRight:
@@ -421,21 +420,21 @@ class Mixed:
 
 
 WRONG[lab.check_mixed] = [
-    (shard, "block 0 computes with parameters in float32"),
-    (Mixed.everything_in_bf16, "in bfloat16: small updates are rounded away"),
-    (Mixed.reduced_in_bf16, "reduce_scatter carries 2 bytes for each element, not 4"),
-    (Mixed.in_fp16, "computes with parameters in float16"),
-    (Mixed.only_reduced, "computes with parameters in float32"),
-    (Mixed.not_the_root, "the same dtype"),
-    (Mixed.not_the_blocks, "the same dtype"),
-    (Mixed.settings_lost, "the optimizer has lr=0.001; 0.05 was given"),
-    (Mixed.one_unit, "gradients leave in 1 unit"),
-    (Mixed.each_linear, "gradients leave in 16 units"),
-    (Mixed.never_resharded, "gathered 3 times per step, not 6"),
-    (Mixed.optimizer_first, "are not in the optimizer"),
-    (Mixed.root_first, "Shard the blocks first, the model last"),
-    (Mixed.autocast, "block 0 computes with parameters in float32"),
-    (Mixed.output_in_fp32, "output_dtype, if any, is for the root alone")]
+    (shard, "wrong_compute_dtype"),
+    (Mixed.everything_in_bf16, "parameters_not_fp32"),
+    (Mixed.reduced_in_bf16, "wrong_traffic_dtype"),
+    (Mixed.in_fp16, "wrong_compute_dtype"),
+    (Mixed.only_reduced, "wrong_compute_dtype"),
+    (Mixed.not_the_root, "raised_RuntimeError"),
+    (Mixed.not_the_blocks, "raised_RuntimeError"),
+    (Mixed.settings_lost, "settings_ignored"),
+    (Mixed.one_unit, "wrong_units"),
+    (Mixed.each_linear, "wrong_units"),
+    (Mixed.never_resharded, "gathered_kept times"),
+    (Mixed.optimizer_first, "optimizer_of_old_parameters"),
+    (Mixed.root_first, "units_overlap"),
+    (Mixed.autocast, "wrong_compute_dtype"),
+    (Mixed.output_in_fp32, "raised_RuntimeError output_dtype")]
 
 
 class MixedRight:

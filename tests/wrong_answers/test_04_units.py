@@ -103,28 +103,28 @@ class Cost:
 
 
 WRONG[lab.check_cost] = [
-    (Cost.one_gather_each, "gathered again for backward"),
-    (Cost.root_gathered_twice, "the root stays gathered"),
-    (Cost.parameters_not_bytes, "that counts parameters"),
-    (Cost.everything_at_once, "never gathered at once"),
-    (Cost.everything_twice, "never gathered at once"),
-    (Cost.the_root_alone, "that is the root's parameters alone"),
-    (Cost.once_each, "that counts the unit that computes once"),
-    (Cost.two_neighbours, "that counts each of two neighbours once"),
-    (Cost.all_twice, "of the root only the parameters"),
-    (Cost.no_unit_before, "that leaves out the flat buffer of the unit before"),
-    (Cost.no_root, "the root's parameters stay gathered"),
-    (Cost.no_reduce_scatter, "these are the all-gathers"),
-    (Cost.the_one_before_twice, "of the one before it only the buffer"),
-    (Cost.both_twice, "its parameters were freed after its forward"),
-    (Cost.the_root_is_never_before, "the root is the unit before"),
-    (Cost.the_first_arrival, "at which the first unit arrives"),
-    (Cost.the_last_arrival, "at which the last unit arrives"),
-    (Cost.three_times_the_largest, "the unit before it may be smaller"),
-    (Cost.the_root_is_not_copied_out, "the root alone arrives in a flat buffer too"),
-    (Cost.three_neighbours, "bytes gathered at once"),
-    (Cost.a_string, "not a number"),
-    (Cost.one_number, "it returned an int, not 2 numbers")]
+    (Cost.one_gather_each, "count_one_all_gather"),
+    (Cost.root_gathered_twice, "root_stays_gathered_after_forward"),
+    (Cost.parameters_not_bytes, "counts_parameters"),
+    (Cost.everything_at_once, "all_units_together_never_gathered"),
+    (Cost.everything_twice, "all_units_together_never_gathered"),
+    (Cost.the_root_alone, "root_parameters_alone"),
+    (Cost.once_each, "counts_unit_computes_once"),
+    (Cost.two_neighbours, "counts_two_neighbours_once"),
+    (Cost.all_twice, "root_buffer_counted"),
+    (Cost.no_unit_before, "leaves_out_flat_buffer_unit"),
+    (Cost.no_root, "root_parameters_stay_gathered_time"),
+    (Cost.no_reduce_scatter, "all_gathers"),
+    (Cost.the_one_before_twice, "unit_arrives_twice"),
+    (Cost.both_twice, "unit_before_only_flat_buffer"),
+    (Cost.the_root_is_never_before, "root_before_first_unit"),
+    (Cost.the_first_arrival, "moment_first_unit_arrives"),
+    (Cost.the_last_arrival, "moment_last_unit_arrives"),
+    (Cost.three_times_the_largest, "largest_unit_twice"),
+    (Cost.the_root_is_not_copied_out, "root_alone_arrives_in_flat"),
+    (Cost.three_neighbours, "wrong_number"),
+    (Cost.a_string, "not_a_number"),
+    (Cost.one_number, "wrong_count")]
 
 
 class CostRight:
@@ -232,31 +232,31 @@ class Choose:
 
 
 WRONG[lab.check_choose] = [
-    (Choose.always_blocks, "fits too and loses"),
-    (Choose.least_memory, "The least gathered bytes do not lose least"),
-    (Choose.fewest_collectives, "The fewest collectives do not lose least"),
-    (Choose.fewest_but_not_one, "are not better the fewer units they have"),
-    (Choose.most_collectives, "The most collectives do not lose least"),
-    (Choose.whatever_fits_or_not, "nothing fits, and choose returned"),
-    (Choose.strictly_less, "fits"),
-    (Choose.first_that_fits, "fits too"),
-    (Choose.all_at_once, "Compare the terms"),
-    (Choose.the_units, "choose returned a list of"),
-    (Choose.the_index, "choose returned an int"),
-    (Choose.an_empty_text, "choose returned ''"),
-    (Choose.no_overlap, "You count every all-gather in full"),
-    (Choose.only_the_price, "nothing but the prices"),
-    (Choose.without_the_price, "You leave the price out"),
-    (Choose.price_of_all_collectives, "a forward has one all-gather for each unit"),
-    (Choose.without_the_root, "You leave the root's all-gather out"),
-    (Choose.first_unit_hidden, "You leave the first unit's all-gather out"),
-    (Choose.root_hides, "the root hides nothing"),
-    (Choose.without_the_pairs, "You leave out what is waited for between neighbours"),
-    (Choose.own_computing, "behind its own unit's computing"),
-    (Choose.behind_the_next, "behind the next unit's computing"),
-    (Choose.bytes_gathered, "You give gather the bytes"),
-    (Choose.in_all, "Compare the terms"),
-    (Choose.time_saved, "is never below zero")]
+    (Choose.always_blocks, "slower_choice"),
+    (Choose.least_memory, "slower_choice gathered"),
+    (Choose.fewest_collectives, "slower_choice fewest"),
+    (Choose.fewest_but_not_one, "slower_choice better"),
+    (Choose.most_collectives, "slower_choice most"),
+    (Choose.whatever_fits_or_not, "nothing_fits"),
+    (Choose.strictly_less, "exact_fit_refused"),
+    (Choose.first_that_fits, "slower_choice"),
+    (Choose.all_at_once, "slower_choice"),
+    (Choose.the_units, "wrong_type list"),
+    (Choose.the_index, "wrong_type"),
+    (Choose.an_empty_text, "wrong_type"),
+    (Choose.no_overlap, "slower_choice full"),
+    (Choose.only_the_price, "slower_choice prices"),
+    (Choose.without_the_price, "slower_choice"),
+    (Choose.price_of_all_collectives, "slower_choice has"),
+    (Choose.without_the_root, "slower_choice"),
+    (Choose.first_unit_hidden, "slower_choice"),
+    (Choose.root_hides, "slower_choice"),
+    (Choose.without_the_pairs, "slower_choice"),
+    (Choose.own_computing, "slower_choice own"),
+    (Choose.behind_the_next, "slower_choice next"),
+    (Choose.bytes_gathered, "slower_choice give"),
+    (Choose.in_all, "slower_choice"),
+    (Choose.time_saved, "slower_choice never")]
 
 
 class ChooseRight:
@@ -299,7 +299,7 @@ def test_every_wrapping_but_the_two_traps_is_the_answer_of_some_case():
 def test_the_cases_of_4_2_and_4_3_tell_all_known_mistakes_apart():
     """Each mistake's own answers lead to its own message, and to no other's."""
     for mistakes in (costs._COLLECTIVES, costs._GATHERED):
-        answers = [tuple(count(units) for units in costs.UNITS) for count, *_ in mistakes]
+        answers = [tuple(map(mistake.number, costs.UNITS)) for mistake in mistakes]
         assert len(set(answers)) == len(answers)
     for words, seconds in MISTAKES.items():
         verdict = lab.check_choose(lambda wrappings, free, *machine, seconds=seconds: next(

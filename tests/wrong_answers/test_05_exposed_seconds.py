@@ -3,7 +3,6 @@ accept."""
 
 import gzip
 import json
-import re
 import tempfile
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from _build.definitions import definitions
+from answers import assert_rejected
 
 import labs.fsdp_profiling as lab
 from labs.fsdp_profiling.checks import synthetic_files
@@ -197,65 +197,64 @@ def kernels_alone(events):
 
 WRONG = {
     "the lab's trace": (lambda path: lab.load(path).exposed_seconds,
-                        "the lab's reader opens the file"),
+                        "ready_made"),
     "the lab's events": (lambda path: len(list(trace_file.read_events(path))),
-                         "the lab's reader opens the file\n.*json and gzip"),
-    "nothing": (lambda path: None, "it returned nothing .None., not a number"),
-    "zero": (lambda path: 0, "file 'one collective, half hidden': the exposed time: you say 0 s"),
-    "microseconds": (lambda path: 1e6 * right.exposed_seconds(path), "that is in microseconds"),
-    "milliseconds": (lambda path: 1e3 * right.exposed_seconds(path), "that is in milliseconds"),
-    "share": (shares, "that is a share of the step"),
-    "all communication": (all_flights, "that is all communication, hidden or not"),
-    "durations": (durations, "all communication, hidden or not, or that is the sum"),
-    "first to last": (first_to_last, "half hidden': the exposed time: you say"),
+                         "ready_made"),
+    "nothing": (lambda path: None, "not_a_number nothing"),
+    "zero": (lambda path: 0, "wrong_number"),
+    "microseconds": (lambda path: 1e6 * right.exposed_seconds(path), "in_microseconds"),
+    "milliseconds": (lambda path: 1e3 * right.exposed_seconds(path), "in_milliseconds"),
+    "share": (shares, "share_step"),
+    "all communication": (all_flights, "all_communication"),
+    "durations": (durations, "all_communication"),
+    "first to last": (first_to_last, "all_communication"),
     "seconds from seconds": (lambda path: all_flights(path) - busy_seconds(path),
-                             "that subtracts seconds from seconds"),
-    "durations subtracted": (durations_subtracted, "that subtracts seconds from seconds"),
-    "without computing": (without_computing, "that is all the time without computing"),
-    "each flight alone": (each_flight_alone, "'two collectives at once': the exposed time"),
-    "outside the step": (reader(inside=False), "counts what is in flight outside the step"),
+                             "subtracts_seconds_from_seconds"),
+    "durations subtracted": (durations_subtracted, "subtracts_seconds_from_seconds"),
+    "without computing": (without_computing, "all_time_without_computing"),
+    "each flight alone": (each_flight_alone, "wrong_number collectives"),
+    "outside the step": (reader(inside=False), "counts_in_flight_outside_step"),
     "no pauses": (reader(gap=lambda events: 0),
-                  "'pauses of Python': .*leaves out the rule for pauses"),
+                  "leaves_out_rule_for_pauses"),
     "pauses in milliseconds": (reader(gap=lambda events: pause(events) / 1e3),
-                               "'pauses of Python': .*the rule for pauses"),
+                               "leaves_out_rule_for_pauses"),
     "longer pauses": (reader(gap=lambda events: 2 * pause(events)),
-                      "'pauses of Python': the exposed time: you say"),
+                      "wrong_number 'pauses"),
     "pauses on a GPU": (reader(gap=lambda events: 500),
-                        "\"a GPU's\": .*that counts a GPU's pauses as computing"),
+                        "counts_gpu_pauses_computing"),
     "gloo's work": (reader(busy=lambda events: lambda one: one["name"].startswith("aten::")),
-                    "counts what gloo's threads do as computing"),
-    "main thread": (reader(busy=main_thread), "counts the main thread's computing alone"),
+                    "counts_gloo_threads_computing"),
+    "main thread": (reader(busy=main_thread), "counts_main_thread_computing_alone"),
     "gloo in flight": (reader(lambda one: in_flight(one) or one["name"].startswith("gloo")),
-                       "counts gloo's own work as in flight, too"),
+                       "counts_gloo_own_work"),
     "gloo for the link": (reader(lambda one: one["name"].startswith("gloo:")
-                                 or one["cat"] == "kernel" and in_flight(one)), "you say 0 s"),
-    "calls": (reader(lambda one: one["name"].startswith("c10d::")), "you say 0 s"),
+                                 or one["cat"] == "kernel" and in_flight(one)), "wrong_number"),
+    "calls": (reader(lambda one: one["name"].startswith("c10d::")), "wrong_number"),
     "labels": (reader(lambda one: one["name"].startswith("FSDP::all_gather")
-                      or in_flight(one)), "that takes FSDP's labels for collectives"),
+                      or in_flight(one)), "takes_fsdp_labels_for_collectives"),
     "every operation": (reader(busy=cpu_outside_gloo),
-                        "counts other operations than aten:: as computing"),
+                        "counts_other_operations_than_aten"),
     "CPU of a GPU": (reader(busy=aten_outside_gloo),
-                     "\"a GPU's\": .*that takes what the CPU does for computing"),
+                     "counts_other_operations_than_aten GPU's"),
     "kernels of NCCL compute": (reader(busy=with_nccl),
-                                "\"a GPU's\": the exposed time: you say 0 s"),
-    "kernels alone": (reader(busy=kernels_alone), "\"a GPU's\": the exposed time"),
+                                "wrong_number"),
+    "kernels alone": (reader(busy=kernels_alone), "wrong_number"),
     "all of NCCL": (reader(lambda one: in_flight(one) or "nccl" in one["name"]),
-                    "\"a GPU's\": .*that takes NCCL's labels for collectives"),
-    "end moved back": (reader(merge=last_end_moved_back), "operators inside operators"),
-    "file's order": (reader(merge=in_order_of_file), "the exposed time: you say"),
-    "gz alone": (compressed_alone, "BadGzipFile(.|\n)*Only a file whose name ends in .gz"),
+                    "takes_nccl_labels_for_collectives"),
+    "end moved back": (reader(merge=last_end_moved_back), "wrong_number operators"),
+    "file's order": (reader(merge=in_order_of_file), "all_communication"),
+    "gz alone": (compressed_alone, "raised_BadGzipFile whose"),
     "text alone": (lambda path: json.load(open(path, encoding="utf-8")),
-                   "it returned a dict|UnicodeDecodeError"),
-    "every kind": (all_kinds_of_events, "KeyError: 'dur'(.|\n)*Only events whose .ph. is .X."),
-    "any label": (any_label, 'too many values to unpack(.|\n)*the category "user_annotation"')}
+                   "not_a_number dict"),
+    "every kind": (all_kinds_of_events, "raised_KeyError events"),
+    "any label": (any_label, "raised_ValueError user_annotation")}
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_answer_is_rejected_in_words(name):
     answer, words = WRONG[name]
     verdict = lab.check_exposed_seconds(answer)
-    assert verdict.passed is False
-    assert re.search(words, str(verdict)), str(verdict)
+    assert_rejected(verdict, words)
 
 
 # right, and written in another way

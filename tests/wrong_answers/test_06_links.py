@@ -49,42 +49,42 @@ def with_topology(size, hosts, ranks, alpha, beta):
 
 
 WRONG[lab.check_link_seconds] = [
-    (lambda size, hosts, ranks, alpha, beta: None, "it returned nothing .None., not 2 numbers"),
-    (lambda size, hosts, ranks, alpha, beta: right_bytes(size, hosts, ranks), "not 2 numbers"),
-    (lambda size, hosts: (0, 0), "cannot be called"),
-    (link_seconds(lambda size, hosts, ranks: 1.5 * size), "ranks=8.*: the bytes: you say"),
-    (link_seconds(lambda size, hosts, ranks: size), "the bytes: .*that is the tensor itself"),
-    (link_seconds(lambda size, hosts, ranks: 2 * size), "the bytes: .*that is 2S"),
+    (lambda size, hosts, ranks, alpha, beta: None, "wrong_count nothing"),
+    (lambda size, hosts, ranks, alpha, beta: right_bytes(size, hosts, ranks), "wrong_count"),
+    (lambda size, hosts: (0, 0), "wrong_signature"),
+    (link_seconds(lambda size, hosts, ranks: 1.5 * size), "wrong_number"),
+    (link_seconds(lambda size, hosts, ranks: size), "tensor_itself"),
+    (link_seconds(lambda size, hosts, ranks: 2 * size), "own_piece_too"),
     (link_seconds(lambda size, hosts, ranks: 2 * (hosts - 1) / hosts * size),
-     "the bytes: .*a ring with one rank on each host"),
+     "ring_one_rank_on_host"),
     (link_seconds(lambda size, hosts, ranks: 2 * (ranks - 1) / ranks * size),
-     "the bytes: .*a ring inside one host"),
-    (link_seconds(lambda *case: right_bytes(*case) / 2), "the bytes: .*a reduce-scatter alone"),
-    (link_seconds(lambda *case: 2 * right_bytes(*case)), "the bytes: .*both directions together"),
-    (link_seconds(lambda *case: case[2] * right_bytes(*case)), "all ranks of a host send together"),
-    (link_seconds(lambda *case: case[1] * case[2] * right_bytes(*case)), "all ranks send together"),
+     "ring_inside_one_host"),
+    (link_seconds(lambda *case: right_bytes(*case) / 2), "reduce_scatter_alone"),
+    (link_seconds(lambda *case: 2 * right_bytes(*case)), "counts_both_directions_together"),
+    (link_seconds(lambda *case: case[2] * right_bytes(*case)), "all_ranks_host_send_together"),
+    (link_seconds(lambda *case: case[1] * case[2] * right_bytes(*case)), "all_ranks_send_together"),
     (link_seconds(lambda size, hosts, ranks: 2 * (hosts * ranks - 1) / (hosts * ranks) * size),
-     "hosts=1.*: the bytes: .*on one host no byte"),
+     "on_one_host_no_byte"),
     (link_seconds(lambda size, hosts, ranks: int(right_bytes(size, hosts, ranks)) // 1000 * 1000),
-     "the bytes: you say"),
-    (link_seconds(right_bytes, lambda nbytes, alpha, beta: nbytes / beta), "α is missing"),
+     "wrong_number"),
+    (link_seconds(right_bytes, lambda nbytes, alpha, beta: nbytes / beta), "missing"),
     (link_seconds(right_bytes, lambda nbytes, alpha, beta: alpha + 8 * nbytes / beta),
-     "the seconds: .*bits per second"),
+     "takes_for_bits_per_second"),
     (link_seconds(right_bytes, lambda nbytes, alpha, beta: alpha + nbytes * beta),
-     "the seconds: .*multiplies by β"),
+     "multiplies"),
     (link_seconds(right_bytes, lambda nbytes, alpha, beta: max(alpha, nbytes / beta)),
-     "the seconds: you say"),
+     "missing"),
     (lambda size, hosts, ranks, alpha, beta: (
         right_bytes(size, hosts, ranks),
         2 * (hosts * ranks - 1) * alpha + right_bytes(size, hosts, ranks) / beta),
-     "the seconds: .*α once for each step"),
+     "wrong_steps"),
     (lambda size, hosts, ranks, alpha, beta: (right_bytes(size, hosts, ranks),
-                                              alpha + size / beta), "seconds: .*that is α . S/β"),
-    (link_seconds(lambda *case: right_bytes(*case) // 1 - 1), "hosts=2, ranks=2, .*the bytes: you"),
+                                              alpha + size / beta), "size_not_bytes"),
+    (link_seconds(lambda *case: right_bytes(*case) // 1 - 1), "wrong_number"),
     (lambda size, hosts, ranks, alpha, beta: (
-        right.link_seconds(size, hosts, ranks, alpha, beta)[::-1]), "two numbers are exchanged"),
+        right.link_seconds(size, hosts, ranks, alpha, beta)[::-1]), "swapped"),
     (lambda size, hosts, ranks, alpha, beta: (alpha, right_bytes(size, hosts, ranks)),
-     "the bytes: you say")]
+     "wrong_number")]
 RIGHT[lab.check_link_seconds] = [
     right.link_seconds, with_topology, link_seconds(lambda *case: int(right_bytes(*case)))]
 
@@ -201,27 +201,27 @@ class Hierarchical:
 
 
 WRONG[lab.check_hierarchical_all_reduce] = [
-    (Hierarchical.a_name_is_bound, r"rank 0: the tensor is as it was.*In place: tensor.copy_\("),
+    (Hierarchical.a_name_is_bound, "not_in_place"),
     (Hierarchical.without_a_group,
-     r"all_reduce of 48 bytes runs over ranks \[0, 1, 2, 3\], several"),
-    (Hierarchical.not_waited_for, r"does not wait for its all_reduce.*call .wait\(\)"),
-    (Hierarchical.another_dtype, "RuntimeError: Check failed: .*ranks 1–3 did the same.*dtype of"),
-    (Hierarchical.flat, r"all_reduce of 4,004 bytes runs over ranks \[0, 1, 2, 3\], several"),
-    (Hierarchical.a_copy_is_returned, "as it was; the sum should be in it"),
-    (Hierarchical.inside_only, "the sum over the ranks of its own host only"),
-    (Hierarchical.across_only, "with the same place on each host only"),
-    (Hierarchical.two_whole_all_reduces, "sends 4,004 bytes to other hosts; its share"),
-    (Hierarchical.a_slice_of_a_whole_all_reduce, "bytes inside its host; a reduce-scatter and"),
-    (Hierarchical.dimensions_exchanged, "to other hosts; its share|several of them on one host"),
-    (Hierarchical.piece_over_all_ranks, "several of them on one host"),
-    (Hierarchical.mean, "the mean over all ranks, not the sum"),
-    (Hierarchical.without_padding, "Pad a copy of the tensor with zeros"),
-    (Hierarchical.the_rest_is_left_out, "1 of 1001 elements are not the sum"),
-    (Hierarchical.leaders_only, "bytes to other hosts; its share|bytes inside its host"),
-    (Hierarchical.rank_0_is_left_out, "rank 0"),
-    (Hierarchical.without_the_middle, "2 times the sum|are not the sum over all|own host only"),
-    (Hierarchical.gathered_everywhere, "several of them on one host"),
-    (lambda tensor: None, "takes")]
+     "wrong_group"),
+    (Hierarchical.not_waited_for, "never_waited"),
+    (Hierarchical.another_dtype, "raised_RuntimeError"),
+    (Hierarchical.flat, "wrong_group 004"),
+    (Hierarchical.a_copy_is_returned, "not_in_place"),
+    (Hierarchical.inside_only, "wrong_result its"),
+    (Hierarchical.across_only, "wrong_result place"),
+    (Hierarchical.two_whole_all_reduces, "too_much_between_hosts"),
+    (Hierarchical.a_slice_of_a_whole_all_reduce, "too_much_inside_hosts"),
+    (Hierarchical.dimensions_exchanged, "too_much_between_hosts|wrong_group"),
+    (Hierarchical.piece_over_all_ranks, "wrong_group"),
+    (Hierarchical.mean, "wrong_result mean"),
+    (Hierarchical.without_padding, "raised_RuntimeError zeros"),
+    (Hierarchical.the_rest_is_left_out, "wrong_value 1001"),
+    (Hierarchical.leaders_only, "too_much_between_hosts|too_much_inside_hosts"),
+    (Hierarchical.rank_0_is_left_out, "not_in_place"),
+    (Hierarchical.without_the_middle, "wrong_value|wrong_result"),
+    (Hierarchical.gathered_everywhere, "wrong_group"),
+    (lambda tensor: None, "raised_TypeError")]
 
 
 def by_all_to_all(tensor, mesh):
@@ -338,23 +338,23 @@ class Hybrid:
 
 
 WRONG[lab.check_hybrid_shard] = [
-    (Hybrid.nothing, "'inlet.weight' is not sharded"),
-    (Hybrid.replicated_only, "'inlet.weight' is not sharded"),
-    (Hybrid.places_for_too_many, "Mesh should not be bigger.*one place for each rank"),
-    (Hybrid.places_for_too_few, "IndexError.*one place for each rank"),
-    (Hybrid.root_first, "overlapping meshes.*The blocks first"),
-    (Hybrid.root_without_mesh, "'inlet.weight' is sharded over all 4 ranks, 'layers.0.weight' is"),
-    (Hybrid.flat, "1/4 of the model: the shards are divided among all hosts"),
-    (Hybrid.default_mesh, "1/4 of the model: the shards are divided among all hosts"),
-    (Hybrid.dimensions_exchanged, "on several hosts|a share for each rank of its host"),
-    (Hybrid.one_row, "0 bytes of gradients are all-reduced between hosts"),
-    (Hybrid.root_only, "gradients leave in 1 reduce-scatters; 3 blocks"),
-    (Hybrid.blocks_only, "'inlet.weight' is not sharded"),
-    (Hybrid.one_block_only, "gradients leave in 2 reduce-scatters"),
-    (Hybrid.not_resharded, "all-gathers in a step; each block is gathered"),
-    (Hybrid.scaled_twice, "is not what one process makes"),
-    (Hybrid.summed_by_hand, "bytes of gradients are all-reduced between hosts; its|not what one"),
-    (lambda model: None, "takes")]
+    (Hybrid.nothing, "not_sharded"),
+    (Hybrid.replicated_only, "not_sharded"),
+    (Hybrid.places_for_too_many, "raised_RuntimeError each"),
+    (Hybrid.places_for_too_few, "raised_IndexError each"),
+    (Hybrid.root_first, "raised_RuntimeError blocks"),
+    (Hybrid.root_without_mesh, "other_mesh"),
+    (Hybrid.flat, "sharded_over_all_hosts"),
+    (Hybrid.default_mesh, "sharded_over_all_hosts"),
+    (Hybrid.dimensions_exchanged, "wrong_shards|wrong_group"),
+    (Hybrid.one_row, "not_reduced_between_hosts"),
+    (Hybrid.root_only, "wrong_units"),
+    (Hybrid.blocks_only, "not_sharded"),
+    (Hybrid.one_block_only, "wrong_units"),
+    (Hybrid.not_resharded, "gathered_too_often"),
+    (Hybrid.scaled_twice, "differs_from_reference"),
+    (Hybrid.summed_by_hand, "not_reduced_between_hosts|differs_from_reference"),
+    (lambda model: None, "raised_TypeError")]
 
 
 def with_own_names(model, hosts):
@@ -465,32 +465,33 @@ def two_passes(parameters, hosts, ranks, inside, across):
 
 
 WRONG[lab.check_choose_strategy] = [
-    (lambda *case: None, "you say that nothing fits, but DDP keeps"),
-    (lambda *case: "DDP", "DDP fits, but HSDP fits too and is faster|DDP does not fit"),
-    (lambda *case: "HSDP", "HSDP does not fit|faster"),
-    (lambda *case: "FSDP", "FSDP fits, but DDP fits too and is faster"),
-    (lambda *case: "ZeRO-2", "returned 'ZeRO-2', none of DDP, HSDP, FSDP"),
-    (lambda *case: 1, "returned an int, none of"), (lambda parameters: "DDP", "cannot be called"),
-    (first_that_fits, "HSDP fits, but FSDP fits too and is faster"),
-    (fits_the_host, "faster|does not fit"),
-    (rule(held=lambda *case: kept(*case, each=2)), "does not fit"),
-    (rule(held=lambda *case: kept(*case, each=12)), "does not fit"),
-    (rule(held=lambda *case: kept(*case, each=18)), "faster|says? that nothing fits|say that noth"),
-    (rule(held=lambda *case: dict.fromkeys(STRATEGIES, 0)), "does not fit"),
+    (lambda *case: None, "nothing_returned DDP"),
+    (lambda *case: "DDP", "does_not_fit|slower_choice"),
+    (lambda *case: "HSDP", "slower_choice|does_not_fit"),
+    (lambda *case: "FSDP", "slower_choice"),
+    (lambda *case: "ZeRO-2", "unknown_name 'ZeRO-2'"),
+    (lambda *case: 1, "unknown_name"), (lambda parameters: "DDP", "wrong_signature"),
+    (first_that_fits, "slower_choice"),
+    (fits_the_host, "slower_choice|does_not_fit"),
+    (rule(held=lambda *case: kept(*case, each=2)), "does_not_fit"),
+    (rule(held=lambda *case: kept(*case, each=12)), "does_not_fit"),
+    (rule(held=lambda *case: kept(*case, each=18)), "nothing_returned|slower_choice"),
+    (rule(held=lambda *case: dict.fromkeys(STRATEGIES, 0)), "does_not_fit"),
     (rule(held=lambda parameters, hosts, ranks: {
-        **kept(parameters, hosts, ranks), "HSDP": 16 * parameters / hosts}), "does not fit|faster"),
-    (rule(seconds=by_bytes_alone), "and is faster"),
-    (rule(seconds=inside_is_free), "and is faster"),
-    (rule(seconds=always_across), "and is faster"),
-    (rule(seconds=ring_at_the_speed_across), "and is faster"),
-    (rule(seconds=two_passes), "and is faster"),
-    (rule(seconds=one_card_for_each_gpu), "and is faster"),
-    (rule(seconds=a_share_of_the_card), "and is faster"),
-    (hsdp_if_it_fits, "450 GB/s inside, 400 GB/s across: HSDP fits, but FSDP fits too"),
+        **kept(parameters, hosts, ranks), "HSDP": 16 * parameters / hosts}),
+            "does_not_fit|slower_choice"),
+    (rule(seconds=by_bytes_alone), "slower_choice"),
+    (rule(seconds=inside_is_free), "slower_choice"),
+    (rule(seconds=always_across), "slower_choice"),
+    (rule(seconds=ring_at_the_speed_across), "slower_choice"),
+    (rule(seconds=two_passes), "slower_choice"),
+    (rule(seconds=one_card_for_each_gpu), "slower_choice"),
+    (rule(seconds=a_share_of_the_card), "slower_choice"),
+    (hsdp_if_it_fits, "slower_choice"),
     (lambda *case: {"HSDP": "DDP"}.get(right.choose_strategy(*case), right.choose_strategy(*case)),
-     r"faster: [\d.,]+ ms of|does not fit"),
+     "slower_choice|does_not_fit"),
     (rule(seconds=lambda *case: {name: -one for name, one in modelled(*case).items()}),
-     "and is faster")]
+     "slower_choice")]
 RIGHT[lab.check_choose_strategy] = [
     right.choose_strategy, rule(), without_a_link,
     lambda parameters, memory, hosts, ranks, inside, across:
@@ -509,7 +510,7 @@ def cases(kinds, on_ranks):
 @pytest.mark.parametrize(("check", "answer", "said"),
                          [*cases(WRONG, False), *cases(WRONG, True)])
 def test_a_wrong_answer_is_rejected(check, answer, said):
-    assert_rejected(check(answer), f"(?s){said}")
+    assert_rejected(check(answer), said)
 
 
 @pytest.mark.parametrize(

@@ -145,21 +145,20 @@ class OneGradient(f):
 
 
 WRONG_REGIONS = [
-    (pair(lambda x, group: x.view_as(x)), "CopyToRegion on 2 ranks.* backward returned this rank's "
-                                          "gradient alone, not the sum"),
-    ((g, f), "CopyToRegion.*forward returned the sum over the ranks, not its input"),
-    ((f, SumsTwice), "ReduceFromRegion.*backward returned the sum over the ranks. Each rank has"),
-    ((SumsTwice, g), "CopyToRegion.*forward returned the sum over the ranks, not its input"),
-    ((f, f), "ReduceFromRegion.*forward returned its input, not the sum over the ranks"),
-    (pair(mean), "the mean over the ranks, not the sum"),
-    ((f, pair(in_place)[1]), "forward changed its input\n.*clone it first"),
-    ((InPlaceBackward, g), "backward wrote into the gradient that it was given"),
-    (pair(summed, back=torch.zeros_like), "backward returned zeros"),
-    ((f, WritesAndRestores), "forward changed its input"),
-    (pair(in_bf16), "backward returned the right numbers with fewer digits than torch.float32 has"),
-    ((f, pair(not_waited_for)[1]), "does not wait for its all_reduce"),
-    ((OneGradient, g), "returned an incorrect number of gradients.*\n(.*\n)?.*None for the group"),
-    ((f, lambda x, group: x), "ReduceFromRegion is a function, which has no `apply`")]
+    (pair(lambda x, group: x.view_as(x)), "wrong_value rank's"),
+    ((g, f), "wrong_value"),
+    ((f, SumsTwice), "wrong_value ranks."),
+    ((SumsTwice, g), "wrong_value"),
+    ((f, f), "wrong_value"),
+    (pair(mean), "wrong_value mean"),
+    ((f, pair(in_place)[1]), "changes_input"),
+    ((InPlaceBackward, g), "changes_input backward"),
+    (pair(summed, back=torch.zeros_like), "wrong_value zeros"),
+    ((f, WritesAndRestores), "changes_input"),
+    (pair(in_bf16), "wrong_value torch.float32"),
+    ((f, pair(not_waited_for)[1]), "never_waited"),
+    ((OneGradient, g), "raised_RuntimeError"),
+    ((f, lambda x, group: x), "wrong_type")]
 RIGHT_REGIONS = [(f, g), pair(summed), pair(waited_for), pair(by_funcol), pair(summed, torch.clone)]
 
 
@@ -169,9 +168,9 @@ def test_regions_on_2_ranks():
 
 def test_regions_on_4_ranks():
     judge_all(lab.check_regions, [
-        (pair(on_all_ranks), "a group of 2 of 4 ranks.*the sum over the ranks of another group"),
-        ((GroupOfTheClass, g), "CopyToRegion on 4 ranks.*the sum over the ranks of another group"),
-        (pair(gathered), "moves 96 elements for a tensor of 24")], [], ranks=4)
+        (pair(on_all_ranks), "wrong_value"),
+        ((GroupOfTheClass, g), "wrong_value"),
+        (pair(gathered), "wrong_traffic tensor")], [], ranks=4)
 
 
 # 7.2
@@ -296,30 +295,27 @@ def gradient_summed(self, x):
 
 
 WRONG_LINEAR = [
-    ((whole_column, Row), r"weight of column_shard: its shape is \[36, 24\], not \[18, 24\]"),
+    ((whole_column, Row), "wrong_shape"),
     ((right.column_shard, lambda linear, group: linear),
-     r"weight of RowParallelLinear: its shape is \[20, 36\], not \[20, 18\]"),
-    ((view_column, Row), "weight of column_shard: it holds .* bytes of memory for .* its own\n"
-                         ".*view"),
-    ((by_columns, Row), r"its shape is \[36, 12\], not \[18, 24\].*\n.*of the rows"),
-    ((dealt_out, Row), "its numbers are not those of part 0 of 2"),
-    ((always_the_first, Row), "rank 1: weight of column_shard: its numbers are not those of part"),
-    ((whole_kept, Row), "after column_shard the whole weight is still in memory, 3,456 bytes"),
-    ((copy_kept, Row), "what column_shard returned holds 5,256 bytes of memory; .* part has 1,800"),
-    ((in_a_closure, Row), "after column_shard the whole weight is still in memory, 3,456 bytes"),
-    ((in_float32, Row), "weight of column_shard: it is torch.float32, .* the layer's is torch.flo"),
-    ((f_inside, Row), "gradient of the input of both layers .* 2 times.*\n.*f is in neither"),
-    ((no_error, Row), r"column_shard of Linear.* on 2 ranks: no error, though 2 does not divide"),
-    ((asserts, Row), "AssertionError .*not ValueError"),
-    ((says_nothing, Row), "the ValueError does not say 25 and 2"),
-    ((right.column_shard, row(forward=no_sum)), "nothing was summed over the ranks"),
-    ((right.column_shard, row(forward=bias_on_all)), "the bias is in it 2 times\n.*sum"),
-    ((right.column_shard, row(forward=bias_on_rank_0)), "gradient of the bias of RowPara"),
-    ((right.column_shard, row(forward=divided_bias)), "gradient of the bias.*1/2 of what it"),
-    ((right.column_shard, row(forward=gathers_weights)), "sends .* elements in forward, in "
-                                                         "all_gather, all_gather; one all-reduce"),
-    ((right.column_shard, row(forward=gradient_summed)), "gradient of the weight of column_shard.*"
-                                                         "2 times what it should be")]
+     "wrong_shape RowParallelLinear"),
+    ((view_column, Row), "memory_kept view"),
+    ((by_columns, Row), "wrong_shape"),
+    ((dealt_out, Row), "wrong_part"),
+    ((always_the_first, Row), "wrong_part"),
+    ((whole_kept, Row), "memory_kept after"),
+    ((copy_kept, Row), "memory_kept returned"),
+    ((in_a_closure, Row), "memory_kept after"),
+    ((in_float32, Row), "wrong_dtype"),
+    ((f_inside, Row), "wrong_gradient neither"),
+    ((no_error, Row), "no_error"),
+    ((asserts, Row), "wrong_error"),
+    ((says_nothing, Row), "sizes_not_named"),
+    ((right.column_shard, row(forward=no_sum)), "not_summed"),
+    ((right.column_shard, row(forward=bias_on_all)), "bias_on_every_rank"),
+    ((right.column_shard, row(forward=bias_on_rank_0)), "gradient_missing"),
+    ((right.column_shard, row(forward=divided_bias)), "wrong_gradient 1/2"),
+    ((right.column_shard, row(forward=gathers_weights)), "wrong_traffic all_gather"),
+    ((right.column_shard, row(forward=gradient_summed)), "wrong_gradient weight")]
 
 
 def replaced_in_place(linear, group):

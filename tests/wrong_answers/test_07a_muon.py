@@ -204,41 +204,41 @@ def by_columns(shard, pieces, shape, group):
 
 WRONG = [
     ("own elements", Muon(matrix=own_elements),
-     r"rank \d, 4 ranks, step 0: .* on ranks .* own elements, with zeros for the rest"),
-    ("own gradients", own_gradients, "momentum is not .* updated with this rank's own gradient"),
-    ("partly reduced", PartlyReduced(), "a partly reduced matrix: the rest is this rank's own"),
-    ("each micro-batch", each_micro_batch, "a sum of one update for each micro-batch"),
-    ("gathers all", gathers_all, r"sends .* bytes of momentum; it has a piece of \d matrices"),
-    ("one rank does all", rank_zero, r"sends .* bytes of momentum; it has a piece of"),
-    ("all-reduce", Muon(reduce=all_reduced), "moves 2Ψ elements in sums over ranks"),
-    ("a reduce-scatter for each", Muon(reduce=reduced_for_each), "moves 2Ψ elements in sums"),
+     "wrong_update elements"),
+    ("own gradients", own_gradients, "wrong_momentum rank's"),
+    ("partly reduced", PartlyReduced(), "wrong_update reduced"),
+    ("each micro-batch", each_micro_batch, "wrong_update micro-batch"),
+    ("gathers all", gathers_all, "wrong_traffic"),
+    ("one rank does all", rank_zero, "wrong_traffic"),
+    ("all-reduce", Muon(reduce=all_reduced), "wrong_traffic"),
+    ("a reduce-scatter for each", Muon(reduce=reduced_for_each), "wrong_traffic"),
     ("sum over ranks", Muon(reduce=lambda gradients, momentum, group: mean_of(
-        sum(gradients), momentum, group) * group.size()), "with the sum over ranks, not the mean"),
+        sum(gradients), momentum, group) * group.size()), "wrong_momentum"),
     ("last micro-batch", Muon(reduce=lambda gradients, momentum, group: mean_of(
-        gradients[-1], momentum, group)), "updated with the last micro-batch alone"),
+        gradients[-1], momentum, group)), "wrong_momentum alone"),
     ("mean of micro-batches", Muon(reduce=lambda gradients, momentum, group: mean_of(
-        sum(gradients), momentum, group) / len(gradients)), "with the mean of the micro-batches"),
-    ("no beta", Muon(beta=1.0), "updated without multiplying it by 0.95"),
-    ("from the gradient", from_gradient, "computed from the gradient, without momentum"),
-    ("another momentum", another_momentum, "momentum is not .* it is not changed"),
-    ("not orthogonalised", Muon(orthogonal=lambda matrix: matrix), "the momentum itself, not orth"),
+        sum(gradients), momentum, group) / len(gradients)), "wrong_momentum"),
+    ("no beta", Muon(beta=1.0), "wrong_momentum multiplying"),
+    ("from the gradient", from_gradient, "wrong_update without"),
+    ("another momentum", another_momentum, "wrong_momentum"),
+    ("not orthogonalised", Muon(orthogonal=lambda matrix: matrix), "wrong_update itself"),
     ("normalised alone", Muon(orthogonal=lambda matrix: matrix / matrix.norm()),
-     r"rank \d, 4 ranks, step 0: the update of matrix \d .* is not this rank's piece"),
-    ("padding", Muon(padding=1.0), "the update of the padding is not 0"),
-    ("sums in place", sums_in_place, r"changed its input `gradients.0.`"),
-    ("by columns", Muon(matrix=by_columns), "not this rank's piece of the whole matrix's update"),
-    ("nothing", lambda *_: None, "momentum is not"),
+     "wrong_update"),
+    ("padding", Muon(padding=1.0), "padding_updated"),
+    ("sums in place", sums_in_place, "changes_input"),
+    ("by columns", Muon(matrix=by_columns), "wrong_update"),
+    ("nothing", lambda *_: None, "wrong_momentum"),
     ("updates in place alone", lambda *given: (Muon()(*given), None)[1],
-     "muon_update returned nothing .None., not a shard"),
-    ("float64", lambda *given: Muon()(*given).double(), "the update is float64"),
+     "wrong_type nothing"),
+    ("float64", lambda *given: Muon()(*given).double(), "wrong_dtype"),
     ("whole update", lambda *given: gathered(Muon()(*given), given[3]),
-     "not a shard of 59 elements")]
+     "wrong_type")]
 
 
 # What is still on its way when the check has ended would reach the next answer's receives.
 IN_A_LAUNCH_OF_ITS_OWN = [
-    (Muon(matrix=exchanged(waits=False), barrier=True), "does not wait for its"),
-    (Muon(matrix=send_first), "rank 0 sends to rank 1(,| and) rank 1 sends to rank 0")]
+    (Muon(matrix=exchanged(waits=False), barrier=True), "never_waited"),
+    (Muon(matrix=send_first), "deadlock_on_nccl")]
 
 
 @pytest.mark.parametrize("answer, words", IN_A_LAUNCH_OF_ITS_OWN, ids=["never waits", "send first"])
@@ -320,7 +320,7 @@ def test_right_on_all_numbers_of_ranks():
 
 def test_peers_are_numbered_in_their_group():
     verdict = lab.check_muon_update(Muon(matrix=exchanged(peer="peer")))
-    assert_rejected(verdict, "numbered in their group")
+    assert_rejected(verdict, "raised_RuntimeError numbered")
 
 
 def test_unfilled():

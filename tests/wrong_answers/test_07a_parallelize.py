@@ -70,44 +70,42 @@ class NormOnAll(tp.SequenceParallel):
 
 STOCK = {"self_attn.o_proj": tp.RowwiseParallel(), "mlp.down_proj": tp.RowwiseParallel()}
 WRONG = [
-    (nothing, "no parameter is a DTensor: nothing was cut"),
-    (by_hand, "no parameter is a DTensor: nothing was cut"),
-    (planned(without=right.layer_plan()), "rank 0: 'model.layers.0.self_attn.q_proj.weight' is no "
-                                          "DTensor: the plan has no style"),
-    (planned(without=NORMS), "rank 0: 'model.layers.0.input_layernorm.weight' is no DTensor"),
-    (planned(without=["mlp.up_proj"]), "'model.layers.0.mlp.up_proj.weight' is no DTensor"),
-    (planned(without=["self_attn"]), "0: 9 all-gathers of b·s·h.*\n.*by PrepareModuleInput"),
-    (planned(without=["mlp"]), "0: 7 all-gathers of b·s·h = 1,728 elements a layer"),
-    (planned(plan=STOCK), "must match the size .*(\n.*)*take all tokens and give back pieces"),
+    (nothing, "not_sharded"),
+    (by_hand, "not_sharded"),
+    (planned(without=right.layer_plan()), "missing_entry 'model.layers.0.self_attn.q_proj.weight'"),
+    (planned(without=NORMS), "missing_entry 'model.layers.0.input_layernorm.weight'"),
+    (planned(without=["mlp.up_proj"]), "missing_entry 'model.layers.0.mlp.up_proj.weight'"),
+    (planned(without=["self_attn"]), "wrong_traffic"),
+    (planned(without=["mlp"]), "wrong_traffic"),
+    (planned(plan=STOCK), "raised_RuntimeError"),
     (planned(plan={"self_attn.qkv_proj": tp.ColwiseParallel()}),
-     "the plan's entry 'qkv_proj' fits no module"),
-    (planned(plan={"self_attn": WHOLE}), "(\n.*)*Hint: self_attn is called with hidden_states="),
+     "entry_fits_nothing"),
+    (planned(plan={"self_attn": WHOLE}), "raised_ValueError"),
     (planned(plan={"self_attn": tp.PrepareModuleInput(
         input_kwarg_layouts={"hidden_states": Shard(1)}, use_local_output=True,
         desired_input_kwarg_layouts={"hidden_states": Replicate()})}),
-     "0: 3 all-reduces of b·s·h = 1,728 elements.*\n.*use_local_output"),
+     "wrong_traffic"),
     (planned(plan={"self_attn.[qkv]_proj": tp.RowwiseParallel()}),
-     "Hint: Query, key and value are cut by columns"),
+     "raised_RuntimeError columns"),
     (planned(plan={"self_attn.o_proj": tp.ColwiseParallel()}),
-     "Hint: Query, key and value are cut by columns"),
+     "raised_RuntimeError columns"),
     (planned(plan={"mlp.down_proj": tp.RowwiseParallel(output_layouts=Replicate())}),
-     "take all tokens and give back pieces"),
+     "raised_RuntimeError"),
     (planned(without=["mlp"], plan={
         "mlp.gate_proj": tp.ColwiseParallel(input_layouts=Shard(1)),
         "mlp.up_proj": tp.ColwiseParallel(input_layouts=Shard(1))}),
-     "all-gathers of b·s·h = 1,728 elements a layer and step; 4"),
-    (planned(plan={name: NormOnAll() for name in NORMS}), "0: 2 all-reduces of b·s·h"),
+     "wrong_traffic"),
+    (planned(plan={name: NormOnAll() for name in NORMS}), "wrong_traffic"),
     (planned(plan={"mlp.down_proj": tp.RowwiseParallel(output_layouts=Shard(1),
                                                        use_local_output=False)}),
-     "A plain tensor meets a DTensor.*use_local_output"),
+     "raised_RuntimeError use_local_output"),
     (planned(change=larger_on_rank_1),
-     "'model.layers.0.input_layernorm.weight' after step 0: .* something else than the"),
-    (planned(ranks=1), "embed_tokens.weight' is on 1 rank of 2"),
-    (planned(change=local_gradients), "copy of 'model.layers.0.input_layernorm.weight' is "
-                                      "another one than rank 0's.*\n.*to_local"),
-    (planned(change=averaged), "it is 1/2 of the reference's\n.*Nothing is averaged"),
-    (planned(change=scale_rank_1), "rank 1, in forward: the output of 'model.layers.0.mlp' is not"),
-    (early_optimizer(torchs), "not changed by the step")]
+     "differs_from_reference"),
+    (planned(ranks=1), "wrong_mesh"),
+    (planned(change=local_gradients), "ranks_differ"),
+    (planned(change=averaged), "averaged"),
+    (planned(change=scale_rank_1), "wrong_output"),
+    (early_optimizer(torchs), "not_updated")]
 
 
 def spelled_out(model, optimizer_class, **settings):
@@ -156,7 +154,8 @@ def test_plans_on_2_ranks():
 @pytest.mark.slow
 def test_plans_on_4_ranks():
     few = [((a,), words) for a, words in WRONG if a in (by_hand,)]
-    judge_all(lab.check_torchs_parallel, few + [((planned(change=local_gradients),), "to_local")],
+    judge_all(lab.check_torchs_parallel, few + [((planned(change=local_gradients),),
+        "ranks_differ")],
               RIGHT[1:2], ranks=4)
 
 

@@ -55,26 +55,26 @@ def one_dimension_too_many(out_a, lse_a, out_b, lse_b):
 
 
 WRONG_MERGES = [
-    ("a alone", lambda a, lse_a, b, lse_b: (a, lse_a), "lse .*: it is the lse of a alone"),
+    ("a alone", lambda a, lse_a, b, lse_b: (a, lse_a), "wrong_lse alone"),
     ("the mean", weighted(lambda a, b, lse: (torch.full_like(a, 0.5),) * 2),
-     "it is the mean of both parts"),
+     "wrong_out mean"),
     ("the sum", weighted(lambda a, b, lse: (torch.ones_like(a),) * 2),
-     "it is the sum of both parts"),
+     "wrong_out"),
     ("the wrong weight", weighted(lambda a, b, lse: ((b - lse).exp(), (a - lse).exp())),
-     "each part's weight given to the other"),
+     "wrong_out part's"),
     ("weights by lse", weighted(lambda a, b, lse: (a / (a + b), b / (a + b))),
-     "weighted by lse, not by exp"),
-    ("no maximum", without_maximum, "scores up to 2,000: the result has .* overflows"),
+     "wrong_out weighted"),
+    ("no maximum", without_maximum, "overflow"),
     ("NaN for nothing", weighted(lambda a, b, lse: ((a - lse).exp(), (b - lse).exp())),
-     "no query sees any key.*NaN; a part that sees nothing has lse = -inf"),
-    ("the larger lse", with_lse(torch.maximum), "it is the larger lse"),
-    ("the sum of lse", with_lse(torch.add), "it is the sum of both lse"),
-    ("no logarithm", with_lse(lambda a, b: a.exp() + b.exp()), "without the logarithm"),
-    ("in place", in_place, "changed its input `out_a`"),
-    ("no lse", lambda *parts: merge(*parts)[0], "not .out, lse."),
-    ("a dict", lambda *parts: dict(enumerate(merge(*parts))), "returned a dict, not .out, lse."),
-    ("shape of lse", one_dimension_too_many, "lse is a Tensor of shape .*, not a tensor of shape"),
-    ("double", lambda *parts: tuple(each.double() for each in merge(*parts)), "is float64")]
+     "not_finite part"),
+    ("the larger lse", with_lse(torch.maximum), "wrong_lse larger"),
+    ("the sum of lse", with_lse(torch.add), "wrong_lse"),
+    ("no logarithm", with_lse(lambda a, b: a.exp() + b.exp()), "wrong_lse without"),
+    ("in place", in_place, "changes_input out_a"),
+    ("no lse", lambda *parts: merge(*parts)[0], "wrong_type"),
+    ("a dict", lambda *parts: dict(enumerate(merge(*parts))), "wrong_type dict"),
+    ("shape of lse", one_dimension_too_many, "wrong_type"),
+    ("double", lambda *parts: tuple(each.double() for each in merge(*parts)), "wrong_dtype")]
 
 
 @pytest.mark.parametrize("answer, words", [each[1:] for each in WRONG_MERGES],
@@ -344,48 +344,48 @@ class Sums(Ring):
 
 
 WRONG_RINGS = [
-    ("each rank alone", alone, "it is the attention to its own block of keys alone"),
+    ("each rank alone", alone, "differs_from_full_attention"),
     ("all-gather", right.gathered_attention,
-     r"calls all_gather of .* bytes in forward, where its K(.*\n)*.*as Llama 3 does.*the ring"),
-    ("Ulysses", right.ulysses_attention, "ranks cannot divide 3 heads equally"),
-    ("one process does all", RankZero(), "calls all_gather of"),
-    ("all-gather by passes", JoinsAll(), "at the peak of forward on 4 ranks.* it grows by"),
-    ("keeps all pieces", KeepsAll(), "at the peak of forward on 4 ranks.* it grows by"),
-    ("mean of blocks", Ring(merge=mean_of_blocks, start=0.0), "the mean of the blocks' outputs"),
-    ("sum of blocks", Ring(merge=lambda a, la, b, lb: (a + b, lb)), "the sum of the blocks'"),
-    ("no maximum", Ring(merge=without_maximum), "out has numbers that are not finite"),
-    ("lse begins at 0", Ring(start=0.0), "as if there were one more key"),
+     "wrong_collective"),
+    ("Ulysses", right.ulysses_attention, "raised_ValueError"),
+    ("one process does all", RankZero(), "wrong_collective"),
+    ("all-gather by passes", JoinsAll(), "memory_grows"),
+    ("keeps all pieces", KeepsAll(), "memory_grows"),
+    ("mean of blocks", Ring(merge=mean_of_blocks, start=0.0), "differs_from_full_attention"),
+    ("sum of blocks", Ring(merge=lambda a, la, b, lb: (a + b, lb)), "differs_from_full_attention"),
+    ("no maximum", Ring(merge=without_maximum), "not_finite numbers"),
+    ("lse begins at 0", Ring(start=0.0), "differs_from_full_attention there"),
     ("no mask", Ring(visible=lambda positions, places, **_: torch.ones(
-        len(positions), len(places), dtype=torch.bool)), "without a causal mask"),
-    ("local index", Ring(visible=by_local_index), "each block masked by local index"),
-    ("masked by rank", Ring(visible=by_rank), "the tokens after those of the rank before"),
-    ("one round too few", Ring(rounds=-1), "rank 3: .* all keys but those of rank 0 of the"),
-    ("one round too many", Ring(rounds=1), "its own block counted twice"),
-    ("one pass too many", Ring(unused=1), "sends .* bytes in forward, 4.* passes are enough"),
-    ("V stays", Ring(with_v=False), "its own values for the keys of every rank"),
-    ("scaled twice", Ring(scale=8**-0.5), "the scores divided by √d twice"),
-    ("heads repeated", Repeats(), r"sends .* bytes in forward, 6.* times its K and V"),
+        len(positions), len(places), dtype=torch.bool)), "differs_from_full_attention causal"),
+    ("local index", Ring(visible=by_local_index), "differs_from_full_attention local"),
+    ("masked by rank", Ring(visible=by_rank), "differs_from_full_attention before"),
+    ("one round too few", Ring(rounds=-1), "differs_from_full_attention"),
+    ("one round too many", Ring(rounds=1), "differs_from_full_attention counted"),
+    ("one pass too many", Ring(unused=1), "wrong_traffic"),
+    ("V stays", Ring(with_v=False), "differs_from_full_attention values"),
+    ("scaled twice", Ring(scale=8**-0.5), "differs_from_full_attention divided"),
+    ("heads repeated", Repeats(), "wrong_traffic"),
     ("one after the other", Ring(pass_on=one_after_the_other),
-     "on NCCL ranks would wait for each other.*: rank 0 sends to rank 1, rank 1 sends to rank 2, "),
-    ("keeps scores", KeepsScores.apply, "at the peak of forward on 4 ranks.* it grows by"),
-    ("float64", lambda *given: Ring()(*given).double(), "rank 0: out is float64"),
+     "deadlock_on_nccl"),
+    ("keeps scores", KeepsScores.apply, "memory_grows"),
+    ("float64", lambda *given: Ring()(*given).double(), "wrong_dtype rank"),
     ("K and V confused", Returns(lambda each, ranks: (each[0], each[2], each[1])),
-     "rank 0: dk is not full attention's gradient; it is that of v"),
+     "differs_from_full_attention"),
     ("a mean over ranks", Returns(lambda each, ranks: tuple(one / ranks for one in each)),
-     "rank 0: dq is not .*; it is 1/4 of it"),
+     "differs_from_full_attention 1/4"),
     ("own key not seen", Ring(visible=lambda positions, places, **_: positions[:, None] > places),
-     "without each query's own key"),
-    ("never waits", Ring(pass_on=never_waits), "does not wait for its"),
-    ("k is overwritten", OverwritesK(), "changed its input `k`"),
-    ("not home", Ring(passes=-1), r"dk is .* it is that of rank \d's keys: it has not come home"),
+     "differs_from_full_attention query's"),
+    ("never waits", Ring(pass_on=never_waits), "never_waited"),
+    ("k is overwritten", OverwritesK(), "changes_input"),
+    ("not home", Ring(passes=-1), "differs_from_full_attention come"),
     ("own block's gradient", Ring(own_only=True),
-     "dk is .* what its own queries contribute to its own"),
-    ("each block's lse", Ring(own_lse=True), "computed with each block's own lse and out"),
-    ("gradients summed whole", Sums(), "calls all_reduce of .* in backward"),
-    ("no gradient", lambda *given: Ring()(*given).detach(), "out has no gradient function"),
+     "differs_from_full_attention contribute"),
+    ("each block's lse", Ring(own_lse=True), "differs_from_full_attention computed"),
+    ("gradients summed whole", Sums(), "wrong_collective all_reduce"),
+    ("no gradient", lambda *given: Ring()(*given).detach(), "no_gradient_function"),
     ("not contiguous", Ring(first=lambda k, v, places: [k, v, places]),
-     "contiguous.*\n(.*\n)*.*V comes transposed out of a linear layer"),
-    ("nothing returned", lambda *_: None, "returned nothing .None.")]
+     "raised_RuntimeError transposed"),
+    ("nothing returned", lambda *_: None, "wrong_type nothing")]
 
 
 @pytest.fixture(scope="module")
@@ -415,7 +415,7 @@ def to_global_rank(tensors, group):
 
 def test_peers_are_numbered_in_their_group():
     assert_rejected(lab.check_ring_attention(Ring(pass_on=to_global_rank)),
-                    "numbered in their group")
+                    "raised_RuntimeError numbered")
 
 
 class WaitsInBackward(Ring):
@@ -490,18 +490,18 @@ def two_only(chunks, ranks):
 
 
 WRONG_ASSIGNMENTS = [
-    (contiguous, "contiguous pieces: in round 1 rank 1 computes 36 pairs and rank 0 0.* 1.72 t"),
-    (round_robin, "round robin: in round 1 rank 1 computes 27 pairs and rank 0 9.* 1.36 times"),
-    (lambda chunks, ranks: [list(range(chunks))] + [[]] * (ranks - 1), "rank 0 has 8 chunks"),
-    (lambda chunks, ranks: [list(range(chunks))] * ranks, r"chunk 0 is on ranks \[0, 1, 2, 3\]"),
-    (lambda chunks, ranks: [[rank, rank + 1] for rank in range(ranks)], r"chunk 1 is on ranks"),
+    (contiguous, "not_balanced contiguous"),
+    (round_robin, "not_balanced robin"),
+    (lambda chunks, ranks: [list(range(chunks))] + [[]] * (ranks - 1), "unequal_pieces"),
+    (lambda chunks, ranks: [list(range(chunks))] * ranks, "chunk_not_assigned_once"),
+    (lambda chunks, ranks: [[rank, rank + 1] for rank in range(ranks)], "chunk_not_assigned_once"),
     (lambda chunks, ranks: [[rank, chunks - rank] for rank in range(ranks)],
-     "chunk 4 is on no rank|there is no chunk 8"),
-    (two_only, "8 chunks on 2 ranks: chunk 2 is on no rank"),
-    (lambda chunks, ranks: [[rank] for rank in range(ranks)], "chunk 4 is on no rank"),
-    (lambda chunks, ranks: right.assign(chunks, ranks)[0], "not one list for each rank"),
-    (lambda chunks, ranks: contiguous(chunks, ranks)[::-1], "in round 1 rank"),
-    (lambda chunks, ranks: [f"{rank}" for rank in range(ranks)], "not a list of chunk numbers")]
+     "chunk_not_assigned_once"),
+    (two_only, "chunk_not_assigned_once"),
+    (lambda chunks, ranks: [[rank] for rank in range(ranks)], "chunk_not_assigned_once"),
+    (lambda chunks, ranks: right.assign(chunks, ranks)[0], "wrong_type"),
+    (lambda chunks, ranks: contiguous(chunks, ranks)[::-1], "not_balanced"),
+    (lambda chunks, ranks: [f"{rank}" for rank in range(ranks)], "wrong_type numbers")]
 
 
 @pytest.mark.parametrize("answer, words", WRONG_ASSIGNMENTS)

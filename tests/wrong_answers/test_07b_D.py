@@ -91,29 +91,29 @@ def never_summed():
 
 
 W = [
-    (everything_whole, "DDP: device 3 holds the whole of x.*should hold 256 of 1024 rows"),
-    (ddp_three_times, "FSDP: device 3 holds the whole of up, float32.*1/4 of it"),
-    (fsdp_for_tp, "TP: device 3 holds 16 of 64 rows of up, .*should hold 64 of 256 columns"),
-    (tp_for_fsdp, "FSDP: device 3 holds the whole of x"),
-    (but("DDP", up=("n",), down=("n",)), "DDP: device 3 holds 16 of 64 rows of up.*the whole"),
-    (but("DDP", y=()), "DDP: device 3 holds the whole of y"),
-    (but("FSDP", up=()), "FSDP: device 3 holds the whole of up"),
-    (but("FSDP", down=()), "FSDP: device 3 holds the whole of down"),
-    (but("FSDP", up=(None, "n")), "FSDP: JAX refuses it. ShardingTypeError.*\n.*Hint: Both dim"),
-    (but("TP", up=("n",), down=(None, "n")), "TP: device 3 holds 16 of 64 rows of up"),
-    (but("TP", down=(None, "n")), "TP: device 3 holds 16 of 64 columns of down.*64 of 256 rows"),
-    (but("TP", x=("n",)), "TP: JAX refuses it"),
-    (but("TP", y=("n",)), "TP: device 3 holds 256 of 1024 rows of y.*the whole"),
-    (but("TP", x=(None, "n")), "TP: JAX refuses it|TP: device 3 holds 16 of 64 columns of x"),
-    (but("DDP", x=("m",)), "DDP: JAX refuses it. ValueError.*\n?.*one axis"),
-    (but("DDP", x=(None, None, "n")), "DDP: x has 2 dimensions, and P.* names 3"),
-    (without_tp, "layouts\\(\\) has no TP; it has DDP and FSDP"),
-    (without_y, "DDP names the arrays x, up, down; they are x, up, down, y"),
-    (words, "DDP: x is 'n', no PartitionSpec"),
-    (nothing, "layouts\\(\\) returned nothing"),
-    (lists, "DDP is a list, not a dictionary: array -> PartitionSpec"),
-    (never_summed, "TP: JAX refuses it"),
-    (a_list, "layouts\\(\\) returned a list"),
+    (everything_whole, "wrong_pieces"),
+    (ddp_three_times, "wrong_pieces"),
+    (fsdp_for_tp, "wrong_pieces"),
+    (tp_for_fsdp, "wrong_pieces"),
+    (but("DDP", up=("n",), down=("n",)), "wrong_pieces"),
+    (but("DDP", y=()), "wrong_pieces"),
+    (but("FSDP", up=()), "wrong_pieces"),
+    (but("FSDP", down=()), "wrong_pieces"),
+    (but("FSDP", up=(None, "n")), "layout_refused FSDP"),
+    (but("TP", up=("n",), down=(None, "n")), "wrong_pieces"),
+    (but("TP", down=(None, "n")), "wrong_pieces"),
+    (but("TP", x=("n",)), "layout_refused"),
+    (but("TP", y=("n",)), "wrong_pieces"),
+    (but("TP", x=(None, "n")), "wrong_pieces"),
+    (but("DDP", x=("m",)), "layout_refused DDP"),
+    (but("DDP", x=(None, None, "n")), "wrong_count"),
+    (without_tp, "missing_keys"),
+    (without_y, "wrong_keys"),
+    (words, "wrong_type PartitionSpec"),
+    (nothing, "wrong_type nothing"),
+    (lists, "wrong_type array"),
+    (never_summed, "layout_refused"),
+    (a_list, "wrong_type layouts"),
 ]
 
 
@@ -195,7 +195,7 @@ def test_an_error_in_the_answer_is_shown_with_its_line():
     def layouts():
         return {"DDP": {"x": P("n")}}  # noqa: F821
 
-    assert_rejected(lab.check_layouts(layouts), "NameError: name 'P' is not defined\n.*in layouts")
+    assert_rejected(lab.check_layouts(layouts), "raised_NameError")
 
 
 def with_collectives(name, *found):

@@ -306,35 +306,35 @@ class CopyThatIsDropped(Right):
         self.in_flight = self.pool.submit(run, [copy.deepcopy(state)])
 
 
-SYNCHRONOUS = "save returns only when the disk is done"
-OTHER_VALUES = "the file of save 1 has other values than the state had when save was called: state"
+SYNCHRONOUS = "blocks_on_disk returns"
+OTHER_VALUES = "not_a_snapshot"
 WORDS = {
-    Nothing: "write has not been called",
-    Synchronous: "save calls write itself",
+    Nothing: "nothing_saved",
+    Synchronous: "blocks_on_disk itself",
     WaitsForItsOwn: SYNCHRONOUS,
-    SavedByRank0Alone: "rank 1: save 1 has returned, and after close there is no file",
-    WaitsWithOtherRanks: "rank 1: 3 steps of the job ended only when its disk was done",
+    SavedByRank0Alone: "save_lost rank",
+    WaitsWithOtherRanks: "blocks_on_disk steps",
     NoSnapshot: OTHER_VALUES,
     ShallowCopy: OTHER_VALUES,
-    CopiesOfTheOutermost: OTHER_VALUES + r"\['optimizer'\]",
-    WritesTensors: "write got dict, not bytes",
-    Overlap: r"\d writes were in flight at once",
-    Queued: "save 2 returned while save 1 was still being written: two snapshots",
-    NewerDropped: "save 2 has returned, and after close there is no file second_2.pt",
-    SnapshotBeforeItWaits: "while a second save waits for the first, 128 MB are held",
-    SecondCopyKept: "while a save is in flight, 128 MB are held for a state of 64 MB",
-    SnapshotKept: "after close 64 MB are still held",
-    NeverJoined: "close returned while the last save was still being written",
-    WaitsAndDoesNotAsk: "write raised OSError in the thread, and close returned as if",
-    OnlyALock: "save 2 returned while save 1 was still being written: two snapshots",
-    PastTheDisk: "write has not been called",
-    Pickled: "the file of save 1 cannot be loaded by torch.load",
-    ErrorSwallowed: "write raised OSError in the thread, and close returned as if all were well",
-    ErrorOfThreadLost: "write raised OSError in the thread, and close returned as if",
-    ErrorsOfTheDiskOnly: "write raised DiskFailed in the thread, and close returned as if",
-    ErrorAtCloseOnly: "write raised OSError in the thread, and the next save returned",
-    ErrorForEver: "an error is raised again and again",
-    CollectiveInTheThread: "rank|all_gather|barrier",
+    CopiesOfTheOutermost: "not_a_snapshot 'optimizer'",
+    WritesTensors: "wrong_type",
+    Overlap: "several_in_flight writes",
+    Queued: "several_in_flight snapshots",
+    NewerDropped: "save_lost second_2.pt",
+    SnapshotBeforeItWaits: "memory_kept second",
+    SecondCopyKept: "memory_kept flight",
+    SnapshotKept: "memory_kept after",
+    NeverJoined: "close_does_not_wait",
+    WaitsAndDoesNotAsk: "error_lost",
+    OnlyALock: "several_in_flight snapshots",
+    PastTheDisk: "nothing_saved",
+    Pickled: "unreadable_file",
+    ErrorSwallowed: "error_lost",
+    ErrorOfThreadLost: "error_lost",
+    ErrorsOfTheDiskOnly: "error_lost DiskFailed",
+    ErrorAtCloseOnly: "error_lost next",
+    ErrorForEver: "error_repeated",
+    CollectiveInTheThread: "no_progress|deadlock|collectives_differ",
 }
 
 

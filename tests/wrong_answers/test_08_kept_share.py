@@ -14,7 +14,7 @@ right = definitions("08_surviving_failure").kept_share
 
 def mistaken(number):
     def kept_share(groups, failures, wait, restart, end):
-        return MISTAKES[number][0](Job(groups, tuple(failures), wait, restart, end))
+        return MISTAKES[number].number(Job(groups, tuple(failures), wait, restart, end))
     return kept_share
 
 
@@ -46,25 +46,25 @@ def empties(groups, failures, wait, restart, end):
 
 
 WRONG = {
-    "nothing": (other_way(lambda *_: None), "nothing .None., not a number"),
-    "one": (mistaken(0), "one failure: .*failures cost nothing"),
-    "what is lost": (mistaken(1), "without a failure.*that is what is lost"),
-    "percent": (mistaken(2), "that is in percent"),
-    "seconds": (mistaken(3), "those are seconds"),
-    "no wait": (mistaken(4), "one failure: .*the others go on at once"),
-    "nobody missing": (mistaken(5), "one failure: .*the group is back after the wait"),
-    "all restart": (mistaken(6), "all groups wait for the restart"),
-    "one after the other": (mistaken(7), "the restart begins after the wait"),
-    "a sum over failures": (mistaken(8), "missing at once: .*each failure costs the same"),
-    "failures, not groups": (mistaken(9), "fails while it is missing: .*missing twice"),
-    "first restart counts": (mistaken(10), "comes back as if it had not"),
-    "beyond the end": (mistaken(11), "missing in the end: .*after the end counts"),
-    "never empty": (never_empty, "you say"),
-    "no group": (ignores_the_group, "two groups missing at once"),
-    "each its own": (each_its_own, "a group that fails while it is missing"),
-    "empties its list": (empties, "changed its list of failures"),
-    "other arguments": (lambda groups, failures: 1, "restart"),
-    "infinite": (other_way(lambda *_: float("inf")), "inf")}
+    "nothing": (other_way(lambda *_: None), "not_a_number nothing"),
+    "one": (mistaken(0), "failures_cost_nothing"),
+    "what is lost": (mistaken(1), "lost"),
+    "percent": (mistaken(2), "in_percent"),
+    "seconds": (mistaken(3), "seconds"),
+    "no wait": (mistaken(4), "others_go_on_once"),
+    "nobody missing": (mistaken(5), "group_back_after_wait"),
+    "all restart": (mistaken(6), "all_groups_wait_for_restart"),
+    "one after the other": (mistaken(7), "restart_begins_after_wait"),
+    "a sum over failures": (mistaken(8), "failure_costs_same"),
+    "failures, not groups": (mistaken(9), "group_fails_twice_missing_twice"),
+    "first restart counts": (mistaken(10), "group_fails_while_missing_comes"),
+    "beyond the end": (mistaken(11), "lost_after_end_counts"),
+    "never empty": (never_empty, "wrong_number"),
+    "no group": (ignores_the_group, "wrong_number once"),
+    "each its own": (each_its_own, "wrong_number fails"),
+    "empties its list": (empties, "changes_input"),
+    "other arguments": (lambda groups, failures: 1, "wrong_signature"),
+    "infinite": (other_way(lambda *_: float("inf")), "not_a_number inf")}
 
 
 def by_the_second(groups, failures, wait, restart, end):

@@ -129,46 +129,41 @@ def is_trained(job, name):
 
 
 WRONG = [
-    ((lambda job: None, lambda job, state: None, zero3), "job_state returned nothing .None."),
+    ((lambda job: None, lambda job, state: None, zero3), "nothing_returned"),
     ((lambda job: {}, lambda job, state: None, zero3),
-     "DDP on 3 ranks, rank 0, saved after step .: a new job that has loaded the state is as it"),
-    ((right.job_state, lambda job, state: job.step, zero3), "loaded the state is as it was before"),
+     "nothing_loaded"),
+    ((right.job_state, lambda job, state: job.step, zero3), "nothing_loaded"),
     (loaded_without("optimizer", "scheduler", "step", "data", "torch", "python"),
-     "exp_avg .missing., exp_avg_sq, .*schedule, .*position, step"),
-    (changed(optimizer=without_moments), "differs in exp_avg .missing."),
-    (loaded_without("optimizer"), "exp_avg .missing., .*learning rate"),
-    (then(second_moment_lost), "differs in exp_avg_sq .something else."),
-    (then(step_of_adam_lost), "the optimizer's step .0 in . tensors instead of . in"),
-    (loaded_without("torch"), "torch's random numbers .what a new job begins with.\n"
-     ".*Dropout draws them"),
-    (loaded_without("python"), "Python's random numbers .what a new job"),
-    (of_rank_0("torch", "python"), "rank 1, .*torch's random numbers .that of rank 0., Python's"),
-    (then(lambda job, state: torch.rand(1)), "torch's random numbers .something else."),
-    (changed(data=lambda job: (job.data.epoch, 0)), "position .0 instead"),
-    (changed(data=lambda job: (0, job.data.position)), "saved after step 5: .*epoch .0 instead of"),
-    (loaded_without("data"), "position .0 instead of"),
-    (loaded_without("scheduler"), "schedule .step 0 instead of step"),
-    (then(lambda job, state: job.scheduler.step()), "differs in learning rate"),
-    (changed(step=lambda job: job.step + 1), "differs in step .. instead of"),
-    (changed(step=lambda job: job.step - 1), "differs in step .. instead of"),
-    (loaded_without("step"), "differs in step .0 instead of"),
-    ((saved_by_rank_0, load_from_rank_0, zero3), "rank 1, saved after step .: job_state returned "
-     "nothing .None.\n.*each returns its own"),
-    ((right.job_state, load_from_rank_0, zero3), "DDP on 3 ranks, rank 1, .*that of rank 0"),
-    (of_rank_0("optimizer"), "FSDP2 on 3 ranks, rank 1, .*exp_avg .that of rank 0."),
-    ((no_copy, right.load_job_state, zero3), "the state has changed with the job's next step: "
-     r"state\['tensors'\]"),
-    ((moments_not_copied, right.load_job_state, zero3), "the state has changed with the job's next "
-     r"step: state\['optimizer'\]"),
-    ((lambda job: copy.copy(no_copy(job)), right.load_job_state, zero3), "the state has changed"),
-    (with_tensors(is_trained), "frozen parameters .what a new job begins with., buffers"),
-    (with_tensors(lambda job, name: name != "center"), "differs in buffers"),
-    (with_tensors(lambda job, name: not is_trained(job, name)), "differs in parameters"),
-    ((whole_module, load_whole_module, zero3), "ZeRO-3 on 3 ranks, rank 0, .*bytes of parameters "
-     "and moments, and the rank holds .*\n.*gathers"),
-    ((seeds, right.load_job_state, zero3), "job_state has changed torch's random"),
-    (changed(extra=lambda job: lambda: 1), "torch.save cannot write the state"),
-    (then(lambda job, state: job.module.eval()), "the loss of step . is .* without interruption"),
+     "exp_avg_not_restored schedule"),
+    (changed(optimizer=without_moments), "exp_avg_not_restored"),
+    (loaded_without("optimizer"), "exp_avg_not_restored"),
+    (then(second_moment_lost), "exp_avg_sq_not_restored"),
+    (then(step_of_adam_lost), "the_optimizer's_step_not_restored"),
+    (loaded_without("torch"), "torch's_random_numbers_not_restored begins"),
+    (loaded_without("python"), "Python's_random_numbers_not_restored"),
+    (of_rank_0("torch", "python"), "torch's_random_numbers_not_restored Python's"),
+    (then(lambda job, state: torch.rand(1)), "torch's_random_numbers_not_restored"),
+    (changed(data=lambda job: (job.data.epoch, 0)), "position_not_restored"),
+    (changed(data=lambda job: (0, job.data.position)), "epoch_not_restored"),
+    (loaded_without("data"), "position_not_restored"),
+    (loaded_without("scheduler"), "schedule_not_restored"),
+    (then(lambda job, state: job.scheduler.step()), "learning_rate_not_restored"),
+    (changed(step=lambda job: job.step + 1), "step_not_restored"),
+    (changed(step=lambda job: job.step - 1), "step_not_restored"),
+    (loaded_without("step"), "step_not_restored"),
+    ((saved_by_rank_0, load_from_rank_0, zero3), "nothing_returned"),
+    ((right.job_state, load_from_rank_0, zero3), "buffers_not_restored"),
+    (of_rank_0("optimizer"), "exp_avg_not_restored FSDP2"),
+    ((no_copy, right.load_job_state, zero3), "not_a_snapshot"),
+    ((moments_not_copied, right.load_job_state, zero3), "not_a_snapshot 'optimizer'"),
+    ((lambda job: copy.copy(no_copy(job)), right.load_job_state, zero3), "not_a_snapshot"),
+    (with_tensors(is_trained), "frozen_parameters_not_restored"),
+    (with_tensors(lambda job, name: name != "center"), "buffers_not_restored"),
+    (with_tensors(lambda job, name: not is_trained(job, name)), "parameters_not_restored"),
+    ((whole_module, load_whole_module, zero3), "full_tensor_gathered"),
+    ((seeds, right.load_job_state, zero3), "state_changed"),
+    (changed(extra=lambda job: lambda: 1), "cannot_be_saved"),
+    (then(lambda job, state: job.module.eval()), "wrong_loss"),
 ]
 
 
@@ -261,7 +256,7 @@ def test_a_state_in_memory_is_gone_after_a_kill():
     def load(job, key):
         right.load_job_state(job, copy.deepcopy(KEPT[key]))
 
-    assert_rejected(check_job_state(keeps_in_memory, load, zero3), "KeyError")
+    assert_rejected(check_job_state(keeps_in_memory, load, zero3), "raised_KeyError")
 
 
 def keeps_mode_in_memory(job):
@@ -275,7 +270,7 @@ def test_what_no_state_shows_is_another_loss_after_a_kill():
         job.module.train(KEPT.get(job.kind, False))  # a new process has no KEPT
 
     assert_rejected(check_job_state(keeps_mode_in_memory, load, zero3),
-                    "killed in step .*: the loss of step . is .* without interruption")
+                    "wrong_loss killed")
 
 
 def test_an_unfilled_one_waits():

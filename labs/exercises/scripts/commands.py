@@ -101,10 +101,10 @@ def _refusal(words) -> Verdict | None:
     if waits:
         return Verdict(waits[0], None, "is waiting for your code")
     if words[0] not in _MODULES and not shutil.which(words[0]):
-        return Verdict(words[0], False, "there is no such command")
+        return Verdict(words[0], False, "there is no such command", code="no_such_command")
     script = next((word for word in words if word.endswith(".py")), None)
     sentence = missing_script(script) if script and words[0] in _MODULES else None
-    return Verdict(words[0], False, sentence) if sentence else None
+    return Verdict(words[0], False, sentence, code="file_missing") if sentence else None
 
 
 def _run(words, logs, seconds, environment, watch=None) -> CommandResult:

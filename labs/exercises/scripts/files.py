@@ -79,21 +79,22 @@ def read_metrics(run: Any, path: str | Path, keys: dict[str, type]) -> dict[str,
     must be in it, of which type. Raises Wrong where the run failed or has not written it."""
     if not hasattr(run, "code"):
         raise Wrong(f"this is {kind_of(run)}, and no run", "Give it what the cell that started the "
-                    "script has returned.")
+                    "script has returned.", code="wrong_type")
     if run.code != 0:
         raise Wrong(f"the run has {'been stopped' if run.code is None else 'failed'} ({run!r}), so "
-                    f"there is no {path} of it", "What it printed says why.")
+                    f"there is no {path} of it", "What it printed says why.", code="run_failed")
     if not Path(path).is_file():
-        raise Wrong(f"there is no {path}: the run wrote none", _WRITE)
+        raise Wrong(f"there is no {path}: the run wrote none", _WRITE, code="file_missing")
     written = Path(path).stat().st_mtime
     if written < run.began - EARLIER:
-        raise Wrong(f"{path} is of an earlier run: this one wrote none", _WRITE)
+        raise Wrong(f"{path} is of an earlier run: this one wrote none", _WRITE,
+                    code="file_outdated")
     if written > run.began + run.seconds:
-        raise Wrong(f"another run has written {path} since", _AGAIN)
+        raise Wrong(f"another run has written {path} since", _AGAIN, code="file_outdated")
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError:
-        raise Wrong(f"{path} is not JSON", _WRITE) from None
+        raise Wrong(f"{path} is not JSON", _WRITE, code="not_json") from None
     require_keys(found, path, keys)
     return found
 
@@ -103,4 +104,5 @@ def require_keys(found: Any, path: str | Path, keys: dict[str, type]) -> None:
     missing = [f'{kind.__name__} "{key}"' for key, kind in keys.items()
                if not isinstance(found, dict) or not isinstance(found.get(key), kind)]
     if missing:
-        raise Wrong(f"{path} has no {listed(missing)}: has another script written it?", _AGAIN)
+        raise Wrong(f"{path} has no {listed(missing)}: has another script written it?", _AGAIN,
+                    code="wrong_keys")

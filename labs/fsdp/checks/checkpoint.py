@@ -116,7 +116,8 @@ def _briefly(what) -> Iterator[None]:
         raise Wrong(f"rank {dist.get_rank()}: {what} raised {type(cause).__name__}: "
                     f"{'… ' * (start > 0)}{text[start:start + _SHOWN]}"
                     + " … (all of it: labs.last_failure().traceback)" * (len(text) > _SHOWN),
-                    _HINTS.get(known, ""), own_place(error)) from error
+                    _HINTS.get(known, ""), own_place(error),
+                    code=f"raised_{type(cause).__name__}") from error
     finally:
         logging.disable(before)
 
@@ -131,7 +132,8 @@ def _check_unchanged(before, after):
     # Training goes on after a save as it would have without it.
     if len(before) != len(after) or not all(map(torch.equal, before, after)):
         raise Wrong(f"rank {dist.get_rank()}: save changes the optimizer's state",
-                    "Write what is there; get_state_dict gives it without changing it.")
+                    "Write what is there; get_state_dict gives it without changing it.",
+                    code="optimizer_changed")
 
 
 @contextlib.contextmanager
@@ -157,7 +159,7 @@ def _check_finished(running):
     if running:
         raise Wrong(f"rank {dist.get_rank()}: save returned while the checkpoint is still being "
                     "written", "dcp.async_save returns a future: call its result() before the "
-                    "checkpoint is needed, here at the end of save.")
+                    "checkpoint is needed, here at the end of save.", code="never_waited")
 
 
 def _check_gathered(traffic, what):
@@ -169,7 +171,7 @@ def _check_gathered(traffic, what):
         raise Wrong(f"rank {dist.get_rank()}: {what} gathers {gathered:,} bytes; the model's "
                     f"parameters are {parameters:,}: shards were put together to whole tensors",
                     "get_state_dict(module, optimizer) without full_state_dict; dcp writes and "
-                    "reads shards as they are.")
+                    "reads shards as they are.", code="full_tensor_gathered")
 
 
 def _check_files(folder):
@@ -177,24 +179,27 @@ def _check_files(folder):
     whole = 12 * models.count_trainable(_make_model())  # bytes of 3 fp32 numbers each
     if not sizes:
         raise Wrong("save wrote nothing into the folder",
-                    "torch.distributed.checkpoint.save(state, checkpoint_id=folder)")
+                    "torch.distributed.checkpoint.save(state, checkpoint_id=folder)",
+                    code="nothing_saved")
     # Every rank writes: in one file are the shards of one rank, whoever else wrote into it before.
     if sum(size > 0 for size in sizes) < SAVED_ON:
         raise Wrong(f"{SAVED_ON} ranks saved, and the folder holds "
                     f"{counted(sum(size > 0 for size in sizes), 'file')}: the shards of the others "
-                    "are not there", "Each rank writes its own shards, into a file of its own.")
+                    "are not there", "Each rank writes its own shards, into a file of its own.",
+                    code="shards_missing")
     # And each writes its share: as many files may also be as many full copies.
     if sizes[-1] > 0.6 * whole:
         raise Wrong(f"one file has {sizes[-1]:,} bytes; parameters and moments are {whole:,}: a "
-                    "rank wrote more than its share", _OWN_SHARDS)
+                    "rank wrote more than its share", _OWN_SHARDS, code="saves_others_shards")
     # All shares together are the state once: more are copies, less leaves something out.
     if sum(sizes) > 1.6 * whole:
         raise Wrong(f"all files together have {sum(sizes):,} bytes; parameters and moments are "
-                    f"{whole:,}: some of it is written twice", _OWN_SHARDS)
+                    f"{whole:,}: some of it is written twice", _OWN_SHARDS, code="saved_twice")
     if sum(sizes) < whole:
         raise Wrong(f"all files together have {sum(sizes):,} bytes; parameters and moments are "
                     f"{whole:,}: something is not saved",
-                    "A checkpoint has the model's parameters and the optimizer's two moments.")
+                    "A checkpoint has the model's parameters and the optimizer's two moments.",
+                    code="saved_too_little")
 
 
 def _load_and_train(load, folder, saved, later):
@@ -222,7 +227,8 @@ def _check_state(optimizer):
     if not optimizer.state:
         raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, after load: the optimizer has no "
                     "moments", "A fresh optimizer's own state_dict() is empty, so dcp.load fills "
-                    "nothing; get_state_dict(module, optimizer) makes room for the moments first.")
+                    "nothing; get_state_dict(module, optimizer) makes room for the moments first.",
+                    code="optimizer_state_missing")
 
 
 def _check_rate(rates):
@@ -231,7 +237,8 @@ def _check_rate(rates):
         raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, after load: the optimizer's learning "
                     f"rate is {rates.pop():g}; {RATE:g} was saved",
                     "dcp.load fills tensors in place, so parameters and moments came by "
-                    "themselves; set_state_dict puts everything in place, also what is no tensor.")
+                    "themselves; set_state_dict puts everything in place, also what is no tensor.",
+                    code="settings_not_restored")
 
 
 def _check_parameters(got, want, when, hint):
@@ -239,4 +246,4 @@ def _check_parameters(got, want, when, hint):
         apart = largest_difference(got[name], value)
         if apart > 50 * TOLERANCE:
             raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, parameter {name!r} {when}: it "
-                        f"differs from the saved run's by {apart:.2g}", hint)
+                        f"differs from the saved run's by {apart:.2g}", hint, code="wrong_value")

@@ -63,11 +63,12 @@ def _check_forwards(forwards):
             raise Wrong(f"rank {dist.get_rank()}: block {number} runs forward once per step: what "
                         "it computed is kept for backward",
                         "Wrap every block, and put it back: blocks[i] = "
-                        "checkpoint_wrapper(blocks[i]).")
+                        "checkpoint_wrapper(blocks[i]).", code="not_checkpointed")
         if found != 2:
             raise Wrong(f"rank {dist.get_rank()}: block {number} runs forward {found} times per "
                         "step; once in forward and once in backward make 2",
-                        "Is it wrapped twice, or something inside it too?")
+                        "Is it wrapped twice, or something inside it too?",
+                        code="checkpointed_twice")
 
 
 def _check_memory(report: Report, without: Report, want: Units):
@@ -83,11 +84,12 @@ def _check_memory(report: Report, without: Report, want: Units):
     if held > most:
         raise Wrong(f"{rank} holds {held:,} bytes of activations after forward; with nothing but "
                     f"each block's input kept it is at most {int(most):,}",
-                    "checkpoint_wrapper(block), without a policy, keeps the input alone.")
+                    "checkpoint_wrapper(block), without a policy, keeps the input alone.",
+                    code="activations_kept")
     # At the peak of backward one block's activations exist, and of the others only the input. One
     # checkpoint around the model also runs every block twice, but brings all blocks back at once.
     held, whole = (one.peaks["backward"].activations for one in (report, without))
     if whole - held < in_blocks / 2:
         raise Wrong(f"{rank} still holds {held:,} bytes of activations at the peak of backward; "
                     f"without checkpointing it is {whole:,}",
-                    _SEVERAL)
+                    _SEVERAL, code="activations_kept")

@@ -64,24 +64,25 @@ def _check_choice(found, free, machine, choose):
     where = f"with {free:,} bytes free"
     if found is not None and not (isinstance(found, str) and found in WRAPPINGS):
         raise Wrong(f"choose returned {_shown(found)}, not the name of a wrapping",
-                    "Return its name.")
+                    "Return its name.", code="wrong_type")
     if not fits:
         raise Wrong(f"{where} nothing fits, and choose returned {found!r}",
-                    "Return None where no wrapping fits.")
+                    "Return None where no wrapping fits.", code="nothing_fits")
     if found is None:
         need = gathered_bytes(WRAPPINGS[best[0]])
         raise Wrong(f"{where} {best[0]!r} fits, since it gathers {need:,} at once, and choose "
                     "returned None", "A wrapping that needs exactly the free bytes fits."
-                    * (need == free))
+                    * (need == free), code="exact_fit_refused")
     if found not in fits:
         raise Wrong(f"{where} {found!r} does not fit: it gathers "
-                    f"{gathered_bytes(WRAPPINGS[found]):,} at once")
+                    f"{gathered_bytes(WRAPPINGS[found]):,} at once", code="does_not_fit")
     raise Wrong(f"{where} and {machine.name}, a forward with {found!r} loses "
                 f"{_ms(seconds[found])}; {listed([repr(name) for name in best])} fits too and "
                 f"loses {_ms(least)}" + "".join(
                     f"\n{name!r}: {in_terms(WRAPPINGS[name], machine)}"
                     for name in (found, best[0])),
-                _mistake(choose) or "Compare the terms of this sum with yours.")
+                _mistake(choose) or "Compare the terms of this sum with yours.",
+                code="slower_choice")
 
 
 def _mistake(choose) -> str:

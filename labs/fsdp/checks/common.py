@@ -81,7 +81,8 @@ def _check_same_units(units):
         if other := sorted(set(names) ^ set(units[0])):
             has, lacks = (0, rank) if other[0] in units[0] else (rank, 0)
             raise Wrong(f"{other[0]!r} is a unit on rank {has} and none on rank {lacks}: their "
-                        "collectives cannot match", "Every rank shards the same modules.")
+                        "collectives cannot match", "Every rank shards the same modules.",
+                        code="other_units_by_rank")
 
 
 def _check_module(module):
@@ -94,10 +95,11 @@ def _check_module(module):
         if name not in want:
             raise Wrong(f"rank {dist.get_rank()}: {name!r} is a parameter of its own now; in the "
                         "model it is the weight of the embedding", "Both belong to the root's unit:"
-                        " fully_shard(model), not a part of it.")
+                        " fully_shard(model), not a part of it.", code="tie_lost")
         if not parameter.requires_grad:
             raise Wrong(f"rank {dist.get_rank()}: {name!r} does not train any more: its "
-                        "requires_grad is False", "The strategy trains the model as it is.")
+                        "requires_grad is False", "The strategy trains the model as it is.",
+                        code="frozen_parameter")
 
 
 def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer,
@@ -108,12 +110,14 @@ def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer,
     # The class and the settings are the caller's: lost ones train, only otherwise.
     if not isinstance(optimizer, AdamW):
         raise Wrong(f"{rank}: the optimizer is {with_article(type(optimizer).__name__)} that was "
-                    "not made from the class given", "optimizer_class(parameters, **settings)")
+                    "not made from the class given", "optimizer_class(parameters, **settings)",
+                    code="optimizer_class_ignored")
     for group in optimizer.param_groups:
         for name, value in settings.items():
             if group[name] != value:
                 raise Wrong(f"{rank}: the optimizer has {name}={group[name]:g}; {value:g} was "
-                            "given", "optimizer_class(parameters, **settings)")
+                            "given", "optimizer_class(parameters, **settings)",
+                            code="settings_ignored")
     # fully_shard gives the module new parameters: an optimizer made before holds the old ones.
     updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [name for name, p in trainable(module) if id(p) not in updated]
@@ -122,7 +126,7 @@ def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer,
                     f"{missing[0]!r} on, {'is' if len(missing) == 1 else 'are'} not in the "
                     "optimizer, so a step does not change what the module has now",
                     "fully_shard replaces the parameters: make the optimizer afterwards, from all "
-                    "of model.parameters().")
+                    "of model.parameters().", code="optimizer_of_old_parameters")
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -149,10 +153,12 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 _MISTAKES = (
-    Mistake("not changed by the step", "fully_shard replaces the parameters: make the optimizer "
-            "afterwards, from model.parameters().", lambda reference: [reference.unchanged()]),
-    Mistake("updated with this rank's own gradient: it belongs to no unit, so it is whole on every "
-            "rank", "What is in no block is the root's: fully_shard(model) comes last.",
+    Mistake("not_updated", "not changed by the step", "fully_shard replaces the parameters: make "
+            "the optimizer afterwards, from model.parameters().",
+            lambda reference: [reference.unchanged()]),
+    Mistake("root_gradient_not_reduced", "updated with this rank's own gradient: it belongs to no "
+            "unit, so it is whole on every rank",
+            "What is in no block is the root's: fully_shard(model) comes last.",
             lambda reference: [reference.otherwise(reference.alone[dist.get_rank()])]))
 
 
@@ -189,7 +195,8 @@ def _check_shapes(module, reference):
         if found[name].shape != want.shape:
             raise Wrong(f"parameter {name!r} has shape {tuple(found[name].shape)} in the module, "
                         f"and {tuple(want.shape)} in the model",
-                        "FSDP1 lays parameters flat; use fully_shard, which does not.")
+                        "FSDP1 lays parameters flat; use fully_shard, which does not.",
+                        code="wrong_shape")
 
 
 def _check_resharded(module, sharded):
@@ -199,7 +206,7 @@ def _check_resharded(module, sharded):
         if name in sharded and not isinstance(parameter, DTensor):
             raise Wrong(f"rank {dist.get_rank()}: {name!r} is still gathered after the step, so "
                         "the next forward computes with numbers from before it",
-                        "Leave set_reshard_after_backward and unshard() out.")
+                        "Leave set_reshard_after_backward and unshard() out.", code="gathered_kept")
 
 
 @dataclass(frozen=True)

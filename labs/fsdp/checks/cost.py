@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from labs.exercises.numbers import judge_number, likeliest_cause, require_numbers
+from labs.exercises.numbers import Mistake, judge_number, likeliest_cause, require_numbers
 from labs.exercises.verdicts import check
 
 # Most is gathered at the first unit, in the middle and at the last one; the root is larger than a
@@ -70,53 +70,74 @@ def _arrivals(units, before=1, here=2) -> list[int]:
 # Each number is what one particular misunderstanding gives. UNITS tell every two of them apart.
 _COLLECTIVES = (
     # Resharding after forward costs a second all-gather; the root alone is spared it.
-    (lambda units: 2 * len(units), "you count one all-gather for each unit, but all units except "
-     "the root are gathered again for backward", ""),
-    (lambda units: 3 * len(units), "the root stays gathered after its forward, since its backward "
-     "follows at once", ""),
-    (lambda units: 2 * len(units) - 1, "these are the all-gathers; each unit's gradients are "
-     "reduce-scattered too", ""),
-    (len, "each unit has more than one collective in a step", ""))
+    Mistake("count_one_all_gather", lambda units: 2 * len(units), "you count one all-gather for "
+            "each unit, but all units except the root are gathered again for backward", ""),
+    Mistake("root_stays_gathered_after_forward", lambda units: 3 * len(units),
+            "the root stays gathered after its forward, since its backward follows at once", ""),
+    Mistake("all_gathers", lambda units: 2 * len(units) - 1,
+            "these are the all-gathers; each unit's gradients are reduce-scattered too", ""),
+    Mistake("unit_more_than_one_collective", len,
+            "each unit has more than one collective in a step", ""))
 _GATHERED = (
-    (lambda units: gathered_bytes(units) // 4, "that counts parameters; in fp32 each is 4 bytes",
-     ""),
-    (lambda units: 4 * sum(units), "all units together are never gathered at once",
-     "A unit is freed after its forward."),
-    (lambda units: 8 * sum(units), "all units together are never gathered at once",
-     "Only the root is whole all the time; another unit is freed after its forward."),
-    (lambda units: 4 * units[0], "that is the root's parameters alone; each unit that arrives is "
-     "there twice", ""),
-    (lambda units: 4 * (units[0] + max(units[1:] or [0])), "that counts the unit that computes "
-     "once; it is there twice while it is copied out of its flat buffer, and the buffer of the "
-     "unit before is there as well", ""),
-    (lambda units: 4 * (units[0] + max(_arrivals(units[1:], 1, 1) or units[1:] or [0])),
-     "that counts each of two neighbours once; the second is there twice, in its flat buffer and "
-     "copied out of it", "A buffer of the unit before, a buffer and parameters of this unit."),
-    (lambda units: 4 * (units[0] + max(_arrivals(units, 1, 1) or [0])),
-     "that counts each of two neighbours once; the second is there twice, in its flat buffer and "
-     "copied out of it", "A buffer of the unit before, a buffer and parameters of this unit."),
-    (lambda units: 8 * (units[0] + max(units[1:] or [0])), "of the root only the parameters are "
-     "still there when a unit is copied out", "For the first unit the root is the unit before."),
-    (lambda units: 4 * (units[0] + 2 * max(units[1:] or units)), "that leaves out the flat buffer "
-     "of the unit before, which is freed only when this unit has been copied out", ""),
-    (lambda units: 4 * max(_arrivals(units) or [2 * units[0]]) if len(units) > 1 else 8 * units[0],
-     "the root's parameters stay gathered the whole time", "Add the root's bytes."),
-    (lambda units: 4 * (units[0] + max(_arrivals(units, 2, 1), default=units[0])),
-     "the unit that arrives is there twice, and of the one before it only the buffer", ""),
-    (lambda units: 4 * (units[0] + max(_arrivals(units, 2, 2), default=units[0])),
-     "of the unit before only the flat buffer is there; its parameters were freed after its "
-     "forward", ""),
-    (lambda units: 4 * (units[0] + max([*_arrivals(units[1:]), *(2 * u for u in units[1:2])],
-                                       default=units[0])),
-     "for the first unit the root is the unit before: its flat buffer is still there", ""),
-    (lambda units: 4 * (units[0] + (_arrivals(units) or units[:1])[0]), "that is the moment at "
-     "which the first unit arrives; at another one more is there", ""),
-    (lambda units: 4 * (units[0] + (_arrivals(units) or units[:1])[-1]), "that is the moment at "
-     "which the last unit arrives; at another one more is there", ""),
-    (lambda units: 4 * (units[0] + 3 * max(units[1:] or [0])) if len(units) > 1 else 8 * units[0],
-     "the largest unit is there twice, but the unit before it may be smaller", ""),
-    (lambda units: 4 * (units[0] + sum(sorted(units)[-2:]) + max(units[1:]))
-     if len(units) > 1 else 8 * units[0], "the two largest units may not be neighbours",
-     "Only a unit and the one before it in forward meet."),
-    (lambda units: 4 * units[0] if len(units) == 1 else gathered_bytes(units),
-     "the root alone arrives in a flat buffer too, and is copied out of it", ""))
+    Mistake("counts_parameters", lambda units: gathered_bytes(units) // 4,
+            "that counts parameters; in fp32 each is 4 bytes", ""),
+    Mistake("all_units_together_never_gathered", lambda units: 4 * sum(units),
+            "all units together are never gathered at once", "A unit is freed after its forward."),
+    Mistake("all_units_together_never_gathered", lambda units: 8 * sum(units),
+            "all units together are never gathered at once",
+            "Only the root is whole all the time; another unit is freed after its forward."),
+    Mistake("root_parameters_alone", lambda units: 4 * units[0],
+            "that is the root's parameters alone; each unit that arrives is there twice", ""),
+    Mistake("counts_unit_computes_once", lambda units: 4 * (units[0] + max(units[1:] or [0])),
+            "that counts the unit that computes once; it is there twice while it is copied out of "
+            "its flat buffer, and the buffer of the unit before is there as well", ""),
+    Mistake("counts_two_neighbours_once",
+            lambda units: 4 * (units[0] + max(_arrivals(units[1:], 1, 1) or units[1:] or [0])),
+            "that counts each of two neighbours once; the second is there twice, in its flat "
+            "buffer and copied out of it",
+            "A buffer of the unit before, a buffer and parameters of this unit."),
+    Mistake("counts_two_neighbours_once",
+            lambda units: 4 * (units[0] + max(_arrivals(units, 1, 1) or [0])),
+            "that counts each of two neighbours once; the second is there twice, in its flat "
+            "buffer and copied out of it",
+            "A buffer of the unit before, a buffer and parameters of this unit."),
+    Mistake("root_buffer_counted", lambda units: 8 * (units[0] + max(units[1:] or [0])),
+            "of the root only the parameters are still there when a unit is copied out",
+            "For the first unit the root is the unit before."),
+    Mistake("leaves_out_flat_buffer_unit",
+            lambda units: 4 * (units[0] + 2 * max(units[1:] or units)), "that leaves out the flat "
+            "buffer of the unit before, which is freed only when this unit has been copied out",
+            ""),
+    Mistake("root_parameters_stay_gathered_time",
+            lambda units: (4 * max(_arrivals(units) or [2 * units[0]]) if len(units) > 1
+                           else 8 * units[0]),
+            "the root's parameters stay gathered the whole time", "Add the root's bytes."),
+    Mistake("unit_arrives_twice",
+            lambda units: 4 * (units[0] + max(_arrivals(units, 2, 1), default=units[0])),
+            "the unit that arrives is there twice, and of the one before it only the buffer", ""),
+    Mistake("unit_before_only_flat_buffer",
+            lambda units: 4 * (units[0] + max(_arrivals(units, 2, 2), default=units[0])),
+            "of the unit before only the flat buffer is there; its parameters were freed after its "
+            "forward", ""),
+    Mistake("root_before_first_unit",
+            lambda units: 4 * (units[0] + max(
+                [*_arrivals(units[1:]), *(2 * u for u in units[1:2])], default=units[0])),
+            "for the first unit the root is the unit before: its flat buffer is still there", ""),
+    Mistake("moment_first_unit_arrives",
+            lambda units: 4 * (units[0] + (_arrivals(units) or units[:1])[0]),
+            "that is the moment at which the first unit arrives; at another one more is there",
+            ""),
+    Mistake("moment_last_unit_arrives",
+            lambda units: 4 * (units[0] + (_arrivals(units) or units[:1])[-1]),
+            "that is the moment at which the last unit arrives; at another one more is there", ""),
+    Mistake("largest_unit_twice",
+            lambda units: (4 * (units[0] + 3 * max(units[1:] or [0])) if len(units) > 1
+                           else 8 * units[0]),
+            "the largest unit is there twice, but the unit before it may be smaller", ""),
+    Mistake("two_largest_units_may",
+            lambda units: 4 * (units[0] + sum(sorted(units)[-2:]) + max(units[1:]))
+                if len(units) > 1 else 8 * units[0], "the two largest units may not be neighbours",
+            "Only a unit and the one before it in forward meet."),
+    Mistake("root_alone_arrives_in_flat",
+            lambda units: 4 * units[0] if len(units) == 1 else gathered_bytes(units),
+            "the root alone arrives in a flat buffer too, and is copied out of it", ""))

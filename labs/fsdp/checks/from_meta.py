@@ -115,7 +115,7 @@ def _check_build(report):
         raise Wrong(f"rank {dist.get_rank()} held {peak:,} bytes while the model was built; the "
                     f"whole model is {whole:,}, a quarter of it {whole // RANKS:,}",
                     "Make it inside `with torch.device(\"meta\"):`, shard it, and only then give "
-                    "it memory.")
+                    "it memory.", code="peak_too_high")
     judge_outside_torch(report)
 
 
@@ -127,13 +127,16 @@ def _check_shards(module, own):
         if name not in names:
             raise Wrong(f"{rank}: {name!r} is a parameter of its own now; in the model two modules "
                         "share it", "to_empty unties what is not sharded yet: shard first, or tie "
-                        "again, model.tie_weights(), before the optimizer is made.")
+                        "again, model.tie_weights(), before the optimizer is made.",
+                        code="tie_lost")
         # Every parameter is a shard with memory.
         if not isinstance(parameter, DTensor):
-            raise Wrong(f"{rank}: {name!r} is not sharded", "shard(model, ...) before to_empty.")
+            raise Wrong(f"{rank}: {name!r} is not sharded", "shard(model, ...) before to_empty.",
+                        code="not_sharded")
         if parameter.device.type == "meta":
             raise Wrong(f"{rank}: {name!r} is on the meta device still: it has a shape, and no "
-                        "memory", "module.to_empty(device=...) gives it memory.")
+                        "memory", "module.to_empty(device=...) gives it memory.",
+                        code="still_on_meta")
 
 
 def _check_numbers(parameters, own):
@@ -144,11 +147,11 @@ def _check_numbers(parameters, own):
         who = f"rank {dist.get_rank()}, parameter {name!r}"
         if not value.isfinite().all():
             raise Wrong(f"{who}: it has numbers that nobody drew (here such memory is filled with "
-                        "nan)", _DRAW)
+                        "nan)", _DRAW, code="not_initialized")
         if usual.min() == usual.max():
             if not torch.equal(value, usual):
                 raise Wrong(f"{who}: it should be {usual.flatten()[0]:g} everywhere, as in a model "
-                            "that is built as usual", _DRAW)
+                            "that is built as usual", _DRAW, code="wrong_value")
         elif value.numel() > MANY:
             _check_deviation(who, value.std().item(), usual.std().item(),
                              own.config.initializer_range)
@@ -163,7 +166,8 @@ def _check_deviation(who, found, usual, unscaled):
                 "model.apply visits a module after its children, and scales what they drew. A loop "
                 "over model.modules() visits it before them; init_weights() takes a sharded model "
                 "for custom code and skips modules without a parameter of their own." if order else
-                "Each model draws its numbers in its own way: model.apply(model._init_weights).")
+                "Each model draws its numbers in its own way: model.apply(model._init_weights).",
+                code="initialized_twice")
 
 
 def _check_buffers(module, own):
@@ -172,7 +176,7 @@ def _check_buffers(module, own):
     for name, value in module.named_buffers():
         if not torch.allclose(value, want[name]):
             raise Wrong(f"rank {dist.get_rank()}, buffer {name!r}: it differs from that of a model "
-                        "that is built as usual", _DRAW)
+                        "that is built as usual", _DRAW, code="buffer_not_initialized")
 
 
 def _pieces(module) -> dict[str, tuple]:
@@ -197,7 +201,7 @@ def _check_pieces(by_rank):
             if place == its_place and numbers != its:
                 raise Wrong(f"{who} hold the same shard of two replicas, and different numbers",
                             "The seed depends on the place among the shards, not on the rank: "
-                            "lab.mesh().get_local_rank(\"shard\").")
+                            "lab.mesh().get_local_rank(\"shard\").", code="replicas_differ")
             # On a CPU mesh DTensor's random operators draw with each rank's own generator, so
             # equal seeds give equal shards. Constants may repeat, and the last shard is smaller.
             both = min(len(numbers), len(its))
@@ -205,7 +209,8 @@ def _check_pieces(by_rank):
                     and numbers[:both] == its[:both]:
                 raise Wrong(f"{who} hold different shards, and the same numbers",
                             "A CPU draws each shard with its rank's own generator: another seed "
-                            "for each shard, torch.manual_seed(...), before the numbers are drawn.")
+                            "for each shard, torch.manual_seed(...), before the numbers are drawn.",
+                            code="shards_equal")
 
 
 def _check_layers(parameters):
@@ -215,7 +220,8 @@ def _check_layers(parameters):
         start = tuple(value.flatten()[:4].tolist())
         if len(set(start)) > 1 and start in starts:
             raise Wrong(f"rank {dist.get_rank()}: {starts[start]!r} and {name!r} have the same "
-                        "numbers", "Set the seed once, before the modules are visited.")
+                        "numbers", "Set the seed once, before the modules are visited.",
+                        code="parameters_equal")
         starts[start] = name
 
 
@@ -225,7 +231,7 @@ def _check_units(traffic, blocks):
     if found != blocks + 1:
         raise Wrong(f"rank {dist.get_rank()}: gradients leave in {counted(found, 'unit')}; "
                     f"{blocks} blocks and the root make {blocks + 1}",
-                    "shard(model, ...) of exercise 4.1.")
+                    "shard(model, ...) of exercise 4.1.", code="wrong_units")
 
 
 def _check_step(before, after):
@@ -233,4 +239,5 @@ def _check_step(before, after):
     for name, value in after.items():
         if torch.equal(value, before[name]):
             raise Wrong(f"rank {dist.get_rank()}, parameter {name!r}: a step does not change it",
-                        "fully_shard replaces the parameters: make the optimizer after it.")
+                        "fully_shard replaces the parameters: make the optimizer after it.",
+                        code="not_updated")

@@ -100,7 +100,8 @@ def _in_model(name, judge, *args):
     try:
         return judge(*args)
     except Wrong as error:
-        raise Wrong(f"in {name}: {error.sentence}", error.hint, error.place) from None
+        raise Wrong(f"in {name}: {error.sentence}", error.hint, error.place,
+                    code=error.code) from None
 
 
 def _check_built(strategy, make):
@@ -138,18 +139,21 @@ _NUMBERS = Hints(
     unexplained="Cast to fp32 before the sum; clear the gradients of whole parameters after it; "
                 "unpack what comes back as it was packed.")
 _MISTAKES = (
-    Mistake("not changed by the step", "Does the shard get a gradient, and is it the shard that "
-            "the module and the optimizer have?", lambda reference: [reference.unchanged()]),
-    Mistake("updated with the gradient of one of {parts} backward passes",
+    Mistake("not_updated", "not changed by the step", "Does the shard get a gradient, and is it "
+            "the shard that the module and the optimizer have?",
+            lambda reference: [reference.unchanged()]),
+    Mistake("not_accumulated", "updated with the gradient of one of {parts} backward passes",
             "A new gradient is added to the one that the shard has.",
             lambda reference: ([reference.otherwise(scale=1 / reference.parts)]
                                if reference.parts > 1 else [])),
-    Mistake("updated with the gradient of one rank alone", "Reduce-scatter the gradients.",
+    Mistake("gradient_of_one_rank", "updated with the gradient of one rank alone",
+            "Reduce-scatter the gradients.",
             lambda reference: [reference.otherwise(own) for own in reference.alone]),
-    Mistake("updated with the SUM of the gradients over the ranks, not the mean",
+    Mistake("sum_not_mean", "updated with the SUM of the gradients over the ranks, not the mean",
             "Divide by the world size.",
             lambda reference: [reference.otherwise(scale=dist.get_world_size())]),
-    Mistake("updated with the mean divided by the world size once more", "Divide once.",
+    Mistake("mean_twice", "updated with the mean divided by the world size once more",
+            "Divide once.",
             lambda reference: [reference.otherwise(scale=1 / dist.get_world_size())]))
 
 
@@ -168,24 +172,28 @@ def _check_shards(module, model, numbers=True):
     for name in found.keys() - wanted.keys():
         raise Wrong(f"rank {rank}: {name!r} is a parameter of its own now; in the model it is the "
                     "weight of the embedding", "A tied parameter has two places: its shard goes "
-                    "into both.")
+                    "into both.", code="tie_lost")
     for name, whole in wanted.items():
         if name not in found:
             raise Wrong(f"rank {rank}: {name!r} is no parameter of the module any more",
-                        "The shard takes the parameter's place: owner._parameters[name] = shard.")
+                        "The shard takes the parameter's place: owner._parameters[name] = shard.",
+                        code="missing_parameter")
         first, after = _rows(whole, rank)
         local, want = models.local_shard(found[name]).detach(), whole.detach()[first:after]
         # Shards of whole rows keep shape, name and type; a flat piece may end inside a row.
         if local.shape != want.shape:
             raise Wrong(f"rank {rank} has {name!r} in shape {tuple(local.shape)}; its rows {first} "
-                        f"to {after} have {tuple(want.shape)}", _shape_hint(local, whole))
+                        f"to {after} have {tuple(want.shape)}", _shape_hint(local, whole),
+                        code="wrong_shape")
         # The optimizer adds small updates to the shard: bf16 would round them away.
         if local.dtype != torch.float32:
             raise Wrong(f"rank {rank} keeps its shard of {name!r} in {local.dtype}", "Only what "
-                        "is gathered is bf16; shards are copies of the fp32 parameters.")
+                        "is gathered is bf16; shards are copies of the fp32 parameters.",
+                        code="wrong_dtype")
         if numbers and largest_difference(local, want):
             raise Wrong(f"rank {rank} has other numbers than rows {first} to {after} of {name!r}",
-                        "Rank r keeps rows r·k to (r + 1)·k, copied from the fp32 parameter.")
+                        "Rank r keeps rows r·k to (r + 1)·k, copied from the fp32 parameter.",
+                        code="wrong_value")
 
 
 def _shape_hint(local, whole) -> str:

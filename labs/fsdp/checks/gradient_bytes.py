@@ -5,7 +5,7 @@ from functools import cache, partial
 
 import torch
 
-from labs.exercises.numbers import as_number, judge_number, likeliest_cause
+from labs.exercises.numbers import Mistake, as_number, judge_number, likeliest_cause
 from labs.exercises.on_ranks import on_ranks
 from labs.exercises.verdicts import check, shows
 from labs.fsdp import scaffold
@@ -82,16 +82,22 @@ def _sum_of(*kinds, size=lambda call: call.bytes) -> Callable[[list[CollectiveCa
 # What a look at one kind of collective gives. FSDP all-reduces nothing and DDP reduce-scatters
 # nothing, so one strategy alone does not tell these mistakes apart; all of them do.
 _MISTAKES = (
-    (_sum_of("all_reduce"), "FSDP has no all-reduce: each unit's gradients are reduce-scattered",
-     "Gradients travel in two kinds of collectives."),
-    (_sum_of("reduce_scatter"), "where a rank has whole gradients (DDP), or a replica's shard of "
-     "them (HSDP), an all-reduce sums them", "Gradients travel in two kinds of collectives."),
-    (_sum_of("all_gather", *REDUCTIONS), "an all-gather carries parameters", ""),
-    (_sum_of("all_gather"), "an all-gather carries parameters", ""),
-    (_sum_of("all_gather", "all_reduce"), "an all-gather carries parameters", ""),
-    (_sum_of("all_gather", "reduce_scatter"), "an all-gather carries parameters", ""),
-    (_sum_of(*REDUCTIONS, size=lambda call: call.elements), "these are elements, not bytes",
-     "Each call has `bytes`."),
-    *((_sum_of(*REDUCTIONS, size=lambda call, each=each: each * call.elements), "you count "
-       f"{each} bytes for each element, but gradients travel in other types too",
-       "Each call has `bytes`: 4 for each element in fp32, 2 in bf16.") for each in (2, 4)))
+    Mistake("reduce_scatter_missing", _sum_of("all_reduce"),
+            "FSDP has no all-reduce: each unit's gradients are reduce-scattered",
+            "Gradients travel in two kinds of collectives."),
+    Mistake("all_reduce_missing", _sum_of("reduce_scatter"), "where a rank has whole gradients "
+            "(DDP), or a replica's shard of them (HSDP), an all-reduce sums them",
+            "Gradients travel in two kinds of collectives."),
+    Mistake("all_gather_counted", _sum_of("all_gather", *REDUCTIONS),
+            "an all-gather carries parameters", ""),
+    Mistake("all_gather_counted", _sum_of("all_gather"), "an all-gather carries parameters", ""),
+    Mistake("all_gather_counted", _sum_of("all_gather", "all_reduce"),
+            "an all-gather carries parameters", ""),
+    Mistake("all_gather_counted", _sum_of("all_gather", "reduce_scatter"),
+            "an all-gather carries parameters", ""),
+    Mistake("in_elements", _sum_of(*REDUCTIONS, size=lambda call: call.elements),
+            "these are elements, not bytes", "Each call has `bytes`."),
+    *(Mistake("one_size_for_all",
+              _sum_of(*REDUCTIONS, size=lambda call, each=each: each * call.elements), "you count "
+              f"{each} bytes for each element, but gradients travel in other types too",
+              "Each call has `bytes`: 4 for each element in fp32, 2 in bf16.") for each in (2, 4)))

@@ -87,17 +87,18 @@ def _judge(found, norms) -> float:
     # One step for each batch: a loop that leaves some out, or repeats them, is another training.
     if len(norms) != STEPS:
         raise Wrong(f"{rank}: {STEPS} batches, and {counted(len(norms), 'step')} of the optimizer",
-                    "backward and step, once for each batch.")
+                    "backward and step, once for each batch.", code="missing_step")
     # A step without a gradient changes nothing: zero_grad stands between backward and step.
     if min(norms) == 0:
         raise Wrong(f"{rank}: step {norms.index(0)} has no gradient left",
-                    "Clear gradients before backward, or after the step.")
+                    "Clear gradients before backward, or after the step.", code="gradient_missing")
     # The norm is that of all shards: each rank's own is smaller, so its gradient is cut less.
     for number, norm in enumerate(norms):
         if not abs(norm / MAX_NORM - 1) < 0.001:
             raise Wrong(f"{rank}: the gradient of step {number} has a norm of {norm:.3g}, not "
                         f"{MAX_NORM}; alone it would be {want.norms[number]:.3g} before clipping",
-                        "Clip between backward and step, over all ranks' shards.")
+                        "Clip between backward and step, over all ranks' shards.",
+                        code="not_clipped")
     # Gradients that are never cleared add up: after clipping their norm is right, and their
     # direction is that of all batches so far.
     difference = _apart(found, want.parameters[-1])
@@ -107,7 +108,8 @@ def _judge(found, norms) -> float:
                     f"parameter is {difference:.2g} off the reference's"
                     + ": each gradient is added to those of the steps before it" * added,
                     "backward adds to what is in .grad: optimizer.zero_grad() once for each step."
-                    if added else "Is each gradient that of its own batch, and nothing else?")
+                    if added else "Is each gradient that of its own batch, and nothing else?",
+                    code="wrong_value")
     return difference
 
 

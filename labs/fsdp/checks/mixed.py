@@ -78,17 +78,18 @@ def _check_types(module, computed, gradients):
         if parameter.dtype != torch.float32:
             raise Wrong(f"{rank} keeps {name!r} in {_name(parameter.dtype)}: small updates are "
                         "rounded away", "Leave the model in fp32; the policy casts what is "
-                        "gathered.")
+                        "gathered.", code="parameters_not_fp32")
     # Every unit computes in bf16: a unit without the policy, and one with fp16, are found here.
     for unit, dtype in computed.items():
         if dtype != torch.bfloat16:
             raise Wrong(f"{rank}: {unit} computes with parameters in {_name(dtype)}, not bfloat16",
                         "MixedPrecisionPolicy(param_dtype=torch.bfloat16, ...) for every unit, the "
-                        "root too.")
+                        "root too.", code="wrong_compute_dtype")
     # The optimizer gets fp32 gradients, to add to fp32 moments.
     for name, gradient in gradients.items():
         if gradient is not None and gradient.dtype != torch.float32:
-            raise Wrong(f"{rank}: the gradient of {name!r} is {_name(gradient.dtype)}")
+            raise Wrong(f"{rank}: the gradient of {name!r} is {_name(gradient.dtype)}",
+                        code="wrong_dtype")
 
 
 def _check_bytes(calls):
@@ -101,7 +102,7 @@ def _check_bytes(calls):
         for call in calls:
             if call.kind == kind and call.bytes != each * call.elements:
                 raise Wrong(f"{rank}: {kind} carries {call.bytes // call.elements} bytes for each "
-                            f"element, not {each}", hints[kind])
+                            f"element, not {each}", hints[kind], code="wrong_traffic_dtype")
 
 
 def _check_losses(losses):
@@ -109,4 +110,5 @@ def _check_losses(losses):
     for step, (got, want) in enumerate(losses):
         if not abs(got - want) <= TOLERANCE * want:
             raise Wrong(f"step {step}: the mean loss is {got:.3f}, the reference's in fp32 "
-                        f"{want:.3f}", "Only the types may differ from exercise 4.1.")
+                        f"{want:.3f}", "Only the types may differ from exercise 4.1.",
+                        code="wrong_loss")

@@ -72,7 +72,8 @@ def _check_bytes(call):
         raise Wrong(f"rank {dist.get_rank()}: {call.kind} carries "
                     f"{call.bytes // call.elements} bytes for each element, not "
                     f"{BYTES[call.kind]}", "Cast to bf16 before the all-gather." if call.kind
-                    == "all_gather" else "Cast to fp32 before the reduce-scatter.")
+                    == "all_gather" else "Cast to fp32 before the reduce-scatter.",
+                    code="wrong_traffic_dtype")
 
 
 def _check_counts(counts, want):
@@ -86,14 +87,14 @@ def _check_counts(counts, want):
             raise Wrong(f"{rank}: {counted(total - whole, kind)} of a step "
                         f"{'carry' if total - whole > 1 else 'carries'} something else than the "
                         "parameters of one block, or of the root",
-                        "Pack what belongs to one unit into one buffer.")
+                        "Pack what belongs to one unit into one buffer.", code="wrong_units")
         # Blocks: gathered for forward and for backward, reduced once. The root may stay whole.
         each, root = (2, (1, 2)) if kind == "all_gather" else (1, (1,))
         if counts[kind, want.block] != each * blocks or counts[kind, want.root] not in root:
             raise Wrong(f"{rank}: {kind} is called {counts[kind, want.block]} times for {blocks} "
                         f"blocks and {counts[kind, want.root]} times for the root; "
                         f"{each * blocks} and {' or '.join(map(str, root))} are needed",
-                        _count_hint(counts[kind, want.root]))
+                        _count_hint(counts[kind, want.root]), code="wrong_traffic")
 
 
 def _count_hint(roots) -> str:
@@ -122,9 +123,10 @@ def _check_prefetch(events, want):
                 raise Wrong(f"{rank}: in backward, when block number {computed} from the end "
                             "computes its gradients, the next one's all-gather has not been "
                             "called", "Before a unit's backward: gather it, then start the one "
-                            "that came before it in forward.")
+                            "that came before it in forward.", code="not_prefetched")
             # Called and waited for at once, it hides nothing.
             if not last and (waited > computed or not gathers[computed].asynchronous):
                 raise Wrong(f"{rank}: in backward, the all-gather of the block after next is "
                             "waited for before this block computes: nothing travels meanwhile",
-                            "start calls it with async_op=True, and only gather waits.")
+                            "start calls it with async_op=True, and only gather waits.",
+                            code="waits_too_early")

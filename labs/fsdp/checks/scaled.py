@@ -138,24 +138,27 @@ def _check_gradients(exact, found) -> float:
         which = "every gradient is" if found.infinite > 0.99 else \
             f"{found.infinite:.2%} of the gradients are"
         raise Wrong(f"{which} infinite with your scale: fp16's largest number is "
-                    f"{torch.finfo(torch.float16).max:,.0f}", "Take a smaller scale.")
+                    f"{torch.finfo(torch.float16).max:,.0f}", "Take a smaller scale.",
+                    code="scale_too_large")
     if found.gradients is None:
         raise Wrong(f"{rank}: no gradient is infinite, and the optimizer made no step",
-                    "Where all gradients are finite on all ranks: optimizer.step().")
+                    "Where all gradients are finite on all ranks: optimizer.step().",
+                    code="step_skipped")
     # The loss is scaled: gradients that fp16 cannot hold are zero otherwise.
     lost, ratio = _compared(exact, found)
     if lost > LOST:
         raise Wrong(f"{rank}: {lost:.1%} of the gradients are zero and should not be: "
                     "they are below fp16's smallest number",
-                    "Multiply the loss by a large number before backward, such as 65,536.")
+                    "Multiply the loss by a large number before backward, such as 65,536.",
+                    code="underflow")
     # And the gradients are divided again: otherwise a step is as many times too long.
     if not abs(ratio - 1) <= APART:
         raise Wrong(f"{rank}: the optimizer gets gradients that are {ratio:.4g} times those in "
                     "fp32", "Divide each gradient by the scale after backward, once; and the loss "
-                    "counts `share`.")
+                    "counts `share`.", code="not_unscaled")
     if found.left:
         raise Wrong(f"{rank}: gradients are left behind after the step",
-                    "optimizer.zero_grad() after each step.")
+                    "optimizer.zero_grad() after each step.", code="gradients_left")
     return lost
 
 
@@ -177,7 +180,8 @@ def _check_skipped(found, what):
     if found.changed or found.gradients is not None:
         raise Wrong(f"{rank}: {what}, and the optimizer made its step",
                     "Skip the step if a gradient is not finite on any rank: a rank sees its own "
-                    "shards only, so all-reduce what each found.")
+                    "shards only, so all-reduce what each found.", code="step_not_skipped")
     if found.left:
         raise Wrong(f"{rank}: {what}, and these gradients are left for the next step",
-                    "optimizer.zero_grad() also after a step that is skipped.")
+                    "optimizer.zero_grad() also after a step that is skipped.",
+                    code="gradients_left")

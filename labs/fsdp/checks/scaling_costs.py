@@ -103,50 +103,66 @@ def _scaled(right, factor) -> Callable[[tuple], float]:
 
 
 _EFFICIENCY: tuple[Mistake, ...] = (
-    (_of(lambda few, many: _rate(many) / _rate(few)), "that is the speed-up of all GPUs together",
-     "Divide each rate by its GPUs."),
-    (_of(lambda few, many: _rate(many) / _rate(few) / many[0]), "the few are not always one GPU",
-     "Divide each rate by its own GPUs."),
-    (_of(lambda few, many: few[2] / many[2]), "the two steps may have different numbers of tokens "
-     "on a GPU", "Count tokens per second, not seconds."),
-    (_of(lambda few, many: many[2] / few[2]), "that is how much longer a step takes, and the two "
-     "steps may differ in tokens", "Count tokens per second, not seconds."),
-    (_of(lambda few, many: 1 / _right_efficiency(few, many)), "that is upside down",
-     "Efficiency is below 1 where scaling costs something."),
-    (_of(lambda few, many: 100 * _right_efficiency(few, many)), "that is in percent",
-     "Return the share: 1 where nothing is lost."))
+    Mistake("speed_up_all_gpus_together", _of(lambda few, many: _rate(many) / _rate(few)),
+            "that is the speed-up of all GPUs together", "Divide each rate by its GPUs."),
+    Mistake("few_not_always_one_gpu", _of(lambda few, many: _rate(many) / _rate(few) / many[0]),
+            "the few are not always one GPU", "Divide each rate by its own GPUs."),
+    Mistake("two_steps_may_different_numbers", _of(lambda few, many: few[2] / many[2]),
+            "the two steps may have different numbers of tokens on a GPU",
+            "Count tokens per second, not seconds."),
+    Mistake("how_much_longer_step_takes", _of(lambda few, many: many[2] / few[2]),
+            "that is how much longer a step takes, and the two steps may differ in tokens",
+            "Count tokens per second, not seconds."),
+    Mistake("upside_down", _of(lambda few, many: 1 / _right_efficiency(few, many)),
+            "that is upside down", "Efficiency is below 1 where scaling costs something."),
+    Mistake("in_percent", _of(lambda few, many: 100 * _right_efficiency(few, many)),
+            "that is in percent", "Return the share: 1 where nothing is lost."))
 _RATIO: tuple[Mistake, ...] = (
-    (_of(lambda psi, ranks, tokens, flops, link: 12 * psi / link / (6 * psi * tokens / flops)),
-     "a rank has one of N parts already, and sends the rest", "A factor (N − 1)/N is missing."),
-    (_scaled(_right_ratio, lambda *_: 2 / 3), "these are DDP's bytes; FSDP gathers the parameters "
-     "twice and reduces the gradients", "Three collectives of 4Ψ bytes each."),
-    (_scaled(_right_ratio, lambda *_: 1 / 3), "that is one collective of three",
-     "Two gathers and one reduction, 4Ψ bytes each."),
-    (_scaled(_right_ratio, lambda *_: 1 / 4), "in fp32 a parameter has 4 bytes", ""),
-    (_scaled(_right_ratio, lambda psi, ranks, *_: 1 / ranks), "computing is one rank's, on its own "
-     "tokens", "All ranks compute at the same time."),
-    (_scaled(_right_ratio, lambda *_: 3), "that is forward's computing alone",
-     "6 FLOPs for each parameter and token: 2 forward, 4 backward."),
-    (lambda case: 1 / _right_ratio(*case) if case[1] > 1 else 0.0, "that is upside down",
-     "Communication over computing."))
+    Mistake("rank_one_n_parts_already",
+            _of(lambda psi, ranks, tokens, flops, link:
+                12 * psi / link / (6 * psi * tokens / flops)),
+            "a rank has one of N parts already, and sends the rest",
+            "A factor (N − 1)/N is missing."),
+    Mistake("ddp_bytes", _scaled(_right_ratio, lambda *_: 2 / 3),
+            "these are DDP's bytes; FSDP gathers the parameters twice and reduces the gradients",
+            "Three collectives of 4Ψ bytes each."),
+    Mistake("one_collective_three", _scaled(_right_ratio, lambda *_: 1 / 3),
+            "that is one collective of three", "Two gathers and one reduction, 4Ψ bytes each."),
+    Mistake("in_fp32_parameter_4_bytes", _scaled(_right_ratio, lambda *_: 1 / 4),
+            "in fp32 a parameter has 4 bytes", ""),
+    Mistake("computing_one_rank", _scaled(_right_ratio, lambda psi, ranks, *_: 1 / ranks),
+            "computing is one rank's, on its own tokens", "All ranks compute at the same time."),
+    Mistake("forward_computing_alone", _scaled(_right_ratio, lambda *_: 3),
+            "that is forward's computing alone",
+            "6 FLOPs for each parameter and token: 2 forward, 4 backward."),
+    Mistake("upside_down", lambda case: 1 / _right_ratio(*case) if case[1] > 1 else 0.0,
+            "that is upside down", "Communication over computing."))
 _COPIES: tuple[Mistake, ...] = (
-    (lambda case: 12 * case[0] / case[2], "a rank copies its shard, not the model",
-     "Ψ/N parameters."),
-    (lambda case: 8 * case[0] / case[1] / case[2], "that is two copies of the shard; there are "
-     "three", "One before each of two gathers, and the gradient's."),
-    (lambda case: 4 * case[0] / case[1] / case[2], "that is one copy of the shard; there are three",
-     "One before each of two gathers, and the gradient's."),
-    (lambda case: 12 * case[0] / case[1] / case[3], "copies pass PCIe, which is slower than the "
-     "host's memory", ""),
-    (lambda case: 3 * case[0] / case[1] / case[2], "in fp32 a parameter has 4 bytes", ""))
+    Mistake("rank_copies_shard", lambda case: 12 * case[0] / case[2],
+            "a rank copies its shard, not the model", "Ψ/N parameters."),
+    Mistake("two_copies_shard", lambda case: 8 * case[0] / case[1] / case[2],
+            "that is two copies of the shard; there are three",
+            "One before each of two gathers, and the gradient's."),
+    Mistake("one_copy_shard", lambda case: 4 * case[0] / case[1] / case[2],
+            "that is one copy of the shard; there are three",
+            "One before each of two gathers, and the gradient's."),
+    Mistake("copies_pass_pcie", lambda case: 12 * case[0] / case[1] / case[3],
+            "copies pass PCIe, which is slower than the host's memory", ""),
+    Mistake("in_fp32_parameter_4_bytes", lambda case: 3 * case[0] / case[1] / case[2],
+            "in fp32 a parameter has 4 bytes", ""))
 _ADAMW: tuple[Mistake, ...] = (
-    (lambda case: HOST_OPTIMIZER_BYTES * case[0] / case[1] / case[3], "all ranks of the node share "
-     "the host's memory", "The host updates all Ψ parameters, whoever's shard they are."),
-    (lambda case: 28 * case[0] / case[3], "28 bytes is AdamW in one fused pass; here each of its "
-     "operations reads and writes memory", "The text gives the bytes."),
-    (lambda case: 16 * case[0] / case[3], "16 bytes is what a parameter occupies, not what an "
-     "update moves", "The text gives the bytes."),
-    (lambda case: 12 * case[0] / case[3], "12 bytes is what parameter and moments occupy, not what "
-     "an update moves", "The text gives the bytes."),
-    (lambda case: HOST_OPTIMIZER_BYTES * case[0] / case[2], "AdamW runs on the host: its bytes do "
-     "not pass PCIe", ""))
+    Mistake("own_host_bandwidth",
+            lambda case: HOST_OPTIMIZER_BYTES * case[0] / case[1] / case[3],
+            "all ranks of the node share the host's memory",
+            "The host updates all Ψ parameters, whoever's shard they are."),
+    Mistake("fused_adamw_bytes", lambda case: 28 * case[0] / case[3],
+            "28 bytes is AdamW in one fused pass; here each of its operations reads and writes "
+            "memory", "The text gives the bytes."),
+    Mistake("resident_bytes", lambda case: 16 * case[0] / case[3],
+            "16 bytes is what a parameter occupies, not what an update moves",
+            "The text gives the bytes."),
+    Mistake("resident_bytes_of_states", lambda case: 12 * case[0] / case[3],
+            "12 bytes is what parameter and moments occupy, not what an update moves",
+            "The text gives the bytes."),
+    Mistake("adamw_runs_on_host", lambda case: HOST_OPTIMIZER_BYTES * case[0] / case[2],
+            "AdamW runs on the host: its bytes do not pass PCIe", ""))

@@ -32,7 +32,7 @@ def explained(model: nn.Module | Callable[[], nn.Module]) -> Iterator[nn.Module 
         wrong = made and module is not None and _cause(module, parameter, made[-1])
         if not wrong:
             raise
-        raise Wrong(wrong.sentence, wrong.hint, own_place(error)) from None
+        raise Wrong(wrong.sentence, wrong.hint, own_place(error), code=wrong.code) from None
 
 
 def reject_lost_units(module: nn.Module) -> None:
@@ -61,10 +61,12 @@ def _cause(module, parameter, model) -> Wrong | None:
     name = _name(module, model)
     if isinstance(module, FSDPModule):
         return Wrong(f"{name} is a unit already, and fully_shard is called on it again",
-                     "fully_shard once for each block, and once for the model.")
+                     "fully_shard once for each block, and once for the model.",
+                     code="sharded_twice")
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return Wrong(f"a {type(module).__name__} cannot be a unit: it has no forward, before which "
-                     "its parameters could be gathered", "fully_shard each of its modules.")
+                     "its parameters could be gathered", "fully_shard each of its modules.",
+                     code="unit_without_forward")
     if not isinstance(parameter, DTensor):
         return None
     # A parameter stays with the first unit that took it: an outer one took those of this module.
@@ -73,7 +75,8 @@ def _cause(module, parameter, model) -> Wrong | None:
             return Wrong(f"the parameters of {name} already belong to another unit, that of "
                          f"{_name(outer, model)}", "Shard the blocks first, the model last."
                          if outer is model else
-                         "A block is one unit: nothing inside it is sharded after it.")
+                         "A block is one unit: nothing inside it is sharded after it.",
+                         code="units_overlap")
     return _lost(next((name for name, p in model.named_parameters() if p is parameter), "a module"))
 
 
@@ -87,7 +90,7 @@ def _without_unit(model) -> str:
 
 def _lost(name) -> Wrong:
     return Wrong(f"{name!r} was sharded in a unit that is not in the model, so nothing gathers it "
-                 "before the model's forward", _LOST)
+                 "before the model's forward", _LOST, code="unit_not_in_model")
 
 
 def _name(module, model) -> str:

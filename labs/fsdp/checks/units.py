@@ -36,7 +36,7 @@ def check_collectives(events: list[CollectiveCall | Mark], want: Units,
     if reduced != sorted([want.block] * blocks + [want.root]):
         raise Wrong(f"{rank}: gradients leave in {counted(len(reduced), 'unit')}"
                     f"{_of_other_sizes(reduced, blocks)}; {blocks} blocks and the root make "
-                    f"{blocks + 1}", _units_hint(reduced, blocks))
+                    f"{blocks + 1}", _units_hint(reduced, blocks), code="wrong_units")
     _check_all_gathers(Counter(c.elements for c in calls if c.kind == "all_gather"), want, rank)
     check_gathered_alone(events, want, rank, hint)
 
@@ -50,7 +50,8 @@ def reject_other_kinds(calls: list[CollectiveCall]) -> None:
         moved = sum(call.elements for call in other if call.kind == kind)
         raise Wrong(f"rank {dist.get_rank()}: {kind} carries {moved:,} {plural('element', moved)} "
                     "per step; fully sharded training needs only all-gather and reduce-scatter",
-                    _other_hint(kind, moved, any(c.kind == "reduce_scatter" for c in calls)))
+                    _other_hint(kind, moved, any(c.kind == "reduce_scatter" for c in calls)),
+                    code="wrong_collective")
 
 
 def _other_hint(kind, moved, sharded) -> str:
@@ -83,11 +84,11 @@ def _check_all_gathers(gathered, want, rank):
                     f"{gathered[want.block]} times per step, not {2 * blocks}: they stay whole "
                     "where they should be freed",
                     "Leave resharding as it is: each block's parameters are freed after its "
-                    "forward, and again after its backward.")
+                    "forward, and again after its backward.", code="gathered_kept")
     # The root may be kept, which is FSDP2's default, or gathered twice like a block.
     if gathered[want.block] > 2 * blocks or gathered[want.root] not in (1, 2):
         raise Wrong(f"{rank}: {sum(gathered.values())} all-gathers per step; once for forward and "
-                    f"once for backward make {2 * (blocks + 1)} at most")
+                    f"once for backward make {2 * (blocks + 1)} at most", code="extra_collective")
 
 
 def check_gathered_alone(events: list[CollectiveCall | Mark], want: Units, rank: str,
@@ -105,7 +106,7 @@ def check_gathered_alone(events: list[CollectiveCall | Mark], want: Units, rank:
             whole += {"all_gather": 1, "reduce_scatter": -1}.get(event.kind, 0)
         if whole > AHEAD:
             raise Wrong(f"{rank}: in {phase} {whole} blocks are gathered at once; the one that "
-                        f"computes and the next are {AHEAD}", hint)
+                        f"computes and the next are {AHEAD}", hint, code="gathered_at_once")
 
 
 def check_memory(report: Report, want: Units, element: int = BYTES) -> None:

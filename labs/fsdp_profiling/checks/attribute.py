@@ -38,12 +38,12 @@ def _compare(got, trace, gather, what, hint):
     pair = as_pair(got)
     if pair is None:
         raise Wrong(f"{what}: attribute returned {shortened(got)}, not (unit, phase)",
-                    'For example ("root", "forward").')
+                    'For example ("root", "forward").', code="wrong_type")
     unit, phase = pair
     if phase != owner.phase:
         raise Wrong(f"{what}: issued in {owner.phase}, not in {shortened(phase)}", hint or
                     'The label around the call is labs::forward or labs::backward; the phase is '
-                    '"forward" or "backward".')
+                    '"forward" or "backward".', code="wrong_phase")
     if unit != owner.unit:
         _explain_unit(unit, owner, trace, gather, what, hint)
 
@@ -74,10 +74,11 @@ def _explain_unit(unit, owner, trace, gather, what, hint):
     if owner.prefetched and unit in at_work:
         raise Wrong(f"{what}: it is for {owner.unit}; {unit} is the unit that prefetched it",
                     "The innermost label, FSDP::all_gather (unit), says whose parameters are "
-                    "gathered.")
+                    "gathered.", code="prefetching_unit")
     if owner.unit == trace_units.ROOT:
         raise Wrong(f"{what}: it is for the root, and attribute says {unit!r}",
-                    'A label FSDP::all_gather without a unit is the root\'s: return "root".')
+                    'A label FSDP::all_gather without a unit is the root\'s: return "root".',
+                    code="root_missed")
     raise Wrong(f"{what}: it is for {owner.unit}, not for {unit!r}",
                 hint or "The unit's name stands in the brackets of the label, as the module is "
-                        "called in the model.")
+                        "called in the model.", code="wrong_unit")

@@ -43,11 +43,13 @@ def _compare(got, stack, want, what):
         return
     if got not in stack:
         raise Wrong(f"{what}: call_site returned {got!r}, which is not on the stack",
-                    "Return one of the strings of collective.stack, as it is.")
+                    "Return one of the strings of collective.stack, as it is.", code="not_on_stack")
     if any(part in got for part in LIBRARIES):
         raise Wrong(f"{what}: {got!r} is a library's",
-                    "lab.LIBRARIES has the words by which a library's frame is known.")
+                    "lab.LIBRARIES has the words by which a library's frame is known.",
+                    code="library_frame")
     if stack.index(got) < stack.index(want):
         raise Wrong(f"{what}: {got!r} is an outer caller; {want!r} is nearer to the call",
-                    "The stack has its outermost frame first: search from its end.")
-    raise Wrong(f"{what}: {got!r} is not the place; it is {want!r}")
+                    "The stack has its outermost frame first: search from its end.",
+                    code="outer_caller")
+    raise Wrong(f"{what}: {got!r} is not the place; it is {want!r}", code="wrong_frame")

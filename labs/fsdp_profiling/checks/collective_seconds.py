@@ -1,5 +1,7 @@
 """Exercise 5.9: how long a ring all-gather is in flight on a given link."""
 
+from dataclasses import replace
+
 from labs.exercises.numbers import Cause, judge_number, require_signature
 from labs.exercises.verdicts import check
 from labs.predictions import traffic
@@ -25,19 +27,24 @@ def check_collective_seconds(collective_seconds):
 def _causes(nbytes, ranks, bandwidth, latency) -> list[Cause]:
     share = (ranks - 1) / ranks * nbytes / bandwidth
     mistakes = [
-        (nbytes / bandwidth, "as if a rank received its own piece too",
-         "Only (N-1)/N arrives."),
-        (2 * share, "that of an all-reduce", "An all-gather is half of an all-reduce."),
-        (nbytes / ranks / bandwidth, "that of one piece",
-         "N-1 pieces arrive, one after the other."),
-        ((ranks - 1) * nbytes / bandwidth, "as if nbytes were one rank's piece",
-         "nbytes is the whole tensor; a piece is nbytes / ranks."),
-        (8 * share, "the bytes take 8 times too long", "The bandwidth is in bytes, not bits.")]
-    return [(share, "that leaves out the latency", "Add it once."),
-            (share + (ranks - 1) * latency, "that adds the latency for each of the N-1 pieces",
-             "It is that of the whole collective: add it once."),
-            (share - latency, "that takes the latency away", "Add it."),
-            ((share + latency) * 1e3, "that is in milliseconds", "Return seconds."),
-            *((number + latency, words, hint) for number, words, hint in mistakes),
-            *((number, f"{words}, and without the latency", hint)
-              for number, words, hint in mistakes)]
+        Cause("own_piece_too", nbytes / bandwidth,
+              "as if a rank received its own piece too", "Only (N-1)/N arrives."),
+        Cause("all_reduce", 2 * share, "that of an all-reduce",
+              "An all-gather is half of an all-reduce."),
+        Cause("one_piece", nbytes / ranks / bandwidth, "that of one piece",
+              "N-1 pieces arrive, one after the other."),
+        Cause("nbytes_of_a_piece", (ranks - 1) * nbytes / bandwidth,
+              "as if nbytes were one rank's piece",
+              "nbytes is the whole tensor; a piece is nbytes / ranks."),
+        Cause("bandwidth_in_bits", 8 * share, "the bytes take 8 times too long",
+              "The bandwidth is in bytes, not bits.")]
+    return [Cause("leaves_out_latency", share, "that leaves out the latency", "Add it once."),
+            Cause("latency_each_piece", share + (ranks - 1) * latency,
+                  "that adds the latency for each of the N-1 pieces",
+                  "It is that of the whole collective: add it once."),
+            Cause("takes_latency_away", share - latency, "that takes the latency away", "Add it."),
+            Cause("in_milliseconds", (share + latency) * 1e3, "that is in milliseconds",
+                  "Return seconds."),
+            *(replace(one, number=one.number + latency) for one in mistakes),
+            *(replace(one, sentence=f"{one.sentence}, and without the latency")
+              for one in mistakes)]

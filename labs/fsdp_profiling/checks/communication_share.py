@@ -22,7 +22,8 @@ def check_communication_share(communication_share):
         got = communication_share(trace)
         if not isinstance(got, Mapping) or set(got) != set(KINDS):
             raise Wrong(f"communication_share returned {shortened(got)}, not a share for each of "
-                        f"{' and '.join(KINDS)}", 'A dictionary: {"all_gather": 0.2, ...}')
+                        f"{' and '.join(KINDS)}", 'A dictionary: {"all_gather": 0.2, ...}',
+                        code="wrong_type")
         for kind in KINDS:
             # A share is the time with at least one collective in flight, from begin to end, by the
             # time of all recorded steps.
@@ -45,31 +46,37 @@ def _causes(want, trace, spans) -> list[Cause]:
     seconds = want * trace.seconds
     from_call = [replace(span, begin=span.issued) for span in spans]
     return [
-        (sum(span.seconds for span in spans) / trace.seconds,
-         "that counts a moment twice where two collectives are in flight",
-         "Unite the spans before you add up: lab.union, then lab.total_seconds."),
-        (seconds, "that is in seconds", "Divide by trace.seconds."),
-        (100 * want, "that is in percent", "A share lies between 0 and 1."),
-        (want * max(1, len(trace.steps)), "that divides by one step's seconds, not by those of all "
-         "recorded steps", "trace.seconds is of all of them together."),
-        (seconds / trace.ends, "that divides by the time since the recording began, not by that "
-         "of the steps", "Use trace.seconds."),
-        (seconds / max(span.end for span in spans), "that divides by something shorter than the "
-         "steps", "Use trace.seconds."),
-        ((max(span.end for span in spans) - min(span.begin for span in spans)) / trace.seconds,
-         "that is the time from the first begin to the last end", "Between two collectives there "
-         "may be none in flight: lab.union keeps the gaps."),
-        (_neighbours(spans) / trace.seconds, "that takes away only what two neighbours share",
-         "Three can be in flight at once, or one inside another: lab.union handles all of that."),
-        (_in_order_of_issue(spans) / trace.seconds, "that unites the spans as if they began in the "
-         "order in which they were issued", "Sort them by begin, or use lab.union."),
-        (total_seconds(union(from_call)) / trace.seconds,
-         "that counts from the call, not from when the collective was in flight",
-         "A call may wait in a queue: take begin and end."),
-        (len(spans) / max(1, len(trace.collectives)), "that counts calls, not seconds",
-         "Calls differ in length."),
-        (total_seconds(union(trace.collectives)) / trace.seconds,
-         "that counts other collectives too", "Ask for one kind: trace.of(kind).")]
+        Cause("overlaps_counted_twice", sum(span.seconds for span in spans) / trace.seconds,
+              "that counts a moment twice where two collectives are in flight",
+              "Unite the spans before you add up: lab.union, then lab.total_seconds."),
+        Cause("in_seconds", seconds, "that is in seconds", "Divide by trace.seconds."),
+        Cause("in_percent", 100 * want, "that is in percent", "A share lies between 0 and 1."),
+        Cause("divides_one_step_seconds", want * max(1, len(trace.steps)),
+              "that divides by one step's seconds, not by those of all recorded steps",
+              "trace.seconds is of all of them together."),
+        Cause("divides_time_since_recording_began", seconds / trace.ends,
+              "that divides by the time since the recording began, not by that of the steps",
+              "Use trace.seconds."),
+        Cause("divides_something_shorter", seconds / max(span.end for span in spans),
+              "that divides by something shorter than the steps", "Use trace.seconds."),
+        Cause("time_from_first_begin_last",
+              (max(span.end for span in spans) - min(span.begin for span in spans)) / trace.seconds,
+              "that is the time from the first begin to the last end",
+              "Between two collectives there may be none in flight: lab.union keeps the gaps."),
+        Cause("takes_away_only_two_neighbours", _neighbours(spans) / trace.seconds,
+              "that takes away only what two neighbours share", "Three can be in flight at once, "
+              "or one inside another: lab.union handles all of that."),
+        Cause("unites_spans_if_began", _in_order_of_issue(spans) / trace.seconds,
+              "that unites the spans as if they began in the order in which they were issued",
+              "Sort them by begin, or use lab.union."),
+        Cause("counts_from_call", total_seconds(union(from_call)) / trace.seconds,
+              "that counts from the call, not from when the collective was in flight",
+              "A call may wait in a queue: take begin and end."),
+        Cause("counts_calls", len(spans) / max(1, len(trace.collectives)),
+              "that counts calls, not seconds", "Calls differ in length."),
+        Cause("counts_other_collectives_too",
+              total_seconds(union(trace.collectives)) / trace.seconds,
+              "that counts other collectives too", "Ask for one kind: trace.of(kind).")]
 
 
 def _neighbours(spans) -> float:

@@ -32,14 +32,16 @@ def check_diagnose(diagnose):
         # Each cause must be distinguished from all others, and a healthy run from all of them.
         if got != cause:
             raise Wrong(f"a run with {_called(cause)}{how} was taken for one with {_called(got)}",
-                        _HINTS_IF_NAMED.get(got) or _HINTS[cause])
+                        _HINTS_IF_NAMED.get(got) or _HINTS[cause], code="wrong_diagnosis")
         # The evidence must be of this run: a name alone could be guessed.
         if not is_evidence(cause, evidence, run, healthy):
             if cause == "nothing":
                 raise Wrong(f"a healthy run was named so, with {shortened(evidence, 70)} as "
-                            "evidence: there is none", 'Return ("nothing", None).')
+                            "evidence: there is none", 'Return ("nothing", None).',
+                            code="evidence_of_nothing")
             raise Wrong(f"{_called(cause)} was named, but {shortened(evidence, 70)} is no evidence "
-                        "of it", f"The evidence is {CAUSES[cause]}. {_HINTS[cause]}")
+                        "of it", f"The evidence is {CAUSES[cause]}. {_HINTS[cause]}",
+                        code="no_evidence")
     count = sum(not how for _, _, how in runs)
     return f"{count} runs recorded just now, each named with its evidence"
 
@@ -114,10 +116,11 @@ def is_evidence(cause: str, evidence, run: RecordedRun, healthy: RecordedRun) ->
 def _diagnosis(got) -> tuple:
     pair = as_pair(got)
     if pair is None:
-        raise Wrong(f"diagnose returned {shortened(got, 70)}, not (cause, evidence)")
+        raise Wrong(f"diagnose returned {shortened(got, 70)}, not (cause, evidence)",
+                    code="wrong_type")
     if not isinstance(pair[0], str) or pair[0] not in CAUSES:
         raise Wrong(f"{shortened(pair[0], 70)} is none of the causes",
-                    f"They are {', '.join(CAUSES)}.")
+                    f"They are {', '.join(CAUSES)}.", code="unknown_name")
     return pair
 
 

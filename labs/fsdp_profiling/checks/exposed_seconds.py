@@ -55,7 +55,8 @@ def exposed_in_step(path) -> float:
 def _lab_refused():
     """Refuses the lab's reader, whichever of its functions is called."""
     def refuse(path):
-        raise Wrong("the lab's reader opens the file", "Open it with json and gzip.")
+        raise Wrong("the lab's reader opens the file", "Open it with json and gzip.",
+                    code="ready_made")
 
     return mock.patch.object(trace_file, "_open", refuse)
 
@@ -98,7 +99,7 @@ def _causes(path) -> Iterator[Cause]:
     read before the first is asked for: a right answer needs none."""
     file = _File(path)
     # 0 has no certain cause
-    yield from (cause for cause in [*_of_the_sum(file), *_of_the_choice(file)] if cause[0])
+    yield from (cause for cause in [*_of_the_sum(file), *_of_the_choice(file)] if cause.number)
 
 
 def _of_the_sum(file) -> list[Cause]:
@@ -106,22 +107,30 @@ def _of_the_sum(file) -> list[Cause]:
     want, flying = file.exposed(), total_seconds(file.intervals(file.flies))
     busy = total_seconds(file.intervals(file.computes, file.pause))
     return [
-        (1e6 * want, "that is in microseconds", "Return seconds: ts and dur are microseconds."),
-        (1e3 * want, "that is in milliseconds", "Return seconds."),
-        (want / file.step.seconds, "that is a share of the step", "Return seconds."),
-        (file.exposed(inside=False), "that counts what is in flight outside the step",
-         "The label labs::step says when the step begins and ends."),
-        (flying, "that is all communication, hidden or not", _RULE),
-        (sum(one["dur"] for one in file.events if file.flies(one)) / 1e6,
-         "that is the sum of the collectives' durations", _RULE),
-        (file.step.seconds - busy, "that is all the time without computing",
-         "Count only where a collective is in flight."),
-        (flying - busy, "that subtracts seconds from seconds",
-         "Computing without communication has nothing to subtract from: subtract intervals."),
-        (file.exposed(gap=0.0), "that leaves out the rule for pauses", "Pauses of at most 0.5 ms, "
-         "which is 500 of the file's units, count as computing on a CPU."),
-        (file.exposed(gap=trace_events.GAP), "that counts a GPU's pauses as computing",
-         "The rule for pauses is for a CPU, where Python runs in them.")]
+        Cause("in_microseconds", 1e6 * want, "that is in microseconds",
+              "Return seconds: ts and dur are microseconds."),
+        Cause("in_milliseconds", 1e3 * want, "that is in milliseconds", "Return seconds."),
+        Cause("share_step", want / file.step.seconds, "that is a share of the step",
+              "Return seconds."),
+        Cause("counts_in_flight_outside_step", file.exposed(inside=False),
+              "that counts what is in flight outside the step",
+              "The label labs::step says when the step begins and ends."),
+        Cause("all_communication", flying, "that is all communication, hidden or not", _RULE),
+        Cause("sum_collectives_durations",
+              sum(one["dur"] for one in file.events if file.flies(one)) / 1e6,
+              "that is the sum of the collectives' durations", _RULE),
+        Cause("all_time_without_computing", file.step.seconds - busy,
+              "that is all the time without computing",
+              "Count only where a collective is in flight."),
+        Cause("subtracts_seconds_from_seconds", flying - busy,
+              "that subtracts seconds from seconds",
+              "Computing without communication has nothing to subtract from: subtract intervals."),
+        Cause("leaves_out_rule_for_pauses", file.exposed(gap=0.0),
+              "that leaves out the rule for pauses", "Pauses of at most 0.5 ms, which is 500 of "
+              "the file's units, count as computing on a CPU."),
+        Cause("counts_gpu_pauses_computing", file.exposed(gap=trace_events.GAP),
+              "that counts a GPU's pauses as computing",
+              "The rule for pauses is for a CPU, where Python runs in them.")]
 
 
 def _of_the_choice(file) -> list[Cause]:
@@ -130,25 +139,33 @@ def _of_the_choice(file) -> list[Cause]:
         return file.exposed(lambda one: file.flies(one) or one["name"].startswith(beginning))
 
     return [
-        (file.exposed(busy=lambda one: _is_work(one, file.on_gpu)),
-         "that counts what gloo's threads do as computing", "They add and copy for collectives: "
-         "leave out each thread that has events named gloo:..."),
-        (file.exposed(busy=lambda one: file.computes(one) and one["tid"] == file.label["tid"]),
-         "that counts the main thread's computing alone", "Backward may run in a thread of its "
-         "own, a GPU's kernels run on streams: leave out gloo's threads only."),
-        (also("gloo:"), "that counts gloo's own work as in flight, too",
-         "On the slow link a collective is in flight while its label link:... lasts."),
-        (also("FSDP::"), "that takes FSDP's labels for collectives",
-         "Names of collectives begin with link: or nccl."),
-        (also("nccl"), "that takes NCCL's labels for collectives",
-         "On a GPU a collective is a kernel; its label lasts only while it is launched."),
-        (file.exposed(lambda one: one["name"].startswith("c10d::")), "that counts the calls, not "
-         "the time in flight", "The labels link:... say when a collective is in flight."),
-        (file.exposed(busy=lambda one: one["cat"] == "cpu_op" and one["tid"] not in file.gloo),
-         "that counts other operations than aten:: as computing", "Only what begins with aten:: "
-         "computes; the other names are autograd's and c10d's."),
-        (file.exposed(busy=lambda one: _is_work(one, False)), "that takes what the CPU does for "
-         "computing", "In a GPU's file the kernels compute; the CPU only launches them.")]
+        Cause("counts_gloo_threads_computing",
+              file.exposed(busy=lambda one: _is_work(one, file.on_gpu)),
+              "that counts what gloo's threads do as computing", "They add and copy for "
+              "collectives: leave out each thread that has events named gloo:..."),
+        Cause("counts_main_thread_computing_alone",
+              file.exposed(busy=lambda one: file.computes(one) and one["tid"] == file.label["tid"]),
+              "that counts the main thread's computing alone", "Backward may run in a thread of "
+              "its own, a GPU's kernels run on streams: leave out gloo's threads only."),
+        Cause("counts_gloo_own_work", also("gloo:"),
+              "that counts gloo's own work as in flight, too",
+              "On the slow link a collective is in flight while its label link:... lasts."),
+        Cause("takes_fsdp_labels_for_collectives", also("FSDP::"),
+              "that takes FSDP's labels for collectives",
+              "Names of collectives begin with link: or nccl."),
+        Cause("takes_nccl_labels_for_collectives", also("nccl"),
+              "that takes NCCL's labels for collectives",
+              "On a GPU a collective is a kernel; its label lasts only while it is launched."),
+        Cause("counts_calls", file.exposed(lambda one: one["name"].startswith("c10d::")),
+              "that counts the calls, not the time in flight",
+              "The labels link:... say when a collective is in flight."),
+        Cause("counts_other_operations_than_aten",
+              file.exposed(busy=lambda one: one["cat"] == "cpu_op" and one["tid"] not in file.gloo),
+              "that counts other operations than aten:: as computing",
+              "Only what begins with aten:: computes; the other names are autograd's and c10d's."),
+        Cause("takes_cpu_for_computing", file.exposed(busy=lambda one: _is_work(one, False)),
+              "that takes what the CPU does for computing",
+              "In a GPU's file the kernels compute; the CPU only launches them.")]
 
 
 def _is_flight(one) -> bool:

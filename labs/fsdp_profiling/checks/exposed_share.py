@@ -13,7 +13,7 @@ def check_exposed_share(exposed_share):
         # Exposed is the time with a collective of any kind in flight and no computing. Subtracting
         # seconds instead of intervals goes wrong as soon as some computing overlaps with nothing.
         judge_number(exposed_share(trace), trace.seconds_of()["exposed"] / trace.seconds,
-                     [cause for cause in _causes(trace) if cause[0]],  # 0 has no certain cause
+                     [cause for cause in _causes(trace) if cause.number],  # 0 has no certain cause
                      f"trace {name!r}: the exposed share")
     return ("the exposed share is right on synthetic traces, and on every rank of a run recorded "
             "just now")
@@ -23,23 +23,29 @@ def _causes(trace) -> list[Cause]:
     times, seconds = trace.seconds_of(), trace.seconds
     two_kinds, computed = trace.seconds_of(*KINDS), total_seconds(trace.compute)
     return [
-        (times["total"] / seconds, "that is all communication, hidden or not",
-         "Take away the intervals in which the rank computes: lab.subtract."),
-        (times["overlapped"] / seconds, "that is the part that is hidden",
-         "Exposed is the other one."),
-        (times["exposed"], "that is in seconds", "Divide by trace.seconds."),
-        (100 * times["exposed"] / seconds, "that is in percent", "A share lies between 0 and 1."),
-        (times["exposed"] / (times["total"] or 1), "that is a share of the communication, not of "
-         "the step", "Divide by trace.seconds."),
-        (1 - computed / seconds, "that is all the time without computing", "A rank can also be "
-         "idle: count only where a collective is in flight."),
-        (two_kinds["exposed"] / seconds, "that leaves out the all-reduce", "Exposed is exposed, "
-         "whatever the kind: trace.collectives."),
-        (max(times["total"] - computed, 0) / seconds, "that subtracts seconds from seconds: right "
-         "only if all computing overlapped",
-         "Subtract intervals: lab.subtract(intervals, others)."),
-        ((computed - times["overlapped"]) / seconds, "that is the computing without communication",
-         "The other way round: communication without computing."),
-        (sum(one.seconds for one in trace.collectives) / seconds - times["overlapped"] / seconds,
-         "that counts a moment twice where two collectives are in flight",
-         "Unite the collectives first: lab.union.")]
+        Cause("all_communication", times["total"] / seconds,
+              "that is all communication, hidden or not",
+              "Take away the intervals in which the rank computes: lab.subtract."),
+        Cause("part_hidden", times["overlapped"] / seconds, "that is the part that is hidden",
+              "Exposed is the other one."),
+        Cause("in_seconds", times["exposed"], "that is in seconds", "Divide by trace.seconds."),
+        Cause("in_percent", 100 * times["exposed"] / seconds, "that is in percent",
+              "A share lies between 0 and 1."),
+        Cause("share_communication", times["exposed"] / (times["total"] or 1),
+              "that is a share of the communication, not of the step", "Divide by trace.seconds."),
+        Cause("all_time_without_computing", 1 - computed / seconds,
+              "that is all the time without computing",
+              "A rank can also be idle: count only where a collective is in flight."),
+        Cause("leaves_out_all_reduce", two_kinds["exposed"] / seconds,
+              "that leaves out the all-reduce",
+              "Exposed is exposed, whatever the kind: trace.collectives."),
+        Cause("subtracts_seconds_from_seconds", max(times["total"] - computed, 0) / seconds,
+              "that subtracts seconds from seconds: right only if all computing overlapped",
+              "Subtract intervals: lab.subtract(intervals, others)."),
+        Cause("computing_without_communication", (computed - times["overlapped"]) / seconds,
+              "that is the computing without communication",
+              "The other way round: communication without computing."),
+        Cause("overlaps_counted_twice",
+              (sum(one.seconds for one in trace.collectives) - times["overlapped"]) / seconds,
+              "that counts a moment twice where two collectives are in flight",
+              "Unite the collectives first: lab.union.")]

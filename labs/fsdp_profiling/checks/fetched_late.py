@@ -33,7 +33,7 @@ def _compare(got, trace, what):
     names = _names(got)
     if names is None:
         raise Wrong(f"{what}: fetched_late returned {shortened(got)}, not a list of units' names",
-                    "An empty list where all came in time.")
+                    "An empty list where all came in time.", code="wrong_type")
     want = trace_units.late_units(trace)
     # Only the order of two moments counts: the call of a unit's all-gather, and the completion of
     # the gradients before it. When the all-gather is in flight depends on the link.
@@ -41,20 +41,21 @@ def _compare(got, trace, what):
         return
     for other, sentence, hint in _causes(trace):
         if names == other:
-            raise Wrong(f"{what}: {sentence}", hint)
+            raise Wrong(f"{what}: {sentence}", hint, code="begin_not_issue")
     [last, *_] = [span.name for span in trace_units.gradients_done(trace)]
     if last in names and last not in want:
         raise Wrong(f"{what}: {last} has no unit before it in backward, but the root's own work",
-                    "Compare each unit with the one whose gradients are complete before its own.")
+                    "Compare each unit with the one whose gradients are complete before its own.",
+                    code="extra_entry")
     missing = [unit for unit in want if unit not in names]
     if missing:
         raise Wrong(f"{what}: {', '.join(missing)} came late, and fetched_late does not say so",
                     "Late is: its all-gather in backward was issued after the begin of the span "
-                    "that gradients_done gives for the unit before.")
+                    "that gradients_done gives for the unit before.", code="missing_entry")
     raise Wrong(f"{what}: {', '.join(sorted(names - set(want)))} was issued in time, and "
                 "fetched_late calls it late",
                 "Only all-gathers that are issued in backward count. A unit that backward does not "
-                "gather is not late.")
+                "gather is not late.", code="extra_entry")
 
 
 def _names(got) -> set[str] | None:

@@ -46,11 +46,12 @@ def _judge_forward(trace, ahead, what):
             raise Wrong(f"{what}: in forward, the all-gather of {missing[0]} is issued only when "
                         f"{unit} is done",
                         "Each block names the `ahead` blocks that come after it, in a list; those "
-                        "at the end name fewer.")
+                        "at the end name fewer.", code="not_prefetched")
         if extra := [name for name in issued if name not in wanted]:
             raise Wrong(f"{what}: in forward, the all-gather of {extra[0]} is issued before {unit} "
                         f"is done: {len(issued) - number - 1} blocks ahead",
-                        "Each block more that is gathered ahead takes its memory.")
+                        "Each block more that is gathered ahead takes its memory.",
+                        code="too_far_ahead")
 
 
 def _judge_backward(trace, what):
@@ -68,4 +69,5 @@ def _judge_backward(trace, what):
         raise Wrong(f"{what}: in backward, "
                     + (f"{', '.join(late)} is late now" if late else
                        "the units are gathered in another order than FSDP's default"),
-                    "Leave backward's prefetch alone: FSDP's default does it.")
+                    "Leave backward's prefetch alone: FSDP's default does it.",
+                    code="backward_changed")

@@ -28,14 +28,14 @@ def check_no_prefetch(no_prefetch):
             raise Wrong(f"{of(trace)}: the all-gather of {', '.join(prefetched)} is still issued "
                         "ahead, before the gradients of the unit before it are complete",
                         "An empty list means FSDP's default, which prefetches. Name what is there "
-                        "already while a unit computes.")
+                        "already while a unit computes.", code="still_prefetched")
         raise_if_gathered_twice(trace)
         # Backward's prefetch is all that the exercise changes: what forward does differently would
         # be taken for the price of backward's.
         if trace_units.order_of_events(trace, "forward") != one_by_one(order):
             raise Wrong(f"{of(trace)}: forward gathers its units in another order than without "
                         "your function", "Leave forward as it is: set_modules_to_backward_prefetch "
-                        "is enough.")
+                        "is enough.", code="forward_changed")
     return ("without prefetch every unit is gathered late, on every rank of models with "
             f"{' and '.join(map(str, LAYERS))} blocks, as the trace says")
 
@@ -72,5 +72,6 @@ def raise_if_gathered_twice(trace: Trace) -> None:
         if (owner.unit, owner.phase) in seen:
             raise Wrong(f"{of(trace)}: {owner.unit} is gathered twice in {owner.phase}",
                         "A unit that has been used is freed, so prefetching it gathers it again, "
-                        "for nothing. A unit itself is there while it computes.")
+                        "for nothing. A unit itself is there while it computes.",
+                        code="gathered_again")
         seen.add((owner.unit, owner.phase))

@@ -16,7 +16,12 @@ from labs.exercises.verdicts import Wrong, check
 from labs.manual_ddp.checks.api_hints import API_HINTS
 from labs.manual_ddp.checks.combine import split
 from labs.manual_ddp.edge_cases import CAPS, WORLD_SIZES
-from labs.manual_ddp.gradients import mean_and_alone, name_mistake, reference_model
+from labs.manual_ddp.gradients import (
+    UNEXPLAINED,
+    mean_and_alone,
+    name_mistake,
+    reference_model,
+)
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.training import data
 from labs.training.models import EdgeCaseModel
@@ -78,17 +83,18 @@ def _judge_weights(got, reference, by_rank, events):
     calls = [event for event in events if isinstance(event, CollectiveCall)]
     # with every backward inside no_sync, each rank goes its own way
     if not calls and any(getattr(event, "what", "") == "backward" for event in events):
-        raise Wrong(f"{who} is this rank's own: no backward communicated", _LAST)
+        raise Wrong(f"{who} is this rank's own: no backward communicated", _LAST,
+                    code="gradient_of_one_rank")
     # what the last backward adds stays on its rank
     if calls and _ends_alone(events):
         raise Wrong(f"{who} is not the same on all ranks: the last backward is not synchronized",
-                    _LAST)
-    sentence, hint = name_mistake(got[name], want[name], [one[name] for one in alone])
-    if sentence.startswith("differs"):
+                    _LAST, code="last_backward_not_reduced")
+    code, sentence, hint = name_mistake(got[name], want[name], [one[name] for one in alone])
+    if code == UNEXPLAINED:
         far = largest_difference(got[name], want[name])
         sentence = f"differs from the full batch's by {far:.2g}"
         hint = "Weight each loss by its micro-batch's share; synchronize in the last backward."
-    raise Wrong(f"{who} {sentence}", hint)
+    raise Wrong(f"{who} {sentence}", hint, code=code)
 
 
 def _judge_mixture(got, by_rank):
@@ -96,15 +102,18 @@ def _judge_mixture(got, by_rank):
     parts, total = len(by_rank[0]), sum(len(part["x"]) for part in by_rank[0])
     share = len(by_rank[0][-1]["x"]) / total
     last = "the last micro-batch alone: those before it are lost"
-    for weights, whose, hint in (
+    for code, weights, whose, hint in (
             # micro-batches of 3, 1 and 2 examples: without weights, each example of the smallest
             # counts three times
-            ([1] * parts, "the sum of the micro-batches' mean losses", _WEIGHTS),
-            ([1 / parts] * parts, "the plain mean of the micro-batches' mean losses", _WEIGHTS),
+            ("sum_of_micro_batches", [1] * parts, "the sum of the micro-batches' mean losses",
+             _WEIGHTS),
+            ("unweighted_mean", [1 / parts] * parts,
+             "the plain mean of the micro-batches' mean losses", _WEIGHTS),
             # a gradient that is cleared in between, or a single backward
-            ([0] * (parts - 1) + [share], last, _ADDS), ([0] * (parts - 1) + [1], last, _ADDS)):
+            ("only_last_micro_batch", [0] * (parts - 1) + [share], last, _ADDS),
+            ("only_last_micro_batch", [0] * (parts - 1) + [1], last, _ADDS)):
         if parts > 1 and _alike(got, _mixed(by_rank, weights)):
-            raise Wrong(f"the gradient is that of {whose}", hint)
+            raise Wrong(f"the gradient is that of {whose}", hint, code=code)
 
 
 def _ends_alone(events) -> bool:
@@ -131,22 +140,23 @@ def _judge_passes(traffic, parts, buckets):
     # one synchronization is what accumulation is for
     if len(traffic.calls) != buckets:
         raise Wrong(f"{len(traffic.calls)} collectives for {parts} micro-batches; one "
-                    f"synchronization takes {buckets}", _LAST)
+                    f"synchronization takes {buckets}", _LAST, code="wrong_traffic")
     order = [event.what for event in traffic.events if not isinstance(event, CollectiveCall)]
     passes = order.count("backward")
     # a single backward of the summed loss has the same gradient, and the memory of the full batch
     if passes != parts:
         raise Wrong(f"{passes} backward for {parts} micro-batches: what they all saved was "
-                    "held in memory at once", "One backward for each micro-batch.")
+                    "held in memory at once", "One backward for each micro-batch.",
+                    code="one_backward_for_all")
     # so have all forwards before the first backward
     if order != ["forward", "backward"] * parts:
         raise Wrong("a forward begins before the backward of the one before it: what both saved is "
                     "held in memory at once", "Forward and backward of one micro-batch, then of "
-                    "the next.")
+                    "the next.", code="forwards_before_backwards")
 
 
 def _judge_input(given, parts):
     # whoever trains on these micro-batches again would find fewer of them
     if [id(part) for part in given] != [id(part) for part in parts]:
         raise Wrong("accumulate changed the list that it was given",
-                    "Read it, without pop or append.")
+                    "Read it, without pop or append.", code="changes_input")

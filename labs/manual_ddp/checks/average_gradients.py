@@ -38,7 +38,7 @@ _CASES = ((EdgeCaseModel, EVERY_RANK), (NestedModel, ALL_BUT_RANK_0), (EdgeCaseM
           (EdgeCaseModel, NO_RANK))
 
 
-@check("2.3", hints=API_HINTS | {"not in the same collective":
+@check("2.3", hints=API_HINTS | {"collectives_differ":
                                  "A rank that did not use a parameter takes part with zeros."})
 def check_average_gradients(average_gradients):
     """average_gradients(model), after backward, turns every gradient into the mean over ranks."""
@@ -83,10 +83,11 @@ def judge_bytes(calls: Sequence[CollectiveCall], model) -> None:
     if sent > want + _padding(calls, model):
         much = f", {sent / want:.1f}x" if sent >= 1.1 * want else "; that is more than"
         raise Wrong(f"{who}{much} one all-reduce of its {len(trainable(model))} gradients, which "
-                    f"have {want:,} bytes", "One all-reduce of each gradient is enough.")
+                    f"have {want:,} bytes", "One all-reduce of each gradient is enough.",
+                    code="too_much_sent")
     if sent < want:
         raise Wrong(f"{who}; its gradients have {want:,} bytes",
-                    "Every trainable parameter's gradient must travel.")
+                    "Every trainable parameter's gradient must travel.", code="too_little_sent")
 
 
 def _padding(calls, model) -> int:

@@ -40,17 +40,19 @@ def _judge_the_rest(model, make, parameters, traffic):
     # an optimizer that was built before the broadcast would go on updating the old parameters
     if [id(p) for p in parameters] != [id(p) for p in model.parameters()]:
         raise Wrong(f"rank {rank}: the parameters were replaced by new ones",
-                    "Write into the tensors: an optimizer made earlier still holds them.")
+                    "Write into the tensors: an optimizer made earlier still holds them.",
+                    code="parameters_replaced")
     # equal models by a seed: the state of a training that goes on comes from none
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in _state(fresh).values())
     if traffic.bytes < nbytes:
         raise Wrong(f"only {traffic.bytes:,} bytes were communicated; the state has {nbytes:,}",
-                    "Rank 0's state must travel: it need not come from a seed.")
+                    "Rank 0's state must travel: it need not come from a seed.",
+                    code="too_little_sent")
     for name, parameter in fresh.named_parameters():
         # a switch that was moved to write in place, and not put back
         if (got := dict(model.named_parameters())[name].requires_grad) != parameter.requires_grad:
             raise Wrong(f"rank {rank}, parameter {name!r}: requires_grad is now {got}",
-                        "Leave it; write into tensor.detach().")
+                        "Leave it; write into tensor.detach().", code="requires_grad_changed")
 
 
 def _judge_values(model, make: Callable[..., nn.Module], traffic):
@@ -58,7 +60,7 @@ def _judge_values(model, make: Callable[..., nn.Module], traffic):
     # a new seed on every rank would give equal models without any communication
     if not traffic.calls:
         raise Wrong("nothing was communicated: rank 0's state stayed where it was",
-                    "It must travel to every rank.")
+                    "It must travel to every rank.", code="nothing_sent")
     got, want, before = map(_state, (model, make(seed=0), make(seed=rank)))
     # all state counts: also frozen parameters, which no optimizer touches, and buffers, also those
     # that state_dict() leaves out
@@ -69,18 +71,22 @@ def _judge_values(model, make: Callable[..., nn.Module], traffic):
         who = f"rank {rank}, {'buffer' if is_buffer else 'parameter'} {name!r}"
         if got[name].dtype != tensor.dtype:
             raise Wrong(f"{who} is now {got[name].dtype}, not {tensor.dtype}",
-                        "Write into the tensor that is there.")
+                        "Write into the tensor that is there.", code="wrong_dtype")
         if rank == 0:
-            raise Wrong(f"{who}: rank 0's own state changed", "Rank 0 sends, it does not receive.")
+            raise Wrong(f"{who}: rank 0's own state changed", "Rank 0 sends, it does not receive.",
+                        code="rank_0_changed")
         if unawaited(traffic.events):
             raise Wrong(f"{who} is read before it has arrived: nothing waits for the asynchronous "
-                        "broadcast", "Call .wait() on each handle, or leave async_op out.")
+                        "broadcast", "Call .wait() on each handle, or leave async_op out.",
+                        code="never_waited")
         if torch.equal(got[name], before[name]):
-            raise Wrong(f"{who} is still this rank's own", _kept(name, is_buffer, model))
+            raise Wrong(f"{who} is still this rank's own", _kept(name, is_buffer, model),
+                        code="not_broadcast")
         if got[name].is_floating_point() and close(got[name], tensor):
             raise Wrong(f"{who} is nearly rank 0's, but not equal",
-                        "Was it cast to another dtype on its way?")
-        raise Wrong(f"{who} is neither rank 0's nor this rank's own", "Broadcast from rank 0.")
+                        "Was it cast to another dtype on its way?", code="precision_lost")
+        raise Wrong(f"{who} is neither rank 0's nor this rank's own", "Broadcast from rank 0.",
+                    code="not_from_rank_0")
 
 
 def _kept(name, is_buffer, model) -> str:

@@ -46,7 +46,8 @@ def _judge_input(make_buckets, model):
     # the caller's list, turned round or emptied, would be another one for whoever reads it next
     if [id(p) for p in given] != [id(p) for p in model.parameters()]:
         raise Wrong("make_buckets changed the list that it was given",
-                    "Make a new list: reversed(parameters) or parameters[::-1].")
+                    "Make a new list: reversed(parameters) or parameters[::-1].",
+                    code="changes_input")
 
 
 def judge_buckets(buckets: Buckets, model: nn.Module, cap: int | None = None) -> None:
@@ -57,18 +58,20 @@ def judge_buckets(buckets: Buckets, model: nn.Module, cap: int | None = None) ->
         by_bucket = [[names[id(parameter)] for parameter in bucket] for bucket in buckets]
     except KeyError:
         raise Wrong("a bucket holds something else than the model's own parameters",
-                    "A list of lists, with the parameters themselves, not copies.") from None
+                    "A list of lists, with the parameters themselves, not copies.",
+                    code="not_own_parameters") from None
     want = [name for name, _ in trainable(model)][::-1]
     _judge_complete([name for bucket in by_bucket for name in bucket], want)
     # a bucket without parameters would be an all-reduce of nothing
     if [] in by_bucket:
-        raise Wrong("one bucket is empty", "Open a bucket only when there is something for it.")
+        raise Wrong("one bucket is empty", "Open a bucket only when there is something for it.",
+                    code="empty_bucket")
     for number, bucket in enumerate(buckets):
         # torch.cat would promote a mixed bucket: the lower precision would travel as the higher
         types = sorted({str(p.dtype).removeprefix("torch.") for p in bucket})
         if len(types) > 1:
             raise Wrong(f"bucket {number} mixes {' and '.join(types)}: no tensor can hold both",
-                        "Open a new bucket where the dtype changes.")
+                        "Open a new bucket where the dtype changes.", code="mixed_dtypes")
     _judge_order(by_bucket, want, [bucket[0].dtype for bucket in buckets])
     if cap is not None:
         _judge_sizes(buckets, by_bucket, dict(trainable(model)), cap)
@@ -82,24 +85,24 @@ def _judge_lists(buckets):
         if not isinstance(found, list | tuple):
             where = "make_buckets returned" if found is buckets else "a bucket is"
             raise Wrong(f"{where} {kind_of(found)}, not a list",
-                        "Return a list of lists of parameters.")
+                        "Return a list of lists of parameters.", code="wrong_type")
 
 
 def _judge_complete(order, want):
     frozen = [name for name in order if name not in want]
     if frozen:
         raise Wrong(f"{frozen[0]!r} is frozen and has no gradient to send",
-                    "Leave out parameters with requires_grad=False.")
+                    "Leave out parameters with requires_grad=False.", code="frozen_parameter")
     # a parameter in no bucket is never averaged: the ranks drift apart
     missing = [name for name in want if name not in order]
     if missing:
         hint = ("Is the last bucket, not full, kept too?" if missing == want[-len(missing):] else
                 "Every trainable parameter has a bucket, also one above the cap.")
-        raise Wrong(f"{', '.join(map(repr, missing))} is in no bucket", hint)
+        raise Wrong(f"{', '.join(map(repr, missing))} is in no bucket", hint, code="missing_entry")
     if len(order) > len(want):
         twice = next(name for name in order if order.count(name) > 1)
         raise Wrong(f"{twice!r} is in {order.count(twice)} buckets, or twice in one",
-                    "Once is enough.")
+                    "Once is enough.", code="duplicate_entry")
 
 
 def _judge_order(by_bucket, want, types):
@@ -116,15 +119,18 @@ def _judge_order(by_bucket, want, types):
     if not in_order and len(groups) > 1 and all(group == sorted(group) for group in groups):
         raise Wrong("the buckets are in order for each dtype, but not all together",
                     "Backward completes gradients of all dtypes in turn: go through the parameters "
-                    "once, in reverse; a change of dtype closes a bucket.")
+                    "once, in reverse; a change of dtype closes a bucket.", code="grouped_by_dtype")
     if (unsorted or not in_order) and places[0][0] != 0:
         raise Wrong(f"the first bucket begins with {by_bucket[0][0]!r}, not with the last layer",
-                    "Backward reaches the last layer first: go through the parameters in reverse.")
+                    "Backward reaches the last layer first: go through the parameters in reverse.",
+                    code="not_last_layer_first")
     if unsorted:
         raise Wrong(f"the parameters of bucket {unsorted[0]} are not in backward's order",
-                    "Go through the parameters in reverse, and append.")
+                    "Go through the parameters in reverse, and append.",
+                    code="wrong_order_in_bucket")
     if not in_order:
-        raise Wrong("the buckets are not in backward's order", "Append each bucket at the end.")
+        raise Wrong("the buckets are not in backward's order", "Append each bucket at the end.",
+                    code="wrong_order")
 
 
 def _judge_sizes(buckets, by_bucket, parameters, cap):
@@ -134,7 +140,8 @@ def _judge_sizes(buckets, by_bucket, parameters, cap):
         if len(bucket) > 1 and sizes[number] > cap:
             raise Wrong(f"bucket {number} has {sizes[number]} bytes, the cap is {cap}",
                         "Close a bucket before it would exceed the cap; count bytes with "
-                        "numel() * element_size(). A parameter above the cap has one to itself.")
+                        "numel() * element_size(). A parameter above the cap has one to itself.",
+                        code="cap_exceeded")
     order = list(parameters)[::-1]
     for name, following in zip(order, order[1:], strict=False):
         nbytes = parameters[following].numel() * parameters[following].element_size()
@@ -143,4 +150,5 @@ def _judge_sizes(buckets, by_bucket, parameters, cap):
                 and parameters[name].dtype == parameters[following].dtype):
             raise Wrong(f"with a cap of {cap} bytes, bucket {home[name]} has {sizes[home[name]]} "
                         f"bytes and the next parameter, {following!r}, has {nbytes}: it would fit",
-                        "Fill a bucket up to the cap, in bytes, before you open the next.")
+                        "Fill a bucket up to the cap, in bytes, before you open the next.",
+                        code="bucket_not_filled")

@@ -7,11 +7,11 @@ from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.training import data
 from labs.training.models import EdgeCaseModel
 
-# sentence, hint, and the gradient that the mistake gives
+# code, sentence, hint, and the gradient that the mistake gives
 _MISTAKES = (
-    ("the result is the sum of the gradients",
+    ("sum_not_mean", "the result is the sum of the gradients",
      "Each mean must count by its share of the batch.", sum),
-    ("the result is the plain mean of the gradients",
+    ("unweighted_mean", "the result is the plain mean of the gradients",
      "A shard of 8 counts eight times a shard of 1.", lambda parts: sum(parts) / len(parts)),
 )
 
@@ -35,11 +35,12 @@ def _judge_inputs(given, parts, given_sizes, sizes, shards):
     # whoever reads the shards' gradients next would find other numbers than backward left
     if given_sizes != sizes or len(given) != len(parts):
         raise Wrong(f"{shards}: combine changed the list it was given",
-                    "Leave the inputs as they are.")
+                    "Leave the inputs as they are.", code="changes_input")
     for number, (now, before) in enumerate(zip(given, parts, strict=True)):
         if not torch.equal(now, before):
             raise Wrong(f"{shards}: combine wrote into gradient {number}, which is an input",
-                        "gradient * weight makes a new tensor; *= and += write into the old one.")
+                        "gradient * weight makes a new tensor; *= and += write into the old one.",
+                        code="changes_input")
 
 
 def gradients_of_shards(sizes: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -67,12 +68,13 @@ def as_gradient(got, want) -> torch.Tensor:
         # an optimizer refuses a gradient of another dtype than its parameter
         if got.dtype != want.dtype:
             raise Wrong(f"combine returned {got.dtype} for gradients of {want.dtype}",
-                        "Keep the gradients' dtype.")
+                        "Keep the gradients' dtype.", code="wrong_dtype")
         return got
     kind = f"a tensor of shape {tuple(got.shape)}" if isinstance(got, torch.Tensor) else (
         kind_of(got))
     raise Wrong(f"combine returned {kind}, not a gradient of shape {tuple(want.shape)}",
-                "Return one tensor: the weighted sum of the gradients.")
+                "Return one tensor: the weighted sum of the gradients.",
+                code="wrong_shape" if isinstance(got, torch.Tensor) else "wrong_type")
 
 
 def _close(got, want) -> bool:
@@ -86,14 +88,15 @@ def _judge(got, want, parts, shards):
     if _close(got, want):
         return
     if not got.any():
-        raise Wrong(f"{shards}: the result is zero", "size // total is 0; divide with / .")
-    for sentence, hint, gives in _MISTAKES:
+        raise Wrong(f"{shards}: the result is zero", "size // total is 0; divide with / .",
+                    code="zero_gradient")
+    for code, sentence, hint, gives in _MISTAKES:
         if _close(got, gives(parts)):
-            raise Wrong(f"{shards}: {sentence}", hint)
+            raise Wrong(f"{shards}: {sentence}", hint, code=code)
     ratio = (got.norm() / want.norm()).item()
     if _close(got, want * ratio):
         raise Wrong(f"{shards}: the direction is right, the length is {ratio:.4g}x",
-                    "The weights must add up to 1.")
+                    "The weights must add up to 1.", code="wrong_scale")
     raise Wrong(f"{shards}: the result differs from the full batch's gradient by "
                 f"{largest_difference(got, want):.2g}",
-                "Weight each gradient by size / total size.")
+                "Weight each gradient by size / total size.", code="wrong_gradient")

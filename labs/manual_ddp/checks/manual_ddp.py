@@ -79,7 +79,7 @@ def train_wrapped(wrap: Callable[[nn.Module], nn.Module], uses: Sequence[UseAll]
     with torchs_own_refused("DistributedDataParallel"):
         module = wrap(model)
     # each rank built the model with a seed of its own: only a broadcast makes them equal
-    own = Mistake("left as this rank built it", _START_HINT,
+    own = Mistake("not_broadcast", "left as this rank built it", _START_HINT,
                   lambda _: [floats_of(make(seed=dist.get_rank()))])
     raise_on_all_ranks(judge_parameters, floats_of(model), references, "after wrapping", [own],
                        Hints(unexplained=_START_HINT))
@@ -109,13 +109,14 @@ def train_wrapped(wrap: Callable[[nn.Module], nn.Module], uses: Sequence[UseAll]
 
 def _judge_module(module, model):
     if not isinstance(module, nn.Module):
-        raise Wrong(f"it returned {kind_of(module)}, not a module", "return the wrapped module")
+        raise Wrong(f"it returned {kind_of(module)}, not a module", "return the wrapped module",
+                    code="wrong_type")
     # an optimizer that gets module.parameters() would update nothing, or a copy
     found = {id(parameter) for parameter in module.parameters()}
     missing = [name for name, p in model.named_parameters() if id(p) not in found]
     if missing:
         raise Wrong(f"{missing[0]!r} of the model is not among module.parameters(): an optimizer "
-                    "would not update it", _OWN_HINT)
+                    "would not update it", _OWN_HINT, code="parameters_hidden")
 
 
 def _difference_from_torchs(wrap) -> float:

@@ -83,26 +83,27 @@ def _accumulate(model: nn.Module, module: nn.Module, make: Callable, uses: Seque
     block = contextlib.ExitStack()
     with Traffic() as traffic:
         block.enter_context(module.no_sync())
-    raise_on_all_ranks(_judge_silent, traffic, "entering no_sync")
+    raise_on_all_ranks(_judge_silent, traffic, "entering no_sync", "sync_on_entering")
     for number, step in enumerate(inside, 1):
         raise_on_all_ranks(_judge_inside, *backward(step), module, alone[dist.get_rank()], number)
     with Traffic() as traffic:
         block.close()
     # an average on leaving, and another in the next backward, is what accumulation was to save
-    raise_on_all_ranks(_judge_silent, traffic, "leaving no_sync")
+    raise_on_all_ranks(_judge_silent, traffic, "leaving no_sync", "sync_on_leaving")
     traffic, got = backward(last)
     raise_on_all_ranks(_judge_synchronized, traffic,
-                       "after no_sync, backward still communicates nothing", _PUT_BACK)
+                       "after no_sync, backward still communicates nothing", _PUT_BACK,
+                       "silent_after_no_sync")
     # what was accumulated inside must be averaged too, not only the last backward's part, and also
     # where the last backward did not use a parameter
     raise_on_all_ranks(judge_gradients, model, mean, alone, "after no_sync, ", traffic, got)
     model.zero_grad()
 
 
-def _judge_silent(traffic, when):
+def _judge_silent(traffic, when, code):
     if traffic.calls:
         raise Wrong(f"{when} calls {counted(len(traffic.calls), 'collective')}",
-                    "Only the next backward outside communicates.")
+                    "Only the next backward outside communicates.", code=code)
 
 
 def _judge_inside(traffic, got, module, own, number):
@@ -112,17 +113,18 @@ def _judge_inside(traffic, got, module, own, number):
         is_up = getattr(module, "synchronize", False) is True
         raise Wrong(f"inside no_sync, {flag * is_up}{counted(len(traffic.calls), 'collective')} "
                     f"{'was' if len(traffic.calls) == 1 else 'were'} called in backward",
-                    "Set self.synchronize to False before the `yield`.")
+                    "Set self.synchronize to False before the `yield`.", code="sync_inside_no_sync")
     for name in own:
         if not close(got[name], own[name]):
             raise Wrong(f"rank {dist.get_rank()}, parameter {name!r}: inside no_sync its gradient "
                         f"is not the sum of this rank's own after {number} backward passes",
-                        "Inside no_sync, gradients accumulate locally: neither averaged nor lost.")
+                        "Inside no_sync, gradients accumulate locally: neither averaged nor lost.",
+                        code="not_accumulated")
 
 
-def _judge_synchronized(traffic, sentence, hint):
+def _judge_synchronized(traffic, sentence, hint, code):
     if not traffic.calls:
-        raise Wrong(sentence, hint)
+        raise Wrong(sentence, hint, code=code)
 
 
 def _raise_inside(module):
@@ -138,13 +140,14 @@ def _raise_inside(module):
     raise_on_all_ranks(_judge_raised, is_kept_back)
     # the module must not stay silent for good
     raise_on_all_ranks(_judge_synchronized, _backward(module), "an exception inside no_sync left "
-                       "the flag down: nothing communicates any more", _PUT_BACK)
+                       "the flag down: nothing communicates any more", _PUT_BACK,
+                       "silent_after_exception")
 
 
 def _judge_raised(is_kept_back):
     if is_kept_back:
         raise Wrong("an exception inside no_sync does not reach the code around it",
-                    "Use try and finally, without except.")
+                    "Use try and finally, without except.", code="exception_swallowed")
 
 
 def _nest(module):
@@ -155,9 +158,10 @@ def _nest(module):
         traffic = _backward(module)
     # the inner block must put back what it found, not what there usually is
     raise_on_all_ranks(_judge_silent, traffic, "inside no_sync, after an inner no_sync has ended, "
-                       "backward")
+                       "backward", "inner_block_ends_outer")
     raise_on_all_ranks(_judge_synchronized, _backward(module),
-                       "after nested blocks, backward still communicates nothing", _PUT_BACK)
+                       "after nested blocks, backward still communicates nothing", _PUT_BACK,
+                       "silent_after_nested_blocks")
 
 
 def _backward(module) -> Traffic:

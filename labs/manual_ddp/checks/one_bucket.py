@@ -26,7 +26,7 @@ _WAITS = ("start waits for its all-reduce: backward would stand still",
 
 @check("2.6", hints=API_HINTS | {"missing 1 required positional": "start returns what finish "
                                  "needs: the flat tensor and the handle.",
-                                 "not in the same collective": "A gradient that is None travels as "
+                                 "collectives_differ": "A gradient that is None travels as "
                                  "zeros: the flat tensor has the same length on every rank."})
 def check_bucket(start, finish):
     """start(bucket) begins one all-reduce of all its gradients, in their dtype; finish(bucket,
@@ -127,7 +127,7 @@ class _Writes(TorchFunctionMode):
         if not self._early or not self._has_waited():
             return None
         return Wrong("finish changes the flat tensor before the sum has arrived",
-                     "Call handle.wait() first, then divide.")
+                     "Call handle.wait() first, then divide.", code="waits_too_late")
 
     def _has_waited(self):
         return any(isinstance(event, Mark) and event.what.startswith("wait")
@@ -146,21 +146,24 @@ def _wrong_start(events, bucket, started) -> Wrong | None:
     if len(calls) != 1 or calls[0].kind != "all_reduce":
         kinds = listed([call.kind for call in calls]) if calls else "nothing"
         return Wrong(f"start called {len(calls)} collectives ({kinds}), not one all_reduce",
-                     "Put the gradients one after the other in one flat tensor.")
+                     "Put the gradients one after the other in one flat tensor.",
+                     code="wrong_collective")
     if calls[0].elements != bucket.elements:
         return Wrong(f"the all-reduce carries {calls[0].elements} elements, the bucket has "
-                     f"{bucket.elements}", "A gradient that is None travels as zeros.")
+                     f"{bucket.elements}", "A gradient that is None travels as zeros.",
+                     code="too_little_sent" if calls[0].elements < bucket.elements
+                     else "too_much_sent")
     # float64 gradients would lose digits in a float32 tensor; bf16 ones would send twice the bytes
     if calls[0].bytes != bucket.bytes:
         return Wrong(f"the all-reduce carries {calls[0].bytes} bytes, the bucket's gradients of "
                      f"{bucket.parameters[0].dtype} have {bucket.bytes}",
-                     "The flat tensor has the bucket's dtype, and its device.")
+                     "The flat tensor has the bucket's dtype, and its device.", code="wrong_dtype")
     # a synchronous call, or a wait right after it, stops backward until the bucket has arrived
     if not calls[0].asynchronous or len(events) > 1:
-        return Wrong(*_WAITS)
+        return Wrong(*_WAITS, code="waits_too_early")
     if not isinstance(started, tuple | list):
         return Wrong(f"start returned {kind_of(started)}",
-                     "Return two things: the flat tensor and the handle.")
+                     "Return two things: the flat tensor and the handle.", code="wrong_type")
     return None
 
 
@@ -170,7 +173,7 @@ def _judge(wrong, in_time, buckets, events):
     # rank 0 left `start` only when the last rank had begun: it waited, by whatever call
     if not in_time:
         raise Wrong(f"{_WAITS[0]} (rank 0 was in it for {PATIENCE:g} s, until the last rank came)",
-                    _WAITS[1])
+                    _WAITS[1], code="waits_too_early")
     for bucket in buckets:
         _judge_gradients(bucket, events)
 
@@ -181,16 +184,19 @@ def _judge_gradients(bucket, events):
         # the next step would leave the parameter as it is here, and change it on the other ranks
         if parameter.grad is None:
             raise Wrong(f"{who} is still None",
-                        "A rank that did not use a parameter gets the mean, too.")
+                        "A rank that did not use a parameter gets the mean, too.",
+                        code="gradient_missing")
         if parameter.grad.shape != parameter.shape:
             raise Wrong(f"{who}: shape {tuple(parameter.grad.shape)}, not "
                         f"{tuple(parameter.shape)}",
-                        "Cut the flat tensor up again, in the same order, with the same shapes.")
+                        "Cut the flat tensor up again, in the same order, with the same shapes.",
+                        code="wrong_shape")
         mean = sum(alone) / len(alone)
         # each parameter gets its own piece of the mean, once the all-reduce has arrived
         if not close(parameter.grad, mean):
             if unawaited(events):
                 raise Wrong(f"{who} was used before it arrived: finish does not wait",
-                            "Call handle.wait() before you touch the flat tensor.")
-            sentence, hint = name_mistake(parameter.grad, mean, alone)
-            raise Wrong(f"{who} {sentence}", hint)
+                            "Call handle.wait() before you touch the flat tensor.",
+                            code="never_waited")
+            code, sentence, hint = name_mistake(parameter.grad, mean, alone)
+            raise Wrong(f"{who} {sentence}", hint, code=code)

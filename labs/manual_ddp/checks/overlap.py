@@ -38,7 +38,7 @@ _STEPS = 2  # of which the last is recorded: what one step leaves behind can spo
 _FLAG = 8  # bytes for each parameter that may travel too, to say which ones were used
 
 
-@check("2.7", hints=API_HINTS | {"not in the same collective":
+@check("2.7", hints=API_HINTS | {"collectives_differ":
                                  "All ranks start the same buckets in the same order, also those "
                                  "with parameters that a rank did not use."})
 def check_overlap(wrap):
@@ -78,8 +78,7 @@ def judged_buckets(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Modul
             try:
                 judge_buckets(module.buckets, model)
             except Wrong as wrong:
-                raise Wrong(f"its buckets are not those of exercise 2.5: {wrong.sentence}",
-                            wrong.hint) from None
+                raise wrong.said_of("its buckets are not those of exercise 2.5") from None
         return module
 
     return wrapped
@@ -133,14 +132,15 @@ def _judge_order(backward: _Backward):
     last_ready = positions(events, "ready")[-1]
     if not calls:
         raise Wrong("backward communicates nothing",
-                    "Start a bucket when its last gradient is ready.")
+                    "Start a bucket when its last gradient is ready.", code="nothing_sent")
     # "overlapped" by name only: a single bucket, or all of them sent when backward is over
     if len(calls) == 1:
         raise Wrong("one all-reduce carries everything: it can only leave when all is ready",
-                    "Send each bucket by itself.")
+                    "Send each bucket by itself.", code="one_collective_for_all")
     if calls[0] > last_ready:
         raise Wrong("the first all-reduce is issued after the last gradient is ready: nothing "
-                    "overlaps with backward", "Start a bucket in gradient_ready, not at the end.")
+                    "overlaps with backward", "Start a bucket in gradient_ready, not at the end.",
+                    code="no_overlap")
     judge_not_blocked(events)
     _judge_each_bucket(backward, calls, last_ready)
     judge_free(backward.free)
@@ -153,10 +153,11 @@ def judge_not_blocked(events: Sequence[CollectiveCall | Mark]) -> None:
     # the last bucket leaves when backward has nothing left to compute, so only it may be waited for
     if not all(events[i].asynchronous for i in calls[:-1]):
         raise Wrong("an all-reduce during backward is not asynchronous: backward stands still",
-                    "Use the start of exercise 2.6 and wait at the end of backward.")
+                    "Use the start of exercise 2.6 and wait at the end of backward.",
+                    code="blocking_collective")
     if waits and waits[0] < positions(events, "ready")[-1]:
         raise Wrong("a bucket is waited for while gradients are still being computed",
-                    "Wait for all buckets when backward is over.")
+                    "Wait for all buckets when backward is over.", code="waits_too_early")
 
 
 def judge_free(is_free: bool) -> None:
@@ -165,7 +166,8 @@ def judge_free(is_free: bool) -> None:
     if not is_free:
         raise Wrong(f"rank 0 had not computed its gradients after {PATIENCE:g} s, while another "
                     "rank was held before its backward: something in backward waits for a "
-                    "collective", "Wait for all buckets when backward is over.")
+                    "collective", "Wait for all buckets when backward is over.",
+                    code="waits_too_early")
 
 
 def _judge_each_bucket(backward, calls, last_ready):
@@ -175,7 +177,8 @@ def _judge_each_bucket(backward, calls, last_ready):
     if sent is None:  # not one call for each bucket: all but the last must leave in time
         if calls[-2] > last_ready:
             raise Wrong("only some of the all-reduces are issued before the last gradient is ready",
-                        "Start each bucket in gradient_ready as soon as it is complete.")
+                        "Start each bucket in gradient_ready as soon as it is complete.",
+                        code="leaves_too_late")
         return
     names = {id(p): name for name, p in backward.model.named_parameters()}
     ready = {event.what.removeprefix("ready "): i for i, event in enumerate(events)
@@ -186,7 +189,8 @@ def _judge_each_bucket(backward, calls, last_ready):
         # what is not ready yet travels as zeros, or as the gradient of the step before
         if call < ready[last]:
             raise Wrong(f"bucket {number} leaves before the gradient of {last!r} is ready",
-                        "A bucket leaves when all its gradients are ready.")
+                        "A bucket leaves when all its gradients are ready.",
+                        code="leaves_too_early")
         complete = max(complete, ready[last])  # after those before it, in the order of all ranks
         late = sum(complete < i < call for i in ready.values())
         # a bucket that is kept until the end is not overlapped, whatever the others do
@@ -194,7 +198,7 @@ def _judge_each_bucket(backward, calls, last_ready):
             raise Wrong(f"bucket {number} is complete, and leaves only after "
                         f"{counted(late, 'more gradient')}",
                         "In gradient_ready, start every bucket that is complete and whose turn it "
-                        "is, not only the first.")
+                        "is, not only the first.", code="leaves_too_late")
 
 
 def _calls_of_buckets(events, calls, buckets) -> list[int] | None:
@@ -216,4 +220,5 @@ def _judge_sent(backward, calls):
     want, most = gradient_bytes(backward.model), _FLAG * len(trainable(backward.model))
     if not want <= sent <= want + most:
         raise Wrong(f"rank {dist.get_rank()} sent {sent:,} bytes; its gradients have {want:,}",
-                    "Each bucket once, also the last one.")
+                    "Each bucket once, also the last one.",
+                    code="too_little_sent" if sent < want else "too_much_sent")

@@ -60,8 +60,8 @@ _TRAINED = ((BranchedModel, 700, [ONLY_RANK_0, ALL_BUT_RANK_0, EVERY_RANK]),
 
 
 @check("2.11", hints=API_HINTS | {
-    "not in the same collective": _ONE_ORDER, "no further collective": _ONE_ORDER,
-    "no progress": _ONE_ORDER, "split_with_sizes": _MIDDLE, "size of split": _MIDDLE,
+    "collectives_differ": _ONE_ORDER, "deadlock": _ONE_ORDER,
+    "no_progress": _ONE_ORDER, "split_with_sizes": _MIDDLE, "size of split": _MIDDLE,
     "Final callbacks can only be installed":
         "Queue the callback in a hook: the engine takes callbacks only during backward.",
     "takes 2 positional arguments but 3 were given":
@@ -153,13 +153,13 @@ def _judge_step(recorded: _Recorded, number: int):
     calls = [events[i] for i in positions(events, "all_reduce")]
     if not calls:
         raise Wrong(f"{when}, backward communicates nothing",
-                    "Start a bucket when its last gradient is ready.")
+                    "Start a bucket when its last gradient is ready.", code="nothing_sent")
     # the ranks agree once: an order that is learned in every step costs a collective in every step
     others = [event.kind for event in (*recorded.forwards[number], *events)
               if isinstance(event, CollectiveCall) and event not in calls]
     if number > 1 and others:
         raise Wrong(f"{when}, {listed(others)} is called besides the buckets' all-reduces",
-                    "The order is learned once, after the first backward.")
+                    "The order is learned once, after the first backward.", code="extra_collective")
     _judge_bytes(recorded, calls, when)
     judge_not_blocked(events)
     _judge_buckets(recorded, events, when)
@@ -170,15 +170,17 @@ def _judge_bytes(recorded, calls, when):
     if sent > want:
         raise Wrong(f"{when}, rank {dist.get_rank()} sent {sent:,} bytes; its gradients have "
                     f"{want:,}", "Each gradient travels in one bucket, once. Is the callback "
-                    "queued once in each backward?")
+                    "queued once in each backward?", code="too_much_sent")
     # a parameter that was not ready in the first backward must have its place in the new buckets
     late = [name for name in recorded.elements if name not in recorded.order]
     if sent < want and want - sent == 4 * sum(recorded.elements[name] for name in late):
         raise Wrong(f"{when}, {listed(map(repr, late))} travel in no bucket: rank 0 did not use "
-                    "them in the first step", "Append what is not in the order at its end.")
+                    "them in the first step", "Append what is not in the order at its end.",
+                    code="unused_left_out")
     if sent < want:
         raise Wrong(f"{when}, rank {dist.get_rank()} sent {sent:,} bytes; its gradients have "
-                    f"{want:,}", "Is every parameter in a bucket, and the last bucket sent, too?")
+                    f"{want:,}", "Is every parameter in a bucket, and the last bucket sent, too?",
+                    code="too_little_sent")
 
 
 def _judge_buckets(recorded, events, when):
@@ -204,7 +206,8 @@ def _judge_buckets(recorded, events, when):
     if places[0] > max(ready.values()):
         raise Wrong(f"{when}, the first all-reduce is issued after the last gradient is ready: "
                     "nothing overlaps with backward", "Start a bucket when it is complete. The new "
-                    "buckets hold the model's own parameters, not copies that were sent.")
+                    "buckets hold the model's own parameters, not copies that were sent.",
+                    code="no_overlap")
     for number, names in enumerate(needed):
         if all(name in ready for name in names):  # else it leaves when backward is over
             _judge_time(places[number], names, ready, f"{when}, bucket {number}")
@@ -215,11 +218,12 @@ def _other_order(recorded, reached, number, when) -> Wrong:
     if registered.issuperset(reached):
         return Wrong(f"{when}, the buckets still follow the order of registration: the first one "
                      f"waits for {list(recorded.elements)[-1]!r}, which becomes ready last",
-                     "After the first backward, cut buckets again, in the order that was noted.")
+                     "After the first backward, cut buckets again, in the order that was noted.",
+                     code="order_of_registration")
     return Wrong(f"{when}, bucket {number} does not hold the next gradients in the order in which "
                  "rank 0's became ready in the first step",
                  "First those that were ready, in their order; then the others. make_buckets goes "
-                 "through a list from its end.")
+                 "through a list from its end.", code="wrong_order")
 
 
 def _judge_size(members, elements, who, following):
@@ -227,10 +231,11 @@ def _judge_size(members, elements, who, following):
     # a bucket for everything leaves when all is ready; one for each parameter saves no call
     if len(members) > 1 and nbytes > BRANCHED_CAP:
         raise Wrong(f"{who} has {nbytes} bytes, the cap is {BRANCHED_CAP}",
-                    "The new buckets keep the cap: use make_buckets again.")
+                    "The new buckets keep the cap: use make_buckets again.", code="cap_exceeded")
     if following and nbytes + 4 * elements[following[0]] <= BRANCHED_CAP:
         raise Wrong(f"{who} has {nbytes} bytes, and the next gradient, {following[0]!r}, would fit "
-                    f"into the cap of {BRANCHED_CAP}", "Cut the new order with make_buckets.")
+                    f"into the cap of {BRANCHED_CAP}", "Cut the new order with make_buckets.",
+                    code="bucket_not_filled")
 
 
 def _judge_time(place, needed, ready, who):
@@ -238,12 +243,12 @@ def _judge_time(place, needed, ready, who):
     # what is not ready yet travels as zeros, or as the gradient of the step before
     if place < ready[last]:
         raise Wrong(f"{who} leaves before the gradient of {last!r} is ready",
-                    "A bucket leaves when all its gradients are ready.")
+                    "A bucket leaves when all its gradients are ready.", code="leaves_too_early")
     late = sum(ready[last] < i < place for i in ready.values())
     if late:
         raise Wrong(f"{who} is complete, and leaves only after {counted(late, 'more gradient')}",
                     "With each gradient that gets ready, start every bucket that is complete and "
-                    "whose turn it is.")
+                    "whose turn it is.", code="leaves_too_late")
 
 
 def count_early(wrap: Wrap, steps: int, **options) -> list[tuple[int, int]]:

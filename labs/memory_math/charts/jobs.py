@@ -77,7 +77,7 @@ def _estimate(bytes_left, per_rank, activations, job) -> Memory:
     rest = gpu.usable - bytes_left(*job) - states.total - kept
     if rest < 0:
         raise Wrong("bytes_left counts fewer bytes than per_rank and activations together",
-                    "Run its check first.")
+                    "Run its check first.", code="wrong_number")
     return states + Memory(activations=kept, other=rest)
 
 

@@ -60,27 +60,39 @@ def _layer_causes(b, s, h, a, fused, real) -> list[Cause]:
     size, scores = s * b * h, 5 * a * s * s * b
     a_mask = 0 if fused else scores // 5
     causes = [
-        (34 * size, "the scores inside attention, 5as/h, are missing",
-         "They grow with the square of the sequence."),
-        (real - (not fused) * (b - 1) * 5 * a * s * s, "the scores are counted for one sequence",
-         "There are a·b·s² of them: b sequences."),
-        (real - a_mask, "the mask of the scores is missing", "It has a byte for each score."),
-        (real + a_mask, "the mask of the scores is counted with two bytes",
-         "A mask has one byte for each score."),
-        (real - size, "a dropout mask is missing", "Each has one byte for each of s·b·h numbers."),
-        (real - 2 * size, "two dropout masks, or one tensor in 16 bits, are missing",
-         "lab.show_saved_tensors lists them all."),
-        (real + 8 * b * s, "the norms' statistics are counted", "Leave them out."),
-        (real + statistics_bytes(b, s, a, fused), "the statistics are counted", "Leave them out."),
-        (34 * size + scores, "fused attention never writes the scores out",
-         "Leave 5as/h out where `fused` is True."),
-        (2 * real, "2x: that is as if 34 counted elements; it counts bytes",
-         "sbh(34 + 5as/h) is in bytes already."),
-        (real / 2, "half: counted in 16-bit elements", "The answer is in bytes."),
-        (real / b, "the batch is missing", "Every sequence of it is saved."),
-        (real - 10 * size, "10sbh is missing: two norms' inputs, and what attention's and the "
-         "feed-forward part's outputs save", "lab.show_saved_tensors lists them all.")]
-    return [*causes, (2 * size, "2sbh is what checkpointing keeps", "Here nothing is dropped."),
+        Cause("scores_inside_attention", 34 * size,
+              "the scores inside attention, 5as/h, are missing",
+              "They grow with the square of the sequence."),
+        Cause("scores_counted_for_one_sequence", real - (not fused) * (b - 1) * 5 * a * s * s,
+              "the scores are counted for one sequence", "There are a·b·s² of them: b sequences."),
+        Cause("mask_scores_missing", real - a_mask, "the mask of the scores is missing",
+              "It has a byte for each score."),
+        Cause("mask_scores_counted_two_bytes", real + a_mask,
+              "the mask of the scores is counted with two bytes",
+              "A mask has one byte for each score."),
+        Cause("dropout_mask_missing", real - size, "a dropout mask is missing",
+              "Each has one byte for each of s·b·h numbers."),
+        Cause("two_dropout_masks", real - 2 * size,
+              "two dropout masks, or one tensor in 16 bits, are missing",
+              "lab.show_saved_tensors lists them all."),
+        Cause("norms_statistics_counted", real + 8 * b * s, "the norms' statistics are counted",
+              "Leave them out."),
+        Cause("statistics_counted", real + statistics_bytes(b, s, a, fused),
+              "the statistics are counted", "Leave them out."),
+        Cause("fused_attention_never_writes", 34 * size + scores,
+              "fused attention never writes the scores out",
+              "Leave 5as/h out where `fused` is True."),
+        Cause("counted_in_elements", 2 * real,
+              "2x: that is as if 34 counted elements; it counts bytes",
+              "sbh(34 + 5as/h) is in bytes already."),
+        Cause("half_counted_in_16_bit", real / 2, "half: counted in 16-bit elements",
+              "The answer is in bytes."),
+        Cause("batch_missing", real / b, "the batch is missing", "Every sequence of it is saved."),
+        Cause("inputs_missing", real - 10 * size, "10sbh is missing: two norms' inputs, and what "
+              "attention's and the feed-forward part's outputs save",
+              "lab.show_saved_tensors lists them all.")]
+    return [*causes, Cause("checkpoint_only", 2 * size,
+                           "2sbh is what checkpointing keeps", "Here nothing is dropped."),
             *pairs(causes, real)]
 
 
@@ -114,23 +126,29 @@ def _model_causes(m, tokens, checkpointing, real) -> list[Cause]:
     kept = inputs if checkpointing else layer * m.layers
     top = real - kept
     causes = [
-        (real - (logits == top) * logits, "the logits are missing", _LOGITS),
-        *((real - (logits == top) * (LOGIT - counted) * logits / LOGIT,
-           f"the logits are counted with {counted} bytes each", _LOGITS)
+        Cause("logits_missing", real - (logits == top) * logits, "the logits are missing", _LOGITS),
+        *(Cause("logits_counted_bytes", real - (logits == top) * (LOGIT - counted) * logits / LOGIT,
+                f"the logits are counted with {counted} bytes each", _LOGITS)
           for counted in (1, 2, 4, 6, 8, 10, 16)),
-        (top + kept // m.layers, "only one layer is counted", "There are m.layers of them.")]
+        Cause("only_one_layer_counted", top + kept // m.layers, "only one layer is counted",
+              "There are m.layers of them.")]
     if not checkpointing:
         return causes + pairs(causes, real)
     causes += [
-        (real - kept / 2, "a layer's input is counted in elements", "In 16 bits: 2sbh bytes."),
-        (kept, "what comes on top of the checkpoints is missing",
-         "At the loss it is the logits, later one layer that is computed again.")]
+        Cause("layer_input_counted_in_elements", real - kept / 2,
+              "a layer's input is counted in elements", "In 16 bits: 2sbh bytes."),
+        Cause("peak_beside_checkpoints_missing", kept,
+              "what comes on top of the checkpoints is missing",
+              "At the loss it is the logits, later one layer that is computed again.")]
     return [
         *causes,
-        (inputs + layer + logits, "the logits and the recomputed layer are never there together",
-         "The logits are gone when backward reaches the layers: take max."),
-        (layer * m.layers + logits, "nothing was dropped",
-         "With checkpointing a layer keeps its input alone, 2sbh."),
-        (inputs + logits, "the layer that is computed again is missing",
-         "One layer at a time is whole again, 34sbh."),
-        (inputs + layer, "the logits are missing", _LOGITS), *pairs(causes, real)]
+        Cause("logits_recomputed_layer_never", inputs + layer + logits,
+              "the logits and the recomputed layer are never there together",
+              "The logits are gone when backward reaches the layers: take max."),
+        Cause("nothing_dropped", layer * m.layers + logits, "nothing was dropped",
+              "With checkpointing a layer keeps its input alone, 2sbh."),
+        Cause("layer_computed_again_missing", inputs + logits,
+              "the layer that is computed again is missing",
+              "One layer at a time is whole again, 34sbh."),
+        Cause("logits_missing", inputs + layer, "the logits are missing", _LOGITS),
+        *pairs(causes, real)]

@@ -55,12 +55,14 @@ def _require_nothing_left(bytes_for_backward, case, want):
     left = sum(allocations_of(run)[0])
     if any(tensor.grad is not None for tensor in case.held):
         raise Wrong(f"{case.name}: it leaves gradients in tensors of `held`",
-                    "Backward is not needed: count what forward saves for it.")
+                    "Backward is not needed: count what forward saves for it.",
+                    code="runs_backward")
     if left > want / 2:
         raise Wrong(f"{case.name}: {left:,} bytes are still in memory after it has returned",
                     "The graph keeps pack and what pack returns. Where one of them keeps a tensor "
                     "that keeps the graph, Python's collector does not see the cycle: return "
-                    "tensor.detach(), and remember addresses and bytes, not tensors.")
+                    "tensor.detach(), and remember addresses and bytes, not tensors.",
+                    code="memory_kept")
 
 
 def _storages(case) -> int:
@@ -73,11 +75,12 @@ def _causes(case: ForwardCase, want: int) -> list[Cause]:
     saved, output = _saved_by(case.forward)
     found = [
         *_causes_of_held(case, saved), *_causes_of_counting(case, saved),
-        (output.nbytes, "that is the output's size", "Backward needs what is in between."),
-        (want + output.nbytes, "that counts the output, which backward does not need",
-         "Count what is saved."),
-        (want / 1e6, "that is in MB", "Count bytes.")]
-    return [cause for cause in found if cause[0]]
+        Cause("output_size", output.nbytes, "that is the output's size",
+              "Backward needs what is in between."),
+        Cause("counts_output", want + output.nbytes,
+              "that counts the output, which backward does not need", "Count what is saved."),
+        Cause("in_mb", want / 1e6, "that is in MB", "Count bytes.")]
+    return [cause for cause in found if cause.number]
 
 
 def _saved_by(forward) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -98,12 +101,12 @@ def _causes_of_held(case, saved) -> list[Cause]:
     trained = {_address(tensor) for tensor in case.held if tensor.requires_grad}
     whole = {_address(tensor): tensor.untyped_storage().nbytes() for tensor in saved}
     return [
-        (sum(whole.values()), "that counts what is in `held`, too",
-         "Parameters and inputs are in memory anyway: leave out their storages."),
-        (sum(nbytes for at, nbytes in whole.items() if at not in trained),
-         "that counts inputs", "Leave out all that is in `held`, also what has no gradient."),
-        (sum(tensor.nbytes for tensor in saved), "that counts each tensor whenever it is saved, "
-         "and what is in `held`", _RULE)]
+        Cause("counts_in_held", sum(whole.values()), "that counts what is in `held`, too",
+              "Parameters and inputs are in memory anyway: leave out their storages."),
+        Cause("counts_inputs", sum(nbytes for at, nbytes in whole.items() if at not in trained),
+              "that counts inputs", "Leave out all that is in `held`, also what has no gradient."),
+        Cause("counts_tensor_whenever_saved", sum(tensor.nbytes for tensor in saved),
+              "that counts each tensor whenever it is saved, and what is in `held`", _RULE)]
 
 
 def _causes_of_counting(case, saved) -> list[Cause]:
@@ -115,21 +118,28 @@ def _causes_of_counting(case, saved) -> list[Cause]:
     once = {(tensor.data_ptr(), tensor.shape): tensor for tensor in own}.values()
     by_start = {tensor.data_ptr(): tensor for tensor in saved if tensor.data_ptr() not in starts}
     return [
-        (sum(tensor.nbytes for tensor in own), "that counts each tensor whenever it is saved",
-         "Several operations may save one storage: remember the addresses you have counted."),
-        (sum(tensor.untyped_storage().nbytes() for tensor in own),
-         "that counts a storage as often as a tensor of it is saved",
-         "Remember the addresses you have counted."),
-        (sum(tensor.nbytes for tensor in once), "that counts views, not the storages behind them",
-         "Views of one storage share its memory, and a small view keeps all of it."),
-        (sum(tensor.nbytes for tensor in first), "that takes a storage to be as large as the first "
-         "view of it", "tensor.untyped_storage().nbytes() is its size."),
-        (sum(tensor.nbytes for tensor in by_start.values()), "that takes the address of a tensor "
-         "for that of its storage", "A view may begin in the middle: take "
-         "tensor.untyped_storage().data_ptr()."),
-        (sum(tensor.numel() for tensor in first), "that is in elements", "Count bytes."),
-        (4 * sum(tensor.numel() for tensor in first), "that takes 4 bytes for each element",
-         "bf16 has 2, a mask 1, an index 8: the storage knows its bytes.")]
+        Cause("counts_tensor_whenever_saved", sum(tensor.nbytes for tensor in own),
+              "that counts each tensor whenever it is saved",
+              "Several operations may save one storage: remember the addresses you have counted."),
+        Cause("counts_storage_often_tensor_saved",
+              sum(tensor.untyped_storage().nbytes() for tensor in own),
+              "that counts a storage as often as a tensor of it is saved",
+              "Remember the addresses you have counted."),
+        Cause("counts_views", sum(tensor.nbytes for tensor in once),
+              "that counts views, not the storages behind them",
+              "Views of one storage share its memory, and a small view keeps all of it."),
+        Cause("takes_storage_large_first_view", sum(tensor.nbytes for tensor in first),
+              "that takes a storage to be as large as the first view of it",
+              "tensor.untyped_storage().nbytes() is its size."),
+        Cause("takes_address_tensor_for_storage",
+              sum(tensor.nbytes for tensor in by_start.values()),
+              "that takes the address of a tensor for that of its storage",
+              "A view may begin in the middle: take tensor.untyped_storage().data_ptr()."),
+        Cause("in_elements", sum(tensor.numel() for tensor in first), "that is in elements",
+              "Count bytes."),
+        Cause("takes_4_bytes_for_element", 4 * sum(tensor.numel() for tensor in first),
+              "that takes 4 bytes for each element",
+              "bf16 has 2, a mask 1, an index 8: the storage knows its bytes.")]
 
 
 def _address(tensor) -> int:

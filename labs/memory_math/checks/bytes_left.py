@@ -1,5 +1,7 @@
 """Exercise 1.6: does a job fit on a GPU?"""
 
+from dataclasses import replace
+
 from labs.exercises.generator import new_generator
 from labs.exercises.numbers import (
     Cause,
@@ -18,8 +20,8 @@ from labs.predictions.parameters import shape_of
 from labs.training import hf_configs
 from labs.training.memory_categories import GB
 
-NOTHING: Cause = (0, "nothing is left, but how much is missing?",
-                  "Less than 0 where the job does not fit: no max.")
+NOTHING: Cause = Cause("nothing_left", 0, "nothing is left, but how much is missing?",
+                       "Less than 0 where the job does not fit: no max.")
 ARGUMENTS = ("m", "recipe", "stage", "ranks", "batch", "sequence", "checkpointing", "gpu")
 
 
@@ -66,32 +68,41 @@ def _bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing,
     kept = model_activations(m, batch, sequence, checkpointing)
     left = gpu.usable - sum(states) - kept - overhead
     more = [  # bytes that a mistake leaves in addition
-        (overhead, "what CUDA and NCCL take is missing", "lab.overhead(ranks) knows it."),
-        (overhead - hardware.overhead(1), "NCCL's buffers are missing",
-         "Give lab.overhead the number of ranks."),
-        (kept, "the activations are missing", "Exercise 1.4 gave you a function."),
-        (kept - model_activations(m, batch, sequence, not checkpointing), "activations as if "
-         f"checkpointing were {'off' if checkpointing else 'on'}", "Pass `checkpointing` on."),
-        (kept - model_activations(m, batch * ranks, sequence, checkpointing),
-         "the sequences of all ranks are counted", "`batch` are those of one rank."),
-        (gpu.nominal - gpu.usable, "the data sheet's capacity is not what CUDA gives",
-         "Use gpu.usable."),
-        (sum(states[1:]), "of the model states only parameters are counted",
-         "per_rank returns three numbers."),
-        (sum(states), "the model states are missing", "Exercise 1.3 gave you a function."),
-        (sum(states) - count * sum(recipe), "nothing is divided among the ranks",
-         "Pass stage and ranks on."),
-        (sum(states) - count * sum(recipe) / ranks, "everything is divided by the ranks",
-         "Pass the stage on.")]
-    causes = [((left + added) / GB, *words) for added, *words in more]
+        Cause("cuda_nccl_take_missing", overhead, "what CUDA and NCCL take is missing",
+              "lab.overhead(ranks) knows it."),
+        Cause("nccl_buffers_missing", overhead - hardware.overhead(1), "NCCL's buffers are missing",
+              "Give lab.overhead the number of ranks."),
+        Cause("activations_missing", kept, "the activations are missing",
+              "Exercise 1.4 gave you a function."),
+        Cause("activations_if_checkpointing",
+              kept - model_activations(m, batch, sequence, not checkpointing), "activations as if "
+              f"checkpointing were {'off' if checkpointing else 'on'}",
+              "Pass `checkpointing` on."),
+        Cause("sequences_all_ranks_counted",
+              kept - model_activations(m, batch * ranks, sequence, checkpointing),
+              "the sequences of all ranks are counted", "`batch` are those of one rank."),
+        Cause("data_sheet_capacity_not_cuda", gpu.nominal - gpu.usable,
+              "the data sheet's capacity is not what CUDA gives", "Use gpu.usable."),
+        Cause("model_states_only_parameters", sum(states[1:]),
+              "of the model states only parameters are counted",
+              "per_rank returns three numbers."),
+        Cause("model_states_missing", sum(states), "the model states are missing",
+              "Exercise 1.3 gave you a function."),
+        Cause("nothing_divided_among_ranks", sum(states) - count * sum(recipe),
+              "nothing is divided among the ranks", "Pass stage and ranks on."),
+        Cause("everything_divided_ranks", sum(states) - count * sum(recipe) / ranks,
+              "everything is divided by the ranks", "Pass the stage on.")]
+    causes = [replace(one, number=(left + one.number) / GB) for one in more]
     return left, [*causes, *_unit_causes(left, gpu), *pairs(causes, left / GB)]
 
 
 def _unit_causes(left, gpu) -> list[Cause]:
     return [
-        (-left / GB, "that is what is missing, not what is left",
-         "Negative means: it does not fit."),
-        (left / GB / GB, "that is in GB", "Return bytes."),
-        (left / 2**30 / GB, "that is in GiB", "Return bytes."),
-        (left / gpu.usable / GB, "that is a share of the GPU's memory", "Return bytes."),
-        ((gpu.usable - left) / GB, "that is what is needed, not left", "Take it from gpu.usable.")]
+        Cause("missing", -left / GB, "that is what is missing, not what is left",
+              "Negative means: it does not fit."),
+        Cause("in_gb", left / GB / GB, "that is in GB", "Return bytes."),
+        Cause("in_gib", left / 2**30 / GB, "that is in GiB", "Return bytes."),
+        Cause("share_gpu_memory", left / gpu.usable / GB, "that is a share of the GPU's memory",
+              "Return bytes."),
+        Cause("needed", (gpu.usable - left) / GB, "that is what is needed, not left",
+              "Take it from gpu.usable.")]

@@ -74,19 +74,27 @@ def causes_of(weights, gradients, moments, master, parameter: int, gradient: int
     parameter, gradient, state: the right bytes of each."""
     moment, copy = moments.itemsize, 4 * master
     of_state = [
-        (state - copy, "the fp32 master copy is missing", "It takes 4 more bytes."),
-        (8 + copy, "the moments are taken as fp32", f"They are {moment} bytes each here."),
-        (2 * parameter + copy, "the moments are taken in the weights' type",
-         "They have a type of their own."),
-        (state - moment, "only one moment is counted", "Adam keeps two: mean and mean square."),
-        (2 * moment + 4, "there is no master copy here", "Count one only where `master` is True."),
-        (2 * moment + parameter * master, "the master copy is taken in the weights' type",
-         "It is there to be finer than they are: in fp32."),
-        (2 * moment + moment * master, "the master copy is taken in the moments' type",
-         "A master copy is fp32, whatever the moments are.")]
-    return ([(parameter + copy, "the master copy is counted among the weights",
-              "The optimizer keeps it: it belongs to the optimizer state.")],
-            [(parameter, "that is the weights' type", "Gradients have a type of their own here.")],
+        Cause("fp32_master_copy_missing", state - copy, "the fp32 master copy is missing",
+              "It takes 4 more bytes."),
+        Cause("moments_taken_fp32", 8 + copy, "the moments are taken as fp32",
+              f"They are {moment} bytes each here."),
+        Cause("moments_taken_in_weights_type", 2 * parameter + copy,
+              "the moments are taken in the weights' type", "They have a type of their own."),
+        Cause("only_one_moment_counted", state - moment, "only one moment is counted",
+              "Adam keeps two: mean and mean square."),
+        Cause("no_master_copy", 2 * moment + 4, "there is no master copy here",
+              "Count one only where `master` is True."),
+        Cause("master_copy_taken_in_weights", 2 * moment + parameter * master,
+              "the master copy is taken in the weights' type",
+              "It is there to be finer than they are: in fp32."),
+        Cause("master_copy_taken_in_moments", 2 * moment + moment * master,
+              "the master copy is taken in the moments' type",
+              "A master copy is fp32, whatever the moments are.")]
+    return ([Cause("master_copy_counted_among_weights", parameter + copy,
+                   "the master copy is counted among the weights",
+                   "The optimizer keeps it: it belongs to the optimizer state.")],
+            [Cause("weights_type", parameter, "that is the weights' type",
+                   "Gradients have a type of their own here.")],
             of_state + pairs(of_state, state))
 
 
@@ -106,21 +114,23 @@ def _check_names(recipes_behind, gigabytes, billions, recipes):
     # figure, and a tolerance that takes the neighbour.
     for name in sorted(right - found):
         raise Wrong(f"{what}: {name!r} is missing, which makes {_gb(totals[name])} GB",
-                    "Several recipes may lead to one figure, and figures are rounded to whole GB.")
+                    "Several recipes may lead to one figure, and figures are rounded to whole GB.",
+                    code="missing_entry")
     for name in sorted(found - right):
         raise Wrong(f"{what}: {name!r} makes {_gb(totals[name])} GB",
-                    "Only recipes that lead to this figure, rounded to whole GB.")
+                    "Only recipes that lead to this figure, rounded to whole GB.",
+                    code="extra_entry")
 
 
 def _names(returned, what, recipes) -> set[str]:
     if isinstance(returned, str):
         raise Wrong(f"{what}: it returned one name, {returned!r}, not a list of names",
-                    "Several recipes may lead to one figure, or none.")
+                    "Several recipes may lead to one figure, or none.", code="wrong_type")
     try:
         found = list(returned)
     except TypeError:
         raise Wrong(f"{what}: it returned {kind_of(returned)}, not a list of names",
-                    "Where no recipe fits, return an empty list.") from None
+                    "Where no recipe fits, return an empty list.", code="wrong_type") from None
     return _known(found, what, recipes)
 
 
@@ -128,7 +138,7 @@ def _known(found: Collection, what, recipes) -> set[str]:
     for name in found:
         if not isinstance(name, str) or name not in recipes:
             raise Wrong(f"{what}: {name!r} is no recipe's name",
-                        f"The names are {listed(list(map(repr, recipes)))}.")
+                        f"The names are {listed(list(map(repr, recipes)))}.", code="unknown_name")
     return set(found)
 
 

@@ -47,34 +47,41 @@ def _block_causes(m, block) -> list[Cause]:
 
 def _attention_causes(m, block, with_sizes) -> list[Cause]:
     return [
-        (with_sizes(kv_heads=m.heads), "keys and values are counted as wide as queries",
-         f"There are {m.kv_heads} key and value heads for {m.heads} query heads: grouped-query "
-         "attention."),
-        (block - (m.hidden + m.qkv_bias) * m.key, "keys or values are missing",
-         "Both have m.kv_heads heads."),
-        (with_sizes(head_dim=m.hidden // m.heads), "head_dim is taken as hidden / heads",
-         f"Queries are m.heads * m.head_dim = {m.query} wide."),
-        (block - m.query * m.hidden, "attention's output matrix is missing",
-         "It leads from all heads back to h.")]
+        Cause("keys_values_counted_wide_queries", with_sizes(kv_heads=m.heads),
+              "keys and values are counted as wide as queries",
+              f"There are {m.kv_heads} key and value heads for {m.heads} query heads: "
+              "grouped-query attention."),
+        Cause("keys_values_missing", block - (m.hidden + m.qkv_bias) * m.key,
+              "keys or values are missing", "Both have m.kv_heads heads."),
+        Cause("head_dim_taken_hidden_heads", with_sizes(head_dim=m.hidden // m.heads),
+              "head_dim is taken as hidden / heads",
+              f"Queries are m.heads * m.head_dim = {m.query} wide."),
+        Cause("attention_output_matrix_missing", block - m.query * m.hidden,
+              "attention's output matrix is missing", "It leads from all heads back to h.")]
 
 
 def _bias_causes(m, block, with_sizes) -> list[Cause]:
     no_feed_forward_bias = block - (m.family != "gpt2") * m.mlp_bias * m.ffn
     return [
-        (with_sizes(qkv_bias=False, out_bias=False, mlp_bias=False), "all biases are missing",
-         "m.qkv_bias, m.out_bias and m.mlp_bias say which matrices have one."),
-        (with_sizes(qkv_bias=False), "the biases of queries, keys and values are missing",
-         "m.qkv_bias is True."),
-        (with_sizes(out_bias=False), "the bias of attention's output matrix is missing",
-         "m.out_bias is True."),
-        (with_sizes(mlp_bias=False), "the feed-forward part's biases are missing",
-         "A bias is as wide as its matrix's output."),
-        (no_feed_forward_bias, "one bias of the feed-forward part is missing",
-         "SwiGLU has three matrices, gate, up and down: with m.mlp_bias each has a bias."),
-        (with_sizes(qkv_bias=True), "queries, keys and values have no bias here",
-         "Only where m.qkv_bias is True do they have one."),
-        (with_sizes(out_bias=True), "attention's output has no bias here",
-         "Only where m.out_bias is True does it have one.")]
+        Cause("all_biases_missing", with_sizes(qkv_bias=False, out_bias=False, mlp_bias=False),
+              "all biases are missing",
+              "m.qkv_bias, m.out_bias and m.mlp_bias say which matrices have one."),
+        Cause("biases_queries", with_sizes(qkv_bias=False),
+              "the biases of queries, keys and values are missing", "m.qkv_bias is True."),
+        Cause("bias_attention_output_matrix", with_sizes(out_bias=False),
+              "the bias of attention's output matrix is missing", "m.out_bias is True."),
+        Cause("feed_forward_part_biases_missing", with_sizes(mlp_bias=False),
+              "the feed-forward part's biases are missing",
+              "A bias is as wide as its matrix's output."),
+        Cause("one_bias_feed_forward_part", no_feed_forward_bias,
+              "one bias of the feed-forward part is missing",
+              "SwiGLU has three matrices, gate, up and down: with m.mlp_bias each has a bias."),
+        Cause("queries_keys_values_no_bias", with_sizes(qkv_bias=True),
+              "queries, keys and values have no bias here",
+              "Only where m.qkv_bias is True do they have one."),
+        Cause("attention_output_no_bias", with_sizes(out_bias=True),
+              "attention's output has no bias here",
+              "Only where m.out_bias is True does it have one.")]
 
 
 def _norm_causes(m, block) -> list[Cause]:
@@ -83,24 +90,30 @@ def _norm_causes(m, block) -> list[Cause]:
     as_large = m.mlp_bias and m.ffn == norms
     other = ", or the bias of the feed-forward part's first matrix" if as_large else ""
     return [
-        (block - norms, f"the two norms are missing{other}", f"They have {norms} parameters."),
-        (block - gpt2 * m.mlp_bias * m.ffn, "the bias of the feed-forward part's first matrix is "
-         "missing", f"It is m.ffn = {m.ffn} long."),
-        (block - norms // 2, "half of the norms' parameters are missing",
-         "A block has two norms; GPT-2's have a weight and a bias, Llama's only a weight."),
-        (block + (not gpt2) * norms, "the norms have no bias here",
-         "RMSNorm, in Llama and Qwen2, has a weight and nothing else.")]
+        Cause("two_norms_missing", block - norms, f"the two norms are missing{other}",
+              f"They have {norms} parameters."),
+        Cause("bias_feed_forward_part_first", block - gpt2 * m.mlp_bias * m.ffn,
+              "the bias of the feed-forward part's first matrix is missing",
+              f"It is m.ffn = {m.ffn} long."),
+        Cause("half_norms_parameters_missing", block - norms // 2,
+              "half of the norms' parameters are missing",
+              "A block has two norms; GPT-2's have a weight and a bias, Llama's only a weight."),
+        Cause("norms_no_bias", block + (not gpt2) * norms, "the norms have no bias here",
+              "RMSNorm, in Llama and Qwen2, has a weight and nothing else.")]
 
 
 def _feed_forward_causes(m, block, with_sizes) -> list[Cause]:
     matrix, gpt2 = m.hidden * m.ffn, m.family == "gpt2"
     return [
-        (block - (not gpt2) * matrix, "one matrix of the feed-forward part is missing",
-         "SwiGLU has three: gate, up and down."),
-        (block + gpt2 * matrix, "there is one matrix too many in the feed-forward part",
-         "GPT-2 has two: up and down. Llama and Qwen2 have three."),
-        (with_sizes(ffn=4 * m.hidden), "the feed-forward part is taken as 4 times as wide as the "
-         "model", f"It is m.ffn = {m.ffn} wide.")]
+        Cause("one_matrix_feed_forward_part", block - (not gpt2) * matrix,
+              "one matrix of the feed-forward part is missing",
+              "SwiGLU has three: gate, up and down."),
+        Cause("one_matrix_too_in_feed", block + gpt2 * matrix,
+              "there is one matrix too many in the feed-forward part",
+              "GPT-2 has two: up and down. Llama and Qwen2 have three."),
+        Cause("feed_forward_part_taken_4", with_sizes(ffn=4 * m.hidden),
+              "the feed-forward part is taken as 4 times as wide as the model",
+              f"It is m.ffn = {m.ffn} wide.")]
 
 
 def _model_causes(m, total) -> list[Cause]:
@@ -108,17 +121,21 @@ def _model_causes(m, total) -> list[Cause]:
         return count(replace(m, **sizes))
 
     causes = [
-        (with_sizes(tied=False), "the head is counted, though it is tied to the embedding",
-         "With m.tied the two are one matrix, held once."),
-        (total - m.vocabulary * m.hidden, "an embedding or head of vocabulary x hidden is missing",
-         "Without m.tied the head is a matrix of its own."),
-        (with_sizes(positions=0), "the learned positions are missing",
-         "GPT-2 has a second embedding, m.positions x hidden; for others m.positions is 0."),
-        (total - norm_size(m), "the final norm is missing",
-         "One more norm stands after the last block."),
-        (total - (m.family == "gpt2") * m.hidden, "the final norm's bias is missing",
-         "GPT-2's norms have a weight and a bias."),
-        (with_sizes(layers=1), "only one block is counted", "There are m.layers of them."),
-        (with_sizes(layers=m.layers + 1), "one block too many is counted",
-         "There are m.layers of them.")]
+        Cause("head_counted", with_sizes(tied=False),
+              "the head is counted, though it is tied to the embedding",
+              "With m.tied the two are one matrix, held once."),
+        Cause("embedding_head_vocabulary_x_hidden", total - m.vocabulary * m.hidden,
+              "an embedding or head of vocabulary x hidden is missing",
+              "Without m.tied the head is a matrix of its own."),
+        Cause("learned_positions_missing", with_sizes(positions=0),
+              "the learned positions are missing",
+              "GPT-2 has a second embedding, m.positions x hidden; for others m.positions is 0."),
+        Cause("final_norm_missing", total - norm_size(m), "the final norm is missing",
+              "One more norm stands after the last block."),
+        Cause("final_norm_bias_missing", total - (m.family == "gpt2") * m.hidden,
+              "the final norm's bias is missing", "GPT-2's norms have a weight and a bias."),
+        Cause("only_one_block_counted", with_sizes(layers=1), "only one block is counted",
+              "There are m.layers of them."),
+        Cause("one_block_too_counted", with_sizes(layers=m.layers + 1),
+              "one block too many is counted", "There are m.layers of them.")]
     return causes + pairs(causes, total)

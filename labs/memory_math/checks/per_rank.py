@@ -92,22 +92,26 @@ def _check_fewest(got, count, recipe, stage, room, name):
         if got is not None:
             raise Wrong(f"{what}: it returned {_said(got)}, but on any number of ranks a rank "
                         "holds more than that", "What the stage does not divide stays on every "
-                        "rank. Return None where it fills the room.")
+                        "rank. Return None where it fills the room.", code="impossible_room")
         return
     if got is None:
         raise Wrong(f"{what}: it returned None, but {right} ranks are enough",
-                    "`at most` the room: equal counts as fitting.")
+                    "`at most` the room: equal counts as fitting.", code="nothing_returned")
     whole = count * sum(recipe)
     left = room - whole + sum(divided_sizes(recipe, stage)) * count
-    causes = [(right - 1, "on so many ranks the states take more than the room",
-               "Round up: a part of a rank is a rank."),
-              (right + 1, f"{right} are enough, they take at most the room", "Equal fits."),
-              (math.ceil(whole / room), "as if the stage divided everything",
-               "First subtract what every rank keeps whole."),
-              (whole / room, "as if the stage divided everything",
-               "Ranks are whole numbers: round up."),
-              (math.ceil(whole / left) if left else 0, "what every rank keeps is in both places",
-               "Divide only what the stage divides.")]
+    causes = [Cause("one_rank_too_few", right - 1,
+                    "on so many ranks the states take more than the room",
+                    "Round up: a part of a rank is a rank."),
+              Cause("equal_does_not_fit", right + 1,
+                    f"{right} are enough, they take at most the room", "Equal fits."),
+              Cause("everything_divided", math.ceil(whole / room),
+                    "as if the stage divided everything",
+                    "First subtract what every rank keeps whole."),
+              Cause("everything_divided", whole / room,
+                    "as if the stage divided everything", "Ranks are whole numbers: round up."),
+              Cause("undivided_part_twice", math.ceil(whole / left) if left else 0,
+                    "what every rank keeps is in both places",
+                    "Divide only what the stage divides.")]
     judge_number(got, right, causes, what, hint="What a rank keeps whole, and a share of the rest.")
 
 
@@ -121,9 +125,12 @@ def _causes(want, whole, ranks, missing) -> list[Cause]:
     rule = "Stage 1 divides the optimizer state alone, 2 the gradients too, 3 the parameters too."
     less, more = math.floor(want) / GB, math.ceil(want) / GB
     rounded = "off by less than a byte", "Divide with /: // drops the rest."
-    return [(0, missing, "A rank keeps its share of what is divided: 1/N of it, not nothing."),
-            (less, *rounded), (more, *rounded), (whole / GB, "not divided", rule),
-            (whole / ranks / GB, "divided, though this stage keeps it whole", rule)]
+    return [Cause("nothing_counted", 0, missing,
+                  "A rank keeps its share of what is divided: 1/N of it, not nothing."),
+            Cause("rounded", less, *rounded), Cause("rounded", more, *rounded),
+            Cause("not_divided", whole / GB, "not divided", rule),
+            Cause("divided_though_stage_keeps", whole / ranks / GB,
+                  "divided, though this stage keeps it whole", rule)]
 
 
 def _gb(nbytes) -> str:

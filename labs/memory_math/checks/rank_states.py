@@ -63,14 +63,16 @@ def _causes(name, held) -> list[Cause]:
     buffers, state = name == "buffers", name == "optimizer state"
     whole = count * (8 if state else 4)
     return [
-        (0, "there are some", {
-            "buffers": "DDP copies all gradients into its buckets.",
-            "optimizer state": "AdamW keeps two moments.",
-            "gradients": "Backward leaves one number for each parameter."}.get(name, "")),
-        (whole, "there is no such copy here" if buffers else "not divided",
-         "FSDP divides parameters, gradients and optimizer state; only DDP has buckets."),
-        (whole / ranks, "divided by the ranks, and DDP divides nothing", "DDP copies the model."),
-        (count, "counted in elements", "4 bytes each."),
-        *([(4 * count, "AdamW keeps two moments", "8 bytes.")] if state else []),
-        (whole / 2, f"divided by 2, not by {ranks}", "Use `ranks`.") if sharded else
-        (whole / 2, "as in 16 bits; this model is fp32", "4 bytes each.")]
+        Cause("nothing_counted", 0, "there are some", {
+                  "buffers": "DDP copies all gradients into its buckets.",
+                  "optimizer state": "AdamW keeps two moments.",
+                  "gradients": "Backward leaves one number for each parameter."}.get(name, "")),
+        Cause("no_such_copy", whole, "there is no such copy here" if buffers else "not divided",
+              "FSDP divides parameters, gradients and optimizer state; only DDP has buckets."),
+        Cause("divided_ranks", whole / ranks, "divided by the ranks, and DDP divides nothing",
+              "DDP copies the model."),
+        Cause("counted_in_elements", count, "counted in elements", "4 bytes each."),
+        *([Cause("one_moment", 4 * count, "AdamW keeps two moments", "8 bytes.")] if state else []),
+        Cause("divided_by_2", whole / 2, f"divided by 2, not by {ranks}", "Use `ranks`.")
+        if sharded else
+        Cause("in_16_bits", whole / 2, "as in 16 bits; this model is fp32", "4 bytes each.")]

@@ -39,7 +39,7 @@ def measured_layouts(layouts, mesh) -> dict[str, MeasuredLayout] | Verdict:
     """What `measure` has found in JAX's process. Raises Wrong where nothing could be measured."""
     found = in_jax_process(measure, layouts, mesh, devices=math.prod(mesh.values()))
     if isinstance(found, Complaint):
-        raise Wrong(found.sentence, found.hint)
+        raise Wrong(found.sentence, found.hint, code=found.code)
     return found
 
 

@@ -85,7 +85,8 @@ def show_plans(choose_plan: Callable) -> Table:
     for job in JOBS.values():
         chosen = choose_plan(job)
         if chosen is not None and not isinstance(chosen, Plan):
-            raise Wrong(f"{job}: choose_plan returned {kind_of(chosen)}, not a lab.Plan or None")
+            raise Wrong(f"{job}: choose_plan returned {kind_of(chosen)}, not a lab.Plan or None",
+                        code="wrong_type")
         seconds = [(kind, step_seconds(job, plan)) for plan in plans(job) if fits(job, plan)
                    for kind in KINDS if kind.allows(plan)]
         best = [min((took for each, took in seconds if each is kind), default=None)

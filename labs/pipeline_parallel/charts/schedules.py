@@ -59,7 +59,7 @@ def _drawn(function, ranks, micro_batches, chunks, activation_gb) -> DrawnSchedu
     try:
         timeline = _simulated(legal_schedule(function(*sizes), ranks, micro_batches, chunks))
     except Wrong as error:
-        raise Wrong(f"{function.__name__}{sizes}: {error.sentence}", error.hint) from None
+        raise error.said_of(f"{function.__name__}{sizes}") from None
     if not kind:
         return DrawnSchedule(function.__name__, timeline)
     return _drawn_kind(kind, timeline, ranks, micro_batches, chunks, activation_gb)

@@ -37,17 +37,19 @@ def _judge(got, name, job: Job) -> float:
     if got is None or want is None:
         return _judge_none(got, want, job)
     if not isinstance(got, Plan):
-        raise Wrong(f"{job}: choose_plan returned {kind_of(got)}, not a lab.Plan or None")
+        raise Wrong(f"{job}: choose_plan returned {kind_of(got)}, not a lab.Plan or None",
+                    code="wrong_type")
     if reason := impossible(job, got):
         raise Wrong(f"{job}: {got} cannot be run: {reason}",
-                    "lab.impossible(job, plan) says why a plan cannot be run.")
+                    "lab.impossible(job, plan) says why a plan cannot be run.",
+                    code="impossible_plan")
     _judge_memory(got, job)
     took, shortest = (search.step_seconds(job, plan) for plan in (got, want))
     if took > SLOWER * shortest:
         raise Wrong(f"{job}: {got} takes {took:.3g} s a step; {want} takes {shortest:.3g} s and "
                     f"fits, too{_difference(got, want)}",
                     "No rule of thumb is right for all jobs: compare the seconds of all plans that "
-                    "fit.")
+                    "fit.", code="slower_choice")
     return took / shortest
 
 
@@ -55,12 +57,14 @@ def _judge_none(got, want, job) -> float:
     if got is None and want is not None:
         raise Wrong(f"{job}: you say that nothing fits, but {want} does, with "
                     f"{_held(job, want) / GB:.1f} GB on the largest rank",
-                    "Have you tried recomputation, a smaller micro-batch, more stages?")
+                    "Have you tried recomputation, a smaller micro-batch, more stages?",
+                    code="nothing_returned")
     if got is not None:
         if not isinstance(got, Plan):
-            raise Wrong(f"{job}: choose_plan returned {kind_of(got)}, not a lab.Plan or None")
+            raise Wrong(f"{job}: choose_plan returned {kind_of(got)}, not a lab.Plan or None",
+                        code="wrong_type")
         _judge_memory(got, job)
-        raise Wrong(f"{job}: {got} cannot be run: {impossible(job, got)}")
+        raise Wrong(f"{job}: {got} cannot be run: {impossible(job, got)}", code="impossible_plan")
     return 1.0
 
 
@@ -73,7 +77,7 @@ def _judge_memory(plan, job):
                 f"{sum(parts.values()) / GB:.1f} GB, {parts[largest] / GB:.1f} of them {largest}, "
                 f"and each {job.gpu.name} has {job.gpu.usable / GB:.1f} GB, of which CUDA and NCCL "
                 f"take {hardware.overhead(job.gpus) / GB:.1f}",
-                "lab.fits(job, plan) says whether the largest rank fits.")
+                "lab.fits(job, plan) says whether the largest rank fits.", code="does_not_fit")
 
 
 def _held(job, plan) -> float:

@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
-from labs.exercises.numbers import as_number, judge_number
+from labs.exercises.numbers import Cause, as_number, judge_number
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
@@ -108,38 +108,48 @@ def _judge_traffic(traffic, own, where):
     if sent > most:
         needed = "one number" if own.tied is None else "the tied gradient once, and one number"
         raise Wrong(f"{where}: it communicates {sent:,} numbers; what is needed is {needed}",
-                    "Squares add up: all-reduce the sum of the squares, not the gradients.")
+                    "Squares add up: all-reduce the sum of the squares, not the gradients.",
+                    code="too_much_sent")
 
 
 def _judge_norm(norm, own, by_rank, reference, limit, where, job):
     """job: the norm over all pipelines of the job."""
     if as_number(norm) is None:
         raise Wrong(f"{where}: it returned {kind_of(norm)}, not the norm",
-                    "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.")
+                    "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.",
+                    code="wrong_type")
     whole = _norm(reference.gradients.values())
     first, last = by_rank[0][1], by_rank[-1][1]
     rest = sum(squares for squares, _ in by_rank)  # with the tied gradients as they were, unsummed
     tied = (first + last).square().sum().item()
     each = [first.square().sum().item(), last.square().sum().item()]
     causes = [
-        *(((rest - one)**0.5, "the norm with the gradient of only one of the tied embedding's two "
-           "uses", "Sum its two gradients over `tied_group` first.") for one in each),
-        (own.squares**0.5, "the norm of its own stages alone", "Sum the squares over the ranks."),
-        ((whole**2 + tied)**0.5, "the norm with the tied gradient counted twice",
-         "Two ranks have the tied gradient; only one of them may add its squares."),
-        (rest**0.5, "the norm with the tied embedding's two gradients apart",
-         "It is one parameter: add its two gradients first, then square."),
-        ((rest - sum(each))**0.5, "the norm without the tied gradient", "One rank counts it."),
-        ((whole**2 - tied + 4 * tied)**0.5, "the norm with a tied gradient that was summed once "
-         "too often", "Sum its two gradients over the two ranks once."),
-        ((whole**2 - tied + tied / 4)**0.5, "the norm with the mean of the tied gradients",
-         "Both uses of one parameter add to its gradient: sum, not mean."),
-        (sum(squares**0.5 for squares, _ in by_rank), "the sum of the ranks' norms",
-         "Norms do not add up, their squares do."),
-        (whole**2, "its square", "Take the root after the sum."),
-        (min(whole, limit), "the norm after the clipping", "Return the one from before."),
-        (job, "the norm over all pipelines of the job", "Sum over `group`, the ranks of one "
-         "pipeline: what is not said is all ranks.")]
+        *(Cause("one_tied_gradient", (rest - one)**0.5,
+                "the norm with the gradient of only one of the tied embedding's two uses",
+                "Sum its two gradients over `tied_group` first.") for one in each),
+        Cause("norm_own_stages_alone", own.squares**0.5, "the norm of its own stages alone",
+              "Sum the squares over the ranks."),
+        Cause("norm_tied_gradient_counted_twice", (whole**2 + tied)**0.5,
+              "the norm with the tied gradient counted twice",
+              "Two ranks have the tied gradient; only one of them may add its squares."),
+        Cause("tied_gradients_apart", rest**0.5,
+              "the norm with the tied embedding's two gradients apart",
+              "It is one parameter: add its two gradients first, then square."),
+        Cause("norm_without_tied_gradient", (rest - sum(each))**0.5,
+              "the norm without the tied gradient", "One rank counts it."),
+        Cause("tied_gradient_summed_twice", (whole**2 - tied + 4 * tied)**0.5,
+              "the norm with a tied gradient that was summed once too often",
+              "Sum its two gradients over the two ranks once."),
+        Cause("tied_gradients_averaged", (whole**2 - tied + tied / 4)**0.5,
+              "the norm with the mean of the tied gradients",
+              "Both uses of one parameter add to its gradient: sum, not mean."),
+        Cause("sum_ranks_norms", sum(squares**0.5 for squares, _ in by_rank),
+              "the sum of the ranks' norms", "Norms do not add up, their squares do."),
+        Cause("square", whole**2, "its square", "Take the root after the sum."),
+        Cause("norm_after_clipping", min(whole, limit), "the norm after the clipping",
+              "Return the one from before."),
+        Cause("norm_over_all_pipelines_job", job, "the norm over all pipelines of the job",
+              "Sum over `group`, the ranks of one pipeline: what is not said is all ranks.")]
     judge_number(norm, whole, causes, f"{where}, the norm", rel_tol=_TOLERANCE,
                  source="that of the whole model's gradient is")
 
@@ -151,13 +161,13 @@ def _judge_gradients(norm, own, by_rank, reference, stages, limit, where):
             want = factor * reference.gradients[in_model]
             if parameter.grad is None:
                 raise Wrong(f"{where}, parameter {name!r}: it has no gradient any more",
-                            "Scale gradients in place.")
+                            "Scale gradients in place.", code="gradient_missing")
             off = (parameter.grad - want).abs().max().item()
             if not off <= _TOLERANCE * max(1e-4, want.abs().max().item()):
                 raise Wrong(f"{where}, parameter {name!r}: its gradient is "
                             + _what(parameter, own, by_rank, want, off),
                             "Every rank scales all of its gradients by the same factor, at most 1; "
-                            "the tied one after its two gradients were added.")
+                            "the tied one after its two gradients were added.", code="wrong_scale")
 
 
 def _what(parameter, own, by_rank, want, off) -> str:

@@ -44,7 +44,7 @@ def judge(measured: dict[str, MeasuredLayout]) -> str:
     missing = [name for name in _CUT if name not in measured]
     if missing:
         raise Wrong(f"layouts() has no {listed(missing)}; it has "
-                    f"{listed(measured) if measured else 'none'}")
+                    f"{listed(measured) if measured else 'none'}", code="missing_keys")
     for name, cuts in _CUT.items():
         _judge_pieces(name, measured[name], cuts)
         _judge_collectives(name, measured[name])
@@ -58,14 +58,14 @@ def _judge_pieces(name, layout, cuts):
     if layout.refused:
         hint = next((hint for part, hint in _REFUSED.items() if part in layout.refused), "")
         raise Wrong(f"{name}: JAX refuses it. {shortened(layout.refused, 400, 4)}",
-                    hint or _HINTS[name])
+                    hint or _HINTS[name], code="layout_refused")
     # What a device really holds: a spec that cuts nothing leaves the whole array on each of them.
     for array, cut in cuts.items():
         pieces, device = layout.pieces[array], DEVICES - 1
         if not _is_cut(pieces, cut):
             raise Wrong(f"{name}: device {device} holds {_held(pieces, device)} of {array}, "
                         f"{layout.types[array]}; it should hold {_wanted(pieces, cut)}",
-                        _HINTS[name])
+                        _HINTS[name], code="wrong_pieces")
 
 
 def _is_cut(pieces: Pieces, cut) -> bool:
@@ -110,7 +110,7 @@ def _judge_collectives(name, layout):
         if bytes_ > most[what] + _FEW:
             raise Wrong(f"{name}: the compiled program {what}s {bytes_:,} bytes in "
                         f"{counted(len(layout.collectives), 'collective')}; this layout needs "
-                        f"{most[what]:,}", _HINTS[name])
+                        f"{most[what]:,}", _HINTS[name], code="extra_collective")
 
 
 def _elements(shape) -> int:

@@ -46,27 +46,29 @@ def _judge_coordinates(coordinates, rank, mesh):
         return
     if len(got) != len(want):
         raise Wrong(f"{where} is {got}: {counted(len(got), 'place')} for "
-                    f"{counted(len(want), 'dimension')}")
+                    f"{counted(len(want), 'dimension')}", code="wrong_count")
     # No two ranks may be in one place, and the last dimension is the one in which neighbours
     # differ: a mesh filled the other way round puts a tensor-parallel group on 8 nodes.
     turned = Mesh(mesh.names, mesh.sizes[::-1]).coordinates(rank)
     if got == turned[::-1]:
         raise Wrong(f"{where} is {got}, but it should be {want}: yours counts the first dimension "
-                    "fastest", "Neighbours, such as ranks 0 and 1, differ in the last dimension.")
+                    "fastest", "Neighbours, such as ranks 0 and 1, differ in the last dimension.",
+                    code="first_dimension_fastest")
     if got == turned:
         raise Wrong(f"{where} is {got}, but it should be {want}: the sizes are taken in the order "
-                    "of the other end")
+                    "of the other end", code="other_end_first")
     if got == want[::-1]:
         raise Wrong(f"{where} is {got}, but it should be {want}: the right places in the reversed "
-                    "order", "The first place belongs to the first size.")
+                    "order", "The first place belongs to the first size.", code="reversed_order")
     if got == tuple(place + 1 for place in want):
-        raise Wrong(f"{where} is {got}, but it should be {want}: places count from 0")
+        raise Wrong(f"{where} is {got}, but it should be {want}: places count from 0",
+                    code="counts_from_one")
     if any(place >= size for place, size in zip(got, mesh.sizes, strict=True)):
         raise Wrong(f"{where} is {got}: a place is a number from 0 to the size of its dimension, "
-                    "less 1")
+                    "less 1", code="outside_the_mesh")
     raise Wrong(f"{where} is {got}, but it should be {want}",
                 "divmod(rank, last size) gives what is left for the other dimensions, and the last "
-                "place.")
+                "place.", code="wrong_value")
 
 
 def _judge_group(group, rank, dimension, mesh):
@@ -77,31 +79,34 @@ def _judge_group(group, rank, dimension, mesh):
         return
     if sorted(got) == want:
         raise Wrong(f"{where} is {got}: the right ranks, but not in the order of their places, "
-                    f"{want}", "A collective gathers in the order of the group.")
+                    f"{want}", "A collective gathers in the order of the group.",
+                    code="wrong_order")
     if rank not in got:
-        raise Wrong(f"{where} is {_short(got)}: rank {rank} itself is missing")
+        raise Wrong(f"{where} is {_short(got)}: rank {rank} itself is missing",
+                    code="own_rank_missing")
     if len(got) != len(want):
         raise Wrong(f"{where} has {len(got)} ranks, but dimension {dimension} has "
-                    f"{mesh.sizes[dimension]} places")
+                    f"{mesh.sizes[dimension]} places", code="wrong_count")
     other = next((each for each in range(len(mesh.sizes))
                   if each != dimension and got == mesh.group(rank, str(each))), None)
     if other is not None:
         raise Wrong(f"{where} is {_short(got)}, the group of dimension {other}",
-                    "The ranks of a group differ in the place of its dimension alone.")
+                    "The ranks of a group differ in the place of its dimension alone.",
+                    code="other_dimension")
     raise Wrong(f"{where} is {_short(got)}, but it should be {_short(want)}",
                 "All places but one stay as they are; from places to a rank is the way back of "
-                "coordinates.")
+                "coordinates.", code="wrong_group")
 
 
 def _whole_numbers(returned, where, what) -> tuple[int, ...]:
     values = as_list(returned)
     if values is None:
-        raise Wrong(f"{where} returned {kind_of(returned)}, not {what}")
+        raise Wrong(f"{where} returned {kind_of(returned)}, not {what}", code="wrong_type")
     numbers = [as_number(value) for value in values]
     for value, number in zip(values, numbers, strict=True):
         if number is None or number % 1 != 0:  # of nan and infinity it is nan
             raise Wrong(f"{where} has {kind_of(value) if number is None else number} in it: whole "
-                        "numbers are needed")
+                        "numbers are needed", code="not_a_number")
     return tuple(map(int, numbers))
 
 
@@ -129,18 +134,19 @@ def check_wrong_rows(wrong_rows: Callable):
         returned = wrong_rows(list(rows))
         if not isinstance(returned, dict):
             raise Wrong(f"{name}: wrong_rows returned {kind_of(returned)}, not a dictionary",
-                        "Row number -> the right size.")
+                        "Row number -> the right size.", code="wrong_type")
         got = {as_number(number): as_number(size) for number, size in returned.items()}
         for number in sorted(set(want) - set(got)):
             raise Wrong(f"{name}: row {number} is wrong, and you do not name it: {rows[number]}",
-                        "The product of the four sizes is the number of GPUs.")
+                        "The product of the four sizes is the number of GPUs.",
+                        code="missing_entry")
         for number in sorted(set(got) - set(want), key=str):
             raise Wrong(f"{name}: you call row {number} wrong"
                         + (f", but {rows[number]}" if number in range(len(rows)) else
-                           ", and there is no such row"), "Rows count from 0.")
+                           ", and there is no such row"), "Rows count from 0.", code="extra_entry")
         for number, size in want.items():
             if got[number] != size:
                 raise Wrong(f"{name}: row {number} leaves {size} data-parallel ranks, you say "
                             f"{got[number]}: {rows[number]}",
-                            "Divide the GPUs by all other sizes.")
+                            "Divide the GPUs by all other sizes.", code="wrong_number")
     return "row 2 of Llama 3's table prints 4 where the product leaves 8; tables drawn here, too"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from labs.exercises.numbers import Mistake, judge_number, require_named
+from labs.exercises.numbers import Cause, Mistake, judge_number, require_named
 from labs.exercises.verdicts import check
 from labs.predictions.plans.job import Job, Plan
 from labs.predictions.plans.known_jobs import JOBS
@@ -47,33 +47,44 @@ def _state_mistakes(name) -> list[Mistake]:
         return job.embedding_parameters / plan.tensor
 
     found = [
-        (of(lambda job, plan, stage: layers(job, plan, stage)), "the embedding and the head are "
-         "missing", "The first stage has the embedding, the last one the head."),
-        (of(lambda job, plan, stage: layers(job, plan, stage) + embedding(job, plan)),
-         "every stage has the embedding", "Only the first and the last stage have one."),
-        (of(lambda job, plan, stage: layers(job, plan, stage) + 2 * embedding(job, plan)),
-         "every stage has the embedding and the head", "A stage in the middle has layers only."),
-        (of(lambda job, plan, stage: plan.tensor * layers(job, plan, stage)
-            + plan.tensor * embedding(job, plan) * _ends(job, plan, stage)),
-         "tensor parallelism does not cut it", "Each tensor-parallel rank has 1/t of a matrix."),
-        (of(lambda job, plan, stage: plan.pipeline * layers(job, plan, stage)
-            + embedding(job, plan) * _ends(job, plan, stage)),
-         "the pipeline does not cut it", "A stage has its own layers alone."),
-        (of(lambda job, plan, stage: (plan.pipeline * layers(job, plan, stage)
-                                      + 2 * embedding(job, plan)) / plan.pipeline),
-         "all parameters divided evenly by t · p",
-         "The embedding and the head are on the first and the last stage alone.")]
+        Mistake("embedding_head_missing", of(lambda job, plan, stage: layers(job, plan, stage)),
+                "the embedding and the head are missing",
+                "The first stage has the embedding, the last one the head."),
+        Mistake("every_stage_embedding",
+                of(lambda job, plan, stage: layers(job, plan, stage) + embedding(job, plan)),
+                "every stage has the embedding", "Only the first and the last stage have one."),
+        Mistake("every_stage_embedding_head",
+                of(lambda job, plan, stage: layers(job, plan, stage) + 2 * embedding(job, plan)),
+                "every stage has the embedding and the head",
+                "A stage in the middle has layers only."),
+        Mistake("tensor_parallelism_not_cut",
+                of(lambda job, plan, stage: plan.tensor * layers(job, plan, stage)
+                    + plan.tensor * embedding(job, plan) * _ends(job, plan, stage)),
+                "tensor parallelism does not cut it",
+                "Each tensor-parallel rank has 1/t of a matrix."),
+        Mistake("pipeline_not_cut",
+                of(lambda job, plan, stage: plan.pipeline * layers(job, plan, stage)
+                    + embedding(job, plan) * _ends(job, plan, stage)),
+                "the pipeline does not cut it", "A stage has its own layers alone."),
+        Mistake("evenly_divided",
+                of(lambda job, plan, stage: (plan.pipeline * layers(job, plan, stage)
+                    + 2 * embedding(job, plan)) / plan.pipeline),
+                "all parameters divided evenly by t · p",
+                "The embedding and the head are on the first and the last stage alone.")]
     if name == "optimizer state":
-        found.append((lambda case: _states(*case, _own(*case), name) * case[1].data
-                      * case[1].context, "ZeRO-1 does not cut it",
-                      "ZeRO-1 divides it by the data-parallel and context-parallel ranks."))
-        found.append((lambda case: _states(*case, _own(*case), name) * case[1].context,
-                      "cut over the data-parallel ranks alone", "Context-parallel ranks hold the "
-                      "same parameters, so ZeRO-1 divides by data × context."))
+        found.append(Mistake("zero_1_not_cut",
+                             lambda case: _states(*case, _own(*case), name) * case[1].data
+                                 * case[1].context, "ZeRO-1 does not cut it",
+                             "ZeRO-1 divides it by the data-parallel and context-parallel ranks."))
+        found.append(Mistake("cut_over_data_parallel_ranks",
+                             lambda case: _states(*case, _own(*case), name) * case[1].context,
+                             "cut over the data-parallel ranks alone", "Context-parallel ranks "
+                             "hold the same parameters, so ZeRO-1 divides by data × context."))
     else:
-        found.append((lambda case: _states(*case, _own(*case), name) / case[1].data,
-                      "cut over the data-parallel ranks",
-                      "DDP and ZeRO-1 leave parameters and gradients whole on each replica."))
+        found.append(Mistake("cut_over_data_parallel_ranks",
+                             lambda case: _states(*case, _own(*case), name) / case[1].data,
+                             "cut over the data-parallel ranks", "DDP and ZeRO-1 leave parameters "
+                             "and gradients whole on each replica."))
     return found
 
 
@@ -94,26 +105,37 @@ def _activations(count) -> Callable:
 
 
 _ACTIVATIONS: list[Mistake] = [
-    (_activations(lambda job, plan, stage: 1), "those of one micro-batch",
-     "1F1B keeps several micro-batches in flight."),
-    (_activations(lambda job, plan, stage: plan.micro_batches(job)), "those of all micro-batches, "
-     "as GPipe keeps them", "1F1B begins backward as soon as it can."),
-    (_activations(lambda job, plan, stage: plan.pipeline), "p micro-batches on each stage",
-     "The last stage keeps one: its backward follows its forward at once."),
-    (_activations(lambda job, plan, stage: plan.pipeline - stage), "more micro-batches than the "
-     "step has", "There are never more in flight than micro-batches."),
-    (_activations(lambda job, plan, stage: min(plan.pipeline - stage - 1, plan.micro_batches(job))),
-     "one micro-batch too few in flight", "The one whose backward begins is still kept: the last "
-     "stage keeps one."),
-    (_activations(lambda job, plan, stage: min(plan.pipeline - stage + 1, plan.micro_batches(job))),
-     "one micro-batch too many in flight", "The last stage keeps one: its backward follows its "
-     "forward at once."),
-    (_activations(lambda job, plan, stage: min(stage + 1, plan.micro_batches(job))),
-     "the stages counted from the end", "Stage 0 keeps most."),
-    (lambda case: layer_activations(*case[:2]) * in_flight(case[1], case[0], case[2]),
-     "those of one layer", "A stage has several layers."),
-    (lambda case: case[0].shape.layers * layer_activations(*case[:2])
-     * in_flight(case[1], case[0], case[2]), "those of all layers", "A stage has L/p layers.")]
+    Mistake("one_micro_batch", _activations(lambda job, plan, stage: 1), "those of one micro-batch",
+            "1F1B keeps several micro-batches in flight."),
+    Mistake("all_micro_batches", _activations(lambda job, plan, stage: plan.micro_batches(job)),
+            "those of all micro-batches, as GPipe keeps them",
+            "1F1B begins backward as soon as it can."),
+    Mistake("p_micro_batches_on_stage", _activations(lambda job, plan, stage: plan.pipeline),
+            "p micro-batches on each stage",
+            "The last stage keeps one: its backward follows its forward at once."),
+    Mistake("more_micro_batches_than_step",
+            _activations(lambda job, plan, stage: plan.pipeline - stage),
+            "more micro-batches than the step has",
+            "There are never more in flight than micro-batches."),
+    Mistake("one_micro_batch_too_few",
+            _activations(lambda job, plan, stage:
+                         min(plan.pipeline - stage - 1, plan.micro_batches(job))),
+            "one micro-batch too few in flight",
+            "The one whose backward begins is still kept: the last stage keeps one."),
+    Mistake("one_micro_batch_too",
+            _activations(lambda job, plan, stage:
+                         min(plan.pipeline - stage + 1, plan.micro_batches(job))),
+            "one micro-batch too many in flight",
+            "The last stage keeps one: its backward follows its forward at once."),
+    Mistake("stages_counted_from_end",
+            _activations(lambda job, plan, stage: min(stage + 1, plan.micro_batches(job))),
+            "the stages counted from the end", "Stage 0 keeps most."),
+    Mistake("one_layer",
+            lambda case: layer_activations(*case[:2]) * in_flight(case[1], case[0], case[2]),
+            "those of one layer", "A stage has several layers."),
+    Mistake("all_layers", lambda case: case[0].shape.layers * layer_activations(*case[:2])
+                * in_flight(case[1], case[0], case[2]), "those of all layers",
+            "A stage has L/p layers.")]
 
 
 def _logits(job, plan) -> float:
@@ -122,13 +144,16 @@ def _logits(job, plan) -> float:
 
 
 _LOGITS: list[Mistake] = [
-    (lambda case: _logits(*case[:2]), "a stage without the head has logits",
-     "The last stage alone computes the loss."),
-    (lambda case: case[1].tensor * _logits(*case[:2]), "tensor parallelism does not cut them",
-     "The vocabulary is cut: each tensor-parallel rank has 1/t of the logits."),
-    (lambda case: case[1].context * _logits(*case[:2]), "context parallelism does not cut them",
-     "Each context-parallel rank has its own tokens."),
-    (lambda case: _logits(*case[:2]) / 3, "4 bytes each", "Three tensors of their size are alive.")]
+    Mistake("stage_without_head_logits", lambda case: _logits(*case[:2]),
+            "a stage without the head has logits", "The last stage alone computes the loss."),
+    Mistake("tensor_parallelism_not_cut_them", lambda case: case[1].tensor * _logits(*case[:2]),
+            "tensor parallelism does not cut them",
+            "The vocabulary is cut: each tensor-parallel rank has 1/t of the logits."),
+    Mistake("context_parallelism_not_cut_them", lambda case: case[1].context * _logits(*case[:2]),
+            "context parallelism does not cut them",
+            "Each context-parallel rank has its own tokens."),
+    Mistake("one_tensor_only", lambda case: _logits(*case[:2]) / 3, "4 bytes each",
+            "Three tensors of their size are alive.")]
 
 MISTAKES: dict[str, list[Mistake]] = {
     **{name: _state_mistakes(name) for name in PARTS[:3]}, "activations": _ACTIVATIONS,
@@ -145,8 +170,9 @@ def check_rank_memory(rank_memory_of: Callable):
         found = require_named(rank_memory_of(job, plan, stage), PARTS, where)
         want = rank_memory(job, plan, stage)
         for name in PARTS:
-            causes = [(value(case), sentence, hint) for value, sentence, hint in MISTAKES[name]]
-            causes += [(want[name] / unit, f"that is in {words}", "Return bytes.")
+            causes = [mistake.cause(case) for mistake in MISTAKES[name]]
+            causes += [Cause("wrong_unit", want[name] / unit, f"that is in {words}",
+                             "Return bytes.")
                        for unit, words in ((1e9, "GB"), (2**30, "GiB")) if want[name]]
             judge_number(found[name], want[name], causes, f"{where}: {name}", "bytes",
                          rel_tol=TOLERANCE)

@@ -117,7 +117,8 @@ def _require_messages(links, events):
     except ValueError as error:
         events.judge_order()
         raise Wrong(str(error), "Every action receives what its stage needs, computes, and sends "
-                    "its result if there is a stage to send it to.") from None
+                    "its result if there is a stage to send it to.",
+                    code="illegal_messages") from None
 
 
 def _judge_parameters(versions):
@@ -125,7 +126,8 @@ def _judge_parameters(versions):
     for name, parameter, version in versions:
         if parameter._version != version:
             raise Wrong(f"rank {dist.get_rank()}: run_actions has changed parameter {name!r}",
-                        "Only gradients are computed here; the training loop steps the optimizer.")
+                        "Only gradients are computed here; the training loop steps the optimizer.",
+                        code="parameters_changed")
 
 
 def _judge_traffic(traffic, case, batches, where):
@@ -135,14 +137,16 @@ def _judge_traffic(traffic, case, batches, where):
     for call in traffic.calls:
         if call.kind not in ("send", "recv"):
             raise Wrong(f"{where}: rank {rank} calls {call.kind} of {call.elements:,} numbers",
-                        "links.receive and links.send are all that the ranks exchange.")
+                        "links.receive and links.send are all that the ranks exchange.",
+                        code="wrong_collective")
     # One message of b·s·h for each action that has another stage to send to.
     expected = [batches[action.micro_batch]["input_ids"].numel() * HIDDEN
                 for action in case.schedule.ranks[rank] if _is_sent(case, action)]
     sent = [call.elements for call in traffic.of("send")]
     if sorted(sent) != sorted(expected):
         raise Wrong(f"{where}: rank {rank} sends {counted(len(sent), 'message')} of {sum(sent):,} "
-                    f"numbers; its list needs {len(expected)} of {sum(expected):,}, b·s·h each")
+                    f"numbers; its list needs {len(expected)} of {sum(expected):,}, b·s·h each",
+                    code="wrong_traffic")
 
 
 def _is_sent(case, action) -> bool:
@@ -165,50 +169,57 @@ def _judge_numbers(loss, stages, reference, where):
 def _judge_gradient(parameter, name, reference, who):
     if parameter.grad is None:
         raise Wrong(f"{who}: it has no gradient", "Backward adds gradients up in .grad of the "
-                    "stage's parameters: output.backward(gradient of the output).")
+                    "stage's parameters: output.backward(gradient of the output).",
+                    code="gradient_missing")
     if close(parameter.grad, reference.gradients[name]):
         return
-    sentence, hint = _mistake(parameter.grad, name, reference)
-    raise Wrong(f"{who}: its gradient is {sentence}", hint)
+    code, sentence, hint = _mistake(parameter.grad, name, reference)
+    raise Wrong(f"{who}: its gradient is {sentence}", hint, code=code)
 
 
-def _mistake(gradient, name, reference) -> tuple[str, str]:
-    """What explains a gradient, and a hint."""
+def _mistake(gradient, name, reference) -> tuple[str, str, str]:
+    """(code, what explains a gradient, hint)."""
     # With as many targets in each micro-batch all of these but the second are the same number:
     # that is why the check's micro-batches differ.
     number, total = len(reference.counts), sum(reference.counts)
     means = [1 / count for count in reference.counts]
     causes = [
-        ([mean / number for mean in means], "the mean of the micro-batches' means: a micro-batch "
+        ("unweighted_mean", [mean / number for mean in means],
+         "the mean of the micro-batches' means: a micro-batch "
          "with few targets counts as much as one with many", "Divide each sum of losses by the "
          "number of targets in all micro-batches."),
-        ([1 / reference.tokens] * number, "that of the sum of the losses divided by the number of "
+        ("counts_ignored_targets", [1 / reference.tokens] * number,
+         "that of the sum of the losses divided by the number of "
          "all targets, also of those that are -100", "lab.count_targets counts those that count."),
-        ([1.0] * number, "that of the sum of the losses, not of the mean",
+        ("sum_not_mean", [1.0] * number, "that of the sum of the losses, not of the mean",
          "Divide by the number of targets in all micro-batches."),
-        (means, "the sum of the micro-batches' means", "Divide each sum of losses by the number of "
-         "targets in all micro-batches."),
-        ([1 / total / number] * number, f"{number} times too small: the loss is scaled twice",
+        ("sum_of_means", means, "the sum of the micro-batches' means",
+         "Divide each sum of losses by the number of targets in all micro-batches."),
+        ("mean_twice", [1 / total / number] * number,
+         f"{number} times too small: the loss is scaled twice",
          "The sum of all losses divided by all targets is a mean already."),
-        ([0.0] * (number - 1) + [1 / total], "that of the last micro-batch alone",
+        ("last_micro_batch_only", [0.0] * (number - 1) + [1 / total],
+         "that of the last micro-batch alone",
          "Gradients of all micro-batches add up in .grad.")]
-    for factors, sentence, hint in causes:
+    for code, factors, sentence, hint in causes:
         if close(gradient, reference.with_factors(factors)[name]):
-            return sentence, hint
+            return code, sentence, hint
     if close(gradient, reference.gradients[name] - reference.before[name]):
-        return "without what was there before the step", "Gradients accumulate: add to .grad."
+        return ("gradients_overwritten", "without what was there before the step",
+                "Gradients accumulate: add to .grad.")
     difference = (gradient - reference.gradients[name]).abs().max().item()
-    return (f"off by up to {difference:.2g} from the reference's",
+    return ("wrong_gradient", f"off by up to {difference:.2g} from the reference's",
             "Is each output's backward run with the gradient that was received for it?")
 
 
 def _judge_loss(loss, reference, who):
     if isinstance(loss, torch.Tensor) and loss.requires_grad:
         raise Wrong(f"{who} returns a loss with its graph", "loss.item() or loss.detach(): a graph "
-                    "keeps what it has computed in memory.")
+                    "keeps what it has computed in memory.", code="graph_kept")
     found = as_number(loss)
     if found is None:
-        raise Wrong(f"{who} returns {kind_of(loss)}, not the loss")
+        raise Wrong(f"{who} returns {kind_of(loss)}, not the loss", code="wrong_type")
     if abs(found - reference.loss) > 1e-5 * reference.loss:
         raise Wrong(f"{who} returns the loss {found:.5f}; the reference's is {reference.loss:.5f}",
-                    "The mean over all targets that count, of all micro-batches.")
+                    "The mean over all targets that count, of all micro-batches.",
+                    code="wrong_loss")

@@ -21,17 +21,18 @@ def legal_schedule(returned, ranks: int, micro_batches: int, chunks: int = 1) ->
     """What a student returned, as a schedule; raises Wrong where it is none, or illegal."""
     if not isinstance(returned, list | tuple):
         raise Wrong(f"a schedule is a list with one list of actions for each rank, not "
-                    f"{kind_of(returned)}")
+                    f"{kind_of(returned)}", code="wrong_type")
     if len(returned) != ranks:
         raise Wrong(f"there are {counted(len(returned), 'list')} for {counted(ranks, 'rank')}",
-                    "Return one list of actions for each rank: schedule[rank] is that of a rank.")
+                    "Return one list of actions for each rank: schedule[rank] is that of a rank.",
+                    code="wrong_count")
     try:
         schedule = Schedule.from_lists(returned, micro_batches, chunks)
     except IllegalSchedule as error:
-        raise Wrong(str(error)) from None
+        raise Wrong(str(error), code="illegal_schedule") from None
     sentence = first_illegal(schedule)
     if sentence:
-        raise Wrong(sentence, ORDER_HINT)
+        raise Wrong(sentence, ORDER_HINT, code="illegal_schedule")
     return schedule
 
 
@@ -45,7 +46,7 @@ def judge_targets(function: Callable, kind: Kind, sizes: Sequence[tuple], slots_
         try:
             schedule = legal_schedule(function(*size), *size)
         except Wrong as error:
-            raise Wrong(f"{where}: {error.sentence}", error.hint, error.place) from None
+            raise error.said_of(where) from None
         timeline = simulate(schedule)  # a slot here is what a chunk's F takes, so that all is whole
         _judge_slots(schedule, timeline, kind, size, where, slots_hint)
         _judge_peak(timeline, kind, size, where, peak_hint)
@@ -70,12 +71,14 @@ def _judge_slots(schedule, timeline: Timeline, kind, size, where, hint):
             f"{enough / chunks:g} are enough; rank {worst} is idle for {idle[worst] / chunks:g}")
     if ranks > 1 and sum(map(_busy, timeline.spans)) == timeline.makespan:
         raise Wrong(f"{text}, because only one rank ever computes at a time",
-                    "While a later rank works on micro-batch 0, rank 0 can begin micro-batch 1.")
+                    "While a later rank works on micro-batch 0, rank 0 can begin micro-batch 1.",
+                    code="one_rank_at_a_time")
     if kind.name.startswith("ZB") and not any(action.kind == "W" for action in schedule.everything):
         raise Wrong(f"{text}; there is no W in any list, so each B computes both gradients",
                     "Write B(i) for the gradient of the input and, later, W(i) for that of the "
-                    "weights.")
-    raise Wrong(text + _longest_wait(schedule, timeline.spans[worst], chunks), hint)
+                    "weights.", code="backward_not_split")
+    raise Wrong(text + _longest_wait(schedule, timeline.spans[worst], chunks), hint,
+                code="too_many_slots")
 
 
 def _judge_peak(timeline: Timeline, kind, size, where, hint):
@@ -87,7 +90,7 @@ def _judge_peak(timeline: Timeline, kind, size, where, hint):
         if peak > enough:
             raise Wrong(f"{where}: rank {rank} has the activations of {_held(peak, chunks)} in "
                         f"flight at its peak, and {enough / chunks:g} are enough for a step of as "
-                        "many slots", hint)
+                        "many slots", hint, code="too_many_in_flight")
 
 
 def _longest_wait(schedule, spans, chunks) -> str:

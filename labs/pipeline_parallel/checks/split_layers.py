@@ -21,7 +21,7 @@ def check_split_layers(split_layers: Callable):
         if slowest > best * (1 + 1e-9):
             raise Wrong(f"costs {_shown(costs)} on {ranks} ranks: {counts} makes the slowest stage "
                         f"take {slowest:.4g}; {best:.4g} can be reached",
-                        _why(costs, counts, ranks))
+                        _why(costs, counts, ranks), code="not_balanced")
         largest = max(largest, _slowest(costs, _even(len(costs), ranks)) / best)
     return (f"the slowest stage is the fastest that there is in {CASES} drawn cases; as many parts "
             f"on each rank would take up to {largest:.1f}x as long")
@@ -62,20 +62,23 @@ def _drawn(seed) -> tuple[tuple[float, ...], int]:
 def _counts(returned, costs, ranks) -> list[int]:
     counts = as_list(returned)
     if counts is None:
-        raise Wrong(f"split_layers returned {kind_of(returned)}, not a list", _HINT)
+        raise Wrong(f"split_layers returned {kind_of(returned)}, not a list", _HINT,
+                    code="wrong_type")
     try:
         counts = [operator.index(count) for count in counts]
     except TypeError:
         raise Wrong(f"split_layers returned {returned!r:.80}, not a list of whole numbers",
-                    _HINT) from None
+                    _HINT, code="wrong_type") from None
     case = f"{len(costs)} parts on {ranks} ranks"
     if len(counts) != ranks:
         raise Wrong(f"{case}: split_layers returned {counts}, which is {len(counts)} stages",
-                    _HINT)
+                    _HINT, code="wrong_count")
     if min(counts) < 1:
-        raise Wrong(f"{case}: in {counts} a rank has no part", "Each rank has at least one part.")
+        raise Wrong(f"{case}: in {counts} a rank has no part", "Each rank has at least one part.",
+                    code="empty_stage")
     if sum(counts) != len(costs):
-        raise Wrong(f"{case}: {counts} are {sum(counts)} parts", "Every part is on one rank.")
+        raise Wrong(f"{case}: {counts} are {sum(counts)} parts", "Every part is on one rank.",
+                    code="wrong_sum")
     return counts
 
 

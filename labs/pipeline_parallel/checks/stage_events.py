@@ -58,16 +58,17 @@ class StageEvents:
             place = f"rank {self.rank}, index {index} of its list"
             if index >= len(self.events):
                 raise Wrong(f"{place}: {self._name(wanted)} never ran on the stage of this rank",
-                            "Each rank runs every action of its own list, and only those.")
+                            "Each rank runs every action of its own list, and only those.",
+                            code="action_missing")
             if self.events[index] != wanted:
                 # A backward of another micro-batch uses the graph of the wrong forward.
                 raise Wrong(f"{place}: {self._name(self.events[index])} ran where "
                             f"{self._name(wanted)} stands",
                             "Keep input and output by micro-batch and stage, because backwards do "
-                            "not come in the order of a stack.")
+                            "not come in the order of a stack.", code="wrong_order")
         if len(self.events) > len(mine):
             raise Wrong(f"rank {self.rank} runs {self._name(self.events[len(mine)])} after the end "
-                        "of its list")
+                        "of its list", code="extra_action")
 
     def judge_kept(self, peak: int) -> None:
         """Raises Wrong where activations outlive their backward. peak: bytes that are enough."""
@@ -75,11 +76,13 @@ class StageEvents:
         if self.kept > min(SPARE, in_list - 1):
             raise Wrong(f"rank {self.rank} still holds input or output of {self.kept} forwards "
                         "whose backward is over",
-                        "Take input and output out of what you keep (dict.pop) in their backward.")
+                        "Take input and output out of what you keep (dict.pop) in their backward.",
+                        code="memory_kept")
         if self.peak > peak:
             raise Wrong(f"rank {self.rank}: autograd keeps {self.peak:,} bytes at the peak; with "
                         f"the forwards in flight that its list allows, {peak:,} are enough",
-                        "A backward frees what autograd saved, unless it is told to retain_graph.")
+                        "A backward frees what autograd saved, unless it is told to retain_graph.",
+                        code="memory_kept")
 
     def _forward(self, number, _, args, output):
         """The k-th forward of a stage is that of its k-th F in the list."""

@@ -52,12 +52,14 @@ def _judge_groups(rank, run: RankRun):
         if not used[name] & set(kinds):
             raise Wrong(f"rank {rank}: no {' or '.join(kinds).replace('_', '-')} in its {name} "
                         f"group, which {what}; it has "
-                        f"{', '.join(sorted(used[name])).replace('_', '-') or 'no collective'}")
+                        f"{', '.join(sorted(used[name])).replace('_', '-') or 'no collective'}",
+                        code="missing_collective")
     others = [call for call in run.calls if not group_of(call)]
     if others:
         raise Wrong(f"rank {rank}: {others[0].kind.replace('_', '-')} of {others[0].bytes:,} bytes "
                     f"over ranks {list(others[0].members)}, which are no group of one dimension",
-                    "Give each call its dimension: mesh[\"tensor\"] or mesh[\"data\"].")
+                    "Give each call its dimension: mesh[\"tensor\"] or mesh[\"data\"].",
+                    code="wrong_group")
 
 
 def _judge_losses(runs, losses):
@@ -70,28 +72,29 @@ def _judge_losses(runs, losses):
             if abs(ones[0] - ones[1]) > TOLERANCE * want:
                 raise Wrong(f"step {step}: the two tensor-parallel ranks of replica {replica} have "
                             f"losses {ones[0]:.6g} and {ones[1]:.6g}, but they compute one",
-                            "Is the plan's mesh mesh[\"tensor\"]?")
+                            "Is the plan's mesh mesh[\"tensor\"]?", code="losses_differ")
         got = fmean(run.losses[step] for run in last)
         if abs(got - want) > 10 * TOLERANCE * want:
             raise Wrong(f"step {step}: the mean loss of the replicas is {got:.6g}, the reference's "
                         f"{want:.6g}", "Before the first step, forward is wrong. After it, the "
                         "gradients are: are they averaged over mesh[\"data\"]?" if not step else
-                        "Are the gradients averaged over mesh[\"data\"]?")
+                        "Are the gradients averaged over mesh[\"data\"]?", code="wrong_loss")
 
 
 def _judge_parameters(runs, reference) -> float:
     found = {name: tensor for run in runs for name, tensor in run.parameters.items()}
     if missing := sorted(set(reference) - set(found)):
-        raise Wrong(f"no rank has {missing[0]}")
+        raise Wrong(f"no rank has {missing[0]}", code="missing_parameter")
     worst = 0.0
     for name, want in reference.items():
         if found[name].shape != want.shape:
             raise Wrong(f"parameter {name!r} has shape {list(found[name].shape)} when it is "
                         f"gathered, the reference's has {list(want.shape)}",
-                        "parallelize_module and fully_shard keep each parameter's whole shape.")
+                        "parallelize_module and fully_shard keep each parameter's whole shape.",
+                        code="wrong_shape")
         difference = largest_difference(found[name], want)
         if difference > TOLERANCE:
             raise Wrong(f"parameter {name!r} after step {STEPS - 1}: off by up to "
-                        f"{difference:.2g} from the reference's")
+                        f"{difference:.2g} from the reference's", code="differs_from_reference")
         worst = max(worst, difference)
     return worst

@@ -109,11 +109,13 @@ def _train(parallelize, steps) -> RankRun:
 def _module(parallelize, stage: Stage, mesh: DeviceMesh) -> nn.Module:
     module = parallelize(stage, mesh)
     if not isinstance(module, nn.Module):
-        raise Wrong(f"parallelize returned {kind_of(module)}, not a module", "return stage")
+        raise Wrong(f"parallelize returned {kind_of(module)}, not a module", "return stage",
+                    code="wrong_type")
     # The runner asks a stage for its width; fully_shard and parallelize_module leave it in place.
     if not isinstance(module, Stage):
         raise Wrong(f"parallelize returned {kind_of(module)}, not the stage that it was given",
-                    "fully_shard and parallelize_module change the stage in place: return stage.")
+                    "fully_shard and parallelize_module change the stage in place: return stage.",
+                    code="other_module")
     return module
 
 
@@ -138,7 +140,8 @@ def _judge_held(module, allowed, run):
                 f"tensor and 2 data ranks it would keep {allowed:,.0f}"
                 + f" ({named})" * bool(named),
                 "parallelize_module(layer, mesh[\"tensor\"], plan) names each matrix of a layer; "
-                "then fully_shard(..., mesh=mesh[\"data\"]) for each layer and for the stage.")
+                "then fully_shard(..., mesh=mesh[\"data\"]) for each layer and for the stage.",
+                code="not_sharded")
 
 
 def _judge_meshes(module):
@@ -154,7 +157,8 @@ def _judge_meshes(module):
             raise Wrong(f"rank {dist.get_rank()}: {name} is cut over ranks {ranks}, "
                         + ("but the ranks of a pipeline group have different layers"
                            if "pipeline" in others else "which are no group of one dimension"),
-                        "Give each call its dimension: mesh[\"tensor\"] or mesh[\"data\"].")
+                        "Give each call its dimension: mesh[\"tensor\"] or mesh[\"data\"].",
+                        code="wrong_group")
 
 
 def _judge_plan(module):
@@ -169,17 +173,20 @@ def _judge_plan(module):
                                         for dimension in ("data", "tensor")}
         if ends_block and along == {"data": 1, "tensor": 0}:
             raise Wrong(f"rank {rank}: {name} is row-parallel over data ranks, and fully_shard "
-                        "cuts it over tensor ranks", "The two meshes are exchanged.")
+                        "cuts it over tensor ranks", "The two meshes are exchanged.",
+                        code="meshes_swapped")
         # The invariant: between the two matrices of a block a rank has a part of the hidden units,
         # and nothing is gathered.
         if ends_block and along["tensor"] == 0:
             raise Wrong(f"rank {rank}: {name} is column-parallel, so it needs its whole input, of "
                         "which each tensor-parallel rank has a part",
-                        "Which two modules end a block? They take such a part.")
+                        "Which two modules end a block? They take such a part.",
+                        code="part_of_input")
         if not ends_block and along["tensor"] == 1:
             raise Wrong(f"rank {rank}: {name} is row-parallel, so it takes a part of its input, "
                         "which is whole on each rank: its whole output must be summed",
-                        "A column-parallel module takes the whole input and gives a part.")
+                        "A column-parallel module takes the whole input and gives a part.",
+                        code="output_not_summed")
 
 
 def _placement(parameter, dimension):

@@ -69,8 +69,9 @@ class MeasuredLayout:
 
 @dataclass(frozen=True)
 class Complaint:
-    """Why an answer cannot be measured."""
+    """Why an answer cannot be measured. code: as of a verdict."""
 
+    code: str
     sentence: str
     hint: str = ""
 
@@ -136,21 +137,24 @@ def _complaint(found) -> Complaint | None:
     from jax.sharding import PartitionSpec
 
     if not isinstance(found, dict):
-        return Complaint(f"layouts() returned {_kind(found)}, not a dictionary with a dictionary "
-                         "for each layout")
+        return Complaint("wrong_type", f"layouts() returned {_kind(found)}, not a dictionary with "
+                         "a dictionary for each layout")
     for name, specs in found.items():
         if not isinstance(specs, dict):
-            return Complaint(f"{name} is {_kind(specs)}, not a dictionary: array -> PartitionSpec")
+            return Complaint("wrong_type",
+                             f"{name} is {_kind(specs)}, not a dictionary: array -> PartitionSpec")
         if set(specs) != set(SHAPES):
-            return Complaint(f"{name} names the arrays {', '.join(map(str, specs)) or '(none)'}; "
+            return Complaint("wrong_keys",
+                             f"{name} names the arrays {', '.join(map(str, specs)) or '(none)'}; "
                              f"they are {', '.join(SHAPES)}")
         for array, spec in specs.items():
             if not isinstance(spec, PartitionSpec):
-                return Complaint(f"{name}: {array} is {spec!r}, no PartitionSpec",
+                return Complaint("wrong_type", f"{name}: {array} is {spec!r}, no PartitionSpec",
                                  'Write P("n") for "cut along the first dimension", and P() for '
                                  '"whole on each device".')
             if len(spec) > len(SHAPES[array]):
-                return Complaint(f"{name}: {array} has {len(SHAPES[array])} dimensions, and "
+                return Complaint("wrong_count",
+                                 f"{name}: {array} has {len(SHAPES[array])} dimensions, and "
                                  f"{_spec_text(spec)} names {len(spec)}")
     return None
 

@@ -56,10 +56,12 @@ def in_jax_process(function: Callable, *args, devices: int, seconds: float = SEC
         result = Path(folder, RESULT)
         data = result.read_bytes() if result.exists() else b""
     if run.code is None:
-        return Verdict("run_jax", False, f"stopped: it took more than {seconds:g} s")
+        return Verdict("run_jax", False, f"stopped: it took more than {seconds:g} s",
+                       code="timed_out")
     if not data:
         return Verdict("run_jax", False, f"JAX's process ended with exit code {run.code}, and "
-                       "returned nothing", printed="\n".join(last_lines(run.output, 10)))
+                       "returned nothing", printed="\n".join(last_lines(run.output, 10)),
+                       code="process_failed")
     return _result(data)
 
 
@@ -89,7 +91,8 @@ def _result(data) -> Any:
         found = _Unpickler(io.BytesIO(data)).load()
     except _OfJax as error:
         return Verdict("run_jax", False, f"the function returned an object of JAX's own, a "
-                       f"{error}: return numbers, texts or arrays, or print it")
+                       f"{error}: return numbers, texts or arrays, or print it",
+                       code="cannot_return")
     return _verdict(found) if isinstance(found, Raised) else found
 
 
@@ -99,4 +102,5 @@ def _verdict(raised: Raised) -> Verdict:
         return Verdict(raised.message.removeprefix("Exercise "), None, "is waiting for your code")
     own = [place for place in (Place(*place) for place in raised.places) if place.is_students]
     line = f"\n    {own[-1]}, in {own[-1].function}:  {own[-1].source}" if own else ""
-    return Verdict("run_jax", False, shortened(f"{raised.kind}: {raised.message}", 1000, 10) + line)
+    return Verdict("run_jax", False, shortened(f"{raised.kind}: {raised.message}", 1000, 10) + line,
+                   code=f"raised_{raised.kind}")

@@ -12,7 +12,7 @@ HOURS_A_DAY = 24
 
 
 @dataclass(frozen=True)
-class Cause:
+class InterruptionCause:
     """A row of a table of interruptions: how many, and the percentage that is printed beside it."""
 
     name: str
@@ -23,20 +23,20 @@ class Cause:
 
 LLAMA_3_DAYS, LLAMA_3_GPUS = 54, 16_384
 LLAMA_3 = (
-    Cause("Faulty GPU", 148, 30.1, is_gpu=True),
-    Cause("GPU HBM3 memory", 72, 17.2, is_gpu=True),
-    Cause("Software bug", 54, 12.9),
-    Cause("Network switch or cable", 35, 8.4),
-    Cause("Host maintenance", 32, 7.6),
-    Cause("GPU SRAM memory", 19, 4.5, is_gpu=True),
-    Cause("GPU system processor", 17, 4.1, is_gpu=True),
-    Cause("NIC", 7, 1.7),
-    Cause("NCCL watchdog timeouts", 7, 1.7),
-    Cause("Silent data corruption", 6, 1.4, is_gpu=True),
-    Cause("GPU thermal interface and sensor", 6, 1.4, is_gpu=True),
-    Cause("SSD", 3, 0.7),
-    Cause("Power supply", 3, 0.7),
-    Cause("Others", 10, 2.4))
+    InterruptionCause("Faulty GPU", 148, 30.1, is_gpu=True),
+    InterruptionCause("GPU HBM3 memory", 72, 17.2, is_gpu=True),
+    InterruptionCause("Software bug", 54, 12.9),
+    InterruptionCause("Network switch or cable", 35, 8.4),
+    InterruptionCause("Host maintenance", 32, 7.6),
+    InterruptionCause("GPU SRAM memory", 19, 4.5, is_gpu=True),
+    InterruptionCause("GPU system processor", 17, 4.1, is_gpu=True),
+    InterruptionCause("NIC", 7, 1.7),
+    InterruptionCause("NCCL watchdog timeouts", 7, 1.7),
+    InterruptionCause("Silent data corruption", 6, 1.4, is_gpu=True),
+    InterruptionCause("GPU thermal interface and sensor", 6, 1.4, is_gpu=True),
+    InterruptionCause("SSD", 3, 0.7),
+    InterruptionCause("Power supply", 3, 0.7),
+    InterruptionCause("Others", 10, 2.4))
 LLAMA_3_ON_GPUS = 58.7  # percent of the unexpected ones, in the text: GPUs and their memory
 LLAMA_3_TOTAL = 419  # unexpected interruptions, in the text and as the sum of the counts
 

@@ -42,7 +42,7 @@ def _ran(what_ran, ranks, how) -> tuple[str, dict[str, float]]:
                                     f"{how}: it returned")
     if not isinstance(name, str):
         raise Wrong(f"{how}: what_ran returned {kind_of(name)} as the name, not a string",
-                    f"One of {', '.join(KINDS)}.")
+                    f"One of {', '.join(KINDS)}.", code="wrong_type")
     return name, require_named(numbers, (*PARTS, "reduced"), f"{how}: what_ran")
 
 

@@ -226,7 +226,7 @@ def _strategy(choice) -> str | None:
     if choice is not None and choice not in STRATEGIES:
         shown = repr(choice) if isinstance(choice, str) else kind_of(choice)
         raise Wrong(f"choose_strategy returned {shown}, none of {', '.join(STRATEGIES)}",
-                    "Where none fits, return None.")
+                    "Where none fits, return None.", code="unknown_name")
     return choice
 
 

@@ -48,7 +48,7 @@ def _table(run, metrics, columns) -> Table:
             rows.append((number, *(cell(steps[number]) for cell in columns.values())))
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise Wrong(f"step {number} in {metrics} lacks a number that is shown here: "
-                        f"{message_of(error)}") from None
+                        f"{message_of(error)}", code="missing_keys") from None
     return Table(f"{len(steps)} steps on {found['ranks']} ranks", ("step", *columns), rows, left=1)
 
 

@@ -25,7 +25,8 @@ def show_spot(spot_costs: Callable, machine: Machine = MACHINES["AWS p5en.48xlar
     simulation, the student's function, and the first-order line, with the price on demand and the
     break-even rates; says how far each rate is from the exact one."""
     if machine.spot is None:
-        raise Wrong(f"{machine.name} has no spot price", "Choose a machine that has one.")
+        raise Wrong(f"{machine.name} has no spot price", "Choose a machine that has one.",
+                    code="no_spot_price")
     figure, ax = canvas(WIDTH, 3.9)
     lines = [_draw_setting(ax, spot_costs, machine, name, colour)
              for name, colour in zip(SETTINGS, palette.RUNS[1:], strict=False)]

@@ -93,7 +93,8 @@ def check_choose_strategy(choose_strategy: Callable):
         if got is not None and got not in STRATEGIES:
             shown = repr(got) if isinstance(got, str) else kind_of(got)
             raise Wrong(f"choose_strategy returned {shown}, none of {', '.join(STRATEGIES)}",
-                        'A string: "DDP", "HSDP" or "FSDP"; None where no one fits.')
+                        'A string: "DDP", "HSDP" or "FSDP"; None where no one fits.',
+                        code="unknown_name")
         _judge(case, got)
     return (f"right in all {len(tried)} cases, by the models of memory (16 bytes of states for "
             "each parameter) and of the links")
@@ -106,17 +107,18 @@ def _judge(case, got):
     if got is None:
         raise Wrong(f"{case}: you say that nothing fits, but {want} keeps "
                     f"{case.held(want) / 1e9:.3g} GB a GPU",
-                    "HSDP divides the states by a host's GPUs, FSDP by all of them.")
+                    "HSDP divides the states by a host's GPUs, FSDP by all of them.",
+                    code="nothing_returned")
     # What does not fit cannot be chosen, however fast it would be.
     if case.held(got) > case.memory:
         raise Wrong(f"{case}: {got} does not fit, it keeps {case.held(got) / 1e9:.3g} GB a GPU",
                     "16 bytes for each parameter: 2 + 2 + 12, whole under DDP, divided by a host's "
-                    "GPUs under HSDP, and by all GPUs under FSDP.")
+                    "GPUs under HSDP, and by all GPUs under FSDP.", code="does_not_fit")
     times = {each: case.seconds(each) for each in (got, want)}
     raise Wrong(f"{case}: {got} fits, but {want} fits too and is faster: {_ms(times[want])} of "
                 f"collectives in a step, {got} {_ms(times[got])}",
                 "Which strategy is fastest depends on both links: compute the seconds of each that "
-                "fits. A ring is as slow as its slowest edge.")
+                "fits. A ring is as slow as its slowest edge.", code="slower_choice")
 
 
 def _ms(seconds) -> str:

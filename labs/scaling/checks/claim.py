@@ -1,5 +1,6 @@
 """Exercise 6.13: a printed number of FLOPs, how far off it is, and what the job really takes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from labs.exercises.generator import new_generator
@@ -79,49 +80,72 @@ def _spot(machine) -> float:
     return machine.spot or machine.dollars
 
 
+def _times(right: Callable, factors: list[Mistake]) -> list[Mistake]:
+    """The mistakes that make the right number so many times as large."""
+    return [replace(one, number=lambda case, one=one: one.number(case) * right(case))
+            for one in factors]
+
+
 _SCALE = "Each name is 1,000 times the one before: million 10^6, billion 10^9, trillion 10^12, ..."
-_FLOPS: list[tuple] = [  # factor of the right FLOPs
-    (1 / 3, "that is forward alone: 2ND", "Forward and backward: 6·N·D."),
-    (1 / 6, "that is N·D", "6 FLOPs per parameter and token: 6·N·D."),
-    (4 / 3, "that recomputes forward: 8ND", "6·N·D.")]
-_JOB: list[tuple] = [  # factor of the right days and dollars
-    (lambda case: case.machine.gpus, "that is on one GPU", "machine.gpus share the work."),
-    (lambda case: case.mfu, "that is at the peak", "Divide by mfu: only that share is reached."),
-    (lambda case: 100, "mfu is taken as a percentage", "mfu is a share: 0.4 are 40 %."),
-    (lambda case: case.mfu**2, "mfu makes it faster, not slower", "Divide by mfu, not multiply."),
-    (lambda case: 1 / case.factor, "that is for the printed FLOPs",
-     "The job takes 6·N·D, whatever the sentence says.")]
+_FLOPS: list[Mistake] = [  # number: the factor of the right FLOPs
+    Mistake("forward_alone", lambda case: 1 / 3, "that is forward alone: 2ND",
+            "Forward and backward: 6·N·D."),
+    Mistake("one_flop_each", lambda case: 1 / 6, "that is N·D",
+            "6 FLOPs per parameter and token: 6·N·D."),
+    Mistake("recomputes_forward", lambda case: 4 / 3, "that recomputes forward: 8ND", "6·N·D.")]
+_JOB: list[Mistake] = [  # number: the factor of the right days and dollars
+    Mistake("on_one_gpu", lambda case: case.machine.gpus, "that is on one GPU",
+            "machine.gpus share the work."),
+    Mistake("peak", lambda case: case.mfu, "that is at the peak",
+            "Divide by mfu: only that share is reached."),
+    Mistake("mfu_taken_percentage", lambda case: 100, "mfu is taken as a percentage",
+            "mfu is a share: 0.4 are 40 %."),
+    Mistake("mfu_makes_faster", lambda case: case.mfu**2, "mfu makes it faster, not slower",
+            "Divide by mfu, not multiply."),
+    Mistake("for_printed_flops", lambda case: 1 / case.factor, "that is for the printed FLOPs",
+            "The job takes 6·N·D, whatever the sentence says.")]
 FACTOR: list[Mistake] = [
-    (lambda case: 1 / case.factor, "that is the printed number over the right one",
-     "How many times too few: 6·N·D over what is printed."),
-    (lambda case: 1000 * case.factor, "the scale's name is read as one too low", _SCALE),
-    (lambda case: case.factor / 1000, "the scale's name is read as one too high: that is the slip",
-     _SCALE),
-    (lambda case: case.flops / case.claim.number, "the scale's name is left out", _SCALE),
-    (lambda case: 1000.0, "that is right for the first sentence only",
-     "Compute it from claim.number and claim.scale: some sentences are right."),
-    (lambda case: case.flops, "that is the right number of FLOPs", "Divide by what is printed."),
-    (lambda case: printed_flops(case.claim), "that is the printed number", "6·N·D divided by it."),
-    (lambda case: case.flops / (case.claim.number * 10 ** (6 * SCALES.index(case.claim.scale))),
-     "names are read in the long scale", _SCALE),
-    *((lambda case, by=by: by * case.factor, words, hint) for by, words, hint in _FLOPS)]
+    Mistake("printed_number_over_right_one", lambda case: 1 / case.factor,
+            "that is the printed number over the right one",
+            "How many times too few: 6·N·D over what is printed."),
+    Mistake("scale_off_by_one", lambda case: 1000 * case.factor,
+            "the scale's name is read as one too low", _SCALE),
+    Mistake("scale_off_by_one", lambda case: case.factor / 1000,
+            "the scale's name is read as one too high: that is the slip", _SCALE),
+    Mistake("scale_name_left_out", lambda case: case.flops / case.claim.number,
+            "the scale's name is left out", _SCALE),
+    Mistake("right_for_first_sentence", lambda case: 1000.0,
+            "that is right for the first sentence only",
+            "Compute it from claim.number and claim.scale: some sentences are right."),
+    Mistake("right_number_flops", lambda case: case.flops, "that is the right number of FLOPs",
+            "Divide by what is printed."),
+    Mistake("printed_number", lambda case: printed_flops(case.claim), "that is the printed number",
+            "6·N·D divided by it."),
+    Mistake("names_read_in_long_scale",
+            lambda case: case.flops / (
+                case.claim.number * 10 ** (6 * SCALES.index(case.claim.scale))),
+            "names are read in the long scale", _SCALE),
+    *_times(lambda case: case.factor, _FLOPS)]
 DAYS: list[Mistake] = [
-    (lambda case: 24 * case.days, "that is in hours", "A day has 24 hours."),
-    (lambda case: 86400 * case.days, "that is in seconds", "A day has 86,400 seconds."),
-    (lambda case: case.days / 1e12, "TFLOP/s and FLOP/s are mixed", "The peak is in FLOP/s."),
-    *((lambda case, by=by: by(case) * case.days, words, hint) for by, words, hint in _JOB),
-    *((lambda case, by=by: by * case.days, words, hint) for by, words, hint in _FLOPS)]
+    Mistake("in_hours", lambda case: 24 * case.days, "that is in hours", "A day has 24 hours."),
+    Mistake("in_seconds", lambda case: 86400 * case.days, "that is in seconds",
+            "A day has 86,400 seconds."),
+    Mistake("tflop_s_flop_s_mixed", lambda case: case.days / 1e12, "TFLOP/s and FLOP/s are mixed",
+            "The peak is in FLOP/s."),
+    *_times(lambda case: case.days, _JOB), *_times(lambda case: case.days, _FLOPS)]
 DOLLARS: list[Mistake] = [
-    (lambda case: case.dollars / 24, "a day is paid as an hour", "Prices are per hour."),
-    (lambda case: case.dollars * _spot(case.machine) / case.machine.dollars,
-     "that is the spot price", "machine.dollars is on demand; what spot costs is exercise 6.14."),
-    (lambda case: case.dollars / case.machine.gpus, "one GPU is paid",
-     "machine.dollars is per GPU."),
-    (lambda case: case.dollars * case.machine.gpus, "the GPUs are paid twice",
-     "machine.gpus times machine.dollars, each hour."),
-    (lambda case: case.dollars * 3600, "the price is taken per second", "It is per hour."),
-    *((lambda case, by=by: by(case) * case.dollars, words, hint) for by, words, hint in _JOB),
-    *((lambda case, by=by: by * case.dollars, words, hint) for by, words, hint in _FLOPS)]
+    Mistake("day_paid_hour", lambda case: case.dollars / 24, "a day is paid as an hour",
+            "Prices are per hour."),
+    Mistake("spot_price", lambda case: case.dollars * _spot(case.machine) / case.machine.dollars,
+            "that is the spot price",
+            "machine.dollars is on demand; what spot costs is exercise 6.14."),
+    Mistake("one_gpu_paid", lambda case: case.dollars / case.machine.gpus, "one GPU is paid",
+            "machine.dollars is per GPU."),
+    Mistake("gpus_paid_twice", lambda case: case.dollars * case.machine.gpus,
+            "the GPUs are paid twice", "machine.gpus times machine.dollars, each hour."),
+    Mistake("price_taken_per_second", lambda case: case.dollars * 3600,
+            "the price is taken per second", "It is per hour."),
+    *_times(lambda case: case.dollars, _JOB), *_times(lambda case: case.dollars, _FLOPS)]
 _HINTS = (_SCALE, "FLOPs over the machine's FLOP/s.",
           "Hours of the whole machine: machine.gpus times machine.dollars in each.")
 

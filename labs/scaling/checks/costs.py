@@ -34,40 +34,50 @@ class Case:
         return 1e9 / self.per_dollar
 
 
-# factor of tokens per dollar, what it is, hint
-_SLIPS = [
-    (lambda case: case.machine.gpus, "the price of one GPU buys the tokens of all of them",
-     "machine.dollars is per GPU, tokens_per_s of all GPUs: multiply by machine.gpus."),
-    (lambda case: 1 / case.machine.gpus, "the GPUs are counted twice",
-     "tokens_per_s is of all GPUs together."),
-    (lambda case: 1 / 3600, "dollars are per hour, and tokens per second",
-     "An hour has 3,600 seconds."),
-    (lambda case: 1 / 60, "an hour has 3,600 seconds, not 60", "60 minutes of 60 seconds."),
-    (lambda case: case.machine.gpus / 3600, "neither the GPUs nor the hour's seconds are counted",
-     "An hour has 3,600 seconds, and machine.dollars is per GPU."),
-    (lambda case: 24, "that is the price of an hour for a day", "24 hours of a day cost 24 times."),
-    (lambda case: 100, "that is in cents", "machine.dollars is in dollars."),
-    (lambda case: case.machine.dollars / (case.machine.spot or case.machine.dollars),
-     "that is the spot price",
-     "machine.dollars is on demand; what spot costs is exercise 6.14."),
+_SLIPS: list[Mistake] = [  # number: the factor of tokens per dollar
+    Mistake("price_one_gpu_buys_tokens", lambda case: case.machine.gpus,
+            "the price of one GPU buys the tokens of all of them",
+            "machine.dollars is per GPU, tokens_per_s of all GPUs: multiply by machine.gpus."),
+    Mistake("gpus_counted_twice", lambda case: 1 / case.machine.gpus, "the GPUs are counted twice",
+            "tokens_per_s is of all GPUs together."),
+    Mistake("dollars_per_hour", lambda case: 1 / 3600,
+            "dollars are per hour, and tokens per second", "An hour has 3,600 seconds."),
+    Mistake("minutes_for_hours", lambda case: 1 / 60, "an hour has 3,600 seconds, not 60",
+            "60 minutes of 60 seconds."),
+    Mistake("neither_gpus_nor_hour_seconds", lambda case: case.machine.gpus / 3600,
+            "neither the GPUs nor the hour's seconds are counted",
+            "An hour has 3,600 seconds, and machine.dollars is per GPU."),
+    Mistake("price_hour_for_day", lambda case: 24, "that is the price of an hour for a day",
+            "24 hours of a day cost 24 times."),
+    Mistake("in_cents", lambda case: 100, "that is in cents", "machine.dollars is in dollars."),
+    Mistake("spot_price",
+            lambda case: case.machine.dollars / (case.machine.spot or case.machine.dollars),
+            "that is the spot price",
+            "machine.dollars is on demand; what spot costs is exercise 6.14."),
 ]
 PER_DOLLAR: list[Mistake] = [
-    *((lambda case, factor=factor: factor(case) * case.per_dollar, words, hint)
-      for factor, words, hint in _SLIPS),
-    (lambda case: case.per_billion, "the two are exchanged", "Tokens per dollar come first."),
-    (lambda case: case.per_dollar / 1e9, "that is in billions", "Tokens, not billions of them."),
-    (lambda case: 1 / case.per_dollar, "that is dollars per token", "Tokens for one dollar.")]
+    *(replace(slip, number=lambda case, slip=slip: slip.number(case) * case.per_dollar)
+      for slip in _SLIPS),
+    Mistake("two_exchanged", lambda case: case.per_billion, "the two are exchanged",
+            "Tokens per dollar come first."),
+    Mistake("in_billions", lambda case: case.per_dollar / 1e9, "that is in billions",
+            "Tokens, not billions of them."),
+    Mistake("dollars_per_token", lambda case: 1 / case.per_dollar, "that is dollars per token",
+            "Tokens for one dollar.")]
 PER_BILLION: list[Mistake] = [
-    *((lambda case, factor=factor: case.per_billion / factor(case), words, hint)
-      for factor, words, hint in _SLIPS),
-    (lambda case: case.per_dollar, "the two are exchanged", "Tokens per dollar come first."),
-    (lambda case: 1e9 * case.per_dollar, "that multiplies by the tokens per dollar",
-     "Divide 1e9 tokens by them."),
-    (lambda case: case.per_billion / 1e3, "that is for a million tokens", "A billion is 1e9."),
-    (lambda case: case.per_billion * 1e3, "that is for a thousand billion tokens",
-     "A billion is 1e9: 10^12 in some languages, not here."),
-    (lambda case: case.per_billion * 2**30 / 1e9, "a billion is taken as 2^30",
-     "Tokens are counted in decimal: 1e9.")]
+    *(replace(slip, number=lambda case, slip=slip: case.per_billion / slip.number(case))
+      for slip in _SLIPS),
+    Mistake("two_exchanged", lambda case: case.per_dollar, "the two are exchanged",
+            "Tokens per dollar come first."),
+    Mistake("multiplies_tokens_per_dollar", lambda case: 1e9 * case.per_dollar,
+            "that multiplies by the tokens per dollar", "Divide 1e9 tokens by them."),
+    Mistake("for_million_tokens", lambda case: case.per_billion / 1e3,
+            "that is for a million tokens", "A billion is 1e9."),
+    Mistake("for_thousand_billion_tokens", lambda case: case.per_billion * 1e3,
+            "that is for a thousand billion tokens",
+            "A billion is 1e9: 10^12 in some languages, not here."),
+    Mistake("billion_taken_2_30", lambda case: case.per_billion * 2**30 / 1e9,
+            "a billion is taken as 2^30", "Tokens are counted in decimal: 1e9.")]
 
 
 @check("6.12")

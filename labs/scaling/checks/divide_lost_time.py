@@ -135,83 +135,102 @@ def _causes_of_part(part, run, rank, want) -> Iterator[Cause]:
     causes = {"communication": _of_communication, "waiting": _of_waiting,
               "data loading": _of_loading, "computing": _of_computing}[part]
     found = [*causes(_Variants(run, rank), want),
-             (want[part] * max(1, len(run[rank].steps)), "that is of all recorded steps together",
-              "Divide by len(trace.steps)."),
-             (1e3 * want[part], "that is in milliseconds", "Return seconds.")]
-    yield from (cause for cause in found if cause[0] and cause[0] != want[part])
+             Cause("all_recorded_steps_together", want[part] * max(1, len(run[rank].steps)),
+                   "that is of all recorded steps together", "Divide by len(trace.steps)."),
+             Cause("in_milliseconds", 1e3 * want[part], "that is in milliseconds",
+                   "Return seconds.")]
+    yield from (cause for cause in found if cause.number and cause.number != want[part])
 
 
 def _of_communication(rank, want) -> list[Cause]:
     return [
-        (rank.exposed(rank.in_flight), "that counts waiting for the last rank as communication",
-         "A collective communicates from when it has begun on all ranks."),
-        (rank.exposed(rank.moving, []), "that counts what computing or loading hides",
-         "Subtract the intervals in which the rank computes or loads."),
-        (rank.exposed(rank.in_flight, []), "that is all of the time in flight",
-         "Subtract the intervals in which the rank computes or loads, and begin when all ranks "
-         "have begun."),
-        (rank.each(True), "that counts a moment twice where two collectives are in flight",
-         "Unite the intervals first: lab.union."),
-        (rank.exposed(rank.moving, rank.trace.compute), "that counts what loading hides",
-         "A moment inside the data loader's label is data loading."),
-        (rank.exposed(rank.issued), "that begins when the last rank has called",
-         "After its call a collective may wait in a queue: take `begin`."),
-        (rank.exposed(rank.first), "that begins with the first rank",
-         "Nothing can arrive before the last rank has begun: max, not min."),
-        (rank.exposed(rank.mean), "that begins at the ranks' mean",
-         "The slowest rank decides: max, not the mean."),
-        (want["communication"] - (rank.before() - want["waiting"]),
-         "that leaves out what moves while another collective waits",
-         "Such a moment is communication: subtract what moves from what waits, not the other way "
-         "round.")]
+        Cause("counts_waiting_for_last_rank", rank.exposed(rank.in_flight),
+              "that counts waiting for the last rank as communication",
+              "A collective communicates from when it has begun on all ranks."),
+        Cause("counts_computing_loading_hides", rank.exposed(rank.moving, []),
+              "that counts what computing or loading hides",
+              "Subtract the intervals in which the rank computes or loads."),
+        Cause("all_time_in_flight", rank.exposed(rank.in_flight, []),
+              "that is all of the time in flight", "Subtract the intervals in which the rank "
+              "computes or loads, and begin when all ranks have begun."),
+        Cause("overlaps_counted_twice", rank.each(True),
+              "that counts a moment twice where two collectives are in flight",
+              "Unite the intervals first: lab.union."),
+        Cause("counts_loading_hides", rank.exposed(rank.moving, rank.trace.compute),
+              "that counts what loading hides",
+              "A moment inside the data loader's label is data loading."),
+        Cause("begins_when_last_rank_called", rank.exposed(rank.issued),
+              "that begins when the last rank has called",
+              "After its call a collective may wait in a queue: take `begin`."),
+        Cause("begins_first_rank", rank.exposed(rank.first), "that begins with the first rank",
+              "Nothing can arrive before the last rank has begun: max, not min."),
+        Cause("begins_ranks_mean", rank.exposed(rank.mean), "that begins at the ranks' mean",
+              "The slowest rank decides: max, not the mean."),
+        Cause("leaves_out_moves_while_another",
+              want["communication"] - (rank.before() - want["waiting"]),
+              "that leaves out what moves while another collective waits",
+              "Such a moment is communication: subtract what moves from what waits, not the other "
+              "way round.")]
 
 
 def _of_waiting(rank, want) -> list[Cause]:
     return [
-        (rank.exposed(rank.in_flight), "that is communication, too",
-         "Waiting ends when the last rank has begun."),
-        (rank.before(), "that counts as waiting what is communication of another collective",
-         "While any collective moves, a moment is communication."),
-        (rank.each(False), "that counts a moment twice where two collectives wait",
-         "Unite the intervals first: lab.union."),
-        (rank.exposed(subtract(rank.in_flight, rank.moving), []),
-         "that counts what computing or loading hides",
-         "Subtract the intervals in which the rank computes or loads."),
-        (rank.exposed(subtract(rank.in_flight, rank.moving), rank.trace.compute),
-         "that counts what loading hides",
-         "A moment inside the data loader's label is data loading."),
-        (rank.waiting(rank.issued), "that ends when the last rank has called",
-         "After its call a collective may wait in a queue: take `begin`."),
-        (rank.waiting(rank.first), "that ends with the first rank",
-         "It waits for the last one: max, not min."),
-        (rank.waiting(rank.mean), "that ends at the ranks' mean",
-         "The slowest rank decides: max, not the mean.")]
+        Cause("communication", rank.exposed(rank.in_flight), "that is communication, too",
+              "Waiting ends when the last rank has begun."),
+        Cause("counts_waiting_communication", rank.before(),
+              "that counts as waiting what is communication of another collective",
+              "While any collective moves, a moment is communication."),
+        Cause("overlaps_counted_twice", rank.each(False),
+              "that counts a moment twice where two collectives wait",
+              "Unite the intervals first: lab.union."),
+        Cause("counts_computing_loading_hides",
+              rank.exposed(subtract(rank.in_flight, rank.moving), []),
+              "that counts what computing or loading hides",
+              "Subtract the intervals in which the rank computes or loads."),
+        Cause("counts_loading_hides",
+              rank.exposed(subtract(rank.in_flight, rank.moving), rank.trace.compute),
+              "that counts what loading hides",
+              "A moment inside the data loader's label is data loading."),
+        Cause("ends_when_last_rank_called", rank.waiting(rank.issued),
+              "that ends when the last rank has called",
+              "After its call a collective may wait in a queue: take `begin`."),
+        Cause("ends_first_rank", rank.waiting(rank.first), "that ends with the first rank",
+              "It waits for the last one: max, not min."),
+        Cause("ends_ranks_mean", rank.waiting(rank.mean), "that ends at the ranks' mean",
+              "The slowest rank decides: max, not the mean.")]
 
 
 def _of_loading(rank, want) -> list[Cause]:
     after = total_seconds(subtract(subtract(rank.loading, rank.trace.compute), rank.in_flight))
     return [
-        (rank.exposed(rank.loading, []), "that counts what computing hides",
-         "Subtract the intervals in which the rank computes."),
-        (after / rank.steps, "that leaves out loading while a collective is in flight",
-         "Loading comes before communication and waiting."),
-        (sum(label.seconds for label in rank.trace.labels if not label.name.startswith(
-            ("labs::step", "enumerate"))) / rank.steps, "that takes other labels",
-         "Those that begin with enumerate(DataLoader) are the data loader's.")]
+        Cause("counts_computing_hides", rank.exposed(rank.loading, []),
+              "that counts what computing hides",
+              "Subtract the intervals in which the rank computes."),
+        Cause("leaves_out_loading_while", after / rank.steps,
+              "that leaves out loading while a collective is in flight",
+              "Loading comes before communication and waiting."),
+        Cause("takes_other_labels",
+              sum(label.seconds for label in rank.trace.labels if not label.name.startswith(
+                  ("labs::step", "enumerate"))) / rank.steps, "that takes other labels",
+              "Those that begin with enumerate(DataLoader) are the data loader's.")]
 
 
 def _of_computing(rank, want) -> list[Cause]:
     return [
-        (total_seconds(rank.trace.compute) / rank.steps, "that leaves out the pauses between "
-         "operations, so the parts do not add up to the step", _RULE["computing"]),
-        (want["computing"] + want["data loading"], "that counts data loading again",
-         _RULE["computing"]),
-        (want["computing"] + want["waiting"], "that counts waiting again", _RULE["computing"]),
-        (want["computing"] + want["communication"], "that counts communication again",
-         _RULE["computing"]),
-        (rank.trace.seconds / rank.steps, "that is the whole step", _RULE["computing"]),
-        (rank.trace.ends / rank.steps - sum(want.values()) + want["computing"],
-         "that counts the pause between two steps", "trace.seconds is of the steps alone.")]
+        Cause("leaves_out_pauses_between", total_seconds(rank.trace.compute) / rank.steps,
+              "that leaves out the pauses between operations, so the parts do not add up to the "
+              "step", _RULE["computing"]),
+        Cause("counts_data_loading_again", want["computing"] + want["data loading"],
+              "that counts data loading again", _RULE["computing"]),
+        Cause("counts_waiting_again", want["computing"] + want["waiting"],
+              "that counts waiting again", _RULE["computing"]),
+        Cause("counts_communication_again", want["computing"] + want["communication"],
+              "that counts communication again", _RULE["computing"]),
+        Cause("step", rank.trace.seconds / rank.steps, "that is the whole step",
+              _RULE["computing"]),
+        Cause("counts_pause_between_two_steps",
+              rank.trace.ends / rank.steps - sum(want.values()) + want["computing"],
+              "that counts the pause between two steps", "trace.seconds is of the steps alone.")]
 
 
 def _causes_of_sum(run, alone) -> Iterator[Cause]:
@@ -219,17 +238,22 @@ def _causes_of_sum(run, alone) -> Iterator[Cause]:
     parts = [lost_time.parts_of_step(run, rank) for rank in range(len(run))]
     single, lost = lost_time.parts_of_step(alone, 0), lost_seconds(run, alone)
     step, whole = (sum(one.values()) for one in (parts[0], single))
-    yield step, "that is the step itself", "Subtract what the rank alone takes, part by part."
-    yield -sum(lost.values()), "that is upside down", "What is lost is above 0."
+    yield Cause("step_itself", step, "that is the step itself",
+                "Subtract what the rank alone takes, part by part.")
+    yield Cause("upside_down", -sum(lost.values()), "that is upside down",
+                "What is lost is above 0.")
     if min(lost.values()) < 0:
         hint = "A part may be below 0: the sum is right only with it."
-        yield (sum(max(each, 0.0) for each in lost.values()), "that hides that something is gained",
-               hint)
-        yield sum(map(abs, lost.values())), "that takes a gain for a loss", hint
-    yield (sum(sum(one.values()) for one in parts) - whole, "that is the sum of the ranks",
-           "They work at the same time.")
-    yield (sum(max(one[part] for one in parts) for part in PARTS) - whole, "that takes the largest "
-           "of each part, from different ranks", "The parts add up only within one rank.")
+        yield Cause("hides_something_gained", sum(max(each, 0.0) for each in lost.values()),
+                    "that hides that something is gained", hint)
+        yield Cause("gain_for_loss", sum(map(abs, lost.values())),
+                    "that takes a gain for a loss", hint)
+    yield Cause("sum_ranks", sum(sum(one.values()) for one in parts) - whole,
+                "that is the sum of the ranks", "They work at the same time.")
+    yield Cause("takes_largest_part",
+                sum(max(one[part] for one in parts) for part in PARTS) - whole,
+                "that takes the largest of each part, from different ranks",
+                "The parts add up only within one rank.")
 
 
 def _causes_of_loss(part, run, alone) -> Iterator[Cause]:
@@ -237,15 +261,16 @@ def _causes_of_loss(part, run, alone) -> Iterator[Cause]:
     parts = [lost_time.parts_of_step(run, rank) for rank in range(len(run))]
     single = lost_time.parts_of_step(alone, 0)[part]
     least = min(parts, key=lambda one: one["waiting"])
-    yield (fmean(one[part] for one in parts) - single, "that is the mean of the ranks",
-           "In the mean, one slow rank is slower computing as well as waiting. Take the rank that "
-           "waits most.")
+    yield Cause("mean_ranks", fmean(one[part] for one in parts) - single,
+                "that is the mean of the ranks", "In the mean, one slow rank is slower computing "
+                "as well as waiting. Take the rank that waits most.")
     waits = [one["waiting"] for one in parts]
     most = max(waits)
     for rank, one in enumerate(parts):
         who = "the last rank" if rank == len(parts) - 1 else f"rank {rank}"
-        yield (one[part] - single, f"that is of {who}, which waits {waits[rank]:.4g} s in a step; "
-               f"rank {waits.index(most)} waits {most:.4g} s", "Which rank's parts have the most "
-               "\"waiting\"? What computing hides is not waiting.")
-    yield (least[part] - single, "that is of the rank that waits least",
-           "What the slow rank takes longer for shows on the others.")
+        yield Cause("wrong_rank", one[part] - single,
+                    f"that is of {who}, which waits {waits[rank]:.4g} s in a step; "
+                    f"rank {waits.index(most)} waits {most:.4g} s", "Which rank's parts have the "
+                    "most \"waiting\"? What computing hides is not waiting.")
+    yield Cause("rank_waits_least", least[part] - single, "that is of the rank that waits least",
+                "What the slow rank takes longer for shows on the others.")

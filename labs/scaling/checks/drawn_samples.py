@@ -19,7 +19,8 @@ def judge(run: Run, when: str, rows: torch.Tensor, number: int, batch: int) -> N
     steps = [len(record.steps) for record in run.records]
     if len(set(steps)) > 1:
         raise Wrong(f"{when}: the ranks took {listed(steps)} optimizer steps", "All ranks take the "
-                    "same number of steps, or some wait for ever for the others' gradients.")
+                    "same number of steps, or some wait for ever for the others' gradients.",
+                    code="steps_differ")
     samples, orders = len(rows), []
     for rank in range(run.ranks):
         _judge_rows(run, rank, rows, when)
@@ -28,7 +29,8 @@ def judge(run: Run, when: str, rows: torch.Tensor, number: int, batch: int) -> N
     total, wanted = sum(map(len, orders)), samples * number
     if total <= wanted / 2:
         raise Wrong(f"{when}: the ranks draw {total} samples together; {number} epochs "
-                    f"of {samples} are {wanted}", "`epochs` says how often all samples are drawn.")
+                    f"of {samples} are {wanted}", "`epochs` says how often all samples are drawn.",
+                    code="wrong_count")
     epochs = [_split(order, number, rank, when) for rank, order in enumerate(orders)]
     for epoch in range(number):
         _judge_epoch([of_rank[epoch] for of_rank in epochs], f"{when}, epoch {epoch}", samples,
@@ -38,10 +40,12 @@ def judge(run: Run, when: str, rows: torch.Tensor, number: int, batch: int) -> N
         if of_rank[0] == of_rank[1] == sorted(of_rank[0]):
             raise Wrong(f"{when}: rank {rank} draws its samples in the order in which they lie, in "
                         "each epoch", "DistributedSampler shuffles where shuffle is not False; "
-                        "sampler.set_epoch(epoch) before each epoch then changes the order.")
+                        "sampler.set_epoch(epoch) before each epoch then changes the order.",
+                        code="not_shuffled")
         if of_rank[0] == of_rank[1]:
             raise Wrong(f"{when}: rank {rank} draws the same samples in the same order in epochs 0 "
-                        "and 1", "sampler.set_epoch(epoch) before each epoch changes the shuffle.")
+                        "and 1", "sampler.set_epoch(epoch) before each epoch changes the shuffle.",
+                        code="same_order_each_epoch")
 
 
 def indices(run: Run, rank: int, rows: torch.Tensor) -> list[list[list[int]]]:
@@ -55,19 +59,20 @@ def _judge_rows(run, rank, rows, when):
     known = set(map(tuple, rows.tolist()))
     for step in run.records[rank].steps:
         if not step.batches:
-            raise Wrong(f"{when}: rank {rank} takes an optimizer step without a batch before it")
+            raise Wrong(f"{when}: rank {rank} takes an optimizer step without a batch before it",
+                        code="step_without_batch")
         for row in (row for batch in step.batches for row in batch.rows.tolist()):
             if tuple(row) not in known:
                 raise Wrong(f"{when}: rank {rank} trains on {len(row)} tokens that are none of the "
                             "samples", "The model gets the samples that the loader gives, whole, "
-                            "as input_ids: it shifts the labels itself.")
+                            "as input_ids: it shifts the labels itself.", code="wrong_inputs")
 
 
 def _split(order, epochs, rank, when) -> list[list[int]]:
     size = len(order) // epochs
     if len(order) % epochs:
         raise Wrong(f"{when}: rank {rank} draws {len(order)} samples in {epochs} epochs, not the "
-                    "same number in each")
+                    "same number in each", code="epochs_differ")
     return [order[number * size:(number + 1) * size] for number in range(epochs)]
 
 
@@ -76,7 +81,7 @@ def _judge_epoch(of_ranks, when, samples, ranks, batch):
     every = [rank for rank, indices in enumerate(of_ranks) if len(set(indices)) == samples]
     if len(every) == ranks:
         raise Wrong(f"{when}: every rank draws all {samples} samples: {ranks} ranks do the work of "
-                    "one", _SAMPLER)
+                    "one", _SAMPLER, code="not_sharded")
     missing = samples - len(counts)
     repeated = [index for index, count in counts.items() if count > 1]
     if samples % ranks == 0:
@@ -86,7 +91,8 @@ def _judge_epoch(of_ranks, when, samples, ranks, batch):
     extra = sum(counts.values()) - len(counts)
     if missing and extra or missing >= spare or extra >= spare or max(counts.values()) > 2:
         raise Wrong(f"{when}: {missing} samples are drawn by no rank, and {len(repeated)} more "
-                    "than once; a sampler may repeat a few, or drop a few", _SAMPLER)
+                    "than once; a sampler may repeat a few, or drop a few", _SAMPLER,
+                    code="samples_not_partitioned")
 
 
 def _judge_exact(of_ranks, when, samples, missing, repeated):
@@ -98,6 +104,7 @@ def _judge_exact(of_ranks, when, samples, missing, repeated):
         raise Wrong(f"{when}: sample {index} is drawn {by}, {len(repeated)} samples more than "
                     f"once, and {missing} of {samples} by nobody",
                     "The order is the same permutation on all ranks, from the same seed; each rank "
-                    "takes its own part of it.")
+                    "takes its own part of it.", code="samples_not_partitioned")
     if missing:
-        raise Wrong(f"{when}: {missing} of {samples} samples are drawn by no rank", _SAMPLER)
+        raise Wrong(f"{when}: {missing} of {samples} samples are drawn by no rank", _SAMPLER,
+                    code="samples_lost")

@@ -44,22 +44,26 @@ def _cases() -> Iterator[tuple[int, float, float]]:
 def _causes(ranks, throughput, alone) -> list[Cause]:
     speedup = throughput / alone
     return [
-        (speedup, "that is the speed-up", "Divide it by the number of ranks."),
-        (100 * speedup / ranks, "that is in percent", "An efficiency of 80 % is 0.8."),
-        (100 * speedup, "that is the speed-up in percent", _RULE),
-        (1 / speedup, "that is the share of the time that a step takes", _RULE),
-        (ranks / speedup, "that is upside down", "What they do stands above, what they could do "
-         "below."),
-        (1 - speedup / ranks, "that is what is lost", "Efficiency is what is left."),
-        (ranks * speedup, "that multiplies by the number of ranks", "Take throughput as that of "
-         "all ranks together, and divide."),
-        (throughput / ranks, "that is the throughput of a rank", "Compare it with that of one "
-         "alone."),
-        (speedup - 1, "that is the gain over one rank", _RULE),
-        ((speedup - 1) / max(ranks - 1, 1), "that leaves out one rank on both sides",
-         "All N ranks could do N times the work, the first one too."),
-        (min(speedup / ranks, 1), "that hides an efficiency above 1", "It can be above 1, if a "
-         "smaller share fits into a cache: report what was measured.")]
+        Cause("speed_up", speedup, "that is the speed-up", "Divide it by the number of ranks."),
+        Cause("in_percent", 100 * speedup / ranks, "that is in percent",
+              "An efficiency of 80 % is 0.8."),
+        Cause("speed_up_in_percent", 100 * speedup, "that is the speed-up in percent", _RULE),
+        Cause("share_time_step_takes", 1 / speedup,
+              "that is the share of the time that a step takes", _RULE),
+        Cause("upside_down", ranks / speedup, "that is upside down",
+              "What they do stands above, what they could do below."),
+        Cause("lost", 1 - speedup / ranks, "that is what is lost", "Efficiency is what is left."),
+        Cause("multiplies_number_ranks", ranks * speedup, "that multiplies by the number of ranks",
+              "Take throughput as that of all ranks together, and divide."),
+        Cause("throughput_rank", throughput / ranks, "that is the throughput of a rank",
+              "Compare it with that of one alone."),
+        Cause("gain_over_one_rank", speedup - 1, "that is the gain over one rank", _RULE),
+        Cause("leaves_out_one_rank", (speedup - 1) / max(ranks - 1, 1),
+              "that leaves out one rank on both sides",
+              "All N ranks could do N times the work, the first one too."),
+        Cause("hides_efficiency_above_1", min(speedup / ranks, 1),
+              "that hides an efficiency above 1", "It can be above 1, if a smaller share fits into "
+              "a cache: report what was measured.")]
 
 
 def _judge_claim(claimed) -> None:
@@ -68,16 +72,17 @@ def _judge_claim(claimed) -> None:
     want = [each / 2 for each in CLAIMED]
     if list(map(as_number, found)) == want[::-1]:
         raise Wrong("the promised figure: the highest efficiency stands first",
-                    "Return the lowest, then the highest.")
+                    "Return the lowest, then the highest.", code="wrong_order")
     for name, got, right, speedup in zip(names, found, want, CLAIMED, strict=True):
         # A speed-up of 2 would be perfect on 2 GPUs: an efficiency of 150 % is impossible there.
         judge_number(got, right, [
-            (speedup, "that is the speed-up", "What would 2 GPUs do at best?"),
-            (100 * right, "that is in percent", "An efficiency of 80 % is 0.8."),
-            (speedup - 1, "that is what the second GPU adds", "Call your function: throughput "
-             "and alone may be in any unit."),
-            (1 / speedup, "that is the share of the time", "Call your function: throughput and "
-             "alone may be in any unit."),
-            (2 / speedup, "that is upside down", "Call your function: throughput and alone may be "
-             "in any unit.")], f"the promised figure, {name}", "",
+            Cause("speed_up", speedup, "that is the speed-up", "What would 2 GPUs do at best?"),
+            Cause("in_percent", 100 * right, "that is in percent", "An efficiency of 80 % is 0.8."),
+            Cause("second_gpu_adds", speedup - 1, "that is what the second GPU adds",
+                  "Call your function: throughput and alone may be in any unit."),
+            Cause("share_time", 1 / speedup, "that is the share of the time",
+                  "Call your function: throughput and alone may be in any unit."),
+            Cause("upside_down", 2 / speedup, "that is upside down",
+                  "Call your function: throughput and alone may be in any unit.")],
+            f"the promised figure, {name}", "",
             "Call your function with 2 ranks: throughput and alone may be in any unit.")

@@ -76,7 +76,7 @@ def _judge_waits(forgotten, where):
         raise Wrong(f"{where}: rank {dist.get_rank()} does not wait for its "
                     f"{forgotten[0].kind} of {forgotten[0].bytes:,} bytes",
                     "With async_op=True a collective returns before it is done: call .wait() on "
-                    "what it returns.")
+                    "what it returns.", code="never_waited")
 
 
 def _judge_values(tensor, returned, before, everyone, inside, traffic, where):
@@ -89,7 +89,7 @@ def _judge_values(tensor, returned, before, everyone, inside, traffic, where):
         raise Wrong(f"{rank}: the tensor is as it was; the sum should be in it"
                     + f", and you returned {kind_of(returned)}" * is_other,
                     "In place: tensor.copy_(...), in its own shape. An assignment to the name "
-                    "`tensor` leaves the caller's as it is.")
+                    "`tensor` leaves the caller's as it is.", code="not_in_place")
     across = [other for other in range(len(everyone))
               if other % len(inside) == dist.get_rank() % len(inside)]
     causes = {"the mean over all ranks, not the sum": total / len(everyone),
@@ -102,20 +102,21 @@ def _judge_values(tensor, returned, before, everyone, inside, traffic, where):
     found = next((name for name, value in causes.items()
                   if torch.equal(tensor.double(), value.double())), None)
     if found:
-        raise Wrong(f"{rank} has {found}")
+        raise Wrong(f"{rank} has {found}", code="wrong_result")
     # A group that was forgotten: the pieces of other places are added, too.
     for call in filter(traffic.is_crowded, traffic.crossing):
         _refuse_crowded(call, where)
     wrong = int((tensor != total).sum())
     raise Wrong(f"{rank}: {wrong} of {tensor.numel()} elements are not the sum over all ranks",
                 "Each rank keeps the piece of its own number inside the host; the last ranks may "
-                "have padding in theirs.")
+                "have padding in theirs.", code="wrong_value")
 
 
 def _refuse_crowded(call, where):
     raise Wrong(f"{where}: {call.kind} of {call.bytes:,} bytes runs over ranks "
                 f"{list(call.members)}, several of them on one host",
-                "Between hosts: the group of mesh[\"across\"], which has one rank of each.")
+                "Between hosts: the group of mesh[\"across\"], which has one rank of each.",
+                code="wrong_group")
 
 
 def _judge_traffic(traffic: HostTraffic, tensor, hosts, where):
@@ -131,7 +132,8 @@ def _judge_traffic(traffic: HostTraffic, tensor, hosts, where):
     if (sent := traffic.sent(traffic.crossing)) > most:
         raise Wrong(f"{where}: rank {dist.get_rank()} sends {sent:,.0f} bytes to other hosts; its "
                     f"share, 2(H-1)/H · S/R, is {2 * (hosts - 1) / hosts * size / ranks:,.0f}",
-                    "Reduce-scatter inside the host first: then only S/R is left to all-reduce.")
+                    "Reduce-scatter inside the host first: then only S/R is left to all-reduce.",
+                    code="too_much_between_hosts")
     # A whole all-reduce inside the host costs as much as the reduce-scatter and the all-gather
     # together, and the all-gather comes on top.
     most = 2 * (ranks - 1) / ranks * padded
@@ -139,4 +141,5 @@ def _judge_traffic(traffic: HostTraffic, tensor, hosts, where):
         raise Wrong(f"{where}: rank {dist.get_rank()} sends {sent:,.0f} bytes inside its host; a "
                     "reduce-scatter and an all-gather, 2(R-1)/R · S, are "
                     f"{2 * (ranks - 1) / ranks * size:,.0f}",
-                    "Inside: reduce_scatter_single, then all_gather_single; nothing else.")
+                    "Inside: reduce_scatter_single, then all_gather_single; nothing else.",
+                    code="too_much_inside_hosts")

@@ -40,4 +40,5 @@ def require_collectives(traffic: HostTraffic, where: str) -> None:
         if call.kind not in _KNOWN or not call.members:
             raise Wrong(f"{where}: {call.kind} is none of the collectives of a process group",
                         "dist.reduce_scatter_single, dist.all_reduce and "
-                        "dist.all_gather_single, each with group=mesh[...].get_group().")
+                        "dist.all_gather_single, each with group=mesh[...].get_group().",
+                        code="wrong_collective")

@@ -77,7 +77,8 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
     # Each host has one whole copy, divided evenly among its ranks.
     if names:
         raise Wrong(f"{rank}: {names[0]!r} is not sharded: {kept:,} bytes of parameters stay, of "
-                    f"{total:,}", "fully_shard each of lab.blocks(model), then the model.")
+                    f"{total:,}", "fully_shard each of lab.blocks(model), then the model.",
+                    code="not_sharded")
     if kept == share:
         return
     # Without a mesh fully_shard shards over all ranks.
@@ -88,15 +89,16 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
                             for is_flat in (True, False))
         raise Wrong(f"{rank}: {flat_name!r} is sharded over all {ranks * hosts} ranks, {other!r} "
                     "is not", "fully_shard gets mesh=mesh for each block and for the model: "
-                    "without it, it shards over all ranks.")
+                    "without it, it shards over all ranks.", code="other_mesh")
     if kept <= flat:
         raise Wrong(f"{rank} keeps {kept:,} bytes of parameters, 1/{ranks * hosts} of the model: "
                     "the shards are divided among all hosts, so every all-gather crosses the link",
                     "A mesh with two dimensions: fully_shard shards over the second one and "
-                    "replicates over the first.")
+                    "replicates over the first.", code="sharded_over_all_hosts")
     raise Wrong(f"{rank} keeps {kept:,} bytes of parameters; 1/{ranks} of the model, a share for "
                 f"each rank of its host, is {share:,}",
-                "The first dimension of the mesh is the hosts, the second the ranks of a host.")
+                "The first dimension of the mesh is the hosts, the second the ranks of a host.",
+                code="wrong_shards")
 
 
 def _judge_traffic(traffic: HostTraffic, whole, hosts, where):
@@ -108,28 +110,32 @@ def _judge_traffic(traffic: HostTraffic, whole, hosts, where):
             raise Wrong(f"{rank}: {call.kind} of {call.bytes:,} bytes runs over ranks "
                         f"{list(call.members)}, on several hosts",
                         "The ranks of one host are neighbours: 0 … R-1, then R … 2R-1. They are a "
-                        "row of the mesh, its second dimension.")
+                        "row of the mesh, its second dimension.", code="wrong_group")
         if traffic.is_crowded(call):
             raise Wrong(f"{rank}: all_reduce of {call.bytes:,} bytes runs over ranks "
                         f"{list(call.members)}, several of them on one host",
-                        "fully_shard with a 2-D mesh all-reduces by itself, and only shards.")
+                        "fully_shard with a 2-D mesh all-reduces by itself, and only shards.",
+                        code="extra_collective")
     reduced = [call for call in traffic.within if call.kind == "reduce_scatter"]
     gathered = [call for call in traffic.within if call.kind == "all_gather"]
     if len(reduced) != units:
         raise Wrong(f"{rank}: gradients leave in {len(reduced)} reduce-scatters; {LAYERS} blocks "
-                    f"and the root make {units}", "fully_shard each block, then the model.")
+                    f"and the root make {units}", "fully_shard each block, then the model.",
+                    code="wrong_units")
     # Without the all-reduce the hosts drift apart; with it, each shard's gradients travel once.
     sums, shares = (sum(call.bytes for call in calls) for calls in (traffic.crossing, reduced))
     if sums * traffic.ranks != shares:
         raise Wrong(f"{rank}: {sums:,} bytes of gradients are all-reduced between hosts; its "
                     f"shards have {shares // traffic.ranks:,}",
-                    "The mesh of all hosts goes to fully_shard, not one row of it.")
+                    "The mesh of all hosts goes to fully_shard, not one row of it.",
+                    code="not_reduced_between_hosts")
     if len(gathered) not in (2 * units - 1, 2 * units):
         raise Wrong(f"{rank}: {len(gathered)} all-gathers in a step; each block is gathered in "
                     f"forward and again in backward: {2 * units - 1} or {2 * units} with the root",
-                    "Leave reshard_after_forward as it is.")
+                    "Leave reshard_after_forward as it is.", code="gathered_too_often")
     if other := {call.kind for call in traffic.within} - {"reduce_scatter", "all_gather"}:
-        raise Wrong(f"{rank}: {other.pop()} inside the host: HSDP needs none", "")
+        raise Wrong(f"{rank}: {other.pop()} inside the host: HSDP needs none", "",
+                    code="extra_collective")
 
 
 def _judge_trained(full, whole, where):
@@ -137,4 +143,5 @@ def _judge_trained(full, whole, where):
         if not close(got.detach(), want.detach()):
             raise Wrong(f"{where}: rank {dist.get_rank()}: after three steps {name!r} is not what "
                         "one process makes of all ranks' batches",
-                        "fully_shard averages over both dimensions: is anything scaled besides?")
+                        "fully_shard averages over both dimensions: is anything scaled besides?",
+                        code="differs_from_reference")

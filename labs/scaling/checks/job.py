@@ -77,4 +77,4 @@ def _judge_parts(run, when, numbers):
                             f"{numbers['accumulate']} --batch {numbers['batch']} asks for "
                             f"{[numbers['batch']] * numbers['accumulate']}",
                             "The gradients of several backward passes add up until the optimizer "
-                            "steps.")
+                            "steps.", code="wrong_batch")

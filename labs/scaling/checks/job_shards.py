@@ -28,16 +28,18 @@ def _judge_held(record, who, nbytes, shards):
     whole = [name for name in record.parameters if name not in record.shards]
     if held > SLACK * share:
         if not record.shards:
-            raise Wrong(f"{holds}: no parameter is sharded", _BOTH)
+            raise Wrong(f"{holds}: no parameter is sharded", _BOTH, code="not_sharded")
         if whole:
             raise Wrong(f"{holds}: {whole[0]!r} and {counted(len(whole) - 1, 'more parameter')} "
-                        "are whole", _BOTH)
-        raise Wrong(f"{holds}: its shards are too large, or units stay gathered", _MESH)
+                        "are whole", _BOTH, code="partly_sharded")
+        raise Wrong(f"{holds}: its shards are too large, or units stay gathered", _MESH,
+                    code="wrong_shards")
     if held < share / SLACK:
-        raise Wrong(f"{holds}: the parameters are cut into more than {shards} shards", _MESH)
+        raise Wrong(f"{holds}: the parameters are cut into more than {shards} shards", _MESH,
+                    code="too_many_shards")
     if whole:
         raise Wrong(f"{who}: {whole[0]!r} is no DTensor: fully_shard of torch.distributed.fsdp "
-                    "has not sharded it", _BOTH)
+                    "has not sharded it", _BOTH, code="not_sharded")
 
 
 def _judge_units(run, when, nbytes):
@@ -45,9 +47,10 @@ def _judge_units(run, when, nbytes):
     largest = max((size for record in run.records for size, _ in record.gathered), default=0)
     if largest > nbytes / SLACK:
         raise Wrong(f"{when}: one all-gather brings {largest:,} of {nbytes:,} bytes of parameters: "
-                    "the whole model is one unit", _BOTH)
+                    "the whole model is one unit", _BOTH, code="one_unit")
     if largest < nbytes / SMALL:
-        raise Wrong(f"{when}: no all-gather brings parameters to a rank", _BOTH)
+        raise Wrong(f"{when}: no all-gather brings parameters to a rank", _BOTH,
+                    code="not_gathered")
 
 
 def _judge_groups(run, when, nbytes, replicas):
@@ -59,4 +62,4 @@ def _judge_groups(run, when, nbytes, replicas):
     if sizes != [want] or len(groups) != replicas:
         found = " and ".join(map(str, sorted(map(list, groups))))
         raise Wrong(f"{when}: parameters are gathered among ranks {found}; --replicas {replicas} "
-                    f"asks for {counted(replicas, 'group')} of {want}", _MESH)
+                    f"asks for {counted(replicas, 'group')} of {want}", _MESH, code="wrong_group")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 
-from labs.exercises.numbers import judge_number
+from labs.exercises.numbers import Cause, judge_number
 from labs.exercises.scripts.forked import Run
 from labs.exercises.scripts.probe import RankRecord
 from labs.exercises.verdicts import Wrong
@@ -28,11 +28,13 @@ def judge(run: Run, when: str, expected: ExpectedJob, clip: float) -> None:
             missing = [name for name in want if name not in record.steps[number].gradients]
             if missing:
                 raise Wrong(f"{where}: {missing[0]!r} has no gradient when the optimizer steps",
-                            "A shard gets its gradient in a backward that synchronizes.")
+                            "A shard gets its gradient in a backward that synchronizes.",
+                            code="gradient_missing")
             if (off := _off(record, number, want)) > GRADIENT:
                 why, hint = _cause(run, number, expected, clip)
                 raise Wrong(f"{where}: the gradients that the optimizer gets are "
-                            + (why or f"off by {off:.0%} of the reference's norm"), hint)
+                            + (why or f"off by {off:.0%} of the reference's norm"), hint,
+                            code="wrong_gradient")
 
 
 def own_pieces(record: RankRecord, tensors: Tensors) -> Tensors:
@@ -89,10 +91,10 @@ def judge_metrics(run: Run, when: str, expected: ExpectedJob, numbers: dict[str,
         mistakes = expected.mistakes if number == 0 else {}
         where = f"{when}, step {number}, in the file of --metrics"
         judge_number(step["tokens"], sum(want.tokens),
-                     [(want.tokens[0], "rank 0's own", "")], f"{where}: tokens",
+                     [Cause("rank_0_own", want.tokens[0], "rank 0's own", "")], f"{where}: tokens",
                      hint="Count the labels that are not -100, over all micro-batches and ranks.")
         judge_number(step["loss"], want.loss,
-                     [(each.loss, what, "") for what, each in mistakes.items()],
+                     [Cause("wrong_weights", each.loss, what) for what, each in mistakes.items()],
                      f"{where}: loss", hint="Sum each micro-batch's share, then over the ranks.",
                      source="the mean over all answer tokens is", rel_tol=REPORTED)
         judge_number(step["norm"], want.norm, list(_norms(run, want, mistakes, numbers)),
@@ -100,13 +102,18 @@ def judge_metrics(run: Run, when: str, expected: ExpectedJob, numbers: dict[str,
                      source="before clipping, of all gradients, it is")
 
 
-def _norms(run, want: ExpectedStep, mistakes, numbers) -> Iterator[tuple[float, str, str]]:
+def _norms(run, want: ExpectedStep, mistakes, numbers) -> Iterator[Cause]:
     own = norm_of(own_pieces(run.records[0], want.gradients))
-    yield own, "that of rank 0's shards alone", "Of a DTensor, .full_tensor() is the number of all."
-    yield numbers["clip"], "the norm after clipping", "clip_grad_norm_ returns the one before."
-    yield want.norm / run.ranks, f"the right one divided by {run.ranks}", _TOKENS
+    yield Cause("norm_of_one_rank", own, "that of rank 0's shards alone",
+                "Of a DTensor, .full_tensor() is the number of all.")
+    yield Cause("norm_after_clipping", numbers["clip"], "the norm after clipping",
+                "clip_grad_norm_ returns the one before.")
+    yield Cause("mean_twice", want.norm / run.ranks, f"the right one divided by {run.ranks}",
+                _TOKENS)
     if numbers["replicas"] > 1:
-        yield (want.norm * math.sqrt(numbers["replicas"]), "that of all ranks' shards, and each "
-               f"stands in {numbers['replicas']} replicas", "Sum the squares over one replica.")
+        yield Cause("all_ranks_shards", want.norm * math.sqrt(numbers["replicas"]),
+                    "that of all ranks' shards, and each "
+                    f"stands in {numbers['replicas']} replicas",
+                    "Sum the squares over one replica.")
     for what, step in mistakes.items():
-        yield step.norm, f"that of {what}", _TOKENS
+        yield Cause("wrong_weights", step.norm, f"that of {what}", _TOKENS)

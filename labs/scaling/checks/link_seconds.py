@@ -53,39 +53,47 @@ CASES = (Case(8_000_000, 2, 2, 0.004, 25e6), Case(1_000_003, 2, 8, 0.002, 12.5e9
          Case(4_000_000, 1, 4, 0.001, 25e6), Case(7, 2, 3, 0.25, 1.5))
 
 _BYTES: tuple[Mistake, ...] = (
-    (lambda case: 2 * (case.hosts - 1) / case.hosts * case.size,
-     "that is a ring with one rank on each host", "N is the number of all ranks."),
-    (lambda case: 2 * (case.ranks - 1) / case.ranks * case.size,
-     "that is a ring inside one host", "N is the number of all ranks."),
-    (lambda case: case.bytes / 2, "that is a reduce-scatter alone",
-     "An all-reduce is a reduce-scatter and an all-gather."),
-    (lambda case: 2 * case.bytes, "that counts both directions together",
-     "The link carries as many bytes in each direction at the same time."),
-    (lambda case: case.ranks * case.bytes, "that is what all ranks of a host send together",
-     "In a ring each rank sends to the next one only, and all but one of a host's ranks have that "
-     "one on their own host."),
-    (lambda case: case.world * case.bytes, "that is what all ranks send together",
-     "Only one rank of a host sends over its link."),
-    (lambda case: 2 * case.size, "that is 2S", "No rank sends its own piece to itself: (N-1)/N."),
-    (lambda case: case.size, "that is the tensor itself", "How often does each piece pass?"),
-    (lambda case: 2 * (case.world - 1) / case.world * case.size,
-     "on one host no byte passes its link", "The ranks of a host reach each other without it."),
-    (lambda case: 8 * case.bytes, "that is in bits", "Size and result are in bytes."))
+    Mistake("ring_one_rank_on_host", lambda case: 2 * (case.hosts - 1) / case.hosts * case.size,
+            "that is a ring with one rank on each host", "N is the number of all ranks."),
+    Mistake("ring_inside_one_host", lambda case: 2 * (case.ranks - 1) / case.ranks * case.size,
+            "that is a ring inside one host", "N is the number of all ranks."),
+    Mistake("reduce_scatter_alone", lambda case: case.bytes / 2, "that is a reduce-scatter alone",
+            "An all-reduce is a reduce-scatter and an all-gather."),
+    Mistake("counts_both_directions_together", lambda case: 2 * case.bytes,
+            "that counts both directions together",
+            "The link carries as many bytes in each direction at the same time."),
+    Mistake("all_ranks_host_send_together", lambda case: case.ranks * case.bytes,
+            "that is what all ranks of a host send together", "In a ring each rank sends to the "
+            "next one only, and all but one of a host's ranks have that one on their own host."),
+    Mistake("all_ranks_send_together", lambda case: case.world * case.bytes,
+            "that is what all ranks send together",
+            "Only one rank of a host sends over its link."),
+    Mistake("own_piece_too", lambda case: 2 * case.size, "that is 2S",
+            "No rank sends its own piece to itself: (N-1)/N."),
+    Mistake("tensor_itself", lambda case: case.size, "that is the tensor itself",
+            "How often does each piece pass?"),
+    Mistake("on_one_host_no_byte", lambda case: 2 * (case.world - 1) / case.world * case.size,
+            "on one host no byte passes its link",
+            "The ranks of a host reach each other without it."),
+    Mistake("in_bits", lambda case: 8 * case.bytes, "that is in bits",
+            "Size and result are in bytes."))
 
 _SECONDS: tuple[Mistake, ...] = (
-    (lambda case: case.bytes / case.beta, "α is missing", "α + bytes/β."),
-    (lambda case: case.alpha + case.size / case.beta, "that is α + S/β", "Not S passes the link, "
-     "but the bytes that you have just computed."),
-    (lambda case: case.alpha + 8 * case.bytes / case.beta, "that takes β for bits per second",
-     "β is in bytes per second."),
-    (lambda case: 2 * (case.world - 1) * case.alpha + case.bytes / case.beta,
-     "that counts α once for each step of the ring", "This α is fitted to whole all-reduces."),
-    (lambda case: case.alpha + 2 * case.bytes / case.beta, "that sends both directions one after "
-     "the other", "They pass at the same time."),
-    (lambda case: case.alpha + case.bytes * case.beta, "that multiplies by β",
-     "β is bytes per second."),
-    (lambda case: case.alpha * case.bytes / case.beta, "that multiplies α by the rest",
-     "α + bytes/β."))
+    Mistake("missing", lambda case: case.bytes / case.beta, "α is missing", "α + bytes/β."),
+    Mistake("size_not_bytes", lambda case: case.alpha + case.size / case.beta, "that is α + S/β",
+            "Not S passes the link, but the bytes that you have just computed."),
+    Mistake("takes_for_bits_per_second", lambda case: case.alpha + 8 * case.bytes / case.beta,
+            "that takes β for bits per second", "β is in bytes per second."),
+    Mistake("wrong_steps",
+            lambda case: 2 * (case.world - 1) * case.alpha + case.bytes / case.beta,
+            "that counts α once for each step of the ring",
+            "This α is fitted to whole all-reduces."),
+    Mistake("sends_both_directions_one_after", lambda case: case.alpha + 2 * case.bytes / case.beta,
+            "that sends both directions one after the other", "They pass at the same time."),
+    Mistake("multiplies", lambda case: case.alpha + case.bytes * case.beta, "that multiplies by β",
+            "β is bytes per second."),
+    Mistake("multiplies_rest", lambda case: case.alpha * case.bytes / case.beta,
+            "that multiplies α by the rest", "α + bytes/β."))
 
 
 @check("6.5")
@@ -116,4 +124,5 @@ def _judge_order(answers):
     case, pair = CASES[0], answers[0]
     if all(number is not None and isclose(number, want) for number, want in
            zip(map(as_number, pair), (case.seconds, case.bytes), strict=True)):
-        raise Wrong(f"{case}: the two numbers are exchanged", "Return bytes, then seconds.")
+        raise Wrong(f"{case}: the two numbers are exchanged", "Return bytes, then seconds.",
+                    code="swapped")

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from labs.exercises.numbers import judge_number
+from labs.exercises.numbers import Cause, judge_number
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.scaling.runs.ragged import answers, count_answers, loss_sum
@@ -92,17 +92,20 @@ def _judge(model, loss, reference, name) -> float:
         if not why and _distance(found, last) <= TOLERANCE:
             raise Wrong(f"{where}: the gradient is that of the last micro-batch alone",
                         "Each backward adds to what lies in the gradients: nothing sets them to "
-                        "zero in between.")
+                        "zero in between.", code="last_micro_batch_only")
         raise Wrong(f"{where}: the gradient is "
-                    + (why or f"off by {difference:.0%} of the reference's"), _HINT)
+                    + (why or f"off by {difference:.0%} of the reference's"), _HINT,
+                    code="wrong_gradient")
     if loss is None:
         raise Wrong(f"{where}: it returned {kind_of(loss)}, not the mean loss", "Return the loss "
-                    "over all ranks, as it would be logged.")
-    causes = [(reference.step(weight)[0], sentence, "") for sentence, weight in mistakes]
+                    "over all ranks, as it would be logged.", code="wrong_type")
+    causes = [Cause("wrong_weights", reference.step(weight)[0], sentence)
+              for sentence, weight in mistakes]
     own = sum(reference.step(lambda r, p, part=part: float(r == rank and p == part))[0]
               for part in range(reference.parts))
-    causes.append((own / max(1, sum(reference.counts[rank])), "the mean of this rank alone", ""))
-    causes.append((own / reference.total, "this rank's share of it", ""))
+    causes.append(Cause("mean_rank_alone", own / max(1, sum(reference.counts[rank])),
+                        "the mean of this rank alone", ""))
+    causes.append(Cause("rank_share", own / reference.total, "this rank's share of it", ""))
     if isinstance(loss, torch.Tensor):
         loss = loss.detach()
     judge_number(loss, want_loss, causes, f"{where}, the loss", hint="Sum the losses over the "
@@ -115,11 +118,12 @@ def _gradient(model, where) -> torch.Tensor:
     missing = [name for name, p in model.named_parameters() if p.grad is None]
     if missing:
         raise Wrong(f"{where}: parameter {missing[0]!r} has no gradient", "Differentiate the loss "
-                    "with backward(), and leave the gradients in place: the loop steps.")
+                    "with backward(), and leave the gradients in place: the loop steps.",
+                    code="gradient_missing")
     found = torch.cat([p.grad.flatten() for p in model.parameters()])
     if not found.isfinite().all():
         raise Wrong(f"{where}: the gradient is not finite", "The mean over no token is 0 / 0. Sum "
-                    "the losses, and divide by the number over all ranks.")
+                    "the losses, and divide by the number over all ranks.", code="not_finite")
     return found
 
 

@@ -19,21 +19,23 @@ def judge_end(run: Run, when: str) -> None:
         raise Wrong(f"{when}: not done after {run.seconds:.0f} s, and nothing moved: "
                     + "; ".join(_where(run)),
                     "All ranks call the same collectives equally often: with the same number of "
-                    "batches, and no collective in `if rank == 0`.")
+                    "batches, and no collective in `if rank == 0`.", code="never_ends")
     if run.code:
         rank, record = _first_failure(run)
         if record is None or record.error is None:
             raise Wrong(f"{when}: rank {rank} ended with exit code {run.codes[rank]}"
-                        + _last_line(run.output[rank]))
+                        + _last_line(run.output[rank]), code="rank_failed")
         kind, message, line = record.error
         if kind == "NotImplementedError" and message.startswith("Exercise"):
             raise NotImplementedError(message)
-        raise Wrong(f"{when}: rank {rank}, line {line} of {run.script}: {kind}: {message}")
+        raise Wrong(f"{when}: rank {rank}, line {line} of {run.script}: {kind}: {message}",
+                    code=f"raised_{kind}")
     judge_left(run, when, "job")
     for rank, record in enumerate(run.records):
         if record is None or not record.steps:
             raise Wrong(f"{when}: rank {rank} ended without an optimizer step",
-                        "Each rank trains: only what is printed and written is rank 0's alone.")
+                        "Each rank trains: only what is printed and written is rank 0's alone.",
+                        code="missing_step")
 
 
 def _where(run) -> Iterator[str]:
@@ -69,11 +71,13 @@ def judge_rank_0(run: Run, when: str, names: tuple[str, ...]) -> None:
         hint = (f"It wrote {os.path.basename(others[0])!r}: the file's name is options.metrics."
                 if others and not writers else "dist.get_rank() says which rank this is: "
                 "LOCAL_RANK is 0 once on each host.")
-        raise Wrong(f"{when}: {who} the file of --metrics, and it must be rank 0 alone", hint)
+        raise Wrong(f"{when}: {who} the file of --metrics, and it must be rank 0 alone", hint,
+                    code="wrong_writer")
     speakers = [rank for rank, output in enumerate(run.output) if rank and _printed(output)]
     if speakers:
         raise Wrong(f"{when}: {named_ranks(speakers)} printed too: "
-                    f"{_printed(run.output[speakers[0]])[0][:80]!r}", "Print on rank 0 alone.")
+                    f"{_printed(run.output[speakers[0]])[0][:80]!r}", "Print on rank 0 alone.",
+                    code="printed_too_often")
     _judge_metrics(run, when, names)
 
 
@@ -87,16 +91,18 @@ def _judge_metrics(run, when, names):
     steps = run.metrics.get("steps") if isinstance(run.metrics, dict) else None
     if not isinstance(steps, list) or run.metrics.get("ranks") != run.ranks:
         raise Wrong(f"{when}: the file of --metrics is not JSON of "
-                    f'{{"ranks": {run.ranks}, "steps": [...]}}')
+                    f'{{"ranks": {run.ranks}, "steps": [...]}}', code="unreadable_file")
     taken = len(run.records[0].steps)
     if len(steps) != taken:
-        raise Wrong(f"{when}: the file of --metrics has {len(steps)} steps, and there were {taken}")
+        raise Wrong(f"{when}: the file of --metrics has {len(steps)} steps, and there were {taken}",
+                    code="wrong_count")
     for number, step in enumerate(steps):
         missing = [name for name in names if not isinstance(step, dict)
                    or not isinstance(step.get(name), int | float)]
         if missing:
             raise Wrong(f"{when}, step {number}: the file of --metrics has no number for "
-                        f"{listed(missing)}", f"Each step is a dict with {listed(names)}.")
+                        f"{listed(missing)}", f"Each step is a dict with {listed(names)}.",
+                        code="missing_keys")
 
 
 def judge_failure(run: Run) -> None:
@@ -106,4 +112,4 @@ def judge_failure(run: Run) -> None:
     # The job may have failed only because another rank lost its connection to this one.
     if run.codes[FAILING_RANK] == 0:
         raise Wrong(f"rank {FAILING_RANK} of {run.ranks} raised an exception, and its exit code "
-                    "was 0: another rank's failure ended the job", hint)
+                    "was 0: another rank's failure ended the job", hint, code="failure_hidden")

@@ -56,71 +56,83 @@ _SAVED = (lambda case: case.on_demand / case.spot - 1, lambda case: 1 - case.spo
           lambda case: math.log(case.on_demand / case.spot))
 
 
-def _dollars(lost, sentence, hint) -> list[Mistake]:
+def _dollars(lost, code, sentence, hint) -> list[Mistake]:
     """Other hours that an interruption loses."""
-    return [(lambda case, hours=hours: case.spot * hours(case, lost(case)), sentence, hint)
-            for hours in _HOURS]
+    return [Mistake(code, lambda case, hours=hours: case.spot * hours(case, lost(case)), sentence,
+                    hint) for hours in _HOURS]
 
 
-def _even(rate, sentence, hint) -> list[Mistake]:
+def _even(rate, code, sentence, hint) -> list[Mistake]:
     """Another break-even rate, of the share that spot saves."""
-    return [(lambda case, saved=saved: rate(case, saved(case)), sentence, hint)
+    return [Mistake(code, lambda case, saved=saved: rate(case, saved(case)), sentence, hint)
             for saved in _SAVED]
 
 
 _HALF = ("An interruption comes anywhere between two checkpoints: half an interval is lost on "
          "average.")
-_WHOLE = "a whole interval is lost each time", _HALF
-_NO_RESTART = "the restart is missing", "The machine is billed while it restarts."
-_NOTHING_AGAIN = "the training that is done again is missing", _HALF
+_WHOLE = "full_interval_lost", "a whole interval is lost each time", _HALF
+_NO_RESTART = ("restart_missing", "the restart is missing",
+               "The machine is billed while it restarts.")
+_NOTHING_AGAIN = "repeated_work_missing", "the training that is done again is missing", _HALF
 _AGAIN = ("What is trained again and the restart can be interrupted, too. The exact mean of the "
           "billed hours is lab.expected_wall: find the rate where they cost what on demand does.")
 _DIVIDE = "Divide by the hours that one interruption loses."
 DOLLARS: list[Mistake] = [
-    (lambda case: case.spot * case.hours, "interruptions cost nothing",
-     "Each costs half an interval and a restart, and these hours are billed."),
+    Mistake("interruptions_cost_nothing", lambda case: case.spot * case.hours,
+            "interruptions cost nothing",
+            "Each costs half an interval and a restart, and these hours are billed."),
     *_dollars(lambda case: case.interval + case.restart, *_WHOLE),
     *_dollars(lambda case: case.interval / 2, *_NO_RESTART),
     *_dollars(lambda case: case.restart, *_NOTHING_AGAIN),
-    *_dollars(lambda case: case.interval / 2 + 2 * case.restart, "the restart is counted twice",
+    *_dollars(lambda case: case.interval / 2 + 2 * case.restart, "restart_twice",
+              "the restart is counted twice",
               "An interruption has one restart."),
-    (lambda case: case.spot * (case.hours + case.rate * case.lost), "one hour's interruptions only",
-     "There are rate interruptions in every hour of the job."),
-    (lambda case: case.spot * (case.hours + case.lost), "one interruption only",
-     "There are rate interruptions in every hour of the job."),
-    (lambda case: case.spot * case.hours * (1 - case.rate * case.lost),
-     "interruptions make it cheaper", "What is lost is added."),
-    (lambda case: case.on_demand * case.hours * (1 + case.rate * case.lost),
-     "that is the on-demand price", "On spot every hour costs `spot` dollars."),
-    (lambda case: case.on_demand * case.hours, "that is on demand, without interruptions",
-     "Return what spot costs."),
-    (lambda case: case.hours * (1 + case.rate * case.lost), "that is in hours",
-     "Times the price of an hour."),
-    (lambda case: case.spot * (1 + case.rate * case.lost), "that is for one hour of training",
-     "Times hours."),
+    Mistake("one_hour_interruptions", lambda case: case.spot * (case.hours + case.rate * case.lost),
+            "one hour's interruptions only",
+            "There are rate interruptions in every hour of the job."),
+    Mistake("one_interruption", lambda case: case.spot * (case.hours + case.lost),
+            "one interruption only", "There are rate interruptions in every hour of the job."),
+    Mistake("interruptions_make_cheaper",
+            lambda case: case.spot * case.hours * (1 - case.rate * case.lost),
+            "interruptions make it cheaper", "What is lost is added."),
+    Mistake("on_demand_price",
+            lambda case: case.on_demand * case.hours * (1 + case.rate * case.lost),
+            "that is the on-demand price", "On spot every hour costs `spot` dollars."),
+    Mistake("on_demand", lambda case: case.on_demand * case.hours,
+            "that is on demand, without interruptions", "Return what spot costs."),
+    Mistake("in_hours", lambda case: case.hours * (1 + case.rate * case.lost), "that is in hours",
+            "Times the price of an hour."),
+    Mistake("for_one_hour_training", lambda case: case.spot * (1 + case.rate * case.lost),
+            "that is for one hour of training", "Times hours."),
 ]
 EVEN: list[Mistake] = [
-    (lambda case: break_even_rate(case.on_demand / case.spot, case.interval, 0), *_NO_RESTART),
-    (lambda case: case.even * case.hours, "that is for the whole job",
-     "Interruptions per hour, whatever the hours of the job."),
-    (lambda case: 1 / case.even, "that is hours per interruption",
-     "Interruptions per hour: the inverse."),
-    (lambda case: case.on_demand / case.spot, "that is the ratio of prices",
-     "At which rate do the lost hours cost what spot saves?"),
-    (lambda case: 1 / case.lost, "that is the rate at which an hour is lost in each hour",
-     "At break-even only what spot saves is lost."),
-    (lambda case: (case.on_demand - case.spot) / case.lost,
-     "that is the difference of prices, not its share", "Divide by a price first."),
-    *_even(lambda case, saved: saved / case.lost, "that is a first-order rate", _AGAIN),
+    Mistake("restart_missing",
+            lambda case: break_even_rate(case.on_demand / case.spot, case.interval, 0),
+            *_NO_RESTART[1:]),
+    Mistake("for_job", lambda case: case.even * case.hours, "that is for the whole job",
+            "Interruptions per hour, whatever the hours of the job."),
+    Mistake("hours_per_interruption", lambda case: 1 / case.even, "that is hours per interruption",
+            "Interruptions per hour: the inverse."),
+    Mistake("ratio_prices", lambda case: case.on_demand / case.spot, "that is the ratio of prices",
+            "At which rate do the lost hours cost what spot saves?"),
+    Mistake("rate_hour_lost_in_hour", lambda case: 1 / case.lost,
+            "that is the rate at which an hour is lost in each hour",
+            "At break-even only what spot saves is lost."),
+    Mistake("difference_prices", lambda case: (case.on_demand - case.spot) / case.lost,
+            "that is the difference of prices, not its share", "Divide by a price first."),
+    *_even(lambda case, saved: saved / case.lost, "first_order", "that is a first-order rate",
+           _AGAIN),
     *_even(lambda case, saved: saved / (case.interval + case.restart), *_WHOLE),
     *_even(lambda case, saved: saved / (case.interval / 2), *_NO_RESTART),
     *_even(lambda case, saved: saved / case.restart, *_NOTHING_AGAIN),
-    *_even(lambda case, saved: saved * case.hours / case.lost, "that is for the whole job",
+    *_even(lambda case, saved: saved * case.hours / case.lost, "of_the_job",
+           "that is for the whole job",
            "Interruptions per hour, whatever the hours of the job."),
-    *_even(lambda case, saved: saved, "that is a share of the hours", _DIVIDE),
-    *_even(lambda case, saved: saved * case.lost, "that multiplies by the hours lost", _DIVIDE),
-    *_even(lambda case, saved: case.lost / saved, "that is hours per interruption",
-           "Interruptions per hour: the inverse."),
+    *_even(lambda case, saved: saved, "share_of_hours", "that is a share of the hours", _DIVIDE),
+    *_even(lambda case, saved: saved * case.lost, "multiplied",
+           "that multiplies by the hours lost", _DIVIDE),
+    *_even(lambda case, saved: case.lost / saved, "hours_per_interruption",
+           "that is hours per interruption", "Interruptions per hour: the inverse."),
 ]
 
 
@@ -152,7 +164,7 @@ def _judge_dollars(dollars, case, what):
 def _judge_rate(rate, case, what):
     if rate <= 0:
         raise Wrong(f"{what}: your break-even rate is {rate:.3g}", "Spot is cheaper here: it pays "
-                    "up to some rate above 0.")
+                    "up to some rate above 0.", code="not_positive")
     # The rate itself is compared, not the dollars at it: near break-even these change little.
     if abs(rate / case.even - 1) > EVEN_TOLERANCE:
         _reject(rate, EVEN, case, f"{what}: your break-even rate is {rate:.3g} interruptions an "
@@ -162,10 +174,10 @@ def _judge_rate(rate, case, what):
 
 
 def _reject(got, mistakes, case, said, hint):
-    for lead, sentence, own_hint in mistakes:
-        if abs(got / lead(case) - 1) < 1e-6:
-            raise Wrong(f"{said}: {sentence}", own_hint)
-    raise Wrong(said, hint)
+    for mistake in mistakes:
+        if abs(got / mistake.number(case) - 1) < 1e-6:
+            raise Wrong(f"{said}: {mistake.sentence}", mistake.hint, code=mistake.code)
+    raise Wrong(said, hint, code="wrong_number")
 
 
 def _cases() -> list[Case]:

@@ -109,7 +109,7 @@ def _judge_batches(run, when):
             raise Wrong(f"{when}: rank {rank}, step {step}: it trains on "
                         f"{counted(size, 'sample')}; with --batch {BATCH} it should be {right}",
                         "options.batch is the number of samples that a rank has in a step: the "
-                        "loader gets it as batch_size.")
+                        "loader gets it as batch_size.", code="wrong_batch")
 
 
 def _judge_seeds(runs):
@@ -120,4 +120,4 @@ def _judge_seeds(runs):
     if orders[0] == orders[1]:
         raise Wrong(f"with --seed {one.seed} and with --seed {other.seed} the samples are drawn in "
                     "the same order", "options.seed goes to the sampler, too: "
-                    "DistributedSampler(windows, seed=options.seed).")
+                    "DistributedSampler(windows, seed=options.seed).", code="seed_ignored")

@@ -32,17 +32,19 @@ def _judge_numbers(run, when, number, step):
         raise Wrong(f"{when}: the reported loss is {is_}"
                     f"{_cause(run, number, step['loss'], mean, sequences)}; the mean over the "
                     f"samples of all ranks is {should_be}", "Each rank sums its losses and counts "
-                    "its samples; both are all-reduced before the division.")
+                    "its samples; both are all-reduced before the division.",
+                    code="wrong_reported_loss")
     rate = run.records[0].steps[number].learning_rate
     if far(step["learning_rate"] / 1e-3, rate / 1e-3):
         is_, should_be = format_distinct(step["learning_rate"], rate)
         raise Wrong(f"{when}: the reported learning rate is {is_}, the step was taken with "
-                    f"{should_be}", "Read it before scheduler.step().")
+                    f"{should_be}", "Read it before scheduler.step().", code="wrong_reported_rate")
     if step["tokens"] != sequences * CONTEXT:
         own = step["tokens"] * run.ranks == sequences * CONTEXT
         raise Wrong(f"{when}: {step['tokens']:g} tokens are reported{' (one rank)' * own}; all "
                     f"ranks together had {sequences} sequences of {CONTEXT}",
-                    "Add up the samples of all ranks; each has windows.shape[1] tokens.")
+                    "Add up the samples of all ranks; each has windows.shape[1] tokens.",
+                    code="wrong_reported_tokens")
 
 
 def _cause(run, number, loss, mean, sequences) -> str:
@@ -65,11 +67,12 @@ def _judge_seconds(run, when, seconds):
         if reported > end - begin + LATE:
             raise Wrong(f"{when}, step {number}: {reported:.3g} seconds are reported, and from the "
                         f"step before it to the one after it {end - begin:.3g} passed: they are "
-                        "not of this step alone", _PER_STEP)
+                        "not of this step alone", _PER_STEP, code="wrong_reported_seconds")
     least = sum(step.stepped - step.began for step in record.steps)
     if not sum(seconds) >= LEAST * least:
         raise Wrong(f"{when}: {sum(seconds):.3g} seconds are reported of all {len(seconds)} steps "
-                    f"together; their forward and backward alone took {least:.3g}", _PER_STEP)
+                    f"together; their forward and backward alone took {least:.3g}", _PER_STEP,
+                    code="wrong_reported_seconds")
 
 
 def _judge_printed(run, when, steps):
@@ -84,4 +87,4 @@ def _judge_printed(run, when, steps):
                  if any(abs(number - loss) <= rounding for number, rounding in found)),
                 "" if printed.strip() else ": nothing")
     raise Wrong(f"{when}: rank 0 did not print the last loss, {steps[-1]:.4f}{said}",
-                'print(f"loss {steps[-1][\'loss\']:.3f}") on rank 0.')
+                'print(f"loss {steps[-1][\'loss\']:.3f}") on rank 0.', code="nothing_printed")

@@ -40,13 +40,13 @@ def _judge_units(run, when, expected):
     wrap = ("options.strategy says which wrapper: fully_shard(block) for each of "
             "models.blocks(model), then fully_shard(model).")
     if not all(record.sharded for record in run.records):
-        raise Wrong(f"{when}: each rank holds all parameters whole", wrap)
+        raise Wrong(f"{when}: each rank holds all parameters whole", wrap, code="not_sharded")
     for rank, record in enumerate(run.records):
         largest = max((nbytes for nbytes, _ in record.gathered), default=0)
         if largest > UNIT * expected.largest_unit:
             raise Wrong(f"{when}: rank {rank} gathers {largest:,} bytes of parameters at once; a "
                         "block, or what is in no block, has at most "
-                        f"{expected.largest_unit:,}", wrap)
+                        f"{expected.largest_unit:,}", wrap, code="one_unit")
 
 
 def losses(record, step) -> float | None:
@@ -81,7 +81,8 @@ def _judge_start(run, when, expected):
             is_, should_be = format_distinct(found, expected.losses[0][rank], digits=5)
             raise Wrong(f"{when}: rank {rank} begins with a loss of {is_}, the reference, on the "
                         f"same samples, with {should_be}: the model is another one",
-                        "options.seed draws the model, on each rank the same one.")
+                        "options.seed draws the model, on each rank the same one.",
+                        code="other_model")
 
 
 def _judge_gradients(run, when, expected):
@@ -94,18 +95,18 @@ def _judge_gradients(run, when, expected):
         if not _differs(found, expected.alone[rank]):
             raise Wrong(f"{who} those of the rank's own samples alone",
                         "The loss of the wrapped module must be differentiated: DDP and FSDP "
-                        "average where backward passes through them.")
+                        "average where backward passes through them.", code="gradient_of_one_rank")
         if not _differs({name: g / run.ranks for name, g in found.items()}, want):
             raise Wrong(f"{who} the sum over the {run.ranks} ranks, not the mean",
-                        "DDP and FSDP divide by the number of ranks already.")
+                        "DDP and FSDP divide by the number of ranks already.", code="sum_not_mean")
         if not _differs({name: g * run.ranks for name, g in found.items()}, want):
             raise Wrong(f"{who} the reference's divided by {run.ranks}: averaged twice",
-                        "DDP and FSDP divide by the number of ranks already.")
+                        "DDP and FSDP divide by the number of ranks already.", code="mean_twice")
         if scaled := _scaled(found, want):
-            raise Wrong(f"{who} {scaled}", _NOT_SCALED)
+            raise Wrong(f"{who} {scaled}", _NOT_SCALED, code="loss_scaled")
         raise Wrong(f"{who} not the reference's on all ranks' samples together",
                     "backward of the mean loss of this rank's samples, once a step; zero_grad "
-                    "after each step.")
+                    "after each step.", code="wrong_gradient")
 
 
 def _whole(of_ranks, rank, like):
@@ -173,7 +174,8 @@ def _judge_rates(run, when, expected):
                 is_, should_be = format_distinct(rate, want)
                 raise Wrong(f"{when}: rank {rank}, step {step}: the learning rate is {is_}, not "
                             f"{should_be}{often}", "scheduler.step() once in each step, after "
-                            "optimizer.step(): not once an epoch, and not once for each rank.")
+                            "optimizer.step(): not once an epoch, and not once for each rank.",
+                            code="wrong_learning_rate")
 
 
 def _judge_losses(run, when, expected):
@@ -184,7 +186,8 @@ def _judge_losses(run, when, expected):
                 is_, should_be = format_distinct(found, want, digits=5)
                 why, hint = _why(run, rank, expected, step)
                 raise Wrong(f"{when}: rank {rank}, step {step}: the loss of its samples is {is_}, "
-                            f"the reference's {should_be}: its parameters are others{why}", hint)
+                            f"the reference's {should_be}: its parameters are others{why}", hint,
+                            code="wrong_loss")
 
 
 def _judge_parameters(run, when, expected):
@@ -198,4 +201,5 @@ def _judge_parameters(run, when, expected):
         if not away <= WAY * way:
             why, hint = _why(run, rank, expected, len(expected.gradients))
             raise Wrong(f"{when}: rank {rank}: the parameters at the end are {away / way:.0%} of "
-                        f"the way that training took away from the reference's{why}", hint)
+                        f"the way that training took away from the reference's{why}", hint,
+                        code="differs_from_reference")

@@ -51,7 +51,8 @@ def _require_keys(numbers, what):
     if not isinstance(numbers, dict) or set(numbers) != set(NUMBERS):
         got = f"the keys {sorted(map(str, numbers))}" if isinstance(numbers, dict) else kind_of(
             numbers)
-        raise Wrong(f"{what}: the second value is {got}, not a dictionary with {list(NUMBERS)}")
+        raise Wrong(f"{what}: the second value is {got}, not a dictionary with {list(NUMBERS)}",
+                    code="wrong_type")
 
 
 def _judge_numbers(numbers, jobs, at, what):
@@ -80,49 +81,66 @@ def _all_sums(ranks) -> int:
 def _mistakes(key) -> list[Mistake]:
     if key == "reduced":
         return [
-            (_times("gradients", lambda ranks: _sent(ranks, "all_reduce")),
-             "that counts all-reduces only",
-             "FSDP's gradients pass a reduce-scatter, others' a reduce."),
-            (_times("gradients", lambda ranks: _sent(ranks, "all_reduce", "reduce_scatter")),
-             "reduces are not counted", "Of a reduce one rank has the sum: gradients may pass it."),
-            (_times("gradients", lambda ranks: _sent(ranks, "all_reduce", "reduce")),
-             "reduce-scatters are not counted", "FSDP's gradients pass a reduce-scatter."),
-            (_times("gradients", lambda ranks: _sent(ranks, "reduce_scatter", "reduce")),
-             "all-reduces are not counted", "DDP's gradients pass an all-reduce."),
-            (_times("gradients", lambda ranks: sum(call.bytes for call in ranks[0].calls)),
-             "that counts collectives that add nothing", "A broadcast or an all-gather carries no "
-             "sum: all_reduce, reduce_scatter and reduce do."),
-            (_times("parameters", _all_sums), "that is in multiples of the parameters",
-             "Frozen parameters have no gradients."),
-            (_all_sums, "that is in bytes", "Divide by the bytes of all gradients."),
-            (_times("gradients", lambda ranks: len(ranks) * _all_sums(ranks)),
-             "that is of all ranks", "One rank's calls are enough."),
-            (_times("gradients", lambda ranks: _all_sums(ranks) + _sent(ranks, "all_reduce")),
-             "that counts an all-reduce twice", "Bytes are logical here: a bucket counts once."),
-            (_times("gradients", lambda ranks: 2 * _all_sums(ranks)), "that counts all bytes twice",
-             "Bytes are logical here: a bucket counts once.")]
+            Mistake("counts_all_reduces",
+                    _times("gradients", lambda ranks: _sent(ranks, "all_reduce")),
+                    "that counts all-reduces only",
+                    "FSDP's gradients pass a reduce-scatter, others' a reduce."),
+            Mistake("reduces_not_counted",
+                    _times("gradients", lambda ranks: _sent(ranks, "all_reduce", "reduce_scatter")),
+                    "reduces are not counted",
+                    "Of a reduce one rank has the sum: gradients may pass it."),
+            Mistake("reduce_scatters_not_counted",
+                    _times("gradients", lambda ranks: _sent(ranks, "all_reduce", "reduce")),
+                    "reduce-scatters are not counted", "FSDP's gradients pass a reduce-scatter."),
+            Mistake("all_reduces_not_counted",
+                    _times("gradients", lambda ranks: _sent(ranks, "reduce_scatter", "reduce")),
+                    "all-reduces are not counted", "DDP's gradients pass an all-reduce."),
+            Mistake("counts_collectives_add_nothing",
+                    _times("gradients", lambda ranks: sum(call.bytes for call in ranks[0].calls)),
+                    "that counts collectives that add nothing", "A broadcast or an all-gather "
+                    "carries no sum: all_reduce, reduce_scatter and reduce do."),
+            Mistake("in_multiples_parameters", _times("parameters", _all_sums),
+                    "that is in multiples of the parameters",
+                    "Frozen parameters have no gradients."),
+            Mistake("in_bytes", _all_sums, "that is in bytes",
+                    "Divide by the bytes of all gradients."),
+            Mistake("all_ranks", _times("gradients", lambda ranks: len(ranks) * _all_sums(ranks)),
+                    "that is of all ranks", "One rank's calls are enough."),
+            Mistake("counts_all_reduce_twice",
+                    _times("gradients",
+                           lambda ranks: _all_sums(ranks) + _sent(ranks, "all_reduce")),
+                    "that counts an all-reduce twice",
+                    "Bytes are logical here: a bucket counts once."),
+            Mistake("counts_all_bytes_twice",
+                    _times("gradients", lambda ranks: 2 * _all_sums(ranks)),
+                    "that counts all bytes twice",
+                    "Bytes are logical here: a bucket counts once.")]
     return [
-        (_times(key, lambda ranks: ranks[0].held[key]), "that is rank 0's share alone", _HINT),
-        (_times(key, lambda ranks: sum(_held(ranks, key)) / len(ranks)),
-         "that is the mean of the ranks", _HINT),
-        (_times(key, lambda ranks: max(_held(ranks, key))), "that is the largest rank's share",
-         _HINT),
-        (_times(key, lambda ranks: len(ranks) * ranks[0].held[key]),
-         "that takes all ranks to hold what rank 0 holds",
-         "Shards of whole parameters are uneven: add up."),
-        (lambda ranks: sum(_held(ranks, key)), "that is in bytes",
-         "Divide by the bytes of a whole copy."),
-        (_times("parameters", lambda ranks: sum(_held(ranks, key))),
-         "that is in multiples of the parameters", "Divide by a whole copy of the same part.")]
+        Mistake("rank_0_share_alone", _times(key, lambda ranks: ranks[0].held[key]),
+                "that is rank 0's share alone", _HINT),
+        Mistake("mean_ranks", _times(key, lambda ranks: sum(_held(ranks, key)) / len(ranks)),
+                "that is the mean of the ranks", _HINT),
+        Mistake("largest_rank_share", _times(key, lambda ranks: max(_held(ranks, key))),
+                "that is the largest rank's share", _HINT),
+        Mistake("takes_all_ranks_hold_rank",
+                _times(key, lambda ranks: len(ranks) * ranks[0].held[key]),
+                "that takes all ranks to hold what rank 0 holds",
+                "Shards of whole parameters are uneven: add up."),
+        Mistake("in_bytes", lambda ranks: sum(_held(ranks, key)), "that is in bytes",
+                "Divide by the bytes of a whole copy."),
+        Mistake("in_multiples_parameters",
+                _times("parameters", lambda ranks: sum(_held(ranks, key))),
+                "that is in multiples of the parameters",
+                "Divide by a whole copy of the same part.")]
 
 
 def _judge_name(name, want, ranks, what):
     if name not in KINDS:
         raise Wrong(f"{what}: the name is {name!r}, not one of {', '.join(KINDS)}",
-                    "FSDP is ZeRO-3." * ("FSDP" in str(name)))
+                    "FSDP is ZeRO-3." * ("FSDP" in str(name)), code="unknown_name")
     if name != want:
         reason, hint = _reason(name, want, ranks)
-        raise Wrong(f"{what}: you say {name}, it was {want}: {reason}", hint)
+        raise Wrong(f"{what}: you say {name}, it was {want}: {reason}", hint, code="wrong_strategy")
 
 
 def _reason(name, want, ranks) -> tuple[str, str]:

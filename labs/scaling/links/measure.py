@@ -16,7 +16,7 @@ def run_on_two_hosts(script: str, *arguments: str) -> JobRun:
     """Starts a script by torchrun, with a c10d rendezvous, on two hosts with two ranks each, whose
     links carry 200 Mbit/s, and shows what each host prints."""
     if missing := missing_script(script):
-        raise Wrong(missing)
+        raise Wrong(missing, code="file_missing")
     if number := waiting_exercise(script):
         raise NotImplementedError(f"Exercise {number}")
     found = measured_or_recorded("job", lambda: runs.job(Path(script).resolve(), *arguments))

@@ -77,7 +77,7 @@ def start_otherwise(script: str = "finetune.py", launched: Job | None = None) ->
     started -> what it left; the first one is `launched`, what `accelerate launch` has left. Raises
     ScriptFailed."""
     if missing := missing_script(script):
-        raise Wrong(missing)
+        raise Wrong(missing, code="file_missing")
     with _enough_devices():
         labs.launch(_nothing, ranks=1, quiet=True)  # the first launch takes seconds
         before = {"accelerate launch": launched} if launched else {}

@@ -34,7 +34,8 @@ def check_mean_over_ranks(mean_over_ranks: Callable):
         for rank, one in enumerate(tried):
             if not torch.equal(one.own, one.after):
                 raise Wrong(f"rank {rank} of {ranks}: `mine` was changed, and its owner still "
-                            "needs it", "all_reduce writes into its argument: give it a clone.")
+                            "needs it", "all_reduce writes into its argument: give it a clone.",
+                            code="changes_input")
     return "on 2, 3 and 4 ranks, every rank holds the mean and kept its own tensor"
 
 
@@ -68,7 +69,7 @@ def check_ring_bytes(ring_bytes: Callable):
     return "your formula equals the bytes counted on rings of 2, 3 and 4 ranks"
 
 
-@check("0.4", hints=RETURNS_NONE | {"deadlock": AGREE, "no progress": AGREE, "IndexError": AGREE})
+@check("0.4", hints=RETURNS_NONE | {"deadlock": AGREE, "no_progress": AGREE, "IndexError": AGREE})
 def check_mean_losses(mean_losses: Callable):
     """Ranks with different numbers of batches must all stop after the shortest rank's last."""
     for ranks in WORLD_SIZES:
@@ -92,10 +93,11 @@ def _require_like(rank, ranks, result, own):
     require_tensor(rank, ranks, result)
     if result.shape != own.shape:
         raise Wrong(f"{where} returned shape {list(result.shape)}, its tensor has "
-                    f"{list(own.shape)}", "The mean is taken number by number, over ranks only.")
+                    f"{list(own.shape)}", "The mean is taken number by number, over ranks only.",
+                    code="wrong_shape")
     if result.dtype != own.dtype:
         raise Wrong(f"{where} returned {result.dtype}, its tensor is {own.dtype}",
-                    "Keep the type: divide with `/`, and convert nothing.")
+                    "Keep the type: divide with `/`, and convert nothing.", code="wrong_dtype")
 
 
 def _not_the_mean(rank, ranks, tried) -> Wrong:
@@ -106,36 +108,42 @@ def _not_the_mean(rank, ranks, tried) -> Wrong:
     # What it held before, divided or not: a collective that had not written yet.
     if tried[rank].is_async and any(torch.allclose(result, own / n) for n in (1, ranks)):
         return Wrong(f"{where}: nothing from the other ranks was there yet when the tensor was "
-                     "used", recording.NOT_WAITED)
+                     "used", recording.NOT_WAITED, code="waits_too_late")
     if torch.equal(result, own):
         return Wrong(f"{where} returned its own tensor: nothing from the other ranks is in it"
-                     + (f" (rank {right[0]} does hold the mean)" if right else ""), TO_ALL)
+                     + (f" (rank {right[0]} does hold the mean)" if right else ""), TO_ALL,
+                     code="result_on_one_rank" if right else "not_summed")
     if torch.allclose(result, total):
         return Wrong(f"{where} holds the SUM over ranks, {ranks}x the mean",
-                     "Divide by the world size.")
+                     "Divide by the world size.", code="sum_not_mean")
     for divisor in (2, 3, 4, 8):
         if torch.allclose(result, total / divisor):
             return Wrong(f"{where} holds the sum divided by {divisor}, not by {ranks}",
-                         "dist.get_world_size() knows how many ranks there are.")
+                         "dist.get_world_size() knows how many ranks there are.",
+                         code="wrong_divisor")
     if right:
-        return Wrong(f"{where} does not hold the mean, though rank {right[0]} does", TO_ALL)
+        return Wrong(f"{where} does not hold the mean, though rank {right[0]} does", TO_ALL,
+                     code="result_on_one_rank")
     return Wrong(f"{where} holds {_first(result)}, the mean is {_first(total / ranks)}",
-                 "Sum over all ranks, then divide by how many there are.")
+                 "Sum over all ranks, then divide by how many there are.", code="wrong_output")
 
 
 def _require_two_calls(where, names):
     called = f"{where} called {' + '.join(names) or 'nothing'}"
     if "all_reduce" in names:
-        raise Wrong(f"{where} called all_reduce itself", "Build it from the other two.")
+        raise Wrong(f"{where} called all_reduce itself", "Build it from the other two.",
+                    code="ready_made")
     if "reduce_scatter" not in names:
         raise Wrong(f"{called}: no reduce-scatter, so each rank moves or sums more than its share",
-                    "First sum piece r on rank r alone: dist.reduce_scatter_single.")
+                    "First sum piece r on rank r alone: dist.reduce_scatter_single.",
+                    code="reduce_scatter_missing")
     if "all_gather" not in names:
         raise Wrong(f"{called}: no all-gather, so the others' pieces never come",
-                    "Second step: dist.all_gather_single.")
+                    "Second step: dist.all_gather_single.", code="all_gather_missing")
     if names != ["reduce_scatter", "all_gather"]:
         raise Wrong(f"{called}, not reduce_scatter + all_gather",
-                    "One of each is enough, the sum first.")
+                    "One of each is enough, the sum first.",
+                    code="extra_collective" if len(names) > 2 else "wrong_order")
 
 
 def _require_whole(rank, ranks, result, own):
@@ -143,12 +151,13 @@ def _require_whole(rank, ranks, result, own):
     require_tensor(rank, ranks, result)
     if result.numel() == own.numel() // ranks != own.numel():
         raise Wrong(f"{where} returned {result.numel()} numbers of {own.numel()}: only its shard",
-                    "Return what was gathered.")
+                    "Return what was gathered.", code="shard_returned")
     if result.shape != own.shape:
         raise Wrong(f"{where} returned shape {list(result.shape)}, not {list(own.shape)}",
-                    "The result is as long as `mine`.")
+                    "The result is as long as `mine`.", code="wrong_shape")
     if result.dtype != own.dtype:
-        raise Wrong(f"{where} returned {result.dtype}, `mine` is {own.dtype}", KEEP_TYPE)
+        raise Wrong(f"{where} returned {result.dtype}, `mine` is {own.dtype}", KEEP_TYPE,
+                    code="wrong_dtype")
 
 
 def _require_sum(rank, ranks, tried, total):
@@ -156,13 +165,15 @@ def _require_sum(rank, ranks, tried, total):
     if torch.allclose(result, total):
         return
     if torch.allclose(result * ranks, total):
-        raise Wrong(f"{where} holds the mean: the sum divided by {ranks}", "all_reduce sums.")
+        raise Wrong(f"{where} holds the mean: the sum divided by {ranks}", "all_reduce sums.",
+                    code="averaged")
     pairs = list(zip(result.chunk(ranks), total.chunk(ranks), strict=True))
     piece = next(i for i, pair in enumerate(pairs) if not torch.allclose(*pair))
     held, wanted = map(_first, pairs[piece])
     early = f"{recording.NOT_WAITED} Otherwise: " if tried.is_async else ""
     raise Wrong(f"{where}, piece {piece}: holds {held}, the sum is {wanted}", f"{early}Piece r is "
-                "summed on rank r; all pieces are gathered in the order of the ranks.")
+                "summed on rank r; all pieces are gathered in the order of the ranks.",
+                code="wrong_output")
 
 
 def _require_shards(rank, ranks, tried):
@@ -171,19 +182,23 @@ def _require_shards(rank, ranks, tried):
     if elements != [whole, whole]:
         raise Wrong(f"rank {rank} of {ranks}: {elements[0]} numbers went into the reduce-scatter "
                     f"and {elements[1]} came out of the all-gather; both must be {whole}",
-                    "A rank gives its shard alone to the all-gather: 1/N of the tensor.")
+                    "A rank gives its shard alone to the all-gather: 1/N of the tensor.",
+                    code="full_tensor_gathered")
 
 
 def _byte_causes(counted, size, ranks) -> list[Cause]:
     return [
-        (counted * ranks, "as if each step sent the whole tensor, but it sends one piece", ""),
-        (counted / 2, "one of the two halves, the reduce-scatter or the all-gather", ""),
-        (2 * size, "that is the limit for very many ranks", ""),
-        ((ranks - 1) * size, "what sending the whole tensor to every other rank would cost", ""),
-        (size, "as if the tensor went round once", ""),
-        (2 * (ranks - 1), "the number of steps, not of bytes", ""),
-        (counted / 4, "counted in 4-byte numbers, not in bytes", ""),
-        (counted / 1e6, "counted in MB, not in bytes", "")]
+        Cause("whole_tensor_each_step", counted * ranks,
+              "as if each step sent the whole tensor, but it sends one piece"),
+        Cause("one_half_only", counted / 2,
+              "one of the two halves, the reduce-scatter or the all-gather"),
+        Cause("limit_for_many_ranks", 2 * size, "that is the limit for very many ranks"),
+        Cause("sent_to_every_rank", (ranks - 1) * size,
+              "what sending the whole tensor to every other rank would cost"),
+        Cause("one_round_only", size, "as if the tensor went round once"),
+        Cause("steps_not_bytes", 2 * (ranks - 1), "the number of steps, not of bytes"),
+        Cause("elements_not_bytes", counted / 4, "counted in 4-byte numbers, not in bytes"),
+        Cause("megabytes_not_bytes", counted / 1e6, "counted in MB, not in bytes")]
 
 
 def _require_means(rank, means, losses):
@@ -191,15 +206,16 @@ def _require_means(rank, means, losses):
     where = f"rank {rank} of {ranks}"
     one_each = "Return a list with one mean for each step."
     if not isinstance(means, list):
-        raise Wrong(f"{where} returned {kind_of(means)}, not a list", one_each)
+        raise Wrong(f"{where} returned {kind_of(means)}, not a list", one_each, code="wrong_type")
     if len(means) != steps:
         raise Wrong(f"{where} returned {len(means)} means; the shortest rank has {steps} batches",
-                    AGREE)
+                    AGREE, code="wrong_count")
     for step in range(steps):
         each = [own[step] for own in losses]
         what = f"{where}, step {step}"
-        causes = [(each[rank], "the rank's own loss, nothing came from the others", ""),
-                  (sum(each), f"the SUM over ranks, {ranks}x the mean", "")]
+        causes = [Cause("not_summed", each[rank],
+                        "the rank's own loss, nothing came from the others"),
+                  Cause("sum_not_mean", sum(each), f"the SUM over ranks, {ranks}x the mean")]
         judge_number(require_number(means[step], what, one_each), sum(each) / ranks, causes, what,
                      hint="Sum over ranks, then divide by the world size.",
                      source="the mean over ranks is", rel_tol=0, abs_tol=1e-4)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from labs.exercises.job_end import judge_failed_job, judge_left
-from labs.exercises.numbers import judge_number
+from labs.exercises.numbers import Cause, judge_number
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.start_here import scripts
 from labs.words import named_ranks
@@ -41,12 +41,13 @@ def check_script(script: str):
     run of the same script."""
     if not isinstance(script, str):
         raise Wrong(f"the script is {kind_of(script)}, not a text",
-                    'Write script = HEAD + """...""".')
+                    'Write script = HEAD + """...""".', code="wrong_type")
     try:
         compile(script, "script.py", "exec")
     except SyntaxError as error:
         raise Wrong(f"the script is not Python: line {error.lineno}: {error.msg}",
-                    "The text between the quotes is a file of its own.") from None
+                    "The text between the quotes is a file of its own.",
+                    code="not_python") from None
     with scripts.written(script) as folder:
         with status("2 and 3 ranks at the same time"):
             two, three = _run_two_at_once(folder)
@@ -73,7 +74,8 @@ def _run_two_at_once(folder: Path) -> tuple[scripts.Run, scripts.Run | None]:
                 if same := first.places() & second.places():
                     raise Wrong(f"two runs at the same time meet at the same place, {min(same)}",
                                 "Let each run choose its own: a free port, or a file in a folder "
-                                "that tempfile made. The ranks get it as an argument.")
+                                "that tempfile made. The ranks get it as an argument.",
+                                code="same_meeting_place")
                 time.sleep(0.02)
             first.release()
             return first.finish(), second.finish()
@@ -94,19 +96,22 @@ def _judge_run(run):
         joined = f"{len(run.joined)} of {run.ranks} ranks had joined a process group"
         raise Wrong(f"{when} had not ended after {run.seconds:.0f} s; {joined}",
                     _MEET if len(run.joined) < run.ranks else
-                    "Do all ranks call the same collectives, and end afterwards?")
+                    "Do all ranks call the same collectives, and end afterwards?",
+                    code="ranks_never_meet" if len(run.joined) < run.ranks else "not_ended")
     if run.code:
         raise _failed(when, run)
     # Ranks are processes that meet: catches one process that computes everything itself.
     if len(run.joined) != run.ranks or run.world_sizes != {run.ranks}:
         raise Wrong(f"{when}: {len(run.joined)} of {run.ranks} ranks joined a process group of "
                     f"{run.ranks}", _MEET if run.joined else
-                    "Each rank calls dist.init_process_group before it communicates.")
+                    "Each rank calls dist.init_process_group before it communicates.",
+                    code="wrong_world_size")
     # The ranks communicate: catches rank 0 that draws all numbers itself.
     silent = sorted(run.joined - run.communicated)
     if silent:
         raise Wrong(f"{when}: {named_ranks(silent)} called no collective",
-                    "Each rank knows its own number only; dist.all_reduce(total) sums them.")
+                    "Each rank knows its own number only; dist.all_reduce(total) sums them.",
+                    code="missing_collective")
     judge_left(run, when, "script")  # before what it printed, which may be missing because of it
     _judge_printed(run, when)
 
@@ -116,7 +121,7 @@ def _failed(when, run) -> Wrong:
     hint = next((hint for words, hint in _HINTS.items() if words in run.errors), "")
     last = [line.strip() for line in said if re.match(r"\s*(\w+\.)*\w*(Error|Exception)\b", line)]
     return Wrong(f"{when} ended with exit code {run.code}"
-                 + (f": {(last or said)[-1].strip()}" if said else ""), hint)
+                 + (f": {(last or said)[-1].strip()}" if said else ""), hint, code="run_failed")
 
 
 def _judge_printed(run, when):
@@ -125,15 +130,18 @@ def _judge_printed(run, when):
              for rank in range(run.ranks)]
     once = "Rank 0 prints the sum, as one number on a line of its own."
     if not printed:
-        raise Wrong(f"{when} printed no number on a line of its own", once)
-    causes = [(drawn[0], "what rank 0 drew, nothing came from the others", "Sum over the ranks."),
-              (drawn[0] * run.ranks, f"{run.ranks} times what rank 0 drew: all ranks drew the same",
-               "The seed is the rank."),
-              (sum(drawn) / run.ranks, "the mean over the ranks", "all_reduce sums.")]
+        raise Wrong(f"{when} printed no number on a line of its own", once, code="nothing_printed")
+    causes = [Cause("not_summed", drawn[0], "what rank 0 drew, nothing came from the others",
+                    "Sum over the ranks."),
+              Cause("same_seed", drawn[0] * run.ranks,
+                    f"{run.ranks} times what rank 0 drew: all ranks drew the same",
+                    "The seed is the rank."),
+              Cause("averaged", sum(drawn) / run.ranks, "the mean over the ranks",
+                    "all_reduce sums.")]
     judge_number(printed[0], sum(drawn), causes, f"{when} printed", hint="Seed with the rank, draw "
                  "torch.rand(1), sum.", source="the sum over ranks is", rel_tol=0, abs_tol=1e-4)
     if len(printed) > 1:
-        raise Wrong(f"{when} printed {len(printed)} numbers", once)
+        raise Wrong(f"{when} printed {len(printed)} numbers", once, code="several_printed")
 
 
 def _as_float(line) -> float | None:

@@ -45,7 +45,8 @@ def show_run(run: ElasticRun, script: str = "") -> Picture:
 def _raise_if_failed(run):
     if run.result is None or run.result.code != 0 or not run.metrics.steps:
         raise Wrong(f"the run has failed: {run!r}",
-                    "`print(run.result.output[-3000:])` shows what it printed last.")
+                    "`print(run.result.output[-3000:])` shows what it printed last.",
+                    code="run_failed")
 
 
 def draw_run(run: ElasticRun, alone: ElasticRun | None = None) -> Picture:
@@ -174,7 +175,7 @@ def show_restarts(run: ElasticRun) -> Picture:
     found = [(kill, restart) for kill in run.kills
              if (restart := restart_after(kill.time, run.log, run.metrics))]
     if not found:
-        raise Wrong("no rank was killed in this run, or none was started again")
+        raise Wrong("no rank was killed in this run, or none was started again", code="no_kill")
     return draw_restarts([f"rank {kill.rank} killed\nafter step {kill.step}" for kill, _ in found],
                          [restart for _, restart in found], guessed("8.6"))
 

@@ -177,7 +177,7 @@ def show_host_restarts(run: HostsRun) -> Picture:
     """Draws the seconds of each part of the restarts on host 0."""
     found = _restarts(run)
     if not found:
-        raise Wrong("no restart came to an end in this run")
+        raise Wrong("no restart came to an end in this run", code="no_restart")
     return draw_restarts(list(found), list(found.values()), axis="seconds since then")
 
 

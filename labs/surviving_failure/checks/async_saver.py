@@ -83,7 +83,7 @@ def _judge_snapshot(saver_class, folder):
         go.set()
         if not disk.wait_until_started():
             raise Wrong("save has returned, and 5 seconds later write has not been called",
-                        "A thread calls self.write(path, data).")
+                        "A thread calls self.write(path, data).", code="nothing_saved")
     _close(saver, disk)
     _judge_file(path, want, disk, "1")
 
@@ -94,34 +94,39 @@ def _close(saver, disk):
         is_done = bool(disk.done)
     if not is_done:
         raise Wrong("close returned while the last save was still being written: when the job then "
-                    "ends, that save is lost", "close waits for the save in flight.")
+                    "ends, that save is lost", "close waits for the save in flight.",
+                    code="close_does_not_wait")
 
 
 def _judge_not_waited(disk):
     # a job that waits for the disk inside save stalls as long as without a thread
     if disk.in_caller:
         raise Wrong("save calls write itself: the job stands still until the disk is done",
-                    "Another thread calls it.")
+                    "Another thread calls it.", code="blocks_on_disk")
     if disk.done:
         raise Wrong("save returns only when the disk is done: the job stands still as long as "
-                    "without a thread", "save waits for the save before, not for its own.")
+                    "without a thread", "save waits for the save before, not for its own.",
+                    code="blocks_on_disk")
 
 
 def _judge_file(path, want, disk, number):
     """The file has the state as it was when save was called."""
     if disk.not_bytes:
-        raise Wrong(f"write got {disk.not_bytes}, not bytes", "lab.to_bytes(state)")
+        raise Wrong(f"write got {disk.not_bytes}, not bytes", "lab.to_bytes(state)",
+                    code="wrong_type")
     if not path.exists():
         raise Wrong(f"save {number} has returned, and after close there is no file {path.name}",
-                    "Nothing is dropped: a newer save waits until the one in flight is done.")
+                    "Nothing is dropped: a newer save waits until the one in flight is done.",
+                    code="save_lost")
     try:
         found = torch.load(io.BytesIO(path.read_bytes()))
     except Exception as error:
         raise Wrong(f"the file of save {number} cannot be loaded by torch.load: "
-                    f"{str(error).splitlines()[0][:100]}", "lab.to_bytes(state)") from None
+                    f"{str(error).splitlines()[0][:100]}", "lab.to_bytes(state)",
+                    code="unreadable_file") from None
     if difference := _difference(found, want):
         raise Wrong(f"the file of save {number} has other values than the state had when save was "
-                    f"called: {difference}", _SNAPSHOT_HINT)
+                    f"called: {difference}", _SNAPSHOT_HINT, code="not_a_snapshot")
 
 
 def _difference(found, want, name="state") -> str:
@@ -158,11 +163,13 @@ def _judge_second_save(saver_class, folder):
         _judge_file(path, want, disk, str(number))
     if disk.at_once > 1:
         raise Wrong(f"{disk.at_once} writes were in flight at once",
-                    "First wait for the save before, then begin the next.")
+                    "First wait for the save before, then begin the next.",
+                    code="several_in_flight")
     # with a queue of snapshots, a slow disk fills the host's memory
     if not waited:
         raise Wrong("save 2 returned while save 1 was still being written: two snapshots are in "
-                    "the host's memory", "First wait for the save before.")
+                    "the host's memory", "First wait for the save before.",
+                    code="several_in_flight")
 
 
 def _judge_close(saver_class, folder):
@@ -185,7 +192,8 @@ def _judge_errors(saver_class, folder):
         disk.open()
         if not _raises(saver.close, error):
             raise Wrong(f"write raised {name} in the thread, and close returned as if all were "
-                        "well", "A future's result() raises what was raised in the thread.")
+                        "well", "A future's result() raises what was raised in the thread.",
+                        code="error_lost")
     disk = HeldDisk(OSError(28, "No space left on device"))
     saver, state = saver_class(disk), {"weight": torch.ones(10)}
     saver.save(folder / "error.pt", state)
@@ -193,14 +201,16 @@ def _judge_errors(saver_class, folder):
     disk.wait_until_done()
     if not _raises(lambda: saver.save(folder / "next.pt", state), disk.error):
         raise Wrong("write raised OSError in the thread, and the next save returned as if all were "
-                    "well", "Whoever trains must know as soon as possible that nothing was saved.")
+                    "well", "Whoever trains must know as soon as possible that nothing was saved.",
+                    code="error_lost")
     disk.error = None
     try:
         saver.save(folder / "again.pt", state)
         saver.close()
     except OSError as error:
         raise Wrong("an error is raised again and again, although the disk has room by now: after "
-                    "one failed save none can follow", "Raise it once, then forget it.") from error
+                    "one failed save none can follow", "Raise it once, then forget it.",
+                    code="error_repeated") from error
     _judge_file(folder / "again.pt", state, disk, "again")
 
 
@@ -261,8 +271,8 @@ def _judge_rank(path, want, disk, in_time):
     rank = dist.get_rank()
     if not in_time:
         raise Wrong(f"rank {rank}: 3 steps of the job ended only when its disk was done",
-                    "Nothing of the job waits for the disk.")
+                    "Nothing of the job waits for the disk.", code="blocks_on_disk")
     try:
         _judge_file(path, want, disk, "1")
     except Wrong as error:
-        raise Wrong(f"rank {rank}: {error.sentence}", error.hint) from None
+        raise Wrong(f"rank {rank}: {error.sentence}", error.hint, code=error.code) from None

@@ -49,8 +49,9 @@ def judge_memory(saver_class: Callable, folder: Path) -> int:
         if bytes_held > MOST * SIZE:
             raise Wrong(f"while {when}, {bytes_held / 1e6:.0f} MB are held for a state of "
                         f"{SIZE / 1e6:.0f} MB", "lab.to_bytes(state) is the one copy that is "
-                        "needed; it is made when the save before is done.")
+                        "needed; it is made when the save before is done.", code="memory_kept")
     if held[-1] > KEPT * SIZE:
         raise Wrong(f"after close {held[-1] / 1e6:.0f} MB are still held for a state of "
-                    f"{SIZE / 1e6:.0f} MB", "Forget the snapshot when it is written.")
+                    f"{SIZE / 1e6:.0f} MB", "Forget the snapshot when it is written.",
+                    code="memory_kept")
     return held[0]

@@ -73,12 +73,12 @@ def _judge_group(newest_checkpoint, folder):
     # dist.get_rank() without the group is another number
     if path is None:
         raise Wrong(f"{when}, no whole checkpoint is found: {'; '.join(problems.values())}",
-                    "dist.get_rank(group) is the rank in the group.")
+                    "dist.get_rank(group) is the rank in the group.", code="not_found")
     for rank in range(2):
         file = shard_file(path, rank)
         if not file.is_file() or not _is_of(torch.load(file), 1, rank):
             raise Wrong(f"{when}, {file.name} is not that of the group's rank {rank}",
-                        "dist.get_rank(group) is the rank in the group.")
+                        "dist.get_rank(group) is the rank in the group.", code="wrong_rank")
 
 
 def _save_slowly(save_checkpoint, newest_checkpoint, folder):
@@ -92,14 +92,15 @@ def _judge_saved(folder, step):
     file = shard_file(path, rank)
     if not file.is_file():
         raise Wrong(f"step {step}: there is no {path.name}/{file.name}: the state of rank {rank} "
-                    "is not saved", "Every rank writes its own part.")
+                    "is not saved", "Every rank writes its own part.", code="shards_missing")
     if not (path / MANIFEST).is_file():
-        raise Wrong(f"step {step}: there is no {path.name}/{MANIFEST}")
+        raise Wrong(f"step {step}: there is no {path.name}/{MANIFEST}", code="manifest_missing")
     try:
         found = torch.load(file)
     except Exception as error:
         raise Wrong(f"step {step}: {file.name} cannot be loaded by torch.load: "
-                    f"{str(error).splitlines()[0][:100]}", "lab.to_bytes(state)") from None
+                    f"{str(error).splitlines()[0][:100]}", "lab.to_bytes(state)",
+                    code="unreadable_file") from None
     want = state_of(step, rank)
     if not isinstance(found, dict) or found.keys() != want.keys() or not all(
             torch.equal(torch.as_tensor(found[name]), torch.as_tensor(want[name]))
@@ -107,13 +108,16 @@ def _judge_saved(folder, step):
         other = next((other for other in range(dist.get_world_size())
                       if _is_of(found, step, other)), None)
         whose = f": it is that of rank {other}" if other is not None else ""
-        raise Wrong(f"step {step}: {file.name} does not hold the state of rank {rank}{whose}")
+        raise Wrong(f"step {step}: {file.name} does not hold the state of rank {rank}{whose}",
+                    code="wrong_value")
     if file.stat().st_size > 1.5 * want["weight"].nbytes:
         raise Wrong(f"step {step}: {file.name} has {file.stat().st_size:,} bytes, more than the "
-                    "rank's own state", "Each rank writes its own part, and no other.")
+                    "rank's own state", "Each rank writes its own part, and no other.",
+                    code="saves_others_shards")
     if gone := [old for old in STEPS if old < step and not step_folder(folder, old).exists()]:
         raise Wrong(f"when step {step} is saved, step_{gone[0]} is gone",
-                    "Nothing is removed here: the new one may turn out to be damaged.")
+                    "Nothing is removed here: the new one may turn out to be damaged.",
+                    code="removes_old")
 
 
 def _judge_synced(folder, step, calls):
@@ -124,7 +128,8 @@ def _judge_synced(folder, step, calls):
     for name in (*(shard_file(path, rank).name for rank in range(len(safe))), MANIFEST):
         if not any(name in names for names in safe):
             raise Wrong(f"step {step}: {name} is not synced to the disk",
-                        "Your write_whole does it, for each file of a checkpoint.")
+                        "Your write_whole does it, for each file of a checkpoint.",
+                        code="not_synced")
 
 
 def _is_of(found, step, rank) -> bool:
@@ -152,7 +157,7 @@ def _judge_slow(save_checkpoint, newest_checkpoint, folder):
         raise Wrong(f"save_checkpoint has returned on rank {rank}, but the checkpoint is not whole "
                     f"yet: {'; '.join(problems.values()) or 'it is not there'}",
                     "Who goes on may be killed at once, and believes that the step is saved. All "
-                    "ranks wait until the manifest is there.")
+                    "ranks wait until the manifest is there.", code="returns_too_early")
 
 
 def _found(newest_checkpoint, folder, when):
@@ -160,7 +165,8 @@ def _found(newest_checkpoint, folder, when):
                                      f"{when}: newest_checkpoint returned")
     if not isinstance(problems, Mapping):
         raise Wrong(f"{when}: the problems are {kind_of(problems)}, not a dictionary",
-                    "The name of each bad checkpoint's folder, and what is wrong with it.")
+                    "The name of each bad checkpoint's folder, and what is wrong with it.",
+                    code="wrong_type")
     return None if path is None else Path(path), {Path(name).name: str(problem)
                                                   for name, problem in problems.items()}
 
@@ -175,7 +181,8 @@ def _judge_damage(newest_checkpoint, saved, damage: Damage):
         # what is wrong with a bad one may be looked into, and mended, by a person
         if gone := sorted(before - set(folder.rglob("*"))):
             raise Wrong(f"with {damage.what}: newest_checkpoint removed "
-                        f"{gone[0].relative_to(folder)}", "It looks, and changes nothing.")
+                        f"{gone[0].relative_to(folder)}", "It looks, and changes nothing.",
+                        code="removes_files")
         _judge_found(path, problems, folder, damage)
     finally:
         shutil.rmtree(folder)
@@ -190,18 +197,20 @@ def _judge_found(path, problems, folder, damage):
                 if not damage.bad and named == "step_9" else
                 "A checkpoint is whole if its manifest can be read and each rank's file has the "
                 "digest that stands there.")
-        raise Wrong(f"with {damage.what} newest_checkpoint found {named}, but {wanted} whole", hint)
+        raise Wrong(f"with {damage.what} newest_checkpoint found {named}, but {wanted} whole", hint,
+                    code="wrong_checkpoint")
     bad = {step_folder(folder, step).name: file for step, file in damage.bad.items()}
     if missing := [name for name in bad if name not in problems]:
         raise Wrong(f"with {damage.what}: the problems do not name {missing[0]}",
-                    "Whoever resumes must see what was passed over.")
+                    "Whoever resumes must see what was passed over.", code="problem_not_named")
     if more := [name for name in problems if name not in bad]:
         raise Wrong(f"with {damage.what}: {more[0]} is among the problems: {problems[more[0]]!r}",
-                    "Only those that are newer than the one that was found, and bad.")
+                    "Only those that are newer than the one that was found, and bad.",
+                    code="problem_invented")
     for name, file in bad.items():
         if file not in problems[name]:
             raise Wrong(f"with {damage.what}: what is wrong with {name} is {problems[name]!r}, "
-                        f"which does not name {file}", "Name the file.")
+                        f"which does not name {file}", "Name the file.", code="file_not_named")
 
 
 def _judge_empty(newest_checkpoint, folder):
@@ -209,7 +218,7 @@ def _judge_empty(newest_checkpoint, folder):
         path, problems = _found(newest_checkpoint, folder, when)
         if path is not None or problems:
             raise Wrong(f"{when} newest_checkpoint found {path}, {problems}",
-                        "The first start has no checkpoint: (None, {}).")
+                        "The first start has no checkpoint: (None, {}).", code="found_in_nothing")
         folder.mkdir(exist_ok=True)
 
 
@@ -246,9 +255,10 @@ def _judge_after_kill(newest_checkpoint, folder, last, number) -> int:
     if newest < acknowledged:
         raise Wrong(f"{when}: save_checkpoint had returned for step {acknowledged}, but the newest "
                     f"whole checkpoint is {'none' if not newest else f'step {newest}'}",
-                    "Keep the old ones until the new one is whole, and write its manifest last.")
+                    "Keep the old ones until the new one is whole, and write its manifest last.",
+                    code="save_lost")
     for rank in range(2 if newest else 0):
         if not _is_of(torch.load(shard_file(path, rank)), newest, rank):
             raise Wrong(f"{when}: {path.name} is said to be whole, but rank_{rank}.pt is of "
-                        "another step")
+                        "another step", code="mixed_steps")
     return max(newest, last)

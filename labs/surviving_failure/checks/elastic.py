@@ -78,21 +78,23 @@ def _judge_saves(started: Started):
     wanted = list(range(EVERY, STEPS + 1, EVERY))
     if not saved:
         raise Wrong(f"no file was written to options.checkpoints in {STEPS} steps",
-                    "save(...) after every options.every steps.")
+                    "save(...) after every options.every steps.", code="nothing_saved")
     if missing := [step for step in wanted if step not in saved]:
         raise Wrong(f"with --every {EVERY} files were written after {listed(saved)} of {STEPS} "
                     f"steps, and none after {missing[0]}",
-                    "A kill loses all steps since the last checkpoint.")
+                    "A kill loses all steps since the last checkpoint.", code="saved_too_seldom")
     if more := [step for step in saved if step not in [*wanted, STEPS]]:
         raise Wrong(f"with --every {EVERY} files were written after {more[0]} steps, too",
-                    "A checkpoint costs time: one after every options.every steps.")
+                    "A checkpoint costs time: one after every options.every steps.",
+                    code="saved_too_often")
     for done in saved:
         of_ranks = [{path for at, kind, path in calls if at == done and kind == "write"}
                     for calls in started.calls]
         if both := sorted(set.intersection(*of_ranks)):
             raise Wrong(f"after {done} steps ranks 0 and 1 both write {both[0]}: the file is a "
                         "mixture, or that of the rank that was last",
-                        "A file for each rank, as dcp.save does it, or rank 0 alone.")
+                        "A file for each rank, as dcp.save does it, or rank 0 alone.",
+                        code="same_file")
 
 
 def _judge_random_states(started: Started):
@@ -102,7 +104,8 @@ def _judge_random_states(started: Started):
             if (first := keys.index(key)) < step:
                 raise Wrong(f"rank {rank}: steps {first} and {step} begin with the same random "
                             "numbers: dropout drops the same activations in both",
-                            "Each step has a seed of its own, which follows from its number.")
+                            "Each step has a seed of its own, which follows from its number.",
+                            code="same_random_numbers")
 
 
 def _judge_changing(script, plan, dice: random.Random):
@@ -153,7 +156,8 @@ def _judge_all(found: Sequence[Started], starts, plan, losses, rounding) -> int:
             allowed, killed_at, when = _after(started, at)
     if len(found) < len(starts) and found[-1].code == 0:
         raise Wrong(f"{when}: it ended before the step in which it was to be killed next",
-                    "All steps up to options.steps are run, one after the other.")
+                    "All steps up to options.steps are run, one after the other.",
+                    code="ended_too_early")
     judge_left(found[-1], when, "job")
     return again
 

@@ -69,17 +69,18 @@ def _judge_end(started, when, killed_at):
         raise Wrong(f"{when}: the ranks wait for each other for ever",
                     "All ranks call the same collectives: dcp.save, dcp.load, get_state_dict and "
                     "broadcast_object_list are collectives, and so they stand in no `if rank == 0`."
-                    )
+                    , code="never_ends")
     if started.code:
         rank, error = _first_error(started)
         if error is None:
-            raise Wrong(f"{when}: rank {rank} ended with exit code {started.codes[rank]}")
+            raise Wrong(f"{when}: rank {rank} ended with exit code {started.codes[rank]}",
+                        code="rank_failed")
         kind, message, line = error
         if kind == "NotImplementedError" and message.startswith("Exercise"):
             raise NotImplementedError(message)
         hint = _HALF if killed_at and "while it saved" in when else ""
         raise Wrong(f"{when}: rank {rank}, line {line} of the script: {kind}: "
-                    f"{_first_line(message)}", hint)
+                    f"{_first_line(message)}", hint, code=f"raised_{kind}")
     judge_left(started, when, "job")
 
 
@@ -106,11 +107,11 @@ def _first_steps(started, plan, when) -> list[int]:
     for rank, keys in enumerate(started.batches):
         if not keys:
             raise Wrong(f"{when}: rank {rank} does not train",
-                        "It goes on until options.steps steps are done.")
+                        "It goes on until options.steps steps are done.", code="does_not_train")
         step = plan.step_of(keys[0], rank, started.start.ranks)
         if step is None:
             raise Wrong(f"{when}: rank {rank} trains on samples that are its own in no step",
-                        "`batches` gives each rank its samples.")
+                        "`batches` gives each rank its samples.", code="wrong_inputs")
         found.append(step)
     return found
 
@@ -122,21 +123,23 @@ def _judge_first(started, plan, firsts, killed_at, allowed, when) -> int:
         raise Wrong(f"{when}: rank 0 goes on with the samples of step {firsts[0]}, rank 1{saw}, "
                     f"with those of step {firsts[1]}",
                     "One rank decides which checkpoint is loaded, and tells the others: "
-                    "dist.broadcast_object_list.")
+                    "dist.broadcast_object_list.", code="ranks_resume_apart")
     at, noted = firsts[0], started.steps[0].step if started.steps else None
     if not killed_at:
         if at:
             raise Wrong(f"{when}: the first step trains on the samples of step {at}",
-                        "Without a checkpoint it begins with the first batch.")
+                        "Without a checkpoint it begins with the first batch.",
+                        code="wrong_first_step")
         return at
     if at == 0 and noted == 0 and 0 not in allowed:
         hint = ("The old checkpoint stays, whole, until the new one is." if "while it saved" in when
                 else "Is a checkpoint found, and does `train` call resume()?")
         raise Wrong(f"{when}: it begins with step 0 again, and all {killed_at} steps that were "
-                    "done are lost", hint)
+                    "done are lost", hint, code="starts_again")
     if noted is not None and noted != at:
         raise Wrong(f"{when}: the step that is noted as step {noted} trains on the samples of step "
-                    f"{at}", _SAMPLES + "and left out: islice(batches, done, None).")
+                    f"{at}", _SAMPLES + "and left out: islice(batches, done, None).",
+                    code="samples_misplaced")
     if at not in allowed:
         _raise_far(plan, at, killed_at, allowed, when)
     return at
@@ -147,13 +150,14 @@ def _raise_far(plan, at, killed_at, allowed, when):
     if at > killed_at or at > newest:
         raise Wrong(f"{when}: it goes on with step {at}, and the newest checkpoint has {newest} "
                     "steps: a step is left out", "After `done` steps, step number `done` is next: "
-                    "they are counted from 0.")
+                    "they are counted from 0.", code="step_left_out")
     if newest - at < plan.every:
         raise Wrong(f"{when}: it goes on with step {at}, and the newest checkpoint has {newest} "
                     "steps: a step that is in it is done twice", "After `done` steps, step number "
-                    "`done` is next: they are counted from 0.")
+                    "`done` is next: they are counted from 0.", code="step_repeated")
     raise Wrong(f"{when}: it goes on with step {at}, and the checkpoint of {newest} steps was "
-                "whole", "The newest one that is whole. As text, step_9 is larger than step_12.")
+                "whole", "The newest one that is whole. As text, step_9 is larger than step_12.",
+                code="older_checkpoint")
 
 
 def _judge_noted(started, plan, at, when):
@@ -161,13 +165,14 @@ def _judge_noted(started, plan, at, when):
     noted = [step.step for step in started.steps]
     if noted != list(range(at, at + len(noted))):
         raise Wrong(f"{when}: the steps that are noted are {listed(noted)}",
-                    "Each step once, in order: enumerate(..., start=done).")
+                    "Each step once, in order: enumerate(..., start=done).",
+                    code="wrong_steps_noted")
     if (started.killed is None or len(noted) > plan.steps - at) and noted[-1:] != [plan.steps - 1]:
         last = noted[-1] if noted else "none"
         endless = ", and it still ran" if started.code is None else ""
         raise Wrong(f"{when}: the last step that is noted is {last}{endless}; of --steps "
                     f"{plan.steps} it is {plan.steps - 1}", "options.steps is the number of all "
-                    "steps, those before a restart among them.")
+                    "steps, those before a restart among them.", code="wrong_last_step")
 
 
 def _judge_batches(started, plan, at, when):
@@ -180,7 +185,8 @@ def _judge_batches(started, plan, at, when):
             other = plan.step_of(key, rank, ranks)
             what = f"those of step {other}" if other is not None else "no step's of this rank"
             raise Wrong(f"{when}: rank {rank}, step {step}: the samples are {what}",
-                        _SAMPLES + "left out once, and then follow each other.")
+                        _SAMPLES + "left out once, and then follow each other.",
+                        code="wrong_samples")
 
 
 def _judge_rates(started, plan, at, when):
@@ -194,7 +200,7 @@ def _judge_rates(started, plan, at, when):
                 raise Wrong(f"{when}: rank {rank}, step {step}: the learning rate is {is_}{which}, "
                             f"not {should_be}",
                             "The schedule has a state too: scheduler.state_dict(). The learning "
-                            "rate itself stands in the optimizer's.")
+                            "rate itself stands in the optimizer's.", code="wrong_learning_rate")
 
 
 def _judge_losses(started, losses, rounding, when):
@@ -209,11 +215,13 @@ def _judge_losses(started, losses, rounding, when):
         if step.step > at:
             raise Wrong(f"{sentence}; that of the first step, {at}, was right: the parameters are "
                         "loaded, but not all of the optimizer's state",
-                        "Adam's moments and their step count: the second step shows them.")
+                        "Adam's moments and their step count: the second step shows them.",
+                        code="optimizer_state_missing")
         if not rounding:
             raise Wrong(f"{sentence}; without dropout it was right: the random numbers are others",
                         "Save the state of each rank's generator, or set it in each step from the "
-                        "step's and the rank's number: then there is nothing to save.")
+                        "step's and the rank's number: then there is nothing to save.",
+                        code="other_random_numbers")
         raise Wrong(f"{sentence}: the parameters are not those of step {at}",
                     "What was saved must be loaded into the module on every rank: set_state_dict, "
-                    "or module.load_state_dict.")
+                    "or module.load_state_dict.", code="parameters_not_loaded")

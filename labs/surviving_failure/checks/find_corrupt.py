@@ -184,14 +184,14 @@ def _judge(find_corrupt, module, group, case, layout=""):
     for call in traffic.calls:
         if call.members and not set(call.members) <= set(members):
             raise Wrong(f"{what}: find_corrupt calls {call.kind} on ranks {list(call.members)}",
-                        "Give each collective group=group.")
+                        "Give each collective group=group.", code="wrong_group")
     found, want = _lists(returned, f"{what}: find_corrupt on rank {rank}"), case.expected(members)
     if found != want:
         _refuse(found, want, tensors, f"{what}: find_corrupt on rank {rank}", case, members)
     # Invariant: it finds, and repairs nothing; a majority may be a coincidence.
     if changed := [name for name in tensors if tensor_bytes(tensors[name]) != before[name]]:
         raise Wrong(f"{what}: find_corrupt changed {changed[0]!r} on rank {rank}",
-                    "It only says what differs.")
+                    "It only says what differs.", code="changes_input")
     # Invariant: digests travel, not the tensors.
     limit = BYTES * len(tensors) * len(members)
     if traffic.bytes > limit:
@@ -199,7 +199,8 @@ def _judge(find_corrupt, module, group, case, layout=""):
         raise Wrong(f"{what}: its collectives move {traffic.bytes:,} bytes on rank {rank}; a name "
                     f"and a digest of {len(tensors)} tensors of {len(members)} ranks are at most "
                     f"{limit:,}, the tensors of one rank {model:,}",
-                    "Gather digests, and no tensors: lab.digest(data) is one of 64 letters.")
+                    "Gather digests, and no tensors: lab.digest(data) is one of 64 letters.",
+                    code="wrong_traffic")
 
 
 class _Salted:
@@ -218,13 +219,14 @@ class _Salted:
 
 def _lists(returned, what) -> dict[str, list[int]]:
     if not isinstance(returned, Mapping):
-        raise Wrong(f"{what} returned {kind_of(returned)}, not a dictionary", _RULE)
+        raise Wrong(f"{what} returned {kind_of(returned)}, not a dictionary", _RULE,
+                    code="wrong_type")
     found = {}
     for name, ranks in returned.items():
         ranks = sorted(ranks) if isinstance(ranks, set | frozenset) else as_list(ranks)
         if ranks is None or not all(isinstance(rank, int) for rank in ranks):
             raise Wrong(f"{what} returned {kind_of(returned[name])} for {name!r}, not a list of "
-                        "ranks", _RULE)
+                        "ranks", _RULE, code="wrong_type")
         found[name] = sorted(ranks)
     return found
 
@@ -233,21 +235,23 @@ def _refuse(found, want, tensors, what, case, members):
     said = f"{what} returned {found}"
     if unknown := [name for name in found if name not in tensors]:
         raise Wrong(f"{said}: no tensor has the name {unknown[0]!r}", "The names of "
-                    "module.named_parameters() and module.named_buffers().")
+                    "module.named_parameters() and module.named_buffers().", code="unknown_name")
     if wrongly := [name for name in found if name not in want]:
         raise Wrong(f"{said}: {wrongly[0]!r} has the same bits on all ranks",
                     "Is a digest the same in every process, and only of the bits? Python's hash() "
-                    "is not: each process has another salt." if not case.flips else _RULE)
+                    "is not: each process has another salt." if not case.flips else _RULE,
+                    code="extra_entry")
     if missed := [name for name in want if name not in found]:
         raise Wrong(f"{said}: {missed[0]!r} differs, and is not found", case.hint or
                     "All ranks need the digests of all: dist.all_gather_object(found, own, "
-                    "group=group).")
+                    "group=group).", code="missing_entry")
     name = next(name for name in want if found[name] != want[name])
     if not want[name]:
         raise Wrong(f"{said}: which rank is wrong, nobody can say: no more than half of the ranks "
                     f"have the same {name!r}", "Two ranks that differ are both suspects: return an "
-                    "empty list.")
+                    "empty list.", code="undecidable")
     if not found[name]:
         raise Wrong(f"{said}: {name!r} is the same on more than half of the ranks; the others are "
-                    f"{want[name]}", case.hint or _RULE)
-    raise Wrong(f"{said}: {name!r} is corrupt on {want[name]}", case.hint or _RULE)
+                    f"{want[name]}", case.hint or _RULE, code="suspects_not_named")
+    raise Wrong(f"{said}: {name!r} is corrupt on {want[name]}", case.hint or _RULE,
+                code="wrong_ranks")

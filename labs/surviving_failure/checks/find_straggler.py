@@ -42,21 +42,23 @@ def _judge(find_straggler, timings: Timings, want: Straggler | None, what: str):
     got = _straggler(find_straggler(given), what)
     # Invariant: the caller goes on using its timings.
     if given != timings:
-        raise Wrong(f"{what}: find_straggler changed its input `timings`", "Work on a copy.")
+        raise Wrong(f"{what}: find_straggler changed its input `timings`", "Work on a copy.",
+                    code="changes_input")
     if got is None and want is None:
         return
     if got is None:
-        raise Wrong(f"{what}: you say None", _HINTS[want[1]])
+        raise Wrong(f"{what}: you say None", _HINTS[want[1]], code="nothing_returned")
     rank, cause, since = got
     if want is None:
-        raise Wrong(f"{what}: you say {_words(got)}, and there is no straggler", _HINTS[None])
+        raise Wrong(f"{what}: you say {_words(got)}, and there is no straggler", _HINTS[None],
+                    code="no_straggler")
     if (rank, cause) != want[:2]:
         raise Wrong(f"{what}: you say {_words(got)}{_evidence(got, want, timings)}",
-                    _HINTS[want[1]])
+                    _HINTS[want[1]], code="wrong_straggler")
     if abs(since - want[2]) > NEAR:
         raise Wrong(f"{what}: {_words(got)} is right, but since step {want[2]}, not {since}",
                     "The first step from which on it stays slow. A single slow step before it is "
-                    "none; the median of several steps leaves such a one out.")
+                    "none; the median of several steps leaves such a one out.", code="wrong_step")
 
 
 def _straggler(returned, what) -> Straggler | None:
@@ -66,11 +68,13 @@ def _straggler(returned, what) -> Straggler | None:
                                          f"{what}: find_straggler returned",
                                          hint="(rank, cause, first slow step), or None.")
     if cause not in CAUSES:
-        raise Wrong(f"{what}: the cause is {cause!r}", f"One of {', '.join(map(repr, CAUSES))}.")
+        raise Wrong(f"{what}: the cause is {cause!r}", f"One of {', '.join(map(repr, CAUSES))}.",
+                    code="unknown_name")
     rank, since = (None if rank is None else as_number(rank)), as_number(since)
     if since is None or (rank is None and returned[0] is not None):
         raise Wrong(f"{what}: find_straggler returned {kind_of(returned[0])} and "
-                    f"{kind_of(returned[2])} as rank and step", "Both are whole numbers.")
+                    f"{kind_of(returned[2])} as rank and step", "Both are whole numbers.",
+                    code="wrong_type")
     return rank, cause, since
 
 

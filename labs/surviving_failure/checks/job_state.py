@@ -94,21 +94,22 @@ class _Trial:
         if state is None:
             raise Wrong(f"{where}: job_state returned nothing (None)",
                         "Each rank has random numbers, and under FSDP2 and ZeRO-3 shards, that no "
-                        "other has: each returns its own.")
+                        "other has: each returns its own.", code="nothing_returned")
         if changed := unlike(fingerprint(job), before):
             raise Wrong(f"{where}: job_state has changed {changed[0]}",
-                        "The job goes on after it has saved.")
+                        "The job goes on after it has saved.", code="state_changed")
         held, saved = _held_bytes(job), _saved_bytes(state)
         # Sharding is for what fits on no rank; and N ranks would write the whole N times.
         if saved > LARGEST * held and self.kind != "DDP":
             raise Wrong(f"{where}: the state has {saved:,} bytes of parameters and moments, and "
                         f"the rank holds {held:,}", "Something gathers what other ranks hold: "
-                        "job.tensors() has what this rank holds.")
+                        "job.tensors() has what this rank holds.", code="full_tensor_gathered")
         try:
             return to_bytes(state)
         except Exception as error:
             raise Wrong(f"{where}: torch.save cannot write the state: {_first_line(error)}",
-                        "Tensors, numbers, texts, and lists and dictionaries of them.") from None
+                        "Tensors, numbers, texts, and lists and dictionaries of them.",
+                        code="cannot_be_saved") from None
 
     def _load(self, data: bytes, step: int) -> Job:
         """A new job that has loaded the state; judges each part of it."""
@@ -128,11 +129,12 @@ class _Trial:
         if all(found[part] == new[part] for part in PARTS if new[part] != want[part]):
             raise Wrong(f"{self._where(step)}: a new job that has loaded the state is as it was "
                         "before", "load_job_state(job, state) changes the job; what it returns is "
-                        "not used.")
+                        "not used.", code="nothing_loaded")
         part = parts[0]
         why = self._why(part, found[part], want[part], new[part], by_rank)
         raise Wrong(f"{self._where(step)}: a new job that has loaded the state differs in "
-                    + ", ".join([f"{part} ({why})", *parts[1:]]), HINTS[part])
+                    + ", ".join([f"{part} ({why})", *parts[1:]]), HINTS[part],
+                    code=f"{parts[0].replace(' ', '_')}_not_restored")
 
     def _why(self, part, found, want, new, by_rank) -> str:
         if found == NONE:
@@ -157,7 +159,7 @@ class _Trial:
                 raise Wrong(f"{self._where(step)}: of the resumed job, the loss of step {number} "
                             f"is {loss:.9g}, and {self.losses[number]:.9g} without interruption",
                             "What was compared right after loading is equal: "
-                            f"{', '.join(PARTS)}. What else does a step need?")
+                            f"{', '.join(PARTS)}. What else does a step need?", code="wrong_loss")
 
 
 class _Kept:
@@ -174,7 +176,7 @@ class _Kept:
             raise Wrong(f"{self.where}: the state has changed with the job's next step: "
                         f"state{changed[0]}", "It has the job's own tensors, which the optimizer "
                         "changes in place. Written while the job goes on, it is a mixture: "
-                        "copy.deepcopy(state).")
+                        "copy.deepcopy(state).", code="not_a_snapshot")
 
 
 def _contents(state) -> dict[str, Any]:
@@ -213,10 +215,12 @@ def _judge_curves(by_rank, ranks, plan):
             got = resumed[kind]
             if len(got) != len(want):
                 raise Wrong(f"{kind} on {ranks} ranks: the resumed job has trained {len(got)} "
-                            f"steps, and {len(want)} without interruption", HINTS["step"])
+                            f"steps, and {len(want)} without interruption", HINTS["step"],
+                            code="wrong_count")
             for step, (loss, right) in enumerate(zip(got, want, strict=True), 1):
                 if loss != right:
                     killed = " and ".join(str(kill.step) for kill in plan)
                     raise Wrong(f"{kind} on {ranks} ranks, rank {rank}, killed in step {killed}: "
                                 f"the loss of step {step} is {loss:.9g}, and {right:.9g} without "
-                                "interruption", "A new process has nothing but the file.")
+                                "interruption", "A new process has nothing but the file.",
+                                code="wrong_loss")

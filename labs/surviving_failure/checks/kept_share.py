@@ -90,7 +90,8 @@ def _answer(kept_share, job) -> float:
     failures = list(job.failures)
     found = kept_share(job.groups, failures, job.wait, job.restart, job.end)
     if failures != list(job.failures):
-        raise Wrong("kept_share changed its list of failures", "Work on a copy: list(failures).")
+        raise Wrong("kept_share changed its list of failures", "Work on a copy: list(failures).",
+                    code="changes_input")
     return require_number(found, str(job))
 
 
@@ -129,22 +130,31 @@ def _by_failure(job: Job) -> float:
 
 
 MISTAKES: list[Mistake] = [
-    (lambda job: 1.0, "failures cost nothing", "After each, all wait, and one group is missing."),
-    (lambda job: 1 - job.share, "that is what is lost", "Return what is done: 1 − that."),
-    (lambda job: 100 * job.share, "that is in percent", "Return a share, from 0 to 1."),
-    (lambda job: job.share * job.end, "those are seconds", "Divide by the time from 0 to `end`."),
-    (_other(waits=False), "the others go on at once", "After a failure nobody trains for `wait`."),
-    (_other(misses=False), "the group is back after the wait", "It is missing for `restart`."),
-    (_other(stops=True), "all groups wait for the restart",
-     "Only one is missing; the others train after `wait`."),
-    (_other(after=True), "the restart begins after the wait",
-     "Both begin at the failure."),
-    (_by_failure, "each failure costs the same",
-     "They may overlap: two in one wait, two groups missing at once, one that fails again."),
-    (_other(by_failures=True), "a group that fails twice is missing twice",
-     "It is one group: count groups, not failures."),
-    (_other(renews=False), "a group that fails while it is missing comes back as if it had not",
-     "Its restart begins anew."),
-    (_other(clips=False), "what is lost after the end counts",
-     "Only the time from 0 to `end` does."),
+    Mistake("failures_cost_nothing", lambda job: 1.0, "failures cost nothing",
+            "After each, all wait, and one group is missing."),
+    Mistake("lost", lambda job: 1 - job.share, "that is what is lost",
+            "Return what is done: 1 − that."),
+    Mistake("in_percent", lambda job: 100 * job.share, "that is in percent",
+            "Return a share, from 0 to 1."),
+    Mistake("seconds", lambda job: job.share * job.end, "those are seconds",
+            "Divide by the time from 0 to `end`."),
+    Mistake("others_go_on_once", _other(waits=False), "the others go on at once",
+            "After a failure nobody trains for `wait`."),
+    Mistake("group_back_after_wait", _other(misses=False), "the group is back after the wait",
+            "It is missing for `restart`."),
+    Mistake("all_groups_wait_for_restart", _other(stops=True), "all groups wait for the restart",
+            "Only one is missing; the others train after `wait`."),
+    Mistake("restart_begins_after_wait", _other(after=True), "the restart begins after the wait",
+            "Both begin at the failure."),
+    Mistake("failure_costs_same", _by_failure, "each failure costs the same",
+            "They may overlap: two in one wait, two groups missing at once, one that fails "
+            "again."),
+    Mistake("group_fails_twice_missing_twice", _other(by_failures=True),
+            "a group that fails twice is missing twice",
+            "It is one group: count groups, not failures."),
+    Mistake("group_fails_while_missing_comes", _other(renews=False),
+            "a group that fails while it is missing comes back as if it had not",
+            "Its restart begins anew."),
+    Mistake("lost_after_end_counts", _other(clips=False), "what is lost after the end counts",
+            "Only the time from 0 to `end` does."),
 ]

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from labs.exercises.generator import new_generator
-from labs.exercises.numbers import judge_number, require_several, require_signature
+from labs.exercises.numbers import Cause, judge_number, require_several, require_signature
 from labs.exercises.verdicts import Wrong, check, kind_of
-from labs.predictions.failures.reports import LLAMA_3, LLAMA_3_TOTAL, Cause
+from labs.predictions.failures.reports import LLAMA_3, LLAMA_3_TOTAL, InterruptionCause
 
 NAMES = ("the cause", "its percentage", "its count")
 _HINT = "A percentage of one decimal is 100 · count / total, rounded."
@@ -23,7 +23,7 @@ def check_misprint(misprint: Callable):
             "count would be")
 
 
-def wrong_row(causes, total) -> Cause:
+def wrong_row(causes, total) -> InterruptionCause:
     """The row that is off by more than rounding."""
     return max(causes, key=lambda cause: abs(100 * cause.count / total - cause.percent))
 
@@ -42,36 +42,41 @@ def _drawn():
         if printed[at] == round(100 * counts[at] / total, 1):
             printed[at] = round(printed[at] + 1.5, 1)
         yield (f"a table of {len(counts)} causes, {total} interruptions", tuple(
-            Cause(f"cause {chr(65 + place)}", count, percent)
+            InterruptionCause(f"cause {chr(65 + place)}", count, percent)
             for place, (count, percent) in enumerate(zip(counts, printed, strict=True))), total)
 
 
-def judge_answer(returned: object, what: str, causes: Sequence[Cause],
+def judge_answer(returned: object, what: str, causes: Sequence[InterruptionCause],
                  total: int) -> tuple[str, float]:
     """Returns the cause's name and its other count. Raises Wrong for an answer that is wrong."""
     name, percent, count = require_several(returned, NAMES, f"{what}: misprint returned", "values")
     name = getattr(name, "name", name)
     if not isinstance(name, str):
-        raise Wrong(f"{what}: the cause is {kind_of(name)}, not a name", "Return cause.name.")
+        raise Wrong(f"{what}: the cause is {kind_of(name)}, not a name", "Return cause.name.",
+                    code="wrong_type")
     row, rows = wrong_row(causes, total), {cause.name: cause for cause in causes}
     if name not in rows:
-        raise Wrong(f"{what}: no cause has the name {name!r}")
+        raise Wrong(f"{what}: no cause has the name {name!r}", code="unknown_name")
     if name != row.name:
         other = rows[name]
         raise Wrong(f"{what}: {name} has {other.count} of {total} interruptions, "
                     f"{100 * other.count / total:.1f} %, and {other.percent} % is printed: that is "
-                    "right", "Compare to one decimal: each percentage is rounded.")
+                    "right", "Compare to one decimal: each percentage is rounded.",
+                    code="wrong_row")
     said = f"{what}, {name}: {row.count} of {total}, printed {row.percent} %"
     right = 100 * row.count / total
     judge_number(percent, right, [
-        (row.percent, "that is what is printed", "What does the count give?"),
-        (right / 100, "that is a fraction", "Per hundred."),
-        (100 * row.count / sum(each.count for each in causes), "that is of the sum of the counts",
-         "`total` is the number of all interruptions, also of those that the table leaves out.")],
+        Cause("printed", row.percent, "that is what is printed", "What does the count give?"),
+        Cause("fraction", right / 100, "that is a fraction", "Per hundred."),
+        Cause("sum_counts", 100 * row.count / sum(each.count for each in causes),
+              "that is of the sum of the counts", "`total` is the number of all interruptions, "
+              "also of those that the table leaves out.")],
         f"{said}; the percentage of its count", hint=_HINT, rel_tol=0, abs_tol=0.051)
     judge_number(count, row.percent * total / 100, [
-        (row.count, "that is the count that is printed", "Which count has the printed percentage?"),
-        (row.percent / 100 * (total - row.count), "that is of the other causes alone", _HINT)],
+        Cause("count_printed", row.count, "that is the count that is printed",
+              "Which count has the printed percentage?"),
+        Cause("other_causes_alone", row.percent / 100 * (total - row.count),
+              "that is of the other causes alone", _HINT)],
         f"{said}; the count of its percentage", hint="Printed percentage · total / 100.",
         rel_tol=0, abs_tol=0.0005 * total + 0.501)
     return name, float(count)

@@ -173,35 +173,35 @@ def _judge_gathered(job, traffic, what):
     if job.kind != "DDP" and gathered > GATHERED * parameters:
         raise Wrong(f"{job.kind}, rank {dist.get_rank()}: {what} gathers {gathered:,} bytes; the "
                     f"model's parameters are {parameters:,}: shards were put together to whole "
-                    "tensors", _WHOLE_HINT[job.kind])
+                    "tensors", _WHOLE_HINT[job.kind], code="full_tensor_gathered")
 
 
 def _judge_files(job, folder):
     dist.barrier()
     sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
     if not sizes:
-        raise Wrong(f"{job.kind}: saving wrote nothing into the folder")
+        raise Wrong(f"{job.kind}: saving wrote nothing into the folder", code="nothing_saved")
     ranks, whole = dist.get_world_size(), 12 * sum(p.numel() for p in job.model.parameters())
     if job.kind == ZERO3 and len(sizes) < ranks:
         raise Wrong(f"{job.kind}: {ranks} ranks have saved, and the folder has "
-                    f"{counted(len(sizes), 'file')}", _WHOLE_HINT[ZERO3])
+                    f"{counted(len(sizes), 'file')}", _WHOLE_HINT[ZERO3], code="shards_missing")
     if job.kind == ZERO3 and max(sizes) > max(LARGEST, 1.4 / ranks) * whole:
         raise Wrong(f"{job.kind}: one file has {max(sizes):,} bytes; parameters and moments of all "
-                    f"ranks are {whole:,}", _WHOLE_HINT[ZERO3])
+                    f"ranks are {whole:,}", _WHOLE_HINT[ZERO3], code="saves_others_shards")
 
 
 def _judge_unchanged(job, before, after):
     for name, value in before.items():
         if difference(after.get(name, value), value, None):
             raise Wrong(f"{job.kind}, rank {dist.get_rank()}: saving has changed {name}",
-                        "The job goes on after it has saved.")
+                        "The job goes on after it has saved.", code="state_changed")
 
 
 def _judge_sizes(job, where):
-    if wrong := unlike_shards(job):
+    if found := unlike_shards(job):
+        code, wrong, hint = found
         raise Wrong(f"{where}, rank {dist.get_rank()}: {wrong}",
-                    "Keep a copy: clone()." if "view" in wrong else "An old shard is no new one: "
-                    "join all old ones, without padding, and cut anew.")
+                    hint, code=code)
 
 
 def _judge_names(job, want, where):
@@ -214,7 +214,8 @@ def _judge_names(job, want, where):
         if missing:
             raise Wrong(f"{where}, rank {dist.get_rank()}: the optimizer has no {min(missing)}",
                         _DCP_HINT if job.kind != ZERO3 else "With the parameters alone the next "
-                        "loss is right, and those after it are not.")
+                        "loss is right, and those after it are not.",
+                        code="optimizer_state_missing")
 
 
 def _judge_tensors(kind, found, want, new, where):
@@ -222,14 +223,15 @@ def _judge_tensors(kind, found, want, new, where):
     for name, value in want.items():
         if wrong := difference(found[name], value, new.get(name)):
             hint = next(hint for part, hint in hints.items() if name.startswith(part))
-            raise Wrong(f"{where}, rank {dist.get_rank()}: {name}: {wrong}", hint)
+            raise Wrong(f"{where}, rank {dist.get_rank()}: {name}: {wrong}", hint,
+                        code="wrong_value")
 
 
 def _judge_common(found, want, where):
     for part, value in want.items():
         if found[part] != value:
             raise Wrong(f"{where}, rank {dist.get_rank()}: {part} is {found[part]} instead of "
-                        f"{value}", _HINTS.get(part, _PLACE_HINT))
+                        f"{value}", _HINTS.get(part, _PLACE_HINT), code="settings_not_restored")
 
 
 def _judge_losses(losses, want, where) -> list[float]:
@@ -238,5 +240,5 @@ def _judge_losses(losses, want, where) -> list[float]:
         if not abs(loss - right) <= ROUNDING:
             raise Wrong(f"{where}: loss {number} after loading is {loss:.9g}, and {right:.9g} "
                         "without interruption", "What was compared right after loading is equal. "
-                        "What else does a step need?")
+                        "What else does a step need?", code="wrong_loss")
     return [abs(loss - right) for loss, right in zip(losses, want, strict=True)]

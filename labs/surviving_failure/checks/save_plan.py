@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from labs.exercises.generator import new_generator
 from labs.exercises.numbers import (
+    Cause,
     Mistake,
     common_cause,
     judge_number,
@@ -88,7 +89,7 @@ def _planned(save_plan, cluster) -> dict:
         # expected_wall grows like e^(interval / mtbf): an mtbf in hours is 3,600 times too small
         raise Wrong(f"{cluster}: save_plan raised OverflowError: {error}. Some interval, save or "
                     "restart is hundreds of times as long as the time between two failures",
-                    "Are all times in seconds? gpu_hours is in hours.") from error
+                    "Are all times in seconds? gpu_hours is in hours.", code="overflow") from error
     return require_named(answer, NAMES, f"{cluster}: save_plan")
 
 
@@ -112,13 +113,13 @@ def _judge_interval(cluster, interval, intervals, at, clusters):
     if kept >= most - WORSE:
         return
     cause = common_cause(MISTAKES, clusters, intervals, at)
-    why = f": {cause[0][1]}" if cause else ""
+    why = f": {cause[0].sentence}" if cause else ""
     often = "often" if interval < best else "seldom"
     raise Wrong(f"{cluster}: with {interval:,.5g} s between two saves {kept:.1%} of the time is "
                 f"kept work; with {best:,.5g} s it would be {most:.1%}"
                 f"{why or f'. It saves too {often}'}",
-                cause[0][2] if cause else "The mean time between failures of the job is that of "
-                "one GPU, divided by the GPUs.")
+                cause[0].hint if cause else "The mean time between failures of the job is that of "
+                "one GPU, divided by the GPUs.", code=cause[0].code if cause else "not_optimal")
 
 
 def _causes(cluster, interval):
@@ -130,33 +131,46 @@ def _causes(cluster, interval):
              "With long saves or many failures it is too rough")
     leaves_out = "A failure may come during a save or a restart, and in work that is done again."
     # The first order comes first: 1 - lost may be within 1 % of it.
-    return [(1 / (1 + save / interval + lost), f"1 / (1 + δ/τ + (τ/2 + R)/M), {rough}", leaves_out),
-            (1 - save / interval - lost, f"1 − δ/τ − (τ/2 + R)/M, {rough}", leaves_out),
-            (only_saves - lost, rough, leaves_out),
-            (only_saves, "failures cost nothing", "They lose work, and a restart follows."),
-            (1 - lost, "saving costs nothing", "Nobody computes while the job saves."),
-            (expected_goodput(interval, save, 0, mtbf), "restarts cost nothing",
-             "A restart follows each failure."),
-            (1 / cluster.goodput(interval), "that is wall time over work", "Turn it over."),
-            (100 * cluster.goodput(interval), "that is in percent", "A share is at most 1.")]
+    return [Cause("first_order", 1 / (1 + save / interval + lost),
+                  f"1 / (1 + δ/τ + (τ/2 + R)/M), {rough}", leaves_out),
+            Cause("first_order", 1 - save / interval - lost, f"1 − δ/τ − (τ/2 + R)/M, {rough}",
+                  leaves_out),
+            Cause("first_order", only_saves - lost, rough, leaves_out),
+            Cause("failures_cost_nothing", only_saves, "failures cost nothing",
+                  "They lose work, and a restart follows."),
+            Cause("saving_costs_nothing", 1 - lost, "saving costs nothing",
+                  "Nobody computes while the job saves."),
+            Cause("restarts_cost_nothing", expected_goodput(interval, save, 0, mtbf),
+                  "restarts cost nothing", "A restart follows each failure."),
+            Cause("wall_time_over_work", 1 / cluster.goodput(interval),
+                  "that is wall time over work", "Turn it over."),
+            Cause("in_percent", 100 * cluster.goodput(interval), "that is in percent",
+                  "A share is at most 1.")]
 
 
 MISTAKES: list[Mistake] = [
-    (lambda job: young(3600 * job.gpu_hours, job.save), "that is for the failures of one GPU",
-     "The job ends when any of its GPUs fails: divide by their number."),
-    (lambda job: young(job.mtbf / 3600, job.save), "hours where seconds belong",
-     "An hour has 3,600 s."),
-    (lambda job: math.sqrt(job.mtbf * job.save), "√(δM): the 2 is missing", "√(2δM)."),
-    (lambda job: job.mtbf / 2, "that is half the time between two failures",
-     "What does a save cost?"),
-    (lambda job: job.mtbf, "that is the time between two failures", "What does a save cost?"),
-    (lambda job: young(job.mtbf, job.save), "that is √(2δM), too long where a save takes a large "
-     "part of the time between two failures", "Daly's formula has further terms. Or look for the "
-     "least: your wall_time says what any interval costs."),
-    (lambda job: young(job.mtbf, job.save) - job.save, "that is √(2δM) − δ, too short where a save "
-     "takes a large part of the time between two failures", "Daly's formula has further terms. Or "
-     "look for the least: your wall_time says what any interval costs."),
-    (lambda job: young(job.mtbf, job.restart), "that is √(2RM), with the restart",
-     "A restart costs the same however often you save: the save is what counts."),
-    (lambda job: 10_800.0, "every 3 hours, whatever the job", "What do a save and a failure cost?"),
+    Mistake("for_failures_one_gpu", lambda job: young(3600 * job.gpu_hours, job.save),
+            "that is for the failures of one GPU",
+            "The job ends when any of its GPUs fails: divide by their number."),
+    Mistake("hours_where_seconds_belong", lambda job: young(job.mtbf / 3600, job.save),
+            "hours where seconds belong", "An hour has 3,600 s."),
+    Mistake("factor_2_missing", lambda job: math.sqrt(job.mtbf * job.save),
+            "√(δM): the 2 is missing", "√(2δM)."),
+    Mistake("half_time_between_two_failures", lambda job: job.mtbf / 2,
+            "that is half the time between two failures", "What does a save cost?"),
+    Mistake("time_between_two_failures", lambda job: job.mtbf,
+            "that is the time between two failures", "What does a save cost?"),
+    Mistake("young_formula", lambda job: young(job.mtbf, job.save),
+            "that is √(2δM), too long where a save takes a large part of the time between two "
+            "failures", "Daly's formula has further terms. Or look for the least: your wall_time "
+            "says what any interval costs."),
+    Mistake("young_less_save", lambda job: young(job.mtbf, job.save) - job.save,
+            "that is √(2δM) − δ, too short where a save takes a large part of the time between two "
+            "failures", "Daly's formula has further terms. Or look for the least: your wall_time "
+            "says what any interval costs."),
+    Mistake("restart_for_save", lambda job: young(job.mtbf, job.restart),
+            "that is √(2RM), with the restart",
+            "A restart costs the same however often you save: the save is what counts."),
+    Mistake("every_3_hours_whatever_job", lambda job: 10_800.0, "every 3 hours, whatever the job",
+            "What do a save and a failure cost?"),
 ]

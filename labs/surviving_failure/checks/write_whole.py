@@ -60,13 +60,14 @@ def _judge_one(write_whole, folder):
     for data, given in ((_data(1), path), (b"short", path), (b"", path), (_data(2), str(path))):
         returned = write_whole(given, data)
         if returned is not None:
-            raise Wrong(f"write_whole returned {kind_of(returned)}", "It writes, and returns None.")
+            raise Wrong(f"write_whole returned {kind_of(returned)}", "It writes, and returns None.",
+                        code="wrong_type")
         _judge_content(path, data, "after write_whole has returned")
         _judge_alone(path, "after write_whole has returned")
     # a job that saves for weeks runs out of them
     if (left := _open_files() - before) >= 4:
         raise Wrong(f"4 calls of write_whole have left {counted(left, 'file')} open",
-                    "What os.open returns needs an os.close.")
+                    "What os.open returns needs an os.close.", code="file_left_open")
 
 
 def _open_files() -> int:
@@ -78,18 +79,19 @@ def _open_files() -> int:
 
 def _judge_content(path, want, when, hint=""):
     if not path.exists():
-        raise Wrong(f"{when}, there is no file {path.name}")
+        raise Wrong(f"{when}, there is no file {path.name}", code="file_missing")
     found = path.read_bytes()
     if found != want:
         raise Wrong(f"{when}, {path.name} has {len(found):,} bytes that are not the {len(want):,} "
-                    "that it was given", hint)
+                    "that it was given", hint, code="wrong_value")
 
 
 def _judge_alone(path, when):
     others = sorted(other.name for other in path.parent.iterdir() if other != path)
     if others:
         raise Wrong(f"{when}, {', '.join(others[:3])} is beside {path.name}",
-                    "A temporary file must not stay: with each kill there would be one more.")
+                    "A temporary file must not stay: with each kill there would be one more.",
+                    code="temporary_file_left")
 
 
 def _judge_steps(write_whole, folder):
@@ -114,12 +116,13 @@ def _judge_order(write_whole, folder):
     into = [call for call in calls if call.kind == "rename" and call.to == os.path.realpath(path)]
     if not into:
         raise Wrong(f"nothing is renamed to {NAME}: while it is written over, it is neither the "
-                    "old nor the new version", "Write to another name in the same folder first.")
+                    "old nor the new version", "Write to another name in the same folder first.",
+                    code="not_renamed")
     [rename, *_] = into
     if os.path.dirname(rename.path) != os.path.realpath(folder):
         raise Wrong(f"the file is written in {os.path.dirname(rename.path)} and then renamed to "
                     "another folder", "Folders may be on different disks, and then a rename "
-                    "copies. Use a name in the same folder.")
+                    "copies. Use a name in the same folder.", code="other_folder")
     _judge_syncs(calls, rename, os.path.realpath(folder))
 
 
@@ -131,15 +134,16 @@ def _judge_syncs(calls: list[FileCall], rename: FileCall, folder: str):
         raise Wrong("the file is renamed before its bytes are on the disk" if late else
                     "the bytes are never synced to the disk",
                     "A machine that loses its power then has the new name with an empty file: "
-                    "os.fsync(file.fileno()) before the rename.")
+                    "os.fsync(file.fileno()) before the rename.", code="not_synced")
     if syncs[-1].size < SIZE:
         raise Wrong(f"os.fsync is called when {syncs[-1].size:,} of {SIZE:,} bytes are in the file",
-                    "Python keeps what is written in a buffer of its own: file.flush() first.")
+                    "Python keeps what is written in a buffer of its own: file.flush() first.",
+                    code="not_flushed")
     after = calls[calls.index(rename) + 1:]
     if not any(call.kind == "sync" and call.path == folder for call in after):
         raise Wrong("the folder is not synced after the rename: the new name may be lost with the "
                     "power, although write_whole has returned", "number = os.open(folder, "
-                    "os.O_RDONLY), os.fsync(number), os.close(number)")
+                    "os.O_RDONLY), os.fsync(number), os.close(number)", code="folder_not_synced")
 
 
 def _judge_full_disk(write_whole, folder) -> str:
@@ -191,13 +195,14 @@ def _raised(write_whole, path, when) -> OSError | None:
     except Exception as error:
         raise Wrong(f"{when}, write_whole raises {type(error).__name__}, not that OSError",
                     "The caller gets the error itself: a bare `raise` does it, when the temporary "
-                    "file is removed.") from error
+                    "file is removed.", code="wrong_error") from error
 
 
 def _judge_failure(path, raised, when):
     if raised is None:
         raise Wrong(f"{when}, write_whole returns as if all were well",
-                    "Let the OSError through: who called must know that nothing was saved.")
+                    "Let the OSError through: who called must know that nothing was saved.",
+                    code="error_lost")
     _judge_alone(path, when)
 
 
@@ -213,7 +218,8 @@ def _judge_kills(write_whole, folder, dice) -> tuple[int, int]:
         if killed.raised:
             raise Wrong("write_whole raised an error in a process whose predecessor had been "
                         f"killed: {killed.raised.strip().splitlines()[-1]}",
-                        "What a killed process has left must not stop the next one.")
+                        "What a killed process has left must not stop the next one.",
+                        code="stumbles_over_remains")
         saved = last if killed.acknowledged is None else killed.acknowledged
         last = _judge_version(path, saved, f"killed with SIGKILL while it wrote version "
                               f"{saved + 1} (kill {number} of {KILLS})")
@@ -241,15 +247,16 @@ def _judge_version(path, saved, when) -> int:
     """The version of the file, which is whole, and `saved` or the one after it."""
     if not path.exists():
         raise Wrong(f"{when}: {NAME} is gone", "Never remove the old file before the new one is "
-                    "whole: os.replace does both in one step.")
+                    "whole: os.replace does both in one step.", code="old_file_gone")
     found = path.read_bytes()
     version = int.from_bytes(found[:8], "little")
     if found != _data(version):
         first, rest = version, int.from_bytes(found[-8:], "little")
         mixed = f", from versions {first} and {rest}" if len(found) == SIZE else ""
         raise Wrong(f"{when}: {NAME} has {len(found):,} of {SIZE:,} bytes{mixed}",
-                    "Write to another name, and rename when all is there.")
+                    "Write to another name, and rename when all is there.", code="half_written")
     if version < saved:
         raise Wrong(f"{when}: {NAME} is version {version}, although write_whole had returned for "
-                    f"version {saved}", "When it returns, the new version must be there.")
+                    f"version {saved}", "When it returns, the new version must be there.",
+                    code="save_lost")
     return version

@@ -129,13 +129,13 @@ def run_alone(script: str, *options: object, ranks: int = 2) -> ElasticRun:
     if number := waiting_exercise(script):
         raise NotImplementedError(f"Exercise {number}")
     if missing := missing_script(script):
-        raise Wrong(missing)
+        raise Wrong(missing, code="file_missing")
     began = time.time()
     with status(f"{script} on {ranks} ranks that nobody kills"):
         [started] = run_starts(script, options, [Start(ranks)])
     if started.code != 0:
         raise Wrong(f"{script} has failed where nobody killed a rank",
-                    "The check says at which line.")
+                    "The check says at which line.", code="script_failed")
     metrics = Metrics("")
     metrics.steps = started.steps
     return ElasticRun(metrics, began, result=CommandResult((script,), 0, time.time() - began, ""))

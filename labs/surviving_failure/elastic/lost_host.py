@@ -90,7 +90,7 @@ def lose_host(script: str, lost: str = "link", environment: dict[str, str] | Non
     if number := waiting_exercise(script):
         return print_in_script(Verdict(number, None, "is waiting for your code"))
     if sentence := missing_script(script):
-        return print_in_script(Verdict(TITLE, False, sentence))
+        return print_in_script(Verdict(TITLE, False, sentence, code="file_missing"))
     try:
         with processes.temporary_folder() as folder, hosts(3) as three:
             return _Run(three, Path(script).absolute(), Path(folder), environment or {}).run(lost)
@@ -178,7 +178,8 @@ class _Run:
         printed = last_lines(self._jobs[0].result().output[0], 400)
         errors = [line for line in printed if line.startswith("rank ")][-8:]
         return print_in_script(Verdict(TITLE, False, f"stopped on host 0 before {before}",
-                                       printed="\n".join(errors or printed[-8:])))
+                                       printed="\n".join(errors or printed[-8:]),
+                                       code="script_failed"))
 
     def _steps(self, ranks: int, since: int = 0) -> int:
         """Steps that so many ranks have taken since a host was started."""

@@ -41,20 +41,24 @@ def common(job: Job) -> dict[str, str]:
     return {part: parts[part] for part in COMMON}
 
 
-def unlike_shards(job: Job) -> str:
-    """Names the first shard or moment of ZeRO-3 that is not as long as one of this rank, or keeps
-    more memory than it has numbers; "" if none does."""
+def unlike_shards(job: Job) -> tuple[str, str, str] | None:
+    """(code, sentence, hint) on the first shard or moment of ZeRO-3 that is not as long as one of
+    this rank, or keeps more memory than it has numbers; None if none does."""
     for unit in getattr(job.module, "units", ()):
         moments = {name: value for name, value in job.optimizer.state.get(unit.shard, {}).items()
                    if name in MOMENTS}
         for name, value in {"parameters": unit.shard, **moments}.items():
             if tuple(value.shape) != (unit.shard_elements,):
-                return (f"{name} of {unit.name}: a shard of shape {list(value.shape)}, one of "
-                        f"{dist.get_world_size()} ranks has {unit.shard_elements:,} elements")
+                return ("wrong_size",
+                        f"{name} of {unit.name}: a shard of shape {list(value.shape)}, one of "
+                        f"{dist.get_world_size()} ranks has {unit.shard_elements:,} elements",
+                        "An old shard is no new one: join all old ones, without padding, and cut "
+                        "anew.")
             if value.untyped_storage().nbytes() > value.nbytes:
-                return (f"{name} of {unit.name}: a view, which keeps "
-                        f"{value.untyped_storage().nbytes():,} bytes where it has {value.nbytes:,}")
-    return ""
+                return ("memory_kept", f"{name} of {unit.name}: a view, which keeps "
+                        f"{value.untyped_storage().nbytes():,} bytes where it has {value.nbytes:,}",
+                        "Keep a copy: clone().")
+    return None
 
 
 def difference(found: torch.Tensor, want: torch.Tensor, new: torch.Tensor | None) -> str:

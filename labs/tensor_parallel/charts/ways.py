@@ -46,7 +46,7 @@ def show_three_ways(ring_attention: Callable, gathered_attention: Callable,
             one = found[ranks][way]
             if one.off > _TOLERANCE:
                 raise Wrong(f"{way} on {ranks} ranks: out or a gradient differs by {one.off:.1g} "
-                            "from full attention's", _HINTS[way])
+                            "from full attention's", _HINTS[way], code="differs_from_reference")
             names.append(f"{way}, {ranks} ranks")
             measured.append(one)
             sent.append(sum(predicted_sent(way, shape, ranks)))

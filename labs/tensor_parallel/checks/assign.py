@@ -32,7 +32,7 @@ def as_assignment(returned, chunks: int, ranks: int, where: str) -> list[list[in
     by_rank = as_list(returned)
     if by_rank is None or len(by_rank) != ranks:
         raise Wrong(f"{where}: assign returned {kind_of(returned)}, not one list for each rank",
-                    "For example, [[0, 1], [2, 3]] for 4 chunks on 2 ranks.")
+                    "For example, [[0, 1], [2, 3]] for 4 chunks on 2 ranks.", code="wrong_type")
     found = [_numbers(chunk_list, rank, where) for rank, chunk_list in enumerate(by_rank)]
     times = Counter(chunk for each in found for chunk in each)
     # A chunk that nobody has is text that is not trained on; one that two ranks have counts twice.
@@ -41,14 +41,17 @@ def as_assignment(returned, chunks: int, ranks: int, where: str) -> list[list[in
             owners = [rank for rank, each in enumerate(found) if chunk in each]
             raise Wrong(f"{where}: chunk {chunk} is " + (
                 "on no rank" if not owners else f"on ranks {owners}" if len(owners) > 1 else
-                f"on rank {owners[0]} {times[chunk]} times"), "Each chunk has one rank.")
+                f"on rank {owners[0]} {times[chunk]} times"), "Each chunk has one rank.",
+                        code="chunk_not_assigned_once")
     if stray := sorted(set(times) - set(range(chunks))):
-        raise Wrong(f"{where}: there is no chunk {stray[0]}", f"They are 0 to {chunks - 1}.")
+        raise Wrong(f"{where}: there is no chunk {stray[0]}", f"They are 0 to {chunks - 1}.",
+                    code="unknown_chunk")
     # What is passed around the ring must have one size: a receive needs to know it.
     for rank, each in enumerate(found):
         if len(each) != chunks // ranks:
             raise Wrong(f"{where}: rank {rank} has {counted(len(each), 'chunk')}, not "
-                        f"{chunks // ranks}", "All pieces that go round the ring are equally long.")
+                        f"{chunks // ranks}", "All pieces that go round the ring are equally long.",
+                        code="unequal_pieces")
     return found
 
 
@@ -56,7 +59,8 @@ def _numbers(chunk_list, rank, where) -> list[int]:
     listed = as_list(chunk_list)
     numbers = [None] if listed is None else [as_number(chunk) for chunk in listed]
     if None in numbers or any(number != int(number) for number in numbers):
-        raise Wrong(f"{where}: rank {rank} has {kind_of(chunk_list)}, not a list of chunk numbers")
+        raise Wrong(f"{where}: rank {rank} has {kind_of(chunk_list)}, not a list of chunk numbers",
+                    code="wrong_type")
     return [int(number) for number in numbers]
 
 
@@ -73,7 +77,8 @@ def reject_unequal_rounds(assignment: list[list[int]], where: str) -> None:
                         f"{max(by_rank)} pairs and rank {fast} {min(by_rank)}; all rounds together "
                         f"take {longer:.3g} times as long as equal ones",
                         "A chunk near the end sees almost all keys, one near the beginning almost "
-                        "none: which two together see as many as any other two?")
+                        "none: which two together see as many as any other two?",
+                        code="not_balanced")
 
 
 def _named(assignment) -> str:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.numbers import as_number, judge_number
+from labs.exercises.numbers import Cause, as_number, judge_number
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
@@ -116,10 +116,12 @@ def _judge(norm, gradients, calls, who):
     sent = sum(call.elements for call in calls)
     if sent > _MOST_ELEMENTS:
         raise Wrong(f"{who} communicates {sent:,} elements to find one number",
-                    "Squares add up: all-reduce the sum of the squares, not the gradients.")
+                    "Squares add up: all-reduce the sum of the squares, not the gradients.",
+                    code="too_much_sent")
     if as_number(norm) is None:
         raise Wrong(f"{who}: clip_grad_norm returned {kind_of(norm)}, not the norm",
-                    "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.")
+                    "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.",
+                    code="wrong_type")
     judge_number(norm, gradients.norm, _causes(gradients), f"{who}, the norm",
                  rel_tol=_TOLERANCE, abs_tol=1e-6, source="that of the whole gradient is",
                  hint="Norms do not add up, their squares do: sum the squares of the shards over "
@@ -128,28 +130,36 @@ def _judge(norm, gradients, calls, who):
 
 
 def _causes(gradients):
-    """(the norm that a mistake leads to, what it is, a hint)."""
+    """What a wrong norm may be."""
     shards, shared, ranks = gradients.squares_of_ranks, gradients.shared, gradients.ranks
     local, whole = shards[gradients.own], gradients.norm
     return [
-        ((sum(shards) + ranks * shared)**0.5, "the squares of the replicated parameters are "
-         f"counted {ranks} times", "Every rank has all of them: add their squares after the sum "
-         "over the ranks."),
-        ((local + shared)**0.5, "the norm of this rank's gradients alone",
-         "The others have shards, too: sum the squares over the group."),
-        (sum((each + shared)**0.5 for each in shards), "the sum of all ranks' norms",
-         "Squares add up, norms do not: take the root after the sum."),
-        ((ranks * (sum(shards) + shared))**0.5, f"all squares are counted {ranks} times",
-         "Sum the shards' squares over the ranks once, and the replicated parameters' never."),
-        ((ranks * sum(shards) + shared)**0.5, f"the squares of the shards are counted {ranks} "
-         "times", "Sum them over the ranks once."),
-        (sum(shards)**0.5, "the replicated parameters are missing", "Add their squares, once."),
-        (shared**0.5, "the sharded parameters are missing", "Sum their squares over the group."),
-        ((sum(shards) / ranks + shared)**0.5, "a mean of the shards' squares over the ranks",
-         "The shards together are the whole gradient: their squares are summed."),
-        (whole * whole, "its square", "Take the root after the sum."),
-        (min(whole, gradients.max_norm), "the norm after the clipping",
-         "Return the one from before.")]
+        Cause("squares_replicated_parameters", (sum(shards) + ranks * shared)**0.5,
+              "the squares of the replicated parameters are "
+              f"counted {ranks} times",
+              "Every rank has all of them: add their squares after the sum over the ranks."),
+        Cause("norm_rank_gradients_alone", (local + shared)**0.5,
+              "the norm of this rank's gradients alone",
+              "The others have shards, too: sum the squares over the group."),
+        Cause("sum_all_ranks_norms", sum((each + shared)**0.5 for each in shards),
+              "the sum of all ranks' norms",
+              "Squares add up, norms do not: take the root after the sum."),
+        Cause("all_squares_counted_times", (ranks * (sum(shards) + shared))**0.5,
+              f"all squares are counted {ranks} times", "Sum the shards' squares over the ranks "
+              "once, and the replicated parameters' never."),
+        Cause("squares_shards_counted_times", (ranks * sum(shards) + shared)**0.5,
+              f"the squares of the shards are counted {ranks} "
+              "times", "Sum them over the ranks once."),
+        Cause("replicated_parameters_missing", sum(shards)**0.5,
+              "the replicated parameters are missing", "Add their squares, once."),
+        Cause("sharded_parameters_missing", shared**0.5, "the sharded parameters are missing",
+              "Sum their squares over the group."),
+        Cause("mean_shards_squares_over_ranks", (sum(shards) / ranks + shared)**0.5,
+              "a mean of the shards' squares over the ranks",
+              "The shards together are the whole gradient: their squares are summed."),
+        Cause("square", whole * whole, "its square", "Take the root after the sum."),
+        Cause("norm_after_clipping", min(whole, gradients.max_norm), "the norm after the clipping",
+              "Return the one from before.")]
 
 
 def _judge_scale(gradients, who):
@@ -160,22 +170,23 @@ def _judge_scale(gradients, who):
         name = (f"sharded[{place}]" if place < count else f"replicated[{place - count}]")
         if not torch.equal(parameter.detach(), gradients.values[place]):
             raise Wrong(f"{who}: the numbers of {name} have changed; clipping changes gradients "
-                        "alone", "Scale parameter.grad.")
+                        "alone", "Scale parameter.grad.", code="parameters_changed")
         if tensor is None:
             # A gradient of zeros is not none: momentum and weight decay would go on.
             if parameter.grad is not None:
                 raise Wrong(f"{who}: {name} had no gradient, and has one now",
-                            "Leave out parameters whose .grad is None.")
+                            "Leave out parameters whose .grad is None.", code="gradient_made")
             continue
         # In place: a new tensor leaves the old one as it was for whoever holds it.
         if parameter.grad is not tensor:
             raise Wrong(f"{who}: the gradient of {name} was replaced by another tensor, not "
-                        "scaled in place", "gradient.mul_(factor) scales it in place.")
+                        "scaled in place", "gradient.mul_(factor) scales it in place.",
+                        code="gradient_replaced")
         ratio = ((tensor * before).sum() / before.square().sum()).item()
         # One factor for all: another one on one rank, or for one list, turns the gradient.
         if not abs(ratio - factor) <= _TOLERANCE:  # also where it is not a number
             raise Wrong(f"{who}: the gradient of {name} is {ratio:.4f}x what it was, instead of "
-                        f"{factor:.4f}x", _scale_hint(ratio, factor))
+                        f"{factor:.4f}x", _scale_hint(ratio, factor), code="wrong_scale")
 
 
 def _scale_hint(ratio, factor) -> str:

@@ -116,5 +116,5 @@ def _judge_norm(norm, norms):
     except Wrong as wrong:
         raise Wrong(f"Llama, step {len(norms) - 1}: {wrong.sentence}",
                     "Are the gradients right before they are clipped? One that every rank has "
-                    "whole is not summed, and the shard of a tied weight is counted once."
-                    ) from None
+                    "whole is not summed, and the shard of a tied weight is counted once.",
+                    code=wrong.code) from None

@@ -36,23 +36,25 @@ def _judge(error, what, numbers, module, other):
     # goes on with wrong numbers.
     if error is None:
         raise Wrong(f"{who}: no error, though {ranks} does not divide {size}",
-                    f"raise ValueError with one sentence, {example}")
+                    f"raise ValueError with one sentence, {example}", code="no_error")
     if not isinstance(error, ValueError):
         said = str(error).split("\n")[0][:80]
         raise Wrong(f"{who}: {type(error).__name__} ({said}), not ValueError",
-                    f"Compare the sizes first, and raise ValueError with one sentence, {example}")
+                    f"Compare the sizes first, and raise ValueError with one sentence, {example}",
+                    code="wrong_error")
     said = str(error)
     missing = [str(number) for number in numbers if not re.search(rf"\b{number}\b", said)]
     if missing:
         raise Wrong(f"{who}: the ValueError does not say {' and '.join(missing)}: {said[:120]!r}",
-                    f"One sentence, {example}")
+                    f"One sentence, {example}", code="sizes_not_named")
     if module and not re.search(module, said):
         raise Wrong(f"{who}: the ValueError does not name the module: {said[:120]!r}",
-                    "Say where it is: self_attn, or mlp.")
+                    "Say where it is: self_attn, or mlp.", code="module_not_named")
     # A sentence that names every module fits all cases, and helps in none.
     if other and re.search(other, said):
         raise Wrong(f"{who}: the ValueError also names a module that {ranks} divides: "
-                    f"{said[:120]!r}", "Name the one that does not divide: self_attn, or mlp.")
+                    f"{said[:120]!r}", "Name the one that does not divide: self_attn, or mlp.",
+                    code="wrong_module_named")
     if "\n" in said.strip() or not re.search(_TO_DO, said, re.IGNORECASE):
         raise Wrong(f"{who}: the ValueError does not say in one sentence what to do: "
-                    f"{said[:120]!r}", example.capitalize())
+                    f"{said[:120]!r}", example.capitalize(), code="way_out_not_named")

@@ -3,7 +3,7 @@ and one that each has for itself."""
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -71,17 +71,17 @@ def _try_replicas(streams_class):
 def _judge_replicas(by_rank):
     # Catches streams at a fixed distance, such as seed and seed + 1000 · (rank + 1): then the
     # heads of one replica have the masks of another one's residual stream.
-    seen: dict[bytes, str] = {}
+    seen: dict[bytes, _Drawn] = {}
     for rank, of_rank in enumerate(by_rank):
         for seed, masks in enumerate(of_rank):
             for is_shard, mask in masks.items():
                 if rank and not is_shard:
                     continue
-                name = _name(seed, rank, is_shard, 0)
-                before = seen.setdefault(mask, name)
-                if before != name:
+                drawn = _Drawn(seed, rank, is_shard, 0)
+                before = seen.setdefault(mask, drawn)
+                if before != drawn:
                     raise Wrong(f"{REPLICAS:,} replicas of {len(by_rank)} ranks: the mask of "
-                                f"{name} is also that of {before}", _COLLIDES)
+                                f"{drawn} is also that of {before}", _COLLIDES, code="masks_equal")
 
 
 Masks = dict[bool, list[torch.Tensor]]  # is_shard -> the mask of each step
@@ -97,7 +97,7 @@ def draw_masks(streams, steps: int = STEPS, disturb: Callable = lambda: None,
             disturb()
             dropped = streams.dropout(torch.ones(shape), P, is_shard)
             if not isinstance(dropped, torch.Tensor):
-                raise Wrong(f"dropout returned {kind_of(dropped)}, not a tensor")
+                raise Wrong(f"dropout returned {kind_of(dropped)}, not a tensor", code="wrong_type")
             masks.append(dropped != 0)
     return found
 
@@ -123,31 +123,35 @@ def _judge_one_call(streams_class, seed, group):
             if not torch.equal(default, torch.get_rng_state()):
                 raise Wrong(f"{who} draws from torch's default generator, on {way}",
                             "Other code draws from it as well, and then the ranks' masks no longer "
-                            "agree. torch.rand(..., generator=...) takes one of your own.")
+                            "agree. torch.rand(..., generator=...) takes one of your own.",
+                            code="default_generator")
 
 
 def _judge_numbers(y, x, p, who):
     if not isinstance(y, torch.Tensor) or y.shape != x.shape:
-        raise Wrong(f"{who} returned {kind_of(y)}, not a tensor of x's shape, {list(x.shape)}")
+        raise Wrong(f"{who} returned {kind_of(y)}, not a tensor of x's shape, {list(x.shape)}",
+                    code="wrong_shape")
     require_dtype(y, x, f"{who}: the result")
     kept = (y != 0).float().mean().item()
     # 5 standard deviations of a share of 2,048 numbers
     if abs(kept - (1 - p)) > 5 * (p * (1 - p) / x.numel()) ** 0.5:
         raise Wrong(f"{who} keeps {kept:.1%} of the numbers; 1 - p is {1 - p:.0%}",
-                    "A number drawn from [0, 1) is below p with probability p.")
+                    "A number drawn from [0, 1) is below p with probability p.",
+                    code="wrong_share_kept")
     # Catches a mask of one row that is repeated, such as one for all sequences of a batch.
     rows, columns = ((y != 0).unique(dim=dim).shape[dim] for dim in (0, 1))
     if 0 < p and (rows < SHAPE[0] or columns < SHAPE[1] / 4):
         raise Wrong(f"{who}: its mask of shape {list(SHAPE)} has {counted(rows, 'different row')} "
                     f"and {counted(columns, 'different column')}", "Each number of x is dropped or "
-                    "kept by itself: draw as many numbers as x has.")
+                    "kept by itself: draw as many numbers as x has.", code="mask_too_coarse")
     want = x.detach() * (y.detach() != 0) / (1 - p)
     if not torch.allclose(y, want, rtol=1e-2):
         raise Wrong(f"{who}: kept numbers are {y.max().item() / 3:.4g} times what they were, not "
-                    f"1/(1 - p) = {1 / (1 - p):.4g}", _APPLY)
+                    f"1/(1 - p) = {1 / (1 - p):.4g}", _APPLY, code="not_scaled")
     gradient = torch.autograd.grad(y.sum(), x, allow_unused=True)[0] if y.requires_grad else None
     if gradient is None or not torch.allclose(gradient, want / 3, rtol=1e-2):
-        raise Wrong(f"{who}: x's gradient is not the mask divided by 1 - p", _APPLY)
+        raise Wrong(f"{who}: x's gradient is not the mask divided by 1 - p", _APPLY,
+                    code="wrong_gradient")
 
 
 def _judge_masks(by_rank: list[list[Masks]]):
@@ -160,31 +164,40 @@ def _judge_masks(by_rank: list[list[Masks]]):
         for rank, masks in enumerate(others, 1):
             if not torch.equal(first[False][step], masks[False][step]):
                 raise Wrong(f"step {step}: ranks 0 and {rank} of a group of {ranks} drop different "
-                            f"numbers of {WAYS[False]}, where they must agree", _SEEDS_HINT)
+                            f"numbers of {WAYS[False]}, where they must agree", _SEEDS_HINT,
+                            code="masks_differ")
     # One seed for all: the heads of different ranks, or the pieces of a sequence, have one mask.
-    seen: dict[bytes, str] = {}
+    seen: dict[bytes, _Drawn] = {}
     for seed in range(len(SEEDS)):
         for rank, of_rank in enumerate(by_rank):
             for is_shard, masks in of_rank[seed].items():
                 if rank and not is_shard:
                     continue  # the same on all ranks, as it must be
                 for step, mask in enumerate(masks):
-                    name = _name(SEEDS[seed], rank, is_shard, step)
-                    before = seen.setdefault(mask.numpy().tobytes(), name)
-                    if before != name:
-                        raise Wrong(f"group of {ranks} ranks: the mask of {name} is also that of "
-                                    f"{before}", _hint(before, name))
+                    drawn = _Drawn(SEEDS[seed], rank, is_shard, step)
+                    before = seen.setdefault(mask.numpy().tobytes(), drawn)
+                    if before != drawn:
+                        raise Wrong(f"group of {ranks} ranks: the mask of {drawn} is also that of "
+                                    f"{before}", _hint(before, drawn), code="masks_equal")
 
 
-def _name(seed, rank, is_shard, step) -> str:
-    what = f"rank {rank}'s shard" if is_shard else "the replicated activations"
-    return f"{what} in step {step}, seed {seed}"
+class _Drawn(NamedTuple):
+    """Which mask it is. rank: 0 for a mask that all ranks have."""
+
+    seed: int
+    rank: int
+    is_shard: bool
+    step: int
+
+    def __str__(self):
+        what = f"rank {self.rank}'s shard" if self.is_shard else "the replicated activations"
+        return f"{what} in step {self.step}, seed {self.seed}"
 
 
-def _hint(before, name) -> str:
-    if before.split(", seed")[1] != name.split(", seed")[1]:
+def _hint(before: _Drawn, drawn: _Drawn) -> str:
+    if before.seed != drawn.seed:
         return _COLLIDES
-    if before.split(" in step")[0] == name.split(" in step")[0]:
+    if (before.rank, before.is_shard) == (drawn.rank, drawn.is_shard):
         return "A stream goes on from call to call: seed it once, when it is made."
     return _SEEDS_HINT
 
@@ -200,7 +213,7 @@ def _judge_reproduced(streams_class, seed, group, want: Masks):
         if not all(map(torch.equal, want[is_shard], again[is_shard])):
             raise Wrong(f"rank {rank}: a second object with the same seed draws other masks for "
                         f"{way}", "Masks depend on the seed, the group and the number of calls "
-                        "before, and on nothing else.")
+                        "before, and on nothing else.", code="not_reproducible")
 
 
 def _judge_resumed(streams_class, seed, group):
@@ -209,7 +222,7 @@ def _judge_resumed(streams_class, seed, group):
     draw_masks(streams, 2)
     state: Any = streams.state_dict()
     if not isinstance(state, dict):
-        raise Wrong(f"state_dict() returned {kind_of(state)}, not a dictionary")
+        raise Wrong(f"state_dict() returned {kind_of(state)}, not a dictionary", code="wrong_type")
     copied = copy.deepcopy(state)
     want = draw_masks(streams, 2)  # a state that is the generator itself moves on with it
     resumed = streams_class(seed, group)
@@ -228,4 +241,4 @@ def _judge_resumed(streams_class, seed, group):
                else "it goes on with other masks")
         raise Wrong(f"rank {dist.get_rank()}, resumed after 2 steps, dropout of {way}: {why}",
                     "Generator.get_state() returns a copy of the state, a tensor, and set_state "
-                    "takes it. Both streams have one.")
+                    "takes it. Both streams have one.", code="state_not_restored")

@@ -39,8 +39,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Cause:
-    """A mistake, known by what it leaves. holds(found): whether it explains what was found."""
+    """A known mistake in a layer's forward or backward. holds(found): whether it explains what was
+    found. code: see `Wrong`."""
 
+    code: str
     sentence: str
     hint: str
     holds: Callable[[Found], bool]
@@ -58,26 +60,27 @@ def _is_part(found: Found) -> bool:
 
 
 _SCALED = (
-    Cause("it is {ranks} times the reference's",
+    Cause("summed_too_often", "it is {ranks} times the reference's",
           "Sum over the ranks only what each rank has a part of, and only once.",
           lambda found: close(found.got, found.ranks * found.want)),
-    Cause("it is 1/{ranks} of the reference's",
+    Cause("averaged", "it is 1/{ranks} of the reference's",
           "Nothing is averaged here: all ranks have the same batch, and parts are summed.",
           lambda found: close(found.got * found.ranks, found.want)),
-    Cause("it is not finite", "Was memory read before it was written?",
+    Cause("not_finite", "it is not finite", "Was memory read before it was written?",
           lambda found: not found.got.isfinite().all()))
 OUTPUT_CAUSES = (
-    Cause("the bias is in it {ranks} times, once for each rank",
+    Cause("bias_on_every_rank", "the bias is in it {ranks} times, once for each rank",
           "A row-parallel layer adds its bias after the sum over the ranks, once.",
           lambda found: _bias_times(found, found.ranks - 1)),
-    Cause("the bias is missing", "Add the bias after the sum over the ranks.",
+    Cause("bias_missing", "the bias is missing", "Add the bias after the sum over the ranks.",
           lambda found: _bias_times(found, -1)), *_SCALED,
-    Cause("it is only this rank's part: those of all ranks add up to the reference's",
+    Cause("not_summed", "it is only this rank's part: those of all ranks add up to the reference's",
           "The outputs of a row-parallel layer are summed over the ranks: g, ReduceFromRegion.",
           _is_part))
 GRADIENT_CAUSES = (
     *_SCALED,  # first: 1/t of it on every rank also adds up
-    Cause("the gradient is only this rank's part: those of all ranks add up to the reference's",
+    Cause("gradient_not_summed",
+          "the gradient is only this rank's part: those of all ranks add up to the reference's",
           "Each rank's column-parallel layers send back only their part of the gradient of their "
           "input. Sum it over the ranks where the input enters: f, CopyToRegion.",
           lambda found: close(found.total, found.want)))
@@ -138,7 +141,8 @@ def _sentence(here, causes, sentence) -> Wrong:
     else:
         said = f"it is off by up to {largest_difference(here.got, here.want):.2g}"
     return Wrong(sentence.format(rank=dist.get_rank(), name=here.name, cause=said),
-                 cause.hint if cause else "What comes before it is right.")
+                 cause.hint if cause else "What comes before it is right.",
+                 code=cause.code if cause else "wrong_output" if here.layer else "wrong_gradient")
 
 
 def _outputs(module, step) -> Tensors:

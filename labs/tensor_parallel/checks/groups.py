@@ -31,7 +31,8 @@ def reject_other_ranks(traffic: Traffic, group: dist.ProcessGroup, who: str) -> 
         if call.members and list(call.members) != members:
             raise Wrong(f"{who}: an {call.kind.replace('_', '-')} of {call.elements:,} elements is "
                         f"on ranks {list(call.members)}; the group is ranks {members}",
-                        "Pass `group` on to every collective: dist.all_reduce(x, group=group).")
+                        "Pass `group` on to every collective: dist.all_reduce(x, group=group).",
+                        code="wrong_group")
 
 
 def named_rank(group: dist.ProcessGroup) -> str:

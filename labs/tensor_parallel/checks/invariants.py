@@ -144,11 +144,13 @@ def _judge_kinds(traffic, allowed, activations, small, hints, outside):
         extra = sent - (due * activations.layers + more) * activations.elements
         rest += max(0.0, extra)
         if extra > small:
-            raise Wrong(_too_much(rank, kind, calls, due, more, activations), hints.get(kind, ""))
+            raise Wrong(_too_much(rank, kind, calls, due, more, activations), hints.get(kind, ""),
+                        code="wrong_traffic")
     # Catches what is sent beside the activations, each too small to be seen alone.
     if rest > small:
         raise Wrong(f"rank {rank} sends {int(rest):,} elements a step beside the activations' "
-                    f"collectives; at most {int(small):,} are needed", hints.get("rest", ""))
+                    f"collectives; at most {int(small):,} are needed", hints.get("rest", ""),
+                    code="extra_collective")
 
 
 def _too_much(rank: int, kind: str, calls: list[CollectiveCall], due: float, outside: int,

@@ -106,7 +106,8 @@ class _Trial:
     def _judge_made(self, name, made, whole, dimensions, hint):
         if not isinstance(made, nn.Module):
             raise Wrong(f"{self.where}: {name} returned {kind_of(made)}, not a module",
-                        "Return an nn.Linear with this rank's rows." * (name == "column_shard"))
+                        "Return an nn.Linear with this rank's rows." * (name == "column_shard"),
+                        code="wrong_type")
         for kind, dimension in zip(("weight", "bias"), dimensions, strict=True):
             if (tensor := getattr(whole, kind)) is not None:
                 self._judge_parameter(name, made, kind, tensor, dimension, hint)
@@ -116,7 +117,8 @@ class _Trial:
         if original.is_kept():
             raise Wrong(f"{self.where}: after {name} the whole weight is still in memory, "
                         f"{original.bytes:,} bytes",
-                        "Keep neither the layer nor its weight: copy this rank's part out of it.")
+                        "Keep neither the layer nor its weight: copy this rank's part out of it.",
+                        code="memory_kept")
         # Catches a copy of the whole weight next to the shard.
         parts = [self._part(tensor, dimension) for tensor, dimension in
                  zip((whole.weight, whole.bias), dimensions, strict=True) if tensor is not None]
@@ -124,7 +126,7 @@ class _Trial:
         if surplus := surplus_bytes(made, needed):
             raise Wrong(f"{self.where}: what {name} returned holds {needed + surplus:,} bytes of "
                         f"memory; this rank's part has {needed:,}",
-                        "Keep this rank's part, and no other tensor.")
+                        "Keep this rank's part, and no other tensor.", code="memory_kept")
 
     def _judge_parameter(self, name, module, kind, whole, dimension, hint):
         found = _parameter(module, kind)
@@ -132,22 +134,23 @@ class _Trial:
         who = f"{self.where}: {kind} of {name}"
         if found is None:
             raise Wrong(f"{who}: the module has no such parameter", "An nn.Parameter, so that the "
-                        "optimizer finds it.")
+                        "optimizer finds it.", code="missing_parameter")
         if found.shape != want.shape:
             raise Wrong(f"{who}: its shape is {list(found.shape)}, not {list(want.shape)}, for a "
-                        f"whole one of {list(whole.shape)}", hint)
+                        f"whole one of {list(whole.shape)}", hint, code="wrong_shape")
         if found.dtype != whole.dtype or not found.requires_grad:
             raise Wrong(f"{who}: it is {found.dtype}, requires_grad={found.requires_grad}; the "
-                        f"layer's is {whole.dtype}, and is trained", "Keep dtype and device.")
+                        f"layer's is {whole.dtype}, and is trained", "Keep dtype and device.",
+                        code="wrong_dtype")
         # A part of the right shape may be another rank's, or its rows dealt out in turn.
         if not torch.equal(found.detach(), want):
             raise Wrong(f"{who}: its numbers are not those of part {self.rank} of {self.ranks}",
-                        hint)
+                        hint, code="wrong_part")
         # A view keeps the memory of the whole weight.
         if (held := found.untyped_storage().nbytes()) > want.numel() * want.element_size():
             raise Wrong(f"{who}: it holds {held:,} bytes of memory for "
                         f"{want.numel() * want.element_size():,} of its own",
-                        "A slice is a view of the whole: clone it.")
+                        "A slice is a view of the whole: clone it.", code="memory_kept")
 
     def _part(self, whole, dimension):
         return whole if dimension is None else whole.chunk(self.ranks, dimension)[self.rank]
@@ -156,32 +159,38 @@ class _Trial:
         want = self._part(self.first(self.x).detach(), -1)
         if largest_difference(inner.detach(), want) > 1e-5:
             raise Wrong(f"{self.where}: the output of column_shard is {kind_of(inner)}, not part "
-                        f"{self.rank} of the whole layer's, {list(want.shape)}", _ROWS)
+                        f"{self.rank} of the whole layer's, {list(want.shape)}", _ROWS,
+                        code="wrong_type")
         if traffic.bytes:
             raise Wrong(f"{self.where}: column_shard sends {traffic.bytes:,} bytes in forward; it "
-                        "need send none", "Each rank computes its own columns of the output.")
+                        "need send none", "Each rank computes its own columns of the output.",
+                        code="extra_collective")
 
     def _judge_output(self, y, want, traffic, forgotten):
         who = f"{self.where}: RowParallelLinear"
         if forgotten:
-            raise Wrong(f"{who} does not wait for its {forgotten[0].kind}", "Call .wait().")
+            raise Wrong(f"{who} does not wait for its {forgotten[0].kind}", "Call .wait().",
+                        code="never_waited")
         bias = self.second.bias
         if largest_difference(y.detach(), want) > 1e-5:
             surplus = 0.0 if bias is None else (self.ranks - 1) * bias.detach()
-            cause, hint = "off by up to " + f"{largest_difference(y.detach(), want):.2g}", _COLUMNS
+            code, hint = "wrong_output", _COLUMNS
+            cause = f"off by up to {largest_difference(y.detach(), want):.2g}"
             if y.shape == want.shape and bias is not None and close(y.detach() - surplus, want):
-                cause, hint = f"the bias is in it {self.ranks} times", _BIAS
+                code, hint = "bias_on_every_rank", _BIAS
+                cause = f"the bias is in it {self.ranks} times"
             elif y.shape == want.shape and not traffic.calls:
                 cause = "it is this rank's part alone: nothing was summed over the ranks"
-                hint = "ReduceFromRegion sums it."
-            raise Wrong(f"{who}: its output is not the whole layer's; {cause}", hint)
+                code, hint = "not_summed", "ReduceFromRegion sums it."
+            raise Wrong(f"{who}: its output is not the whole layer's; {cause}", hint, code=code)
         reject_other_ranks(traffic, self.group, who)
         sent = sum(call.elements for call in traffic.calls)
         if sent > want.numel():
             raise Wrong(f"{who} sends {sent:,} elements in forward, in "
                         f"{', '.join(call.kind for call in traffic.calls)}; one all-reduce of its "
                         f"output has {want.numel():,}",
-                        "Sum the outputs; weights and inputs stay where they are.")
+                        "Sum the outputs; weights and inputs stay where they are.",
+                        code="wrong_traffic")
 
     def _judge_gradients(self, column, row, got_x, want_x):
         for name, module, whole, dimensions in (
@@ -200,7 +209,7 @@ class _Trial:
                         "before it is this rank's own."):
         if got is None:
             raise Wrong(f"{who}: there is none", "A bias that one rank adds alone trains on that "
-                        "rank alone: add it on every rank, after the sum.")
+                        "rank alone: add it on every rank, after the sum.", code="gradient_missing")
         if close(got, want):
             return
         causes = {f"it is {self.ranks} times what it should be": want * self.ranks,
@@ -208,7 +217,8 @@ class _Trial:
                   "it is zero": torch.zeros_like(want)}
         cause = next((words for words, value in causes.items() if close(got, value)),
                      f"off by up to {largest_difference(got, want):.2g}")
-        raise Wrong(f"{who} is not the whole layer's: {cause}", hint)
+        raise Wrong(f"{who} is not the whole layer's: {cause}", hint,
+                    code="wrong_gradient")
 
     def _judge_backward_traffic(self, traffic):
         # The check's own f, once, is all that backward sends.
@@ -216,7 +226,8 @@ class _Trial:
         if sent > self.x.numel():
             raise Wrong(f"{self.where}: the two layers send {sent - self.x.numel():,} elements in "
                         "backward; they need send none",
-                        "g's backward is the identity, and every gradient of a shard is whole.")
+                        "g's backward is the identity, and every gradient of a shard is whole.",
+                        code="extra_collective")
 
 
 def _parameter(module, kind) -> nn.Parameter | None:

@@ -37,7 +37,7 @@ def check_merge(merge: Callable):
         kept.judge()
         if merged is None or len(merged) != 2:
             raise Wrong(f"{case.name}: merge returned {kind_of(returned)}, not (out, lse)",
-                        "return out, lse: the next block is merged into both.")
+                        "return out, lse: the next block is merged into both.", code="wrong_type")
         for name, got, like in zip(("out", "lse"), merged, case.whole, strict=True):
             _judge_kind(case, name, got, like)
         _judge_values(case, *merged)
@@ -72,7 +72,8 @@ def _judge_kind(case, name, got, like):
     if not isinstance(got, torch.Tensor) or got.shape != like.shape:
         raise Wrong(f"{case.name}: {name} is {kind_of(got)}, not a tensor of shape "
                     f"{list(like.shape)}",
-                    "out has one dimension more than lse: weight[..., None] has it, too.")
+                    "out has one dimension more than lse: weight[..., None] has it, too.",
+                    code="wrong_type")
     require_dtype(got, like, f"{case.name}: {name}")
 
 
@@ -84,12 +85,13 @@ def _judge_values(case, out, lse):
         _raise_not_finite(case, out, lse)
     if not _close(lse, want_lse):
         raise Wrong(f"{case.name}: lse is not the logarithm of both parts' sum of exponentials"
-                    + _named(lse, _lse_mistakes(case)), "lse = log(exp(lse_a) + exp(lse_b)).")
+                    + _named(lse, _lse_mistakes(case)), "lse = log(exp(lse_a) + exp(lse_b)).",
+                    code="wrong_lse")
     if not _close(out, want_out):
         raise Wrong(f"{case.name}: out is not the attention to all keys"
                     + _named(out, _out_mistakes(case)),
                     "Each part was divided by the sum of its own exponentials, exp of its lse; the "
-                    "whole is divided by exp of the new lse.")
+                    "whole is divided by exp of the new lse.", code="wrong_out")
 
 
 def _raise_not_finite(case, out, lse):
@@ -99,10 +101,10 @@ def _raise_not_finite(case, out, lse):
     if sees_nothing:
         raise Wrong(f"{case.name}: the result has {bad}; a part that sees nothing has lse = -inf "
                     "and the weight 0", "-inf - -inf is NaN. Where the new lse is -inf, subtract "
-                    "0 instead: exp(-inf) is 0.")
+                    "0 instead: exp(-inf) is 0.", code="not_finite")
     raise Wrong(f"{case.name}: the result has {bad}, because exp of an lse above 88 overflows",
                 "Only differences may go through exp: lse_a - lse. torch.logaddexp takes the "
-                "larger of the two out first.")
+                "larger of the two out first.", code="overflow")
 
 
 def _close(got, want) -> bool:

@@ -73,7 +73,8 @@ def require_no_deadlock(by_rank: list[list[Message]]) -> None:
         raise Wrong(f"on NCCL ranks would wait for each other, outside of "
                     f"dist.batch_isend_irecv: {listed(first)} first",
                     "gloo buffers sends. On NCCL a send waits for its receive, and so does what "
-                    "comes after it: put sends and receives into one batch.")
+                    "comes after it: put sends and receives into one batch.",
+                    code="deadlock_on_nccl")
 
 
 def _batches(messages) -> list[list[Message]]:

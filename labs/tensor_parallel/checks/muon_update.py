@@ -132,26 +132,27 @@ def _judge_step(update, run, kept, forgotten, step):
     kept.judge()
     if forgotten:
         raise Wrong(f"{where}: it does not wait for its {forgotten[0].kind} of "
-                    f"{forgotten[0].bytes:,} bytes", "wait() for each work of a batch.")
+                    f"{forgotten[0].bytes:,} bytes", "wait() for each work of a batch.",
+                    code="never_waited")
     _judge_momentum(run, where)
     if not isinstance(update, torch.Tensor) or update.shape != run.momentum.shape:
         raise Wrong(f"{where}: muon_update returned {kind_of(update)}, not a shard of "
-                    f"{run.length} elements", "It updates what this rank owns.")
+                    f"{run.length} elements", "It updates what this rank owns.", code="wrong_type")
     want = run.shard(run.orthogonalised(run.whole))
     require_dtype(update, want, f"{where}: the update")
     if _close(update, want):
         return
     name, place = _worst_matrix(run, update, want)
-    if name == "the padding":
+    if name is None:
         raise Wrong(f"{where}: the update of the padding is not 0",
-                    "Begin with zeros: no matrix has the padding.")
+                    "Begin with zeros: no matrix has the padding.", code="padding_updated")
     for what, whole, hint in run.causes():
         # by the matrix that is most wrong: the others may be right
         if _close(update[place], run.shard(whole)[place]):
-            raise Wrong(f"{where}: the update of {name} is {what}", hint)
+            raise Wrong(f"{where}: the update of {name} is {what}", hint, code="wrong_update")
     raise Wrong(f"{where}: the update of {name} is not this rank's piece of the whole matrix's "
                 "update", "Newton-Schulz of the whole matrix, and of the result the piece that "
-                          "this rank owns; padding stays 0.")
+                          "this rank owns; padding stays 0.", code="wrong_update")
 
 
 def _judge_momentum(run, where):
@@ -176,7 +177,8 @@ def _judge_momentum(run, where):
                   if _close(run.momentum, run.shard(whole))), "")
     raise Wrong(f"{where}: momentum is not beta · momentum + the mean gradient"
                 + f"; {found}" * bool(found),
-                "In place, once per step: the sum of the micro-batches, the mean over ranks.")
+                "In place, once per step: the sum of the micro-batches, the mean over ranks.",
+                code="wrong_momentum")
 
 
 def _beta_per_batch(run):
@@ -186,8 +188,9 @@ def _beta_per_batch(run):
     return momentum
 
 
-def _worst_matrix(run, update, want) -> tuple[str, slice]:
-    """The name of the matrix with the largest error, and where it lies in this rank's shard."""
+def _worst_matrix(run, update, want) -> tuple[str | None, slice]:
+    """The name of the matrix with the largest error, None where that is in the padding; and where
+    it lies in this rank's shard."""
     def error(place):
         # nan counts as the largest; there may be no padding
         return (update[place] - want[place]).abs().nan_to_num(math.inf).sum().item()
@@ -201,7 +204,7 @@ def _worst_matrix(run, update, want) -> tuple[str, slice]:
             rows, columns = run.shapes[number]
             found.append((error(place), f"matrix {number} ({rows} × {columns}, {on})", place))
     padding = slice(end, run.length)
-    found.append((error(padding), "the padding", padding))
+    found.append((error(padding), None, padding))
     return max(found, key=lambda one: one[0])[1:]
 
 
@@ -213,7 +216,7 @@ def _judge_traffic(calls):
     if reduced > size:
         raise Wrong(f"rank {rank} of {ranks} moves {reduced / size:.3g}Ψ elements in sums over "
                     "ranks; one reduce-scatter of the gradients is 1Ψ",
-                    "Sum the micro-batches first, then one reduce-scatter.")
+                    "Sum the micro-batches first, then one reduce-scatter.", code="wrong_traffic")
     crossing = [pieces for pieces in pieces_of(COUNTED, ranks)
                 if rank in pieces and len(pieces) > 1]
     most = 4 * sum((len(pieces) - 1) * math.prod(COUNTED[0]) for pieces in crossing)
@@ -224,7 +227,7 @@ def _judge_traffic(calls):
         raise Wrong(f"rank {rank} of {ranks} sends {sent:,.0f} bytes of momentum; it has a piece "
                     f"of {len(crossing)} matrices on a boundary, which need at most {most:,}",
                     "Only the ranks that own a piece of a matrix exchange it: a matrix that is "
-                    "whole on its rank stays there.")
+                    "whole on its rank stays there.", code="wrong_traffic")
 
 
 def _who(run) -> str:

@@ -70,11 +70,10 @@ COLLECTIVE_HINTS = {
     "all_gather": "Gather once at the entry of attention and of the MLP, by PrepareModuleInput on "
                   "self_attn and mlp.",
     "reduce_scatter": "One at the exit of attention and one at that of the MLP."}
-CAUSES = (Cause(
-    "it is the gradient of this rank's tokens only: those of all ranks add up to the reference's",
-    "A norm that sees a piece of the sequence needs SequenceParallel(): its gradient is then "
-    "Partial(sum), and what reads it must reduce it; to_local() does not.",
-    lambda found: "norm" in found.name),)
+CAUSES = (Cause("gradient_not_summed", "it is the gradient of this rank's tokens only: those of "
+                "all ranks add up to the reference's", "A norm that sees a piece of the sequence "
+                "needs SequenceParallel(): its gradient is then Partial(sum), and what reads it "
+                "must reduce it; to_local() does not.", lambda found: "norm" in found.name),)
 
 
 @check("7.9", hints=HINTS)
@@ -116,7 +115,7 @@ def _parallelized(strategy, model, optimizer_class, **settings):
             key = message.split("'")[1]
             raise Wrong(f"the plan's entry {key!r} fits no module of the model: torch warns, and "
                         "leaves it out", "Names are those of model.named_modules(); * stands for "
-                        "all layers.")
+                        "all layers.", code="entry_fits_nothing")
     return pair
 
 
@@ -150,7 +149,7 @@ def _judge_equal(own, firsts):
             raise Wrong(f"rank {dist.get_rank()}: its copy of {name!r} is another one than rank "
                         "0's: the ranks took different steps",
                         "The gradient of a norm is Partial(sum): to_local() is this rank's part "
-                        "of it, full_tensor() the sum.")
+                        "of it, full_tensor() the sum.", code="ranks_differ")
 
 
 def _require_torchs(module):
@@ -159,16 +158,18 @@ def _require_torchs(module):
     plain = [name for name, is_dtensor in own.items() if not is_dtensor]
     if len(plain) == len(own):
         raise Wrong("no parameter is a DTensor: nothing was cut by parallelize_module",
-                    "parallelize_module(model, mesh, plan) changes the model in place.")
+                    "parallelize_module(model, mesh, plan) changes the model in place.",
+                    code="not_sharded")
     if plain:
         raise Wrong(f"rank {dist.get_rank()}: {plain[0]!r} is no DTensor: the plan has no style "
-                    "for its module", "Each matrix and each norm needs a style of its own.")
+                    "for its module", "Each matrix and each norm needs a style of its own.",
+                    code="missing_entry")
     for name, parameter in module.named_parameters():
         on = parameter.device_mesh.size()
         if on != dist.get_world_size():
             raise Wrong(f"parameter {name!r} is on {counted(on, 'rank')} of "
                         f"{dist.get_world_size()}", "The mesh has all ranks: "
-                        "init_device_mesh(device, (dist.get_world_size(),)).")
+                        "init_device_mesh(device, (dist.get_world_size(),)).", code="wrong_mesh")
 
 
 def _judge_traffic(make):
@@ -196,4 +197,4 @@ def _judge_memory(module, ranks):
         raise Wrong(f"rank {dist.get_rank()} holds {held:,} bytes of parameters; with every matrix "
                     f"cut it is {BYTES * allowed.elements:,}{allowed.formula}",
                     "Each of the seven matrices of a layer needs ColwiseParallel or "
-                    "RowwiseParallel.")
+                    "RowwiseParallel.", code="partly_sharded")

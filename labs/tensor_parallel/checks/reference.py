@@ -35,6 +35,7 @@ from torch import nn
 from labs.exercises import on_ranks
 from labs.exercises.on_ranks import TOLERANCE
 from labs.exercises.reference import (
+    UNEXPLAINED,
     Hints,
     Mistake,
     Reference,
@@ -65,12 +66,13 @@ HINTS = Hints(
     unexplained="Is every gradient that a rank has only a part of summed over the ranks, once?")
 
 MISTAKES = (
-    Mistake("not changed by the step",
+    Mistake("not_updated", "not changed by the step",
             "Replace the layers first; then make the optimizer, from the parameters that the "
             "module has now.", lambda reference: [reference.unchanged()]),
-    Mistake("updated without the optimizer's settings",
+    Mistake("settings_ignored", "updated without the optimizer's settings",
             "Pass **settings on to the optimizer.", lambda reference: _by_default(reference)),
-    Mistake("updated as if by a new optimizer: the state of the earlier steps is lost",
+    Mistake("new_optimizer_state",
+            "updated as if by a new optimizer: the state of the earlier steps is lost",
             "Make the optimizer once.",
             lambda reference: [reference.otherwise(new_optimizer=True)]))
 
@@ -135,7 +137,7 @@ def train_on_whole_batch(module: nn.Module, optimizer, reference: Reference, ste
         if kept.get("steps") != done:
             found = explain_outputs(module, reference, steps[done - 1], reader,
                                     (*causes, *OUTPUT_CAUSES))
-        elif "something else than the reference's" in wrong.sentence:
+        elif wrong.code == UNEXPLAINED:
             found = explain_gradients(kept["gradients"], reference, reader, done - 1,
                                       (*causes, *GRADIENT_CAUSES))
         else:

@@ -36,7 +36,7 @@ def _try_both(copy_to, reduce_from):
     for name, function in (("CopyToRegion", copy_to), ("ReduceFromRegion", reduce_from)):
         if not callable(getattr(function, "apply", None)):
             raise Wrong(f"{name} is {kind_of(function)}, which has no `apply`",
-                        f"class {name}(torch.autograd.Function): ...")
+                        f"class {name}(torch.autograd.Function): ...", code="wrong_type")
     tried = list(groups_to_try())
     for (words, group), (_, other) in zip(tried, reversed(tried), strict=True):
         for dtype, transposed in ((torch.float32, False), (torch.float64, True)):
@@ -97,22 +97,24 @@ class _Trial:
 
     def _judge_forward(self, y, sums):
         if not isinstance(y, torch.Tensor):
-            raise Wrong(f"{self.who}: forward returned {kind_of(y)}, not a tensor", self._hint)
+            raise Wrong(f"{self.who}: forward returned {kind_of(y)}, not a tensor", self._hint,
+                        code="wrong_type")
         # An all-reduce of the caller's own tensor gives the right sum, and x is another one then.
         if not torch.equal(self.x, self.kept) or self.x._version != self.version:
-            raise Wrong(f"{self.who}: forward changed its input", _IN_PLACE)
+            raise Wrong(f"{self.who}: forward changed its input", _IN_PLACE, code="changes_input")
         self._compare(y.detach(), self.total if sums else self.x.detach(), "forward returned",
                       {"its input, not the sum over the ranks": self.x.detach(),
                        "the sum over the ranks, not its input": self.total})
         if not y.requires_grad:
             raise Wrong(f"{self.who}: the output has no gradient",
                         "Compute inside forward, and return the result from it; autograd calls "
-                        "backward for it.")
+                        "backward for it.", code="no_gradient_function")
 
     def _judge_backward(self, sums_forward):
         want = self.upstream if sums_forward else self.total_upstream
         if self.x.grad is None:
-            raise Wrong(f"{self.who}: backward returned no gradient for x", self._hint)
+            raise Wrong(f"{self.who}: backward returned no gradient for x", self._hint,
+                        code="gradient_missing")
         self._compare(self.x.grad, want, "backward returned",
                       {"this rank's gradient alone, not the sum over the ranks": self.upstream,
                        "the sum over the ranks. Each rank has the whole gradient already, so the "
@@ -121,13 +123,13 @@ class _Trial:
         # the wrong gradient.
         if not torch.equal(self.beside.grad, 2 * self.upstream):
             raise Wrong(f"{self.who}: backward wrote into the gradient that it was given, which "
-                        "another layer reads, too", _IN_PLACE)
+                        "another layer reads, too", _IN_PLACE, code="changes_input")
 
     def _compare(self, got, want, what, causes):
         ranks = dist.get_world_size(self.group)
         if got.shape != want.shape or got.dtype != want.dtype:
             raise Wrong(f"{self.who}: {what} {kind_of(got)} of {got.dtype}, not one of shape "
-                        f"{list(want.shape)} and {want.dtype}", self._hint)
+                        f"{list(want.shape)} and {want.dtype}", self._hint, code="wrong_type")
         if torch.equal(got, want):
             return
         causes = {**causes, "zeros": torch.zeros_like(want),
@@ -138,7 +140,7 @@ class _Trial:
         if cause is None and torch.allclose(got, want, rtol=0.01, atol=0.01 * self.most):
             cause = f"the right numbers with fewer digits than {want.dtype} has"
         cause = cause or "something else than it should"
-        raise Wrong(f"{self.who}: {what} {cause}", self._hint)
+        raise Wrong(f"{self.who}: {what} {cause}", self._hint, code="wrong_value")
 
     @property
     def _hint(self):
@@ -148,18 +150,19 @@ class _Trial:
         # What is not waited for may be done in time, or not.
         if forgotten:
             raise Wrong(f"{self.who}: {direction} does not wait for its {forgotten[0].kind}",
-                        "With async_op=True a collective returns before it is done: call .wait().")
+                        "With async_op=True a collective returns before it is done: call .wait().",
+                        code="never_waited")
 
     def _judge_traffic(self, traffic, direction, sums):
         sent = sum(call.elements for call in traffic.calls)
         if not sums and sent:
             raise Wrong(f"{self.who}: {direction} sends {sent} elements, and it need send none",
-                        self._hint)
+                        self._hint, code="extra_collective")
         reject_other_ranks(traffic, self.group, f"{self.who}, {direction}")
         # Catches an all-gather of all ranks' tensors that are summed here.
         if sent > 2 * self.x.numel():
             raise Wrong(f"{self.who}: {direction} moves {sent} elements for a tensor of "
-                        f"{self.x.numel()}", "One dist.all_reduce sums it.")
+                        f"{self.x.numel()}", "One dist.all_reduce sums it.", code="wrong_traffic")
 
 
 def _read(tensor) -> None:

@@ -95,7 +95,8 @@ def run_backward(out: torch.Tensor, weights: torch.Tensor) -> bool:
     """Whether backward is filled in; it has run then, and gradients are where they belong."""
     if not out.requires_grad:
         raise Wrong("out has no gradient function: autograd cannot go back through it",
-                    "ring_attention calls RingAttention.apply, which autograd records.")
+                    "ring_attention calls RingAttention.apply, which autograd records.",
+                    code="no_gradient_function")
     try:
         out.backward(weights)
     except NotImplementedError as error:
@@ -109,7 +110,8 @@ def _judge_out(out, want, sequence, where, kept):
     rank, piece = f"{where}: rank {dist.get_rank()}", sequence.piece(want)
     if not isinstance(out, torch.Tensor) or out.shape != piece.shape:
         raise Wrong(f"{rank}: ring_attention returned {kind_of(out)}, not a tensor of shape "
-                    f"{list(piece.shape)}", "One row for each of this rank's queries.")
+                    f"{list(piece.shape)}", "One row for each of this rank's queries.",
+                    code="wrong_type")
     require_dtype(out, piece, f"{rank}: out")
     kept.judge()
     # The invariant: each query attends to every key at its own or an earlier position, on whatever
@@ -119,7 +121,7 @@ def _judge_out(out, want, sequence, where, kept):
     if not out.isfinite().all():
         raise Wrong(f"{rank}: out has numbers that are not finite",
                     "Large scores, or a block in which a query sees nothing: merge as in exercise "
-                    "7.10, and begin with lse = -inf.")
+                    "7.10, and begin with lse = -inf.", code="not_finite")
     _raise_cause(f"{rank}: out is not full attention", out.detach(), forward_causes(sequence))
 
 
@@ -130,7 +132,8 @@ def _judge_gradients(filled, leaves, want, sequence, where):
     for name, leaf, whole in zip("qkv", leaves, want, strict=True):
         if leaf.grad is None:
             raise Wrong(f"{rank}: d{name} is missing",
-                        "backward returns dq, dk and dv, and None for positions and group.")
+                        "backward returns dq, dk and dv, and None for positions and group.",
+                        code="gradient_missing")
         # The invariant: the gradient of a key is what the queries of all ranks contribute to it,
         # and it lies on the rank that has the key.
         if not _close(leaf.grad, sequence.piece(whole)):
@@ -141,9 +144,10 @@ def _judge_gradients(filled, leaves, want, sequence, where):
 def _raise_cause(sentence, got, causes):
     for what, value, hint in causes:
         if value.shape == got.shape and _close(got, value):
-            raise Wrong(f"{sentence}; it is {what}", hint)
+            raise Wrong(f"{sentence}; it is {what}", hint, code="differs_from_full_attention")
     raise Wrong(sentence, "Print, on each rank and in each pass, whose keys it has: "
-                          "positions travel with them.")
+                          "positions travel with them.",
+                code="differs_from_full_attention")
 
 
 def _close(got, want) -> bool:

@@ -58,12 +58,14 @@ def judge_messages(messages: Messages, shape: Shape, ranks: int) -> None:
                             f"its K and V have {pair:,}",
                             "To gather K and V, as Llama 3 does, is right, too, and comes in the "
                             "next section. This exercise is the ring: K and V are never all on one "
-                            "rank, each piece is passed on to the next one.")
+                            "rank, each piece is passed on to the next one.",
+                            code="wrong_collective")
     require_no_deadlock(messages.of_all)
     if messages.forgotten:
         call = messages.forgotten[0]
         raise Wrong(f"{rank} does not wait for its {call.kind} of {call.bytes:,} bytes",
-                    "batch_isend_irecv returns before they are done: wait() for each.")
+                    "batch_isend_irecv returns before they are done: wait() for each.",
+                    code="never_waited")
     _judge_passes(rank, "forward", messages.forward, ranks - 1, pair, places)
     if messages.backward is not None:
         _judge_passes(rank, "backward", messages.backward, ranks, 2 * pair, places)
@@ -77,7 +79,7 @@ def _judge_passes(rank, phase, calls, passes, size, places):
         raise Wrong(f"{rank} sends {sent:,} bytes in {phase}, {sent / size:.3g} times its {what}; "
                     f"{passes} passes are enough, {passes * size:,} bytes and the positions",
                     "The last block needs no pass after it in forward; key and value heads travel "
-                    "as few as they are, not once for each query head.")
+                    "as few as they are, not once for each query head.", code="wrong_traffic")
 
 
 def judge_growth(ring_attention: Callable, whole: dist.ProcessGroup,
@@ -102,7 +104,8 @@ def _judge_growth(many: memory.Report, few: memory.Report):
                         f"ranks and {before:,} on 2, with {tokens} tokens on each: it grows by "
                         f"{(now - before) / pair:.1f} pieces of K and V",
                         "Keep one block of K and V, that which is used, and no scores of a block "
-                        f"that is done: a score matrix is {tokens} × {tokens} here, whatever N.")
+                        f"that is done: a score matrix is {tokens} × {tokens} here, whatever N.",
+                        code="memory_grows")
 
 
 def _pair_bytes(shape) -> int:

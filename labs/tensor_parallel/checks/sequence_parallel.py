@@ -64,20 +64,20 @@ _PARTS_HINT = ("Each rank's norms see s/t tokens, so their gradients are parts o
                "parameter.register_hook(function).")
 CAUSES = (
     # first: means, too, add up to the reference's
-    Cause("it is the mean over the ranks", "Parts are summed, not averaged.",
+    Cause("averaged", "it is the mean over the ranks", "Parts are summed, not averaged.",
           lambda found: close(found.got * found.ranks, found.want)),
-    Cause("it is the gradient of this rank's tokens only: those of all ranks add up to the "
-          "reference's", _PARTS_HINT,
+    Cause("gradient_not_summed", "it is the gradient of this rank's tokens only: those of all "
+          "ranks add up to the reference's", _PARTS_HINT,
           lambda found: _is_replicated(found.name) and close(found.total, found.want)),
-    Cause("it is the gradient of this rank's tokens only: those of all ranks add up to the "
-          "reference's", "The embedding is whole on each rank: lab.split_sequence gathers the "
-          "gradients of all pieces.",
+    Cause("gradient_not_summed", "it is the gradient of this rank's tokens only: those of all "
+          "ranks add up to the reference's", "The embedding is whole on each rank: "
+          "lab.split_sequence gathers the gradients of all pieces.",
           lambda found: "embed" in found.name and close(found.total, found.want)),
-    Cause("it is {ranks} times the reference's",
+    Cause("summed_too_often", "it is {ranks} times the reference's",
           "After the last norm all ranks compute the same, so a sum over the ranks counts it once "
           "for each: lab.join_sequence. Gradients of norms are summed once.",
           lambda found: close(found.got, found.ranks * found.want)),
-    Cause("it is neither the reference's nor this rank's part of it",
+    Cause("neither_full_nor_part", "it is neither the reference's nor this rank's part of it",
           "A function that is given to register_hook gets what this backward pass adds. Whoever "
           "reduces .grad itself after each pass reduces what was added before once more.",
           lambda found: found.layer is None and _is_replicated(found.name)))
@@ -158,7 +158,7 @@ def _require_own(module):
         if isinstance(parameter, DTensor):
             raise Wrong(f"rank {dist.get_rank()}: parameter {name!r} is a DTensor: torch's own "
                         "parallelize_module does the work", "Build it from your two functions; "
-                        "torch's is for exercise 7.9.")
+                        "torch's is for exercise 7.9.", code="ready_made")
 
 
 def judge_tokens(module: nn.Module, ranks: int) -> None:
@@ -193,7 +193,7 @@ def _judge_shapes(seen, wanted):
                         f"{list(seen[name])}, not {list(want)} (b, "
                         f"{'s/t' if tokens != SEQUENCE else 's'}, h)",
                         "Split before the first layer, join after the last norm; in between, only "
-                        "attention and the MLP have all tokens.")
+                        "attention and the MLP have all tokens.", code="sequence_not_split")
 
 
 def _judge_traffic(strategy):
@@ -232,4 +232,4 @@ def _judge_saved(found, config, ranks):
             raise Wrong(f"rank {dist.get_rank()} keeps {nbytes / unit:.2f} b·s·h numbers a "
                         f"layer for backward, {part}; under sequence parallelism on {ranks} ranks "
                         f"it is at most {most:.2f}", "Is a piece a view of the whole hidden "
-                        "states? Then all of them stay in memory.")
+                        "states? Then all of them stay in memory.", code="activations_kept")

@@ -76,12 +76,13 @@ def _require_tensor(y, shape, x, name):
     who = f"rank {dist.get_rank()}: {name}.apply(x, group) of x with shape {list(x.shape)}"
     if not isinstance(y, torch.Tensor) or tuple(y.shape) != shape:
         raise Wrong(f"{who} returned {kind_of(y)}, not a tensor of shape {list(shape)}",
-                    "The pieces are cut along dimension 1, the sequence.")
+                    "The pieces are cut along dimension 1, the sequence.", code="wrong_type")
     require_dtype(y, x, f"{name}'s result")
     # An output that does not depend on x ends the backward pass here, in silence.
     if not y.requires_grad:
         raise Wrong(f"{who}: the result has no gradient function",
-                    "Call it as a torch.autograd.Function, through .apply, outside no_grad.")
+                    "Call it as a torch.autograd.Function, through .apply, outside no_grad.",
+                    code="no_gradient_function")
 
 
 def _judge_numbers(name, inputs, results, everyone, group):
@@ -89,10 +90,11 @@ def _judge_numbers(name, inputs, results, everyone, group):
     who, own = f"rank {dist.get_rank()}, {name}", dist.get_rank(group)
     # the caller goes on using the hidden states: they are on the residual path, too
     if not torch.equal(x.detach(), before):
-        raise Wrong(f"{who} changed its input x", "Work on a copy.")
+        raise Wrong(f"{who} changed its input x", "Work on a copy.", code="changes_input")
     if gradient is None:
         raise Wrong(f"{who}: backward returns no gradient for x",
-                    "backward returns (gradient of x, None): the group has none.")
+                    "backward returns (gradient of x, None): the group has none.",
+                    code="gradient_missing")
     ways = {"forward": (_gathered, _scattered), "backward": (_scattered, _gathered)}
     for direction, got, tensors in (("forward", y, all_x), ("backward", gradient, all_up)):
         right = ways[direction][name == SCATTER]
@@ -101,9 +103,10 @@ def _judge_numbers(name, inputs, results, everyone, group):
             continue
         if got.shape != want.shape:
             raise Wrong(f"{who}, {direction}: the shape is {list(got.shape)}, not "
-                        f"{list(want.shape)}", "backward of one is forward of the other.")
+                        f"{list(want.shape)}", "backward of one is forward of the other.",
+                        code="wrong_shape")
         raise Wrong(f"{who}, {direction}: {_explained(got, tensors, own, right)}",
-                    _HINTS[right is _gathered])
+                    _HINTS[right is _gathered], code="wrong_value")
 
 
 _HINTS = {True: "An all-gather along dimension 1: rank r's piece is the r-th of the sequence.",
@@ -153,7 +156,8 @@ def _judge_calls(name, calls, x, ranks):
         # An all-reduce of which a piece is kept gives the same numbers for twice the bytes; a
         # gather of all ranks' whole tensors costs t times as much.
         raise Wrong(f"rank {dist.get_rank()}, {name}, {direction}: {described(found)}; one {kind} "
-                    f"of {whole:,} elements is enough", f"{_KINDS[kind]} does it.")
+                    f"of {whole:,} elements is enough", f"{_KINDS[kind]} does it.",
+                    code="wrong_traffic")
 
 
 def described(calls: list[CollectiveCall]) -> str:
@@ -167,4 +171,4 @@ def _judge_waits(name, forgotten):
     if forgotten:
         raise Wrong(f"rank {dist.get_rank()}, {name}: it does not wait for its "
                     f"{forgotten[0].kind}", "With async_op=True a collective returns before it is "
-                    "done: call .wait() on what it returns.")
+                    "done: call .wait() on what it returns.", code="never_waited")

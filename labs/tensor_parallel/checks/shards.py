@@ -113,7 +113,7 @@ def _matched(wanted, found) -> dict[str, str]:
         alike = [other for other in found if _contains(other.split("."), name.split("."))]
         if not alike:
             raise Wrong(f"rank {dist.get_rank()}: the module has no parameter for {name!r}",
-                        _HINT_NAME)
+                        _HINT_NAME, code="missing_parameter")
         matched[name] = min(alike, key=len)
     return matched
 
@@ -145,7 +145,7 @@ def _no_division(name, whole, shapes) -> Wrong:
                  f"group its shapes are {listed}, which do not make up the model's {list(whole)}"
                  + f"; it is divided among all {world} ranks" * for_all,
                  "Pass `group` on to whatever asks for a rank or for the number of ranks."
-                 if for_all else _HINT_SHAPE)
+                 if for_all else _HINT_SHAPE, code="wrong_shape")
 
 
 def _dimension(whole, shapes) -> int | None:
@@ -169,7 +169,7 @@ def _judge_start(found, model, cuts, group):
         if largest_difference(found[name], want.detach()) > _TOLERANCE:
             cause = _wrong_cut(found[name], want.detach(), cuts.get(name))
             raise Wrong(f"rank {dist.get_rank(group)}, parameter {name!r} before the first step: "
-                        f"{cause}", _HINT_SHAPE)
+                        f"{cause}", _HINT_SHAPE, code="wrong_part")
 
 
 def _wrong_cut(got, want, cut) -> str:

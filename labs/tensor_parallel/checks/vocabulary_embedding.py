@@ -119,11 +119,13 @@ def _judge_rows(module, whole, original, group, where):
     rank, ranks = named_rank(group), dist.get_world_size(group)
     if not isinstance(module, nn.Module):
         raise Wrong(f"{where}: your class is {kind_of(module)}, not an nn.Module",
-                    "class VocabularyParallelEmbedding(nn.Module), with super().__init__() first.")
+                    "class VocabularyParallelEmbedding(nn.Module), with super().__init__() first.",
+                    code="wrong_type")
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter):
         raise Wrong(f"{where}: {rank}: module.weight is {kind_of(weight)}, not a parameter",
-                    "self.weight = nn.Parameter(...): the optimizer must find the rows.")
+                    "self.weight = nn.Parameter(...): the optimizer must find the rows.",
+                    code="wrong_type")
     want = whole.weight.chunk(ranks)[dist.get_rank(group)]
     # The whole embedding on every rank is the lazy answer; rows in another order than the head's
     # would be no error here, but the loss counts on rank r having the r-th part.
@@ -132,21 +134,23 @@ def _judge_rows(module, whole, original, group, where):
         raise Wrong(f"{where}: {rank} should have rows {first} to {first + len(want) - 1}, and its "
                     f"weight is {_which_rows(weight, whole.weight)}",
                     "Rank r of the group has the r-th of t equal parts, in order: "
-                    "dist.get_rank(group), dist.get_world_size(group).")
+                    "dist.get_rank(group), dist.get_world_size(group).", code="wrong_part")
     require_dtype(weight, whole.weight, f"{where}: the weight")
     if not weight.requires_grad:
         raise Wrong(f"{where}: {rank}: the weight has requires_grad=False",
-                    "The whole embedding is trained, and so are its rows.")
+                    "The whole embedding is trained, and so are its rows.",
+                    code="requires_grad_changed")
     # A view, a copy of the whole weight, or a reference to the embedding: nothing would be saved.
     allowed = want.numel() * want.element_size()
     if surplus := surplus_bytes(module, allowed):
         raise Wrong(f"{where}: {rank} holds {allowed + surplus:,} bytes for its {len(want)} rows "
                     f"of {allowed:,} bytes: the memory of the whole embedding is kept",
                     "A slice is a view of all rows: .clone() it. And keep no reference to the "
-                    "embedding.")
+                    "embedding.", code="memory_kept")
     if original.is_kept():
         raise Wrong(f"{where}: {rank} keeps the memory of the whole embedding's weight",
-                    "Keep no reference to the embedding or to its weight in your module.")
+                    "Keep no reference to the embedding or to its weight in your module.",
+                    code="memory_kept")
 
 
 def _which_rows(weight, whole) -> str:
@@ -165,7 +169,8 @@ def _judge_forward(run, unchanged, group, where):
     got, want, tokens = run.got, run.want.detach(), run.tokens
     if not isinstance(got, torch.Tensor) or got.shape != want.shape:
         raise Wrong(f"{where}: {rank}: forward returns {kind_of(got)} for tokens of shape "
-                    f"{list(tokens.shape)}, not a tensor of shape {list(want.shape)}")
+                    f"{list(tokens.shape)}, not a tensor of shape {list(want.shape)}",
+                    code="wrong_type")
     unchanged.judge()
     require_dtype(got, want, f"{where}: {rank}: what forward returns")
     if not close(got.detach().float(), want.float()):
@@ -206,7 +211,7 @@ def _explain_forward(got, want, tokens, weight, ranks, own, who):
                        "dist.get_rank(group) times the rows of a rank, and is every token of "
                        "another rank zero before the sum?"))
     raise Wrong(f"{who}: token {token}, whose row is on rank {token // per_rank} of the group, "
-                f"does not give that row{cause}", hint)
+                f"does not give that row{cause}", hint, code="wrong_row")
 
 
 def _judge_collectives(calls, elements, who):
@@ -215,7 +220,8 @@ def _judge_collectives(calls, elements, who):
         return
     names = ", ".join(f"{call.kind} of {call.elements:,}" for call in calls) or "none"
     raise Wrong(f"{who}: forward's collectives ({names} elements) are not one all-reduce of "
-                f"b·s·h = {elements:,}", "Only the result is summed: rows stay where they are.")
+                f"b·s·h = {elements:,}", "Only the result is summed: rows stay where they are.",
+                code="wrong_traffic")
 
 
 def _judge_backward(run, group, where):
@@ -223,7 +229,8 @@ def _judge_backward(run, group, where):
     who, got = f"{where}: {rank}", run.module.weight.grad
     if got is None:
         raise Wrong(f"{who}: after backward weight has no gradient",
-                    "Is the weight an nn.Parameter of its own, and is forward differentiable?")
+                    "Is the weight an nn.Parameter of its own, and is forward differentiable?",
+                    code="gradient_missing")
     every = run.whole.weight.grad.chunk(ranks)
     want = every[own]
     if not close(got.float(), want.float()):
@@ -233,7 +240,7 @@ def _judge_backward(run, group, where):
         call = run.sent_backward[0]
         raise Wrong(f"{who}: backward sends {call.elements:,} elements in {call.kind}",
                     "The gradient of the output is whole on every rank, so backward of the sum is "
-                    "the identity: ReduceFromRegion.")
+                    "the identity: ReduceFromRegion.", code="extra_collective")
 
 
 def _explain_gradient(got, want, run, ranks, own, who):
@@ -242,17 +249,19 @@ def _explain_gradient(got, want, run, ranks, own, who):
     if close(got, ranks * want):
         raise Wrong(f"{who}: the gradient is {ranks} times that of the whole embedding",
                     "All ranks have the same loss: backward of the sum is the identity, not "
-                    "another sum.")
+                    "another sum.", code="summed_too_often")
     if first + row == padding:
         raise Wrong(f"{who}: row {first + row}, the padding row, gets a gradient",
-                    "On the rank that has it, F.embedding takes padding_idx as that rank counts.")
+                    "On the rank that has it, F.embedding takes padding_idx as that rank counts.",
+                    code="padding_row_trained")
     if not got[row].any() and padding is not None:
         raise Wrong(f"{who}: row {first + row} gets no gradient, as if it were the padding row, "
                     f"which is row {padding}",
                     "Only one rank has the padding row; for the others padding_idx is None. "
-                    "A negative number counts from the end.")
+                    "A negative number counts from the end.", code="padding_row_misplaced")
     raise Wrong(f"{who}: the gradient of row {first + row} is not that of the whole embedding",
-                "Does backward add to a row what belongs to tokens of other ranks?")
+                "Does backward add to a row what belongs to tokens of other ranks?",
+                code="wrong_gradient")
 
 
 def _try_uneven(kind, group, number, where):
@@ -276,4 +285,5 @@ def _judge_uneven(run, group, where):
             got.detach(), run.want.detach()):
         raise Wrong(f"{where}: {named_rank(group)}: no ValueError, and what forward returns is not "
                     "that of the whole embedding: some rows are on no rank",
-                    f"Raise ValueError where the ranks of the group do not divide {UNEVEN.rows}.")
+                    f"Raise ValueError where the ranks of the group do not divide {UNEVEN.rows}.",
+                    code="no_error")

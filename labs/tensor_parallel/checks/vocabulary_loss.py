@@ -109,28 +109,31 @@ def _judge_loss(run, who):
     loss, want = run.loss, run.want.item()
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise Wrong(f"{who}: your function returned {kind_of(loss)}, not one number in a tensor",
-                    "The mean over the tokens that count.")
+                    "The mean over the tokens that count.", code="wrong_type")
     run.kept.judge()
     # A mean of thousands of losses in bf16 has two digits.
     if loss.dtype != torch.float32:
         raise Wrong(f"{who}: the loss is {str(loss.dtype).removeprefix('torch.')}, not float32",
-                    "Compute in fp32: logits.float() before the first sum.")
+                    "Compute in fp32: logits.float() before the first sum.", code="wrong_dtype")
     if not loss.requires_grad:
         raise Wrong(f"{who}: the loss has no gradient",
-                    "Detach the maximum only: it is a constant that cancels.")
+                    "Detach the maximum only: it is a constant that cancels.",
+                    code="no_gradient_function")
     got = loss.item()
     if abs(got - want) <= 10 * _TOLERANCE * max(1.0, abs(want)):
         return
     if not math.isfinite(got):
         raise Wrong(f"{who}: the loss is {got}, the reference's is {want:.5g}",
                     "exp of a large number is infinite: subtract the largest logit of all ranks "
-                    "first. And a token whose target is -100 must not be looked up.")
+                    "first. And a token whose target is -100 must not be looked up.",
+                    code="not_finite")
     is_, should_be = format_distinct(got, want, digits=5)
     cause, hint = next(((f": {said}", hint) for value, said, hint in _causes(run)
                         if abs(got - value) <= 10 * _TOLERANCE * max(1.0, abs(value))),
                        ("", "log Σ exp over all ranks' logits, minus the target's logit, which one "
                             "rank has; the mean over the targets that are not -100."))
-    raise Wrong(f"{who}: the loss is {is_}, the reference's is {should_be}{cause}", hint)
+    raise Wrong(f"{who}: the loss is {is_}, the reference's is {should_be}{cause}", hint,
+                code="wrong_loss")
 
 
 def _causes(run):
@@ -196,19 +199,21 @@ def _judge_collectives(calls, run, who):
         raise Wrong(f"{who}: forward sends {sent:,} numbers for {tokens} tokens, {sent / tokens:g} "
                     f"for each, most of them in {largest.kind}: that grows with the vocabulary",
                     "No rank needs the logits of another one: reduce the maximum, the sum of "
-                    "exponentials and the target's logit, three numbers for each token.")
+                    "exponentials and the target's logit, three numbers for each token.",
+                    code="wrong_traffic")
 
 
 def _judge_gradient(run, who):
     got = run.local.grad
     if got is None:
-        raise Wrong(f"{who}: the logits get no gradient", "Detach the maximum only.")
+        raise Wrong(f"{who}: the logits get no gradient", "Detach the maximum only.",
+                    code="gradient_missing")
     want, got = run.part(run.gradient), got.float()
     scale = max(want.abs().max().item(), 1e-3)
     if not got.isfinite().all():
         raise Wrong(f"{who}: a gradient of the logits is not finite", "Detach the maximum, which "
                     "all ranks subtract. Then the largest exponential is 1, and no sum of them is "
-                    "0.")
+                    "0.", code="not_finite")
 
     def near(value):
         return bool(((got - value).abs() <= run.case.tolerance * scale).all())
@@ -218,13 +223,15 @@ def _judge_gradient(run, who):
         if run.sent_backward:
             call = run.sent_backward[0]
             raise Wrong(f"{who}: backward sends {call.elements:,} elements in {call.kind}",
-                        "A rank's gradient needs its own logits and the sums of forward only.")
+                        "A rank's gradient needs its own logits and the sums of forward only.",
+                        code="extra_collective")
         return
     cause, hint = next(((f": {said}", hint) for value, said, hint in _gradient_causes(run, want)
                         if near(value)),
                        ("", "softmax of this rank's logits, minus 1 at the target on the rank that "
                             "has it, divided by the number of tokens that count; zero for -100."))
-    raise Wrong(f"{who}: the gradient of the logits is not the reference's{cause}", hint)
+    raise Wrong(f"{who}: the gradient of the logits is not the reference's{cause}", hint,
+                code="wrong_gradient")
 
 
 def _gradient_causes(run, want):

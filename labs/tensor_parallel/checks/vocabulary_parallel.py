@@ -57,7 +57,8 @@ def _is_mixed(found: Found) -> bool:
     return any(close(factor * found.got, mixed) for factor in (1, found.ranks))
 
 
-CAUSES = (Cause("the rows of several ranks are added up in it: it was reduced once too often",
+CAUSES = (Cause("summed_too_often",
+                "the rows of several ranks are added up in it: it was reduced once too often",
                 "A row's gradient is complete on the rank that has the row, what the embedding and "
                 "what the head give together. The other ranks' gradients belong to other rows.",
                 lambda found: found.got.dim() == 2 and _is_mixed(found)),)
@@ -86,7 +87,7 @@ def _try_both(loss, vocabulary_parallel):
                 if group is dist.group.WORLD:
                     _judge_bytes(vocabulary_parallel, group, tied)
             except Wrong as wrong:  # raised on all ranks alike
-                raise Wrong(f"{where}: {wrong.sentence}", wrong.hint, wrong.place) from None
+                raise wrong.said_of(where) from None
 
 
 def whole_model(tied: bool) -> nn.Module:
@@ -111,10 +112,12 @@ def _judge_tied(model, tied):
     # Two parameters where there was one would each get a part of the gradient.
     if tied and embedding.weight is not head.weight:
         raise Wrong("embedding and head were one parameter, and are two now",
-                    "head.weight = embedding.weight: both have the same rows of this rank.")
+                    "head.weight = embedding.weight: both have the same rows of this rank.",
+                    code="tie_lost")
     if not tied and embedding.weight is head.weight:
         raise Wrong("embedding and head were two parameters, and are one now",
-                    "Only where the model's head has the embedding's weight do both share rows.")
+                    "Only where the model's head has the embedding's weight do both share rows.",
+                    code="tied_wrongly")
 
 
 def _judge_forward(model):
@@ -126,7 +129,7 @@ def _judge_forward(model):
         # raised in code of the model, where a verdict finds no line of the student's
         raise Wrong(f"the model's forward raises {message_of(error)}",
                     "The model's own loss takes logits of the whole vocabulary: replace it with "
-                    "lab.set_loss.") from None
+                    "lab.set_loss.", code="own_loss_kept") from None
 
 
 def _judge_bytes(vocabulary_parallel, group, tied):

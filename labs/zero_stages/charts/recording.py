@@ -76,7 +76,8 @@ def record_lifecycle(strategy, preset) -> dict:
     module, optimizer = build(strategy, preset)
     units = getattr(module, "units", None)
     if not units:
-        raise Wrong("the strategy's module has no units", "Wrap the model in a lab.ShardedModule.")
+        raise Wrong("the strategy's module has no units", "Wrap the model in a lab.ShardedModule.",
+                    code="no_units")
     *warmup, batch = batches(
         preset, 1 + (WARMUP_ON_GPU if devices.device().type == "cuda" else WARMUP))
     train(module, optimizer, warmup)

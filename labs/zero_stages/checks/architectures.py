@@ -139,10 +139,11 @@ _CHECKED = ("an nn.Sequential", "odd shapes", "a layer used twice", "a layer nev
 _SETTINGS = {"lr": 0.1, "momentum": 0.9}
 _STEPS = 3
 _MISTAKES = (
-    Mistake("not changed by the step", "Does the optimizer hold a shard of it, and does the shard "
-            "get its gradient?", lambda reference: [reference.unchanged()]),
-    Mistake("updated without momentum", "Pass all settings (**settings) to the optimizer that "
-            "updates the shard.", lambda reference: [reference.otherwise(momentum=0.0)]))
+    Mistake("not_updated", "not changed by the step", "Does the optimizer hold a shard of it, and "
+            "does the shard get its gradient?", lambda reference: [reference.unchanged()]),
+    Mistake("momentum_missing", "updated without momentum", "Pass all settings (**settings) to the "
+            "optimizer that updates the shard.",
+            lambda reference: [reference.otherwise(momentum=0.0)]))
 
 
 def reject_other_architectures(strategy: Callable) -> None:
@@ -152,7 +153,7 @@ def reject_other_architectures(strategy: Callable) -> None:
         try:
             _compare_with_reference(strategy, make(name))
         except Wrong as error:
-            raise Wrong(f"in a model with {name}: {error.sentence}", error.hint) from None
+            raise error.said_of(f"in a model with {name}") from None
 
 
 def _compare_with_reference(strategy, model):
@@ -171,7 +172,8 @@ def _compare_with_reference(strategy, model):
     # catches an optimizer that is chosen by name, whatever class it is given
     if not GivenSGD.made:
         raise Wrong("the strategy was given the optimizer class SGD and has made none of it",
-                    "Make the inner optimizer by optimizer_class(shards, **settings).")
+                    "Make the inner optimizer by optimizer_class(shards, **settings).",
+                    code="optimizer_class_ignored")
     steps = [Step(batch) for batch in data.xy_batches(_STEPS, BATCH, seed=3)]
     train_beside_reference(module, optimizer, [reference], steps, mistakes=_MISTAKES, hints=HINTS,
                            parameters_of=partial(parameters_of, model=model))

@@ -32,7 +32,7 @@ def check_choose(choose: Callable):
         got = None if returned is None else as_number(returned)
         if returned is not None and got not in (0, 1, 2, 3):
             raise Wrong(f"{name}: choose returned {returned!r}",
-                        "Return one number, 0, 1, 2 or 3, or None.")
+                        "Return one number, 0, 1, 2 or 3, or None.", code="not_a_stage")
         if got != want:
             raise _wrong(name, got, want, *case)
     return f"right in {len(cases)} cases, from DDP to 'it does not fit'"
@@ -61,11 +61,13 @@ def _wrong(name, got, want, parameters, ranks, capacity, activations) -> Wrong:
         return Wrong(f"{name}: you say {answer}, which takes {needed / GB:.1f} of "
                      f"{capacity / GB:.1f} GB",
                      "States and activations must fit together, and no stage divides activations; "
-                     "with few ranks a stage saves less than its limit.")
+                     "with few ranks a stage saves less than its limit.", code="stage_too_low")
     if state_bytes(parameters, ranks, want) + activations == capacity:
         return Wrong(f"{name}: you say {answer}; stage {want} takes exactly the capacity",
-                     "It must not be more than the capacity: as much as that fits.")
+                     "It must not be more than the capacity: as much as that fits.",
+                     code="exact_fit_refused")
     # Too high a stage sends more than it must.
     return Wrong(f"{name}: you say {answer}; stage {want} fits too and costs less",
                  "Take the lowest stage that fits: stage 3 sends half as much again, and each "
-                 "stage has more that can go wrong. Capacity counts in bytes, and GB are 1e9.")
+                 "stage has more that can go wrong. Capacity counts in bytes, and GB are 1e9.",
+                 code="stage_too_high")

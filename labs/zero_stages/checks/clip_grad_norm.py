@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from labs.exercises.numbers import as_number, judge_number
+from labs.exercises.numbers import Cause, as_number, judge_number
 from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.exercises.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
@@ -85,10 +85,12 @@ def _reject(norm, case, limit, traffic):
     # A norm takes one number; gathering gradients would undo ZeRO-2.
     if sent > _MOST_ELEMENTS:
         raise Wrong(f"rank {rank} communicates {sent:,} elements to find one number",
-                    "Squares add up: all-reduce the sum of the squares, not the gradients.")
+                    "Squares add up: all-reduce the sum of the squares, not the gradients.",
+                    code="too_much_sent")
     if as_number(norm) is None:
         raise Wrong(f"clip_grad_norm returned {kind_of(norm)}, not the norm",
-                    "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.")
+                    "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.",
+                    code="not_a_number")
     _reject_norm(norm, case, limit, rank)
     # All gradients shrink by one factor, and only if the norm is above the limit.
     factor = min(1.0, limit / case.norm)
@@ -96,22 +98,25 @@ def _reject(norm, case, limit, traffic):
         group = 1 + (number >= case.first)
         ratio = (shard.grad * before).sum().item() / before.square().sum().item()
         if not abs(ratio - factor) <= _TOLERANCE:  # also where it is not a number
+            code, hint = _scale_hint(ratio, factor)
             raise Wrong(f"rank {rank}, max_norm {limit:g}, group {group} of 2: the gradients are "
-                        f"{ratio:.4f}x what they were, instead of {factor:.4f}x",
-                        _scale_hint(ratio, factor))
+                        f"{ratio:.4f}x what they were, instead of {factor:.4f}x", hint, code=code)
         # In place: a new tensor leaves the old one as it was for whoever holds it.
         if shard.grad is not tensor:
             raise Wrong(f"rank {rank}: a gradient was replaced by another tensor, not scaled in "
-                        "place", "gradient.mul_(factor) scales it in place.")
+                        "place", "gradient.mul_(factor) scales it in place.",
+                        code="gradient_replaced")
 
 
 def _reject_norm(norm, case, limit, rank):
     # The norm is the same on all ranks: with its own, each would scale by another factor.
     own = _norm(before for _, before, _ in case.shards)
     whole = case.norm
-    causes = [(own, "the norm of this rank's shards alone", "The others have the rest."),
-              (min(whole, limit), "the norm after the clipping", "Return the one from before."),
-              (whole * whole, "its square", "Take the root after the sum.")]
+    causes = [Cause("norm_of_one_rank", own, "the norm of this rank's shards alone",
+                    "The others have the rest."),
+              Cause("norm_after_clipping", min(whole, limit), "the norm after the clipping",
+                    "Return the one from before."),
+              Cause("square_not_root", whole * whole, "its square", "Take the root after the sum.")]
     judge_number(norm, whole, causes, f"rank {rank}, the norm", rel_tol=_TOLERANCE,
                  hint="Norms do not add up, their squares do: sum the squares over the shards of "
                       "all groups and over the ranks, then take the root.",
@@ -124,16 +129,17 @@ def _reject_unreduced(norm, case):
         raise Wrong(f"rank {dist.get_rank()}: under ZeRO-1, where the gradients are not reduced "
                     f"before the step, the norm is {norm}, not {case.norm:.4f}",
                     "Begin with optimizer.reduce_once(): it reduces the gradients now, and not "
-                    "again in the step.")
+                    "again in the step.", code="norm_before_reduce")
 
 
 def _norm(tensors) -> float:
     return sum(tensor.square().sum().item() for tensor in tensors)**0.5
 
 
-def _scale_hint(ratio, factor) -> str:
+def _scale_hint(ratio, factor) -> tuple[str, str]:
+    """(code, hint) where the gradients were scaled by another factor."""
     if factor == 1.0:
-        return "A norm below max_norm is left alone: scale by at most 1."
+        return "clipped_below_limit", "A norm below max_norm is left alone: scale by at most 1."
     if abs(ratio - 1) < _TOLERANCE:
-        return "Scale the gradients of all groups in place: gradient.mul_(...)."
-    return "Scale every shard's gradient by max_norm / norm."
+        return "not_scaled", "Scale the gradients of all groups in place: gradient.mul_(...)."
+    return "wrong_scale", "Scale every shard's gradient by max_norm / norm."

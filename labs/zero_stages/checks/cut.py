@@ -23,7 +23,8 @@ def check_cut(cut: Callable):
         # Catches resize_ and other changes in place: who calls cut still uses the tensor.
         if given.shape != flat.shape or not given.equal(flat):
             raise Wrong(f"{size} numbers on {counted(ranks, 'rank')}: cut has changed the tensor "
-                        "that it was given", "Pad a new tensor; flat itself stays as it is.")
+                        "that it was given", "Pad a new tensor; flat itself stays as it is.",
+                        code="changes_input")
         reject_wrong_pieces(pieces, flat, ranks)
     return "equal pieces of one tensor, in order, with no more padding than needed"
 
@@ -33,26 +34,27 @@ def reject_wrong_pieces(pieces, flat: torch.Tensor, ranks: int) -> None:
     size, case = len(flat), f"{len(flat)} numbers on {counted(ranks, 'rank')}"
     if not isinstance(pieces, list | tuple) or not all(isinstance(p, torch.Tensor) for p in pieces):
         raise Wrong(f"cut returned {kind_of(pieces)}, not a list of tensors",
-                    "A list with one piece for each rank.")
+                    "A list with one piece for each rank.", code="wrong_type")
     if len(pieces) != ranks:
         raise Wrong(f"{case}: {counted(len(pieces), 'piece')}, not {ranks}",
                     "Every rank gets one, even if it is all padding: all ranks take part in every "
-                    "collective.")
+                    "collective.", code="wrong_count")
     # Collectives on one tensor need equal pieces; chunk() and a longer last piece have others.
     lengths = [piece.numel() for piece in pieces]
     if len(set(lengths)) > 1:
         raise Wrong(f"{case}: pieces of {', '.join(map(str, lengths))} numbers, not all equal",
-                    "Collectives need equal pieces: put zeros after the end.")
+                    "Collectives need equal pieces: put zeros after the end.",
+                    code="unequal_pieces")
     _reject_wrong_length(case, lengths[0], size, ranks)
     for piece in pieces:
         # A shard is flat, as the tensor is: split(1) of a matrix gives rows in a matrix.
         if piece.dim() != 1:
             raise Wrong(f"{case}: a piece of shape {tuple(piece.shape)}, not ({lengths[0]},)",
-                        "Each piece has one dimension, as flat has.")
+                        "Each piece has one dimension, as flat has.", code="wrong_shape")
         if piece.dtype != flat.dtype:
             raise Wrong(f"{case}: flat holds {_name(flat)}, a piece {_name(piece)}",
                         "Zeros of another type change the whole: flat.new_zeros(...) makes some "
-                        "of the type of flat.")
+                        "of the type of flat.", code="wrong_dtype")
     _reject_wrong_contents(case, pieces, flat)
 
 
@@ -66,25 +68,27 @@ def _reject_wrong_contents(case, pieces, flat):
     joined = torch.cat(list(pieces))
     if not joined[:size].equal(flat):
         raise Wrong(f"{case}: put together, the pieces are not the numbers in their order",
-                    "Rank 0 gets the first piece, rank 1 the second, and so on.")
+                    "Rank 0 gets the first piece, rank 1 the second, and so on.",
+                    code="wrong_order")
     # Padding takes part in norms and sums, so it must be zero.
     if joined[size:].any():
         raise Wrong(f"{case}: after the end there is something other than zeros",
-                    "Zeros change no sum and no norm.")
+                    "Zeros change no sum and no norm.", code="padding_not_zero")
     # Views, one behind the other: a gather into the flat tensor must update the pieces, and copies
     # take memory twice.
     first, step = pieces[0].data_ptr(), pieces[0].numel() * pieces[0].element_size()
     if any(piece.data_ptr() != first + number * step or not piece.is_contiguous()
            for number, piece in enumerate(pieces)):
         raise Wrong(f"{case}: the pieces are copies, each in memory of its own",
-                    "Pad first, then take views of the padded tensor.")
+                    "Pad first, then take views of the padded tensor.", code="copies_not_views")
 
 
 def _reject_wrong_length(case, length, size, ranks):
     least = -(-size // ranks)  # rounded up
     if length < least:
         raise Wrong(f"{case}: {ranks} pieces of {length} hold {ranks * length}: the last "
-                    f"{size - ranks * length} are lost", "Round the length of a piece up.")
+                    f"{size - ranks * length} are lost", "Round the length of a piece up.",
+                    code="elements_lost")
     if length > least:
         raise Wrong(f"{case}: pieces of {length}, where {least} are enough",
-                    "Round up, but only if the size does not divide.")
+                    "Round up, but only if the size does not divide.", code="too_much_padding")

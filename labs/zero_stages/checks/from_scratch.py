@@ -56,7 +56,8 @@ def _require_memory(optimizer):
         if shard.untyped_storage().nbytes() < shard.numel() * shard.element_size():
             raise Wrong("a shard that the optimizer holds has no memory, because the storage that "
                         "it looks at was freed", "Does the shard have memory of its own? A piece "
-                        "of `full` is a view, and is freed with it: clone the piece.")
+                        "of `full` is a view, and is freed with it: clone the piece.",
+                        code="shard_without_memory")
 
 
 def shards_in(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -153,7 +153,7 @@ def _judge_layers_kept(held, most, from_the_beginning):
         raise Wrong(f"rank {dist.get_rank()} holds {held:,} bytes of gathered parameters after "
                     f"forward; under ZeRO-3 one layer and the root may be left, at most {most:,}",
                     "Free a layer's parameters when its forward is done: the layers after it need "
-                    "other ones, and backward gathers it again.")
+                    "other ones, and backward gathers it again.", code="memory_kept")
 
 
 def _bytes_of(model) -> int:
@@ -178,18 +178,21 @@ def reject_excess_traffic(traffic: Traffic, limits: StageLimits) -> float:
         return total
     parts = ", ".join(f"{kind} {elements / limits.elements:.1f}Ψ"
                       for kind, elements in sent.items() if elements)
+    code, hint = _traffic_hint(sent, limits)
     raise Wrong(f"rank {dist.get_rank()} moves {total:.1f}Ψ elements per step ({parts}); "
-                f"ZeRO-{limits.stage} moves {allowed}Ψ", _traffic_hint(sent, limits))
+                f"ZeRO-{limits.stage} moves {allowed}Ψ", hint, code=code)
 
 
-def _traffic_hint(sent, limits) -> str:
+def _traffic_hint(sent, limits) -> tuple[str, str]:
+    """(code, hint) where more is sent than the stage needs."""
     if sent.get("all_reduce", 0) > limits.elements / 2:
-        return ("An all-reduce gives every rank the whole sum; a rank needs only its own shard of "
-                "it: reduce-scatter.")
+        return ("all_reduced_not_scattered", "An all-reduce gives every rank the whole sum; a rank "
+                "needs only its own shard of it: reduce-scatter.")
     if limits.stage == 3:
-        return ("Gather a layer once for its forward and once for its backward, and reduce-scatter "
-                "its gradients once.")
-    return "Only parameters are ever gathered; gradients and optimizer states stay where they are."
+        return ("too_much_sent", "Gather a layer once for its forward and once for its backward, "
+                "and reduce-scatter its gradients once.")
+    return ("too_much_sent", "Only parameters are ever gathered; gradients and optimizer states "
+            "stay where they are.")
 
 
 def _reject_late_gradients(traffic, limits):
@@ -202,7 +205,7 @@ def _reject_late_gradients(traffic, limits):
             "free them.")
     if not sent or sent[0] > ready[-1]:
         raise Wrong(f"rank {dist.get_rank()}: no gradient leaves before the last one is ready, so "
-                    "all of them are in memory at once", hint)
+                    "all of them are in memory at once", hint, code="leaves_too_late")
     # All layers, not the first alone: when a layer's gradients are complete, those of the layers
     # before it have left, but for the last one or two, which may wait to travel together.
     for done, (name, place) in enumerate(_layers_ready(traffic.events)):
@@ -210,7 +213,7 @@ def _reject_late_gradients(traffic, limits):
         if left < (done - 2) * limits.layer:
             raise Wrong(f"rank {dist.get_rank()}: when the gradients of {name} are ready, those of "
                         f"{done} layers were ready before, and {left / limits.layer:.1f} layers' "
-                        "have left", hint)
+                        "have left", hint, code="leaves_too_late")
 
 
 def _layers_ready(events) -> list[tuple[str, int]]:
@@ -241,14 +244,15 @@ def reject_missing_overlap(traffic: Traffic, layer: int) -> None:
                             "backward is waited for before another gradient is ready: nothing "
                             "travels while the next layer computes",
                             "Keep what lab.reduce_scatter(...) returns, and call its .wait() when "
-                            "the next layer's gradients are there.")
+                            "the next layer's gradients are there.", code="waits_too_early")
     # Each in flight holds a layer's gradients: several at once, and the memory saved is back.
     for moment in ready:
         flying = sum(events[begun].elements for begun, ended in calls if begun < moment < ended)
         if flying > 1.5 * layer:
             raise Wrong(f"rank {dist.get_rank()}: at {events[moment].what.removeprefix('ready ')} "
                         f"in backward, the gradients of {flying / layer:.1f} layers are in flight",
-                        "One at a time: wait for the one before, then begin the next.")
+                        "One at a time: wait for the one before, then begin the next.",
+                        code="too_many_in_flight")
 
 
 def reject_excess_memory(report: memory.Report, unsharded: memory.Report,
@@ -295,4 +299,5 @@ def _reject_high_peaks(report, unsharded, limits):
             raise Wrong(f"rank {dist.get_rank()} holds {peak:,} bytes at the peak of {phase}; what "
                         f"stays is {int(stays):,}, and {what} of a few layers come to less than "
                         f"{room:,}", "One layer after the other: free it before the next but one "
-                        "comes. What is only freed at the end is there at the peak.")
+                        "comes. What is only freed at the end is there at the peak.",
+                        code="peak_too_high")

@@ -62,14 +62,15 @@ def _reject_other_counts(gathers, computes, direction):
     # ZeRO-3 gathers each layer for each direction; ZeRO-2 or a layer kept whole gathers less.
     if len(gathers) < len(computes):
         raise Wrong(f"in {direction}, {len(gathers)} gathers are called for {len(computes)} "
-                    "layers", "Each layer's parameters are gathered for each direction.")
+                    "layers", "Each layer's parameters are gathered for each direction.",
+                    code="too_few_gathers")
     # A unit is gathered once for each direction: catches one that is fetched again while it has
     # memory, which the order below would read as two units fetched ahead.
     units, called = len(computes) + 1, sum(place < computes[-1] for place in gathers)
     if called > units:
         raise Wrong(f"in {direction}, {called} gathers are called for {units} units: a unit is "
                     "gathered again while it has memory", "fetch does nothing for a unit that "
-                    "has been fetched: unit.is_gathered says so.")
+                    "has been fetched: unit.is_gathered says so.", code="gathered_again")
 
 
 def _reject_other_order(gathers, computes, direction):
@@ -78,14 +79,15 @@ def _reject_other_order(gathers, computes, direction):
     for who, number, begun in _when_layers_compute(gathers, computes, direction):
         if begun < number + 3:
             raise Wrong(f"{who} has not been begun", "Begin the gather of "
-                        "self.next_unit(unit) before this unit computes.")
+                        "self.next_unit(unit) before this unit computes.", code="no_overlap")
     # One layer ahead is enough to hide a gather, and each layer ahead is memory.
     for number, moment in enumerate(computes[:-2]):
         begun = sum(place < moment for place in gathers)
         if begun > number + 3:
             raise Wrong(f"in {direction}, when layer number {number + 1} computes, the gather "
                         f"of number {number + 3} of {len(computes)} has begun, too",
-                        "Fetch one unit ahead: each one more is another layer in memory.")
+                        "Fetch one unit ahead: each one more is another layer in memory.",
+                        code="too_far_ahead")
 
 
 def _reject_waiting(calls, waits, computes, direction):
@@ -94,14 +96,15 @@ def _reject_waiting(calls, waits, computes, direction):
     if not all(gather.asynchronous for gather in calls[2:]):
         raise Wrong(f"in {direction}, the next layer's gather is called and waited for at "
                     "once: nothing travels while this layer computes", "async_op=True returns "
-                    "a handle: wait for it when the layer's turn comes.")
+                    "a handle: wait for it when the layer's turn comes.",
+                    code="blocking_collective")
     # Asynchronous by name only: when layer k computes, at most the root's gather and those of
     # k + 1 layers have been waited for.
     for who, number, waited in _when_layers_compute(waits, computes, direction):
         if waited > number + 2:
             raise Wrong(f"{who} has been waited for: nothing travels meanwhile", "Wait for "
                         "this unit's own gather alone; the next one's turn to wait comes "
-                        "later.")
+                        "later.", code="waits_too_early")
 
 
 def _when_layers_compute(places, computes, direction) -> list[tuple[str, int, int]]:

@@ -80,7 +80,8 @@ def build(strategy: Callable, model: nn.Module, settings: dict) -> ModuleAndOpti
         if type(part).__module__.startswith(("torch.distributed", "torch.nn.parallel",
                                              "deepspeed")):
             raise Wrong(f"{type(part).__module__.split('.')[0]}'s own {type(part).__name__} does "
-                        "the work", "Build it from the pieces of the lab; theirs is for comparing.")
+                        "the work", "Build it from the pieces of the lab; theirs is for comparing.",
+                        code="ready_made")
     return pair
 
 
@@ -114,39 +115,41 @@ HINTS = Hints(
 
 # Tried in this order: the first that explains every wrong number names the mistake.
 MISTAKES = (
-    Mistake("not changed by the step",
+    Mistake("not_updated", "not changed by the step",
             "After the update every rank needs the pieces that the others updated: gather the "
             "parameters, again in every step.",
             lambda reference: [reference.unchanged()],
             hint_if_whole="Nothing of it was updated here. Does the inner optimizer hold "
             "flat.shard, and does every shard get its gradient before inner.step(), also the unit "
             "reduced last?"),
-    Mistake("updated with the gradient of one of {parts} backward passes",
+    Mistake("not_accumulated", "updated with the gradient of one of {parts} backward passes",
             "A new gradient is added to the one that is there.",
             _if_accumulated(lambda parts: 1 / parts)),
-    Mistake("updated with gradients that had been reduced before, in an earlier backward pass",
+    Mistake("reduced_twice",
+            "updated with gradients that had been reduced before, in an earlier backward pass",
             "Once they are reduced, free them: set the parameters' .grad to None. A hook that "
             "returns None frees nothing.",
             # of k equal passes the first is then reduced k times, the last once
             _if_accumulated(lambda parts: (parts + 1) / 2)),
-    Mistake("updated with the gradient of one rank alone",
+    Mistake("gradient_of_one_rank", "updated with the gradient of one rank alone",
             "Reduce the gradients over the ranks first, in every step and for every parameter.",
             lambda reference: [reference.otherwise(own) for own in reference.alone]),
-    Mistake("updated with the SUM of the gradients over the ranks, not the mean",
+    Mistake("sum_not_mean", "updated with the SUM of the gradients over the ranks, not the mean",
             "Divide by the world size.", _scaled(lambda ranks: ranks)),
-    Mistake("updated with the mean divided by the world size once more", "Divide once.",
-            _scaled(lambda ranks: 1 / ranks)),
-    Mistake("updated with a learning rate that does not follow the schedule",
+    Mistake("mean_twice", "updated with the mean divided by the world size once more",
+            "Divide once.", _scaled(lambda ranks: 1 / ranks)),
+    Mistake("schedule_ignored", "updated with a learning rate that does not follow the schedule",
             "The schedule changes optimizer.param_groups: they must be the groups that the update "
             "reads.", lambda reference: [reference.otherwise(lr=SETTINGS["lr"])]),
-    Mistake("updated without weight decay",
+    Mistake("weight_decay_missing", "updated without weight decay",
             "Pass all settings (**settings) to the optimizer that updates the shard.",
             lambda reference: [reference.otherwise(weight_decay=0.0)]),
-    Mistake("updated as if by a new optimizer: the moments of the earlier steps are lost",
+    Mistake("new_optimizer_state",
+            "updated as if by a new optimizer: the moments of the earlier steps are lost",
             "Make the inner optimizer once, in __init__.",
             lambda reference: [reference.otherwise(new_optimizer=True)]),
-    Mistake("updated with the gradients of all steps so far",
+    Mistake("gradients_not_cleared", "updated with the gradients of all steps so far",
             "zero_grad must forget the parameters' gradients, not only those of the shards.",
             lambda reference: [reference.otherwise(reference.accumulated())]),
-    Mistake("updated with a gradient of zero", "Where did the gradient go before the update?",
-            _scaled(lambda ranks: 0)))
+    Mistake("zero_gradient", "updated with a gradient of zero",
+            "Where did the gradient go before the update?", _scaled(lambda ranks: 0)))

@@ -55,11 +55,12 @@ class CountingReader:
         length = len(self.shards[0])
         if old not in range(len(self.shards)):
             raise Wrong(f"read({old}, {begin}, {end}): the old ranks are 0 to "
-                        f"{len(self.shards) - 1}", "before, not after, says how many there were.")
+                        f"{len(self.shards) - 1}", "before, not after, says how many there were.",
+                        code="no_such_rank")
         if None in (begin, end) or not 0 <= begin <= end <= length:
             raise Wrong(f"read({old}, {begin}, {end}): a shard of {len(self.shards)} ranks has "
                         f"elements 0 to {length}", "begin and end count from the beginning of the "
-                        "old shard, not of the whole.")
+                        "old shard, not of the whole.", code="out_of_range")
         self.elements += end - begin
         return self.shards[int(old)][int(begin):int(end)].clone()
 
@@ -73,24 +74,26 @@ def _reject_wrong_shard(reshard, size, before, after, rank, padding):
     got = reshard(read, size, before, after, rank)
     if not isinstance(got, torch.Tensor):
         raise Wrong(f"reshard returned {kind_of(got)}, not a tensor",
-                    "Return the shard of the rank that was asked for.")
+                    "Return the shard of the rank that was asked for.", code="wrong_type")
     # Old padding that is kept makes shards too long, and lies between parameters.
     if got.shape != want.shape:
         raise Wrong(f"{case}: {_size(got)}, not {_size(want)}",
-                    "All new shards are equally long: elements / after, rounded up.")
+                    "All new shards are equally long: elements / after, rounded up.",
+                    code="wrong_shape")
     # Only the old padding is NaN here.
     if got.isnan().any():
         raise Wrong(f"{case}: what was padding in the old shards (NaN here) is in the new shard",
                     "Read up to the last of `elements`, not to the end of the old shard: nothing "
-                    "says what its padding holds. The new padding is zeros.")
+                    "says what its padding holds. The new padding is zeros.", code="padding_kept")
     if not got.equal(want):
         raise Wrong(f"{case}: its numbers are other numbers than its own",
                     "Its elements are rank·k to (rank+1)·k of the whole, without padding; old rank "
-                    "r has those from r times the old k on.")
+                    "r has those from r times the old k on.", code="wrong_elements")
     # Whoever reads everything needs memory for everything: that is what did not fit on one rank.
     if read.elements > len(want):
         raise Wrong(f"{case}: {read.elements:,} elements are read to fill a shard of {len(want):,}",
-                    "Read of an old shard only the part that overlaps with the new one.")
+                    "Read of an old shard only the part that overlaps with the new one.",
+                    code="reads_too_much")
 
 
 def _size(shard) -> str:
@@ -116,7 +119,8 @@ def _train(strategy, saved, reshard, number) -> tuple[list[dict], float]:
     module, optimizer = raise_on_all_ranks(build, strategy, model, SETTINGS)
     if not isinstance(optimizer, ShardedOptimizer):
         raise Wrong(f"the strategy's optimizer is {kind_of(optimizer)}, not a "
-                    "lab.ShardedOptimizer", "Give your ZeRO-1 of exercise 3.2.")
+                    "lab.ShardedOptimizer", "Give your ZeRO-1 of exercise 3.2.",
+                    code="wrong_strategy")
     if saved:
         load_sharded_state_dict(optimizer, saved, reshard)
     begin = number * STEPS
@@ -127,7 +131,8 @@ def _train(strategy, saved, reshard, number) -> tuple[list[dict], float]:
             else f"after {STEPS} steps on {RANKS[0]} ranks, before anything is saved")
     found = parameters_of(module, model)
     if found is None:
-        raise Wrong(f"the parameters have no memory {when}", "Give your ZeRO-1 of exercise 3.2.")
+        raise Wrong(f"the parameters have no memory {when}", "Give your ZeRO-1 of exercise 3.2.",
+                    code="wrong_strategy")
     # Parameters alone could come back right: steps after loading also show lost or moved moments.
     difference = raise_on_all_ranks(judge_parameters, found, [reference], when, (), HINTS)
     return sharded_state_dict(optimizer), difference

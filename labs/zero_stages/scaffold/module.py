@@ -206,7 +206,7 @@ def _require_gathered(unit, direction):
     """Raises Wrong: computing with a storage of size 0 reads address 0 and kills the process."""
     if not unit.is_gathered:
         raise Wrong(f"{direction} of {unit.name!r} begins, and its parameters are not there",
-                    f"Gather them in before_{direction}, every time.")
+                    f"Gather them in before_{direction}, every time.", code="not_gathered")
 
 
 def tensors_in(output) -> list[torch.Tensor]:

@@ -111,7 +111,8 @@ def run_replicas(train: Callable) -> ReplicaRun | Verdict:
     except KeyboardInterrupt:
         raise Stopped("interrupted; the lighthouse and all groups were stopped") from None
     except _Failed as error:
-        return print_in_script(Verdict(TITLE, False, str(error), printed=error.printed))
+        return print_in_script(Verdict(TITLE, False, str(error), printed=error.printed,
+                                       code="replicas_failed"))
 
 
 class _Failed(LaunchError):
