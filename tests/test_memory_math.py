@@ -364,7 +364,8 @@ def test_the_recipe_that_tells_mistakes_apart():
                for types in NAMED.values())
     for causes, right in zip(causes_of(*TELLING, *bytes_of(*TELLING)), bytes_of(*TELLING),
                              strict=True):
-        applies = [number for number, *_ in causes[:7] if number != right]  # those of one mistake
+        applies = [cause.number for cause in causes[:7]  # those of one mistake
+                   if cause.number != right]
         assert len(set(applies)) == len(applies)
 
 
