@@ -12,11 +12,10 @@ import labs.fsdp as lab
 from labs import launch
 from labs.exercises.comparison import compare, model_of
 from labs.exercises.verdicts import Verdict
-from labs.fsdp import fsdp1, memory_limits, scaffold
-from labs.fsdp.charts import limits, precision, sharding
-from labs.fsdp.charts.recording import count_operations
-from labs.fsdp.checks.cost import collectives, gathered_bytes
-from labs.fsdp.checks.lost_time import lost
+from labs.fsdp import choose, comparisons, fsdp1, limit_charts, memory_limits, mixed, scaffold
+from labs.fsdp.choose import lost
+from labs.fsdp.cost import collectives, gathered_bytes
+from labs.fsdp.limit_charts import count_operations
 from labs.fsdp.memory_limits import FORMULAS, LargestModel, ProcessOverhead
 from labs.training import models
 from labs.training.presets import preset
@@ -88,7 +87,7 @@ def test_fully_shard_is_zero3_by_hand(solution, monkeypatch, capsys):
     monkeypatch.chdir(ROOT / "solutions")
     zero3 = lab.your_zero3()
     assert zero3.is_students
-    found = sharding.measure_zero3(zero3, solution.shard, SMALL)
+    found = comparisons.measure_zero3(zero3, solution.shard, SMALL)
     _, hand, fully, freed = found.results.values()
     counters = [4 * 4, *2 * [4 * sum(1 for _ in model_of(SMALL).parameters())]]  # AdamW's
     for result, steps in zip((hand, fully, freed), counters, strict=True):
@@ -98,7 +97,7 @@ def test_fully_shard_is_zero3_by_hand(solution, monkeypatch, capsys):
     _, *travels = map(found.communication_volume, found.results)
     assert travels[0] == travels[2] == 3 > travels[1]
     assert len(hand.calls) == len(freed.calls) == len(fully.calls) + 1
-    assert "sent in a step 3 Ψ, predicted 3" in repr(sharding.draw_zero3(found))
+    assert "sent in a step 3 Ψ, predicted 3" in repr(comparisons.draw_zero3(found))
     losses = [r.losses for r in found.results.values()]
     assert losses == 4 * [pytest.approx(losses[0], rel=1e-6)]
 
@@ -204,11 +203,11 @@ def test_an_unfilled_exercise_makes_every_picture_wait(capsys):
 
 
 @pytest.mark.parametrize("module, draw, title", [
-    (precision, lambda: lab.compare_state_dicts(lab.ddp), "State dicts"),
-    (sharding, lambda: lab.compare_wrappings({"each block": lab.blocks}, SMALL), "Wrappings"),
-    (sharding, lambda: lab.compare_accumulation(lab.ddp, SMALL), "Gradient accumulation"),
-    (sharding, lambda: lab.compare_meshes(lab.ddp, SMALL), "HSDP"),
-    (limits, lambda: lab.show_offload(lab.ddp, lab.ddp), "CPU offload"),
+    (mixed, lambda: lab.compare_state_dicts(lab.ddp), "State dicts"),
+    (comparisons, lambda: lab.compare_wrappings({"each block": lab.blocks}, SMALL), "Wrappings"),
+    (comparisons, lambda: lab.compare_accumulation(lab.ddp, SMALL), "Gradient accumulation"),
+    (comparisons, lambda: lab.compare_meshes(lab.ddp, SMALL), "HSDP"),
+    (limit_charts, lambda: lab.show_offload(lab.ddp, lab.ddp), "CPU offload"),
     (fsdp1, lab.fsdp1_names, "FSDP1's names"),
     (fsdp1, lambda: lab.fsdp1_wrap_policies(SMALL), "FSDP1's wrapping policies"),
     (scaffold, lab.count_underflow, "Underflow")])
@@ -295,7 +294,7 @@ def test_two_replicas_hold_twice_as_much_and_all_reduce_a_shard(solution, capsys
 def test_one_unit_loses_most_and_blocks_least(solution, capsys):
     """Said in the notebook, for each link."""
     rows = {row[0]: row[3:] for row in lab.show_lost(solution.choose).rows}
-    for place in range(len(sharding.LINKS)):
+    for place in range(len(choose.LINKS)):
         lost = {name: float(row[place].split()[0].replace(",", "")) for name, row in rows.items()}
         assert max(lost, key=lost.get) == "whole model" and min(lost, key=lost.get) == "each block"
         assert rows["each block"][place].endswith("←")
@@ -303,9 +302,9 @@ def test_one_unit_loses_most_and_blocks_least(solution, capsys):
 
 def test_on_a_slow_link_all_small_units_lose_alike():
     """The notebook's numbers: what is saved on NVLink, and seconds on 100 GbE."""
-    wrappings = sharding.llama_wrappings()
-    nvlink, _, ethernet = ({name: lost(units, sharding.a100_on(link))
-                            for name, units in wrappings.items()} for link in sharding.LINKS)
+    wrappings = choose.llama_wrappings()
+    nvlink, _, ethernet = ({name: lost(units, choose.a100_on(link))
+                            for name, units in wrappings.items()} for link in choose.LINKS)
     saved = {name: 1 - seconds / nvlink["whole model"] for name, seconds in nvlink.items()}
     assert round(saved["each block"], 2) == 0.91 and round(saved["each linear"], 2) == 0.82
     alike = [ethernet[name] for name in ("2 blocks", "each block", "each linear")]
@@ -313,7 +312,7 @@ def test_on_a_slow_link_all_small_units_lose_alike():
 
 
 def test_the_units_of_llama_are_its_parameters():
-    for units in sharding.llama_wrappings().values():
+    for units in choose.llama_wrappings().values():
         assert sum(units) == 6_738_415_616
 
 

@@ -12,10 +12,8 @@ from _build.definitions import ROOT, definitions
 import labs.fsdp as lab
 from labs import launch
 from labs.exercises.verdicts import Verdict
-from labs.fsdp.charts import node as charts
-from labs.fsdp.node import jobs, running
-from labs.fsdp.node.running import Measured
-from labs.fsdp.node.step_seconds import (
+from labs.fsdp import node_charts, node_jobs, node_run
+from labs.fsdp.node_jobs import (
     Node,
     StepSeconds,
     communication_seconds,
@@ -23,6 +21,7 @@ from labs.fsdp.node.step_seconds import (
     step_seconds,
     training_run,
 )
+from labs.fsdp.node_run import Measured
 from labs.predictions import hardware
 from labs.training import presets
 from labs.training.presets import preset
@@ -58,8 +57,8 @@ def small(monkeypatch):
 
 
 def all_jobs(card, ranks, strategies):
-    return (jobs.jobs_for(card, ranks, strategies)
-            + jobs.scaling_jobs(ranks, strategies["checkpointed"]))
+    return (node_jobs.jobs_for(card, ranks, strategies)
+            + node_jobs.scaling_jobs(ranks, strategies["checkpointed"]))
 
 
 @pytest.mark.sample(4)
@@ -69,9 +68,10 @@ def all_jobs(card, ranks, strategies):
 def test_ddp_cannot_hold_what_fsdp_holds_on_every_card(name, ranks, strategies):
     card = hardware.gpu(name)
     ddp, *others = all_jobs(card, ranks, strategies)
-    assert jobs.predicted_peak(ddp).total > card.usable
+    assert node_jobs.predicted_peak(ddp).total > card.usable
     for job in others:
-        assert jobs.predicted_peak(job).total + hardware.overhead(ranks) < card.usable, job.name
+        peak = node_jobs.predicted_peak(job).total
+        assert peak + hardware.overhead(ranks) < card.usable, job.name
     larger = next(job for job in others if job.name.startswith("larger"))
     assert 16 * larger.parameters > card.usable  # DDP's states alone
     assert ddp.parameters == pytest.approx(1.01e9, rel=0.01)
@@ -81,9 +81,9 @@ def test_ddp_cannot_hold_what_fsdp_holds_on_every_card(name, ranks, strategies):
 def test_all_rows_take_less_than_ten_minutes_on_a100s(strategies):
     """Said in the notebook: about 4 minutes, predicted."""
     card = hardware.gpu("A100-80")
-    rows = [running.Row(job, None, step_seconds(job, Node.of(card)))
+    rows = [node_run.Row(job, None, step_seconds(job, Node.of(card)))
             for job in all_jobs(card, 8, strategies)]
-    assert running.predicted_minutes(rows) == pytest.approx(4, abs=0.5)
+    assert node_run.predicted_minutes(rows) == pytest.approx(4, abs=0.5)
     assert min(row.seconds for row in rows) > 0.05
 
 
@@ -114,7 +114,7 @@ def test_without_gpus_the_billion_is_predicted(solution, strategies, capsys):
     assert f"{offloaded.total / checkpointed.total - 1:.0%} longer".replace("%", " %") in text
     assert offloaded.host == pytest.approx(  # the root's copies alone are not hidden
         80 * 5.44e9 / (409.6e9 * 0.87), rel=0.01)
-    assert f"the work of {8 * charts.efficiency(run, run.rows[-1]):.1f}" in text
+    assert f"the work of {8 * node_charts.efficiency(run, run.rows[-1]):.1f}" in text
     copies, adamw = solution.offload(5.44e9, 8, pcie=32e9, host=410e9)
     assert copies / adamw == pytest.approx(1 / 4, abs=0.02)  # "a quarter of AdamW's time"
     states = 4 * 4 * 1.01e9
@@ -128,12 +128,12 @@ def test_without_gpus_the_billion_is_predicted(solution, strategies, capsys):
     for place in range(len(NAMES))], ids=NAMES)
 def test_a_rank_alone_holds_what_is_predicted(place, strategies, small):
     """DDP's batch is left small: here it has all the machine's memory."""
-    job = jobs.jobs_for(CARD, 4, strategies)[place]
+    job = node_jobs.jobs_for(CARD, 4, strategies)[place]
     job = replace(job, size=replace(job.size, batch=2))
     if job.offload:
         pytest.skip("on a CPU there is no other memory to which it could be offloaded")
-    [found] = launch(running.run_alone, job, ranks=1, device="cpu", quiet=True)
-    assert found.peak == pytest.approx(jobs.predicted_peak(job, "cpu").total, rel=1e-4)
+    [found] = launch(node_run.run_alone, job, ranks=1, device="cpu", quiet=True)
+    assert found.peak == pytest.approx(node_jobs.predicted_peak(job, "cpu").total, rel=1e-4)
     assert found.seconds == []
 
 
@@ -141,31 +141,31 @@ def test_a_rank_alone_holds_what_is_predicted(place, strategies, small):
                                   pytest.param("… + CPU offload", marks=pytest.mark.slow)])
 def test_ranks_train_a_job_and_time_it(name, strategies, small):
     """The others' strategies are those of the notebook's checks."""
-    job = jobs.jobs_for(CARD, 2, strategies)[NAMES.index(name)]
+    job = node_jobs.jobs_for(CARD, 2, strategies)[NAMES.index(name)]
     job = replace(job, size=replace(job.size, batch=1))
-    found = running.measure(job)
+    found = node_run.measure(job)
     assert found.peak > 0 and not found.failure
-    assert running.FEWEST <= len(found.seconds) <= running.MOST and min(found.seconds) > 0
+    assert node_run.FEWEST <= len(found.seconds) <= node_run.MOST and min(found.seconds) > 0
 
 
 def node_of(gpus, monkeypatch):
     """CPU ranks in the place of so many GPUs of the small card."""
     monkeypatch.setattr(cuda, "count", lambda: gpus)
-    monkeypatch.setattr(running, "launch", partial(launch, device="cpu"))
-    monkeypatch.setattr(running, "find_card", lambda: (CARD, gpus if gpus > 1 else 8))
+    monkeypatch.setattr(node_run, "launch", partial(launch, device="cpu"))
+    monkeypatch.setattr(node_run, "find_card", lambda: (CARD, gpus if gpus > 1 else 8))
 
 
 def test_a_node_measures_every_row_and_one_that_fails_is_a_row(strategies, small, monkeypatch,
                                                                 capsys):
     node_of(2, monkeypatch)
-    measure = running.measure
+    measure = node_run.measure
 
     def measured(job, alone):
         return (Measured(failure="out of memory") if job.name == "DDP" else
                 Measured(5_000_000, [0.5, 0.4, 0.6], copied=2_000_000_000, pinned=10**9)
                 if job.name != "larger, FSDP" else measure(job, alone))
 
-    monkeypatch.setattr(running, "measure", measured)
+    monkeypatch.setattr(node_run, "measure", measured)
     run = lab.billion_parameters(*strategies.values())
     table, steps = lab.node_table(run), lab.node_steps(run)
     rows = {row[0]: row for row in steps.rows}
@@ -189,8 +189,8 @@ def test_a_node_measures_every_row_and_one_that_fails_is_a_row(strategies, small
 def test_one_gpu_runs_one_rank_alone_and_says_what_that_is_not(strategies, small, monkeypatch,
                                                                 capsys):
     node_of(1, monkeypatch)
-    measure = running.measure
-    monkeypatch.setattr(running, "measure", lambda job, alone: measure(job, alone)
+    measure = node_run.measure
+    monkeypatch.setattr(node_run, "measure", lambda job, alone: measure(job, alone)
                         if job.name == "FSDP" else Measured(failure="out of memory"))
     run = lab.billion_parameters(*strategies.values())
     table = lab.node_table(run)
@@ -229,14 +229,14 @@ def test_fsdp_is_slower_than_ddp_where_the_link_is_slow(strategies):
 
 def test_fsdp_sends_one_and_a_half_times_what_ddp_sends(strategies):
     card = hardware.gpu("A100-80")
-    ddp, fsdp = jobs.jobs_for(card, 8, strategies)[:2]
+    ddp, fsdp = node_jobs.jobs_for(card, 8, strategies)[:2]
     seconds = [communication_seconds(job, Node.of(card)) for job in (ddp, fsdp)]
     assert seconds[1] / seconds[0] == pytest.approx(1.5, rel=0.06)  # and a latency for each unit
 
 
 def test_offload_copies_layers_three_times_and_the_root_twice(strategies):
     card = hardware.gpu("A100-80")
-    job = jobs.jobs_for(card, 8, strategies)[-1]
+    job = node_jobs.jobs_for(card, 8, strategies)[-1]
     run = training_run(job, Node.of(card))
     assert copied_bytes(run) == pytest.approx(3 * 4 * job.parameters / 8, rel=0.01)
     assert step_seconds(job, Node.of(card)).copied == copied_bytes(run)
@@ -245,41 +245,41 @@ def test_offload_copies_layers_three_times_and_the_root_twice(strategies):
 
 def test_a_rows_loss_is_named_by_the_part_that_grew_most():
     def row(ranks, *seconds):
-        return running.Row(jobs.Job(f"{ranks}", None, preset("billion", ranks=ranks)), None,
+        return node_run.Row(node_jobs.Job(f"{ranks}", None, preset("billion", ranks=ranks)), None,
                            StepSeconds(*seconds))
 
     rows = [row(1, 1.0, 0.0, 0.5, 0.0), row(2, 1.0, 0.2, 0.25, 0.0), row(4, 1.0, 0.1, 0.1, 0.3),
             row(8, 0.9, 0.0, 0.1, 0.0)]
-    run = running.NodeRun(CARD, 8, "predicted", rows, rows)
-    assert [charts.lost_to(run, row) for row in rows] == [
+    run = node_run.NodeRun(CARD, 8, "predicted", rows, rows)
+    assert [node_charts.lost_to(run, row) for row in rows] == [
         "", ", exposed 200 ms", ", host 300 ms", ""]
 
 
 def test_efficiency_counts_from_the_fewest_gpus_that_ran():
     sizes = [preset("billion", ranks=n) for n in (1, 2, 4)]
-    rows = [running.Row(jobs.Job(f"{size.ranks}", None, size), None, StepSeconds(1.0, 0, 0, 0),
-                        measured)
+    rows = [node_run.Row(node_jobs.Job(f"{size.ranks}", None, size), None,
+                         StepSeconds(1.0, 0, 0, 0), measured)
             for size, measured in zip(sizes, (Measured(failure="out of memory"),
                                               Measured(9, [1.0]), Measured(9, [1.25])),
                                       strict=True)]
-    run = running.NodeRun(CARD, 4, "measured", rows, rows)
-    assert [charts.efficiency(run, row) for row in rows] == [None, 1, 0.8]
-    assert charts.base_of(run) == 2
+    run = node_run.NodeRun(CARD, 4, "measured", rows, rows)
+    assert [node_charts.efficiency(run, row) for row in rows] == [None, 1, 0.8]
+    assert node_charts.base_of(run) == 2
 
 
 def test_a_row_that_takes_too_long_or_too_much_of_the_host_is_a_row(strategies, small, monkeypatch):
-    job = jobs.jobs_for(CARD, 2, strategies)[-1]
-    monkeypatch.setattr(running, "host_memory", lambda: 10**6)
-    assert running.measure(job).failure == "the host has only 0 GB"
+    job = node_jobs.jobs_for(CARD, 2, strategies)[-1]
+    monkeypatch.setattr(node_run, "host_memory", lambda: 10**6)
+    assert node_run.measure(job).failure == "the host has only 0 GB"
     stuck = RanksStuck("not done after 100 s", [], "That is the timeout=100 of this launch.",
                        code="timed_out")
-    monkeypatch.setattr(running, "host_memory", lambda: 10**12)
-    monkeypatch.setattr(running, "launch", raising(stuck))
-    assert running.measure(job).failure == "stopped after 100 s"
-    monkeypatch.setattr(running, "launch", raising(
+    monkeypatch.setattr(node_run, "host_memory", lambda: 10**12)
+    monkeypatch.setattr(node_run, "launch", raising(stuck))
+    assert node_run.measure(job).failure == "stopped after 100 s"
+    monkeypatch.setattr(node_run, "launch", raising(
         RanksStuck("rank 1 waits", [], code="no_progress")))
     with pytest.raises(RanksStuck, match="rank 1 waits"):
-        running.measure(job)
+        node_run.measure(job)
 
 
 def raising(error):
@@ -290,7 +290,7 @@ def raising(error):
 
 
 def test_a_failure_is_called_by_the_labs_title(strategies, monkeypatch, capsys):
-    monkeypatch.setattr(running, "find_card", raising(LaunchError("the ranks failed")))
+    monkeypatch.setattr(node_run, "find_card", raising(LaunchError("the ranks failed")))
     verdict = lab.billion_parameters(*strategies.values())
     assert isinstance(verdict, Verdict) and verdict.exercise == "A billion parameters"
     assert all(shown(verdict) is verdict
@@ -299,7 +299,7 @@ def test_a_failure_is_called_by_the_labs_title(strategies, monkeypatch, capsys):
 
 @pytest.mark.gpu
 def test_the_card_is_found():
-    card, ranks = running.find_card()
+    card, ranks = node_run.find_card()
     assert card.usable > 1e9 and ranks == (cuda.count() if cuda.count() > 1 else 8)
 
 
@@ -307,10 +307,10 @@ def test_the_card_is_found():
 @pytest.mark.slow
 def test_a_rank_alone_on_a_gpu_holds_what_is_predicted(strategies):
     size = preset("billion", ranks=8, layers=4, hidden=512, heads=8)
-    for job in jobs.jobs_for(hardware.gpu("A100-80"), 8, strategies):
+    for job in node_jobs.jobs_for(hardware.gpu("A100-80"), 8, strategies):
         job = replace(job, size=size)
-        [found] = launch(running.run_alone, job, ranks=1, quiet=True)
-        assert found.peak == pytest.approx(jobs.predicted_peak(job).total, rel=0.1), job.name
+        [found] = launch(node_run.run_alone, job, ranks=1, quiet=True)
+        assert found.peak == pytest.approx(node_jobs.predicted_peak(job).total, rel=0.1), job.name
 
 
 @pytest.mark.gpu

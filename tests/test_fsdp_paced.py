@@ -8,11 +8,10 @@ import pytest
 from _build.definitions import definitions
 
 import labs.fsdp as lab
-from labs.fsdp.charts import node as charts
-from labs.fsdp.node import jobs, pace, paced_run, running, slowed
-from labs.fsdp.node.running import Measured
-from labs.fsdp.node.slowed import NodeLink, OnLink
-from labs.fsdp.node.step_seconds import StepSeconds, step_seconds, training_run
+from labs.fsdp import node_charts, node_jobs, node_run, paced_run, slowed_node
+from labs.fsdp.node_jobs import StepSeconds, step_seconds, training_run
+from labs.fsdp.node_run import Measured
+from labs.fsdp.slowed_node import NodeLink, OnLink
 from labs.predictions.step_time.computation import layer_times
 from labs.training.presets import preset
 
@@ -34,7 +33,7 @@ def node(solution):
 
 
 def test_a_block_takes_the_stated_time_and_collectives_their_share_of_computing(node, solution):
-    small = jobs.Job("FSDP", solution.shard, paced_run.size_of())
+    small = node_jobs.Job("FSDP", solution.shard, paced_run.size_of())
     forward, backward = layer_times(training_run(small, node.slowed), node.slowed.constants)
     assert forward.total == pytest.approx(paced_run.BLOCK)
     assert backward.total == pytest.approx(2 * paced_run.BLOCK, rel=0.01)
@@ -92,8 +91,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(pace, "time", clock)
-    monkeypatch.setattr(slowed, "time", clock)
+    monkeypatch.setattr(slowed_node, "time", clock)
+    monkeypatch.setattr(slowed_node, "time", clock)
     return clock
 
 
@@ -115,7 +114,7 @@ def test_one_rank_sends_nothing(clock):
 
 
 def test_a_device_computes_one_thing_after_the_other(clock):
-    rank = pace.Pace(NodeLink(), 0.0)
+    rank = slowed_node.Pace(NodeLink(), 0.0)
     rank.begin(2)
     clock.now += 0.5  # the CPU's own work is part of it
     rank.begin(1)
@@ -126,7 +125,7 @@ def test_a_device_computes_one_thing_after_the_other(clock):
 
 def test_who_fell_behind_catches_up(clock):
     link = NodeLink(bytes_per_second=100.0)
-    rank = pace.Pace(link, 0.0)
+    rank = slowed_node.Pace(link, 0.0)
     rank.begin(2)
     clock.now += 3  # the CPU needed more than the device
     assert link.seconds("all_gather", 100, 2) == 0.5
@@ -138,7 +137,7 @@ def test_who_fell_behind_catches_up(clock):
 
 def test_a_block_waits_for_its_gather_alone(clock):
     link = NodeLink(bytes_per_second=100.0)
-    rank = pace.Pace(link, 0.0)
+    rank = slowed_node.Pace(link, 0.0)
     link.seconds("reduce_scatter", 100, 2)
     clock.now += 1
     rank.begin(2, "all_gather")
@@ -148,7 +147,7 @@ def test_a_block_waits_for_its_gather_alone(clock):
 
 def test_communication_makes_longer_what_is_computed_beside_it(clock):
     link = NodeLink(bytes_per_second=100.0)
-    rank = pace.Pace(link, 0.5)
+    rank = slowed_node.Pace(link, 0.5)
     rank.begin(2)
     link.seconds("all_gather", 200, 2)
     rank.finish()
@@ -174,7 +173,7 @@ def test_a_job_holds_what_is_predicted_and_ddp_runs_out(place, solution, monkeyp
 
 
 def test_where_gpus_have_measured_nothing_is_run_again(node, solution):
-    billion = running.NodeRun(node.real.card, 2, "measured", [], [])
+    billion = node_run.NodeRun(node.real.card, 2, "measured", [], [])
     assert lab.laptop_steps(node, billion, solution.shard, solution.checkpointed,
                             solution.offloaded) is billion
 
@@ -189,12 +188,12 @@ def paced(solution, node, slower=1.0):
     """A run of which each step took `slower` times what is predicted."""
     chosen = paced_run.laptop_jobs(solution.shard, solution.checkpointed, solution.offloaded)
     scaled = paced_run.scaled_jobs(solution.checkpointed)
-    rows = [running.Row(job, paced_run.predicted_peak(job), step, Measured(
+    rows = [node_run.Row(job, paced_run.predicted_peak(job), step, Measured(
         int(paced_run.predicted_peak(job).total), [slower * step.total] * 3))
         for job in chosen + scaled for step in [step_seconds(job, node.slowed)]]
     rows[0] = replace(rows[0], measured=Measured(failure="out of memory"))
     card = replace(node.slowed.card, usable=47e6)
-    return running.NodeRun(card, 4, "paced", rows, rows[5:])
+    return node_run.NodeRun(card, 4, "paced", rows, rows[5:])
 
 
 def test_the_tables_and_the_chart_lay_the_prediction_beside_it(solution, node):
@@ -215,8 +214,8 @@ def test_the_tables_and_the_chart_lay_the_prediction_beside_it(solution, node):
 
 def test_a_busy_machine_is_named(solution, node):
     assert "run the cell again" in lab.node_steps(paced(solution, node, 1.4)).note
-    assert charts.BUSY < 1 / 3
+    assert node_charts.BUSY < 1 / 3
 
 
 def test_parts_of_a_step_are_named_as_the_charts_have_them():
-    assert tuple(StepSeconds(1, 2, 3, 4).by_name()) == charts.PARTS
+    assert tuple(StepSeconds(1, 2, 3, 4).by_name()) == node_charts.PARTS

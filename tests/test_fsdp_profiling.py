@@ -14,11 +14,18 @@ import labs.fsdp_profiling as lab
 from labs import launch
 from labs.exercises import comparison
 from labs.exercises.verdicts import Verdict
-from labs.fsdp_profiling import charts, recording, step_model
-from labs.fsdp_profiling.checks import common, synthetic_traces
-from labs.fsdp_profiling.checks import diagnose as diagnosis
-from labs.fsdp_profiling.checks import synthetic_files as files
-from labs.fsdp_profiling.checks.exposed_seconds import exposed_in_step
+from labs.fsdp_profiling import (
+    call_site,
+    common,
+    diagnose,
+    forward_prefetch,
+    recording,
+    scaffold,
+    step_model,
+    synthetic_files,
+    synthetic_traces,
+)
+from labs.fsdp_profiling.exposed_seconds import exposed_in_step
 from labs.fsdp_profiling.scaffold import SlowRuns
 from labs.meters import trace_units as units
 from labs.meters import typical_step
@@ -170,7 +177,7 @@ def test_causes_are_injected_and_named_in_runs_recorded_again(solution, monkeypa
     for letter, run in slow_runs.runs.items():
         cause, evidence = solution.diagnose(run, slow_runs.healthy)
         assert cause == slow_runs.answers[letter]
-        assert diagnosis.is_evidence(cause, evidence, run, slow_runs.healthy)
+        assert diagnose.is_evidence(cause, evidence, run, slow_runs.healthy)
     table = lab.show_diagnoses(slow_runs, solution.diagnose)
     assert repr(table).count("✓") == 6
     [traces] = lab.show_waiting(slow_runs).data.values()
@@ -192,7 +199,7 @@ def test_causes_are_injected_and_named_in_runs_recorded_again(solution, monkeypa
     ((40, 20, 12), ["1 ahead saves 20.0 ms", "2 ahead saves 8.0 ms"]),
     ((40, 39, 60), ["1 ahead saves nothing (-1.0 ms)", "2 ahead costs 21.0 ms"])])
 def test_what_each_block_ahead_saves_is_said_as_it_was_measured(exposed, said):
-    table = charts.ahead_table((0, 1, 2), exposed, (1, 2, 3), (800_000,) * 3)
+    table = forward_prefetch.ahead_table((0, 1, 2), exposed, (1, 2, 3), (800_000,) * 3)
     assert all(sentence in repr(table) for sentence in said)
 
 
@@ -275,7 +282,7 @@ def test_on_a_busy_machine_the_check_says_so(monkeypatch, solution):
     def busy():
         raise recording.TooNoisy("one rank computed 9.0 times as long as another, by chance")
 
-    monkeypatch.setattr(diagnosis, "record_causes", busy)
+    monkeypatch.setattr(diagnose, "record_causes", busy)
     verdict = lab.check_diagnose(solution.diagnose)
     assert verdict.passed is None and "computed 9.0 times" in verdict.sentence
 
@@ -286,7 +293,7 @@ def test_on_a_busy_machine_the_check_says_so(monkeypatch, solution):
     (synthetic_run("rank", busy=(9.0, 1.75)), 5.5, 0.09),
     (synthetic_run("data", loads=(8, 7)), 1.8, 0.55)])
 def test_timing_noise_within_the_margins_is_no_contradiction(run, ratio, share):
-    changed = diagnosis.with_timing_noise(run)
+    changed = diagnose.with_timing_noise(run)
     first, second = recording.compute_seconds(changed)
     assert first == pytest.approx(ratio * second)
     assert recording.loading_shares(changed) == pytest.approx([share, share])
@@ -297,7 +304,7 @@ def test_an_exercise_not_filled_in_is_known_before_all_is_recorded(monkeypatch):
     def unfilled(run, healthy):
         raise NotImplementedError("Exercise 5.8")
 
-    monkeypatch.setattr(diagnosis, "record_causes", lambda: pytest.fail("recorded"))
+    monkeypatch.setattr(diagnose, "record_causes", lambda: pytest.fail("recorded"))
     assert lab.check_diagnose(unfilled).passed is None
 
 
@@ -381,7 +388,7 @@ def test_pictures_say_what_they_show(healthy, solution):
 @pytest.mark.slow
 def test_other_collectives_are_those_that_fsdp_did_not_call(solution):
     run = common.recorded(stacks=True, before_sharding=lab.watch_activations)
-    assert {(one.kind, one.elements) for one in charts.non_fsdp_collectives(run[0])} == {
+    assert {(one.kind, one.elements) for one in scaffold.non_fsdp_collectives(run[0])} == {
         ("all_reduce", 1)}
     table = lab.show_non_fsdp_collectives(run, solution.call_site)
     assert "injected_faults.py" in repr(table)
@@ -407,9 +414,9 @@ def test_a_small_collective_costs_the_wait():
     """Said below the table: its bytes take almost no time, and the rank waits."""
     run = common.recorded(stacks=True, before_sharding=lab.watch_activations)
     for trace in run:
-        for one in charts.non_fsdp_collectives(trace):
+        for one in scaffold.non_fsdp_collectives(trace):
             alone = link_bytes(one.kind, one.bytes, len(run)) / run.link.bytes_per_second
-            assert charts.waited(trace, one) > 100 * alone
+            assert call_site.waited(trace, one) > 100 * alone
 
 
 def test_an_unfilled_exercise_makes_pictures_wait(healthy):
@@ -509,10 +516,11 @@ def test_a_ring_is_what_the_traffic_room_predicts(solution):
 
 def test_both_readers_read_a_file_of_ranks_that_share_a_gpu(tmp_path, solution):
     """gloo carries their collectives, without a slow link, and only kernels compute."""
-    events = [files.label("labs::step", 0, 20), files.event("c10d::_allgather_base_", 0.5, 0.6),
-              files.event("aten::mm", 1, 9), files.label("gloo:all_gather", 1, 6, files.GLOO),
-              files.event("aten::copy_", 2, 3, files.GLOO), files.kernel("sgemm", 4, 5, 7),
-              files.kernel("sgemm", 5.2, 8, 7)]
+    event, kernel, label = synthetic_files.event, synthetic_files.kernel, synthetic_files.label
+    events = [label("labs::step", 0, 20), event("c10d::_allgather_base_", 0.5, 0.6),
+              event("aten::mm", 1, 9), label("gloo:all_gather", 1, 6, synthetic_files.GLOO),
+              event("aten::copy_", 2, 3, synthetic_files.GLOO), kernel("sgemm", 4, 5, 7),
+              kernel("sgemm", 5.2, 8, 7)]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events}))
     assert solution.exposed_seconds(str(path)) == pytest.approx(3.2e-3)

@@ -134,7 +134,7 @@ def test_the_committed_durations_are_of_tests_that_exist():
 
 @pytest.mark.parametrize(("changed", "reached", "not_reached"), [
     ("labs/workers/hosts/relay.py", "tests/workers/test_hosts.py", "tests/test_words.py"),
-    ("labs/zero_stages/checks/reshard.py", "tests/wrong_answers/test_03_zero_rest.py",
+    ("labs/zero_stages/reshard.py", "tests/wrong_answers/test_03_zero_rest.py",
      "tests/meters/test_wire.py"),
     ("tests/wrong_answers/zero_answers.py", "tests/wrong_answers/test_03_zero_1.py",
      "tests/wrong_answers/test_02_buckets.py"),

@@ -11,11 +11,9 @@ from _build.definitions import definitions
 import labs.memory_math as lab
 from labs.exercises.guesses import guess
 from labs.exercises.verdicts import Verdict
-from labs.memory_math import ground_truth, measurements
-from labs.memory_math.charts import jobs
-from labs.memory_math.checks import rank_states
-from labs.memory_math.checks.activations import LOGIT, SHOWN, statistics_bytes
-from labs.memory_math.checks.bytes_per_parameter import FIGURES, NAMED, TELLING, bytes_of, causes_of
+from labs.memory_math import bytes_left, ground_truth, measurements, rank_states
+from labs.memory_math.activations import LOGIT, SHOWN, statistics_bytes
+from labs.memory_math.bytes_per_parameter import FIGURES, NAMED, TELLING, bytes_of, causes_of
 from labs.meters import gpu_allocator
 from labs.meters.throughput import Timing
 from labs.predictions import hardware, parameters
@@ -399,7 +397,7 @@ def test_the_self_check(solution):
         "does not fit", "fits", "does not fit", "fits"]
     assert -1 < float(found["7B, DDP"][0]) < 0 and float(found["13B, ZeRO-3"][0]) > 39
     usable = hardware.gpu("A100-80").usable
-    seven, thirteen = jobs.JOBS["7B, DDP"], jobs.JOBS["13B, ZeRO-3"]
+    seven, thirteen = bytes_left.JOBS["7B, DDP"], bytes_left.JOBS["13B, ZeRO-3"]
     assert 12 * parameters.count(lab.model_sizes()["Llama-2-7B"]) < 84 * GB < usable
     assert seven.held.total > 1.3 * usable  # what the estimate leaves out
     assert round((thirteen.held.total + thirteen.overhead) / GB) == 54
@@ -414,9 +412,9 @@ def test_the_head_counted_twice():
 
 
 def test_the_largest_batch_fits_and_the_next_does_not(solution):
-    for name, setting in jobs.JOBS.items():
-        job = list(jobs._job(setting))
-        most = jobs._largest_batch(solution.bytes_left, job)
+    for name, setting in bytes_left.JOBS.items():
+        job = list(bytes_left._job(setting))
+        most = bytes_left._largest_batch(solution.bytes_left, job)
         job[4] = most
         assert most == 0 or solution.bytes_left(*job) >= 0, name
         job[4] = most + 1
@@ -473,7 +471,7 @@ def test_what_only_a_gpu_says_is_shown(solution, measured, cost):
 def test_the_three_numbers_of_a_gpu_are_a_table(monkeypatch):
     moments = [measurements.GpuMoment("a first tensor", 512, 2 * 10**6, 5 * 10**8, 4),
                measurements.GpuMoment("after it", 3 * 10**6, 4 * 10**6, 6 * 10**8, 2_900_000)]
-    monkeypatch.setattr(jobs.devices, "gpus", lambda: 1)
+    monkeypatch.setattr(bytes_left.devices, "gpus", lambda: 1)
     monkeypatch.setattr(measurements, "measure_gpu_memory", lambda preset: moments)
     table = lab.show_gpu_memory(SMALL)
     assert cells(table)["after it"] == ("3.0", "4.0", "600.0")

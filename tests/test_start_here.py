@@ -261,7 +261,7 @@ def test_a_rank_does_not_load_what_draws():
     def loaded():
         import sys
 
-        import labs.start_here.checks.collectives  # noqa: F401
+        import labs.start_here.recording  # noqa: F401
 
         return "matplotlib" in sys.modules
 

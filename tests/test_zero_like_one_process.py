@@ -17,8 +17,8 @@ from torch import nn
 from labs.training import data
 from labs.training.presets import preset
 from labs.workers.launcher import launch
-from labs.zero_stages.checks.architectures import ARCHITECTURES, make
-from labs.zero_stages.scaffold.module import ShardedModule
+from labs.zero_stages.architectures import ARCHITECTURES, make
+from labs.zero_stages.scaffold import ShardedModule
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")

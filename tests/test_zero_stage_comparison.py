@@ -22,7 +22,6 @@ from labs.training.memory_categories import Memory
 from labs.training.presets import preset
 from labs.workers import cuda
 from labs.zero_stages import stage_comparison
-from labs.zero_stages.charts import stages as charts
 from labs.zero_stages.stage_comparison import (
     PHASES,
     compare_stages,
@@ -84,7 +83,7 @@ def test_states_after_backward_are_those_of_the_formula(name):
 
 @pytest.mark.parametrize("name", ["DDP", "ZeroRedundancyOptimizer", "FSDP2", "FSDP2, no reshard"])
 def test_the_peak_is_where_the_predicted_step_has_it(name):
-    rows = {row.name: row for row in charts.show_memory(comparison(), "peak").data}
+    rows = {row.name: row for row in stage_comparison.show_memory(comparison(), "peak").data}
     assert rows[name].measured.total == pytest.approx(rows[name].predicted_total, rel=0.05)
     assert rows["ZeRO-1"].predicted_total is None  # a step of the student's is not known beforehand
 
@@ -122,7 +121,7 @@ def test_the_peaks_of_the_stages_differ_in_the_notebooks_comparison():
     assert found.parameters == 1_224_704
     assert all(after < 0.93 * before for before, after in pairwise(peaks)), peaks
     # What the notebook says of each peak: its moment, and what is counted as activations there.
-    text = charts.show_memory(found, "peak").text
+    text = stage_comparison.show_memory(found, "peak").text
     assert "The highest moment lies in backward for ZeRO-2 and ZeRO-3; in the step for DDP and " \
            "ZeRO-1." in text
     ddp, first, second, third = (result.report.step_peak for result in found.results.values())
@@ -140,7 +139,7 @@ def test_what_is_sent_when():
                        "ZeRO-3": (1, 2, 0), "FSDP2": (1, 2, 0),
                        "ZeroRedundancyOptimizer": (0, 2, 1)}.items():
         assert phases[name] == pytest.approx(want, abs=0.02), name
-    table = repr(charts.show_phases(comparison()))
+    table = repr(stage_comparison.show_phases(comparison()))
     assert re.search(r"ZeRO-2 +- +1.00 +1.00 +2.00", table)
 
 
@@ -165,8 +164,9 @@ def test_recorded_bars_are_drawn_and_marked_where_deepspeed_is_not_installed(mon
         size, 1_224_704, 76, {}))
     found = compare_stages({}, preset("laptop"))
     assert found.preset == size
-    for picture in (charts.show_memory(found), charts.show_memory(found, "peak"),
-                    charts.show_phases(found), charts.show_traffic(found)):
+    for picture in (stage_comparison.show_memory(found),
+                    stage_comparison.show_memory(found, "peak"),
+                    stage_comparison.show_phases(found), stage_comparison.show_traffic(found)):
         assert "DeepSpeed 3 (recorded)" in repr(picture)
     assert "(recorded): on the machine of the worked notebook" in repr(picture)
 
@@ -215,14 +215,14 @@ def test_all_strategies_train_the_same():
 def test_the_chart_of_memory_draws_the_formula_and_the_guess(monkeypatch):
     monkeypatch.setattr(guesses, "_guesses", {})
     labs.guess("3.8", "MB per rank after backward, ZeRO-2", 0.5)
-    drawn = charts.show_memory(comparison())
+    drawn = stage_comparison.show_memory(comparison())
     rows = {row.name: row for row in drawn.data}
     assert rows["ZeRO-2"].guessed == 500_000 and rows["DDP"].guessed is None
     assert rows["ZeRO-2"].predicted_total == expected("ZeRO-2").states(comparison()).total
     assert (rows["ZeRO-2"].measured.total < rows["ZeRO-1"].measured.total
             < rows["DDP"].predicted_total)
     assert "ZeRO-2" in drawn.text
-    peak = charts.show_memory(comparison(), "peak")
+    peak = stage_comparison.show_memory(comparison(), "peak")
     assert "at the peak of a step" in peak.text
     assert peak.data[0].measured == comparison().results["DDP"].report.step_peak
     assert not any(row.guessed for row in peak.data)  # the guess was about another moment
@@ -231,7 +231,7 @@ def test_the_chart_of_memory_draws_the_formula_and_the_guess(monkeypatch):
 def test_the_chart_of_traffic_says_who_moves_three_times(monkeypatch):
     monkeypatch.setattr(guesses, "_guesses", {})
     labs.guess("3.2", "Ψ that ZeRO-1 sends per step", 3)
-    text = charts.show_traffic(comparison()).text
+    text = stage_comparison.show_traffic(comparison()).text
     assert "each rank sends 3/4 of what travels" in text
     assert "DDP: elements that travel 2 Ψ" in text and "predicted 2, your guess 3;" in text
     assert re.search(r"ZeroRedundancyOptimizer: elements that travel 3 Ψ .*broadcast 1[,)]", text)
@@ -239,7 +239,7 @@ def test_the_chart_of_traffic_says_who_moves_three_times(monkeypatch):
 
 def test_a_moment_that_is_not_recorded_is_refused():
     with pytest.raises(ValueError, match="no moment 'lunch'"):
-        charts.show_memory(comparison(), "lunch")
+        stage_comparison.show_memory(comparison(), "lunch")
 
 
 def test_a_stage_that_is_not_built_yet_waits():
@@ -248,7 +248,7 @@ def test_a_stage_that_is_not_built_yet_waits():
 
     verdict = compare_stages({"ZeRO-2": unfilled}, preset("laptop", **SIZE))
     assert verdict.passed is None and "waits for Exercise 3.3" in verdict.sentence
-    assert isinstance(charts.show_memory(verdict), Verdict)
+    assert isinstance(stage_comparison.show_memory(verdict), Verdict)
 
 
 def test_a_name_without_a_stage_is_refused():

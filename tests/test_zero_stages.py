@@ -16,8 +16,8 @@ from labs.predictions.traffic import passes, stage_passes
 from labs.training import data, models
 from labs.training.presets import preset
 from labs.workers.launcher import launch
-from labs.zero_stages.checks.architectures import make
-from labs.zero_stages.checks.invariants import StageLimits
+from labs.zero_stages.architectures import make
+from labs.zero_stages.invariants import StageLimits
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")

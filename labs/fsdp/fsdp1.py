@@ -13,7 +13,7 @@ from torch import nn
 from labs.exercises.comparison import compare, model_of
 from labs.exercises.gpu_notes import rounds_of
 from labs.exercises.verdicts import shows
-from labs.fsdp.checks import common
+from labs.fsdp import common
 from labs.meters.traffic import Mark, Traffic
 from labs.pictures.tables import Table
 from labs.training import models, strategies
@@ -176,7 +176,7 @@ def fsdp1_wrap_policies(preset: Preset) -> "Picture":
     """Draws memory and collectives under FSDP1's two wrapping policies. The sizes from which the
     size-based policy makes a module a unit are one that blocks have, and one that their parts
     have."""
-    from labs.fsdp.charts.sharding import draw_wrappings, few_tokens
+    from labs.fsdp.comparisons import draw_wrappings, few_tokens
 
     with torch.device("meta"):
         block = sum(p.numel() for p in models.blocks(model_of(preset))[0].parameters())

@@ -93,7 +93,7 @@ def your_zero3() -> previous_work.PreviousStrategy:
 
 
 def _checked(zero3) -> str:
-    from labs.zero_stages.checks.stages import verify_stage
+    from labs.zero_stages.stages import verify_stage
 
     difference, _ = verify_stage(zero3, 3, world_sizes=(2,))
     return f"equals the reference on 2 ranks ({to_within(difference)})"

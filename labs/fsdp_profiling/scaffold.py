@@ -2,19 +2,21 @@
 student's own finds in their files."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from labs.exercises.verdicts import shows
 from labs.fsdp_profiling import recording
 from labs.fsdp_profiling.injected_faults import prefetch_forward, without_prefetch
 from labs.fsdp_profiling.recording import RecordedRun, RunConfig
+from labs.meters import trace_units
+from labs.meters.trace import Collective, Trace
+from labs.pictures import timelines
+from labs.pictures.picture import Picture
 from labs.training.presets import Preset
 
 LIBRARIES = ("torch/", "transformers/", "multiprocessing/", "threading.py", "nn.Module: ",
              "<built-in", "<string>", "labs/workers/")
 """Words by which the frame of a library is known; other frames are somebody's own code."""
-
 CAUSES = {
     "nothing": "no evidence: the value None",
     "item": "one of trace.item_calls: a call that the healthy run does not have",
@@ -24,7 +26,6 @@ CAUSES = {
     "slow data loader": "the label that took long, one of trace.labels",
     "slow rank": "a number: which rank"}
 """Cause -> the evidence that goes with it."""
-
 # All prefetch in forward too, as on a GPU, where the CPU runs ahead: then the fault costs most.
 _FAULTS = {
     "nothing": {}, "item": {"fault": "item"}, "tiny units": {"units": "layers"},
@@ -57,21 +58,6 @@ def record_fsdp(preset: Preset, name: str = "healthy", **changes) -> RecordedRun
     return recording.record_clearly([config], recording.FEW_ROUNDS, recordings)[0]
 
 
-@shows("5.10")
-def show_own_reader(exposed_seconds: Callable[[str], float], *runs: RecordedRun):
-    """Returns a table of recorded steps: the exposed milliseconds that the student's function reads
-    from each file, and those that the lab reads."""
-    from labs.fsdp_profiling.checks.exposed_seconds import exposed_in_step
-    from labs.pictures.tables import Table  # here, so that a rank does not import what draws
-
-    rows = [(run.config.name, trace.rank, f"{1e3 * trace.seconds:.1f}",
-             *(f"{1e3 * read(trace.path):.2f}" for read in (exposed_seconds, exposed_in_step)))
-            for run in runs for trace in run]
-    return Table("exposed communication of recorded steps, from their files",
-                 ("run", "rank", "step, ms", "exposed, ms, by your reader", "by the lab's"), rows,
-                 left=1)
-
-
 def slow_runs(seed: int = 0) -> SlowRuns:
     """Records a healthy run and one for each cause, in an order that `seed` decides. The files are
     named as the runs are."""
@@ -92,3 +78,16 @@ def config_with(cause: str, preset: Preset, name: str, slow_rank: int = 0) -> Ru
     """Returns the configuration of a run that has this cause."""
     return RunConfig(preset, name, slow_rank=slow_rank,
                      **{"configure": prefetch_forward, **_FAULTS[cause]})
+
+
+@shows("One recorded step")
+def show_timeline(run: RecordedRun) -> Picture:
+    """Draws every rank's step: what it computes, unit by unit, and which collectives are in
+    flight."""
+    recording.require_usual({run.config.name: run})
+    return timelines.by_rank({run.config.name: list(run)})
+
+
+def non_fsdp_collectives(trace: Trace) -> list[Collective]:
+    """Returns the collectives that serve no unit of FSDP."""
+    return [one for one in trace.collectives if not trace_units.owner(trace, one).unit]

@@ -1,5 +1,6 @@
 """Holds gradients to the reference's, and names the mistake behind those that differ."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,7 +11,9 @@ from labs.exercises.on_ranks import close, gradients, largest_difference
 from labs.exercises.reference import Reference, Tensors
 from labs.exercises.verdicts import Wrong
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
+from labs.predictions.traffic import passes
 from labs.training.models import EdgeCaseModel, trainable
+from labs.words import listed
 
 UNEXPLAINED = "wrong_gradient"  # the code of a gradient that no mistake explains
 # A code, what a gradient is instead of the mean over the ranks, a hint, and the value that shows
@@ -139,3 +142,31 @@ def judge_gradients(model: nn.Module, mean: Tensors, alone: Sequence[Tensors], w
 
 def _who(when, name):
     return f"rank {dist.get_rank()}, {when}parameter {name!r}"
+
+
+def judge_bytes(calls: Sequence[CollectiveCall], model) -> None:
+    """Raises Wrong where a rank's collectives carried more or less than its gradients once. A
+    reduce-scatter and an all-gather are counted as the halves of an all-reduce that they are."""
+    want, by_kind = gradient_bytes(model), Counter()
+    for call in calls:
+        by_kind[call.kind] += call.bytes
+    sent = sum(passes(kind) * nbytes for kind, nbytes in by_kind.items()) / 2
+    number = Counter(call.kind for call in calls)
+    carried = listed([f"{by_kind[kind]:,} bytes in {number[kind]} {kind}" for kind in by_kind])
+    who = f"rank {dist.get_rank()} communicated {carried or 'nothing'}"
+    # right numbers at twice the traffic: all gradients gathered, or each averaged twice
+    if sent > want + _padding(calls, model):
+        much = f", {sent / want:.1f}x" if sent >= 1.1 * want else "; that is more than"
+        raise Wrong(f"{who}{much} one all-reduce of its {len(trainable(model))} gradients, which "
+                    f"have {want:,} bytes", "One all-reduce of each gradient is enough.",
+                    code="too_much_sent")
+    if sent < want:
+        raise Wrong(f"{who}; its gradients have {want:,} bytes",
+                    "Every trainable parameter's gradient must travel.", code="too_little_sent")
+
+
+def _padding(calls, model) -> int:
+    """Bytes of the zeros that make a gradient divide by the number of ranks, where it is cut."""
+    if not any(call.kind in ("reduce_scatter", "all_to_all") for call in calls):
+        return 0
+    return sum(p.element_size() for _, p in trainable(model)) * dist.get_world_size()

@@ -13,14 +13,21 @@ from torch import nn
 
 from labs.exercises import comparison
 from labs.exercises.comparison import Comparison
+from labs.exercises.gpu_notes import below, speeds, spreads
+from labs.exercises.guesses import guessed
 from labs.exercises.on_ranks import BATCH, gradients
 from labs.exercises.reference import Step
 from labs.exercises.verdicts import shows
-from labs.manual_ddp.checks.overlap import judged_buckets
+from labs.manual_ddp import variants
 from labs.manual_ddp.edge_cases import ONLY_RANK_0
+from labs.manual_ddp.make_buckets import judged_buckets
 from labs.meters.trace import Trace
 from labs.meters.traffic import Traffic
-from labs.meters.typical_step import TypicalStep, record_in_turns
+from labs.meters.typical_step import TypicalStep, record_in_turns, require_typical
+from labs.pictures import palette, phases, timelines
+from labs.pictures.bars import Bar, bars
+from labs.pictures.picture import Picture
+from labs.predictions import traffic as predicted
 from labs.training import data, models
 from labs.training.loop import labelled_step, mark_gradients, train
 from labs.training.presets import Preset
@@ -135,3 +142,65 @@ def count_all_reduces(wrap, preset, parts) -> tuple[list[int], int]:
         calls.append(len(traffic.of("all_reduce")))
         module.zero_grad()
     return calls, len(module.buckets)
+
+
+@shows("2.10")
+def show_calls(compared: Comparison) -> Picture:
+    """Draws the collectives per step of each variant, and the count that its buckets predict."""
+    return bars([Bar(name, len(found.calls), _predicted_calls(compared, name),
+                                       guessed("2.5") if "bucketed" in name else None)
+                          for name, found in compared.results.items()],
+                         "calls", "of all_reduce per step and rank")
+
+
+def _predicted_calls(compared, name) -> int | None:
+    [cut, *_] = compared.results[name].observed
+    return len(cut) if cut else compared.tensors if "per parameter" in name else None
+
+
+@shows("2.10")
+def show_bytes(compared: Comparison) -> Picture:
+    """Draws the bytes per step of each variant, and the predicted 4 bytes per parameter."""
+    want = predicted.gradient_bytes(compared.parameters) / 1e6
+    return bars([Bar(name, found.bytes.total() / 1e6, want)
+                          for name, found in compared.results.items()],
+                         "MB", "all-reduced per step and rank (logical bytes)")
+
+
+@shows("2.10")
+def show_timelines(compared: Comparison, *names: str) -> Picture:
+    """Draws one recorded step of the named variants (all, if none is named), on at most three
+    ranks: the first, the slowest and the last. It is the step of `show_phases`."""
+    return timelines.by_rank({name: variants.shown_ranks(traces)
+                              for name, traces in _typical_steps(compared, names).items()})
+
+
+@shows("2.10")
+def show_phases(compared: Comparison) -> Picture:
+    """Draws where a recorded step went, mean over ranks: phases and exposed communication. It is
+    the step nearest to the median that `show_throughput` draws; on GPUs a note has the seconds of
+    all that were recorded."""
+    recorded = {name: one.recorded[0].recorded for name, one in compared.results.items()}
+    note = spreads(recorded, compared.preset)
+    return phases.step_phases(_typical_steps(compared), below(
+        note, "The recorded step nearest to the median is drawn." if note else ""))
+
+
+def _typical_steps(compared, names=()) -> dict[str, list[Trace]]:
+    """Variant -> one trace of each rank. Raises NotTypical where one is far from the throughput."""
+    recorded = {name: compared.results[name].recorded for name in names or compared.results}
+    require_typical({name: (first.seconds, first.usual) for name, [first, *_] in recorded.items()},
+                    "the cell with lab.compare")
+    return {name: [one.trace for one in by_rank] for name, by_rank in recorded.items()}
+
+
+@shows("2.10")
+def show_throughput(compared: Comparison) -> Picture:
+    """Draws the tokens per second of all ranks together, by variant, and the student's guess; on
+    GPUs a note has the seconds of a step and their spread."""
+    ratio, torchs = guessed("2.10"), compared.tokens_per_second("torch DDP")
+    return bars([Bar(
+        name, compared.tokens_per_second(name), colour=palette.PLAIN,
+        guessed=ratio * torchs if ratio is not None and "overlapped" in name else None)
+        for name in compared.results], "tokens/s", "of all ranks together (median of turns)",
+        note=below(speeds(compared)))

@@ -192,3 +192,8 @@ def _flops(step) -> int:
     with FlopCounterMode(display=False) as counter:
         step()
     return counter.get_total_flops()
+
+
+STATES = ("parameters", "gradients", "optimizer state")
+# For checks of formulas: an answer that looks its input up in a table raises KeyError.
+TABLE_HINT = {"KeyError": "A table holds only the models it was made for: compute from the sizes."}

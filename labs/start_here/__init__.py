@@ -9,22 +9,13 @@ from typing import TYPE_CHECKING
 from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .charts import (
-        before_and_after_mean,
-        diagnose,
-        ring_steps,
-        ring_traffic,
-        run_script,
-        two_steps,
-        who_holds_what,
-    )
-    from .checks.collectives import (
-        check_all_reduce,
-        check_mean_losses,
-        check_mean_over_ranks,
-        check_ring_bytes,
-    )
-    from .checks.script import check_script
+    from labs.start_here.all_reduce import check_all_reduce, ring_steps
+    from labs.start_here.mean_losses import check_mean_losses
+    from labs.start_here.mean_over_ranks import before_and_after_mean, check_mean_over_ranks
+    from labs.start_here.ring_bytes import check_ring_bytes, ring_traffic
+    from labs.start_here.run_pictures import diagnose, two_steps, who_holds_what
+    from labs.start_here.script import check_script, run_script
+
     from .scaffold import pass_on, ring_all_reduce
 
 __all__, __getattr__, __dir__ = lazy_exports(__name__)

@@ -7,7 +7,7 @@ Nothing here or in what it imports draws: a rank would take half a second to loa
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from labs.exercises.numbers import as_list, as_number
-from labs.exercises.on_ranks import patience
+from labs.exercises.on_ranks import WORLD_SIZES, patience
 from labs.exercises.verdicts import Wrong
 from labs.meters.collective_hooks import IssuedCollective
 from labs.meters.traffic import CollectiveCall, Traffic
+from labs.start_here import recording
 from labs.start_here.return_values import require_fitting_output, require_tensor, wrong_on_rank
 from labs.start_here.scaffold import ring_all_reduce
 from labs.workers import devices
@@ -265,3 +266,18 @@ def _to_cpu(value):
     if isinstance(value, AsyncCollectiveTensor):  # waits by itself, where it is used
         value = value.wait()
     return value.detach().cpu()
+
+
+RETURNS_NONE = {"NoneType": "A collective writes into its tensor and returns None: call it on a "
+                            "line of its own, then use the tensor."}
+
+
+def try_on_ranks(answer, tensors) -> Iterator[list[recording.Tried]]:
+    """What each rank did with its tensor: for each tensor, on each number of ranks."""
+    for number in range(recording.TENSORS):
+        for ranks in WORLD_SIZES:
+            yield recording.run_answer(recording.try_tensor, answer, tensors, number, ranks=ranks)
+
+
+def first_number(tensor) -> str:
+    return f"{tensor.reshape(-1)[0].item():.4g}, …"

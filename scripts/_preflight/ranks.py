@@ -100,7 +100,7 @@ def bus_bandwidth(size: float, seconds: float, ranks: int) -> float:
 
 
 def _compared(value, rates) -> Found:
-    from labs.fsdp.node.running import find_card
+    from labs.fsdp.node_run import find_card
 
     card, ranks = find_card()
     wanted = card.busbw or card.nvlink or card.pcie

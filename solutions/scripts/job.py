@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
 
-from labs.scaling.runs.ragged import answer_samples, count_answers, loss_sum
+from labs.scaling.ragged import answer_samples, count_answers, loss_sum
 from labs.training import models
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from labs.exercises import gpu_notes
 from labs.exercises.comparison import Comparison, Measured
-from labs.manual_ddp import charts as ddp_charts
+from labs.manual_ddp import variants
 from labs.meters import memory
 from labs.meters.gpu_allocator import Allocator
 from labs.meters.trace import Span, Trace
@@ -42,7 +42,7 @@ def made(allocator=None):
 def test_seconds_are_said_where_each_rank_has_a_gpu(gpus, rounds, words, monkeypatch):
     monkeypatch.setattr(cuda, "count", lambda: gpus)
     assert gpu_notes.speeds(made()) == words and gpu_notes.rounds_of(SIZE) == rounds
-    for show in (ddp_charts.show_throughput, ddp_charts.show_phases):
+    for show in (variants.show_throughput, variants.show_phases):
         text = str(show(made()))
         assert words in " ".join(text.split()) and ("spread" in text) is (gpus == 2)
     assert ("The recorded step nearest to the median is drawn." in text) is (gpus > 0)

@@ -14,7 +14,7 @@ from import_hooks import spec_by_others
 
 # module -> its constants
 CONSTANTS = {
-    "labs.zero_stages.charts.recording": {"STEPS": 2},
+    "labs.zero_stages.recording": {"STEPS": 2},
     "labs.fsdp_profiling.injected_faults": {"EXTRA_COMPUTING": 6, "LOADING": 1},
     "labs.fsdp_profiling.recording": {"WARM_UP": 1, "RECORDINGS": 1, "FEW_RECORDINGS": 1,
                                       "ROUNDS": 1, "FEW_ROUNDS": 1}}
@@ -25,7 +25,7 @@ MOST = {
     "labs.exercises.comparison": {"compare": {"tries": 1}},
     "labs.fsdp.memory_limits": {"measure_overhead": {"layers": (2, 6)}},
     "labs.manual_ddp.variants": {"losses": {"steps": 3}},
-    "labs.fsdp_profiling.charts": {"show_ahead": {"ahead": (0, 1)}}}
+    "labs.fsdp_profiling.scaffold": {"show_ahead": {"ahead": (0, 1)}}}
 MODULES = {*CONSTANTS, *MOST}
 
 

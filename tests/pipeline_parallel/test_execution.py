@@ -12,10 +12,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import labs.pipeline_parallel as lab
 from labs.meters.typical_step import NotTypical
-from labs.pipeline_parallel.charts.stages import draw_measured
-from labs.pipeline_parallel.execution import torchs
-from labs.pipeline_parallel.execution.activations import SavedBytes
-from labs.pipeline_parallel.execution.experiments import MeasuredStep
+from labs.pipeline_parallel import torch_pipelining
+from labs.pipeline_parallel.measured_steps import MeasuredStep
+from labs.pipeline_parallel.run_actions import draw_measured
+from labs.pipeline_parallel.saved_bytes import SavedBytes
 from labs.predictions.pipelines import schedules as known
 from labs.predictions.pipelines.simulate import Times, simulate
 from labs.workers.launcher import launch
@@ -78,7 +78,7 @@ def test_every_runtime_has_the_same_losses():
     assert names[:4] == ["one_f_one_b, our runner", "one_f_one_b, torch's runtime",
                          "zb_h1, our runner", "zb_h1, torch's runtime"]
     assert [name for name in names if "torch's Schedule" in name] == [
-        f"torch's {name}" for name in torchs.CLASSES]
+        f"torch's {name}" for name in torch_pipelining.CLASSES]
     assert all(float(row[-1]) < 1e-5 for row in table.rows)
 
 
@@ -86,11 +86,11 @@ def test_every_runtime_has_the_same_losses():
     "_load_csv": lambda self, path: None})])
 def test_where_torch_has_no_runtime_for_lists_ours_takes_them(monkeypatch, other):
     schedule = known.zb_h1(2, 4)
-    assert torchs._torchs_runtime(schedule) is not None
+    assert torch_pipelining._torchs_runtime(schedule) is not None
     monkeypatch.delattr(torchs_schedules, "_PipelineScheduleRuntime")
     if other:
         monkeypatch.setattr(torchs_schedules, "_PipelineScheduleRuntime", other, raising=False)
-    assert torchs._torchs_runtime(schedule) is None
+    assert torch_pipelining._torchs_runtime(schedule) is None
 
 
 def test_pictures_on_ranks_wait_for_what_is_not_filled_in():

@@ -20,16 +20,15 @@ import torch.distributed as dist
 import labs
 import labs.pipeline_parallel as lab
 from labs.exercises.verdicts import Verdict
-from labs.pipeline_parallel.charts import device_pieces, jax_and_torch
-from labs.pipeline_parallel.jax_view import layouts as measuring
-from labs.pipeline_parallel.jax_view import process
-from labs.pipeline_parallel.jax_view.layouts import MeasuredLayout, Pieces
-from labs.pipeline_parallel.jax_view.torch_layouts import torch_collectives
+from labs.pipeline_parallel import jax_and_torch, jax_layouts, jax_process
+from labs.pipeline_parallel import layouts as device_pieces
+from labs.pipeline_parallel.jax_and_torch import torch_collectives
+from labs.pipeline_parallel.jax_layouts import MeasuredLayout, Pieces
 from labs.workers.launch_error import Stopped
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROOT = Path(__file__).resolve().parents[2]
-needs_jax = pytest.mark.skipif(not process.has_jax(),
+needs_jax = pytest.mark.skipif(not jax_process.has_jax(),
                                reason="JAX is not installed (the extra `jax`)")
 
 
@@ -47,7 +46,7 @@ def jax_stays_outside():
     yield
     assert "jax" not in sys.modules
     assert not [child for child in psutil.Process().children(recursive=True)
-                if "jax_view.child" in " ".join(child.cmdline())]
+                if "pipeline_parallel.jax_child" in " ".join(child.cmdline())]
 
 
 # its process
@@ -110,21 +109,21 @@ def test_what_cannot_travel_is_named():
 
 
 def test_without_jax_one_sentence_says_how_to_install_it(monkeypatch, capsys):
-    monkeypatch.setattr(process, "has_jax", lambda: False)
+    monkeypatch.setattr(jax_process, "has_jax", lambda: False)
     verdicts = [lab.check_layouts(layouts), lab.show_layouts(layouts),
                 lab.compare_collectives(layouts), lab.run_jax(layouts)]
     assert [str(verdict).split("JAX")[0] for verdict in verdicts] == [
         "○ Exercise 7.26  waits for ", "○ run_jax  waits for ", "○ run_jax  waits for ",
         "○ run_jax  waits for "]
-    assert all(f"%pip install jax=={process.VERSION}" in str(verdict) for verdict in verdicts)
+    assert all(f"%pip install jax=={jax_process.VERSION}" in str(verdict) for verdict in verdicts)
     assert lab.who_notices([[], []], verdicts[-1:] * 2) is verdicts[-1]
 
 
 def test_the_version_that_is_named_is_the_pinned_one():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["jax"] == [f"jax=={process.VERSION}"]
+    assert project["optional-dependencies"]["jax"] == [f"jax=={jax_process.VERSION}"]
     pins = (ROOT / "requirements.lock").read_text()
-    assert f'\njax=={process.VERSION} ; extra == "jax"' in pins
+    assert f'\njax=={jax_process.VERSION} ; extra == "jax"' in pins
 
 
 # what is measured
@@ -143,7 +142,7 @@ def test_collectives_are_read_from_the_programs_text():
         def as_text(self):
             return TEXT
 
-    found = measuring.collectives(Compiled())
+    found = jax_layouts.collectives(Compiled())
     assert [(one.kind, one.bytes) for one in found] == [
         ("all_gather", 64 * 256 * 4), ("all_reduce", 4 + 256 * 64 * 2)]
 
@@ -180,11 +179,11 @@ def gathered_under_checkpoint():
 
     @jax.checkpoint
     def loss(x, up, down):
-        return (measuring.block_forward(x, up, down, P("n"))[1] ** 2).mean()
+        return (jax_layouts.block_forward(x, up, down, P("n"))[1] ** 2).mean()
 
     arrays = lab.place_arrays(layouts()["FSDP"])
     compiled = jax.jit(jax.value_and_grad(loss, (0, 1, 2))).lower(*arrays).compile()
-    return measuring.collectives(compiled)
+    return jax_layouts.collectives(compiled)
 
 
 @needs_jax

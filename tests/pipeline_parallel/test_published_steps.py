@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from labs.pipeline_parallel.dimensions.published_meshes import (
+from labs.pipeline_parallel.published_meshes import (
     LLAMA_3,
     LLAMA_3_STEPS,
     STEPS_OF_175B,

@@ -9,9 +9,9 @@ from _build.definitions import definitions
 import labs
 import labs.pipeline_parallel as lab
 from labs.meters.traffic import CollectiveCall
-from labs.pipeline_parallel.charts.three_dimensions import sent_bytes
-from labs.pipeline_parallel.dimensions import training
-from labs.pipeline_parallel.dimensions.training import RankRun, group_of
+from labs.pipeline_parallel import three_dimensional_training
+from labs.pipeline_parallel.three_dimensional_training import RankRun, group_of
+from labs.pipeline_parallel.three_dimensions import sent_bytes
 from labs.predictions.hardware import overhead
 
 right = definitions("07b_pipeline_parallel")
@@ -130,5 +130,5 @@ def test_the_pipeline_sends_least_and_fsdp_most():
     for run in runs:
         least, middle, most = (sent_bytes(run, name) for name in ("pipeline", "tensor", "data"))
         assert 0 < least < middle < most
-    whole = sum(p.numel() for p in training.small_llama().parameters())
+    whole = sum(p.numel() for p in three_dimensional_training.small_llama().parameters())
     assert {round(100 * run.held / whole) for run in runs} == {14}

@@ -10,9 +10,9 @@ from labs.exercises import guesses
 from labs.predictions.prices import MACHINES, hourly
 from labs.predictions.spot import expected_hours, first_order_rates
 from labs.scaling import scaffold
-from labs.scaling.checks import spot_costs as spot_check
-from labs.scaling.checks.costs import Case
-from labs.scaling.checks.spot_costs import Case as SpotCase
+from labs.scaling import spot_costs as spot_check
+from labs.scaling.costs import Case
+from labs.scaling.spot_costs import Case as SpotCase
 
 OWN = replace(lab.reported_run("mosaic-096"), name="GPT-2 on one core of this machine", gpus=1,
               sheet_tflops=0.054, tokens_per_s=1.0)

@@ -10,10 +10,9 @@ import pytest
 import labs.scaling as lab
 from labs.exercises.scripts.commands import CommandResult
 from labs.exercises.verdicts import Verdict
-from labs.scaling.checks import recorded_jobs, synthetic_jobs
-from labs.scaling.checks.what_ran import evidence_of
-from labs.scaling.runs import engines as measuring
-from labs.scaling.runs import jobs as starting
+from labs.scaling import engines, started_jobs, synthetic_jobs
+from labs.scaling import what_ran as recorded_jobs
+from labs.scaling.what_ran import evidence_of
 from labs.training import fine_tuning, hf_configs, strategies
 
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -56,12 +55,12 @@ def here(tmp_path, monkeypatch):
 
 
 def started(script, *options, ranks=2):
-    return starting._forked(script, ranks, [*options, "--samples", 8])
+    return started_jobs._forked(script, ranks, [*options, "--samples", 8])
 
 
 @pytest.mark.slow
 def test_what_the_fsdp_script_really_is_on_a_cpu(here):
-    starting.labs.launch(starting._nothing, ranks=1, quiet=True, device="cpu")
+    started_jobs.labs.launch(started_jobs._nothing, ranks=1, quiet=True, device="cpu")
     found = {options: started("finetune.py", *options)
              for options in ((), ("--cpu",), ("--cpu", "--shard"))}
     assert [what_ran(job.ranks)[0] for job in found.values()] == ["separate", "DDP", "ZeRO-3"]
@@ -109,7 +108,7 @@ def test_a_script_with_a_gap_is_not_started(here):
 def test_engines_side_by_side(monkeypatch):
     names = ["DDP, by Accelerate", "FSDP2, by Accelerate"]
     names += ["ZeRO-1, by DeepSpeed"] * strategies.has_deepspeed()
-    monkeypatch.setattr(measuring, "_ENGINES", {name: measuring._ENGINES[name] for name in names})
+    monkeypatch.setattr(engines, "_ENGINES", {name: engines._ENGINES[name] for name in names})
     found = lab.measure_engines(ranks=2)
     ddp, fsdp, *others = found.engines.values()
     assert [what_ran(engine.ranks)[0] for engine in (found.alone, ddp, fsdp)] == [
@@ -128,7 +127,7 @@ def test_engines_side_by_side(monkeypatch):
 
 
 def test_nothing_is_measured_while_a_function_waits(monkeypatch):
-    monkeypatch.setattr(measuring, "launch", None)
+    monkeypatch.setattr(engines, "launch", None)
     for answers in ((unfilled, efficiency), (what_ran, unfilled)):
         assert lab.measure_engines(*answers).passed is None
 
@@ -143,10 +142,10 @@ def test_nothing_is_measured_while_a_function_waits(monkeypatch):
                                      "rank 0 had called no collective")])
 def test_a_script_that_fails_otherwise_started_is_said_in_a_sentence(here, monkeypatch, text, said):
     if "not done" in said:
-        monkeypatch.setattr(starting, "SECONDS", 0.8)
-    monkeypatch.setattr(starting.forked, "GRACE", 0.5)
+        monkeypatch.setattr(started_jobs, "SECONDS", 0.8)
+    monkeypatch.setattr(started_jobs.forked, "GRACE", 0.5)
     (here / "script.py").write_text(text)
-    monkeypatch.setattr(starting, "_ways", lambda: {"--cpu": (2, ["--cpu"])})
+    monkeypatch.setattr(started_jobs, "_ways", lambda: {"--cpu": (2, ["--cpu"])})
     verdict = lab.start_otherwise("script.py")
     assert verdict.passed is False and said in str(verdict)
     if "'out'" in text:
@@ -164,13 +163,13 @@ def test_names_of_classes_and_libraries_say_nothing_in_synthetic_jobs():
         for _, kind, ranks in synthetic_jobs.jobs(seed):
             names.setdefault(ranks[0].module, set()).add(kind)
             assert what_ran(ranks)[0] == kind
-    assert all(len(kinds) == len(starting.KINDS) for kinds in names.values())
+    assert all(len(kinds) == len(started_jobs.KINDS) for kinds in names.values())
 
 
 def test_a_students_change_does_not_reach_the_next_check():
-    for _, _, ranks in recorded_jobs.jobs():
+    for _, _, ranks in recorded_jobs.record_jobs():
         ranks[0].held.clear()
-    assert all(ranks[0].held for _, _, ranks in recorded_jobs.jobs())
+    assert all(ranks[0].held for _, _, ranks in recorded_jobs.record_jobs())
 
 
 def test_the_notebooks_figures():
@@ -178,7 +177,7 @@ def test_the_notebooks_figures():
     parameters = sum(p.numel() for p in hf_configs.on_meta(hf_configs.config("Qwen2-7B"))
                      .parameters())
     assert f"{parameters / 1e9:.1f}" == "7.6" and round(16 * parameters / 1e9) == 122
-    assert sum(1 for _ in recorded_jobs.jobs()) + sum(1 for _ in synthetic_jobs.jobs()) == 69
+    assert sum(1 for _ in recorded_jobs.record_jobs()) + sum(1 for _ in synthetic_jobs.jobs()) == 69
 
 
 def test_the_small_qwen2_has_tied_embeddings():

@@ -15,9 +15,7 @@ from labs.predictions.reported_runs import SHEETS, efficiency_of, printed_mfu, r
 from labs.predictions.step_time import FITTED, StepParts, load_published_runs, step_time
 from labs.predictions.step_time.fit import held_out
 from labs.predictions.step_time.published_runs import ROWS
-from labs.scaling import scaffold
-from labs.scaling.charts import limits
-from labs.scaling.checks import step_seconds as check
+from labs.scaling import scaffold, step_seconds, step_time_charts
 from labs.training.presets import preset
 
 ROWS_THAT_RUN = [row for row in load_published_runs() if row.run]
@@ -67,7 +65,7 @@ def test_a_run_shows_students_no_answer():
 def test_parts_put_together_are_the_step(interference):
     constants = replace(FITTED, unhidden=interference)
     for row in ROWS_THAT_RUN:
-        assert check.right(StepParts.of(row.run, constants)) == pytest.approx(
+        assert step_seconds.right(StepParts.of(row.run, constants)) == pytest.approx(
             step_time(row.run, constants).total, rel=1e-12), row.id
 
 
@@ -88,12 +86,12 @@ def test_one_gpu_communicates_nothing_and_a_node_gathers():
 
 @pytest.fixture(scope="module")
 def found():
-    return limits.predictions(check.right)
+    return step_time_charts.predictions(step_seconds.right)
 
 
 def errors(found, model):
     return {band: fmean(abs(getattr(one, model)) for one in rows)
-            for band, rows in limits.in_bands(found).items()}
+            for band, rows in step_time_charts.in_bands(found).items()}
 
 
 def test_the_model_keeps_its_bounds_and_one_mfu_for_all_does_not(found):
@@ -106,14 +104,14 @@ def test_the_model_keeps_its_bounds_and_one_mfu_for_all_does_not(found):
 
 def test_overlap_shows_where_computing_could_hide_much():
     """Said in the notebook: both extremes fail there, and elsewhere nothing is gained."""
-    rows = {row[0]: row[1:] for row in lab.show_overlap(check.right).rows}
+    rows = {row[0]: row[1:] for row in lab.show_overlap(step_seconds.right).rows}
     assert [row[0] for row in rows.values()] == [6, 12, 27, 89]
     nothing, everything, yours = map(float, rows["over 20 %"][1:])
     assert (round(nothing), round(everything), round(yours)) == (7, 13, 4)
     for band in ("10 to 20 %", "5 to 10 %", "under 5 %"):
         nothing, _, yours = map(float, rows[band][1:])
         assert abs(nothing - yours) < 0.6
-    verdict = str(lab.check_step_seconds(check.right))
+    verdict = str(lab.check_step_seconds(step_seconds.right))
     assert "on the 18 runs in which computing could hide over 10%" in verdict
 
 
@@ -125,12 +123,12 @@ def test_overlap_is_decided_by_runs_of_one_library(found):
 def test_the_target_is_missed_without_overlap_and_with_overlap_for_nothing(share, least):
     def other(parts):
         return sum(parts.computing.values()) + sum(
-            sent.seconds - (1 - share) * check.hidden(sent)
+            sent.seconds - (1 - share) * step_seconds.hidden(sent)
             for sent in parts.communication.values())
 
-    every, overlapped, number = check._mean_errors(other)
-    assert overlapped > least > check.BOUND and number == 18
-    assert max(check._mean_errors(check.right)[:2]) < check.BOUND
+    every, overlapped, number = step_seconds._mean_errors(other)
+    assert overlapped > least > step_seconds.BOUND and number == 18
+    assert max(step_seconds._mean_errors(step_seconds.right)[:2]) < step_seconds.BOUND
 
 
 def test_what_the_notebook_says_of_the_picture(found):
@@ -148,10 +146,10 @@ def test_what_the_notebook_says_of_the_picture(found):
 def test_the_worst_is_named(found):
     worst = max(found, key=lambda one: abs(one.yours))
     assert worst.row.id == "titan-8b-cp8" and round(worst.yours) == -28
-    picture = lab.show_step_times(check.right)
+    picture = lab.show_step_times(step_seconds.right)
     assert "worst: titan-8b-cp8, -27.9 %" in repr(picture) and len(picture.data) == 134
-    table = lab.show_step_errors(check.right)
-    assert [row[0] for row in table.rows] == list(limits.BANDS)
+    table = lab.show_step_errors(step_seconds.right)
+    assert [row[0] for row in table.rows] == list(step_time_charts.BANDS)
     assert [row[1] for row in table.rows] == [82, 12, 13, 27]
 
 
@@ -161,13 +159,15 @@ def test_an_answer_that_changes_the_parts_changes_nothing_for_the_next(found):
         parts.computing["products"] = 0.0
         return 1.0
 
-    limits.predictions(greedy)
-    assert [one.yours for one in limits.predictions(check.right)] == [one.yours for one in found]
+    step_time_charts.predictions(greedy)
+    with_the_right_one = step_time_charts.predictions(step_seconds.right)
+    assert [one.yours for one in with_the_right_one] == [one.yours for one in found]
 
 
 def test_a_guess_stands_below_the_table():
     guesses.guess("6.10", "error above 8k, in %", 30)
-    assert "Your guess for 6N at one MFU above 8k: 30 %" in repr(lab.show_step_errors(check.right))
+    shown = repr(lab.show_step_errors(step_seconds.right))
+    assert "Your guess for 6N at one MFU above 8k: 30 %" in shown
 
 
 def test_the_table_of_shares_has_slips_and_the_students_own_run():

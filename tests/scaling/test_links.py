@@ -18,11 +18,18 @@ from labs.meters.traffic import CollectiveCall
 from labs.predictions import host_links, strategy_choice
 from labs.predictions.host_links import LinkTime, Topology
 from labs.predictions.strategy_choice import Links
-from labs.scaling.checks.choose_strategy import STRATEGIES, cases
-from labs.scaling.checks.host_groups import HostTraffic
-from labs.scaling.links import collectives, measure, on_hosts, recorded, runs, strategies
-from labs.scaling.links.collectives import Counted, Timed
-from labs.scaling.links.recorded import LinkRun
+from labs.scaling import (
+    link_collectives,
+    link_measurements,
+    link_recordings,
+    link_runs,
+    link_strategies,
+    on_hosts,
+)
+from labs.scaling.choose_strategy import STRATEGIES, cases
+from labs.scaling.host_groups import HostTraffic
+from labs.scaling.link_collectives import Counted, Timed
+from labs.scaling.link_recordings import LinkRun
 from labs.training import models
 from labs.workers.hosts import link_bytes, set_bandwidth
 from labs.workers.launch_error import Stopped
@@ -41,7 +48,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def no_hosts(monkeypatch):
-    monkeypatch.setattr(recorded, "hosts_unavailable", lambda: REFUSAL)
+    monkeypatch.setattr(link_recordings, "hosts_unavailable", lambda: REFUSAL)
 
 
 def link_seconds(size, hosts, ranks, alpha, beta):
@@ -59,29 +66,30 @@ def late_reader():
         time.sleep(0.5 if os.environ["LOCAL_RANK"] == "0" else 0.0)
         return link_bytes()
 
-    with mock.patch.object(collectives, "link_bytes", read):
+    with mock.patch.object(link_collectives, "link_bytes", read):
         yield
 
 
 def count_on_hosts():
     import torch.distributed as dist
 
-    collectives.shape_links("200mbit")
-    work = collectives.collective("all-gather", 2_000_000)
+    link_collectives.shape_links("200mbit")
+    work = link_collectives.collective("all-gather", 2_000_000)
     work()
-    found = collectives.count_bytes("all-gather", 2_000_000, work)
+    found = link_collectives.count_bytes("all-gather", 2_000_000, work)
     with late_reader():
-        late = collectives.count_bytes("all-gather", 2_000_000, work)
+        late = link_collectives.count_bytes("all-gather", 2_000_000, work)
     with pytest.raises(ValueError, match="bandwidth='200'"):
         set_bandwidth("200")
     return {"rank": dist.get_rank(), "sent": found.sent, "late": late.sent,
-            "slow": collectives.seconds_of(collectives.collective("all-gather", 2_000_000))}
+            "slow": link_collectives.seconds_of(
+                link_collectives.collective("all-gather", 2_000_000))}
 
 
 @pytest.mark.slow
 def test_a_function_runs_on_the_ranks_of_two_hosts(needs_hosts):
     """The link that it shapes carries what the formula says, and no faster than it may."""
-    found = on_hosts.run_on_hosts(count_on_hosts, topology=runs.TOPOLOGY)
+    found = on_hosts.run_on_hosts(count_on_hosts, topology=link_runs.TOPOLOGY)
     assert [one["rank"] for one in found] == [0, 1, 2, 3]
     assert all(1.5e6 < one["sent"] < 1.53e6 for one in found)
     assert all(1.5e6 < one["late"] < 1.53e6 for one in found)
@@ -121,7 +129,7 @@ def test_without_hosts_the_recorded_runs_are_shown(no_hosts, capsys):
     # The recorded run is the one that the text of the notebook speaks of: the α and β of 50 Mbit/s
     # predict other sizes and other links.
     tried = [one for one in picture.metrics() if not one.name.endswith("(fitted)")]
-    assert len(tried) == len(collectives.TRIED)
+    assert len(tried) == len(link_collectives.TRIED)
     for metric in tried:
         assert metric.value == pytest.approx(metric.predicted, rel=0.1)
     for show, run in ((lab.show_link_bytes, measured), (lab.show_hierarchical, hierarchical),
@@ -132,15 +140,16 @@ def test_without_hosts_the_recorded_runs_are_shown(no_hosts, capsys):
 def test_the_recorded_bytes_are_those_that_the_text_names(no_hosts):
     measured, training = lab.measure_all_reduces(), lab.measure_training(lambda *_: None)
     for what, times in (("all-reduce", 1.5), ("all-gather", 0.75), ("reduce-scatter", 1.5)):
-        assert measured.sent(what) == pytest.approx(times * collectives.COUNTED_SIZE, rel=0.02)
+        assert measured.sent(what) == pytest.approx(times * link_collectives.COUNTED_SIZE, rel=0.02)
     hierarchical = lab.measure_hierarchical(lambda *_: None)
     for what, times in (("flat", 1.5), ("hierarchical", 1.0)):
-        assert hierarchical.sent(what) == pytest.approx(times * collectives.COUNTED_SIZE, rel=0.02)
-    for bandwidth in runs.BANDWIDTHS:
+        assert hierarchical.sent(what) == pytest.approx(times * link_collectives.COUNTED_SIZE,
+                                                        rel=0.02)
+    for bandwidth in link_runs.BANDWIDTHS:
         assert hierarchical.seconds("hierarchical", bandwidth) < hierarchical.seconds(
             "flat", bandwidth)
-    size = strategies.model_bytes()
-    once = 0.75 * strategies.root_bytes() / size  # FSDP keeps its root until backward
+    size = link_strategies.model_bytes()
+    once = 0.75 * link_strategies.root_bytes() / size  # FSDP keeps its root until backward
     for what, times in (("DDP", 1.5), ("HSDP", 1.0), ("FSDP", 3.0 - once), ("ZeRO-3", 3.0)):
         assert training.sent(what) == pytest.approx(times * size, rel=0.05)
     seconds = {one.what: one.seconds for one in training.timed}
@@ -149,7 +158,7 @@ def test_the_recorded_bytes_are_those_that_the_text_names(no_hosts):
 
 
 def test_ddp_begins_with_rank_0s_parameters_for_each_rank_of_the_other_host():
-    sent = json.loads(recorded.RECORDING.read_text(encoding="utf-8"))["runs"]["job"]["sent"]
+    sent = json.loads(link_recordings.RECORDING.read_text(encoding="utf-8"))["runs"]["job"]["sent"]
     size = 4 * models.count_trainable(models.gpt2(2, 64))
     assert sent[0] - sent[1] == pytest.approx(2 * size, rel=0.05)
     assert sent[1] == pytest.approx(4 * 1.5 * size, rel=0.05)  # 4 steps of 16 samples
@@ -177,7 +186,7 @@ def test_without_hosts_the_recorded_job_is_shown(no_hosts, tmp_path):
     (None, "there is no file train.py; there are finetune.py and who.py"),
     ('raise NotImplementedError("Exercise 6.1")', "waits for Exercise 6.1")])
 def test_a_script_that_is_not_written_yet_starts_no_hosts(tmp_path, monkeypatch, text, said):
-    monkeypatch.setattr(runs, "hosts", None)
+    monkeypatch.setattr(link_runs, "hosts", None)
     monkeypatch.chdir(tmp_path)
     for name in ("who.py", "finetune.py"):
         (tmp_path / name).touch()
@@ -193,18 +202,18 @@ def test_an_exercise_that_waits_starts_no_hosts(monkeypatch, start, exercise):
     def unfilled(*_):
         raise NotImplementedError(f"Exercise {exercise}")
 
-    monkeypatch.setattr(measure, "measured_or_recorded", None)
+    monkeypatch.setattr(link_measurements, "measured_or_recorded", None)
     verdict = start(unfilled)
     assert verdict.passed is None and "is waiting for your code" in str(verdict)
 
 
 def test_a_recording_says_when_where_and_how_it_was_made(tmp_path):
-    recorded.write_recording({"job": {}}, tmp_path / "x.json")
-    for path in (tmp_path / "x.json", recorded.RECORDING):
+    link_recordings.write_recording({"job": {}}, tmp_path / "x.json")
+    for path in (tmp_path / "x.json", link_recordings.RECORDING):
         found = json.loads(path.read_text())
         assert {"made", "command", "runs"} == set(found) and f"torch {torch.__version__[:2]}" in (
             found["made"])
-        assert "python -m labs.scaling.links.recorded" == found["command"]
+        assert "python -m labs.scaling.link_recordings" == found["command"]
 
 
 # ---- what is drawn
@@ -218,8 +227,8 @@ def test_the_lines_of_other_bandwidths_come_from_the_same_fit():
     fitted = LinkTime(0.01, 6e6)
     timed = [Timed("all-reduce", bandwidth, size, [link_seconds(
         size, 2, 2, 0.01, 6e6 * collectives_rate(bandwidth))[1]])
-        for bandwidth, size in (*collectives.FITTED, *collectives.TRIED)]
-    run = LinkRun(runs.TOPOLOGY, timed, [])
+        for bandwidth, size in (*link_collectives.FITTED, *link_collectives.TRIED)]
+    run = LinkRun(link_runs.TOPOLOGY, timed, [])
     found = lab.fit_all_reduces(run)
     assert (found.alpha, found.beta) == pytest.approx((0.01, 6e6))
     picture = lab.show_fit(run, fitted, link_seconds)
@@ -233,7 +242,7 @@ def collectives_rate(bandwidth):
 
 
 def test_a_run_draws_its_counts():
-    run = LinkRun(runs.TOPOLOGY, [], [Counted("all-reduce", 4_000_000, 6_060_000, 6_060_000)])
+    run = LinkRun(link_runs.TOPOLOGY, [], [Counted("all-reduce", 4_000_000, 6_060_000, 6_060_000)])
     assert "all-reduce of 4 MB: measured 6.06 MB, predicted 6" in str(lab.show_link_bytes(run))
     assert repr(replace(run, note="why")).splitlines() == [
         "2 hosts with 2 ranks each: 1 byte count", "why"]

@@ -9,9 +9,8 @@ from labs.exercises.verdicts import Verdict
 from labs.meters import lost_time, typical_step
 from labs.meters.trace import Span, union
 from labs.meters.trace_clock import on_one_axis, shifted, without_loading
-from labs.scaling.checks import lost_time_traces
-from labs.scaling.checks.divide_lost_time import recorded_runs
-from labs.scaling.runs import lost_time_runs, scaling_runs
+from labs.scaling import lost_time_runs, lost_time_traces, scaling_runs
+from labs.scaling.divide_lost_time import recorded_runs
 from labs.training.presets import preset
 from labs.workers import devices
 

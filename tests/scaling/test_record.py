@@ -17,11 +17,9 @@ from labs.meters.metrics import Metric
 from labs.meters.trace import Trace
 from labs.pictures.bars import Bar, bars
 from labs.pictures.tables import Table
-from labs.scaling.charts.record import show_record
-from labs.scaling.record import document as module
-from labs.scaling.record import machine
-from labs.scaling.record.document import document
-from labs.scaling.record.session import Row, Session
+from labs.scaling import record_document, record_session
+from labs.scaling.record_document import document, show_record
+from labs.scaling.record_session import Row, Session
 from labs.scaling.scaffold import cluster_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,8 +108,9 @@ def test_the_last_result_of_each_function_is_kept_and_not_more_than_some(session
 def test_a_record_has_all_that_was_shown(shown, tmp_path, capsys):
     record = document(tmp_path / "out")
     page, data = written(record)
-    found = machine.facts(ROOT)
-    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d-{machine.folder_name(found)}", record.folder.name)
+    found = record_session.facts(ROOT)
+    machine = record_session.folder_name(found)
+    assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d-{machine}", record.folder.name)
     assert {path.relative_to(record.folder).as_posix() for path in record.folder.rglob("*.*")} == {
         "README.md", "papers.md", "numbers.json", "pictures/01_show_scaling.png",
         "traces/slow_rank0.json.gz"}
@@ -203,7 +202,7 @@ def test_a_record_that_ends_early_leaves_nothing(shown, tmp_path, monkeypatch, e
     def ends(session):
         raise error
 
-    monkeypatch.setattr(module.papers, "page", ends)  # all other files are there
+    monkeypatch.setattr(record_document.papers, "page", ends)  # all other files are there
     with pytest.raises(error):
         document(tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
@@ -213,7 +212,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(shown, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.shutil, "copyfile", full)
+    monkeypatch.setattr(record_document.shutil, "copyfile", full)
     assert "No space left on device" in repr(document(tmp_path / "out"))
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -249,7 +248,7 @@ def test_in_plain_python_without_jupyter(tmp_path):
 
 
 def test_traces_that_are_too_large_stay_where_they_are(shown, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MOST_TRACES", 10)
+    monkeypatch.setattr(record_document, "MOST_TRACES", 10)
     record = document(tmp_path / "out")
     assert not (record.folder / "traces").exists() and "## Traces" not in written(record)[0]
 

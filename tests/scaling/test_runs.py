@@ -20,7 +20,7 @@ from _build.source import read_source  # noqa: E402
 import labs.scaling as lab  # noqa: E402
 from labs.exercises.scripts import commands, files, forked
 from labs.exercises.verdicts import Verdict  # noqa: E402
-from labs.scaling.runs import ragged  # noqa: E402
+from labs.scaling import ragged  # noqa: E402
 from labs.workers import devices, processes  # noqa: E402
 from labs.workers.launch_error import Stopped  # noqa: E402
 

@@ -8,12 +8,11 @@ import pytest
 
 import labs.scaling as lab
 from labs.exercises.verdicts import Verdict
-from labs.scaling.checks import lost_time_traces, synthetic_jobs
-from labs.scaling.links import recorded
-from labs.scaling.runs.engines import Engine, Engines
-from labs.scaling.runs.jobs import Job
-from labs.scaling.runs.lost_time_runs import RunsOnRanks
-from labs.scaling.runs.scaling_runs import Scaling, small_preset
+from labs.scaling import link_recordings, lost_time_traces, synthetic_jobs
+from labs.scaling.engines import Engine, Engines
+from labs.scaling.lost_time_runs import RunsOnRanks
+from labs.scaling.scaling_runs import Scaling, small_preset
+from labs.scaling.started_jobs import Job
 
 ANSWERS = {"nothing": None, "an empty dictionary": {}, "a number": 3, "a text": "a",
            "zeros": (0, 0), "three zeros": (0,) * 3, "four zeros": (0,) * 4,
@@ -30,8 +29,8 @@ def job(ranks):
 
 def shown(answer):
     """Name of a picture -> a call that draws it by the answer."""
-    runs = json.loads(recorded.RECORDING.read_text(encoding="utf-8"))["runs"]
-    links = recorded.link_run(runs["all-reduces"])
+    runs = json.loads(link_recordings.RECORDING.read_text(encoding="utf-8"))["runs"]
+    links = link_recordings.link_run(runs["all-reduces"])
     run, alone = lost_time_traces.cases()["one all-reduce"]
     engines = Engines({"DDP": Engine(job(2), 1e6, [1.0], "")}, Engine(job(1), 1e6, [1.0], ""), 10)
     own = lab.reported_run("mosaic-096")

@@ -15,11 +15,16 @@ import pytest
 import labs.surviving_failure as lab
 from labs.exercises.scripts.commands import run_command
 from labs.exercises.verdicts import Verdict
-from labs.surviving_failure.charts.elastic import ranks_over_time
-from labs.surviving_failure.elastic.agent_log import AgentEvent, agent_events
-from labs.surviving_failure.elastic.kills import ElasticRun, Kill, run_alone
-from labs.surviving_failure.elastic.metrics import Metrics, final_curve, run_again
-from labs.surviving_failure.elastic.restarts import OWN_STORE, PARTS, restart_after
+from labs.surviving_failure.elastic_charts import ranks_over_time
+from labs.surviving_failure.elastic_kills import ElasticRun, Kill, run_alone
+from labs.surviving_failure.elastic_metrics import Metrics, final_curve, run_again
+from labs.surviving_failure.restarts import (
+    OWN_STORE,
+    PARTS,
+    AgentEvent,
+    agent_events,
+    restart_after,
+)
 
 LOG = """\
 I1123 17:55:01.000000 9 torch/distributed/elastic/agent/server/api.py:715] [default] Starting worker group

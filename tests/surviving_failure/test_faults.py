@@ -7,8 +7,7 @@ import torch
 from _build.definitions import definitions
 
 import labs.surviving_failure as lab
-from labs.surviving_failure.checks import straggler_jobs
-from labs.surviving_failure.crashes import flips, slow_ranks
+from labs.surviving_failure import find_straggler, flips, slow_ranks
 
 right = definitions("08_surviving_failure")
 
@@ -38,17 +37,17 @@ def test_smooth_removes_an_outlier_and_keeps_a_step():
 
 
 def test_all_ranks_of_a_synthetic_job_have_the_same_step():
-    for job in straggler_jobs.jobs(random.Random(1)):
+    for job in find_straggler.jobs(random.Random(1)):
         for same in zip(*job.timings(1), strict=True):
             steps = [step.data + step.compute + step.collectives for step in same]
             assert max(steps) == pytest.approx(min(steps))
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("cause", straggler_jobs.CAUSES)
+@pytest.mark.parametrize("cause", find_straggler.CAUSES)
 def test_every_draw_has_an_early_outlier_of_what_becomes_slow_later(seed, cause):
     """Else whoever returns the first slow step, outlier or not, passes by chance."""
-    found = [job for job in straggler_jobs.jobs(random.Random(seed))
+    found = [job for job in find_straggler.jobs(random.Random(seed))
              if job.straggler and job.straggler[1] == cause and job.outliers
              and job.outliers[0][:2] == job.straggler[:2]
              and job.outliers[0][2] < job.straggler[2] - 4]

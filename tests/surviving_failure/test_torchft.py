@@ -9,19 +9,19 @@ import pytest
 from _build.definitions import definitions
 
 from labs.exercises.verdicts import Verdict
-from labs.surviving_failure.charts.replicas import show_digests, show_replicas, show_time_lost
-from labs.surviving_failure.elastic import metrics as elastic
-from labs.surviving_failure.elastic.agent_log import AgentEvent
-from labs.surviving_failure.elastic.kills import ElasticRun, Kill
-from labs.surviving_failure.elastic.replicas import runs
-from labs.surviving_failure.elastic.replicas.runs import GROUPS, REPLACEMENT, ReplicaRun, Step
+from labs.surviving_failure import elastic_metrics, replica_runs
+from labs.surviving_failure.elastic_kills import ElasticRun, Kill
+from labs.surviving_failure.replica_charts import show_digests, show_replicas, show_time_lost
+from labs.surviving_failure.replica_runs import GROUPS, REPLACEMENT, ReplicaRun, Step
+from labs.surviving_failure.restarts import AgentEvent
 
 ROOT = Path(__file__).resolve().parents[2]
-needs_torchft = pytest.mark.skipif(not runs.has_torchft(), reason="torchft is not installed")
+needs_torchft = pytest.mark.skipif(not replica_runs.has_torchft(),
+                                   reason="torchft is not installed")
 
 
 def own_processes() -> set[str]:
-    return leaks.programs("elastic/replicas", "surviving_failure.elastic.replicas")
+    return leaks.programs("surviving_failure/replica_", "surviving_failure.replica_")
 
 
 def run_of() -> ReplicaRun:
@@ -41,17 +41,17 @@ def run_of() -> ReplicaRun:
 @pytest.mark.slow
 def test_the_survivor_goes_on_and_the_replacement_ends_equal():
     train = definitions("08_surviving_failure").train_replica
-    run = runs.run_replicas(train)
+    run = replica_runs.run_replicas(train)
     assert isinstance(run, ReplicaRun), run
     # every step was finished by the one process that nobody restarted, and none twice
     numbers = [step.step for step in run.survivor]
     assert all(after - before in (0, 1) for before, after in pairwise(numbers)), numbers
     assert run.survivor[-1].step == run.steps[REPLACEMENT][-1].step
     # the replacement took no part in the first steps: it got their result from the survivor
-    assert run.steps[REPLACEMENT][0].step > runs.KILLED_AT
+    assert run.steps[REPLACEMENT][0].step > replica_runs.KILLED_AT
     assert set(run.digests) == {GROUPS[0], REPLACEMENT} and len(set(run.digests.values())) == 1
     # no new quorum before the lighthouse has given up the killed group
-    assert 0.5 * runs.SILENT < run.stall.seconds < 20 < runs.LIMIT
+    assert 0.5 * replica_runs.SILENT < run.stall.seconds < 20 < replica_runs.LIMIT
     assert any(step.groups == 1 and step.time > run.killed_at for step in run.survivor)
     for draw in (show_replicas, show_digests):
         assert not isinstance(draw(run), Verdict)
@@ -63,16 +63,16 @@ def test_a_group_that_raises_is_a_verdict_with_its_line():
     def train(name):
         raise ValueError(f"no model for {name}")
 
-    said = runs.run_replicas(train)
+    said = replica_runs.run_replicas(train)
     assert isinstance(said, Verdict) and said.passed is False
     assert "ended with exit code 1" in str(said) and "no model for group" in str(said)
     assert not own_processes()
 
 
 def test_without_torchft_one_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(runs, "has_torchft", lambda: False)
-    said = runs.run_replicas(lambda name: None)
-    assert said.passed is None and f"%pip install torchft=={runs.VERSION}" in str(said)
+    monkeypatch.setattr(replica_runs, "has_torchft", lambda: False)
+    said = replica_runs.run_replicas(lambda name: None)
+    assert said.passed is None and f"%pip install torchft=={replica_runs.VERSION}" in str(said)
     for draw in (show_replicas, show_digests):
         assert draw(said) is said
     assert show_time_lost(said, None) is said
@@ -80,7 +80,7 @@ def test_without_torchft_one_sentence_says_what_to_install(monkeypatch):
 
 def test_the_version_is_that_of_the_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["ft"] == [f"torchft=={runs.VERSION}"]
+    assert project["optional-dependencies"]["ft"] == [f"torchft=={replica_runs.VERSION}"]
 
 
 def test_times_count_from_the_first_step_together():
@@ -90,9 +90,10 @@ def test_times_count_from_the_first_step_together():
 
 
 def test_lost_work_counts_half_while_one_group_is_missing():
-    steps = [elastic.Step(0, 1.0, 2, 0, 0.0, 1.0), elastic.Step(0, 1.0, 2, 1, 8.0, 9.0)]
-    metrics = elastic.Metrics("none.jsonl")
-    metrics.steps, metrics.joined = steps, [elastic.Joined((1, 2), 2, 1, 7.0)]
+    steps = [elastic_metrics.Step(0, 1.0, 2, 0, 0.0, 1.0),
+             elastic_metrics.Step(0, 1.0, 2, 1, 8.0, 9.0)]
+    metrics = elastic_metrics.Metrics("none.jsonl")
+    metrics.steps, metrics.joined = steps, [elastic_metrics.Joined((1, 2), 2, 1, 7.0)]
     log = [AgentEvent("noticed", 2.0), AgentEvent("rendezvous", 2.5), AgentEvent("starting", 3.0)]
     restarted = ElasticRun(metrics, 0.0, [Kill(1, 0, 1.0)], log=log)
     table = show_time_lost(run_of(), restarted)

@@ -9,16 +9,11 @@ import torch
 
 from labs.exercises.scripts.files import write_script
 from labs.exercises.verdicts import Verdict
-from labs.surviving_failure.charts.host_loss import (
-    show_host_restarts,
-    show_hosts,
-    why_refused,
-)
-from labs.surviving_failure.elastic import lost_host
-from labs.surviving_failure.elastic.agent_log import AgentEvent
-from labs.surviving_failure.elastic.lost_host import SPARE, HostsRun
-from labs.surviving_failure.elastic.metrics import Joined, Metrics, Step, run_again
-from labs.surviving_failure.elastic.restarts import NOTICED, OWN_STORE, restart_after
+from labs.surviving_failure import lost_host
+from labs.surviving_failure.elastic_metrics import Joined, Metrics, Step, run_again
+from labs.surviving_failure.host_loss import show_host_restarts, show_hosts, why_refused
+from labs.surviving_failure.lost_host import SPARE, HostsRun
+from labs.surviving_failure.restarts import NOTICED, OWN_STORE, AgentEvent, restart_after
 from labs.workers.hosts import HostsUnavailable, hosts_unavailable
 
 

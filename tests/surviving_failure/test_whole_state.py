@@ -9,9 +9,9 @@ from _build.definitions import definitions
 from torch.nn.parallel import DistributedDataParallel
 
 import labs.surviving_failure as lab
-from labs.surviving_failure.states.forgotten import FOLLOWING, LEFT_OUT
-from labs.surviving_failure.states.job import BATCH, KINDS, VOCABULARY, TextModel, new_job
-from labs.surviving_failure.states.killed_runs import Answer, Kill, killed_and_resumed
+from labs.surviving_failure.forgotten import LEFT_OUT, STEPS_AFTER_RESUME
+from labs.surviving_failure.killed_runs import Answer, Kill, killed_and_resumed
+from labs.surviving_failure.resumable_job import BATCH, KINDS, VOCABULARY, TextModel, new_job
 from labs.workers.failures import RankFailed
 from labs.workers.launcher import launch
 
@@ -57,7 +57,7 @@ def test_ddp_orders_its_bucket_anew_after_the_first_step():
 def test_what_is_left_out_shows_in_the_losses_that_the_notebook_names():
     table = lab.show_forgotten()
     rows = {what: [cell == "equal" for cell in cells] for what, *cells in table.rows}
-    assert list(rows) == list(LEFT_OUT) and rows["nothing"] == [True] * FOLLOWING
+    assert list(rows) == list(LEFT_OUT) and rows["nothing"] == [True] * STEPS_AFTER_RESUME
     assert rows["the moments"][:2] == [True, False]
     assert rows["the schedule"][:3] == [True, True, False]
     assert not any(rows[what][0] for what in LEFT_OUT[3:])
@@ -75,7 +75,7 @@ def test_the_resumed_curve_lies_on_the_other(nothing_left):
 def test_a_gradient_that_is_there_loses_the_moments():
     """FACTS of torch 2.13: get_state_dict takes the optimizer for one that has made steps."""
     rows = lab.show_left_gradient(solution.save_dcp, solution.load_dcp).rows
-    assert rows[0][1:] == ("equal",) * FOLLOWING
+    assert rows[0][1:] == ("equal",) * STEPS_AFTER_RESUME
     assert rows[1][1] == "equal" and "equal" not in rows[1][2:4]
 
 

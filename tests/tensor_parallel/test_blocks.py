@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import labs.tensor_parallel as lab
-from labs.tensor_parallel.ring.blocks import CausalMask, in_tiles, recorded_pairs
+from labs.tensor_parallel.attention_blocks import CausalMask, in_tiles, recorded_pairs
 
 # batch, query heads, key heads, queries, keys, d
 SHAPES = [(1, 4, 4, 10, 10, 8), (2, 6, 2, 33, 70, 5), (2, 6, 3, 130, 70, 16)]

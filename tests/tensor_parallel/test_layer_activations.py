@@ -7,8 +7,8 @@ import pytest
 from _build.definitions import definitions
 
 import labs.tensor_parallel as lab
-from labs.tensor_parallel.sequence import layer_records
-from labs.tensor_parallel.sequence.activations import predicted, whole_layer
+from labs.tensor_parallel import layer_records
+from labs.tensor_parallel.kept_activations import predicted, whole_layer
 from labs.training import models
 from labs.workers.launcher import launch
 

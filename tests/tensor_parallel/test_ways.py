@@ -14,16 +14,9 @@ import torch.distributed as dist
 from _build.definitions import definitions
 
 import labs.tensor_parallel as lab
-from labs.tensor_parallel.charts import ways
-from labs.tensor_parallel.ring import choice
-from labs.tensor_parallel.ring.blocks import in_tiles
-from labs.tensor_parallel.ring.cases import (
-    Shape,
-    WholeSequence,
-    contiguous_places,
-    shuffled_places,
-)
-from labs.tensor_parallel.ring.ways import (
+from labs.tensor_parallel import context_parallel
+from labs.tensor_parallel.attention_blocks import in_tiles
+from labs.tensor_parallel.context_parallel import (
     COMPARED,
     GATHER,
     RING,
@@ -34,6 +27,7 @@ from labs.tensor_parallel.ring.ways import (
     predicted_peak,
     predicted_sent,
 )
+from labs.tensor_parallel.ring_cases import Shape, WholeSequence, contiguous_places, shuffled_places
 from labs.workers.launcher import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -88,7 +82,7 @@ def own_gradients(q, k, v, positions, group):
      "Ulysses on 2 ranks: .* differs by")])
 def test_the_picture_refuses_what_is_not_full_attention(way, attention, words):
     few = replace(COMPARED, tokens=64)
-    with mock.patch.multiple(ways, _RANKS=(2,), measure=partial(measure, shape=few)):
+    with mock.patch.multiple(context_parallel, _RANKS=(2,), measure=partial(measure, shape=few)):
         verdict = lab.show_three_ways(*({**ATTENTIONS, way: attention}[each]
                                         for each in (RING, GATHER, ULYSSES)))
     assert verdict.passed is False and re.search(words, str(verdict)), str(verdict)
@@ -144,9 +138,10 @@ def test_what_the_notebook_says_of_its_picture():
 
 def exposed(name, tokens):
     """Way -> exposed communication, in % of attention's seconds, of one of the notebook's cases."""
-    [case] = [each for each in choice.CASES if each.name == name and each.tokens == tokens]
+    [case] = [each for each in context_parallel.CASES
+              if each.name == name and each.tokens == tokens]
     return {way: cost and round(100 * cost.exposed / case.seconds)
-            for way, cost in choice.costs(case).items()}
+            for way, cost in context_parallel.costs(case).items()}
 
 
 def test_what_the_notebook_says_of_published_models():
@@ -155,6 +150,6 @@ def test_what_the_notebook_says_of_published_models():
     assert exposed("Llama-3-8B", 8_192)[RING] == 53  # 2,048 tokens on each of 4 ranks
     million = exposed("Llama-3-8B", 1_048_576)
     assert million[RING] == 0 and million[ULYSSES] is None
-    [case] = [each for each in choice.CASES if each.name.startswith("Llama-3-405B")]
-    found = choice.costs(case)
+    [case] = [each for each in context_parallel.CASES if each.name.startswith("Llama-3-405B")]
+    found = context_parallel.costs(case)
     assert found[ULYSSES].sent == 2 * found[GATHER].sent

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
 import labs.memory_math as lab
-from labs.memory_math.checks.forward_cases import forward_cases
+from labs.memory_math.forward_cases import forward_cases
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")

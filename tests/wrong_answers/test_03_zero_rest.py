@@ -12,7 +12,7 @@ from zero_answers import N, accepted, named, rejected, right
 
 import labs.zero_stages as lab
 from labs.predictions import hardware
-from labs.zero_stages.checks import choose
+from labs.zero_stages import choose
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["zero_answers"])

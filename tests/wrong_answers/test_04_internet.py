@@ -11,7 +11,7 @@ from fsdp_answers import accepted, cases, rejected, right
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 import labs.fsdp as lab
-from labs.fsdp.checks.loop import MAX_NORM
+from labs.fsdp.loop import MAX_NORM
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])

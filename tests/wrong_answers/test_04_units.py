@@ -11,9 +11,9 @@ import torch
 from fsdp_answers import accepted, cases, rejected, right
 
 import labs.fsdp as lab
-from labs.fsdp.checks import choose as checks
-from labs.fsdp.checks import cost as costs
-from labs.fsdp.checks.lost_time import MISTAKES, Machine
+from labs.fsdp import choose as lost_time
+from labs.fsdp import cost as costs
+from labs.fsdp.choose import MISTAKES, Machine
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
@@ -291,9 +291,9 @@ def test_an_error_of_pythons_gets_a_hint(check, answer, hint, capsys):
 
 
 def test_every_wrapping_but_the_two_traps_is_the_answer_of_some_case():
-    best = {choose(checks.WRAPPINGS, free, one.gather, one.compute, one.price)
-            for one in checks.MACHINES for free in checks.FREE}
-    assert best == {*checks.WRAPPINGS, None} - {"one large unit", "uneven", "tiny units"}
+    best = {choose(lost_time.WRAPPINGS, free, one.gather, one.compute, one.price)
+            for one in lost_time.MACHINES for free in lost_time.FREE}
+    assert best == {*lost_time.WRAPPINGS, None} - {"one large unit", "uneven", "tiny units"}
 
 
 def test_the_cases_of_4_2_and_4_3_tell_all_known_mistakes_apart():
@@ -303,7 +303,7 @@ def test_the_cases_of_4_2_and_4_3_tell_all_known_mistakes_apart():
         assert len(set(answers)) == len(answers)
     for words, seconds in MISTAKES.items():
         verdict = lab.check_choose(lambda wrappings, free, *machine, seconds=seconds: next(
-            iter(checks.chosen(seconds, Machine("", *_parts(*machine)), free, wrappings))))
+            iter(lost_time.chosen(seconds, Machine("", *_parts(*machine)), free, wrappings))))
         assert verdict.hint == words, verdict
 
 

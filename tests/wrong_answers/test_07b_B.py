@@ -11,8 +11,8 @@ import torch.distributed as dist
 from answers import assert_rejected, assert_waits, judge_in_one_launch
 from torch.nn import functional as F
 
-from labs.pipeline_parallel.checks.run_actions import check_run_actions
-from labs.pipeline_parallel.execution.stages import count_targets, sum_of_losses
+from labs.pipeline_parallel.run_actions import check_run_actions
+from labs.pipeline_parallel.stages import count_targets, sum_of_losses
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")

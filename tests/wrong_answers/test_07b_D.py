@@ -10,11 +10,10 @@ from answers import assert_rejected, assert_waits
 
 import labs.pipeline_parallel as lab
 from labs.exercises.verdicts import Wrong
-from labs.pipeline_parallel.charts import device_pieces
-from labs.pipeline_parallel.checks import layouts as checking
-from labs.pipeline_parallel.jax_view import layouts as measuring
-from labs.pipeline_parallel.jax_view.layouts import CompiledCollective, MeasuredLayout, Pieces
-from labs.pipeline_parallel.jax_view.process import has_jax
+from labs.pipeline_parallel import jax_layouts
+from labs.pipeline_parallel import layouts as checking
+from labs.pipeline_parallel.jax_layouts import CompiledCollective, MeasuredLayout, Pieces
+from labs.pipeline_parallel.jax_process import has_jax
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 needs_jax = pytest.mark.skipif(not has_jax(), reason="JAX is not installed (the extra `jax`)")
@@ -140,7 +139,7 @@ RIGHT_ANSWERS = [right, other_words_for_the_same, columns_of_down, one_more]
 
 def measure_each(answers, mesh):
     """In JAX's process: what is found of each answer; the same specs are compiled once."""
-    measure_one, found = measuring._measured, {}
+    measure_one, found = jax_layouts._measured, {}
 
     def once(specs, expected):
         key = repr(sorted((name, str(spec)) for name, spec in specs.items()))
@@ -148,8 +147,8 @@ def measure_each(answers, mesh):
             found[key] = measure_one(specs, expected)
         return found[key]
 
-    with mock.patch.object(measuring, "_measured", once):
-        return [measuring.measure(answer, mesh) for answer in answers]
+    with mock.patch.object(jax_layouts, "_measured", once):
+        return [jax_layouts.measure(answer, mesh) for answer in answers]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +162,7 @@ def measured():
 @pytest.fixture
 def verdict_on(measured, monkeypatch):
     def verdict(answer):
-        monkeypatch.setattr(device_pieces, "in_jax_process", lambda *_, **__: measured[answer])
+        monkeypatch.setattr(checking, "in_jax_process", lambda *_, **__: measured[answer])
         return lab.check_layouts(answer)
 
     return verdict

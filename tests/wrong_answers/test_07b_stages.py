@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 from answers import assert_rejected, assert_waits, judge_all
 
-from labs.pipeline_parallel.charts.stages import show_split
-from labs.pipeline_parallel.checks.clip_across_stages import check_clip_across_stages
-from labs.pipeline_parallel.checks.split_layers import check_split_layers
+from labs.pipeline_parallel.clip_across_stages import check_clip_across_stages
+from labs.pipeline_parallel.split_layers import check_split_layers, show_split
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")

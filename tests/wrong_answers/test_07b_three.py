@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 
 import labs.pipeline_parallel as lab
 from labs.exercises.verdicts import Verdict
-from labs.pipeline_parallel.dimensions import training
+from labs.pipeline_parallel import three_dimensional_training
 from labs.workers.launcher import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -130,15 +130,16 @@ RIGHT = [by(), whole_stage_one_unit, gathered_once, one_all_reduce_into_each_blo
 @contextmanager
 def two_steps():
     """The second step shows what the first one's update did."""
-    with mock.patch.object(training.train_in_three_dimensions, "__defaults__", (2,)), \
-            mock.patch.object(training.train_alone, "__defaults__", (2,)):
+    with mock.patch.object(three_dimensional_training.train_in_three_dimensions, "__defaults__",
+                           (2,)), \
+            mock.patch.object(three_dimensional_training.train_alone, "__defaults__", (2,)):
         yield
 
 
 def judge_all(answers) -> list[Verdict]:
     """The verdict on each answer, of eight ranks that train one after the other."""
-    return launch(_judge_all, answers, ranks=training.RANKS, quiet=True, device="cpu",
-                  timeout=300)[0]
+    return launch(_judge_all, answers, ranks=three_dimensional_training.RANKS, quiet=True,
+                  device="cpu", timeout=300)[0]
 
 
 def _judge_all(answers):
@@ -148,7 +149,7 @@ def _judge_all(answers):
         return found
 
     verdicts, random_numbers = [], torch.get_rng_state()
-    with two_steps(), mock.patch.object(training, "launch", here):
+    with two_steps(), mock.patch.object(three_dimensional_training, "launch", here):
         for answer in answers:
             torch.set_rng_state(random_numbers)
             verdicts.append(lab.check_three_dimensions(answer))

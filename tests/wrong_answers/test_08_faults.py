@@ -14,7 +14,7 @@ from _build.definitions import definitions
 from answers import assert_rejected, assert_waits, judge_all
 
 import labs.surviving_failure as lab
-from labs.surviving_failure.checks import find_straggler as straggler_check
+from labs.surviving_failure import find_straggler as straggler_jobs
 from labs.training.models import local_shard
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -320,7 +320,7 @@ RIGHT_STRAGGLER = [right.find_straggler, in_tensors]
 @pytest.fixture
 def no_recording(monkeypatch):
     """The synthetic jobs alone."""
-    monkeypatch.setattr(straggler_check, "recorded_stragglers", dict)
+    monkeypatch.setattr(straggler_jobs, "recorded_stragglers", dict)
 
 
 @pytest.mark.parametrize(("answer", "words"), WRONG_STRAGGLER)

@@ -11,8 +11,8 @@ from _build.definitions import definitions
 from answers import assert_rejected, assert_waits
 
 import labs.surviving_failure as lab
-from labs.surviving_failure.checks import save_plan as plans
-from labs.surviving_failure.checks import wall_time as walls
+from labs.surviving_failure import save_plan as plans
+from labs.surviving_failure import wall_time as walls
 
 right = definitions("08_surviving_failure")
 WRONG, RIGHT = {}, {}

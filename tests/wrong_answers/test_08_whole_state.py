@@ -13,7 +13,7 @@ import torch.distributed as dist
 from _build.definitions import definitions
 from answers import assert_rejected, assert_waits, judge_all
 
-from labs.surviving_failure.checks.job_state import RANKS, check_job_state
+from labs.surviving_failure.job_state import RANKS, check_job_state
 from labs.workers.devices import random_states
 from labs.workers.launcher import launch
 
@@ -230,7 +230,7 @@ def test_right_states():
 
 
 def _judge_right():
-    from labs.surviving_failure.checks import job_state
+    from labs.surviving_failure import job_state
 
     for answer in RIGHT:
         job_state._judge_states(job_state.Answer(*answer), 3)

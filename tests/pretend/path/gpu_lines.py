@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MODULES = ("workers/cuda", "workers/nccl", "workers/flight_recorder", "meters/gpu_allocator",
            "meters/host_copies", "meters/trace_gpu", "exercises/gpu_notes")
 FUNCTIONS = {"memory_math/measurements": {"measure_gpu_memory", "_gpu_moments", "_gpu_moment"},
-             "fsdp/node/running": {"_name_and_memory", "measure", "run", "run_alone", "_started",
+             "fsdp/node_run": {"_name_and_memory", "measure", "run", "run_alone", "_started",
                                    "_build", "_held"}}
 # What an expression is where there is no GPU; whatever is not found here is unknown.
 FALSE = re.compile(

@@ -21,7 +21,7 @@ PATCHES = {
     "torch.profiler.profiler": "profiler",
     "torch": "tensors",
     "labs.training.presets": "presets",
-    "labs.fsdp.node.jobs": "presets",
+    "labs.fsdp.node_jobs": "presets",
     "labs.training.fine_tuning": "presets",
     **dict.fromkeys(quick.MODULES, "quick"),
 }

@@ -19,7 +19,7 @@ MOST = {"MOST_SEQUENCES": {"small": 24, "larger": 4}, "MOST_LAYERS": 6}
 
 def patch(module):
     """Replaces the sizes of all presets but the laptop's, and those that follow from the card."""
-    if module.__name__ == "labs.fsdp.node.jobs":
+    if module.__name__ == "labs.fsdp.node_jobs":
         vars(module).update(MOST)
         return
     if module.__name__ == "labs.training.fine_tuning":

@@ -17,31 +17,31 @@ from pretend_gpus import machine
 # module -> its constants; more of them in `fewer_rounds`
 CONSTANTS = {
     "labs.meters.throughput": {"WARMUP_ON_GPU": 1},
-    "labs.fsdp.node.running": {"FEWEST": 1, "MOST": 1},
-    "labs.fsdp.node.paced_run": {"WARM_UP": 1, "STEPS": 1},
+    "labs.fsdp.node_run": {"FEWEST": 1, "MOST": 1},
+    "labs.fsdp.paced_run": {"WARM_UP": 1, "STEPS": 1},
     "labs.meters.own_speed": {"WIDTH": {"cpu": 512, "cuda": 512}},
-    "labs.scaling.runs.scaling_runs": {"TRIES": 1},
-    "labs.surviving_failure.charts.checkpoints": {"KILLS": 3},
-    "labs.scaling.runs.lost_time_runs": {"WARM_UP": 1, "RECORDINGS": 1, "ROUNDS": 1, "EXTRA": 2},
+    "labs.scaling.scaling_runs": {"TRIES": 1},
+    "labs.surviving_failure.checkpoints": {"KILLS": 3},
+    "labs.scaling.lost_time_runs": {"WARM_UP": 1, "RECORDINGS": 1, "ROUNDS": 1, "EXTRA": 2},
     # not the checkout's folder, in which other tests record meanwhile
     "labs.fsdp_profiling.recording": {"FOLDER": Path(tempfile.gettempdir(), "experiments", "05")}}
 # module -> functions that are left out: dry runs and searches, which have no rank, and run wherever
 # notebooks do; and what runs on the CPU everywhere
 ALWAYS_LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
-                   "labs.tensor_parallel.charts.muon": ["show_sharded_muon"],
-                   "labs.pipeline_parallel.charts.plans": ["show_plans", "show_published_plans"],
-                   "labs.surviving_failure.charts.whole_state": ["show_other_ranks",
+                   "labs.tensor_parallel.muon_update": ["show_sharded_muon"],
+                   "labs.pipeline_parallel.choose_plan": ["show_plans", "show_published_plans"],
+                   "labs.surviving_failure.job_state": ["show_other_ranks",
                                                                  "show_left_gradient"]}
 # With one GPU. module -> functions that are left out: they use no rank of the pretend node, or show
 # what has nothing to do with the number of GPUs
-LEFT_OUT = {"labs.start_here.charts": ["run_script"],
-            "labs.fsdp.charts.sharding": ["compare_with_zero3", "compare_accumulation",
+LEFT_OUT = {"labs.start_here.run_pictures": ["run_script"],
+            "labs.fsdp.comparisons": ["compare_with_zero3", "compare_accumulation",
                                           "compare_meshes"],
             "labs.fsdp.fsdp1": ["fsdp1_wrap_policies"],
             # on 8 ranks, which share 2 GPUs as they share one
-            "labs.tensor_parallel.charts.ring": ["show_ring_memory"],
-            "labs.tensor_parallel.charts.ways": ["show_three_ways"],
-            "labs.pipeline_parallel.charts.three_dimensions": ["show_three_dimensions"]}
+            "labs.tensor_parallel.ring_runs": ["show_ring_memory"],
+            "labs.tensor_parallel.context_parallel": ["show_three_ways"],
+            "labs.pipeline_parallel.three_dimensions": ["show_three_dimensions"]}
 NO_HOSTS = "The pretend node has no hosts."
 KEPT_FAULTS = {"item", "slow rank"}  # of 05
 KEPT_RUNS = ("slow link", "slow rank")  # of 06; GPUs have a slow link of their own
@@ -61,11 +61,11 @@ def patch(module):
     fewer_rounds.patch(module)
     if name == "labs.workers.hosts.network":  # they compute on the CPU wherever they are
         module.hosts_unavailable = lambda: NO_HOSTS
-    if name == "labs.surviving_failure.elastic.lost_host":
+    if name == "labs.surviving_failure.lost_host":
         module.hosts = _no_hosts(module)
-    if name == "labs.pipeline_parallel.jax_view.process":  # JAX computes on the CPU, too
+    if name == "labs.pipeline_parallel.jax_process":  # JAX computes on the CPU, too
         module.has_jax = lambda: False
-    if name == "labs.scaling.runs.lost_time_runs":
+    if name == "labs.scaling.lost_time_runs":
         module.record_lost_time = functools.partial(module.record_lost_time, names=KEPT_RUNS)
     if name == "labs.exercises.scripts.commands":
         module.run_command = _some_commands(module)
@@ -103,9 +103,9 @@ def _cut_short(name, module):
     _leave_out(LEFT_OUT.get(name, ()), module)
     if name == "labs.fsdp.memory_limits":
         module.measure_overhead = lambda *_, **__: module.ProcessOverhead(0.0, 0.0)
-    if name == "labs.fsdp.node.jobs":
+    if name == "labs.fsdp.node_jobs":
         module.scaling_jobs = _some(module.scaling_jobs, 0, -1)
-    if name == "labs.fsdp.node.paced_run":  # ranks of the CPU; "billion", cut, sends 50 times more
+    if name == "labs.fsdp.paced_run":  # ranks of the CPU; "billion", cut, sends 50 times more
         module.slow_down = functools.partial(module.slow_down, block=0.002)
         module.laptop_jobs = _some(module.laptop_jobs, 1, 2, 4)
         module.scaled_jobs = _some(module.scaled_jobs, 0)
@@ -135,8 +135,8 @@ def _passed_check(verdicts, exercise, hints=None, device="cpu"):
 
 
 MODULES = {"labs.exercises.verdicts", "labs.training.strategies.third_party",
-           "labs.fsdp_profiling.scaffold", "labs.fsdp.node.jobs",
-           "labs.workers.hosts.network", "labs.pipeline_parallel.jax_view.process",
+           "labs.fsdp_profiling.scaffold", "labs.fsdp.node_jobs",
+           "labs.workers.hosts.network", "labs.pipeline_parallel.jax_process",
            "labs.exercises.scripts.commands",
-           "labs.surviving_failure.elastic.lost_host", *ALWAYS_LEFT_OUT,
+           "labs.surviving_failure.lost_host", *ALWAYS_LEFT_OUT,
            *LEFT_OUT, *CONSTANTS, *fewer_rounds.MODULES}

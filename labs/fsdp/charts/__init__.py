@@ -1,1 +1,0 @@
-"""What notebook 04 draws, one file for each part of it."""

@@ -1,0 +1,264 @@
+"""Exercise 4.7: a sharded checkpoint that another number of ranks can load."""
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import _async_executor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from labs.exercises.on_ranks import TOLERANCE, largest_difference, raise_on_all_ranks
+from labs.exercises.reference import Step
+from labs.exercises.student_code import own_place
+from labs.exercises.verdicts import Wrong, check, shows
+from labs.fsdp import common, scaffold
+from labs.meters.traffic import Traffic
+from labs.pictures.tables import Table
+from labs.training import models, strategies
+from labs.words import counted
+from labs.workers import devices
+from labs.workers.launcher import launch
+
+SAVED_ON, LOADED_ON = 4, 2
+LAYERS, HIDDEN, HEADS = 2, 99, 3  # so wide that a file is more numbers than names
+RATE = common.SETTINGS["lr"] / 2  # of the run that is saved, as after some steps of a schedule
+_OWN_SHARDS = "Each rank writes its own shards; nobody needs the whole."
+# A part of what torch raises inside save or load -> the hint to give with it.
+_HINTS = {"Missing key": "Save and load the same names: the same dictionary on both sides.",
+          "pickle": "torch.distributed.checkpoint.save takes tensors that know their place in the "
+                    "whole.",
+          "different meshes": "torch.save writes a shard as this rank has it; dcp.save and dcp.load"
+                              " cut shards anew for other ranks.",
+          "'tuple' object": "get_state_dict gives two dictionaries: put them into one, "
+                            "{\"model\": ..., \"optimizer\": ...}.",
+          ".metadata": "dcp.load reads what dcp.save wrote: both on the same folder."}
+_SHOWN = 160  # characters of what torch raises: it repeats itself for each parameter, or each rank
+
+
+@check("4.7", hints=_HINTS)
+def check_checkpoint(save: Callable, load: Callable) -> str:
+    """save(module, optimizer, folder) on 4 ranks, load(module, optimizer, folder) on 2: parameters,
+    moments and learning rate are as if training had gone on, and no rank gathers the whole."""
+    with tempfile.TemporaryDirectory(prefix="labs-checkpoint-") as folder:
+        saved, later = launch(_train_and_save, save, folder, ranks=SAVED_ON, quiet=True)[0]
+        _check_files(Path(folder))
+        launch(_load_and_train, load, folder, saved, later, ranks=LOADED_ON, quiet=True)
+    return (f"written by {SAVED_ON} ranks, each its share, and read by {LOADED_ON}, nothing "
+            "gathered whole: parameters, moments and learning rate are the same, and training goes "
+            "on")
+
+
+def _make_model(seed=0):
+    return models.move_to_rank(models.gpt2(LAYERS, HIDDEN, HEADS, common.CONTEXT, seed))
+
+
+def _build(seed):
+    return strategies.fsdp2(_make_model(seed), torch.optim.AdamW, **common.SETTINGS)
+
+
+def _train(module, optimizer, seeds):
+    """Trains one step for each seed; a batch depends on its seed, not on the number of ranks."""
+    for seed in seeds:
+        [batch] = common.batches(1, 8, common.CONTEXT, seed=seed)
+        module(**Step(batch).inputs()).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _set_rate(optimizer):
+    for group in optimizer.param_groups:
+        group["lr"] = RATE
+
+
+def _train_and_save(save, folder) -> tuple[dict, dict]:
+    """Returns the parameters when they are saved, and after two more steps."""
+    module, optimizer = _build(seed=0)
+    _train(module, optimizer, (1, 2))
+    _set_rate(optimizer)
+    saved, before = common.whole_parameters(module), _state(optimizer)
+    with Traffic() as traffic, _futures() as futures:
+        with _briefly("save"):
+            save(module, optimizer, folder)
+        running = not all(future.done() for future in futures)
+        for future in futures:  # the thread that saves calls collectives of its own
+            wait([getattr(future, "upload_completion", future)])
+    raise_on_all_ranks(_check_finished, running)
+    raise_on_all_ranks(_check_unchanged, before, _state(optimizer))
+    raise_on_all_ranks(_check_gathered, traffic, "save")
+    dist.barrier()
+    _train(module, optimizer, (3, 4))
+    return saved, common.whole_parameters(module)
+
+
+@contextlib.contextmanager
+def _briefly(what) -> Iterator[None]:
+    """Shortens what torch raises inside the block to its beginning and the student's line: a
+    hint would stand below 4 kB of it, which torch's loaders also log."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    except (CheckpointException, RuntimeError) as error:  # the first is no Exception
+        cause = error
+        if isinstance(error, CheckpointException):  # its message has the tracebacks of all ranks
+            cause = next(iter(error.failures.values()))[0]
+        text = " ".join(str(cause).split())
+        if isinstance(error, NotImplementedError) or len(text) <= _SHOWN and cause is error:
+            raise
+        known = next((part for part in _HINTS if part in text), "")
+        start = text.rfind(" ", 0, max(0, text.find(known) - _SHOWN // 2)) + 1  # of a word
+        raise Wrong(f"rank {dist.get_rank()}: {what} raised {type(cause).__name__}: "
+                    f"{'… ' * (start > 0)}{text[start:start + _SHOWN]}"
+                    + " … (all of it: labs.last_failure().traceback)" * (len(text) > _SHOWN),
+                    _HINTS.get(known, ""), own_place(error),
+                    code=f"raised_{type(cause).__name__}") from error
+    finally:
+        logging.disable(before)
+
+
+def _state(optimizer) -> list[torch.Tensor]:
+    """Returns copies of this rank's shards of the moments, and of the step counters."""
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return [getattr(v, "_local_tensor", v).clone() for v in values if torch.is_tensor(v)]
+
+
+def _check_unchanged(before, after):
+    # Training goes on after a save as it would have without it.
+    if len(before) != len(after) or not all(map(torch.equal, before, after)):
+        raise Wrong(f"rank {dist.get_rank()}: save changes the optimizer's state",
+                    "Write what is there; get_state_dict gives it without changing it.",
+                    code="optimizer_changed")
+
+
+@contextlib.contextmanager
+def _futures() -> Iterator[list]:
+    """Yields a list that collects the future of every asynchronous save."""
+    found = []
+
+    def remembered(original):
+        def execute_save(self, *args, **kwargs):
+            found.append(original(self, *args, **kwargs))
+            return found[-1]
+        return execute_save
+
+    with contextlib.ExitStack() as stack:
+        for kind in _async_executor._AsyncCheckpointExecutor.__subclasses__():
+            stack.enter_context(mock.patch.object(kind, "execute_save",
+                                                  remembered(kind.execute_save)))
+        yield found
+
+
+def _check_finished(running):
+    # async_save returns while a thread writes: whoever loads, or leaves, now finds half a file.
+    if running:
+        raise Wrong(f"rank {dist.get_rank()}: save returned while the checkpoint is still being "
+                    "written", "dcp.async_save returns a future: call its result() before the "
+                    "checkpoint is needed, here at the end of save.", code="never_waited")
+
+
+def _check_gathered(traffic, what):
+    # A whole model is gathered from its shards: what is saved from there needs one rank's memory
+    # for all. Names and places travel too; they are few bytes.
+    gathered = sum(call.bytes for call in traffic.of("all_gather", "gather", "all_to_all"))
+    parameters = 4 * models.count_trainable(_make_model())
+    if gathered > 0.5 * parameters:
+        raise Wrong(f"rank {dist.get_rank()}: {what} gathers {gathered:,} bytes; the model's "
+                    f"parameters are {parameters:,}: shards were put together to whole tensors",
+                    "get_state_dict(module, optimizer) without full_state_dict; dcp writes and "
+                    "reads shards as they are.", code="full_tensor_gathered")
+
+
+def _check_files(folder):
+    sizes = sorted(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    whole = 12 * models.count_trainable(_make_model())  # bytes of 3 fp32 numbers each
+    if not sizes:
+        raise Wrong("save wrote nothing into the folder",
+                    "torch.distributed.checkpoint.save(state, checkpoint_id=folder)",
+                    code="nothing_saved")
+    # Every rank writes: in one file are the shards of one rank, whoever else wrote into it before.
+    if sum(size > 0 for size in sizes) < SAVED_ON:
+        raise Wrong(f"{SAVED_ON} ranks saved, and the folder holds "
+                    f"{counted(sum(size > 0 for size in sizes), 'file')}: the shards of the others "
+                    "are not there", "Each rank writes its own shards, into a file of its own.",
+                    code="shards_missing")
+    # And each writes its share: as many files may also be as many full copies.
+    if sizes[-1] > 0.6 * whole:
+        raise Wrong(f"one file has {sizes[-1]:,} bytes; parameters and moments are {whole:,}: a "
+                    "rank wrote more than its share", _OWN_SHARDS, code="saves_others_shards")
+    # All shares together are the state once: more are copies, less leaves something out.
+    if sum(sizes) > 1.6 * whole:
+        raise Wrong(f"all files together have {sum(sizes):,} bytes; parameters and moments are "
+                    f"{whole:,}: some of it is written twice", _OWN_SHARDS, code="saved_twice")
+    if sum(sizes) < whole:
+        raise Wrong(f"all files together have {sum(sizes):,} bytes; parameters and moments are "
+                    f"{whole:,}: something is not saved",
+                    "A checkpoint has the model's parameters and the optimizer's two moments.",
+                    code="saved_too_little")
+
+
+def _load_and_train(load, folder, saved, later):
+    module, optimizer = _build(seed=1)
+    with Traffic() as traffic:
+        with _briefly("load"):
+            load(module, optimizer, folder)
+    raise_on_all_ranks(_check_gathered, traffic, "load")
+    # The parameters are those of the saved run: an empty load leaves those of another seed.
+    raise_on_all_ranks(_check_parameters, common.whole_parameters(module), saved, "after load",
+                       "Load into the state of this module, then put it in place: set_state_dict.")
+    raise_on_all_ranks(_check_state, optimizer)
+    rates = {float(group["lr"]) for group in optimizer.param_groups}
+    _set_rate(optimizer)  # so that the next steps depend on the moments alone
+    # Two more steps equal the saved run's: parameters without moments take other steps.
+    _train(module, optimizer, (3, 4))
+    raise_on_all_ranks(_check_parameters, common.whole_parameters(module), later,
+                       "two steps after load", "Are the optimizer's moments those of the saved "
+                       "run, and its step counters?")
+    raise_on_all_ranks(_check_rate, rates)
+
+
+def _check_state(optimizer):
+    # An optimizer that has made no step has no state: its state_dict() has nothing to be filled.
+    if not optimizer.state:
+        raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, after load: the optimizer has no "
+                    "moments", "A fresh optimizer's own state_dict() is empty, so dcp.load fills "
+                    "nothing; get_state_dict(module, optimizer) makes room for the moments first.",
+                    code="optimizer_state_missing")
+
+
+def _check_rate(rates):
+    # dcp.load fills tensors in place, so without set_state_dict only what is no tensor is lost.
+    if rates != {RATE}:
+        raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, after load: the optimizer's learning "
+                    f"rate is {rates.pop():g}; {RATE:g} was saved",
+                    "dcp.load fills tensors in place, so parameters and moments came by "
+                    "themselves; set_state_dict puts everything in place, also what is no tensor.",
+                    code="settings_not_restored")
+
+
+def _check_parameters(got, want, when, hint):
+    for name, value in want.items():
+        apart = largest_difference(got[name], value)
+        if apart > 50 * TOLERANCE:
+            raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, parameter {name!r} {when}: it "
+                        f"differs from the saved run's by {apart:.2g}", hint, code="wrong_value")
+
+
+@shows("State dicts")
+def compare_state_dicts(strategy: Callable, ranks: int = 4) -> Table:
+    """Returns a table of what each rank holds of a sharded and of a full state dict."""
+    # gloo gathers a DTensor by a call that it has for the CPU's tensors only (pytorch issue
+    # 132471), so ranks that share a GPU stay off it; bytes are the same.
+    alone = devices.plan(ranks).library == "nccl"
+    by_rank = launch(scaffold.state_dict_bytes, strategy, ranks=ranks, quiet=True,
+                     device=None if alone else "cpu")
+    rows = [(f"rank {rank}", *(f"{nbytes / 1e3:,.0f}" for nbytes in found.values()))
+            for rank, found in enumerate(by_rank)]
+    return Table("kB of parameters in a state dict", ("", *by_rank[0]), rows,
+                 note="A full one is gathered tensor by tensor, and kept on rank 0's host; any "
+                      "program can read it. A sharded one is never gathered.")

@@ -1,0 +1,95 @@
+"""Exercise 4.4: activation checkpointing of every block, under the same sharding."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from labs.exercises.invariants import judge_recorded
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check
+from labs.fsdp import common
+from labs.fsdp.common import Units
+from labs.fsdp.units import check_collectives, check_memory
+from labs.meters.memory import Report
+from labs.predictions import activations
+from labs.training import models, strategies
+from labs.workers import devices
+
+_SEVERAL = ("A checkpoint around several blocks, or around the model, brings back all of them at "
+            "once: one for each block.")
+BATCH = 2  # sequences of each rank, as in common.steps
+
+
+@check("4.4", hints={"should not be": "The blocks first, the root last."})
+def check_checkpointed(strategy: Callable) -> str:
+    """strategy(model, optimizer_class, **settings) -> (module, optimizer): as in exercise 4.1, and
+    each block's activations are computed again in backward."""
+    difference = max(on_ranks(_train_and_record, strategy, world_sizes=(2,),
+                              timeout=common.TIMEOUT))
+    return (f"equals the reference ({common.closeness(difference)}); every block runs forward "
+            "twice per step and keeps only its input in between, and no collective is added")
+
+
+def _train_and_record(strategy) -> float:
+    difference = common.compare_with_reference(strategy)
+    raise_on_all_ranks(_check_forwards, _forwards(strategy))
+    want = common.one_unit_per_block(dist.get_world_size())
+    raise_on_all_ranks(check_collectives, common.record_events(strategy), want, _SEVERAL)
+    without = common.record_memory(strategies.fsdp2)
+    judge_recorded(partial(common.record_memory, strategy), _check_memory, without, want)
+    return difference
+
+
+def _forwards(strategy) -> list[int]:
+    """Returns how often each block runs forward in one step: 1 if any part of it runs only once."""
+    model, counts = common.make_model(), Counter()
+    parts = [(block.ln_1, block.mlp) for block in models.blocks(model)]  # its first and last part
+    for part in (part for pair in parts for part in pair):
+        part.register_forward_pre_hook(lambda *_, part=part: counts.update([part]))
+    module, _ = common.build(strategy, model)
+    module(**common.steps(1)[0].inputs()).loss.backward()
+    return [1 if 1 in times else max(times)
+            for times in ([counts[part] for part in pair] for pair in parts)]
+
+
+def _check_forwards(forwards):
+    # Recomputation is a second forward of the whole block: a checkpoint of only the MLP, or a
+    # wrapper that never replaced the block, is found by the number of forwards.
+    for number, found in enumerate(forwards):
+        if found == 1:
+            raise Wrong(f"rank {dist.get_rank()}: block {number} runs forward once per step: what "
+                        "it computed is kept for backward",
+                        "Wrap every block, and put it back: blocks[i] = "
+                        "checkpoint_wrapper(blocks[i]).", code="not_checkpointed")
+        if found != 2:
+            raise Wrong(f"rank {dist.get_rank()}: block {number} runs forward {found} times per "
+                        "step; once in forward and once in backward make 2",
+                        "Is it wrapped twice, or something inside it too?",
+                        code="checkpointed_twice")
+
+
+def _check_memory(report: Report, without: Report, want: Units):
+    check_memory(report, want)
+    config, rank = common.make_model().config, f"rank {dist.get_rank()}"
+    in_blocks = activations.saved(config, batch=BATCH, sequence=common.CONTEXT,
+                                  device=devices.device().type)["blocks"]
+    # At the end of forward a block keeps its input and the state of the random numbers, nothing
+    # else: a checkpoint that also keeps products inside the block runs it twice and saves little.
+    kept = BATCH * common.CONTEXT * common.HIDDEN * common.BYTES + torch.get_rng_state().nbytes
+    most = without.phases["forward"].activations - in_blocks + 1.25 * common.LAYERS * kept
+    held = report.phases["forward"].activations
+    if held > most:
+        raise Wrong(f"{rank} holds {held:,} bytes of activations after forward; with nothing but "
+                    f"each block's input kept it is at most {int(most):,}",
+                    "checkpoint_wrapper(block), without a policy, keeps the input alone.",
+                    code="activations_kept")
+    # At the peak of backward one block's activations exist, and of the others only the input. One
+    # checkpoint around the model also runs every block twice, but brings all blocks back at once.
+    held, whole = (one.peaks["backward"].activations for one in (report, without))
+    if whole - held < in_blocks / 2:
+        raise Wrong(f"{rank} still holds {held:,} bytes of activations at the peak of backward; "
+                    f"without checkpointing it is {whole:,}",
+                    _SEVERAL, code="activations_kept")

@@ -1,1 +1,0 @@
-"""A billion parameters on a node: its jobs, and how they are run."""

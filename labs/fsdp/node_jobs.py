@@ -1,0 +1,199 @@
+"""The jobs of the billion-parameter lab, at sizes that follow from the prediction for a card: a DDP
+baseline that the card cannot hold, the same model sharded, one that DDP could never hold, then
+checkpointed, then offloaded; and one job on 1, 2, ... GPUs."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from labs.fsdp.memory_limits import parameters_of, predicted_peak_of, search
+from labs.predictions.hardware import GPU, HOST_BANDWIDTH
+from labs.predictions.step_time.constants import FITTED, NETWORK, Constants, generation
+from labs.predictions.step_time.parts import parts_of
+from labs.predictions.step_time.training_run import TrainingRun
+from labs.training import models, strategies
+from labs.training.memory_categories import Memory
+from labs.training.models import VOCABULARY
+from labs.training.presets import Preset, preset
+from labs.words import counted
+
+USABLE = 0.9  # of a card: the rest is CUDA's context, NCCL's buffers and what lies between tensors
+# So that a step takes seconds, and no choice goes on without end where a card is far too large.
+MOST_SEQUENCES = {"small": 128, "larger": 8}
+MOST_LAYERS = 128
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row: a strategy that trains a preset's GPT-2. formula, recipe, checkpointing: what
+    labs.predictions.memory.predict calls it. offload: its shards live in the host's memory."""
+
+    name: str
+    strategy: Callable
+    size: Preset
+    formula: str = "fsdp2"
+    recipe: str = "fp32"
+    checkpointing: str = "none"
+    offload: bool = False
+
+    @property
+    def bf16(self) -> bool:
+        """Whether its matrix products are in 16 bits."""
+        return self.recipe != "fp32"
+
+    @property
+    def parameters(self) -> int:
+        """Ψ of its model."""
+        return parameters_of(self.size)
+
+
+def jobs_for(card: GPU, ranks: int, chosen: dict[str, Callable]) -> list[Job]:
+    """Returns the rows before those of scaling. chosen: strategies by name, as the arguments of
+    `billion_parameters`."""
+    small = first_that_ddp_cannot_hold(card, replace(preset("billion"), ranks=ranks))
+    large = never_held_by_ddp(card, replace(preset("larger"), ranks=ranks))
+    return [Job("DDP", strategies.ddp, small, "ddp"), Job("FSDP", chosen["shard"], small),
+            Job("FSDP1", chosen["fsdp1"], small, "fsdp1"),
+            Job("FSDP, bf16", chosen["mixed"], small, recipe="bf16 policy"),
+            Job("larger, FSDP", chosen["shard"], large),
+            Job("… + checkpointing", chosen["checkpointed"], large, checkpointing="full"),
+            Job("… + CPU offload", Checkpointing(chosen["offloaded"]), large,
+                checkpointing="full", offload=True)]
+
+
+def scaling_jobs(ranks: int, checkpointed: Callable) -> list[Job]:
+    """Returns one job on 1, 2, 4, ... GPUs of the node, with as many tokens on each."""
+    counts = sorted({*(2**n for n in range(ranks.bit_length()) if 2**n <= ranks), ranks})
+    return [Job(f"checkpointed, {counted(count, 'GPU')}", checkpointed,
+                replace(preset("billion"), ranks=count), checkpointing="full")
+            for count in counts]
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """A strategy: the given one, and each block is computed again in backward."""
+
+    strategy: Callable
+
+    def __call__(self, model: nn.Module, optimizer_class, **settings) -> tuple:
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+        blocks = models.blocks(model)
+        for number, block in enumerate(blocks):
+            blocks[number] = checkpoint_wrapper(block)
+        return self.strategy(model, optimizer_class, **settings)
+
+
+def first_that_ddp_cannot_hold(card: GPU, size: Preset) -> Preset:
+    """Returns the preset with the smallest batch whose tensors alone are more than the card has
+    under DDP. FSDP holds it, unless the card is too small for a billion parameters."""
+    def holds(batch):
+        job = Job("DDP", strategies.ddp, replace(size, batch=batch), "ddp")
+        return batch < MOST_SEQUENCES["small"] and predicted_peak(job).total <= card.usable
+
+    return replace(size, batch=1 + search(holds, size.batch)[0])
+
+
+def never_held_by_ddp(card: GPU, size: Preset) -> Preset:
+    """Returns the preset with so many layers that parameters, gradients and optimizer state in fp32
+    are more than the card has, whatever the batch; and with the largest batch that FSDP holds, of 8
+    at most."""
+    one, two = (parameters_of(replace(size, layers=n)) for n in (1, 2))
+    layers = min(MOST_LAYERS, 1 + math.ceil((1.02 * card.usable / 16 - one) / (two - one)))
+
+    def holds(batch):
+        peak = predicted_peak(Job("FSDP", strategies.fsdp2,
+                                  replace(size, layers=layers, batch=batch)))
+        return batch <= MOST_SEQUENCES["larger"] and peak.total <= USABLE * card.usable
+
+    return replace(size, layers=layers, batch=max(1, search(holds, size.batch)[0]))
+
+
+def predicted_peak(job: Job, device: str = "cuda") -> Memory:
+    """Returns the memory of one rank at the peak of a step, under NCCL."""
+    size = job.size
+    if job.offload:  # no shard is on the device, as if they were divided among very many ranks
+        size = replace(size, ranks=min(256, size.hidden))
+    return predicted_peak_of(size, strategy=job.formula, recipe=job.recipe,
+                             checkpointing=job.checkpointing, device=device, backend="nccl")
+
+
+NODE = 8  # GPUs that share a host, at least
+
+
+@dataclass(frozen=True)
+class Node:
+    """GPUs that share a host. host_bandwidth: bytes/s of the host's memory, of all ranks together.
+    constants: of the step-time model."""
+
+    card: GPU
+    host_bandwidth: float
+    constants: Constants = FITTED
+
+    @classmethod
+    def of(cls, card: GPU) -> "Node":
+        """Returns the node of NVIDIA's that has such cards."""
+        return cls(card, HOST_BANDWIDTH[generation(card.name)])
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Seconds of a step, one after the other. communication: of collectives, what computing does
+    not hide, and by how much it slows down what does. host: copies that nothing hides, and AdamW on
+    the host. copied: bytes over PCIe, of one rank, whether they are hidden or not."""
+
+    computing: float
+    communication: float
+    optimizer: float
+    host: float
+    copied: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(self.by_name().values())
+
+    def by_name(self) -> dict[str, float]:
+        """Name of a part, as charts show it -> seconds."""
+        return {"computing": self.computing, "exposed": self.communication,
+                "optimizer": self.optimizer, "host": self.host}
+
+
+def training_run(job: Job, node: Node) -> TrainingRun:
+    """Returns the job as the step-time model knows it. Products of fp32 are in TF32."""
+    size, ranks = job.size, job.size.ranks
+    sharded = job.formula != "ddp"
+    return TrainingRun(
+        layers=size.layers, hidden=size.hidden, ffn=4 * size.hidden, heads=size.heads,
+        kv_hidden=size.hidden, vocabulary=VOCABULARY, mlp_matrices=2, sequence=size.context,
+        micro_batch=size.batch, accumulation=1, gpu=node.card, gpus=ranks,
+        gpus_per_node=max(NODE, ranks), network=NETWORK[generation(node.card.name)],
+        sharding=3 * sharded, shards=ranks if sharded else 1, reduce_bytes=4,
+        param_bytes=2 if job.bf16 else 4, fp32=not job.bf16, recompute=job.checkpointing,
+        early_stop=True, offload=job.offload, host_bandwidth=node.host_bandwidth / ranks)
+
+
+def step_seconds(job: Job, node: Node) -> StepSeconds:
+    """Returns what a step of the job takes on the node."""
+    run = training_run(job, node)
+    seconds = dict.fromkeys(("computing", "communication", "optimizer", "host"), 0.0)
+    for part in parts_of(run, node.constants):
+        name = ("optimizer" if part.name == "optimizer" and not job.offload else
+                "host" if part.cause == "host" else
+                "computing" if part.beside is None else "communication")
+        seconds[name] += part.exposed(node.constants)
+    return StepSeconds(**seconds, copied=copied_bytes(run))
+
+
+def copied_bytes(run: TrainingRun) -> float:
+    """Returns the bytes that offload moves over PCIe in a step and rank: a layer's shard for each
+    of two gathers, the root's for one, and the gradients of both back. All in fp32."""
+    layers = run.layers * run.layer_parameters
+    return run.offload * 4 / run.shards * (3 * layers + 2 * run.embedding_parameters)
+
+
+def communication_seconds(job: Job, node: Node) -> float:
+    """Returns the seconds of all collectives of a step, hidden or not."""
+    return sum(part.seconds for part in parts_of(training_run(job, node), node.constants)
+               if part.beside is not None and part.cause != "host")

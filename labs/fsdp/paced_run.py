@@ -1,0 +1,169 @@
+"""The jobs of the billion-parameter lab at a laptop's size, on real ranks: memory, calls and bytes
+are real, and seconds are those of a node that is slowed down (`slowed`, `pace`)."""
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from labs.exercises import comparison
+from labs.exercises.verdicts import shows
+from labs.fsdp import memory_limits, slowed_node
+from labs.fsdp.node_jobs import Checkpointing, Job, Node, step_seconds
+from labs.fsdp.node_run import Measured, NodeRun, Row
+from labs.fsdp.slowed_node import NodeLink, set_pace
+from labs.meters import memory
+from labs.predictions import hardware
+from labs.training import presets, strategies
+from labs.training.memory_categories import Memory
+from labs.words import counted
+from labs.workers import memory as process_memory
+from labs.workers.failures import OutOfMemory
+from labs.workers.launcher import launch
+from labs.workers.progress import status
+from labs.workers.slow_link import slow_link
+
+BLOCK = 0.02  # seconds of a block's forward
+WARM_UP, STEPS = 1, 2  # steps: those that are not timed, and those that are
+SCALED_LAYERS = 4  # of the model that one rank holds alone
+BEYOND = 1.02  # times the limit: what states need that DDP could never hold
+
+
+@dataclass(frozen=True)
+class SlowedNode:
+    """A node of A100s and the same node at a laptop's pace. block: seconds of a block's forward.
+    ratios: seconds of collectives over seconds of computing, of the real model on the real node and
+    of the small one on the slowed node."""
+
+    real: Node
+    slowed_node: Node
+    block: float
+    ratios: tuple[float, float]
+
+    def __repr__(self):
+        return f"{self.real.card.name}s, slowed down: {1e3 * self.block:g} ms for a block's forward"
+
+
+def size_of(layers: int | None = None, ranks: int | None = None) -> presets.Preset:
+    """Returns what a laptop trains under the limit of 4.1, with so many layers and ranks."""
+    changes = {"layers": layers, "ranks": ranks}
+    return presets.preset("laptop", "limit",
+                          **{name: n for name, n in changes.items() if n is not None})
+
+
+@shows("A billion parameters")
+def slow_down(shard: Callable, block: float = BLOCK) -> SlowedNode:
+    """Returns a node of A100s on which a block's forward of the laptop's model takes `block`
+    seconds, and communication the share of computing that it has of the billion-parameter model's
+    on as many A100s."""
+    node, small = Node.of(hardware.gpu("A100-80")), Job("FSDP", shard, size_of())
+    real = Job("FSDP", shard, presets.preset("billion", ranks=small.size.ranks))
+    slow = slowed_node.slowed(node, real, small, block)
+    return SlowedNode(node, slow, block, (slowed_node.communication_ratio(real, node),
+                                          slowed_node.communication_ratio(small, slow)))
+
+
+@shows("A billion parameters")
+def laptop_steps(node: SlowedNode, billion: NodeRun, shard: Callable, checkpointed: Callable,
+                 offloaded: Callable) -> NodeRun:
+    """Runs the five steps, and one job on 1, 2, 4 ranks, on CPU ranks at the node's pace, under the
+    memory limit of 4.1. Where GPUs have measured all that, returns what they did."""
+    if billion.source == "measured":
+        return billion
+    jobs = laptop_jobs(shard, checkpointed, offloaded)
+    scaling = scaled_jobs(checkpointed)
+    limit, rows = memory_limits.CPU_LIMIT, []
+    for number, job in enumerate(jobs + scaling, 1):
+        with status(f"row {number} of {len(jobs + scaling)}: {job.name}"):
+            rows.append(Row(job, predicted_peak(job), step_seconds(job, node.slowed),
+                            measure(job, node.slowed, limit)))
+    card = replace(node.slowed.card, usable=limit)
+    return NodeRun(card, jobs[0].size.ranks, "paced", rows, rows[len(jobs):])
+
+
+def laptop_jobs(shard: Callable, checkpointed: Callable, offloaded: Callable) -> list[Job]:
+    """Returns the rows before those of scaling."""
+    small = size_of()
+    large = replace(small, layers=next(
+        layers for layers in range(small.layers, 1000)
+        if 16 * memory_limits.parameters_of(replace(small, layers=layers))
+        > BEYOND * memory_limits.CPU_LIMIT))
+    return [Job("DDP", strategies.ddp, small, "ddp"), Job("FSDP", shard, small),
+            Job("larger, FSDP", shard, large),
+            Job("… + checkpointing", checkpointed, large, checkpointing="full"),
+            Job("… + CPU offload", Checkpointing(offloaded), large, checkpointing="full",
+                offload=True)]
+
+
+def scaled_jobs(checkpointed: Callable) -> list[Job]:
+    """Returns one job on 1, 2, 4 ranks, which one of them holds alone."""
+    return [Job(f"checkpointed, {counted(count, 'rank')}", checkpointed,
+                size_of(SCALED_LAYERS, count), checkpointing="full") for count in (1, 2, 4)]
+
+
+def predicted_peak(job: Job) -> Memory:
+    """Returns the memory of one CPU rank at the peak of a step. Under offload states are on the
+    host, as if they were divided among very many ranks."""
+    size = replace(job.size, ranks=job.size.hidden) if job.offload else job.size
+    return memory_limits.predicted_peak_of(size, strategy=job.formula, device="cpu",
+                                           checkpointing=job.checkpointing, backend="gloo")
+
+
+def measure(job: Job, node: Node, limit: float) -> Measured:
+    """Trains the job on real ranks, each under the limit where this system has one."""
+    limited = {"memory_limit": limit} if memory_limits.can_limit() else {}
+    if not limited and predicted_peak(job).total > limit:
+        return Measured(failure="out of memory, by formula: this system limits no process")
+    try:
+        found = launch(run, job, node, ranks=job.size.ranks, device="cpu", quiet=True,
+                       verify=False, hang_after=60, **limited)
+    except OutOfMemory:
+        return Measured(failure="out of memory")
+    slowest = [max(step) for step in zip(*(seconds for seconds, _ in found), strict=True)]
+    peak = comparison.fullest([report for _, report in found]).step_peak
+    on_host = (peak.parameters + peak.gradients + peak.optimizer_state) * job.offload
+    return Measured(peak.total - on_host, slowest)
+
+
+def run(job: Job, node: Node) -> tuple[list[float], memory.Report]:
+    """On a rank: trains at the node's pace, and returns the seconds of each step; then records
+    memory, which takes more than the limit leaves."""
+    memory_limits.return_freed_memory()
+    torch.set_num_threads(1)  # CPU kernels hold a buffer for each thread
+    seconds = _trained(job, node)
+    gc.collect()  # modules hold themselves in cycles
+    process_memory.lift()
+    return seconds, memory.record(lambda: comparison.build(job.strategy, job.size),
+                                  comparison.batches(job.size, 2),
+                                  held=strategies.resident_tensors)
+
+
+class _FusedAdamW(torch.optim.AdamW):
+    """On a CPU the usual one calls eight operations for each tensor: four ranks on two cores would
+    fall behind the pace."""
+
+    def __init__(self, params, **settings):
+        super().__init__(params, fused=True, **settings)
+
+
+def _trained(job, node) -> list[float]:
+    """Seconds of each timed step."""
+    module, optimizer = job.strategy(comparison.model_of(job.size), _FusedAdamW,
+                                     **comparison.SETTINGS)
+    [batch] = comparison.batches(job.size, 1)
+    link, seconds = NodeLink.of(job, node), []
+    with slow_link(link):
+        pace = set_pace(module, optimizer, job, node, link)
+        for number in range(WARM_UP + STEPS):
+            if number == 1:  # the first step, which makes the optimizer's state, fell far behind
+                dist.barrier()
+                pace.restart()
+            began = time.perf_counter()
+            module(**batch).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seconds.append(time.perf_counter() - began)
+    return seconds[WARM_UP:]

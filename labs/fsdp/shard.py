@@ -1,0 +1,46 @@
+"""Exercise 4.1: fully_shard on every block and on the root."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.distributed as dist
+
+from labs.exercises.invariants import judge_recorded
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import check, shows
+from labs.fsdp import common
+from labs.fsdp.comparisons import draw_zero3, measure_zero3
+from labs.fsdp.units import check_collectives, check_memory
+from labs.pictures.picture import Picture
+from labs.training.presets import Preset
+
+WORLD_SIZES = (2, 4)
+
+
+@check("4.1", hints={"should not be": "The blocks first, the root last."})
+def check_shard(strategy: Callable) -> str:
+    """strategy(model, optimizer_class, **settings) -> (module, optimizer): FSDP2, each block a
+    unit and the root another, all parameters resharded after use."""
+    difference = max(on_ranks(_train_and_record, strategy, world_sizes=WORLD_SIZES,
+                              timeout=common.TIMEOUT))
+    return (f"equals the reference over {common.STEPS} steps on 2 and 4 ranks "
+            f"({common.closeness(difference)}); a rank keeps 16Ψ/N bytes, gathers every block "
+            "twice and alone, frees it in between, and reduce-scatters it once")
+
+
+def _train_and_record(strategy) -> float:
+    difference = common.compare_with_reference(strategy)
+    want = common.one_unit_per_block(dist.get_world_size())
+    raise_on_all_ranks(check_collectives, common.record_events(strategy), want)
+    judge_recorded(partial(common.record_memory, strategy), check_memory, want)
+    return difference
+
+
+# ZeRO-3 by hand against fully_shard
+
+
+@shows("4.1")
+def compare_with_zero3(zero3: Callable, strategy: Callable, preset: Preset) -> Picture:
+    """Draws what one rank holds and sends under DDP, ZeRO-3 by hand, the student's fully_shard, and
+    the same with its root resharded after forward too; with ZeRO's formulas as ticks."""
+    return draw_zero3(measure_zero3(zero3, strategy, preset))

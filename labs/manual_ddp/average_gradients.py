@@ -1,0 +1,78 @@
+"""Check of exercise 2.3: gradients averaged by a function, after backward."""
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from labs.exercises.invariants import mark_waits
+from labs.exercises.on_ranks import BATCH, on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.exercises.reference import Step, judge_parameters
+from labs.exercises.verdicts import check, shows
+from labs.manual_ddp import variants
+from labs.manual_ddp.api_hints import API_HINTS
+from labs.manual_ddp.edge_cases import (
+    ALL_BUT_RANK_0,
+    EVERY_RANK,
+    NO_RANK,
+    ONLY_RANK_0,
+    WORLD_SIZES,
+    NestedModel,
+    hold_back,
+)
+from labs.manual_ddp.gradients import (
+    floats_of,
+    judge_bytes,
+    judge_gradients,
+    mean_and_alone,
+    reference_model,
+)
+from labs.meters.traffic import Traffic
+from labs.pictures import agreement
+from labs.pictures.picture import Picture
+from labs.training import data
+from labs.training.models import EdgeCaseModel
+from labs.words import to_within
+from labs.workers.launcher import launch
+
+# A parameter that is None on no rank, on rank 0, on the others and on all; several ranks that use
+# it come before one, so that a mean over its users is not taken for one rank's own gradient.
+_CASES = ((EdgeCaseModel, EVERY_RANK), (NestedModel, ALL_BUT_RANK_0), (EdgeCaseModel, ONLY_RANK_0),
+          (EdgeCaseModel, NO_RANK))
+
+
+@check("2.3", hints=API_HINTS | {"collectives_differ":
+                                 "A rank that did not use a parameter takes part with zeros."})
+def check_average_gradients(average_gradients):
+    """average_gradients(model), after backward, turns every gradient into the mean over ranks."""
+    def work():
+        [batch] = data.xy_batches(1, BATCH)
+        return max(_one_backward(average_gradients, make, Step(batch, use_all))
+                   for make, use_all in _CASES)
+
+    return (f"gradients equal the full batch's on 2, 3 and 4 ranks "
+            f"({to_within(max(on_ranks(work, world_sizes=WORLD_SIZES)))})")
+
+
+def _one_backward(average_gradients, make, step) -> float:
+    reference, model = reference_model(make), make(seed=0)
+    reference.differentiate(step)
+    model(**step.inputs()).loss.backward()
+    hold_back(rank=dist.get_world_size() - 1)
+    with torchs_own_refused("DistributedDataParallel"), Traffic() as traffic, mark_waits(traffic):
+        average_gradients(model)
+    difference = raise_on_all_ranks(_judge_average, model, reference, traffic)
+    raise_on_all_ranks(judge_bytes, traffic.calls, model)
+    return difference
+
+
+def _judge_average(model, reference, traffic) -> float:
+    # averaging the parameters instead also makes ranks equal, but trains on wrong gradients
+    judge_parameters(floats_of(model), [reference], "after averaging the gradients")
+    return judge_gradients(model, *mean_and_alone(reference), traffic=traffic)
+
+
+@shows("2.3")
+def show_gradients(average_gradients: Callable, ranks: int = 2) -> Picture:
+    """Draws the gradients of every rank before and after the student's function averaged them."""
+    return agreement.gradients_by_rank(launch(variants.record_averaging, average_gradients,
+                                              ranks=ranks, quiet=True))

@@ -1,0 +1,173 @@
+"""Exercise 1.6: does a job fit on a GPU?"""
+
+from bisect import bisect_left
+from dataclasses import replace
+
+from labs.exercises.generator import new_generator
+from labs.exercises.guesses import guessed
+from labs.exercises.numbers import (
+    Cause,
+    Single,
+    judge_number,
+    pairs,
+    require_number,
+    require_signature,
+)
+from labs.exercises.verdicts import Wrong, check, shows
+from labs.memory_math.activations import model_activations
+from labs.memory_math.bytes_per_parameter import states_of
+from labs.memory_math.explorer import Setting
+from labs.memory_math.per_rank import states_per_rank
+from labs.memory_math.scaffold import MODELS
+from labs.pictures.memory import MemoryRow, memory_bars
+from labs.pictures.picture import Picture
+from labs.pictures.tables import Table
+from labs.predictions import hardware, parameters
+from labs.predictions.parameters import shape_of
+from labs.training import hf_configs
+from labs.training.memory_categories import GB, Memory
+
+NOTHING: Cause = Cause("nothing_left", 0, "nothing is left, but how much is missing?",
+                       "Less than 0 where the job does not fit: no max.")
+ARGUMENTS = ("m", "recipe", "stage", "ranks", "batch", "sequence", "checkpointing", "gpu")
+
+
+@check("1.6")
+def check_bytes_left(bytes_left):
+    """Bytes that are left on a GPU, for jobs that fit, jobs that do not, and random ones."""
+    require_signature(bytes_left, ARGUMENTS)
+    for name, *job in _jobs():
+        _, _, stage, ranks, batch, sequence, checkpointing, gpu = job
+        what = (f"{name}, stage {stage} on {ranks} x {gpu.name}, {batch} x {sequence} tokens"
+                f"{', checkpointing' if checkpointing else ''}")
+        left, causes = _bytes_left(*job)
+        # In GB, so that two sums of large numbers agree up to their rounding.
+        answer = bytes_left(*job)
+        # What is left is a small difference of large numbers: float32 has errors of the large ones.
+        number = require_number(answer, what)
+        causes = [NOTHING] * (number == 0) + causes  # before those that are nearly 0 in GB
+        judge_number(number / GB, left / GB, causes, what, "GB",
+                     "usable - model states - activations - overhead.",
+                     abs_tol=1e-6 * gpu.usable / GB if isinstance(number, Single) else 1e-9)
+    return "the bytes left in six jobs, two of them drawn at random"
+
+
+def _jobs() -> list[tuple]:
+    """(name, *ARGUMENTS) of each."""
+    dice = new_generator()
+    sizes = {name: shape_of(hf_configs.config(name)) for name in MODELS}
+    drawn = [(name, sizes[name], tuple(dice.sample(range(1, 13), 3)), dice.randint(0, 3),
+              dice.randint(2, 64), dice.randint(1, 8), 128 * dice.randint(1, 16),
+              dice.random() < 0.5, hardware.gpu(dice.choice(list(hardware.GPUS))))
+             for name in dice.sample(MODELS, 2)]
+    a100, t4 = hardware.gpu("A100-80"), hardware.gpu("T4")
+    return [("Llama-2-13B", sizes["Llama-2-13B"], (2, 2, 8), 0, 4, 1, 4096, True, a100),
+            ("Llama-2-13B", sizes["Llama-2-13B"], (2, 2, 8), 3, 4, 1, 4096, True, a100),
+            ("Llama-2-7B", sizes["Llama-2-7B"], (2, 2, 8), 0, 4, 1, 4096, True, a100),
+            ("GPT-2", sizes["GPT-2"], (4, 4, 8), 0, 1, 8, 1024, False, t4), *drawn]
+
+
+def _bytes_left(m, recipe, stage, ranks, batch, sequence, checkpointing,
+                gpu) -> tuple[float, list[Cause]]:
+    """(bytes left, common causes in GB)."""
+    count, overhead = parameters.count(m), hardware.overhead(ranks)
+    states = states_per_rank(count, recipe, stage, ranks)
+    kept = model_activations(m, batch, sequence, checkpointing)
+    left = gpu.usable - sum(states) - kept - overhead
+    more = [  # bytes that a mistake leaves in addition
+        Cause("cuda_nccl_take_missing", overhead, "what CUDA and NCCL take is missing",
+              "lab.overhead(ranks) knows it."),
+        Cause("nccl_buffers_missing", overhead - hardware.overhead(1), "NCCL's buffers are missing",
+              "Give lab.overhead the number of ranks."),
+        Cause("activations_missing", kept, "the activations are missing",
+              "Exercise 1.4 gave you a function."),
+        Cause("activations_if_checkpointing",
+              kept - model_activations(m, batch, sequence, not checkpointing), "activations as if "
+              f"checkpointing were {'off' if checkpointing else 'on'}",
+              "Pass `checkpointing` on."),
+        Cause("sequences_all_ranks_counted",
+              kept - model_activations(m, batch * ranks, sequence, checkpointing),
+              "the sequences of all ranks are counted", "`batch` are those of one rank."),
+        Cause("data_sheet_capacity_not_cuda", gpu.nominal - gpu.usable,
+              "the data sheet's capacity is not what CUDA gives", "Use gpu.usable."),
+        Cause("model_states_only_parameters", sum(states[1:]),
+              "of the model states only parameters are counted",
+              "per_rank returns three numbers."),
+        Cause("model_states_missing", sum(states), "the model states are missing",
+              "Exercise 1.3 gave you a function."),
+        Cause("nothing_divided_among_ranks", sum(states) - count * sum(recipe),
+              "nothing is divided among the ranks", "Pass stage and ranks on."),
+        Cause("everything_divided_ranks", sum(states) - count * sum(recipe) / ranks,
+              "everything is divided by the ranks", "Pass the stage on.")]
+    causes = [replace(one, number=(left + one.number) / GB) for one in more]
+    return left, [*causes, *_unit_causes(left, gpu), *pairs(causes, left / GB)]
+
+
+def _unit_causes(left, gpu) -> list[Cause]:
+    return [
+        Cause("missing", -left / GB, "that is what is missing, not what is left",
+              "Negative means: it does not fit."),
+        Cause("in_gb", left / GB / GB, "that is in GB", "Return bytes."),
+        Cause("in_gib", left / 2**30 / GB, "that is in GiB", "Return bytes."),
+        Cause("share_gpu_memory", left / gpu.usable / GB, "that is a share of the GPU's memory",
+              "Return bytes."),
+        Cause("needed", (gpu.usable - left) / GB, "that is what is needed, not left",
+              "Take it from gpu.usable.")]
+
+
+JOBS = {f"{size}, {stage}": Setting(f"Llama-2-{size}", 4, strategy, "bf16, fp32 moments", 1, 4096,
+                                    "full")
+        for size in ("7B", "13B")
+        for stage, strategy in (("DDP", "DDP"), ("ZeRO-3", "ZeRO-3 = FSDP"))}
+GPU = hardware.gpu("A100-80")
+
+
+@shows("1.6")
+def show_bytes_left(bytes_left) -> Table:
+    """A table of the GB that the student's function leaves in each job, and of the largest batch
+    that fits."""
+    rows = []
+    for name, setting in JOBS.items():
+        left = bytes_left(*_job(setting)) / GB
+        rows.append((name, f"{left:,.2f}", "fits" if left >= 0 else "does not fit",
+                     _largest_batch(bytes_left, _job(setting)) or "none"))
+    return Table(f"4 × {GPU.name}, 1 × 4096 tokens per rank, checkpointing, 12 bytes per parameter",
+                 ("", "GB left by your function", "", "largest batch"), rows)
+
+
+def _job(setting) -> tuple:
+    """The setting as arguments of the student's bytes_left."""
+    return (shape_of(hf_configs.config(setting.model)), (2, 2, 8),
+            0 if setting.strategy == "DDP" else 3, setting.ranks, setting.batch, setting.sequence,
+            True, GPU)
+
+
+def _largest_batch(bytes_left, job) -> int:
+    """The largest batch of at most 1024 that leaves 0 bytes or more; 0 where none does."""
+    return bisect_left(range(1, 1025), True, key=lambda batch: bytes_left(
+        *job[:4], batch, *job[5:]) < 0)
+
+
+@shows("1.6")
+def show_self_check(bytes_left, per_rank, activations) -> Picture:
+    """The student's estimate of each job above the prediction that counts every buffer."""
+    rows, guess = [], guessed("1.6")
+    for name, setting in JOBS.items():
+        mine = _estimate(bytes_left, per_rank, activations, _job(setting))
+        rows += [MemoryRow(f"{name}, your estimate", predicted=mine,
+                           guessed=guess * GB if guess and name == "13B, ZeRO-3" else None),
+                 MemoryRow("with every buffer",
+                           predicted=setting.held + Memory(other=setting.overhead))]
+    return memory_bars(rows, f"of one rank, 4 × {GPU.name}", [(GPU.usable, GPU.name)], unit="GB")
+
+
+def _estimate(bytes_left, per_rank, activations, job) -> Memory:
+    """The student's bytes by category; what is neither states nor activations is `other`."""
+    m, recipe, stage, ranks, *sizes, gpu = job
+    states = states_of(per_rank(parameters.count(m), recipe, stage, ranks), "per_rank")
+    kept = activations(m, *sizes)
+    rest = gpu.usable - bytes_left(*job) - states.total - kept
+    if rest < 0:
+        raise Wrong("bytes_left counts fewer bytes than per_rank and activations together",
+                    "Run its check first.", code="wrong_number")
+    return states + Memory(activations=kept, other=rest)

@@ -1,0 +1,197 @@
+"""Exercise 1.3: bytes of one rank under ZeRO, and the fewest ranks that leave room for them."""
+
+import math
+
+from labs.exercises.generator import new_generator
+from labs.exercises.guesses import guessed
+from labs.exercises.numbers import (
+    Cause,
+    as_number,
+    judge_number,
+    require_numbers,
+    require_signature,
+)
+from labs.exercises.verdicts import Wrong, check, kind_of, print_in_script, shows
+from labs.memory_math.bytes_per_parameter import states_of
+from labs.memory_math.scaffold import STATES, TABLE_HINT
+from labs.pictures.memory import MemoryRow, memory_bars
+from labs.pictures.picture import Picture
+from labs.pictures.tables import Table
+from labs.predictions import hardware, traffic
+from labs.predictions.memory_recipes import Recipe, model_states
+from labs.training.memory_categories import GB
+
+
+def states_per_rank(count: float, recipe: tuple, stage: int, ranks: int) -> list[float]:
+    """Bytes of parameters, gradients and optimizer state on one rank. recipe: bytes per parameter
+    of each."""
+    held = model_states(count, Recipe("", *recipe), ranks=ranks, stage=stage).by_name()
+    return [held[name] for name in STATES]
+
+
+@check("1.3", hints=TABLE_HINT)
+def check_per_rank(per_rank, fewest_ranks):
+    """Three numbers for every stage: the paper's figure 1, 70B on 8 ranks, and random sizes; and
+    the fewest ranks whose share fits, or None where no number of ranks is enough."""
+    require_signature(per_rank, ("count", "recipe", "stage", "ranks"))
+    require_signature(fewest_ranks, ("count", "recipe", "stage", "room"))
+    for name, count, recipe, ranks in _jobs():
+        for stage in (0, 1, 2, 3):
+            what = f"{name}, stage {stage}"
+            returned = require_numbers(per_rank(count, recipe, stage, ranks), STATES, what)
+            real = states_per_rank(count, recipe, stage, ranks)
+            totals = f"{_gb(sum(returned))} GB in all, where a rank holds {_gb(sum(real))}"
+            for state, got, want, size in zip(STATES, returned, real, recipe, strict=True):
+                causes = _causes(want, count * size, ranks, f"missing: {totals}")
+                judge_number(got / GB, want / GB, causes, f"{what}: {state}", "GB per rank",
+                             "count times bytes; divided by N, or not.")
+    for name, *job in _rooms():
+        for stage in (0, 1, 2, 3):
+            _check_fewest(fewest_ranks(*job[:2], stage, job[2]), *job[:2], stage, job[2], name)
+    return ("stages 0 to 3 for the paper's figure 1, for 70B on 8 ranks and for random sizes; "
+            "ZeRO-2 never brings 70B below 140 GB, ZeRO-3 needs 11 ranks of 80 GB")
+
+
+def _jobs() -> list[tuple]:
+    """(name, parameters, recipe, ranks)."""
+    dice = new_generator()
+    recipe, ranks = tuple(dice.sample(range(1, 20), 3)), dice.randint(20, 99)
+    count = ranks * dice.randint(10**4, 10**7) + 1  # not divisible, which rejects //
+    return [("70B on 8 ranks", 70e9, (2, 2, 8), 8), ("7.5B on 64 ranks", 7.5e9, (2, 2, 12), 64),
+            ("a job drawn at random", count, recipe, ranks)]
+
+
+def _rooms() -> list[tuple]:
+    """(name, parameters, recipe, bytes of room on a rank). In the second, ranks divide the states
+    so that they fill the room exactly; in the third, what is not divided does."""
+    dice = new_generator()
+    recipe = tuple(dice.sample(range(1, 20), 3))
+    return [("70B, 80 GB of room", 70e9, (2, 2, 8), 80e9),
+            ("1B, 5 GB of room", 10**9, (2, 2, 12), 5 * 10**9),
+            ("2B, 4 GB of room", 2 * 10**9, (2, 2, 8), 4 * 10**9),
+            ("10B, 170 GB of room", 10**10, (2, 2, 12), 170 * 10**9),
+            ("a job drawn at random", dice.randint(10**9, 10**11), recipe,
+             dice.randint(10**9, 10**12))]
+
+
+def divided_sizes(recipe: tuple, stage: int) -> list[float]:
+    """Bytes per parameter of what a stage divides among the ranks."""
+    return [size for size, first in zip(recipe, (3, 2, 1), strict=True) if stage >= first]
+
+
+def fewest(count: int, recipe: tuple, stage: int, room: float) -> int | None:
+    """The fewest ranks on which the states of one take at most `room` bytes; None if no number
+    does."""
+    divided = count * sum(divided_sizes(recipe, stage))
+    left = room - (count * sum(recipe) - divided)
+    if left < 0 or (divided and not left):
+        return None
+    return max(1, math.ceil(divided / left)) if divided else 1
+
+
+def _check_fewest(got, count, recipe, stage, room, name):
+    what = f"{name}, stage {stage}: fewest ranks"
+    right = fewest(count, recipe, stage, room)
+    # Where what every rank keeps whole fills the room, more ranks do not help: catches a formula
+    # that divides everything, and one that returns a negative number.
+    if right is None:
+        if got is not None:
+            raise Wrong(f"{what}: it returned {_said(got)}, but on any number of ranks a rank "
+                        "holds more than that", "What the stage does not divide stays on every "
+                        "rank. Return None where it fills the room.", code="impossible_room")
+        return
+    if got is None:
+        raise Wrong(f"{what}: it returned None, but {right} ranks are enough",
+                    "`at most` the room: equal counts as fitting.", code="nothing_returned")
+    whole = count * sum(recipe)
+    left = room - whole + sum(divided_sizes(recipe, stage)) * count
+    causes = [Cause("one_rank_too_few", right - 1,
+                    "on so many ranks the states take more than the room",
+                    "Round up: a part of a rank is a rank."),
+              Cause("equal_does_not_fit", right + 1,
+                    f"{right} are enough, they take at most the room", "Equal fits."),
+              Cause("everything_divided", math.ceil(whole / room),
+                    "as if the stage divided everything",
+                    "First subtract what every rank keeps whole."),
+              Cause("everything_divided", whole / room,
+                    "as if the stage divided everything", "Ranks are whole numbers: round up."),
+              Cause("undivided_part_twice", math.ceil(whole / left) if left else 0,
+                    "what every rank keeps is in both places",
+                    "Divide only what the stage divides.")]
+    judge_number(got, right, causes, what, hint="What a rank keeps whole, and a share of the rest.")
+
+
+def _said(got) -> str:
+    number = as_number(got)
+    return kind_of(got) if number is None else f"{number:,.6g}"
+
+
+def _causes(want, whole, ranks, missing) -> list[Cause]:
+    """In GB. whole: bytes on all ranks together."""
+    rule = "Stage 1 divides the optimizer state alone, 2 the gradients too, 3 the parameters too."
+    less, more = math.floor(want) / GB, math.ceil(want) / GB
+    rounded = "off by less than a byte", "Divide with /: // drops the rest."
+    return [Cause("nothing_counted", 0, missing,
+                  "A rank keeps its share of what is divided: 1/N of it, not nothing."),
+            Cause("rounded", less, *rounded), Cause("rounded", more, *rounded),
+            Cause("not_divided", whole / GB, "not divided", rule),
+            Cause("divided_though_stage_keeps", whole / ranks / GB,
+                  "divided, though this stage keeps it whole", rule)]
+
+
+def _gb(nbytes) -> str:
+    return f"{nbytes / GB:,.6g}"
+
+
+STAGES = ("plain data parallelism", "ZeRO-1", "ZeRO-2", "ZeRO-3")
+
+
+@shows("1.3")
+def show_figure_1(per_rank) -> Picture:
+    """Figure 1 of the ZeRO paper from the student's function."""
+    return _stages(per_rank, 7.5e9, (2, 2, 12), 64, "of one rank: 7.5B, 64 ranks, K = 12")
+
+
+@shows("1.3")
+def show_70b(per_rank) -> Picture:
+    """70B on 8 ranks, with the capacities of GPUs and the student's guess."""
+    return _stages(per_rank, 70e9, (2, 2, 8), 8, "of one rank: 70B, 8 ranks, 12 bytes each",
+                   guessed("1.3"), ("A100-80", "H200", "B200"))
+
+
+def _stages(per_rank, count, recipe, ranks, title, guess=None, gpus=()) -> Picture:
+    rows = [MemoryRow(name, predicted=states_of(per_rank(count, recipe, stage, ranks), name),
+                      guessed=guess and guess * GB if stage == 2 else None)
+            for stage, name in enumerate(STAGES)]
+    return memory_bars(rows, title, [(hardware.gpu(name).usable, name) for name in gpus],
+                       unit="GB")
+
+
+@shows("1.3")
+def show_savings(per_rank) -> Table:
+    """A table of how many times fewer bytes a rank holds, for more and more ranks."""
+    def saving(stage, ranks):
+        whole, share = (sum(per_rank(1e9, (2, 2, 12), which, ranks)) for which in (0, stage))
+        return f"{whole / share:,.2f}".removesuffix(".00")
+
+    rows = [(f"{ranks:,}", *(saving(stage, ranks) for stage in (1, 2, 3)))
+            for ranks in (2, 8, 64, 1024, 10**6)]
+    return Table("times less than plain data parallelism, 16 bytes per parameter with K = 12",
+                 ("ranks", *STAGES[1:]), rows)
+
+
+def show_traffic() -> Table:
+    """A table of what a step communicates in forward, backward and step, by stage, in Ψ."""
+    rows = []
+    for stage, name in enumerate(STAGES):
+        phases = traffic.passes_by_phase(stage).values()
+        rows.append((name, *(" + ".join(map(_volume, kinds)) or "nothing" for kinds in phases)))
+    return print_in_script(Table(
+        "what goes through a step's collectives, in elements", ("", "forward", "backward", "step"),
+        rows, left=3, note="An all-reduce sends its Ψ elements twice. Each of N ranks sends "
+        "(N-1)/N of all this; a bf16 element has 2 bytes."))
+
+
+def _volume(kind) -> str:
+    passes = traffic.passes(kind)
+    return f"{kind.replace('_', '-')} {passes if passes > 1 else ''}Ψ"

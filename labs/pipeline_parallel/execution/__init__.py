@@ -1,1 +1,0 @@
-"""Pipeline schedules on real ranks: stages of a model, the messages between them, a runner."""

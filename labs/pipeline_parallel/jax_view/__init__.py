@@ -1,2 +1,0 @@
-"""JAX beside torch: its programs run in a process of their own, and only that process imports JAX.
-"""

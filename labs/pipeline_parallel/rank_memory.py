@@ -1,0 +1,220 @@
+"""Exercise 7.24: the bytes of one rank of a job that is cut in three ways."""
+
+from collections.abc import Callable
+
+from matplotlib.patches import Patch
+
+from labs.exercises.guesses import guessed
+from labs.exercises.numbers import Cause, Mistake, judge_number, require_named
+from labs.exercises.verdicts import check, shows
+from labs.pictures import marks, palette
+from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.pipeline_parallel.choose_plan import GB
+from labs.predictions.hardware import overhead
+from labs.predictions.plans.job import Job, Plan
+from labs.predictions.plans.known_jobs import JOBS
+from labs.predictions.plans.memory import LOGIT_BYTES, in_flight, layer_activations, rank_memory
+
+PARTS = ("parameters", "gradients", "optimizer state", "activations", "logits")
+TOLERANCE = 2e-3  # relative: norms, which tensor parallelism does not cut, may be cut or left out
+Case = tuple[Job, Plan, int]
+
+
+def cases() -> list[Case]:
+    """Jobs, plans and stages: with one stage and with many, fewer micro-batches than stages, tied
+    embeddings and untied ones, DDP and ZeRO-1, on one rank too."""
+    large, seventy, small = JOBS["GPT-175B"], JOBS["Llama-3-70B"], JOBS["GPT-1.3B"]
+    plans = [(large, Plan(32, 8, 12, sharding=sharding, micro_batch=micro_batch, recompute=kept))
+             for sharding, micro_batch, kept in (("ZeRO-1", 1, "selective"), ("DDP", 2, "full"),
+                                                 ("ZeRO-1", 48, "full"))]
+    plans += [(large, Plan(384, 8, 1)), (large, Plan(64, 1, 48)),
+              (seventy, Plan(8, 8, 8, recompute="none")),
+              (seventy, Plan(16, 8, 2, 2, recompute="none")),
+              (small, Plan(8, recompute="none")), (small, Plan(1, 1, 8, sharding="DDP")),
+              (small, Plan(1, 8, 1, sharding="DDP", micro_batch=4))]
+    return [(job, plan, stage) for job, plan in plans
+            for stage in sorted({0, plan.pipeline // 2, plan.pipeline - 1})]
+
+
+def _states(job, plan, stage, parameters: float, name: str) -> float:
+    """Bytes of a part of the states, if the rank had so many parameters."""
+    part = name.replace(" ", "_")
+    cut = plan.data * plan.context if (name, plan.sharding) == ("optimizer state", "ZeRO-1") else 1
+    return getattr(job.bytes_per_parameter, part) * parameters / cut
+
+
+def _state_mistakes(name) -> list[Mistake]:
+    def of(parameters):
+        return lambda case: _states(*case, parameters(*case), name)
+
+    def layers(job, plan, stage):
+        return plan.layers(job, stage) * job.layer_parameters / plan.tensor
+
+    def embedding(job, plan):
+        return job.embedding_parameters / plan.tensor
+
+    found = [
+        Mistake("embedding_head_missing", of(lambda job, plan, stage: layers(job, plan, stage)),
+                "the embedding and the head are missing",
+                "The first stage has the embedding, the last one the head."),
+        Mistake("every_stage_embedding",
+                of(lambda job, plan, stage: layers(job, plan, stage) + embedding(job, plan)),
+                "every stage has the embedding", "Only the first and the last stage have one."),
+        Mistake("every_stage_embedding_head",
+                of(lambda job, plan, stage: layers(job, plan, stage) + 2 * embedding(job, plan)),
+                "every stage has the embedding and the head",
+                "A stage in the middle has layers only."),
+        Mistake("tensor_parallelism_not_cut",
+                of(lambda job, plan, stage: plan.tensor * layers(job, plan, stage)
+                    + plan.tensor * embedding(job, plan) * _ends(job, plan, stage)),
+                "tensor parallelism does not cut it",
+                "Each tensor-parallel rank has 1/t of a matrix."),
+        Mistake("pipeline_not_cut",
+                of(lambda job, plan, stage: plan.pipeline * layers(job, plan, stage)
+                    + embedding(job, plan) * _ends(job, plan, stage)),
+                "the pipeline does not cut it", "A stage has its own layers alone."),
+        Mistake("evenly_divided",
+                of(lambda job, plan, stage: (plan.pipeline * layers(job, plan, stage)
+                    + 2 * embedding(job, plan)) / plan.pipeline),
+                "all parameters divided evenly by t · p",
+                "The embedding and the head are on the first and the last stage alone.")]
+    if name == "optimizer state":
+        found.append(Mistake("zero_1_not_cut",
+                             lambda case: _states(*case, _own(*case), name) * case[1].data
+                                 * case[1].context, "ZeRO-1 does not cut it",
+                             "ZeRO-1 divides it by the data-parallel and context-parallel ranks."))
+        found.append(Mistake("cut_over_data_parallel_ranks",
+                             lambda case: _states(*case, _own(*case), name) * case[1].context,
+                             "cut over the data-parallel ranks alone", "Context-parallel ranks "
+                             "hold the same parameters, so ZeRO-1 divides by data × context."))
+    else:
+        found.append(Mistake("cut_over_data_parallel_ranks",
+                             lambda case: _states(*case, _own(*case), name) / case[1].data,
+                             "cut over the data-parallel ranks", "DDP and ZeRO-1 leave parameters "
+                             "and gradients whole on each replica."))
+    return found
+
+
+def _ends(job, plan, stage) -> int:
+    """How many matrices of the size of the embedding a stage has."""
+    is_last = stage == plan.pipeline - 1
+    return (stage == 0) + is_last * (plan.pipeline > 1 or not job.shape.tied)
+
+
+def _own(job, plan, stage) -> float:
+    return (plan.layers(job, stage) * job.layer_parameters
+            + _ends(job, plan, stage) * job.embedding_parameters) / plan.tensor
+
+
+def _activations(count) -> Callable:
+    return lambda case: (case[1].layers(case[0], case[2]) * layer_activations(*case[:2])
+                         * count(*case))
+
+
+_ACTIVATIONS: list[Mistake] = [
+    Mistake("one_micro_batch", _activations(lambda job, plan, stage: 1), "those of one micro-batch",
+            "1F1B keeps several micro-batches in flight."),
+    Mistake("all_micro_batches", _activations(lambda job, plan, stage: plan.micro_batches(job)),
+            "those of all micro-batches, as GPipe keeps them",
+            "1F1B begins backward as soon as it can."),
+    Mistake("p_micro_batches_on_stage", _activations(lambda job, plan, stage: plan.pipeline),
+            "p micro-batches on each stage",
+            "The last stage keeps one: its backward follows its forward at once."),
+    Mistake("more_micro_batches_than_step",
+            _activations(lambda job, plan, stage: plan.pipeline - stage),
+            "more micro-batches than the step has",
+            "There are never more in flight than micro-batches."),
+    Mistake("one_micro_batch_too_few",
+            _activations(lambda job, plan, stage:
+                         min(plan.pipeline - stage - 1, plan.micro_batches(job))),
+            "one micro-batch too few in flight",
+            "The one whose backward begins is still kept: the last stage keeps one."),
+    Mistake("one_micro_batch_too",
+            _activations(lambda job, plan, stage:
+                         min(plan.pipeline - stage + 1, plan.micro_batches(job))),
+            "one micro-batch too many in flight",
+            "The last stage keeps one: its backward follows its forward at once."),
+    Mistake("stages_counted_from_end",
+            _activations(lambda job, plan, stage: min(stage + 1, plan.micro_batches(job))),
+            "the stages counted from the end", "Stage 0 keeps most."),
+    Mistake("one_layer",
+            lambda case: layer_activations(*case[:2]) * in_flight(case[1], case[0], case[2]),
+            "those of one layer", "A stage has several layers."),
+    Mistake("all_layers", lambda case: case[0].shape.layers * layer_activations(*case[:2])
+                * in_flight(case[1], case[0], case[2]), "those of all layers",
+            "A stage has L/p layers.")]
+
+
+def _logits(job, plan) -> float:
+    return (LOGIT_BYTES * plan.micro_batch * job.sequence * job.shape.vocabulary
+            / plan.context / plan.tensor)
+
+
+_LOGITS: list[Mistake] = [
+    Mistake("stage_without_head_logits", lambda case: _logits(*case[:2]),
+            "a stage without the head has logits", "The last stage alone computes the loss."),
+    Mistake("tensor_parallelism_not_cut_them", lambda case: case[1].tensor * _logits(*case[:2]),
+            "tensor parallelism does not cut them",
+            "The vocabulary is cut: each tensor-parallel rank has 1/t of the logits."),
+    Mistake("context_parallelism_not_cut_them", lambda case: case[1].context * _logits(*case[:2]),
+            "context parallelism does not cut them",
+            "Each context-parallel rank has its own tokens."),
+    Mistake("one_tensor_only", lambda case: _logits(*case[:2]) / 3, "4 bytes each",
+            "Three tensors of their size are alive.")]
+MISTAKES: dict[str, list[Mistake]] = {
+    **{name: _state_mistakes(name) for name in PARTS[:3]}, "activations": _ACTIVATIONS,
+    "logits": _LOGITS}
+
+
+@check("7.24")
+def check_rank_memory(rank_memory_of: Callable):
+    """rank_memory_of(job, plan, stage) -> the bytes of PARTS, of one rank of a stage."""
+    tried = cases()
+    for case in tried:
+        job, plan, stage = case
+        where = f"{job.name}, {plan}, stage {stage} of {plan.pipeline}"
+        found = require_named(rank_memory_of(job, plan, stage), PARTS, where)
+        want = rank_memory(job, plan, stage)
+        for name in PARTS:
+            causes = [mistake.cause(case) for mistake in MISTAKES[name]]
+            causes += [Cause("wrong_unit", want[name] / unit, f"that is in {words}",
+                             "Return bytes.")
+                       for unit, words in ((1e9, "GB"), (2**30, "GiB")) if want[name]]
+            judge_number(found[name], want[name], causes, f"{where}: {name}", "bytes",
+                         rel_tol=TOLERANCE)
+    return (f"right for {len(tried)} ranks: from one GPU's to those of 175B parameters on 3,072, "
+            "by part")
+
+
+COLOURS = {**palette.MEMORY, "logits": palette.MEMORY["buffers"]}
+
+
+@shows("7.24")
+def show_stages(rank_memory_of: Callable, job: Job, plan: Plan) -> Picture:
+    """Draws the bytes of one rank of each pipeline stage, by the student's function, in parts, and
+    what the GPU has."""
+    parts = [require_named(rank_memory_of(job, plan, stage), PARTS, f"stage {stage}")
+             for stage in range(plan.pipeline)]
+    figure, ax = canvas(WIDTH, 3.6 + marks.NOTE_LINE)
+    bottoms = [0.0] * plan.pipeline
+    for name in PARTS:
+        heights = [found[name] / GB for found in parts]
+        ax.bar(range(plan.pipeline), heights, 0.72, bottoms, color=COLOURS[name])
+        bottoms = [low + high for low, high in zip(bottoms, heights, strict=True)]
+    for stage, total in enumerate(bottoms):
+        ax.text(stage, total, f"{total:.1f}", ha="center", va="bottom", fontsize=9)
+    limit = (job.gpu.usable - overhead(job.gpus)) / GB
+    if limit < 3 * max(bottoms):
+        ax.axhline(limit, color=palette.RANK_FAILED, linewidth=1)
+    handles = [Patch(color=COLOURS[name], label=name) for name in PARTS]
+    if (guess := guessed("7.24")) is not None:
+        handles.append(ax.hlines(guess, -0.5, 0.5, color=palette.GUESSED, linestyle=(0, (3, 2)),
+                                 label="your guess for stage 0"))
+    ax.set(xlabel="pipeline stage", ylabel="GB of a rank", xticks=range(plan.pipeline))
+    ax.margins(y=0.12)
+    marks.legend_above(figure, handles)
+    marks.note_below(figure, f"{job}:\n{plan}. Each GPU has room for {limit:.1f} GB.")
+    words = [f"stage {stage}: {total:.1f} GB, of them " + ", ".join(
+        f"{name} {found[name] / GB:.1f}" for name in PARTS)
+        for stage, (total, found) in enumerate(zip(bottoms, parts, strict=True))]
+    return Picture(figure, "\n".join(words), data=parts)

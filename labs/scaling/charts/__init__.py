@@ -1,1 +1,0 @@
-"""What notebook 06 draws: one file for each part."""

@@ -1,0 +1,106 @@
+"""Exercise 0.2: an all-reduce from two halves, and pictures of the ring."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+
+from labs.exercises.verdicts import Wrong, check, shows
+from labs.pictures import collectives
+from labs.pictures.collectives import State
+from labs.pictures.picture import Picture
+from labs.start_here import recording
+from labs.start_here.recording import RETURNS_NONE, first_number, try_on_ranks
+from labs.start_here.return_values import KEEP_TYPE, require_tensor, require_world_size
+
+
+@check("0.2", hints=RETURNS_NONE | {"dtype": KEEP_TYPE})
+def check_all_reduce(all_reduce_in_two: Callable):
+    """The sum on every rank, by one reduce-scatter and one all-gather of the shards."""
+    for tried in try_on_ranks(all_reduce_in_two, recording.tensors_to_sum):
+        ranks, total = len(tried), sum(one.own for one in tried)
+        # Two collectives, the right ones: catches all_reduce itself, and gather-then-sum.
+        for rank, one in enumerate(tried):
+            _require_two_calls(f"rank {rank} of {ranks}", one.names)
+        for rank, one in enumerate(tried):
+            # In `mine`'s shape and dtype: the next cell draws whole numbers.
+            _require_whole(rank, ranks, one.result, one.own)
+            _require_sum(rank, ranks, one, total)
+            _require_shards(rank, ranks, one)
+    return "one reduce-scatter and one all-gather give all-reduce's sum on 2, 3 and 4 ranks"
+
+
+def _require_two_calls(where, names):
+    called = f"{where} called {' + '.join(names) or 'nothing'}"
+    if "all_reduce" in names:
+        raise Wrong(f"{where} called all_reduce itself", "Build it from the other two.",
+                    code="ready_made")
+    if "reduce_scatter" not in names:
+        raise Wrong(f"{called}: no reduce-scatter, so each rank moves or sums more than its share",
+                    "First sum piece r on rank r alone: dist.reduce_scatter_single.",
+                    code="reduce_scatter_missing")
+    if "all_gather" not in names:
+        raise Wrong(f"{called}: no all-gather, so the others' pieces never come",
+                    "Second step: dist.all_gather_single.", code="all_gather_missing")
+    if names != ["reduce_scatter", "all_gather"]:
+        raise Wrong(f"{called}, not reduce_scatter + all_gather",
+                    "One of each is enough, the sum first.",
+                    code="extra_collective" if len(names) > 2 else "wrong_order")
+
+
+def _require_whole(rank, ranks, result, own):
+    where = f"rank {rank} of {ranks}"
+    require_tensor(rank, ranks, result)
+    if result.numel() == own.numel() // ranks != own.numel():
+        raise Wrong(f"{where} returned {result.numel()} numbers of {own.numel()}: only its shard",
+                    "Return what was gathered.", code="shard_returned")
+    if result.shape != own.shape:
+        raise Wrong(f"{where} returned shape {list(result.shape)}, not {list(own.shape)}",
+                    "The result is as long as `mine`.", code="wrong_shape")
+    if result.dtype != own.dtype:
+        raise Wrong(f"{where} returned {result.dtype}, `mine` is {own.dtype}", KEEP_TYPE,
+                    code="wrong_dtype")
+
+
+def _require_sum(rank, ranks, tried, total):
+    result, where = tried.result, f"rank {rank} of {ranks}"
+    if torch.allclose(result, total):
+        return
+    if torch.allclose(result * ranks, total):
+        raise Wrong(f"{where} holds the mean: the sum divided by {ranks}", "all_reduce sums.",
+                    code="averaged")
+    pairs = list(zip(result.chunk(ranks), total.chunk(ranks), strict=True))
+    piece = next(i for i, pair in enumerate(pairs) if not torch.allclose(*pair))
+    held, wanted = map(first_number, pairs[piece])
+    early = f"{recording.NOT_WAITED} Otherwise: " if tried.is_async else ""
+    raise Wrong(f"{where}, piece {piece}: holds {held}, the sum is {wanted}", f"{early}Piece r is "
+                "summed on rank r; all pieces are gathered in the order of the ranks.",
+                code="wrong_output")
+
+
+def _require_shards(rank, ranks, tried):
+    # Only the shard is gathered: catches whole tensors that are summed afterwards.
+    elements, whole = [call.elements for call in tried.calls], len(tried.own)
+    if elements != [whole, whole]:
+        raise Wrong(f"rank {rank} of {ranks}: {elements[0]} numbers went into the reduce-scatter "
+                    f"and {elements[1]} came out of the all-gather; both must be {whole}",
+                    "A rank gives its shard alone to the all-gather: 1/N of the tensor.",
+                    code="full_tensor_gathered")
+
+
+@shows("Ring")
+def ring_steps(algorithm: Callable, ranks: int = 4) -> Picture:
+    """Runs `algorithm(mine)`, made of sends and receives, and draws every step of it."""
+    require_world_size(ranks)
+    with recording.where_messages_pass(ranks):
+        recorded = recording.run_answer(recording.record_sends, algorithm, ranks=ranks)
+    steps = [list(held) for held in zip(*recorded, strict=True)]
+    titles = ["before"] + [f"step {number}: {'copy' if _copied(old, new) else 'add'}"
+                           for number, (old, new) in enumerate(pairwise(steps), 1)]
+    return collectives.ring(list(map(State, titles, steps)))
+
+
+def _copied(old, new) -> bool:
+    """Whether what arrived took the place of a piece; else it was added to it."""
+    return all(number == old[rank - 1][piece] for rank, row in enumerate(new)
+               for piece, number in enumerate(row) if number != old[rank][piece])

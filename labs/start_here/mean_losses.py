@@ -1,0 +1,44 @@
+"""Exercise 0.4: a mean of losses that needs a repair."""
+
+from collections.abc import Callable
+
+from labs.exercises.numbers import Cause, judge_number, require_number
+from labs.exercises.on_ranks import WORLD_SIZES
+from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.start_here import recording
+from labs.start_here.recording import RETURNS_NONE
+
+LOSSES = (5, 2, 3, 4)  # batches of each rank in check 0.4; another order follows
+AGREE = "Agree on the number of steps first: a collective can take a minimum."
+
+
+@check("0.4", hints=RETURNS_NONE | {"deadlock": AGREE, "no_progress": AGREE, "IndexError": AGREE})
+def check_mean_losses(mean_losses: Callable):
+    """Ranks with different numbers of batches must all stop after the shortest rank's last."""
+    for ranks in WORLD_SIZES:
+        # The shortest rank comes early, late, or nowhere: catches a rank that decides for all.
+        for lengths in (LOSSES[:ranks], LOSSES[:ranks][::-1], (3,) * ranks):
+            tried = recording.run_answer(recording.try_losses, mean_losses, lengths, ranks=ranks)
+            for rank, (means, _) in enumerate(tried):
+                _require_means(rank, means, [own for _, own in tried])
+    return "2, 3 and 4 ranks with unequal batches stop together, with the right means"
+
+
+def _require_means(rank, means, losses):
+    ranks, steps = len(losses), min(map(len, losses))
+    where = f"rank {rank} of {ranks}"
+    one_each = "Return a list with one mean for each step."
+    if not isinstance(means, list):
+        raise Wrong(f"{where} returned {kind_of(means)}, not a list", one_each, code="wrong_type")
+    if len(means) != steps:
+        raise Wrong(f"{where} returned {len(means)} means; the shortest rank has {steps} batches",
+                    AGREE, code="wrong_count")
+    for step in range(steps):
+        each = [own[step] for own in losses]
+        what = f"{where}, step {step}"
+        causes = [Cause("not_summed", each[rank],
+                        "the rank's own loss, nothing came from the others"),
+                  Cause("sum_not_mean", sum(each), f"the SUM over ranks, {ranks}x the mean")]
+        judge_number(require_number(means[step], what, one_each), sum(each) / ranks, causes, what,
+                     hint="Sum over ranks, then divide by the world size.",
+                     source="the mean over ranks is", rel_tol=0, abs_tol=1e-4)

@@ -1,1 +1,0 @@
-"""The pictures of notebook 08, a file for each part."""

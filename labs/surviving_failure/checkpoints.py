@@ -1,0 +1,356 @@
+"""Exercise 8.4: checkpoints of several ranks of which the newest whole one is found, whatever
+happened to the others."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from matplotlib.lines import Line2D
+
+from labs.exercises.generator import new_generator
+from labs.exercises.guesses import guessed
+from labs.exercises.numbers import require_several
+from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
+from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.pictures import marks, palette
+from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.pictures.tables import Table
+from labs.surviving_failure import crash_series
+from labs.surviving_failure.crash_jobs import kill_rank
+from labs.surviving_failure.crash_series import Kill
+from labs.surviving_failure.damage import DAMAGES, STEPS, Damage
+from labs.surviving_failure.file_calls import recorded
+from labs.surviving_failure.scaffold import MANIFEST, shard_file, step_folder
+from labs.words import counted
+from labs.workers import processes
+from labs.workers.progress import progress_bar
+
+SIZE = 50_000  # elements of a rank's tensor
+KILLS = 6
+SLOW = 0.4  # seconds that one rank needs longer than the others
+
+
+@check("8.4")
+def check_checkpoints(save_checkpoint: Callable, newest_checkpoint: Callable):
+    """save_checkpoint(folder, step, state, group) on every rank, with a state of its own;
+    newest_checkpoint(folder) -> (path of the newest whole one or None, {name: what is wrong})."""
+    with processes.temporary_folder() as temporary:
+        folder = Path(temporary, "saved")
+        folder.mkdir()
+        on_ranks(_save_all, save_checkpoint, folder, world_sizes=(2,))
+        for damage in DAMAGES:
+            _judge_damage(newest_checkpoint, folder, damage)
+        on_ranks(_save_in_a_group, save_checkpoint, newest_checkpoint, Path(temporary, "group"),
+                 world_sizes=(3,))
+        on_ranks(_save_slowly, save_checkpoint, newest_checkpoint, folder, world_sizes=(2,))
+        _judge_empty(newest_checkpoint, Path(temporary, "empty"))
+        _judge_kills(save_checkpoint, newest_checkpoint, Path(temporary, "kills"))
+    return (f"the newest whole checkpoint is found and each bad one named in {len(DAMAGES)} cases "
+            f"of damage, and {KILLS} kills of a job of 2 ranks while it saved lost nothing")
+
+
+def state_of(step: int, rank: int, size: int = SIZE) -> dict:
+    """What a rank saves: another one for each step and each rank."""
+    return {"step": step, "weight": torch.arange(size) * 1e-3 + 1000 * step + 10 * rank}
+
+
+def _save_all(save_checkpoint, folder):
+    for step in STEPS:
+        with recorded() as calls:
+            save_checkpoint(folder, step, state_of(step, dist.get_rank()), dist.group.WORLD)
+        raise_on_all_ranks(_judge_saved, folder, step)
+        _judge_synced(folder, step, calls)
+
+
+def _save_in_a_group(save_checkpoint, newest_checkpoint, folder):
+    """Ranks 1 and 2 of three are the job; rank 0 has nothing to do with it."""
+    group = dist.new_group([1, 2])
+    if dist.get_rank():
+        save_checkpoint(folder, 1, state_of(1, dist.get_rank(group)), group)
+    raise_on_all_ranks(_judge_group, newest_checkpoint, folder)
+
+
+def _judge_group(newest_checkpoint, folder):
+    dist.barrier()  # rank 0 has not waited for the others
+    when = "where the group is ranks 1 and 2 of three"
+    path, problems = _found(newest_checkpoint, folder, when)
+    # dist.get_rank() without the group is another number
+    if path is None:
+        raise Wrong(f"{when}, no whole checkpoint is found: {'; '.join(problems.values())}",
+                    "dist.get_rank(group) is the rank in the group.", code="not_found")
+    for rank in range(2):
+        file = shard_file(path, rank)
+        if not file.is_file() or not _is_of(torch.load(file), 1, rank):
+            raise Wrong(f"{when}, {file.name} is not that of the group's rank {rank}",
+                        "dist.get_rank(group) is the rank in the group.", code="wrong_rank")
+
+
+def _save_slowly(save_checkpoint, newest_checkpoint, folder):
+    raise_on_all_ranks(_judge_slow, save_checkpoint, newest_checkpoint, folder)
+
+
+def _judge_saved(folder, step):
+    """This rank's file has its own state, and nothing else; the older steps are still there."""
+    dist.barrier()
+    rank, path = dist.get_rank(), step_folder(folder, step)
+    file = shard_file(path, rank)
+    if not file.is_file():
+        raise Wrong(f"step {step}: there is no {path.name}/{file.name}: the state of rank {rank} "
+                    "is not saved", "Every rank writes its own part.", code="shards_missing")
+    if not (path / MANIFEST).is_file():
+        raise Wrong(f"step {step}: there is no {path.name}/{MANIFEST}", code="manifest_missing")
+    try:
+        found = torch.load(file)
+    except Exception as error:
+        raise Wrong(f"step {step}: {file.name} cannot be loaded by torch.load: "
+                    f"{str(error).splitlines()[0][:100]}", "lab.to_bytes(state)",
+                    code="unreadable_file") from None
+    want = state_of(step, rank)
+    if not isinstance(found, dict) or found.keys() != want.keys() or not all(
+            torch.equal(torch.as_tensor(found[name]), torch.as_tensor(want[name]))
+            for name in want):
+        other = next((other for other in range(dist.get_world_size())
+                      if _is_of(found, step, other)), None)
+        whose = f": it is that of rank {other}" if other is not None else ""
+        raise Wrong(f"step {step}: {file.name} does not hold the state of rank {rank}{whose}",
+                    code="wrong_value")
+    if file.stat().st_size > 1.5 * want["weight"].nbytes:
+        raise Wrong(f"step {step}: {file.name} has {file.stat().st_size:,} bytes, more than the "
+                    "rank's own state", "Each rank writes its own part, and no other.",
+                    code="saves_others_shards")
+    if gone := [old for old in STEPS if old < step and not step_folder(folder, old).exists()]:
+        raise Wrong(f"when step {step} is saved, step_{gone[0]} is gone",
+                    "Nothing is removed here: the new one may turn out to be damaged.",
+                    code="removes_old")
+
+
+def _judge_synced(folder, step, calls):
+    """A machine that loses its power right after the save has lost nothing of it."""
+    safe, path = [None] * dist.get_world_size(), step_folder(folder, step)
+    mine = {os.path.basename(call.to or call.path) for call in calls}
+    dist.all_gather_object(safe, mine)
+    for name in (*(shard_file(path, rank).name for rank in range(len(safe))), MANIFEST):
+        if not any(name in names for names in safe):
+            raise Wrong(f"step {step}: {name} is not synced to the disk",
+                        "Your write_whole does it, for each file of a checkpoint.",
+                        code="not_synced")
+
+
+def _is_of(found, step, rank) -> bool:
+    try:
+        return torch.equal(found["weight"], state_of(step, rank)["weight"])
+    except (TypeError, KeyError, AttributeError):
+        return False
+
+
+def _judge_slow(save_checkpoint, newest_checkpoint, folder):
+    """One rank is slow to write its part, and the manifest is slow to come: when the function
+    returns, on whatever rank, the checkpoint must be whole."""
+    step, rank, replace = STEPS[-1] + 1, dist.get_rank(), os.replace
+
+    def slow_replace(source, target, **options):
+        is_manifest = os.path.basename(target) == MANIFEST
+        if is_manifest or (rank == 1 and os.path.basename(target) == f"rank_{rank}.pt"):
+            time.sleep(SLOW)
+        replace(source, target, **options)
+
+    with mock.patch.object(os, "replace", slow_replace):
+        save_checkpoint(folder, step, state_of(step, rank), dist.group.WORLD)
+    path, problems = _found(newest_checkpoint, folder, "where one rank is slow")
+    if path != step_folder(folder, step):
+        raise Wrong(f"save_checkpoint has returned on rank {rank}, but the checkpoint is not whole "
+                    f"yet: {'; '.join(problems.values()) or 'it is not there'}",
+                    "Who goes on may be killed at once, and believes that the step is saved. All "
+                    "ranks wait until the manifest is there.", code="returns_too_early")
+
+
+def _found(newest_checkpoint, folder, when):
+    path, problems = require_several(newest_checkpoint(folder), ("path or None", "problems"),
+                                     f"{when}: newest_checkpoint returned")
+    if not isinstance(problems, Mapping):
+        raise Wrong(f"{when}: the problems are {kind_of(problems)}, not a dictionary",
+                    "The name of each bad checkpoint's folder, and what is wrong with it.",
+                    code="wrong_type")
+    return None if path is None else Path(path), {Path(name).name: str(problem)
+                                                  for name, problem in problems.items()}
+
+
+def _judge_damage(newest_checkpoint, saved, damage: Damage):
+    folder = saved.parent / "damaged"
+    shutil.copytree(saved, folder)
+    try:
+        damage.harm(folder)
+        before = set(folder.rglob("*"))
+        path, problems = _found(newest_checkpoint, folder, f"with {damage.what}")
+        # what is wrong with a bad one may be looked into, and mended, by a person
+        if gone := sorted(before - set(folder.rglob("*"))):
+            raise Wrong(f"with {damage.what}: newest_checkpoint removed "
+                        f"{gone[0].relative_to(folder)}", "It looks, and changes nothing.",
+                        code="removes_files")
+        _judge_found(path, problems, folder, damage)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _judge_found(path, problems, folder, damage):
+    want = None if damage.newest is None else step_folder(folder, damage.newest)
+    if path != want:
+        named = "nothing" if path is None else path.name
+        wanted = "nothing is" if want is None else f"{want.name} is the newest that is"
+        hint = ("As text, step_9 is larger than step_10: compare the numbers."
+                if not damage.bad and named == "step_9" else
+                "A checkpoint is whole if its manifest can be read and each rank's file has the "
+                "digest that stands there.")
+        raise Wrong(f"with {damage.what} newest_checkpoint found {named}, but {wanted} whole", hint,
+                    code="wrong_checkpoint")
+    bad = {step_folder(folder, step).name: file for step, file in damage.bad.items()}
+    if missing := [name for name in bad if name not in problems]:
+        raise Wrong(f"with {damage.what}: the problems do not name {missing[0]}",
+                    "Whoever resumes must see what was passed over.", code="problem_not_named")
+    if more := [name for name in problems if name not in bad]:
+        raise Wrong(f"with {damage.what}: {more[0]} is among the problems: {problems[more[0]]!r}",
+                    "Only those that are newer than the one that was found, and bad.",
+                    code="problem_invented")
+    for name, file in bad.items():
+        if file not in problems[name]:
+            raise Wrong(f"with {damage.what}: what is wrong with {name} is {problems[name]!r}, "
+                        f"which does not name {file}", "Name the file.", code="file_not_named")
+
+
+def _judge_empty(newest_checkpoint, folder):
+    for when in ("where there is no folder", "in an empty folder"):
+        path, problems = _found(newest_checkpoint, folder, when)
+        if path is not None or problems:
+            raise Wrong(f"{when} newest_checkpoint found {path}, {problems}",
+                        "The first start has no checkpoint: (None, {}).", code="found_in_nothing")
+        folder.mkdir(exist_ok=True)
+
+
+def _judge_kills(save_checkpoint, newest_checkpoint, folder):
+    dice, last, seconds = new_generator(), 0, None
+    folder.mkdir()
+    for number in range(KILLS):
+        began = time.monotonic()
+        after = dice.uniform(0, 0.3 if seconds is None else seconds)
+        kill_rank(_save_until_killed, save_checkpoint, folder, last + 1, ranks=2,
+                  victim=number % 2, after=after)
+        seconds = min(0.3, time.monotonic() - began)
+        last = _judge_after_kill(newest_checkpoint, folder, last, number)
+
+
+def _save_until_killed(save_checkpoint, folder, step):
+    """Saves one step after the other; `acknowledged` names the last one that any rank says is
+    saved."""
+    rank = dist.get_rank()
+    while True:
+        save_checkpoint(folder / "saved", step, state_of(step, rank), dist.group.WORLD)
+        with open(folder / f"acknowledged_{rank}", "a") as file:
+            file.write(f"{step}\n")
+        step += 1
+
+
+def _judge_after_kill(newest_checkpoint, folder, last, number) -> int:
+    said = [int(line) for file in folder.glob("acknowledged_*")
+            for line in file.read_text().split("\n")[:-1]]
+    acknowledged = max(said, default=0)
+    when = f"after kill {number + 1}, of rank {number % 2}"
+    path, _ = _found(newest_checkpoint, folder / "saved", when)
+    newest = 0 if path is None else int(path.name.split("_")[1])
+    if newest < acknowledged:
+        raise Wrong(f"{when}: save_checkpoint had returned for step {acknowledged}, but the newest "
+                    f"whole checkpoint is {'none' if not newest else f'step {newest}'}",
+                    "Keep the old ones until the new one is whole, and write its manifest last.",
+                    code="save_lost")
+    for rank in range(2 if newest else 0):
+        if not _is_of(torch.load(shard_file(path, rank)), newest, rank):
+            raise Wrong(f"{when}: {path.name} is said to be whole, but rank_{rank}.pt is of "
+                        "another step", code="mixed_steps")
+    return max(newest, last)
+
+
+SHOWN_KILLS = 30
+# What was found after a kill -> its mark and colour.
+_OUTCOMES = {"the step that was being saved": ("s", palette.RUNS[1]),
+             "the step before": ("o", palette.RANKS[0]),
+             "lost": ("X", palette.RANK_FAILED)}
+
+
+@shows("8.4")
+def show_kills(save_checkpoint: Callable, newest_checkpoint: Callable) -> Picture:
+    """Kills a job of two ranks while it saves, 30 times with the student's functions and 30 times
+    with torch.save over the last file, and draws when, and what was found afterwards."""
+    savers = (crash_series.students(save_checkpoint, newest_checkpoint),
+              crash_series.over_the_last())
+    with processes.temporary_folder() as folder, progress_bar(total=len(savers) * SHOWN_KILLS,
+                                                              desc="kills", unit="") as bar:
+        runs = {saver.name: _all_kills(saver, Path(folder, f"saver_{number}"), bar)
+                for number, saver in enumerate(savers)}
+    figure, axes = canvas(WIDTH, 4.3, ncols=2, sharey=True)
+    for ax, (name, kills) in zip(axes, runs.items(), strict=True):
+        _draw_kills(ax, kills)
+        ax.set_title(f"{name}:\n{_lost(kills)} of {SHOWN_KILLS} lost", fontsize=10, loc="left")
+        ax.set_xlabel("ms since the save began")
+    axes[0].set_ylabel("kill")
+    axes[0].invert_yaxis()
+    marks.legend_above(figure, [Line2D([], [], linestyle="", marker=marker, color=colour,
+                                       markersize=7, label=name if name == "lost" else
+                                       f"{name} was found")
+                                for name, (marker, colour) in _OUTCOMES.items()])
+    guess, (_, naive) = guessed("8.4"), runs.values()
+    note = "" if guess is None else (f"You guessed {guess:g} lost by torch.save over the last "
+                                     f"file; it lost {_lost(naive)}.")
+    marks.note_below(figure, note)
+    words = [f"{name}: {counted(SHOWN_KILLS, 'kill')} while it saved, {_lost(kills)} lost; found: "
+             + ", ".join(f"{sum(_outcome(kill) == outcome for kill in kills)} {outcome}"
+                         for outcome in _OUTCOMES)
+             for name, kills in runs.items()]
+    return Picture(figure, "\n".join([*words, *filter(None, [note])]), data=(runs, guess))
+
+
+def _all_kills(saver, folder, bar) -> list[Kill]:
+    found = []
+    for kill in crash_series.kills(saver, folder, SHOWN_KILLS):
+        found.append(kill)
+        bar.update()
+    return found
+
+
+def _outcome(kill) -> str:
+    if kill.is_lost:
+        return "lost"
+    return "the step before" if (kill.found or 0) < kill.step else "the step that was being saved"
+
+
+def _lost(kills) -> int:
+    return sum(kill.is_lost for kill in kills)
+
+
+def _draw_kills(ax, kills):
+    for outcome, (marker, colour) in _OUTCOMES.items():
+        places = [(1000 * kill.seconds, number) for number, kill in enumerate(kills, 1)
+                  if _outcome(kill) == outcome]
+        if places:  # an empty line outside the axes would spoil the layout
+            ax.plot(*zip(*places, strict=True), marker, color=colour, markersize=6.5, linestyle="",
+                    clip_on=False)
+    ax.set_xlim(left=0)
+    ax.set_yticks([1, 10, 20, SHOWN_KILLS])
+    ax.grid(axis="x", color=palette.GRID)
+
+
+@shows("8.4")
+def show_damage(save_checkpoint: Callable, newest_checkpoint: Callable) -> Table:
+    """A table of the kinds of damage to the newest of three checkpoints, and what the student's
+    function found and said."""
+    with processes.temporary_folder() as folder:
+        rows = [(damage.what, "–" if path is None else Path(path).name,
+                 "; ".join(f"{Path(name).name}: {problem}".replace(f"{folder}/", "")
+                           for name, problem in problems.items()) or "–")
+                for damage, path, problems in crash_series.damages(
+                    save_checkpoint, newest_checkpoint, Path(folder))]
+    return Table("Checkpoints step_8, step_9 and step_10 of two ranks", ("damage", "found",
+                 "what is wrong with the newer ones"), rows, left=2)

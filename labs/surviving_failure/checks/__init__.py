@@ -1,1 +1,0 @@
-"""The checks of notebook 08, a file for each exercise."""

@@ -1,0 +1,169 @@
+"""A job of two ranks that is killed while it saves, again and again; and all kinds of damage."""
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from labs.exercises.generator import new_generator
+from labs.surviving_failure.crash_jobs import kill_rank, start_clock
+from labs.surviving_failure.damage import DAMAGES, STEPS, Damage
+from labs.workers.launcher import launch
+
+RANKS = 2
+SIZE = 500_000  # numbers of a rank's tensor
+WHOLE_SAVES = 3  # that are measured before the first kill
+KEPT = 3  # checkpoints that are kept between two kills
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One kill. seconds: since the killed rank began to save `step`. saved: the newest step whose
+    save had returned on any rank. found: the newest step that could be loaded afterwards, None if
+    there is none."""
+
+    seconds: float
+    step: int
+    saved: int
+    found: int | None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether something that was saved is gone."""
+        return (self.found or 0) < self.saved
+
+
+@dataclass(frozen=True)
+class Saver:
+    """save(folder, step, state, group) on each rank; newest(folder) -> step or None."""
+
+    name: str
+    save: Callable
+    newest: Callable[[Path], int | None]
+
+
+def students(save_checkpoint: Callable, newest_checkpoint: Callable) -> Saver:
+    """The student's two functions."""
+    def newest(folder):
+        path, _ = newest_checkpoint(folder)
+        return None if path is None else int(Path(path).name.split("_")[1])
+
+    return Saver("save_checkpoint", save_checkpoint, newest)
+
+
+def over_the_last() -> Saver:
+    """Each rank writes over its last file with torch.save."""
+    return Saver("torch.save over the last file", _save_over, _newest_over)
+
+
+def _save_over(folder, step, state, group):
+    torch.save(state, Path(folder, f"rank_{dist.get_rank(group)}.pt"))
+    dist.barrier(group)
+
+
+def _newest_over(folder) -> int | None:
+    try:
+        steps = {torch.load(Path(folder, f"rank_{rank}.pt"))["step"] for rank in range(RANKS)}
+    except Exception:  # whatever torch says to half a file
+        return None
+    return steps.pop() if len(steps) == 1 else None
+
+
+def kills(saver: Saver, folder: Path, count: int) -> Iterator[Kill]:
+    """Yields `count` kills of a job of two ranks, each at a random moment of a save. What the job
+    finds after one is what the next one goes on from."""
+    dice, saved = new_generator(), folder / "saved"
+    saved.mkdir(parents=True)
+    measured = launch(_save_some, saver.save, saved, ranks=RANKS, quiet=True)
+    typical = statistics.median(measured[0])
+    last = WHOLE_SAVES
+    for number in range(count):
+        notes = folder / f"kill_{number}"
+        notes.mkdir()
+        after, victim = dice.uniform(0, typical), number % RANKS
+        kill_rank(_save_until_killed, saver.save, saved, notes, last + 1, ranks=RANKS,
+                  victim=victim, after=after, note=notes / "killed",
+                  waits=True)
+        step, began = _noted(notes / f"began_{victim}")[-1]
+        returned = [step for rank in range(RANKS) for step, _ in _noted(notes / f"saved_{rank}")]
+        kill = Kill(max(0.0, float((notes / "killed").read_text()) - began), step,
+                    max([last, *returned]), saver.newest(saved))
+        yield kill
+        last = max(kill.found or 0, kill.saved)
+        if kill.found is None:  # nothing left to go on from: a save that is not killed
+            launch(_save_one, saver.save, saved, last, ranks=RANKS, quiet=True)
+        _remove_old(saved)
+
+
+def _state(step) -> dict:
+    return {"step": step, "weight": torch.full((SIZE,), float(step + 1000 * dist.get_rank()))}
+
+
+def _save_some(save, folder) -> list[float]:
+    """Seconds of each of the first saves."""
+    seconds = []
+    for step in range(1, WHOLE_SAVES + 1):
+        began = time.perf_counter()
+        _save_one(save, folder, step)
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def _save_one(save, folder, step):
+    save(folder, step, _state(step), dist.group.WORLD)
+
+
+def _save_until_killed(save, folder, notes, step):
+    rank = dist.get_rank()
+    while True:
+        state = _state(step)
+        _note(notes / f"began_{rank}", step)
+        start_clock()
+        save(folder, step, state, dist.group.WORLD)
+        _note(notes / f"saved_{rank}", step)
+        step += 1
+
+
+def _note(path, step):
+    with open(path, "a") as file:
+        file.write(f"{step} {time.monotonic()}\n")
+
+
+def _noted(path) -> list[tuple[int, float]]:
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [(int(step), float(at)) for step, at in map(str.split, lines)]
+
+
+def _remove_old(folder):
+    """A job's tests would fill the disk."""
+    paths = sorted(folder.glob("step_*"), key=lambda path: int(path.name.split("_")[1]))
+    for path in paths[:-KEPT]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def damages(save_checkpoint: Callable, newest_checkpoint: Callable,
+            folder: Path) -> Iterator[tuple[Damage, Path | None, dict]]:
+    """(damage, path or None, problems) of each kind of damage, done to three checkpoints of two
+    ranks that the student's function has saved."""
+    saved = folder / "saved"
+    saved.mkdir()
+    launch(_save_three, save_checkpoint, saved, ranks=RANKS, quiet=True)
+    for number, damage in enumerate(DAMAGES):
+        damaged = folder / f"damaged_{number}"
+        shutil.copytree(saved, damaged)
+        damage.harm(damaged)
+        path, problems = newest_checkpoint(damaged)
+        yield damage, path, problems
+        shutil.rmtree(damaged)
+
+
+def _save_three(save_checkpoint, folder):
+    for step in STEPS:
+        rank = dist.get_rank()
+        state = {"step": step, "weight": torch.arange(10_000.0) + 100 * step + rank}
+        save_checkpoint(folder, step, state, dist.group.WORLD)

@@ -1,0 +1,262 @@
+"""Exercise 8.3: a file that is whole, whenever the process that writes it is killed."""
+
+import contextlib
+import errno
+import os
+import random
+import stat
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+from labs.exercises.generator import new_generator
+from labs.exercises.on_ranks import on_ranks
+from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.surviving_failure.file_calls import FileCall, recorded
+from labs.surviving_failure.full_disk import on_full_disk
+from labs.surviving_failure.killing import SYNCS, kill_at_steps, kill_while
+from labs.words import counted
+from labs.workers import processes
+
+KILLS = 30
+SIZE = 1_000_000  # bytes of a version: takes long enough to be met in the middle
+NAME = "checkpoint.pt"
+
+
+@check("8.3")
+def check_write_whole(write_whole: Callable):
+    """write_whole(path, data) replaces the file `path` by these bytes, or leaves it as it was."""
+    with processes.temporary_folder() as folder:
+        [(old, new, disk)] = on_ranks(_on_rank, write_whole, folder, new_generator().random(),
+                                      world_sizes=(1,), timeout=120.0)
+    return (f"killed {KILLS} times while it saved: {old} times the old version was there, {new} "
+            "times the new one, whole each time; it is synced, then renamed, and a full disk "
+            f"({disk}) does no harm")
+
+
+def _on_rank(write_whole, folder, seed) -> tuple[int, int, str]:
+    """In a process of its own, because it forks and sets limits."""
+    _judge_one(write_whole, Path(folder, "one"))
+    counts = _judge_kills(write_whole, Path(folder, "kills"), random.Random(seed))
+    _judge_steps(write_whole, Path(folder, "steps"))
+    _judge_order(write_whole, Path(folder, "order"))
+    kind = _judge_full_disk(write_whole, Path(folder, "full"))
+    _judge_failed_sync(write_whole, Path(folder, "sync"))
+    return *counts, kind
+
+
+def _data(version: int, size: int = SIZE) -> bytes:
+    """Content that shows at each place which version it is of."""
+    return version.to_bytes(8, "little") * (size // 8)
+
+
+def _judge_one(write_whole, folder):
+    """New, then replaced by something shorter; as a string as well."""
+    folder.mkdir()
+    path = folder / NAME
+    before = _open_files()
+    for data, given in ((_data(1), path), (b"short", path), (b"", path), (_data(2), str(path))):
+        returned = write_whole(given, data)
+        if returned is not None:
+            raise Wrong(f"write_whole returned {kind_of(returned)}", "It writes, and returns None.",
+                        code="wrong_type")
+        _judge_content(path, data, "after write_whole has returned")
+        _judge_alone(path, "after write_whole has returned")
+    # a job that saves for weeks runs out of them
+    if (left := _open_files() - before) >= 4:
+        raise Wrong(f"4 calls of write_whole have left {counted(left, 'file')} open",
+                    "What os.open returns needs an os.close.", code="file_left_open")
+
+
+def _open_files() -> int:
+    """How many files this process has open; 0 where the system does not tell. The least of some
+    readings, because other threads read files too."""
+    return min(len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+               for _ in range(5))
+
+
+def _judge_content(path, want, when, hint=""):
+    if not path.exists():
+        raise Wrong(f"{when}, there is no file {path.name}", code="file_missing")
+    found = path.read_bytes()
+    if found != want:
+        raise Wrong(f"{when}, {path.name} has {len(found):,} bytes that are not the {len(want):,} "
+                    "that it was given", hint, code="wrong_value")
+
+
+def _judge_alone(path, when):
+    others = sorted(other.name for other in path.parent.iterdir() if other != path)
+    if others:
+        raise Wrong(f"{when}, {', '.join(others[:3])} is beside {path.name}",
+                    "A temporary file must not stay: with each kill there would be one more.",
+                    code="temporary_file_left")
+
+
+def _judge_steps(write_whole, folder):
+    """Killed at each call that changes names, one after the other: a moment that is too short for a
+    random kill is met too."""
+    folder.mkdir()
+    path = folder / NAME
+    path.write_bytes(_data(0))
+    for number, name in enumerate(kill_at_steps(lambda: write_whole(path, _data(1)))):
+        _judge_version(path, 0, f"killed with SIGKILL just before its call {number + 1}, of "
+                       f"os.{name}")
+
+
+def _judge_order(write_whole, folder):
+    """What a machine needs that loses its power: the content on the disk before the name points to
+    it, and then the name itself."""
+    folder.mkdir()
+    path = folder / NAME
+    path.write_bytes(_data(1))
+    with recorded() as calls:
+        write_whole(path, _data(2))
+    into = [call for call in calls if call.kind == "rename" and call.to == os.path.realpath(path)]
+    if not into:
+        raise Wrong(f"nothing is renamed to {NAME}: while it is written over, it is neither the "
+                    "old nor the new version", "Write to another name in the same folder first.",
+                    code="not_renamed")
+    [rename, *_] = into
+    if os.path.dirname(rename.path) != os.path.realpath(folder):
+        raise Wrong(f"the file is written in {os.path.dirname(rename.path)} and then renamed to "
+                    "another folder", "Folders may be on different disks, and then a rename "
+                    "copies. Use a name in the same folder.", code="other_folder")
+    _judge_syncs(calls, rename, os.path.realpath(folder))
+
+
+def _judge_syncs(calls: list[FileCall], rename: FileCall, folder: str):
+    before = calls[:calls.index(rename)]
+    syncs = [call for call in before if call.kind == "sync" and call.path == rename.path]
+    if not syncs:
+        late = any(call.kind == "sync" and call.path == rename.to for call in calls)
+        raise Wrong("the file is renamed before its bytes are on the disk" if late else
+                    "the bytes are never synced to the disk",
+                    "A machine that loses its power then has the new name with an empty file: "
+                    "os.fsync(file.fileno()) before the rename.", code="not_synced")
+    if syncs[-1].size < SIZE:
+        raise Wrong(f"os.fsync is called when {syncs[-1].size:,} of {SIZE:,} bytes are in the file",
+                    "Python keeps what is written in a buffer of its own: file.flush() first.",
+                    code="not_flushed")
+    after = calls[calls.index(rename) + 1:]
+    if not any(call.kind == "sync" and call.path == folder for call in after):
+        raise Wrong("the folder is not synced after the rename: the new name may be lost with the "
+                    "power, although write_whole has returned", "number = os.open(folder, "
+                    "os.O_RDONLY), os.fsync(number), os.close(number)", code="folder_not_synced")
+
+
+def _judge_full_disk(write_whole, folder) -> str:
+    """What kind of full disk it was, in words."""
+    folder.mkdir()
+    path = folder / NAME
+
+    def fill(full):
+        write_whole(path, _data(1))
+        with full():
+            raised = _raised(write_whole, path, "when the disk is full")
+        _judge_content(path, _data(1), "when the disk is full", "Without a buffer, write may write "
+                       "less than it is given, and returns how much it was.")
+        _judge_failure(path, raised, "when the disk is full")
+
+    # The old version has room, the new one beside it has not.
+    _, disk = on_full_disk(fill, str(folder), size=SIZE * 3 // 2, room=SIZE // 2)
+    return disk
+
+
+def _judge_failed_sync(write_whole, folder):
+    """A network file system may take all bytes, and say only at the sync that the disk is full."""
+    folder.mkdir()
+    path = folder / NAME
+    when = "when os.fsync of the file raises OSError, because the disk is full"
+    write_whole(path, _data(1))
+    with contextlib.ExitStack() as patches:
+        for name in filter(lambda name: hasattr(os, name), SYNCS):
+            patches.enter_context(mock.patch.object(os, name, _failing(getattr(os, name))))
+        raised = _raised(write_whole, path, when)
+    _judge_content(path, _data(1), when, "Rename only what is on the disk.")
+    _judge_failure(path, raised, when)
+
+
+def _failing(sync: Callable) -> Callable:
+    """Folders are synced as ever: a rename needs no room."""
+    def called(file):
+        if stat.S_ISREG(os.stat(file if isinstance(file, int) else file.fileno()).st_mode):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return sync(file)
+    return called
+
+
+def _raised(write_whole, path, when) -> OSError | None:
+    try:
+        write_whole(path, _data(2))
+    except OSError as error:
+        return error
+    except Exception as error:
+        raise Wrong(f"{when}, write_whole raises {type(error).__name__}, not that OSError",
+                    "The caller gets the error itself: a bare `raise` does it, when the temporary "
+                    "file is removed.", code="wrong_error") from error
+
+
+def _judge_failure(path, raised, when):
+    if raised is None:
+        raise Wrong(f"{when}, write_whole returns as if all were well",
+                    "Let the OSError through: who called must know that nothing was saved.",
+                    code="error_lost")
+    _judge_alone(path, when)
+
+
+def _judge_kills(write_whole, folder, dice) -> tuple[int, int]:
+    """(kills that left the old version, kills that left the one that was being saved)"""
+    folder.mkdir()
+    path, seconds = folder / NAME, _seconds(write_whole, folder)
+    last, old = 0, 0
+    write_whole(path, _data(last))
+    for number in range(1, KILLS + 1):
+        killed = kill_while(lambda version: write_whole(path, _data(version)), last + 1,
+                            dice.uniform(0, 2.5 * seconds))
+        if killed.raised:
+            raise Wrong("write_whole raised an error in a process whose predecessor had been "
+                        f"killed: {killed.raised.strip().splitlines()[-1]}",
+                        "What a killed process has left must not stop the next one.",
+                        code="stumbles_over_remains")
+        saved = last if killed.acknowledged is None else killed.acknowledged
+        last = _judge_version(path, saved, f"killed with SIGKILL while it wrote version "
+                              f"{saved + 1} (kill {number} of {KILLS})")
+        old += last == saved
+    write_whole(path, _data(last + 1))
+    _judge_content(path, _data(last + 1), "after a whole write")
+    _judge_alone(path, f"after {KILLS} kills and one whole write")
+    return old, KILLS - old
+
+
+def _seconds(write_whole, folder) -> float:
+    """Median seconds of a write, without the time that the disk needs to sync."""
+    taken = []
+    with contextlib.ExitStack() as patches:
+        for name in filter(lambda name: hasattr(os, name), SYNCS):
+            patches.enter_context(mock.patch.object(os, name, lambda *_: None))
+        for version in range(5):
+            began = time.perf_counter()
+            write_whole(folder / NAME, _data(version))
+            taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def _judge_version(path, saved, when) -> int:
+    """The version of the file, which is whole, and `saved` or the one after it."""
+    if not path.exists():
+        raise Wrong(f"{when}: {NAME} is gone", "Never remove the old file before the new one is "
+                    "whole: os.replace does both in one step.", code="old_file_gone")
+    found = path.read_bytes()
+    version = int.from_bytes(found[:8], "little")
+    if found != _data(version):
+        first, rest = version, int.from_bytes(found[-8:], "little")
+        mixed = f", from versions {first} and {rest}" if len(found) == SIZE else ""
+        raise Wrong(f"{when}: {NAME} has {len(found):,} of {SIZE:,} bytes{mixed}",
+                    "Write to another name, and rename when all is there.", code="half_written")
+    if version < saved:
+        raise Wrong(f"{when}: {NAME} is version {version}, although write_whole had returned for "
+                    f"version {saved}", "When it returns, the new version must be there.",
+                    code="save_lost")
+    return version

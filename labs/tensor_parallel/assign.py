@@ -1,0 +1,220 @@
+"""Exercise 7.12: which chunks of a causal sequence each rank of the ring gets."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from labs.exercises.guesses import guessed
+from labs.exercises.numbers import as_list, as_number
+from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.pictures import palette
+from labs.pictures.picture import WIDTH, Picture, canvas
+from labs.pictures.tables import Table
+from labs.tensor_parallel import ring_runs
+from labs.tensor_parallel.attention_blocks import least_makespan, makespan, pairs_by_round
+from labs.tensor_parallel.ring_cases import places_of_chunks
+from labs.words import counted
+from labs.workers import devices
+from labs.workers.launcher import launch
+
+# (chunks, ranks): two for each rank on every number of ranks, and more on some
+CASES = [(2 * ranks, ranks) for ranks in (4, 2, 3, *range(5, 17), 1)]
+CASES += [(4 * ranks, ranks) for ranks in (2, 3, 4, 8)] + [(6 * ranks, ranks) for ranks in (3, 5)]
+_TOKENS = 3  # of a chunk
+
+
+@check("7.12")
+def check_assign(assign: Callable):
+    """assign(chunks, ranks): for each rank the numbers of its chunks; all ranks compute the same
+    number of pairs in every round."""
+    for chunks, ranks in CASES:
+        where = f"{counted(chunks, 'chunk')} on {counted(ranks, 'rank')}"
+        reject_unequal_rounds(as_assignment(assign(chunks, ranks), chunks, ranks, where), where)
+    return ("on 1 to 16 ranks each chunk has one rank, and all ranks compute the same number of "
+            "pairs in every round")
+
+
+def as_assignment(returned, chunks: int, ranks: int, where: str) -> list[list[int]]:
+    """What assign returned, as lists of ints. Raises Wrong unless each rank has equally many chunks
+    and each chunk has one rank."""
+    by_rank = as_list(returned)
+    if by_rank is None or len(by_rank) != ranks:
+        raise Wrong(f"{where}: assign returned {kind_of(returned)}, not one list for each rank",
+                    "For example, [[0, 1], [2, 3]] for 4 chunks on 2 ranks.", code="wrong_type")
+    found = [_numbers(chunk_list, rank, where) for rank, chunk_list in enumerate(by_rank)]
+    times = Counter(chunk for each in found for chunk in each)
+    # A chunk that nobody has is text that is not trained on; one that two ranks have counts twice.
+    for chunk in range(chunks):
+        if times[chunk] != 1:
+            owners = [rank for rank, each in enumerate(found) if chunk in each]
+            raise Wrong(f"{where}: chunk {chunk} is " + (
+                "on no rank" if not owners else f"on ranks {owners}" if len(owners) > 1 else
+                f"on rank {owners[0]} {times[chunk]} times"), "Each chunk has one rank.",
+                        code="chunk_not_assigned_once")
+    if stray := sorted(set(times) - set(range(chunks))):
+        raise Wrong(f"{where}: there is no chunk {stray[0]}", f"They are 0 to {chunks - 1}.",
+                    code="unknown_chunk")
+    # What is passed around the ring must have one size: a receive needs to know it.
+    for rank, each in enumerate(found):
+        if len(each) != chunks // ranks:
+            raise Wrong(f"{where}: rank {rank} has {counted(len(each), 'chunk')}, not "
+                        f"{chunks // ranks}", "All pieces that go round the ring are equally long.",
+                        code="unequal_pieces")
+    return found
+
+
+def _numbers(chunk_list, rank, where) -> list[int]:
+    listed = as_list(chunk_list)
+    numbers = [None] if listed is None else [as_number(chunk) for chunk in listed]
+    if None in numbers or any(number != int(number) for number in numbers):
+        raise Wrong(f"{where}: rank {rank} has {kind_of(chunk_list)}, not a list of chunk numbers",
+                    code="wrong_type")
+    return [int(number) for number in numbers]
+
+
+def reject_unequal_rounds(assignment: list[list[int]], where: str) -> None:
+    """Raises Wrong where one rank computes more pairs in a round than another."""
+    rounds = pairs_by_round(places_of_chunks(assignment, _TOKENS))
+    longer = makespan(rounds) / least_makespan(rounds)
+    # The invariant: in every round, because all wait for the slowest before K and V go on. Equal
+    # sums over all rounds are not enough.
+    for number, by_rank in enumerate(rounds):
+        if max(by_rank) > min(by_rank):
+            slow, fast = by_rank.index(max(by_rank)), by_rank.index(min(by_rank))
+            raise Wrong(f"{where}{_named(assignment)}: in round {number} rank {slow} computes "
+                        f"{max(by_rank)} pairs and rank {fast} {min(by_rank)}; all rounds together "
+                        f"take {longer:.3g} times as long as equal ones",
+                        "A chunk near the end sees almost all keys, one near the beginning almost "
+                        "none: which two together see as many as any other two?",
+                        code="not_balanced")
+
+
+def _named(assignment) -> str:
+    ranks, each = len(assignment), len(assignment[0])
+    if assignment == [list(range(each * rank, each * (rank + 1))) for rank in range(ranks)]:
+        return ", contiguous pieces"
+    if [sorted(chunks) for chunks in assignment] == [
+            list(range(rank, ranks * each, ranks)) for rank in range(ranks)]:
+        return ", round robin"
+    return ""
+
+
+_PICTURE_TOKENS = 6  # of a chunk in the picture of rounds
+_CHUNK = 32  # tokens of a chunk in the table of assignments
+
+
+@shows("7.12")
+def show_rounds(assign: Callable, ring_attention: Callable) -> Picture:
+    """Draws the pairs that each rank computes in each round on 4 ranks, of contiguous pieces and of
+    the student's assignment, counted while the student's ring runs."""
+    ranks, chunks = ring_runs.RANKS, 2 * ring_runs.RANKS
+    mine = as_assignment(assign(chunks, ranks), chunks, ranks, f"{chunks} chunks on {ranks} ranks")
+    contiguous = [[2 * rank, 2 * rank + 1] for rank in range(ranks)]
+    figure, axes = canvas(WIDTH, 6.6, nrows=4, ncols=ranks, height_ratios=[2.1, 1, 2.1, 1])
+    lines, data = [], {}
+    for number, (title, assignment) in enumerate({"contiguous pieces": contiguous,
+                                                  "your assignment": mine}.items()):
+        places = places_of_chunks(assignment, _PICTURE_TOKENS)
+        rounds = ring_runs.measured_rounds(ring_attention, places)
+        data[title] = rounds
+        longer = makespan(rounds) / least_makespan(rounds)
+        guess = guessed("7.12") if assignment is contiguous else None
+        lines.append(f"{title}: {makespan(rounds):,} pairs one after the other, {longer:.2f}x the "
+                     "least possible" + (f"; your guess: {guess:g}x" if guess else ""))
+        most = max(max(max(by_rank) for by_rank in each) for each in data.values())
+        for passed, by_rank in enumerate(rounds):
+            _draw_pairs(axes[2 * number][passed], places, passed)
+            _draw_counts(axes[2 * number + 1][passed], by_rank, most)
+            axes[2 * number][passed].set_title(f"\n\nround {passed}", fontsize=9.5)
+        # not in the layout: it is as wide as all columns
+        axes[2 * number][0].annotate(lines[-1], (0, 1), (0, 26), "axes fraction", "offset points",
+                                     weight="bold", fontsize=10).set_in_layout(False)
+        lines += [f"  round {passed}: pairs of ranks 0 to {ranks - 1}: "
+                  + ", ".join(map(str, by_rank)) for passed, by_rank in enumerate(rounds)]
+    return Picture(figure, "\n".join(lines), data=data)
+
+
+def _draw_pairs(ax, places, passed):
+    """The square of queries (down) and keys (across) in the order of the sequence, with the pairs
+    of this round in the colour of the rank that computes them."""
+    import numpy as np
+    from matplotlib.colors import to_rgb
+
+    ranks, size = len(places), sum(map(len, places))
+    image = np.ones((size, size, 3))
+    image[np.tril_indices(size)] = to_rgb(palette.GRID)
+    for rank, queries in enumerate(places):
+        keys = places[(rank - passed) % ranks]
+        for query in queries.tolist():
+            image[query, [key for key in keys.tolist() if key <= query]] = to_rgb(
+                palette.rank(rank))
+    ax.imshow(image, interpolation="nearest", extent=(0, size, size, 0), aspect="equal")
+    for side in ax.spines.values():
+        side.set_visible(False)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    if passed == 0:
+        ax.set_ylabel("queries", fontsize=9)
+        ax.set_xlabel("keys", fontsize=9)
+
+
+def _draw_counts(ax, by_rank, most):
+    """How many pairs each rank computes in a round."""
+    for rank, pairs in enumerate(by_rank):
+        ax.bar(rank, pairs, width=0.8, color=palette.rank(rank))
+        ax.text(rank, pairs, f"{pairs}", ha="center", va="bottom", fontsize=9)
+    ax.axhline(max(by_rank), color=palette.MUTED, linewidth=0.8, linestyle=(0, (3, 2)))
+    ax.set_ylim(0, 1.3 * most)
+    ax.set_yticks([])
+    ax.set_xticks(range(len(by_rank)))
+    ax.set_xlabel("pairs by rank", fontsize=9)
+
+
+@shows("7.12")
+def show_assignments(assign: Callable) -> Table:
+    """How many times as long as equal rounds the ring takes, by who has which tokens."""
+    counts = (2, 4, 8, 16)
+
+    def longer(assignment, tokens=_CHUNK):
+        rounds = pairs_by_round(places_of_chunks(assignment, tokens))
+        return f"{makespan(rounds) / least_makespan(rounds):.2f}"
+
+    rows = {"contiguous pieces": [longer([[2 * r, 2 * r + 1] for r in range(n)]) for n in counts],
+            "round robin, 2 chunks a rank": [longer([[r, r + n] for r in range(n)])
+                                             for n in counts],
+            "round robin, token by token": [
+                longer([range(r, 2 * n * _CHUNK, n) for r in range(n)], 1) for n in counts],
+            "yours, 2 chunks a rank": [longer(as_assignment(
+                assign(2 * n, n), 2 * n, n, f"{2 * n} chunks on {n} ranks")) for n in counts]}
+    return Table("Pairs on the critical path, as a multiple of the least possible",
+                 ("", *(f"{n} ranks" for n in counts)),
+                 [(name, *numbers) for name, numbers in rows.items()])
+
+
+@shows("7.12")
+def show_ring_in_llama(ring_attention: Callable, assign: Callable) -> Table:
+    """A small Llama of Hugging Face with the student's attention, each rank on its chunks of a
+    text, beside the same model on the whole text."""
+    ranks, chunks = ring_runs.RANKS, 2 * ring_runs.RANKS
+    mine = as_assignment(assign(chunks, ranks), chunks, ranks, f"{chunks} chunks on {ranks} ranks")
+    found = ring_runs.llama_runs(ring_attention, mine)
+    rows = [("tokens of the text", f"{ring_runs.CONTEXT}"), ("tokens on a rank", f"{found.tokens}"),
+            ("loss, mean over all tokens", f"{found.loss:.4f}"),
+            ("largest difference of a logit", f"{found.logits:.0e}"),
+            ("largest difference of a gradient", f"{found.gradients:.0e}")]
+    return Table("A Llama on 4 ranks, compared with one process", ("", ""), rows,
+                 note="The gradients of the weights were summed over ranks, because each rank has "
+                      "other tokens.")
+
+
+@shows("torch's context_parallel")
+def show_context_parallel() -> Table:
+    """What torch's own context_parallel does on this machine, on 2 ranks."""
+    said = launch(ring_runs.torchs_context_parallel, ranks=2, quiet=True)[0]
+    where = devices.plan(2)
+    title = f"context_parallel on 2 ranks, {where.device} with {where.library}"
+    if isinstance(said, str):
+        return Table(title, ("it raised",), [(said,)],
+                     note="It has implementations for CUDA's flash, efficient and cuDNN attention, "
+                          "and none for the CPU's." if where.device == "cpu" else "")
+    return Table(title, ("", ""), [("largest difference from full attention", f"{said[1]:.0e}")],
+                 note="In bfloat16, so that the flash kernel is used.")

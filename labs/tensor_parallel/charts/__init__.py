@@ -1,1 +1,0 @@
-"""What notebook 07a draws."""

@@ -1,1 +1,0 @@
-"""Sequence parallelism: collectives along the sequence, and what a layer sends and keeps."""

@@ -1,1 +1,0 @@
-"""The pictures and tables of notebook 03."""
