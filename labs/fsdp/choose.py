@@ -1,4 +1,5 @@
-"""Exercise 4.3: choose a wrapping by the time that its forward loses."""
+"""Exercise 4.3: choose a wrapping by the time that a forward loses under it: its terms, the
+mistakes that lead to another choice, and the picture of both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""Pictures of sharding: ZeRO-3 against fully_shard, the units of a wrapping and what they wait for,
-gradient accumulation, and meshes."""
+"""What several pictures of notebook 04 share, and those of gradient accumulation and of meshes,
+which belong to no exercise."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

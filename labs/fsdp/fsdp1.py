@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import warnings
-from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
@@ -14,16 +13,15 @@ from labs.exercises.comparison import compare, model_of
 from labs.exercises.gpu_notes import rounds_of
 from labs.exercises.verdicts import shows
 from labs.fsdp import common
+from labs.fsdp.comparisons import draw_wrappings, few_tokens
 from labs.meters.traffic import Mark, Traffic
+from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.training import models, strategies
 from labs.training.presets import Preset
 from labs.workers import devices
 from labs.workers.channel import report
 from labs.workers.launcher import launch
-
-if TYPE_CHECKING:  # ranks import this module, and need no matplotlib
-    from labs.pictures.picture import Picture
 
 RANKS = 2
 WITHOUT_GPU = (" Without a GPU there is no memory to pin and no stream to wait for: CPUOffload "
@@ -172,12 +170,10 @@ def _gathers(traffic) -> tuple[str, str]:
 
 
 @shows("FSDP1's wrapping policies")
-def fsdp1_wrap_policies(preset: Preset) -> "Picture":
+def fsdp1_wrap_policies(preset: Preset) -> Picture:
     """Draws memory and collectives under FSDP1's two wrapping policies. The sizes from which the
     size-based policy makes a module a unit are one that blocks have, and one that their parts
     have."""
-    from labs.fsdp.comparisons import draw_wrappings, few_tokens
-
     with torch.device("meta"):
         block = sum(p.numel() for p in models.blocks(model_of(preset))[0].parameters())
     # From the first on a block is a unit, from the second on its two largest linear layers are.

@@ -1,4 +1,5 @@
-"""Exercise 4.10: the bytes in which gradients travel, under any strategy."""
+"""Exercise 4.10: the bytes in which gradients are communicated, under any strategy; and the rates
+of a node beside those of the same node at a laptop's pace."""
 
 from collections.abc import Callable
 from functools import cache, partial

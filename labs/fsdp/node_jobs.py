@@ -1,6 +1,7 @@
 """The jobs of the billion-parameter lab, at sizes that follow from the prediction for a card: a DDP
 baseline that the card cannot hold, the same model sharded, one that DDP could never hold, then
-checkpointed, then offloaded; and one job on 1, 2, ... GPUs."""
+checkpointed, then offloaded; and one job on 1, 2, ... GPUs. And the seconds of a job's step on a
+node, by `labs.predictions.step_time`, in the four parts that the table and the chart show."""
 
 import math
 from collections.abc import Callable

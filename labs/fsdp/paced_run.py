@@ -1,5 +1,5 @@
 """The jobs of the billion-parameter lab at a laptop's size, on real ranks: memory, calls and bytes
-are real, and seconds are those of a node that is slowed down (`slowed`, `pace`)."""
+are real, and seconds are those of a node that is slowed down (`slowed_node`)."""
 
 import gc
 import time

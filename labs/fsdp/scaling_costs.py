@@ -1,5 +1,5 @@
 """Exercise 4.11: what scaling costs: efficiency, the ratio of communication to computing, and the
-seconds of CPU offload."""
+seconds of CPU offload; and what these formulas say of the billion-parameter lab's jobs."""
 
 from collections.abc import Callable, Sequence
 

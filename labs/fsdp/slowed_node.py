@@ -1,8 +1,10 @@
-"""A node of GPUs, slowed down until CPU ranks keep up with it: its rates, and its links.
+"""A node of GPUs, slowed down until CPU ranks keep up with it: its rates, its links, and computing
+at its pace.
 
 One factor slows what is computed, so that a block of a small model takes the stated seconds; one
 slows all that carries bytes, so that collectives take the same share of computing as the real
-model's do on the real node.
+model's do on the real node. On a rank, each block of a real model takes the seconds that a GPU's
+stream would: the rank sleeps for what the CPU did not need of them.
 """
 
 import math

@@ -185,7 +185,6 @@ def _is_work(one, on_gpu) -> bool:
 def show_own_reader(exposed_seconds: Callable[[str], float], *runs: RecordedRun):
     """Returns a table of recorded steps: the exposed milliseconds that the student's function reads
     from each file, and those that the lab reads."""
-    from labs.fsdp_profiling.exposed_seconds import exposed_in_step
     from labs.pictures.tables import Table  # here, so that a rank does not import what draws
 
     rows = [(run.config.name, trace.rank, f"{1e3 * trace.seconds:.1f}",

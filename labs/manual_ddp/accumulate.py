@@ -1,4 +1,4 @@
-"""Check of exercise 2.9: gradients of unequal micro-batches, synchronized once."""
+"""Exercise 2.9: gradients of unequal micro-batches, synchronized once."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Check of exercise 2.3: gradients averaged by a function, after backward."""
+"""Exercise 2.3: gradients averaged by a function, after backward."""
 
 from collections.abc import Callable
 

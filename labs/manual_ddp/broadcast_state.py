@@ -1,4 +1,4 @@
-"""Check of exercise 2.2: every rank holds rank 0's parameters and buffers."""
+"""Exercise 2.2: every rank holds rank 0's parameters and buffers."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Check of exercise 2.6: how one bucket is reduced."""
+"""Exercise 2.6: how one bucket is reduced."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Check of exercise 2.1: the full batch's gradient from the gradients of its shards."""
+"""Exercise 2.1: the full batch's gradient from the gradients of its shards."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Check of exercise 2.5: how parameters are cut into buckets."""
+"""Exercise 2.5: how parameters are cut into buckets."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Check of exercise 2.4, and the training that exercises 2.4 to 2.8 share: a module that averages
+"""Exercise 2.4, and the training that exercises 2.4 to 2.8 share: a module that averages
 gradients by itself is held to the reference in every step."""
 
 import contextlib

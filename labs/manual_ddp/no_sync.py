@@ -1,4 +1,4 @@
-"""Check of exercise 2.8: gradients that accumulate before they are synchronized."""
+"""Exercise 2.8: gradients that accumulate before they are synchronized."""
 
 import contextlib
 from collections.abc import Callable, Sequence

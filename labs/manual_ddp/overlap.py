@@ -1,4 +1,4 @@
-"""Check of exercise 2.7: each bucket's all-reduce starts as soon as the bucket is complete."""
+"""Exercise 2.7: each bucket's all-reduce starts as soon as the bucket is complete."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

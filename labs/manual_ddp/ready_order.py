@@ -1,4 +1,4 @@
-"""Check of exercise 2.11: buckets rebuilt in the order in which rank 0's gradients became ready."""
+"""Exercise 2.11: buckets rebuilt in the order in which rank 0's gradients became ready."""
 
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
 """The student's modules and torch's DDP, compared. A variant is a function that wraps a model; the
 comparison that all notebooks share trains it as a strategy. Below that, what ranks record of one
-module for the charts.
-"""
+module, and the pictures of exercise 2.10."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -18,7 +17,6 @@ from labs.exercises.guesses import guessed
 from labs.exercises.on_ranks import BATCH, gradients
 from labs.exercises.reference import Step
 from labs.exercises.verdicts import shows
-from labs.manual_ddp import variants
 from labs.manual_ddp.edge_cases import ONLY_RANK_0
 from labs.manual_ddp.make_buckets import judged_buckets
 from labs.meters.trace import Trace
@@ -171,7 +169,7 @@ def show_bytes(compared: Comparison) -> Picture:
 def show_timelines(compared: Comparison, *names: str) -> Picture:
     """Draws one recorded step of the named variants (all, if none is named), on at most three
     ranks: the first, the slowest and the last. It is the step of `show_phases`."""
-    return timelines.by_rank({name: variants.shown_ranks(traces)
+    return timelines.by_rank({name: shown_ranks(traces)
                               for name, traces in _typical_steps(compared, names).items()})
 
 

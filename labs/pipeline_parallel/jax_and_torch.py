@@ -1,4 +1,5 @@
-"""The same block and the same three layouts in torch: the collectives that its own classes call."""
+"""The same block and the same three layouts in torch: the collectives that its own classes call,
+beside JAX's, and who notices a sum that is left out."""
 
 import functools
 from collections.abc import Callable, Sequence

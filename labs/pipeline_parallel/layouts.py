@@ -1,5 +1,6 @@
 """Exercise 7.26: DDP, FSDP and tensor parallelism as PartitionSpecs, judged by what each device
-holds and by the collectives of the compiled program."""
+holds and by the collectives of the compiled program; and the picture of which device holds which
+piece of each array."""
 
 import math
 import textwrap

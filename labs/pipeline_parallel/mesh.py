@@ -1,4 +1,5 @@
-"""Exercises 7.21 and 7.22: where a rank is in a mesh, who is in its group; a table's wrong row."""
+"""Exercise 7.21: where a rank is in a mesh, and who is in its group; and the picture of which nodes
+its groups are on."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""Runs any legal schedule on ranks, and records when each action ran and what was in flight."""
+"""Runs any legal schedule on ranks, and records when each action ran and what was in flight. A
+stage's backward of one micro-batch runs whole, or in two parts: the gradient of the input first,
+which the stage before waits for, and the gradients of the weights whenever there is time."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     # isort: split
     # part 2: efficiency
     from labs.meters.trace import subtract, total_seconds, union
-    from labs.scaling.divide_lost_time import check_divide_lost_time, show_lost_time
+    from labs.scaling.divide_lost_time import check_divide_lost_time
     from labs.scaling.efficiency import check_efficiency, show_scaling
-    from labs.scaling.lost_time_runs import record_lost_time
+    from labs.scaling.lost_time_runs import record_lost_time, show_lost_time
     from labs.scaling.scaling_runs import measure_scaling
     # isort: split
     # part 3: two hosts

@@ -18,7 +18,6 @@ from labs.predictions import hardware
 from labs.predictions.efficiency import six_nd
 from labs.predictions.hardware import GPUS
 from labs.predictions.prices import MACHINES, Machine, hourly
-from labs.scaling import claim
 
 NAMES = ("how many times too few", "days", "dollars")
 SCALES = ("thousand", "million", "billion", "trillion", "quadrillion", "quintillion", "sextillion",
@@ -195,12 +194,12 @@ def _named(case) -> str:
 @shows("6.13")
 def show_claim(judge_claim: Callable, mfu: float = 0.4, name: str = "Lambda 8x A100-80") -> Table:
     """Returns a table of the printed FLOPs and the right ones: the days and dollars of each."""
-    machine, slip = MACHINES[name], claim.SLIP
+    machine, slip = MACHINES[name], SLIP
     peak = hardware.gpu(machine.gpu).flops
-    factor, days, dollars = require_numbers(judge_claim(slip, machine, peak, mfu), claim.NAMES,
+    factor, days, dollars = require_numbers(judge_claim(slip, machine, peak, mfu), NAMES,
                                             str(slip))
-    require_positive(factor, f"{slip}, {claim.NAMES[0]}")
-    printed = claim.printed_flops(slip)
+    require_positive(factor, f"{slip}, {NAMES[0]}")
+    printed = printed_flops(slip)
     rows = [("as printed: 84 quintillion", f"{printed:.1e}", f"{days / factor:,.2f}",
              f"{dollars / factor:,.0f}"),
             ("right: 84 sextillion", f"{printed * factor:.1e}", f"{days:,.0f}",

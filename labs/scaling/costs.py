@@ -1,4 +1,5 @@
-"""Exercise 6.12: tokens per dollar, and dollars per billion tokens."""
+"""Exercise 6.12: tokens per dollar, and dollars per billion tokens; the pictures of prices, of
+costs by machine, and of what a budget trains."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +25,6 @@ from labs.predictions.efficiency import flops_per_token
 from labs.predictions.memory import predict
 from labs.predictions.prices import MACHINES, Machine, hourly
 from labs.predictions.reported_runs import ReportedRun, efficiency_of, reported_runs
-from labs.scaling import costs as cost_check
 from labs.training import hf_configs
 from labs.training.memory_categories import GB
 
@@ -211,7 +211,7 @@ def _per_billion(costs, rate, machine) -> float:
 def both_costs(costs, rate, machine, name) -> tuple[float, ...]:
     """The student's two numbers, which are above 0."""
     return tuple(require_positive(number, f"{name}, {what}") for number, what in zip(
-        require_numbers(costs(rate, machine), cost_check.NAMES, name), cost_check.NAMES,
+        require_numbers(costs(rate, machine), NAMES, name), NAMES,
         strict=True))
 
 

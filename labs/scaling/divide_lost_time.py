@@ -1,29 +1,21 @@
 """Exercise 6.4: where the time of a step goes, and what it loses against one rank alone."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
-
-from matplotlib.axes import Axes
 
 from labs.exercises.numbers import (
     Cause,
     judge_number,
     require_named,
-    require_positive,
     require_signature,
 )
-from labs.exercises.verdicts import check, shows
+from labs.exercises.verdicts import check
 from labs.meters import lost_time
-from labs.meters.lost_time import LOADER, PARTS, last_begins, lost_seconds, parts_of_step
-from labs.meters.metrics import Metric
+from labs.meters.lost_time import LOADER, PARTS, last_begins, lost_seconds
 from labs.meters.trace import Trace, subtract, total_seconds, union
-from labs.meters.typical_step import require_typical
-from labs.pictures import marks, palette
-from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.scaling import lost_time_runs, lost_time_traces
-from labs.scaling.lost_time_runs import RunsOnRanks
 from labs.workers import devices
 
 _HINTS = {
@@ -286,79 +278,3 @@ def _causes_of_loss(part, run, alone) -> Iterator[Cause]:
                     "most \"waiting\"? What computing hides is not waiting.")
     yield Cause("rank_waits_least", least[part] - single, "that is of the rank that waits least",
                 "What the slow rank takes longer for shows on the others.")
-
-
-_COLOURS = {"communication": palette.PHASES["exposed"], "waiting": palette.RANK_WAITS,
-            "data loading": palette.RUNS[1], "computing": palette.RUNS[2]}
-_NAMES = {"communication": "exposed communication", "waiting": "waiting for the slowest",
-          "data loading": "data loading", "computing": "computing"}
-
-
-@shows("6.4")
-def show_lost_time(runs: RunsOnRanks, divide_lost_time: Callable) -> Picture:
-    """Draws a waterfall for each run: from N times the throughput of one rank, down by what each
-    part loses, to the throughput of the run. In percent of N times: a step of T seconds of which a
-    part loses t has lost t/T of what N ranks could do."""
-    require_typical({name: runs.step_and_usual(name) for name in runs.usual},
-                    "the cell that recorded them")
-    note = runs.note()
-    figure, axes = canvas(WIDTH, 3.5 + marks.NOTE_LINE * bool(note), ncols=len(runs), sharey=True,
-                          squeeze=False)
-    figure.get_layout_engine().set(wspace=0.04)
-    words, metrics = [], []
-    [alone] = [sum(parts_of_step(runs.alone, 0).values())]
-    gains = False
-    for ax, (name, run) in zip(axes[0], runs.items(), strict=True):
-        lost = require_named(divide_lost_time(list(run), list(runs.alone)), PARTS,
-                             f"{name}: divide_lost_time")
-        step = require_positive(alone + sum(lost.values()), f"{name}: a step")
-        _draw_waterfall(ax, {part: 100 * lost[part] / step for part in PARTS}, 100 * alone / step)
-        gains = gains or min(lost.values()) < -0.005 * step  # shown as more than 0 %
-        ax.set_title(f"{name}\n{1e3 * step:,.0f} ms a step", fontsize=9.5, loc="left")
-        metrics += [Metric(f"{name}: {_NAMES[part]}", lost[part], "s") for part in PARTS]
-        metrics.append(Metric(f"{name}: efficiency", alone / step, ""))
-        words.append(f"{name}: a step of {1e3 * step:.1f} ms, efficiency {alone / step:.0%}; " +
-                     ", ".join(f"{_NAMES[part]} {1e3 * lost[part]:+.1f} ms" for part in PARTS))
-    ranks = len(next(iter(runs.values())))
-    marks.name_rows(axes[0][0], [f"{ranks} × one rank alone", *(_NAMES[part] for part in PARTS),
-                                 "efficiency of the run"], size=9.5)
-    marks.note_below(figure, f"percent of {ranks} times the throughput of one rank, which takes "
-                     f"{1e3 * alone:,.0f} ms for a step" + "; outlined: a gain" * gains
-                     + f"\n{note}" * bool(note))
-    return Picture(figure, "\n".join([f"one rank alone: a step of {1e3 * alone:.1f} ms", *words,
-                                      *filter(None, [note])]), data=runs, metrics=metrics)
-
-
-def _draw_waterfall(ax: Axes, lost: Mapping[str, float], efficiency: float) -> None:
-    """lost: part -> percent, together 100 less the efficiency; below 0 it is gained."""
-    left, right = 100.0, 100.0
-    ax.barh(0, 100, height=marks.BAR, color=palette.BORDER)
-    for row, (part, percent) in enumerate(lost.items(), 1):
-        ax.vlines(left, row - 1, row, color=palette.MUTED, linewidth=0.8)
-        ax.barh(row, -percent, left=left, height=marks.BAR, edgecolor=_COLOURS[part],
-                facecolor=palette.PAPER if percent < 0 else _COLOURS[part])
-        left -= percent
-        right = max(right, left)
-        text = marks.with_minus(f"{-percent:+z.0f} %")
-        ends = sorted((left, left + percent))
-        _write(ax, row, *ends, "0 %" if text[1:] == "0 %" else text,
-               palette.PAPER if percent < 0 else _COLOURS[part])
-    ax.vlines(left, len(lost), len(lost) + 1, color=palette.MUTED, linewidth=0.8)
-    ax.barh(len(lost) + 1, efficiency, height=marks.BAR, color=palette.PLAIN)
-    _write(ax, len(lost) + 1, 0, efficiency, f"{efficiency:.0f} %", palette.PLAIN)
-    ax.set_xlim(0, right)
-    ax.set_xticks([0, 50, 100])
-    for label, side in zip(ax.get_xticklabels(), ("left", "center", "right"), strict=True):
-        label.set_horizontalalignment(side)  # or the ends of two panels would touch
-
-
-def _write(ax, row, begin, end, text, colour) -> None:
-    """In a bar that is long enough, else right of it, or left of it where there is no room."""
-    if end - begin > 42:
-        ax.text((begin + end) / 2, row, text, ha="center", va="center", fontsize=9,
-                color=palette.text_on(colour))
-        return
-    right = end < 60
-    ax.annotate(text, (end if right else begin, row), ha="left" if right else "right",
-                va="center", xytext=(4 if right else -4, 0), textcoords="offset points",
-                fontsize=9, color=palette.INK, **marks.ON_PAPER)

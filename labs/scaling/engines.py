@@ -1,5 +1,5 @@
 """The same fine-tuning under Accelerate and DeepSpeed, and on one device: what each rank holds and
-sends in a step, and how fast it is."""
+sends in a step, how fast it is, and the table of that."""
 
 import gc
 import json

@@ -1,5 +1,5 @@
 """What a single process computes on the batches that a run's ranks have drawn: the reference for
-train.py, whose model, optimizer and schedule it shares."""
+train.py, whose model, optimizer and schedule it shares, and for job.py."""
 
 import math
 from dataclasses import dataclass

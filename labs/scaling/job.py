@@ -1,4 +1,5 @@
-"""Check of exercise 6.15: job.py, written from nothing, on ranks as torchrun starts them."""
+"""Exercise 6.15: job.py, written from nothing, on ranks as torchrun starts them: its samples, its
+updates, and what it shards."""
 
 import math
 from collections.abc import Callable, Iterator

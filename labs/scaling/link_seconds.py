@@ -1,4 +1,5 @@
-"""Exercise 6.5: bytes of a ring all-reduce on a host's link, and its seconds."""
+"""Exercise 6.5: bytes of a ring all-reduce on a host's link, and its seconds; and the pictures of
+what the kernel counted and the clock measured, beside the formulas."""
 
 from collections.abc import Callable
 from dataclasses import astuple, dataclass

@@ -1,5 +1,7 @@
 """Batches of prompts and answers of different lengths, as supervised fine-tuning has them: only the
-tokens of an answer count in the loss."""
+tokens of an answer count in the loss. And what every rank's every micro-batch adds to one optimizer
+step on them, computed by a single process: the reference, and the numbers that common mistakes lead
+to."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,5 @@
-"""Writes the record: a folder `experiments/DATE-MACHINE` that is there as a whole or not at all."""
+"""Writes the record: a folder `experiments/DATE-MACHINE` that is there completely or not at all;
+and the table of what a written one says."""
 
 import contextlib
 import html

@@ -1,4 +1,5 @@
-"""The README of a record."""
+"""The pages of a record, as Markdown: the README, and notes on the papers of ZeRO and FSDP with
+questions, where the answer stands, the student's own numbers, and blank lines."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,5 @@
-"""What this session's checks and pictures have shown, sorted for the record."""
+"""What this session's checks and pictures have shown, sorted for the record; the machine and the
+versions, and the name of the record's folder."""
 
 import platform
 import re

@@ -14,7 +14,6 @@ from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.predictions.prices import MACHINES, Machine
 from labs.predictions.spot import billed_hours, break_even_rate, expected_hours, first_order_rates
-from labs.scaling import spot_costs as spot_check
 from labs.words import times
 
 NAMES = ("expected dollars", "break-even rate")
@@ -275,7 +274,7 @@ def _break_even(machine, setting) -> float:
 def _spot(spot_costs, machine, rate, setting) -> tuple[float, ...]:
     """The student's (dollars of one hour of training, break-even rate)."""
     return require_numbers(spot_costs(1, machine.dollars, machine.spot, rate, *setting),
-                           spot_check.NAMES, f"{rate:.3g} interruptions an hour")
+                           NAMES, f"{rate:.3g} interruptions an hour")
 
 
 def _spot_legend() -> list:

@@ -1,4 +1,6 @@
-"""The pictures of part 4: utilization of runs, and predicted against published step times."""
+"""The pictures of exercise 6.10: predicted against published step times, and whether overlap
+explains the difference: errors by the share of the step in which computing could hide
+communication."""
 
 import copy
 import functools

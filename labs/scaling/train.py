@@ -1,4 +1,5 @@
-"""Check of exercise 6.1: train.py, started on ranks as torchrun does it."""
+"""Exercise 6.1: train.py, started on ranks as torchrun does it: its samples, its updates, and what
+it reports."""
 
 import math
 import re

@@ -1,4 +1,5 @@
-"""Exercise 0.2: an all-reduce from two halves, and pictures of the ring."""
+"""Exercise 0.2: an all-reduce from two halves; and the picture of a ring that does both, step by
+step."""
 
 from collections.abc import Callable
 from itertools import pairwise

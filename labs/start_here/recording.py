@@ -1,7 +1,5 @@
 """Runs the student's functions on ranks, and records what each rank held and which collectives it
 called.
-
-Nothing here or in what it imports draws: a rank would take half a second to load matplotlib.
 """
 
 import contextlib
@@ -20,7 +18,6 @@ from labs.exercises.on_ranks import WORLD_SIZES, patience
 from labs.exercises.verdicts import Wrong
 from labs.meters.collective_hooks import IssuedCollective
 from labs.meters.traffic import CollectiveCall, Traffic
-from labs.start_here import recording
 from labs.start_here.return_values import require_fitting_output, require_tensor, wrong_on_rank
 from labs.start_here.scaffold import ring_all_reduce
 from labs.workers import devices
@@ -272,11 +269,11 @@ RETURNS_NONE = {"NoneType": "A collective writes into its tensor and returns Non
                             "line of its own, then use the tensor."}
 
 
-def try_on_ranks(answer, tensors) -> Iterator[list[recording.Tried]]:
+def try_on_ranks(answer, tensors) -> Iterator[list[Tried]]:
     """What each rank did with its tensor: for each tensor, on each number of ranks."""
-    for number in range(recording.TENSORS):
+    for number in range(TENSORS):
         for ranks in WORLD_SIZES:
-            yield recording.run_answer(recording.try_tensor, answer, tensors, number, ranks=ranks)
+            yield run_answer(try_tensor, answer, tensors, number, ranks=ranks)
 
 
 def first_number(tensor) -> str:

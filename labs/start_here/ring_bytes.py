@@ -1,4 +1,4 @@
-"""Exercise 0.3: the bytes that each rank of a ring sends."""
+"""Exercise 0.3: the bytes that each rank of a ring sends, by formula and counted."""
 
 from collections.abc import Callable
 

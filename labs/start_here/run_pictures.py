@@ -1,4 +1,5 @@
-"""What the notebook draws from real runs: who holds what, the ring, what became of each rank."""
+"""What the notebook draws of any function that it runs on ranks: which pieces each rank holds, and
+the exit status of each rank."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Check of exercise 0.5: a script that starts its own ranks, run as a terminal would run it."""
+"""Exercise 0.5: a script that starts its own ranks, run as a terminal would run it."""
 
 import contextlib
 import re

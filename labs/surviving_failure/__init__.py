@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from labs.workers.devices import random_states, set_random_states
     # isort: split
     # part B: whole checkpoints
-    from labs.surviving_failure.checkpoints import check_checkpoints, show_damage, show_kills
+    from labs.surviving_failure.checkpoints import check_checkpoints, show_damage
+    from labs.surviving_failure.crash_series import show_kills
     from labs.surviving_failure.scaffold import MANIFEST, digest, shard_file, step_folder, to_bytes
     from labs.surviving_failure.write_whole import check_write_whole
     # isort: split

@@ -1,4 +1,5 @@
-"""Exercise 8.5: a checkpoint that is written while the job goes on."""
+"""Exercise 8.5: a checkpoint that is written while the job goes on, and the host's memory that it
+takes in flight and after it."""
 
 import copy
 import io

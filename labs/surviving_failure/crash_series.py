@@ -9,11 +9,19 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from matplotlib.lines import Line2D
 
 from labs.exercises.generator import new_generator
+from labs.exercises.guesses import guessed
+from labs.exercises.verdicts import shows
+from labs.pictures import marks, palette
+from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.surviving_failure.crash_jobs import kill_rank, start_clock
 from labs.surviving_failure.damage import DAMAGES, STEPS, Damage
+from labs.words import counted
+from labs.workers import processes
 from labs.workers.launcher import launch
+from labs.workers.progress import progress_bar
 
 RANKS = 2
 SIZE = 500_000  # numbers of a rank's tensor
@@ -167,3 +175,72 @@ def _save_three(save_checkpoint, folder):
         rank = dist.get_rank()
         state = {"step": step, "weight": torch.arange(10_000.0) + 100 * step + rank}
         save_checkpoint(folder, step, state, dist.group.WORLD)
+
+
+SHOWN_KILLS = 30
+# What was found after a kill -> its mark and colour.
+_OUTCOMES = {"the step that was being saved": ("s", palette.RUNS[1]),
+             "the step before": ("o", palette.RANKS[0]),
+             "lost": ("X", palette.RANK_FAILED)}
+
+
+@shows("8.4")
+def show_kills(save_checkpoint: Callable, newest_checkpoint: Callable) -> Picture:
+    """Kills a job of two ranks while it saves, 30 times with the student's functions and 30 times
+    with torch.save over the last file, and draws when, and what was found afterwards."""
+    savers = (students(save_checkpoint, newest_checkpoint),
+              over_the_last())
+    with processes.temporary_folder() as folder, progress_bar(total=len(savers) * SHOWN_KILLS,
+                                                              desc="kills", unit="") as bar:
+        runs = {saver.name: _all_kills(saver, Path(folder, f"saver_{number}"), bar)
+                for number, saver in enumerate(savers)}
+    figure, axes = canvas(WIDTH, 4.3, ncols=2, sharey=True)
+    for ax, (name, kills) in zip(axes, runs.items(), strict=True):
+        _draw_kills(ax, kills)
+        ax.set_title(f"{name}:\n{_lost(kills)} of {SHOWN_KILLS} lost", fontsize=10, loc="left")
+        ax.set_xlabel("ms since the save began")
+    axes[0].set_ylabel("kill")
+    axes[0].invert_yaxis()
+    marks.legend_above(figure, [Line2D([], [], linestyle="", marker=marker, color=colour,
+                                       markersize=7, label=name if name == "lost" else
+                                       f"{name} was found")
+                                for name, (marker, colour) in _OUTCOMES.items()])
+    guess, (_, naive) = guessed("8.4"), runs.values()
+    note = "" if guess is None else (f"You guessed {guess:g} lost by torch.save over the last "
+                                     f"file; it lost {_lost(naive)}.")
+    marks.note_below(figure, note)
+    words = [f"{name}: {counted(SHOWN_KILLS, 'kill')} while it saved, {_lost(kills)} lost; found: "
+             + ", ".join(f"{sum(_outcome(kill) == outcome for kill in kills)} {outcome}"
+                         for outcome in _OUTCOMES)
+             for name, kills in runs.items()]
+    return Picture(figure, "\n".join([*words, *filter(None, [note])]), data=(runs, guess))
+
+
+def _all_kills(saver, folder, bar) -> list[Kill]:
+    found = []
+    for kill in kills(saver, folder, SHOWN_KILLS):
+        found.append(kill)
+        bar.update()
+    return found
+
+
+def _outcome(kill) -> str:
+    if kill.is_lost:
+        return "lost"
+    return "the step before" if (kill.found or 0) < kill.step else "the step that was being saved"
+
+
+def _lost(kills) -> int:
+    return sum(kill.is_lost for kill in kills)
+
+
+def _draw_kills(ax, kills):
+    for outcome, (marker, colour) in _OUTCOMES.items():
+        places = [(1000 * kill.seconds, number) for number, kill in enumerate(kills, 1)
+                  if _outcome(kill) == outcome]
+        if places:  # an empty line outside the axes would spoil the layout
+            ax.plot(*zip(*places, strict=True), marker, color=colour, markersize=6.5, linestyle="",
+                    clip_on=False)
+    ax.set_xlim(left=0)
+    ax.set_yticks([1, 10, 20, SHOWN_KILLS])
+    ax.grid(axis="x", color=palette.GRID)

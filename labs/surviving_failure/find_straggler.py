@@ -1,7 +1,9 @@
-"""Synthetic timings of jobs in which one rank, its data or the link becomes slow, or nothing does.
+"""Exercise 8.11: which rank is slow, and why, by the timings of all ranks: synthetic ones, recorded
+ones, and the picture of these.
 
-A rank loads and computes; then its collectives begin, and end on all ranks at once, when the last
-rank has come and the bytes are moved. So all ranks have the same step, whoever is slow.
+In a synthetic job one rank, its data or the link becomes slow, or nothing does. A rank loads and
+computes; then its collectives begin, and end on all ranks at once, when the last rank has come and
+the bytes are moved. So all ranks have the same step, whoever is slow.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Flips bits while 4 ranks train, and tells who notices: the loss, digests of replicas, norms of
+"""Flips bits while 4 ranks train, and shows who notices: the loss, digests of replicas, norms of
 gradients, a second computation, or a digest of what must not change."""
 
 import copy
@@ -21,7 +21,6 @@ from labs.meters.traffic import Traffic
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
-from labs.surviving_failure import flips
 from labs.surviving_failure.scaffold import digest, flip_bit, tensor_bytes
 from labs.training import data, loop, models
 from labs.workers import devices
@@ -245,14 +244,14 @@ def show_flips(find_corrupt: Callable) -> Picture:
     """Draws by how much each bit of one weight of one replica, flipped, changes the mean loss of
     the next steps, beside its change from one batch to the next, and whether find_corrupt
     names the replica after these steps."""
-    with status(f"flipping {len(flips.BITS)} bits on {flips.RANKS} ranks"):
-        flipped = flips.flip_every_bit(find_corrupt)
+    with status(f"flipping {len(BITS)} bits on {RANKS} ranks"):
+        flipped = flip_every_bit(find_corrupt)
     plain = flipped.losses[None]
     usual = max(abs(after / before - 1)
                 for before, after in zip(plain, plain[1:], strict=False))
     changes = {bit: max(_change(loss, before) for loss, before in
-                        zip(flipped.losses[bit], plain, strict=True)) for bit in flips.BITS}
-    named = [bit for bit in flips.BITS if [flips.CORRUPT] in flipped.found[bit].values()]
+                        zip(flipped.losses[bit], plain, strict=True)) for bit in BITS}
+    named = [bit for bit in BITS if [CORRUPT] in flipped.found[bit].values()]
     shown = [bit for bit, change in changes.items() if not change <= usual]
     figure, ax = canvas(WIDTH, 3.5)
     ax.axhspan(_LEAST, usual, color=palette.GRID, zorder=0)
@@ -284,19 +283,19 @@ def _set_axes(ax):
     ax.set_yticks([1e-7, 1e-4, 1e-1], ["1e-7", "1e-4", "0.1"])
     ax.set_xticks([0, 10, 22, 30, 31], ["0", "10", "22", "30", "31\nsign"])
     ax.set_xlabel("bit of a float32 weight: 0 to 22 mantissa, 23 to 30 exponent")
-    ax.set_ylabel(f"largest relative change\nof the loss in {flips.AFTER} steps")
+    ax.set_ylabel(f"largest relative change\nof the loss in {AFTER} steps")
 
 
 def _words(flipped, usual, shown, named) -> list[str]:
     guess = guessed("8.10")
     yours = f" (your guess: {guess:g})" if guess is not None else ""
     return [
-        f"{flips.RANKS} replicas, one bit of one weight flips on rank {flips.CORRUPT}; the weight "
+        f"{RANKS} replicas, one bit of one weight flips on rank {CORRUPT}; the weight "
         f"was {flipped.weights[None]:.4g}",
         f"bits that change the loss by more than the next batch does, {usual:.0%}: "
         f"{len(shown)} of {len(flipped.weights) - 1}{yours}: {_list(shown)}",
-        f"bits after which find_corrupt names the rank, {flips.AFTER} steps later: {len(named)}; "
-        f"all replicas are equal after bits {_list(set(flips.BITS) - set(named))}",
+        f"bits after which find_corrupt names the rank, {AFTER} steps later: {len(named)}; "
+        f"all replicas are equal after bits {_list(set(BITS) - set(named))}",
         f"one call: {1e3 * flipped.seconds:.0f} ms, a step {1e3 * flipped.step_seconds:.0f} ms; a "
         f"rank gives {flipped.sent:,} bytes, its replica has {flipped.model:,}"]
 
@@ -308,12 +307,12 @@ def _list(bits) -> str:
 @shows("8.10")
 def show_gradient_flips(find_corrupt: Callable) -> Table:
     """Who notices a flip in a parameter, in the averaged gradient, and in a rank's own."""
-    with status(f"flipping bits of gradients on {flips.RANKS} ranks"):
-        found = flips.flip_gradients(find_corrupt)
+    with status(f"flipping bits of gradients on {RANKS} ranks"):
+        found = flip_gradients(find_corrupt)
     rows = [(place, "differ" if differ else "equal", _said(said),
              "ten times" if is_odd else "as others", "differ" if second else "equal")
             for place, (differ, said, is_odd, second) in found.items()]
-    return Table(f"A bit flips on rank {flips.CORRUPT} of {flips.RANKS}, in its", (
+    return Table(f"A bit flips on rank {CORRUPT} of {RANKS}, in its", (
         "", "replicas", "find_corrupt", "norm of its own gradient", "gradient computed twice"),
         rows, left=1)
 
@@ -321,12 +320,12 @@ def show_gradient_flips(find_corrupt: Callable) -> Table:
 @shows("8.10")
 def show_layouts(find_corrupt: Callable) -> Table:
     """Who notices a flip of a parameter, by layout and by the moment at which it happens."""
-    with status(f"three layouts on {flips.RANKS} ranks"):
-        found = flips.flip_in_layouts(find_corrupt)
+    with status(f"three layouts on {RANKS} ranks"):
+        found = flip_in_layouts(find_corrupt)
     rows = [(layout, when, "no replica" if said is None else _said(said),
              f"rank {changed[0]}" if changed else "nothing")
             for (layout, when), (said, changed) in found.items()]
-    return Table(f"A parameter of rank {flips.CORRUPT} is corrupt", (
+    return Table(f"A parameter of rank {CORRUPT} is corrupt", (
         "layout", "since when", "find_corrupt", "own digest, after a step and before the next"),
         rows, left=2)
 

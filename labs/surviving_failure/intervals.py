@@ -1,5 +1,5 @@
-"""The pictures of part E: what an interval between two saves costs, where formulas are too rough,
-and which share of its time a large job keeps."""
+"""The pictures of exercise 8.7: what an interval between two saves costs, and where formulas are
+too rough."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

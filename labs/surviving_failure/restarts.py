@@ -1,4 +1,5 @@
-"""What torchrun's agent logs of a restart, where the variable LOGLEVEL is INFO."""
+"""What torchrun's agent logs of a restart, where the variable LOGLEVEL is INFO, and how long the
+restart took by that and by what the script noted."""
 
 import re
 from collections.abc import Sequence

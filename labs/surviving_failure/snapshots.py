@@ -15,7 +15,6 @@ from labs.exercises.verdicts import shows
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
-from labs.surviving_failure import snapshots
 from labs.surviving_failure.scaffold import to_bytes
 from labs.surviving_failure.slow_disk import HeldDisk, resident_bytes
 from labs.workers import devices, processes
@@ -126,11 +125,11 @@ def show_snapshot_memory(saver_class: Callable) -> Picture:
     """Draws the host's memory that four ways of saving take while a save is in flight, and after
     it, beside one snapshot."""
     with processes.temporary_folder() as folder:
-        found = snapshots.measure_snapshots(saver_class, Path(folder))
+        found = measure_snapshots(saver_class, Path(folder))
     in_flight, after = ([max(0, round(size, -6)) for size in sizes] for sizes in zip(
         *((held.in_flight, held.after) for held in found.values()), strict=True))
     colour = palette.MEMORY["buffers"]
-    panels = [Panel("a save is in flight", "MB", in_flight, 1e6, [snapshots.SIZE] * len(found),
+    panels = [Panel("a save is in flight", "MB", in_flight, 1e6, [SIZE] * len(found),
                     colour=colour),
               Panel("it is done", "MB", after, 1e6, colour=colour)]
     return side_by_side(list(found), panels)

@@ -1,5 +1,5 @@
 """How long each step of a job takes that saves to a slow disk: synchronously, with the student's
-class, and with torch's own asynchronous saving."""
+class, and with torch's own asynchronous saving; and the picture of it."""
 
 import statistics
 import time
@@ -19,7 +19,6 @@ from labs.exercises.verdicts import shows
 from labs.meters.typical_step import require_typical
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
-from labs.surviving_failure import stalls
 from labs.surviving_failure.scaffold import to_bytes
 from labs.surviving_failure.slow_disk import SlowDisk
 from labs.training import data, models
@@ -189,9 +188,9 @@ _PLAIN, _SAVING = palette.BORDER, palette.PHASES["exposed"]
 def show_stalls(saver_class: Callable, write_whole: Callable) -> Picture:
     """Draws the time of each step of a job of two ranks that saves to a slow disk in three ways."""
     with processes.temporary_folder() as folder, status("three ways to save"):
-        found = stalls.measure_stalls(saver_class, write_whole, Path(folder))
+        found = measure_stalls(saver_class, write_whole, Path(folder))
     # Of the synchronous way only: beside another one a thread saves, which may cost the job time.
-    require_typical({"a step without a save": (found.plain(stalls.SYNCHRONOUS), found.step)},
+    require_typical({"a step without a save": (found.plain(SYNCHRONOUS), found.step)},
                     "this cell")
     figure, axes = canvas(WIDTH, 4.9, nrows=3, sharex=True, sharey=True)
     for ax, (way, seconds) in zip(axes, found.seconds.items(), strict=True):
@@ -200,10 +199,10 @@ def show_stalls(saver_class: Callable, write_whole: Callable) -> Picture:
                      fontsize=10, loc="left")
     axes[1].set_ylabel("ms")
     axes[-1].set_xlabel("step")
-    guess, share = guessed("8.5"), found.stall(stalls.STUDENTS) / found.stall(stalls.SYNCHRONOUS)
+    guess, share = guessed("8.5"), found.stall(STUDENTS) / found.stall(SYNCHRONOUS)
     handles = [Patch(color=_PLAIN, label="step"), Patch(color=_SAVING, label="step with a save")]
     if guess is not None:
-        at = 1000 * (found.step + guess / 100 * found.stall(stalls.SYNCHRONOUS))
+        at = 1000 * (found.step + guess / 100 * found.stall(SYNCHRONOUS))
         axes[1].axhline(at, color=palette.GUESSED, linestyle=(0, (3, 2)))
         handles.append(Line2D([], [], color=palette.GUESSED, linestyle=(0, (3, 2)),
                               label=f"your guess: {guess:g} % of the stall is left"))
@@ -221,7 +220,7 @@ def show_stalls(saver_class: Callable, write_whole: Callable) -> Picture:
 def _draw_steps(ax, seconds):
     places = range(1, len(seconds) + 1)
     ax.bar(places, [1000 * each for each in seconds], width=0.8,
-           color=[_PLAIN if place % stalls.EVERY else _SAVING for place in places])
+           color=[_PLAIN if place % EVERY else _SAVING for place in places])
     ax.set_xlim(0, len(seconds) + 1)
     ax.grid(axis="y", color=palette.GRID)
     ax.set_axisbelow(True)

@@ -1,11 +1,17 @@
 """Attention of some queries to some keys, forward and backward: what ring attention computes in one
-round.
+round; and how many pairs of query and key that is on each rank.
 
 Shapes: q (batch, heads, queries, d); k, v (batch, key and value heads, keys, d), where query heads
 share key and value heads in equal groups, as in Llama; visible (queries, keys), True where a query
 sees a key. Source of the two passes: Dao, "FlashAttention-2" (arXiv 2307.08691), section 3.1; of
 passing blocks around: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers" (arXiv
 2310.01889).
+
+A causal kernel computes the pairs in which the key is not after the query, so they are what a round
+costs; the round is over when the rank with most of them is done. In round k a rank has the keys of
+the rank k places before it. Source of the balanced assignment: Brandon et al., "Striped Attention"
+(arXiv 2311.09431), and the head-tail pairing of Llama 3's context parallelism (arXiv 2407.21783,
+section 3.3.2).
 """
 
 import math

@@ -1,4 +1,5 @@
-"""Exercise 7.6: clipping by a norm to which each rank has a part, and of which it shares a part."""
+"""Exercise 7.6: clipping by a norm to which each rank has a part, and of which it shares a part:
+first by itself, then while a Llama is trained of which everything but the norms is sharded."""
 
 import copy
 from collections.abc import Callable

@@ -1,10 +1,19 @@
 """Three ways of attention over a sequence whose tokens are divided among ranks: what a rank sends,
-by formula and measured, and its peak.
+by formula and measured, its peak, and which way exposes least communication for the heads of
+published models.
 
 GATHER: K and V of all ranks come before the attention (Llama 3, arXiv 2407.21783, section 3.3.2;
 torch's default). RING: they come one piece at a time (Liu, Zaharia, Abbeel, arXiv 2310.01889).
 ULYSSES: an all-to-all gives each rank all tokens of some heads, a second one gives them back
 (Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509).
+
+The choice is by formula, of one layer, forward and backward, in 16 bits, batch 1, causal, with
+equal work on all ranks. A rank sends what `predicted_sent` says. Gathering and the exchange of
+heads are over before the attention begins, so all of it is exposed; a ring's pass runs beside the
+block before it, and only what takes longer shows. A head's forward takes 4·d FLOPs for each visible
+pair, backward 2.5 times that, because a kernel that keeps no scores computes them again (Dao,
+"FlashAttention-2", arXiv 2307.08691, section 3.1). Left out: latency, and that small blocks are
+slower.
 """
 
 from collections.abc import Callable
@@ -23,7 +32,6 @@ from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.predictions.traffic import passes
 from labs.start_here.recording import run, where_messages_pass
-from labs.tensor_parallel import context_parallel
 from labs.tensor_parallel.attention_blocks import TILE, in_tiles
 from labs.tensor_parallel.ring_cases import (
     BYTES,
@@ -289,9 +297,9 @@ def show_context_parallel_choice() -> Table:
     """A table of what each way sends, what it exposes and what it has of K and V, for one layer of
     published models."""
     rows = []
-    for case in context_parallel.CASES:
+    for case in CASES:
         found = [cost and (cost.sent / 1e6, 100 * cost.exposed / case.seconds, cost.keys / 1e6)
-                 for cost in context_parallel.costs(case).values()]
+                 for cost in costs(case).values()]
         cells = [" / ".join(f"{cost[column]:,.0f}" if cost else "–" for cost in found)
                  for column in range(3)]
         rows.append((f"{case.name}: {case.heads} / {case.kv_heads} heads", f"{case.tokens:,}",
@@ -299,5 +307,5 @@ def show_context_parallel_choice() -> Table:
     return Table("One layer, forward and backward, in 16 bits: gathered / ring / Ulysses",
                  ("query / key heads of a rank", "tokens", "ranks", "sent, MB",
                   "exposed, % of attention's seconds", "K, V and gradients, MB"), rows,
-                 note=f"By formula: {context_parallel.LINK / 1e9:.0f} GB/s for each GPU, "
-                      f"{context_parallel.PACE / 1e12:.0f} TFLOP/s. – : fewer heads than ranks.")
+                 note=f"By formula: {LINK / 1e9:.0f} GB/s for each GPU, "
+                      f"{PACE / 1e12:.0f} TFLOP/s. – : fewer heads than ranks.")

@@ -1,5 +1,6 @@
 """Process groups on which the checks of notebook 07a try an answer: all ranks, and two groups of
-every second rank, so that a collective on all ranks shows."""
+every second rank, so that a collective on all ranks shows; and sizes that a number of ranks does
+not divide, for which the answer must raise a ValueError that helps."""
 
 import re
 from collections.abc import Callable, Iterator

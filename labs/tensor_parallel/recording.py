@@ -1,5 +1,4 @@
-"""What ranks record for the charts of exercises 7.3 to 7.6. Those are elsewhere, because ranks
-import what they run, and need no matplotlib."""
+"""What ranks record for the pictures of exercises 7.3 to 7.6."""
 
 import copy
 from collections.abc import Callable

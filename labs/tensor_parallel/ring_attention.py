@@ -1,4 +1,5 @@
-"""Exercise 7.11: attention over a sequence that no rank ever holds whole."""
+"""Exercise 7.11: attention over a sequence that no rank ever holds whole; and what a wrong one most
+likely computed: common mistakes, each with the numbers that it leads to on this rank."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,5 @@
-"""Queries, keys and values of a whole sequence, and the piece of it that a rank of a group has."""
+"""Queries, keys and values of a whole sequence, the piece of it that a rank of a group has, and the
+memory that an attention takes on the rank beside that piece, recorded."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

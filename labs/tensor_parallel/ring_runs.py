@@ -1,5 +1,4 @@
-"""What is measured with a student's ring on ranks, to be drawn. Nothing here draws: a rank would
-take half a second to load matplotlib."""
+"""What is measured with a student's ring on ranks, to be plotted."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

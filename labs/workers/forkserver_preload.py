@@ -6,6 +6,7 @@ import gc
 import mmap
 import sys
 from importlib import import_module
+from pkgutil import iter_modules
 
 from labs.workers import forkserver_cleanup
 
@@ -23,14 +24,15 @@ MODULES = [
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
+    # The file of an exercise has its check and its pictures, so whoever runs the one imports the
+    # other: 0.25 s of CPU for each rank that would have to import matplotlib itself.
+    "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
     "labs.workers.worker",
     "labs.training.strategies.tensors_by_category",
-    "labs.exercises.comparison",
-    "labs.exercises.invariants",
-    "labs.exercises.numbers",
-    "labs.exercises.reference",
-    "labs.start_here.recording",
+    "labs.predictions.memory_recipes",
 ]
+PACKAGES = ["labs.exercises", "labs.pictures"]  # all their modules
 _MADV_COLLAPSE = 25  # since Linux 6.1
 _HUGE_PAGE = 2**21  # bytes
 
@@ -39,13 +41,19 @@ def _import_all():
     # What is imported stays: to look through it for garbage again and again would take 0.45 s of
     # the 5 s of CPU of a first launch (torch 2.13).
     gc.disable()
-    for name in MODULES:
+    for name in [*MODULES, *_modules_of_packages()]:
         # An import that raises must not end the server: torch._dynamo makes a directory, which
         # fails where /tmp is full. The rank that needs the module will report the reason.
         with contextlib.suppress(Exception):
             import_module(name)
     forkserver_cleanup.freeze_imports()
     gc.enable()
+
+
+def _modules_of_packages() -> list[str]:
+    return [found.name for package in PACKAGES
+            for found in iter_modules(import_module(package).__path__, f"{package}.")
+            if not found.ispkg]
 
 
 def _collapse_heap():

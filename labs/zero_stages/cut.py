@@ -1,4 +1,4 @@
-"""Exercise 3.1: one flat tensor in N equal pieces."""
+"""Exercise 3.1: one flat tensor in N equal pieces, and the picture of which rank owns what."""
 
 from collections.abc import Callable
 

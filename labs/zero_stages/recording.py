@@ -1,5 +1,4 @@
-"""What ranks record for the charts of notebook 03. Those are elsewhere, because ranks import what
-they run, and need no matplotlib."""
+"""What ranks record for the pictures of notebook 03."""
 
 import contextlib
 import time

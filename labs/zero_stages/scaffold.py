@@ -1,5 +1,7 @@
-"""A module that calls its own methods around each unit: where a student says what is gathered,
-freed and reduced."""
+"""What a student of notebook 03 calls or subclasses: a module that calls its own methods around
+each unit, where a student says what is gathered, freed and reduced; an optimizer around another,
+which updates this rank's shards only; saving and loading when no rank has everything; and the bytes
+of each stage."""
 
 from collections.abc import Callable
 from functools import partial

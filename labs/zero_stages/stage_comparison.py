@@ -1,5 +1,5 @@
-"""The student's stages compared with DDP and the real libraries; what each is expected to hold and
-to send is data of this notebook."""
+"""Exercise 3.8: the student's stages compared with DDP and the real libraries, and the pictures of
+it; what each is expected to hold and to send is data of this notebook."""
 
 import json
 import re

@@ -1,5 +1,5 @@
-"""Exercises 3.2, 3.3 and 3.4: ZeRO-1, -2 and -3. Each must train as the reference does, and keep
-the traffic and the memory that its stage allows."""
+"""What exercises 3.2, 3.3 and 3.4 share: each stage must train as the reference does, and keep the
+traffic and the memory that it allows."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,5 @@
-"""Exercise 3.2: ZeRO-1, an optimizer that owns 1/N of the states."""
+"""Exercise 3.2: ZeRO-1, an optimizer that owns 1/N of the states; and what its reduce-scatter
+really sends."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,5 @@
-"""Exercise 3.3: ZeRO-2, gradients are reduced and freed during backward."""
+"""Exercise 3.3: ZeRO-2, gradients are reduced and freed during backward; and what happens inside a
+flat parameter's storage meanwhile."""
 
 from collections.abc import Callable
 

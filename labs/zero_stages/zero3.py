@@ -1,4 +1,4 @@
-"""Exercise 3.4: ZeRO-3, a layer is gathered only while it is used."""
+"""Exercise 3.4: ZeRO-3, a layer is gathered only while it is used; and the picture of it."""
 
 from collections.abc import Callable
 

@@ -10,7 +10,7 @@ from _build.definitions import definitions
 import labs.surviving_failure as lab
 from labs.exercises.verdicts import Verdict
 from labs.meters import typical_step
-from labs.surviving_failure import checkpoints, full_disk, slow_disk, stalls
+from labs.surviving_failure import crash_series, full_disk, slow_disk, stalls
 from labs.surviving_failure.damage import DAMAGES
 from labs.surviving_failure.killing import kill_at_steps
 
@@ -84,7 +84,7 @@ def test_damage_is_named():
 
 @pytest.mark.usefixtures("warm_launcher")
 def test_kills_lose_nothing_but_what_is_written_over():
-    with mock.patch.object(checkpoints, "SHOWN_KILLS", 6):
+    with mock.patch.object(crash_series, "SHOWN_KILLS", 6):
         picture = lab.show_kills(right.save_checkpoint, right.newest_checkpoint)
     students, naive = picture.data[0].values()
     assert len(students) == len(naive) == 6
