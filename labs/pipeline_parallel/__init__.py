@@ -65,7 +65,6 @@ if TYPE_CHECKING:
         fits,
         largest_rank,
         layer_activations,
-        rank_memory,
     )
     from labs.predictions.plans.search import plans, step_parts, step_seconds
     from labs.training.presets import preset
