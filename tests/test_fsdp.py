@@ -12,7 +12,16 @@ import labs.fsdp as lab
 from labs import launch
 from labs.exercises.comparison import compare, model_of
 from labs.exercises.verdicts import Verdict
-from labs.fsdp import choose, comparisons, fsdp1, limit_charts, memory_limits, mixed, scaffold
+from labs.fsdp import (
+    checkpoint,
+    choose,
+    comparisons,
+    cost,
+    fsdp1,
+    limit_charts,
+    memory_limits,
+    scaffold,
+)
 from labs.fsdp.choose import lost
 from labs.fsdp.cost import collectives, gathered_bytes
 from labs.fsdp.limit_charts import count_operations
@@ -203,8 +212,8 @@ def test_an_unfilled_exercise_makes_every_picture_wait(capsys):
 
 
 @pytest.mark.parametrize("module, draw, title", [
-    (mixed, lambda: lab.compare_state_dicts(lab.ddp), "State dicts"),
-    (comparisons, lambda: lab.compare_wrappings({"each block": lab.blocks}, SMALL), "Wrappings"),
+    (checkpoint, lambda: lab.compare_state_dicts(lab.ddp), "State dicts"),
+    (cost, lambda: lab.compare_wrappings({"each block": lab.blocks}, SMALL), "Wrappings"),
     (comparisons, lambda: lab.compare_accumulation(lab.ddp, SMALL), "Gradient accumulation"),
     (comparisons, lambda: lab.compare_meshes(lab.ddp, SMALL), "HSDP"),
     (limit_charts, lambda: lab.show_offload(lab.ddp, lab.ddp), "CPU offload"),

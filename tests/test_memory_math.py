@@ -471,7 +471,7 @@ def test_what_only_a_gpu_says_is_shown(solution, measured, cost):
 def test_the_three_numbers_of_a_gpu_are_a_table(monkeypatch):
     moments = [measurements.GpuMoment("a first tensor", 512, 2 * 10**6, 5 * 10**8, 4),
                measurements.GpuMoment("after it", 3 * 10**6, 4 * 10**6, 6 * 10**8, 2_900_000)]
-    monkeypatch.setattr(bytes_left.devices, "gpus", lambda: 1)
+    monkeypatch.setattr(rank_states.devices, "gpus", lambda: 1)
     monkeypatch.setattr(measurements, "measure_gpu_memory", lambda preset: moments)
     table = lab.show_gpu_memory(SMALL)
     assert cells(table)["after it"] == ("3.0", "4.0", "600.0")

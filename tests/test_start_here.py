@@ -257,17 +257,6 @@ def test_everything_in_the_lab_can_be_found():
         lab.check_mean  # noqa: B018
 
 
-def test_a_rank_does_not_load_what_draws():
-    def loaded():
-        import sys
-
-        import labs.start_here.recording  # noqa: F401
-
-        return "matplotlib" in sys.modules
-
-    assert labs.launch(loaded, ranks=1, quiet=True) == [False]
-
-
 def test_numbers_of_the_pictures_hold_the_digits_of_nine_ranks():
     from labs.start_here.recording import pieces_of
 

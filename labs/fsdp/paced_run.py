@@ -39,7 +39,7 @@ class SlowedNode:
     of the small one on the slowed node."""
 
     real: Node
-    slowed_node: Node
+    slowed: Node
     block: float
     ratios: tuple[float, float]
 

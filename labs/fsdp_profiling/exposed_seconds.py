@@ -12,6 +12,7 @@ from labs.fsdp_profiling.common import recorded
 from labs.fsdp_profiling.recording import RecordedRun
 from labs.meters import trace_events, trace_file
 from labs.meters.trace import Span, clip, subtract, total_seconds, union
+from labs.pictures.tables import Table
 
 _HINTS = {
     "KeyError: 'dur'": 'Only events whose "ph" is "X" have a duration.',
@@ -185,8 +186,6 @@ def _is_work(one, on_gpu) -> bool:
 def show_own_reader(exposed_seconds: Callable[[str], float], *runs: RecordedRun):
     """Returns a table of recorded steps: the exposed milliseconds that the student's function reads
     from each file, and those that the lab reads."""
-    from labs.pictures.tables import Table  # here, so that a rank does not import what draws
-
     rows = [(run.config.name, trace.rank, f"{1e3 * trace.seconds:.1f}",
              *(f"{1e3 * read(trace.path):.2f}" for read in (exposed_seconds, exposed_in_step)))
             for run in runs for trace in run]

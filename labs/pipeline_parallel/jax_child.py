@@ -48,5 +48,6 @@ def _without_jax(result):
 
 
 if __name__ == "__main__":
+    from labs.pipeline_parallel import jax_child  # pickle finds its classes by this name
 
-    main(*sys.argv[1:])
+    jax_child.main(*sys.argv[1:])

@@ -15,7 +15,7 @@ from labs.scaling.link_collectives import Counted, Timed
 from labs.words import counted
 from labs.workers.hosts import hosts_unavailable
 
-RECORDING = Path(__file__).resolve().parents[3] / "experiments/reference/two_hosts.json"
+RECORDING = Path(__file__).resolve().parents[2] / "experiments/reference/two_hosts.json"
 NOT_HERE = "Recorded, not measured here"
 NOTE_WIDTH = 105  # characters of a line below a chart
 
@@ -96,7 +96,7 @@ def write_recording(runs: dict[str, dict], path: Path = RECORDING) -> None:
     made = (f"{datetime.date.today()}, {psutil.cpu_count()} cores, Linux {kernel}, "
             f"Python {platform.python_version()}, torch {torch.__version__}")
     path.write_text(json.dumps({"made": made, "command": "python -m labs.scaling.link_recordings",
-                                "runs": link_runs}, indent=1) + "\n", encoding="utf-8")
+                                "runs": runs}, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -108,7 +108,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         write_recording(link_runs.all_runs(definitions(ROOT / "solutions/06_scaling.py"),
-                                      write_script("train.py", folder)))
+                                           write_script("train.py", folder)))
 
 
 if __name__ == "__main__":

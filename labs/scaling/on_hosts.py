@@ -22,7 +22,7 @@ from labs.workers.hosts import hosts
 from labs.workers.launch_error import Stopped
 from labs.workers.pickling import pack, unpack
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 100.0  # seconds of one run, from its start; a busy machine needs a minute
 PORT = 29500  # of host 0, on which the ranks meet; each host has ports of its own
 START = "1gbit"  # the bandwidth while ranks start and warm up
@@ -109,5 +109,6 @@ def _run(folder, work, args) -> None:
 
 if __name__ == "__main__":
     # of the module, not of __main__: into that `unpack` puts what the notebook defines
+    from labs.scaling import on_hosts
 
-    sys.exit(main(sys.argv[1], *map(int, sys.argv[2:])))
+    sys.exit(on_hosts.main(sys.argv[1], *map(int, sys.argv[2:])))

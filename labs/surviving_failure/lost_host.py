@@ -24,7 +24,7 @@ BEFORE, ALONE, AFTER = 8, 8, 12  # steps with two hosts, with one, with two agai
 TIMEOUT = 4  # seconds after which a collective fails; torch's default for gloo is 1800
 LAST_CALL = 1  # seconds that a rendezvous waits for more hosts; torch's default is 30
 LIMIT = 100.0  # seconds of a run, on a busy machine
-_ROOT = str(Path(__file__).resolve().parents[3])
+_ROOT = str(Path(__file__).resolve().parents[2])
 _PORT = 29_499
 
 

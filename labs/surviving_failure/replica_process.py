@@ -129,5 +129,6 @@ def _write(**values):
 
 if __name__ == "__main__":
     # not as `__main__`, which is the notebook's: what it defines travels there
+    from labs.surviving_failure import replica_process
 
-    main(*sys.argv[1:])
+    replica_process.main(*sys.argv[1:])

@@ -33,7 +33,7 @@ KILLED_AT = 12  # the step after which the last group is killed
 REPLACED_AFTER = 2.5  # seconds from the kill to the start of its replacement
 SILENT = 2.0  # seconds without a heartbeat after which a group is dead; torchft's default is 5
 LIMIT = 120.0  # seconds of the whole run, on a busy machine
-_ROOT = str(Path(__file__).resolve().parents[4])
+_ROOT = str(Path(__file__).resolve().parents[2])
 _VARIABLES = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RUST_LOG": "error"}
 
 
@@ -142,7 +142,7 @@ class _Family:
 
     def run(self, train) -> ReplicaRun:
         (self._folder / replica_process.TRAIN).write_bytes(pack(train, ()))
-        self._start(LIGHTHOUSE, [str(Path(__file__).with_name("lighthouse.py")),
+        self._start(LIGHTHOUSE, [str(Path(__file__).with_name("replica_lighthouse.py")),
                                  "--bind", f"127.0.0.1:{self._port}", "--min_replicas", "1",
                                  "--heartbeat_timeout_ms", f"{1000 * SILENT:.0f}"])
         for name in GROUPS:

@@ -223,10 +223,6 @@ def _measured(one) -> Measured:
     return Measured(report, calls, one["losses"], observed=[one["sent_by_phase"]])
 
 
-if __name__ == "__main__":  # writes RECORDING anew; needs DeepSpeed
-    from labs.training.presets import preset as preset_of
-
-    write_recording(compare_stages({}, preset_of("laptop")))
 MOMENTS = {"build": "after building", "forward": "after forward", "backward": "after backward",
            "step": "after the step", "peak": "at the peak of a step"}
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
@@ -325,3 +321,9 @@ def show_state_bytes(parameters: float, ranks: int = 8) -> Table:
 
 def _psi(each) -> str:
     return f"{each:g}Ψ" if each else "0"
+
+
+if __name__ == "__main__":  # writes RECORDING anew; needs DeepSpeed
+    from labs.training.presets import preset as preset_of
+
+    write_recording(compare_stages({}, preset_of("laptop")))

@@ -17,7 +17,7 @@ from labs.meters.metrics import Metric
 from labs.meters.trace import Trace
 from labs.pictures.bars import Bar, bars
 from labs.pictures.tables import Table
-from labs.scaling import record_document, record_session
+from labs.scaling import record_document, record_page, record_session
 from labs.scaling.record_document import document, show_record
 from labs.scaling.record_session import Row, Session
 from labs.scaling.scaffold import cluster_file
@@ -202,7 +202,7 @@ def test_a_record_that_ends_early_leaves_nothing(shown, tmp_path, monkeypatch, e
     def ends(session):
         raise error
 
-    monkeypatch.setattr(record_document.papers, "page", ends)  # all other files are there
+    monkeypatch.setattr(record_page, "papers_page", ends)  # all other files are there
     with pytest.raises(error):
         document(tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
