@@ -61,11 +61,12 @@ def pytest_collection_finish():
 
 
 def _mark_samples(items):
-    """Of a test marked `sample(step)`, and of each file in tests/wrong_answers, marks all but each
-    step-th case as slow: --fast runs the first of them, and so some of each notebook."""
+    """Of a test marked `sample(step)`, and of each file of an exercise, marks all but each step-th
+    case as slow: --fast runs the first of them, and so some of each exercise."""
     seen = Counter()
     for item in items:
-        mark, tried = item.get_closest_marker("sample"), item.path.parent.name == "wrong_answers"
+        mark = item.get_closest_marker("sample")
+        tried = gate.is_of_an_exercise(item.nodeid.partition("::")[0])
         step = 40 if tried else mark.args[0] if mark else 1
         counted = item.path if tried else item.nodeid.split("[")[0]
         if seen[counted] % step:

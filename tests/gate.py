@@ -3,17 +3,20 @@ of everything (tests/durations.json).
 
 What is quick is taken whole. Of a test whose cases together take long, the first and the last one
 are: wrong answers stand in that order, the laziest first and the nearest to right last; of right
-ones, and of a file's tests that take long, fewer. A case marked `gate`, which stands for its kind,
+ones, and of a file that is no exercise's, fewer. A case marked `gate`, which stands for its kind,
 is always taken.
 """
 
+import functools
 import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 QUICK = 2.0  # seconds of all cases of one test
-OF_A_FILE = 6.0  # seconds of the tests of a file, outside tests/wrong_answers
+OF_A_FILE = 6.0  # seconds of the tests of a file that is no exercise's
+ROOT = Path(__file__).resolve().parent.parent
 _RIGHT = re.compile("right|accepted|passes")
 _whole: list[str] | None = None  # in the gate: files of which all tests are taken
 
@@ -29,12 +32,21 @@ def chosen(items: list, seconds: dict[str, float], whole: list[str]) -> list:
         if file in whole:
             kept |= set(of_file)
             continue
-        answers = file.startswith("tests/wrong_answers/")
+        answers = is_of_an_exercise(file)
         some = [item for cases in _tests(of_file, answers).values()
                 for item in _some(cases, seconds)]
         kept |= set(some if answers else _shortest(some, seconds))
         kept |= {item for item in of_file if item.get_closest_marker("gate")}
     return [item for item in items if item in kept]
+
+
+@functools.cache
+def is_of_an_exercise(file: str) -> bool:
+    """Whether a test file, from the root, tries the answers to an exercise: labs has a file of the
+    same name, with its check."""
+    name = re.fullmatch(r"tests/(\w+)/test_(\w+)\.py", file)
+    check = name and ROOT / "labs" / name[1] / f"{name[2]}.py"
+    return bool(check) and check.is_file() and "\n@check(" in check.read_text(encoding="utf-8")
 
 
 def _shared(items, seconds) -> dict[str, float]:

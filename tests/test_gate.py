@@ -33,7 +33,7 @@ def chosen(items, seconds, whole=()):
     return [item.name for item in gate.chosen(items, took, [f"tests/{file}" for file in whole])]
 
 
-ANSWERS = "wrong_answers/test_03.py"
+ANSWERS = "zero_stages/test_cut.py"
 
 
 def test_quick_tests_are_taken_whole():
@@ -134,14 +134,13 @@ def test_the_committed_durations_are_of_tests_that_exist():
 
 @pytest.mark.parametrize(("changed", "reached", "not_reached"), [
     ("labs/workers/hosts/relay.py", "tests/workers/test_hosts.py", "tests/test_words.py"),
-    ("labs/zero_stages/reshard.py", "tests/wrong_answers/test_03_zero_rest.py",
+    ("labs/zero_stages/reshard.py", "tests/zero_stages/test_reshard.py",
      "tests/meters/test_wire.py"),
-    ("tests/wrong_answers/zero_answers.py", "tests/wrong_answers/test_03_zero_1.py",
-     "tests/wrong_answers/test_02_buckets.py"),
-    ("scripts/_grade/zygote.py", "tests/grade/test_sandbox.py", "tests/test_fsdp.py"),
-    ("scripts/cluster/ray_train.py", "tests/test_cluster.py", "tests/test_fsdp.py"),
+    ("tests/zero_answers.py", "tests/zero_stages/test_zero1.py", "tests/manual_ddp/test_bucket.py"),
+    ("scripts/_grade/zygote.py", "tests/grade/test_sandbox.py", "tests/fsdp/test_pictures.py"),
+    ("scripts/cluster/ray_train.py", "tests/test_cluster.py", "tests/fsdp/test_pictures.py"),
     ("solutions/scripts/elastic.py", "tests/surviving_failure/test_elastic.py",
-     "tests/test_memory_math.py"),
+     "tests/memory_math/test_pictures.py"),
     ("tests/meters/test_wire.py", "tests/meters/test_wire.py", "tests/meters/test_traffic.py")])
 def test_what_a_change_reaches(changed, reached, not_reached):
     assert reach.is_reached(ROOT / reached, [changed])

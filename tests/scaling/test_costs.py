@@ -1,123 +1,115 @@
-"""Part 6 of notebook 06: what is drawn of costs; the numbers are said in the notebook."""
+"""What the check of exercise 6.12 must reject, and what it must accept."""
 
-import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from _build.definitions import definitions
+from answers import assert_rejected, assert_waits, by_check
 
 import labs.scaling as lab
-from labs.exercises import guesses
-from labs.predictions.prices import MACHINES, hourly
-from labs.predictions.spot import expected_hours, first_order_rates
-from labs.scaling import scaffold
-from labs.scaling import spot_costs as spot_check
-from labs.scaling.costs import Case
-from labs.scaling.spot_costs import Case as SpotCase
 
-OWN = replace(lab.reported_run("mosaic-096"), name="GPT-2 on one core of this machine", gpus=1,
-              sheet_tflops=0.054, tokens_per_s=1.0)
+right = definitions("06_scaling")
+costs, judge_claim, spot_costs = right.costs, right.judge_claim, right.spot_costs
 
 
-def costs(tokens_per_s, machine):
-    case = Case(tokens_per_s, machine)
-    return case.per_dollar, case.per_billion
+def cheaper(factor):
+    """Tokens per dollar that are so many times the right ones."""
+    def answer(tokens_per_s, machine):
+        per_dollar, per_billion = costs(tokens_per_s, machine)
+        return per_dollar * factor(machine), per_billion / factor(machine)
+    return answer
 
 
-def judge_claim(claim, machine, peak, mfu):
-    flops = 6 * claim.parameters * claim.tokens
-    hours = flops / (machine.gpus * peak * mfu) / 3600
-    printed = claim.number * 1000 ** (1 + lab.SCALES.index(claim.scale))
-    return flops / printed, hours / 24, hours * hourly(machine)
+def second(factor):
+    """Right tokens per dollar, and dollars so many times the right ones."""
+    def answer(tokens_per_s, machine):
+        per_dollar, per_billion = costs(tokens_per_s, machine)
+        return per_dollar, per_billion * factor
+    return answer
 
 
-def spot_costs(*case):
-    found = SpotCase(*case)
-    return found.dollars_at(found.rate), found.even
+class Costs:
+    def nothing(tokens_per_s, machine):
+        return None
+
+    def table(tokens_per_s, machine):
+        return {"Lambda 8x A100-80": (161.3 * tokens_per_s, 1)}.get(machine.name, (1e8, 10))
+
+    def one_number(tokens_per_s, machine):
+        return costs(tokens_per_s, machine)[0]
+
+    def exchanged(tokens_per_s, machine):
+        return costs(tokens_per_s, machine)[::-1]
+
+    def per_token(tokens_per_s, machine):
+        return 1 / costs(tokens_per_s, machine)[0], costs(tokens_per_s, machine)[1]
+
+    def both_tokens(tokens_per_s, machine):
+        return costs(tokens_per_s, machine)[0], costs(tokens_per_s, machine)[0]
+
+    def multiplied(tokens_per_s, machine):
+        return costs(tokens_per_s, machine)[0], 1e9 * costs(tokens_per_s, machine)[0]
+
+    def whole_dollars(tokens_per_s, machine):
+        return costs(tokens_per_s, machine)[0], float(int(costs(tokens_per_s, machine)[1]))
+
+    def spot(tokens_per_s, machine):
+        return costs(tokens_per_s, replace(machine, dollars=machine.spot or machine.dollars))
 
 
-def test_the_cheapest_and_the_dearest_machine():
-    picture = lab.show_costs(costs, OWN, 0.05)
-    dollars = {one.name: one.dollars for one in picture.data}
-    assert dollars["Lambda 8x A100-80"] == pytest.approx(35.05, abs=0.01)
-    assert list(dollars)[0] == "RunPod Community H100" and len(dollars) == 11
-    assert "left out: A10, H200" in repr(picture)
+class RightCosts:
+    def by_seconds(tokens_per_s, machine):
+        dollars_per_s = machine.gpus * machine.dollars / 60 / 60
+        return [tokens_per_s / dollars_per_s, dollars_per_s / tokens_per_s * 10**9]
+
+    def as_array(tokens_per_s, machine):
+        return np.array(costs(tokens_per_s, machine))
+
+    def whole_tokens(tokens_per_s, machine):
+        return int(costs(tokens_per_s, machine)[0]), costs(tokens_per_s, machine)[1]
+
+    def dollars_of_whole_tokens(tokens_per_s, machine):
+        per_dollar = round(costs(tokens_per_s, machine)[0])
+        return per_dollar, 1e9 / per_dollar
 
 
-def test_sellers_differ_more_than_gpus():
-    """Said in the notebook."""
-    dollars = {one.name: one.dollars for one in lab.show_costs(costs, OWN, 0.05).data[:-1]}
-    assert max(dollars.values()) / min(dollars.values()) == pytest.approx(2.8, abs=0.05)
-    pairs = [("Lambda 8x A100-80", "Lambda 8x H100"), ("AWS p4de.24xlarge", "AWS p5.48xlarge"),
-             ("RunPod Community A100-80", "RunPod Community H100"),
-             ("RunPod Secure A100-80", "RunPod Secure H100")]
-    assert all(1 / 1.6 < dollars[a100] / dollars[h100] < 1.6 for a100, h100 in pairs)
-    h100 = [machine.dollars for machine in MACHINES.values() if machine.gpu == "H100"]
-    assert (min(h100), max(h100)) == (2.69, 6.88)
+WRONG = {
+    lab.check_costs: [
+        (Costs.nothing, "wrong_count"),
+        (Costs.table, "wrong_number 100"),
+        (Costs.one_number, "wrong_count float"),
+        (Costs.exchanged, "two_exchanged"),
+        (Costs.per_token, "dollars_per_token"),
+        (Costs.both_tokens, "two_exchanged billion"),
+        (Costs.spot, "spot_price"),
+        (cheaper(lambda machine: machine.gpus), "price_one_gpu_buys_tokens"),
+        (cheaper(lambda machine: 1 / machine.gpus), "gpus_counted_twice"),
+        (cheaper(lambda machine: 1 / 3600), "dollars_per_hour"),
+        (cheaper(lambda machine: 1 / 60), "minutes_for_hours"),
+        (cheaper(lambda machine: machine.gpus / 3600), "neither_gpus_nor_hour_seconds"),
+        (cheaper(lambda machine: 24), "price_hour_for_day"),
+        (second(1e-3), "for_million_tokens"),
+        (Costs.multiplied, "multiplies_tokens_per_dollar"),
+        (second(1e3), "for_thousand_billion_tokens"),
+        (Costs.whole_dollars, "wrong_number billion"),
+        (second(2**30 / 1e9), "billion_taken_2_30")]}
+RIGHT = {
+    lab.check_costs: [costs, RightCosts.by_seconds, RightCosts.as_array,
+                      RightCosts.whole_tokens, RightCosts.dollars_of_whole_tokens]}
 
 
-def test_own_prices_and_a_guess_are_drawn():
-    guesses.guess("6.12", "dollars per billion tokens", 50)
-    mine = lab.price_table({"my cluster": {"gpu": "H100", "gpus": 4, "dollars": 0.5}})
-    picture = lab.show_costs(costs, OWN, 0.05, mine)
-    assert picture.data[0].name == "my cluster"
-    assert "your guess" not in [one.name for one in picture.data] and picture.png()
+@pytest.mark.parametrize("check, answer, words", by_check(WRONG))
+def test_a_wrong_answer_is_rejected_in_words(check, answer, words):
+    assert_rejected(check(answer), words)
 
 
-def test_a_spot_price_is_drawn_beside_its_machine():
-    mine = lab.price_table({"Lambda 8x H100": {"dollars": 4, "spot": 1}})
-    picture = lab.show_costs(costs, OWN, 0.05, mine)
-    [one] = [one for one in picture.data if one.name == "Lambda 8x H100"]
-    assert one.spot / one.dollars == pytest.approx(0.25)
+@pytest.mark.parametrize("check, answer", by_check(RIGHT))
+def test_a_right_answer_is_accepted(check, answer):
+    verdict = check(answer)
+    assert verdict.passed, str(verdict)
 
 
-def test_every_price_is_shown_with_its_page_its_day_and_who_copied_it():
-    table = lab.show_prices()
-    assert len(table.rows) == len(MACHINES)
-    assert all("/" in row[2] and row[3].startswith("2026-") and row[4].startswith("github.com/")
-               for row in table.rows)
-    [spot] = [row for row in table.rows if row[6] != "–"]
-    assert (spot[0], *spot[5:]) == ("AWS p5en.48xlarge", "7.91", "3.40")
-
-
-def test_an_evening_and_an_hour():
-    evening, hour, larger = lab.show_budget(costs).rows
-    assert evening[4:8] == ("1,256", "10.1", "10.32", "8.22")
-    assert hour[4:8] == ("4,082", "32.8", "22.32", "5.47")
-    assert larger[4:8] == ("637", "0.5", "22.32", "35.05")
-    for row in (evening, hour, larger):
-        needed, there = map(float, row[-1].split(" / "))
-        assert needed < there
-
-
-def test_the_slip_makes_a_job_of_years_one_of_a_day():
-    printed, right = lab.show_claim(judge_claim).rows
-    assert printed[1:] == ("8.4e+19", "0.97", "522")
-    assert right[1:] == ("8.4e+22", "974", "521,635")
-
-
-def test_spot_is_drawn_with_its_break_even():
-    """Said in the notebook, also how far off the two short formulas are."""
-    guesses.guess("6.14", "interruptions an hour", 3)
-    picture = lab.show_spot(spot_costs)
-    assert picture.data == [
-        "a checkpoint every 30 minutes, restart 6 minutes: your break-even 2.26 an hour, exact "
-        "2.26; by 1 + rate·lost 3.79 (+68%), by 1/(1 − rate·lost) 1.63 (−28%)",
-        "every 3 hours, restart 30 minutes: your break-even 0.39 an hour, exact 0.39; by 1 + "
-        "rate·lost 0.66 (+69%), by 1/(1 − rate·lost) 0.29 (−28%)"]
-    verdict = lab.show_spot(spot_costs, MACHINES["Lambda 1x A10"])
-    assert verdict.passed is False and "has no spot price" in str(verdict)
-
-
-def test_the_first_order_rates_are_outside_the_tolerance_of_the_check():
-    """And ln(on_demand / spot) / lost, the other right answer, is inside."""
-    for case in spot_check._cases():
-        ratio = case.on_demand / case.spot
-        for rate in first_order_rates(ratio, case.interval, case.restart).values():
-            assert abs(rate / case.even - 1) > 2 * spot_check.EVEN_TOLERANCE
-        assert math.log(ratio) / case.lost / case.even - 1 < 0.8 * spot_check.EVEN_TOLERANCE
-
-
-def test_one_interruption_a_day_costs_little():
-    """Said in the notebook: with checkpoints every half hour, 1.5 %."""
-    assert expected_hours(1, 1 / 24, 0.5, 0.1) == pytest.approx(1.0147, abs=2e-4)
-    assert scaffold.SMALL["layers"] == 4
+@pytest.mark.parametrize("check", WRONG)
+def test_an_unfilled_exercise_waits(check):
+    assert_waits(check, "6.12")

@@ -1,247 +1,261 @@
-"""elastic.py under torchrun: what is noted and logged of a restart; kills leave nothing."""
+"""Scripts that exercise 8.6 must reject, and right ones written differently."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from datetime import datetime
-from pathlib import Path
 
-import psutil
 import pytest
+from answers import assert_rejected, with_changes
 
 import labs.surviving_failure as lab
-from labs.exercises.scripts.commands import run_command
-from labs.exercises.verdicts import Verdict
-from labs.surviving_failure.elastic_charts import ranks_over_time
-from labs.surviving_failure.elastic_kills import ElasticRun, Kill, run_alone
-from labs.surviving_failure.elastic_metrics import Metrics, final_curve, run_again
-from labs.surviving_failure.restarts import (
-    OWN_STORE,
-    PARTS,
-    AgentEvent,
-    agent_events,
-    restart_after,
-)
+from labs.exercises.scripts.files import worked_script
+from labs.workers import programs
 
-LOG = """\
-I1123 17:55:01.000000 9 torch/distributed/elastic/agent/server/api.py:715] [default] Starting worker group
-some words of a rank
-W1123 17:55:02.577000 9 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 1 closing signal SIGTERM
-E1123 17:55:02.611000 9 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 2) of binary: python
-I1123 17:55:02.611000 9 torch/distributed/elastic/agent/server/api.py:942] [default] Worker group FAILED. 3/3 attempts left; will restart worker group
-I1123 17:55:02.612000 9 torch/distributed/elastic/agent/server/api.py:707] [default] Rendezvous'ing worker group
-I1123 17:55:02.942000 9 torch/distributed/elastic/agent/server/api.py:553] [default] Rendezvous complete for workers. Result:
-I1123 17:55:02.943000 9 torch/distributed/elastic/agent/server/api.py:715] [default] Starting worker group
-I1123 17:55:12.599000 9 torch/distributed/elastic/agent/server/api.py:932] [default] worker group successfully finished. Waiting 300 seconds for other agents to finish.
-"""  # noqa: E501
-BEGAN = datetime(2026, 11, 23, 17, 55).timestamp()
+pytestmark = pytest.mark.usefixtures("warm_launcher")
+RIGHT = worked_script("elastic.py")
 
 
-def noted(path, steps=((0, 0, 1.0), (1, 0, 2.0), (2, 0, 2.4), (2, 1, 7.0), (3, 1, 8.0))):
-    """A file of metrics: (step, restart, seconds since BEGAN); a step takes half a second."""
-    lines = [{"event": "joined", "restart": 0, "ranks": 2, "time": BEGAN + 0.5, "pids": [1, 2]},
-             {"event": "joined", "restart": 1, "ranks": 2, "time": BEGAN + 5, "pids": [3, 4]}]
-    lines += [{"event": "step", "restart": restart, "ranks": 2, "time": BEGAN + at, "step": step,
-               "loss": 5 - at / 10, "began": BEGAN + at - 0.5} for step, restart, at in steps]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    metrics = Metrics(path)
-    metrics.read()
-    return metrics
+def changed(*pairs):
+    return with_changes(RIGHT, *pairs)
 
 
-def test_the_agents_log_is_read_with_its_times():
-    found = [(event.what, round(event.time - BEGAN, 3)) for event in agent_events(LOG, 2026)]
-    assert found == [("starting", 1), ("noticed", 2.577), ("noticed", 2.611), ("stopped", 2.611),
-                     ("rendezvous", 2.612), ("found", 2.942), ("starting", 2.943),
-                     ("finished", 12.599)]
+def body(name, lines, text=RIGHT):
+    """The script with other lines in place of a function's."""
+    head, rest = text.split(f"def {name}(", 1)
+    first, rest = rest.split("\n", 1)
+    end = rest.index("\n\n\n")
+    return f"{head}def {name}({first}\n{lines.rstrip()}{rest[end:]}"
 
 
-def test_the_parts_of_a_restart_follow_each_other(tmp_path):
-    metrics = noted(tmp_path / "metrics")
-    restart = restart_after(BEGAN + 2.5, agent_events(LOG, 2026), metrics)
-    assert (restart.done, restart.start) == (3, 2)
-    assert list(restart.seconds) == list(PARTS)
-    assert [round(seconds, 3) for seconds in restart.seconds.values()] == [
-        0.077, 0.035, 0.331, 2.057, 1.5, 0.5]
-    assert restart.total == pytest.approx(4.5)
+def both(save, resume):
+    return body("resume", resume, body("save", save))
 
 
-def test_where_nothing_is_lost_no_time_passes_with_lost_steps(tmp_path):
-    metrics = noted(tmp_path / "metrics", ((0, 0, 1.0), (1, 0, 2.0), (2, 1, 7.0)))
-    restart = restart_after(BEGAN + 2.5, agent_events(LOG, 2026), metrics)
-    assert (restart.done, restart.start) == (2, 2) and restart.seconds[PARTS[-1]] == 0
-
-
-def test_a_training_that_did_not_go_on_has_no_restart(tmp_path):
-    metrics = noted(tmp_path / "metrics", ((0, 0, 1.0),))
-    assert restart_after(BEGAN + 2.5, agent_events(LOG, 2026), metrics) is None
-    assert restart_after(BEGAN + 2.5, [], metrics) is None
-
-
-def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):
-    metrics = noted(tmp_path / "metrics")
-    line = json.dumps({"event": "step", "restart": 1, "ranks": 2, "time": 9.0, "step": 4,
-                       "loss": 1.0, "began": 8.0}) + "\n"
-    with open(metrics.path, "a") as file:
-        file.write(line[:20])
-        file.flush()
-        assert not metrics.read() and len(metrics.steps) == 5
-        file.write(line[20:])
-    assert metrics.read() and metrics.steps[-1].step == 4
-    assert not Metrics(tmp_path / "missing").read()
-
-
-def test_the_last_run_of_a_step_counts(tmp_path):
-    steps = noted(tmp_path / "metrics").steps
-    assert list(final_curve(steps)) == [0, 1, 2, 3] and final_curve(steps)[2] == 4.3
-    assert [(step.step, step.restart) for step in run_again(steps)] == [(2, 1)]
-
-
-def test_ranks_over_the_time(tmp_path):
-    run = ElasticRun(noted(tmp_path / "metrics"), BEGAN, [Kill(1, 2, BEGAN + 2.5)], {},
-                     agent_events(LOG, 2026))
-    found = [(round(begin - BEGAN, 1), round(end - BEGAN, 1), number, joined)
-             for begin, end, number, joined in ranks_over_time(run)]
-    assert found == [(0.5, 1.0, 2, True), (1.0, 2.5, 2, False), (2.5, 2.6, 1, True),
-                     (2.9, 5.0, 2, False), (5.0, 12.6, 2, True)]
-
-
-def test_the_pictures_of_a_run(tmp_path):
-    run = ElasticRun(noted(tmp_path / "metrics"), BEGAN, [Kill(1, 2, BEGAN + 2.5)],
-                     {3: BEGAN + 2.45}, agent_events(LOG, 2026))
-    assert lab.show_run(run).passed is False  # it has no end
-    run.result = run_command(["true"])
-    text = repr(lab.show_run(run))
-    assert "rank 1 is killed after step 2, 2.5 s after the start" in text
-    assert "1 steps are run again" in text
-    assert "rank 1 killed after step 2: 4.5 s: the agent notices 0.08 s" in repr(
-        lab.show_restarts(run))
-    run.kills, run.log = [], [AgentEvent("starting", BEGAN)]
-    assert "no rank was killed" in str(lab.show_restarts(run))
-
-
-def test_a_script_with_a_gap_is_not_started(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("elastic.py").write_text('def save():\n    raise NotImplementedError("Exercise 8.6")\n')
-    for found in (lab.run_with_kills("elastic.py", {3: 1}), lab.check_elastic("elastic.py"),
-                  lab.check_elastic("missing.py")):
-        assert isinstance(found, Verdict) and found.passed is None
-    assert lab.show_run(found).passed is None
-    assert "no file missing.py" in str(lab.run_with_kills("missing.py", {}))
-
-
-SMALL = ("--layers", 1, "--hidden", 32)
-
-
-@pytest.mark.slow
-def test_a_rank_is_killed_and_the_curve_goes_on(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    lab.write_script("elastic.py")
-    small = (*SMALL, "--steps", 30)
-    run = lab.run_with_kills("elastic.py", {8: 0}, *small)
-    assert run.result.code == 0, run.result.output[-3000:]
-    [kill] = run.kills
-    assert kill.rank == 0 and 8 <= kill.step
-    assert [joined.restart for joined in run.metrics.joined] == [0, 1]
-    assert sorted(run.saved)[-1] == 30 and run_again(run.metrics.steps)
-    alone = run_alone("elastic.py", *small)
-    assert final_curve(run.metrics.steps) == final_curve(alone.metrics.steps)
-    restart = restart_after(kill.time, run.log, run.metrics)
-    assert all(seconds >= 0 for seconds in restart.seconds.values())
-    assert OWN_STORE in capfd.readouterr().out.splitlines()[0]
-    assert not any(psutil.pid_exists(pid) for joined in run.metrics.joined for pid in joined.pids)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["elastic.py"]
-
-
-# Rank 0 comes late to the second start: rank 1 reads what stands in the store.
-LATE = """
-import os, time
-from datetime import timedelta
-import torch.distributed as dist
-
-again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
-if again and os.environ["RANK"] == "0":
-    while not os.path.exists("rank 1"):
-        time.sleep(0.1)
-    time.sleep(4)
-if again and os.environ["RANK"] == "1":
-    open("rank 1", "w").close()
-dist.init_process_group("gloo", timeout=timedelta(seconds=20))
-dist.barrier()
-if not again:
-    os._exit(3)
-dist.destroy_process_group()
+RESUME = "    done = resume(module, optimizer, scheduler, options.checkpoints)\n"
+BROADCAST = "    dist.broadcast_object_list(newest)\n"
+SEED = "        torch.manual_seed(1000 * step + dist.get_rank())  # of dropout: nothing to save\n"
+EVERY = "        if (step + 1) % options.every == 0:\n"
+SAVE = "            save(step + 1, module, optimizer, scheduler, options.checkpoints)\n"
+UNFINISHED = """    dcp.save(state, checkpoint_id=folder / "unfinished")
+    if dist.get_rank() == 0:
+        os.replace(folder / "unfinished", folder / f"step_{done}")
 """
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variables", [{}, {OWN_STORE: "1"}], ids=["torch's default", "own store"])
-def test_torch_keeps_the_addresses_of_dead_ranks(variables, tmp_path, monkeypatch):
-    """The notebook's sentence on TORCH_DISABLE_SHARE_RDZV_TCP_STORE: where the case without it
-    passes, torch is mended (pytorch #135712), and text and variable can go."""
-    monkeypatch.chdir(tmp_path)
-    Path("late.py").write_text(LATE)
-    for _ in range(1 if variables else 3):  # on a busy machine rank 1 may come late, too
-        found = run_command(["torchrun", "--standalone", "--nproc-per-node", 2, "--max-restarts", 1,
-                             "late.py"], 60, variables)
-        Path("rank 1").unlink(missing_ok=True)
-        if found.code != 0:
-            break
-    assert (found.code == 0) == bool(variables), found.output[-3000:]
-
-
-RUNS = """
-import sys
-import labs.surviving_failure as lab
-
-lab.run_with_kills("elastic.py", {100_000: 0}, "--layers", 1, "--hidden", 32, "--steps", 100_000)
+DIRECT = '    dcp.save(state, checkpoint_id=folder / f"step_{done}")\n'
+LOOP = "enumerate(islice(batches, done, options.steps), start=done)"
+SET = ("        set_state_dict(module, optimizer, model_state_dict=model, "
+       "optim_state_dict=moments)\n")
+SCHEDULER = '        scheduler.load_state_dict(state["scheduler"])\n'
+STATE = """    state = {"done": done, "model": module.state_dict(),
+             "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
 """
+LOAD = """        module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        scheduler.load_state_dict(state["scheduler"])
+"""
+LATEST = f"""    path = folder / "latest.pt"
+    if path.exists():
+        state = torch.load(path)
+{LOAD}        return state["done"]
+    return 0
+"""
+OWN_FILES = STATE + """    rank = dist.get_rank()
+    torch.save(state, folder / f"part_{rank}")
+    os.replace(folder / f"part_{rank}", folder / f"rank_{rank}_step_{done}.pt")
+"""
+OWN_NEWEST = f"""    rank = dist.get_rank()
+    steps = [int(path.stem.split("_")[-1]) for path in folder.glob(f"rank_{{rank}}_step_*.pt")]
+    done = max(steps, default=0)
+    if done:
+        state = torch.load(folder / f"rank_{{rank}}_step_{{done}}.pt")
+{LOAD}    return done
+"""
+RNG_OF_0 = (changed((SEED, ""))
+            .replace('"scheduler": scheduler.state_dict()}',
+                     '"scheduler": scheduler.state_dict(), "rng": torch.get_rng_state()}')
+            .replace(SCHEDULER, SCHEDULER + '        torch.set_rng_state(state["rng"])\n'))
+
+WRONG = {
+    "never loads": (changed((RESUME, "    done = 0\n")), "starts_again"),
+    "never saves": (changed((SAVE, "            pass\n")), "nothing_saved"),
+    "saves only at the end": (changed((EVERY, "        if step + 1 == options.steps:\n")),
+                              "saved_too_seldom"),
+    "saves every step": (changed((EVERY, "        if True:\n")), "saved_too_often"),
+    "saves before the step": (
+        changed((EVERY, "        if step % options.every == 0:\n")),
+            "saved_too_seldom|saved_too_often"),
+    "all ranks into one file": (
+        both(STATE + '    torch.save(state, folder / "latest.pt")\n    dist.barrier()\n', LATEST),
+        "same_file"),
+    "written over": (
+        both(STATE + '    if dist.get_rank() == 0:\n        torch.save(state, folder / "latest.pt")'
+             "\n    dist.barrier()\n", LATEST), "raised_RuntimeError while"),
+    "written over by DCP": (
+        changed((UNFINISHED, '    state["done"] = done\n    dcp.save(state, checkpoint_id=folder / '
+                             '"latest")\n'),
+                ("    newest = [max((int(path.name[5:]) for path in folder.glob(\"step_*\")), "
+                 "default=0)]\n", '    newest = [int((folder / "latest").exists())]\n'),
+                ('"scheduler": scheduler.state_dict()}\n        dcp.load(state, '
+                 'checkpoint_id=folder / f"step_{newest[0]}")',
+                 '"scheduler": scheduler.state_dict(), "done": 0}\n        dcp.load(state, '
+                 'checkpoint_id=folder / "latest")'),
+                ("    return newest[0]\n", '    return state["done"] if newest[0] else 0\n')),
+        "raised_CheckpointException"),
+    "half ones are found": (changed((UNFINISHED, DIRECT)), "raised_CheckpointException"),
+    "replays the data": (changed((LOOP, "enumerate(islice(batches, options.steps - done), "
+                                        "start=done)")),
+                         "samples_misplaced"),
+    "begins with the second batch": (
+        changed((LOOP, "enumerate(islice(batches, done + 1, options.steps + 1), start=done)")),
+        "wrong_first_step"),
+    "each batch twice": (
+        changed((LOOP, "enumerate(islice((rows for rows in islice(batches, done, None) for _ in "
+                       "'ab'), options.steps - done), start=done)")),
+        "wrong_samples"),
+    "numbered anew": (changed(("take_step(step, samples", "take_step(step % 2, samples")),
+                      "wrong_steps_noted"),
+    "data skipped twice": (changed((LOOP, "enumerate(islice(batches, 2 * done, None), start=done)"),
+                                   (EVERY, "        if step + 1 >= options.steps:\n"
+                                           "            break\n" + EVERY)),
+                           "samples_misplaced|step_left_out"),
+    "all steps anew": (changed((LOOP, "enumerate(islice(batches, done, done + options.steps), "
+                                      "start=done)")), "wrong_last_step|wrong_steps_noted"),
+    "without an end": (changed((LOOP, "enumerate(islice(batches, done, None), start=done)")),
+                       "wrong_last_step still"),
+    "the old one is removed first": (
+        changed((UNFINISHED, """    if dist.get_rank() == 0:
+        for old in folder.glob("step_*"):
+            shutil.rmtree(old)
+""" + UNFINISHED), ("import os\n", "import os\nimport shutil\n")),
+        "starts_again"),
+    "one step too many": (changed(("    return newest[0]\n",
+                                   "    return newest[0] and newest[0] + 1\n")),
+                          "step_left_out"),
+    "one step twice": (changed((SAVE, SAVE.replace("step + 1", "step")),
+                               ("dist.get_rank() == 0:\n        os", "True and dist.get_rank() == 0"
+                                ":\n        os")), "step_repeated"),
+    "oldest": (changed(("max((int(", "min((int(")), "older_checkpoint"),
+    "as text": (changed(('max((int(path.name[5:]) for path in folder.glob("step_*")), default=0)',
+                         'int(max((path.name for path in folder.glob("step_*")), '
+                         'default="step_0")[5:])')), "older_checkpoint"),
+    "each rank its own newest": (changed((BROADCAST, "")),
+        "ranks_resume_apart"),
+    "files of each rank": (both(OWN_FILES, OWN_NEWEST),
+        "ranks_resume_apart|raised_RuntimeError|raised_CheckpointException"),
+    "rank 0 alone loads": (
+        both(STATE + """    if dist.get_rank() == 0:
+        torch.save(state, folder / "part")
+        os.replace(folder / "part", folder / "latest.pt")
+""", f"""    done = [0]
+    if dist.get_rank() == 0 and (folder / "latest.pt").exists():
+        state = torch.load(folder / "latest.pt")
+{LOAD}        done = [state["done"]]
+    dist.broadcast_object_list(done)
+    return done[0]
+"""), "wrong_learning_rate|parameters_not_loaded"),
+    "optimizer forgotten": (
+        changed(('"model": model, "optimizer": moments, ', '"model": model, '),
+                (SET, "        set_model_state_dict(module, model)\n"),
+                ("get_state_dict, set_state_dict", "get_state_dict, set_model_state_dict"),
+                (SCHEDULER, SCHEDULER + "        for group, rate in zip(optimizer.param_groups, "
+                 "scheduler.get_last_lr()):\n            group['lr'] = rate\n")),
+        "optimizer_state_missing"),
+    "optimizer's steps forgotten": (
+        changed((SCHEDULER, SCHEDULER + """        for state in optimizer.state.values():
+            state["step"].zero_()
+""")), "optimizer_state_missing"),
+    "model forgotten": (changed((SET, SET.replace(
+        "model_state_dict=model", "model_state_dict=module.state_dict()"))),
+        "raised_RuntimeError|parameters_not_loaded|raised_CheckpointException"),
+    "model changed": (
+        changed((SCHEDULER, SCHEDULER + "        torch._foreach_mul_([p.detach() for p in "
+                                        "module.parameters()], 1.01)\n")),
+        "parameters_not_loaded"),
+    "schedule forgotten": (changed((SCHEDULER, "")), "wrong_learning_rate"),
+    "schedule and its rate forgotten": (
+        changed((SCHEDULER, ""), (SET, "        rate = optimizer.param_groups[0]['lr']\n" + SET
+                                  + "        optimizer.param_groups[0]['lr'] = rate\n")),
+        "wrong_learning_rate"),
+    "random numbers forgotten": (changed((SEED, "")), "other_random_numbers"),
+    "one seed for all steps": (changed((SEED, "        torch.manual_seed(0)\n")),
+                               "same_random_numbers"),
+    "one seed for each start": (
+        changed((SEED, ""), (RESUME, RESUME + "    torch.manual_seed(done)\n")),
+        "other_random_numbers"),
+    "nothing is trained": (body("train", "    resume(module, optimizer, scheduler, "
+                                "options.checkpoints)\n"), "does_not_train"),
+    "a collective on rank 0 alone": (
+        changed((UNFINISHED, """    if dist.get_rank() == 0:
+        dcp.save(state, checkpoint_id=folder / "unfinished")
+        os.replace(folder / "unfinished", folder / f"step_{done}")
+    dist.barrier()
+""")), "never_ends"),
+    "ends without a word": (changed((SAVE, "            os._exit(3)\n")),
+                            "rank_failed"),
+    "an error": (changed((BROADCAST, "    dist.broadcast_objects(newest)\n")),
+                 "raised_AttributeError"),
+}
+RIGHT_ONES = {
+    "FSDP": changed(("module = DistributedDataParallel(model.to(device))",
+                     "module = torch.distributed.fsdp.fully_shard(model.to(device))"),
+                    ("import torch.distributed as dist\n",
+                     "import torch.distributed as dist\nimport torch.distributed.fsdp\n")),
+    "saved in the background": changed(
+        ('    dcp.save(state, checkpoint_id=folder / "unfinished")\n',
+         '    dcp.async_save(state, checkpoint_id=folder / "unfinished").result()\n')),
+    "one generator for all": RNG_OF_0,  # the model's seed has set it, on all ranks
+    "metadata last": changed(
+        (UNFINISHED, DIRECT),
+        ('folder.glob("step_*")', 'folder.glob("step_*") if (path / ".metadata").exists()')),
+    "rank 0 saves all": both(
+        STATE + """    if dist.get_rank() == 0:
+        torch.save(state, folder / "part")
+        os.replace(folder / "part", folder / f"step_{done}")
+    dist.barrier()
+""", f"""    newest = [max((int(path.name[5:]) for path in folder.glob("step_*")), default=0)]
+    dist.broadcast_object_list(newest)
+    if newest[0]:
+        state = torch.load(folder / f"step_{{newest[0]}}")
+{LOAD}    return newest[0]
+"""),
+    "one name, replaced whole": both(
+        STATE + """    if dist.get_rank() == 0:
+        torch.save(state, folder / "part")
+        os.replace(folder / "part", folder / "latest.pt")
+    dist.barrier()
+""", LATEST),
+    "generators saved": changed(
+        (SEED, ""),
+        (UNFINISHED, '    torch.save(torch.get_rng_state(), folder / f"random_{dist.get_rank()}_'
+                     '{done}")\n' + UNFINISHED),
+        (SCHEDULER, SCHEDULER + """        random = folder / f"random_{dist.get_rank()}_{newest[0]}"
+        if random.exists():
+            torch.set_rng_state(torch.load(random))
+""")),
+}
+
+
+def verdict_on(script, folder):
+    path = folder / "elastic.py"
+    path.write_text(script)
+    return lab.check_elastic(str(path))
+
+
+# Rejected only after several starts, or for what another one here shows as well.
+SLOW = {"saves before the step", "written over by DCP", "data skipped twice", "all steps anew",
+        "one step twice", "oldest", "as text", "files of each rank", "rank 0 alone loads",
+        "optimizer's steps forgotten", "model forgotten", "schedule forgotten", "an error",
+        "each rank its own newest", "without an end", "the old one is removed first",
+        "a collective on rank 0 alone", "model changed"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW
+                                  else name for name in WRONG])
+def test_a_wrong_script_is_rejected_for_its_reason(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "STALL", 4.0)
+    script, words = WRONG[name]
+    verdict = verdict_on(script, tmp_path)
+    assert_rejected(verdict, words)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_where_the_caller_is_ended(number, tmp_path):
-    lab.write_script("elastic.py", tmp_path)
-    caller = subprocess.Popen([sys.executable, "-c", RUNS], cwd=tmp_path, start_new_session=True,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    try:
-        family = _ranks_of(caller)
-        caller.send_signal(number)
-        _, left = psutil.wait_procs([*family, psutil.Process(caller.pid)], timeout=20)
-        assert not left
-    finally:
-        caller.kill()
-        caller.wait()
-
-
-def _ranks_of(caller) -> list[psutil.Process]:
-    """The agent and its two ranks, as soon as they are there."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        found = [process for process in psutil.Process(caller.pid).children(recursive=True)
-                 if "--metrics" in process.cmdline()]
-        if len(found) == 3:
-            time.sleep(1)
-            return found
-        time.sleep(0.1)
-    raise AssertionError("the ranks were not started")
-
-
-@pytest.mark.slow
-def test_no_rank_is_left_where_the_agent_is_killed(tmp_path):
-    lab.write_script("elastic.py", tmp_path)
-    caller = subprocess.Popen([sys.executable, "-c", RUNS], cwd=tmp_path,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    try:
-        agent, *ranks = sorted(_ranks_of(caller), key=lambda process: process.create_time())
-        agent.kill()
-        assert not psutil.wait_procs(ranks, timeout=20)[1]
-        caller.wait(20)
-    finally:
-        caller.kill()
-        caller.wait()
+@pytest.mark.parametrize("name", RIGHT_ONES)
+def test_a_right_script_passes(name, tmp_path):
+    verdict = verdict_on(RIGHT_ONES[name], tmp_path)
+    assert verdict.passed, str(verdict)

@@ -1,0 +1,84 @@
+"""What the check of exercise 7.25 must reject, and what it must accept."""
+
+import pytest
+from answers import assert_rejected, assert_waits
+
+import labs.pipeline_parallel as lab
+from labs.predictions.plans import memory, search
+
+WRONG, RIGHT = {}, {}
+
+
+# 7.25 choose_plan
+
+
+def right_plan(job):
+    return search.fastest(job)
+
+
+def of_those(allows):
+    """The fastest of the plans that fit and are allowed."""
+    def answer(job):
+        fitting = [plan for plan in search.plans(job) if allows(plan) and memory.fits(job, plan)]
+        return min(fitting, key=lambda plan: search.step_seconds(job, plan), default=None)
+
+    return (answer,)
+
+
+WRONG[lab.check_choose_plan] = [
+    ((lambda job: None,), "nothing_returned"),
+    ((lambda job: "FSDP",), "wrong_type lab.Plan"),
+    ((lambda job: lab.Plan(8, micro_batch=0),), "impossible_plan"),
+    ((lambda job: lab.Plan(job.gpus / 1),), "impossible_plan 8.0"),
+    ((lambda job: lab.Plan(8),), "impossible_plan GPUs"),
+    ((lambda job: lab.Plan(job.gpus, sharding="DDP", recompute="none"),),
+     "slower_choice|does_not_fit|impossible_plan"),
+    ((lambda job: lab.Plan(job.gpus, sharding="FSDP", recompute="full"),), "slower_choice"),
+    ((lambda job: min(search.plans(job), key=lambda plan: search.step_seconds(job, plan)),),
+     "does_not_fit"),
+    ((lambda job: next((plan for plan in search.plans(job) if memory.fits(job, plan)), None),),
+     "slower_choice"),
+    ((lambda job: max((plan for plan in search.plans(job) if memory.fits(job, plan)),
+                      key=lambda plan: search.step_seconds(job, plan), default=None),),
+     "slower_choice"),
+    of_those(lambda plan: plan.pipeline == 1) + ("slower_choice",),
+    of_those(lambda plan: plan.tensor == plan.context == 1) + ("slower_choice|nothing_returned",),
+    of_those(lambda plan: plan.sharding != "FSDP") + ("slower_choice",),
+    of_those(lambda plan: plan.sharding != "ZeRO-1") + ("slower_choice",),
+    of_those(lambda plan: plan.chunks == 1) + ("slower_choice",),
+    of_those(lambda plan: plan.chunks == 1 and plan.schedule == "1F1B")
+    + ("slower_choice",),
+    of_those(lambda plan: plan.recompute == "none") + ("slower_choice",),
+    of_those(lambda plan: plan.micro_batch == 1) + ("slower_choice",),
+    ((lambda job: lab.Plan(job.gpus // 4, pipeline=4, chunks=5, sharding="DDP")),
+     "impossible_plan divided"),
+    ((lambda job: lab.Plan(job.gpus // 4, pipeline=4, chunks=2, schedule="ZB-H1",
+                           sharding="DDP")), "impossible_plan ZB-H1"),
+    ((lambda job: lab.Plan(job.gpus, chunks=2, sharding="DDP")), "impossible_plan"),
+    of_those(lambda plan: plan.context == 1) + ("slower_choice",),
+    of_those(lambda plan: plan.sharding == "DDP") + ("slower_choice|nothing_returned",)]
+WRONG[lab.check_choose_plan] = [case if isinstance(case[0], tuple) else ((case[0],), case[1])
+                                for case in WRONG[lab.check_choose_plan]]
+RIGHT[lab.check_choose_plan] = [
+    (right_plan,),
+    (lambda job: next((plan for _, _, plan in sorted(
+        (search.step_seconds(job, plan), number, plan)
+        for number, plan in enumerate(search.plans(job)) if memory.fits(job, plan))), None),),
+    of_those(lambda plan: plan.sharding != "HSDP")]  # 1.4 % slower at most: within the tolerance
+
+
+@pytest.mark.parametrize(("check", "answers", "words"), [
+    (check, answers, words) for check, cases in WRONG.items() for answers, words in cases])
+def test_wrong(check, answers, words):
+    assert_rejected(check(*answers), words)
+
+
+@pytest.mark.parametrize(("check", "answers"), [
+    (check, answers) for check, cases in RIGHT.items() for answers in cases])
+def test_right(check, answers):
+    verdict = check(*answers)
+    assert verdict.passed is True, str(verdict)
+
+
+def test_what_is_not_filled_in_waits():
+    assert_waits(lab.check_choose_plan, "7.25")

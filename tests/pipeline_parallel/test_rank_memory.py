@@ -1,0 +1,115 @@
+"""What the check of exercise 7.24 must reject, and what it must accept."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from answers import assert_rejected, assert_waits
+
+import labs.pipeline_parallel as lab
+from labs.predictions.plans import memory
+
+WRONG, RIGHT = {}, {}
+
+
+# 7.24 rank_memory
+
+
+def right_memory(job, plan, stage):
+    found = memory.rank_memory(job, plan, stage)
+    return {name: found[name] for name in
+            ("parameters", "gradients", "optimizer state", "activations", "logits")}
+
+
+def parts(change):
+    """An answer with other parts. change(found, job, plan, stage) -> name -> bytes."""
+    def answer(job, plan, stage):
+        found = right_memory(job, plan, stage)
+        return found | change(found, job, plan, stage)
+
+    return (answer,)
+
+
+def states(found, factor):
+    return {name: factor * found[name] for name in ("parameters", "gradients", "optimizer state")}
+
+
+def without_ends(found, job, plan, stage):
+    own = plan.layers(job, stage) * job.layer_parameters / plan.tensor
+    shards = plan.data * plan.context if plan.sharding == "ZeRO-1" else 1
+    kept = job.bytes_per_parameter
+    return {"parameters": kept.parameters * own, "gradients": kept.gradients * own,
+            "optimizer state": kept.optimizer_state * own / shards}
+
+
+def in_flight(count):
+    def change(found, job, plan, stage):
+        one = found["activations"] / memory.in_flight(plan, job, stage)
+        return {"activations": one * count(job, plan, stage)}
+
+    return parts(change)
+
+
+WRONG[lab.check_rank_memory] = [
+    ((lambda job, plan, stage: None,), "not_a_dictionary|wrong_type"),
+    ((lambda job, plan, stage: {},), "wrong_keys"),
+    ((lambda job, plan, stage: dict.fromkeys(right_memory(job, plan, stage), 0),),
+     "wrong_number parameters"),
+    (parts(without_ends), "embedding_head_missing"),
+    (parts(lambda found, job, plan, stage: states(found, plan.tensor)),
+     "tensor_parallelism_not_cut"),
+    (parts(lambda found, job, plan, stage: states(found, 1 / plan.data)),
+     "cut_over_data_parallel_ranks"),
+    (parts(lambda found, job, plan, stage: {
+        "optimizer state": found["optimizer state"] * plan.data * plan.context}),
+     "zero_1_not_cut"),
+    (parts(lambda found, job, plan, stage: {"optimizer state": right_memory(
+        job, replace(plan, sharding="ZeRO-1"), stage)["optimizer state"]}),
+     "wrong_number optimizer"),
+    (parts(lambda found, job, plan, stage: {
+        "optimizer state": found["optimizer state"] * plan.context}),
+     "cut_over_data_parallel_ranks optimizer"),
+    (parts(lambda found, job, plan, stage: {name: size / 1e9 for name, size in found.items()}),
+     "wrong_unit"),
+    (in_flight(lambda job, plan, stage: min(plan.pipeline - stage - 1, plan.micro_batches(job))),
+     "one_micro_batch_too_few"),
+    (in_flight(lambda job, plan, stage: min(plan.pipeline - stage + 1, plan.micro_batches(job))),
+     "one_micro_batch_too"),
+    (in_flight(lambda job, plan, stage: 1), "one_micro_batch"),
+    (in_flight(lambda job, plan, stage: plan.micro_batches(job)), "all_micro_batches"),
+    (in_flight(lambda job, plan, stage: plan.pipeline), "p_micro_batches_on_stage"),
+    (in_flight(lambda job, plan, stage: plan.pipeline - stage), "p_micro_batches_on_stage more"),
+    (in_flight(lambda job, plan, stage: min(stage + 1, plan.micro_batches(job))),
+     "one_micro_batch"),
+    (parts(lambda found, job, plan, stage: {
+        "activations": found["activations"] / plan.layers(job, stage)}), "one_layer"),
+    (parts(lambda found, job, plan, stage: {"logits": right_memory(
+        job, plan, plan.pipeline - 1)["logits"]}), "stage_without_head_logits"),
+    (parts(lambda found, job, plan, stage: {"logits": plan.tensor * found["logits"]}),
+     "tensor_parallelism_not_cut_them"),
+    (parts(lambda found, job, plan, stage: {"logits": plan.context * found["logits"]}),
+     "context_parallelism_not_cut_them"),
+    (parts(lambda found, job, plan, stage: {"logits": found["logits"] / 3}), "one_tensor_only")]
+RIGHT[lab.check_rank_memory] = [
+    (right_memory,),
+    (lambda job, plan, stage: {name: torch.tensor(value, dtype=torch.float64) for name, value in
+                               reversed(right_memory(job, plan, stage).items())},),
+    (lambda job, plan, stage: {name: int(value) for name, value in
+                               right_memory(job, plan, stage).items()},)]
+
+
+@pytest.mark.parametrize(("check", "answers", "words"), [
+    (check, answers, words) for check, cases in WRONG.items() for answers, words in cases])
+def test_wrong(check, answers, words):
+    assert_rejected(check(*answers), words)
+
+
+@pytest.mark.parametrize(("check", "answers"), [
+    (check, answers) for check, cases in RIGHT.items() for answers in cases])
+def test_right(check, answers):
+    verdict = check(*answers)
+    assert verdict.passed is True, str(verdict)
+
+
+def test_what_is_not_filled_in_waits():
+    assert_waits(lab.check_rank_memory, "7.24")

@@ -1,0 +1,132 @@
+"""What the check of exercise 7.17 must reject, and what it must accept."""
+
+import pytest
+from answers import assert_rejected, assert_waits
+
+import labs.pipeline_parallel as lab
+from labs.pipeline_parallel import B, F, W
+from labs.predictions.pipelines import schedules as known
+from labs.predictions.pipelines.simulate import simulate
+
+WRONG, RIGHT = [], []
+
+
+def lists_of(build):
+    """A student's function that returns the lists of a known schedule."""
+    def answer(ranks, micro_batches, chunks=1):
+        sizes = (ranks, micro_batches, chunks) if build is known.interleaved else (ranks,
+                                                                                   micro_batches)
+        return [[{"F": F, "B": B, "W": W}[action.kind](action.micro_batch, action.stage // ranks)
+                 for action in actions] for actions in build(*sizes).ranks]
+
+    return answer
+
+
+def two(answer):
+    """With the signature of an exercise without chunks."""
+    return lambda ranks, micro_batches: answer(ranks, micro_batches)
+
+
+gpipe, one_f_one_b, zb_h1, zb_h2 = map(two, map(lists_of, (
+    known.gpipe, known.one_f_one_b, known.zb_h1, known.zb_h2)))
+
+
+def same_on_all(actions):
+    return lambda ranks, micro_batches: [actions(micro_batches)] * ranks
+
+
+def with_rank(actions):
+    return lambda ranks, micro_batches: [actions(ranks, micro_batches, rank)
+                                         for rank in range(ranks)]
+
+
+def by_name(check, **answers):
+    for name, (answer, words) in answers.items():
+        WRONG.append(pytest.param(check, answer, words, id=f"{check.__name__}-{name}"))
+
+
+# 7.17, ZB-H1
+
+
+def delayed(by):
+    """1F1B with W that many backwards later, the rest at the end."""
+    def actions(p, m, rank):
+        found = []
+        for action in one_f_one_b(p, m)[rank]:
+            found.append(action)
+            if action.kind == "B" and action.micro_batch >= by(p, m, rank):
+                found.append(W(action.micro_batch - by(p, m, rank)))
+        return found + [W(i) for i in range(max(0, m - by(p, m, rank)), m)]
+
+    return with_rank(actions)
+
+
+by_name(
+    lab.check_zb_h1,
+    no_w=(one_f_one_b, "backward_not_split"),
+    gpipe=(gpipe, "backward_not_split"),
+    w_at_once=(delayed(lambda p, m, rank: 0), "too_many_slots"),
+    w_at_the_end=(delayed(lambda p, m, rank: m), "too_many_slots"),
+    w_two_later=(delayed(lambda p, m, rank: 2 * rank), "too_many_slots"),
+    w_before_b=(with_rank(lambda p, m, rank: [
+        other for action in one_f_one_b(p, m)[rank] for other in
+        ([W(action.micro_batch), action] if action.kind == "B" else [action])]),
+        "illegal_schedule"),
+    zb_h2=(zb_h2, "too_many_in_flight"),
+    delayed_the_wrong_way_round=(delayed(lambda p, m, rank: p - 1 - rank),
+                                 "too_many_slots|too_many_in_flight"),
+    some_w_forgotten=(with_rank(lambda p, m, rank: zb_h1(p, m)[rank][:-rank or None]),
+                      "too_many_slots"),
+    one_at_a_time=(same_on_all(lambda m: [kind(i) for i in range(m) for kind in (F, B, W)]),
+                   "too_many_slots"),
+    w_without_b=(with_rank(lambda p, m, rank: [action for action in zb_h1(p, m)[rank]
+                                               if action.kind != "B"]), "illegal_schedule without"))
+
+
+def last_w_first(ranks, micro_batches):
+    """ZB-H1 with the W at the end of each list in another order."""
+    lists = []
+    for actions in zb_h1(ranks, micro_batches):
+        end = len(actions)
+        while end and actions[end - 1].kind == "W":
+            end -= 1
+        lists.append(actions[:end] + actions[end:][::-1])
+    return lists
+
+
+RIGHT += [(lab.check_zb_h1, answer) for answer in (
+    zb_h1, delayed(lambda p, m, rank: rank), last_w_first)]
+
+
+@pytest.mark.parametrize("check, answer, words", WRONG)
+def test_a_wrong_answer_is_rejected(check, answer, words):
+    verdict = check(answer)
+    print(verdict)
+    assert_rejected(verdict, words)
+
+
+@pytest.mark.parametrize("check, answer", RIGHT)
+def test_a_right_answer_passes(check, answer):
+    verdict = check(answer)
+    assert verdict.passed, str(verdict)
+
+
+@pytest.mark.parametrize("check, exercise", [
+    (lab.check_zb_h1, "7.17")])
+def test_an_unfilled_answer_is_waited_for(check, exercise):
+    assert_waits(check, exercise)
+
+
+def test_what_7_17_needs_of_7_15_is_waited_for():
+    def unfilled(ranks, micro_batches):
+        raise NotImplementedError("Exercise 7.15")
+
+    verdict = lab.check_zb_h1(lambda ranks, micro_batches: unfilled(ranks, micro_batches))
+    assert verdict.passed is None and "waits for Exercise 7.15" in str(verdict)
+
+
+def test_w_at_once_is_between_1f1b_and_zb_h1():
+    """The text says so: splitting alone saves p - 1 slots, W at the end as many."""
+    lengths = [simulate(known.Schedule.from_lists(answer(4, 8), 8)).makespan for answer in (
+        one_f_one_b, delayed(lambda p, m, rank: 0), zb_h1)]
+    assert lengths == [33, 30, 27]
