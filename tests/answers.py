@@ -10,6 +10,7 @@ from unittest import mock
 
 import cloudpickle
 import gate
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -21,11 +22,9 @@ LONGEST = 300.0  # seconds of a launch that judges many answers, on a busy machi
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def by_check(answers: dict[Callable, Sequence]) -> list[tuple]:
-    """(check, answer) of each answer; (check, answer, words) where the answers are (answer, words).
-    """
-    return [(check, *(answer if isinstance(answer, tuple) else (answer,)))
-            for check, those in answers.items() for answer in those]
+def named(**answers: tuple) -> list:
+    """A table of answers for `parametrize`: name=(answer, expected); its cases have these names."""
+    return [pytest.param(*row, id=name) for name, row in answers.items()]
 
 
 def is_rejected(verdict: Verdict, expected: str) -> bool:

@@ -1,7 +1,7 @@
 """What the tests of notebook 04's wrong answers share: the solution, and how a table of answers is
 tried."""
 
-import re
+from collections.abc import Callable
 
 import pytest
 from _build.definitions import definitions
@@ -23,13 +23,11 @@ def _name_of(answer) -> str:
     return "-".join(getattr(part, "__name__", str(part)) for part in parts)
 
 
-def cases(table: dict) -> list:
-    """Returns a pytest case for each answer of a table, check -> [(answer, words)] or [answer]."""
-    rows = [(check, *(row if isinstance(row, tuple) and isinstance(row[-1], (str, re.Pattern))
-                        else (row,)))
-            for check, answers in table.items() for row in answers]
+def cases(check: Callable, table: list) -> list:
+    """Returns a pytest case for each answer of a table: (answer, expected), or a right answer."""
+    rows = [row if isinstance(row, tuple) and isinstance(row[-1], str) else (row,) for row in table]
     return [pytest.param(check, answer, *rest, id=f"{check.__name__}-{_name_of(answer)}")
-            for check, answer, *rest in rows]
+            for answer, *rest in rows]
 
 
 def judge(check, answer, request=None):

@@ -1,4 +1,5 @@
-"""scripts/new-notebook writes a skeleton that passes the builder and the tests as it is."""
+"""scripts/new-notebook and scripts/new-exercise write skeletons that pass the builder and the tests
+as they are."""
 
 import os
 import shutil
@@ -10,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME, PACKAGE = "97_smallest_example", "smallest_example"
-TESTS = [f"tests/test_{PACKAGE}.py", f"tests/wrong_answers/test_{NAME}.py"]
+TESTS = f"tests/{PACKAGE}"
 
 
 @pytest.fixture
@@ -24,9 +25,9 @@ def tree(tmp_path):
     return tmp_path
 
 
-def new_notebook(tree, *arguments):
-    """Run the command on a tree; return what became of it."""
-    command = [sys.executable, ROOT / "scripts" / "new-notebook", "--root", tree, *arguments]
+def new(what, tree, *arguments):
+    """Run new-notebook or new-exercise on a tree; return what became of it."""
+    command = [sys.executable, ROOT / "scripts" / f"new-{what}", "--root", tree, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
@@ -46,40 +47,40 @@ def files(tree):
 
 @pytest.mark.slow
 def test_the_skeleton_passes_the_builder_and_the_tests(tree):
-    done = new_notebook(tree, NAME, "--title", "The smallest example")
+    done = new("notebook", tree, NAME, "--title", "The smallest example")
     assert done.returncode == 0, done.stderr
     run(tree, "-m", "ruff", "check", "labs", "scripts", "solutions", "tests")
     run(tree, "-m", "_build", "--root", tree, NAME)
     run(tree, "-m", "_build", "--root", tree, NAME, "--check")
     pytest = ("-m", "pytest", "-q", "-c", "pyproject.toml", "-p", "no:cacheprovider")
-    run(tree, *pytest, *TESTS, "tests/test_lazy_exports.py", "tests/test_layout.py")
+    run(tree, *pytest, TESTS, "tests/test_lazy_exports.py", "tests/test_layout.py")
     run(tree, *pytest, "tests/test_notebooks.py", "tests/test_glossary.py", "-k", NAME)
 
 
 def test_it_names_what_it_wrote_and_what_comes_next(tree):
     before = files(tree)
-    done = new_notebook(tree, NAME)
+    done = new("notebook", tree, NAME)
     written = files(tree) - before
-    assert len(written) == 7 and set(done.stdout.split()) >= written
-    assert f"scripts/build {NAME}" in done.stdout and TESTS[1] in done.stdout
+    assert len(written) == 6 and set(done.stdout.split()) >= written
+    assert f"scripts/build {NAME}" in done.stdout and TESTS in done.stdout
     assert "# # 97 · Smallest example" in (tree / "solutions" / f"{NAME}.py").read_text()
     assert not [path for path in written if "{{" in (tree / path).read_text()]
 
 
 @pytest.mark.parametrize("taken", [
-    "solutions/97_other.py", f"labs/{PACKAGE}/charts.py", f"labs/{PACKAGE}.py",
-    f"tests/test_{PACKAGE}.py"])
+    "solutions/97_other.py", f"labs/{PACKAGE}/scaffold.py", f"labs/{PACKAGE}.py",
+    f"tests/{PACKAGE}/test_largest_over_ranks.py"])
 def test_it_overwrites_nothing(tree, taken):
     (tree / taken).parent.mkdir(exist_ok=True)
     (tree / taken).write_text("mine")
     before = files(tree)
-    done = new_notebook(tree, NAME)
+    done = new("notebook", tree, NAME)
     assert done.returncode == 1 and files(tree) == before and (tree / taken).read_text() == "mine"
     assert "There is already" in done.stderr and "Nothing was written" in done.stderr
 
 
 def test_a_number_with_a_letter_goes_on_with_the_exercises_of_the_one_before(tree):
-    made = [new_notebook(tree, name) for name in ("97a_first", "97b_second")]
+    made = [new("notebook", tree, name) for name in ("97a_first", "97b_second")]
     assert [done.returncode for done in made] == [0, 0]
     first, second = ((tree / "solutions" / f"{name}.py").read_text()
                      for name in ("97a_first", "97b_second"))
@@ -91,7 +92,7 @@ def test_a_number_with_a_letter_goes_on_with_the_exercises_of_the_one_before(tre
     ("97a_x", "97a_y"), ("97a_x", "97_y"), ("97_x", "97a_y")])
 def test_a_number_is_given_once(tree, there, wanted):
     (tree / "solutions" / f"{there}.py").touch()
-    done = new_notebook(tree, wanted)
+    done = new("notebook", tree, wanted)
     assert done.returncode == 1 and f"There is already solutions/{there}.py" in done.stderr
 
 
@@ -100,7 +101,44 @@ def test_a_number_is_given_once(tree, there, wanted):
     ["06ab_x"], ["06_scaling", "--title", 'a "quoted" one'], ["06_scaling", "--title", "x" * 61]])
 def test_bad_arguments_are_one_sentence(tree, arguments):
     before = files(tree)
-    done = new_notebook(tree, *arguments)
+    done = new("notebook", tree, *arguments)
     sentence = done.stderr.splitlines()[-1]
     assert done.returncode == 2 and sentence.startswith("scripts/new-notebook: error: ")
     assert files(tree) == before and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "notebook", "package"), [
+    ("3.11", "03_zero_stages", "zero_stages"),
+    ("7.27", "07b_pipeline_parallel", "pipeline_parallel")])  # its `__init__` has parts
+def test_a_new_exercise_passes_the_builder_and_the_tests(tree, number, notebook, package):
+    before = files(tree)
+    done = new("exercise", tree, number, "largest", "--title", "The largest of all ranks")
+    assert done.returncode == 0, done.stderr
+    written = {f"labs/{package}/largest.py", f"tests/{package}/test_largest.py"}
+    assert files(tree) - before == written
+    assert {f"labs/{package}/__init__.py", f"solutions/{notebook}.py"} < set(done.stdout.split())
+    run(tree, "-m", "ruff", "check", "labs", "scripts", "solutions", "tests")
+    run(tree, "-m", "_build", "--root", tree, notebook, "--no-execute")
+    pytest = ("-m", "pytest", "-q", "-c", "pyproject.toml", "-p", "no:cacheprovider")
+    run(tree, *pytest, f"tests/{package}/test_largest.py", "tests/test_lazy_exports.py")
+    # all that needs no executed notebook: to build 03 takes minutes
+    run(tree, *pytest, "tests/test_notebooks.py", "tests/test_glossary.py", "-k",
+        f"{notebook} and not solution_passes")
+    run(tree, *pytest, "tests/test_layout.py", "-k", f"{package} or upwards")
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["3.10", "largest"], "03_zero_stages.py has an exercise 3.10 already; the next free one is "
+                          "3.11"),
+    (["99.1", "largest"], "There is no notebook 99: scripts/new-notebook makes one."),
+    (["3.11", "prefetch"], "There is already labs/zero_stages/prefetch.py and "
+                           "tests/zero_stages/test_prefetch.py: choose another name."),
+    (["3-11", "largest"], "'3-11' is no number of an exercise"),
+    (["3.11", "Largest"], "'Largest' is no name of a Python function"),
+    (["3.11", "largest", "--title", "a {b}"], "a title is one line of at most 60 characters")])
+def test_an_exercise_that_cannot_be_written_is_one_sentence(tree, arguments, sentence):
+    before = {path: (tree / path).read_bytes() for path in files(tree)}
+    done = new("exercise", tree, *arguments)
+    assert done.returncode and sentence in done.stderr and "Traceback" not in done.stderr
+    assert {path: (tree / path).read_bytes() for path in files(tree)} == before

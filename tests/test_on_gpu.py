@@ -159,7 +159,7 @@ def test_each_solution_is_a_part_that_has_its_time(solution):
 def test_tests_marked_gpu_run_in_two_parts():
     short, long = (set(gpu_tests.files(long)) for long in (False, True))
     assert "tests/faults/test_live.py" in short and not short & long
-    assert long == {"tests/test_on_gpus.py", "tests/test_fsdp_node.py"}
+    assert long == {"tests/test_on_gpus.py", "tests/fsdp/test_node.py"}
     assert "tests/faults/test_gpu_faults.py" not in short  # the part "faults" runs them
     whole = gpu_tests.command(["/out.xml", "--long"])
     assert whole[whole.index("gpu") - 1] == "-m" and "--junitxml=/out.xml" in whole

@@ -7,7 +7,7 @@ import sys
 from _on_gpu.parts import ROOT
 
 REPEATED = ("test_gpu_faults", "test_bench_memory")  # what the parts "faults", "bench-memory" run
-LONG = ("test_on_gpus", "test_fsdp_node")  # every check of every solution; a billion parameters
+LONG = ("test_on_gpus", "test_node")  # every check of every solution; a billion parameters
 FIRST = "00_start_here or card_is_found"  # of the long ones, with --small
 
 

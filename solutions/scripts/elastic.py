@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from labs.surviving_failure import elastic_job
+from labs.surviving_failure import elastic_job as job
 from labs.training import data, models
 
 
@@ -64,19 +64,19 @@ def take_step(step, rows, module, optimizer, scheduler, options):
     scheduler.step()
     total = loss.detach()
     dist.all_reduce(total)
-    elastic_job.note(options, "step", step=step, loss=total.item() / dist.get_world_size(), began=began)
+    job.note(options, "step", step=step, loss=total.item() / dist.get_world_size(), began=began)
 
 
 def main():
-    options = elastic_job.parse_options()
-    device = elastic_job.join_group(options)
-    windows = data.windows(options.samples, elastic_job.CONTEXT, options.seed)[:, :-1].to(device)
+    options = job.parse_options()
+    device = job.join_group(options)
+    windows = data.windows(options.samples, job.CONTEXT, options.seed)[:, :-1].to(device)
     model = models.Decoder(options.layers, options.hidden, options.dropout, options.seed)
     module = DistributedDataParallel(model.to(device))
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, options.steps)
-    train(elastic_job.batches(windows, options), module, optimizer, scheduler, options)
-    elastic_job.leave_group()
+    train(job.batches(windows, options), module, optimizer, scheduler, options)
+    job.leave_group()
 
 
 if __name__ == "__main__":

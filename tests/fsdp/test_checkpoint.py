@@ -24,9 +24,6 @@ import labs.fsdp as lab
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
-WRONG = {}
-
-
 # 4.7 save and load
 
 
@@ -106,7 +103,7 @@ class Checkpoint:
                        optim_state_dict=state["optimizer"], options=whole)
 
 
-WRONG[lab.check_checkpoint] = [
+WRONG = [
     ((Checkpoint.nothing, Checkpoint.nothing), "nothing_saved"),
     ((Checkpoint.rank_0_alone, Checkpoint.nothing), "full_tensor_gathered"),
     ((Checkpoint.everybody_everything, Checkpoint.nothing), "full_tensor_gathered"),
@@ -155,16 +152,16 @@ class CheckpointRight:
                        checkpoint_id=folder).result()
 
 
-RIGHT = {lab.check_checkpoint: [(right.save, right.load), (CheckpointRight.awaited, right.load),
-                                (CheckpointRight.save, CheckpointRight.load)]}
+RIGHT = [(right.save, right.load), (CheckpointRight.awaited, right.load),
+         (CheckpointRight.save, CheckpointRight.load)]
 
 
-@pytest.mark.parametrize("check, answer, words", cases(WRONG))
+@pytest.mark.parametrize("check, answer, words", cases(lab.check_checkpoint, WRONG))
 def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, request, capsys):
     rejected(check, answer, words, request)
 
 
-@pytest.mark.parametrize("check, answer", cases(RIGHT))
+@pytest.mark.parametrize("check, answer", cases(lab.check_checkpoint, RIGHT))
 def test_another_right_answer_is_accepted(check, answer, request, capsys):
     accepted(check, answer, request)
 

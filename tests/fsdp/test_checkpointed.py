@@ -23,9 +23,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 shard = right.shard
-WRONG = {}
-
-
 # 4.4 checkpointed
 
 
@@ -112,7 +109,7 @@ class Checkpointed:
         return right.checkpointed(model, optimizer_class)
 
 
-WRONG[lab.check_checkpointed] = [
+WRONG = [
     (Checkpointed.products_kept, "activations_kept"),
     (Checkpointed.wrapped_twice, "activations_kept"),
     (Checkpointed.one_unit, "wrong_units"),
@@ -149,17 +146,17 @@ class CheckpointedRight:
         return shard(model, optimizer_class, **settings)
 
 
-RIGHT = {lab.check_checkpointed: [right.checkpointed, CheckpointedRight.after_sharding,
-                                  CheckpointedRight.of_its_forward,
-                                  CheckpointedRight.by_hugging_face]}
+RIGHT = [right.checkpointed, CheckpointedRight.after_sharding,
+         CheckpointedRight.of_its_forward,
+         CheckpointedRight.by_hugging_face]
 
 
-@pytest.mark.parametrize("check, answer, words", cases(WRONG))
+@pytest.mark.parametrize("check, answer, words", cases(lab.check_checkpointed, WRONG))
 def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, capsys):
     rejected(check, answer, words)
 
 
-@pytest.mark.parametrize("check, answer", cases(RIGHT))
+@pytest.mark.parametrize("check, answer", cases(lab.check_checkpointed, RIGHT))
 def test_another_right_answer_is_accepted(check, answer, capsys):
     accepted(check, answer)
 

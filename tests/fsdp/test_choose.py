@@ -16,9 +16,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 cost, choose = right.cost, right.choose
-WRONG = {}
-
-
 # 4.3 choose
 
 
@@ -104,7 +101,7 @@ class Choose:
                    + max(0, sum(map(gather, units[1:])) - sum(map(compute, units[1:]))))
 
 
-WRONG[lab.check_choose] = [
+WRONG = [
     (Choose.always_blocks, "slower_choice"),
     (Choose.least_memory, "slower_choice gathered"),
     (Choose.fewest_collectives, "slower_choice fewest"),
@@ -141,7 +138,7 @@ class ChooseRight:
                 return name
 
 
-RIGHT = {lab.check_choose: [choose, ChooseRight.by_lost, ChooseRight.sorted_first]}
+RIGHT = [choose, ChooseRight.by_lost, ChooseRight.sorted_first]
 
 
 def nothing_fits(wrappings, free, *machine):
@@ -149,10 +146,10 @@ def nothing_fits(wrappings, free, *machine):
     return min(fits, key=lambda name: lost(wrappings[name], *machine))
 
 
-@pytest.mark.parametrize("check, answer, hint", [
-    (lab.check_choose, nothing_fits, "the answer is None")])
-def test_an_error_of_pythons_gets_a_hint(check, answer, hint, capsys):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer, hint", [
+    (nothing_fits, "the answer is None")])
+def test_an_error_of_pythons_gets_a_hint(answer, hint, capsys):
+    verdict = lab.check_choose(answer)
     assert verdict.passed is False and hint in verdict.hint, verdict
 
 
@@ -183,12 +180,12 @@ def test_a_choice_without_a_known_mistake_is_shown_with_the_terms_of_both_sums(c
     assert verdict.count("gather(") > 3 and verdict.count(" ms\n") == 3, verdict
 
 
-@pytest.mark.parametrize("check, answer, words", cases(WRONG))
+@pytest.mark.parametrize("check, answer, words", cases(lab.check_choose, WRONG))
 def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, capsys):
     rejected(check, answer, words)
 
 
-@pytest.mark.parametrize("check, answer", cases(RIGHT))
+@pytest.mark.parametrize("check, answer", cases(lab.check_choose, RIGHT))
 def test_another_right_answer_is_accepted(check, answer, capsys):
     accepted(check, answer)
 

@@ -20,9 +20,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 shard = right.shard
-WRONG = {}
-
-
 # 4.6 from_meta
 
 
@@ -129,7 +126,7 @@ class FromMeta:
         return model, optimizer_class(model.parameters(), **settings)
 
 
-WRONG[lab.check_from_meta] = [
+WRONG = [
     (FromMeta.whole_first, "peak_too_high"),
     (FromMeta.memory_before_shards, "peak_too_high"),
     (FromMeta.filled_from_a_whole_model, "peak_too_high"),
@@ -163,11 +160,11 @@ def by_hand(model):
         model._init_weights(module)
 
 
-RIGHT = {lab.check_from_meta: [right.from_meta, drawing(by_hand),
-                               FromMetaRight.optimizer_before_memory]}
+RIGHT = [right.from_meta, drawing(by_hand),
+         FromMetaRight.optimizer_before_memory]
 
 
-@pytest.mark.parametrize("check, answer, words", cases(WRONG))
+@pytest.mark.parametrize("check, answer, words", cases(lab.check_from_meta, WRONG))
 def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, request, capsys):
     rejected(check, answer, words, request)
 
@@ -178,7 +175,7 @@ def test_torchs_warning_of_drawing_on_a_cpu_stays_away(capsys):
     assert_rejected(verdict, "shards_equal")
 
 
-@pytest.mark.parametrize("check, answer", cases(RIGHT))
+@pytest.mark.parametrize("check, answer", cases(lab.check_from_meta, RIGHT))
 def test_another_right_answer_is_accepted(check, answer, request, capsys):
     accepted(check, answer, request)
 

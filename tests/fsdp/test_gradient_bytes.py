@@ -13,9 +13,6 @@ import labs.fsdp as lab
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
-WRONG = {}
-
-
 # 4.10 gradient_bytes
 
 
@@ -23,7 +20,7 @@ def counting(choose, size=lambda call: call.bytes):
     return lambda calls: sum(size(call) for call in calls if choose(call.kind))
 
 
-WRONG[lab.check_gradient_bytes] = [
+WRONG = [
     (counting(lambda kind: kind == "all_reduce"), "reduce_scatter_missing"),
     (counting(lambda kind: kind == "reduce_scatter"), "all_reduce_missing"),
     (counting(lambda kind: "reduce" in kind, lambda call: 4 * call.elements),
@@ -36,9 +33,9 @@ WRONG[lab.check_gradient_bytes] = [
     (counting(lambda kind: "reduce" in kind, lambda call: call.elements), "in_elements"),
     (counting(lambda kind: "reduce" in kind, lambda call: 1), "wrong_number"),
     (lambda calls: None, "not_a_number")]
-RIGHT = {lab.check_gradient_bytes: [
+RIGHT = [
              right.gradient_bytes,
-             lambda calls: torch.tensor(counting(lambda kind: "reduce" in kind)(calls))]}
+             lambda calls: torch.tensor(counting(lambda kind: "reduce" in kind)(calls))]
 
 
 def test_the_loops_found_are_rejected(capsys):
@@ -46,12 +43,12 @@ def test_the_loops_found_are_rejected(capsys):
     rejected(lab.check_gradient_bytes, right.found_meter, "reduce_scatter_missing")
 
 
-@pytest.mark.parametrize("check, answer, words", cases(WRONG))
+@pytest.mark.parametrize("check, answer, words", cases(lab.check_gradient_bytes, WRONG))
 def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, request, capsys):
     rejected(check, answer, words, request)
 
 
-@pytest.mark.parametrize("check, answer", cases(RIGHT))
+@pytest.mark.parametrize("check, answer", cases(lab.check_gradient_bytes, RIGHT))
 def test_another_right_answer_is_accepted(check, answer, request, capsys):
     accepted(check, answer, request)
 

@@ -15,9 +15,6 @@ from labs.fsdp.loop import MAX_NORM
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
-WRONG = {}
-
-
 # 4.8 loop
 
 
@@ -76,7 +73,7 @@ def only_the_first(module, optimizer, batches):
 
 # Its size depends on the data, which are texts of the Python that runs this.
 UNCLIPPED = "not_clipped"
-WRONG[lab.check_loop] = [
+WRONG = [
     (looping("step", "clip"), UNCLIPPED),
     (looping("clip", "step"), "wrong_value"),
     (cleared_once, "wrong_value"),
@@ -94,8 +91,8 @@ WRONG[lab.check_loop] = [
     (one_step_for_all, "missing_step"),
     (only_the_first, "missing_step"),
     (looping(), "missing_step steps")]
-RIGHT = {lab.check_loop: [right.loop, looping("clip", "step", "clear"),
-                          looping(clip_by_hand, "step", "clear")]}
+RIGHT = [right.loop, looping("clip", "step", "clear"),
+         looping(clip_by_hand, "step", "clear")]
 
 
 def test_the_loops_found_are_rejected(capsys):
@@ -103,12 +100,12 @@ def test_the_loops_found_are_rejected(capsys):
     rejected(lab.check_loop, right.found_loop, "not_clipped")
 
 
-@pytest.mark.parametrize("check, answer, words", cases(WRONG))
+@pytest.mark.parametrize("check, answer, words", cases(lab.check_loop, WRONG))
 def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, request, capsys):
     rejected(check, answer, words, request)
 
 
-@pytest.mark.parametrize("check, answer", cases(RIGHT))
+@pytest.mark.parametrize("check, answer", cases(lab.check_loop, RIGHT))
 def test_another_right_answer_is_accepted(check, answer, request, capsys):
     accepted(check, answer, request)
 

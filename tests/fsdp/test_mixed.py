@@ -16,9 +16,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 shard = right.shard
-WRONG = {}
-
-
 # 4.5 mixed
 
 
@@ -92,7 +89,7 @@ class Mixed:
         return with_policy(model, optimizer_class, policy, **settings)
 
 
-WRONG[lab.check_mixed] = [
+WRONG = [
     (shard, "wrong_compute_dtype"),
     (Mixed.everything_in_bf16, "parameters_not_fp32"),
     (Mixed.reduced_in_bf16, "wrong_traffic_dtype"),
@@ -116,15 +113,15 @@ class MixedRight:
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32), **settings)
 
 
-RIGHT = {lab.check_mixed: [right.mixed, MixedRight.from_the_labs]}
+RIGHT = [right.mixed, MixedRight.from_the_labs]
 
 
-@pytest.mark.parametrize("check, answer, words", cases(WRONG))
+@pytest.mark.parametrize("check, answer, words", cases(lab.check_mixed, WRONG))
 def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, capsys):
     rejected(check, answer, words)
 
 
-@pytest.mark.parametrize("check, answer", cases(RIGHT))
+@pytest.mark.parametrize("check, answer", cases(lab.check_mixed, RIGHT))
 def test_another_right_answer_is_accepted(check, answer, capsys):
     accepted(check, answer)
 

@@ -16,9 +16,6 @@ from labs.fsdp.loop import MAX_NORM
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
-WRONG = {}
-
-
 def scale(module, norm, limit=MAX_NORM):
     for parameter in module.parameters():
         parameter.grad.mul_(min(1.0, limit / float(norm)))
@@ -81,7 +78,7 @@ def nothing(module, optimizer, batch, share):
     pass
 
 
-WRONG[lab.check_scaled_step] = [
+WRONG = [
     (stepping(1.0, skip=infinite), "underflow"),
     (stepping(8.0, skip=infinite), "underflow"),
     (stepping(divide=False, skip=infinite), "not_unscaled"),
@@ -131,9 +128,9 @@ def with_a_smaller_scale_where_it_overflows(module, optimizer, batch, share):
         scale, left = scale / 256, left - 1
 
 
-RIGHT = {lab.check_scaled_step: [right.scaled_step, stepping(2.0**14, skip=infinite),
-                                 by_grad_scaler, share_after_backward_and_skipped,
-                                 with_a_smaller_scale_where_it_overflows]}
+RIGHT = [right.scaled_step, stepping(2.0**14, skip=infinite),
+         by_grad_scaler, share_after_backward_and_skipped,
+         with_a_smaller_scale_where_it_overflows]
 
 
 def test_the_loops_found_are_rejected(capsys):
@@ -141,12 +138,12 @@ def test_the_loops_found_are_rejected(capsys):
     rejected(lab.check_scaled_step, right.found_step, "underflow")
 
 
-@pytest.mark.parametrize("check, answer, words", cases(WRONG))
+@pytest.mark.parametrize("check, answer, words", cases(lab.check_scaled_step, WRONG))
 def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, request, capsys):
     rejected(check, answer, words, request)
 
 
-@pytest.mark.parametrize("check, answer", cases(RIGHT))
+@pytest.mark.parametrize("check, answer", cases(lab.check_scaled_step, RIGHT))
 def test_another_right_answer_is_accepted(check, answer, request, capsys):
     accepted(check, answer, request)
 

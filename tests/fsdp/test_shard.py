@@ -20,9 +20,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 shard = right.shard
-WRONG = {}
-
-
 # 4.1 shard
 
 
@@ -159,7 +156,7 @@ class Shard:
         return shard(model, optimizer_class, **settings)
 
 
-WRONG[lab.check_shard] = [
+WRONG = [
     (Shard.all_unsharded_first, "gathered_at_once"),
     (Shard.all_fetched_in_backward, "gathered_at_once"),
     (Shard.whole_after_backward, "gathered_kept still"),
@@ -215,16 +212,16 @@ class ShardRight:
         return [model, optimizer_class(groups, **settings)]
 
 
-RIGHT = {lab.check_shard: [shard, ShardRight.by_name, ShardRight.root_gathered_twice,
-                           ShardRight.groups_and_prefetch]}
+RIGHT = [shard, ShardRight.by_name, ShardRight.root_gathered_twice,
+         ShardRight.groups_and_prefetch]
 
 
-@pytest.mark.parametrize("check, answer, words", cases(WRONG))
+@pytest.mark.parametrize("check, answer, words", cases(lab.check_shard, WRONG))
 def test_a_wrong_answer_is_rejected_and_told_why(check, answer, words, capsys):
     rejected(check, answer, words)
 
 
-@pytest.mark.parametrize("check, answer", cases(RIGHT))
+@pytest.mark.parametrize("check, answer", cases(lab.check_shard, RIGHT))
 def test_another_right_answer_is_accepted(check, answer, capsys):
     accepted(check, answer)
 

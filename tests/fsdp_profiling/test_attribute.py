@@ -15,9 +15,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
 right = definitions("05_fsdp_profiling")
 KINDS = ("all_gather", "reduce_scatter")
-WRONG = {}
-
-
 # 5.3 attribute
 
 
@@ -108,7 +105,7 @@ class Attribute:
         return unit.split(".")[-1], phase
 
 
-WRONG[lab.check_attribute] = [
+WRONG = [
     (Attribute.one_step_only, "wrong_phase"),
     (Attribute.first_time_is_forward, "wrong_phase"),
     (Attribute.every_second_is_backward,
@@ -147,11 +144,9 @@ def asked(trace, moment="issued", phase="backward"):
             for unit, when in [right.attribute(trace, one)] if when == phase}
 
 
-@pytest.mark.parametrize("check, answer, sentence", [
-    (check, answer, sentence) for check, cases in WRONG.items() for answer, sentence in cases])
-def test_wrong(check, answer, sentence):
-    verdict = check(answer)
-    assert_rejected(verdict, sentence)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_attribute(answer), expected)
 
 
 class Right:
@@ -171,19 +166,19 @@ class Right:
         return np.array(right.attribute(trace, collective))
 
 
-@pytest.mark.parametrize("check, answer", [
-    (lab.check_attribute, right.attribute), (lab.check_attribute, Right.attribute_by_a_loop),
-    (lab.check_attribute, Right.attribute_in_an_array)])
-def test_right(check, answer):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer", [
+    right.attribute, Right.attribute_by_a_loop,
+    Right.attribute_in_an_array])
+def test_right(answer):
+    verdict = lab.check_attribute(answer)
     assert verdict.passed is True, verdict
 
 
-@pytest.mark.parametrize("check, answer, hint", [
-    (lab.check_attribute, Attribute.by_its_begin, "collective.issued"),
-    (lab.check_attribute, lambda trace, one: trace.enclosing(one.begin, "FSDP::all_gather")[-1],
+@pytest.mark.parametrize("answer, hint", [
+    (Attribute.by_its_begin, "collective.issued"),
+    (lambda trace, one: trace.enclosing(one.begin, "FSDP::all_gather")[-1],
      "collective.issued"),
-    (lab.check_attribute, Attribute.first_half_is_forward, "The label around the call is")])
-def test_the_hint_leads_on(check, answer, hint):
-    verdict = check(answer)
+    (Attribute.first_half_is_forward, "The label around the call is")])
+def test_the_hint_leads_on(answer, hint):
+    verdict = lab.check_attribute(answer)
     assert verdict.passed is False and hint in verdict.hint, verdict

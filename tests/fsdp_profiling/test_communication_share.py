@@ -15,9 +15,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
 right = definitions("05_fsdp_profiling")
 KINDS = ("all_gather", "reduce_scatter")
-WRONG = {}
-
-
 # 5.1 communication_share
 
 
@@ -51,7 +48,7 @@ def from_call(one):
     return type(one)(**{**vars(one), "begin": one.issued})
 
 
-WRONG[lab.check_communication_share] = [
+WRONG = [
     (lambda trace: None, "wrong_type"),
     (lambda trace: 0.5, "wrong_type 0.5"),
     (lambda trace: {"all_gather": 0.3}, "wrong_type"),
@@ -104,11 +101,9 @@ def asked(trace, moment="issued", phase="backward"):
             for unit, when in [right.attribute(trace, one)] if when == phase}
 
 
-@pytest.mark.parametrize("check, answer, sentence", [
-    (check, answer, sentence) for check, cases in WRONG.items() for answer, sentence in cases])
-def test_wrong(check, answer, sentence):
-    verdict = check(answer)
-    assert_rejected(verdict, sentence)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_communication_share(answer), expected)
 
 
 class Right:
@@ -141,22 +136,22 @@ class Right:
         return {kind: total(trace.of(kind)) / np.float64(trace.seconds) for kind in KINDS}
 
 
-@pytest.mark.parametrize("check, answer", [
-    (lab.check_communication_share, right.communication_share),
-    (lab.check_communication_share, Right.share_by_moments),
-    (lab.check_communication_share, Right.share_by_the_meter),
-    (lab.check_communication_share, each(lambda trace, spans: united(
-        [(one.begin, one.end) for one in spans]) / trace.seconds)),
-    (lab.check_communication_share, Right.share_as_fractions),
-    (lab.check_communication_share, Right.share_by_numpy)])
-def test_right(check, answer):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer", [
+    right.communication_share,
+    Right.share_by_moments,
+    Right.share_by_the_meter,
+    each(lambda trace, spans: united(
+        [(one.begin, one.end) for one in spans]) / trace.seconds),
+    Right.share_as_fractions,
+    Right.share_by_numpy])
+def test_right(answer):
+    verdict = lab.check_communication_share(answer)
     assert verdict.passed is True, verdict
 
 
-@pytest.mark.parametrize("check, answer, hint", [
-    (lab.check_communication_share, each(lambda trace, spans: lab.total_seconds(spans)),
+@pytest.mark.parametrize("answer, hint", [
+    (each(lambda trace, spans: lab.total_seconds(spans)),
      "lab.union make")])
-def test_the_hint_leads_on(check, answer, hint):
-    verdict = check(answer)
+def test_the_hint_leads_on(answer, hint):
+    verdict = lab.check_communication_share(answer)
     assert verdict.passed is False and hint in verdict.hint, verdict

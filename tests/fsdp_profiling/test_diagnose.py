@@ -16,11 +16,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
 right = definitions("05_fsdp_profiling")
 KINDS = ("all_gather", "reduce_scatter")
-WRONG = {}
-
-
-
-
 def own(stack):
     return [frame for frame in stack if not any(word in frame for word in lab.LIBRARIES)]
 
@@ -106,7 +101,7 @@ def computing(trace):
     return lab.total_seconds(trace.compute)
 
 
-WRONG[lab.check_diagnose] = [
+WRONG = [
     (lambda run, healthy: ("nothing", None), "wrong_diagnosis"),
     (lambda run, healthy: ("slow rank", max(range(len(run)), key=lambda r: computing(run[r]))),
      "wrong_diagnosis|no_evidence"),
@@ -140,11 +135,9 @@ WRONG[lab.check_diagnose] = [
      "no_evidence loader")]
 
 
-@pytest.mark.parametrize("check, answer, sentence", [
-    (check, answer, sentence) for check, cases in WRONG.items() for answer, sentence in cases])
-def test_wrong(check, answer, sentence):
-    verdict = check(answer)
-    assert_rejected(verdict, sentence)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_diagnose(answer), expected)
 
 
 class Right:
@@ -174,20 +167,20 @@ class Right:
         return [cause, evidence]
 
 
-@pytest.mark.parametrize("check, answer", [
-    (lab.check_diagnose, Right.evidence_in_other_types),
-    (lab.check_diagnose, Right.evidence_in_numpy),
-    (lab.check_diagnose, right.diagnose),
-    (lab.check_diagnose, Right.evidence_of_the_last_rank),
-    (lab.check_diagnose, by_seconds(of_the_step(0.12), 2.1)),
-    (lab.check_diagnose, by_seconds(of_the_step(0.48), 4.8))])
-def test_right(check, answer):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer", [
+    Right.evidence_in_other_types,
+    Right.evidence_in_numpy,
+    right.diagnose,
+    Right.evidence_of_the_last_rank,
+    by_seconds(of_the_step(0.12), 2.1),
+    by_seconds(of_the_step(0.48), 4.8)])
+def test_right(answer):
+    verdict = lab.check_diagnose(answer)
     assert verdict.passed is True, verdict
 
 
-@pytest.mark.parametrize("check, answer, hint", [
-    (lab.check_diagnose, by_seconds(twice_the_healthy, 3), "compare it with its own step")])
-def test_the_hint_leads_on(check, answer, hint):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer, hint", [
+    (by_seconds(twice_the_healthy, 3), "compare it with its own step")])
+def test_the_hint_leads_on(answer, hint):
+    verdict = lab.check_diagnose(answer)
     assert verdict.passed is False and hint in verdict.hint, verdict

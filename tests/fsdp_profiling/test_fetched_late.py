@@ -15,11 +15,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
 right = definitions("05_fsdp_profiling")
 KINDS = ("all_gather", "reduce_scatter")
-WRONG = {}
-
-
-
-
 def own(stack):
     return [frame for frame in stack if not any(word in frame for word in lab.LIBRARIES)]
 
@@ -109,7 +104,7 @@ class Late:
         return ", ".join(right.fetched_late(trace))
 
 
-WRONG[lab.check_fetched_late] = [
+WRONG = [
     (Late.sorted_by_name, "missing_entry layers'"),
     (Late.not_gathered_is_late, "extra_entry forward'"),
     (Late.by_its_end, "begin_not_issue"), (Late.the_unit_before, "extra_entry|missing_entry"),
@@ -127,11 +122,9 @@ WRONG[lab.check_fetched_late] = [
     (Late.by_the_label_prefetch, "extra_entry without'")]
 
 
-@pytest.mark.parametrize("check, answer, sentence", [
-    (check, answer, sentence) for check, cases in WRONG.items() for answer, sentence in cases])
-def test_wrong(check, answer, sentence):
-    verdict = check(answer)
-    assert_rejected(verdict, sentence)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_fetched_late(answer), expected)
 
 
 class Right:
@@ -153,18 +146,18 @@ class Right:
         yield from right.fetched_late(trace)
 
 
-@pytest.mark.parametrize("check, answer", [
-    (lab.check_fetched_late, right.fetched_late), (lab.check_fetched_late, Right.late_as_a_set),
-    (lab.check_fetched_late, Right.late_as_an_array),
-    (lab.check_fetched_late, Right.late_as_keys),
-    (lab.check_fetched_late, Right.late_one_by_one)])
-def test_right(check, answer):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer", [
+    right.fetched_late, Right.late_as_a_set,
+    Right.late_as_an_array,
+    Right.late_as_keys,
+    Right.late_one_by_one])
+def test_right(answer):
+    verdict = lab.check_fetched_late(answer)
     assert verdict.passed is True, verdict
 
 
-@pytest.mark.parametrize("check, answer, hint", [
-    (lab.check_fetched_late, Late.by_its_begin, "collective.issued")])
-def test_the_hint_leads_on(check, answer, hint):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer, hint", [
+    (Late.by_its_begin, "collective.issued")])
+def test_the_hint_leads_on(answer, hint):
+    verdict = lab.check_fetched_late(answer)
     assert verdict.passed is False and hint in verdict.hint, verdict

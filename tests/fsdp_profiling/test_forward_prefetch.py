@@ -15,11 +15,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
 right = definitions("05_fsdp_profiling")
 KINDS = ("all_gather", "reduce_scatter")
-WRONG = {}
-
-
-
-
 def own(stack):
     return [frame for frame in stack if not any(word in frame for word in lab.LIBRARIES)]
 
@@ -98,7 +93,7 @@ class Ahead:
             block.set_modules_to_backward_prefetch(before or [block])
 
 
-WRONG[lab.check_forward_prefetch] = [
+WRONG = [
     (lambda blocks: None, "wrong_signature blocks"),
     (Ahead.nothing, "not_prefetched"), (Ahead.in_backward, "gathered_again"),
     (Ahead.the_one_before, "gathered_again"),
@@ -115,11 +110,9 @@ WRONG[lab.check_forward_prefetch] = [
     (Ahead.backward_further_too, "backward_changed gathered")]
 
 
-@pytest.mark.parametrize("check, answer, sentence", [
-    (check, answer, sentence) for check, cases in WRONG.items() for answer, sentence in cases])
-def test_wrong(check, answer, sentence):
-    verdict = check(answer)
-    assert_rejected(verdict, sentence)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_forward_prefetch(answer), expected)
 
 
 class Right:
@@ -140,11 +133,11 @@ class Right:
             block.set_modules_to_forward_prefetch(blocks[number:number + 1 + ahead])
 
 
-@pytest.mark.parametrize("check, answer", [
-    (lab.check_forward_prefetch, right.forward_prefetch),
-    (lab.check_forward_prefetch, Right.ahead_by_islice),
-    (lab.check_forward_prefetch, Right.ahead_but_for_the_last),
-    (lab.check_forward_prefetch, Right.ahead_with_itself)])
-def test_right(check, answer):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer", [
+    right.forward_prefetch,
+    Right.ahead_by_islice,
+    Right.ahead_but_for_the_last,
+    Right.ahead_with_itself])
+def test_right(answer):
+    verdict = lab.check_forward_prefetch(answer)
     assert verdict.passed is True, verdict

@@ -14,11 +14,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
 right = definitions("05_fsdp_profiling")
 KINDS = ("all_gather", "reduce_scatter")
-WRONG = {}
-
-
-
-
 def own(stack):
     return [frame for frame in stack if not any(word in frame for word in lab.LIBRARIES)]
 
@@ -101,7 +96,7 @@ def names_of_units(blocks):
         block.set_modules_to_backward_prefetch([f"transformer.h.{number}"])
 
 
-WRONG[lab.check_no_prefetch] = [
+WRONG = [
     *((answer, sentence) for answers, sentence in (
         (Off, "still_prefetched"), (Counted, "still_prefetched"),
         (Again, "gathered_again"))
@@ -110,11 +105,9 @@ WRONG[lab.check_no_prefetch] = [
     (not_a_list, "raised_TypeError"), (names_of_units, "raised_ValueError")]
 
 
-@pytest.mark.parametrize("check, answer, sentence", [
-    (check, answer, sentence) for check, cases in WRONG.items() for answer, sentence in cases])
-def test_wrong(check, answer, sentence):
-    verdict = check(answer)
-    assert_rejected(verdict, sentence)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_no_prefetch(answer), expected)
 
 
 class Right:
@@ -125,17 +118,17 @@ class Right:
             block.set_modules_to_backward_prefetch([block, block])
 
 
-@pytest.mark.parametrize("check, answer", [
-    (lab.check_no_prefetch, right.no_prefetch),
-    (lab.check_no_prefetch, Right.off_but_for_the_first)])
-def test_right(check, answer):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer", [
+    right.no_prefetch,
+    Right.off_but_for_the_first])
+def test_right(answer):
+    verdict = lab.check_no_prefetch(answer)
     assert verdict.passed is True, verdict
 
 
-@pytest.mark.parametrize("check, answer, hint", [
-    (lab.check_no_prefetch, not_a_list, "takes a list"),
-    (lab.check_no_prefetch, names_of_units, "the units themselves")])
-def test_the_hint_leads_on(check, answer, hint):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer, hint", [
+    (not_a_list, "takes a list"),
+    (names_of_units, "the units themselves")])
+def test_the_hint_leads_on(answer, hint):
+    verdict = lab.check_no_prefetch(answer)
     assert verdict.passed is False and hint in verdict.hint, verdict

@@ -21,9 +21,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["ddp_answers"])
 # slow: the first case of a group tries all answers of the group, in one launch
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
-WRONG = {}
-
-
 # 2.9 accumulate
 
 
@@ -117,7 +114,7 @@ class Accumulate:
                 parameter.grad = None
 
 
-WRONG_ACCUMULATE = [
+WRONG = [
     (Accumulate.nothing, "zero_gradient"),
     (Accumulate.only_the_last, "only_last_micro_batch"),
     (Accumulate.unweighted_sum, "sum_of_micro_batches"),
@@ -134,10 +131,8 @@ WRONG_ACCUMULATE = [
     (Accumulate.one_large_batch, "one_backward_for_all"),
     (Accumulate.detached_weights_of_the_last, "unweighted_mean"),
     (Accumulate.steps_too, "zero_gradient")]
-WRONG_ANSWERS = Answers([
-    *((check, *row) for check, rows in WRONG.items() for row in rows),
-    *((lab.check_accumulate, (answer, right.accumulating), words)
-      for answer, words in WRONG_ACCUMULATE)])
+WRONG_ANSWERS = Answers([(lab.check_accumulate, (answer, right.accumulating), words)
+                         for answer, words in WRONG])
 
 
 @pytest.mark.parametrize("number", **WRONG_ANSWERS.parameters)

@@ -28,9 +28,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["ddp_answers"])
 # slow: the first case of a group tries all answers of the group, in one launch
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
-WRONG = {}
-
-
 # 2.3 average_gradients
 
 
@@ -175,7 +172,7 @@ class Average:
             dist.broadcast(parameter.grad, src=1)
 
 
-WRONG[lab.check_average_gradients] = [
+WRONG = [
     (Average.nothing, "gradient_of_one_rank"),
     (Average.a_sum, "sum_not_mean"),
     (Average.only_divided, "not_summed"),
@@ -202,7 +199,7 @@ WRONG[lab.check_average_gradients] = [
     (Average.into_a_copy, "gradient_of_one_rank"),
     (Average.matrices_only, "gradient_of_one_rank"),
     (Average.from_rank_1, "gradient_of_another_rank")]
-WRONG_ANSWERS = Answers([(check, *row) for check, rows in WRONG.items() for row in rows])
+WRONG_ANSWERS = Answers([(lab.check_average_gradients, *row) for row in WRONG])
 
 
 @pytest.mark.parametrize("number", **WRONG_ANSWERS.parameters)
@@ -275,13 +272,13 @@ class Right:
             dist.broadcast(parameter.grad, src=0)
 
 
-RIGHT_ANSWERS = Answers([(check, answer) for check, answers in {
-    lab.check_average_gradients: [
+RIGHT = [
         right.average_gradients, Right.average_flat, Right.average_asynchronously,
         Right.average_by_op, Right.average_by_future, Right.average_polling,
         Right.average_functional, Right.average_functional_avg, Right.average_coalesced,
-        Right.average_in_halves, Right.average_at_rank_0],
-}.items() for answer in answers], ranks=(3, 2, 4))
+        Right.average_in_halves, Right.average_at_rank_0]
+RIGHT_ANSWERS = Answers([(lab.check_average_gradients, answer) for answer in RIGHT],
+                        ranks=(3, 2, 4))
 
 
 @pytest.mark.parametrize("number", **RIGHT_ANSWERS.parameters)

@@ -23,9 +23,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["ddp_answers"])
 # slow: the first case of a group tries all answers of the group, in one launch
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
-WRONG = {}
-
-
 # 2.2 broadcast_state
 
 
@@ -132,7 +129,7 @@ class Broadcast:
             buffer.copy_(state[0][name])
 
 
-WRONG[lab.check_broadcast_state] = [
+WRONG = [
     (Broadcast.nothing, "nothing_sent"),
     (Broadcast.buffers_forgotten, "not_broadcast 'shift'"),
     (Broadcast.frozen_forgotten, "not_broadcast"),
@@ -154,7 +151,7 @@ WRONG[lab.check_broadcast_state] = [
     (Broadcast.another_librarys_argument, "raised_TypeError|raised_ValueError"),
     (Broadcast.in_place_with_autograd, "raised_RuntimeError tensor.detach"),
     (Broadcast.untied, "parameters_replaced")]
-WRONG_ANSWERS = Answers([(check, *row) for check, rows in WRONG.items() for row in rows])
+WRONG_ANSWERS = Answers([(lab.check_broadcast_state, *row) for row in WRONG])
 
 
 @pytest.mark.parametrize("number", **WRONG_ANSWERS.parameters)
@@ -205,12 +202,11 @@ class Right:
             tensor.data.copy_(functional.broadcast(tensor.detach(), 0, dist.group.WORLD))
 
 
-RIGHT_ANSWERS = Answers([(check, answer) for check, answers in {
-    lab.check_broadcast_state: [
+RIGHT = [
         right.broadcast_state, Right.broadcast_objects, Right.broadcast_data,
         Right.broadcast_asynchronously, Right.broadcast_point_to_point, Right.broadcast_flat,
-        Right.broadcast_functional],
-}.items() for answer in answers], ranks=(3, 2, 4))
+        Right.broadcast_functional]
+RIGHT_ANSWERS = Answers([(lab.check_broadcast_state, answer) for answer in RIGHT], ranks=(3, 2, 4))
 
 
 @pytest.mark.parametrize("number", **RIGHT_ANSWERS.parameters)

@@ -19,9 +19,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["ddp_answers"])
 # slow: the first case of a group tries all answers of the group, in one launch
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
-WRONG = {}
-
-
 # 2.1 combine
 
 
@@ -86,7 +83,7 @@ class Combine:
         return Right.combine(gradients, [size ** 2 for size in sizes])
 
 
-WRONG[lab.check_combine] = [
+WRONG = [
     (Combine.plain_mean, "unweighted_mean"),
     (Combine.plain_sum, "sum_not_mean gradients"),
     (Combine.weights_not_normalised, "wrong_scale 12x"),
@@ -105,7 +102,7 @@ WRONG[lab.check_combine] = [
     (Combine.the_larger_the_less, "wrong_gradient"),
     (Combine.mean_of_weighted, "wrong_scale 0.3333x"),
     (Combine.by_squares, "wrong_gradient")]
-WRONG_ANSWERS = Answers([(check, *row) for check, rows in WRONG.items() for row in rows])
+WRONG_ANSWERS = Answers([(lab.check_combine, *row) for row in WRONG])
 
 
 @pytest.mark.parametrize("number", **WRONG_ANSWERS.parameters)
@@ -139,10 +136,9 @@ class Right:
         return mean
 
 
-RIGHT_ANSWERS = Answers([(check, answer) for check, answers in {
-    lab.check_combine: [right.combine, Right.combine, Right.combine_by_a_loop,
-                        Right.combine_with_numpys_weights, Right.combine_step_by_step],
-}.items() for answer in answers], ranks=(3, 2, 4))
+RIGHT = [right.combine, Right.combine, Right.combine_by_a_loop,
+         Right.combine_with_numpys_weights, Right.combine_step_by_step]
+RIGHT_ANSWERS = Answers([(lab.check_combine, answer) for answer in RIGHT], ranks=(3, 2, 4))
 
 
 @pytest.mark.parametrize("number", **RIGHT_ANSWERS.parameters)

@@ -25,9 +25,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["ddp_answers"])
 # slow: the first case of a group tries all answers of the group, in one launch
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
-WRONG = {}
-
-
 # 2.4 ManualDDP
 
 
@@ -234,7 +231,7 @@ class HookWithoutArgument(Base):
         pass
 
 
-WRONG[lab.check_manual_ddp] = [
+WRONG = [
     (DoesNothing, "not_broadcast"),
     (TorchInside, "ready_made"),
     (NoStart, "not_broadcast"),
@@ -258,7 +255,7 @@ WRONG[lab.check_manual_ddp] = [
     (BuffersEachForward, "too_much_sent"),
     (HooksOfTheLargest, "gradient_of_one_rank"),
     (HookWithoutArgument, "raised_TypeError called")]
-WRONG_ANSWERS = Answers([(check, *row) for check, rows in WRONG.items() for row in rows])
+WRONG_ANSWERS = Answers([(lab.check_manual_ddp, *row) for row in WRONG])
 
 
 @pytest.mark.parametrize("number", **WRONG_ANSWERS.parameters)
@@ -304,10 +301,9 @@ class AtTheEnd(Base):
         self.works.clear()
 
 
-RIGHT_ANSWERS = Answers([(check, answer) for check, answers in {
-    lab.check_manual_ddp: [right.ManualDDP, PlainDDP, FunctionalDDP, AtTheEnd,
-                           lambda model: wrapping(right.OverlappedDDP)(model, 700)],
-}.items() for answer in answers], ranks=(3, 2, 4))
+RIGHT = [right.ManualDDP, PlainDDP, FunctionalDDP, AtTheEnd,
+         lambda model: wrapping(right.OverlappedDDP)(model, 700)]
+RIGHT_ANSWERS = Answers([(lab.check_manual_ddp, answer) for answer in RIGHT], ranks=(3, 2, 4))
 
 
 @pytest.mark.parametrize("number", **RIGHT_ANSWERS.parameters)

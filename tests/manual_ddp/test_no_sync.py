@@ -26,9 +26,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["ddp_answers"])
 # slow: the first case of a group tries all answers of the group, in one launch
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
-WRONG = {}
-
-
 # 2.8 no_sync
 
 
@@ -176,7 +173,7 @@ class ReadyOnly(OverlappedDDP):
             finish([p for p in bucket if p in self.ready], *begun)
 
 
-WRONG[lab.check_no_sync] = [
+WRONG = [
     (no_sync_by(does_nothing), "sync_inside_no_sync"),
     (no_sync_by(other_flag), "sync_inside_no_sync"),
     (no_sync_by(not_a_generator), "raised_TypeError yield"),
@@ -196,8 +193,7 @@ WRONG[lab.check_no_sync] = [
     (wrapping(Undecorated), "raised_TypeError contextlib.contextmanager"),
     (wrapping(OverlappedDDP), "raised_AttributeError no_sync"),
     (wrapping(ReadyOnly), "collectives_differ|raised_RuntimeError", ALONE)]
-WRONG_ANSWERS = Answers([
-    *((check, *row) for check, rows in WRONG.items() for row in rows)])
+WRONG_ANSWERS = Answers([(lab.check_no_sync, *row) for row in WRONG])
 
 
 @pytest.mark.parametrize("number", **WRONG_ANSWERS.parameters)

@@ -283,8 +283,7 @@ def torch_inside(model, cap_bytes):
     return torch.nn.parallel.DistributedDataParallel(model)
 
 
-WRONG = {}
-WRONG[lab.check_overlap] = [
+WRONG = [
     (wrapping(Nothing), "nothing_sent"),
     (torch_inside, "ready_made"),
     (wrapping(AfterBackward), "no_overlap"),
@@ -314,8 +313,7 @@ WRONG[lab.check_overlap] = [
     (wrapping(SecondCopy), "too_much_sent"),
     (wrapping(NoSuper), "raised_AttributeError .__init__"),
     (wrapping(NotDivided), "sum_not_mean")]
-WRONG_ANSWERS = Answers([
-    *((check, *row) for check, rows in WRONG.items() for row in rows)])
+WRONG_ANSWERS = Answers([(lab.check_overlap, *row) for row in WRONG])
 
 
 @pytest.mark.parametrize("number", **WRONG_ANSWERS.parameters)

@@ -11,9 +11,6 @@ from labs.training.presets import preset
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 right = definitions("01_memory_math", PRESET=preset("laptop"))
-WRONG = {}
-
-
 # 1.2 bytes_per_parameter
 
 
@@ -114,7 +111,7 @@ NAMES = [
     (Names.types, "unknown_name"),
     (Names.the_notebooks, "missing_entry|unknown_name"),
     (Names.rounded_down, "missing_entry 'bf16'")]
-WRONG[lab.check_bytes_per_parameter] = [
+WRONG = [
     *(((answer, right.recipes_behind), words) for answer, words in [
     (Bytes.always_fp32, "wrong_number bfloat16"),
     (Bytes.mixed_precision, "wrong_number"),
@@ -133,11 +130,9 @@ WRONG[lab.check_bytes_per_parameter] = [
     *(((right.bytes_per_parameter, answer), words) for answer, words in NAMES)]
 
 
-@pytest.mark.parametrize("check, answers, words", [
-    (check, answers, words) for check, rows in WRONG.items() for answers, words in rows])
-def test_a_wrong_answer_is_rejected_in_words(check, answers, words):
-    verdict = check(*answers)
-    assert_rejected(verdict, words)
+@pytest.mark.parametrize("answers, expected", WRONG)
+def test_wrong(answers, expected):
+    assert_rejected(lab.check_bytes_per_parameter(*answers), expected)
 
 
 # right, and written in another way
@@ -167,14 +162,14 @@ class Right:
                          2 * moments.itemsize + 4 * bool(master)], dtype=np.uint8)
 
 
-@pytest.mark.parametrize("check, answers", [
-    (lab.check_bytes_per_parameter, [right.bytes_per_parameter, right.recipes_behind]),
-    (lab.check_bytes_per_parameter, [Right.bytes_by_finfo, Right.names_in_a_set]),
-    (lab.check_bytes_per_parameter, [right.bytes_per_parameter, Right.names_one_by_one]),
-    (lab.check_bytes_per_parameter, [Right.bytes_as_tensor, right.recipes_behind]),
-    (lab.check_bytes_per_parameter, [Right.bytes_as_array, right.recipes_behind])])
-def test_a_right_answer_passes(check, answers):
-    verdict = check(*answers)
+@pytest.mark.parametrize("answers", [
+    [right.bytes_per_parameter, right.recipes_behind],
+    [Right.bytes_by_finfo, Right.names_in_a_set],
+    [right.bytes_per_parameter, Right.names_one_by_one],
+    [Right.bytes_as_tensor, right.recipes_behind],
+    [Right.bytes_as_array, right.recipes_behind]])
+def test_a_right_answer_passes(answers):
+    verdict = lab.check_bytes_per_parameter(*answers)
     assert verdict.passed is True, str(verdict)
 
 

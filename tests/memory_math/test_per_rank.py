@@ -14,9 +14,6 @@ from labs.training.presets import preset
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 right = definitions("01_memory_math", PRESET=preset("laptop"))
-WRONG = {}
-
-
 # 1.3 per_rank
 
 
@@ -132,7 +129,7 @@ FEWEST = [
     (Fewest.none_at_once, "nothing_returned"),
     (Fewest.kept_counted_twice, "undivided_part_twice"),
     (Fewest.a_tuple, "impossible_room tuple")]
-WRONG[lab.check_per_rank] = [
+WRONG = [
     *(((answer, right.fewest_ranks), words) for answer, words in [
     (shares(9, 9, 9), "not_divided 560"),
     (shares(1, 1, 1),
@@ -154,11 +151,9 @@ WRONG[lab.check_per_rank] = [
     *(((right.per_rank, answer), words) for answer, words in FEWEST)]
 
 
-@pytest.mark.parametrize("check, answers, words", [
-    (check, answers, words) for check, rows in WRONG.items() for answers, words in rows])
-def test_a_wrong_answer_is_rejected_in_words(check, answers, words):
-    verdict = check(*answers)
-    assert_rejected(verdict, words)
+@pytest.mark.parametrize("answers, expected", WRONG)
+def test_wrong(answers, expected):
+    assert_rejected(lab.check_per_rank(*answers), expected)
 
 
 # right, and written in another way
@@ -201,15 +196,15 @@ class Right:
         return found if found is None else np.float64(found)
 
 
-@pytest.mark.parametrize("check, answers", [
-    (lab.check_per_rank, [right.per_rank, right.fewest_ranks]),
-    (lab.check_per_rank, [Right.per_rank_in_float32, right.fewest_ranks]),
-    (lab.check_per_rank, [Right.per_rank_as_array, right.fewest_ranks]),
-    (lab.check_per_rank, [Right.per_rank_as_fractions, right.fewest_ranks]),
-    (lab.check_per_rank, [shares(3, 2, 1), Right.fewest_by_search]),
-    (lab.check_per_rank, [Right.per_rank_by_cases, Right.fewest_of_numpy])])
-def test_a_right_answer_passes(check, answers):
-    verdict = check(*answers)
+@pytest.mark.parametrize("answers", [
+    [right.per_rank, right.fewest_ranks],
+    [Right.per_rank_in_float32, right.fewest_ranks],
+    [Right.per_rank_as_array, right.fewest_ranks],
+    [Right.per_rank_as_fractions, right.fewest_ranks],
+    [shares(3, 2, 1), Right.fewest_by_search],
+    [Right.per_rank_by_cases, Right.fewest_of_numpy]])
+def test_a_right_answer_passes(answers):
+    verdict = lab.check_per_rank(*answers)
     assert verdict.passed is True, str(verdict)
 
 

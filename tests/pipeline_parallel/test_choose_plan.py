@@ -6,9 +6,6 @@ from answers import assert_rejected, assert_waits
 import labs.pipeline_parallel as lab
 from labs.predictions.plans import memory, search
 
-WRONG, RIGHT = {}, {}
-
-
 # 7.25 choose_plan
 
 
@@ -25,7 +22,7 @@ def of_those(allows):
     return (answer,)
 
 
-WRONG[lab.check_choose_plan] = [
+WRONG = [
     ((lambda job: None,), "nothing_returned"),
     ((lambda job: "FSDP",), "wrong_type lab.Plan"),
     ((lambda job: lab.Plan(8, micro_batch=0),), "impossible_plan"),
@@ -57,9 +54,9 @@ WRONG[lab.check_choose_plan] = [
     ((lambda job: lab.Plan(job.gpus, chunks=2, sharding="DDP")), "impossible_plan"),
     of_those(lambda plan: plan.context == 1) + ("slower_choice",),
     of_those(lambda plan: plan.sharding == "DDP") + ("slower_choice|nothing_returned",)]
-WRONG[lab.check_choose_plan] = [case if isinstance(case[0], tuple) else ((case[0],), case[1])
-                                for case in WRONG[lab.check_choose_plan]]
-RIGHT[lab.check_choose_plan] = [
+WRONG = [case if isinstance(case[0], tuple) else ((case[0],), case[1])
+                                for case in WRONG]
+RIGHT = [
     (right_plan,),
     (lambda job: next((plan for _, _, plan in sorted(
         (search.step_seconds(job, plan), number, plan)
@@ -67,16 +64,14 @@ RIGHT[lab.check_choose_plan] = [
     of_those(lambda plan: plan.sharding != "HSDP")]  # 1.4 % slower at most: within the tolerance
 
 
-@pytest.mark.parametrize(("check", "answers", "words"), [
-    (check, answers, words) for check, cases in WRONG.items() for answers, words in cases])
-def test_wrong(check, answers, words):
-    assert_rejected(check(*answers), words)
+@pytest.mark.parametrize("answers, expected", WRONG)
+def test_wrong(answers, expected):
+    assert_rejected(lab.check_choose_plan(*answers), expected)
 
 
-@pytest.mark.parametrize(("check", "answers"), [
-    (check, answers) for check, cases in RIGHT.items() for answers in cases])
-def test_right(check, answers):
-    verdict = check(*answers)
+@pytest.mark.parametrize("answers", RIGHT)
+def test_right(answers):
+    verdict = lab.check_choose_plan(*answers)
     assert verdict.passed is True, str(verdict)
 
 

@@ -2,57 +2,24 @@
 
 import numpy as np
 import pytest
-from answers import assert_rejected, assert_waits
+from answers import assert_rejected, assert_waits, named
+from schedule_answers import (
+    gpipe,
+    one_at_a_time,
+    one_f_one_b,
+    same_on_all,
+    torchs_text,
+    with_rank,
+    zb_h1,
+)
 
 import labs.pipeline_parallel as lab
-from labs.pipeline_parallel import B, F, W
+from labs.pipeline_parallel import B, F
 from labs.predictions.pipelines import Action
-from labs.predictions.pipelines import schedules as known
 
-WRONG, RIGHT = [], []
-
-
-def lists_of(build):
-    """A student's function that returns the lists of a known schedule."""
-    def answer(ranks, micro_batches, chunks=1):
-        sizes = (ranks, micro_batches, chunks) if build is known.interleaved else (ranks,
-                                                                                   micro_batches)
-        return [[{"F": F, "B": B, "W": W}[action.kind](action.micro_batch, action.stage // ranks)
-                 for action in actions] for actions in build(*sizes).ranks]
-
-    return answer
-
-
-def two(answer):
-    """With the signature of an exercise without chunks."""
-    return lambda ranks, micro_batches: answer(ranks, micro_batches)
-
-
-gpipe, one_f_one_b, zb_h1, zb_h2 = map(two, map(lists_of, (
-    known.gpipe, known.one_f_one_b, known.zb_h1, known.zb_h2)))
-
-
-def same_on_all(actions):
-    return lambda ranks, micro_batches: [actions(micro_batches)] * ranks
-
-
-def with_rank(actions):
-    return lambda ranks, micro_batches: [actions(ranks, micro_batches, rank)
-                                         for rank in range(ranks)]
-
-
-def by_name(check, **answers):
-    for name, (answer, words) in answers.items():
-        WRONG.append(pytest.param(check, answer, words, id=f"{check.__name__}-{name}"))
-
-
-# 7.14, GPipe: the laziest first
-
-one_at_a_time = same_on_all(lambda m: [kind(i) for i in range(m) for kind in (F, B)])
 all_on_rank_0 = with_rank(lambda p, m, rank: [] if rank else
                           [F(i) for i in range(m)] + [B(i) for i in range(m)])
-by_name(
-    lab.check_gpipe,
+WRONG = named(
     nothing=(lambda ranks, micro_batches: None, "wrong_type nothing"),
     empty=(lambda ranks, micro_batches: [[] for _ in range(ranks)],
            "illegal_schedule"),
@@ -89,38 +56,26 @@ by_name(
         "illegal_schedule"))
 
 
-def torchs_text(answer):
-    """The same as text cells, with idle slots between."""
-    return lambda ranks, micro_batches: [
-        [cell for action in actions
-         for cell in (f"{rank}{action.kind}{action.micro_batch}", None, "")]
-        for rank, actions in enumerate(answer(ranks, micro_batches))]
-
-
 def reversed_backwards(ranks, micro_batches):
     m = micro_batches
     return [tuple([F(np.int64(i)) for i in range(m)] + [B(i) for i in reversed(range(m))])
             for _ in range(ranks)]
 
 
-RIGHT += [(lab.check_gpipe, answer) for answer in (
-    gpipe, one_f_one_b, reversed_backwards, torchs_text(gpipe), zb_h1)]
+RIGHT = [
+    gpipe, one_f_one_b, reversed_backwards, torchs_text(gpipe), zb_h1]
 
 
-@pytest.mark.parametrize("check, answer, words", WRONG)
-def test_a_wrong_answer_is_rejected(check, answer, words):
-    verdict = check(answer)
-    print(verdict)
-    assert_rejected(verdict, words)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_gpipe(answer), expected)
 
 
-@pytest.mark.parametrize("check, answer", RIGHT)
-def test_a_right_answer_passes(check, answer):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer", RIGHT)
+def test_right(answer):
+    verdict = lab.check_gpipe(answer)
     assert verdict.passed, str(verdict)
 
 
-@pytest.mark.parametrize("check, exercise", [
-    (lab.check_gpipe, "7.14")])
-def test_an_unfilled_answer_is_waited_for(check, exercise):
-    assert_waits(check, exercise)
+def test_an_unfilled_exercise_waits():
+    assert_waits(lab.check_gpipe, "7.14")

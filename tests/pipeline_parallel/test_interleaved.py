@@ -1,44 +1,12 @@
 """What the check of exercise 7.16 must reject, and what it must accept."""
 
 import pytest
-from answers import assert_rejected, assert_waits
+from answers import assert_rejected, assert_waits, named
+from schedule_answers import interleaved, one_f_one_b
 
 import labs.pipeline_parallel as lab
-from labs.pipeline_parallel import B, F, W
-from labs.predictions.pipelines import schedules as known
+from labs.pipeline_parallel import B, F
 
-WRONG, RIGHT = [], []
-
-
-def lists_of(build):
-    """A student's function that returns the lists of a known schedule."""
-    def answer(ranks, micro_batches, chunks=1):
-        sizes = (ranks, micro_batches, chunks) if build is known.interleaved else (ranks,
-                                                                                   micro_batches)
-        return [[{"F": F, "B": B, "W": W}[action.kind](action.micro_batch, action.stage // ranks)
-                 for action in actions] for actions in build(*sizes).ranks]
-
-    return answer
-
-
-def two(answer):
-    """With the signature of an exercise without chunks."""
-    return lambda ranks, micro_batches: answer(ranks, micro_batches)
-
-
-gpipe, one_f_one_b, zb_h1, zb_h2 = map(two, map(lists_of, (
-    known.gpipe, known.one_f_one_b, known.zb_h1, known.zb_h2)))
-interleaved = lists_of(known.interleaved)
-
-
-def by_name(check, **answers):
-    for name, (answer, words) in answers.items():
-        WRONG.append(pytest.param(check, answer, words, id=f"{check.__name__}-{name}"))
-
-
-
-
-# 7.16, interleaved
 
 def all_forwards_first(ranks, micro_batches, chunks):
     """Breadth first: every micro-batch through chunk 0, then all through chunk 1."""
@@ -72,8 +40,7 @@ def depth_first(ranks, micro_batches, chunks):
             for _ in range(ranks)]
 
 
-by_name(
-    lab.check_interleaved,
+WRONG = named(
     one_f_one_b=(lambda ranks, micro_batches, chunks: one_f_one_b(ranks, micro_batches),
                  "illegal_schedule"),
     breadth_first=(all_forwards_first, "too_many_in_flight"),
@@ -97,26 +64,22 @@ by_name(
          *(B(action.micro_batch, action.chunk) for action in actions if action.kind == "F")]
         for actions in interleaved(ranks, micro_batches, chunks)],
         "illegal_schedule"))
-RIGHT += [(lab.check_interleaved, answer) for answer in (
+RIGHT = [
     interleaved, with_warm_up(lambda p, v, rank: 2 * (p - 1 - rank) + (v - 1) * p),
     # enough, and less memory, as long as transfers take no time
-    with_warm_up(lambda p, v, rank: p - 1 - rank + (v - 1) * p))]
+    with_warm_up(lambda p, v, rank: p - 1 - rank + (v - 1) * p)]
 
 
-@pytest.mark.parametrize("check, answer, words", WRONG)
-def test_a_wrong_answer_is_rejected(check, answer, words):
-    verdict = check(answer)
-    print(verdict)
-    assert_rejected(verdict, words)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_interleaved(answer), expected)
 
 
-@pytest.mark.parametrize("check, answer", RIGHT)
-def test_a_right_answer_passes(check, answer):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer", RIGHT)
+def test_right(answer):
+    verdict = lab.check_interleaved(answer)
     assert verdict.passed, str(verdict)
 
 
-@pytest.mark.parametrize("check, exercise", [
-    (lab.check_interleaved, "7.16")])
-def test_an_unfilled_answer_is_waited_for(check, exercise):
-    assert_waits(check, exercise)
+def test_an_unfilled_exercise_waits():
+    assert_waits(lab.check_interleaved, "7.16")

@@ -10,9 +10,6 @@ from answers import assert_rejected, assert_waits
 import labs.pipeline_parallel as lab
 from labs.predictions.mesh import Mesh
 
-WRONG, RIGHT = {}, {}
-
-
 # 7.21 coordinates and group
 
 
@@ -63,7 +60,7 @@ def group_by_looking(rank, dimension, sizes):
     return [other for other in range(prod(sizes)) if others(other) == others(rank)]
 
 
-WRONG[lab.check_mesh] = [
+WRONG = [
     ((lambda rank, sizes: None, right_group), "wrong_type"),
     ((lambda rank, sizes: rank, right_group), "wrong_type"),
     ((lambda rank, sizes: (rank // 96, rank // 8 % 12, rank % 8), right_group),
@@ -86,22 +83,20 @@ WRONG[lab.check_mesh] = [
         rank // sizes[dimension] * sizes[dimension] + sizes[dimension]))), "wrong_group"),
     (groups(lambda own, rank, dimension, sizes: list(range(sizes[dimension]))),
      "wrong_group")]
-RIGHT[lab.check_mesh] = [
+RIGHT = [
     (lambda rank, sizes: np.unravel_index(rank, sizes), right_group),
     (by_torch, group_by_torch),
     (lambda rank, sizes: list(right_coordinates(rank, sizes)), group_by_looking)]
 
 
-@pytest.mark.parametrize(("check", "answers", "words"), [
-    (check, answers, words) for check, cases in WRONG.items() for answers, words in cases])
-def test_wrong(check, answers, words):
-    assert_rejected(check(*answers), words)
+@pytest.mark.parametrize("answers, expected", WRONG)
+def test_wrong(answers, expected):
+    assert_rejected(lab.check_mesh(*answers), expected)
 
 
-@pytest.mark.parametrize(("check", "answers"), [
-    (check, answers) for check, cases in RIGHT.items() for answers in cases])
-def test_right(check, answers):
-    verdict = check(*answers)
+@pytest.mark.parametrize("answers", RIGHT)
+def test_right(answers):
+    verdict = lab.check_mesh(*answers)
     assert verdict.passed is True, str(verdict)
 
 

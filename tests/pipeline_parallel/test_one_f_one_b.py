@@ -1,42 +1,11 @@
 """What the check of exercise 7.15 must reject, and what it must accept."""
 
 import pytest
-from answers import assert_rejected, assert_waits
+from answers import assert_rejected, assert_waits, named
+from schedule_answers import gpipe, one_at_a_time, one_f_one_b, torchs_text, with_rank
 
 import labs.pipeline_parallel as lab
-from labs.pipeline_parallel import B, F, W
-from labs.predictions.pipelines import schedules as known
-
-WRONG, RIGHT = [], []
-
-
-def lists_of(build):
-    """A student's function that returns the lists of a known schedule."""
-    def answer(ranks, micro_batches, chunks=1):
-        sizes = (ranks, micro_batches, chunks) if build is known.interleaved else (ranks,
-                                                                                   micro_batches)
-        return [[{"F": F, "B": B, "W": W}[action.kind](action.micro_batch, action.stage // ranks)
-                 for action in actions] for actions in build(*sizes).ranks]
-
-    return answer
-
-
-def two(answer):
-    """With the signature of an exercise without chunks."""
-    return lambda ranks, micro_batches: answer(ranks, micro_batches)
-
-
-gpipe, one_f_one_b, zb_h1, zb_h2 = map(two, map(lists_of, (
-    known.gpipe, known.one_f_one_b, known.zb_h1, known.zb_h2)))
-
-
-def same_on_all(actions):
-    return lambda ranks, micro_batches: [actions(micro_batches)] * ranks
-
-
-def with_rank(actions):
-    return lambda ranks, micro_batches: [actions(ranks, micro_batches, rank)
-                                         for rank in range(ranks)]
+from labs.pipeline_parallel import B, F
 
 
 def alternating(warm_up, after=lambda rank, i: [B(i)]):
@@ -53,17 +22,7 @@ def alternating(warm_up, after=lambda rank, i: [B(i)]):
     return with_rank(actions)
 
 
-def by_name(check, **answers):
-    for name, (answer, words) in answers.items():
-        WRONG.append(pytest.param(check, answer, words, id=f"{check.__name__}-{name}"))
-
-
-
-one_at_a_time = same_on_all(lambda m: [kind(i) for i in range(m) for kind in (F, B)])
-# 7.15, 1F1B
-
-by_name(
-    lab.check_one_f_one_b,
+WRONG = named(
     gpipe=(gpipe, "too_many_in_flight"),
     one_at_a_time=(one_at_a_time, "one_rank_at_a_time"),
     no_warm_up=(alternating(lambda p, m, rank: 0), "one_rank_at_a_time"),
@@ -83,9 +42,6 @@ by_name(
         "illegal_schedule"),
     backwards_from_the_latest=(alternating(
         lambda p, m, rank: p - 1 - rank, lambda rank, i: [B(7 - i)]), "illegal_schedule"))
-
-
-# Right answers that are not ours
 
 
 def as_soon_as_possible(ranks, micro_batches):
@@ -113,32 +69,20 @@ def as_soon_as_possible(ranks, micro_batches):
     return lists
 
 
-def torchs_text(answer):
-    """The same as text cells, with idle slots between."""
-    return lambda ranks, micro_batches: [
-        [cell for action in actions
-         for cell in (f"{rank}{action.kind}{action.micro_batch}", None, "")]
-        for rank, actions in enumerate(answer(ranks, micro_batches))]
+RIGHT = [
+    one_f_one_b, torchs_text(one_f_one_b), as_soon_as_possible]
 
 
-RIGHT += [(lab.check_one_f_one_b, answer) for answer in (
-    one_f_one_b, torchs_text(one_f_one_b), as_soon_as_possible)]
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_one_f_one_b(answer), expected)
 
 
-@pytest.mark.parametrize("check, answer, words", WRONG)
-def test_a_wrong_answer_is_rejected(check, answer, words):
-    verdict = check(answer)
-    print(verdict)
-    assert_rejected(verdict, words)
-
-
-@pytest.mark.parametrize("check, answer", RIGHT)
-def test_a_right_answer_passes(check, answer):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer", RIGHT)
+def test_right(answer):
+    verdict = lab.check_one_f_one_b(answer)
     assert verdict.passed, str(verdict)
 
 
-@pytest.mark.parametrize("check, exercise", [
-    (lab.check_one_f_one_b, "7.15")])
-def test_an_unfilled_answer_is_waited_for(check, exercise):
-    assert_waits(check, exercise)
+def test_an_unfilled_exercise_waits():
+    assert_waits(lab.check_one_f_one_b, "7.15")

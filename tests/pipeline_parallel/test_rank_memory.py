@@ -9,9 +9,6 @@ from answers import assert_rejected, assert_waits
 import labs.pipeline_parallel as lab
 from labs.predictions.plans import memory
 
-WRONG, RIGHT = {}, {}
-
-
 # 7.24 rank_memory
 
 
@@ -50,7 +47,7 @@ def in_flight(count):
     return parts(change)
 
 
-WRONG[lab.check_rank_memory] = [
+WRONG = [
     ((lambda job, plan, stage: None,), "not_a_dictionary|wrong_type"),
     ((lambda job, plan, stage: {},), "wrong_keys"),
     ((lambda job, plan, stage: dict.fromkeys(right_memory(job, plan, stage), 0),),
@@ -90,7 +87,7 @@ WRONG[lab.check_rank_memory] = [
     (parts(lambda found, job, plan, stage: {"logits": plan.context * found["logits"]}),
      "context_parallelism_not_cut_them"),
     (parts(lambda found, job, plan, stage: {"logits": found["logits"] / 3}), "one_tensor_only")]
-RIGHT[lab.check_rank_memory] = [
+RIGHT = [
     (right_memory,),
     (lambda job, plan, stage: {name: torch.tensor(value, dtype=torch.float64) for name, value in
                                reversed(right_memory(job, plan, stage).items())},),
@@ -98,16 +95,14 @@ RIGHT[lab.check_rank_memory] = [
                                right_memory(job, plan, stage).items()},)]
 
 
-@pytest.mark.parametrize(("check", "answers", "words"), [
-    (check, answers, words) for check, cases in WRONG.items() for answers, words in cases])
-def test_wrong(check, answers, words):
-    assert_rejected(check(*answers), words)
+@pytest.mark.parametrize("answers, expected", WRONG)
+def test_wrong(answers, expected):
+    assert_rejected(lab.check_rank_memory(*answers), expected)
 
 
-@pytest.mark.parametrize(("check", "answers"), [
-    (check, answers) for check, cases in RIGHT.items() for answers in cases])
-def test_right(check, answers):
-    verdict = check(*answers)
+@pytest.mark.parametrize("answers", RIGHT)
+def test_right(answers):
+    verdict = lab.check_rank_memory(*answers)
     assert verdict.passed is True, str(verdict)
 
 

@@ -5,9 +5,6 @@ from answers import assert_rejected, assert_waits
 
 import labs.pipeline_parallel as lab
 
-WRONG, RIGHT = {}, {}
-
-
 # 7.22: wrong_rows
 
 
@@ -17,7 +14,7 @@ def right_rows(rows):
             if row.gpus != row.tensor * row.context * row.pipeline * row.data}
 
 
-WRONG[lab.check_wrong_rows] = [
+WRONG = [
     ((lambda rows: None,), "wrong_type dictionary"),
     ((lambda rows: {},), "missing_entry"),
     ((lambda rows: {2: 8},), "extra_entry without"),
@@ -33,20 +30,18 @@ WRONG[lab.check_wrong_rows] = [
     ((lambda rows: {number: row.gpus // row.tensor // row.pipeline for number, row in
                     enumerate(rows) if row.gpus != row.tensor * row.pipeline * row.data},),
      "wrong_number")]
-RIGHT[lab.check_wrong_rows] = [
+RIGHT = [
     (right_rows,), (lambda rows: {n: float(size) for n, size in right_rows(rows).items()},)]
 
 
-@pytest.mark.parametrize(("check", "answers", "words"), [
-    (check, answers, words) for check, cases in WRONG.items() for answers, words in cases])
-def test_wrong(check, answers, words):
-    assert_rejected(check(*answers), words)
+@pytest.mark.parametrize("answers, expected", WRONG)
+def test_wrong(answers, expected):
+    assert_rejected(lab.check_wrong_rows(*answers), expected)
 
 
-@pytest.mark.parametrize(("check", "answers"), [
-    (check, answers) for check, cases in RIGHT.items() for answers in cases])
-def test_right(check, answers):
-    verdict = check(*answers)
+@pytest.mark.parametrize("answers", RIGHT)
+def test_right(answers):
+    verdict = lab.check_wrong_rows(*answers)
     assert verdict.passed is True, str(verdict)
 
 

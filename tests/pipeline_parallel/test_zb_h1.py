@@ -1,51 +1,13 @@
 """What the check of exercise 7.17 must reject, and what it must accept."""
 
 import pytest
-from answers import assert_rejected, assert_waits
+from answers import assert_rejected, assert_waits, named
+from schedule_answers import gpipe, one_f_one_b, same_on_all, with_rank, zb_h1, zb_h2
 
 import labs.pipeline_parallel as lab
 from labs.pipeline_parallel import B, F, W
 from labs.predictions.pipelines import schedules as known
 from labs.predictions.pipelines.simulate import simulate
-
-WRONG, RIGHT = [], []
-
-
-def lists_of(build):
-    """A student's function that returns the lists of a known schedule."""
-    def answer(ranks, micro_batches, chunks=1):
-        sizes = (ranks, micro_batches, chunks) if build is known.interleaved else (ranks,
-                                                                                   micro_batches)
-        return [[{"F": F, "B": B, "W": W}[action.kind](action.micro_batch, action.stage // ranks)
-                 for action in actions] for actions in build(*sizes).ranks]
-
-    return answer
-
-
-def two(answer):
-    """With the signature of an exercise without chunks."""
-    return lambda ranks, micro_batches: answer(ranks, micro_batches)
-
-
-gpipe, one_f_one_b, zb_h1, zb_h2 = map(two, map(lists_of, (
-    known.gpipe, known.one_f_one_b, known.zb_h1, known.zb_h2)))
-
-
-def same_on_all(actions):
-    return lambda ranks, micro_batches: [actions(micro_batches)] * ranks
-
-
-def with_rank(actions):
-    return lambda ranks, micro_batches: [actions(ranks, micro_batches, rank)
-                                         for rank in range(ranks)]
-
-
-def by_name(check, **answers):
-    for name, (answer, words) in answers.items():
-        WRONG.append(pytest.param(check, answer, words, id=f"{check.__name__}-{name}"))
-
-
-# 7.17, ZB-H1
 
 
 def delayed(by):
@@ -61,8 +23,7 @@ def delayed(by):
     return with_rank(actions)
 
 
-by_name(
-    lab.check_zb_h1,
+WRONG = named(
     no_w=(one_f_one_b, "backward_not_split"),
     gpipe=(gpipe, "backward_not_split"),
     w_at_once=(delayed(lambda p, m, rank: 0), "too_many_slots"),
@@ -94,27 +55,23 @@ def last_w_first(ranks, micro_batches):
     return lists
 
 
-RIGHT += [(lab.check_zb_h1, answer) for answer in (
-    zb_h1, delayed(lambda p, m, rank: rank), last_w_first)]
+RIGHT = [
+    zb_h1, delayed(lambda p, m, rank: rank), last_w_first]
 
 
-@pytest.mark.parametrize("check, answer, words", WRONG)
-def test_a_wrong_answer_is_rejected(check, answer, words):
-    verdict = check(answer)
-    print(verdict)
-    assert_rejected(verdict, words)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_zb_h1(answer), expected)
 
 
-@pytest.mark.parametrize("check, answer", RIGHT)
-def test_a_right_answer_passes(check, answer):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer", RIGHT)
+def test_right(answer):
+    verdict = lab.check_zb_h1(answer)
     assert verdict.passed, str(verdict)
 
 
-@pytest.mark.parametrize("check, exercise", [
-    (lab.check_zb_h1, "7.17")])
-def test_an_unfilled_answer_is_waited_for(check, exercise):
-    assert_waits(check, exercise)
+def test_an_unfilled_exercise_waits():
+    assert_waits(lab.check_zb_h1, "7.17")
 
 
 def test_what_7_17_needs_of_7_15_is_waited_for():

@@ -75,9 +75,9 @@ WRITES = {"06", "08"}  # scripts and their results, into the folder where it run
 PARTS = [
     (0, ["tests/workers/test_nccl.py", "tests/meters/test_trace_gpu.py",
          "tests/meters/test_host_copies.py", "tests/meters/test_memory_on_gpu.py",
-         "tests/test_fsdp_node.py",
+         "tests/fsdp/test_node.py",
          "-k", "nccl or trace_gpu or host_copies or on_gpu or too_much_of_the_host"]),
-    (2, ["-m", "gpu", "tests/workers/test_cuda.py", "tests/test_memory_math.py",
+    (2, ["-m", "gpu", "tests/workers/test_cuda.py", "tests/memory_math/test_pictures.py",
          "-k", "cuda or rank_states"])]
 # Part of a line that nothing here runs -> why
 NOT_RUN = {

@@ -15,9 +15,6 @@ from labs.predictions.strategy_choice import STRATEGIES, Links
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 right = definitions("06_scaling")
-WRONG, RIGHT = {}, {}
-
-
 # 6.8 choose_strategy
 
 
@@ -108,7 +105,7 @@ def two_passes(parameters, hosts, ranks, inside, across):
     return {**times, "FSDP": 2 / 3 * times["FSDP"]}
 
 
-WRONG[lab.check_choose_strategy] = [
+WRONG = [
     (lambda *case: None, "nothing_returned DDP"),
     (lambda *case: "DDP", "does_not_fit|slower_choice"),
     (lambda *case: "HSDP", "slower_choice|does_not_fit"),
@@ -136,31 +133,19 @@ WRONG[lab.check_choose_strategy] = [
      "slower_choice|does_not_fit"),
     (rule(seconds=lambda *case: {name: -one for name, one in modelled(*case).items()}),
      "slower_choice")]
-RIGHT[lab.check_choose_strategy] = [
+RIGHT = [
     right.choose_strategy, rule(), without_a_link,
     lambda parameters, memory, hosts, ranks, inside, across:
         strategy_choice.fastest_that_fits(parameters, memory, Topology(hosts, ranks),
                                           Links(inside, across))]
 
 
-def cases(kinds, on_ranks):
-    return [pytest.param(check, answer, *words, id=f"{check.__name__[6:]}-{number}",
-                         marks=[pytest.mark.slow, pytest.mark.sample(5)] if on_ranks else [])
-            for check, answers in kinds.items()
-            if on_ranks == (check in (lab.check_hierarchical_all_reduce, lab.check_hybrid_shard))
-            for number, (answer, *words) in enumerate(answers)]
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_choose_strategy(answer), expected)
 
 
-@pytest.mark.parametrize(("check", "answer", "said"),
-                         [*cases(WRONG, False), *cases(WRONG, True)])
-def test_a_wrong_answer_is_rejected(check, answer, said):
-    assert_rejected(check(answer), said)
-
-
-@pytest.mark.parametrize(
-    ("check", "answer"),
-    [each for on_ranks in (False, True) for each in cases(
-        {check: [(answer,) for answer in answers] for check, answers in RIGHT.items()}, on_ranks)])
-def test_a_right_answer_passes(check, answer):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer", RIGHT)
+def test_right(answer):
+    verdict = lab.check_choose_strategy(answer)
     assert verdict.passed, verdict

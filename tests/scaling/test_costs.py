@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from _build.definitions import definitions
-from answers import assert_rejected, assert_waits, by_check
+from answers import assert_rejected, assert_waits
 
 import labs.scaling as lab
 
@@ -74,42 +74,39 @@ class RightCosts:
         return per_dollar, 1e9 / per_dollar
 
 
-WRONG = {
-    lab.check_costs: [
-        (Costs.nothing, "wrong_count"),
-        (Costs.table, "wrong_number 100"),
-        (Costs.one_number, "wrong_count float"),
-        (Costs.exchanged, "two_exchanged"),
-        (Costs.per_token, "dollars_per_token"),
-        (Costs.both_tokens, "two_exchanged billion"),
-        (Costs.spot, "spot_price"),
-        (cheaper(lambda machine: machine.gpus), "price_one_gpu_buys_tokens"),
-        (cheaper(lambda machine: 1 / machine.gpus), "gpus_counted_twice"),
-        (cheaper(lambda machine: 1 / 3600), "dollars_per_hour"),
-        (cheaper(lambda machine: 1 / 60), "minutes_for_hours"),
-        (cheaper(lambda machine: machine.gpus / 3600), "neither_gpus_nor_hour_seconds"),
-        (cheaper(lambda machine: 24), "price_hour_for_day"),
-        (second(1e-3), "for_million_tokens"),
-        (Costs.multiplied, "multiplies_tokens_per_dollar"),
-        (second(1e3), "for_thousand_billion_tokens"),
-        (Costs.whole_dollars, "wrong_number billion"),
-        (second(2**30 / 1e9), "billion_taken_2_30")]}
-RIGHT = {
-    lab.check_costs: [costs, RightCosts.by_seconds, RightCosts.as_array,
-                      RightCosts.whole_tokens, RightCosts.dollars_of_whole_tokens]}
+WRONG = [
+    (Costs.nothing, "wrong_count"),
+    (Costs.table, "wrong_number 100"),
+    (Costs.one_number, "wrong_count float"),
+    (Costs.exchanged, "two_exchanged"),
+    (Costs.per_token, "dollars_per_token"),
+    (Costs.both_tokens, "two_exchanged billion"),
+    (Costs.spot, "spot_price"),
+    (cheaper(lambda machine: machine.gpus), "price_one_gpu_buys_tokens"),
+    (cheaper(lambda machine: 1 / machine.gpus), "gpus_counted_twice"),
+    (cheaper(lambda machine: 1 / 3600), "dollars_per_hour"),
+    (cheaper(lambda machine: 1 / 60), "minutes_for_hours"),
+    (cheaper(lambda machine: machine.gpus / 3600), "neither_gpus_nor_hour_seconds"),
+    (cheaper(lambda machine: 24), "price_hour_for_day"),
+    (second(1e-3), "for_million_tokens"),
+    (Costs.multiplied, "multiplies_tokens_per_dollar"),
+    (second(1e3), "for_thousand_billion_tokens"),
+    (Costs.whole_dollars, "wrong_number billion"),
+    (second(2**30 / 1e9), "billion_taken_2_30")]
+RIGHT = [costs, RightCosts.by_seconds, RightCosts.as_array,
+                  RightCosts.whole_tokens, RightCosts.dollars_of_whole_tokens]
 
 
-@pytest.mark.parametrize("check, answer, words", by_check(WRONG))
-def test_a_wrong_answer_is_rejected_in_words(check, answer, words):
-    assert_rejected(check(answer), words)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_costs(answer), expected)
 
 
-@pytest.mark.parametrize("check, answer", by_check(RIGHT))
-def test_a_right_answer_is_accepted(check, answer):
-    verdict = check(answer)
-    assert verdict.passed, str(verdict)
+@pytest.mark.parametrize("answer", RIGHT)
+def test_right(answer):
+    verdict = lab.check_costs(answer)
+    assert verdict.passed is True, str(verdict)
 
 
-@pytest.mark.parametrize("check", WRONG)
-def test_an_unfilled_exercise_waits(check):
-    assert_waits(check, "6.12")
+def test_an_unfilled_exercise_waits():
+    assert_waits(lab.check_costs, "6.12")

@@ -18,9 +18,6 @@ import labs.scaling as lab
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 right = definitions("06_scaling")
-WRONG, RIGHT = {}, {}
-
-
 # 6.6 hierarchical_all_reduce
 
 
@@ -132,7 +129,7 @@ class Hierarchical:
         tensor.copy_(everyone.view(dist.get_world_size(), -1).sum(0).view_as(tensor))
 
 
-WRONG[lab.check_hierarchical_all_reduce] = [
+WRONG = [
     (Hierarchical.a_name_is_bound, "not_in_place"),
     (Hierarchical.without_a_group,
      "wrong_group"),
@@ -189,27 +186,19 @@ def in_place(tensor, mesh):
     return tensor
 
 
-RIGHT[lab.check_hierarchical_all_reduce] = [in_place, by_all_to_all, with_own_groups]
+RIGHT = [in_place, by_all_to_all, with_own_groups]
 
 
-def cases(kinds, on_ranks):
-    return [pytest.param(check, answer, *words, id=f"{check.__name__[6:]}-{number}",
-                         marks=[pytest.mark.slow, pytest.mark.sample(5)] if on_ranks else [])
-            for check, answers in kinds.items()
-            if on_ranks == (check in (lab.check_hierarchical_all_reduce, lab.check_hybrid_shard))
-            for number, (answer, *words) in enumerate(answers)]
+@pytest.mark.slow
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_hierarchical_all_reduce(answer), expected)
 
 
-@pytest.mark.parametrize(("check", "answer", "said"),
-                         [*cases(WRONG, False), *cases(WRONG, True)])
-def test_a_wrong_answer_is_rejected(check, answer, said):
-    assert_rejected(check(answer), said)
-
-
-@pytest.mark.parametrize(
-    ("check", "answer"),
-    [each for on_ranks in (False, True) for each in cases(
-        {check: [(answer,) for answer in answers] for check, answers in RIGHT.items()}, on_ranks)])
-def test_a_right_answer_passes(check, answer):
-    verdict = check(answer)
+@pytest.mark.slow
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("answer", RIGHT)
+def test_right(answer):
+    verdict = lab.check_hierarchical_all_reduce(answer)
     assert verdict.passed, verdict

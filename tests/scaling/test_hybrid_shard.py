@@ -16,9 +16,6 @@ import labs.scaling as lab
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 right = definitions("06_scaling")
-WRONG, RIGHT = {}, {}
-
-
 # 6.7 hybrid_shard
 
 
@@ -96,7 +93,7 @@ class Hybrid:
             parameter.register_post_accumulate_grad_hook(lambda p: p.grad.div_(hosts))
 
 
-WRONG[lab.check_hybrid_shard] = [
+WRONG = [
     (Hybrid.nothing, "not_sharded"),
     (Hybrid.replicated_only, "not_sharded"),
     (Hybrid.places_for_too_many, "raised_RuntimeError each"),
@@ -130,27 +127,19 @@ def root_gathered_twice(model, hosts):
     model.set_reshard_after_forward(True, recurse=False)
 
 
-RIGHT[lab.check_hybrid_shard] = [right.hybrid_shard, with_own_names, root_gathered_twice]
+RIGHT = [right.hybrid_shard, with_own_names, root_gathered_twice]
 
 
-def cases(kinds, on_ranks):
-    return [pytest.param(check, answer, *words, id=f"{check.__name__[6:]}-{number}",
-                         marks=[pytest.mark.slow, pytest.mark.sample(5)] if on_ranks else [])
-            for check, answers in kinds.items()
-            if on_ranks == (check in (lab.check_hierarchical_all_reduce, lab.check_hybrid_shard))
-            for number, (answer, *words) in enumerate(answers)]
+@pytest.mark.slow
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_hybrid_shard(answer), expected)
 
 
-@pytest.mark.parametrize(("check", "answer", "said"),
-                         [*cases(WRONG, False), *cases(WRONG, True)])
-def test_a_wrong_answer_is_rejected(check, answer, said):
-    assert_rejected(check(answer), said)
-
-
-@pytest.mark.parametrize(
-    ("check", "answer"),
-    [each for on_ranks in (False, True) for each in cases(
-        {check: [(answer,) for answer in answers] for check, answers in RIGHT.items()}, on_ranks)])
-def test_a_right_answer_passes(check, answer):
-    verdict = check(answer)
+@pytest.mark.slow
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("answer", RIGHT)
+def test_right(answer):
+    verdict = lab.check_hybrid_shard(answer)
     assert verdict.passed, verdict

@@ -14,9 +14,6 @@ from labs.predictions.host_links import LinkTime, Topology, flat_all_reduce
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")
 right = definitions("06_scaling")
-WRONG, RIGHT = {}, {}
-
-
 # 6.5 link_seconds
 
 
@@ -38,7 +35,7 @@ def with_topology(size, hosts, ranks, alpha, beta):
     return [torch.tensor(float(nbytes), dtype=torch.float64), LinkTime(alpha, beta).seconds(nbytes)]
 
 
-WRONG[lab.check_link_seconds] = [
+WRONG = [
     (lambda size, hosts, ranks, alpha, beta: None, "wrong_count nothing"),
     (lambda size, hosts, ranks, alpha, beta: right_bytes(size, hosts, ranks), "wrong_count"),
     (lambda size, hosts: (0, 0), "wrong_signature"),
@@ -75,28 +72,16 @@ WRONG[lab.check_link_seconds] = [
         right.link_seconds(size, hosts, ranks, alpha, beta)[::-1]), "swapped"),
     (lambda size, hosts, ranks, alpha, beta: (alpha, right_bytes(size, hosts, ranks)),
      "wrong_number")]
-RIGHT[lab.check_link_seconds] = [
+RIGHT = [
     right.link_seconds, with_topology, link_seconds(lambda *case: int(right_bytes(*case)))]
 
 
-def cases(kinds, on_ranks):
-    return [pytest.param(check, answer, *words, id=f"{check.__name__[6:]}-{number}",
-                         marks=[pytest.mark.slow, pytest.mark.sample(5)] if on_ranks else [])
-            for check, answers in kinds.items()
-            if on_ranks == (check in (lab.check_hierarchical_all_reduce, lab.check_hybrid_shard))
-            for number, (answer, *words) in enumerate(answers)]
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_link_seconds(answer), expected)
 
 
-@pytest.mark.parametrize(("check", "answer", "said"),
-                         [*cases(WRONG, False), *cases(WRONG, True)])
-def test_a_wrong_answer_is_rejected(check, answer, said):
-    assert_rejected(check(answer), said)
-
-
-@pytest.mark.parametrize(
-    ("check", "answer"),
-    [each for on_ranks in (False, True) for each in cases(
-        {check: [(answer,) for answer in answers] for check, answers in RIGHT.items()}, on_ranks)])
-def test_a_right_answer_passes(check, answer):
-    verdict = check(answer)
+@pytest.mark.parametrize("answer", RIGHT)
+def test_right(answer):
+    verdict = lab.check_link_seconds(answer)
     assert verdict.passed, verdict

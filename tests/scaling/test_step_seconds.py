@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from _build.definitions import definitions
-from answers import assert_rejected, assert_waits, by_check
+from answers import assert_rejected, assert_waits
 
 import labs.scaling as lab
 
@@ -89,65 +89,62 @@ class RightStep:
         return torch.tensor(step_seconds(parts), dtype=torch.float64)
 
 
-WRONG = {
-    lab.check_step_seconds: [
-        (Step.nothing, "not_a_number"),
-        (Step.products_alone, "wrong_number GPU"),
-        (Step.constant, "wrong_number interference"),
-        (Step.no_communication, "communication_missing"),
-        (each(lambda parts, sent: sent.seconds), "nothing_hidden"),
-        (each(lambda parts, sent: max(0, sent.seconds - sent.beside)), "interference_missing"),
-        (each(lambda parts, sent: parts.interference * sent.seconds),
-         "only_interference_counted"),
-        (each(lambda parts, sent: max(0, sent.seconds - sent.beside)
-              + parts.interference * sent.seconds), "interference_counted_for_exposed"),
-        (each(lambda parts, sent: max(0, sent.seconds - sent.beside)
-              + (1 - parts.interference) * min(sent)), "share_stays_hidden_counted"),
-        (each(lambda parts, sent: max(0, sent.seconds - sent.beside)
-              + parts.interference * sent.beside), "interference_share_beside"),
-        (each(lambda parts, sent: sent.seconds - sent.beside), "exposed_seconds_below_0_where"),
-        (each(lambda parts, sent: sent.seconds - sent.beside + parts.interference * min(sent)),
-         "exposed_seconds_below_0_where"),
-        (Step.longer_of_both, "all_communication_hides_behind_all"),
-        (Step.pooled, "all_communication_hides_behind_all"),
-        (without("memory traffic"), "memory_traffic_missing"),
-        (without("attention"), "attention_missing"),
-        (Step.roofline, "parts_computing_run_same_time"),
-        (Step.milliseconds, "in_milliseconds"),
-        (Step.communication_alone, "computing_missing"),
-        (Step.right_where_all_is_hidden, "wrong_number 0.8182x"),
-        (Step.pooled_beside, "all_communication_hides_behind_sum"),
-        (each(lambda parts, sent: (1 + parts.interference) * sent.seconds),
-         "nothing_hidden interference"),
-        (each(lambda parts, sent: (1 + parts.interference) * max(0, sent.seconds - sent.beside)),
-         "interference_share_exposed_seconds"),
-        (each(lambda parts, sent: max(0, sent.seconds - (1 - parts.interference) * sent.beside)),
-         "interference_shortens_beside"),
-        (each(lambda parts, sent: sent.seconds * (parts.interference if sent.seconds < sent.beside
-                                                  else 1)),
-         "nothing_hidden_collective_longer"),
-        (each(lambda parts, sent: sent.seconds * parts.interference if sent.seconds < sent.beside
-              else sent.seconds - sent.beside),
-         "interference_missing_where"),
-        (each(lambda parts, sent: abs(sent.seconds - sent.beside)
-              + parts.interference * min(sent)), "seconds_exposed_where_collective"),
-        (Step.empties_the_parts, "changes_input")]}
-RIGHT = {
-    lab.check_step_seconds: [step_seconds, RightStep.by_maximum, RightStep.by_pairs,
-                             RightStep.as_tensor]}
+WRONG = [
+    (Step.nothing, "not_a_number"),
+    (Step.products_alone, "wrong_number GPU"),
+    (Step.constant, "wrong_number interference"),
+    (Step.no_communication, "communication_missing"),
+    (each(lambda parts, sent: sent.seconds), "nothing_hidden"),
+    (each(lambda parts, sent: max(0, sent.seconds - sent.beside)), "interference_missing"),
+    (each(lambda parts, sent: parts.interference * sent.seconds),
+     "only_interference_counted"),
+    (each(lambda parts, sent: max(0, sent.seconds - sent.beside)
+          + parts.interference * sent.seconds), "interference_counted_for_exposed"),
+    (each(lambda parts, sent: max(0, sent.seconds - sent.beside)
+          + (1 - parts.interference) * min(sent)), "share_stays_hidden_counted"),
+    (each(lambda parts, sent: max(0, sent.seconds - sent.beside)
+          + parts.interference * sent.beside), "interference_share_beside"),
+    (each(lambda parts, sent: sent.seconds - sent.beside), "exposed_seconds_below_0_where"),
+    (each(lambda parts, sent: sent.seconds - sent.beside + parts.interference * min(sent)),
+     "exposed_seconds_below_0_where"),
+    (Step.longer_of_both, "all_communication_hides_behind_all"),
+    (Step.pooled, "all_communication_hides_behind_all"),
+    (without("memory traffic"), "memory_traffic_missing"),
+    (without("attention"), "attention_missing"),
+    (Step.roofline, "parts_computing_run_same_time"),
+    (Step.milliseconds, "in_milliseconds"),
+    (Step.communication_alone, "computing_missing"),
+    (Step.right_where_all_is_hidden, "wrong_number 0.8182x"),
+    (Step.pooled_beside, "all_communication_hides_behind_sum"),
+    (each(lambda parts, sent: (1 + parts.interference) * sent.seconds),
+     "nothing_hidden interference"),
+    (each(lambda parts, sent: (1 + parts.interference) * max(0, sent.seconds - sent.beside)),
+     "interference_share_exposed_seconds"),
+    (each(lambda parts, sent: max(0, sent.seconds - (1 - parts.interference) * sent.beside)),
+     "interference_shortens_beside"),
+    (each(lambda parts, sent: sent.seconds * (parts.interference if sent.seconds < sent.beside
+                                              else 1)),
+     "nothing_hidden_collective_longer"),
+    (each(lambda parts, sent: sent.seconds * parts.interference if sent.seconds < sent.beside
+          else sent.seconds - sent.beside),
+     "interference_missing_where"),
+    (each(lambda parts, sent: abs(sent.seconds - sent.beside)
+          + parts.interference * min(sent)), "seconds_exposed_where_collective"),
+    (Step.empties_the_parts, "changes_input")]
+RIGHT = [step_seconds, RightStep.by_maximum, RightStep.by_pairs,
+                         RightStep.as_tensor]
 
 
-@pytest.mark.parametrize("check, answer, words", by_check(WRONG))
-def test_a_wrong_answer_is_rejected_in_words(check, answer, words):
-    assert_rejected(check(answer), words)
+@pytest.mark.parametrize("answer, expected", WRONG)
+def test_wrong(answer, expected):
+    assert_rejected(lab.check_step_seconds(answer), expected)
 
 
-@pytest.mark.parametrize("check, answer", by_check(RIGHT))
-def test_a_right_answer_is_accepted(check, answer):
-    verdict = check(answer)
-    assert verdict.passed, str(verdict)
+@pytest.mark.parametrize("answer", RIGHT)
+def test_right(answer):
+    verdict = lab.check_step_seconds(answer)
+    assert verdict.passed is True, str(verdict)
 
 
-@pytest.mark.parametrize("check", WRONG)
-def test_an_unfilled_exercise_waits(check):
-    assert_waits(check, "6.9")
+def test_an_unfilled_exercise_waits():
+    assert_waits(lab.check_step_seconds, "6.10")
