@@ -13,7 +13,7 @@ import pytest
 import yaml
 from wheels import unpacked
 
-from labs.predictions import prices
+from labs.predictions.cost import prices
 from labs.workers import cores
 
 ROOT = Path(__file__).resolve().parents[1]

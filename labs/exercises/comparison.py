@@ -19,7 +19,7 @@ from labs.meters import memory, throughput
 from labs.meters.metrics import Metric, name_of
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.meters.typical_step import TypicalStep, record_in_turns
-from labs.predictions.traffic import passes
+from labs.predictions.communication.traffic import passes
 from labs.training import data, models, strategies
 from labs.training.loop import ModuleAndOptimizer, labelled_step, train
 from labs.training.presets import Preset

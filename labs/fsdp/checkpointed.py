@@ -14,7 +14,7 @@ from labs.fsdp import common
 from labs.fsdp.common import Units
 from labs.fsdp.units import check_collectives, check_memory
 from labs.meters.memory import Report
-from labs.predictions import activations
+from labs.predictions.memory import activations
 from labs.training import models, strategies
 from labs.workers import devices
 

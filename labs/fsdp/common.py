@@ -20,7 +20,7 @@ from labs.exercises.verdicts import Wrong
 from labs.fsdp.unit_errors import explained, reject_lost_units
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
-from labs.predictions.memory_shards import owned, padded
+from labs.predictions.memory.shards import owned, padded
 from labs.training import data, models, strategies
 from labs.training.loop import ModuleAndOptimizer, train
 from labs.training.models import trainable

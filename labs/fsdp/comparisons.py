@@ -14,8 +14,8 @@ from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
-from labs.predictions.memory_recipes import model_states
-from labs.predictions.traffic import passes, stage_passes
+from labs.predictions.communication.traffic import passes, stage_passes
+from labs.predictions.memory.recipes import model_states
 from labs.training import strategies
 from labs.training.memory_categories import GB, Memory
 from labs.training.presets import Preset

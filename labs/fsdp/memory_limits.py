@@ -25,7 +25,7 @@ from labs.exercises.comparison import batches, build, model_of
 from labs.exercises.verdicts import shows
 from labs.meters import memory
 from labs.meters.metrics import Metric
-from labs.predictions.memory import predict
+from labs.predictions.memory.predict import predict
 from labs.training import presets, strategies
 from labs.training.loop import train
 from labs.training.memory_categories import GB, Memory
@@ -88,7 +88,7 @@ def predicted_peak(name: str, layers: int, ranks: int | None = None) -> Memory:
 
 def predicted_peak_of(size: Preset, **options) -> Memory:
     """Returns the bytes of one rank's tensors at the peak of a step of the preset's GPT-2. options:
-    as for labs.predictions.memory.predict."""
+    as for labs.predictions.memory.predict.predict."""
     with torch.device("meta"):
         config = model_of(size).config
     return predict(config, batch=size.batch, sequence=size.context, ranks=size.ranks, inputs=True,

@@ -29,7 +29,7 @@ MOST_LAYERS = 128
 @dataclass(frozen=True)
 class Job:
     """One row: a strategy that trains a preset's GPT-2. formula, recipe, checkpointing: what
-    labs.predictions.memory.predict calls it. offload: its shards live in the host's memory."""
+    `predict` of labs.predictions.memory calls it. offload: its shards live in the host's memory."""
 
     name: str
     strategy: Callable

@@ -8,7 +8,7 @@ from labs.exercises.verdicts import check, shows
 from labs.fsdp_profiling import step_model
 from labs.pictures import phases
 from labs.pictures.picture import Picture
-from labs.predictions import traffic
+from labs.predictions.communication import traffic
 
 _JOBS = ((8e9, 5, 300e9, 20e-6), (1e9, 2, 1e9, 0.25), (3e6, 8, 12.5e9, 1e-4), (4, 4, 1e9, 5e-5))
 

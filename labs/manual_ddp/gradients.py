@@ -11,7 +11,7 @@ from labs.exercises.on_ranks import close, gradients, largest_difference
 from labs.exercises.reference import Reference, Tensors
 from labs.exercises.verdicts import Wrong
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
-from labs.predictions.traffic import passes
+from labs.predictions.communication.traffic import passes
 from labs.training.models import EdgeCaseModel, trainable
 from labs.words import listed
 

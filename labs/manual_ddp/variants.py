@@ -25,7 +25,7 @@ from labs.meters.typical_step import TypicalStep, record_in_turns, require_typic
 from labs.pictures import palette, phases, timelines
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
-from labs.predictions import traffic as predicted
+from labs.predictions.communication import traffic as predicted
 from labs.training import data, models
 from labs.training.loop import labelled_step, mark_gradients, train
 from labs.training.presets import Preset

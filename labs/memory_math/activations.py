@@ -13,9 +13,9 @@ from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.predictions import hardware
-from labs.predictions.activations import korthikanti
-from labs.predictions.memory import predict
-from labs.predictions.parameters import Shape, shape_of
+from labs.predictions.memory.activations import korthikanti
+from labs.predictions.memory.parameters import Shape, shape_of
+from labs.predictions.memory.predict import predict
 from labs.training import hf_configs
 from labs.training.memory_categories import GB
 

@@ -22,8 +22,9 @@ from labs.memory_math.scaffold import MODELS
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
-from labs.predictions import hardware, parameters
-from labs.predictions.parameters import shape_of
+from labs.predictions import hardware
+from labs.predictions.memory import parameters
+from labs.predictions.memory.parameters import shape_of
 from labs.training import hf_configs
 from labs.training.memory_categories import GB, Memory
 

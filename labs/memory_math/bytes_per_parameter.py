@@ -13,7 +13,7 @@ from labs.memory_math.scaffold import STATES, TABLE_HINT
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
-from labs.predictions.optimizers import OPTIMIZERS
+from labs.predictions.memory.optimizers import OPTIMIZERS
 from labs.training.memory_categories import Memory
 from labs.training.presets import Preset
 from labs.words import listed

@@ -14,8 +14,8 @@ from labs.pictures.picture import Picture
 from labs.pictures.widgets import Choice, Controls
 from labs.predictions import hardware
 from labs.predictions.dryrun import dry_run
-from labs.predictions.memory import CHECKPOINTING, NOT_COUNTED, predict
-from labs.predictions.memory_recipes import RECIPES
+from labs.predictions.memory.predict import CHECKPOINTING, NOT_COUNTED, predict
+from labs.predictions.memory.recipes import RECIPES
 from labs.training import hf_configs
 from labs.training.memory_categories import GB, Memory
 from labs.words import listed

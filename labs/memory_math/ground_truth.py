@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from labs.exercises.generator import new_generator
-from labs.predictions.parameters import Shape, shape_of
+from labs.predictions.memory.parameters import Shape, shape_of
 from labs.training import hf_configs
 from labs.training.memory_categories import Memory
 from labs.training.models import count_trainable

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from labs.exercises.comparison import batches, build, model_of
 from labs.meters import memory
 from labs.meters.allocations import read_profile
-from labs.predictions.memory import predict
+from labs.predictions.memory.predict import predict
 from labs.training import data, hf_configs, strategies
 from labs.training.loop import train
 from labs.training.memory_categories import Memory
@@ -32,7 +32,7 @@ TOKENS = (2, 32)
 VOCABULARY, VOCABULARY_ON_GPU = 4000, 32_000
 _ADAMW = torch.optim.AdamW
 _SGD = torch.optim.SGD
-_MADE = {  # name in labs.predictions.optimizers -> an optimizer of torch
+_MADE = {  # name in labs.predictions.memory.optimizers -> an optimizer of torch
     "AdamW, foreach": functools.partial(_ADAMW, foreach=True),
     "AdamW, one by one": functools.partial(_ADAMW, foreach=False),
     "AdamW, fused": functools.partial(_ADAMW, fused=True),

@@ -12,7 +12,7 @@ from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
-from labs.predictions.parameters import block_size, count, norm_size
+from labs.predictions.memory.parameters import block_size, count, norm_size
 from labs.training import hf_configs
 
 

@@ -17,8 +17,9 @@ from labs.memory_math.scaffold import STATES, TABLE_HINT
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
-from labs.predictions import hardware, traffic
-from labs.predictions.memory_recipes import Recipe, model_states
+from labs.predictions import hardware
+from labs.predictions.communication import traffic
+from labs.predictions.memory.recipes import Recipe, model_states
 from labs.training.memory_categories import GB
 
 

@@ -11,8 +11,8 @@ from labs.exercises.comparison import compare, model_of
 from labs.exercises.verdicts import shows
 from labs.meters import memory, throughput
 from labs.meters.metrics import Metric
-from labs.predictions.memory import predict
-from labs.predictions.parameters import Shape, shape_of
+from labs.predictions.memory.parameters import Shape, shape_of
+from labs.predictions.memory.predict import predict
 from labs.training import data, hf_configs, strategies
 from labs.training.memory_categories import Memory
 from labs.training.presets import Preset

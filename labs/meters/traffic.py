@@ -12,7 +12,8 @@ from labs.meters.collective_hooks import CollectiveObserver, IssuedCollective
 from labs.meters.waits import Waited, WaitObserver
 
 # Counted is the output of these, and the input of all others: then each rank sends (N-1)/N of the
-# counted bytes on the mean, two times that for an all-reduce (`labs.predictions.traffic.passes`).
+# counted bytes on the mean, two times that for an all-reduce (`passes` of
+# labs.predictions.communication.traffic).
 _COUNTED_BY_OUTPUT = ("all_gather", "scatter")
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         show_zb_h2,
     )
     from labs.pipeline_parallel.zb_h1 import check_zb_h1
-    from labs.predictions.activations import korthikanti
+    from labs.predictions.memory.activations import korthikanti
     from labs.predictions.pipelines.schedule import B, F, W
     # isort: split
     # part B: stages on ranks
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         show_three_dimensions,
     )
     from labs.pipeline_parallel.wrong_rows import check_wrong_rows
-    from labs.predictions.mesh import Mesh
+    from labs.predictions.communication.mesh import Mesh
     from labs.predictions.plans.job import SHARDING, Plan, impossible
     from labs.predictions.plans.known_jobs import JOBS
     from labs.predictions.plans.memory import (

@@ -11,7 +11,7 @@ from labs.exercises.numbers import as_list, as_number
 from labs.exercises.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
-from labs.predictions.mesh import Mesh
+from labs.predictions.communication.mesh import Mesh
 from labs.words import counted
 
 # The slowest dimension first. Sizes of 1, primes and one, two and four dimensions are among them:

@@ -14,11 +14,11 @@ layer, and a stage of 8 places has 8 of them.
 
 from dataclasses import dataclass, replace
 
-from labs.predictions.efficiency import attention_flops, six_nd
 from labs.predictions.plans.job import Job, Plan
 from labs.predictions.plans.known_jobs import JOBS
 from labs.predictions.plans.search import step_seconds
 from labs.predictions.step_time.code_bases import MEGATRON
+from labs.predictions.step_time.efficiency import attention_flops, six_nd
 from labs.predictions.step_time.published_runs import error_percent
 
 

@@ -20,7 +20,7 @@ from labs.pipeline_parallel.three_dimensional_training import (
     train_alone,
     train_in_three_dimensions,
 )
-from labs.predictions.traffic import passes
+from labs.predictions.communication.traffic import passes
 from labs.words import counted
 
 # What each dimension does in a step, and what is missing where it does not.

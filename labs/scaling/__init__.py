@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from labs.scaling.what_ran import check_what_ran, show_jobs
     # isort: split
     # part 6: what it costs
+    from labs.predictions.cost.prices import price_table
     from labs.predictions.failures.intervals import expected_wall
-    from labs.predictions.prices import price_table
     from labs.scaling.claim import SCALES, SLIP, check_claim, show_claim
     from labs.scaling.costs import check_costs, show_budget, show_costs, show_prices
     from labs.scaling.spot_costs import check_spot_costs, show_spot

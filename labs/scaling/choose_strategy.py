@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from labs.exercises.numbers import require_signature
 from labs.exercises.verdicts import Wrong, check, kind_of, shows
 from labs.pictures.tables import Table
-from labs.predictions import hardware, strategy_choice
-from labs.predictions.host_links import Topology
-from labs.predictions.strategy_choice import STRATEGIES, Links
+from labs.predictions import hardware
+from labs.predictions.communication import strategy_choice
+from labs.predictions.communication.host_links import Topology
+from labs.predictions.communication.strategy_choice import STRATEGIES, Links
 from labs.words import counted
 
 NAMES = ("parameters", "memory", "hosts", "ranks", "inside", "across")

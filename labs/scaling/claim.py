@@ -15,9 +15,9 @@ from labs.exercises.numbers import (
 from labs.exercises.verdicts import check, shows
 from labs.pictures.tables import Table
 from labs.predictions import hardware
-from labs.predictions.efficiency import six_nd
+from labs.predictions.cost.prices import MACHINES, Machine, hourly
 from labs.predictions.hardware import GPUS
-from labs.predictions.prices import MACHINES, Machine, hourly
+from labs.predictions.step_time.efficiency import six_nd
 
 NAMES = ("how many times too few", "days", "dollars")
 SCALES = ("thousand", "million", "billion", "trillion", "quadrillion", "quintillion", "sextillion",

@@ -20,11 +20,12 @@ from labs.exercises.verdicts import check, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
-from labs.predictions import hardware, parameters
-from labs.predictions.efficiency import flops_per_token
-from labs.predictions.memory import predict
-from labs.predictions.prices import MACHINES, Machine, hourly
-from labs.predictions.reported_runs import ReportedRun, efficiency_of, reported_runs
+from labs.predictions import hardware
+from labs.predictions.cost.prices import MACHINES, Machine, hourly
+from labs.predictions.memory import parameters
+from labs.predictions.memory.predict import predict
+from labs.predictions.step_time.efficiency import flops_per_token
+from labs.predictions.step_time.reported_runs import ReportedRun, efficiency_of, reported_runs
 from labs.training import hf_configs
 from labs.training.memory_categories import GB
 

@@ -19,7 +19,7 @@ from labs.meters import memory, throughput
 from labs.meters.evidence import RankEvidence, StepEvidence
 from labs.meters.metrics import Metric
 from labs.pictures.tables import Table
-from labs.predictions.traffic import passes
+from labs.predictions.communication.traffic import passes
 from labs.scaling.what_ran import named_by_student
 from labs.training import data, fine_tuning, models, strategies
 from labs.training.loop import train

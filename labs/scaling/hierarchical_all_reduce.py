@@ -13,8 +13,8 @@ from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
-from labs.predictions import traffic
-from labs.predictions.host_links import LinkTime, Topology, hierarchical_all_reduce
+from labs.predictions.communication import traffic
+from labs.predictions.communication.host_links import LinkTime, Topology, hierarchical_all_reduce
 from labs.scaling.host_groups import HostTraffic, require_collectives
 from labs.scaling.link_collectives import host_mesh
 from labs.scaling.link_recordings import LinkRun

@@ -4,7 +4,7 @@ from collections import Counter
 
 from labs.exercises.verdicts import Wrong
 from labs.meters.traffic import CollectiveCall
-from labs.predictions.traffic import passes
+from labs.predictions.communication.traffic import passes
 
 _KNOWN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
           "gather", "scatter", "barrier")

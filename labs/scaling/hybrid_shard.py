@@ -14,7 +14,7 @@ from labs.meters.traffic import Traffic
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
-from labs.predictions.memory_shards import padded
+from labs.predictions.memory.shards import padded
 from labs.scaling.host_groups import HostTraffic
 from labs.scaling.link_recordings import LinkRun
 from labs.scaling.link_seconds import link_name

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from labs.exercises.scripts.files import missing_script, raise_if_waiting, waiting_exercise
 from labs.exercises.verdicts import Wrong, shows
-from labs.predictions import host_links
-from labs.predictions.host_links import LinkTime
+from labs.predictions.communication import host_links
+from labs.predictions.communication.host_links import LinkTime
 from labs.scaling import link_collectives, link_runs
 from labs.scaling.link_recordings import JobRun, LinkRun, link_run, measured_or_recorded
 

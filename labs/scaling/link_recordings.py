@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from labs.predictions.host_links import Topology
+from labs.predictions.communication.host_links import Topology
 from labs.scaling import link_runs
 from labs.scaling.link_collectives import Counted, Timed
 from labs.words import counted

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-from labs.predictions.host_links import Topology
+from labs.predictions.communication.host_links import Topology
 from labs.scaling import link_collectives, link_strategies
 from labs.scaling.on_hosts import TIMEOUT, run_on_hosts
 from labs.workers.hosts import hosts

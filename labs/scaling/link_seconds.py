@@ -24,8 +24,8 @@ from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import WIDTH, Picture, canvas
-from labs.predictions import traffic
-from labs.predictions.host_links import LinkTime, Topology, flat_all_reduce
+from labs.predictions.communication import traffic
+from labs.predictions.communication.host_links import LinkTime, Topology, flat_all_reduce
 from labs.scaling.link_collectives import FITTED, TRIED
 from labs.scaling.link_recordings import LinkRun
 from labs.words import counted

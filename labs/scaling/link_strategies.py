@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.predictions import traffic
-from labs.predictions.host_links import Topology, flat_all_reduce, hybrid_fsdp_step
+from labs.predictions.communication import traffic
+from labs.predictions.communication.host_links import Topology, flat_all_reduce, hybrid_fsdp_step
 from labs.scaling.link_collectives import (
     ROUNDS,
     Counted,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from labs.predictions.host_links import Topology
+from labs.predictions.communication.host_links import Topology
 from labs.workers import devices, processes
 from labs.workers.hosts import hosts
 from labs.workers.launch_error import Stopped

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from labs.exercises.verdicts import Wrong, shows
 from labs.meters.own_speed import OwnSpeed, measure_own_speed
-from labs.predictions.reported_runs import ReportedRun, reported_runs
 from labs.predictions.step_time import StepParts, load_published_runs
 from labs.predictions.step_time.fit import held_out
+from labs.predictions.step_time.reported_runs import ReportedRun, reported_runs
 from labs.training.models import VOCABULARY
 from labs.training.presets import Preset, preset
 from labs.workers import devices

@@ -12,8 +12,13 @@ from labs.exercises.numbers import Mistake, require_numbers, require_positive, r
 from labs.exercises.verdicts import Wrong, check, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
-from labs.predictions.prices import MACHINES, Machine
-from labs.predictions.spot import billed_hours, break_even_rate, expected_hours, first_order_rates
+from labs.predictions.cost.prices import MACHINES, Machine
+from labs.predictions.cost.spot import (
+    billed_hours,
+    break_even_rate,
+    expected_hours,
+    first_order_rates,
+)
 from labs.words import times
 
 NAMES = ("expected dollars", "break-even rate")

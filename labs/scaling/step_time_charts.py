@@ -18,8 +18,8 @@ from labs.exercises.verdicts import shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
-from labs.predictions.efficiency import attention_flops, six_nd
 from labs.predictions.step_time import PublishedRun, StepParts, load_published_runs, step_time
+from labs.predictions.step_time.efficiency import attention_flops, six_nd
 from labs.predictions.step_time.fit import held_out
 from labs.scaling.step_seconds import BOUND, hidden
 

@@ -15,7 +15,7 @@ from labs.exercises.numbers import (
 )
 from labs.exercises.verdicts import check, shows
 from labs.pictures.tables import Table
-from labs.predictions.reported_runs import (
+from labs.predictions.step_time.reported_runs import (
     SHEETS,
     ReportedRun,
     RunEfficiency,

@@ -30,7 +30,7 @@ from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
-from labs.predictions.traffic import passes
+from labs.predictions.communication.traffic import passes
 from labs.start_here.recording import run, where_messages_pass
 from labs.tensor_parallel.attention_blocks import TILE, in_tiles
 from labs.tensor_parallel.ring_cases import (

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from labs.meters import memory
 from labs.meters.traffic import Traffic
-from labs.predictions.traffic import passes
+from labs.predictions.communication.traffic import passes
 from labs.tensor_parallel.kept_activations import activation_bytes
 from labs.training import data, models
 from labs.training.loop import ModuleAndOptimizer

@@ -13,7 +13,7 @@ from labs.meters.traffic import CollectiveCall, Traffic
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
-from labs.predictions.traffic import passes
+from labs.predictions.communication.traffic import passes
 from labs.start_here.recording import where_messages_pass
 from labs.tensor_parallel.message_order import PEERS, MessageOrder, require_no_deadlock
 from labs.tensor_parallel.ring_cases import groups_on

@@ -4,7 +4,7 @@ from labs.pictures import marks
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
 from labs.predictions import hardware
-from labs.predictions.memory import predict
+from labs.predictions.memory.predict import predict
 from labs.training import hf_configs
 from labs.workers.progress import status
 

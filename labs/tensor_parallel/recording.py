@@ -15,7 +15,7 @@ from labs.exercises.numbers import require_number
 from labs.exercises.on_ranks import module_and_optimizer, raise_on_all_ranks
 from labs.meters import memory
 from labs.meters.traffic import Traffic
-from labs.predictions import traffic
+from labs.predictions.communication import traffic
 from labs.tensor_parallel.reference import build, token_batches
 from labs.tensor_parallel.scaffold import map_input
 from labs.tensor_parallel.shards import ShardReader

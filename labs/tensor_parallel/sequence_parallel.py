@@ -17,7 +17,7 @@ from labs.exercises.reference import Reference, Step
 from labs.exercises.verdicts import Wrong, check, shows
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
-from labs.predictions.traffic import all_reduce
+from labs.predictions.communication.traffic import all_reduce
 from labs.tensor_parallel import layer_records
 from labs.tensor_parallel.explanations import Cause
 from labs.tensor_parallel.groups import every_second_rank, groups_to_try

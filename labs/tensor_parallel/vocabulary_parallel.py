@@ -15,7 +15,7 @@ from labs.exercises.verdicts import LAUNCH_SECONDS, Wrong, check, shows
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
-from labs.predictions import traffic
+from labs.predictions.communication import traffic
 from labs.tensor_parallel.explanations import Cause, Found
 from labs.tensor_parallel.groups import groups_to_try
 from labs.tensor_parallel.invariants import (

@@ -30,7 +30,7 @@ MODULES = [
     "matplotlib.backends.backend_agg",
     "labs.workers.worker",
     "labs.training.strategies.tensors_by_category",
-    "labs.predictions.memory_recipes",
+    "labs.predictions.memory.recipes",
 ]
 PACKAGES = ["labs.exercises", "labs.pictures"]  # all their modules
 _MADV_COLLAPSE = 25  # since Linux 6.1

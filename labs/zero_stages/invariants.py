@@ -23,7 +23,7 @@ from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
 from labs.exercises.verdicts import Wrong
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
-from labs.predictions.traffic import passes, stage_passes
+from labs.predictions.communication.traffic import passes, stage_passes
 from labs.training import data
 from labs.training.models import DeepMLP, count_trainable, trainable
 from labs.workers import devices

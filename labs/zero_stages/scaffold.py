@@ -13,7 +13,7 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from labs.exercises.verdicts import Wrong
-from labs.predictions.memory_recipes import model_states
+from labs.predictions.memory.recipes import model_states
 from labs.zero_stages.flat_parameter import FlatParameter, flatten_layers
 
 

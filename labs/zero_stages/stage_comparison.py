@@ -22,9 +22,9 @@ from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.memory import MemoryRow, memory_bars
 from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
-from labs.predictions.memory import predict
-from labs.predictions.memory_recipes import model_states, recipe_of
-from labs.predictions.traffic import passes, stage_passes
+from labs.predictions.communication.traffic import passes, stage_passes
+from labs.predictions.memory.predict import predict
+from labs.predictions.memory.recipes import model_states, recipe_of
 from labs.training import strategies
 from labs.training.memory_categories import GB, Memory
 from labs.training.models import count_trainable
@@ -47,8 +47,8 @@ class Expected:
     stage: of ZeRO, 0 for DDP; it holds the states of that stage. sends: collective -> how often all
     Ψ elements go through it in a step. more: elements of a model that are gathered beyond that, or
     fewer where negative. gathered: bytes of a parameter's element as it travels.
-    options: of labs.predictions.memory.predict, which knows every phase of a step of torch's own
-    strategies; None for the others.
+    options: of `predict` of labs.predictions.memory, which knows every phase of a step of torch's
+    own strategies; None for the others.
     """
 
     stage: int

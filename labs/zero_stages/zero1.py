@@ -7,7 +7,7 @@ from labs.exercises.verdicts import check, shows
 from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
-from labs.predictions import traffic
+from labs.predictions.communication import traffic
 from labs.training.presets import Preset
 from labs.workers.launcher import launch
 from labs.zero_stages import recording

@@ -7,7 +7,7 @@ from _bench import memory_cases, memory_large, memory_measured, memory_peers
 from _bench.progress import done, say
 from labs.predictions import hardware
 from labs.predictions.dryrun import dry_run
-from labs.predictions.memory import predict
+from labs.predictions.memory.predict import predict
 from labs.workers import cuda
 
 RECIPES = {"fp32": "fp32", "bf16": "bf16", "mixed": "bf16 policy"}

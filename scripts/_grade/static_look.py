@@ -27,8 +27,12 @@ _OF_OS = {"system", "popen", "fork", "forkpty", "kill", "killpg", "abort", "_exi
 _BUILTINS = {"exec", "eval", "compile", "__import__", "globals", "breakpoint"}
 _GETTERS = {"getattr", "attrgetter", "methodcaller", "__getattribute__", "vars"}
 _KNOWING = {"checks", "exercises", "predictions", "ground_truth"}  # said of any object
+_LOOKING = {"dir", "help", "print", "repr", "type"}  # may be given a package of labs
 _ROOT = Path(__file__).resolve().parents[2]
 _LABS = _ROOT / "labs"
+_PACKAGES = {path.parent.name for path in _LABS.glob("*/scaffold.py")}  # one for each notebook
+# An import of what checks are made of; a notebook's scaffold is the student's to use.
+_OF_CHECKS = re.compile(rf"labs\.(exercises\b|({'|'.join(sorted(_PACKAGES))})\.(?!scaffold\b))")
 
 
 def findings(body: Iterable[ast.stmt]) -> Iterator[str]:
@@ -55,7 +59,7 @@ def forgeries(body: Iterable[ast.stmt]) -> Iterator[str]:
     for node in (each for statement in body for each in ast.walk(statement)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from (why for why in _imports_of_labs(node)
-                        if re.search(r"\.(checks|exercises|ground_truth)\b", why))
+                        if _OF_CHECKS.search(why))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from _forged_sign(node.value)
 
@@ -97,13 +101,12 @@ def offered_by_labs() -> frozenset[str]:
 def inner_modules() -> frozenset[str]:
     """Names of modules of labs that no notebook uses: they measure and compute what exercises ask
     for."""
-    packages = {path.parent.name for path in _LABS.glob("*/checks*")}
     offered = {alias.asname or alias.name for path in [_LABS / "__init__.py",
                                                        *_LABS.glob("*/__init__.py")]
                for node in ast.walk(syntax.parse(path.read_text(encoding="utf-8")))
                if isinstance(node, ast.ImportFrom) for alias in node.names}
     names = {path.stem for path in _LABS.rglob("*.py")} | {path.name for path in _LABS.iterdir()}
-    return frozenset(names - packages - offered | {"checks"})
+    return frozenset(names - _PACKAGES - offered)
 
 
 def _imports(node):
@@ -142,12 +145,18 @@ def _attribute(node, modules, labs):
         yield f"uses gc.{node.attr}"
     elif root == "sys" and node.attr in ("modules", "exit", "meta_path", "path_hooks"):
         yield f"uses sys.{node.attr}"
-    elif root in labs and (node.attr in inner_modules() or node.attr == "__dict__") and \
+    elif root in labs and (node.attr in inner_modules() or _is_named_as_its_package(node)
+                           or node.attr == "__dict__") and \
             re.fullmatch(r"[\w.]+", ast.unparse(node)):  # an item is data, not a module
         yield f"uses {ast.unparse(node)}"
     elif not isinstance(node.ctx, ast.Load) and root in modules and \
             ".backends." not in ast.unparse(node):
         yield f"replaces {ast.unparse(node)}"
+
+
+def _is_named_as_its_package(node) -> bool:
+    """Whether it is `lab.manual_ddp`, the file of exercise 2.4 in the package of that name."""
+    return node.attr in _PACKAGES and isinstance(node.value, ast.Name) and node.value.id == "lab"
 
 
 def _call(node, modules, labs):
@@ -164,6 +173,9 @@ def _call(node, modules, labs):
         for text in (each.value for each in node.args if isinstance(each, ast.Constant)):
             if isinstance(text, str) and known & set(text.split(".")):
                 yield f"uses {text!r} of labs"
+    elif name not in _LOOKING:
+        yield from (f"passes {each.id} to a function" for each in node.args
+                    if isinstance(each, ast.Name) and each.id in labs)
 
 
 def _forged_sign(value):

@@ -8,7 +8,7 @@ from _unattended import machine, nvidia_smi, reference
 
 from _preflight import host
 from _preflight.found import NOTE, Found, ok, worst
-from labs.predictions.prices import node_dollars
+from labs.predictions.cost.prices import node_dollars
 from labs.words import counted, listed
 
 ROOT = Path(__file__).resolve().parents[2]

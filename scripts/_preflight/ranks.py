@@ -94,7 +94,7 @@ def bandwidth() -> Found:
 
 def bus_bandwidth(size: float, seconds: float, ranks: int) -> float:
     """Bytes per second of an all-reduce of `size` bytes, in nccl-tests' convention."""
-    from labs.predictions import traffic
+    from labs.predictions.communication import traffic
 
     return traffic.all_reduce(size, ranks) / seconds
 

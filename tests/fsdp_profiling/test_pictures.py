@@ -30,7 +30,7 @@ from labs.fsdp_profiling.scaffold import SlowRuns
 from labs.meters import trace_units as units
 from labs.meters import typical_step
 from labs.meters.trace import PHASES, Span
-from labs.predictions import traffic
+from labs.predictions.communication import traffic
 from labs.training.loop import train
 from labs.workers.slow_link import Link, link_bytes, slow_link
 

@@ -37,27 +37,27 @@ SEEN = {
                                  "imports labs.predictions.memory"),
     "asks_labs_by_another_name": (
         "import labs.manual_ddp as z\ndef combine(gradients, sizes):\n"
-        "    return z.checks.combine.gradients_of_shards(sizes)[0]\n",
-        "imports labs.manual_ddp|uses z.checks"),
+        "    return z.combine.gradients_of_shards(sizes)[0]\n",
+        "imports labs.manual_ddp|uses z.combine"),
     "asks_labs_by_a_whole_name": (
         "import labs.manual_ddp\nimport labs as L\ndef combine(gradients, sizes):\n"
-        "    return L.manual_ddp.checks.combine.gradients_of_shards(sizes)[0]\n",
+        "    return L.manual_ddp.combine.gradients_of_shards(sizes)[0]\n",
         "imports labs"),
     "asks_labs_by_an_alias": (
         "import labs.manual_ddp as lab\nx = lab\ndef combine(gradients, sizes):\n"
-        "    return x.checks.combine.gradients_of_shards(sizes)[0]\n", "uses x.checks"),
+        "    return x.combine.gradients_of_shards(sizes)[0]\n", "uses x.combine"),
     "asks_labs_by_getattr": (
         "import labs.manual_ddp as lab\ndef combine(gradients, sizes):\n"
-        "    return getattr(lab, 'checks').combine.gradients_of_shards(sizes)[0]\n",
-        "uses 'checks' of labs"),
+        "    return getattr(lab, 'combine').gradients_of_shards(sizes)[0]\n",
+        "uses 'combine' of labs"),
     "asks_labs_by_an_attrgetter": (
         "import labs.manual_ddp as lab\nfrom operator import attrgetter\n"
         "def combine(gradients, sizes):\n"
-        "    return attrgetter('checks.combine')(lab).gradients_of_shards(sizes)[0]\n",
-        "uses 'checks.combine' of labs"),
+        "    return attrgetter('combine')(lab).gradients_of_shards(sizes)[0]\n",
+        "passes lab to a function"),
     "asks_labs_by_its_names": (
         "import labs.manual_ddp as lab\ndef combine(gradients, sizes):\n"
-        "    return vars(lab)['checks'].combine.gradients_of_shards(sizes)[0]\n",
+        "    return vars(lab)['combine'].gradients_of_shards(sizes)[0]\n",
         r"uses vars\(lab\)"),
     "replaces_the_check": (combine(head="import labs.manual_ddp as lab\n"
                                    "lab.check_combine = print\ncombine = lab\n"),

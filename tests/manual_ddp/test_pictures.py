@@ -21,7 +21,7 @@ from labs.manual_ddp.variants import LINK, shown_ranks
 from labs.meters import typical_step
 from labs.meters.trace import Span, Trace
 from labs.meters.traffic import CollectiveCall, Traffic
-from labs.predictions import traffic as predicted
+from labs.predictions.communication import traffic as predicted
 from labs.training import data
 from labs.training.models import EdgeCaseModel, count_trainable
 from labs.training.presets import preset

@@ -9,7 +9,7 @@ from labs.memory_math import explorer
 from labs.memory_math.explorer import GPUS, Setting, explore_memory
 from labs.pictures.marks import format_number
 from labs.predictions import hardware
-from labs.predictions.memory import predict
+from labs.predictions.memory.predict import predict
 from labs.training import hf_configs
 from labs.training.memory_categories import GB, Memory
 

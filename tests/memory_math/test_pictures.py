@@ -16,10 +16,11 @@ from labs.memory_math.activations import LOGIT, SHOWN, statistics_bytes
 from labs.memory_math.bytes_per_parameter import FIGURES, NAMED, TELLING, bytes_of, causes_of
 from labs.meters import gpu_allocator
 from labs.meters.throughput import Timing
-from labs.predictions import hardware, parameters
-from labs.predictions.memory import predict
-from labs.predictions.memory_recipes import RECIPES, model_states
-from labs.predictions.optimizers import OPTIMIZERS
+from labs.predictions import hardware
+from labs.predictions.memory import parameters
+from labs.predictions.memory.optimizers import OPTIMIZERS
+from labs.predictions.memory.predict import predict
+from labs.predictions.memory.recipes import RECIPES, model_states
 from labs.training import hf_configs
 from labs.training.memory_categories import GB, GiB
 from labs.training.presets import preset

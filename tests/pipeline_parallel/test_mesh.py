@@ -8,7 +8,7 @@ import torch
 from answers import assert_rejected, assert_waits
 
 import labs.pipeline_parallel as lab
-from labs.predictions.mesh import Mesh
+from labs.predictions.communication.mesh import Mesh
 
 # 7.21 coordinates and group
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from measured_memory import batch_of, gpt2, llama, model_of, qwen2, saved_bytes
 
-from labs.predictions import activations
+from labs.predictions.memory import activations
 from labs.training import hf_configs
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

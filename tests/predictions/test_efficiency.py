@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from labs.predictions.efficiency import (
+from labs.predictions.hardware import gpu
+from labs.predictions.step_time.efficiency import (
     attention_flops,
     flops_per_token,
     gpt_flops_per_token,
@@ -13,7 +14,6 @@ from labs.predictions.efficiency import (
     six_nd,
     utilization,
 )
-from labs.predictions.hardware import gpu
 from labs.predictions.step_time.published_runs import ROWS
 
 PUBLISHED = json.loads(ROWS.read_text())["rows"]

@@ -3,7 +3,7 @@
 import pytest
 
 from labs.predictions.hardware import GPUS, fits, gpu, overhead, overheads, recognised
-from labs.predictions.memory_recipes import model_states
+from labs.predictions.memory.recipes import model_states
 from labs.training.memory_categories import GiB
 
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from labs.predictions import host_links
-from labs.predictions.host_links import LinkTime, Topology
+from labs.predictions.communication import host_links
+from labs.predictions.communication.host_links import LinkTime, Topology
 
 TOPOLOGIES = [Topology(hosts, ranks) for hosts in (1, 2, 3, 4) for ranks in (1, 2, 4, 8)]
 

@@ -7,9 +7,9 @@ from _bench import memory_loops as loops
 from measured_memory import gpt2, llama, phases_of_fsdp, phases_of_plain, qwen2
 
 from labs.predictions.dryrun import dry_run
-from labs.predictions.memory import PHASES, predict
-from labs.predictions.memory_shards import owned, padded
-from labs.predictions.parameters import count
+from labs.predictions.memory.parameters import count
+from labs.predictions.memory.predict import PHASES, predict
+from labs.predictions.memory.shards import owned, padded
 
 SMALL = dict(layers=3, vocabulary=512)
 MODELS = {"GPT-2": gpt2(**SMALL), "Llama": llama(**SMALL), "Qwen2": qwen2(tied=True, **SMALL)}

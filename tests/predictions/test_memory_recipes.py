@@ -5,7 +5,7 @@ from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 
-from labs.predictions.memory_recipes import RECIPES, model_states, recipe_of
+from labs.predictions.memory.recipes import RECIPES, model_states, recipe_of
 from labs.training.memory_categories import GB, GiB, Memory
 
 ZERO = "bf16, fp32 master"  # the paper's fp16 has the same bytes: 2 + 2 + K, K = 12

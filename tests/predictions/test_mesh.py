@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from labs.predictions.mesh import Mesh
+from labs.predictions.communication.mesh import Mesh
 
 SIZES = [(32, 12, 8), (2, 2, 2), (5,), (1, 7, 1), (3, 1, 4, 2)]
 

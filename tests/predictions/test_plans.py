@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from labs.predictions.parameters import count
+from labs.predictions.memory.parameters import count
 from labs.predictions.plans.job import Plan, impossible, training_run
 from labs.predictions.plans.known_jobs import JOBS
 from labs.predictions.plans.memory import fits, in_flight, largest_rank, rank_memory

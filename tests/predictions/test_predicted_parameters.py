@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
 
-from labs.predictions import parameters
-from labs.predictions.parameters import Shape
-from labs.predictions.recorder import Mode
-from labs.predictions.scaled_step import Step
+from labs.predictions.memory import parameters
+from labs.predictions.memory.parameters import Shape
+from labs.predictions.memory.recorder import Mode
+from labs.predictions.memory.scaled_step import Step
 
 
 def llama(hidden, layers, heads, kv, ffn, vocabulary, tied=False, cls=LlamaConfig, **more):

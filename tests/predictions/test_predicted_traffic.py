@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs.predictions import traffic
+from labs.predictions.communication import traffic
 from labs.start_here import recording
 
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from labs.predictions.cost.prices import MACHINES, hourly, node_dollars, price_table
 from labs.predictions.hardware import GPUS
-from labs.predictions.prices import MACHINES, hourly, node_dollars, price_table
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=lambda machine: machine.name)

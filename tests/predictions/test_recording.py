@@ -8,9 +8,9 @@ import torch
 import transformers
 from measured_memory import QUIET, gpt2, llama, phases_of_plain, qwen2
 
-from labs.predictions import model_sizes, recording
 from labs.predictions.dryrun import dry_run
-from labs.predictions.memory import predict
+from labs.predictions.memory import model_sizes, recording
+from labs.predictions.memory.predict import predict
 
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16", "bf16 policy": "mixed"}
 FAMILIES = {

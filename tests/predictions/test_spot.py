@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs.predictions.spot import (
+from labs.predictions.cost.spot import (
     billed_hours,
     break_even_rate,
     expected_hours,

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from labs.predictions.efficiency import six_nd
 from labs.predictions.hardware import gpu
 from labs.predictions.step_time import FITTED, Constants, TrainingRun, step_time
 from labs.predictions.step_time.communication import exposed, link_rate
 from labs.predictions.step_time.constants import EXPECTED, LINK_SHARE
+from labs.predictions.step_time.efficiency import six_nd
 from labs.predictions.step_time.fit import held_out
 
 # no small product is slow, kernels move what they need, no collective has hops

@@ -8,9 +8,9 @@ from _build.definitions import definitions
 from answers import assert_rejected
 
 import labs.scaling as lab
-from labs.predictions import strategy_choice
-from labs.predictions.host_links import Topology
-from labs.predictions.strategy_choice import STRATEGIES, Links
+from labs.predictions.communication import strategy_choice
+from labs.predictions.communication.host_links import Topology
+from labs.predictions.communication.strategy_choice import STRATEGIES, Links
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")

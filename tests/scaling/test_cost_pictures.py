@@ -7,8 +7,8 @@ import pytest
 
 import labs.scaling as lab
 from labs.exercises import guesses
-from labs.predictions.prices import MACHINES, hourly
-from labs.predictions.spot import expected_hours, first_order_rates
+from labs.predictions.cost.prices import MACHINES, hourly
+from labs.predictions.cost.spot import expected_hours, first_order_rates
 from labs.scaling import scaffold
 from labs.scaling import spot_costs as spot_check
 from labs.scaling.costs import Case

@@ -11,10 +11,15 @@ from labs.exercises import guesses
 from labs.exercises.verdicts import Wrong
 from labs.meters.own_speed import OwnSpeed, measure_own_speed
 from labs.predictions.hardware import GPUS
-from labs.predictions.reported_runs import SHEETS, efficiency_of, printed_mfu, reported_runs
 from labs.predictions.step_time import FITTED, StepParts, load_published_runs, step_time
 from labs.predictions.step_time.fit import held_out
 from labs.predictions.step_time.published_runs import ROWS
+from labs.predictions.step_time.reported_runs import (
+    SHEETS,
+    efficiency_of,
+    printed_mfu,
+    reported_runs,
+)
 from labs.scaling import scaffold, step_seconds, step_time_charts
 from labs.training.presets import preset
 

@@ -9,7 +9,7 @@ from _build.definitions import definitions
 from answers import assert_rejected
 
 import labs.scaling as lab
-from labs.predictions.host_links import LinkTime, Topology, flat_all_reduce
+from labs.predictions.communication.host_links import LinkTime, Topology, flat_all_reduce
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")

@@ -15,9 +15,9 @@ import torch
 
 import labs.scaling as lab
 from labs.meters.traffic import CollectiveCall
-from labs.predictions import host_links, strategy_choice
-from labs.predictions.host_links import LinkTime, Topology
-from labs.predictions.strategy_choice import Links
+from labs.predictions.communication import host_links, strategy_choice
+from labs.predictions.communication.host_links import LinkTime, Topology
+from labs.predictions.communication.strategy_choice import Links
 from labs.scaling import (
     link_collectives,
     link_measurements,

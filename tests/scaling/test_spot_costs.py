@@ -6,7 +6,7 @@ from _build.definitions import definitions
 from answers import assert_rejected, assert_waits
 
 import labs.scaling as lab
-from labs.predictions.spot import break_even_rate, expected_hours
+from labs.predictions.cost.spot import break_even_rate, expected_hours
 
 right = definitions("06_scaling")
 costs, judge_claim, spot_costs = right.costs, right.judge_claim, right.spot_costs

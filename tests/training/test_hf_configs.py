@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs.predictions import parameters
+from labs.predictions.memory import parameters
 from labs.training import hf_configs
 
 PUBLISHED = {

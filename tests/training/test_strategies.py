@@ -13,7 +13,7 @@ from _build.definitions import ROOT, definitions
 from labs import launch
 from labs.meters import memory
 from labs.meters.traffic import Traffic
-from labs.predictions import traffic as predicted
+from labs.predictions.communication import traffic as predicted
 from labs.training import data, models, strategies
 from labs.training.loop import train
 from labs.training.strategies import third_party

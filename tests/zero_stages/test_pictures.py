@@ -12,7 +12,7 @@ from _build.definitions import definitions
 import labs
 import labs.zero_stages as lab
 from labs.meters import memory
-from labs.predictions.traffic import passes, stage_passes
+from labs.predictions.communication.traffic import passes, stage_passes
 from labs.training import data, models
 from labs.training.presets import preset
 from labs.workers.launcher import launch

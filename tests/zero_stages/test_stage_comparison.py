@@ -15,8 +15,8 @@ from labs.exercises import guesses
 from labs.exercises.comparison import Comparison, compare, model_of
 from labs.exercises.verdicts import Verdict
 from labs.meters import memory
-from labs.predictions.memory import predict
-from labs.predictions.traffic import passes
+from labs.predictions.communication.traffic import passes
+from labs.predictions.memory.predict import predict
 from labs.training import strategies
 from labs.training.memory_categories import Memory
 from labs.training.presets import preset

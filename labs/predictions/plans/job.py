@@ -5,8 +5,8 @@ from math import prod
 from numbers import Integral
 
 from labs.predictions.hardware import GPU
-from labs.predictions.memory_recipes import Recipe, recipe_of
-from labs.predictions.parameters import Shape, block_size, norm_size
+from labs.predictions.memory.parameters import Shape, block_size, norm_size
+from labs.predictions.memory.recipes import Recipe, recipe_of
 from labs.predictions.step_time.constants import NETWORK, generation
 from labs.predictions.step_time.training_run import TrainingRun
 

@@ -9,7 +9,7 @@ on micro-batches in flight; Rajbhandari et al., "ZeRO", SC 2020, section 5; Grat
 import functools
 
 from labs.predictions import hardware
-from labs.predictions.activations import korthikanti
+from labs.predictions.memory.activations import korthikanti
 from labs.predictions.pipelines.formulas import KINDS
 from labs.predictions.plans.job import Job, Plan, norm_parameters
 

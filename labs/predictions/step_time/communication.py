@@ -1,10 +1,10 @@
 """Seconds that one rank communicates, and how many of them computation does not hide.
 
 A collective takes its bytes over the slowest link of its ring plus a time per hop; the bytes are
-those of `labs.predictions.traffic`.
+those of `labs.predictions.communication.traffic`.
 """
 
-from labs.predictions import traffic
+from labs.predictions.communication import traffic
 from labs.predictions.step_time.constants import LINK_SHARE, Constants
 from labs.predictions.step_time.training_run import TrainingRun
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, fields
 
-from labs.predictions.efficiency import flops_per_token, utilization
 from labs.predictions.step_time.constants import FITTED, Constants
+from labs.predictions.step_time.efficiency import flops_per_token, utilization
 from labs.predictions.step_time.parts import parts_of, pipeline_wait
 from labs.predictions.step_time.training_run import TrainingRun
 

@@ -4,11 +4,11 @@ import functools
 
 import numpy as np
 
-from labs.predictions import model_sizes
-from labs.predictions.allocation_log import Change, change_of
 from labs.predictions.dryrun.kernels import Scratch
-from labs.predictions.recorder import HEAD, LAYERS, OUTSIDE, Mode
-from labs.predictions.recording import Events, recording_of
+from labs.predictions.memory import model_sizes
+from labs.predictions.memory.allocation_log import Change, change_of
+from labs.predictions.memory.recorder import HEAD, LAYERS, OUTSIDE, Mode
+from labs.predictions.memory.recording import Events, recording_of
 
 
 class Step:

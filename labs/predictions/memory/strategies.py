@@ -7,10 +7,10 @@ allocated when DDP is built and stay); distributed/fsdp/_fully_shard/_fsdp_param
 
 from math import ceil, prod
 
-from labs.predictions.allocation_log import AllocationLog
-from labs.predictions.memory_recipes import Recipe
-from labs.predictions.memory_shards import fsdp_units, owned, padded
-from labs.predictions.scaled_step import Step
+from labs.predictions.memory.allocation_log import AllocationLog
+from labs.predictions.memory.recipes import Recipe
+from labs.predictions.memory.scaled_step import Step
+from labs.predictions.memory.shards import fsdp_units, owned, padded
 
 ACCUMULATION = ("none", "sync", "no sync")
 

@@ -3,8 +3,8 @@
 Several hosts with the same number of ranks each; a host has one link, which stands for all its
 network cards together, and its ranks reach each other without it. Ranks are numbered host by host,
 as torchrun does. size is always that of the complete tensor, in bytes. The counts are those of ring
-algorithms (labs/predictions/traffic.py), in which a rank sends to the next one only: of a ring over
-all ranks one edge leaves each host.
+algorithms (traffic.py), in which a rank sends to the next one only: of a ring over all ranks one
+edge leaves each host.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labs.predictions import traffic
+from labs.predictions.communication import traffic
 
 
 @dataclass(frozen=True)

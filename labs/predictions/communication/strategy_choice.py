@@ -7,9 +7,9 @@ and communication that it hides are left out: they are the same for all three.
 
 from dataclasses import dataclass
 
-from labs.predictions import traffic
-from labs.predictions.host_links import Topology
-from labs.predictions.memory_recipes import model_states
+from labs.predictions.communication import traffic
+from labs.predictions.communication.host_links import Topology
+from labs.predictions.memory.recipes import model_states
 
 STRATEGIES = ("DDP", "HSDP", "FSDP")
 RECIPE = "bf16, fp32 master"  # 16 bytes of states for each parameter

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labs.predictions import model_sizes
-from labs.predictions.recorder import LAYERS, Mode, Recorder
+from labs.predictions.memory import model_sizes
+from labs.predictions.memory.recorder import LAYERS, Mode, Recorder
 from labs.workers.progress import progress_bar
 
 PHASES = ("forward", "backward")

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 
 from labs.meters.metrics import Metric
-from labs.predictions.efficiency import hfu, utilization
+from labs.predictions.step_time.efficiency import hfu, utilization
 from labs.predictions.step_time.published_runs import ROWS
 from labs.predictions.step_time.row_fields import read_gpu
 from labs.words import counted

@@ -4,11 +4,11 @@ The recorded step of the model's family (recording.py) is scaled to this model a
 to a log, where the parallel strategy adds what it allocates and frees: `predict`.
 """
 
-from labs.predictions.allocation_log import AllocationLog
-from labs.predictions.memory_recipes import Recipe, recipe_of
-from labs.predictions.memory_strategies import ACCUMULATION, FSDP, STRATEGIES, Plain
-from labs.predictions.recorder import CHECKPOINTING, Mode
-from labs.predictions.scaled_step import Step
+from labs.predictions.memory.allocation_log import AllocationLog
+from labs.predictions.memory.recipes import Recipe, recipe_of
+from labs.predictions.memory.recorder import CHECKPOINTING, Mode
+from labs.predictions.memory.scaled_step import Step
+from labs.predictions.memory.strategies import ACCUMULATION, FSDP, STRATEGIES, Plain
 from labs.training.memory_categories import Memory
 from labs.workers import devices
 

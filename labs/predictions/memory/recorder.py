@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_map
 
-from labs.predictions import losses, model_sizes
 from labs.predictions.dryrun import fake, jobs, kernels
 from labs.predictions.dryrun.trace import first_differentiable, label_gradients
 from labs.predictions.dryrun.tracker import Tracker
+from labs.predictions.memory import losses, model_sizes
 from labs.training.models import blocks
 
 LAYERS = 4  # recorded of a model with more: the first, two in the middle, which are alike, the last

@@ -6,9 +6,9 @@ kernels. And what torch and transformers really save, from a recorded step: `sav
 compare with autograd's own list of saved tensors, to the byte.
 """
 
-from labs.predictions.memory_recipes import Recipe, recipe_of
-from labs.predictions.recorder import Mode
-from labs.predictions.scaled_step import Step
+from labs.predictions.memory.recipes import Recipe, recipe_of
+from labs.predictions.memory.recorder import Mode
+from labs.predictions.memory.scaled_step import Step
 
 _LOSS = 4  # bytes: the loss itself is held too, but not by autograd
 

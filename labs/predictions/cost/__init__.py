@@ -1,0 +1,1 @@
+"""What GPUs cost to rent, also where the seller may take them back."""
