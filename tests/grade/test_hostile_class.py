@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 from types import SimpleNamespace
 
@@ -29,9 +30,10 @@ def graded(tmp_path_factory):
     if any(records(out)[name]["exercises"][0]["outcome"] == TIMED_OUT for name in kinds["right"]):
         options.seconds = 60  # the machine is busy; what is done stays
         code = session.run(options, [folder / "in"], out)
-    # all of a sandbox is below the zygote, which has a session of its own
-    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])
-            if "_grade.zygote" in (process.info["cmdline"] or []) and process.pid not in before]
+    # All of a sandbox is below the zygote. Tests beside this one have theirs, which are below them.
+    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline", "ppid"])
+            if "_grade.zygote" in (process.info["cmdline"] or []) and process.pid not in before
+            and process.info["ppid"] in (1, os.getpid())]
     return SimpleNamespace(folder=folder, out=out, kinds=kinds, code=code, beside=beside, left=left,
                            options=options, records=records(out))
 
