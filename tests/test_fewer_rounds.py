@@ -27,6 +27,7 @@ def fewer_rounds(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.gate  # else names that have moved show in a notebook of nbval only
 def test_a_student_notebook_has_fewer_rounds_and_no_other_program(fewer_rounds, tmp_path):
     """What is cut short is there under its name: a name that is not raises."""
     source, found = SHOW.format(names=sorted(fewer_rounds.MODULES)), {}

@@ -25,7 +25,7 @@ MOST = {
     "labs.exercises.comparison": {"compare": {"tries": 1}},
     "labs.fsdp.memory_limits": {"measure_overhead": {"layers": (2, 6)}},
     "labs.manual_ddp.variants": {"losses": {"steps": 3}},
-    "labs.fsdp_profiling.scaffold": {"show_ahead": {"ahead": (0, 1)}}}
+    "labs.fsdp_profiling.forward_prefetch": {"show_ahead": {"ahead": (0, 1)}}}
 MODULES = {*CONSTANTS, *MOST}
 
 
