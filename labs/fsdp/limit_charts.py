@@ -163,7 +163,7 @@ def offload_on_gpus(psi: float = 6.74e9, ranks: int = 8, tokens: int = 4096) -> 
 
 def _host_seconds(psi) -> float:
     """Seconds of AdamW on the host of eight A100s, for all of a model's parameters."""
-    return HOST_OPTIMIZER_BYTES * psi / (hardware.HOST_BANDWIDTH["A100"] * MEMORY_SHARE)
+    return HOST_OPTIMIZER_BYTES * psi / (hardware.A100.host_bandwidth * MEMORY_SHARE)
 
 
 def _states(held) -> float:

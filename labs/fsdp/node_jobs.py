@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from labs.fsdp.memory_limits import parameters_of, predicted_peak_of, search
-from labs.predictions.hardware import GPU, HOST_BANDWIDTH
-from labs.predictions.step_time.constants import FITTED, NETWORK, Constants, generation
+from labs.predictions.hardware import GPU
+from labs.predictions.step_time.constants import FITTED, Constants
 from labs.predictions.step_time.parts import parts_of
 from labs.predictions.step_time.training_run import TrainingRun
 from labs.training import models, strategies
@@ -136,7 +136,7 @@ class Node:
     @classmethod
     def of(cls, card: GPU) -> "Node":
         """Returns the node of NVIDIA's that has such cards."""
-        return cls(card, HOST_BANDWIDTH[generation(card.name)])
+        return cls(card, card.generation.host_bandwidth)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def training_run(job: Job, node: Node) -> TrainingRun:
         layers=size.layers, hidden=size.hidden, ffn=4 * size.hidden, heads=size.heads,
         kv_hidden=size.hidden, vocabulary=VOCABULARY, mlp_matrices=2, sequence=size.context,
         micro_batch=size.batch, accumulation=1, gpu=node.card, gpus=ranks,
-        gpus_per_node=max(NODE, ranks), network=NETWORK[generation(node.card.name)],
+        gpus_per_node=max(NODE, ranks), network=node.card.generation.network,
         sharding=3 * sharded, shards=ranks if sharded else 1, reduce_bytes=4,
         param_bytes=2 if job.bf16 else 4, fp32=not job.bf16, recompute=job.checkpointing,
         early_stop=True, offload=job.offload, host_bandwidth=node.host_bandwidth / ranks)

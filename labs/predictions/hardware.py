@@ -1,7 +1,8 @@
 """GPUs as a memory and speed budget, and what CUDA and NCCL take before the first tensor.
 
-Sources: NVIDIA data sheets: T4 (2019), A10 (2021), A100 SXM (2022), H100 SXM (2023), H200 SXM
-(2024) and HGX B200 (2025), all dense, without sparsity. `usable` is the capacity that CUDA reports,
+All that is known of a GPU stands in one line of `GPUS`; whatever takes the name of a GPU looks it
+up there. Sources: NVIDIA data sheets: T4 (2019), A10 (2021), A100 SXM (2022), H100 SXM (2023), H200
+SXM (2024) and HGX B200 (2025). `usable` is the capacity that CUDA reports,
 as PyTorch prints it when memory runs out ("has a total capacity of 79.25 GiB"); it differs by some
 0.3 GiB between machines (driver, ECC, MIG). Measured bus bandwidth and fixed overheads: stas00/
 ml-engineering, network/README.md and training/performance/README.md @744d01e.
@@ -15,11 +16,36 @@ from labs.words import with_article
 
 
 @dataclass(frozen=True)
+class Generation:
+    """What the model of a step's seconds takes from a GPU's generation: shares of peaks that were
+    fitted or measured on it stand in step_time/constants.py, by this name.
+
+    network: bytes/s of the network adapters for each GPU, where a job does not say. host_bandwidth:
+    bytes/s of the host's memory, both sockets together.
+    """
+
+    name: str
+    network: float
+    host_bandwidth: float
+
+
+# NVIDIA's data sheets of DGX A100 and DGX H100: one adapter per GPU, of 200 and of 400 Gbit/s; two
+# AMD EPYC 7742 with 8 channels of DDR4-3200 each, two Intel Xeon 8480C with 8 of DDR5-4800 (8 bytes
+# a channel and transfer).
+A100 = Generation("A100", network=25e9, host_bandwidth=2 * 204.8 * GB)
+H100 = Generation("H100", network=50e9, host_bandwidth=2 * 307.2 * GB)
+
+
+@dataclass(frozen=True)
 class GPU:
     """nominal and usable: bytes. flops: 16-bit FLOP/s, dense, bf16 (T4: fp16; it has no bf16).
     bandwidth: of its memory, bytes/s. nvlink and pcie: bytes/s in one direction (data sheets print
-    both directions together); nvlink is 0 where there is none. busbw: measured bytes/s of ring
-    all-reduce on 8 GPUs of a node, where published; else None."""
+    both directions together); nvlink is 0 where there is none. power: watts, the most it takes.
+    generation: that whose constants it has; of T4, A10, H200 and B200 a guess, because no row of
+    theirs was compared. sheet_tflops: the 16-bit TFLOP/s (1e12) that its data sheet prints, and
+    sparse: whether that is with structured sparsity, which doubles them and which training does not
+    use. busbw: measured bytes/s of ring all-reduce on 8 GPUs of a node, where published; else None.
+    """
 
     name: str
     nominal: float
@@ -28,29 +54,31 @@ class GPU:
     bandwidth: float
     nvlink: float
     pcie: float
-    busbw: float = None
+    power: float
+    generation: Generation
+    sheet_tflops: float
+    sparse: bool
+    busbw: float | None = None
 
 
-def _gpu(name, nominal, usable, teraflops, bandwidth, nvlink, pcie, busbw=None):
+def _gpu(name, nominal, usable, teraflops, bandwidth, nvlink, pcie, *rest, busbw=None):
     return GPU(name, nominal * GB, usable * GiB, teraflops * 1e12, bandwidth * GB, nvlink * GB,
-               pcie * GB, busbw and busbw * GB)
+               pcie * GB, *rest, busbw and busbw * GB)
 
 
 GPUS = {gpu.name: gpu for gpu in (
-    _gpu("T4", 16, 14.56, 65, 300, 0, 16),
-    _gpu("A10", 24, 22.0, 125, 600, 0, 32),
-    _gpu("A100-40", 40, 39.50, 312, 1555, 300, 32),
-    _gpu("A100-80", 80, 79.25, 312, 2039, 300, 32),
-    _gpu("H100", 80, 79.11, 989, 3350, 450, 64),
-    _gpu("H200", 141, 139.8, 989, 4800, 450, 64, 367.2),
-    _gpu("B200", 180, 178.3, 2250, 8000, 900, 64, 682.2),
+    #    name     nominal, usable  dense,  memory,  links,  power, constants  data sheet
+    #                 GB      GiB TFLOP/s    GB/s     GB/s      W  of         TFLOP/s, sparse
+    _gpu("T4",        16,   14.56,     65,    300,   0, 16,    70, A100,   65, False),
+    _gpu("A10",       24,   22.0,     125,    600,   0, 32,   150, A100,  125, False),
+    _gpu("A100-40",   40,   39.50,    312,   1555, 300, 32,   400, A100,  312, False),
+    _gpu("A100-80",   80,   79.25,    312,   2039, 300, 32,   400, A100,  312, False),
+    _gpu("H100",      80,   79.11,    989,   3350, 450, 64,   700, H100, 1979, True),
+    _gpu("H200",     141,  139.8,     989,   4800, 450, 64,   700, H100, 1979, True, busbw=367.2),
+    _gpu("B200",     180,  178.3,    2250,   8000, 900, 64,  1000, H100, 4500, True, busbw=682.2),
 )}
-"""Name -> GPU. H200's and B200's bus bandwidths are those of 16 and 8 GiB, ring."""
-
-HOST_BANDWIDTH = {"A100": 2 * 204.8 * GB, "H100": 2 * 307.2 * GB}
-"""Generation of the GPUs -> bytes/s of their host's memory, both sockets together: a DGX A100 has
-two AMD EPYC 7742 with 8 channels of DDR4-3200 each, a DGX H100 two Intel Xeon 8480C with 8 channels
-of DDR5-4800 (NVIDIA's data sheets; 8 bytes a channel and transfer)."""
+"""Name -> GPU, in the order of the data sheets' years. H200's and B200's bus bandwidths are those
+of 16 and 8 GiB, ring."""
 
 CUDA_CONTEXT = {
     "torch 1.10": 1.78 * GiB,

@@ -15,8 +15,8 @@ from labs.exercises.numbers import (
 )
 from labs.exercises.verdicts import check, shows
 from labs.pictures.tables import Table
+from labs.predictions import hardware
 from labs.predictions.step_time.reported_runs import (
-    SHEETS,
     ReportedRun,
     RunEfficiency,
     efficiency_of,
@@ -238,9 +238,10 @@ def _drawn(dice, name, tied, recompute, sheet) -> ReportedRun:
     layers, hidden = dice.randint(4, 48), 64 * dice.randint(4, 64)
     vocabulary, gpus = dice.randint(5_000, 150_000), dice.randint(2, 512)
     parameters = 12 * layers * hidden**2 + (1 if tied else 2) * vocabulary * hidden
-    tflops, sparse = SHEETS[sheet]
+    card = hardware.gpu(sheet)
     run = ReportedRun(name, parameters, vocabulary, tied, layers, hidden,
-                      128 * dice.randint(4, 128), recompute, gpus, tflops, sparse, 1.0)
+                      128 * dice.randint(4, 128), recompute, gpus, card.sheet_tflops, card.sparse,
+                      1.0)
     slow = efficiency_of(run)  # at one token per second
     return replace(run, tokens_per_s=dice.uniform(0.2, 0.5) / slow.mfu)
 

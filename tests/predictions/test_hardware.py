@@ -1,9 +1,14 @@
 """The table of GPUs, and whether a job fits."""
 
+from dataclasses import replace
+
 import pytest
 
+from labs.predictions import hardware
 from labs.predictions.hardware import GPUS, fits, gpu, overhead, overheads, recognised
 from labs.predictions.memory.recipes import model_states
+from labs.predictions.step_time.reported_runs import ReportedRun, efficiency_of
+from labs.predictions.step_time.row_fields import read_gpu
 from labs.training.memory_categories import GiB
 
 
@@ -36,6 +41,18 @@ def test_an_unknown_gpu_is_turned_away():
         gpu("V100")
 
 
+def test_to_add_a_gpu_is_a_line_of_the_table(monkeypatch):
+    monkeypatch.setitem(GPUS, "L4", hardware._gpu("L4", 24, 22.2, 121, 300, 0, 32, 72,
+                                                  hardware.A100, 242, True))
+    assert recognised("NVIDIA L4", 22.1 * GiB).name == "L4" and fits(20 * GiB, "L4")
+    of_a_row = read_gpu("8x L4 24GB")
+    assert of_a_row is gpu("L4") and of_a_row.generation.network == 25e9
+    run = ReportedRun("a run", 10**9, 50_000, True, 24, 2048, 2048, "none", 8,
+                      of_a_row.sheet_tflops, of_a_row.sparse, 1e4)
+    dense = replace(run, sheet_tflops=of_a_row.flops / 1e12, sparse=False)
+    assert efficiency_of(run).mfu == pytest.approx(efficiency_of(dense).mfu)
+
+
 def test_what_cuda_takes_has_names():
     assert overheads(8).keys() == {"CUDA context", "cuBLAS", "NCCL"}
     assert overheads(1)["NCCL"] == 0
@@ -45,7 +62,7 @@ def test_what_cuda_takes_has_names():
 @pytest.mark.parametrize("name, gib, found", [
     ("NVIDIA A100-SXM4-80GB", 79.2, "A100-80"), ("NVIDIA A100-PCIE-40GB", 39.4, "A100-40"),
     ("Tesla T4", 14.6, "T4"), ("NVIDIA H100 80GB HBM3", 79.1, "H100"),
-    ("NVIDIA L4", 22.2, "NVIDIA L4 (rates of an A10)")])
+    ("Tesla P40", 22.2, "Tesla P40 (rates of an A10)")])
 def test_a_gpu_is_recognised_by_name_and_memory(name, gib, found):
     one = recognised(name, gib * 2**30)
     assert (one.name, one.usable) == (found, gib * 2**30) and one.pcie > 1e9

@@ -15,7 +15,6 @@ from labs.predictions.step_time import FITTED, StepParts, load_published_runs, s
 from labs.predictions.step_time.fit import held_out
 from labs.predictions.step_time.published_runs import ROWS
 from labs.predictions.step_time.reported_runs import (
-    SHEETS,
     efficiency_of,
     printed_mfu,
     reported_runs,
@@ -46,8 +45,8 @@ def test_hfu_is_the_printed_one_where_all_is_recomputed():
 
 
 def test_data_sheets_are_the_table_of_gpus():
-    for name, (tflops, sparse) in SHEETS.items():
-        assert tflops * 1e12 / (1 + sparse) == pytest.approx(GPUS[name].flops, rel=1e-3)
+    for gpu in GPUS.values():
+        assert gpu.sheet_tflops * 1e12 / (1 + gpu.sparse) == pytest.approx(gpu.flops, rel=1e-3)
 
 
 def test_a_look_up_is_no_product():

@@ -7,7 +7,6 @@ from numbers import Integral
 from labs.predictions.hardware import GPU
 from labs.predictions.memory.parameters import Shape, block_size, norm_size
 from labs.predictions.memory.recipes import Recipe, recipe_of
-from labs.predictions.step_time.constants import NETWORK, generation
 from labs.predictions.step_time.training_run import TrainingRun
 
 SHARDING = ("DDP", "ZeRO-1", "FSDP", "HSDP")
@@ -38,7 +37,7 @@ class Job:
     @property
     def network(self) -> float:
         """Bytes/s to other nodes for each GPU when all of a node send at once."""
-        adapter = self.adapter or NETWORK[generation(self.gpu.name)]
+        adapter = self.adapter or self.gpu.generation.network
         return adapter * self.adapters / self.gpus_per_node
 
     @property

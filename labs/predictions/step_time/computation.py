@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from labs.predictions.step_time.constants import (
     FLASH_SHARE,
     FP8_SPEEDUP,
-    FULL_POWER,
     HOST_OPTIMIZER_BYTES,
     MEMORY_SHARE,
     OPTIMIZER_BYTES,
     TF32_SHARE,
     Constants,
-    generation,
 )
 from labs.predictions.step_time.training_run import TrainingRun
 
@@ -48,7 +46,7 @@ class LayerTime:
 
 def matmul_rate(run: TrainingRun, constants: Constants) -> float:
     """FLOP/s of a large product, in 16 bits or in TF32."""
-    share = (constants.matmul_h100 if generation(run.gpu.name) == "H100"
+    share = (constants.matmul_h100 if run.gpu.generation.name == "H100"
              else constants.matmul_a100)
     return run.gpu.flops * share * _power_share(run, constants) * _precision_share(run)
 
@@ -95,7 +93,7 @@ def _attention_seconds(run, constants) -> tuple[float, float]:
     five products to forward's two. Written-out scores are a full square, twice backward."""
     square = 4 * run.tokens * run.sequence * run.hidden / run.tensor
     if run.flash:
-        share = (FLASH_SHARE[generation(run.gpu.name), run.flash] * _power_share(run, constants)
+        share = (FLASH_SHARE[run.gpu.generation.name, run.flash] * _power_share(run, constants)
                  * _precision_share(run))
         forward = square / 2 / (run.gpu.flops * share)
         return forward, 2.5 * forward
@@ -144,5 +142,5 @@ def _precision_share(run) -> float:
 
 
 def _power_share(run, constants) -> float:
-    full = FULL_POWER[generation(run.gpu.name)]
+    full = run.gpu.power
     return (min(run.power, full) / full) ** constants.throttling if run.power else 1

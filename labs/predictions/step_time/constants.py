@@ -43,10 +43,10 @@ FITTED = Constants(matmul_a100=0.856, matmul_h100=0.731, half_size=481, traffic=
 """Fitted to all rows of published_runs.json that can be predicted."""
 
 FLASH_SHARE = {("A100", 1): 0.325, ("A100", 2): 0.615, ("H100", 1): 0.175, ("H100", 2): 0.35}
-"""(GPU, FlashAttention's version) -> share of the dense peak that its kernels reach. Version 1 on
-A100 25–40 %, version 2 50–73 % (Dao, arXiv 2307.08691, abstract; the middles of both); version 2 on
-H100 35 % (Shah et al., arXiv 2407.08608, abstract), and version 1 half of it, since 2 is "around
-2x" faster than 1."""
+"""(generation, FlashAttention's version) -> share of the dense peak that its kernels reach. Version
+1 on A100 25–40 %, version 2 50–73 % (Dao, arXiv 2307.08691, abstract; the middles of both); version
+2 on H100 35 % (Shah et al., arXiv 2407.08608, abstract), and version 1 half of it, since 2 is
+"around 2x" faster than 1."""
 
 FP8_SPEEDUP = 2.0
 """Peak of products in 8 bits over that in 16 (data sheets of H100, H200 and B200)."""
@@ -59,12 +59,6 @@ LINK_SHARE = 367.2 / 450
 """Bus bandwidth of a ring of 8 H200s over the data sheet's NVLink (stas00/ml-engineering,
 network/README.md). 331 of 400 GB/s on 4 nodes of H100s (aigatech/vpbenchmarking) is the same share,
 so it stands for network adapters too."""
-
-NETWORK = {"A100": 25e9, "H100": 50e9}
-"""Bytes/s of network adapters per GPU where a row does not say: 200 and 400 Gbit/s, one adapter per
-GPU (NVIDIA DGX A100 and DGX H100, data sheets)."""
-
-FULL_POWER = {"A100": 400, "H100": 700}  # watts, SXM data sheets
 
 OPTIMIZER_BYTES = 28
 """Bytes that AdamW in fp32 moves per parameter: reads weight, gradient and two moments, writes all
@@ -81,9 +75,3 @@ HELD_OUT_ERROR = 0.09
 """Nine of ten published runs lie within this share of the seconds that constants fitted without
 them predict (`fit.errors`). All of them compute in 16 bits and none offloads, so for TF32 and for
 offload the error is not known."""
-
-
-def generation(gpu_name: str) -> str:
-    """Whose constants a GPU has: "H100" from Hopper on, "A100" before. For T4, A10, H200 and B200
-    this is a guess, because no row of theirs was compared."""
-    return "H100" if gpu_name.startswith(("H", "B")) else "A100"

@@ -13,12 +13,6 @@ from labs.predictions.step_time.published_runs import ROWS
 from labs.predictions.step_time.row_fields import read_gpu
 from labs.words import counted
 
-# TFLOP/s in 16 bits as the data sheet prints them, and whether with structured sparsity, which
-# doubles them and which training does not use. NVIDIA's sheets: H100 and H200 print the sparse rate
-# alone, with an asterisk; the others the dense one.
-SHEETS = {"T4": (65, False), "A10": (125, False), "A100-40": (312, False), "A100-80": (312, False),
-          "H100": (1979, True), "H200": (1979, True)}
-
 
 @dataclass(frozen=True)
 class ReportedRun:
@@ -124,5 +118,5 @@ def _run(row) -> ReportedRun:
     return ReportedRun(
         f"{row['model']} on {row['gpus']} {gpu.name}", row["n_params"], row["vocab"],
         "tied embeddings" in row["notes"], row["n_layers"], row["hidden"], row["seq_len"],
-        row["activation_checkpointing"], row["gpus"], *SHEETS[gpu.name],
-        row["gpus"] * row["tokens_per_s_per_gpu"])
+        row["activation_checkpointing"], row["gpus"], gpu.sheet_tflops,
+        gpu.sparse, row["gpus"] * row["tokens_per_s_per_gpu"])

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from labs.predictions.hardware import GPU, GPUS
 from labs.predictions.step_time.code_bases import FUSED_LOSS, MEGATRON, CodeBase
-from labs.predictions.step_time.constants import NETWORK, generation
 from labs.predictions.step_time.training_run import TrainingRun
 
 _NEEDED = ("n_layers", "hidden", "n_heads", "vocab", "gpu", "gpus", "seq_len", "micro_batch")
@@ -128,7 +127,7 @@ def _node(row) -> dict:
     gpu = read_gpu(text)
     network = read_network(str(row.get("interconnect") or ""), per_node)
     return dict(gpu=gpu, gpus=row["gpus"], gpus_per_node=per_node,
-                network=network or NETWORK[generation(gpu.name)],
+                network=network or gpu.generation.network,
                 power=_number(r"(\d+) ?W\b", text))
 
 
