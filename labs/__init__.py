@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from labs.exercises.guesses import guess
+    from labs.checks.guesses import guess
     from labs.pictures.machine import machine
     from labs.workers.channel import report
     from labs.workers.devices import device

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labs.exercises.verdicts import Verdict
+from labs.checks.verdicts import Verdict
 from labs.workers.launcher import launch
 
 LONGEST = 300.0  # seconds of a launch that judges many answers, on a busy machine
@@ -80,7 +80,7 @@ def _judge_all(check, answers):
         return [work(*args)] if ranks == dist.get_world_size() else []
 
     verdicts, random_numbers = [], torch.get_rng_state()
-    with mock.patch.object(sys.modules["labs.exercises.on_ranks"], "launch", here):
+    with mock.patch.object(sys.modules["labs.checks.on_ranks"], "launch", here):
         for answer in answers:
             torch.set_rng_state(random_numbers)  # as on a rank that has just been launched
             verdicts.append(check(*answer))

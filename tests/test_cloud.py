@@ -171,7 +171,7 @@ def test_what_the_image_holds_is_enough(tmp_path):
     assert imports and {f"scripts/{name}.py" for name in imports} <= named
     code = """\
         import json
-        from labs.exercises import previous_work
+        from labs.checks import previous_work
         from labs.zero_stages import stage_comparison
         import labs.fsdp, _solutions.session, _preflight.table
         json.loads(stage_comparison.RECORDING.read_text())

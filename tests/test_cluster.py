@@ -13,7 +13,7 @@ import two_node_slurm
 import yaml
 from wheels import unpacked
 
-from labs.exercises.scripts import files
+from labs.checks.scripts import files
 
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = ROOT / "scripts" / "cluster"

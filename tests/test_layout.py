@@ -16,7 +16,7 @@ LABS = ROOT / "labs"
 # stands for all packages of one notebook each. That of a later notebook may import an earlier
 # one's, because a student's earlier work is used again.
 ORDER = ["missing_names", "lazy_exports", "words", "workers", "training", "meters", "predictions",
-         "pictures", "exercises", "notebooks"]
+         "pictures", "checks", "notebooks"]
 NOTEBOOKS = [path.stem.split("_", 1)[1] for path in sorted((ROOT / "solutions").glob("*_*.py"))]
 PACKAGES = sorted(path.parent.name for path in LABS.glob("*/__init__.py"))
 MAPS = ["README.md", "CONTRIBUTING.md"]
@@ -48,7 +48,7 @@ def test_imports_run_one_way(path):
     ("workers/a.py", "from labs.training import models", ["labs.training.models"]),
     ("workers/a.py", "def f():\n    import labs.meters.memory", ["labs.meters.memory"]),
     ("meters/a.py", "from ..pictures.palette import INK", ["labs.pictures.palette.INK"]),
-    ("predictions/b/c.py", "from labs.exercises import verdicts", ["labs.exercises.verdicts"]),
+    ("predictions/b/c.py", "from labs.checks import verdicts", ["labs.checks.verdicts"]),
     ("training/b/__init__.py", "from .c import d\nfrom labs.workers import launcher", []),
     ("meters/a.py", "import torch\nfrom labs.words import plural", [])])
 def test_an_import_upwards_is_found(tmp_path, where, code, found):
@@ -193,6 +193,6 @@ def test_a_rank_imports_nothing_that_takes_long(module):
 
 
 def test_functions_for_ranks_are_found():
-    assert {"labs.exercises.comparison", "labs.zero_stages.recording",
+    assert {"labs.checks.comparison", "labs.zero_stages.recording",
             "labs.manual_ddp.variants", "labs.meters.trace_units"} <= set(RANKS_CODE)
     assert "matplotlib.figure" in reached_by("labs.zero_stages.zero1")

@@ -16,7 +16,7 @@ from _solutions import compare, results, session
 from _solutions.__main__ import check
 
 ROOT = Path(__file__).resolve().parents[1]
-# What labs/exercises/records.py would write, without the seconds that importing labs takes.
+# What labs/checks/records.py would write, without the seconds that importing labs takes.
 RECORDED = """\
 import json, os
 def record(passed, text, metrics=()):

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import _async_executor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from labs.exercises.on_ranks import TOLERANCE, largest_difference, raise_on_all_ranks
-from labs.exercises.reference import Step
-from labs.exercises.student_code import own_place
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.on_ranks import TOLERANCE, largest_difference, raise_on_all_ranks
+from labs.checks.reference import Step
+from labs.checks.student_code import own_place
+from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp import common, scaffold
 from labs.meters.traffic import Traffic
 from labs.pictures.tables import Table

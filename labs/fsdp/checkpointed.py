@@ -7,9 +7,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from labs.exercises.invariants import judge_recorded
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check
+from labs.checks.invariants import judge_recorded
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check
 from labs.fsdp import common
 from labs.fsdp.common import Units
 from labs.fsdp.units import check_collectives, check_memory

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.fsdp.cost import collectives, gathered_bytes
 from labs.pictures.tables import Table
 from labs.predictions import hardware

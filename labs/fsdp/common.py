@@ -13,10 +13,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from labs.exercises import on_ranks
-from labs.exercises.on_ranks import TOLERANCE, raise_on_all_ranks
-from labs.exercises.reference import Hints, Mistake, Reference, Step, train_beside_reference
-from labs.exercises.verdicts import Wrong
+from labs.checks import on_ranks
+from labs.checks.on_ranks import TOLERANCE, raise_on_all_ranks
+from labs.checks.reference import Hints, Mistake, Reference, Step, train_beside_reference
+from labs.checks.verdicts import Wrong
 from labs.fsdp.unit_errors import explained, reject_lost_units
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Mark, Traffic

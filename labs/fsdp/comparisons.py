@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from labs.exercises.comparison import Comparison, compare
-from labs.exercises.gpu_notes import below, measured_on_gpus, rounds_of, speeds
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import shows
+from labs.checks.comparison import Comparison, compare
+from labs.checks.gpu_notes import below, measured_on_gpus, rounds_of, speeds
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import shows
 from labs.fsdp import scaffold
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side

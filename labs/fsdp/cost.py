@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 
-from labs.exercises.comparison import Comparison, compare, model_of
-from labs.exercises.gpu_notes import rounds_of
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import Mistake, judge_number, likeliest_cause, require_numbers
-from labs.exercises.verdicts import check, shows
+from labs.checks.comparison import Comparison, compare, model_of
+from labs.checks.gpu_notes import rounds_of
+from labs.checks.guesses import guessed
+from labs.checks.numbers import Mistake, judge_number, likeliest_cause, require_numbers
+from labs.checks.verdicts import check, shows
 from labs.fsdp import scaffold
 from labs.fsdp.comparisons import draw_wrappings, few_tokens
 from labs.pictures.picture import Picture

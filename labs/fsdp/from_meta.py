@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from labs.exercises.invariants import judge_outside_torch
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check
+from labs.checks.invariants import judge_outside_torch
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check
 from labs.fsdp import scaffold
 from labs.fsdp.common import TIMEOUT, batches, build, check_optimizer, whole_parameters
 from labs.fsdp.unit_errors import reject_lost_units

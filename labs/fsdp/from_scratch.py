@@ -13,16 +13,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from labs.exercises.invariants import judge_memory, judge_recorded
-from labs.exercises.on_ranks import (
+from labs.checks.invariants import judge_memory, judge_recorded
+from labs.checks.on_ranks import (
     TOLERANCE,
     largest_difference,
     on_ranks,
     raise_on_all_ranks,
     torchs_own_refused,
 )
-from labs.exercises.reference import Hints, Mistake, Reference, train_beside_reference
-from labs.exercises.verdicts import Wrong, check
+from labs.checks.reference import Hints, Mistake, Reference, train_beside_reference
+from labs.checks.verdicts import Wrong, check
 from labs.fsdp import common
 from labs.fsdp.packed_units import BYTES, check_packed_units
 from labs.meters import memory

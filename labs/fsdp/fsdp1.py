@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.comparison import compare, model_of
-from labs.exercises.gpu_notes import rounds_of
-from labs.exercises.verdicts import shows
+from labs.checks.comparison import compare, model_of
+from labs.checks.gpu_notes import rounds_of
+from labs.checks.verdicts import shows
 from labs.fsdp import common
 from labs.fsdp.comparisons import draw_wrappings, few_tokens
 from labs.meters.traffic import Mark, Traffic

@@ -6,9 +6,9 @@ from functools import cache, partial
 
 import torch
 
-from labs.exercises.numbers import Mistake, as_number, judge_number, likeliest_cause
-from labs.exercises.on_ranks import on_ranks
-from labs.exercises.verdicts import check, shows
+from labs.checks.numbers import Mistake, as_number, judge_number, likeliest_cause
+from labs.checks.on_ranks import on_ranks
+from labs.checks.verdicts import check, shows
 from labs.fsdp import common, scaffold
 from labs.fsdp.paced_run import SlowedNode
 from labs.fsdp.slowed_node import HOP

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from torch.utils.flop_counter import FlopCounterMode
 
-from labs.exercises.comparison import Comparison, compare
-from labs.exercises.gpu_notes import (
+from labs.checks.comparison import Comparison, compare
+from labs.checks.gpu_notes import (
     ROUNDS,
     SHARED_CARD,
     allocators,
@@ -15,8 +15,8 @@ from labs.exercises.gpu_notes import (
     on_gpus_of_their_own,
     speeds,
 )
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import shows
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import shows
 from labs.fsdp import memory_limits
 from labs.fsdp.choose import UTILISATION
 from labs.fsdp.comparisons import peaks

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from labs.exercises.on_ranks import TOLERANCE, largest_difference, on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.on_ranks import TOLERANCE, largest_difference, on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp import common
 from labs.pictures.tables import Table
 from labs.training import strategies

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import torch
 
-from labs.exercises.comparison import batches, build, model_of
-from labs.exercises.verdicts import shows
+from labs.checks.comparison import batches, build, model_of
+from labs.checks.verdicts import shows
 from labs.meters import memory
 from labs.meters.metrics import Metric
 from labs.predictions.memory.predict import predict

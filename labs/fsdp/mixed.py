@@ -7,13 +7,13 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from labs.exercises.comparison import compare
-from labs.exercises.gpu_notes import measured_on_gpus, rounds_of
-from labs.exercises.guesses import guessed
-from labs.exercises.invariants import judge_recorded
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.reference import Reference
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.comparison import compare
+from labs.checks.gpu_notes import measured_on_gpus, rounds_of
+from labs.checks.guesses import guessed
+from labs.checks.invariants import judge_recorded
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.reference import Reference
+from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp import common, memory_limits, scaffold
 from labs.fsdp.comparisons import memory_panel
 from labs.fsdp.units import check_collectives, check_memory

@@ -3,8 +3,8 @@
 import statistics
 from dataclasses import replace
 
-from labs.exercises.gpu_notes import below
-from labs.exercises.verdicts import shows
+from labs.checks.gpu_notes import below
+from labs.checks.verdicts import shows
 from labs.fsdp.node_run import NodeRun, Row
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture

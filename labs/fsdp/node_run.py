@@ -11,8 +11,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from labs.exercises import comparison
-from labs.exercises.verdicts import shows
+from labs.checks import comparison
+from labs.checks.verdicts import shows
 from labs.fsdp.node_jobs import (
     Job,
     Node,

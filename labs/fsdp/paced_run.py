@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from labs.exercises import comparison
-from labs.exercises.verdicts import shows
+from labs.checks import comparison
+from labs.checks.verdicts import shows
 from labs.fsdp import memory_limits, slowed_node
 from labs.fsdp.node_jobs import Checkpointing, Job, Node, step_seconds
 from labs.fsdp.node_run import Measured, NodeRun, Row

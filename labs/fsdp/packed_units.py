@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from labs.exercises.verdicts import Wrong
+from labs.checks.verdicts import Wrong
 from labs.fsdp import common
 from labs.fsdp.common import Units
 from labs.fsdp.units import check_gathered_alone, reject_other_kinds

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from labs.exercises import on_ranks, previous_work
-from labs.exercises.verdicts import Wrong, shows
+from labs.checks import on_ranks, previous_work
+from labs.checks.verdicts import Wrong, shows
 from labs.pictures.tables import Table
 from labs.training import data, models, strategies
 from labs.training.loop import ModuleAndOptimizer

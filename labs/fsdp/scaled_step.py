@@ -6,8 +6,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp import common, scaffold
 from labs.pictures.tables import Table
 from labs.training import models

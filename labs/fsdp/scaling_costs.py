@@ -3,7 +3,7 @@ seconds of CPU offload; and what these formulas say of the billion-parameter lab
 
 from collections.abc import Callable, Sequence
 
-from labs.exercises.numbers import (
+from labs.checks.numbers import (
     Mistake,
     as_list,
     as_number,
@@ -13,7 +13,7 @@ from labs.exercises.numbers import (
     require_numbers,
     require_signature,
 )
-from labs.exercises.verdicts import check, shows
+from labs.checks.verdicts import check, shows
 from labs.pictures.tables import Table
 from labs.predictions.step_time.constants import HOST_OPTIMIZER_BYTES
 

@@ -5,9 +5,9 @@ from functools import partial
 
 import torch.distributed as dist
 
-from labs.exercises.invariants import judge_recorded
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import check, shows
+from labs.checks.invariants import judge_recorded
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import check, shows
 from labs.fsdp import common
 from labs.fsdp.comparisons import draw_zero3, measure_zero3
 from labs.fsdp.units import check_collectives, check_memory

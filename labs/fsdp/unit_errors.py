@@ -8,8 +8,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from labs.exercises.student_code import own_place
-from labs.exercises.verdicts import Wrong
+from labs.checks.student_code import own_place
+from labs.checks.verdicts import Wrong
 
 _LOST = ("The wrapper that you sharded is not in the model: blocks[i] = wrapper puts it there, and "
          "then it is sharded.")

@@ -5,8 +5,8 @@ from collections import Counter
 
 import torch.distributed as dist
 
-from labs.exercises.invariants import judge_memory
-from labs.exercises.verdicts import Wrong
+from labs.checks.invariants import judge_memory
+from labs.checks.verdicts import Wrong
 from labs.fsdp import common
 from labs.fsdp.common import BYTES, Units
 from labs.meters.memory import Report

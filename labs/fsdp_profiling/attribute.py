@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import recording, synthetic_traces
 from labs.fsdp_profiling.common import as_pair, by_rank, recorded, shortened
 from labs.fsdp_profiling.recording import RecordedRun

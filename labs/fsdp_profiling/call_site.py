@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import recording, synthetic_traces
 from labs.fsdp_profiling.common import recorded
 from labs.fsdp_profiling.injected_faults import watch_activations

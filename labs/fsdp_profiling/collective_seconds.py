@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from labs.exercises.numbers import Cause, judge_number, require_signature
-from labs.exercises.verdicts import check, shows
+from labs.checks.numbers import Cause, judge_number, require_signature
+from labs.checks.verdicts import check, shows
 from labs.fsdp_profiling import step_model
 from labs.pictures import phases
 from labs.pictures.picture import Picture

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import Cause, judge_number
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.guesses import guessed
+from labs.checks.numbers import Cause, judge_number
+from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import recording, synthetic_traces
 from labs.fsdp_profiling.common import by_rank, recorded, shortened
 from labs.fsdp_profiling.recording import RecordedRun

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from labs.exercises.numbers import as_number
-from labs.exercises.verdicts import Verdict, Wrong, check, shows
+from labs.checks.numbers import as_number
+from labs.checks.verdicts import Verdict, Wrong, check, shows
 from labs.fsdp_profiling import recording
 from labs.fsdp_profiling.common import as_pair, recorded, shortened
 from labs.fsdp_profiling.recording import RecordedRun, TooNoisy

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
-from labs.exercises.numbers import Cause, judge_number
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.numbers import Cause, judge_number
+from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import synthetic_files
 from labs.fsdp_profiling.common import recorded
 from labs.fsdp_profiling.recording import RecordedRun

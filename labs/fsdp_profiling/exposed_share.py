@@ -1,7 +1,7 @@
 """Exercise 5.2: the share of the step that is exposed communication."""
 
-from labs.exercises.numbers import Cause, judge_number
-from labs.exercises.verdicts import check, shows
+from labs.checks.numbers import Cause, judge_number
+from labs.checks.verdicts import check, shows
 from labs.fsdp_profiling import recording
 from labs.fsdp_profiling.communication_share import FSDP_KINDS, HINTS, traces
 from labs.fsdp_profiling.recording import RecordedRun

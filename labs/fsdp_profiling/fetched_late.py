@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from labs.exercises.verdicts import Wrong, check
+from labs.checks.verdicts import Wrong, check
 from labs.fsdp_profiling import synthetic_traces
 from labs.fsdp_profiling.common import by_rank, recorded, shortened
 from labs.fsdp_profiling.injected_faults import without_prefetch

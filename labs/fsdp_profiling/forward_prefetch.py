@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean
 
-from labs.exercises.comparison import compare
-from labs.exercises.gpu_notes import below, speeds
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import require_signature
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.comparison import compare
+from labs.checks.gpu_notes import below, speeds
+from labs.checks.guesses import guessed
+from labs.checks.numbers import require_signature
+from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import recording
 from labs.fsdp_profiling.no_prefetch import SLIPS, of, raise_if_gathered_twice, record_with
 from labs.fsdp_profiling.recording import RunConfig, configured_fsdp2

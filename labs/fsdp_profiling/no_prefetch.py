@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import recording
 from labs.fsdp_profiling.recording import RecordedRun
 from labs.meters import trace_units

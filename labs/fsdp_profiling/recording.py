@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
-from labs.exercises import comparison
+from labs.checks import comparison
 from labs.fsdp_profiling import injected_faults
 from labs.meters import throughput
 from labs.meters.metrics import Metric

@@ -4,7 +4,7 @@ student's own finds in their files."""
 import random
 from dataclasses import dataclass
 
-from labs.exercises.verdicts import shows
+from labs.checks.verdicts import shows
 from labs.fsdp_profiling import recording
 from labs.fsdp_profiling.injected_faults import prefetch_forward, without_prefetch
 from labs.fsdp_profiling.recording import RecordedRun, RunConfig

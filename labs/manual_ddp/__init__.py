@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from labs.exercises.comparison import model_of
+    from labs.checks.comparison import model_of
     from labs.manual_ddp.accumulate import check_accumulate
     from labs.manual_ddp.average_gradients import check_average_gradients, show_gradients
     from labs.manual_ddp.broadcast_state import check_broadcast_state

@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 import torch.distributed as dist
 
-from labs.exercises.on_ranks import (
+from labs.checks.on_ranks import (
     close,
     gradients,
     largest_difference,
     on_ranks,
     raise_on_all_ranks,
 )
-from labs.exercises.reference import Step
-from labs.exercises.verdicts import Wrong, check
+from labs.checks.reference import Step
+from labs.checks.verdicts import Wrong, check
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.combine import split
 from labs.manual_ddp.edge_cases import CAPS, WORLD_SIZES

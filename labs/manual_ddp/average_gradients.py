@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from labs.exercises.invariants import mark_waits
-from labs.exercises.on_ranks import BATCH, on_ranks, raise_on_all_ranks, torchs_own_refused
-from labs.exercises.reference import Step, judge_parameters
-from labs.exercises.verdicts import check, shows
+from labs.checks.invariants import mark_waits
+from labs.checks.on_ranks import BATCH, on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.checks.reference import Step, judge_parameters
+from labs.checks.verdicts import check, shows
 from labs.manual_ddp import variants
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import (

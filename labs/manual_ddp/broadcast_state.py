@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.invariants import mark_waits
-from labs.exercises.on_ranks import close, on_ranks, raise_on_all_ranks, torchs_own_refused
-from labs.exercises.verdicts import Wrong, check
+from labs.checks.invariants import mark_waits
+from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.checks.verdicts import Wrong, check
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import WORLD_SIZES, NestedModel, hold_back
 from labs.manual_ddp.gradients import unawaited

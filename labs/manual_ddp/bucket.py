@@ -9,9 +9,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from labs.exercises.invariants import mark_waits
-from labs.exercises.on_ranks import close, on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.checks.invariants import mark_waits
+from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, kind_of
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import HELD, PATIENCE, WORLD_SIZES, Gate, hold_back
 from labs.manual_ddp.gradients import name_mistake, unawaited

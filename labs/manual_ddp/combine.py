@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from labs.exercises.on_ranks import TOLERANCE, largest_difference
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.on_ranks import TOLERANCE, largest_difference
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import agreement
 from labs.pictures.picture import Picture
 from labs.training import data

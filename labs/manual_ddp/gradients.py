@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.on_ranks import close, gradients, largest_difference
-from labs.exercises.reference import Reference, Tensors
-from labs.exercises.verdicts import Wrong
+from labs.checks.on_ranks import close, gradients, largest_difference
+from labs.checks.reference import Reference, Tensors
+from labs.checks.verdicts import Wrong
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.predictions.communication.traffic import passes
 from labs.training.models import EdgeCaseModel, trainable

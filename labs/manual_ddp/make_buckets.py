@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from labs.exercises import comparison
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks import comparison
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import NESTED_CAP, NestedModel, mixed_model
 from labs.pictures import shards

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.invariants import mark_waits
-from labs.exercises.on_ranks import (
+from labs.checks.invariants import mark_waits
+from labs.checks.on_ranks import (
     BATCH,
     gradients,
     on_ranks,
     raise_on_all_ranks,
     torchs_own_refused,
 )
-from labs.exercises.reference import (
+from labs.checks.reference import (
     Hints,
     Mistake,
     Reference,
@@ -24,7 +24,7 @@ from labs.exercises.reference import (
     judge_parameters,
     train_beside_reference,
 )
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.checks.verdicts import Wrong, check, kind_of
 from labs.manual_ddp.api_hints import API_HINTS, HOOK
 from labs.manual_ddp.edge_cases import EVERY_RANK, WORLD_SIZES, NestedModel, UseAll, hold_back
 from labs.manual_ddp.gradients import (

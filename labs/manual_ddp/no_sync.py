@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.guesses import guessed
-from labs.exercises.invariants import mark_waits
-from labs.exercises.on_ranks import BATCH, close, gradients, on_ranks, raise_on_all_ranks
-from labs.exercises.reference import Step
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.guesses import guessed
+from labs.checks.invariants import mark_waits
+from labs.checks.on_ranks import BATCH, close, gradients, on_ranks, raise_on_all_ranks
+from labs.checks.reference import Step
+from labs.checks.verdicts import Wrong, check, shows
 from labs.manual_ddp import variants
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import (

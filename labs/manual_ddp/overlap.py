@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.invariants import positions, record_step
-from labs.exercises.on_ranks import BATCH, on_ranks, raise_on_all_ranks, torchs_own_refused
-from labs.exercises.reference import Step
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.invariants import positions, record_step
+from labs.checks.on_ranks import BATCH, on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.checks.reference import Step
+from labs.checks.verdicts import Wrong, check, shows
 from labs.manual_ddp import variants
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import (

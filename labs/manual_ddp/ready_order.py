@@ -8,16 +8,16 @@ from functools import partial
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.invariants import mark_waits, positions
-from labs.exercises.on_ranks import (
+from labs.checks.invariants import mark_waits, positions
+from labs.checks.on_ranks import (
     BATCH,
     labs_own_refused,
     on_ranks,
     raise_on_all_ranks,
     torchs_own_refused,
 )
-from labs.exercises.reference import Step
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.reference import Step
+from labs.checks.verdicts import Wrong, check, shows
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import (
     ALL_BUT_RANK_0,

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises import comparison
-from labs.exercises.comparison import Comparison
-from labs.exercises.gpu_notes import below, speeds, spreads
-from labs.exercises.guesses import guessed
-from labs.exercises.on_ranks import BATCH, gradients
-from labs.exercises.reference import Step
-from labs.exercises.verdicts import shows
+from labs.checks import comparison
+from labs.checks.comparison import Comparison
+from labs.checks.gpu_notes import below, speeds, spreads
+from labs.checks.guesses import guessed
+from labs.checks.on_ranks import BATCH, gradients
+from labs.checks.reference import Step
+from labs.checks.verdicts import shows
 from labs.manual_ddp.edge_cases import ONLY_RANK_0
 from labs.manual_ddp.make_buckets import judged_buckets
 from labs.meters.trace import Trace

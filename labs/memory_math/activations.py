@@ -3,9 +3,9 @@
 import random
 from dataclasses import replace
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import Cause, judge_number, pairs, require_signature
-from labs.exercises.verdicts import check, print_in_script, shows
+from labs.checks.guesses import guessed
+from labs.checks.numbers import Cause, judge_number, pairs, require_signature
+from labs.checks.verdicts import check, print_in_script, shows
 from labs.memory_math import ground_truth, measurements
 from labs.memory_math.ground_truth import SAVED_PARTS, random_sizes, saved_bytes
 from labs.pictures import palette

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import torch
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import Cause, judge_number, require_number, require_signature
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.guesses import guessed
+from labs.checks.numbers import Cause, judge_number, require_number, require_signature
+from labs.checks.verdicts import Wrong, check, shows
 from labs.memory_math import ground_truth
 from labs.memory_math.forward_cases import ForwardCase, forward_cases
 from labs.memory_math.measurements import allocations_of, left_for_backward

@@ -3,9 +3,9 @@
 from bisect import bisect_left
 from dataclasses import replace
 
-from labs.exercises.generator import new_generator
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import (
+from labs.checks.generator import new_generator
+from labs.checks.guesses import guessed
+from labs.checks.numbers import (
     Cause,
     Single,
     judge_number,
@@ -13,7 +13,7 @@ from labs.exercises.numbers import (
     require_number,
     require_signature,
 )
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.verdicts import Wrong, check, shows
 from labs.memory_math.activations import model_activations
 from labs.memory_math.bytes_per_parameter import states_of
 from labs.memory_math.explorer import Setting

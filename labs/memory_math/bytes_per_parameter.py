@@ -5,9 +5,9 @@ from collections.abc import Collection
 
 import torch
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import Cause, judge_number, pairs, require_numbers, require_signature
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.guesses import guessed
+from labs.checks.numbers import Cause, judge_number, pairs, require_numbers, require_signature
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.memory_math import ground_truth, measurements
 from labs.memory_math.scaffold import STATES, TABLE_HINT
 from labs.pictures.memory import MemoryRow, memory_bars

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from labs.exercises.verdicts import print_in_script
+from labs.checks.verdicts import print_in_script
 from labs.pictures.live_memory import memory_html
 from labs.pictures.marks import format_number
 from labs.pictures.memory import MemoryRow, memory_bars, memory_columns

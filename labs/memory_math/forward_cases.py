@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from labs.exercises.generator import new_generator
+from labs.checks.generator import new_generator
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from labs.exercises.generator import new_generator
+from labs.checks.generator import new_generator
 from labs.predictions.memory.parameters import Shape, shape_of
 from labs.training import hf_configs
 from labs.training.memory_categories import Memory

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from labs.exercises.comparison import batches, build, model_of
+from labs.checks.comparison import batches, build, model_of
 from labs.meters import memory
 from labs.meters.allocations import read_profile
 from labs.predictions.memory.predict import predict

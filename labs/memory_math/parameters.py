@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import Cause, judge_number, pairs, require_signature
-from labs.exercises.verdicts import check, print_in_script, shows
+from labs.checks.guesses import guessed
+from labs.checks.numbers import Cause, judge_number, pairs, require_signature
+from labs.checks.verdicts import check, print_in_script, shows
 from labs.memory_math import ground_truth
 from labs.memory_math.ground_truth import counted_model, random_models
 from labs.memory_math.scaffold import MODELS, TABLE_HINT, model_sizes

@@ -2,16 +2,16 @@
 
 import math
 
-from labs.exercises.generator import new_generator
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import (
+from labs.checks.generator import new_generator
+from labs.checks.guesses import guessed
+from labs.checks.numbers import (
     Cause,
     as_number,
     judge_number,
     require_numbers,
     require_signature,
 )
-from labs.exercises.verdicts import Wrong, check, kind_of, print_in_script, shows
+from labs.checks.verdicts import Wrong, check, kind_of, print_in_script, shows
 from labs.memory_math.bytes_per_parameter import states_of
 from labs.memory_math.scaffold import STATES, TABLE_HINT
 from labs.pictures.memory import MemoryRow, memory_bars

@@ -2,9 +2,9 @@
 
 import functools
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import Cause, judge_number, require_numbers, require_signature
-from labs.exercises.verdicts import check, print_in_script, shows
+from labs.checks.guesses import guessed
+from labs.checks.numbers import Cause, judge_number, require_numbers, require_signature
+from labs.checks.verdicts import check, print_in_script, shows
 from labs.memory_math import measurements
 from labs.memory_math.bytes_left import GPU, JOBS
 from labs.memory_math.scaffold import STATES, RankMemory, measure_strategies

@@ -7,8 +7,8 @@ import torch
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-from labs.exercises.comparison import compare, model_of
-from labs.exercises.verdicts import shows
+from labs.checks.comparison import compare, model_of
+from labs.checks.verdicts import shows
 from labs.meters import memory, throughput
 from labs.meters.metrics import Metric
 from labs.predictions.memory.parameters import Shape, shape_of

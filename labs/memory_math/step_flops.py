@@ -1,9 +1,9 @@
 """Exercise 1.5: the FLOPs of a step, with and without checkpointing, as PyTorch runs it."""
 
-from labs.exercises.generator import new_generator
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import Cause, judge_number, require_signature
-from labs.exercises.verdicts import check, shows
+from labs.checks.generator import new_generator
+from labs.checks.guesses import guessed
+from labs.checks.numbers import Cause, judge_number, require_signature
+from labs.checks.verdicts import check, shows
 from labs.memory_math.ground_truth import counted_step
 from labs.memory_math.scaffold import CheckpointingCost
 from labs.pictures import palette

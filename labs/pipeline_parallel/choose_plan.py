@@ -4,8 +4,8 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import marks
 from labs.pictures.tables import Table
 from labs.pipeline_parallel.published_meshes import LLAMA_3_STEPS

@@ -7,9 +7,9 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
-from labs.exercises.numbers import Cause, as_number, judge_number
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.checks.numbers import Cause, as_number, judge_number
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
 from labs.pipeline_parallel.one_process import Case, OneProcess, draw_micro_batches
 from labs.pipeline_parallel.runner import PipelineRunner

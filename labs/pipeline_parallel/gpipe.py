@@ -1,6 +1,6 @@
 """Exercise 7.14: all ranks at work at once."""
 
-from labs.exercises.verdicts import check
+from labs.checks.verdicts import check
 from labs.pipeline_parallel.schedule_targets import SIZES, judge_targets
 from labs.predictions.pipelines.formulas import GPIPE
 

@@ -1,6 +1,6 @@
 """Exercise 7.16: several chunks of the model on each rank."""
 
-from labs.exercises.verdicts import check
+from labs.checks.verdicts import check
 from labs.pipeline_parallel.schedule_targets import judge_targets
 from labs.predictions.pipelines.formulas import INTERLEAVED
 

@@ -16,8 +16,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import Verdict, shows
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import Verdict, shows
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.pictures.in_scripts import print_in_script
 from labs.pictures.tables import Table

@@ -10,9 +10,9 @@ from typing import Any
 
 import cloudpickle
 
-from labs.exercises.scripts.commands import run_module
-from labs.exercises.student_code import shortened
-from labs.exercises.verdicts import Verdict
+from labs.checks.scripts.commands import run_module
+from labs.checks.student_code import shortened
+from labs.checks.verdicts import Verdict
 from labs.pictures.in_scripts import print_in_script
 from labs.pipeline_parallel.jax_child import RESULT, WORK, Raised
 from labs.workers import processes

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 
-from labs.exercises.student_code import shortened
-from labs.exercises.verdicts import Verdict, Wrong, check, shows
+from labs.checks.student_code import shortened
+from labs.checks.verdicts import Verdict, Wrong, check, shows
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, sheet, write

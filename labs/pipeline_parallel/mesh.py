@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from matplotlib.patches import Patch, Rectangle
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import as_list, as_number
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.guesses import guessed
+from labs.checks.numbers import as_list, as_number
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.predictions.communication.mesh import Mesh

@@ -1,6 +1,6 @@
 """Exercise 7.15: the same slots, and a peak that does not grow with the micro-batches."""
 
-from labs.exercises.verdicts import check
+from labs.checks.verdicts import check
 from labs.pipeline_parallel.schedule_targets import SIZES, judge_targets
 from labs.predictions.pipelines.formulas import ONE_F_ONE_B
 

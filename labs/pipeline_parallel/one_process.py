@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from labs.exercises.on_ranks import largest_difference
+from labs.checks.on_ranks import largest_difference
 from labs.pipeline_parallel.stages import (
     IGNORED,
     MicroBatch,

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from matplotlib.patches import Patch
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import Cause, Mistake, judge_number, require_named
-from labs.exercises.verdicts import check, shows
+from labs.checks.guesses import guessed
+from labs.checks.numbers import Cause, Mistake, judge_number, require_named
+from labs.checks.verdicts import check, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pipeline_parallel.choose_plan import GB

@@ -7,11 +7,11 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from labs.exercises.guesses import guessed
-from labs.exercises.inputs import UnchangedInputs
-from labs.exercises.numbers import as_number
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.guesses import guessed
+from labs.checks.inputs import UnchangedInputs
+from labs.checks.numbers import as_number
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.meters.metrics import Metric
 from labs.meters.traffic import Traffic
 from labs.meters.typical_step import require_typical

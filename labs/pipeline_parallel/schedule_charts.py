@@ -3,8 +3,8 @@
 import inspect
 from collections.abc import Callable
 
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import Wrong, shows
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import Wrong, shows
 from labs.pictures.picture import Picture
 from labs.pictures.schedules import DrawnSchedule, timelines
 from labs.pictures.tables import Table

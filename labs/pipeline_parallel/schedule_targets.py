@@ -3,7 +3,7 @@ activations; never by its order, of which several are equally good."""
 
 from collections.abc import Callable, Sequence
 
-from labs.exercises.verdicts import Wrong, kind_of
+from labs.checks.verdicts import Wrong, kind_of
 from labs.predictions.pipelines.formulas import Kind
 from labs.predictions.pipelines.legality import first_illegal
 from labs.predictions.pipelines.schedule import IllegalSchedule, Schedule

@@ -4,8 +4,8 @@ import operator
 import random
 from collections.abc import Callable, Sequence
 
-from labs.exercises.numbers import as_list
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.numbers import as_list
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures.tables import Table
 from labs.pipeline_parallel.run_actions import guess_words
 from labs.pipeline_parallel.stages import even_layers

@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from labs.exercises.verdicts import Wrong
+from labs.checks.verdicts import Wrong
 from labs.pipeline_parallel.saved_bytes import SavedBytes
 from labs.pipeline_parallel.stages import Stage
 from labs.predictions.pipelines import Action, Schedule

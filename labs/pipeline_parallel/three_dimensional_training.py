@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from labs.exercises.on_ranks import patience, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, kind_of
+from labs.checks.on_ranks import patience, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, kind_of
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.pipeline_parallel.runner import PipelineRunner
 from labs.pipeline_parallel.stages import MicroBatch, Stage, make_stages, whole_step

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from statistics import fmean
 
-from labs.exercises.guesses import guessed
-from labs.exercises.on_ranks import TOLERANCE, largest_difference
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.guesses import guessed
+from labs.checks.on_ranks import TOLERANCE, largest_difference
+from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas

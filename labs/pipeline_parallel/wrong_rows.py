@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from labs.exercises.numbers import as_number
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.checks.numbers import as_number
+from labs.checks.verdicts import Wrong, check, kind_of
 from labs.pipeline_parallel.published_meshes import LLAMA_3, MeshRow
 
 # Tables in which other cells, several, or none are wrong.

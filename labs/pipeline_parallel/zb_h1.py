@@ -1,6 +1,6 @@
 """Exercise 7.17: a split backward fills the bubble, without more memory than 1F1B."""
 
-from labs.exercises.verdicts import check
+from labs.checks.verdicts import check
 from labs.pipeline_parallel.schedule_targets import SIZES, judge_targets
 from labs.predictions.pipelines.formulas import ZB_H1
 

@@ -5,13 +5,13 @@ The names are lazy, so that a rank does not import what draws.
 
 from typing import TYPE_CHECKING
 
-from labs.exercises.records import keep
+from labs.checks.records import keep
 from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     # part 1: a job of one's own
-    from labs.exercises.scripts.commands import run_command, torchrun
-    from labs.exercises.scripts.files import worked_script, write_script
+    from labs.checks.scripts.commands import run_command, torchrun
+    from labs.checks.scripts.files import worked_script, write_script
     from labs.scaling.ragged import answers, count_answers, loss_sum
     from labs.scaling.ragged_step import check_ragged_step, show_ragged
     from labs.scaling.train import check_train, show_metrics

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from labs.exercises.numbers import require_signature
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.numbers import require_signature
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures.tables import Table
 from labs.predictions import hardware
 from labs.predictions.communication import strategy_choice

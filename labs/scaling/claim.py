@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from labs.exercises.generator import new_generator
-from labs.exercises.numbers import (
+from labs.checks.generator import new_generator
+from labs.checks.numbers import (
     Mistake,
     common_cause,
     judge_number,
@@ -12,7 +12,7 @@ from labs.exercises.numbers import (
     require_positive,
     require_signature,
 )
-from labs.exercises.verdicts import check, shows
+from labs.checks.verdicts import check, shows
 from labs.pictures.tables import Table
 from labs.predictions import hardware
 from labs.predictions.cost.prices import MACHINES, Machine, hourly

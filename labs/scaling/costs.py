@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from matplotlib.lines import Line2D
 
-from labs.exercises.generator import new_generator
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import (
+from labs.checks.generator import new_generator
+from labs.checks.guesses import guessed
+from labs.checks.numbers import (
     Mistake,
     common_cause,
     judge_number,
@@ -16,7 +16,7 @@ from labs.exercises.numbers import (
     require_positive,
     require_signature,
 )
-from labs.exercises.verdicts import check, shows
+from labs.checks.verdicts import check, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from labs.exercises.numbers import (
+from labs.checks.numbers import (
     Cause,
     judge_number,
     require_named,
     require_signature,
 )
-from labs.exercises.verdicts import check
+from labs.checks.verdicts import check
 from labs.meters import lost_time
 from labs.meters.lost_time import LOADER, PARTS, last_begins, lost_seconds
 from labs.meters.trace import Trace, subtract, total_seconds, union

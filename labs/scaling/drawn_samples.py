@@ -4,8 +4,8 @@ from collections import Counter
 
 import torch
 
-from labs.exercises.scripts.forked import Run
-from labs.exercises.verdicts import Wrong
+from labs.checks.scripts.forked import Run
+from labs.checks.verdicts import Wrong
 from labs.words import listed
 
 _SAMPLER = ("DistributedSampler(windows) gives each rank its own share of the indices; the loader "

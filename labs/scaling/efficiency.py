@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 from matplotlib.lines import Line2D
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import (
+from labs.checks.guesses import guessed
+from labs.checks.numbers import (
     Cause,
     as_number,
     judge_number,
@@ -14,7 +14,7 @@ from labs.exercises.numbers import (
     require_numbers,
     require_signature,
 )
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas

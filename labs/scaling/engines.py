@@ -12,9 +12,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from labs.exercises.numbers import require_number
-from labs.exercises.scripts.files import raise_if_waiting
-from labs.exercises.verdicts import shows
+from labs.checks.numbers import require_number
+from labs.checks.scripts.files import raise_if_waiting
+from labs.checks.verdicts import shows
 from labs.meters import memory, throughput
 from labs.meters.evidence import RankEvidence, StepEvidence
 from labs.meters.metrics import Metric

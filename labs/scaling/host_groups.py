@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from labs.exercises.verdicts import Wrong
+from labs.checks.verdicts import Wrong
 from labs.meters.traffic import CollectiveCall
 from labs.predictions.communication.traffic import passes
 

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from labs.exercises.guesses import guessed
-from labs.exercises.on_ranks import close, on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.guesses import guessed
+from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.traffic import Traffic
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side

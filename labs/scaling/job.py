@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from labs.exercises.numbers import Cause, judge_number
-from labs.exercises.scripts import forked
-from labs.exercises.scripts.commands import CommandResult
-from labs.exercises.scripts.files import waits_for
-from labs.exercises.scripts.forked import Run
-from labs.exercises.scripts.probe import RankRecord
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.numbers import Cause, judge_number
+from labs.checks.scripts import forked
+from labs.checks.scripts.commands import CommandResult
+from labs.checks.scripts.files import waits_for
+from labs.checks.scripts.forked import Run
+from labs.checks.scripts.probe import RankRecord
+from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.tables import Table
 from labs.scaling import drawn_samples, script_runs
 from labs.scaling.expected_training import (

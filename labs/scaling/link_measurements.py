@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from labs.exercises.scripts.files import missing_script, raise_if_waiting, waiting_exercise
-from labs.exercises.verdicts import Wrong, shows
+from labs.checks.scripts.files import missing_script, raise_if_waiting, waiting_exercise
+from labs.checks.verdicts import Wrong, shows
 from labs.predictions.communication import host_links
 from labs.predictions.communication.host_links import LinkTime
 from labs.scaling import link_collectives, link_runs

@@ -103,8 +103,8 @@ def main() -> None:
     """Measures all runs with the worked answers of the notebook, and writes them."""
     import tempfile
 
-    from labs.exercises.previous_work import ROOT, definitions
-    from labs.exercises.scripts.files import write_script
+    from labs.checks.previous_work import ROOT, definitions
+    from labs.checks.scripts.files import write_script
 
     with tempfile.TemporaryDirectory() as folder:
         write_recording(link_runs.all_runs(definitions(ROOT / "solutions/06_scaling.py"),

@@ -8,8 +8,8 @@ from math import isclose
 
 from matplotlib.lines import Line2D
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import (
+from labs.checks.guesses import guessed
+from labs.checks.numbers import (
     Mistake,
     as_number,
     judge_number,
@@ -19,7 +19,7 @@ from labs.exercises.numbers import (
     require_several,
     require_signature,
 )
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.bars import Bar, bars

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from matplotlib.axes import Axes
 from torch.utils.data import DataLoader
 
-from labs.exercises import comparison
-from labs.exercises.numbers import require_named, require_positive
-from labs.exercises.verdicts import shows
+from labs.checks import comparison
+from labs.checks.numbers import require_named, require_positive
+from labs.checks.verdicts import shows
 from labs.fsdp_profiling.injected_faults import Loading, SlowRank
 from labs.fsdp_profiling.recording import traces_folder
 from labs.meters import throughput

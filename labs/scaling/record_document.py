@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from labs.exercises.verdicts import COLOURS, SIGNS, Verdict, card, shows
+from labs.checks.verdicts import COLOURS, SIGNS, Verdict, card, shows
 from labs.fsdp_profiling.recording import WORKBOOK, traces_folder
 from labs.pictures.in_scripts import print_in_script
 from labs.pictures.tables import Table

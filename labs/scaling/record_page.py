@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from labs.exercises.records import Result
-from labs.exercises.verdicts import SIGNS
+from labs.checks.records import Result
+from labs.checks.verdicts import SIGNS
 from labs.scaling import record_session
 from labs.scaling.record_session import NEEDED, TOPICS, Row, Session
 

@@ -10,8 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from labs.exercises import guesses, records
-from labs.exercises.verdicts import Verdict
+from labs.checks import guesses, records
+from labs.checks.verdicts import Verdict
 from labs.meters.metrics import Metric
 from labs.meters.trace import Trace
 from labs.pictures.machine import inspect_machine

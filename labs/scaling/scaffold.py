@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from labs.exercises.verdicts import Wrong, shows
+from labs.checks.verdicts import Wrong, shows
 from labs.meters.own_speed import OwnSpeed, measure_own_speed
 from labs.predictions.step_time import StepParts, load_published_runs
 from labs.predictions.step_time.fit import held_out

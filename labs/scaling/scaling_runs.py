@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from labs.exercises import comparison
-from labs.exercises.verdicts import shows
+from labs.checks import comparison
+from labs.checks.verdicts import shows
 from labs.meters import throughput
 from labs.meters.metrics import Metric
 from labs.training import models, presets

@@ -4,9 +4,9 @@ and writes, and that the job fails when a rank does."""
 import os
 from collections.abc import Iterator
 
-from labs.exercises.job_end import judge_failed_job, judge_left
-from labs.exercises.scripts.forked import Run
-from labs.exercises.verdicts import Wrong
+from labs.checks.job_end import judge_failed_job, judge_left
+from labs.checks.scripts.forked import Run
+from labs.checks.verdicts import Wrong
 from labs.words import listed, named_ranks
 
 FAILING_RANK = 1

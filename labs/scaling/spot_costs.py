@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from matplotlib.lines import Line2D
 
-from labs.exercises.generator import new_generator
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import Mistake, require_numbers, require_positive, require_signature
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.generator import new_generator
+from labs.checks.guesses import guessed
+from labs.checks.numbers import Mistake, require_numbers, require_positive, require_signature
+from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.predictions.cost.prices import MACHINES, Machine

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import labs
-from labs.exercises.scripts import forked
-from labs.exercises.scripts.commands import SECONDS, CommandResult, run_command
-from labs.exercises.scripts.files import missing_script, read_metrics, require_keys
-from labs.exercises.verdicts import Verdict, Wrong, shows
+from labs.checks.scripts import forked
+from labs.checks.scripts.commands import SECONDS, CommandResult, run_command
+from labs.checks.scripts.files import missing_script, read_metrics, require_keys
+from labs.checks.verdicts import Verdict, Wrong, shows
 from labs.meters.evidence import RankEvidence, read_ranks
 from labs.words import named_ranks
 from labs.workers import devices

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from statistics import fmean
 
-from labs.exercises.generator import new_generator
-from labs.exercises.inputs import UnchangedInputs
-from labs.exercises.numbers import (
+from labs.checks.generator import new_generator
+from labs.checks.inputs import UnchangedInputs
+from labs.checks.numbers import (
     Mistake,
     as_number,
     common_cause,
@@ -13,7 +13,7 @@ from labs.exercises.numbers import (
     require_number,
     require_signature,
 )
-from labs.exercises.verdicts import check
+from labs.checks.verdicts import check
 from labs.predictions.step_time import StepParts, load_published_runs
 from labs.predictions.step_time.fit import held_out
 from labs.predictions.step_time.parts import Collectives

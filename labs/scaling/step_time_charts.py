@@ -12,9 +12,9 @@ from statistics import fmean, median
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import require_number
-from labs.exercises.verdicts import shows
+from labs.checks.guesses import guessed
+from labs.checks.numbers import require_number
+from labs.checks.verdicts import shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table

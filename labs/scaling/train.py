@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from labs.exercises.scripts import forked
-from labs.exercises.scripts.commands import CommandResult
-from labs.exercises.scripts.files import read_metrics, waits_for
-from labs.exercises.scripts.forked import Run
-from labs.exercises.student_code import message_of
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.scripts import forked
+from labs.checks.scripts.commands import CommandResult
+from labs.checks.scripts.files import read_metrics, waits_for
+from labs.checks.scripts.forked import Run
+from labs.checks.student_code import message_of
+from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.tables import Table
 from labs.scaling import drawn_samples, script_runs, train_updates
 from labs.scaling.expected_training import CONTEXT

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from labs.exercises.scripts.forked import Run
-from labs.exercises.verdicts import Wrong
+from labs.checks.scripts.forked import Run
+from labs.checks.verdicts import Wrong
 from labs.scaling.expected_training import train_on
 from labs.words import format_distinct
 from labs.workers.launcher import launch

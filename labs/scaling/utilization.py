@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from labs.exercises.generator import new_generator
-from labs.exercises.inputs import UnchangedInputs
-from labs.exercises.numbers import (
+from labs.checks.generator import new_generator
+from labs.checks.inputs import UnchangedInputs
+from labs.checks.numbers import (
     Mistake,
     common_cause,
     judge_number,
@@ -13,7 +13,7 @@ from labs.exercises.numbers import (
     require_positive,
     require_signature,
 )
-from labs.exercises.verdicts import check, shows
+from labs.checks.verdicts import check, shows
 from labs.pictures.tables import Table
 from labs.predictions import hardware
 from labs.predictions.step_time.reported_runs import (

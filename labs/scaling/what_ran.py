@@ -9,9 +9,9 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
-from labs.exercises.guesses import guessed
-from labs.exercises.inputs import UnchangedInputs
-from labs.exercises.numbers import (
+from labs.checks.guesses import guessed
+from labs.checks.inputs import UnchangedInputs
+from labs.checks.numbers import (
     Mistake,
     as_number,
     common_cause,
@@ -19,8 +19,8 @@ from labs.exercises.numbers import (
     require_named,
     require_several,
 )
-from labs.exercises.on_ranks import on_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.on_ranks import on_ranks
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.meters.evidence import PARTS, RankEvidence, StepEvidence
 from labs.pictures.tables import Table
 from labs.scaling import synthetic_jobs

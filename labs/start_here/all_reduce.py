@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures import collectives
 from labs.pictures.collectives import State
 from labs.pictures.picture import Picture

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from labs.exercises.numbers import Cause, judge_number, require_number
-from labs.exercises.on_ranks import WORLD_SIZES
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.checks.numbers import Cause, judge_number, require_number
+from labs.checks.on_ranks import WORLD_SIZES
+from labs.checks.verdicts import Wrong, check, kind_of
 from labs.start_here import recording
 from labs.start_here.recording import RETURNS_NONE
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.bars import numbers_before_and_after
 from labs.pictures.picture import Picture
 from labs.start_here import recording

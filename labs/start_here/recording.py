@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from labs.exercises.numbers import as_list, as_number
-from labs.exercises.on_ranks import WORLD_SIZES, patience
-from labs.exercises.verdicts import Wrong
+from labs.checks.numbers import as_list, as_number
+from labs.checks.on_ranks import WORLD_SIZES, patience
+from labs.checks.verdicts import Wrong
 from labs.meters.collective_hooks import IssuedCollective
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.start_here.return_values import require_fitting_output, require_tensor, wrong_on_rank

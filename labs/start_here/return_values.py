@@ -3,7 +3,7 @@ a check and in a chart."""
 
 import torch
 
-from labs.exercises.verdicts import Wrong, kind_of
+from labs.checks.verdicts import Wrong, kind_of
 from labs.words import counted
 from labs.workers.failures import RankFailed
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import Cause, judge_number, require_number, require_signature
-from labs.exercises.on_ranks import WORLD_SIZES
-from labs.exercises.verdicts import check, shows
+from labs.checks.guesses import guessed
+from labs.checks.numbers import Cause, judge_number, require_number, require_signature
+from labs.checks.on_ranks import WORLD_SIZES
+from labs.checks.verdicts import check, shows
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
 from labs.start_here import recording

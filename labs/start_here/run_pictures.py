@@ -3,8 +3,8 @@ the exit status of each rank."""
 
 from collections.abc import Callable
 
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import print_in_script, shows
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import print_in_script, shows
 from labs.pictures import collectives, outcomes
 from labs.pictures.collectives import State
 from labs.pictures.picture import Picture

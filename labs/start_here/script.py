@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from labs.exercises.job_end import judge_failed_job, judge_left
-from labs.exercises.numbers import Cause, judge_number
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.job_end import judge_failed_job, judge_left
+from labs.checks.numbers import Cause, judge_number
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.start_here import scripts
 from labs.words import named_ranks
 from labs.workers.progress import status

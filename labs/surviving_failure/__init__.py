@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from labs.surviving_failure.stalls import show_stalls
     # isort: split
     # part D: restart without a person
-    from labs.exercises.scripts.files import worked_script, write_script
+    from labs.checks.scripts.files import worked_script, write_script
     from labs.surviving_failure.elastic import check_elastic
     from labs.surviving_failure.elastic_charts import run_with_kills, show_restarts, show_run
     # isort: split

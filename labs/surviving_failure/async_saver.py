@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, kind_of
 from labs.surviving_failure.slow_disk import HeldDisk, late_threads, resident_bytes
 from labs.workers import processes
 

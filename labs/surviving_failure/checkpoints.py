@@ -11,10 +11,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from labs.exercises.generator import new_generator
-from labs.exercises.numbers import require_several
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.generator import new_generator
+from labs.checks.numbers import require_several
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures.tables import Table
 from labs.surviving_failure import crash_series
 from labs.surviving_failure.crash_jobs import kill_rank

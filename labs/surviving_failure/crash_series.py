@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from matplotlib.lines import Line2D
 
-from labs.exercises.generator import new_generator
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import shows
+from labs.checks.generator import new_generator
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.surviving_failure.crash_jobs import kill_rank, start_clock

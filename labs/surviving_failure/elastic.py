@@ -6,11 +6,11 @@ from itertools import islice
 
 import torch
 
-from labs.exercises.generator import new_generator
-from labs.exercises.job_end import judge_left
-from labs.exercises.scripts.files import waits_for
-from labs.exercises.scripts.forked import options
-from labs.exercises.verdicts import Wrong, check
+from labs.checks.generator import new_generator
+from labs.checks.job_end import judge_left
+from labs.checks.scripts.files import waits_for
+from labs.checks.scripts.forked import options
+from labs.checks.verdicts import Wrong, check
 from labs.surviving_failure.elastic_crashes import Crash, Start
 from labs.surviving_failure.elastic_job import CONTEXT, global_batches
 from labs.surviving_failure.elastic_starts import Plan, judge_start, name_of

@@ -6,8 +6,8 @@ from itertools import pairwise
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import Verdict, Wrong, shows
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import Verdict, Wrong, shows
 from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.live import live_picture

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from labs.exercises.scripts.probe import RankStart, become, leave, run_script
+from labs.checks.scripts.probe import RankStart, become, leave, run_script
 from labs.training import models
 from labs.workers import cuda
 from labs.workers.programs import note

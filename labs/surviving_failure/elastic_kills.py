@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from labs.exercises.scripts.commands import CommandResult, run_command
-from labs.exercises.scripts.files import missing_script, waiting_exercise
-from labs.exercises.verdicts import Verdict, Wrong
+from labs.checks.scripts.commands import CommandResult, run_command
+from labs.checks.scripts.files import missing_script, waiting_exercise
+from labs.checks.verdicts import Verdict, Wrong
 from labs.surviving_failure.elastic_crashes import Start
 from labs.surviving_failure.elastic_metrics import Metrics
 from labs.surviving_failure.forked_starts import run_starts

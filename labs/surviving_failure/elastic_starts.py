@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from labs.exercises.job_end import judge_left
-from labs.exercises.verdicts import Wrong
+from labs.checks.job_end import judge_left
+from labs.checks.verdicts import Wrong
 from labs.surviving_failure.elastic_crashes import Start, key_of
 from labs.surviving_failure.forked_starts import Started
 from labs.words import counted, format_distinct, listed

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from labs.exercises.numbers import as_list, require_signature
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.checks.numbers import as_list, require_signature
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
 from labs.surviving_failure.scaffold import flip_bit, tensor_bytes
 from labs.workers import devices

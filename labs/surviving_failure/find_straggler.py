@@ -14,10 +14,10 @@ from statistics import median
 
 from matplotlib.lines import Line2D
 
-from labs.exercises.generator import new_generator
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import as_number, require_several, require_signature
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.generator import new_generator
+from labs.checks.guesses import guessed
+from labs.checks.numbers import as_number, require_several, require_signature
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.surviving_failure.scaffold import StepSeconds

@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import shows
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import shows
 from labs.meters.traffic import Traffic
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas

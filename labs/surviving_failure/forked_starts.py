@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from labs.exercises.scripts.forked import ForkedJob
+from labs.checks.scripts.forked import ForkedJob
 from labs.surviving_failure.elastic_crashes import Start, main
 from labs.surviving_failure.elastic_metrics import Metrics, Step
 from labs.workers import processes, programs

@@ -7,7 +7,7 @@ import torch
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from labs.exercises.verdicts import Wrong, shows
+from labs.checks.verdicts import Wrong, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.surviving_failure.elastic_charts import COLOURS, draw_restarts

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from matplotlib.lines import Line2D
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
-from labs.exercises.generator import new_generator
-from labs.exercises.guesses import guessed
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.generator import new_generator
+from labs.checks.guesses import guessed
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table

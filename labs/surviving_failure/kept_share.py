@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
-from labs.exercises.generator import new_generator
-from labs.exercises.numbers import (
+from labs.checks.generator import new_generator
+from labs.checks.numbers import (
     Mistake,
     common_cause,
     judge_number,
     require_number,
     require_signature,
 )
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.predictions.failures.replica_groups import kept_share as right_share

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from labs.exercises.verdicts import Wrong
+from labs.checks.verdicts import Wrong
 from labs.surviving_failure.fingerprints import fingerprint, unlike
 from labs.surviving_failure.resumable_job import KINDS, Job, new_job
 from labs.surviving_failure.scaffold import shard_file, step_folder, to_bytes

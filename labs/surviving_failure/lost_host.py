@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labs.exercises.scripts.files import missing_script, waiting_exercise
-from labs.exercises.verdicts import Verdict
+from labs.checks.scripts.files import missing_script, waiting_exercise
+from labs.checks.verdicts import Verdict
 from labs.pictures.in_scripts import print_in_script
 from labs.surviving_failure.elastic_metrics import Metrics
 from labs.surviving_failure.restarts import OWN_STORE, AgentEvent, agent_events

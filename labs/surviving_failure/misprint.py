@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from labs.exercises.generator import new_generator
-from labs.exercises.numbers import Cause, judge_number, require_several, require_signature
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.generator import new_generator
+from labs.checks.numbers import Cause, judge_number, require_several, require_signature
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures.tables import Table
 from labs.predictions.failures.reports import (
     LLAMA_3,

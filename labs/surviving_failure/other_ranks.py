@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from labs.exercises.generator import new_generator
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.generator import new_generator
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.traffic import Traffic
 from labs.pictures.tables import Table
 from labs.surviving_failure.job_state import ON_CPU, distance, losses_of

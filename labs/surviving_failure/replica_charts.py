@@ -7,8 +7,8 @@ from itertools import groupby
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import shows
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import shows
 from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from labs.exercises.verdicts import Verdict
+from labs.checks.verdicts import Verdict
 from labs.pictures.in_scripts import print_in_script
 from labs.surviving_failure import replica_process
 from labs.workers import processes, programs

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from labs.exercises.verdicts import shows
+from labs.checks.verdicts import shows
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture

@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch.distributed.device_mesh import init_device_mesh
 
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import shows
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import shows
 from labs.meters.typical_step import require_typical
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas

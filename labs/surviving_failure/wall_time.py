@@ -5,15 +5,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from labs.exercises.generator import new_generator
-from labs.exercises.numbers import (
+from labs.checks.generator import new_generator
+from labs.checks.numbers import (
     Mistake,
     common_cause,
     judge_number,
     require_number,
     require_signature,
 )
-from labs.exercises.verdicts import Wrong, check
+from labs.checks.verdicts import Wrong, check
 from labs.predictions.failures.simulation import exponential_gaps, simulate
 
 ARGUMENTS = ("work", "interval", "save", "restart", "gaps")

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
-from labs.exercises.generator import new_generator
-from labs.exercises.on_ranks import on_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.checks.generator import new_generator
+from labs.checks.on_ranks import on_ranks
+from labs.checks.verdicts import Wrong, check, kind_of
 from labs.surviving_failure.file_calls import FileCall, recorded
 from labs.surviving_failure.full_disk import on_full_disk
 from labs.surviving_failure.killing import SYNCS, kill_at_steps, kill_while

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.numbers import Cause, as_number, judge_number
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.reference import Reference
-from labs.exercises.verdicts import LAUNCH_SECONDS, Wrong, check, kind_of, shows
+from labs.checks.numbers import Cause, as_number, judge_number
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.reference import Reference
+from labs.checks.verdicts import LAUNCH_SECONDS, Wrong, check, kind_of, shows
 from labs.meters.traffic import Traffic
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side

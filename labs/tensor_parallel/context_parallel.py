@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import Wrong, shows
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import Wrong, shows
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.pictures import palette

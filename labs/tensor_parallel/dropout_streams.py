@@ -9,9 +9,9 @@ import numpy
 import torch
 import torch.distributed as dist
 
-from labs.exercises.inputs import UnchangedInputs, require_dtype
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.inputs import UnchangedInputs, require_dtype
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.tensor_parallel.groups import groups_to_try

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.on_ranks import close, largest_difference
-from labs.exercises.reference import Reference, Step, Tensors
-from labs.exercises.verdicts import Wrong
+from labs.checks.on_ranks import close, largest_difference
+from labs.checks.reference import Reference, Step, Tensors
+from labs.checks.verdicts import Wrong
 from labs.training import models
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import torch.distributed as dist
 
-from labs.exercises.on_ranks import raise_on_all_ranks
-from labs.exercises.verdicts import Wrong
+from labs.checks.on_ranks import raise_on_all_ranks
+from labs.checks.verdicts import Wrong
 from labs.meters.traffic import Traffic
 
 

@@ -9,9 +9,9 @@ from functools import partial
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.invariants import judge_memory, judge_recorded, record_step
-from labs.exercises.on_ranks import raise_on_all_ranks
-from labs.exercises.verdicts import Wrong
+from labs.checks.invariants import judge_memory, judge_recorded, record_step
+from labs.checks.on_ranks import raise_on_all_ranks
+from labs.checks.verdicts import Wrong
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.tensor_parallel.groups import reject_other_ranks

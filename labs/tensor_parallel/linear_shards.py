@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.on_ranks import close, largest_difference, on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.checks.on_ranks import close, largest_difference, on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
 from labs.tensor_parallel.groups import groups_to_try, reject_other_ranks, require_value_error
 from labs.tensor_parallel.kept_memory import Watched, surplus_bytes

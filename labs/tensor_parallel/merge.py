@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from labs.exercises.inputs import UnchangedInputs, require_dtype
-from labs.exercises.numbers import as_list
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.inputs import UnchangedInputs, require_dtype
+from labs.checks.numbers import as_list
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import arrow, box, sheet, write

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from labs.exercises.verdicts import Wrong
+from labs.checks.verdicts import Wrong
 from labs.words import listed
 from labs.workers.collective_kernels import IssuedCollective, around_collectives
 

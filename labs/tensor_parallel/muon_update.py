@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from labs.exercises.inputs import UnchangedInputs, require_dtype
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.inputs import UnchangedInputs, require_dtype
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side

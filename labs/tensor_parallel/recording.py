@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from labs.exercises.invariants import record_step
-from labs.exercises.numbers import require_number
-from labs.exercises.on_ranks import module_and_optimizer, raise_on_all_ranks
+from labs.checks.invariants import record_step
+from labs.checks.numbers import require_number
+from labs.checks.on_ranks import module_and_optimizer, raise_on_all_ranks
 from labs.meters import memory
 from labs.meters.traffic import Traffic
 from labs.predictions.communication import traffic

@@ -32,9 +32,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises import on_ranks
-from labs.exercises.on_ranks import TOLERANCE
-from labs.exercises.reference import (
+from labs.checks import on_ranks
+from labs.checks.on_ranks import TOLERANCE
+from labs.checks.reference import (
     UNEXPLAINED,
     Hints,
     Mistake,
@@ -43,7 +43,7 @@ from labs.exercises.reference import (
     Tensors,
     train_beside_reference,
 )
-from labs.exercises.verdicts import Wrong
+from labs.checks.verdicts import Wrong
 from labs.tensor_parallel.explanations import (
     GRADIENT_CAUSES,
     OUTPUT_CAUSES,

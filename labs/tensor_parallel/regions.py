@@ -4,8 +4,8 @@
 import torch
 import torch.distributed as dist
 
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
 from labs.tensor_parallel.groups import groups_to_try, reject_other_ranks
 from labs.workers import devices

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from labs.exercises.guesses import guessed
-from labs.exercises.inputs import UnchangedInputs, require_dtype
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Verdict, Wrong, check, kind_of, shows
+from labs.checks.guesses import guessed
+from labs.checks.inputs import UnchangedInputs, require_dtype
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Verdict, Wrong, check, kind_of, shows
 from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from labs.exercises.invariants import judge_recorded
-from labs.exercises.verdicts import Wrong
+from labs.checks.invariants import judge_recorded
+from labs.checks.verdicts import Wrong
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.tensor_parallel.message_order import Message, MessageOrder, require_no_deadlock

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from labs.exercises.guesses import guessed
-from labs.exercises.on_ranks import close, on_ranks, raise_on_all_ranks, torchs_own_refused
-from labs.exercises.reference import Reference, Step
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.guesses import guessed
+from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.checks.reference import Reference, Step
+from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.predictions.communication.traffic import all_reduce

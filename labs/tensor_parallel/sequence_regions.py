@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from labs.exercises.inputs import require_dtype
-from labs.exercises.on_ranks import raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, kind_of
+from labs.checks.inputs import require_dtype
+from labs.checks.on_ranks import raise_on_all_ranks
+from labs.checks.verdicts import Wrong, kind_of
 from labs.meters.traffic import CollectiveCall, Traffic
 
 GATHER, SCATTER = "GatherToRegion", "ReduceScatterFromRegion"

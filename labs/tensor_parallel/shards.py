@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from labs.exercises.on_ranks import largest_difference, raise_on_all_ranks
-from labs.exercises.reference import Tensors
-from labs.exercises.verdicts import Wrong
+from labs.checks.on_ranks import largest_difference, raise_on_all_ranks
+from labs.checks.reference import Tensors
+from labs.checks.verdicts import Wrong
 
 _TOLERANCE = 1e-6  # of a parameter that nobody has changed yet
 _HINT_NAME = ("Put what replaces a layer where the layer was, under the same name: "

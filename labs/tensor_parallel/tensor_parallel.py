@@ -11,10 +11,10 @@ import torch.distributed as dist
 from matplotlib.patches import Rectangle
 from torch import nn
 
-from labs.exercises.guesses import guessed
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
-from labs.exercises.reference import Reference
-from labs.exercises.verdicts import check, shows
+from labs.checks.guesses import guessed
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.checks.reference import Reference
+from labs.checks.verdicts import check, shows
 from labs.meters.metrics import Metric, name_of
 from labs.pictures import marks, palette
 from labs.pictures.bars import Bar, bars

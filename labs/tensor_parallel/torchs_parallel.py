@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from labs.exercises.on_ranks import close, on_ranks, raise_on_all_ranks
-from labs.exercises.reference import Reference
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
+from labs.checks.reference import Reference
+from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.tables import Table
 from labs.tensor_parallel import layer_records
 from labs.tensor_parallel.explanations import Cause

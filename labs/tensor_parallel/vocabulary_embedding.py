@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.inputs import UnchangedInputs, require_dtype
-from labs.exercises.on_ranks import close, on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.checks.inputs import UnchangedInputs, require_dtype
+from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
 from labs.tensor_parallel.groups import groups_to_try, named_rank, require_value_error
 from labs.tensor_parallel.kept_memory import Watched, surplus_bytes

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from labs.exercises.inputs import UnchangedInputs
-from labs.exercises.on_ranks import raise_on_all_ranks
-from labs.exercises.verdicts import Wrong, kind_of
+from labs.checks.inputs import UnchangedInputs
+from labs.checks.on_ranks import raise_on_all_ranks
+from labs.checks.verdicts import Wrong, kind_of
 from labs.meters.traffic import Traffic
 from labs.tensor_parallel.groups import groups_to_try, named_rank
 from labs.words import format_distinct

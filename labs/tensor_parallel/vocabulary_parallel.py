@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.guesses import guessed
-from labs.exercises.on_ranks import close, on_ranks, raise_on_all_ranks
-from labs.exercises.reference import Reference
-from labs.exercises.student_code import message_of, own_place
-from labs.exercises.verdicts import LAUNCH_SECONDS, Wrong, check, shows
+from labs.checks.guesses import guessed
+from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
+from labs.checks.reference import Reference
+from labs.checks.student_code import message_of, own_place
+from labs.checks.verdicts import LAUNCH_SECONDS, Wrong, check, shows
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture

@@ -32,7 +32,7 @@ MODULES = [
     "labs.training.strategies.tensors_by_category",
     "labs.predictions.memory.recipes",
 ]
-PACKAGES = ["labs.exercises", "labs.pictures"]  # all their modules
+PACKAGES = ["labs.checks", "labs.pictures"]  # all their modules
 _MADV_COLLAPSE = 25  # since Linux 6.1
 _HUGE_PAGE = 2**21  # bytes
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from labs.exercises.on_ranks import BATCH, module_and_optimizer, raise_on_all_ranks
-from labs.exercises.reference import Mistake, Reference, Step, train_beside_reference
-from labs.exercises.verdicts import Wrong
+from labs.checks.on_ranks import BATCH, module_and_optimizer, raise_on_all_ranks
+from labs.checks.reference import Mistake, Reference, Step, train_beside_reference
+from labs.checks.verdicts import Wrong
 from labs.training import data
 from labs.training.models import move_to_rank, trainable
 from labs.zero_stages.reference import HINTS, parameters_of

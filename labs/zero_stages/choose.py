@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Callable
 
-from labs.exercises.numbers import as_number
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks.numbers import as_number
+from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.tables import Table
 from labs.predictions import hardware
 from labs.training.memory_categories import GB

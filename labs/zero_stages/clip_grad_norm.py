@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from labs.exercises.numbers import Cause, as_number, judge_number
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
-from labs.exercises.verdicts import Wrong, check, kind_of
+from labs.checks.numbers import Cause, as_number, judge_number
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
 from labs.training.models import EdgeCaseModel
 from labs.zero_stages.flat_parameter import flatten_layers

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from labs.exercises.comparison import model_of
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.comparison import model_of
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import shards
 from labs.pictures.picture import Picture
 from labs.training import models

@@ -6,8 +6,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from labs.exercises.on_ranks import labs_own_refused
-from labs.exercises.verdicts import Wrong, check
+from labs.checks.on_ranks import labs_own_refused
+from labs.checks.verdicts import Wrong, check
 from labs.training.models import EdgeCaseModel
 from labs.workers import devices
 from labs.zero_stages.collectives import all_gather

@@ -12,15 +12,15 @@ from functools import cache, partial
 import torch
 import torch.distributed as dist
 
-from labs.exercises.invariants import (
+from labs.checks.invariants import (
     STATES,
     judge_memory,
     judge_recorded,
     positions,
     record_step,
 )
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.verdicts import Wrong
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.predictions.communication.traffic import passes, stage_passes

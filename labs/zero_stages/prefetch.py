@@ -5,9 +5,9 @@ from functools import partial
 
 import torch.distributed as dist
 
-from labs.exercises.invariants import positions, record_step
-from labs.exercises.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
-from labs.exercises.verdicts import Wrong, check
+from labs.checks.invariants import positions, record_step
+from labs.checks.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.checks.verdicts import Wrong, check
 from labs.meters.traffic import CollectiveCall, Mark
 from labs.training import data
 from labs.training.models import DeepMLP

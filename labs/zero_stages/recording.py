@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.comparison import batches, build
-from labs.exercises.verdicts import Wrong
+from labs.checks.comparison import batches, build
+from labs.checks.verdicts import Wrong
 from labs.meters.throughput import WARMUP_ON_GPU
 from labs.meters.wire import sent_bytes
 from labs.training.loop import train

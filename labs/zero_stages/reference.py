@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises import on_ranks
-from labs.exercises.on_ranks import BATCH, raise_on_all_ranks
-from labs.exercises.reference import Hints, Mistake, Reference, Step, train_beside_reference
-from labs.exercises.verdicts import Wrong
+from labs.checks import on_ranks
+from labs.checks.on_ranks import BATCH, raise_on_all_ranks
+from labs.checks.reference import Hints, Mistake, Reference, Step, train_beside_reference
+from labs.checks.verdicts import Wrong
 from labs.training import data
 from labs.training.loop import ModuleAndOptimizer
 from labs.training.models import EdgeCaseModel, trainable

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from labs.exercises.guesses import guessed
-from labs.exercises.numbers import as_number
-from labs.exercises.on_ranks import BATCH, raise_on_all_ranks
-from labs.exercises.reference import Hints, Reference, Step, judge_parameters
-from labs.exercises.verdicts import Wrong, check, kind_of, shows
+from labs.checks.guesses import guessed
+from labs.checks.numbers import as_number
+from labs.checks.on_ranks import BATCH, raise_on_all_ranks
+from labs.checks.reference import Hints, Reference, Step, judge_parameters
+from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture

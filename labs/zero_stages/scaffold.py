@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
-from labs.exercises.verdicts import Wrong
+from labs.checks.verdicts import Wrong
 from labs.predictions.memory.recipes import model_states
 from labs.zero_stages.flat_parameter import FlatParameter, flatten_layers
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from labs.exercises.comparison import Comparison, Measured, compare, model_of
-from labs.exercises.guesses import guessed
-from labs.exercises.verdicts import shows
+from labs.checks.comparison import Comparison, Measured, compare, model_of
+from labs.checks.guesses import guessed
+from labs.checks.verdicts import shows
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.pictures import palette

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from labs.exercises.on_ranks import on_ranks, torchs_own_refused
+from labs.checks.on_ranks import on_ranks, torchs_own_refused
 from labs.words import to_within
 from labs.zero_stages.architectures import reject_other_architectures
 from labs.zero_stages.invariants import reject_broken_invariants, unsharded_memory

@@ -3,7 +3,7 @@ really sends."""
 
 from collections.abc import Callable
 
-from labs.exercises.verdicts import check, shows
+from labs.checks.verdicts import check, shows
 from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture

@@ -3,7 +3,7 @@ flat parameter's storage meanwhile."""
 
 from collections.abc import Callable
 
-from labs.exercises.verdicts import check, shows
+from labs.checks.verdicts import check, shows
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import box, sheet, write

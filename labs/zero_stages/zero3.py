@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from labs.exercises.gpu_notes import spreads_of_recorded
-from labs.exercises.verdicts import check, shows
+from labs.checks.gpu_notes import spreads_of_recorded
+from labs.checks.verdicts import check, shows
 from labs.pictures import timelines
 from labs.pictures.picture import Picture
 from labs.training.presets import Preset

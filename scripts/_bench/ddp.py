@@ -5,7 +5,7 @@ import statistics
 from _build.definitions import definitions
 
 from _bench.progress import done, say
-from labs.exercises import comparison
+from labs.checks import comparison
 from labs.manual_ddp.variants import as_strategy
 from labs.training.presets import preset
 from labs.training.strategies.torch_strategies import torch_ddp

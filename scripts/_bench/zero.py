@@ -5,7 +5,7 @@ import statistics
 from _build.definitions import definitions
 
 from _bench.progress import done, say
-from labs.exercises.comparison import compare
+from labs.checks.comparison import compare
 from labs.training import strategies
 from labs.training.presets import preset
 

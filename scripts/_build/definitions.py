@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from labs.exercises import previous_work
+from labs.checks import previous_work
 
 ROOT = previous_work.ROOT
 

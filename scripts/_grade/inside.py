@@ -116,7 +116,7 @@ def _graded(work) -> tuple[bool | None, str, str]:
     """(passed, sentence, hint)."""
     if "probe" in work:
         return True, "", ""
-    from labs.exercises import verdicts
+    from labs.checks import verdicts
 
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
@@ -160,7 +160,7 @@ def _define(cell, module):
 
 def _why(error) -> str:
     """What defining the answer raised, and the submission's line."""
-    from labs.exercises.student_code import message_of, own_place
+    from labs.checks.student_code import message_of, own_place
 
     place = own_place(error)
     where = f"\n    {place}:  {place.source}" if place else ""

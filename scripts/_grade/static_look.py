@@ -26,7 +26,7 @@ _OF_OS = {"system", "popen", "fork", "forkpty", "kill", "killpg", "abort", "_exi
           "execv", "execve", "execvp", "execl", "spawnv", "spawnl", "posix_spawn", "dup2"}
 _BUILTINS = {"exec", "eval", "compile", "__import__", "globals", "breakpoint"}
 _GETTERS = {"getattr", "attrgetter", "methodcaller", "__getattribute__", "vars"}
-_KNOWING = {"checks", "exercises", "predictions", "ground_truth"}  # said of any object
+_KNOWING = {"checks", "predictions", "ground_truth"}  # said of any object
 _LOOKING = {"dir", "help", "print", "repr", "type"}  # may be given a package of labs
 _ROOT = Path(__file__).resolve().parents[2]
 _LABS = _ROOT / "labs"

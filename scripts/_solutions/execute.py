@@ -2,7 +2,7 @@
 the next. Run as a process of its own, because a kernel may take it down.
 
 After each cell NN_name.json says how far it has come; NN_name.records.jsonl gets what checks and
-pictures said (labs/exercises/records.py); NN_name.ipynb is written in every case.
+pictures said (labs/checks/records.py); NN_name.ipynb is written in every case.
 """
 
 import argparse

@@ -22,7 +22,7 @@ CONSTANTS = {
 MOST = {
     "labs.meters.throughput": {"seconds_per_step": {"rounds": 1, "warmup": 1, "repeat": 1}},
     "labs.meters.typical_step": {"record_in_turns": {"rounds": 1}},
-    "labs.exercises.comparison": {"compare": {"tries": 1}},
+    "labs.checks.comparison": {"compare": {"tries": 1}},
     "labs.fsdp.memory_limits": {"measure_overhead": {"layers": (2, 6)}},
     "labs.manual_ddp.variants": {"losses": {"steps": 3}},
     "labs.fsdp_profiling.forward_prefetch": {"show_ahead": {"ahead": (0, 1)}}}

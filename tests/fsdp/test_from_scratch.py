@@ -14,7 +14,7 @@ from fsdp_answers import accepted, rejected, right
 from torch.distributed.tensor import DTensor, Shard
 
 import labs.fsdp as lab
-from labs.exercises import previous_work
+from labs.checks import previous_work
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(sys.modules["fsdp_answers"])

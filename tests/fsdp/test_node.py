@@ -11,7 +11,7 @@ from _build.definitions import ROOT, definitions
 
 import labs.fsdp as lab
 from labs import launch
-from labs.exercises.verdicts import Verdict
+from labs.checks.verdicts import Verdict
 from labs.fsdp import node_charts, node_jobs, node_run
 from labs.fsdp.node_jobs import (
     Node,

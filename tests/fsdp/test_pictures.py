@@ -10,8 +10,8 @@ from _build.definitions import ROOT, definitions
 
 import labs.fsdp as lab
 from labs import launch
-from labs.exercises.comparison import compare, model_of
-from labs.exercises.verdicts import Verdict
+from labs.checks.comparison import compare, model_of
+from labs.checks.verdicts import Verdict
 from labs.fsdp import (
     checkpoint,
     choose,

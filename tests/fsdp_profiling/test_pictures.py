@@ -12,8 +12,8 @@ from _build.definitions import definitions
 
 import labs.fsdp_profiling as lab
 from labs import launch
-from labs.exercises import comparison
-from labs.exercises.verdicts import Verdict
+from labs.checks import comparison
+from labs.checks.verdicts import Verdict
 from labs.fsdp_profiling import (
     call_site,
     common,

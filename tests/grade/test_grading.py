@@ -12,7 +12,7 @@ from _grade.__main__ import check
 from _grade.sandbox import BROKEN, PASSED, TIMED_OUT, WRONG, Graded, Unavailable
 from grading import ROOT, students
 
-from labs.exercises.generator import new_generator
+from labs.checks.generator import new_generator
 
 
 class Said:

@@ -30,8 +30,8 @@ def on_ranks(*lines: str) -> str:
 SEEN = {
     "prints_the_sign": (combine("print('✓ Exercise 2.1  all shards are right')"),
                         "prints what a check prints"),
-    "imports_the_verdict": (combine(head="from labs.exercises.verdicts import Verdict\n"),
-                            "imports labs.exercises.verdicts"),
+    "imports_the_verdict": (combine(head="from labs.checks.verdicts import Verdict\n"),
+                            "imports labs.checks.verdicts"),
     "asks_labs_for_the_answer": (combine("return memory.bytes_of(gradients)",
                                          head="from labs.predictions import memory\n"),
                                  "imports labs.predictions.memory"),
@@ -106,10 +106,10 @@ FOUND = {
         "            try: os.write(each, FORGED)", "            except OSError: pass",
         "threading.Thread(target=forge, daemon=True).start()",
         "import time; time.sleep(0.2)"), "verdict of its own|grader's descriptors"),
-    "patches_labs": (combine("LOADED['labs.exercises.verdicts'].Wrong.__init__ = print"),
-                     r"replaces labs.exercises.verdicts.Wrong.__init__"),
-    "patches_a_constant": (combine("LOADED['labs.exercises.on_ranks'].TOLERANCE = 1e9"),
-                           r"replaces labs.exercises.on_ranks.TOLERANCE"),
+    "patches_labs": (combine("LOADED['labs.checks.verdicts'].Wrong.__init__ = print"),
+                     r"replaces labs.checks.verdicts.Wrong.__init__"),
+    "patches_a_constant": (combine("LOADED['labs.checks.on_ranks'].TOLERANCE = 1e9"),
+                           r"replaces labs.checks.on_ranks.TOLERANCE"),
     "patches_a_closure": (combine(
         "f = LOADED['labs.manual_ddp.combine'].check_combine",
         "cells = getattr(f, '__clo' + 'sure__')",
@@ -122,15 +122,15 @@ FOUND = {
         "True)[1]"), "replaces torch.equal"),
     "patches_abs": (combine("LOADED['builtins'].max = lambda *a, **k: 0"), "replaces builtins.max"),
     "patches_by_a_check": (combine(
-        "make = LOADED['labs.exercises.verdicts'].check('x')",
+        "make = LOADED['labs.checks.verdicts'].check('x')",
         "LOADED['builtins'].all = make(lambda *a: 'right')"), "replaces builtins.all"),
     "patches_a_method": (combine("LOADED['torch'].Tensor.max = lambda *a, **k: 0"),
                          "hides what torch.Tensor calls max"),
     "swaps_a_method_for_another": (combine(
         "T = LOADED['torch'].Tensor", "setattr(T, '__s' + 'ub__', lambda *a: torch.zeros(()))",
         "delattr(T, '__rpow__')"), "(hides what|replaces|removes) (torch.Tensor|.*__rpow__)"),
-    "hides_a_builtin": (combine("LOADED['labs.exercises.on_ranks'].bool = lambda *a: True"),
-                        "hides what labs.exercises.on_ranks calls bool"),
+    "hides_a_builtin": (combine("LOADED['labs.checks.on_ranks'].bool = lambda *a: True"),
+                        "hides what labs.checks.on_ranks calls bool"),
     "replaces_torch": (combine("LOADED['torch'] = LOADED['os']"), "replaces the module torch"),
     "always_equal": (HEAD + "Yes = type('Yes', (), {'__e' + 'q__': lambda *a: True, '__re' + "
                      "'pr__': lambda s: 'right'})\n"
@@ -195,7 +195,7 @@ FOUND = {
         "Loader('x', typing.__file__).load_module('x')"), "compiles code|runs code"),
     "adds_a_hook": (combine("getattr(sys, 'addaudit' + 'hook')(print)"), "adds an audit hook"),
     "changes_code": (combine(
-        "f = LOADED['labs.exercises.on_ranks'].close", "setattr(f, '__de' + 'faults__', (1,))"),
+        "f = LOADED['labs.checks.on_ranks'].close", "setattr(f, '__de' + 'faults__', (1,))"),
         "changes a function's code"),
     "runs_text": (combine("getattr(LOADED['builtins'], 'ex' + 'ec')('x = 1')"),
                   "compiles code|runs code"),

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from _build.definitions import definitions
 
 import labs.manual_ddp as lab
-from labs.exercises import comparison, guesses
-from labs.exercises.invariants import positions, record_step
-from labs.exercises.reference import Step
-from labs.exercises.verdicts import Verdict
+from labs.checks import comparison, guesses
+from labs.checks.invariants import positions, record_step
+from labs.checks.reference import Step
+from labs.checks.verdicts import Verdict
 from labs.manual_ddp.gradients import sgd
 from labs.manual_ddp.variants import LINK, shown_ranks
 from labs.meters import typical_step

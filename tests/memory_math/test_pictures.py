@@ -9,8 +9,8 @@ import torch
 from _build.definitions import definitions
 
 import labs.memory_math as lab
-from labs.exercises.guesses import guess
-from labs.exercises.verdicts import Verdict
+from labs.checks.guesses import guess
+from labs.checks.verdicts import Verdict
 from labs.memory_math import bytes_left, ground_truth, measurements, rank_states
 from labs.memory_math.activations import LOGIT, SHOWN, statistics_bytes
 from labs.memory_math.bytes_per_parameter import FIGURES, NAMED, TELLING, bytes_of, causes_of
@@ -423,7 +423,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(solution):
 
 
 def test_the_presets_models_have_1_2_and_59_and_202_million_parameters():
-    from labs.exercises.comparison import model_of
+    from labs.checks.comparison import model_of
     from labs.training import models
 
     with torch.device("meta"):

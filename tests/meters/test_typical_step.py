@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labs.exercises.verdicts import Verdict, shows
+from labs.checks.verdicts import Verdict, shows
 from labs.meters import typical_step
 from labs.meters.typical_step import is_typical, require_typical, usual_seconds
 from labs.workers import devices

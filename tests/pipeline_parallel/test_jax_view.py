@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import labs
 import labs.pipeline_parallel as lab
-from labs.exercises.verdicts import Verdict
+from labs.checks.verdicts import Verdict
 from labs.pipeline_parallel import jax_and_torch, jax_layouts, jax_process
 from labs.pipeline_parallel import layouts as device_pieces
 from labs.pipeline_parallel.jax_and_torch import torch_collectives

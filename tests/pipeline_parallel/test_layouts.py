@@ -9,7 +9,7 @@ import pytest
 from answers import assert_rejected, assert_waits
 
 import labs.pipeline_parallel as lab
-from labs.exercises.verdicts import Wrong
+from labs.checks.verdicts import Wrong
 from labs.pipeline_parallel import jax_layouts
 from labs.pipeline_parallel import layouts as checking
 from labs.pipeline_parallel.jax_layouts import CompiledCollective, MeasuredLayout, Pieces

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import labs.pipeline_parallel as lab
-from labs.exercises.verdicts import Verdict
+from labs.checks.verdicts import Verdict
 from labs.pipeline_parallel import three_dimensional_training
 from labs.workers.launcher import launch
 

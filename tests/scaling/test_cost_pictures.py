@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import labs.scaling as lab
-from labs.exercises import guesses
+from labs.checks import guesses
 from labs.predictions.cost.prices import MACHINES, hourly
 from labs.predictions.cost.spot import expected_hours, first_order_rates
 from labs.scaling import scaffold

@@ -8,8 +8,8 @@ import time
 import pytest
 
 import labs.scaling as lab
-from labs.exercises.scripts.commands import CommandResult
-from labs.exercises.verdicts import Verdict
+from labs.checks.scripts.commands import CommandResult
+from labs.checks.verdicts import Verdict
 from labs.scaling import engines, started_jobs, synthetic_jobs
 from labs.scaling import what_ran as recorded_jobs
 from labs.scaling.what_ran import evidence_of

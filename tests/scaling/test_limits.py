@@ -7,8 +7,8 @@ from statistics import fmean
 import pytest
 
 import labs.scaling as lab
-from labs.exercises import guesses
-from labs.exercises.verdicts import Wrong
+from labs.checks import guesses
+from labs.checks.verdicts import Wrong
 from labs.meters.own_speed import OwnSpeed, measure_own_speed
 from labs.predictions.hardware import GPUS
 from labs.predictions.step_time import FITTED, StepParts, load_published_runs, step_time

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import labs.scaling as lab
-from labs.exercises.verdicts import Verdict
+from labs.checks.verdicts import Verdict
 from labs.meters import lost_time, typical_step
 from labs.meters.trace import Span, union
 from labs.meters.trace_clock import on_one_axis, shifted, without_loading

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from labs.exercises import guesses, records
-from labs.exercises.verdicts import Verdict, Wrong, check, shows
+from labs.checks import guesses, records
+from labs.checks.verdicts import Verdict, Wrong, check, shows
 from labs.meters.metrics import Metric
 from labs.meters.trace import Trace
 from labs.pictures.bars import Bar, bars
@@ -87,7 +87,7 @@ def test_nothing_is_kept_before_somebody_asks(monkeypatch):
 
 
 def test_importing_another_notebooks_package_keeps_nothing():
-    code = ("import labs, labs.fsdp_profiling\nfrom labs.exercises import records\n"
+    code = ("import labs, labs.fsdp_profiling\nfrom labs.checks import records\n"
             "records.record('1', 'x', 0.1, 'f'); print(len(records.kept()))\n"
             "import labs.scaling\nrecords.record('1', 'x', 0.1, 'f'); print(len(records.kept()))")
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, cwd=ROOT,

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from _build.source import read_source  # noqa: E402
 
 import labs.scaling as lab  # noqa: E402
-from labs.exercises.scripts import commands, files, forked
-from labs.exercises.verdicts import Verdict  # noqa: E402
+from labs.checks.scripts import commands, files, forked
+from labs.checks.verdicts import Verdict  # noqa: E402
 from labs.scaling import ragged  # noqa: E402
 from labs.workers import devices, processes  # noqa: E402
 from labs.workers.launch_error import Stopped  # noqa: E402

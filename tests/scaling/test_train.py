@@ -4,7 +4,7 @@ import pytest
 from answers import assert_rejected, with_changes
 
 import labs.scaling as lab
-from labs.exercises.scripts import files
+from labs.checks.scripts import files
 from labs.workers import programs
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import labs.scaling as lab
-from labs.exercises.verdicts import Verdict
+from labs.checks.verdicts import Verdict
 from labs.scaling import link_recordings, lost_time_traces, synthetic_jobs
 from labs.scaling.engines import Engine, Engines
 from labs.scaling.lost_time_runs import RunsOnRanks

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import labs
 import labs.start_here as lab
-from labs.exercises import verdicts
+from labs.checks import verdicts
 from labs.start_here import scaffold
 
 SOURCE = Path(__file__).parents[2] / "solutions" / "00_start_here.py"

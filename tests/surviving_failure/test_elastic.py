@@ -5,7 +5,7 @@ import pytest
 from answers import assert_rejected, with_changes
 
 import labs.surviving_failure as lab
-from labs.exercises.scripts.files import worked_script
+from labs.checks.scripts.files import worked_script
 from labs.workers import programs
 
 pytestmark = pytest.mark.usefixtures("warm_launcher")

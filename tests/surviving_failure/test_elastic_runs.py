@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 import labs.surviving_failure as lab
-from labs.exercises.scripts.commands import run_command
-from labs.exercises.verdicts import Verdict
+from labs.checks.scripts.commands import run_command
+from labs.checks.verdicts import Verdict
 from labs.surviving_failure.elastic_charts import ranks_over_time
 from labs.surviving_failure.elastic_kills import ElasticRun, Kill, run_alone
 from labs.surviving_failure.elastic_metrics import Metrics, final_curve, run_again

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import labs.surviving_failure as lab
-from labs.exercises.verdicts import check
+from labs.checks.verdicts import check
 from labs.surviving_failure.other_ranks import Functions, check_other_ranks, verify
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -8,7 +8,7 @@ import pytest
 from _build.definitions import definitions
 
 import labs.surviving_failure as lab
-from labs.exercises.verdicts import Verdict
+from labs.checks.verdicts import Verdict
 from labs.meters import typical_step
 from labs.surviving_failure import crash_series, full_disk, slow_disk, stalls
 from labs.surviving_failure.damage import DAMAGES

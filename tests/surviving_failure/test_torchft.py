@@ -8,7 +8,7 @@ import leaks
 import pytest
 from _build.definitions import definitions
 
-from labs.exercises.verdicts import Verdict
+from labs.checks.verdicts import Verdict
 from labs.surviving_failure import elastic_metrics, replica_runs
 from labs.surviving_failure.elastic_kills import ElasticRun, Kill
 from labs.surviving_failure.replica_charts import show_digests, show_replicas, show_time_lost

@@ -7,8 +7,8 @@ import leaks
 import pytest
 import torch
 
-from labs.exercises.scripts.files import write_script
-from labs.exercises.verdicts import Verdict
+from labs.checks.scripts.files import write_script
+from labs.checks.verdicts import Verdict
 from labs.surviving_failure import lost_host
 from labs.surviving_failure.elastic_metrics import Joined, Metrics, Step, run_again
 from labs.surviving_failure.host_loss import show_host_restarts, show_hosts, why_refused

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from labs.exercises.comparison import model_of
+from labs.checks.comparison import model_of
 from labs.predictions.memory.predict import predict
 from labs.training.models import count_trainable
 from labs.training.presets import preset

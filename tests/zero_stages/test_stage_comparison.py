@@ -11,9 +11,9 @@ import torch
 from _build.definitions import definitions
 
 import labs
-from labs.exercises import guesses
-from labs.exercises.comparison import Comparison, compare, model_of
-from labs.exercises.verdicts import Verdict
+from labs.checks import guesses
+from labs.checks.comparison import Comparison, compare, model_of
+from labs.checks.verdicts import Verdict
 from labs.meters import memory
 from labs.predictions.communication.traffic import passes
 from labs.predictions.memory.predict import predict

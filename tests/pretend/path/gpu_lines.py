@@ -21,7 +21,7 @@ from import_hooks import spec_by_others
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = ("workers/cuda", "workers/nccl", "workers/flight_recorder", "meters/gpu_allocator",
-           "meters/host_copies", "meters/trace_gpu", "exercises/gpu_notes")
+           "meters/host_copies", "meters/trace_gpu", "checks/gpu_notes")
 FUNCTIONS = {"memory_math/measurements": {"measure_gpu_memory", "_gpu_moments", "_gpu_moment"},
              "fsdp/node_run": {"_name_and_memory", "measure", "run", "run_alone", "_started",
                                    "_build", "_held"}}

@@ -54,7 +54,7 @@ def patch(module):
     if not os.environ.get("PRETEND_QUICK"):
         return
     name = module.__name__
-    if name == "labs.exercises.verdicts":
+    if name == "labs.checks.verdicts":
         module.check = functools.partial(_passed_check, module)
     for constant, value in CONSTANTS.get(name, {}).items():
         setattr(module, constant, value)
@@ -67,7 +67,7 @@ def patch(module):
         module.has_jax = lambda: False
     if name == "labs.scaling.lost_time_runs":
         module.record_lost_time = functools.partial(module.record_lost_time, names=KEPT_RUNS)
-    if name == "labs.exercises.scripts.commands":
+    if name == "labs.checks.scripts.commands":
         module.run_command = _some_commands(module)
     _leave_out(ALWAYS_LEFT_OUT.get(name, ()), module)
     if machine.count() < 2:
@@ -125,7 +125,7 @@ def _some(jobs, *kept):
 
 
 def _passed_check(verdicts, exercise, hints=None, device="cpu"):
-    """labs.exercises.verdicts.check: the check returns that it has passed."""
+    """labs.checks.verdicts.check: the check returns that it has passed."""
     def decorate(function):
         def check(*answers, **options):
             verdict = verdicts.Verdict(exercise, True, "is not checked here")
@@ -134,9 +134,9 @@ def _passed_check(verdicts, exercise, hints=None, device="cpu"):
     return decorate
 
 
-MODULES = {"labs.exercises.verdicts", "labs.training.strategies.third_party",
+MODULES = {"labs.checks.verdicts", "labs.training.strategies.third_party",
            "labs.fsdp_profiling.scaffold", "labs.fsdp.node_jobs",
            "labs.workers.hosts.network", "labs.pipeline_parallel.jax_process",
-           "labs.exercises.scripts.commands",
+           "labs.checks.scripts.commands",
            "labs.surviving_failure.lost_host", *ALWAYS_LEFT_OUT,
            *LEFT_OUT, *CONSTANTS, *fewer_rounds.MODULES}

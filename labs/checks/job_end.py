@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from labs.exercises.verdicts import Wrong
+from labs.checks.verdicts import Wrong
 
 
 class EndedJob(Protocol):

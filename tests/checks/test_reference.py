@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labs.exercises.on_ranks import BATCH, TOLERANCE
-from labs.exercises.reference import Hints, Mistake, Reference, Step, train_beside_reference
-from labs.exercises.verdicts import Wrong
+from labs.checks.on_ranks import BATCH, TOLERANCE
+from labs.checks.reference import Hints, Mistake, Reference, Step, train_beside_reference
+from labs.checks.verdicts import Wrong
 from labs.training import data
 from labs.training.models import EdgeCaseModel
 from labs.workers.failures import RankFailed

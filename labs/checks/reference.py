@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.on_ranks import TOLERANCE, largest_difference, raise_on_all_ranks
-from labs.exercises.verdicts import Wrong
+from labs.checks.on_ranks import TOLERANCE, largest_difference, raise_on_all_ranks
+from labs.checks.verdicts import Wrong
 from labs.training import data
 from labs.training.models import trainable
 from labs.words import counted, format_distinct

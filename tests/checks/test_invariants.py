@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises import invariants
-from labs.exercises.invariants import judge_memory, judge_recorded, positions, record_step
-from labs.exercises.verdicts import Wrong, verdict_of
+from labs.checks import invariants
+from labs.checks.invariants import judge_memory, judge_recorded, positions, record_step
+from labs.checks.verdicts import Wrong, verdict_of
 from labs.meters import memory
 from labs.meters.memory import PHASES, Report
 from labs.training import data

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 import labs
 from labs import launch
-from labs.exercises import guesses, verdicts
-from labs.exercises.verdicts import Verdict, Wrong, check, kind_of, shows
+from labs.checks import guesses, verdicts
+from labs.checks.verdicts import Verdict, Wrong, check, kind_of, shows
 from labs.workers import source_lines
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from labs.exercises.numbers import (
+from labs.checks.numbers import (
     Cause,
     as_number,
     judge_number,
@@ -17,7 +17,7 @@ from labs.exercises.numbers import (
     require_numbers,
     require_signature,
 )
-from labs.exercises.verdicts import Wrong
+from labs.checks.verdicts import Wrong
 
 NUMBERS = [(3, 3), (2.5, 2.5), (Fraction(1, 2), 0.5), (Decimal("2.5"), 2.5),
            (np.int64(3), 3), (np.float32(2.5), 2.5), (np.float64(2.5), 2.5), (np.array(3), 3),

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from labs.exercises.numbers import as_number
-from labs.exercises.verdicts import COLOURS, SIGNS, card, kind_of
+from labs.checks.numbers import as_number
+from labs.checks.verdicts import COLOURS, SIGNS, card, kind_of
 from labs.pictures import palette
 
 _guesses: dict[str, float] = {}

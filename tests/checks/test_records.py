@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from labs.exercises import records
-from labs.exercises.comparison import Comparison, Measured
-from labs.exercises.verdicts import Wrong, check, shows
+from labs.checks import records
+from labs.checks.comparison import Comparison, Measured
+from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.metrics import Metric
 from labs.meters.traffic import CollectiveCall
 from labs.pictures import agreement

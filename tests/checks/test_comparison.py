@@ -2,7 +2,7 @@
 
 import pytest
 
-from labs.exercises.comparison import Measured, NotShown, compare, recorded_until
+from labs.checks.comparison import Measured, NotShown, compare, recorded_until
 from labs.training import strategies
 from labs.training.presets import preset
 

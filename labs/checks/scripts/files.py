@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from labs.exercises.verdicts import Verdict, Wrong, kind_of
+from labs.checks.verdicts import Verdict, Wrong, kind_of
 from labs.words import listed
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "solutions" / "scripts"

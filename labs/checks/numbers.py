@@ -10,7 +10,7 @@ from itertools import combinations
 from numbers import Real
 from typing import Any
 
-from labs.exercises.verdicts import Wrong, kind_of
+from labs.checks.verdicts import Wrong, kind_of
 from labs.words import format_distinct
 
 _FLOAT32 = 1e-6  # relative: what a few operations in float32 may be off by

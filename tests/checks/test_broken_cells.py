@@ -4,7 +4,7 @@ import pytest
 from notebook_kernel import Kernel
 
 CHECK = """
-from labs.exercises.verdicts import check
+from labs.checks.verdicts import check
 @check("9.1")
 def check_double(double):
     return f"twice 2 is {double(2)}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from labs.exercises.verdicts import Wrong
+from labs.checks.verdicts import Wrong
 
 
 class UnchangedInputs:

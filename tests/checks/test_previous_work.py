@@ -3,8 +3,8 @@
 import nbformat
 import pytest
 
-from labs.exercises import previous_work
-from labs.exercises.verdicts import Wrong
+from labs.checks import previous_work
+from labs.checks.verdicts import Wrong
 
 MINE = """def mine(model, optimizer_class, **settings):
     return model, optimizer_class(model.parameters(), eps=tiny, **settings)"""

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from labs.exercises.inputs import UnchangedInputs, require_dtype
-from labs.exercises.verdicts import Wrong
+from labs.checks.inputs import UnchangedInputs, require_dtype
+from labs.checks.verdicts import Wrong
 
 
 def inputs():

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from labs.exercises import broken_cells
-from labs.exercises.records import record
-from labs.exercises.student_code import (
+from labs.checks import broken_cells
+from labs.checks.records import record
+from labs.checks.student_code import (
     TooMuchOutput,
     guarded,
     message_of,

@@ -10,8 +10,8 @@ from _thread import interrupt_main
 import pytest
 from notebook_kernel import Kernel
 
-from labs.exercises import student_code
-from labs.exercises.verdicts import Verdict, check, shows
+from labs.checks import student_code
+from labs.checks.verdicts import Verdict, check, shows
 from labs.workers import hang_rules, source_lines
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.verdicts import Wrong, kind_of
+from labs.checks.verdicts import Wrong, kind_of
 from labs.training.loop import ModuleAndOptimizer
 from labs.training.models import trainable
 from labs.workers import devices

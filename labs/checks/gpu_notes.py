@@ -5,7 +5,7 @@ import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from labs.exercises.comparison import Comparison
+from labs.checks.comparison import Comparison
 from labs.training.presets import Preset
 from labs.workers import devices
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from labs.exercises.scripts.probe import RankRecord, RankStart, main
+from labs.checks.scripts.probe import RankRecord, RankStart, main
 from labs.workers import devices, processes, programs, worker
 from labs.workers.launch_error import Stopped
 

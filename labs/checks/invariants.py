@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 import torch.distributed as dist
 from torch import nn
 
-from labs.exercises.on_ranks import raise_on_all_ranks
-from labs.exercises.verdicts import Wrong
+from labs.checks.on_ranks import raise_on_all_ranks
+from labs.checks.verdicts import Wrong
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.training.loop import train

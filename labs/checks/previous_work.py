@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from labs.exercises.student_code import guarded
-from labs.exercises.verdicts import Verdict, Wrong, verdict_of
+from labs.checks.student_code import guarded
+from labs.checks.verdicts import Verdict, Wrong, verdict_of
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDENTS = ROOT / "work"  # scripts/lab copies notebooks/ there

@@ -2,8 +2,8 @@
 
 import pytest
 
-from labs.exercises import gpu_notes
-from labs.exercises.comparison import Comparison, Measured
+from labs.checks import gpu_notes
+from labs.checks.comparison import Comparison, Measured
 from labs.manual_ddp import variants
 from labs.meters import memory
 from labs.meters.gpu_allocator import Allocator

@@ -15,8 +15,8 @@ from selectors import EVENT_READ, DefaultSelector
 
 import psutil
 
-from labs.exercises.scripts.files import missing_script, waiting_exercise
-from labs.exercises.verdicts import Verdict
+from labs.checks.scripts.files import missing_script, waiting_exercise
+from labs.checks.verdicts import Verdict
 from labs.workers import devices, processes, programs, worker
 from labs.workers.launch_error import Stopped
 from labs.workers.output import LaunchOutput
