@@ -197,13 +197,13 @@ def likeliest_cause(mistakes: Sequence[Mistake], cases: Sequence, answers: Seque
 
 
 def common_cause(mistakes: Sequence[Mistake], cases: Sequence, answers: Sequence[float | None],
-                 at: int) -> list[Cause]:
+                 at: int, rel_tol: float = _FLOAT32) -> list[Cause]:
     """Returns the cause of the wrong answers[at]: the first mistake that leads to every answer, the
     right ones too; an empty list where none does. So no cause is named that one of the cases
     contradicts. answers: one for each case, None where there is none."""
     def leads(mistake, place):
         return answers[place] is None or math.isclose(mistake.number(cases[place]), answers[place],
-                                                      rel_tol=_FLOAT32)
+                                                      rel_tol=rel_tol)
 
     return next(([mistake.cause(cases[at])] for mistake in mistakes
                  if all(leads(mistake, place) for place in (at, *range(len(cases))))), [])

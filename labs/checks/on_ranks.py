@@ -15,6 +15,7 @@ from labs.checks.verdicts import Wrong, kind_of
 from labs.training.loop import ModuleAndOptimizer
 from labs.training.models import trainable
 from labs.workers import devices
+from labs.workers.collective_kernels import IssuedCollective, around_collectives
 from labs.workers.launcher import launch
 
 Result = TypeVar("Result")
@@ -39,10 +40,36 @@ def on_ranks(fn: Callable, *args, world_sizes: tuple[int, ...] = WORLD_SIZES,
     list. On the device that the check was called with. hang_after: as of `launch`. timeout: seconds
     after which a launch is stopped in which a rank still computes, in an endless loop. Both are
     those of a CPU: see `patience`."""
-    work = (_after_a_collective, fn) if devices.gpus() else (fn,)
+    work = (_with_nccls_rules, fn)
+    if devices.gpus():
+        work = (_after_a_collective, *work)
     return [result for ranks in world_sizes
             for result in launch(*work, *args, ranks=ranks, quiet=True,
                                  hang_after=patience(hang_after), timeout=patience(timeout))]
+
+
+def _with_nccls_rules(fn, *args):
+    """On a rank: fn(*args), with a verdict where NCCL would refuse a collective that gloo runs."""
+    with around_collectives(_reject_strides):
+        return fn(*args)
+
+
+def _reject_strides(collective: IssuedCollective, issue: Callable[[], Any]) -> Any:
+    # Invariant: tensors of a collective are contiguous. gloo takes strides, NCCL's group raises
+    # "Tensors must be contiguous" (torch, ProcessGroupNCCL.cpp, check_gpu_single_tensor), which a
+    # student would meet on the first node that he rents. In send and recv gloo refuses strides, and
+    # NCCL warns and moves the bytes as they lie.
+    for tensor in (*collective.inputs, *collective.outputs):
+        if not (tensor.is_contiguous() or tensor.dim() in (4, 5) and tensor.is_contiguous(
+                memory_format=(torch.channels_last, torch.channels_last_3d)[tensor.dim() - 4])):
+            said = ("the bytes would be sent as they lie" if collective.peer is not None else
+                    "NCCL refuses it, though gloo does not")
+            raise Wrong(f"{collective.kind.replace('_', '-')} of a tensor that is not contiguous, "
+                        f"shape {list(tensor.shape)} and strides {list(tensor.stride())}: {said}",
+                        ".contiguous() makes one that is, and leaves others as they are; "
+                        ".clone(memory_format=torch.contiguous_format) is always a copy. After a "
+                        "collective that writes into it, use that tensor.", code="not_contiguous")
+    return issue()
 
 
 def patience(seconds: float) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from matplotlib.patches import Patch
 
 from labs.checks.guesses import guessed
-from labs.checks.numbers import Cause, Mistake, judge_number, require_named
+from labs.checks.numbers import Mistake, common_cause, judge_number, require_named
 from labs.checks.verdicts import check, shows
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
@@ -79,12 +79,11 @@ def _state_mistakes(name) -> list[Mistake]:
                 "all parameters divided evenly by t · p",
                 "The embedding and the head are on the first and the last stage alone.")]
     if name == "optimizer state":
-        found.append(Mistake("zero_1_not_cut",
-                             lambda case: _states(*case, _own(*case), name) * case[1].data
-                                 * case[1].context, "ZeRO-1 does not cut it",
+        found.append(Mistake("zero_1_not_cut", lambda case: _optimizer_state(*case, 1),
+                             "ZeRO-1 does not cut it",
                              "ZeRO-1 divides it by the data-parallel and context-parallel ranks."))
         found.append(Mistake("cut_over_data_parallel_ranks",
-                             lambda case: _states(*case, _own(*case), name) * case[1].context,
+                             lambda case: _optimizer_state(*case, case[1].data),
                              "cut over the data-parallel ranks alone", "Context-parallel ranks "
                              "hold the same parameters, so ZeRO-1 divides by data × context."))
     else:
@@ -93,6 +92,13 @@ def _state_mistakes(name) -> list[Mistake]:
                              "cut over the data-parallel ranks", "DDP and ZeRO-1 leave parameters "
                              "and gradients whole on each replica."))
     return found
+
+
+def _optimizer_state(job, plan, stage, ranks) -> float:
+    """Bytes of it, if ZeRO-1 sharded it over so many ranks."""
+    sharded = plan.sharding == "ZeRO-1"
+    return job.bytes_per_parameter.optimizer_state * _own(job, plan, stage) / (
+        ranks if sharded else 1)
 
 
 def _ends(job, plan, stage) -> int:
@@ -150,40 +156,54 @@ def _logits(job, plan) -> float:
             / plan.context / plan.tensor)
 
 
+def _logits_of_head(job, plan, stage) -> float:
+    return _logits(job, plan) * (stage == plan.pipeline - 1)
+
+
 _LOGITS: list[Mistake] = [
     Mistake("stage_without_head_logits", lambda case: _logits(*case[:2]),
             "a stage without the head has logits", "The last stage alone computes the loss."),
-    Mistake("tensor_parallelism_not_cut_them", lambda case: case[1].tensor * _logits(*case[:2]),
+    Mistake("tensor_parallelism_not_cut_them",
+            lambda case: case[1].tensor * _logits_of_head(*case),
             "tensor parallelism does not cut them",
             "The vocabulary is cut: each tensor-parallel rank has 1/t of the logits."),
-    Mistake("context_parallelism_not_cut_them", lambda case: case[1].context * _logits(*case[:2]),
+    Mistake("context_parallelism_not_cut_them",
+            lambda case: case[1].context * _logits_of_head(*case),
             "context parallelism does not cut them",
             "Each context-parallel rank has its own tokens."),
-    Mistake("one_tensor_only", lambda case: _logits(*case[:2]) / 3, "4 bytes each",
+    Mistake("one_tensor_only", lambda case: _logits_of_head(*case) / 3, "4 bytes each",
             "Three tensors of their size are alive.")]
-MISTAKES: dict[str, list[Mistake]] = {
-    **{name: _state_mistakes(name) for name in PARTS[:3]}, "activations": _ACTIVATIONS,
-    "logits": _LOGITS}
+
+
+def _units(name) -> list[Mistake]:
+    return [Mistake("wrong_unit", lambda case, unit=unit: rank_memory(*case)[name] / unit,
+                    f"that is in {words}", "Return bytes.")
+            for unit, words in ((1e9, "GB"), (2**30, "GiB"))]
+
+
+MISTAKES: dict[str, list[Mistake]] = {name: [*found, *_units(name)] for name, found in (
+    *((name, _state_mistakes(name)) for name in PARTS[:3]), ("activations", _ACTIVATIONS),
+    ("logits", _LOGITS))}
 
 
 @check("7.24")
 def check_rank_memory(rank_memory_of: Callable):
     """rank_memory_of(job, plan, stage) -> the bytes of PARTS, of one rank of a stage."""
     tried = cases()
-    for case in tried:
-        job, plan, stage = case
-        where = f"{job.name}, {plan}, stage {stage} of {plan.pipeline}"
-        found = require_named(rank_memory_of(job, plan, stage), PARTS, where)
-        want = rank_memory(job, plan, stage)
+    answers = [require_named(rank_memory_of(*case), PARTS, _named(*case)) for case in tried]
+    for at, case in enumerate(tried):
+        want = rank_memory(*case)
         for name in PARTS:
-            causes = [mistake.cause(case) for mistake in MISTAKES[name]]
-            causes += [Cause("wrong_unit", want[name] / unit, f"that is in {words}",
-                             "Return bytes.")
-                       for unit, words in ((1e9, "GB"), (2**30, "GiB")) if want[name]]
-            judge_number(found[name], want[name], causes, f"{where}: {name}", "bytes",
-                         rel_tol=TOLERANCE)
+            found = [answer[name] for answer in answers]
+            judge_number(found[at], want[name],
+                         common_cause(MISTAKES[name], tried, found, at, TOLERANCE),
+                         f"{_named(*case)}: {name}", "bytes", rel_tol=TOLERANCE)
     return (f"right for {len(tried)} ranks: from one GPU's to those of 175B parameters on 3,072, "
             "by part")
+
+
+def _named(job, plan, stage) -> str:
+    return f"{job.name}, {plan}, stage {stage} of {plan.pipeline}"
 
 
 COLOURS = {**palette.MEMORY, "logits": palette.MEMORY["buffers"]}

@@ -56,14 +56,21 @@ def _try_meshes(hierarchical_all_reduce, numbers_of_hosts):
 
 
 def _tensors() -> list[torch.Tensor]:
-    """Whole numbers, so that sums are exact in any order. One is not contiguous."""
+    """Whole numbers, so that sums are exact in any order, with as many digits as the dtype has, so
+    that a sum in a smaller one shows. One is not contiguous."""
     generator = torch.Generator().manual_seed(dist.get_rank())
 
     def draw(*shape, dtype=torch.float32):
-        return torch.randint(-50, 50, shape, generator=generator).to(dtype)
+        most = _most(dtype)
+        return torch.randint(-most, most, shape, generator=generator).to(dtype)
 
     return [draw(24), draw(LARGE), draw(5, 7), draw(1), draw(4, 3, dtype=torch.float64).t(),
             draw(7, dtype=torch.int64)]
+
+
+def _most(dtype) -> int:
+    """So that the sum over up to 8 ranks is exact in the dtype: 24 and 53 bits, and 63."""
+    return 2 ** {torch.float32: 20, torch.float64: 45, torch.int64: 58}[dtype]
 
 
 def _judged_sum(hierarchical_all_reduce: Callable, tensor, mesh, where) -> list:
@@ -116,6 +123,10 @@ def _judge_values(tensor, returned, before, everyone, inside, traffic, where):
     # A group that was forgotten: the pieces of other places are added, too.
     for call in filter(traffic.is_crowded, traffic.crossing):
         _refuse_crowded(call, where)
+    # Each element is off by less than the digits of a 16-bit number.
+    if torch.allclose(tensor.double(), total.double(), rtol=0.01, atol=0.01 * _most(total.dtype)):
+        raise Wrong(f"{rank} has the sum with fewer digits than {total.dtype} has",
+                    "Reduce in the dtype of the tensor.", code="fewer_digits")
     wrong = int((tensor != total).sum())
     raise Wrong(f"{rank}: {wrong} of {tensor.numel()} elements are not the sum over all ranks",
                 "Each rank keeps the piece of its own number inside the host; the last ranks may "

@@ -28,6 +28,7 @@ from labs.scaling.link_strategies import (
 )
 from labs.training import data
 from labs.training.loop import train
+from labs.training.models import move_to_rank
 
 HOSTS = {4: (2,), 6: (2, 3)}  # ranks -> numbers of hosts that are tried on them
 LAYERS, WIDTH, CONTEXT = 3, 37, 8  # neither 2 nor 3 divides the width
@@ -49,11 +50,21 @@ def check_hybrid_shard(hybrid_shard):
             "trains as one process does")
 
 
+class _BlocksOfTwo(MeasuredModel):
+    """Each block has two linear layers, so that units of one layer are no blocks."""
+
+    def __init__(self):
+        super().__init__(LAYERS, WIDTH, CONTEXT)
+        self.layers = nn.ModuleList(nn.Sequential(layer, nn.Linear(WIDTH, WIDTH))
+                                    for layer in self.layers)
+        move_to_rank(self)
+
+
 def _try_hosts(hybrid_shard, numbers_of_hosts):
     for hosts in numbers_of_hosts:
         ranks = dist.get_world_size() // hosts
         where = f"{hosts} hosts × {ranks} ranks"
-        model = MeasuredModel(LAYERS, WIDTH, CONTEXT)
+        model = _BlocksOfTwo()
         whole = copy.deepcopy(model)
         built = hybrid(hybrid_shard, hosts, model, torch.optim.SGD, lr=0.5)
         raise_on_all_ranks(_judge_sharded, built[0], whole, ranks, hosts, where)

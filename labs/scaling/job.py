@@ -31,10 +31,10 @@ from labs.workers.launcher import launch
 from labs.workers.progress import status
 
 SAMPLES, EPOCHS = 24, 2
-MODEL = {"layers": 2, "hidden": 16, "seed": 3}
+MODEL = {"layers": 2, "hidden": 16}
 # Gradients have norms of 1 to 4 here: every step is clipped on 2 ranks, none on 4.
-ON_2 = {"batch": 2, "accumulate": 2, "replicas": 1, "clip": 0.5}
-ON_4 = {"batch": 1, "accumulate": 3, "replicas": 2, "clip": 100.0}
+ON_2 = {"batch": 2, "accumulate": 2, "replicas": 1, "clip": 0.5, "seed": 3}
+ON_4 = {"batch": 1, "accumulate": 3, "replicas": 2, "clip": 100.0, "seed": 5}
 _HINTS = {
     "is not defined": "Is each name that you use made above its use, or imported?",
     "Default process group has not been initialized": "dist.init_process_group() comes before the "
@@ -55,9 +55,12 @@ def check_job(script: str = "job.py"):
     ranks, clipped by the norm of all of them; where a rank raises, the job must fail."""
     if waits := waits_for("6.15", script):
         return waits
+    runs = []
     for what, numbers, ranks in (("2 ranks", ON_2, 2), ("4 ranks, --replicas 2", ON_4, 4)):
         with status(what):
-            _judge(_run(script, numbers, ranks), what, numbers)
+            runs.append((_run(script, numbers, ranks), numbers))
+            _judge(runs[-1][0], what, numbers)
+    _judge_seeds(*runs)
     with status("2 ranks, of which one fails"):
         script_runs.judge_failure(_run(script, ON_2, 2, script_runs.FAILING_RANK))
     return ("a rank of 2 holds half of the parameters, and so does one of 2 × 2; each sample is "
@@ -72,17 +75,38 @@ def _run(script, numbers, ranks, failing_rank=None) -> forked.Run:
 
 def _judge(run, when, numbers):
     script_runs.judge_end(run, when)
-    rows = torch.stack([sample["input_ids"] for sample in answer_samples(SAMPLES, MODEL["seed"])])
+    rows = _rows(numbers)
     drawn_samples.judge(run, when, rows, EPOCHS, numbers["batch"])
     _judge_parts(run, when, numbers)
     of_ranks = [drawn_samples.indices(run, rank, rows) for rank in range(run.ranks)]
     drawn: Drawn = [list(parts) for parts in zip(*of_ranks, strict=True)]
-    [expected] = launch(train_job_on, drawn, SAMPLES, *MODEL.values(), numbers["clip"], ranks=1,
-                        quiet=True)
+    [expected] = launch(train_job_on, drawn, SAMPLES, *MODEL.values(), numbers["seed"],
+                        numbers["clip"], ranks=1, quiet=True)
     judge_shards(run, when, expected.nbytes, numbers["replicas"])
     judge_updates(run, when, expected, numbers["clip"])
     script_runs.judge_rank_0(run, when, ("loss", "tokens", "norm"))
     judge_metrics(run, when, expected, numbers)
+
+
+def _rows(numbers) -> torch.Tensor:
+    """The tokens of the samples, (samples, sequence)."""
+    samples = answer_samples(SAMPLES, numbers["seed"])
+    return torch.stack([sample["input_ids"] for sample in samples])
+
+
+def _judge_seeds(*runs: tuple[forked.Run, dict]) -> None:
+    """As in train.py, the seed of the job is the shuffle's: the ranks' samples of the first epoch
+    in turn are its order, on 2 ranks and on 4."""
+    orders = []
+    for run, numbers in runs:
+        of_ranks = [[index for step in drawn_samples.indices(run, rank, _rows(numbers))
+                     for part in step for index in part] for rank in range(run.ranks)]
+        orders.append([index for same in zip(*of_ranks, strict=True) for index in same][:SAMPLES])
+    if orders[0] == orders[1]:
+        seeds = " and with --seed ".join(str(numbers["seed"]) for _, numbers in runs)
+        raise Wrong(f"with --seed {seeds} the samples are drawn in the same order",
+                    "options.seed goes to the sampler, too: DistributedSampler(rows, "
+                    "seed=options.seed).", code="seed_ignored")
 
 
 def _judge_parts(run, when, numbers):

@@ -128,6 +128,10 @@ def _issues_and_pauses() -> Cases:
         "begun in another order than issued": (run(
             Rank(((6, 9, 1), (2, 5, 1.5)), ((0, 2), (5, 6))),
             Rank(((7, 9, 1), (3, 5, 1.5)), ((0, 3), (5, 7)))), alone(3, 0)),
+        # on two streams: what rank 0 begins first, rank 1 begins last
+        "begun in another order on each rank": (run(
+            Rank(((1, 8, 0.5), (4, 6, 0.75)), ((0, 1), (8, 10))),
+            Rank(((5, 8, 0.5), (2, 6, 0.75)), ((0, 2), (9, 10)))), alone(3, 0)),
         "pauses of the program": (run(
             Rank(((4, 6),), ((0, 2), (3, 4), (7, 8))), Rank(((5, 6),), ((0, 2), (3, 5), (6.5, 8))
                                                             )), alone(5, 0.5)),

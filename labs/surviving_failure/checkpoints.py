@@ -142,20 +142,33 @@ def _is_of(found, step, rank) -> bool:
 
 
 def _judge_slow(save_checkpoint, newest_checkpoint, folder):
-    """One rank is slow to write its part, and the manifest is slow to come: when the function
-    returns, on whatever rank, the checkpoint must be whole."""
-    step, rank, replace = STEPS[-1] + 1, dist.get_rank(), os.replace
+    """One rank is slow to write its part, and the manifest is slow to come: it must not be there
+    before any rank's part, and when the function returns, on whatever rank, the checkpoint must be
+    whole."""
+    step, rank = STEPS[-1] + 1, dist.get_rank()
+    path, early = step_folder(folder, step), []
 
-    def slow_replace(source, target, **options):
-        is_manifest = os.path.basename(target) == MANIFEST
-        if is_manifest or (rank == 1 and os.path.basename(target) == f"rank_{rank}.pt"):
-            time.sleep(SLOW)
-        replace(source, target, **options)
+    def slow(move):
+        def moved(source, target, **options):
+            name = os.path.basename(target)
+            # rank 1's part comes later than a manifest that does not wait for it
+            time.sleep(SLOW * (name == MANIFEST) + 2 * SLOW * (name == "rank_1.pt"))
+            if name == shard_file(path, rank).name and (path / MANIFEST).exists():
+                early.append(name)
+            move(source, target, **options)
+        return moved
 
-    with mock.patch.object(os, "replace", slow_replace):
+    with (mock.patch.object(os, "replace", slow(os.replace)),
+          mock.patch.object(os, "rename", slow(os.rename))):
         save_checkpoint(folder, step, state_of(step, rank), dist.group.WORLD)
-    path, problems = _found(newest_checkpoint, folder, "where one rank is slow")
-    if path != step_folder(folder, step):
+    # The invariant shows only in between: a rank that is killed now leaves a manifest that names
+    # a part which is not there.
+    if early:
+        raise Wrong(f"{MANIFEST} was there before {early[0]}", "The manifest says that all parts "
+                    "are there: rank 0 writes it when every rank has written its own. An "
+                    "all_gather after the writing tells it.", code="manifest_too_early")
+    found, problems = _found(newest_checkpoint, folder, "where one rank is slow")
+    if found != path:
         raise Wrong(f"save_checkpoint has returned on rank {rank}, but the checkpoint is not whole "
                     f"yet: {'; '.join(problems.values()) or 'it is not there'}",
                     "Who goes on may be killed at once, and believes that the step is saved. All "

@@ -14,6 +14,7 @@ from labs.predictions.failures.reports import (
 )
 
 NAMES = ("the cause", "its percentage", "its count")
+_ROUNDED = 0.0501  # percent: one decimal, and what float64 adds
 _HINT = "A percentage of one decimal is 100 · count / total, rounded."
 
 
@@ -45,11 +46,22 @@ def _drawn():
         printed = [round(100 * count / total, 1) for count in counts]
         other = counts[at] + dice.choice((-1, 1)) * dice.randrange(2, 3 + counts[at] // 2)
         printed[at] = round(100 * max(0, other) / total, 1)
-        if printed[at] == round(100 * counts[at] / total, 1):
+        if number % 4 == 1:  # the smallest misprint, in the last digit
+            printed[at] = _next_decimal(100 * counts[at] / total)
+        elif printed[at] == round(100 * counts[at] / total, 1):
             printed[at] = round(printed[at] + 1.5, 1)
+        wrong = [place for place, (count, percent) in enumerate(zip(counts, printed, strict=True))
+                 if round(100 * count / total, 1) != percent]
+        assert wrong == [at], f"a table with the misprints {wrong}, not {at} alone"
         yield (f"a table of {len(counts)} causes, {total} interruptions", tuple(
             InterruptionCause(f"cause {chr(65 + place)}", count, percent)
             for place, (count, percent) in enumerate(zip(counts, printed, strict=True))), total)
+
+
+def _next_decimal(percent) -> float:
+    """The nearest percentage of one decimal that is further off than rounding explains."""
+    others = (round(percent, 1) - 0.1, round(percent, 1) + 0.1)
+    return round(min(others, key=lambda each: (abs(each - percent) < 0.06, abs(each - percent))), 1)
 
 
 def judge_answer(returned: object, what: str, causes: Sequence[InterruptionCause],
@@ -77,7 +89,7 @@ def judge_answer(returned: object, what: str, causes: Sequence[InterruptionCause
         Cause("sum_counts", 100 * row.count / sum(each.count for each in causes),
               "that is of the sum of the counts", "`total` is the number of all interruptions, "
               "also of those that the table leaves out.")],
-        f"{said}; the percentage of its count", hint=_HINT, rel_tol=0, abs_tol=0.051)
+        f"{said}; the percentage of its count", hint=_HINT, rel_tol=0, abs_tol=_ROUNDED)
     judge_number(count, row.percent * total / 100, [
         Cause("count_printed", row.count, "that is the count that is printed",
               "Which count has the printed percentage?"),

@@ -83,7 +83,14 @@ GRADIENT_CAUSES = (
           "the gradient is only this rank's part: those of all ranks add up to the reference's",
           "Each rank's column-parallel layers send back only their part of the gradient of their "
           "input. Sum it over the ranks where the input enters: f, CopyToRegion.",
-          lambda found: close(found.total, found.want)))
+          lambda found: close(found.total, found.want)),
+    # Of a sharded parameter all ranks are asked for the same gradient, put together.
+    Cause("gradient_partly_summed",
+          "each rank has another gradient for this parameter: a part of it was summed over the "
+          "ranks, and a part is this rank's alone",
+          "Several layers take this input, as query, key and value do, or gate and up: one of them "
+          "sends its part back unsummed. Apply f once, where the input of all of them enters.",
+          lambda found: not close(found.total, found.ranks * found.got)))
 
 
 def explain_outputs(module: nn.Module, reference: Reference, step: Step, reader,

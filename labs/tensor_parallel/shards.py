@@ -28,6 +28,8 @@ class ShardReader:
     ones with padding at the end. A DTensor is asked for its full tensor. Raises Wrong, on all
     ranks, where a parameter is missing or has another shape.
 
+    Which rank holds which of equal parts is a convention: `require_start` finds it.
+
     After construction, sharded and replicated: the names of each.
     """
 
@@ -39,6 +41,7 @@ class ShardReader:
         shapes = {name: tuple(p.shape) for name, p in self.local(module).items()}
         dist.all_gather_object(by_rank, shapes, group=self.group)
         self._cuts = raise_on_all_ranks(_cuts, self._wholes, by_rank)  # name -> (dimension, sizes)
+        self._orders = {}  # name -> the rank of each part; a name is absent where it is as the part
         self.sharded = [name for name, p in self.local(module).items()
                         if name in self._cuts or isinstance(p, DTensor) and _is_cut(p)]
         self.replicated = [name for name in self._wholes if name not in self.sharded]
@@ -86,13 +89,36 @@ class ShardReader:
 
     def _joined(self, name, pieces):
         dimension, sizes = self._cuts[name]
+        if name in self._orders:  # of equal parts
+            pieces = [pieces[rank] for rank in self._orders[name]]
         whole = torch.cat([piece.narrow(dimension, 0, size)
                            for piece, size in zip(pieces, sizes, strict=True)], dimension)
         return whole.narrow(dimension, 0, self._wholes[name][dimension])
 
+    def _parts(self, own, whole, dimension, sizes) -> list[int]:
+        """The equal parts of the whole parameter that this rank's own numbers are."""
+        if len(set(sizes)) > 1 or sum(sizes) != whole.shape[dimension]:
+            return []
+        pieces = whole.detach().split(sizes[0], dimension)
+        return [number for number, piece in enumerate(pieces)
+                if largest_difference(own.detach(), piece) <= _TOLERANCE]
+
     def require_start(self, module: nn.Module, model: nn.Module) -> None:
-        """Raises Wrong unless the ranks' shards, put together in the order of the ranks, are the
-        parameters of `model`. Both have not been trained yet."""
+        """Raises Wrong unless the ranks' shards, put together, are the parameters of `model`. Both
+        have not been trained yet. Rank r may hold another than the r-th part, as long as each part
+        is on one rank; later calls put them together in the same order."""
+        parts = {name: self._parts(p, model.get_parameter(name), *self._cuts[name])
+                 for name, p in self.local(module).items() if name in self._cuts}
+        by_rank = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(by_rank, parts, group=self.group)
+        for name in parts:
+            held = [found[name][0] if len(found[name]) == 1 else None for found in by_rank]
+            if sorted(held, key=str) == list(range(len(held))):
+                self._orders[name] = [held.index(part) for part in range(len(held))]
+        for name in parts:  # a bias may begin with equal numbers, and lies as its weight does
+            weight = name.removesuffix("bias") + "weight"
+            if name not in self._orders and weight in self._orders:
+                self._orders[name] = self._orders[weight]
         found = self(module)
         raise_on_all_ranks(_judge_start, found, model, self._cuts, self.group)
 

@@ -1,14 +1,17 @@
 """How values travel: a function with everything it closes over to the ranks, and what it returns
 back, in pieces, so that a large result needs no second copy."""
 
+import contextlib
 import functools
 import importlib
 import inspect
 import io
+import operator
 import pickle
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 
 import cloudpickle
@@ -167,6 +170,13 @@ class _Pickler(cloudpickle.Pickler):
             return _from_torch, path
         if _is_module_of_another_class(value):
             return importlib.import_module, (value.__name__,)
+        # What follows is written in C, or holds a lock or weak references, which no pickle takes.
+        if isinstance(value, functools._lru_cache_wrapper) and value.__module__ == "__main__":
+            return _cached, (value.cache_parameters(), value.__wrapped__)
+        if type(value) is functools.cached_property:
+            return _cached_property, (value.func, value.attrname)
+        if type(value) in (weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
+            return type(value), (dict(value),)
         return super().reducer_override(value)
 
     def _note_definition(self, qualified_name):
@@ -177,10 +187,17 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _operator_path(value) -> tuple[str, ...]:
-    """Where in torch an operator, or a namespace of them, is found; empty for anything else.
-    cloudpickle takes torch.ops along with each function that names it, and cannot pickle it."""
+    """Where in torch an operator, a namespace of them, or a module that cannot be imported is
+    found; empty for anything else. cloudpickle takes torch.ops along with each function that names
+    it, and cannot pickle it."""
     if value is torch.ops:
         return ("ops",)
+    if isinstance(value, types.ModuleType) and value.__name__ not in sys.modules:
+        # torch._C._functions, which once_differentiable names, is an attribute only
+        package, *path = value.__name__.split(".")
+        with contextlib.suppress(AttributeError):
+            if package == "torch" and operator.attrgetter(".".join(path))(torch) is value:
+                return tuple(path)
     if isinstance(value, type(torch.ops.aten)):
         return "ops", value.name
     if isinstance(value, torch._ops.OpOverloadPacket):
@@ -192,6 +209,17 @@ def _operator_path(value) -> tuple[str, ...]:
 
 def _from_torch(*path):
     return functools.reduce(getattr, path, torch)
+
+
+def _cached(parameters, function):
+    """functools.cache and lru_cache; the ranks begin with an empty cache."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def _cached_property(function, name):
+    made = functools.cached_property(function)
+    made.attrname = name  # __set_name__ is not called on a class that cloudpickle makes
+    return made
 
 
 def _is_module_of_another_class(value) -> bool:

@@ -47,6 +47,10 @@ def in_flight(count):
     return parts(change)
 
 
+def sharding_ranks(plan):
+    return plan.data * plan.context if plan.sharding == "ZeRO-1" else 1
+
+
 WRONG = [
     ((lambda job, plan, stage: None,), "not_a_dictionary|wrong_type"),
     ((lambda job, plan, stage: {},), "wrong_keys"),
@@ -58,13 +62,13 @@ WRONG = [
     (parts(lambda found, job, plan, stage: states(found, 1 / plan.data)),
      "cut_over_data_parallel_ranks"),
     (parts(lambda found, job, plan, stage: {
-        "optimizer state": found["optimizer state"] * plan.data * plan.context}),
+        "optimizer state": found["optimizer state"] * sharding_ranks(plan)}),
      "zero_1_not_cut"),
     (parts(lambda found, job, plan, stage: {"optimizer state": right_memory(
         job, replace(plan, sharding="ZeRO-1"), stage)["optimizer state"]}),
      "wrong_number optimizer"),
     (parts(lambda found, job, plan, stage: {
-        "optimizer state": found["optimizer state"] * plan.context}),
+        "optimizer state": found["optimizer state"] * min(plan.context, sharding_ranks(plan))}),
      "cut_over_data_parallel_ranks optimizer"),
     (parts(lambda found, job, plan, stage: {name: size / 1e9 for name, size in found.items()}),
      "wrong_unit"),
@@ -75,9 +79,13 @@ WRONG = [
     (in_flight(lambda job, plan, stage: 1), "one_micro_batch"),
     (in_flight(lambda job, plan, stage: plan.micro_batches(job)), "all_micro_batches"),
     (in_flight(lambda job, plan, stage: plan.pipeline), "p_micro_batches_on_stage"),
-    (in_flight(lambda job, plan, stage: plan.pipeline - stage), "p_micro_batches_on_stage more"),
+    (in_flight(lambda job, plan, stage: plan.pipeline - stage), "more_micro_batches_than_step"),
     (in_flight(lambda job, plan, stage: min(stage + 1, plan.micro_batches(job))),
-     "one_micro_batch"),
+     "stages_counted_from_end"),
+    # The number is that of a mistake which was not made, in the first case that shows it.
+    (parts(lambda found, job, plan, stage: {"logits": 2 * found["logits"]}), "wrong_number 2x"),
+    (parts(lambda found, job, plan, stage: {"activations": 2 * found["activations"]}),
+     "wrong_number 2x"),
     (parts(lambda found, job, plan, stage: {
         "activations": found["activations"] / plan.layers(job, stage)}), "one_layer"),
     (parts(lambda found, job, plan, stage: {"logits": right_memory(

@@ -123,6 +123,13 @@ class Hierarchical:
         inside = mesh["inside"]
         tensor.copy_(in_three_steps(tensor, {"inside": inside, "across": inside}))
 
+    def in_bfloat16(tensor, mesh):
+        """Half of the bytes on the link, and 8 of 24 bits."""
+        tensor.copy_(in_three_steps(tensor.bfloat16(), mesh))
+
+    def in_float32(tensor, mesh):
+        tensor.copy_(in_three_steps(tensor.float(), mesh))
+
     def gathered_everywhere(tensor, mesh):
         everyone = tensor.new_empty(dist.get_world_size() * tensor.numel())
         dist.all_gather_into_tensor(everyone, tensor.flatten())
@@ -133,6 +140,8 @@ WRONG = [
     (Hierarchical.a_name_is_bound, "not_in_place"),
     (Hierarchical.without_a_group,
      "wrong_group"),
+    (Hierarchical.in_bfloat16, "fewer_digits"),
+    (Hierarchical.in_float32, "fewer_digits 64"),
     (Hierarchical.not_waited_for, "never_waited"),
     (Hierarchical.another_dtype, "raised_RuntimeError"),
     (Hierarchical.flat, "wrong_group 004"),

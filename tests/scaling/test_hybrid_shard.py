@@ -74,6 +74,20 @@ class Hybrid:
         fully_shard(lab.blocks(model)[0], mesh=host_mesh(hosts))
         fully_shard(model, mesh=host_mesh(hosts))
 
+    def layers_not_blocks(model, hosts):
+        mesh = host_mesh(hosts)
+        for block in lab.blocks(model):
+            for layer in block:
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+
+    def half_of_each_block(model, hosts):
+        """The other half is the root's, which keeps it until backward."""
+        mesh = host_mesh(hosts)
+        for block in lab.blocks(model):
+            fully_shard(block[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+
     def not_resharded(model, hosts):
         shard_all(model, host_mesh(hosts), reshard_after_forward=False)
 
@@ -107,6 +121,8 @@ WRONG = [
     (Hybrid.root_only, "wrong_units"),
     (Hybrid.blocks_only, "not_sharded"),
     (Hybrid.one_block_only, "wrong_units"),
+    (Hybrid.layers_not_blocks, "wrong_units"),
+    (Hybrid.half_of_each_block, "wrong_units block"),
     (Hybrid.not_resharded, "gathered_too_often"),
     (Hybrid.scaled_twice, "differs_from_reference"),
     (Hybrid.summed_by_hand, "not_reduced_between_hosts|differs_from_reference"),

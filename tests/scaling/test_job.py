@@ -67,6 +67,13 @@ WRONG = {
         "wrong_batch"),
     "no zero_grad": (changed(("    optimizer.zero_grad()\n", "")),
                      "wrong_gradient together"),
+    "the same shuffle for each seed": (
+        changed((SAMPLER, SAMPLER.replace(", seed=options.seed", ""))), "seed_ignored order"),
+    "samples of one seed": (changed(("options.samples, options.seed", "options.samples, 3")),
+                            "wrong_inputs|seed_ignored"),
+    "a model of one seed": (changed(("options.hidden, seed=options.seed",
+                                     "options.hidden, seed=3")),
+                            "wrong_gradient"),
     "no sampler": (changed(("options.batch, sampler=sampler", "options.batch, shuffle=True")),
                    "not_sharded samples"),
     "averaged twice": (changed((BACKWARD, "        mine.backward()\n")),
@@ -102,7 +109,8 @@ RIGHT_ANSWERS = {
             "    for parameter in module.parameters():\n"
             "        parameter.grad *= dist.get_world_size()\n" + CLIP)), (MESH, ""), (SAMPLER, ""),
         ("        sampler.set_epoch(epoch)\n", (
-            "        drawn = torch.Generator().manual_seed(epoch)\n"
+            "        drawn = torch.Generator()\n"
+            "        drawn.manual_seed(1000 * options.seed + epoch)\n"
             "        order = torch.randperm(len(rows), generator=drawn).tolist()\n"
             "        loader = DataLoader(rows, options.batch,\n"
             "            sampler=order[dist.get_rank()::dist.get_world_size()])\n")),

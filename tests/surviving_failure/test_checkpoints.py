@@ -97,6 +97,16 @@ class WrongSave:
         dist.barrier(group)
         write_whole(file, data)
 
+    def manifest_before_the_others(folder, step, state, group):
+        """The digests are exchanged before anybody writes. At the end all wait, so only a look in
+        between shows it."""
+        path, file, data = shard_of(folder, step, state, group)
+        digests = digests_of(data, group)
+        write_whole(file, data)
+        if dist.get_rank(group) == 0:
+            write_manifest(path, digests)
+        dist.barrier(group)
+
     def shards_not_synced(folder, step, state, group):
         path, file, data = shard_of(folder, step, state, group)
         file.write_bytes(data)
@@ -306,7 +316,8 @@ SAVE_WORDS = {
     "all_in_one_file": "wrong_value rank_0.pt",
     "state_of_rank_0": "wrong_value rank_1.pt",
     "nobody_waits": "returns_too_early",
-    "manifest_first": "returns_too_early|save_lost",
+    "manifest_first": "manifest_too_early",
+    "manifest_before_the_others": "manifest_too_early rank_1.pt",
     "shards_not_synced": "not_synced rank_0.pt",
     "manifest_not_synced": "not_synced manifest.json",
     "folder_must_be_new": "raised_FileExistsError",

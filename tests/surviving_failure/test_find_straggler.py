@@ -117,6 +117,35 @@ def has_recovered(timings):
     return right.find_straggler(kept)
 
 
+def least_five(since_when):
+    """The right answer, but for a straggler of any length that `since_when(late)` finds."""
+    def find_straggler(timings):
+        usual = median(parts(timings)[0])
+        for cause in ("compute", "data"):
+            seconds = parts(timings, (cause,))
+            for rank, own in enumerate(seconds):
+                others = zip(*seconds[:rank], *seconds[rank + 1:], strict=True)
+                extra = [mine - median(same) for mine, same in zip(own, others, strict=True)]
+                since = since_when([late > usual / 10 for late in extra])
+                if since is not None:
+                    return rank, cause, since
+        return right.find_straggler(timings)
+    return find_straggler
+
+
+@least_five
+def one_is_enough(late):
+    """A single slow step at the end is a straggler."""
+    since = max((at for at, each in enumerate(late) if not each), default=-1) + 1
+    return since if since < len(late) else None
+
+
+@least_five
+def three_are_enough(late):
+    since = max((at for at, each in enumerate(late) if not each), default=-1) + 1
+    return since if since <= len(late) - 3 else None
+
+
 def empties(timings):
     found = right.find_straggler(timings)
     timings.clear()
@@ -158,6 +187,9 @@ WRONG_STRAGGLER = [
     (but(lambda rank, cause, since: (rank, "compute", since)), "wrong_straggler"),
     (but(lambda rank, cause, since: (rank, cause, 0)), "wrong_step"),
     (but(lambda rank, cause, since: (rank, cause, since + 3)), "wrong_step"),
+    (but(lambda rank, cause, since: (rank, cause, since + 1)), "wrong_step"),
+    (but(lambda rank, cause, since: (rank, cause, max(0, since - 2))), "wrong_step"),
+    (one_is_enough, "no_straggler|wrong_step"), (three_are_enough, "no_straggler|wrong_step"),
     (but(lambda rank, cause, since: (rank or 0, cause, since)), "wrong_straggler"),
     (but(lambda rank, cause, since: (str(rank), cause, since)), "wrong_type numbers"),
     (by_its_own_past, "nothing_returned|wrong_straggler|no_straggler"), (by_ratio,

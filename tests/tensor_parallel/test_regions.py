@@ -142,7 +142,15 @@ class OneGradient(f):
         return summed(gradient, ctx.group)
 
 
+def keeps_strides(x, group):
+    """clone() keeps the strides of a transposed tensor: gloo sums it, NCCL refuses it."""
+    x = x.clone()
+    dist.all_reduce(x, group=group)
+    return x
+
+
 WRONG_REGIONS = [
+    (pair(keeps_strides), "not_contiguous NCCL"),
     (pair(lambda x, group: x.view_as(x)), "wrong_value rank's"),
     ((g, f), "wrong_value"),
     ((f, SumsTwice), "wrong_value ranks."),

@@ -305,7 +305,7 @@ WRONG_RINGS = [
     ("gradients summed whole", Sums(), "wrong_collective all_reduce"),
     ("no gradient", lambda *given: Ring()(*given).detach(), "no_gradient_function"),
     ("not contiguous", Ring(first=lambda k, v, places: [k, v, places]),
-     "raised_RuntimeError transposed"),
+     "not_contiguous strides"),
     ("nothing returned", lambda *_: None, "wrong_type nothing")]
 
 

@@ -219,7 +219,20 @@ def half_done(model, optimizer_class, group=None, **settings):
     return model, optimizer_class(model.parameters(), **settings)
 
 
+def entered_by(*chosen):
+    """f at the entry of some of query, key, value, gate and up alone."""
+    def strategy(model, optimizer_class, group=None, **settings):
+        made = parallel(model, optimizer_class, group, enter=lambda x: x, **settings)
+        for name, module in made[0].named_modules():
+            if name.endswith(tuple(f"{each}_proj" for each in chosen)):
+                lab.map_input(module, lambda x: f.apply(x, group or dist.group.WORLD))
+        return made
+    return strategy
+
+
 WRONG = [
+    (entered_by("q", "v", "gate", "up"), "gradient_partly_summed"),
+    (entered_by("q", "k", "v", "gate"), "gradient_partly_summed"),
     (nothing, "parameter_memory_too_high"),
     (torchs_ddp, "ready_made"),
     (ddp_by_hand, "wrong_traffic"),
@@ -248,6 +261,27 @@ WRONG = [
 
 
 # right, and written in another way
+
+
+def last_first(linear, group, dimension):
+    ranks = dist.get_world_size(group)
+    return nn.Parameter(linear.detach().chunk(ranks, dimension)[
+        ranks - 1 - dist.get_rank(group)].clone())
+
+
+def column_backwards(linear, group):
+    """Rank 0 takes the last part, of rows and of columns alike."""
+    shard = right.column_shard(linear, group)
+    shard.weight = last_first(linear.weight, group, 0)
+    if linear.bias is not None:
+        shard.bias = last_first(linear.bias, group, 0)
+    return shard
+
+
+class RowBackwards(Row):
+    def __init__(self, linear, group):
+        super().__init__(linear, group)
+        self.weight = last_first(linear.weight, group, 1)
 
 
 class FusedAttention(nn.Module):
@@ -344,7 +378,8 @@ def subclassed(model, optimizer_class, group=None, **settings):
     return model, optimizer_class(model.parameters(), **settings)
 
 
-RIGHT = [(right.tensor_parallel,), (modules_replaced,), (by_hooks,), (subclassed,)]
+RIGHT = [(right.tensor_parallel,), (by(column=column_backwards, row=RowBackwards),),
+         (modules_replaced,), (by_hooks,), (subclassed,)]
 
 
 @pytest.mark.slow

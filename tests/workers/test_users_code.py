@@ -52,6 +52,58 @@ def test_what_a_script_defines_can_be_pickled_on_a_rank(tmp_path):
     assert done.stdout == "True True True\n7 [4, 7] True\n", done.stderr
 
 
+HELPERS = """
+import functools, torch, weakref
+from torch.autograd.function import once_differentiable
+from labs import launch
+@functools.cache
+def doubled(n):
+    return 2 * n
+@functools.singledispatch
+def kind(x):
+    return "object"
+@kind.register
+def _(x: int):
+    return "int"
+class Layer:
+    @functools.lru_cache(maxsize=2)
+    def tripled(self, n):
+        return 3 * n
+    @functools.cached_property
+    def size(self):
+        return [4]
+class Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return 2 * gradient
+@torch.inference_mode()
+def measured(x):
+    return x.is_inference(), torch.is_inference_mode_enabled()
+seen = weakref.WeakKeyDictionary()
+def work():
+    x = torch.ones(1, requires_grad=True)
+    Doubles.apply(x).backward()
+    layer = Layer()
+    seen[layer] = doubled(4)
+    return [doubled(4), doubled.cache_info().misses, layer.tripled(2), layer.size is layer.size,
+            x.grad.item(), measured(torch.ones(1)), kind(1), kind("1"), len(seen)]
+print(launch(work, ranks=1, quiet=True)[0])
+"""
+
+
+@pytest.mark.slow
+def test_the_ordinary_helpers_of_a_script_reach_the_ranks(tmp_path):
+    (tmp_path / "script.py").write_text(HELPERS)
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True,
+                          timeout=120)
+    assert done.stdout == ("[8, 1, 6, True, 2.0, (False, True), 'int', 'object', 1]\n"
+                           ), done.stderr
+
+
 def listening() -> list[str]:
     """The addresses on which this process listens."""
     import psutil
