@@ -338,7 +338,7 @@ for trace in runs["slow rank"]:
 # %% [markdown]
 # ### Exercise 6.4 · Divide the lost time
 #
-# *Difficulty 4 of 5 · 30 minutes · target: on 18 synthetic runs and 2 recorded ones, parts that add up
+# *Difficulty 4 of 5 · 30 minutes · target: on 19 synthetic runs and 2 recorded ones, parts that add up
 # to the step and to what it loses*
 #
 # It has two cells, and the check stands below the second one. First the parts of a rank's step. The

@@ -1052,7 +1052,7 @@ for rank, steps in enumerate(lab.recorded_stragglers()["slow rank"].timings):
 # %% [markdown]
 # ### Exercise 8.11 · Who is slow, and why
 #
-# *Difficulty 4 of 5 · 30 minutes · target: 81 synthetic jobs on 2 to 16 ranks, and recorded ones*
+# *Difficulty 4 of 5 · 30 minutes · target: 90 synthetic jobs on 2 to 16 ranks, and recorded ones*
 #
 # Return `(rank, cause, since)`: `"compute"`, `"data"` or `"link"` makes every step longer by a tenth or
 # more, from step `since` to the end, for at least five steps. A slow link has the rank None; the first ten

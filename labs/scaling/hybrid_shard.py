@@ -5,6 +5,7 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from labs.checks.guesses import guessed
@@ -26,9 +27,8 @@ from labs.scaling.link_strategies import (
     resident_bytes,
     root_bytes,
 )
-from labs.training import data
+from labs.training import data, models
 from labs.training.loop import train
-from labs.training.models import move_to_rank
 
 HOSTS = {4: (2,), 6: (2, 3)}  # ranks -> numbers of hosts that are tried on them
 LAYERS, WIDTH, CONTEXT = 3, 37, 8  # neither 2 nor 3 divides the width
@@ -57,7 +57,7 @@ class _BlocksOfTwo(MeasuredModel):
         super().__init__(LAYERS, WIDTH, CONTEXT)
         self.layers = nn.ModuleList(nn.Sequential(layer, nn.Linear(WIDTH, WIDTH))
                                     for layer in self.layers)
-        move_to_rank(self)
+        models.move_to_rank(self)
 
 
 def _try_hosts(hybrid_shard, numbers_of_hosts):
@@ -103,11 +103,18 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
         raise Wrong(f"{rank}: {names[0]!r} is not sharded: {kept:,} bytes of parameters stay, of "
                     f"{total:,}", "fully_shard each of lab.blocks(model), then the model.",
                     code="not_sharded")
+    # What no unit below the root has is gathered with the root, before the first block runs.
+    split = [name for name, block in module.named_modules()
+             if any(block is each for each in models.blocks(module))
+             and not isinstance(block, FSDPModule)]
+    if split and len(set(_meshes(module))) == 1:
+        raise Wrong(f"{rank}: {split[0]!r} is not a unit, though parts of it may be one",
+                    "fully_shard each of lab.blocks(model), then the model.", code="wrong_units")
     if kept == share:
         return
     # Without a mesh fully_shard shards over all ranks.
-    over_all = {name: p.device_mesh.shape == (ranks * hosts,)
-                for name, p in module.named_parameters()}
+    over_all = {name: shape == (ranks * hosts,) for (name, _), shape in
+                zip(module.named_parameters(), _meshes(module), strict=True)}
     if len(set(over_all.values())) == 2:
         flat_name, other = (next(name for name in over_all if over_all[name] is is_flat)
                             for is_flat in (True, False))
@@ -123,6 +130,11 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
                 f"each rank of its host, is {share:,}",
                 "The first dimension of the mesh is the hosts, the second the ranks of a host.",
                 code="wrong_shards")
+
+
+def _meshes(module) -> list[tuple[int, ...]]:
+    """The shape of the mesh of each parameter, all of which are DTensors."""
+    return [tuple(p.device_mesh.shape) for p in module.parameters()]
 
 
 def _judge_traffic(traffic: HostTraffic, whole, hosts, where):

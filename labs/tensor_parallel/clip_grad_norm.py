@@ -13,7 +13,7 @@ from labs.checks.numbers import Cause, as_number, judge_number
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.reference import Reference
 from labs.checks.verdicts import LAUNCH_SECONDS, Wrong, check, kind_of, shows
-from labs.meters.traffic import Traffic
+from labs.meters.traffic import Traffic, numbers_sent
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
@@ -42,7 +42,8 @@ from labs.training import models
 from labs.workers import devices
 from labs.workers.launcher import launch
 
-_MOST_ELEMENTS = 8  # that may be sent: the norm is one number
+# That may be sent: the norm is one number; all ranks' squares, gathered, are one of each.
+_MOST_NUMBERS = 16
 _TOLERANCE = 1e-4  # of a norm, relative: torch adds 1e-6 to the divisor
 _TIED = {2: False, 4: True}  # ranks -> whether embedding and head of the Llama are one weight
 _SHARDED, _REPLICATED = ((3, 4), (7,), (2, 1, 5)), ((6,), (4, 2))
@@ -140,9 +141,9 @@ def _squares(parameters) -> float:
 
 def _judge(norm, gradients, calls, who):
     # A norm takes one number from each rank.
-    sent = sum(call.elements for call in calls)
-    if sent > _MOST_ELEMENTS:
-        raise Wrong(f"{who} communicates {sent:,} elements to find one number",
+    sent = numbers_sent(calls)
+    if sent > _MOST_NUMBERS:
+        raise Wrong(f"{who} communicates {sent:,.0f} numbers to find one number",
                     "Squares add up: all-reduce the sum of the squares, not the gradients.",
                     code="too_much_sent")
     if as_number(norm) is None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from labs.checks.on_ranks import close, largest_difference, on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of
-from labs.meters.traffic import Traffic
+from labs.meters.traffic import Traffic, numbers_sent
 from labs.tensor_parallel.groups import groups_to_try, reject_other_ranks, require_value_error
 from labs.tensor_parallel.kept_memory import Watched, surplus_bytes
 from labs.workers import devices
@@ -183,9 +183,10 @@ class _Trial:
                 code, hint = "not_summed", "ReduceFromRegion sums it."
             raise Wrong(f"{who}: its output is not the whole layer's; {cause}", hint, code=code)
         reject_other_ranks(traffic, self.group, who)
-        sent = sum(call.elements for call in traffic.calls)
-        if sent > want.numel():
-            raise Wrong(f"{who} sends {sent:,} elements in forward, in "
+        sent = numbers_sent(traffic.calls)
+        # A ring of sends moves 2(N-1)/N of what it reduces.
+        if sent > 2 * want.numel():
+            raise Wrong(f"{who} sends {sent:,.0f} elements in forward, in "
                         f"{', '.join(call.kind for call in traffic.calls)}; one all-reduce of its "
                         f"output has {want.numel():,}",
                         "Sum the outputs; weights and inputs stay where they are.",
@@ -221,10 +222,10 @@ class _Trial:
 
     def _judge_backward_traffic(self, traffic):
         # The check's own f, once, is all that backward sends.
-        sent = sum(call.elements for call in traffic.calls)
+        sent = numbers_sent(traffic.calls)
         if sent > self.x.numel():
-            raise Wrong(f"{self.where}: the two layers send {sent - self.x.numel():,} elements in "
-                        "backward; they need send none",
+            raise Wrong(f"{self.where}: the two layers send {sent - self.x.numel():,.0f} elements "
+                        "in backward; they need send none",
                         "g's backward is the identity, and every gradient of a shard is whole.",
                         code="extra_collective")
 

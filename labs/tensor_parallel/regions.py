@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of
-from labs.meters.traffic import Traffic
+from labs.meters.traffic import Traffic, numbers_sent
 from labs.tensor_parallel.groups import groups_to_try, reject_other_ranks
 from labs.workers import devices
 
@@ -154,14 +154,14 @@ class _Trial:
                         code="never_waited")
 
     def _judge_traffic(self, traffic, direction, sums):
-        sent = sum(call.elements for call in traffic.calls)
+        sent = numbers_sent(traffic.calls)
         if not sums and sent:
-            raise Wrong(f"{self.who}: {direction} sends {sent} elements, and it need send none",
+            raise Wrong(f"{self.who}: {direction} sends {sent:.0f} elements, and it need send none",
                         self._hint, code="extra_collective")
         reject_other_ranks(traffic, self.group, f"{self.who}, {direction}")
         # Catches an all-gather of all ranks' tensors that are summed here.
         if sent > 2 * self.x.numel():
-            raise Wrong(f"{self.who}: {direction} moves {sent} elements for a tensor of "
+            raise Wrong(f"{self.who}: {direction} moves {sent:.0f} elements for a tensor of "
                         f"{self.x.numel()}", "One dist.all_reduce sums it.", code="wrong_traffic")
 
 

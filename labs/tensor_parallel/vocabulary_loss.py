@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from labs.checks.inputs import UnchangedInputs
 from labs.checks.on_ranks import raise_on_all_ranks
 from labs.checks.verdicts import Wrong, kind_of
-from labs.meters.traffic import Traffic
+from labs.meters.traffic import Traffic, numbers_sent
 from labs.tensor_parallel.groups import groups_to_try, named_rank
 from labs.words import format_distinct
 from labs.workers import devices
@@ -193,11 +193,12 @@ def _causes_of_one_rank(run, logits, targets, mean):
 
 def _judge_collectives(calls, run, who):
     tokens = run.targets.numel()
-    sent = sum(call.elements for call in calls)
+    sent = numbers_sent(calls)
     if sent > MOST_PER_TOKEN * tokens:
         largest = max(calls, key=lambda call: call.elements)
-        raise Wrong(f"{who}: forward sends {sent:,} numbers for {tokens} tokens, {sent / tokens:g} "
-                    f"for each, most of them in {largest.kind}: that grows with the vocabulary",
+        raise Wrong(f"{who}: forward sends {sent:,.0f} numbers for {tokens} tokens, "
+                    f"{sent / tokens:g} for each, most of them in {largest.kind}: that grows with "
+                    "the vocabulary",
                     "No rank needs the logits of another one: reduce the maximum, the sum of "
                     "exponentials and the target's logit, three numbers for each token.",
                     code="wrong_traffic")

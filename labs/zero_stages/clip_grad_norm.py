@@ -9,14 +9,15 @@ import torch.distributed as dist
 from labs.checks.numbers import Cause, as_number, judge_number
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.verdicts import Wrong, check, kind_of
-from labs.meters.traffic import Traffic
+from labs.meters.traffic import Traffic, numbers_sent
 from labs.training.models import EdgeCaseModel
 from labs.zero_stages.flat_parameter import flatten_layers
 from labs.zero_stages.scaffold import ShardedOptimizer
 from labs.zero_stages.stages import WORLD_SIZES
 
 LIMITS = (0.5, 1e6, 3.0)  # the norm is clipped, left alone, and clipped again
-_MOST_ELEMENTS = 8  # that may be sent: the norm is one number
+# That may be sent: the norm is one number; all ranks' squares, gathered, are one of each.
+_MOST_NUMBERS = 16
 _TOLERANCE = 1e-4  # of a norm, relative: torch adds 1e-6 to the divisor
 
 
@@ -81,10 +82,10 @@ def _gradients(late=False) -> tuple[torch.optim.Optimizer, _Case]:
 
 
 def _reject(norm, case, limit, traffic):
-    rank, sent = dist.get_rank(), sum(call.elements for call in traffic.calls)
+    rank, sent = dist.get_rank(), numbers_sent(traffic.calls)
     # A norm takes one number; gathering gradients would undo ZeRO-2.
-    if sent > _MOST_ELEMENTS:
-        raise Wrong(f"rank {rank} communicates {sent:,} elements to find one number",
+    if sent > _MOST_NUMBERS:
+        raise Wrong(f"rank {rank} communicates {sent:,.0f} numbers to find one number",
                     "Squares add up: all-reduce the sum of the squares, not the gradients.",
                     code="too_much_sent")
     if as_number(norm) is None:

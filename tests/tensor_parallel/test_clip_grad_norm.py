@@ -211,7 +211,15 @@ def no_collective_without_gradients(sharded, replicated, max_norm, group):
     return scale([*sharded, *replicated], (total + squares(replicated)).sqrt(), max_norm)
 
 
-RIGHT_CLIPS = [right.clip_grad_norm, by_torch, by_shares]
+def by_objects(sharded, replicated, max_norm, group):
+    """Each rank's sum of squares as an object, in a tensor of its own."""
+    of_ranks = [None] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, torch.as_tensor(squares(sharded)), group=group)
+    norm = (sum(of_ranks) + squares(replicated)) ** 0.5
+    return scale([*sharded, *replicated], norm, max_norm)
+
+
+RIGHT_CLIPS = [right.clip_grad_norm, by_torch, by_shares, by_objects]
 
 
 def untouched(model, optimizer_class, **settings):

@@ -142,6 +142,27 @@ class OneGradient(f):
         return summed(gradient, ctx.group)
 
 
+def ring_summed(x, group):
+    """An all-reduce by hand: pieces go round, a reduce-scatter and an all-gather of sends."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    flat = torch.nn.functional.pad(x.contiguous().flatten(), (0, -x.numel() % ranks))
+    pieces = list(flat.view(ranks, -1).clone())
+
+    def passed_on(piece):
+        arrived = torch.empty_like(piece)
+        for work in dist.batch_isend_irecv([
+                dist.P2POp(dist.isend, piece, group=group, group_peer=(rank + 1) % ranks),
+                dist.P2POp(dist.irecv, arrived, group=group, group_peer=(rank - 1) % ranks)]):
+            work.wait()
+        return arrived
+
+    for turn in range(ranks - 1):
+        pieces[(rank - turn - 1) % ranks] += passed_on(pieces[(rank - turn) % ranks])
+    for turn in range(ranks - 1):
+        pieces[(rank - turn) % ranks] = passed_on(pieces[(rank + 1 - turn) % ranks])
+    return torch.cat(pieces)[:x.numel()].view(x.shape)
+
+
 def keeps_strides(x, group):
     """clone() keeps the strides of a transposed tensor: gloo sums it, NCCL refuses it."""
     x = x.clone()
@@ -165,7 +186,8 @@ WRONG_REGIONS = [
     ((f, pair(not_waited_for)[1]), "never_waited"),
     ((OneGradient, g), "raised_RuntimeError"),
     ((f, lambda x, group: x), "wrong_type")]
-RIGHT_REGIONS = [(f, g), pair(summed), pair(waited_for), pair(by_funcol), pair(summed, torch.clone)]
+RIGHT_REGIONS = [(f, g), pair(summed), pair(waited_for), pair(by_funcol), pair(summed, torch.clone),
+                 pair(ring_summed)]
 
 
 def test_regions_on_2_ranks():
@@ -176,7 +198,7 @@ def test_regions_on_4_ranks():
     judge_all(lab.check_regions, [
         (pair(on_all_ranks), "wrong_value"),
         ((GroupOfTheClass, g), "wrong_value"),
-        (pair(gathered), "wrong_traffic tensor")], [], ranks=4)
+        (pair(gathered), "wrong_traffic tensor")], [pair(ring_summed)], ranks=4)
 
 
 def test_answers_that_are_not_filled_in_are_waited_for():

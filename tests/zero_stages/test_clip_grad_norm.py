@@ -191,6 +191,14 @@ def clip_by_torchs_pieces(optimizer, max_norm):
     return norm
 
 
+def clip_by_objects(optimizer, max_norm):
+    """Each rank's sum of squares as an object."""
+    optimizer.reduce_once()
+    of_ranks = [None] * N()
+    dist.all_gather_object(of_ranks, local_square(optimizer))
+    return scaled(optimizer, sum(of_ranks).sqrt(), max_norm)
+
+
 def clip_by_gathered_norms(optimizer, max_norm):
     """One number of each rank, by a functional collective."""
     optimizer.reduce_once()
@@ -201,6 +209,6 @@ def clip_by_gathered_norms(optimizer, max_norm):
 
 
 @pytest.mark.parametrize("answer", [right.clip_grad_norm, clip_by_a_vector, clip_by_torchs_pieces,
-                                    clip_by_gathered_norms])
+                                    clip_by_gathered_norms, clip_by_objects])
 def test_right_clip(answer):
     accepted(lab.check_clip_grad_norm(answer))
