@@ -5,6 +5,7 @@ import ast
 import functools
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ LABS = ROOT / "labs"
 # stands for all packages of one notebook each. That of a later notebook may import an earlier
 # one's, because a student's earlier work is used again.
 ORDER = ["missing_names", "lazy_exports", "words", "workers", "training", "meters", "predictions",
-         "pictures", "checks", "notebooks"]
+         "pictures", "faults", "checks", "notebooks"]
 NOTEBOOKS = [path.stem.split("_", 1)[1] for path in sorted((ROOT / "solutions").glob("*_*.py"))]
 PACKAGES = sorted(path.parent.name for path in LABS.glob("*/__init__.py"))
 MAPS = ["README.md", "CONTRIBUTING.md"]
@@ -196,3 +197,17 @@ def test_functions_for_ranks_are_found():
     assert {"labs.checks.comparison", "labs.zero_stages.recording",
             "labs.manual_ddp.variants", "labs.meters.trace_units"} <= set(RANKS_CODE)
     assert "matplotlib.figure" in reached_by("labs.zero_stages.zero1")
+
+
+def decorated(path: Path) -> list[str]:
+    """The functions of a file that are a check, or draw what a notebook shows."""
+    found = [node for node in ast.parse(path.read_text(encoding="utf-8")).body
+             if isinstance(node, ast.FunctionDef)]
+    return [node.name for node in found for each in node.decorator_list
+            if getattr(getattr(each, "func", each), "id", "") in ("check", "shows")]
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_offered_all_of_its_checks_and_pictures(name):
+    offered = set(import_module(f"labs.{name}").__all__)
+    assert not {each for path in (LABS / name).glob("*.py") for each in decorated(path)} - offered

@@ -1,7 +1,7 @@
 """Notebook 04: fully sharded data parallelism, checked against a single-process reference and
 under a real memory limit.
 
-The names are lazy, so that a rank does not import what draws.
+The names are looked up on first use, so that a notebook begins at once.
 """
 
 from typing import TYPE_CHECKING

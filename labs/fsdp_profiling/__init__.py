@@ -1,6 +1,6 @@
 """Notebook 05: FSDP's steps recorded on real ranks, read from their traces, and diagnosed.
 
-The names are lazy, so that a rank does not import what draws.
+The names are looked up on first use, so that a notebook begins at once.
 """
 
 from typing import TYPE_CHECKING

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
 from labs.checks import comparison
+from labs.faults.slow_rank import LOADING, Loading, SlowRank
 from labs.fsdp_profiling import injected_faults
 from labs.meters import throughput
 from labs.meters.metrics import Metric
@@ -210,10 +211,10 @@ def _record(config, link, recordings, measure, folder) -> tuple[Trace, float | N
         partial(configured_fsdp2, units=config.units, configure=config.configure,
                 before_sharding=config.before_sharding), config.preset)
     slow = config.fault == "rank" and dist.get_rank() == config.slow_rank
-    slow_rank = injected_faults.SlowRank(model) if slow else None
+    slow_rank = SlowRank(model) if slow else None
     if config.fault == "item":
         injected_faults.check_for_nan(model)
-    loading = injected_faults.Loading()
+    loading = Loading()
     batches = iter(DataLoader(comparison.batches(config.preset, WARM_UP + 2 * recordings),
                               batch_size=None, collate_fn=loading))
 
@@ -227,7 +228,7 @@ def _record(config, link, recordings, measure, folder) -> tuple[Trace, float | N
             step()
             devices.synchronize()
         if config.fault == "data":
-            loading.delay = injected_faults.LOADING * _of_rank_0(time.perf_counter() - began)
+            loading.delay = LOADING * _of_rank_0(time.perf_counter() - began)
         if slow_rank:
             slow_rank.active = True
         recorded, measured = [], []

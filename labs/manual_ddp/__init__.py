@@ -1,6 +1,6 @@
 """Notebook 02: data parallelism by hand, checked against the reference, compared with torch's DDP.
 
-The names are lazy, so that a rank does not import what draws.
+The names are looked up on first use, so that a notebook begins at once.
 """
 
 from typing import TYPE_CHECKING

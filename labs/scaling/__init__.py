@@ -1,6 +1,6 @@
 """Notebook 06: a job of one's own, two hosts, what limits a run, and what it costs.
 
-The names are lazy, so that a rank does not import what draws.
+The names are looked up on first use, so that a notebook begins at once.
 """
 
 from typing import TYPE_CHECKING

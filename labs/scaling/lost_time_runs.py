@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from labs.checks import comparison
 from labs.checks.numbers import require_named, require_positive
 from labs.checks.verdicts import shows
-from labs.fsdp_profiling.injected_faults import Loading, SlowRank
+from labs.faults.slow_rank import Loading, SlowRank
 from labs.fsdp_profiling.recording import traces_folder
 from labs.meters import throughput
 from labs.meters.lost_time import PARTS, lost_seconds, parts_of_step

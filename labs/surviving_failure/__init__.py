@@ -1,6 +1,6 @@
 """Notebook 08: the whole state, checkpoints, restarts, and what failures cost.
 
-The names are lazy, so that a rank does not import what draws.
+The names are looked up on first use, so that a notebook begins at once.
 """
 
 from typing import TYPE_CHECKING
@@ -50,10 +50,11 @@ if TYPE_CHECKING:
     from labs.surviving_failure.wall_time import check_wall_time
     # isort: split
     # part F: silent corruption and stragglers
+    from labs.faults.flipped_bit import flip_bit
     from labs.surviving_failure.find_corrupt import check_find_corrupt
     from labs.surviving_failure.find_straggler import check_find_straggler, show_stragglers
     from labs.surviving_failure.flips import show_flips, show_gradient_flips, show_layouts
-    from labs.surviving_failure.scaffold import StepSeconds, flip_bit, smooth, tensor_bytes
+    from labs.surviving_failure.scaffold import StepSeconds, smooth, tensor_bytes
     from labs.surviving_failure.slow_ranks import recorded_stragglers
     # isort: split
     # part D, two hosts

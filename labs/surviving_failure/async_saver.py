@@ -14,7 +14,7 @@ from torch import nn
 
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of
-from labs.surviving_failure.slow_disk import HeldDisk, late_threads, resident_bytes
+from labs.faults.slow_disk import HeldDisk, late_threads, resident_bytes
 from labs.workers import processes
 
 OPENS_AFTER = 0.3  # seconds

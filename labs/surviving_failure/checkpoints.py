@@ -15,9 +15,9 @@ from labs.checks.generator import new_generator
 from labs.checks.numbers import require_several
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of, shows
+from labs.faults.kill_rank import kill_rank
 from labs.pictures.tables import Table
 from labs.surviving_failure import crash_series
-from labs.surviving_failure.crash_jobs import kill_rank
 from labs.surviving_failure.damage import DAMAGES, STEPS, Damage
 from labs.surviving_failure.file_calls import recorded
 from labs.surviving_failure.scaffold import MANIFEST, shard_file, step_folder

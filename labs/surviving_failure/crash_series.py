@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from labs.checks.generator import new_generator
 from labs.checks.guesses import guessed
 from labs.checks.verdicts import shows
+from labs.faults.kill_rank import kill_rank, start_clock
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
-from labs.surviving_failure.crash_jobs import kill_rank, start_clock
 from labs.surviving_failure.damage import DAMAGES, STEPS, Damage
 from labs.words import counted
 from labs.workers import processes

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from labs.faults.damaged_file import flip_bit_in_file, truncate
 from labs.surviving_failure.scaffold import MANIFEST, shard_file, step_folder
 
 STEPS = (8, 9, 10)  # as text, 10 comes before 8 and 9
@@ -20,19 +21,6 @@ class Damage:
     harm: Callable[[Path], None]
     newest: int | None
     bad: dict[int, str]
-
-
-def cut(path: Path) -> None:
-    """As after a full disk, or where a machine lost its power."""
-    data = path.read_bytes()
-    path.write_bytes(data[:len(data) // 2])
-
-
-def flip_bit_in_file(path: Path) -> None:
-    """One bit in the middle, where a tensor's numbers are."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    path.write_bytes(data)
 
 
 def _exchange(one: Path, other: Path):
@@ -56,7 +44,7 @@ def _two(folder):
 
 def _all(folder):
     for step in STEPS:
-        cut(_shard(folder, step, 0))
+        truncate(_shard(folder, step, 0))
 
 
 def _hundred(folder):
@@ -70,7 +58,7 @@ DAMAGES = (
            lambda folder: Path(f"{_shard(folder, 10, 1)}.part").write_bytes(b"half"), 10, {}),
     Damage("a file beside the checkpoints", lambda folder: (folder / "notes.txt").write_text("x"),
            10, {}),
-    Damage("a shard cut off", lambda folder: cut(_shard(folder, 10, 1)), 9, {10: "rank_1"}),
+    Damage("a shard cut off", lambda folder: truncate(_shard(folder, 10, 1)), 9, {10: "rank_1"}),
     Damage("an empty shard", lambda folder: _shard(folder, 10, 0).write_bytes(b""), 9,
            {10: "rank_0"}),
     Damage("a flipped bit in a shard", lambda folder: flip_bit_in_file(_shard(folder, 10, 0)), 9,
@@ -78,7 +66,8 @@ DAMAGES = (
     Damage("a missing shard", lambda folder: _shard(folder, 10, 1).unlink(), 9, {10: "rank_1"}),
     Damage("a missing manifest", lambda folder: _manifest(folder, 10).unlink(), 9,
            {10: "manifest"}),
-    Damage("a manifest cut off", lambda folder: cut(_manifest(folder, 10)), 9, {10: "manifest"}),
+    Damage("a manifest cut off", lambda folder: truncate(_manifest(folder, 10)), 9,
+           {10: "manifest"}),
     Damage("an empty manifest", lambda folder: _manifest(folder, 10).write_bytes(b""), 9,
            {10: "manifest"}),
     Damage("the two ranks' shards exchanged", lambda folder: _exchange(

@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from labs.checks.numbers import as_list, require_signature
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of
+from labs.faults.flipped_bit import flip_bit
 from labs.meters.traffic import Traffic
-from labs.surviving_failure.scaffold import flip_bit, tensor_bytes
+from labs.surviving_failure.scaffold import tensor_bytes
 from labs.workers import devices
 
 BYTES = 400  # that a rank may send of each tensor: a name and a digest, also pickled

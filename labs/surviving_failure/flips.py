@@ -17,11 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from labs.checks.guesses import guessed
 from labs.checks.verdicts import shows
+from labs.faults.flipped_bit import flip_bit
 from labs.meters.traffic import Traffic
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.pictures.tables import Table
-from labs.surviving_failure.scaffold import digest, flip_bit, tensor_bytes
+from labs.surviving_failure.scaffold import digest, tensor_bytes
 from labs.training import data, loop, models
 from labs.workers import devices
 from labs.workers.launcher import launch

@@ -3,7 +3,6 @@ ranks."""
 
 import os
 import random
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from labs.checks.verdicts import Wrong
+from labs.faults.injector import FaultInjector
 from labs.surviving_failure.fingerprints import fingerprint, unlike
 from labs.surviving_failure.resumable_job import KINDS, Job, new_job
 from labs.surviving_failure.scaffold import shard_file, step_folder, to_bytes
@@ -67,10 +67,12 @@ def newest(folder: Path, kinds: tuple[str, ...], ranks: int) -> dict[str, int]:
 def _run(answer, folder, kinds, begin, steps, kill) -> tuple[Curves, Curves] | None:
     """On a rank: jobs of all kinds take turns, step by step, from where they were saved."""
     turns = [_Turns(answer, folder / kind, kind, begin[kind]) for kind in kinds]
+    injector = FaultInjector()
+    if kill:
+        injector.fail_at(kill.victim, (kill.step, kill.turn))
     for step in range(min(begin.values()) + 1, steps + 1):
         for number, turn in enumerate(turns):
-            if kill and dist.get_rank() == kill.victim and (step, number) == (kill.step, kill.turn):
-                os.kill(os.getpid(), signal.SIGKILL)
+            injector.check(dist.get_rank(), (step, number))
             if turn.job.step < step:
                 turn.take(save=kill is not None)
     resumed = {turn.job.kind: turn.losses for turn in turns}

@@ -5,11 +5,13 @@ import contextlib
 import functools
 import time
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
 import torch.distributed as dist
 
+from labs.faults.injector import FaultInjector
 from labs.surviving_failure.scaffold import StepSeconds, smooth
 from labs.training import data, models
 from labs.workers import devices
@@ -99,15 +101,26 @@ def _record(names) -> dict[str, list[StepSeconds]]:
 
 
 def _run(job, fault, seconds) -> list[StepSeconds]:
-    rank, cause, since = fault or (None, "", STEPS)
-    is_own = dist.get_rank() == rank
+    injector, measured = FaultInjector(), []
     job.times, job.delay = 1, 0.0
-    measured = [job.step() for _ in range(since)]
-    job.times = SLOWER if cause == "compute" and is_own else 1
-    job.delay = LATER * seconds if cause == "data" and is_own else 0.0
-    slower = LINK + LATER * seconds
-    with slow_link(Link(latency=slower)) if cause == "link" else contextlib.nullcontext():
-        return measured + [job.step() for _ in range(STEPS - since)]
+    with contextlib.ExitStack() as slower:
+        if fault:
+            rank, cause, since = fault
+            injector.fail_at(rank, since, partial(_slow_down, job, cause, seconds, slower))
+        for step in range(STEPS):
+            injector.check(dist.get_rank(), step)
+            measured.append(job.step())
+    return measured
+
+
+def _slow_down(job, cause, seconds, stack):
+    """From now on. seconds: of a healthy step. stack: is closed when the link is fast again."""
+    if cause == "compute":
+        job.times = SLOWER
+    elif cause == "data":
+        job.delay = LATER * seconds
+    else:
+        stack.enter_context(slow_link(Link(latency=LINK + LATER * seconds)))
 
 
 class _Job:

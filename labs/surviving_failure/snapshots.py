@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from labs.checks.verdicts import shows
+from labs.faults.slow_disk import HeldDisk, resident_bytes
 from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.surviving_failure.scaffold import to_bytes
-from labs.surviving_failure.slow_disk import HeldDisk, resident_bytes
 from labs.workers import devices, processes
 from labs.workers.launcher import launch
 

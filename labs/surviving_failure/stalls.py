@@ -16,11 +16,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from labs.checks.guesses import guessed
 from labs.checks.verdicts import shows
+from labs.faults.slow_disk import SlowDisk
 from labs.meters.typical_step import require_typical
 from labs.pictures import marks, palette
 from labs.pictures.picture import WIDTH, Picture, canvas
 from labs.surviving_failure.scaffold import to_bytes
-from labs.surviving_failure.slow_disk import SlowDisk
 from labs.training import data, models
 from labs.workers import devices, processes
 from labs.workers.launcher import launch

@@ -14,9 +14,9 @@ from unittest import mock
 from labs.checks.generator import new_generator
 from labs.checks.on_ranks import on_ranks
 from labs.checks.verdicts import Wrong, check, kind_of
+from labs.faults.full_disk import on_full_disk
+from labs.faults.kill_process import SYNCS, kill_at_steps, kill_while
 from labs.surviving_failure.file_calls import FileCall, recorded
-from labs.surviving_failure.full_disk import on_full_disk
-from labs.surviving_failure.killing import SYNCS, kill_at_steps, kill_while
 from labs.words import counted
 from labs.workers import processes
 

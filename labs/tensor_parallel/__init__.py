@@ -1,6 +1,6 @@
 """Notebook 07a: tensor and sequence parallelism by hand, beside torch's own, and ring attention.
 
-The names are lazy, so that a rank does not import what draws.
+The names are looked up on first use, so that a notebook begins at once.
 """
 
 from typing import TYPE_CHECKING

@@ -142,4 +142,4 @@ def train_on_whole_batch(module: nn.Module, optimizer, reference: Reference, ste
                                       (*causes, *GRADIENT_CAUSES))
         else:
             found = None
-        raise found or wrong from None
+        raise found or reader.out_of_order() or wrong from None

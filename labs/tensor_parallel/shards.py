@@ -122,6 +122,17 @@ class ShardReader:
         found = self(module)
         raise_on_all_ranks(_judge_start, found, model, self._cuts, self.group)
 
+    def out_of_order(self) -> Wrong | None:
+        """What to say of the first parameter whose parts are not in the order of the ranks, where
+        what was trained with it differs: its place may be taken for another one."""
+        for name, ranks in self._orders.items():
+            part = next((part for part, rank in enumerate(ranks) if part != rank), None)
+            if part is not None:
+                return Wrong(f"parameter {name!r}: rank {ranks[part]} has part {part} of "
+                             f"{len(ranks)}, and what is computed with it is not the model's",
+                             _HINT_SHAPE, code="wrong_part")
+        return None
+
 
 def _names_of(module) -> list[str]:
     return [name for name, _ in module.named_parameters()]

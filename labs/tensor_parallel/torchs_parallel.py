@@ -63,6 +63,8 @@ HINTS = {
     "must match the size of tensor": "A tensor that is cut meets a whole one. Attention and the "
     "MLP take all tokens and give back pieces, gate and up are cut alike. Which layouts has their "
     "input before and after PrepareModuleInput, and their output?",
+    "only be called once on a module": "Two entries of the plan fit one module, or a plan is "
+    "applied twice: each module gets one style.",
     "should have same length": "self_attn is called with hidden_states=...: input_kwarg_layouts "
     "and desired_input_kwarg_layouts. mlp is called with one positional argument.",
     "must have same reduction dim": "Query, key and value are cut by columns, what follows by "

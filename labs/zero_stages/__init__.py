@@ -1,7 +1,6 @@
 """Notebook 03: ZeRO-1, -2 and -3 by hand, held to memory and traffic, next to the real libraries.
 
-The names below are what a student uses. They are looked up on first use, so that a rank does not
-load what draws.
+The names are looked up on first use, so that a notebook begins at once.
 """
 
 from typing import TYPE_CHECKING

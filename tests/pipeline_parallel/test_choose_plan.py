@@ -24,6 +24,9 @@ def of_those(allows):
 
 WRONG = [
     ((lambda job: None,), "nothing_returned"),
+    ((lambda job: min((plan for plan in search.plans(job) if memory.fits(job, plan)),
+                      key=lambda plan: search.step_seconds(job, plan)),),
+     "raised_ValueError None"),
     ((lambda job: "FSDP",), "wrong_type lab.Plan"),
     ((lambda job: lab.Plan(8, micro_batch=0),), "impossible_plan"),
     ((lambda job: lab.Plan(job.gpus / 1),), "impossible_plan 8.0"),

@@ -9,10 +9,11 @@ from _build.definitions import definitions
 
 import labs.surviving_failure as lab
 from labs.checks.verdicts import Verdict
+from labs.faults import full_disk, slow_disk
+from labs.faults.kill_process import kill_at_steps
 from labs.meters import typical_step
-from labs.surviving_failure import crash_series, full_disk, slow_disk, stalls
+from labs.surviving_failure import crash_series, stalls
 from labs.surviving_failure.damage import DAMAGES
-from labs.surviving_failure.killing import kill_at_steps
 
 right = definitions("08_surviving_failure")
 

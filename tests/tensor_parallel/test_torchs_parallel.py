@@ -81,6 +81,7 @@ WRONG = [
     (planned(plan={"self_attn.qkv_proj": tp.ColwiseParallel()}),
      "entry_fits_nothing"),
     (planned(plan={"self_attn": WHOLE}), "raised_ValueError"),
+    (planned(plan={"self_attn.q_proj": tp.ColwiseParallel()}), "raised_RuntimeError entries"),
     (planned(plan={"self_attn": tp.PrepareModuleInput(
         input_kwarg_layouts={"hidden_states": Shard(1)}, use_local_output=True,
         desired_input_kwarg_layouts={"hidden_states": Replicate()})}),

@@ -5,13 +5,13 @@ import contextlib
 import ctypes
 import os
 import pickle
+import resource
+import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
-
-from labs.surviving_failure.killing import no_room_beyond
 
 _NEW_USER, _NEW_MOUNTS, _RECURSIVE, _PRIVATE = 0x10000000, 0x20000, 0x4000, 0x40000  # Linux's flags
 SMALL_DISK, LIMITED_FILES = "a disk of {:.1f} MB", "a limit of {:.1f} MB on the size of files"
@@ -88,3 +88,17 @@ def _mount(folder, size) -> bool:
 def _write(path, text):
     with open(path, "w") as file:
         file.write(text)
+
+
+@contextlib.contextmanager
+def no_room_beyond(size: int) -> Iterator[None]:
+    """In the block, no file of this process can become larger than `size` bytes: writing more
+    raises OSError, as on a full disk. Python ignores the signal that comes with it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)

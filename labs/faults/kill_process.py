@@ -4,7 +4,6 @@ that it cannot know."""
 import contextlib
 import itertools
 import os
-import resource
 import select
 import signal
 import struct
@@ -144,17 +143,3 @@ def _said(data) -> Killed:
             break
         acknowledged = version if version >= 0 else acknowledged
     return Killed(acknowledged, raised)
-
-
-@contextlib.contextmanager
-def no_room_beyond(size: int) -> Iterator[None]:
-    """In the block, no file of this process can become larger than `size` bytes: writing more
-    raises OSError, as on a full disk. Python ignores the signal that comes with it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
