@@ -30,16 +30,16 @@ CONSTANTS = {
 ALWAYS_LEFT_OUT = {"labs.memory_math.explorer": ["show_scaling"],
                    "labs.tensor_parallel.muon_update": ["show_sharded_muon"],
                    "labs.pipeline_parallel.choose_plan": ["show_plans", "show_published_plans"],
-                   "labs.surviving_failure.job_state": ["show_other_ranks",
-                                                                 "show_left_gradient"]}
+                   "labs.surviving_failure.other_ranks": ["show_other_ranks"],
+                   "labs.surviving_failure.job_state": ["show_left_gradient"]}
 # With one GPU. module -> functions that are left out: they use no rank of the pretend node, or show
 # what has nothing to do with the number of GPUs
-LEFT_OUT = {"labs.start_here.run_pictures": ["run_script"],
-            "labs.fsdp.comparisons": ["compare_with_zero3", "compare_accumulation",
-                                          "compare_meshes"],
+LEFT_OUT = {"labs.start_here.script": ["run_script"],
+            "labs.fsdp.shard": ["compare_with_zero3"],
+            "labs.fsdp.comparisons": ["compare_accumulation", "compare_meshes"],
             "labs.fsdp.fsdp1": ["fsdp1_wrap_policies"],
             # on 8 ranks, which share 2 GPUs as they share one
-            "labs.tensor_parallel.ring_runs": ["show_ring_memory"],
+            "labs.tensor_parallel.ring_attention": ["show_ring_memory"],
             "labs.tensor_parallel.context_parallel": ["show_three_ways"],
             "labs.pipeline_parallel.three_dimensions": ["show_three_dimensions"]}
 NO_HOSTS = "The pretend node has no hosts."
