@@ -21,7 +21,7 @@ CONSTANTS = {
     "labs.fsdp.paced_run": {"WARM_UP": 1, "STEPS": 1},
     "labs.meters.own_speed": {"WIDTH": {"cpu": 512, "cuda": 512}},
     "labs.scaling.scaling_runs": {"TRIES": 1},
-    "labs.surviving_failure.checkpoints": {"KILLS": 3},
+    "labs.surviving_failure.crash_series": {"SHOWN_KILLS": 3},
     "labs.scaling.lost_time_runs": {"WARM_UP": 1, "RECORDINGS": 1, "ROUNDS": 1, "EXTRA": 2},
     # not the checkout's folder, in which other tests record meanwhile
     "labs.fsdp_profiling.recording": {"FOLDER": Path(tempfile.gettempdir(), "experiments", "05")}}
