@@ -4,6 +4,8 @@ there at all."""
 import re
 import sys
 
+# Names at the left margin of a cell: functions, classes, and the first target of an assignment. A
+# regular expression, because a cell that is not Python has no syntax tree.
 _DEFINES = re.compile(r"^(?:async +)?(?:def|class) +(\w+)|^(\w+)(?: *,.*?)? *=(?!=)", re.MULTILINE)
 _unread: dict[str, str] = {}
 """Name -> where, and why, the last cell that was to define it is not Python."""
@@ -36,6 +38,7 @@ def _shell():
 def _note(result) -> None:
     """IPython calls it after each cell, of which one that is not Python was not run at all."""
     names = {first or second for first, second in _DEFINES.findall(result.info.raw_cell or "")}
+    # Set where IPython could not compile the cell: none of its lines ran, so its names are stale.
     error = result.error_before_exec
     if isinstance(error, SyntaxError):
         where = f"In [{result.execution_count}] line {error.lineno}" if error.lineno else "a cell"

@@ -84,6 +84,8 @@ class Measured:
         """Whether a step takes at least `factor` times as long as the other's in the median, and
         longer than the other's in three quarters of the rounds, which took turns: then the effect
         is larger than the noise."""
+        # Both strategies ran in each round, so what slowed the machine in one round slowed both.
+        # The lower quartile must be above 1, because a median alone may be above 1 by chance.
         ratios = sorted(mine / its for mine, its in zip(self.rounds, other.rounds, strict=True))
         return self.seconds >= factor * other.seconds and ratios[len(ratios) // 4] > 1
 
@@ -174,6 +176,8 @@ def compare(chosen: Mapping[str, Callable], preset: Preset, *, measure_memory: b
     step that all its bytes, and the latency of one collective, take (`proportional_link`). device,
     quiet: as for `launch`.
     """
+    # verify=False: TORCH_DISTRIBUTED_DEBUG=DETAIL adds a barrier to each collective, which would be
+    # timed with it.
     # no time limit, also inside a check: a slow machine may take minutes for honest work
     by_rank = launch(_compare, dict(chosen), preset, _Plan(measure_memory, tries, losses, rounds,
                                                            repeat, record, observe, link),
@@ -294,6 +298,7 @@ def _measure(strategy, preset, plan) -> tuple:
         return built["pair"]
 
     for _ in range(plan.tries if plan.measure_memory else 0):
+        # Each try builds the model again: the recording starts before the parameters are allocated.
         built.clear()  # an old module would be freed while the new one is recorded
         reports.append(memory.record(rebuild, batches(preset, RECORDED),
                                      held=strategies.resident_tensors))
@@ -304,12 +309,14 @@ def _measure(strategy, preset, plan) -> tuple:
     losses = train(*pair, first)
     with Traffic() as traffic:
         losses += train(*pair, [last])
+    # Barriers have no elements: they carry no data.
     return {"reports": reports, "calls": [c for c in traffic.calls if c.elements],
             "losses": losses}, pair
 
 
 def _merged(by_rank) -> Measured:
     """One strategy's findings on all ranks as one."""
+    # One rank's collectives stand for all: every rank calls the same ones, of the same sizes.
     reports = [memory.leanest(found["reports"]) for found in by_rank if found["reports"]]
     losses = [sum(step) / len(by_rank) for step in
               zip(*(found["losses"] for found in by_rank), strict=True)]
@@ -322,6 +329,8 @@ def _merged(by_rank) -> Measured:
 def fullest(reports) -> memory.Report:
     """Of the ranks that keep most the leanest report, phase by phase: gloo's threads may free a
     tensor out of the profiler's sight, which then seems to be held; nothing makes it seem less."""
+    # 1 %: ranks whose shards differ by a few elements count as equal, so that several reports
+    # remain, and a report in which a free was missed is not the only one.
     most = max(map(_states, reports))
     return memory.leanest([one for one in reports if _states(one) > 0.99 * most])
 

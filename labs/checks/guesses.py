@@ -43,6 +43,8 @@ def guess(exercise: str, question: str, value) -> Guess:
     question: what is guessed, with its unit, for the student to read. value: a number; `...` means
     that there is no guess yet. Anything else is no guess either, and the result says so.
     """
+    # Removed first: a guess that is withdrawn or invalid leaves no earlier one, and a new one comes
+    # last in all_guesses().
     _guesses.pop(exercise, None)
     if value is ...:
         return Guess(question, None)

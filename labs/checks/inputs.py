@@ -33,11 +33,15 @@ class UnchangedInputs:
         # the caller's next line reads something else than it passed in
         for name, value in self._inputs.items():
             before, now = self._before[name], _contents(value)
+            # Invariant: as many leaves before the call as after it. Catches pop, append and a new
+            # .grad.
             if before.keys() != now.keys():
                 raise Wrong(f"{self._function} changed its input `{name}`: it had {len(before)} "
                             f"parts before the call and has {len(now)} after it", _HINT,
                             code="changes_input")
             for part, old in before.items():
+                # Invariant: every leaf has its value, shape and dtype. Catches div_, all_reduce
+                # into the input, sort of a list.
                 if not _same(old, now[part]):
                     raise Wrong(f"{self._function} changed its input `{name}{part}`: the caller "
                                 "goes on using it", _HINT, code="changes_input")
@@ -82,6 +86,7 @@ def _contents(value, path="") -> dict[str, Any]:
 def _same(old, new) -> bool:
     if isinstance(old, torch.Tensor):
         return (isinstance(new, torch.Tensor) and old.dtype == new.dtype and old.shape == new.shape
+                # NaN is unequal to itself: an input that holds one would look changed.
                 and torch.equal(old.nan_to_num(), new.nan_to_num()))
     if hasattr(old, "dtype"):
         return old.dtype == new.dtype and old.shape == new.shape and bool((old == new).all())

@@ -71,6 +71,9 @@ def judge_memory(report: memory.Report, allowed: dict[str, dict[str, float]], ru
     for phase, limits in allowed.items():
         found, after = report.phases[phase], "building" if phase == "build" else phase
         held = vars(found) | {"rest": found.total - sum(getattr(found, name) for name in STATES)}
+        # Invariant: after each phase a rank has allocated no more of a category than its shard.
+        # Catches gradients that are reduced but not freed, state for all parameters on each rank,
+        # and gathered parameters that stay allocated after they were used.
         for category, most in limits.items():
             if held[category] > most:
                 name, formula = _NAMES.get(category, category), (formulas or {}).get(category, "")
@@ -95,9 +98,14 @@ def record_step(build: Callable[[nn.Module], tuple], model: nn.Module, batches: 
         parameter.register_post_accumulate_grad_hook(
             lambda _, name=name: traffic.mark(f"ready {name}"))
     module, optimizer = build(model)
+    # The last batch's step is the one recorded: the optimizer has its state by then, and DDP has
+    # rebuilt its buckets, which it does after the first backward.
     train(module, optimizer, batches[:-1])
     traffic.events.clear()
     for layer in layers:
+        # The backward of a linear layer computes the gradient of its weight, which a tensor hook
+        # sees as soon as it is computed; the hook of the parameter above runs after it was
+        # accumulated.
         layer.register_forward_pre_hook(lambda *_: traffic.mark("compute"))
         layer.weight.register_hook(lambda _: traffic.mark("compute"))
     with traffic, mark_waits(traffic):

@@ -25,6 +25,8 @@ def judge_failed_job(job: EndedJob, rank: int, what: str, hint: str, waiting: st
     if job.code == 0:
         raise Wrong(f"{when}, and the {what}'s exit code was 0, as if all had gone well", hint,
                     code="failure_hidden")
+    # Invariant: a job ends when one of its ranks has failed. Catches ranks that wait in a
+    # collective for the failed one until the group's timeout, 30 minutes on gloo.
     if job.code is None:
         raise Wrong(f"{when}, and the {what} had not ended after {job.seconds:.0f} s: {waiting}",
                     waiting_hint, code="hangs_after_failure")
@@ -33,6 +35,8 @@ def judge_failed_job(job: EndedJob, rank: int, what: str, hint: str, waiting: st
 
 def judge_left(job: EndedJob, when: str, what: str) -> None:
     """Raises Wrong where processes were left behind. when: the beginning of the message."""
+    # Invariant: the job's processes are gone when it has ended. Catches ranks without a parent,
+    # which keep cores, memory and GPUs.
     if job.left:
         raise Wrong(f"{when}, and when the {what} had ended, {job.left} of its processes still ran",
                     "Wait for all that is started, before the script ends: mp.spawn waits for its "

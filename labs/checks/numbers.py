@@ -58,11 +58,13 @@ def as_number(value) -> int | float | None:
     """Returns a number as Python's int or float: one of Python (a Fraction or a Decimal too), of
     NumPy, or in a tensor or an array of one element. None for anything else, and for a bool."""
     is_single = isinstance(value, Single) or str(getattr(value, "dtype", "")).endswith("float32")
+    # NumPy's scalars and tensors of one element; .item() of a larger one raises.
     if hasattr(value, "item"):
         try:
             value = value.item()
         except (RuntimeError, TypeError, ValueError):  # an array of several numbers
             return None
+    # bool is a subclass of int: True would be accepted as 1.
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         return None
     if isinstance(value, int):
@@ -87,6 +89,7 @@ def require_number(returned, what: str, hint: str = "Return the number; do not p
     number = as_number(returned)
     if number is None:
         raise Wrong(f"{what}: {said} {kind_of(returned)}, not a number", hint, code="not_a_number")
+    # math.isfinite converts to float, which raises OverflowError for more than 1,024 bits.
     if isinstance(number, int) and number.bit_length() > 1000:
         raise Wrong(f"{what}: {said} a number of {number.bit_length()} bits", hint,
                     code="not_a_number")
@@ -152,12 +155,15 @@ def judge_number(got, want: float, causes: Iterable[Cause], what: str, unit: str
     as of `math.isclose`; a number in float32 is never held to more than its precision.
     """
     number = require_number(got, what)
+    # A result computed with float32 tensors is right if its seven digits are.
     if isinstance(number, Single):
         rel_tol = max(rel_tol, _FLOAT32)
 
     def is_close(value):
         return math.isclose(number, value, rel_tol=rel_tol, abs_tol=abs_tol)
 
+    # Invariant: the number is the formula's. The known mistakes are compared only after that,
+    # because in some cases a mistake leads to the right number too.
     if is_close(want):
         return
     yours, wanted = format_distinct(number, want)

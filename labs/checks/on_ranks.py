@@ -19,6 +19,8 @@ from labs.workers.collective_kernels import IssuedCollective, around_collectives
 from labs.workers.launcher import launch
 
 Result = TypeVar("Result")
+# On 2 ranks some mistakes leave the right numbers: an exchange with the next rank is a complete
+# all-reduce there. Few sizes are divisible by 3, so padding is needed.
 WORLD_SIZES = (2, 3, 4)
 TOLERANCE = 1e-5  # of float32 sums in another order
 _TORCHS_HINT = "Build it from hooks and collectives; torch's is for comparing afterwards."
@@ -93,11 +95,13 @@ def raise_on_all_ranks(judge: Callable[..., Result], *args) -> Result:
     The ranks meet here after the student's code: if one is still inside that code, the launcher
     sees ranks in different collectives and names it, instead of a rank that has left.
     """
+    # Only Wrong is caught: any other exception leaves the rank at once, with its own traceback.
     result, wrong = None, None
     try:
         result = judge(*args)
     except Wrong as error:
         wrong = error
+    # An object collective: a rank without a verdict takes part too, so that no rank waits.
     by_rank = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, wrong)
     for error in filter(None, by_rank):
@@ -109,6 +113,8 @@ def module_and_optimizer(strategy: Callable, model: nn.Module, optimizer_class: 
                          settings: dict[str, Any]) -> ModuleAndOptimizer:
     """The (module, optimizer) that a strategy returns. Raises Wrong if it returns anything else."""
     pair = strategy(model, optimizer_class, **settings)
+    # Invariant: a strategy returns (module, optimizer). Catches a strategy that returns the module
+    # alone, or the two in the wrong order.
     if not isinstance(pair, tuple | list) or len(pair) != 2:  # a list unpacks as well
         raise Wrong(f"the strategy returned {kind_of(pair)}, not (module, optimizer)",
                     "return module, optimizer", code="wrong_type")
@@ -146,6 +152,8 @@ def torchs_own_refused(*names: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in names or _READY_MADE:
             module, kind = _READY_MADE[name]
+            # The constructor is patched, not the name in torch: a student may have imported the
+            # name before.
             if module in sys.modules:  # one that is not imported is not used; importing takes 1 s
                 refused = mock.patch.object(getattr(sys.modules[module], kind), "__init__",
                                             _refusal(f"torch's own {name}", _TORCHS_HINT))

@@ -54,6 +54,7 @@ def previous_strategy(notebook: str, name: str, exercise: str,
         return PreviousStrategy(mine, verdict, path)
     except KeyboardInterrupt:
         raise
+    # Any failure of the student's notebook leads to the worked answer: later notebooks must run.
     except BaseException as error:  # sys.exit() too
         worked = getattr(definitions(ROOT / "solutions" / f"{notebook}.py"), name)
         why = Verdict(exercise, None, _why_not(name, path, exercise, error))
@@ -85,6 +86,7 @@ def definitions(path: Path, **values) -> SimpleNamespace:
 def _trees(path):
     """(name for tracebacks, parsed code), one for a source and one for each cell of a notebook."""
     if path.suffix == ".py":
+        # Drops cached lines of a source that has changed, for tracebacks.
         linecache.checkcache(str(path))
         yield str(path), ast.parse(path.read_text(encoding="utf-8"), str(path))
         return
@@ -97,6 +99,8 @@ def _trees(path):
                     code="unreadable_notebook") from error
     for number, cell in enumerate(cells, 1):
         name = f"{path} cell {number}"
+        # A cell has no file: its lines are given to linecache, which tracebacks and `inspect` read.
+        # (size, mtime, lines, name): an mtime of None keeps the entry in checkcache().
         linecache.cache[name] = len(cell.source), None, cell.source.splitlines(True), name
         try:
             yield name, ast.parse(cell.source if cell.cell_type == "code" else "", name)

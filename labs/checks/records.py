@@ -53,6 +53,7 @@ def record(exercise: str, found: Any, seconds: float, function: str = "") -> Non
     line = {"exercise": exercise, "kind": type(found).__name__, "seconds": seconds,
             "passed": getattr(found, "passed", None), "text": str(found),
             "metrics": [_finite(asdict(metric)) for metric in metrics_of(found)]}
+    # Appended line by line, not written at the end: a notebook that stops leaves what came before.
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
 

@@ -61,6 +61,7 @@ class Reference:
         self._make_optimizer = make_optimizer
         self.optimizer = make_optimizer(self.model)
         self.schedule = schedule(self.optimizer) if schedule else None
+        # (step, trainable parameter): for the mistake of gradients that are never set to zero
         self.history: list[list] = []  # the mean gradients of every step so far
         self.parts = 1
 
@@ -78,6 +79,8 @@ class Reference:
     def differentiate(self, step: Step) -> float:
         """Fills losses, alone and mean without an update; the mean loss."""
         ranks = dist.get_world_size()
+        # Every rank computes the shares of all ranks itself, without a collective: a submission
+        # that leaves the ranks out of step cannot spoil what it is compared with.
         shares = [self._share(step, rank) for rank in range(1 if step.whole else ranks)]
         self.losses, self.alone = zip(*shares * (ranks if step.whole else 1), strict=True)
         self.mean = [_mean(of_ranks) for of_ranks in
@@ -88,6 +91,7 @@ class Reference:
         self.model.zero_grad()
         loss = self.model(**step.inputs(rank)).loss
         loss.backward()
+        # zero_grad() sets .grad to None and does not write into the tensors, so they stay valid.
         gradients = [p.grad for _, p in trainable(self.model)]
         self.model.zero_grad()
         if self.unused == "zero":
@@ -137,6 +141,8 @@ def _copied(state):
 
 
 def _mean(gradients):
+    # The divisor is the number of ranks, not of those that used the parameter: a rank that did not
+    # use it adds a zero to the sum, as in DDP.
     found = [g for g in gradients if g is not None]
     return sum(found) / len(gradients) if found else None
 
@@ -201,11 +207,18 @@ def train_beside_reference(module: nn.Module, optimizer, references: Sequence[Re
     for number, step in enumerate(steps):
         for reference in references:
             reference.train(step)
+        # Invariant: `parts` backward passes without zero_grad between them leave the gradient of
+        # one pass over the share. Catches a hook that overwrites .grad, or keeps the last pass
+        # only.
         with during():
             for _ in range(step.parts):  # gradients must add up
                 loss = module(**step.inputs()).loss
                 (loss / step.parts).backward()
+        # The loss is judged before the update: a forward with stale parameters is then named as
+        # such, and not as the wrong update that follows from it.
         raise_on_all_ranks(_judge_loss, loss.item(), references, number, hints, tolerance)
+        # Gradients are judged before optimizer.step() uses them, because AdamW hides a factor that
+        # all gradients share: its update divides by their size.
         if judge_gradients:
             difference = max(difference, raise_on_all_ranks(judge_gradients, references[0], number))
         optimizer.step()
@@ -220,6 +233,7 @@ def train_beside_reference(module: nn.Module, optimizer, references: Sequence[Re
 
 
 def _judge_loss(loss, references, number, hints, tolerance):
+    # Invariant: each rank's loss is the reference's on the same share, before every update.
     # a forward with stale or partly gathered parameters shows in the loss before any update does
     rank = dist.get_rank()
     want = [reference.losses[rank] for reference in references]
@@ -239,6 +253,9 @@ def judge_parameters(found: Tensors | None, references: Sequence[Reference], whe
     `found` has them. Raises Wrong, with the mistake that explains the numbers if there is one."""
     if found is None:
         return 0.0
+    # Invariant: after each step every parameter is the reference's, in every element, on every
+    # rank. Where two results are right (a gradient of zero or none for an unused parameter), one of
+    # the references must match in all parameters; a mixture of both is wrong.
     differences = [max(largest_difference(found[name], want)
                        for name, want in _wanted(reference, found)) for reference in references]
     nearest = references[differences.index(min(differences))]
@@ -287,11 +304,13 @@ def _explanations(mistakes, name, got, wrong, reference, tolerance) -> tuple[lis
     """
     found = []
     for mistake in mistakes:
+        # unlike: elements that none of the mistake's sets of parameters explains
         given = [parameters[name] for parameters in mistake.gives(reference) if name in parameters]
         unlike = torch.stack([torch.ones_like(got, dtype=torch.bool),
                               *(_differs(got, one, tolerance) for one in given)]).all(0)
         if not (unlike & wrong).any():  # some of what a mistake leaves may happen to be right
             found.append(((bool(unlike.any()), len(given) > 1), mistake))
+    # False sorts before True: all numbers before only the wrong ones, one set before several.
     best = min((how for how, _ in found), default=(False, False))
     return [mistake for how, mistake in found if how == best], not best[0]
 

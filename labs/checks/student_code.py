@@ -30,12 +30,16 @@ def guarded() -> Iterator[None]:
     """Runs the block, which calls student code, with what it prints cut after SHOWN characters.
     Raises TooMuchOutput after MOST, RuntimeError where input is asked for, SystemExit for exit() in
     a cell, and Stopped where the student interrupts it."""
+    # The stack's depth is measured here, so that the notice names a line that runs inside the check
+    # and not the line of the cell that called it.
     caller = sys._getframe(2)  # above contextlib's
     words = functools.partial(_where_it_is, len(source_lines.stack_of(caller)))
     with contextlib.ExitStack() as stack:
         stack.enter_context(progress.notice(hang_rules.STALL_NOTICE, words))
         stack.enter_context(contextlib.redirect_stdout(_Cut(sys.stdout)))
         stack.enter_context(contextlib.redirect_stderr(_Cut(sys.stderr)))
+        # ipykernel replaces builtins.input by a request to the page, which would wait for an
+        # answer.
         stack.enter_context(mock.patch.object(builtins, "input", _refuse_input))
         if shell := _shell():  # exit() and quit() in a cell ask the kernel to end after it
             stack.enter_context(mock.patch.object(shell, "ask_exit", _raise_exit))
@@ -50,6 +54,8 @@ def guarded() -> Iterator[None]:
 def own_place(error: BaseException) -> source_lines.Place | None:
     """The innermost line of the student's that an exception, or one that caused it, went through;
     None where no line of theirs is involved."""
+    # __cause__: RankFailed and wrapped errors are raised "from" the exception of the student's
+    # line.
     while error is not None:
         own = [place for place in source_lines.traceback_of(error) if place.is_students]
         if own:
@@ -92,6 +98,7 @@ class _Cut:
         self._written += len(text)
         if room > 0:
             self._stream.write(text[:room])
+        # Only the write that reaches the limit says so: afterwards room is 0 or negative.
         if 0 < room <= len(text):
             self._stream.write(f"\n… (a check shows the first {SHOWN:,} characters)\n")
         if self._written > MOST:

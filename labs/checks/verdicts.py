@@ -56,6 +56,7 @@ class Wrong(Exception):
     def __str__(self):
         return self.sentence
 
+    # The default __reduce__ calls Wrong(*args) in the other process and misses the keyword `code`.
     def __reduce__(self):  # an exception is made again from its positional arguments
         return functools.partial(Wrong, code=self.code), self.args
 
@@ -150,6 +151,7 @@ def _for_nbgrader(judged):
     """The check, except that under nbgrader it raises what is no ✓, and prints a ✓: nbgrader gives
     all points for a cell that raises nothing, and warns of a result that is no number. A student
     never meets this."""
+    # The variable is read at each call and not at import: nbgrader sets it for its own kernel only.
     @functools.wraps(judged)
     def graded(*answers, **options):
         verdict = judged(*answers, **options)
@@ -177,8 +179,12 @@ def _judged(exercise, hints, finish, device, function):
     @functools.wraps(function)
     def judged(*answers, **options):
         is_check = device != _AS_BEFORE  # else a picture
+        # `device` is an option of every check, not of the function that it wraps: it is taken out
+        # before the arguments are compared with the function's signature.
         chosen = devices.on(options.pop("device", device)) if is_check else nullcontext()
         verdicts = [answer for answer in answers if isinstance(answer, Verdict)]
+        # Order: what is missing comes before what is wrong, so that an unanswered cell stays
+        # neutral.
         if verdicts:
             return verdicts[0]  # of an earlier cell, whose result this one needs
         if old := broken_cells.old_answer():
@@ -260,6 +266,7 @@ def verdict_of(exercise: str, error: BaseException, answers: tuple = ()) -> Verd
         line = f"\n    {cause.place}:  {cause.place.source}" if cause.place else ""
         return Verdict(exercise, False, cause.sentence + line, cause.hint, _printed(error),
                        cause.code)
+    # A launch names the rank and the student's line itself (labs/workers/failures.py).
     if isinstance(error, LaunchError):
         return Verdict(exercise, False, str(error), printed=_printed(error), code=_code_of(error))
     if _is_ours(error, answers):
@@ -306,6 +313,7 @@ def _is_ours(error, answers) -> bool:
 
 def _signature_of(error, answers) -> str:
     """The signature of the answer whose call failed because its arguments do not fit; or empty."""
+    # Python's own message of a call that does not fit: "f() takes 1 positional argument but 2 ..."
     called = re.match(r"(\S+)\(\) (takes|missing|got)", str(error))
     if not isinstance(error, TypeError) or not called:
         return ""
