@@ -176,8 +176,8 @@ def compare(chosen: Mapping[str, Callable], preset: Preset, *, measure_memory: b
     step that all its bytes, and the latency of one collective, take (`proportional_link`). device,
     quiet: as for `launch`.
     """
-    # verify=False: TORCH_DISTRIBUTED_DEBUG=DETAIL adds a barrier to each collective, which would be
-    # timed with it.
+    # verify=False: to compare the ranks' collectives takes time that would be measured; on NCCL it
+    # is up to 30 % of a small collective (labs/workers/nccl.py).
     # no time limit, also inside a check: a slow machine may take minutes for honest work
     by_rank = launch(_compare, dict(chosen), preset, _Plan(measure_memory, tries, losses, rounds,
                                                            repeat, record, observe, link),

@@ -10,6 +10,8 @@ def flip_bit(tensor: torch.Tensor, index: int, bit: int) -> None:
     rank's shard. bit: 0 is the lowest; the sign is the highest, 31 in float32."""
     local = models.local_shard(tensor.detach())
     bits = local.view(_INTEGERS[local.element_size()])
+    # `bits` may be strided, as a view of a flat parameter is: an index for each dimension, no
+    # view(-1).
     place = torch.unravel_index(torch.tensor(index), local.shape) if local.dim() else ()
     width = 8 * local.element_size()
     # the highest bit alone is the lowest negative number

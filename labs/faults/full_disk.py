@@ -30,6 +30,7 @@ def on_full_disk(fn: Callable[[Callable[[], AbstractContextManager]], Any], fold
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
         pid = os.fork()
+    # A fork, so that a mount or a limit, which a process cannot take back, ends with it.
     if not pid:
         os.close(reading)
         _in_the_fork(fn, folder, size, room, writing)
@@ -39,6 +40,7 @@ def on_full_disk(fn: Callable[[Callable[[], AbstractContextManager]], Any], fold
             data = pipe.read()
     finally:
         os.waitpid(pid, 0)
+    # The fork ended before it wrote anything: it was killed, or pickling raised.
     if not data:
         raise OSError("the process with the full disk has ended without a word")
     raised, value, kind = pickle.loads(data)
@@ -60,6 +62,7 @@ def _in_the_fork(fn, folder, size, room, writing):
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(pickle.dumps((raised, value, kind)))
     finally:
+        # Not sys.exit: handlers and threads of the parent are no business of this copy.
         os._exit(0)
 
 

@@ -48,6 +48,7 @@ def kill_while(write: Callable[[int], None], first: int, after: float) -> Killed
         _write_until_killed(write, first, reading, writing)
     os.close(writing)
     try:
+        # The clock begins when the process says that it is ready: a fork may wait for a core.
         data = _read(reading, STARTS, enough=_VERSION.size)
         time.sleep(after if data else 0)
         os.kill(pid, signal.SIGKILL)
@@ -90,6 +91,7 @@ def _kill_at(number, write, writing):
 
     def counted(name, function):
         def called(*args, **options):
+            # The name is written before the kill: the parent yields it when the process is dead.
             if next(calls) == number:
                 os.write(writing, name.encode())
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -137,6 +139,7 @@ def _read(reading, seconds, enough=None) -> bytes:
 def _said(data) -> Killed:
     acknowledged, raised = None, ""
     for at in range(0, len(data) - _VERSION.size + 1, _VERSION.size):
+        # -1: ready; -2: a traceback follows; others: the version whose write has returned
         [version] = _VERSION.unpack_from(data, at)
         if version == -2:
             raised = data[at + _VERSION.size:].decode(errors="replace")

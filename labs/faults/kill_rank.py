@@ -73,6 +73,7 @@ def _kill_later(rank, reading, after, note):
     until = time.monotonic() + after
     while begun and time.monotonic() < until and os.getppid() == rank:
         time.sleep(min(_LOOK, max(0.0, until - time.monotonic())))
+    # getppid() changes when the rank has ended: its number may belong to another process by then.
     if begun and os.getppid() == rank:
         with open(note, "w") as file:
             file.write(f"{time.monotonic()}")

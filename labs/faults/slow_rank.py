@@ -39,6 +39,8 @@ class SlowRank:
         now = self.clock()
         until = now + self.times * (now - self.began)
         while self.clock() < until:
+            # Its time is the thread's own, so a busy machine makes this loop longer and the ratio
+            # no other.
             self.square @ self.square
 
 

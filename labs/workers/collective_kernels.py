@@ -84,6 +84,7 @@ def around_collectives(function: Around, innermost: bool = False) -> Iterator[No
 
 @contextlib.contextmanager
 def _installed() -> Iterator[None]:
+    # "IMPL" adds kernels to operators that exist; the namespace is torch's own.
     library = torch.library.Library("c10d", "IMPL")
     with contextlib.ExitStack() as stack:
         # deregisters the kernels; without it they would stay as long as the process
@@ -97,6 +98,8 @@ def _installed() -> Iterator[None]:
 def _kernel(operator) -> Callable:
     """A kernel of the operator that runs the functions, then the backend's kernel. BackendSelect is
     the last key before the backend's own: autograd and dispatch modes have had their turn."""
+    # Argument names differ in spelling from operator to operator (asyncOp, async_op), so they are
+    # compared in lower case and without underscores.
     name = operator._schema.name.removeprefix("c10d::")
     names = [argument.name.lower().replace("_", "") for argument in operator._schema.arguments]
 
@@ -114,6 +117,7 @@ def _kernel(operator) -> Callable:
                             bool(given.get("asyncop", True)), _members(group),
                             given.get("dst", given.get("src")))
         for function in tuple(_around):
+            # Each wraps what stands before it: the last of the list runs outermost, and first.
             issue = partial(function, collective, issue)
         return issue()
 
@@ -135,6 +139,7 @@ def issued(operator: str, args: tuple, ranks: int, asynchronous: bool,
     return IssuedCollective(
         operator, kind, [] if outputs is None else _tensors(args[outputs]),
         [] if inputs is None else _tensors(args[inputs]), ranks,
+        # monitored_barrier blocks, although its operator has no asyncOp.
         asynchronous and operator != "monitored_barrier_"
         and not (kind in _BLOCKING and _inside_blocking_call()), members, peer)
 

@@ -80,6 +80,7 @@ def announce_collectives(channel) -> None:
 
         @functools.wraps(function)
         def call(*args, **kwargs):
+            # Thread-local: another thread's collective is no part of this call.
             if getattr(state, "is_inside", False):  # object collectives are made of others
                 return function(*args, **kwargs)
             state.is_inside = True
@@ -114,8 +115,14 @@ class CollectiveLog:
         key = (announcement.group, announcement.members, announcement.number)
         by_rank = self._incomplete.setdefault(key, {})
         by_rank[rank] = announcement
+        # Invariant: call number n of a group is the same collective on every rank, with the same
+        # shape, dtype, operation and root. Catches a rank that skips a collective, on which the
+        # others would wait, and one that calls it on another shape, at which gloo aborts the
+        # process.
         if len({other.signature for other in by_rank.values()}) > 1:
             self.mismatch = Mismatch(by_rank)
+        # Invariant: in an all-to-all each rank expects what every other one sends to it. Shapes may
+        # differ.
         elif sentence := _unequal_splits(rank, by_rank):
             self.mismatch = Mismatch(by_rank, sentence)
         elif len(by_rank) == len(announcement.members):
@@ -158,6 +165,7 @@ def _announcement(counts, name, argument, given) -> Announcement:
     group = given.get("group") or dist.group.WORLD
     title, members = getattr(group, "group_name", ""), dist.get_process_group_ranks(group)
     counts[title] += 1
+    # Frame 2 is the caller of `call`: 0 is this function, 1 the wrapper.
     sends, receives = _splits(name, given, len(members))
     return Announcement(title, tuple(members), counts[title],
                         without_variant(name) + _tensor(name, argument, given) + _operation(given),

@@ -85,6 +85,7 @@ def plan(ranks: int | None = None, device: str | None = None) -> Plan:
     found = 0 if device == "cpu" else cuda.count()
     if device == "cuda" and not found:
         raise ValueError("device='cuda', but this machine has no usable GPU: leave device out")
+    # torch's default is all cores for each rank: ranks would compete for them.
     threads = max(1, cores() // ranks)
     if not found:
         why = "as asked" if device == "cpu" else "no GPU here"

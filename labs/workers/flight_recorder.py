@@ -100,6 +100,8 @@ def _last_of(entries) -> int | None:
     if entries is None:
         return None
     issued = [entry["collective_seq_id"] for entry in entries if entry.get("pg_id") == 0]
+    # A ring buffer: when it is full, an empty selection may be due to entries that were
+    # overwritten.
     has_forgotten = len(entries) >= RECORDED
     return max(issued, default=None if has_forgotten else 0)
 

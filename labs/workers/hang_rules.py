@@ -41,6 +41,8 @@ def stuck_reason(handles: Sequence[RankHandle], hang_after: float
                 and time.monotonic() - handle.heard > FIRST_SIGN):
             return "silent", (f"rank {handle.rank} has said nothing since it was started "
                               f"{FIRST_SIGN:g} s ago")
+        # A rank that has returned issues nothing more: the collective that the other one waits in
+        # can never complete, so there is no need to wait for hang_after.
         if handle.progress.quiet_seconds > CONFIRM_DEADLOCK and any(
                 handle.progress.can_never_be_joined_by(other.progress)
                 for other in handles if other.settled):

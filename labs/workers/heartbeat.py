@@ -43,12 +43,15 @@ class Heartbeat(threading.Thread):
     def run(self):
         while True:
             try:
+                # poll() waits in C without the interpreter's lock: the thread costs the main thread
+                # nothing.
                 if not self.channel.connection.poll(INTERVAL):
                     self.activity.update()
                     self.channel.send("heartbeat", self.progress())
                 elif self.channel.connection.recv() == "where":
                     self.channel.send("position", self._position())
             except (EOFError, OSError):
+                # The caller is gone. sys.exit in a thread would end the thread only.
                 os._exit(1)
             except Exception:  # the main thread changes what is looked at, meanwhile
                 # One beat is left out. A thread that ended here would leave the caller with the
@@ -102,6 +105,7 @@ class Heartbeat(threading.Thread):
         if not (flight_recorder.is_on_gpu(pending) or self._may_connect(main, pending)):
             since = max(since, self.activity.idle_since)
         if (self._may_wait_in_cpp(main, pending)
+                # Two heartbeats: one look may meet a call that waits for nobody.
                 and time.monotonic() - since > 2 * INTERVAL):
             return name, since
         return None, None

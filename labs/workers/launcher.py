@@ -90,6 +90,7 @@ def launch(fn: Callable, *args, ranks: int | None = None, **options) -> Results:
     except KeyboardInterrupt:  # it came while the ranks were being stopped
         raise Interrupted([]) from None
     except LaunchError as error:
+        # Only here: the output is complete when the ranks have been stopped.
         error.output = group.output.text
         raise remember(error) from error.__cause__
     return Results(values, group.progress.series, group.output.text, time.monotonic() - began)

@@ -47,6 +47,7 @@ def validated(limit: float | None, device: str) -> int | None:
         return None
     if isinstance(limit, bool) or not isinstance(limit, (int, float)):
         raise TypeError(f"memory_limit={limit!r}: give bytes per rank, for example 2e9 for 2 GB")
+    # "not >=" instead of "<", so that NaN is refused too.
     if not limit >= 1_000_000:
         raise ValueError(f"memory_limit={limit!r} is in bytes: 2 GB are memory_limit=2e9")
     if device == "cpu" and sys.platform != "linux":
@@ -57,12 +58,15 @@ def validated(limit: float | None, device: str) -> int | None:
 def limit(allowed: int, device: str) -> None:
     """On a rank: allows it `allowed` bytes more than it has now; more raises."""
     global _base, _hard_limit, _gpu
+    # The allocator's own limit: RLIMIT_DATA counts no memory of a GPU.
     if device != "cpu":
         cuda.limit_memory(allowed, device)
         _gpu = device
         return
     import resource
 
+    # RLIMIT_DATA counts all private writable memory, with torch's libraries: the limit is set above
+    # what the rank has now.
     _base = data_size()
     _hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (_base + allowed, _hard_limit))

@@ -53,6 +53,8 @@ class LaunchOutput:
 
     def read(self, rank: int, descriptor: int) -> bool:
         """Takes what rank `rank` printed; False at the end of its output."""
+        # One read: it returns what is there and never waits, because the selector found the pipe
+        # ready.
         data = os.read(descriptor, 1 << 16)
         self.by_rank[rank].feed(data)
         self.changed = time.monotonic()

@@ -62,6 +62,7 @@ def unpack(data: bytes) -> tuple[Callable, tuple]:
     file = io.BytesIO(data)
     unpickler = pickle.Unpickler(file)
     packed = unpickler.load()
+    # Two parts: (fn, args), then dictionaries of definitions, as `_dumps` writes them.
     while file.tell() < len(data):
         definitions = unpickler.load()
         vars(sys.modules["__main__"]).update(definitions)
@@ -131,6 +132,7 @@ class IncomingResult:
     def __init__(self, sizes: list[int]):
         self.buffers = [bytearray(size) for size in sizes]
         self.total, self.received = sum(sizes), 0
+        # Empty buffers have no piece that could complete them.
         self._unfilled = [memoryview(buffer) for buffer in self.buffers if buffer]
 
     def add(self, piece: bytes) -> None:
@@ -164,6 +166,8 @@ class _Pickler(cloudpickle.Pickler):
         if type(value) is torch.Tensor and _is_plain_and_large(value):
             # torch's own pickling would copy it into the stream, and once more on the way there
             flat = value.detach().reshape(-1).view(torch.uint8).numpy()
+            # flat: (bytes,), a view of the tensor's memory, which protocol 5 sends beside the
+            # pickle
             return _tensor, (pickle.PickleBuffer(flat), value.dtype, value.shape,
                              value.requires_grad)
         if path := _operator_path(value):

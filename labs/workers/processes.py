@@ -53,6 +53,7 @@ def warm_up() -> None:
     with status("starting the process that ranks are forked from"), _lock, _main_hidden(), \
             deferred():
         private_directory()
+        # The server reads the list only when it starts: later calls change nothing.
         context().set_forkserver_preload(PRELOAD)
         forkserver.ensure_running()
 

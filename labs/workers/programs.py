@@ -40,6 +40,7 @@ class StallWatch:
             # What was ready both times had no core in between, or had one all the time. A program
             # that waits is hardly ever found ready, and not twice in a row.
             before, self._ready = self._ready, set(filter(_is_ready, self._seconds))
+            # A process that gets a core only now and then computes little, and yet does not wait.
             if self._computed > STILL or before & self._ready:
                 self._computed, self._computed_at = 0.0, now
         return now > self._began + self._limit or now > self._computed_at + STALL

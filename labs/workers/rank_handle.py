@@ -172,6 +172,8 @@ class RankHandle:
         if self.process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
+            # The rank is the leader of its own session (worker.die_with_caller), so its children
+            # die with it.
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
 

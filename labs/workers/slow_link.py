@@ -120,6 +120,7 @@ def proportional_link(step: Callable[[], object], share: float, latency_share: f
             began = time.thread_time()
             step()
             seconds.append(time.thread_time() - began)
+    # (2,): seconds of CPU time of the median step, bytes of one step
     found = torch.tensor([sorted(seconds)[repeat // 2], usage.bytes / repeat], dtype=torch.float64)
     dist.all_reduce(found)  # the mean over the ranks: every rank must have the same link
     computes, nbytes = (found / dist.get_world_size()).tolist()

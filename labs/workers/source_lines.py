@@ -38,6 +38,7 @@ class Place:
     @property
     def source(self) -> str:
         """The text of the line, without its indentation."""
+        # A file may have been edited since it was read, as a script between two runs.
         linecache.checkcache(self.filename)
         return linecache.getline(self.filename, self.line).strip()
 

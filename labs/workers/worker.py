@@ -68,14 +68,20 @@ class RankConfig:
 def main(config: RankConfig, connection, output) -> None:
     """Runs the rank. It never returns: a process that ended would close its connections, and the
     other ranks would fail. The caller kills it when all ranks are done."""
+    # First, because everything after it may block.
     die_with_caller()
     _redirect(output)
+    # After _redirect: the dumps go to the caller through descriptor 2, which was replaced there.
     _enable_stack_dumps()
     channel = Channel(connection, config.rank)
     channel.activate()
     try:
+        # Received as bytes and unpacked only when the process group is up: unpacking imports
+        # modules that may ask for the rank, and an exception in it is reported like one of the
+        # function.
         packed = connection.recv_bytes()
         thread = heartbeat.Heartbeat(channel, config.backend)
+        # Before the group is joined, so that a rank that waits there for others is seen to wait.
         thread.start()
         _join_group(config, channel)
         channel.send("began")
@@ -88,10 +94,12 @@ def main(config: RankConfig, connection, output) -> None:
         _flush()
         pickling.send_result(channel, thread.final_progress(), result)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are outcomes too
+        # Before anything is allocated here: under a limit that was reached, str(error) could fail.
         memory.lift()
         _flush()
         # no destroy_process_group here: after an error it can deadlock
         channel.send("exception", _outcome_fields(error, config))
+    # The connections stay open until the caller kills this process.
     threading.Event().wait()
 
 
@@ -105,6 +113,7 @@ def die_with_caller() -> None:
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     # While a rank holds this pipe open, the fork server does not notice that its caller has ended.
+    # Private names of multiprocessing.
     with contextlib.suppress(ImportError, AttributeError, OSError):
         from multiprocessing.forkserver import _forkserver
 
@@ -117,6 +126,7 @@ def _redirect(output):
     """Sends everything that this process prints, C++ included, to the caller, line by line. Over a
     pipe it appears in the cell under every front end; ipykernel's own capture of what child
     processes print is off under nbval."""
+    # The descriptors are replaced, not only sys.stdout, so that C++'s output is caught too.
     for number in (1, 2):
         os.dup2(output.fileno(), number)
     output.close()
@@ -164,6 +174,7 @@ def _join_group(config, channel):
     import torch
     import torch.distributed as dist
 
+    # A rank of the fork server has torch already: OMP_NUM_THREADS comes too late for it.
     torch.set_num_threads(config.threads)
     if config.device != "cpu":
         cuda.use(config.device)
@@ -173,6 +184,7 @@ def _join_group(config, channel):
     dist.init_process_group(config.backend, rank=config.rank, world_size=config.ranks,
                             store=dist.FileStore(config.rendezvous, config.ranks),
                             timeout=_NO_TIMEOUT)
+    # After init_process_group: from then on another call of it is refused.
     users_groups.install(config.ranks)
     collectives.add_new_names()  # before they are announced
     if config.verify:
@@ -217,6 +229,7 @@ def _outcome_fields(error, config) -> dict:
         message = str(error)
     except Exception as another:
         message = f"(its message cannot be shown: {type(another).__name__})"
+    # None where the exception cannot be pickled: its type, message and stack are sent in any case.
     packed = None
     with contextlib.suppress(Exception):
         packed = cloudpickle.dumps(error)
@@ -233,6 +246,7 @@ def _kind(error, message, shortage) -> Kind:
         return Kind.CALLED_EXIT
     if isinstance(error, pickling.CannotSend):
         return Kind.CANNOT_SEND
+    # A lost connection goes before a shortage: it is a consequence of another rank's end.
     if nccl.lost_peer(message) or any(words in message for words in _PEER_GONE):
         return Kind.LOST_CONNECTION
     return Kind.OUT_OF_MEMORY if shortage else Kind.RAISED

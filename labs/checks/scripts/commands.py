@@ -161,6 +161,8 @@ def _shown(process, deadline, watch, family) -> str:
             output.show()
             if watch:
                 watch(process.pid, output.text[0])
+            # Also without an end of the output: an orphan of the command may keep the pipe open for
+            # ever.
             if family.look(process):
                 break
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -193,6 +195,7 @@ def _end(process, family):
     found = family.members
     with contextlib.suppress(psutil.Error):
         found = found | set(psutil.Process(process.pid).children(recursive=True))
+        # First SIGTERM: torchrun then ends its ranks and removes its files.
         process.terminate()
         psutil.wait_procs(found, timeout=2)
     for child in found:

@@ -85,6 +85,8 @@ def read_metrics(run: Any, path: str | Path, keys: dict[str, type]) -> dict[str,
                     f"there is no {path} of it", "What it printed says why.", code="run_failed")
     if not Path(path).is_file():
         raise Wrong(f"there is no {path}: the run wrote none", _WRITE, code="file_missing")
+    # Invariant: the file is of this run. Catches the metrics of an earlier run, which a script that
+    # writes none leaves in place, and those of a run that came later.
     written = Path(path).stat().st_mtime
     if written < run.began - EARLIER:
         raise Wrong(f"{path} is of an earlier run: this one wrote none", _WRITE,

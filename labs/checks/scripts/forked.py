@@ -110,6 +110,7 @@ class ForkedJob:
         for rank in range(self._ranks):
             host, local = divmod(rank, self._ranks // self._hosts)
             own = {"RANK": rank, "LOCAL_RANK": local, "ROLE_RANK": rank, "GROUP_RANK": host}
+            # RANK, LOCAL_RANK and GROUP_RANK as on `hosts` nodes of equally many ranks.
             self._processes.append(processes.start(target, (RankStart(
                 script, tuple(map(str, arguments)), variables | self._more | {
                     name: str(value) for name, value in own.items()},
@@ -132,12 +133,14 @@ class ForkedJob:
                 self._stopped = True
                 return
             if failed_at is None and any(self._codes):
+                # torchrun's agent does the same: one failed rank ends the others with SIGTERM.
                 failed_at = time.monotonic()
                 programs.end([process.pid for process in self._processes
                               if process.exitcode is None], signal.SIGTERM)
             if failed_at and time.monotonic() > failed_at + GRACE:
                 return
             time.sleep(0.01)
+        # Invariant: what the ranks started is gone with them. Not counted when the run was stopped.
         self._left = programs.count_left(self._groups)
 
     def kill(self) -> None:

@@ -81,6 +81,7 @@ class RankRecord:
     @classmethod
     def load(cls, path: Path | str) -> "RankRecord":
         """Reads what `save` wrote. Raises an exception of any kind where that is not there."""
+        # weights_only: the record is written by a process that runs a student's code.
         fields = torch.load(path, weights_only=True)
         steps = [Step(**{**step, "batches": [Batch(**batch) for batch in step["batches"]]})
                  for step in fields.pop("steps")]
@@ -154,6 +155,7 @@ def run_script(script: str) -> tuple[int, tuple[str, str, int] | None]:
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
+        # The kernel keeps the lowest 8 bits of an exit code.
         if error.code is None or isinstance(error.code, int):
             return (error.code or 0) & 0xFF, None
         print(error.code, file=sys.stderr)
@@ -180,6 +182,7 @@ class _Probe(CollectiveObserver):
     def installed(self) -> Iterator[None]:
         from transformers import GPT2LMHeadModel
 
+        # A hook of all optimizers: the script makes its optimizer itself, of any class.
         hook = register_optimizer_step_pre_hook(self._before_step)
         with contextlib.ExitStack() as stack:
             stack.callback(hook.remove)
@@ -198,16 +201,21 @@ class _Probe(CollectiveObserver):
 
     def _noting(self, original) -> Callable:
         def forward(model, input_ids=None, *args, **kwargs):
+            # A validation pass is no part of a training step.
             if not torch.is_grad_enabled():
                 return original(model, input_ids, *args, **kwargs)
             if not self._pending:
                 self._began = time.perf_counter()
             self._model, self._batches = model, self._batches + 1
             note(self._notes, "batch", os.environ["RANK"], len(input_ids))
+            # Not in the first batch: ranks must be inside the training loop, with collectives
+            # behind them.
             if self._fails and self._batches == FAILS_AT:
                 raise RuntimeError(f"raised on rank {os.environ['RANK']} on purpose, by the check")
             result = original(model, input_ids, *args, **kwargs)
             loss = getattr(result, "loss", None)
+            # rows: (sequences, context) on the CPU; a copy, because a script may reuse its batch's
+            # memory
             self._pending.append(Batch(input_ids.detach().cpu().clone(),
                                        None if loss is None else loss.item()))
             return result
@@ -218,6 +226,7 @@ class _Probe(CollectiveObserver):
         now = time.perf_counter()
         named = self._model.named_parameters() if self._model else ()
         gradients = {name: _local(p.grad) for name, p in named if p.grad is not None}
+        # The optimizer's parameters too: an optimizer may own shards that the model does not have.
         held = storage_bytes([*(self._model.parameters() if self._model else ()),
                               *(p for group in optimizer.param_groups for p in group["params"])])
         self.record.steps.append(Step(self._pending, float(optimizer.param_groups[0]["lr"]),
@@ -226,8 +235,10 @@ class _Probe(CollectiveObserver):
 
     def _opening(self, original) -> Callable:
         def opened(file, mode="r", *args, **kwargs):
+            # Only names: a number is a file descriptor that is open already.
             if isinstance(file, str | os.PathLike) and set(mode) & set("wax+"):
                 path = str(Path(file).absolute())
+                # The probe's own notes are no files of the script.
                 if not path.startswith(self._notes):
                     self.record.written.append(path)
             return original(file, mode, *args, **kwargs)

@@ -65,6 +65,7 @@ class Job:
         self._bytes = self._bytes_before = read_bytes()
         self._began, self._seconds = time.monotonic(), None
         self._lock, self._ended = threading.Lock(), threading.Event()
+        # Daemon: a job that nobody waits for must not keep the kernel from ending.
         threading.Thread(target=self._listen, name="hosts-output", daemon=True).start()
 
     @property

@@ -108,6 +108,8 @@ class Hosts(Sequence):
         commands, processes = {}, {}
         for place, host in enumerate(chosen):
             words = list(command(host) if callable(command) else command)
+            # `place`: the number among the hosts of this job, not among all; host 0 may have been
+            # killed.
             if torchrun.is_torchrun(words):
                 words = torchrun.torchrun(words, place, [h.address for h in chosen], number)
             commands[host.index] = words
@@ -188,7 +190,9 @@ class Host:
     def kill(self) -> None:
         """Takes its power away: every process on it ends at once, and sends nothing any more, not
         even that its connections are closed."""
+        # Before its processes end: the kernel would send FIN or RST for their connections.
         self.unplug()
+        # The counters are gone with the host's network namespace: the last values are read now.
         self.bytes()
         self.alive = False
         self.process.kill()

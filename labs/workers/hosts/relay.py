@@ -34,6 +34,8 @@ def main() -> None:
         pause = max(0.0, in_flight[0][0] - time.monotonic()) if in_flight else None
         for number in select.select(list(ports), [], [], pause)[0]:
             for frame in read_frames(ports, number):
+                # An Ethernet frame: 6 bytes of the receiver's address, 6 of the sender's, 2 of
+                # type.
                 owners[frame[HEADER + 6:HEADER + 12]] = number
                 in_flight.append((time.monotonic() + seconds, number, frame))
         while in_flight and in_flight[0][0] <= time.monotonic():
