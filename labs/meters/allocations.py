@@ -33,6 +33,7 @@ def read_profile(recorded: profile) -> tuple[list[Change], list[int]]:
     """Returns what was allocated and freed on this rank's device, from the outermost spans on, and
     the times of the marks. recorded: a profile with profile_memory."""
     device = devices.device()
+    # Private: the event tree has the spans around each allocation, which the public averages lack.
     tree = recorded.profiler.kineto_results.experimental_event_tree()
     changes, times, todo = [], {}, [(event, ()) for event in tree]
     while todo:
@@ -56,6 +57,7 @@ def follow(changes: list[Change]) -> list[Allocation]:
     allocations, live = [], {}
     for time, address, nbytes, spans in changes:
         if nbytes > 0:
+            # An address is used again only when its memory was freed.
             if address in live:  # the profiler missed its end
                 live[address].end = time
             live[address] = Allocation(address, nbytes, time, spans)

@@ -77,7 +77,10 @@ def _observed(collective, issue) -> Any:
     for observer in tuple(_observers):
         observer.before(collective)
     result = issue()
+    # Operators return (tensors, Work) or the Work alone.
     work = result[-1] if isinstance(result, tuple) else result
+    # A kernel gets the Work as a boxed TorchScript object; unbox returns the object that Python
+    # has.
     if isinstance(work, torch.ScriptObject):
         work = dist.Work.unbox(work)
     for observer in tuple(_observers):

@@ -58,6 +58,7 @@ def held_bytes(module: nn.Module, optimizer: Any) -> dict[str, int]:
     optimizer updates, is "master_weights"."""
     found = resident_tensors(module, optimizer)
     sizes = {part: storage_bytes(found[part]) for part in PARTS}
+    # resident_tensors counts the model's buffers as parameters; a complete copy here has none.
     sizes["parameters"] -= storage_bytes(module.buffers())
     if isinstance(optimizer, EngineOptimizer):
         moments = [value for state in optimizer.state.values() for value in state.values()

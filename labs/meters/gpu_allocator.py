@@ -38,6 +38,7 @@ class Allocator:
 
 def start() -> cuda.GpuMemory:
     """On a rank: returns what its GPU holds as a recording begins; peaks count from now on."""
+    # Cached blocks of earlier runs would count in what this run reserves.
     cuda.empty_cache()
     cuda.reset_peak()
     return cuda.memory()

@@ -31,6 +31,7 @@ class HostCopies(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
         if function in _COPIES:
+            # _to_copy(source), copy_(target, source)
             source = args[function is _COPIES[1]]  # copy_(target, source)
             self._count(source.device.type, found.device.type, found.nbytes)
         return found

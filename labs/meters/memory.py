@@ -128,15 +128,19 @@ class _RecordedLoop:
             self._step(*self._job, batch)
 
     def _step(self, module, optimizer, batch):
+        # Both hooks return the tensor that they get: nothing is copied, only the addresses are
+        # noted. A hook that returned another object would change what autograd keeps allocated.
         with saved_tensors_hooks(self._pack, lambda tensor: tensor):
             loss = module(**batch).loss
         self._mark("forward")
         loss.backward()
+        # While the loss is held, its bytes count after backward too.
         del loss
         self._mark("backward")
         optimizer.step()
         self._mark("step")
         optimizer.zero_grad()
+        # After zero_grad(): what is alive at a boundary lasts from step to step.
         self._mark("boundary")
         self._saved.clear()
 
@@ -150,6 +154,8 @@ class _RecordedLoop:
             self.outside[phase] = self.traced.held()
         addresses = {category: {_address(t) for t in tensors}
                      for category, tensors in self._held(*self._job).items()}
+        # Saved tensors count at the end of forward only: in backward they are freed one after the
+        # other, and their addresses are used again.
         addresses["activations"] = set(self._saved) if phase == "forward" else set()
         with record_function(f"{MARK}{len(self.marks)}"):
             self.marks.append((phase, addresses))
@@ -210,6 +216,7 @@ def _report(allocations, times, marks) -> Report:
     _categorise(allocations, times, marks)
     names = [name for name, _ in marks]
     last = {name: index for index, name in enumerate(names)}
+    # The mark before a phase's last mark is the phase's begin.
     begins = {phase: times[last[phase] - 1] if last[phase] else 0 for phase in PHASES}
     highest = {phase: _highest(allocations, begins[phase], times[last[phase]]) for phase in PHASES}
     return Report({phase: _held(allocations, times[last[phase]]) for phase in PHASES},
@@ -230,6 +237,8 @@ def _categorise(allocations, times, marks):
     """Sets each allocation's category, for its whole life: what a mark found at its address, else
     what its spans and its lifetime imply."""
     alive = [[b for b in allocations if b.begin <= time < b.end] for time in times]
+    # In this order: the first category that a mark finds at an address stays, so a parameter that
+    # forward saves is a parameter and no activation.
     for category in ("parameters", "gradients", "optimizer_state", "buffers", "activations"):
         for here, (name, held) in zip(alive, marks, strict=True):
             # parameters that come with forward are gathered ones, which FSDP keeps until backward
@@ -267,6 +276,7 @@ def _held(allocations, time) -> Memory:
 
 def _highest(allocations, begin=0, end=2**63) -> int:
     """When, of this span of time, most bytes were held."""
+    # (nanoseconds, bytes): at the same moment frees come before allocations.
     changes = sorted([(each.begin, each.nbytes) for each in allocations]
                      + [(each.end, -each.nbytes) for each in allocations])
     total, most, when = 0, _held(allocations, begin).total, begin

@@ -36,6 +36,7 @@ class OutsideTorch:
     def __enter__(self):
         self._mapped = dict(_mapped_files())
         self._started = not tracemalloc.is_tracing()
+        # Somebody else may be tracing already: then what was there before is subtracted.
         self._before = sum(self._by_line().values()) if not self._started else 0
         if self._started:
             tracemalloc.start()

@@ -58,6 +58,7 @@ def _own_speed(preset, rounds) -> OwnSpeed:
     return OwnSpeed(
         preset, sum(parameter.numel() for parameter in model.parameters()),
         preset.batch * preset.context / min(seconds["step"]),
+        # FLOP of a product of two (width, width) matrices: a multiplication and an addition each
         2 * width**3 / min(seconds["product"]), kind)
 
 

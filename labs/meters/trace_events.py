@@ -150,6 +150,7 @@ class TraceBuilder:
         """Merges at once, since most operations are nested in others: a list of all would grow with
         the file."""
         intervals = self.busy[thread]
+        # GAP: between two operations the thread runs Python, which computes for the step as well.
         if intervals and intervals[-1][0] <= begin <= intervals[-1][1] + GAP:
             intervals[-1] = (intervals[-1][0], max(intervals[-1][1], end))
         else:

@@ -50,6 +50,7 @@ def numbers_sent(calls: Iterable[CollectiveCall]) -> float:
     numbers = 0.0
     for call in calls:
         if call.kind != "recv":
+            # Object collectives send pickles as uint8 tensors: one byte an element.
             is_object = call.bytes == call.elements and call.ranks  # uint8
             numbers += call.elements / (_PICKLED_NUMBER if is_object else 1)
     return numbers
@@ -169,6 +170,7 @@ class _WaitMarks(WaitObserver):
             return False
         before, now = self._polled.get(work), len(self._traffic.events)
         self._polled[work] = now
+        # Polled again with nothing in between: a loop around is_completed() is a wait.
         if before == now:
             self.wait_begins(work)
         return before is None

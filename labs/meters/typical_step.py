@@ -133,6 +133,7 @@ class _Recordings:
 
 def of_slowest_rank(seconds: Sequence[float]) -> list[float]:
     """On a rank: of each step the seconds of the slowest rank, which the others wait for."""
+    # (2,): float64, because float32 has seven digits only
     found = torch.tensor(list(seconds), dtype=torch.float64, device=devices.device())
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return found.tolist()

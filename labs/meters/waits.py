@@ -56,6 +56,8 @@ def _installed() -> Iterator[None]:
     library = torch.library.Library("_c10d_functional", "IMPL")
     with contextlib.ExitStack() as stack:
         stack.callback(library._destroy)
+        # At BackendSelect, and with `redispatch`, for the reason in
+        # labs/workers/collective_kernels.py.
         library.impl("wait_tensor", _wait_tensor, "BackendSelect", with_keyset=True)
         for name in _BLOCKING:
             if hasattr(dist.Work, name):

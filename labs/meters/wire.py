@@ -21,6 +21,7 @@ def sent_bytes() -> int | None:
         with contextlib.suppress(OSError):
             told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LENGTH)
             if len(told) == _LENGTH:
+                # TCP counts a segment that it sends again as sent: `again` bytes are taken off.
                 sent, again = struct.unpack_from(_FORMAT, told, _OFFSET)
                 total, seen = total + sent - again, True
     return total if seen else None

@@ -27,6 +27,7 @@ def windows(size: int, context: int, seed: int = 0) -> torch.Tensor:
     """`size` random windows of the text, int64, shape (size, context + 1)."""
     source = text()
     generator = torch.Generator().manual_seed(seed)
+    # (size, 1); with arange they broadcast to (size, context + 1) positions of the text
     starts = torch.randint(len(source) - context - 1, (size, 1), generator=generator)
     return source[starts + torch.arange(context + 1)].long()
 

@@ -96,13 +96,16 @@ class EdgeCaseModel(nn.Module):
         self.scale = nn.Parameter(torch.rand(5) + 0.5, requires_grad=False)
         self.register_buffer("shift", torch.randn(5))
         self.head = nn.Linear(5, VOCABULARY, bias=False)
+        # One parameter under two names: a wrapper that lists it twice reduces it twice.
         self.head.weight = self.embedding.weight
         move_to_rank(self)
 
     def forward(self, x, y, use_all: bool = False):
+        # hidden: (batch, sequence, 13)
         hidden = torch.tanh(self.first(self.embedding(x) * self.scale + self.shift))
         if use_all:
             hidden = hidden + torch.tanh(self.sometimes_unused(hidden))
+        # logits: (batch, sequence, 256); y: (batch, sequence)
         logits = self.head(self.second(hidden))
         loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
         return ModelOutput(logits, loss)
@@ -132,6 +135,7 @@ class DeepMLP(nn.Module):
         move_to_rank(self)
 
     def forward(self, x, y):
+        # (batch, width); bytes become numbers from 0 to 1
         hidden = self.inlet(x / 255)
         for layer in self.layers:
             hidden = hidden + torch.tanh(layer(hidden))
@@ -160,11 +164,14 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids):
         length = input_ids.shape[1]
+        # (length, length): -inf above the diagonal, so that no token sees a later one
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=input_ids.device)
+        # (batch, length, hidden)
         hidden = self.embedding(input_ids) + self.places.weight[:length]
         for layer in self.layers:
             hidden = layer(hidden, src_mask=mask, is_causal=True)
         logits = self.head(self.norm(hidden))
+        # Position i predicts token i + 1: the last logits and the first token have no partner.
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten())
         return ModelOutput(logits, loss)
 

@@ -73,6 +73,7 @@ def preset(name: str | None = None, lab: str = "", **changes: int) -> Preset:
     if name not in PRESETS:
         raise ValueError(f"no preset {name!r}: choose {', '.join(PRESETS)}, or leave it out")
     chosen, gpus = PRESETS[name], devices.gpus()
+    # An own choice of a small preset keeps its number of ranks.
     if name == "node" or gpus > 1 and not name.startswith(("laptop", "one-gpu")):
         chosen = replace(chosen, ranks=max(2, gpus))
     if asked := os.environ.get("WORKBOOK_RANKS"):

@@ -64,6 +64,7 @@ class _Reducer:
               unittest.mock.patch.object(dist, "_compute_bucket_assignment_by_size",
                                          _reversed(module.bucket_bytes_cap))):
             module._ddp_init_helper(parameters, [False] * len(parameters), {}, module.static_graph)
+        # complete_all_reduces refuses a module that has a hook; the new reducer has none yet.
         module._comm_hooks.clear()
         complete_all_reduces(module)
         self._reducer, module.reducer, self._rebuilt = module.reducer, self, True

@@ -74,6 +74,7 @@ def tensors(tracker) -> Iterator[None]:
         stack.enter_context(whole_sequences())
         stack.enter_context(_lazy_chunks())
         stack.enter_context(_shape_propagation_untracked(tracker))
+        # The tracker is entered last, so it is the innermost mode and sees each operator first.
         stack.enter_context(FakeTensorMode())
         stack.enter_context(tracker)
         yield

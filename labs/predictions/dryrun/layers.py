@@ -39,6 +39,7 @@ def extended(few: dict[int, list[tuple]], layers: int) -> list[tuple] | None:
     if not set(four) <= set(five) <= set(six):
         return None
     line = {key: _line(four[key], five[key]) for key in four}
+    # A straight line goes through any two points: the third one, 6 layers, is the test.
     predicted = {key: _at(line[key], 2) for key in line}
     if any(six[key][2:] != predicted[key] for key in line) or _higher(six, predicted):
         return None

@@ -94,6 +94,8 @@ def _real(leaf):
     """A real tensor like a fake one: numbers between 0 and 1, and index 0, which always exists."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
+    # Elements of memory that a strided tensor spans: those of an expanded one (stride 0) count
+    # once.
     extent = 1 + sum((n - 1) * s for n, s in zip(leaf.shape, leaf.stride(), strict=True))
     if leaf.is_floating_point() or leaf.is_complex():
         numbers = torch.rand(max(extent, 1), dtype=leaf.dtype)

@@ -53,6 +53,7 @@ def dry_run(model: Any, *, ranks: int = 1, strategy: str | Callable = "plain", b
         raise RuntimeError("device='cuda': a dry run of a GPU's operators needs a machine with a "
                            "GPU; leave device out for the CPU's")
     with contextlib.ExitStack() as stack:
+        # DeviceMesh and DDP ask for a process group; a plain job needs none.
         if strategy != "plain":
             stack.enter_context(fake.ranks(ranks))
         with fake.refusals_explained():
@@ -99,6 +100,8 @@ class _Run:
         calls = {n: t.calls for n, t in few.items()}
         if self._job.strategy != "ddp" or self._job.options.get("find_unused_parameters"):
             return layers.collectives(calls, self._layers)
+        # DDP's buckets do not grow by a fixed number per layer: a bucket may hold parts of two
+        # layers.
         others = {n: [c for c in found if c.kind != "all_reduce"] for n, found in calls.items()}
         buckets = layers.bucket_calls(few[layers.SIZES[-1]].gradients, self._layers,
                                       int(self._job.options.get("bucket_cap_mb", 25) * 2**20))

@@ -46,6 +46,8 @@ class Tracker(TorchDispatchMode):
 
     def __enter__(self):
         self._resize = torch.UntypedStorage.resize_
+        # FSDP frees a gathered parameter by resize_(0) of its storage: no operator of the
+        # dispatcher sees it.
         torch.UntypedStorage.resize_ = self._resizing(self._resize)
         return super().__enter__()
 
@@ -112,6 +114,7 @@ class Tracker(TorchDispatchMode):
         """The key of a tensor's storage, which is logged if it is new or has grown. size: bytes,
         where the real one has others."""
         storage = tensor.untyped_storage()
+        # The C++ object's address: a fake tensor has no data pointer.
         address, size = storage._cdata, storage.nbytes() if size is None else size
         if tensor.device.type != self._device:
             size = 0
@@ -127,6 +130,8 @@ class Tracker(TorchDispatchMode):
         self._sizes[key] = 0
         if self._label:
             self.labels[key] = self._label
+        # The callback runs at the moment at which the last reference goes: no garbage collection is
+        # needed unless tensors are in a cycle.
         self._references[address] = weakref.ref(storage, lambda _: self._gone(address))
 
     def _gone(self, address):

@@ -22,6 +22,7 @@ def kept_share(groups: int, failures: Sequence[tuple[float, int]], wait: float, 
         for begin, until in _merged(own):
             changes += [(begin, 1, 0), (until, -1, 0)]
     work, clock, missing, pauses = 0.0, 0.0, 0, 0
+    # Between two changes everything is constant: the work of each span is added.
     for time, more_missing, more_pauses in [*sorted(changes), (end, 0, 0)]:
         until = min(time, end)
         work += 0.0 if pauses else (until - clock) * (groups - missing) / groups

@@ -47,12 +47,15 @@ def simulate(work: float, interval: float, save: float, restart: float,
     while done < work:
         waiting = restart if starts else 0.0
         piece = min(interval, work - done)
+        # A piece counts only with its save: all of it fits before the next failure, or none is
+        # kept.
         if left >= waiting + piece + save:
             left -= waiting + piece + save
             restarting, done, saving = restarting + waiting, done + piece, saving + save
             starts = False
             continue
         restarting += min(left, waiting)
+        # What came after the restart: computing, and perhaps a part of the save.
         lost += max(0.0, left - waiting)
         left = next(gaps, math.inf)
         failures, starts = failures + 1, True

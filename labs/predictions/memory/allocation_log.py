@@ -29,6 +29,7 @@ def change_of(activations: np.ndarray, gradients: np.ndarray, scratch: np.ndarra
         return Change({}, {})
     held = {"activations": np.cumsum(activations) + scratch,
             "gradients": np.cumsum(gradients) if keep_gradients else gradients}
+    # One moment for all categories: the highest total, not the highest of each.
     most = int(np.argmax(held["activations"] + held["gradients"]))
     net = {"activations": activations.sum(),
            "gradients": gradients.sum() if keep_gradients else 0.0}

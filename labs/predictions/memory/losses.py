@@ -41,4 +41,5 @@ class FusedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
+        # One gradient for each argument of forward: hidden, weight, and none for the labels.
         return *ctx.saved_tensors, None

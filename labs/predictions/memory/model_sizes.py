@@ -152,6 +152,7 @@ def products(first: list[int], second: list[int], at: list[Point]) -> Products:
 
 def _factored(number: int, values: dict[str, int]) -> tuple:
     """(constant, power of each symbol) from the number's prime factors."""
+    # rest: what is left after division by the symbols' values, the constant
     powers, rest = [], float(number)
     for name in SYMBOLS:
         value, power = values[name], 0

@@ -91,11 +91,14 @@ def _phases(log, step, parallel, inputs, device, kind) -> dict[str, Memory]:
     counters = 4 * len(parallel.sizes) if adamw and device == "cpu" else 0
     log.add(other=inputs, optimizer_state=parallel.optimizer_state() + counters)
     parallel.accumulated()
+    # The peak is of a later step: building is over, and the optimizer has its state.
     log.start_peak()
     changes = step.changes(parallel.gradient_bytes, parallel.keep_gradients)
     _forward(log, step.layers, changes, parallel)
     found["forward"] = log.snapshot()
     _backward(log, step.layers, changes, parallel)
+    # zero_grad() comes after the step, so both hold the same; AdamW's temporaries count in the
+    # peak.
     found["backward"] = found["step"] = log.snapshot()
     log.temporary(_adamw_temporaries(parallel, kind) if adamw else 0, "other")
     return found | {"peak": log.peak}

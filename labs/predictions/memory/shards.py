@@ -11,6 +11,7 @@ from math import ceil, prod
 def rows_of(rows: int, rank: int, ranks: int) -> int:
     """Rows of the first dimension that `rank` owns: torch.chunk gives the first ranks
     ceil(rows/N) each, and the last ones fewer, or none."""
+    # 5 rows on 4 ranks: 2, 2, 1, 0
     each = ceil(rows / ranks)
     return max(0, min(each, rows - rank * each))
 

@@ -122,6 +122,7 @@ def _circle(schedule) -> str | None:
     if not stuck:
         return None
     path, rank = [], stuck[0]
+    # Each stuck rank waits for exactly one other, so the path comes back to a rank on it.
     while rank not in path:
         path.append(rank)
         source = schedule.source(schedule.ranks[rank][nexts[rank]])

@@ -153,6 +153,7 @@ def simulate(schedule: Schedule, times: Times | None = None,
     spans: list[list[Span]] = [[] for _ in schedule.ranks]
     ends: dict[Action, float] = {}
     for rank, action in order:
+        # The order is one of execution: what an action receives has its end here already.
         begin = spans[rank][-1].end if spans[rank] else 0.0
         source = schedule.source(action)
         if source and waits(action):

@@ -39,6 +39,7 @@ def tensor_seconds(run: TrainingRun, constants: Constants) -> float:
     """Of one layer: two all-reduces of activations forward and two backward, and those of forward
     again if it is recomputed (Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3).
     Sequence parallelism sends the same bytes. None of it overlaps."""
+    # 2 forward, 2 backward, 2 of the forward that is recomputed
     count = 6 if run.recompute == "full" else 4
     size = 2 * run.tokens * run.hidden
     return count * _ring(run, constants, size, run.tensor, passes=2)

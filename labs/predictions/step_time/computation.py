@@ -91,6 +91,7 @@ def _recomputed(run, forward) -> LayerTime:
 def _attention_seconds(run, constants) -> tuple[float, float]:
     """(forward, backward). FlashAttention leaves out the half above the diagonal; its backward has
     five products to forward's two. Written-out scores are a full square, twice backward."""
+    # FLOP of Q·Kᵀ and of scores·V: 2·tokens·sequence·hidden each
     square = 4 * run.tokens * run.sequence * run.hidden / run.tensor
     if run.flash:
         share = (FLASH_SHARE[run.gpu.generation.name, run.flash] * _power_share(run, constants)
@@ -123,6 +124,7 @@ def head_times(run: TrainingRun, constants: Constants) -> LayerTime:
     """Output head and loss, forward and backward: always in 16 bits, never recomputed."""
     vocabulary = run.vocabulary / run.tensor
     rate = matmul_rate(run, constants)
+    # one forward, two backward: gradients of the input and of the weights
     products = 3 * _product_seconds(run.tokens, run.hidden, vocabulary, rate, constants)
     return LayerTime(products, 0, run.loss_bytes * run.tokens * vocabulary / memory_rate(run))
 

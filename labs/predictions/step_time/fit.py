@@ -31,10 +31,13 @@ def fit(runs: list[PublishedRun], unhidden: float | None = None) -> Constants:
     logs = expected.copy()
     for _ in range(_STEPS):
         error = published - _log_seconds(runs, constants_of(logs))
+        # (runs, constants): d log(seconds) / d log(constant), by differences of 1 %
         slope = np.stack([
             (_log_seconds(runs, constants_of(logs + 0.01 * one)) + error - published) / 0.01
             for one in np.eye(len(logs))], axis=1)
         weight = 1 / np.maximum(np.abs(error), 0.03)  # the median, smooth near 0
+        # Normal equations of weighted least squares; 1/|error| as a weight makes absolute errors of
+        # it.
         left = (slope.T * weight) @ slope + _PULL * np.eye(len(logs))
         right = (slope.T * weight) @ error + _PULL * (expected - logs)
         logs = logs + np.clip(np.linalg.solve(left, right), -0.5, 0.5)

@@ -21,6 +21,7 @@ def resident_tensors(module, optimizer) -> dict[str, list[torch.Tensor]]:
         # FSDP2 swaps a unit's DTensors for plain parameters while the unit is gathered
         whole = isinstance(module, FSDPModule) and not isinstance(parameter, DTensor)
         (gathered if whole else shards).append(parameter)
+    # The optimizer's parameters: while a unit is gathered, module.parameters() has no shards of it.
     shards += [p for group in inner.param_groups for p in group["params"]]
     found = {"parameters": [*shards, *module.buffers()],
              "gradients": _tensors([p.grad for p in [*shards, *gathered]]),

@@ -58,6 +58,7 @@ def fsdp2(model, optimizer_class, reshard: bool = True, mp_policy=None,
     options = {"mesh": init_device_mesh(devices.device().type, (dist.get_world_size(),))}
     if mp_policy is not None:
         options["mp_policy"] = mp_policy
+    # Blocks first, then the root: fully_shard leaves to the root what is in no unit yet.
     for block in blocks(model):
         fully_shard(block, reshard_after_forward=reshard, **options)
     fully_shard(model, reshard_after_forward=reshard, **options)
@@ -76,6 +77,8 @@ def fsdp1(model, optimizer_class, options: dict | None = None, **kwargs) -> Modu
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     policy = ModuleWrapPolicy({type(block) for block in blocks(model)})
+    # use_orig_params: the optimizer sees the parameters by themselves, as under FSDP2, and not one
+    # flat parameter per unit.
     chosen = {"auto_wrap_policy": policy, "use_orig_params": True,
               "device_id": devices.device()}  # without it FSDP1 on a CPU fails: it wants a GPU
     with warnings.catch_warnings():
