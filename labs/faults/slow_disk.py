@@ -95,6 +95,7 @@ def late_threads() -> Iterator[threading.Event]:
             event.wait(HELD)
             run()
 
+        # On the instance: threading calls self.run() in the new thread.
         thread.run = late
         start(thread)
 

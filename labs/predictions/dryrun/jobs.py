@@ -166,6 +166,7 @@ def batch(job: Job, model: nn.Module) -> dict[str, torch.Tensor]:
     with torch.device(job.device):
         if job.inputs is not None:
             return job.inputs()
+        # (batch, sequence); token 0 is in every vocabulary: real ranks look it up.
         ids = torch.zeros(job.batch, job.sequence, dtype=torch.int64)
         return {"input_ids": ids, "labels": ids.clone()}
 

@@ -35,6 +35,7 @@ def trace(job: jobs.Job, threads: int, backend: str = "gloo") -> Trace:
     """Runs the job's rank 0 with fake tensors; the process group must be up."""
     probe = Probe(threads) if backend == "gloo" else None
     tracker, traffic = Tracker(threads, backend, job.device, probe), Traffic()
+    # Before tensors are fake: a mesh reads its ranks' numbers, which fake tensors do not have.
     mesh = init_device_mesh(job.device, (job.ranks,)) if dist.is_initialized() else None
     with fake.tensors(tracker), traffic, _labelled_fsdp(tracker):
         calls, gradients = _run(job, mesh, tracker, traffic)
@@ -47,6 +48,8 @@ def _run(job, mesh, tracker, traffic):
     order = label_gradients(module, tracker)
     ddp.prepare(module, order, tracker)
     tracker.mark(("first", "start"))
+    # The first step makes the optimizer's state and DDP's final buckets: only the second one
+    # counts.
     with _phases(module, tracker, marked=False):
         jobs.step(job, module, optimizer, data)
     _mark_blocks(jobs.blocks(module), tracker)

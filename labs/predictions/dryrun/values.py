@@ -48,6 +48,8 @@ class Values:
     def _known(self, leaf):
         if not isinstance(leaf, torch.Tensor):
             return leaf
+        # Weak keys: the tracker must see a fake tensor freed at the moment at which the job drops
+        # it.
         if leaf in self._real:
             return self._real[leaf]
         if type(leaf) is torch.Tensor and leaf.numel() <= MOST:

@@ -62,6 +62,8 @@ def recording_of(config, batch: int, sequence: int, mode: Mode) -> Recording:
     if not all(getattr(config, name, None) for name in _DESCRIBED):
         raise ValueError(f"{type(config).__name__} is no configuration of a Hugging Face decoder")
     whole, few = config.num_hidden_layers, _layers(config)
+    # Few layers and widths of primes first, because such a recording serves all models of a family;
+    # at last the model with its own widths and all layers.
     attempts = dict.fromkeys([(few, True), (few, False), (whole, False)])
     for number, (layers, widths) in enumerate(attempts, 1):
         points = model_sizes.points(config, batch, sequence, layers, widths)
@@ -94,6 +96,8 @@ def _compared(points, mode, last) -> Recording | None:
         for _ in range(TRIES):
             first, second = (Recorder(mode, point).record() for point in progress_bar(
                 points, desc=f"recording a step of {name}", unit="run", delay=2))
+            # Both points must run the same operations in the same order: only then numbers can be
+            # compared.
             if first[0] == second[0]:
                 return _merged(first, second, points)
         raise model_sizes.NotScalable("other operations run at other sizes")

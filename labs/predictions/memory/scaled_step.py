@@ -24,9 +24,11 @@ class Step:
         self._recording = recording_of(config, batch, sequence, mode)
         self._compute = mode.compute
         numbers = self._recording.products.at(model_sizes.sizes_of(config, batch, sequence))
+        # (numbers,): bytes and dimensions of the recording at this model's sizes
         self._numbers = numbers
         scratch = [Scratch(rule, tuple(numbers[list(sizes)]), element).nbytes(threads)
                    for rule, sizes, element in self._recording.scratch]
+        # The last entry is for events without scratch space, whose index is -1.
         self._scratch = np.array([*scratch, 0.0])
         self.layers = config.num_hidden_layers
         self.tensors = self._tensors()

@@ -209,7 +209,10 @@ class FSDP(Plain):
         if self.accumulation == "no sync":
             self.log.add(gradients=-sum(made) * self.keep_gradients)
             made = [size * self.recipe.gradients for size in sizes]
+        # The input of the previous unit's reduce-scatter stays allocated until this one begins.
         self.log.free((unit, "whole"), "reducing")
+        # (ranks, padded) elements in the dtype of the reduction; gradients are copied into it and
+        # freed.
         self.log.allocate("reducing", reduced * self.ranks)
         self.log.add(gradients=-sum(made[:-1]))
         self.log.add(gradients=reduced)

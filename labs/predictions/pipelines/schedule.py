@@ -44,6 +44,7 @@ class ChunkAction:
         for name in ("micro_batch", "chunk"):
             value = getattr(self, name)
             try:
+                # operator.index accepts NumPy's integers and refuses 1.0; the dataclass is frozen.
                 object.__setattr__(self, name, operator.index(value))
             except TypeError:
                 raise TypeError(f"{self.kind}: {name} is {value!r}, but must be a whole "

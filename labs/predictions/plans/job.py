@@ -137,6 +137,8 @@ def impossible(job: Job, plan: Plan) -> str:
     if shape.layers % plan.pipeline and (shape.layers + 2) % plan.pipeline:
         return (f"{shape.layers} layers cannot be divided by {plan.pipeline}, nor can "
                 f"{shape.layers + 2}, with the embedding and the head in a layer's place")
+    # Of a sequence each context rank takes two chunks, one from either end, so that causal
+    # attention is equally long on all (Grattafiori et al., 2024, section 3.3.2).
     for size, what, count in ((plan.tensor, "query heads", shape.heads),
                               (plan.tensor, "key and value heads", shape.kv_heads),
                               (plan.tensor, "elements of the MLP", shape.ffn),

@@ -26,7 +26,9 @@ def stage_parameters(job: Job, plan: Plan, stage: int) -> float:
     on the first stage, the final norm and the head on the last. Norms are whole on each rank."""
     norms = norm_parameters(job)
     layer = (job.layer_parameters - norms) / plan.tensor + norms
+    # A tied matrix is there once on a single stage; in a pipeline the last stage has a copy.
     ends = (stage == 0) + (stage == plan.pipeline - 1) * (plan.pipeline > 1 or not job.shape.tied)
+    # The final norm is one of the two that a layer has.
     return (plan.layers(job, stage) * layer + ends * job.embedding_parameters / plan.tensor
             + (stage == plan.pipeline - 1) * norms / 2)
 
@@ -73,6 +75,7 @@ def rank_memory(job: Job, plan: Plan, stage: int = 0) -> dict[str, float]:
     recipe = job.bytes_per_parameter
     optimizer_shards = plan.data * plan.context if plan.sharding == "ZeRO-1" else shards
     is_last = stage == plan.pipeline - 1
+    # (tokens of a micro-batch, vocabulary / tensor), in elements
     logits = plan.micro_batch * job.sequence / plan.context * job.shape.vocabulary / plan.tensor
     return {"parameters": recipe.parameters * own / shards,
             "gradients": recipe.gradients * own / shards,

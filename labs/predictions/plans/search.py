@@ -27,6 +27,7 @@ def plans(job: Job) -> Iterator[Plan]:
     """All plans that can be run and make sense: tensor-parallel groups stay inside a node, and the
     micro-batch is one of MICRO_BATCHES."""
     for tensor in _divisors(job.gpus_per_node):
+        # layers + 2: the embedding and the head may stand in a layer's place (`Plan.layers`).
         for pipeline in sorted({*_divisors(job.shape.layers), *_divisors(job.shape.layers + 2)}):
             for context in _powers_of_two(job.gpus):
                 data, rest = divmod(job.gpus, tensor * pipeline * context)
@@ -37,6 +38,7 @@ def plans(job: Job) -> Iterator[Plan]:
 def _with_settings(job, data, tensor, pipeline, context) -> Iterator[Plan]:
     for micro_batch in MICRO_BATCHES:
         for sharding in SHARDING if data * context > 1 else SHARDING[:1]:
+            # FlashAttention keeps no scores, so selective recomputation would save nothing.
             for recompute in RECOMPUTE if not job.flash else (RECOMPUTE[0], RECOMPUTE[-1]):
                 for chunks, schedule in _schedules(job, pipeline):
                     plan = Plan(data, tensor, pipeline, context, sharding, micro_batch, recompute,
@@ -55,6 +57,7 @@ def _schedules(job, pipeline) -> list[tuple[int, str]]:
 
 def fastest(job: Job) -> Plan | None:
     """The plan with the shortest step of those that fit; None where none fits."""
+    # The number decides between equal times: plans have no order.
     timed = ((step_seconds(job, plan), number, plan) for number, plan in enumerate(plans(job))
              if fits(job, plan))
     return min(timed, default=(0, 0, None))[-1]

@@ -44,6 +44,7 @@ def parts_of(run: TrainingRun, constants: Constants = FITTED) -> list[Part]:
     forward, backward = layer_times(run, constants)
     layer, head = forward + backward, head_times(run, constants)
     layers, batches = run.stage_layers, run.accumulation
+    # A part's seconds are those of one layer and micro-batch, `often` times.
     often = layers * batches
     tensor = communication.tensor_seconds(run, constants)
     around, back = communication.context_seconds(run, constants)
@@ -146,6 +147,7 @@ class StepParts:
         names = {"matmul": "products", "attention": "attention", "memory": "memory traffic",
                  "host": "AdamW on the host"}
         for part in parts_of(run, constants):
+            # The wait lengthens what is sent and what is computed beside it alike.
             longer = 1 + pipeline_wait(run, part)
             if part.beside is None:
                 name = names[part.cause]
