@@ -24,6 +24,8 @@ class Predictor(nn.Module):
 
     def forward(self, x, y):
         predicted = self.predict(x / 255)
+        # No pytree container: a search for tensors in outputs that knows only those finds none
+        # here.
         return SimpleNamespace(logits=predicted, loss=F.mse_loss(predicted, y / 255))
 
     def predict(self, x: torch.Tensor) -> torch.Tensor:
@@ -39,6 +41,7 @@ class Listed(Predictor):
         super().__init__()
         width = layers[0].in_features
         self.layers = nn.ModuleList(layers)
+        # The order of calls may differ from that of definition, and leave layers out.
         self.order = range(len(layers)) if order is None else order
         self.inlet = nn.Linear(BYTES, width) if root else nn.Identity()
         self.outlet = nn.Linear(width, BYTES) if root else nn.Identity()
@@ -166,6 +169,8 @@ def _compare_with_reference(strategy, model):
             super().__init__(*args, **settings)
             GivenSGD.made = True
 
+    # Of a layer that is never used: without weight decay, SGD leaves the same numbers for gradients
+    # of zeros and for none.
     reference = Reference(model, _sgd, unused="skip")
     module, optimizer = raise_on_all_ranks(module_and_optimizer, strategy, model, GivenSGD,
                                            _SETTINGS)

@@ -15,8 +15,8 @@ from labs.zero_stages.stage_comparison import STAGES
 MODELS = {"1.3B": 1.3e9, "7B": 7e9, "13B": 13e9, "70B": 70e9}  # parameters
 GPUS = ("A100-40", "A100-80", "H200")
 RANKS = (1, 4, 8, 64)
-# With few and with many GB: no stage divides activations, so the many decide on many ranks, too.
 _EXACT = MODELS["7B"]
+# With few and with many GB: no stage divides activations, so the many decide on many ranks, too.
 ACTIVATIONS = (1 * GB, 12 * GB, 36 * GB)
 
 
@@ -32,6 +32,7 @@ def check_choose(choose: Callable):
     cases = _cases()
     for name, case in cases.items():
         returned, want = choose(*case), lowest_stage(*case)
+        # 0 is a stage and None is none: a test of truth would take one for the other.
         got = None if returned is None else as_number(returned)
         if returned is not None and got not in (0, 1, 2, 3):
             raise Wrong(f"{name}: choose returned {returned!r}",

@@ -29,8 +29,11 @@ def check_clip_grad_norm(clip_grad_norm: Callable):
         for limit in LIMITS:
             optimizer, case = _gradients()
             with torchs_own_refused(), Traffic() as traffic:
+                # Three limits on fresh gradients: a norm below the limit must leave them as they
+                # are.
                 norm = clip_grad_norm(optimizer, limit)
             raise_on_all_ranks(_reject, norm, case, limit, traffic)
+        # Catches a norm of shards that have no gradient yet: under ZeRO-1 they come with the step.
         optimizer, case = _gradients(late=True)
         norm = clip_grad_norm(optimizer, LIMITS[0])
         raise_on_all_ranks(_reject_unreduced, norm, case)
@@ -66,12 +69,15 @@ class _ReducesLate(ShardedOptimizer):
 def _gradients(late=False) -> tuple[torch.optim.Optimizer, _Case]:
     """An optimizer with two groups of shards, and what is known of their gradients. The last unit
     has no gradient, as after a step that did not use it. late: they come with `reduce`."""
+    # One seed for all ranks: each knows the full gradients, and so their norm, without a
+    # collective.
     torch.manual_seed(7)
     units = flatten_layers(EdgeCaseModel(seed=0))
     shards, squares = [], 0.0
     for unit in units[:-1]:
-        full = torch.randn_like(unit.full)
+        full = torch.randn_like(unit.full)  # (N · shard_elements,)
         full[unit.elements:] = 0  # padding
+        # Units share no element, so their squares add up to that of the whole gradient.
         squares += full.square().sum().item()
         unit.shard.grad = full.view(dist.get_world_size(), -1)[dist.get_rank()].clone()
         shards.append((unit.shard, unit.shard.grad.clone(), unit.shard.grad))
@@ -97,6 +103,7 @@ def _reject(norm, case, limit, traffic):
     factor = min(1.0, limit / case.norm)
     for number, (shard, before, tensor) in enumerate(case.shards):
         group = 1 + (number >= case.first)
+        # By how much the gradient was scaled: its projection on the one from before.
         ratio = (shard.grad * before).sum().item() / before.square().sum().item()
         if not abs(ratio - factor) <= _TOLERANCE:  # also where it is not a number
             code, hint = _scale_hint(ratio, factor)

@@ -44,6 +44,7 @@ class PendingReduceScatter:
         shard = self._piece()
         # The backend's thread may keep references a little longer, so dropping ours frees nothing
         # yet: resize_(0) frees the memory now.
+        # Tensors hash by identity: both are freed, but not the one that is returned.
         for tensor in {self.flat, self.received} - {shard}:
             tensor.untyped_storage().resize_(0)
         self.flat = self.received = self.handle = None
@@ -54,7 +55,7 @@ class _ReduceScatter(PendingReduceScatter):
     """The backend's own reduce-scatter."""
 
     def _begin(self):
-        self.received = self.flat.new_empty(self.flat.numel() // dist.get_world_size())
+        self.received = self.flat.new_empty(self.flat.numel() // dist.get_world_size())  # (k,)
         return reduce_scatter_single(self.received, self.flat, async_op=True)
 
     def _piece(self):
@@ -66,8 +67,9 @@ class _AllToAll(PendingReduceScatter):
     twice as much (pytorch PRs 118911 and 149869)."""
 
     def _begin(self):
-        self.received = torch.empty_like(self.flat)
+        self.received = torch.empty_like(self.flat)  # (N · k,)
         return dist.all_to_all_single(self.received, self.flat, async_op=True)
 
     def _piece(self):
+        # (N, k): row r is rank r's part for this rank; their sum over the rows has shape (k,).
         return self.received.view(dist.get_world_size(), -1).sum(0)

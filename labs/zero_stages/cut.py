@@ -14,7 +14,11 @@ from labs.words import counted
 from labs.workers.progress import status
 from labs.zero_stages.flat_parameter import layer_groups
 
+# 1597 is prime: no number of ranks divides it. 12 needs no padding on 2, 3 and 4 ranks. Of 7, 3 and
+# 1, the last ranks of 8 get padding only.
 CASES = [(size, ranks, torch.float32) for size in (1597, 12, 7, 3, 1) for ranks in (3, 2, 4, 8)]
+# Of bfloat16 or int64 numbers and float32 zeros, torch.cat makes float32: catches padding that is
+# made without the dtype.
 CASES += [(7, 3, torch.bfloat16), (7, 3, torch.float64), (12, 4, torch.int64),
           (5, 1, torch.float32)]
 
@@ -91,6 +95,7 @@ def _reject_wrong_contents(case, pieces, flat):
 
 
 def _reject_wrong_length(case, length, size, ranks):
+    # The shortest pieces that hold all; each element more of a piece is N more to gather.
     least = -(-size // ranks)  # rounded up
     if length < least:
         raise Wrong(f"{case}: {ranks} pieces of {length} hold {ranks * length}: the last "

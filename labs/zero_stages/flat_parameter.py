@@ -34,14 +34,17 @@ class FlatParameter:
         _refuse_shared(self.parameters)
         rank, ranks = dist.get_rank(), dist.get_world_size()
         self.elements = sum(parameter.numel() for parameter in self.parameters)
+        # Rounded up: collectives on one flat tensor need equally long pieces on all ranks.
         self.shard_elements = -(-self.elements // ranks)
+        # (N · shard_elements,)
         self.full = self.parameters[0].detach().new_zeros(self.shard_elements * ranks)
         for parameter, view in zip(self.parameters, self.views(self.full), strict=True):
             view.copy_(parameter.detach())
             # Assigning .data keeps the parameter object, so its hooks and ties remain.
             parameter.data = view
+            # Weak: when this flat parameter is gone, another one may take the parameter.
             parameter._flat = weakref.ref(self)
-        self.shard = nn.Parameter(self.full.view(ranks, -1)[rank])
+        self.shard = nn.Parameter(self.full.view(ranks, -1)[rank])  # (shard_elements,)
         self.handle = None
 
     def __repr__(self):
@@ -61,6 +64,7 @@ class FlatParameter:
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of `flat`, one for each parameter, in its shape."""
         sizes = [parameter.numel() for parameter in self.parameters]
+        # flat[:elements] leaves out the padding; split gives 1-D pieces, view their shapes.
         return [view.view(parameter.shape) for parameter, view in
                 zip(self.parameters, flat[:self.elements].split(sizes), strict=True)]
 
@@ -80,13 +84,19 @@ class FlatParameter:
     def allocate(self) -> torch.Tensor:
         """`full`, with memory again; its contents are undefined until an all-gather fills it."""
         with record_function("ZeRO::full"):  # labs.meters.memory counts it as a buffer, by its name
+            # The storage is resized, not the tensor: the parameters, views of it, get memory with
+            # it.
             self.full.untyped_storage().resize_(self.full.numel() * self.full.element_size())
         return self.full
 
     def free(self) -> None:
         """Frees the memory of `full`, after a gather that is in flight; `shard` stays. The
         parameters cannot be used until `full` is allocated and filled again."""
+        # A gather in flight writes into this memory from the backend's thread: a free before it
+        # ends can end the process with SIGSEGV.
         self.wait()
+        # The first time, shard is still a view of full: without memory of its own it would be freed
+        # too.
         if not self.is_sharded:
             self.shard.data = self.shard.detach().clone()
         # resize_(0) frees the bytes but keeps the storage object. Parameters, and views of them
@@ -97,6 +107,7 @@ class FlatParameter:
         """Copies this rank's piece of `full`, which must be gathered, into `shard`."""
         if self.is_sharded:
             with torch.no_grad():
+                # (N, shard_elements): row r is the shard of rank r.
                 self.shard.copy_(self.full.view(-1, self.shard_elements)[dist.get_rank()])
 
     def wait(self) -> None:
@@ -121,6 +132,7 @@ def layer_groups(model: nn.Module) -> list[tuple[str, nn.Module, list[nn.Paramet
     several layers share, or a layer and the root: the root is gathered whenever a layer computes.
     """
     layers = _layers_of(model)
+    # How many layers use each parameter: a tied one is one object.
     uses = Counter(id(p) for _, module in layers for p in module.parameters())
     outside = {id(p) for p in _outside(model, {id(module) for _, module in layers})}
     groups = [(name, module, [p for p in module.parameters() if p.requires_grad
@@ -128,6 +140,7 @@ def layer_groups(model: nn.Module) -> list[tuple[str, nn.Module, list[nn.Paramet
               for name, module in layers]
     in_layers = {id(p) for _, _, parameters in groups for p in parameters}
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in in_layers]
+    # A group of frozen parameters only has nothing to reduce, and a FlatParameter needs one.
     return [group for group in [("root", model, rest), *groups] if group[2]]
 
 
@@ -161,6 +174,7 @@ def _same_storage(one, other) -> bool:
 
 def _refuse_shared(parameters):
     """Raises ValueError: a parameter in two flat ones would be a view of the last one only."""
+    # Tensors hash by identity, so the set has each parameter object once.
     if len(set(parameters)) < len(parameters):
         raise ValueError("a parameter is given twice: a flat parameter holds each once")
     for parameter in parameters:

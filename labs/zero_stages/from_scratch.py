@@ -45,6 +45,7 @@ def _watch_shards(built):
     """Raises Wrong, now or before a step, where a shard has no memory."""
     if isinstance(built, tuple) and isinstance(built[-1], torch.optim.Optimizer):
         _require_memory(built[-1])
+        # Before each step: a shard may be emptied by the first `free`, after it was built.
         built[-1].register_step_pre_hook(lambda optimizer, *_: _require_memory(optimizer))
 
 
@@ -69,9 +70,12 @@ def _reader(model, optimizer) -> Callable:
     and `cut` give them are gathered; units of another kind are held to their losses alone."""
     fresh, ranks = EdgeCaseModel(seed=0), dist.get_world_size()
     groups = [parameters for _, _, parameters in layer_groups(fresh)]
+    # The elements of each group's shard, rounded up as `cut` rounds them.
     sizes = [-(-sum(p.numel() for p in group) // ranks) for group in groups]
     mine = [len(shard) if shard.dim() == 1 else None for shard in shards_in(optimizer)]
     as_cut = torch.tensor(int(mine == sizes), device=devices.device())
+    # All ranks take the same branch: `read` gathers, so a rank that leaves it out would block
+    # others.
     dist.all_reduce(as_cut, dist.ReduceOp.MIN)
     read = partial(_gathered, fresh, groups, optimizer)
     # Only where they give the parameters of the beginning are the shards' places known.
@@ -85,6 +89,7 @@ def _gathered(fresh, groups, optimizer, _module) -> dict[str, torch.Tensor]:
     """Name -> full parameter, gathered from the shards; all ranks must call it."""
     found = {}
     for group, shard in zip(groups, shards_in(optimizer), strict=True):
+        # (N · k,) from shards of (k,): the padding at its end is cut off below.
         full = shard.new_empty(len(shard) * dist.get_world_size())
         all_gather(full, shard)
         pieces = full[:sum(p.numel() for p in group)].split([p.numel() for p in group])

@@ -68,6 +68,7 @@ class StageLimits:
         gradients = self.shard if self.stage > 1 else self.full
         if self.stage == 1 and phase == "step":
             gradients += self.shard  # the reduced shard, until zero_grad forgets the full gradients
+        # Backward begins with the last layer of forward, so that one may stay gathered.
         gathered = (BYTES * self.layer + self._rounded
                     if self.stage == 3 and phase == "forward" else 0)
         return {"parameters": gathered + (self.shard if self.stage > 2 else self.full),
@@ -100,6 +101,7 @@ def reject_broken_invariants(strategy: Callable, stage: int, unsharded: memory.R
     gradients must travel while backward computes, one layer's at a time."""
     limits, batches = stage_limits(stage, DeepMLP()), _batches()
     make = partial(build, strategy, settings=SETTINGS)
+    # The last of the three steps is recorded; the moments exist since the first.
     step = record_step(make, DeepMLP(), [*batches, batches[0]])
     volume = raise_on_all_ranks(reject_excess_traffic, step, limits)
     if overlap:
@@ -114,6 +116,8 @@ def reject_broken_invariants(strategy: Callable, stage: int, unsharded: memory.R
 def unsharded_memory() -> memory.Report:
     """In the caller: what a rank holds that trains the same model without sharding, on the device
     of the check. It depends neither on the strategy nor on the number of ranks."""
+    # The cache's key: a GPU's allocator rounds sizes up, so a report of the CPU is not one of a
+    # GPU.
     return _unsharded_memory(devices.gpus())
 
 
@@ -158,6 +162,7 @@ def _judge_layers_kept(held, most, from_the_beginning):
 
 def _bytes_of(model) -> int:
     """Bytes of memory that the parameters of a model have now, each storage counted once."""
+    # Parameters of one unit are views of one storage, which must not count once for each.
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes()
                 for p in model.parameters()}
     return sum(storages.values())
@@ -185,6 +190,7 @@ def reject_excess_traffic(traffic: Traffic, limits: StageLimits) -> float:
 
 def _traffic_hint(sent, limits) -> tuple[str, str]:
     """(code, hint) where more is sent than the stage needs."""
+    # Half of Ψ: all-reduces of losses or flags are far below it, those of gradients above.
     if sent.get("all_reduce", 0) > limits.elements / 2:
         return ("all_reduced_not_scattered", "An all-reduce gives every rank the whole sum; a rank "
                 "needs only its own shard of it: reduce-scatter.")
@@ -232,6 +238,8 @@ def reject_missing_overlap(traffic: Traffic, layer: int) -> None:
     for place, event in enumerate(events):
         if isinstance(event, Mark) and event.call is not None:
             waited.setdefault(id(event.call), place)
+    # (issued, first waited for), as positions; one that backward never waits for is in flight until
+    # its end.
     calls = [(place, waited.get(id(events[place]), end)) for place in positions(events, *_REDUCING)
              if isinstance(events[place], CollectiveCall)]
     ready = positions(events, "ready")
@@ -248,6 +256,7 @@ def reject_missing_overlap(traffic: Traffic, layer: int) -> None:
     # Each in flight holds a layer's gradients: several at once, and the memory saved is back.
     for moment in ready:
         flying = sum(events[begun].elements for begun, ended in calls if begun < moment < ended)
+        # 1.5: one layer with its padding passes, two layers do not.
         if flying > 1.5 * layer:
             raise Wrong(f"rank {dist.get_rank()}: at {events[moment].what.removeprefix('ready ')} "
                         f"in backward, the gradients of {flying / layer:.1f} layers are in flight",

@@ -86,6 +86,7 @@ def record_lifecycle(strategy, preset) -> dict:
         dist.barrier()
         with _log_events(module, events):
             _timed_step(module, optimizer, batch, times)
+        # The number of the step decides between equal times: min cannot compare the dicts.
         recorded.append((times[-1] - times[0], len(recorded), events, times))
     _, _, events, times = min(recorded)
     phases = {name: (times[n] - times[0], times[n + 1] - times[0])
@@ -123,6 +124,7 @@ def _log_events(module, events) -> contextlib.ExitStack:
         original = getattr(owner, method)
 
         def call(*args):
+            # Two events: how long the hook takes is how long the rank waits for the gather.
             if event == "ready":
                 events[args[0].name].append(("wanted", _now()))
             result = original(*args)
@@ -146,6 +148,7 @@ def _waits(events, begin) -> list[tuple[float, float]]:
     found, depth, since = [], 0, 0.0
     for event, moment in events:
         if event == "wanted":
+            # A before_backward that calls before_forward is wanted twice and ready twice.
             since = since if depth else moment - begin
             depth += 1
         elif event == "ready":

@@ -41,6 +41,8 @@ def steps_of(stage: int) -> list[Step]:
     """The steps of a check. In some, one rank only or no rank uses the layer `sometimes_unused`;
     under ZeRO-3 all or none, because a layer that is used must be gathered by all ranks."""
     some = _EVERY_RANK if stage == 3 else lambda rank: rank == 0
+    # Where rank 0 alone uses the layer, the others' gradient is None and counts as zeros in the
+    # mean. Where no rank does, every gradient is None.
     using = (_EVERY_RANK, some, _NO_RANK, _EVERY_RANK, some, _EVERY_RANK)
     return [Step(batch, using[number], _PARTS.get(number, 1))
             for number, batch in enumerate(data.xy_batches(STEPS, BATCH))]
@@ -77,6 +79,8 @@ def build(strategy: Callable, model: nn.Module, settings: dict) -> ModuleAndOpti
     a library that does the exercise's work."""
     pair = on_ranks.module_and_optimizer(strategy, model, torch.optim.AdamW, settings)
     for part in pair:
+        # Catches a submission that wraps torch's FSDP or DeepSpeed: it would keep every other
+        # invariant.
         if type(part).__module__.startswith(("torch.distributed", "torch.nn.parallel",
                                              "deepspeed")):
             raise Wrong(f"{type(part).__module__.split('.')[0]}'s own {type(part).__name__} does "
@@ -90,6 +94,7 @@ def parameters_of(module: nn.Module, model: nn.Module) -> dict[str, torch.Tensor
     if isinstance(module, ShardedModule):
         return module.full_parameters()
     found = {name: p.detach() for name, p in model.named_parameters()}
+    # Under ZeRO-3 a freed storage has 0 bytes: to read a view of it crashes the process.
     readable = all(p.untyped_storage().nbytes() >= p.numel() * p.element_size() > 0
                    for p in found.values())
     return found if readable else None

@@ -22,6 +22,8 @@ from labs.workers.launcher import launch
 from labs.zero_stages.reference import SETTINGS, adamw, build, parameters_of
 from labs.zero_stages.scaffold import ShardedOptimizer, load_sharded_state_dict, sharded_state_dict
 
+# 1597 is prime, so no number of ranks divides it, and 12 is divided by most. 5 and 1 leave ranks
+# with padding only.
 CASES = [(size, before, after) for size in (1597, 12, 5, 1) for before, after in
          ((3, 2), (2, 3), (4, 2), (1, 4), (2, 2), (3, 1), (5, 7), (7, 5))]
 RANKS = (3, 2, 4)  # one training, saved and loaded on fewer ranks, then on more
@@ -64,6 +66,7 @@ class CountingReader:
             raise Wrong(f"read({old}, {begin}, {end}): a shard of {len(self.shards)} ranks has "
                         f"elements 0 to {length}", "begin and end count from the beginning of the "
                         "old shard, not of the whole.", code="out_of_range")
+        # Counts what is read: overlaps that are read twice count twice.
         self.elements += end - begin
         return self.shards[int(old)][int(begin):int(end)].clone()
 
@@ -71,7 +74,7 @@ class CountingReader:
 def _reject_wrong_shard(reshard, size, before, after, rank, padding):
     case = f"{size} elements from {before} to {after} ranks, new rank {rank}"
     # Some of the data is zero at the end: only `elements` says where padding begins.
-    flat = torch.arange(1.0, size + 1)
+    flat = torch.arange(1.0, size + 1)  # (size,)
     flat[size - size // 4:] = 0
     read, want = CountingReader(shards_of(flat, before, padding)), shards_of(flat, after)[rank]
     got = reshard(read, size, before, after, rank)
@@ -108,7 +111,7 @@ def _resume(reshard, strategy) -> float:
     saved, worst = None, 0.0
     for number, ranks in enumerate(RANKS):
         results = launch(_train, strategy, saved, reshard, number, ranks=ranks, quiet=True)
-        saved = [state for state, _ in results]
+        saved = [state for state, _ in results]  # by rank
         worst = max(worst, *(difference for _, difference in results))
     return worst
 
@@ -128,6 +131,7 @@ def _train(strategy, saved, reshard, number) -> tuple[list[dict], float]:
         load_sharded_state_dict(optimizer, saved, reshard)
     begin = number * STEPS
     train(module, optimizer, [step.inputs() for step in steps[begin:begin + STEPS]])
+    # The reference trains from step 0 in every launch: it is never interrupted.
     for step in steps[:begin + STEPS]:
         reference.train(step)
     when = (f"{STEPS} steps after loading on {RANKS[number]} ranks" if saved

@@ -62,11 +62,13 @@ class ShardedModule(nn.Module):
         """The unit that is used after this one, in the direction in which the model runs now; None
         after the last. The root is first in both: its backward begins with the loss."""
         order = self._backward_order if self._in_backward else self.units
+        # sorted is stable: the root moves to the front, the others keep their order.
         order = sorted(order, key=lambda each: each is not self._root)
         place = order.index(unit) + 1
         return order[place] if place < len(order) else None
 
     def forward(self, *inputs, **named_inputs):
+        # A backward that raised never reached _end_backward: the flag still says that one runs.
         if self._in_backward and not _autograd_runs():
             self._drop_failed_backward()
         if self._root:
@@ -88,6 +90,7 @@ class ShardedModule(nn.Module):
         copies = {}
         for unit in self.units:
             self.before_forward(unit)
+            # a copy: after_forward may free
             copies |= {id(p): p.detach().clone() for p in unit.parameters}
             self.after_forward(unit)
         return {name: copies.get(id(p), p.detach())
@@ -103,6 +106,7 @@ class ShardedModule(nn.Module):
         """As of any module; a rank keeps its shards of what is loaded. All ranks must call it."""
         for unit in self.units:
             self.before_forward(unit)
+            # A gather that ends after the load would overwrite what was loaded.
             unit.wait()
         missing = super().load_state_dict(state_dict, *args, **options)
         for unit in self.units:
@@ -115,6 +119,7 @@ class ShardedModule(nn.Module):
                            "parameters are views of flat parameters, and stay what they are")
 
     def _register_hooks(self, unit):
+        # The root's forward is this module's own, which calls the two methods itself.
         if unit is not self._root:
             unit.module.register_forward_pre_hook(lambda *_: self._before_forward(unit))
             unit.module.register_forward_hook(partial(self._after_forward, unit))
@@ -331,6 +336,7 @@ def load_sharded_state_dict(optimizer: ShardedOptimizer, saved: list[list[dict]]
             name: own([part["state"][name] for part in parts]).to(flat.shard.device, copy=True)
             if value.dim() else value
             for name, value in parts[0]["state"].items()}
+    # The full parameters still hold the numbers from before the load.
     optimizer.gather()
 
 

@@ -61,6 +61,7 @@ class Expected:
         """Collective -> elements that go through it in a step."""
         found = {kind: often * comparison.parameters for kind, often in self.sends.items()}
         if self.more:
+            # Only its sizes are needed: on "meta" it takes no memory, and no time to draw.
             with torch.device("meta"):
                 found["all_gather"] += self.more(model_of(comparison.preset))
         return found

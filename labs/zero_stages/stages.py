@@ -38,6 +38,8 @@ def verify_stage(strategy: Callable, stage: int, overlap: bool = False,
         with torchs_own_refused():
             difference = difference_from_reference(strategy, stage, reader, nothing_updated)
             volume = reject_broken_invariants(strategy, stage, unsharded, overlap)
+            # On one world size only: whether a strategy knows a model's structure does not depend
+            # on N.
             if dist.get_world_size() == 3:
                 reject_other_architectures(strategy)
         return difference, volume
