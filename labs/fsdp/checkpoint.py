@@ -148,6 +148,7 @@ def _futures() -> Iterator[list]:
         return execute_save
 
     with contextlib.ExitStack() as stack:
+        # Private, because the future that async_save returns stays in the student's function.
         for kind in _async_executor._AsyncCheckpointExecutor.__subclasses__():
             stack.enter_context(mock.patch.object(kind, "execute_save",
                                                   remembered(kind.execute_save)))

@@ -169,6 +169,7 @@ def compare_with_reference(strategy: Callable) -> float:
     reference = Reference(model, make_optimizer)
     module, optimizer = raise_on_all_ranks(build, strategy, model)
     check_built(module, optimizer)
+    # Noted before training: a unit that stays gathered has plain tensors in these places later.
     sharded = {name for name, p in named_parameters(module).items() if isinstance(p, DTensor)}
 
     def parameters_of(module):
@@ -228,6 +229,7 @@ def one_unit_per_block(ranks: int) -> Units:
     rest = [p for p in model.parameters() if id(p) not in in_blocks]
 
     def shard(parameters):
+        # FSDP2 shards the rows of each parameter, and pads each by itself.
         return sum(padded(tuple(p.shape), ranks) for p in parameters)
 
     tensors = sum(1 for _ in model.parameters())
@@ -269,6 +271,7 @@ def record_events(strategy: Callable, overlap: bool = False) -> list[CollectiveC
         block.register_forward_hook(lambda *_: traffic.mark("block done"))
     module, optimizer = build(strategy, model)
     *first, last = [step.inputs() for step in steps()]
+    # The optimizer's state is made in the first step: a later one is like all that follow.
     train(module, optimizer, first)
     traffic.events.clear()
     with traffic, traffic.marked_waits() if overlap else contextlib.nullcontext():

@@ -51,7 +51,8 @@ class Rootless(nn.Module):
     def forward(self, input_ids, labels):
         hidden = input_ids
         for layer in self.layers:
-            hidden = layer(hidden)
+            hidden = layer(hidden)  # (batch, sequence, width of the layer)
+        # (batch · sequence, 256) in fp32: the loss of bf16 logits would itself be rounded to bf16.
         loss = F.cross_entropy(hidden.flatten(0, 1).float(), labels.flatten())
         return SimpleNamespace(logits=hidden, loss=loss)
 
@@ -63,6 +64,7 @@ class HalfPrecisionReference(Reference):
     """Computes each rank's share in bf16, averages the gradients and updates in fp32."""
 
     def _share(self, step, rank) -> tuple[float, list]:
+        # A fresh bf16 copy in each step: the fp32 parameters stay those that the optimizer updates.
         half = copy.deepcopy(self.model).bfloat16()
         loss = half(**step.inputs(rank)).loss
         loss.backward()
@@ -210,6 +212,7 @@ def _whole_parameters(module, model) -> dict[str, torch.Tensor]:
     shards = {name: models.local_shard(parameter).detach()
               for name, parameter in common.named_parameters(module).items()}
     by_rank = [None] * dist.get_world_size()
+    # Objects, not tensors: ranks may hold different numbers of rows, and some hold none.
     dist.all_gather_object(by_rank, shards)
     return {name: torch.cat([one[name] for one in by_rank]) for name in shards}
 

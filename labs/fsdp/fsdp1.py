@@ -123,6 +123,7 @@ def _run_step(options) -> tuple[str, ...]:
         traffic.mark("backward begins")
         loss.backward()
     optimizer.step()
+    # Gradients only: a collective of one number is none of them.
     reduces = [c for c in traffic.of("reduce_scatter", "all_reduce") if c.elements > 1]
     gathers, kilobytes = _gathers(traffic)
     return gathers, str(len(reduces)), kilobytes, _next_block(traffic), f"{loss.item():.2f}"
@@ -138,6 +139,8 @@ def _next_block(traffic) -> str:
         return "–"
     ahead = []
     for number in range(1, common.LAYERS):
+        # Where block `number` from the end begins to compute its gradients. More gathers than
+        # blocks so far means that the next block's has been called already.
         place = [at for at, one in enumerate(backward) if one == "gradients"][number - 1]
         ahead.append(backward[:place].count("all_gather") > number)
     return {(True,): "before", (False,): "after"}.get(tuple(set(ahead)), "mixed")

@@ -46,6 +46,7 @@ def _record_norms(module, optimizer) -> list[float]:
     norms = []
 
     def remember(*_):
+        # Squares of this rank's shards: all ranks' shards together are the whole gradient.
         own = sum((p.grad.to_local().square().sum() for p in module.parameters()
                    if p.grad is not None), torch.zeros((), device=devices.device()))
         dist.all_reduce(own)
@@ -71,6 +72,7 @@ def _train_alone(cleared: bool = True) -> _Trained:
     for step in common.steps(STEPS):
         if cleared:
             model.zero_grad()
+        # The batch of all ranks: under FSDP each rank has a share of it.
         model(**step.batch).loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM).item())
         optimizer.step()

@@ -118,6 +118,7 @@ def measure_overhead(name: str, strategy: Callable, layers=(6, 18)) -> ProcessOv
     Python takes memory for its objects a MiB at a time, so each measurement is off by up to half of
     that. The two models are far apart, because the error of the slope shrinks with the distance.
     """
+    # A straight line through two sizes; `needed` is all that tensors explain.
     few, many = (max(_launch(_growth, strategy, preset(n))) - needed(name, n) for n in layers)
     each = max(0.0, (many - few) / (layers[1] - layers[0]))
     return ProcessOverhead(few - each * layers[0], each)
@@ -194,6 +195,7 @@ def train_recorded(strategy: Callable, layers: int, limit: float
 def _train_then_record(strategy, size) -> Memory:
     _train(strategy, size)
     gc.collect()  # modules hold themselves in cycles
+    # The trained models are gone: without the limit, the recording may take more than it left.
     lift()
     return memory.record(lambda: build(strategy, size), batches(size, STEPS),
                          held=strategies.resident_tensors).step_peak
@@ -237,11 +239,14 @@ def search(holds: Callable[[int], bool], start: int) -> tuple[int, int]:
         return known[n]
 
     low, step = max(1, start), 1
+    # Down from the start, in steps that double, until one holds.
     while not ask(low):
         low, step = max(0, low - step), 2 * step
     high, step = low + 1, 1
+    # Up in steps that double, until one does not hold.
     while ask(high):
         low, high, step = high, high + 2 * step, 2 * step
+    # low holds, high does not: halve what lies between.
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if ask(middle) else (low, middle)

@@ -94,6 +94,7 @@ def first_that_ddp_cannot_hold(card: GPU, size: Preset) -> Preset:
         job = Job("DDP", strategies.ddp, replace(size, batch=batch), "ddp")
         return batch < MOST_SEQUENCES["small"] and predicted_peak(job).total <= card.usable
 
+    # One more than the largest batch that DDP holds.
     return replace(size, batch=1 + search(holds, size.batch)[0])
 
 

@@ -109,6 +109,7 @@ def _metrics_of(row) -> list[Metric]:
 
 def predicted_minutes(rows: list[Row]) -> float:
     """Returns the minutes that all rows take together, starts included."""
+    # 3: the two steps of `_started`, and the one that decides how many are timed.
     return sum(START + min(BUDGET, MOST * row.seconds) + 3 * row.seconds for row in rows) / 60
 
 
@@ -149,6 +150,8 @@ def _name_and_memory() -> tuple[str, int]:
 
 def measure(job: Job, alone: bool = False) -> Measured:
     """Runs one job on as many ranks as it has, or rank 0 of it alone."""
+    # Parameter, gradient and two moments in fp32, of all ranks of the host; rank 0 alone has its
+    # share.
     needs = 16 * job.parameters * job.offload / (job.size.ranks if alone else 1)
     if needs > 0.8 * host_memory():
         return Measured(failure=f"the host has only {host_memory() / 1e9:.0f} GB")
@@ -158,6 +161,8 @@ def measure(job: Job, alone: bool = False) -> Measured:
     except OutOfMemory:
         return Measured(failure="out of memory")
     except RanksStuck as error:
+        # Only the row's own limit is a result. Ranks that wait for one another are a fault of the
+        # job.
         if "timeout=" not in str(error):
             raise
         return Measured(failure=f"stopped after {STOPPED} s")
@@ -187,6 +192,7 @@ def run(job: Job) -> Measured:
 def run_alone(job: Job) -> Measured:
     """On a single rank: returns what rank 0 of the job holds, whose other ranks do not exist. What
     it gathers and reduces is allocated, and nobody fills it."""
+    # The launch made a real group of one rank; a fake one of all ranks takes its place.
     dist.destroy_process_group()
     if devices.device().type == "cpu":
         # CPU kernels hold buffers for each thread: as many as one of all ranks would have.

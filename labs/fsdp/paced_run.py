@@ -89,6 +89,7 @@ def laptop_jobs(shard: Callable, checkpointed: Callable, offloaded: Callable) ->
     small = size_of()
     large = replace(small, layers=next(
         layers for layers in range(small.layers, 1000)
+        # Parameter, gradient and two moments in fp32: DDP has all of them on each rank.
         if 16 * memory_limits.parameters_of(replace(small, layers=layers))
         > BEYOND * memory_limits.CPU_LIMIT))
     return [Job("DDP", strategies.ddp, small, "ddp"), Job("FSDP", shard, small),
@@ -124,6 +125,8 @@ def measure(job: Job, node: Node, limit: float) -> Measured:
         return Measured(failure="out of memory")
     slowest = [max(step) for step in zip(*(seconds for seconds, _ in found), strict=True)]
     peak = comparison.fullest([report for _, report in found]).step_peak
+    # On CPU ranks the host's memory and the device's are one: what offload puts on the host is
+    # taken away by its category.
     on_host = (peak.parameters + peak.gradients + peak.optimizer_state) * job.offload
     return Measured(peak.total - on_host, slowest)
 

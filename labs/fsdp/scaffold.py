@@ -61,6 +61,7 @@ def linears(model: nn.Module) -> list[nn.Module]:
 
     A shared weight is left out because two units cannot both shard one parameter.
     """
+    # By module: model.parameters() lists a shared parameter once.
     owners = [id(p) for module in model.modules() for p in module._parameters.values()
               if p is not None]
     return [module for module in model.modules()
@@ -147,9 +148,12 @@ class _Accumulating(nn.Module):
     def forward(self, **batch):
         for _ in range(self.parts - 1):
             self.module.set_requires_gradient_sync(self.every)
+            # False keeps what a unit has gathered until the last micro-batch; True frees it after
+            # each.
             self.module.set_reshard_after_backward(self.freed)
             self.module.set_reshard_after_forward(self.freed)
             (self.module(**batch).loss / self.parts).backward()
+        # The last micro-batch reduces what has been accumulated, and frees the units for the step.
         self.module.set_requires_gradient_sync(True)
         self.module.set_reshard_after_backward(True)
         found = self.module(**batch)

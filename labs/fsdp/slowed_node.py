@@ -183,12 +183,14 @@ def _pace_block(block, pace, forward, backward):
     def before(_, args):
         if not in_backward:
             pace.begin(forward, "all_gather")
+            # The gradient of the block's input is the last one that its backward computes.
             args[0].register_hook(lambda gradient: end(gradient))
 
     def after(_, args, output):
         if not in_backward:
             pace.finish()
             first = output if isinstance(output, torch.Tensor) else output[0]
+            # The gradient of its output is there when its backward begins.
             first.register_hook(begin)
 
     def begin(gradient):

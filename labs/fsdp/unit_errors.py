@@ -44,6 +44,8 @@ def reject_lost_units(module: nn.Module) -> None:
 def _refused(error) -> tuple[nn.Module | None, nn.Parameter | None]:
     """What `fully_shard` was called with, and the parameter that it could not shard, from the
     frames of what it raised."""
+    # torch raises errors of common classes, which do not carry the module: it is a local variable
+    # of fully_shard's frames. The files' names are private to torch.
     module, parameter, trace = None, None, error.__traceback__
     while trace is not None:
         file, names = trace.tb_frame.f_code.co_filename, trace.tb_frame.f_locals

@@ -13,6 +13,8 @@ from labs.meters.trace import Collective, Trace, subtract, total_seconds, union
 from labs.pictures.tables import Table
 from labs.workers.slow_link import link_bytes
 
+# A stack, outermost frame first, and the program's innermost frame in it. Frames of libraries stand
+# behind it, and between the program's own.
 _STACKS = [
     (("<string>(1): <module>", "train.py(10): step", "train.py(3): log_loss",
       "torch/distributed/distributed_c10d.py(3000): all_reduce",

@@ -10,6 +10,7 @@ from labs.pictures import phases
 from labs.pictures.picture import Picture
 from labs.predictions.communication import traffic
 
+# Bytes, ranks, bytes/s of the link, seconds of latency. In the last one almost all is latency.
 _JOBS = ((8e9, 5, 300e9, 20e-6), (1e9, 2, 1e9, 0.25), (3e6, 8, 12.5e9, 1e-4), (4, 4, 1e9, 5e-5))
 
 

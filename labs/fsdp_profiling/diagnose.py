@@ -33,6 +33,7 @@ def check_diagnose(diagnose):
                        "Run the cell again when it has less to do.")
     # The healthy run first: a rule that takes it for another is wrong, whatever else it finds.
     for cause, run, how in sorted(runs, key=lambda row: row[0] != "nothing"):
+        # Plain lists: a RecordedRun's `config` says which fault it has.
         got, evidence = _diagnosis(diagnose(list(run), list(healthy)))
         # Each cause must be distinguished from all others, and a healthy run from all of them.
         if got != cause:
@@ -65,6 +66,7 @@ def record_causes() -> tuple[RecordedRun, list[tuple[str, RecordedRun, str]]]:
 def _record_causes(gpus) -> tuple:
     sizes = recording.preset(layers=3, batch=3)
     wanted = [(cause, 0) for cause in CAUSES] + [("slow rank", sizes.ranks - 1)]
+    # The files are numbered: in a fixed order their names would tell the cause.
     random.shuffle(wanted)
     configs = [config_with(cause, sizes, f"check {number}", rank)
             for number, (cause, rank) in enumerate([("nothing", 0), *wanted])]

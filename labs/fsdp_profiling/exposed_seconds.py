@@ -68,9 +68,11 @@ class _File:
 
     def __init__(self, path):
         self.events = [one for one in trace_file.read_events(path) if one["ph"] == "X"]
+        # gloo's threads copy and add for collectives with aten:: operations: that is no computing.
         self.gloo = {one["tid"] for one in self.events if one["name"].startswith("gloo:")}
         self.on_gpu = any(one["cat"] == "kernel" for one in self.events)
         self.pause = 0.0 if self.on_gpu else trace_events.GAP  # that counts as computing
+        # A GPU's file has the label twice: gpu_user_annotation is its span on the GPU.
         self.label = next(one for one in self.events if one["name"] == "labs::step"
                           and one["cat"] == "user_annotation")
         self.step = self._span(self.label)

@@ -46,6 +46,7 @@ def with_ahead(forward_prefetch: Callable, ahead: int, blocks: Sequence) -> None
 def _judge_forward(trace, ahead, what):
     order = [unit for unit in trace_units.units(trace) if unit != trace_units.ROOT]
     events = trace_units.order_of_events(trace, "forward")
+    # By number: events may be in another order, and as texts layer 10 comes before layer 2.
     names = sorted(order, key=lambda unit: int(unit.rsplit(".", 1)[-1]))
     for number, unit in enumerate(names):
         issued = [name for event, name in events[:events.index(("done", unit))]
@@ -70,6 +71,7 @@ def _judge_backward(trace, what):
     order.sort(key=lambda unit: -int(unit.rsplit(".", 1)[-1]))
     # Who sets backward's prefetch too turns the default off, or goes further ahead, without
     # noticing.
+    # FSDP's default: each unit is gathered before the gradients of the one before it are complete.
     want = [("gather", order[0])]
     for unit, following in zip(order, [*order[1:], None], strict=True):
         want += [("gather", following)] if following else []

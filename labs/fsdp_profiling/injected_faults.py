@@ -25,6 +25,8 @@ def check_for_nan(model) -> None:
     """After every layer of the blocks, asks all ranks whether one of them has a NaN, and reads the
     answer with `.item()`: the rank stops until the answer is there."""
     def hook(module, arguments, output):
+        # A functional collective returns at once, and .item() waits for it: so the wait is in the
+        # trace at the call of .item().
         found = functional_collectives.all_reduce(
             torch.isnan(output).any().float(), "max", dist.group.WORLD)
         assert not found.item()

@@ -215,6 +215,8 @@ def _record(config, link, recordings, measure, folder) -> tuple[Trace, float | N
     if config.fault == "item":
         injected_faults.check_for_nan(model)
     loading = Loading()
+    # batch_size=None: the items are batches already. The profiler labels each of its steps
+    # enumerate(DataLoader).
     batches = iter(DataLoader(comparison.batches(config.preset, WARM_UP + 2 * recordings),
                               batch_size=None, collate_fn=loading))
 
@@ -228,6 +230,7 @@ def _record(config, link, recordings, measure, folder) -> tuple[Trace, float | N
             step()
             devices.synchronize()
         if config.fault == "data":
+            # The same delay on all ranks: with delays of their own they would wait for one another.
             loading.delay = LOADING * _of_rank_0(time.perf_counter() - began)
         if slow_rank:
             slow_rank.active = True
@@ -250,6 +253,7 @@ def _least_disturbed(recorded, file, measure) -> Trace:
     traces = [one.write(file.with_stem(f"{number}_{file.stem}"))
               for number, one in enumerate(recorded)]
     found = torch.tensor([measure(trace) for trace in traces])
+    # The sum over the ranks: all choose the same step, or the traces would not belong together.
     dist.all_reduce(found)
     chosen = traces[found.argmin()]
     os.replace(chosen.path, file)
@@ -275,6 +279,8 @@ def configured_fsdp2(model, optimizer_class, units: str = "blocks",
         configure(chosen)
     optimizer = optimizer_class(model.parameters(), **settings)
     if not has_nccl():
+        # On gloo FSDP2's all-gathers block where they are issued: without this nothing would
+        # overlap.
         make_asynchronous(model, optimizer)
     return model, optimizer
 

@@ -67,6 +67,7 @@ def llama_7b(tokens: int) -> ModelledStep:
     """Returns forward and backward of Llama-2-7B on A100s, `tokens` tokens per rank; each layer is
     a unit. Two operations per parameter and token in forward, four in backward (Kaplan et al.,
     arXiv 2001.08361, section 2.1); the embedding is only looked up."""
+    # Query, key, value and output; gate, up and down; two norms.
     layer = 4 * HIDDEN**2 + 3 * HIDDEN * FFN + 2 * HIDDEN
     head = VOCABULARY * HIDDEN
 
@@ -74,6 +75,7 @@ def llama_7b(tokens: int) -> ModelledStep:
         forward = 2 * multiplied * tokens / (UTILISATION * GPU.flops)
         return UnitWork(name, forward, 2 * forward, HALF * parameters)
 
+    # The root: embedding, head and the last norm; only the head is multiplied.
     return ModelledStep((unit("root", head, 2 * head + HIDDEN),
                          *(unit(f"layer {number}", layer, layer) for number in range(LAYERS))))
 
@@ -97,6 +99,7 @@ def step_seconds(step: ModelledStep, in_flight: Callable[[float], float],
     if order == "nothing overlaps":
         return step.seconds + sum(in_flight(one.bytes) for one in
                                   [*step.work, *step.work[1:], *step.work])
+    # The root's gather comes first, and nothing computes meanwhile.
     link_free = now = in_flight(step.work[0].bytes)
     for one, following in zip(step.work, [*step.work[1:], None], strict=True):
         if following:

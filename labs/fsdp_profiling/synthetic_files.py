@@ -37,20 +37,25 @@ def flight(begin: float, end: float, kind: str = "all_gather") -> list[dict]:
 
 
 FILES = {  # name -> events, and the exposed milliseconds
+    # In flight 4 to 9, computing 1 to 5: exposed 5 to 9.
     "one collective, half hidden": ([
         label("labs::step", 0, 20), event("aten::mm", 1, 5), *flight(4, 9),
         event("aten::mm", 10, 15)], 4.0),
+    # In flight 3 to 10 and 11 to 16, computing 1 to 6 and 8 to 12.
     "operators inside operators, and autograd's thread": ([
         label("labs::step", 0, 20), event("aten::linear", 1, 6), event("aten::addmm", 2, 5),
         event("aten::mm", 8, 12, AUTOGRAD), *flight(3, 10),
         *flight(11, 16, "reduce_scatter")], 6.0),
+    # What gloo's thread copies and adds is no computing: all of 3 to 8 is exposed.
     "work in a thread of gloo": ([
         label("labs::step", 0, 20), label("gloo:all_gather", 2, 4, GLOO),
         event("aten::copy_", 2.5, 3.5, GLOO), event("aten::add_", 6, 7, GLOO),
         event("aten::mm", 0.5, 2.2), *flight(3, 8)], 5.0),
+    # Pauses of 0.3 and 0.4 ms count as computing, that of 0.9 ms does not.
     "pauses of Python": ([
         label("labs::step", 0, 20), event("aten::mm", 1, 3), event("aten::mm", 3.3, 4),
         event("aten::mm", 4.4, 6), event("aten::mm", 6.9, 8), *flight(2, 12)], 4.9),
+    # Only 12 to 15 and 25 to 29 lie in the step and beside no computing.
     "before and after the step": ([
         label("labs::step", 10, 30), label("labs::forward", 10, 20), event("aten::mm", 1, 3),
         *flight(2, 5), *flight(6, 8, "barrier"), *flight(12, 16),
@@ -60,9 +65,11 @@ FILES = {  # name -> events, and the exposed milliseconds
         label("labs::step", 0, 20), label("FSDP::all_gather (transformer.h.0)", 1, 4),
         label("labs::ready weight", 5, 6), event("autograd::engine::evaluate_function", 6, 9),
         event("aten::mm", 2, 3), *flight(7, 11)], 4.0),
+    # In flight 2 to 9 without a gap; what two have in common counts once.
     "two collectives at once": ([
         label("labs::step", 0, 20), *flight(2, 7), *flight(4, 9), *flight(5, 6, "reduce_scatter"),
         event("aten::mm", 3, 4.5), event("aten::mm", 8, 10)], 4.5),
+    # Kernels compute, copies too; the CPU's aten::mm and the label nccl: only launch.
     "a GPU's": ([
         label("labs::step", 0, 18), event("labs::step", 1.8, 14.5, 7, "gpu_user_annotation"),
         event("aten::mm", 1, 5), event("cudaLaunchKernel", 1.2, 1.4, cat="cuda_runtime"),

@@ -54,6 +54,7 @@ def _mark(model) -> SimpleNamespace:
     forward begins and when backward has reached the last parameter."""
     recorded = SimpleNamespace(traffic=Traffic())
     model.register_forward_pre_hook(lambda *_: recorded.traffic.mark("forward"))
+    # Tied to the embedding, which forward uses first: its gradient is complete last.
     model.head.weight.register_post_accumulate_grad_hook(
         lambda _: recorded.traffic.mark("backward"))
     return recorded
@@ -62,10 +63,13 @@ def _mark(model) -> SimpleNamespace:
 def _one_step(accumulate, model, module, sizes, recorded):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     [batch] = data.xy_batches(1, sum(sizes) * ranks)
+    # rank -> its micro-batches
     by_rank = [split(data.shard(batch, r, ranks), list(sizes)) for r in range(ranks)]
+    # A copy of the list: accumulate may change it, and by_rank is judged by.
     given, reference = list(by_rank[rank]), reference_model()
     with Traffic() as recorded.traffic:
         accumulate(module, given)
+    # The whole batch at once: its gradient is that of the mean over all examples of all ranks.
     reference.differentiate(Step(batch))
     raise_on_all_ranks(_judge_weights, gradients(model), mean_and_alone(reference), by_rank,
                        recorded.traffic.events)
@@ -100,6 +104,7 @@ def _judge_weights(got, reference, by_rank, events):
 def _judge_mixture(got, by_rank):
     """Raises Wrong where the gradient is that of losses that were put together in another way."""
     parts, total = len(by_rank[0]), sum(len(part["x"]) for part in by_rank[0])
+    # The weight that the last micro-batch has in a right answer.
     share = len(by_rank[0][-1]["x"]) / total
     last = "the last micro-batch alone: those before it are lost"
     for code, weights, whose, hint in (

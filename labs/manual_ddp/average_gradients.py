@@ -55,8 +55,11 @@ def check_average_gradients(average_gradients):
 
 def _one_backward(average_gradients, make, step) -> float:
     reference, model = reference_model(make), make(seed=0)
+    # The reference sees the shares of all ranks, the model below only this rank's.
     reference.differentiate(step)
     model(**step.inputs()).loss.backward()
+    # The last rank is late: who does not wait for an asynchronous all-reduce reads numbers without
+    # it.
     hold_back(rank=dist.get_world_size() - 1)
     with torchs_own_refused("DistributedDataParallel"), Traffic() as traffic, mark_waits(traffic):
         average_gradients(model)

@@ -22,8 +22,11 @@ def check_broadcast_state(broadcast_state):
     leaves dtype, requires_grad and the parameters' identity as they were."""
     def work():
         for make in (EdgeCaseModel, NestedModel):
+            # Each rank begins with other numbers: only a broadcast can make them equal.
             model = make(seed=dist.get_rank())
             parameters = list(model.parameters())
+            # The sender is late: who does not wait for an asynchronous broadcast reads its own
+            # numbers.
             hold_back(rank=0)
             with torchs_own_refused("DistributedDataParallel"), Traffic() as traffic, \
                     mark_waits(traffic):
@@ -96,5 +99,6 @@ def _kept(name, is_buffer, model) -> str:
 
 
 def _state(model) -> dict[str, torch.Tensor]:
+    # named_buffers() has all buffers; state_dict() lacks those with persistent=False.
     return {name: tensor.detach() for name, tensor in (*model.named_parameters(),
                                                        *model.named_buffers())}

@@ -58,6 +58,7 @@ class _Bucket:
     def _gradient(self, rank, number, salt):
         parameter = self.parameters[number]
         values = torch.arange(parameter.numel(), dtype=parameter.dtype, device=parameter.device) + 1
+        # Squares: with rank + 1 alone the mean on 3 ranks would be rank 1's own gradient.
         return (values * (rank + 1) ** 2 + salt).view(SHAPES[number])
 
     @property
@@ -85,6 +86,7 @@ def _reduce(start, finish, buckets: Sequence[_Bucket], gate: Gate | None = None)
     """Starts all buckets, then finishes all, and judges them. The last rank begins later than the
     others; with a gate not before rank 0 has left `start`."""
     last, wrong, begun, traffic = dist.get_world_size() - 1, None, [], Traffic()
+    # -1 is no rank: with a gate, the gate holds the last one.
     hold_back(rank=last if gate is None else -1)
     in_time = gate.hold() if gate and dist.get_rank() == last else True
     time.sleep(HELD if gate and dist.get_rank() == last else 0)
@@ -116,6 +118,8 @@ class _Writes(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         sent = [tensor for tensor in _tensors((args, kwargs))
                 if tensor.untyped_storage().data_ptr() in self._addresses]
+        # Autograd's count of writes in place (private). What gloo's thread writes does not come
+        # through this method.
         versions = [tensor._version for tensor in sent]
         returned = function(*args, **(kwargs or {}))
         if versions != [tensor._version for tensor in sent] and not self._has_waited():

@@ -55,6 +55,7 @@ def gradients_of_shards(sizes: list[int]) -> tuple[torch.Tensor, list[torch.Tens
     def gradient(part):
         model.zero_grad()
         model(**part).loss.backward()
+        # (13, 5)
         return model.first.weight.grad.clone()
 
     return gradient(batch), [gradient(part) for part in split(batch, sizes)]

@@ -77,10 +77,11 @@ class NestedModel(nn.Module):
 
     def forward(self, x, y, use_all: bool = False):
         body = self.body
+        # (batch, sequence, 3)
         hidden = body["wide"](body["shared"](body["shared"](body["embedding"](x))))
         if use_all:
             hidden = body["optional"](hidden)
-        logits = self.outlet(hidden)
+        logits = self.outlet(hidden)  # (batch, sequence, 256)
         loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
         return SimpleNamespace(logits=logits, loss=loss)
 
@@ -100,11 +101,13 @@ class BranchedModel(nn.Module):
                   "left": Block(6, 5), "right": Block(6, 9),
                   **({"optional": Block(6, 4)} if optional else {}),
                   "outlet": nn.Linear(6, 4), "head": nn.Linear(4, VOCABULARY, bias=False)}
+        # The order of registration is that of model.parameters(), and so of buckets.
         for name in list(layers)[::-1 if is_reversed else 1]:
             self.add_module(name, layers[name])
         move_to_rank(self)
 
     def forward(self, x, y, use_all: bool = False):
+        # (batch, sequence, 6)
         hidden = torch.tanh(self.inlet(self.embedding(x)))
         has_optional = hasattr(self, "optional")
         swaps = use_all and not has_optional
@@ -112,7 +115,7 @@ class BranchedModel(nn.Module):
             hidden = block(hidden)
         if use_all and has_optional:
             hidden = self.optional(hidden)
-        logits = self.head(self.outlet(hidden))
+        logits = self.head(self.outlet(hidden))  # (batch, sequence, 256)
         loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
         return SimpleNamespace(logits=logits, loss=loss)
 
@@ -147,6 +150,8 @@ class Gate:
         self._key = f"gate {next(self._numbers)}"  # the same on all ranks: each makes as many
 
     def open(self) -> None:
+        # By the store, not by a collective: a collective would itself wait for the rank that is
+        # held.
         _get_default_store().set(self._key, "open")
 
     def hold(self) -> bool:

@@ -43,6 +43,7 @@ def name_mistake(got: torch.Tensor, mean: torch.Tensor, alone: Sequence[torch.Te
     """(code, sentence, hint) on a gradient that is not the mean over the ranks. alone: by rank, the
     gradient of its share alone. events: what was recorded while it was averaged."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
+    # First: what was read before it arrived may be equal to any of the mistakes below.
     if unawaited(events):
         return _LATE
     for code, sentence, hint, gives in MISTAKES:
@@ -56,6 +57,7 @@ def name_mistake(got: torch.Tensor, mean: torch.Tensor, alone: Sequence[torch.Te
         return "zero_gradient", "is zero", "Where did the gradient go?"
     if not got.isfinite().all():
         return "not_finite", "is not finite", "Was memory read before it was written?"
+    # The right direction with a wrong length: a wrong divisor.
     ratio = (got.norm() / mean.norm()).item()
     if got.numel() > 1 and close(got, mean * ratio):  # one number is a multiple of any other
         divisor = ranks / ratio
@@ -150,6 +152,8 @@ def judge_bytes(calls: Sequence[CollectiveCall], model) -> None:
     want, by_kind = gradient_bytes(model), Counter()
     for call in calls:
         by_kind[call.kind] += call.bytes
+    # `passes` counts an all-reduce as two, a reduce-scatter and an all-gather as one; half of the
+    # sum is in all-reduces.
     sent = sum(passes(kind) * nbytes for kind, nbytes in by_kind.items()) / 2
     number = Counter(call.kind for call in calls)
     carried = listed([f"{by_kind[kind]:,} bytes in {number[kind]} {kind}" for kind in by_kind])

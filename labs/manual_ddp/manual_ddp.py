@@ -74,6 +74,7 @@ def train_wrapped(wrap: Callable[[nn.Module], nn.Module], uses: Sequence[UseAll]
     uses: for each step, which ranks use the optional layers. A step in which no rank does comes
     last: whether momentum goes on there is left open, so the numbers differ from then on.
     """
+    # Both ways to treat a parameter that no rank used are right, so the nearer reference counts.
     references = [reference_model(make, unused) for unused in ("skip", "zero")]
     model, seen = make(seed=dist.get_rank()), SimpleNamespace(traffics=[], gradients={})
     with torchs_own_refused("DistributedDataParallel"):
@@ -88,6 +89,8 @@ def train_wrapped(wrap: Callable[[nn.Module], nn.Module], uses: Sequence[UseAll]
     @contextlib.contextmanager
     def recorded():
         if not seen.traffics:
+            # One rank is late in the first step: a gradient that is read before its sum has arrived
+            # lacks that rank's part.
             hold_back(rank=dist.get_world_size() - 1)
         with Traffic() as traffic, mark_waits(traffic), \
                 torchs_own_refused("DistributedDataParallel"):
@@ -130,5 +133,7 @@ def _difference_from_torchs(wrap) -> float:
             optimizer.step()
             optimizer.zero_grad()
     return raise_on_all_ranks(judge_parameters, floats_of(models[0]),
+                              # This reference trains nothing: it only carries the numbers of
+                              # torch's module.
                               [Reference(models[1], sgd)], "after 2 steps, with torch's DDP as the "
                               "reference")

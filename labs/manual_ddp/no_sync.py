@@ -75,6 +75,7 @@ def _accumulate(model: nn.Module, module: nn.Module, make: Callable, uses: Seque
     def backward(step):
         reference.differentiate(step)
         step_mean, step_alone = mean_and_alone(reference)
+        # Gradients add up over the micro-batches, so the wanted ones do too.
         for sums, found in zip((mean, *alone), (step_mean, *step_alone), strict=True):
             sums.update({name: sums.get(name, 0) + g for name, g in found.items()})
         if step is last:
@@ -85,6 +86,7 @@ def _accumulate(model: nn.Module, module: nn.Module, make: Callable, uses: Seque
 
     *inside, last = (Step(batch, use_all) for batch, use_all in
                      zip(data.xy_batches(len(uses), BATCH), uses, strict=True))
+    # Entered and left by hand, so that the traffic of each is recorded by itself.
     block = contextlib.ExitStack()
     with Traffic() as traffic:
         block.enter_context(module.no_sync())
@@ -140,6 +142,7 @@ def _raise_inside(module):
     except KeyError:
         is_kept_back = False
     else:
+        # Only a no_sync that swallows the exception comes here.
         is_kept_back = True
     # the loop must learn of the error: it would train on as if nothing had happened
     raise_on_all_ranks(_judge_raised, is_kept_back)

@@ -95,10 +95,13 @@ def _record(wrap: Wrap, make, cap) -> _Backward:
     def hold(*_):
         seen["forward"] += 1
         if seen["forward"] == _STEPS and dist.get_rank() == dist.get_world_size() - 1:
+            # Between its forward and its backward of the last step: it issues no collective
+            # meanwhile.
             found["free"] = gate.hold()
 
     def count(_):
         seen["ready"] += 1
+        # The last gradient of the last step on rank 0.
         if seen["ready"] == _STEPS * len(trainable(model)) and dist.get_rank() == 0:
             gate.open()
 
@@ -197,6 +200,7 @@ def _calls_of_buckets(events, calls, buckets) -> list[int] | None:
     sizes = [sum(p.numel() for p in bucket) for bucket in buckets]
     found, rest = [], list(calls)
     for size in sizes:
+        # A call of another size, such as one of flags for used parameters, is no bucket's.
         while rest and events[rest[0]].elements != size:
             rest.pop(0)
         if not rest:

@@ -135,6 +135,7 @@ def _record(wrap: Wrap, make: Callable[..., nn.Module], uses: Sequence[UseAll]) 
     batches = data.xy_batches(len(uses), BATCH)
     with traffic, mark_waits(traffic), torchs_own_refused("DistributedDataParallel"):
         for batch, use_all in zip(batches, uses, strict=True):
+            # `ready` counts from here: events of earlier steps stay in the list.
             begin = len(traffic.events)
             loss = module(**Step(batch, use_all).inputs()).loss
             forwards.append(traffic.events[begin:])
@@ -147,6 +148,7 @@ def _record(wrap: Wrap, make: Callable[..., nn.Module], uses: Sequence[UseAll]) 
             optimizer.zero_grad()
     order = [[event.what.removeprefix("ready ") for event in backwards[0]
               if isinstance(event, Mark) and event.what.startswith("ready ")]]
+    # Ranks get their gradients ready in different orders; all are judged by rank 0's.
     dist.broadcast_object_list(order, src=0)
     return _Recorded(model, forwards, backwards, order[0], is_free)
 
@@ -176,6 +178,7 @@ def _judge_bytes(recorded, calls, when):
                     "queued once in each backward?", code="too_much_sent")
     # a parameter that was not ready in the first backward must have its place in the new buckets
     late = [name for name in recorded.elements if name not in recorded.order]
+    # Exactly the bytes of the parameters that rank 0 did not use in the first step.
     if sent < want and want - sent == 4 * sum(recorded.elements[name] for name in late):
         raise Wrong(f"{when}, {listed(map(repr, late))} travel in no bucket: rank 0 did not use "
                     "them in the first step", "Append what is not in the order at its end.",
@@ -190,6 +193,8 @@ def _judge_buckets(recorded, events, when):
     """Each bucket holds the next gradients of the order, and leaves when it is complete."""
     elements, order = recorded.elements, recorded.order
     places = positions(events, "all_reduce")
+    # Elements sent after each all-reduce, and elements of the order's first 1, 2, ... parameters: a
+    # bucket that holds the next parameters of the order ends at one of the latter.
     reached = list(itertools.accumulate(events[i].elements for i in places))
     prefix = list(itertools.accumulate(elements[name] for name in order))
     ready = {event.what.removeprefix("ready "): i for i, event in enumerate(events)
@@ -230,6 +235,7 @@ def _other_order(recorded, reached, number, when) -> Wrong:
 
 
 def _judge_size(members, elements, who, following):
+    # 4 bytes: the recorded models are fp32.
     nbytes = 4 * sum(elements[name] for name in members)
     # a bucket for everything leaves when all is ready; one for each parameter saves no call
     if len(members) > 1 and nbytes > BRANCHED_CAP:

@@ -92,9 +92,11 @@ def losses(wrap: Wrap, preset: Preset, steps: int, ranks: int) -> list[float]:
         pair = comparison.build(as_strategy(wrap), preset)
         for step, batch in enumerate(data.lm_batches(steps, preset.ranks * preset.batch,
                                                      preset.context)):
+            # Each tensor: (preset.ranks · preset.batch / ranks, context).
             share = {name: value.to(devices.device()) for name, value in
                      data.shard(batch, dist.get_rank(), ranks).items()}
             loss = torch.tensor(train(*pair, [share]), device=devices.device())
+            # Shares are equally large, so the mean of the ranks' losses is that of the whole batch.
             dist.all_reduce(loss)
             report(step=step, total=steps, loss=loss / ranks)
 
@@ -136,6 +138,7 @@ def count_all_reduces(wrap, preset, parts) -> tuple[list[int], int]:
         with Traffic() as traffic:
             for number, part in enumerate(comparison.batches(preset, parts), 1):
                 with block() if number < parts else contextlib.nullcontext():
+                    # Each micro-batch counts 1/parts: the sum of their gradients is the mean's.
                     (module(**part).loss / parts).backward()
         calls.append(len(traffic.of("all_reduce")))
         module.zero_grad()

@@ -67,6 +67,8 @@ def _check_layer(layer_activations, batch, sequence, hidden, heads, fused):
 
 
 def _layer_causes(b, s, h, a, fused, real) -> list[Cause]:
+    # In bytes. Of each score: the softmax's and the dropout's output in 16 bits, and a mask of a
+    # byte.
     size, scores = s * b * h, 5 * a * s * s * b
     a_mask = 0 if fused else scores // 5
     causes = [
@@ -135,6 +137,7 @@ def _model_causes(m, tokens, checkpointing, real) -> list[Cause]:
     inputs = 2 * tokens * m.hidden * m.layers  # what checkpointing keeps
     kept = inputs if checkpointing else layer * m.layers
     top = real - kept
+    # Where logits != top, a recomputed layer is on top, and a mistake about logits changes nothing.
     causes = [
         Cause("logits_missing", real - (logits == top) * logits, "the logits are missing", _LOGITS),
         *(Cause("logits_counted_bytes", real - (logits == top) * (LOGIT - counted) * logits / LOGIT,

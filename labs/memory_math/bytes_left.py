@@ -138,6 +138,7 @@ def show_bytes_left(bytes_left) -> Table:
 
 def _job(setting) -> tuple:
     """The setting as arguments of the student's bytes_left."""
+    # 2, 2, 8: bytes per parameter of bf16 parameters and gradients, and of two fp32 moments.
     return (shape_of(hf_configs.config(setting.model)), (2, 2, 8),
             0 if setting.strategy == "DDP" else 3, setting.ranks, setting.batch, setting.sequence,
             True, GPU)
@@ -145,6 +146,8 @@ def _job(setting) -> tuple:
 
 def _largest_batch(bytes_left, job) -> int:
     """The largest batch of at most 1024 that leaves 0 bytes or more; 0 where none does."""
+    # A larger batch leaves less, so the answers to "below 0?" are False up to a batch and then
+    # True.
     return bisect_left(range(1, 1025), True, key=lambda batch: bytes_left(
         *job[:4], batch, *job[5:]) < 0)
 

@@ -46,6 +46,7 @@ class _Sizes:
     wide: int
 
     def input(self, **options) -> torch.Tensor:
+        # (batch, tokens, hidden)
         return torch.randn(self.batch, self.tokens, self.hidden, **options)
 
     def mlp(self) -> tuple[nn.Linear, nn.Linear]:
@@ -68,6 +69,7 @@ def _attention(sizes) -> ForwardCase:
     shape = sizes.batch, sizes.tokens, sizes.heads, sizes.hidden // sizes.heads
 
     def forward():
+        # Query, key and value: (batch, heads, tokens, hidden / heads) each.
         parts = [part.view(shape).transpose(1, 2) for part in project(x).chunk(3, -1)]
         return F.scaled_dot_product_attention(*parts, is_causal=True)
 
@@ -79,6 +81,7 @@ def _half_of_a_tensor(sizes) -> ForwardCase:
     x, (up, _) = sizes.input(), sizes.mlp()
 
     def forward():
+        # (batch, tokens, wide - wide // 2), of a storage of wide
         half = up(x)[..., sizes.wide // 2:]
         return F.silu(half) + F.gelu(half)
 
@@ -146,9 +149,10 @@ def _without_gradients(sizes) -> ForwardCase:
 def _tied_embedding(sizes) -> ForwardCase:
     """One weight is embedding and head; the loss keeps log-softmax."""
     words, norm = nn.Embedding(sizes.wide, sizes.hidden), nn.LayerNorm(sizes.hidden)
-    tokens = torch.randint(sizes.wide, (sizes.batch, sizes.tokens))
+    tokens = torch.randint(sizes.wide, (sizes.batch, sizes.tokens))  # (batch, tokens)
 
     def forward():
+        # (batch, tokens - 1, wide)
         logits = F.linear(norm(words(tokens[:, :-1])), words.weight)
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 

@@ -60,6 +60,7 @@ def _random_config(family, dice) -> dict:
     if family == "gpt2":
         return dict(n_embd=hidden, n_layer=layers, n_head=keys * group, n_inner=ffn,
                     vocab_size=vocabulary, n_positions=dice.randint(20, 49))
+    # Not hidden / heads: rejects a formula that takes head_dim for that.
     head = dict(head_dim=width + 2) if family == "llama" else {}
     return dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=keys * group,
                 num_key_value_heads=keys, intermediate_size=ffn, vocab_size=vocabulary, **head)
@@ -100,7 +101,9 @@ def saved_tensors(batch: int, sequence: int, hidden: int, heads: int,
     parameters. It is Hugging Face's block with PyTorch's fused GELU and CUDA's dropout masks of one
     byte; fused attention has no dropout of its own."""
     block = _gpt2_block(hidden, heads, fused)
+    # `* 1`: no leaf, as a block's input is the output of the layer before it.
     x = torch.randn(batch, sequence, hidden, dtype=torch.bfloat16, requires_grad=True) * 1
+    # (batch, heads, query, key), broadcast over the first two
     mask = None if fused else torch.zeros(1, 1, sequence, sequence, dtype=torch.bfloat16)
     with _masks_of_one_byte():
         return _saved_by(lambda: block(x, attention_mask=mask), list(block.parameters()))
@@ -153,6 +156,8 @@ def block_parts(batch: int, sequence: int, hidden: int) -> dict[str, list[BlockP
         first, second = norms
         forwards = {
             "whole": lambda y: block(y, **options),
+            # Each norm with an input of its own, as in a block: one shared input would be saved
+            # once.
             "two norms": lambda y: first(y) + second(x.clone()),
             "attention": lambda y: attention(y, **options)[0], "feed-forward": feed_forward,
             "checkpointed": lambda y: checkpoint(block, y, use_reentrant=False, **options)}
@@ -229,6 +234,8 @@ def counted_step(widths: tuple[int, ...], blocks: int, vocabulary: int, tokens: 
     same; and of a head, which is never checkpointed."""
     found = [_linear_block(widths) for _ in range(blocks)]
     head = nn.Linear(widths[0], vocabulary, bias=False)
+    # (tokens, width). It needs a gradient, as inside a model: otherwise the first layer's backward
+    # would leave out the product for its input.
     x = torch.ones(tokens, widths[0], requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         y = x
@@ -265,6 +272,7 @@ def _after_a_step(dtype, master) -> Memory:
     updated = nn.Parameter(weight.detach().float()) if master else weight
     optimizer = torch.optim.AdamW([updated])
     weight.sum().backward()
+    # The optimizer updates the master copy, so that is what needs the gradient.
     updated.grad = weight.grad.to(updated.dtype)
     optimizer.step()
     state = [value for state in optimizer.state.values() for value in state.values()

@@ -48,6 +48,7 @@ class MasterAdamW:
         self._weights = list(parameters)
         self._masters = [nn.Parameter(weight.detach().float()) for weight in self._weights]
         self._adamw = torch.optim.AdamW(self._masters)
+        # What the meter counts as parameters: the 16-bit weights, not the masters.
         self.param_groups = [{"params": self._weights}]
 
     @property
@@ -134,6 +135,7 @@ def _bytes_per_logit(sizes, vocabulary) -> dict[str, dict[str, float]]:
     found = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         _loss_moments(dtype, sizes, 100)  # on a GPU, cuBLAS's workspaces come with the first run
+        # Vocabularies of one and of two times the size: what does not depend on it cancels.
         small, large = (_loss_moments(dtype, sizes, times * vocabulary) for times in (1, 2))
         logits = vocabulary * sizes[0] * sizes[1]
         found[name] = {when: (large[when] - small[when]) / logits for when in large}

@@ -57,6 +57,7 @@ def _attention_causes(m, block, with_sizes) -> list[Cause]:
               "keys and values are counted as wide as queries",
               f"There are {m.kv_heads} key and value heads for {m.heads} query heads: "
               "grouped-query attention."),
+        # One matrix of (hidden, key), and its bias where there is one.
         Cause("keys_values_missing", block - (m.hidden + m.qkv_bias) * m.key,
               "keys or values are missing", "Both have m.kv_heads heads."),
         Cause("head_dim_taken_hidden_heads", with_sizes(head_dim=m.hidden // m.heads),

@@ -84,7 +84,9 @@ def fewest(count: int, recipe: tuple, stage: int, room: float) -> int | None:
     """The fewest ranks on which the states of one take at most `room` bytes; None if no number
     does."""
     divided = count * sum(divided_sizes(recipe, stage))
+    # Bytes of the room that are left for a rank's share of what is divided.
     left = room - (count * sum(recipe) - divided)
+    # The room must hold what the stage does not divide, and something of what it divides.
     if left < 0 or (divided and not left):
         return None
     return max(1, math.ceil(divided / left)) if divided else 1

@@ -166,6 +166,7 @@ def _checkpointing_cost(preset, rounds) -> CheckpointingCost:
 
 def _matrices(model) -> tuple[int, int, int]:
     blocks = model.transformer.h
+    # Biases and norms have one dimension, and no FLOPs in the formula.
     matrices = sum(p.numel() for p in blocks.parameters() if p.dim() == 2)
     return matrices, sum(block.mlp.c_proj.weight.numel() for block in blocks), \
         model.lm_head.weight.numel()

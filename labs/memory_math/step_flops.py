@@ -38,6 +38,7 @@ def check_step_flops(step_flops):
 
 
 def _causes(counted, tokens, checkpointing) -> list[Cause]:
+    # Multiplications of forward: one for each parameter of a matrix and token.
     blocks, last, head = (size * tokens for size in counted[:3])
     once, again = blocks + head, blocks - last  # multiplications of forward, and of recomputing
     wrong = [

@@ -30,6 +30,7 @@ NOT_WAITED = ("With async_op=True a collective returns at once, with a handle: c
               "wait() before you use the tensor.")
 HANG_AFTER = 5.0  # seconds that a check waits in a collective before it calls it a hang
 TIMEOUT = 30.0  # seconds after which it stops ranks that still compute, in an endless loop
+# Names of c10d's operators, and of torch's functions that call them.
 _SIZED = {"_reduce_scatter_base_": "reduce_scatter_tensor",
           "_allgather_base_": "all_gather_into_tensor"}  # take (output, input)
 
@@ -111,6 +112,8 @@ class Recorder(Traffic):
         for number, (issued, work, outputs) in enumerate(self._issued):
             if issued is call:  # the student waits for it now
                 del self._issued[number]
+                # The student's wait has begun, so waiting here changes nothing. The copy is made
+                # before the student can write into the tensor.
                 work.wait()
                 self.results.append(torch.cat([t.detach().flatten() for t in outputs]))
                 return

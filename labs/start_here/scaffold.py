@@ -23,8 +23,10 @@ def ring_all_reduce(mine: torch.Tensor) -> torch.Tensor:
     Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 69(2), 2009.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    pieces = mine.chunk(ranks)
+    pieces = mine.chunk(ranks)  # views of (length / N,): writing into a piece writes into mine
     arriving = torch.empty_like(pieces[0])
+    # N - 1 steps of a reduce-scatter, then N - 1 of an all-gather. What leaves in a step is the
+    # piece that arrived in the step before.
     for step in range(2 * (ranks - 1)):
         leaving = pieces[(rank - step) % ranks]
         place = pieces[(rank - step - 1) % ranks]

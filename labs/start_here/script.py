@@ -126,6 +126,7 @@ def _failed(when, run) -> Wrong:
 
 def _judge_printed(run, when):
     printed = [number for number in map(_as_float, run.output.splitlines()) if number is not None]
+    # By generators of its own: the caller's random state stays as it is.
     drawn = [torch.rand(1, generator=torch.Generator().manual_seed(rank)).item()
              for rank in range(run.ranks)]
     once = "Rank 0 prints the sum, as one number on a line of its own."

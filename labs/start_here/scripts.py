@@ -20,6 +20,7 @@ from labs.workers.programs import note
 
 FAILING_RANK = 1
 ROOT = str(Path(__file__).resolve().parents[2])
+# Appended, so that nothing in the workbook hides a module that the script would find without it.
 _PROBE = (f"import sys; sys.path.append({ROOT!r}); "
           "__import__('labs.start_here.scripts', fromlist=['probe']).probe()")
 
@@ -114,6 +115,8 @@ def start(arguments: list[str], folder: Path, environment: dict[str, str]) -> su
     with open(folder / "output", "wb") as output, open(folder / "errors", "wb") as errors:
         return subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment,
                                 stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+                                # A session of its own: all that the script has started can be ended
+                                # together.
                                 start_new_session=True)
 
 
@@ -122,6 +125,7 @@ def written(script: str) -> Iterator[Path]:
     """Yields the folder with the script as script.py, whose lines have the same numbers. Its first
     one calls `probe`."""
     with tempfile.TemporaryDirectory() as folder:
+        # The probe shares the first line with the script's own line break, so line numbers stay.
         between = "" if script.startswith("\n") else "\n"
         (Path(folder) / "script.py").write_text(_PROBE + between + script, encoding="utf-8")
         yield Path(folder)
@@ -143,6 +147,7 @@ def probe() -> None:
         result = original(*args, **options)
         rank = dist.get_rank()
         note(folder, "joined", rank, dist.get_world_size())
+        # Never left: it observes until the process ends.
         _Called(folder).__enter__()
         while os.path.exists(os.path.join(folder, "hold")):
             time.sleep(0.02)
@@ -150,6 +155,7 @@ def probe() -> None:
             raise RuntimeError(f"raised on rank {rank} on purpose, by the check")
         return result
 
+    # Each module has its own name for the function.
     for module in (dist, distributed_c10d, device_mesh):  # init_device_mesh calls it, too
         if hasattr(module, "init_process_group"):
             module.init_process_group = init_process_group
