@@ -44,7 +44,7 @@ _SHOWN = 160  # characters of what torch raises: it repeats itself for each para
 @check("4.7", hints=_HINTS)
 def check_checkpoint(save: Callable, load: Callable) -> str:
     """save(module, optimizer, folder) on 4 ranks, load(module, optimizer, folder) on 2: parameters,
-    moments and learning rate are as if training had gone on, and no rank gathers the whole."""
+    moments and learning rate are as if training had gone on, and no rank gathers the full state."""
     with tempfile.TemporaryDirectory(prefix="labs-checkpoint-") as folder:
         saved, later = launch(_train_and_save, save, folder, ranks=SAVED_ON, quiet=True)[0]
         _check_files(Path(folder))
@@ -164,8 +164,8 @@ def _check_finished(running):
 
 
 def _check_gathered(traffic, what):
-    # A whole model is gathered from its shards: what is saved from there needs one rank's memory
-    # for all. Names and places travel too; they are few bytes.
+    # A full model is gathered from its shards: who saves that needs the memory of all on one rank.
+    # Names and offsets are communicated too; they are few bytes.
     gathered = sum(call.bytes for call in traffic.of("all_gather", "gather", "all_to_all"))
     parameters = 4 * models.count_trainable(_make_model())
     if gathered > 0.5 * parameters:

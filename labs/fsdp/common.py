@@ -91,7 +91,7 @@ def _check_module(module):
     want = dict(make_model().named_parameters())
     for name, parameter in named_parameters(module).items():
         # A weight that two modules share is one parameter: sharded in one unit, without the root,
-        # it becomes a shard there and stays whole in the other module.
+        # it becomes a shard there and stays unsharded in the other module.
         if name not in want:
             raise Wrong(f"rank {dist.get_rank()}: {name!r} is a parameter of its own now; in the "
                         "model it is the weight of the embedding", "Both belong to the root's unit:"
@@ -142,7 +142,7 @@ def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def whole_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns a copy of each whole parameter, on every rank; a DTensor is gathered."""
+    """Returns a copy of each full parameter, on every rank; a DTensor is gathered."""
     return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
             for name, p in named_parameters(module).items()}
 
@@ -190,7 +190,7 @@ def closeness(difference: float) -> str:
 
 
 def _check_shapes(module, reference):
-    # A DTensor has the whole parameter's shape; FSDP1's parameters are pieces of a flat one.
+    # A DTensor has the full parameter's shape; FSDP1's parameters are pieces of a flat one.
     found = named_parameters(module)
     for name, want in reference.named_parameters():
         if found[name].shape != want.shape:
@@ -201,8 +201,8 @@ def _check_shapes(module, reference):
 
 
 def _check_resharded(module, sharded):
-    # Backward frees every unit. One that stays gathered is whole from step to step, and what the
-    # optimizer changes, the shards, is not what the next forward computes with.
+    # Backward frees every unit. The optimizer updates the shards, so with a unit that stays
+    # gathered the next forward would compute with the old numbers.
     for name, parameter in named_parameters(module).items():
         if name in sharded and not isinstance(parameter, DTensor):
             raise Wrong(f"rank {dist.get_rank()}: {name!r} is still gathered after the step, so "

@@ -32,6 +32,8 @@ def check_cost(cost: Callable[[list[int]], tuple[int, int]]) -> str:
                 (collectives, NAMES[0], _COLLECTIVES, "One all-gather for the root, two for each "
                  "other unit, one reduce-scatter for all."),
                 (gathered_bytes, "bytes gathered at once", _GATHERED, _gathered_hint(units)))):
+            # One case alone fits several mistakes: the named one explains the answers to all cases
+            # best.
             causes = [] if found[index] == want(units) else likeliest_cause(
                 mistakes, UNITS, [_answer(cost, one, index) for one in UNITS], place)
             judge_number(found[index], want(units), causes, what, unit, hint)
@@ -57,6 +59,7 @@ def _gathered_hint(units) -> str:
 def collectives(units: list[int]) -> int:
     """Returns the collectives of one step: the root is gathered once, every other unit twice, and
     each unit is reduce-scattered once."""
+    # Gathers of the root, gathers of the other units, reduce-scatters.
     return 1 + 2 * (len(units) - 1) + len(units)
 
 
@@ -72,6 +75,7 @@ def gathered_bytes(units: list[int]) -> int:
 
 def _arrivals(units, before=1, here=2) -> list[int]:
     """For each unit besides the root: so many times the unit before it and the unit itself."""
+    # By default: the flat buffer of the unit before, and this unit's buffer and parameters.
     return [before * a + here * b for a, b in zip(units, units[1:], strict=False)]
 
 

@@ -160,7 +160,7 @@ _MISTAKES = (
 
 
 def _rows(whole, rank) -> tuple[int, int]:
-    """First row of a rank's shard, and the first after it, as torch.chunk and FSDP2 cut."""
+    """First row of a rank's shard, and the first row after it, as torch.chunk and FSDP2 split."""
     each = -(-len(whole) // dist.get_world_size())
     return min(rank * each, len(whole)), min((rank + 1) * each, len(whole))
 
@@ -207,7 +207,7 @@ def _shape_hint(local, whole) -> str:
 
 
 def _whole_parameters(module, model) -> dict[str, torch.Tensor]:
-    """On a rank: the whole parameters, joined from the rows of all ranks."""
+    """On a rank: the full parameters, joined from the rows of all ranks."""
     raise_on_all_ranks(_check_shards, module, model, False)
     shards = {name: models.local_shard(parameter).detach()
               for name, parameter in common.named_parameters(module).items()}
@@ -220,15 +220,15 @@ def _whole_parameters(module, model) -> dict[str, torch.Tensor]:
 def _check_memory(report, unsharded, want):
     """Raises Wrong where a rank holds more after a phase than its shards, and after forward the
     root. unsharded: the same model in bf16 without sharding, for its activations."""
-    # After forward the root is whole, and one block that gloo's thread may still hold.
+    # After forward the root is gathered, and one block that gloo's thread may not have freed yet.
     room = BYTES["all_gather"] * (want.root + 1.25 * want.block)
     held = {"parameters": want.shard, "gradients": 0, "optimizer_state": common.optimizer_bytes(
         dist.get_world_size(), dist.get_rank())}
     usual = unsharded.phases["forward"]
     forward = held | {"buffers": room, "rest": usual.activations + usual.other + room}
     built = held | {"optimizer_state": 0, "rest": 0.25 * want.shard}
-    # Between steps there are only shards: whole units, kept anywhere, are seen here. The profiler
-    # may have missed that gloo's thread has freed the gradients of one.
+    # Between steps there are only shards: gathered units, kept anywhere, are seen here. The
+    # profiler may have missed that gloo's thread has freed the gradients of one.
     sent = BYTES["reduce_scatter"] * 1.1 * max(want.block, want.root)
     step = held | {"gradients": want.shard, "rest": sent + 0.25 * want.shard}
     hints = dict.fromkeys(("parameters", "buffers", "rest"), "What is whole is freed after a "

@@ -147,7 +147,7 @@ def _next_block(traffic) -> str:
 
 
 def _gather_state_dict() -> tuple[str, ...]:
-    """Gathers the whole model on rank 0, as FSDP1 does; returns what `_run_step` does."""
+    """Gathers the full model on rank 0, as FSDP1 does; returns what `_run_step` does."""
     from torch.distributed.fsdp import (
         FullStateDictConfig,
         FullyShardedDataParallel,

@@ -30,6 +30,8 @@ def check_gradient_bytes(gradient_bytes: Callable[[list[CollectiveCall]], int]) 
     for place, (name, calls) in enumerate(found.items()):
         want = sum(call.bytes for call in calls if call.kind in REDUCTIONS)
         got = gradient_bytes(list(calls))
+        # One strategy alone fits several mistakes; the answers to all of them decide which is
+        # named.
         causes = [] if as_number(got) == want else likeliest_cause(
             _MISTAKES, list(found.values()), [_answer(gradient_bytes, one)
                                               for one in found.values()], place)

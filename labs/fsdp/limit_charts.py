@@ -90,6 +90,7 @@ def _bargain(found) -> str:
     usual, least = without.report.step_peak, with_.report.step_peak
     kept, fewer = (_activations(one.report) for one in (without, with_))
     more = max(with_.observed) / max(without.observed)
+    # Below 4/3: forward is a third of a step's arithmetic, and checkpointing repeats not all of it.
     if not (fewer < kept and 1 < more < 4 / 3):
         raise RuntimeError("checkpointing should hold fewer activations, and compute up to a third "
                            f"more: {fewer} and {kept} bytes, {more:.2f}x")
@@ -112,9 +113,9 @@ def _predicted(compared) -> list[float | None]:
 
 @shows("CPU offload")
 def show_offload(without: Callable, offloaded: Callable, layers: int | None = None) -> Table:
-    """Returns a table of what CPU offload leaves on the device and moves to the host: parameters,
-    gradients and optimizer state live there, and travel for each gather and reduction. On GPUs also
-    what is pinned for that, and what it costs in speed."""
+    """Returns a table of what CPU offload keeps on the device and moves to the host: parameters,
+    gradients and optimizer state are there, and are copied for each gather and reduction. On GPUs
+    also what is pinned for that, and what it costs in speed."""
     on_gpu = devices.gpus() > 0
     compared = compare({"FSDP": without, "offload": offloaded}, memory_limits.preset(layers),
                        rounds=ROUNDS * on_gpu, observe=pinned_bytes, quiet=True)

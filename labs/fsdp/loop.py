@@ -42,7 +42,7 @@ def _train(loop) -> float:
 
 
 def _record_norms(module, optimizer) -> list[float]:
-    """Returns a list to which every step appends the norm of the whole gradient that it uses."""
+    """Returns a list to which every step appends the global norm of the gradient that it uses."""
     norms = []
 
     def remember(*_):
@@ -58,7 +58,7 @@ def _record_norms(module, optimizer) -> list[float]:
 
 @dataclass(frozen=True)
 class _Trained:
-    """What one process does on the whole batches. norms: of each gradient before it is clipped;
+    """What one process does on the full batches. norms: of each gradient before it is clipped;
     parameters: by name, after each step."""
 
     norms: list[float]
@@ -94,7 +94,7 @@ def _judge(found, norms) -> float:
     if min(norms) == 0:
         raise Wrong(f"{rank}: step {norms.index(0)} has no gradient left",
                     "Clear gradients before backward, or after the step.", code="gradient_missing")
-    # The norm is that of all shards: each rank's own is smaller, so its gradient is cut less.
+    # The norm is that of all shards: each rank's own is smaller, so its gradient is clipped less.
     for number, norm in enumerate(norms):
         if not abs(norm / MAX_NORM - 1) < 0.001:
             raise Wrong(f"{rank}: the gradient of step {number} has a norm of {norm:.3g}, not "

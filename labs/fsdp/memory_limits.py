@@ -96,8 +96,8 @@ def predicted_peak_of(size: Preset, **options) -> Memory:
 
 
 def needed(name: str, layers: int, ranks: int | None = None) -> float:
-    """Returns the most bytes of tensors at any moment: of a step, or of building, when every rank
-    has the whole model before it is sharded."""
+    """Returns the peak bytes of tensors: of a step, or of building, when every rank has the full
+    model before it is sharded."""
     return max(predicted_peak(name, layers, ranks).total, 4 * parameters(layers))
 
 
@@ -229,7 +229,7 @@ def shortage(strategy: Callable, layers: int, limit: float) -> Shortage | None:
 
 def search(holds: Callable[[int], bool], start: int) -> tuple[int, int]:
     """Returns (the largest n for which holds(n), number of calls), where holds is true up to some n
-    and false beyond. Calls `start` first, goes on in growing steps until the answer turns, then
+    and false beyond. Calls `start` first, continues in growing steps until the answer turns, then
     halves the interval; no n is tried twice."""
     known = {0: True}
 

@@ -21,7 +21,7 @@ from labs.training.presets import Preset, preset
 from labs.words import counted
 
 USABLE = 0.9  # of a card: the rest is CUDA's context, NCCL's buffers and what lies between tensors
-# So that a step takes seconds, and no choice goes on without end where a card is far too large.
+# So that a step takes seconds, and the search ends where a card is far too large.
 MOST_SEQUENCES = {"small": 128, "larger": 8}
 MOST_LAYERS = 128
 

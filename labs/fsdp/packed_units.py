@@ -53,8 +53,8 @@ def _as_reduce_scatter(event):
 
 
 def _with_size_of(event, sizes, want):
-    """The call with the elements of FSDP2's padded unit, where it carries a whole unit; padding is
-    free between none and a tenth more."""
+    """The call with the elements of FSDP2's padded unit, where it carries a complete unit; padding
+    may be between none and a tenth more than FSDP2's."""
     if isinstance(event, Mark):
         return event if event.call is None else replace(event, call=_with_size_of(
             event.call, sizes, want))

@@ -86,11 +86,14 @@ def _rate(step) -> float:
 
 
 def _right_ratio(psi, ranks, tokens, flops, link) -> float:
+    # Bytes: two gathers and one reduction of 4Ψ each, of which a rank sends (N - 1)/N.
     sends = 3 * 4 * psi * (ranks - 1) / ranks
+    # 6 FLOPs for each parameter and token: 2 in forward, 4 in backward.
     return sends / link / (6 * psi * tokens / flops)
 
 
 def _right_offload(psi, ranks, pcie, host) -> tuple[float, float]:
+    # A shard for each of two gathers and its gradient back; AdamW of all ranks' shards on one host.
     return 3 * 4 * psi / ranks / pcie, HOST_OPTIMIZER_BYTES * psi / host
 
 

@@ -31,6 +31,7 @@ def check_shard(strategy: Callable) -> str:
 def _train_and_record(strategy) -> float:
     difference = common.compare_with_reference(strategy)
     want = common.one_unit_per_block(dist.get_world_size())
+    # By the calls of a third step, then by memory: the right numbers alone could come from DDP.
     raise_on_all_ranks(check_collectives, common.record_events(strategy), want)
     judge_recorded(partial(common.record_memory, strategy), check_memory, want)
     return difference

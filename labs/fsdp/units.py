@@ -13,7 +13,7 @@ from labs.meters.memory import Report
 from labs.meters.traffic import CollectiveCall, Mark
 from labs.words import counted, plural
 
-AHEAD = 2  # blocks that are whole at once: the one that computes, and one that is prefetched
+AHEAD = 2  # blocks that are gathered at once: the one that computes, and one that is prefetched
 _PREFETCH = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch or unshard()"
 _HINTS = {"parameters": "Every parameter must be in a unit: fully_shard each block, then the root.",
           "gradients": "Gradients must be reduce-scattered: are all parameters in a unit?",
@@ -43,7 +43,7 @@ def check_collectives(events: list[CollectiveCall | Mark], want: Units,
 
 def reject_other_kinds(calls: list[CollectiveCall]) -> None:
     """Raises Wrong where there is another collective than all-gather and reduce-scatter."""
-    # Only shards are exchanged: DDP trains as well, but all-reduces whole gradients.
+    # Only shards are exchanged: DDP trains as well, but all-reduces full gradients.
     other = [call for call in calls if call.kind not in ("all_gather", "reduce_scatter")]
     if other:
         kind = other[0].kind
@@ -93,14 +93,14 @@ def _check_all_gathers(gathered, want, rank):
 
 def check_gathered_alone(events: list[CollectiveCall | Mark], want: Units, rank: str,
                          hint: str) -> None:
-    """Raises Wrong where more than AHEAD blocks are whole at once."""
-    # A unit saves memory only if the others are not whole meanwhile: blocks that are gathered
+    """Raises Wrong where more than AHEAD blocks are gathered at once."""
+    # A unit saves memory only if the others are not gathered meanwhile: blocks that are gathered
     # before they are needed send the same bytes in as many calls.
     whole, phase = 0, "forward"
     for event in events:
         if isinstance(event, Mark):
             phase = "backward" if event.what == "backward begins" else phase
-            # Both a block's forward and its reduce-scatter end the time in which it is whole.
+            # Both a block's forward and its reduce-scatter end the time in which it is gathered.
             whole -= phase == "forward" and event.what == "block done"
         elif event.elements == want.block:
             whole += {"all_gather": 1, "reduce_scatter": -1}.get(event.kind, 0)

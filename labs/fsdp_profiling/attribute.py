@@ -25,6 +25,7 @@ def check_attribute(attribute):
                      build(steps=2, kept=("layer.2",))}
     for name, trace in {**synthetic, **by_rank(recorded())}.items():
         gathers = trace.of("all_gather")
+        # All answers first: whether another moment was looked at shows in all of them together.
         answers = [attribute(trace, gather) for gather in gathers]
         for number, (got, gather) in enumerate(zip(answers, gathers, strict=True)):
             _compare(got, trace, gather, f"trace {name!r}, all-gather {number}",

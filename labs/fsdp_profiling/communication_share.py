@@ -47,7 +47,9 @@ def _causes(want, trace, spans) -> list[Cause]:
     """Each gives another number than the right one on at least one synthetic trace."""
     if not spans:
         return []
+    # The right share, back in seconds.
     seconds = want * trace.seconds
+    # From the call to the end, as if a collective were in flight while it waits in a queue.
     from_call = [replace(span, begin=span.issued) for span in spans]
     return [
         Cause("overlaps_counted_twice", sum(span.seconds for span in spans) / trace.seconds,

@@ -87,6 +87,7 @@ def with_timing_noise(run: RecordedRun) -> RecordedRun:
     ratio = 1.1 * recording.SLOW_RATIO if fault == "rank" else 0.9 * recording.HEALTHY_RATIO
     loading = 1.1 * recording.LONG_LOADING if fault == "data" else 0.9 * recording.SHORT_LOADING
     busy, slow = recording.compute_seconds(run), run.config.slow_rank
+    # Not longer than recorded: the slow rank's computing is shortened, never invented.
     longest = min(busy[slow], ratio * min(busy[:slow] + busy[slow + 1:]))
     return RecordedRun(
         [_scaled(trace, (longest if rank == slow else longest / ratio) / busy[rank], loading)
@@ -162,6 +163,8 @@ def _is_item_call(call, run, healthy) -> bool:
     """Whether the call reads the answer of a collective that is not FSDP's: that is the fault. The
     optimizer and the model call .item() too."""
     for trace in run:
+        # The fault issues an all-reduce of its own, and then reads it: the first .item() after the
+        # call.
         asked = [one.issued for one in trace.collectives if not trace_units.owner(trace, one).unit]
         reads = [min((item for item in trace.item_calls if item.begin >= at),
                      key=lambda item: item.begin, default=None) for at in asked]

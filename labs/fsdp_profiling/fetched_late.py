@@ -42,6 +42,7 @@ def _compare(got, trace, what):
     for other, sentence, hint in _causes(trace):
         if names == other:
             raise Wrong(f"{what}: {sentence}", hint, code="begin_not_issue")
+    # Backward's first unit, the last one of forward.
     [last, *_] = [span.name for span in trace_units.gradients_done(trace)]
     if last in names and last not in want:
         raise Wrong(f"{what}: {last} has no unit before it in backward, but the root's own work",

@@ -13,7 +13,7 @@ from labs.predictions import hardware
 GPU = hardware.gpu("A100-80")
 UTILISATION = 0.4  # of a GPU's peak FLOP/s: what well-tuned training reaches
 HIDDEN, FFN, VOCABULARY, LAYERS = 4096, 11008, 32000, 32  # of Llama-2-7B
-HALF = 2  # bytes of a number in 16-bit: parameters and gradients travel so
+HALF = 2  # bytes of a number in 16 bits: parameters and gradients are communicated in them
 ORDERS = ("prefetch", "no prefetch", "nothing overlaps")
 # Microseconds of a ring with NCCL's protocol for large messages: once, and for each step to the
 # next rank (baseLatencies and hwLatencies of NCCL's cost model, github.com/NVIDIA/nccl).

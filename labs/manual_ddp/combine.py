@@ -109,7 +109,8 @@ def _judge(got, want, parts, shards):
 
 @shows("2.1")
 def show_combine(combine: Callable) -> Picture:
-    """Draws the gradient of a batch in shards of 1, 1 and 10: whole, combined, plainly averaged."""
+    """Draws the gradient of a batch in shards of 1, 1 and 10: of the full batch,
+    combined, plainly averaged."""
     whole, parts = gradients_of_shards([1, 1, 10])
     combined = as_gradient(combine([part.clone() for part in parts], [1, 1, 10]), whole)
     return agreement.gradient_strips({"the whole batch": whole, "your combine": combined,

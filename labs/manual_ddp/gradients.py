@@ -170,7 +170,8 @@ def judge_bytes(calls: Sequence[CollectiveCall], model) -> None:
 
 
 def _padding(calls, model) -> int:
-    """Bytes of the zeros that make a gradient divide by the number of ranks, where it is cut."""
+    """Bytes of zeros with which a gradient is padded to a multiple of the number of ranks, where it
+    is sharded."""
     if not any(call.kind in ("reduce_scatter", "all_to_all") for call in calls):
         return 0
     return sum(p.element_size() for _, p in trainable(model)) * dist.get_world_size()

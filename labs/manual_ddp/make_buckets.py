@@ -1,4 +1,4 @@
-"""Exercise 2.5: how parameters are cut into buckets."""
+"""Exercise 2.5: how parameters are split into buckets."""
 
 from collections.abc import Callable
 
@@ -74,7 +74,7 @@ def judge_buckets(buckets: Buckets, model: nn.Module, cap: int | None = None) ->
         raise Wrong("one bucket is empty", "Open a bucket only when there is something for it.",
                     code="empty_bucket")
     for number, bucket in enumerate(buckets):
-        # torch.cat would promote a mixed bucket: the lower precision would travel as the higher
+        # torch.cat would promote a mixed bucket: the lower precision would be sent as the higher
         types = sorted({str(p.dtype).removeprefix("torch.") for p in bucket})
         if len(types) > 1:
             raise Wrong(f"bucket {number} mixes {' and '.join(types)}: no tensor can hold both",
@@ -117,7 +117,7 @@ def _judge_order(by_bucket, want, types):
     # for its last gradient while others are complete, and less overlaps
     place = {name: number for number, name in enumerate(want)}
     places = [[place[name] for name in bucket] for bucket in by_bucket]
-    # buckets of several dtypes may be open at a time, so they leave as they begin or as they end
+    # buckets of several dtypes may be open at a time, so they are sent as they begin or as they end
     in_order = places == sorted(places) or places == sorted(places, key=lambda bucket: bucket[-1])
     unsorted = [number for number, bucket in enumerate(places) if bucket != sorted(bucket)]
     # all of one dtype first, though some of another get ready before them
@@ -181,7 +181,7 @@ CAPS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 25.0)  # MB, the slider's
 
 @shows("2.5")
 def explore_buckets(make_buckets: Callable, preset: Preset) -> Controls:
-    """Draws how the preset's GPT-2 is cut into buckets, for a cap that a slider moves; without a
+    """Draws how the preset's GPT-2 is split into buckets, for a cap that a slider moves; without a
     live kernel, for the preset's cap, which the guess is about."""
     model = comparison.model_of(preset)
     names = {id(parameter): name.removeprefix("transformer.")

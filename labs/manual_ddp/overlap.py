@@ -41,15 +41,15 @@ from labs.workers.launcher import launch
 
 Wrap = Callable[[nn.Module, int], nn.Module]
 _STEPS = 2  # of which the last is recorded: what one step leaves behind can spoil the next
-_FLAG = 8  # bytes for each parameter that may travel too, to say which ones were used
+_FLAG = 8  # bytes for each parameter that may be sent too, to say which ones were used
 
 
 @check("2.7", hints=API_HINTS | {"collectives_differ":
                                  "All ranks start the same buckets in the same order, also those "
                                  "with parameters that a rank did not use."})
 def check_overlap(wrap):
-    """wrap(model, cap_bytes) returns a bucketed module whose buckets leave during backward, each as
-    soon as it is complete."""
+    """wrap(model, cap_bytes) returns a bucketed module whose buckets are sent during backward, each
+    as soon as it is complete."""
     def work():
         # in the last model two layers get ready in another order than they are registered in, so
         # that one gradient completes several buckets while others are still to come
@@ -57,8 +57,8 @@ def check_overlap(wrap):
                           (_registered_in_another_order, NESTED_CAP)):
             recorded = _record(wrap, make, cap)
             raise_on_all_ranks(_judge_order, recorded)
-        # a parameter that only some ranks use never gets ready elsewhere, yet its bucket must leave
-        # on every rank, and in the same order, also a bucket that holds nothing else
+        # a parameter that only some ranks use never gets ready elsewhere, yet every rank must send
+        # its bucket, and in the same order, also a bucket that has no other parameter
         cases = ((EdgeCaseModel, CAPS[0], [EVERY_RANK, ONLY_RANK_0, EVERY_RANK]),
                  (mixed_model, NESTED_CAP, [EVERY_RANK, ALL_BUT_RANK_0, ONLY_RANK_0, NO_RANK]),
                  (EdgeCaseModel, CAPS[1], [ALL_BUT_RANK_0, NO_RANK]),
@@ -144,7 +144,7 @@ def _judge_order(backward: _Backward):
 def judge_not_blocked(events: Sequence[CollectiveCall | Mark]) -> None:
     """Raises Wrong where one of the all-reduces of a backward blocks it, or is waited for in it."""
     calls, waits = positions(events, "all_reduce"), positions(events, "wait all_reduce")
-    # the last bucket leaves when backward has nothing left to compute, so only it may be waited for
+    # the last bucket is sent when backward has nothing left to compute: only it may be waited for
     if not all(events[i].asynchronous for i in calls[:-1]):
         raise Wrong("an all-reduce during backward is not asynchronous: backward stands still",
                     "Use the start of exercise 2.6 and wait at the end of backward.",
@@ -165,10 +165,11 @@ def judge_free(is_free: bool) -> None:
 
 
 def _judge_each_bucket(backward, calls, last_ready):
-    """Each bucket leaves between its last gradient and the next one of another bucket."""
+    """Raises Wrong unless each bucket is sent between its last gradient and the next one of
+    another bucket."""
     events, buckets = backward.events, backward.buckets
     sent = _calls_of_buckets(events, calls, buckets) if buckets else None
-    if sent is None:  # not one call for each bucket: all but the last must leave in time
+    if sent is None:  # not one call for each bucket: all but the last must be sent in time
         if calls[-2] > last_ready:
             raise Wrong("only some of the all-reduces are issued before the last gradient is ready",
                         "Start each bucket in gradient_ready as soon as it is complete.",
@@ -180,7 +181,7 @@ def _judge_each_bucket(backward, calls, last_ready):
     complete = 0
     for number, (bucket, call) in enumerate(zip(buckets, sent, strict=True)):
         last = max((names[id(p)] for p in bucket), key=ready.get)
-        # what is not ready yet travels as zeros, or as the gradient of the step before
+        # what is not ready yet is sent as zeros, or as the gradient of the step before
         if call < ready[last]:
             raise Wrong(f"bucket {number} leaves before the gradient of {last!r} is ready",
                         "A bucket leaves when all its gradients are ready.",

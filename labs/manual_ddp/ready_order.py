@@ -190,7 +190,8 @@ def _judge_bytes(recorded, calls, when):
 
 
 def _judge_buckets(recorded, events, when):
-    """Each bucket holds the next gradients of the order, and leaves when it is complete."""
+    """Raises Wrong unless each bucket has the next gradients of the order, and is sent when it is
+    complete."""
     elements, order = recorded.elements, recorded.order
     places = positions(events, "all_reduce")
     # Elements sent after each all-reduce, and elements of the order's first 1, 2, ... parameters: a
@@ -217,7 +218,7 @@ def _judge_buckets(recorded, events, when):
                     "buckets hold the model's own parameters, not copies that were sent.",
                     code="no_overlap")
     for number, names in enumerate(needed):
-        if all(name in ready for name in names):  # else it leaves when backward is over
+        if all(name in ready for name in names):  # else it is sent when backward is over
             _judge_time(places[number], names, ready, f"{when}, bucket {number}")
 
 
@@ -237,7 +238,7 @@ def _other_order(recorded, reached, number, when) -> Wrong:
 def _judge_size(members, elements, who, following):
     # 4 bytes: the recorded models are fp32.
     nbytes = 4 * sum(elements[name] for name in members)
-    # a bucket for everything leaves when all is ready; one for each parameter saves no call
+    # a bucket for everything is sent when all is ready; one for each parameter saves no call
     if len(members) > 1 and nbytes > BRANCHED_CAP:
         raise Wrong(f"{who} has {nbytes} bytes, the cap is {BRANCHED_CAP}",
                     "The new buckets keep the cap: use make_buckets again.", code="cap_exceeded")
@@ -249,7 +250,7 @@ def _judge_size(members, elements, who, following):
 
 def _judge_time(place, needed, ready, who):
     last = max(needed, key=ready.get)
-    # what is not ready yet travels as zeros, or as the gradient of the step before
+    # what is not ready yet is sent as zeros, or as the gradient of the step before
     if place < ready[last]:
         raise Wrong(f"{who} leaves before the gradient of {last!r} is ready",
                     "A bucket leaves when all its gradients are ready.", code="leaves_too_early")
@@ -270,8 +271,8 @@ def count_early(wrap: Wrap, steps: int, **options) -> list[tuple[int, int]]:
 
 @shows("2.11")
 def show_starts(wrap: Callable, steps: int = 3) -> Table:
-    """A table of the buckets that leave while gradients are still being computed, by step, for one
-    model whose layers are registered in two orders."""
+    """A table of the buckets that are sent while gradients are still being computed, by step, for
+    one model whose layers are registered in two orders."""
     rows = [(f"registered {how}", *(f"{early} of {calls}" for early, calls in launch(
         partial(count_early, is_reversed=is_reversed), wrap, steps, ranks=2, quiet=True)[0]))
         for how, is_reversed in (("in the order of forward", False), ("in reverse", True))]

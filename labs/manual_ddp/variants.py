@@ -77,6 +77,7 @@ def shown_ranks(traces: list[Trace], most: int = 3) -> list[Trace]:
     one that computes longest, and of the last."""
     if len(traces) <= most:
         return traces
+    # Computing, not the step: every rank's step lasts as long as the slowest one's.
     slowest = max(traces, key=lambda trace: sum(trace.seconds_by_phase.values())
                   - trace.exposed_seconds)
     return [trace for trace in traces if trace in (traces[0], slowest, traces[-1])]
@@ -134,6 +135,7 @@ def count_all_reduces(wrap, preset, parts) -> tuple[list[int], int]:
     """On a rank: (the all-reduces of a step without and with no_sync, the number of buckets)."""
     module, _ = comparison.build(as_strategy(wrap), preset)
     calls = []
+    # First all micro-batches are synchronized, then only the last.
     for block in (contextlib.nullcontext, module.no_sync):
         with Traffic() as traffic:
             for number, part in enumerate(comparison.batches(preset, parts), 1):

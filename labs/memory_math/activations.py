@@ -119,8 +119,8 @@ def _check_model(activations, name, m, batch, sequence, checkpointing):
 
 def model_activations(m: Shape, batch: int, sequence: int, checkpointing: bool) -> int:
     """Bytes of activations at the peak, as the notebook counts them: what all layers keep, and on
-    top the loss's 12 bytes for each logit or, with checkpointing, one whole layer, whichever is
-    more."""
+    top the loss's 12 bytes for each logit or, with checkpointing, one recomputed layer, whichever
+    is more."""
     size = batch * sequence * m.hidden
     layer, logits = 34 * size, LOGIT * batch * sequence * m.vocabulary
     if checkpointing:

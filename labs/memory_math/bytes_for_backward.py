@@ -1,4 +1,4 @@
-"""Exercise 1.8: what a forward leaves in memory for its backward, measured without the lab."""
+"""Exercise 1.8: the bytes that a forward saves for its backward, measured without the lab."""
 
 import gc
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _RULE = ("Each storage counts once and whole, unless a tensor of `held` lies in 
 
 @check("1.8")
 def check_bytes_for_backward(bytes_for_backward: Callable):
-    """bytes_for_backward(forward, held): bytes that forward() leaves for backward, without those of
+    """bytes_for_backward(forward, held): bytes that forward() saves for backward, without those of
     the tensors in held, against what the allocator says: on the CPU, where it is exact."""
     require_signature(bytes_for_backward, ("forward", "held"))
     # On a rank, because torch's profiler writes to the kernel's own output, which a cell shows.

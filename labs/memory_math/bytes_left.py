@@ -125,8 +125,8 @@ GPU = hardware.gpu("A100-80")
 
 @shows("1.6")
 def show_bytes_left(bytes_left) -> Table:
-    """A table of the GB that the student's function leaves in each job, and of the largest batch
-    that fits."""
+    """A table of the GB that are left in each job by the student's function, and of the largest
+    batch that fits."""
     rows = []
     for name, setting in JOBS.items():
         left = bytes_left(*_job(setting)) / GB

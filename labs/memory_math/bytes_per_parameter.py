@@ -70,6 +70,7 @@ def _random_types() -> list[Types]:
 def bytes_of(weights, gradients, moments, master) -> tuple[int, int, int]:
     """Bytes of real tensors: one parameter's weight, its gradient, and two moments with a master
     copy."""
+    # Two moments of one number each; a master copy is fp32, torch.empty's default.
     state = [torch.empty(1, dtype=moments)] * 2 + [torch.empty(1)] * master
     return (torch.empty(1, dtype=weights).nbytes, torch.empty(1, dtype=gradients).nbytes,
             sum(tensor.nbytes for tensor in state))
@@ -116,6 +117,7 @@ def _check_names(recipes_behind, gigabytes, billions, recipes):
     what = f"{gigabytes} GB for {billions}B"
     found = _names(recipes_behind(gigabytes, billions, recipes), what, recipes)
     totals = {name: billions * sum(bytes_of(*types)) for name, types in recipes.items()}
+    # In GB: billions of parameters times bytes of each.
     right = {name for name, total in totals.items() if round(total) == gigabytes}
     # All recipes and no other: catches the first match alone, exact equality with a rounded
     # figure, and a tolerance that takes the neighbour.

@@ -26,7 +26,7 @@ class ForwardCase:
 
 
 def forward_cases() -> list[ForwardCase]:
-    """Returns all of them, with sizes and data drawn anew at every call."""
+    """Returns all of them, with random sizes and data, new ones at every call."""
     dice = new_generator()
     batch, tokens, heads = dice.randint(2, 4), dice.randint(9, 20), dice.randint(2, 4)
     hidden, wide = heads * 2 * dice.randint(5, 9), dice.randint(150, 250)

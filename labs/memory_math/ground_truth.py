@@ -41,8 +41,8 @@ def counted_model(name: str) -> CountedModel:
 
 
 def random_models() -> list[CountedModel]:
-    """Three models of sizes drawn anew at every call, so that no table can hold them; between them
-    they have every trait that a formula can forget."""
+    """Three models of random sizes, new ones at every call, so that no table can list them;
+    between them they have every trait that a formula can forget."""
     dice = new_generator()
     traits = {"gpt2": dict(tie_word_embeddings=False),
               "llama": dict(attention_bias=True, mlp_bias=True),
@@ -146,8 +146,9 @@ class BlockPart(NamedTuple):
 
 
 def block_parts(batch: int, sequence: int, hidden: int) -> dict[str, list[BlockPart]]:
-    """Model -> the block whole and checkpointed, its norms, its attention and its feed-forward
-    part: of GPT-2 as in `saved_tensors`, and with Llama-3-8B's proportions; attention is fused."""
+    """Model -> the full block, the block checkpointed, its norms, its attention and its
+    feed-forward part: of GPT-2 as in `saved_tensors`, and with Llama-3-8B's proportions; attention
+    is fused."""
     block = _gpt2_block(hidden, 4, fused=True)
     llama, rotary = _llama_block(sequence, hidden)
     x = torch.randn(batch, sequence, hidden, dtype=torch.bfloat16, requires_grad=True)
@@ -171,7 +172,7 @@ def block_parts(batch: int, sequence: int, hidden: int) -> dict[str, list[BlockP
 
 
 def _with_own_input(forward, x) -> Callable[[], torch.Tensor]:
-    """A forward with a copy of x, as the layer before it would leave one."""
+    """A forward with a copy of x: its input is the output of another operation, as in a model."""
     def run():
         with _masks_of_one_byte():
             return forward(x.clone())

@@ -1,5 +1,5 @@
-"""Measurements on one rank: what mixed precision halves, what a logit takes, what a step of an
-optimizer needs, what a forward leaves for backward."""
+"""Measurements on one rank: what mixed precision halves, the bytes of a logit, of an optimizer's
+step, and of what a forward saves for backward."""
 
 import functools
 from collections.abc import Callable, Iterable

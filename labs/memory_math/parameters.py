@@ -21,7 +21,7 @@ def check_parameters(block_parameters, model_parameters):
     """Both formulas must count exactly what models on the meta device have."""
     require_signature(block_parameters, ("m",))
     require_signature(model_parameters, ("m",))
-    # Sizes drawn anew at each call reject a table of the known models.
+    # Random sizes, new ones at each call, reject a table of the known models.
     models = [*map(counted_model, MODELS), *random_models()]
     # All blocks come first: a mistake in the block would show in every model's total.
     for name, m, block, _ in models:

@@ -95,7 +95,7 @@ def fewest(count: int, recipe: tuple, stage: int, room: float) -> int | None:
 def _check_fewest(got, count, recipe, stage, room, name):
     what = f"{name}, stage {stage}: fewest ranks"
     right = fewest(count, recipe, stage, room)
-    # Where what every rank keeps whole fills the room, more ranks do not help: catches a formula
+    # Where the unsharded part fills the room, more ranks do not help: catches a formula
     # that divides everything, and one that returns a negative number.
     if right is None:
         if got is not None:
@@ -106,6 +106,7 @@ def _check_fewest(got, count, recipe, stage, room, name):
     if got is None:
         raise Wrong(f"{what}: it returned None, but {right} ranks are enough",
                     "`at most` the room: equal counts as fitting.", code="nothing_returned")
+    # Bytes of the states on all ranks together.
     whole = count * sum(recipe)
     left = room - whole + sum(divided_sizes(recipe, stage)) * count
     causes = [Cause("one_rank_too_few", right - 1,

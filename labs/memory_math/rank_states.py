@@ -1,4 +1,4 @@
-"""Exercise 1.7: what ranks really hold."""
+"""Exercise 1.7: what is really allocated on each rank."""
 
 import functools
 
@@ -68,6 +68,7 @@ def _check_category(name, got, held):
 def _causes(name, held) -> list[Cause]:
     count, ranks, sharded = held.count, held.ranks, held.strategy == "FSDP2"
     buffers, state = name == "buffers", name == "optimizer state"
+    # Bytes, unsharded: two moments, or one fp32 number, for each parameter.
     whole = count * (8 if state else 4)
     return [
         Cause("nothing_counted", 0, "there are some", {

@@ -40,6 +40,7 @@ def check_step_flops(step_flops):
 def _causes(counted, tokens, checkpointing) -> list[Cause]:
     # Multiplications of forward: one for each parameter of a matrix and token.
     blocks, last, head = (size * tokens for size in counted[:3])
+    # torch stops recomputing a block when it has what backward needs: not its last product.
     once, again = blocks + head, blocks - last  # multiplications of forward, and of recomputing
     wrong = [
         Cause("nothing_computed_again", 6 * once, "nothing is computed again",

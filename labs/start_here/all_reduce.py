@@ -70,6 +70,7 @@ def _require_sum(rank, ranks, tried, total):
     if torch.allclose(result * ranks, total):
         raise Wrong(f"{where} holds the mean: the sum divided by {ranks}", "all_reduce sums.",
                     code="averaged")
+    # Piece r is rank r's shard: which one is wrong says which rank's part went wrong.
     pairs = list(zip(result.chunk(ranks), total.chunk(ranks), strict=True))
     piece = next(i for i, pair in enumerate(pairs) if not torch.allclose(*pair))
     held, wanted = map(first_number, pairs[piece])
@@ -80,7 +81,7 @@ def _require_sum(rank, ranks, tried, total):
 
 
 def _require_shards(rank, ranks, tried):
-    # Only the shard is gathered: catches whole tensors that are summed afterwards.
+    # Only the shard is gathered: catches full tensors that are summed afterwards.
     elements, whole = [call.elements for call in tried.calls], len(tried.own)
     if elements != [whole, whole]:
         raise Wrong(f"rank {rank} of {ranks}: {elements[0]} numbers went into the reduce-scatter "
@@ -95,6 +96,7 @@ def ring_steps(algorithm: Callable, ranks: int = 4) -> Picture:
     require_world_size(ranks)
     with recording.where_messages_pass(ranks):
         recorded = recording.run_answer(recording.record_sends, algorithm, ranks=ranks)
+    # recorded[rank][step] becomes steps[step][rank].
     steps = [list(held) for held in zip(*recorded, strict=True)]
     titles = ["before"] + [f"step {number}: {'copy' if _copied(old, new) else 'add'}"
                            for number, (old, new) in enumerate(pairwise(steps), 1)]

@@ -30,6 +30,7 @@ def require_fitting_output(name: str, output: torch.Tensor, given: torch.Tensor,
                            ranks: int) -> None:
     """Raises Wrong unless `name`, a reduce-scatter or an all-gather of tensors, can put the numbers
     of `given` into `output`. gloo's own error names a C++ file and two numbers."""
+    # A reduce-scatter's output is 1/N of its input, an all-gather's is N times its input.
     shrinks = name.startswith("reduce_scatter")
     needed = given.numel() / ranks if shrinks else given.numel() * ranks
     if output.numel() != needed:

@@ -46,6 +46,7 @@ def diagnose(function: Callable, ranks: int, guess: str | None = None, **options
 def _holdings(collective, ranks, begin="whole", guess=None) -> Picture:
     require_world_size(ranks)
     recorded = recording.run_answer(recording.record_collectives, collective, begin, ranks=ranks)
+    # Those of rank 0: all ranks call the same ones.
     names = recorded[0][0]
     held = [list(moment) for moment in zip(*(moments for _, moments in recorded), strict=True)]
     titles = ["before", *["in between"] * (len(held) - 2), "after"]

@@ -53,6 +53,8 @@ def check_script(script: str):
             two, three = _run_two_at_once(folder)
         for run in filter(None, (two, three)):
             _judge_run(run)
+        # A rank raises when it has joined: catches a script that hides the failure, or waits for
+        # ever.
         failing = scripts.Running(folder, 2, fails=True)
         with status("2 ranks, of which one fails"), _ended(failing):
             _judge_failure(failing.finish())

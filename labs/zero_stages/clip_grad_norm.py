@@ -1,4 +1,4 @@
-"""Exercise 3.6: clipping by the norm of a gradient that no rank has whole."""
+"""Exercise 3.6: clipping by the global norm of sharded gradients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -108,7 +108,7 @@ def _reject_wrong_length(case, length, size, ranks):
 
 @shows("3.1")
 def show_owners(cut: Callable, preset: Preset, ranks: int | None = None) -> Picture:
-    """The preset's GPT-2 cut by the student's `cut`: as one flat tensor, and layer by layer."""
+    """The preset's GPT-2 sharded by the student's `cut`: as one flat tensor, and layer by layer."""
     ranks = ranks or max(preset.ranks, 3)
     with status("loading transformers for GPT-2"):  # once, and it takes seconds
         model = model_of(preset)

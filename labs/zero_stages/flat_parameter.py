@@ -1,5 +1,5 @@
-"""Flat parameters: parameters laid end to end in one padded tensor, which cuts into one equal shard
-for each rank."""
+"""Flat parameters: parameters one after the other in one padded tensor, which splits into one
+equal shard for each rank."""
 
 import weakref
 from collections import Counter

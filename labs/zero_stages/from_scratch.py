@@ -66,8 +66,9 @@ def shards_in(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _reader(model, optimizer) -> Callable:
-    """On a rank: what reads the full parameters of a module. Shards that are cut as `layer_groups`
-    and `cut` give them are gathered; units of another kind are held to their losses alone."""
+    """On a rank: what reads the full parameters of a module. Shards in the layout of
+    `layer_groups` and `cut` are gathered; of units in another layout only the losses are
+    compared."""
     fresh, ranks = EdgeCaseModel(seed=0), dist.get_world_size()
     groups = [parameters for _, _, parameters in layer_groups(fresh)]
     # The elements of each group's shard, rounded up as `cut` rounds them.

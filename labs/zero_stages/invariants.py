@@ -98,7 +98,7 @@ def reject_broken_invariants(strategy: Callable, stage: int, unsharded: memory.R
                              overlap: bool = False) -> float:
     """On a rank: how many Ψ a step moves, padding included. Raises Wrong if the strategy sends or
     holds more than its stage allows. unsharded: what `unsharded_memory` returns. overlap: whether
-    gradients must travel while backward computes, one layer's at a time."""
+    gradients must be communicated while backward computes, one layer's at a time."""
     limits, batches = stage_limits(stage, DeepMLP()), _batches()
     make = partial(build, strategy, settings=SETTINGS)
     # The last of the three steps is recorded; the moments exist since the first.
@@ -169,14 +169,14 @@ def _bytes_of(model) -> int:
 
 
 def reject_excess_traffic(traffic: Traffic, limits: StageLimits) -> float:
-    """How many Ψ are sent. Raises Wrong if it is more than the stage needs, or if gradients leave
-    too late."""
+    """How many Ψ are sent. Raises Wrong if it is more than the stage needs, or if gradients are
+    sent too late."""
     _reject_late_gradients(traffic, limits)
     sent = {}
     for call in traffic.calls:
         sent[call.kind] = sent.get(call.kind, 0) + call.bytes / BYTES * passes(call.kind)
     allowed = sum(passes(kind) * n for kind, n in stage_passes(limits.stage).items())
-    # In bytes, not calls: how a stage cuts its tensors is free, what it sends is not. Catches
+    # In bytes, not calls: how a stage splits its tensors is free, what it sends is not. Catches
     # all-reduces of gradients, gathers of optimizer state, and parameters gathered twice.
     total = sum(sent.values()) / limits.elements
     if sum(sent.values()) <= allowed * limits.full / BYTES:
@@ -202,8 +202,8 @@ def _traffic_hint(sent, limits) -> tuple[str, str]:
 
 
 def _reject_late_gradients(traffic, limits):
-    # From ZeRO-2 on, gradients leave during backward: reduced only after it, all are in memory at
-    # once, and the peak is that of ZeRO-1.
+    # From ZeRO-2 on, gradients are reduced during backward: reduced only after it, all are in
+    # memory at once, and the peak is that of ZeRO-1.
     sent, ready = positions(traffic.events, *_REDUCING), positions(traffic.events, "ready")
     if limits.stage < 2 or not ready:
         return
@@ -213,7 +213,7 @@ def _reject_late_gradients(traffic, limits):
         raise Wrong(f"rank {dist.get_rank()}: no gradient leaves before the last one is ready, so "
                     "all of them are in memory at once", hint, code="leaves_too_late")
     # All layers, not the first alone: when a layer's gradients are complete, those of the layers
-    # before it have left, but for the last one or two, which may wait to travel together.
+    # before it have been sent, but for the last one or two, which may wait to be sent together.
     for done, (name, place) in enumerate(_layers_ready(traffic.events)):
         left = sum(traffic.events[n].bytes for n in sent if n < place) / BYTES
         if left < (done - 2) * limits.layer:
@@ -231,8 +231,8 @@ def _layers_ready(events) -> list[tuple[str, int]]:
 
 
 def reject_missing_overlap(traffic: Traffic, layer: int) -> None:
-    """Raises Wrong unless a layer's gradients travel while the next layer computes, and those of
-    one layer only. layer: its elements."""
+    """Raises Wrong unless a layer's gradients are in flight while the next layer computes, and
+    those of one layer only. layer: its elements."""
     end = positions(traffic.events, "backward ends")[0]
     events, waited = traffic.events[:end], {}
     for place, event in enumerate(events):
@@ -245,7 +245,7 @@ def reject_missing_overlap(traffic: Traffic, layer: int) -> None:
     ready = positions(events, "ready")
     for number, (begun, ended) in enumerate(calls):
         # Catches a wait that follows at once, and a collective that returns when it is done: the
-        # rank does nothing else meanwhile. The last one has nothing left to travel beside.
+        # rank does nothing else meanwhile. The last one has no computing left that could hide it.
         if not events[begun].asynchronous or not any(begun < moment < ended for moment in ready):
             if begun < ready[-1]:
                 raise Wrong(f"rank {dist.get_rank()}: reduce-scatter number {number + 1} of "

@@ -54,7 +54,7 @@ def reject_late_gathers(events: list[CollectiveCall | Mark]) -> None:
 
 
 def _reject_other_counts(gathers, computes, direction):
-    # ZeRO-3 gathers each layer for each direction; ZeRO-2 or a layer kept whole gathers less.
+    # ZeRO-3 gathers each layer for each direction; ZeRO-2 or a layer kept gathered gathers less.
     if len(gathers) < len(computes):
         raise Wrong(f"in {direction}, {len(gathers)} gathers are called for {len(computes)} "
                     "layers", "Each layer's parameters are gathered for each direction.",

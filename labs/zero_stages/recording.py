@@ -29,7 +29,8 @@ def elements(ranks: int) -> int:
 
 
 def sent_by_each() -> list[int | None]:
-    """On a rank: the bytes that leave it in each of the three ways."""
+    """On a rank: the bytes that it sends in each of the three ways; None where the system does
+    not count them."""
     size = elements(dist.get_world_size())
     shard = torch.empty(size // dist.get_world_size())
     ways = (dist.all_reduce, lambda flat: reduce_scatter_single(shard, flat),

@@ -1,4 +1,4 @@
-"""Trains a submission next to the reference: AdamW with weight decay and a schedule on the whole
+"""Trains a submission next to the reference: AdamW with weight decay and a schedule on the full
 batch. The mistakes of this notebook are named here, as data."""
 
 from collections.abc import Callable
@@ -94,20 +94,21 @@ def parameters_of(module: nn.Module, model: nn.Module) -> dict[str, torch.Tensor
     if isinstance(module, ShardedModule):
         return module.full_parameters()
     found = {name: p.detach() for name, p in model.named_parameters()}
-    # Under ZeRO-3 a freed storage has 0 bytes: to read a view of it crashes the process.
+    # Under ZeRO-3 a freed storage has 0 bytes: to read a view of it raises, or ends the process.
     readable = all(p.untyped_storage().nbytes() >= p.numel() * p.element_size() > 0
                    for p in found.values())
     return found if readable else None
 
 
 def _if_accumulated(scale: Callable[[int], float]) -> Callable:
-    """What a step leaves whose gradient, of several backward passes, is scaled so."""
+    """`Mistake.gives` for a step whose gradient, accumulated from several backward passes, is
+    multiplied by scale(passes); of a step of one pass it explains nothing."""
     return lambda reference: ([reference.otherwise(scale=scale(reference.parts))]
                               if reference.parts > 1 else [])
 
 
 def _scaled(scale: Callable[[int], float]) -> Callable:
-    """What a step leaves whose mean gradient is multiplied by scale(N)."""
+    """`Mistake.gives` for a step whose mean gradient is multiplied by scale(N)."""
     return lambda reference: [reference.otherwise(scale=scale(dist.get_world_size()))]
 
 

@@ -1,4 +1,4 @@
-"""Exercise 3.7: what one number of ranks saved is loaded on another, and nobody holds it whole."""
+"""Exercise 3.7: sharded state that N ranks saved is loaded on M ranks, and never gathered."""
 
 import itertools
 import math
@@ -95,7 +95,7 @@ def _reject_wrong_shard(reshard, size, before, after, rank, padding):
         raise Wrong(f"{case}: its numbers are other numbers than its own",
                     "Its elements are rank·k to (rank+1)·k of the whole, without padding; old rank "
                     "r has those from r times the old k on.", code="wrong_elements")
-    # Whoever reads everything needs memory for everything: that is what did not fit on one rank.
+    # A rank that reads everything needs memory for everything, which does not fit on one rank.
     if read.elements > len(want):
         raise Wrong(f"{case}: {read.elements:,} elements are read to fill a shard of {len(want):,}",
                     "Read of an old shard only the part that overlaps with the new one.",

@@ -46,7 +46,7 @@ class Expected:
 
     stage: of ZeRO, 0 for DDP; it holds the states of that stage. sends: collective -> how often all
     Ψ elements go through it in a step. more: elements of a model that are gathered beyond that, or
-    fewer where negative. gathered: bytes of a parameter's element as it travels.
+    fewer where negative. gathered: bytes of a parameter's element in an all-gather.
     options: of `predict` of labs.predictions.memory, which knows every phase of a step of torch's
     own strategies; None for the others.
     """
@@ -95,8 +95,8 @@ class Expected:
 
 def _more_under_deepspeed(model) -> int:
     """DeepSpeed gathers for each module that computes: a shared weight for each of its modules, in
-    forward and in backward. The last blocks stay whole from forward to backward, as many as
-    stage3_max_live_parameters allows, so backward does not gather them."""
+    forward and in backward. The last blocks stay gathered from forward to backward, as
+    many as stage3_max_live_parameters allows, so backward does not gather them."""
     uses = [p for module in model.modules() for p in module._parameters.values() if p is not None]
     shared = sum(p.numel() for p in uses) - count_trainable(model)
     return 2 * shared - strategies.LIVE_BLOCKS * strategies.largest_block(model)
@@ -308,7 +308,8 @@ def show_phases(comparison: Comparison) -> Table:
 
 
 def show_state_bytes(parameters: float, ranks: int = 8) -> Table:
-    """What each stage leaves on a rank at 12 bytes per parameter, by formula, and the guess."""
+    """Bytes of model states on a rank under each stage, at 12 bytes per parameter, by formula; and
+    the guess."""
     recipe = recipe_of(TABLE_RECIPE)
     divided = (0, recipe.optimizer_state, recipe.optimizer_state + recipe.gradients, recipe.total)
     rows = [(name, _psi(recipe.total - part), f"{_psi(part)}/{ranks}" if part else "",
@@ -324,7 +325,7 @@ def _psi(each) -> str:
     return f"{each:g}Ψ" if each else "0"
 
 
-if __name__ == "__main__":  # writes RECORDING anew; needs DeepSpeed
+if __name__ == "__main__":  # writes RECORDING again; needs DeepSpeed
     from labs.training.presets import preset as preset_of
 
     write_recording(compare_stages({}, preset_of("laptop")))

@@ -29,8 +29,8 @@ def verify_stage(strategy: Callable, stage: int, overlap: bool = False,
     world size. Raises Wrong if a rank differs, or sends or holds more than its stage allows; on 3
     ranks also if it differs on models of another structure.
 
-    overlap: whether gradients must travel while backward computes. reader, nothing_updated: as of
-    `difference_from_reference`.
+    overlap: whether gradients must be communicated while backward computes. reader,
+    nothing_updated: as of `difference_from_reference`.
     """
     unsharded = unsharded_memory()
 

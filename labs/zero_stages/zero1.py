@@ -23,7 +23,7 @@ def check_zero1(strategy: Callable):
 
 @shows("3.2")
 def show_reduce_scatter(preset: Preset) -> Picture:
-    """MB that leave a rank in a reduce-scatter of 8 MiB on gloo: torch's own, the lab's, and the
+    """MB that a rank sends in a reduce-scatter of 8 MiB on gloo: torch's own, the lab's, and the
     all-reduce of which it is half. Counted in the rank's TCP connections, with the formula's tick;
     where the system does not count, the formula alone."""
     # On the CPU on every machine: it shows what gloo does, and NCCL's bytes pass no connection that

@@ -34,6 +34,7 @@ def show_storage() -> Picture:
     """A layer of 9 parameters as a FlatParameter on 2 ranks, seen from rank 0: when it is built,
     after `free`, after `allocate` and the all-gather; what has memory, and whether the parameters
     and what autograd saved in forward can be read."""
+    # By moment: built, freed, gathered again.
     moments = launch(recording.record_storage, ranks=_RANKS, quiet=True)[0]
     figure, ax = sheet(WIDTH, 0.62 + _ROW * len(moments))
     write(ax, _LEFT, 0.2, "nn.Linear(2, 3) on 2 ranks, seen from rank 0: 6 + 3 parameters, 1 zero",
