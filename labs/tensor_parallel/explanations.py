@@ -97,6 +97,7 @@ def explain_outputs(module: nn.Module, reference: Reference, step: Step, reader,
                     causes: Sequence[Cause]) -> Wrong | None:
     """The first output of a layer in forward that differs on a rank, with its cause; None if there
     is none that both models have. The reference goes back to before the step."""
+    # Reference.train has updated it already; the module still has the parameters of before.
     reference.model.load_state_dict(reference.before[0])
     wanted, layers = _outputs(reference.model, step), dict(reference.model.named_modules())
     own = _outputs(module, step)
@@ -113,6 +114,8 @@ def explain_gradients(gradients: Tensors, reference: Reference, reader, number: 
                       causes: Sequence[Cause]) -> Wrong | None:
     """The first gradient in the order of backward that differs on a rank, with its cause."""
     wanted = reference.by_name(reference.mean)
+    # Backward reaches the last layers first: of several wrong gradients the one nearest to the loss
+    # is the cause, and those before it are consequences.
     names = [name for name in reversed(list(wanted)) if "embed" not in name]
     names += [name for name in wanted if name not in names]  # an embedding's is complete last
     return _explain(reader.gather(gradients), wanted, names, reader.group, causes,
@@ -125,6 +128,8 @@ def _explain(found, wanted, names, group, causes, sentence, layers=None) -> Wron
     unlike = [name for name in names if name in found and not close(found[name], wanted[name])]
     by_rank = [None] * dist.get_world_size(group)
     dist.all_gather_object(by_rank, (list(found), unlike), group=group)
+    # A name counts if all ranks of the group have it, because its sum is a collective below; it is
+    # wrong if it differs on any of them.
     everywhere = set.intersection(*(set(have) for have, _ in by_rank))
     anywhere = {name for _, differing in by_rank for name in differing}
     name = next((name for name in names if name in everywhere & anywhere), None)
@@ -136,6 +141,7 @@ def _explain(found, wanted, names, group, causes, sentence, layers=None) -> Wron
             here = Found(name, found[name], wanted[name], total, len(by_rank),
                          (layers or {}).get(name))
             wrong = _sentence(here, causes, sentence)
+    # Over all ranks, not over the group: then all groups raise the same sentence.
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, wrong)
     return next(filter(None, everyone), None)
@@ -163,6 +169,7 @@ def _outputs(module, step) -> Tensors:
                 outputs[name] = models.local_shard(output).detach().clone()
 
         hooks.append(layer.register_forward_hook(keep))
+    # No graph, so that the extra forward leaves no activations and no gradients.
     with torch.no_grad():
         module(**step.inputs())
     for hook in hooks:

@@ -23,6 +23,9 @@ def groups_to_try() -> Iterator[tuple[str, dist.ProcessGroup]]:
 
 def every_second_rank() -> dist.ProcessGroup:
     """On a rank: the group of the ranks whose numbers are even, or odd, as this rank's is."""
+    # new_group is a collective over all ranks: each makes both groups, in the same order, and uses
+    # one. Neighbours would not do: with ranks 0 and 1 the first group's numbers are those of the
+    # world.
     halves = [dist.new_group(list(range(half, dist.get_world_size(), 2))) for half in (0, 1)]
     return halves[dist.get_rank() % 2]
 
@@ -66,6 +69,8 @@ def _judge(error, what, numbers, module, other):
     rank, (size, ranks) = dist.get_rank(), numbers
     who = f"rank {rank}: {what} on {ranks} ranks"
     example = f"for example: '...: {ranks} ranks do not divide {size}; use 2 ranks'"
+    # An exercise that is not filled in yet, or a verdict of a check inside: not the student's
+    # error.
     if isinstance(error, NotImplementedError | Wrong):
         raise error
     # Without it rows of two ranks overlap or are left out, or a head is cut in two, and training
@@ -79,6 +84,8 @@ def _judge(error, what, numbers, module, other):
                     f"Compare the sizes first, and raise ValueError with one sentence, {example}",
                     code="wrong_error")
     said = str(error)
+    # The invariant: the message has the size and the number of ranks, so that who reads it in a log
+    # knows what to change.
     missing = [str(number) for number in numbers if not re.search(rf"\b{number}\b", said)]
     if missing:
         raise Wrong(f"{who}: the ValueError does not say {' and '.join(missing)}: {said[:120]!r}",

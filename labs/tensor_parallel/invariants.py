@@ -64,6 +64,7 @@ class ResidentBytes:
     def by_category(self, phase: str) -> dict[str, int]:
         """Category -> bytes at the end of a phase."""
         has_gradients = phase in ("backward", "step")
+        # AdamW has a step count for each parameter besides its states: one fp32 number a tensor.
         limits = {"parameters": BYTES * self.elements + self.buffers,
                   "gradients": BYTES * self.elements * has_gradients,
                   "optimizer_state": BYTES * (self.states * self.elements + self.tensors)}
@@ -127,6 +128,7 @@ def judge_collectives(traffic: Traffic, allowed: dict[str, float], activations: 
     group: the one in which all must be. hints: kind -> what to say where there is too much of it.
     outside: kind -> how many more of b·s·h elements a step needs outside the layers.
     """
+    # Half of one activation: less than the smallest collective that is one too many.
     most = activations.elements / 2 if small is None else small
     raise_on_all_ranks(_judge_kinds, traffic, allowed, activations, most, hints or {},
                        outside or {})

@@ -38,6 +38,7 @@ def _try_both(column_shard, row_parallel):
         for bias, dtype in ((True, torch.float32), (False, torch.float64)):
             _Trial(words, group, bias, dtype).judge(column_shard, row_parallel)
     group, ranks = dist.group.WORLD, dist.get_world_size()
+    # One more than a multiple of the number of ranks, whatever that number is.
     odd = 12 * ranks + 1
     for name, make, linear in (("column_shard", column_shard, nn.Linear(8, odd)),
                                ("RowParallelLinear", row_parallel, nn.Linear(odd, 8))):
@@ -55,6 +56,8 @@ class _SumInBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
+        # A copy, because all_reduce writes into its tensor and another node may read this gradient;
+        # contiguous, because NCCL refuses strides.
         gradient = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(gradient, group=ctx.group)
         return gradient, None
@@ -67,9 +70,11 @@ class _Trial:
         self.group, self.ranks = group, dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         self.where = f"{words}, {'with' if bias else 'without'} bias: rank {dist.get_rank()}"
+        # The same on all ranks: they share the whole layers, the input and the gradient of the
+        # output.
         torch.manual_seed(3)
-        self.first = nn.Linear(INPUTS, INNER, bias, devices.device(), dtype)
-        self.second = nn.Linear(INNER, OUTPUTS, bias, devices.device(), dtype)
+        self.first = nn.Linear(INPUTS, INNER, bias, devices.device(), dtype)  # weight (36, 24)
+        self.second = nn.Linear(INNER, OUTPUTS, bias, devices.device(), dtype)  # weight (20, 36)
         self.x = torch.randn(2, 5, INPUTS, device=devices.device(), dtype=dtype)
         self.upstream = torch.randn(2, 5, OUTPUTS, device=devices.device(), dtype=dtype)
 
@@ -78,11 +83,12 @@ class _Trial:
         row = self._made("RowParallelLinear", row_parallel, self.second, (1, None), _COLUMNS)
         x, whole_x = (self.x.clone().requires_grad_() for _ in range(2))
         with Traffic() as of_column:
-            inner = column(_SumInBackward.apply(x, self.group))
+            inner = column(_SumInBackward.apply(x, self.group))  # (2, 5, 36/t)
         raise_on_all_ranks(self._judge_inner, inner, of_column)
         with Traffic() as of_row, of_row.marked_waits():
-            y = row(torch.tanh(inner))
+            y = row(torch.tanh(inner))  # (2, 5, 20)
             forgotten = of_row.never_waited_for()
+        # tanh acts on each element, so each rank applies it to its own part of the inner values.
         want = self.second(torch.tanh(self.first(whole_x)))
         raise_on_all_ranks(self._judge_output, y, want.detach(), of_row, forgotten)
         with Traffic() as backward:
@@ -97,6 +103,7 @@ class _Trial:
         given = copy.deepcopy(whole)
         original = Watched(given.weight)
         made = make(given, self.group)
+        # The check's own reference to the layer must not be what keeps the weight.
         del given
         raise_on_all_ranks(self._judge_made, name, made, whole, dimensions, hint)
         raise_on_all_ranks(self._judge_kept, name, made, whole, dimensions, original)
@@ -155,6 +162,8 @@ class _Trial:
         return whole if dimension is None else whole.chunk(self.ranks, dimension)[self.rank]
 
     def _judge_inner(self, inner, traffic):
+        # The invariant: rank r computes the r-th part of the outputs from the whole input, without
+        # a collective. Catches a gather of the outputs at the end of column_shard.
         want = self._part(self.first(self.x).detach(), -1)
         if largest_difference(inner.detach(), want) > 1e-5:
             raise Wrong(f"{self.where}: the output of column_shard is {kind_of(inner)}, not part "
@@ -170,6 +179,8 @@ class _Trial:
         if forgotten:
             raise Wrong(f"{who} does not wait for its {forgotten[0].kind}", "Call .wait().",
                         code="never_waited")
+        # The invariant: W x + b = Σ over ranks of W_r x_r, plus b once. A layer that keeps the bias
+        # in each rank's nn.Linear adds it before the sum, t times.
         bias = self.second.bias
         if largest_difference(y.detach(), want) > 1e-5:
             surplus = 0.0 if bias is None else (self.ranks - 1) * bias.detach()
@@ -193,6 +204,8 @@ class _Trial:
                         code="wrong_traffic")
 
     def _judge_gradients(self, column, row, got_x, want_x):
+        # The invariant: every gradient of a shard is that part of the whole layer's gradient, and
+        # the gradient of the bias is complete on every rank, without any reduction.
         for name, module, whole, dimensions in (
                 ("column_shard", column, self.first, {"weight": 0, "bias": 0}),
                 ("RowParallelLinear", row, self.second, {"weight": 1, "bias": None})):

@@ -120,6 +120,8 @@ def train_on_whole_batch(module: nn.Module, optimizer, reference: Reference, ste
     """
     reader = ShardReader(module, reference.model, group)
     reader.require_start(module, reference.model)
+    # Gradients have to be copied before optimizer.step and zero_grad: whether a check needs them is
+    # known only after the step.
     kept = {}
 
     def keep_gradients(_, number):
@@ -134,9 +136,12 @@ def train_on_whole_batch(module: nn.Module, optimizer, reference: Reference, ste
             parameters_of=reader, judge_gradients=keep_gradients, tolerance=tolerance)
     except Wrong as wrong:  # raised on all ranks alike, so that they can go on communicating
         done = len(reference.history)
+        # The reference has begun step `done`, and no gradients were kept in it: the loss was wrong,
+        # so the mistake is in forward.
         if kept.get("steps") != done:
             found = explain_outputs(module, reference, steps[done - 1], reader,
                                     (*causes, *OUTPUT_CAUSES))
+        # The loss was right and a parameter is not: the mistake is in backward.
         elif wrong.code == UNEXPLAINED:
             found = explain_gradients(kept["gradients"], reference, reader, done - 1,
                                       (*causes, *GRADIENT_CAUSES))

@@ -38,6 +38,8 @@ def _try_both(copy_to, reduce_from):
             raise Wrong(f"{name} is {kind_of(function)}, which has no `apply`",
                         f"class {name}(torch.autograd.Function): ...", code="wrong_type")
     tried = list(groups_to_try())
+    # Each group with the one at the mirrored place of the list: on 4 ranks another group, on 2 and
+    # 3 ranks the same.
     for (words, group), (_, other) in zip(tried, reversed(tried), strict=True):
         for dtype, transposed in ((torch.float32, False), (torch.float64, True)):
             for name, function, sums_forward in (("CopyToRegion", copy_to, False),
@@ -56,16 +58,21 @@ class _Trial:
 
     def __init__(self, who, name, group, other, dtype, transposed):
         self.who, self.name, self.group, self.other = who, name, group, other
+        # float32 has 24 bits for a whole number, float64 53. The sum over 4 ranks adds 2 bits, so
+        # it is exact; a sum in bfloat16 (8 bits) or of float64 in float32 is not.
         self.most = 2 ** {torch.float32: 20, torch.float64: 45}[dtype]
+        # Other numbers on each rank: of equal ones the mean over ranks would be the input itself.
         generator = torch.Generator().manual_seed(7 + dist.get_rank())
 
         def draw():
             drawn = torch.randint(-self.most, self.most, (4, 6), generator=generator).to(dtype)
+            # Transposed: not contiguous, as hidden states can be. NCCL refuses such a tensor.
             return (drawn.t() if transposed else drawn).to(devices.device())
 
-        self.x, self.beside, self.upstream = draw(), draw(), draw()
+        self.x, self.beside, self.upstream = draw(), draw(), draw()  # (4, 6) or (6, 4)
         self.total, self.total_upstream = self._sum(self.x), self._sum(self.upstream)
         self.elsewhere = [self._sum(each, other) for each in (self.x, self.upstream)]
+        # `_version` (private) counts in-place writes: a write that is undone again shows, too.
         self.kept, self.version = self.x.clone(), self.x._version
 
     def _sum(self, tensor, group=None):
@@ -76,6 +83,8 @@ class _Trial:
     def judge(self, function, sums_forward: bool) -> None:
         """Calls function.apply, and backward through it; raises Wrong on all ranks."""
         self.x.requires_grad_()
+        # Before function.apply: backward runs the later node first, so that what the function's
+        # backward writes into the shared gradient reaches `beside`.
         doubled = 2 * self.beside.requires_grad_()
         with Traffic() as forward, forward.marked_waits():
             y = function.apply(self.x, self.group)
@@ -111,6 +120,9 @@ class _Trial:
                         "backward for it.", code="no_gradient_function")
 
     def _judge_backward(self, sums_forward):
+        # The invariant: the two directions are each other's transpose. Where forward copies, every
+        # rank's use of x adds to its gradient, so backward sums; where forward sums, each rank's x
+        # enters the total once, so backward copies.
         want = self.upstream if sums_forward else self.total_upstream
         if self.x.grad is None:
             raise Wrong(f"{self.who}: backward returned no gradient for x", self._hint,
@@ -137,6 +149,7 @@ class _Trial:
         cause = next((words for words, value in causes.items() if torch.equal(got, value)), None)
         if cause is None and any(torch.equal(got, each) for each in self.elsewhere):
             cause = "the sum over the ranks of another group"
+        # bfloat16 rounds to 8 bits, an error of 0.4 %.
         if cause is None and torch.allclose(got, want, rtol=0.01, atol=0.01 * self.most):
             cause = f"the right numbers with fewer digits than {want.dtype} has"
         cause = cause or "something else than it should"
@@ -155,6 +168,7 @@ class _Trial:
 
     def _judge_traffic(self, traffic, direction, sums):
         sent = numbers_sent(traffic.calls)
+        # The invariant: identity is local. Catches a broadcast, or a sum in both directions.
         if not sums and sent:
             raise Wrong(f"{self.who}: {direction} sends {sent:.0f} elements, and it need send none",
                         self._hint, code="extra_collective")

@@ -29,12 +29,14 @@ def judge_regions(gather: Callable, reduce_scatter: Callable, group: dist.Proces
 
 
 def _judge(region, name, taken, given, group):
+    # One of the shapes in float64: a result in torch's default dtype shows.
     dtype = torch.float64 if taken[0] == 1 else torch.float32
     # not contiguous, as hidden states after a transpose are
     x = _draw(taken[::-1], 0, dtype).transpose(0, 2).requires_grad_()
     before = x.detach().clone()
     with Traffic() as forward, forward.marked_waits():
         y = region.apply(x, group)
+        # Before anything here reads y: a read would wait for a functional collective.
         forgotten = forward.never_waited_for()
     raise_on_all_ranks(_require_tensor, y, given, x, name)
     upstream = _draw(y.shape, 1, dtype)
@@ -42,6 +44,7 @@ def _judge(region, name, taken, given, group):
         # one step on the way, so that the gradient which arrives is the function's own
         (gradient,) = torch.autograd.grad((y * 1).mul(upstream).sum(), x, allow_unused=True)
         forgotten += backward.never_waited_for()
+    # What the other ranks had, with which the result is computed here.
     everyone = [_of_all(tensor, group) for tensor in (before, upstream)]
     raise_on_all_ranks(_judge_numbers, name, (x, before), (y, gradient), everyone, group)
     raise_on_all_ranks(_judge_calls, name, (forward.calls, backward.calls), x,
@@ -95,6 +98,9 @@ def _judge_numbers(name, inputs, results, everyone, group):
         raise Wrong(f"{who}: backward returns no gradient for x",
                     "backward returns (gradient of x, None): the group has none.",
                     code="gradient_missing")
+    # The invariant: an all-gather and a reduce-scatter along the sequence are each other's
+    # backward, because each rank uses the gathered tensor in another way: gradients of one piece
+    # come from all ranks, and are summed.
     ways = {"forward": (_gathered, _scattered), "backward": (_scattered, _gathered)}
     for direction, got, tensors in (("forward", y, all_x), ("backward", gradient, all_up)):
         right = ways[direction][name == SCATTER]
@@ -149,6 +155,7 @@ def _judge_calls(name, calls, x, ranks):
     kinds = ("all_gather", "reduce_scatter")
     order = kinds if name == GATHER else kinds[::-1]
     whole = x.numel() * (ranks if name == GATHER else 1)
+    # The invariant: one collective in each direction, of the size of the gathered tensor.
     for direction, found, kind in zip(("forward", "backward"), calls, order, strict=True):
         if ({counted_alike(call).kind for call in found} == {kind}
                 and sum(call.elements for call in found) == whole):

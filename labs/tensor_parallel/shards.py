@@ -39,9 +39,12 @@ class ShardReader:
         self._names = raise_on_all_ranks(_matched, list(self._wholes), _names_of(module))
         by_rank = [None] * dist.get_world_size(self.group)
         shapes = {name: tuple(p.shape) for name, p in self.local(module).items()}
+        # Shapes of all ranks tell a shard from a replicated parameter; the student's module says
+        # nothing of it. Pickled, because the ranks may differ in them.
         dist.all_gather_object(by_rank, shapes, group=self.group)
         self._cuts = raise_on_all_ranks(_cuts, self._wholes, by_rank)  # name -> (dimension, sizes)
         self._orders = {}  # name -> the rank of each part; a name is absent where it is as the part
+        # A DTensor's shape is the global one, so its local shape has to be looked at.
         self.sharded = [name for name, p in self.local(module).items()
                         if name in self._cuts or isinstance(p, DTensor) and _is_cut(p)]
         self.replicated = [name for name in self._wholes if name not in self.sharded]
@@ -63,6 +66,7 @@ class ShardReader:
     def gather(self, tensors: Tensors) -> Tensors:
         """The whole of tensors that are cut as the parameters of these names are; a replicated one
         is this rank's own."""
+        # full_tensor() is a collective, too: all ranks call it in the same order of names.
         whole = {name: t.full_tensor() if isinstance(t, DTensor) else t
                  for name, t in tensors.items()}
         shards = {name: self._padded(name, t) for name, t in whole.items()
@@ -93,6 +97,7 @@ class ShardReader:
             pieces = [pieces[rank] for rank in self._orders[name]]
         whole = torch.cat([piece.narrow(dimension, 0, size)
                            for piece, size in zip(pieces, sizes, strict=True)], dimension)
+        # Without the padding that the last shard may have.
         return whole.narrow(dimension, 0, self._wholes[name][dimension])
 
     def _parts(self, own, whole, dimension, sizes) -> list[int]:
@@ -112,13 +117,17 @@ class ShardReader:
         by_rank = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(by_rank, parts, group=self.group)
         for name in parts:
+            # None where several parts have equal numbers, as a bias of zeros does: then the order
+            # cannot be told from the numbers.
             held = [found[name][0] if len(found[name]) == 1 else None for found in by_rank]
+            # Only a permutation: with the same part on two ranks, `_judge_start` rejects it below.
             if sorted(held, key=str) == list(range(len(held))):
                 self._orders[name] = [held.index(part) for part in range(len(held))]
         for name in parts:  # a bias may begin with equal numbers, and lies as its weight does
             weight = name.removesuffix("bias") + "weight"
             if name not in self._orders and weight in self._orders:
                 self._orders[name] = self._orders[weight]
+        # Outside of the judgement: it communicates, and all ranks have to take part.
         found = self(module)
         raise_on_all_ranks(_judge_start, found, model, self._cuts, self.group)
 

@@ -109,6 +109,9 @@ def _try_all(tensor_parallel) -> float:
         differences = [_train(tensor_parallel, first)]
         _judge_traffic_and_memory(tensor_parallel, ranks)
         for sizes, what, number, module in REFUSED[ranks]:
+            # The invariant: sizes that t does not divide raise a ValueError that names attention or
+            # the MLP, whichever is at fault, and not the other. Without it heads are cut in two, or
+            # the last rows are on no rank, and training goes on with wrong numbers.
             small = models.llama(**{**SIZES, "layers": 1, **sizes})
             require_value_error(
                 partial(tensor_parallel, small, torch.optim.SGD, lr=0.1), f"a Llama with {what}",
@@ -119,8 +122,12 @@ def _try_all(tensor_parallel) -> float:
 def _train(tensor_parallel, case: Case) -> float:
     group = every_second_rank() if case.pairs else None
     model = case.model()
+    # A copy, because the strategy replaces layers of `model` itself.
     reference = Reference(copy.deepcopy(model), make_optimizer(*case.optimizer))
+    # Otherwise without the argument: its default must be all ranks.
     options = {"group": group} if case.pairs else {}
+    # All ranks of the group train on the same batch. The invariant: loss and parameters after each
+    # step are those of a single process, because only sums are divided, never the batch.
     module, optimizer = raise_on_all_ranks(
         build, partial(tensor_parallel, **options), model, *case.optimizer)
     return train_on_whole_batch(module, optimizer, reference,
@@ -129,12 +136,19 @@ def _train(tensor_parallel, case: Case) -> float:
 
 def _judge_traffic_and_memory(tensor_parallel, ranks):
     case, batches = CASES[ranks][0], token_batches(2, BATCH, SEQUENCE)
+    # AdamW keeps two numbers for each element (ResidentBytes.states), so that optimizer state made
+    # for the whole model shows.
     make = partial(build, tensor_parallel, optimizer_class=torch.optim.AdamW, settings={"lr": 1e-3})
     traffic = record_last_step(lambda model: raise_on_all_ranks(make, model), case.model(), batches)
     whole = case.model()
+    # The invariant: g of attention and MLP in forward, f of both in backward, and nothing else.
+    # Catches f at each of query, key, value, gate and up (7 all-reduces), and an all-reduce of
+    # gradients, as DDP does it.
     judge_collectives(traffic, {"all_reduce": PER_LAYER},
                       Activations(SIZES["layers"], BATCH, SEQUENCE, SIZES["hidden"]),
                       hints=COLLECTIVE_HINTS)
+    # The invariant: 1/t of attention and MLP is resident after each phase. The model is built
+    # inside, so that memory of the whole one which is not freed counts.
     judge_resident_bytes(lambda: make(case.model()), batches,
                          ResidentBytes.of(whole, sharded_names(whole), ranks))
 

@@ -71,7 +71,7 @@ class _Run:
         # every row is used, and the rows of one rank alone would leave nothing to sum
         several = torch.cat([torch.randperm(case.rows, generator=generator),
                              torch.randint(case.rows, (count,), generator=generator)])
-        self.tokens = several[:count].view(case.shape).to(devices.device())
+        self.tokens = several[:count].view(case.shape).to(devices.device())  # case.shape
         self.upstream = torch.randn(*case.shape, HIDDEN, generator=generator).to(
             devices.device(), case.dtype)
         self.module, self.whole = module, whole
@@ -93,6 +93,8 @@ class _Run:
 
 def _whole(case, number) -> nn.Embedding:
     """The embedding before it is divided; its padding row is not zero, as after loading weights."""
+    # Called twice with the same seed: the student's class gets a second embedding with equal
+    # numbers, so that no memory is shared with the one that the check compares with.
     torch.manual_seed(7 + number)
     whole = nn.Embedding(case.rows, HIDDEN, padding_idx=case.padding)
     nn.init.normal_(whole.weight)
@@ -102,6 +104,8 @@ def _whole(case, number) -> nn.Embedding:
 def _try_case(kind, case, group, number, where):
     whole = _whole(case, number)
     given = _whole(case, number)
+    # Watched keeps no reference, unlike UnchangedInputs, which is deleted with `given` before the
+    # memory is judged.
     kept, original = UnchangedInputs("your class", embedding=given), Watched(given.weight)
     module = kind(given, group)
     raise_on_all_ranks(kept.judge)
@@ -125,7 +129,7 @@ def _judge_rows(module, whole, original, group, where):
         raise Wrong(f"{where}: {rank}: module.weight is {kind_of(weight)}, not a parameter",
                     "self.weight = nn.Parameter(...): the optimizer must find the rows.",
                     code="wrong_type")
-    want = whole.weight.chunk(ranks)[dist.get_rank(group)]
+    want = whole.weight.chunk(ranks)[dist.get_rank(group)]  # (v/t, h)
     # The whole embedding on every rank is the lazy answer; rows in another order than the head's
     # would be no error here, but the loss counts on rank r having the r-th part.
     if weight.shape != want.shape or not torch.equal(weight, want):
@@ -165,6 +169,8 @@ def _which_rows(weight, whole) -> str:
 
 def _judge_forward(run, unchanged, group, where):
     rank, ranks = named_rank(group), dist.get_world_size(group)
+    # The invariant: the sum over the ranks, in which each token's row comes from one rank and zeros
+    # from all others.
     got, want, tokens = run.got, run.want.detach(), run.tokens
     if not isinstance(got, torch.Tensor) or got.shape != want.shape:
         raise Wrong(f"{where}: {rank}: forward returns {kind_of(got)} for tokens of shape "
@@ -184,12 +190,15 @@ def _explain_forward(got, want, tokens, weight, ranks, own, who):
     rows, per_rank = len(weight), len(weight) // ranks
     of_rank = [weight[first:first + per_rank] for first in range(0, rows, per_rank)]
     owner = tokens // per_rank
+    # What each mistake gives, for all tokens: (*tokens, h), or one such tensor for each rank.
     alone = want.masked_fill((owner != own)[..., None], 0)
     clamped = [part[(tokens - per_rank * r).clamp(0, per_rank - 1)]
                for r, part in enumerate(of_rank)]
     first = [part[(tokens - per_rank * r).masked_fill(owner != r, 0)]
              for r, part in enumerate(of_rank)]
     wrapped = [part[tokens % per_rank] for part in of_rank]
+    # The factor of the least squares: `got` is a multiple of `want` if this multiple is close to
+    # it.
     scale = (got.double() * want).sum().item() / want.double().square().sum().item()
     unmasked = "For tokens of other ranks a rank looks up some row that it has: put zeros there " \
                "before the sum."
@@ -230,6 +239,8 @@ def _judge_backward(run, group, where):
         raise Wrong(f"{who}: after backward weight has no gradient",
                     "Is the weight an nn.Parameter of its own, and is forward differentiable?",
                     code="gradient_missing")
+    # The invariant: the gradient is these rows of the whole embedding's, zero in the padding row;
+    # the padding row's number changes on its rank, and no other rank has one.
     every = run.whole.weight.grad.chunk(ranks)
     want = every[own]
     if not close(got.float(), want.float()):
@@ -273,6 +284,8 @@ def _try_uneven(kind, group, number, where):
                             f"an embedding of {UNEVEN.rows} rows",
                             (UNEVEN.rows, dist.get_world_size(group)))
         return
+    # No error: then every row has to be on a rank. The tokens are all rows once, so that a last row
+    # that was left out shows.
     run = _Run(module, whole, UNEVEN, number)
     run.forward()
     raise_on_all_ranks(_judge_uneven, run, group, where)

@@ -62,12 +62,14 @@ class _Run:
         targets = torch.randint(case.vocabulary, case.shape, generator=generator)
         rows = case.vocabulary // self.ranks
         if case.owner is not None:
+            # owner -1 is the last rank: Python's % of a negative number is not negative.
             targets = targets % rows + case.owner % self.ranks * rows
         places = torch.randperm(targets.numel(), generator=generator)[:case.ignored]
         targets.view(-1)[places] = IGNORED
         self.targets = targets.to(devices.device())
         self.whole = whole.to(devices.device(), case.dtype)
-        self.local = self.part(self.whole).clone().requires_grad_()
+        self.local = self.part(self.whole).clone().requires_grad_()  # (*tokens, v/t)
+        # The reference computes in fp32 from the rounded logits: both see the same numbers.
         exact = self.whole.float().requires_grad_()
         self.want = F.cross_entropy(exact.flatten(0, -2), self.targets.flatten())
         (FACTOR * self.want).backward()
@@ -119,6 +121,7 @@ def _judge_loss(run, who):
         raise Wrong(f"{who}: the loss has no gradient",
                     "Detach the maximum only: it is a constant that cancels.",
                     code="no_gradient_function")
+    # The invariant: the loss is that of all ranks' logits, and the same on every rank.
     got = loss.item()
     if abs(got - want) <= 10 * _TOLERANCE * max(1.0, abs(want)):
         return
@@ -140,9 +143,9 @@ def _causes(run):
     """(the loss that a mistake leads to, what it is, a hint)."""
     logits, targets = run.whole.float().flatten(0, -2), run.targets.flatten()
     counted, rows = targets != IGNORED, run.case.vocabulary // run.ranks
-    largest = logits.amax(-1, keepdim=True)
-    target = logits.gather(-1, targets.clamp(min=0)[:, None])[:, 0] * counted
-    each = logits.logsumexp(-1) - target
+    largest = logits.amax(-1, keepdim=True)  # (n, 1), where n is the number of tokens
+    target = logits.gather(-1, targets.clamp(min=0)[:, None])[:, 0] * counted  # (n,)
+    each = logits.logsumexp(-1) - target  # (n,): a token's loss
 
     def mean(losses, count=0):
         return (losses * counted).sum().item() / (count or max(int(counted.sum()), 1))
@@ -160,7 +163,7 @@ def _causes(run):
     for shifted in (logits - largest, logits):
         yield from _causes_of_one_rank(run, shifted, targets, mean)
     parts = logits.split(rows, -1)
-    maxima = torch.stack([part.amax(-1) for part in parts])
+    maxima = torch.stack([part.amax(-1) for part in parts])  # (t, n)
     total = sum(part.sub(own[:, None]).exp().sum(-1)
                 for part, own in zip(parts, maxima, strict=True)).log()
     of_owner = maxima.gather(0, (targets // rows).clamp(min=0)[None])[0]
@@ -182,7 +185,7 @@ def _causes_of_one_rank(run, logits, targets, mean):
            "All-reduce the target's logit: zero on all ranks but the one that has its row.")
     yield (mean(own - target * here), "the loss over this rank's part of the vocabulary alone",
            "The sum of exp and the target's logit are of all ranks: all-reduce both.")
-    local = [targets - rows * rank for rank in range(run.ranks)]
+    local = [targets - rows * rank for rank in range(run.ranks)]  # row as each rank counts
     for places in ([at.clamp(0, rows - 1) for at in local],
                    [at * ((at >= 0) & (at < rows)) for at in local], [at % rows for at in local]):
         found = sum(part.gather(-1, at[:, None])[:, 0]
@@ -192,6 +195,8 @@ def _causes_of_one_rank(run, logits, targets, mean):
 
 
 def _judge_collectives(calls, run, who):
+    # The invariant: communication grows with b·s, not with b·s·v. Catches an all-gather of the
+    # logits, which has the right loss and saves no memory.
     tokens = run.targets.numel()
     sent = numbers_sent(calls)
     if sent > MOST_PER_TOKEN * tokens:
@@ -209,7 +214,10 @@ def _judge_gradient(run, who):
     if got is None:
         raise Wrong(f"{who}: the logits get no gradient", "Detach the maximum only.",
                     code="gradient_missing")
+    # The invariant: rank r's gradient is its part of FACTOR · (softmax - one-hot of the target) /
+    # number of tokens that count.
     want, got = run.part(run.gradient), got.float()
+    # Relative to the largest element: most elements of a softmax are near zero.
     scale = max(want.abs().max().item(), 1e-3)
     if not got.isfinite().all():
         raise Wrong(f"{who}: a gradient of the logits is not finite", "Detach the maximum, which "
@@ -239,7 +247,7 @@ def _gradient_causes(run, want):
     targets, rows = run.targets, run.case.vocabulary // run.ranks
     counted = targets != IGNORED
     share = FACTOR / max(int(counted.sum()), 1)
-    softmax = run.part(run.whole.float().softmax(-1)) * share
+    softmax = run.part(run.whole.float().softmax(-1)) * share  # (*tokens, v/t)
     here = (targets // rows == run.own) & counted
     is_target = F.one_hot(targets.clamp(min=0) % rows, rows) * share
     minus_one = is_target * here[..., None]
