@@ -57,7 +57,8 @@ def block_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
         pairs.append(visible.pairs() if isinstance(visible, CausalMask) else int(visible.sum()))
     if _tile is None:
         return _attend(q, k, v, visible[:, :])
-    out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], -math.inf)
+    out, lse = torch.zeros_like(q), torch.full_like(q[..., 0], -math.inf)  # attention to no key
+    # Slices are views: the merge writes into the tile's rows of out and lse.
     for queries, keys, seen in _tiles(q, k, visible):
         part = _attend(q[:, :, queries], k[:, :, keys], v[:, :, keys], seen)
         _merge_into(out[:, :, queries], lse[:, :, queries], *part)
@@ -103,7 +104,7 @@ def full_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                    positions: torch.Tensor) -> torch.Tensor:
     """Returns causal attention over the whole sequence by torch's own function; positions (keys):
     where in the sequence each token stands. Autograd differentiates it."""
-    visible = positions[:, None] >= positions
+    visible = positions[:, None] >= positions  # (keys, keys)
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, visible, enable_gqa=True)
 
 
@@ -123,6 +124,8 @@ class _CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        # The mask is made again from positions: saved, it would be as large as the scores of one
+        # head.
         q, k, v, positions, places, out, lse = ctx.saved_tensors
         return *block_backward(q, k, v, CausalMask(positions, places), out, lse, grad), None, None
 
@@ -151,18 +154,21 @@ def _tiles(q, k, visible) -> Iterator[tuple[slice, slice, torch.Tensor]]:
 
 def _attend(q, k, v, visible):
     scores = _scores(_grouped(q, k), k, visible)
-    lse = scores.logsumexp(-1)
-    out = _probabilities(scores, lse) @ v
+    lse = scores.logsumexp(-1)  # (batch, kv heads, g·queries)
+    out = _probabilities(scores, lse) @ v  # in the scores' memory, which are not needed again
     return _per_head(out, q), _per_head(lse, q)
 
 
 def _differentiate(q, k, v, visible, out, lse, grad):
-    queries, grads = _grouped(q, k), _grouped(grad, k)
+    queries, grads = _grouped(q, k), _grouped(grad, k)  # (batch, kv heads, g·queries, d)
+    # Of all keys, because lse is the merged one: the probabilities of one block do not add up to 1.
+    # (batch, kv heads, g·queries, keys)
     p = _probabilities(_scores(queries, k, visible), _grouped(lse, k))
+    # The product sums over g·queries, so over the query heads that share this key head, too.
     dv = p.mT @ grads
     # the softmax's backward needs the sum of grad · out over d, of all keys, so no other block
     delta = _grouped((grad * out).sum(-1, keepdim=True), k)
-    ds = (grads @ v.mT).sub_(delta).mul_(p).div_(math.sqrt(q.shape[-1]))
+    ds = (grads @ v.mT).sub_(delta).mul_(p).div_(math.sqrt(q.shape[-1]))  # like p
     return _per_head(ds @ k, q), ds.mT @ queries, dv
 
 
@@ -187,6 +193,8 @@ def _per_head(grouped, q):
 
 
 def _scores(queries, k, visible):
+    # (batch, kv heads, g·queries, keys); the view splits g from queries, so that one mask serves
+    # all heads. In place: a second matrix of scores would double the peak.
     scores = queries @ k.mT
     per_head = scores.unflatten(2, (-1, visible.shape[0]))
     per_head.div_(math.sqrt(k.shape[-1])).masked_fill_(~visible, -math.inf)
@@ -204,6 +212,7 @@ Places = Sequence[torch.Tensor]  # by rank, the positions of its tokens
 
 def visible_pairs(queries: torch.Tensor, keys: torch.Tensor) -> int:
     """Pairs in which the key is at the query's position or before it."""
+    # For each query the number of sorted keys that are not larger: no matrix of pairs.
     return int(torch.searchsorted(keys.sort().values, queries.contiguous(), right=True).sum())
 
 
@@ -222,4 +231,5 @@ def makespan(rounds: Sequence[Sequence[int]]) -> int:
 
 def least_makespan(rounds: Sequence[Sequence[int]]) -> float:
     """Pairs of each rank where all have the same number in every round."""
+    # There are as many rounds as ranks, so this is the mean over ranks.
     return sum(map(sum, rounds)) / len(rounds)

@@ -109,6 +109,8 @@ class _Gradients:
 
     def __init__(self, case: Case, group, number: int):
         self.case, self.ranks, self.own = case, dist.get_world_size(group), dist.get_rank(group)
+        # One seed for the group: every rank draws the shards of all, keeps its own, and knows the
+        # norm without communication.
         torch.manual_seed(50 + number)
         shards = [self._parameters(case.sharded, case.idle == rank) for rank in range(self.ranks)]
         self.replicated = self._parameters(case.replicated)
@@ -242,6 +244,7 @@ def train_clipped(clip_grad_norm: Callable, strategy: Callable, tied: bool) -> N
     sharded, replicated = ([own[name] for name in names]
                            for names in (reader.sharded, reader.replicated))
 
+    # A pre-hook of the step: after the last backward pass, before any parameter changes.
     def clip(*_):
         norm = clip_grad_norm(sharded, replicated, MAX_NORM, dist.group.WORLD)
         raise_on_all_ranks(_judge_norm, norm, norms)
@@ -261,6 +264,7 @@ def judge_traffic_and_memory(strategy: Callable, tied: bool) -> None:
 
     traffic = record_last_step(make, whole_model(tied), batches)
     layers = SIZES["layers"]
+    # Allowed is a number for each layer, so the two outside the layers are divided by their number.
     judge_collectives(traffic, {"all_reduce": PER_LAYER + 2 / layers},
                       Activations(layers, BATCH, SEQUENCE, SIZES["hidden"]),
                       small=MOST_PER_TOKEN * BATCH * SEQUENCE, hints=MORE)
@@ -284,6 +288,8 @@ def _clipped(norms: list[float]) -> Callable[[nn.Module], torch.optim.Optimizer]
         def clip(*_):
             parameters = list(model.parameters())
             for parameter in parameters:
+                # Clipping is in place, and these tensors are also the reference's list of
+                # gradients.
                 parameter.grad = parameter.grad.clone()
             norms.append(nn.utils.clip_grad_norm_(parameters, MAX_NORM).item())
 

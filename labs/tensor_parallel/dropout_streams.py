@@ -50,6 +50,7 @@ def _try_streams(streams_class):
 
 
 def _try_group(streams_class, group):
+    # Groups have other seeds, as other replicas have; within a group all ranks have the same.
     seeds = [seed + 100 * dist.get_process_group_ranks(group)[0] for seed in SEEDS]
     raise_on_all_ranks(_judge_one_call, streams_class, seeds[0], group)
     masks = [draw_masks(streams_class(seed, group)) for seed in seeds]
@@ -79,6 +80,7 @@ def _judge_replicas(by_rank):
     for rank, of_rank in enumerate(by_rank):
         for seed, masks in enumerate(of_rank):
             for is_shard, mask in masks.items():
+                # The shared mask of rank 0 stands for that of all ranks.
                 if rank and not is_shard:
                     continue
                 drawn = _Drawn(seed, rank, is_shard, 0)
@@ -99,6 +101,7 @@ def draw_masks(streams, steps: int = STEPS, disturb: Callable = lambda: None,
     for _ in range(steps):
         for is_shard, masks in found.items():
             disturb()
+            # Of ones: what is 0 afterwards was dropped.
             dropped = streams.dropout(torch.ones(shape), P, is_shard)
             if not isinstance(dropped, torch.Tensor):
                 raise Wrong(f"dropout returned {kind_of(dropped)}, not a tensor", code="wrong_type")
@@ -117,6 +120,8 @@ def _judge_one_call(streams_class, seed, group):
     for is_shard, way in WAYS.items():
         for p, dtype in ((P, torch.float32), (0.5, torch.bfloat16), (0.0, torch.float32)):
             who = f"rank {dist.get_rank()}, dropout(x, {p}, is_shard={is_shard})"
+            # No zeros, so that a 0 in the result was dropped; not 1, so that a result of the mask
+            # alone shows.
             x = torch.full(SHAPE, 3.0, dtype=dtype).requires_grad_()
             kept, default = UnchangedInputs("dropout", x=x), torch.get_rng_state()
             y = streams.dropout(x, p, is_shard)
@@ -143,6 +148,8 @@ def _judge_numbers(y, x, p, who):
                     "A number drawn from [0, 1) is below p with probability p.",
                     code="wrong_share_kept")
     # Catches a mask of one row that is repeated, such as one for all sequences of a batch.
+    # 128 numbers of a row never agree by chance; the 16 of a column do at times, so a quarter of
+    # the columns is enough.
     rows, columns = ((y != 0).unique(dim=dim).shape[dim] for dim in (0, 1))
     if 0 < p and (rows < SHAPE[0] or columns < SHAPE[1] / 4):
         raise Wrong(f"{who}: its mask of shape {list(SHAPE)} has {counted(rows, 'different row')} "
@@ -152,6 +159,7 @@ def _judge_numbers(y, x, p, who):
     if not torch.allclose(y, want, rtol=1e-2):
         raise Wrong(f"{who}: kept numbers are {y.max().item() / 3:.4g} times what they were, not "
                     f"1/(1 - p) = {1 / (1 - p):.4g}", _APPLY, code="not_scaled")
+    # want / 3 is the mask / (1 - p), because x is 3 everywhere.
     gradient = torch.autograd.grad(y.sum(), x, allow_unused=True)[0] if y.requires_grad else None
     if gradient is None or not torch.allclose(gradient, want / 3, rtol=1e-2):
         raise Wrong(f"{who}: x's gradient is not the mask divided by 1 - p", _APPLY,
@@ -210,6 +218,7 @@ def _judge_reproduced(streams_class, seed, group, want: Masks):
     rank = dist.get_rank()
 
     def disturb():
+        # torch's default generator moves on, on each rank by another number.
         torch.rand(1 + rank)
 
     again = draw_masks(streams_class(seed, group), disturb=disturb)

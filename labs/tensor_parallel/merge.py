@@ -82,11 +82,14 @@ def _judge_kind(case, name, got, like):
 
 
 def _judge_values(case, out, lse):
+    # The invariant: merged parts are the attention to the keys of both, whatever the cut.
     want_out, want_lse = case.whole
     # exp of a large score is infinite, and -inf - -inf is no number: both happen in real runs,
     # with a large logit and with a block that is masked whole.
     if not out.isfinite().all() or lse.isnan().any() or (lse == math.inf).any():
         _raise_not_finite(case, out, lse)
+    # lse first: `out` is weighted by it, so a wrong one explains both. A right `out` with a wrong
+    # lse would fail at the next block only.
     if not _close(lse, want_lse):
         raise Wrong(f"{case.name}: lse is not the logarithm of both parts' sum of exponentials"
                     + _named(lse, _lse_mistakes(case)), "lse = log(exp(lse_a) + exp(lse_b)).",

@@ -43,6 +43,7 @@ def check_muon_update(muon_update: Callable):
 
 
 def _judge(muon_update):
+    # A group below all ranks, too: there a number in the group is not the rank.
     for group in groups_on(dist.get_world_size()):
         _try_steps(muon_update, SHAPES, group)
     calls, order = _try_steps(muon_update, COUNTED, dist.group.WORLD)
@@ -57,6 +58,8 @@ def _try_steps(muon_update, shapes, group) -> tuple[list[CollectiveCall], Messag
     run = Reference(shapes, group) if group else None
     for step in range(STEPS):
         if run is None:
+            # A collective of all ranks: a rank outside of the group calls it as often as the
+            # others.
             raise_on_all_ranks(lambda: None)
             continue
         local = run.draw(step)
@@ -84,9 +87,11 @@ class Reference:
         """This rank's flat gradient of each micro-batch, which `whole` and `everyone` know now."""
         used = sum(map(math.prod, self.shapes))
         generator = torch.Generator().manual_seed(step)
+        # (ranks, micro-batches, elements): every rank draws those of all, and knows the mean.
         drawn = torch.randn(self.ranks, MICRO_BATCHES, len(self.whole), generator=generator)
         drawn[..., used:] = 0  # padding
         self.everyone, self.before = drawn.to(devices.device()), self.whole
+        # The sum over micro-batches, the mean over ranks.
         self.whole = BETA * self.whole + self.everyone.sum(1).mean(0)
         return list(self.everyone[self.rank])
 
@@ -98,6 +103,7 @@ class Reference:
         """Newton-Schulz of each matrix of a flat tensor, flat again."""
         parts = flat.split([math.prod(shape) for shape in self.shapes] + [
             len(flat) - sum(map(math.prod, self.shapes))])
+        # Not strict: the last part is the padding, which has no shape.
         done = [newton_schulz(part.view(shape)).flatten()
                 for part, shape in zip(parts, self.shapes, strict=False)]
         return torch.cat([*done, torch.zeros_like(parts[-1])])
@@ -142,6 +148,9 @@ def _judge_step(update, run, kept, forgotten, step):
     if not isinstance(update, torch.Tensor) or update.shape != run.momentum.shape:
         raise Wrong(f"{where}: muon_update returned {kind_of(update)}, not a shard of "
                     f"{run.length} elements", "It updates what this rank owns.", code="wrong_type")
+    # The invariant: the update is a function of whole matrices, so each shard of it is a piece of
+    # Newton-Schulz of the whole momentum, wherever the shards are cut (DeepSpeed issues 7807 and
+    # 8443 had partly reduced matrices, and one update for each micro-batch).
     want = run.shard(run.orthogonalised(run.whole))
     require_dtype(update, want, f"{where}: the update")
     if _close(update, want):
@@ -214,6 +223,7 @@ def _worst_matrix(run, update, want) -> tuple[str | None, slice]:
 
 def _judge_traffic(calls):
     ranks, rank = dist.get_world_size(), dist.get_rank()
+    # Bytes of all gradients in fp32, Ψ elements.
     size = 4 * ranks * shard_length(COUNTED, ranks)
     reduced = sum(passes(call.kind) * call.bytes for call in calls if call.kind in _REDUCING)
     # One reduce-scatter; one for each micro-batch, or an all-reduce, moves twice as much.
@@ -223,6 +233,7 @@ def _judge_traffic(calls):
                     "Sum the micro-batches first, then one reduce-scatter.", code="wrong_traffic")
     crossing = [pieces for pieces in pieces_of(COUNTED, ranks)
                 if rank in pieces and len(pieces) > 1]
+    # Bytes: for each other rank of the matrix at most one whole matrix of fp32 numbers.
     most = 4 * sum((len(pieces) - 1) * math.prod(COUNTED[0]) for pieces in crossing)
     sent = sum(call.bytes * (1 if call.kind == "send" else (ranks - 1) / ranks)
                for call in calls if call.kind not in (*_REDUCING, "recv", "barrier"))

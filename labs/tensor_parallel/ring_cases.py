@@ -41,6 +41,7 @@ class WholeSequence:
     weights: torch.Tensor = field(init=False)
 
     def __post_init__(self):
+        # One seed for all ranks: each can compute what any other rank has, without communication.
         s, generator = self.shape, torch.Generator().manual_seed(7)
         size = s.tokens * len(self.places)
 
@@ -102,12 +103,14 @@ def groups_on(ranks: int) -> list[dist.ProcessGroup | None]:
     four, the last two of three. None for the rank that is in no such group; of two ranks, WORLD
     alone."""
     members = {4: [[0, 2], [1, 3]], 3: [[1, 2]]}.get(ranks, [])
+    # new_group is a collective of all ranks, those outside of the group included.
     made = [dist.new_group(each) for each in members]
     own = [group for group, each in zip(made, members, strict=True) if dist.get_rank() in each]
     return [dist.group.WORLD, *(own or [None])[:len(made)]]
 
 
 def _with_layout_of_a_layer(tensor):
+    # Indexing has made a contiguous tensor; this brings back the strides of a layer's output.
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -120,7 +123,10 @@ def record_attention(attention: Callable, sequence: WholeSequence) -> memory.Rep
     q, k, v = sequence.inputs()
     batch = {"q": q, "k": k, "v": v, "weights": sequence.piece(sequence.weights)}
     module = _Attention(attention, sequence.positions, sequence.group)
+    # memory.record takes a module and an optimizer. An attention has no parameters, so this one
+    # updates a number that is in no module.
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    # Two steps: what is left behind by the first one counts in the second.
     return memory.record(lambda: (module, optimizer), [batch, batch])
 
 
@@ -139,7 +145,8 @@ class _Attention(nn.Module):
 
 
 class _WeightedSum(torch.autograd.Function):
-    """The sum of out · weights, which keeps nothing but weights, and hands these on."""
+    """A loss with the gradient of the sum of out · weights, which is weights. Its value is that of
+    one element: the product of all would be a tensor as large as out at the peak."""
 
     @staticmethod
     def forward(ctx, out, weights):

@@ -39,6 +39,7 @@ def recorded_messages(ring_attention: Callable, sequence: WholeSequence,
                       with_backward: bool) -> Messages:
     """On a rank of all: what it calls."""
     leaves = sequence.inputs()
+    # Traffic has the bytes and what was never waited for; MessageOrder has peers and batches.
     with MessageOrder() as order, Traffic() as traffic, traffic.marked_waits():
         out = ring_attention(*leaves, sequence.positions, sequence.group)
         forward = len(traffic.calls)
@@ -71,6 +72,8 @@ def judge_messages(messages: Messages, shape: Shape, ranks: int) -> None:
         raise Wrong(f"{rank} does not wait for its {call.kind} of {call.bytes:,} bytes",
                     "batch_isend_irecv returns before they are done: wait() for each.",
                     code="never_waited")
+    # The invariant: N blocks need N-1 passes in forward. In backward dK and dV need an N-th pass,
+    # to get back to the rank that has the keys.
     _judge_passes(rank, "forward", messages.forward, ranks - 1, pair, places)
     if messages.backward is not None:
         _judge_passes(rank, "backward", messages.backward, ranks, 2 * pair, places)
@@ -93,6 +96,7 @@ def judge_growth(ring_attention: Callable, whole: dist.ProcessGroup,
     def sequence(group):
         return WholeSequence(MEASURED, group, contiguous_places(MEASURED.tokens, group.size()))
 
+    # Both groups of 2 run at once, so that all ranks take part, each in its own group.
     few = record_attention(ring_attention, sequence(half))
     judge_recorded(lambda: record_attention(ring_attention, sequence(whole)), _judge_growth, few)
 

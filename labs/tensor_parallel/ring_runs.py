@@ -106,18 +106,21 @@ def llama_runs(ring_attention: Callable, assignment: list[list[int]]) -> LlamaRu
 def _llama(ring_attention, assignment):
     chunks = sum(map(len, assignment))
     positions = places_of_chunks(assignment, CONTEXT // chunks)[dist.get_rank()]
-    window = data.windows(1, CONTEXT).to(devices.device())
+    window = data.windows(1, CONTEXT).to(devices.device())  # (1, tokens + 1)
     text, following = window[:, :-1], window[:, 1:]  # shifted before the text is cut
     whole, cut = (models.move_to_rank(models.llama(layers=2, hidden=64, context=CONTEXT))
                   for _ in range(2))
     positions = positions.to(text.device)
     use_attention(cut, lambda q, k, v: ring_attention(q, k, v, positions, dist.group.WORLD))
-    wanted = whole(input_ids=text).logits
+    wanted = whole(input_ids=text).logits  # (1, tokens, vocabulary)
     _mean_loss(wanted, following, CONTEXT).backward()
+    # position_ids, because the rotary embedding would count this rank's tokens from 0.
     logits = cut(input_ids=text[:, positions], position_ids=positions[None]).logits
     loss = _mean_loss(logits, following[:, positions], CONTEXT)
     loss.backward()
     total = loss.detach().clone()
+    # Each rank's loss is its tokens' sum over the tokens of all ranks, so loss and gradients are
+    # summed, not averaged.
     for tensor in (total, *(p.grad for p in cut.parameters())):
         dist.all_reduce(tensor)
     off = max((a.grad - b.grad).abs().max().item()
@@ -138,6 +141,8 @@ def use_attention(model: torch.nn.Module, attention: Callable) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     def attend(module, q, k, v, mask, **_):
+        # From (batch, heads, tokens, d) to (batch, tokens, heads, d), which the output layer reads;
+        # None for the attention weights.
         return attention(q, k, v).transpose(1, 2).contiguous(), None
 
     AttentionInterface.register("ring", attend)
@@ -155,11 +160,14 @@ def torchs_context_parallel() -> str | tuple[str, float]:
     device, ranks = devices.device(), dist.get_world_size()
     mesh = init_device_mesh(device.type, (ranks,))
     torch.manual_seed(0)
+    # Flash attention takes 16-bit numbers only.
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     q, k, v = (torch.randn(1, 4, 64 * ranks, 16, dtype=dtype).to(device) for _ in range(3))
     with torch.no_grad():
         want = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         try:
+            # `want` is one of the buffers: context_parallel shards and reorders it as it does q, k
+            # and v.
             with context_parallel(mesh, buffers=[q, k, v, want], buffer_seq_dims=[2] * 4), \
                     sdpa_kernel(SDPBackend.FLASH_ATTENTION):
                 out = F.scaled_dot_product_attention(q, k, v, is_causal=True)

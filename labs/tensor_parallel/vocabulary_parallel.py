@@ -66,6 +66,8 @@ def _is_mixed(found: Found) -> bool:
     """Whether the rows of every rank are the sum, or the mean, of all ranks' rows."""
     if found.want.shape[0] % found.ranks:
         return False
+    # The rows of rank r are added to the rows with the same local number of the other ranks: what
+    # an all-reduce of the shards' gradients gives.
     mixed = sum(found.want.chunk(found.ranks)).repeat(found.ranks, 1)
     return any(close(factor * found.got, mixed) for factor in (1, found.ranks))
 
@@ -115,6 +117,7 @@ def _train(vocabulary_parallel, group, number, tied):
     vocabulary_parallel(model, group)
     optimizer = make_optimizer(kind, settings)(model)
     raise_on_all_ranks(_judge_tied, model, tied)
+    # One forward before the training, where an exception of the model's own loss gets a sentence.
     raise_on_all_ranks(_judge_forward, model)
     train_on_whole_batch(model, optimizer, reference, whole_steps(5, BATCH, TOKENS, seed=number),
                          group, mistakes=MISTAKES, causes=CAUSES)
@@ -156,10 +159,13 @@ def _judge_bytes(vocabulary_parallel, group, tied):
     batches = token_batches(2, BATCH, TOKENS)
     whole = whole_model(tied)
     sharded = [name for name, _ in models.trainable(whole) if name in NAMES]
+    # build() makes its own model, so `whole` keeps its full weights for their sizes.
     traffic = record_last_step(lambda _: build(), whole, batches)
     # b·s·h once at the embedding, once at the head; and the loss.
     judge_collectives(traffic, {"all_reduce": 2}, Activations(1, BATCH, TOKENS, SIZES["hidden"]),
                       group, small=MOST_PER_TOKEN * BATCH * TOKENS, hints=MORE)
+    # The invariant: 1/t of embedding and head, of their gradients and of AdamW's state. A tied
+    # weight is listed once, because named_parameters names a shared parameter once.
     judge_resident_bytes(build, batches, ResidentBytes.of(
         whole, sharded, dist.get_world_size(group), rest=1024),
         "with a vocabulary-parallel embedding and head", HINTS)
