@@ -50,7 +50,10 @@ def _judge(got, name, job: Job) -> float:
         raise Wrong(f"{job}: {got} cannot be run: {reason}",
                     "lab.impossible(job, plan) says why a plan cannot be run.",
                     code="impossible_plan")
+    # Memory before time: a plan that does not fit can be faster than all that do.
     _judge_memory(got, job)
+    # The invariant is in seconds, not in sizes: several plans are within 5 % of the fastest, which
+    # is more than the model of step time can tell apart.
     took, shortest = (search.step_seconds(job, plan) for plan in (got, want))
     if took > SLOWER * shortest:
         raise Wrong(f"{job}: {got} takes {took:.3g} s a step; {want} takes {shortest:.3g} s and "

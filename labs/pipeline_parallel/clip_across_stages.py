@@ -50,6 +50,8 @@ def _try(clip_across_stages):
     _train(clip_across_stages, pipeline, tied_group(pipeline), STEPS)
     if dist.get_world_size() == 4:
         # Two pipelines with data of their own: a pipeline is not the job, and rank 0 not its first.
+        # For each pipeline one group of its ranks and one of its first and last; all ranks make
+        # all.
         made = [[dist.new_group(ranks) for _ in range(2)] for ranks in ([0, 2], [1, 3])]
         _train(clip_across_stages, *made[dist.get_rank() % 2], 2, seed=100 * (dist.get_rank() % 2))
 
@@ -70,6 +72,7 @@ def _train(clip_across_stages, group, both, steps, seed=0):
         limit = LIMITS[number % 2]
         reference.differentiate(batches)
         runner.step(batches)
+        # Before the call, which scales in place.
         own = _own(parameters, stages)
         with Traffic() as traffic:
             norm = clip_across_stages([*parameters, unused], own.tied, limit, group, both)
@@ -94,6 +97,8 @@ def _judge_step(norm, own, traffic, reference, stages, limit, number, group):
         where += f", in the pipeline of ranks {' and '.join(map(str, members))}"
     norms: list = [None] * dist.get_world_size()
     dist.all_gather_object(norms, _norm(reference.gradients.values()))
+    # Each rank of a pipeline has contributed that pipeline's norm, so each counts len(members)
+    # times.
     job = (sum(each**2 for each in norms) / len(members))**0.5
     raise_on_all_ranks(_judge_traffic, traffic, own, where)
     raise_on_all_ranks(_judge_norm, norm, own, by_rank, reference, limit, where, job)
@@ -118,6 +123,8 @@ def _judge_norm(norm, own, by_rank, reference, limit, where, job):
         raise Wrong(f"{where}: it returned {kind_of(norm)}, not the norm",
                     "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.",
                     code="wrong_type")
+    # The invariant: the norm is that of one process, in which the tied embedding is one parameter
+    # whose gradient is the sum of both uses, counted once.
     whole = _norm(reference.gradients.values())
     first, last = by_rank[0][1], by_rank[-1][1]
     rest = sum(squares for squares, _ in by_rank)  # with the tied gradients as they were, unsummed
@@ -155,6 +162,8 @@ def _judge_norm(norm, own, by_rank, reference, limit, where, job):
 
 
 def _judge_gradients(norm, own, by_rank, reference, stages, limit, where):
+    # The invariant: one factor on all ranks, and the same gradient for both copies of the tied
+    # weight. Otherwise the copies drift apart from the first step on.
     factor = min(1.0, limit / _norm(reference.gradients.values()))
     for stage in stages.values():
         for name, in_model, parameter in _named(stage):
@@ -183,6 +192,7 @@ def _what(parameter, own, by_rank, want, off) -> str:
 
 
 def _parallel(one, other) -> bool:
+    # Direction alone: clipping has scaled one of them by a factor that may be wrong, too.
     cosine = (one * other).sum() / (one.norm() * other.norm()).clamp(min=1e-30)
     return cosine.item() > 1 - 1e-6
 

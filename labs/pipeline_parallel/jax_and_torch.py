@@ -43,6 +43,7 @@ def _count(strategy, cuts_tokens) -> list[CollectiveCall]:
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     values = {name: torch.tensor(array) for name, array in block_arrays().items()}
     up, down = (nn.Linear(*SHAPES[name], bias=False) for name in ("up", "down"))
+    # JAX's arrays are (in, out), nn.Linear's weight is (out, in).
     up.weight.data, down.weight.data = values["up"].T.contiguous(), values["down"].T.contiguous()
     module = strategy(nn.Sequential(up, nn.ReLU(), down))
     # Its gradient is needed: in a model x comes from the layer below.
@@ -140,8 +141,8 @@ def who_notices(torchs: list, jaxs: list) -> Table | Verdict:
 def right_loss_and_gradient() -> tuple[float, numpy.ndarray]:
     """Of the whole block in float64: the mean square of y, and its gradient with respect to x."""
     x, up, down = (array.astype("float64") for array in block_arrays().values())
-    inner = x @ up
-    y = inner.clip(0) @ down
+    inner = x @ up  # (tokens, inner)
+    y = inner.clip(0) @ down  # (tokens, hidden)
     return float((y ** 2).mean()), (2 * y / y.size @ down.T * (inner > 0)) @ up.T
 
 

@@ -26,6 +26,7 @@ def main(folder: str, devices: str) -> None:
 
     jax.config.update("jax_num_cpu_devices", int(devices))
     try:
+        # Inside try: loading the function may import what is not installed here.
         function, args = pickle.loads(Path(folder, WORK).read_bytes())
         result = _without_jax(function(*args))
         data = pickle.dumps(result)

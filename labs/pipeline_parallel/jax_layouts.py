@@ -128,6 +128,7 @@ def measure(layouts: Callable, mesh: dict[str, int]) -> dict[str, MeasuredLayout
     found = layouts()
     if complaint := _complaint(found):
         return complaint
+    # Outside of the mesh: NumPy arrays, one device.
     expected = jax.value_and_grad(_loss, (0, 1, 2))(*block_arrays().values())
     with jax.set_mesh(jax.make_mesh(tuple(mesh.values()), tuple(mesh))):
         return {name: _measured(specs, expected) for name, specs in found.items()}
@@ -173,8 +174,11 @@ def _measured(specs, expected) -> MeasuredLayout:
     found = MeasuredLayout({name: _spec_text(spec) for name, spec in specs.items()})
     try:
         placed = place_arrays(specs)
+        # Gradients of x, too: in a model x comes from the layer below. The PartitionSpec of y is
+        # static, because it is no array.
         step = jax.jit(jax.value_and_grad(_loss, (0, 1, 2)), static_argnums=3)
         compiled = step.lower(*placed, specs["y"]).compile()
+        # A second program, because the step returns loss and gradients only.
         h, y = jax.jit(block_forward, static_argnums=3)(*placed, specs["y"])
         result = compiled(*placed)
     except Exception as error:  # ShardingTypeError is of no public module

@@ -55,6 +55,7 @@ def in_jax_process(function: Callable, *args, devices: int, seconds: float = SEC
                          seconds=seconds, environment=_ENVIRONMENT)
         result = Path(folder, RESULT)
         data = result.read_bytes() if result.exists() else b""
+    # Before the missing result: a process that was stopped has written none, either.
     if run.code is None:
         return Verdict("run_jax", False, f"stopped: it took more than {seconds:g} s",
                        code="timed_out")
@@ -67,6 +68,7 @@ def in_jax_process(function: Callable, *args, devices: int, seconds: float = SEC
 
 def _packed(function, args) -> bytes:
     try:
+        # cloudpickle: pickle refuses a function that was defined in a cell.
         return cloudpickle.dumps((function, args))
     except Exception as error:
         raise CannotSend("the function, or what it uses, cannot be sent to JAX's process: make it "

@@ -77,6 +77,7 @@ def _judge_pieces(name, layout, cuts):
 def _is_cut(pieces: Pieces, cut) -> bool:
     parts = [tuple(end - first for first, end in index) for index in pieces.holders()]
     dimensions = range(len(pieces.shape)) if cut == ANY else [cut]
+    # Different parts: 4 of the size of a quarter, or one of the full size that all devices hold.
     return any(set(parts) == {_part(pieces.shape, dimension)}
                and len(parts) == (1 if dimension is WHOLE else DEVICES) for dimension in dimensions)
 
@@ -103,6 +104,7 @@ def _wanted(pieces, cut) -> str:
 
 def _judge_collectives(name, layout):
     """The traffic of the layout's kind, by bytes: what is combined into one call may differ."""
+    # Bytes of the whole arrays in float32.
     whole = {array: 4 * _elements(layout.pieces[array].shape) for array in ARRAYS}
     weights = whole["up"] + whole["down"]
     most = {"DDP": {"gather": 0, "reduce": weights},

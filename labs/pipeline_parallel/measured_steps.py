@@ -111,6 +111,8 @@ def _times(schedule, spans) -> Times:
             durations = [span.end - span.begin for span in spans
                          if (span.action.kind, span.action.stage) == (kind, stage)]
             found[stage] = median(durations) if durations else 0.0
+    # The shortest gap is a message alone: in a longer one the receiver computed something else
+    # first.
     gaps = [span.begin - ends[source] for span in spans
             if (source := schedule.source(span.action))]
     return Times(by_kind["F"], by_kind["B"], by_kind["W"], max(0.0, min(gaps, default=0.0)))
@@ -127,6 +129,7 @@ def _activation_bytes(schedule, records) -> list[int]:
 
 def _kept(schedule, records) -> float:
     """Of the bytes that forwards keep, those that backwards leave to W."""
+    # A split B frees a part of what its forward kept (after < before); 1 means it frees nothing.
     shares = [1 + (after - before) / size for record in records
               for size in [max(1, *(after - before for _, before, after in _changes(record)))]
               for span, before, after in _changes(record) if span.action.kind == "B"
@@ -152,11 +155,13 @@ def _part_seconds(layers, repeats) -> dict[str, float]:
         layers=layers, hidden=sizes.hidden, heads=sizes.heads, kv_heads=sizes.heads // 4,
         context=sizes.context, vocabulary=_LLAMA_3_VOCABULARY * sizes.hidden))
     batch, = lm_micro_batches(1, sizes.batch, sizes.context)
+    # The embedding alone, the layers alone, the last norm and the head alone.
     stages = make_stages(model, [0, layers, 0], range(3))
-    hidden = stages[0](batch["input_ids"]).detach().requires_grad_()
+    hidden = stages[0](batch["input_ids"]).detach().requires_grad_()  # (batch, sequence, hidden)
     runs = {"embedding": lambda: stages[0](batch["input_ids"]).sum(),
             "layer": lambda: stages[1](hidden).sum(),
             "head": lambda: sum_of_losses(stages[2](hidden), batch["targets"])}
+    # One more than asked for: the first is slower, and a median does not see it.
     found = {name: median(_seconds(run) for _ in range(repeats + 1)) for name, run in runs.items()}
     return found | {"layer": found["layer"] / layers}
 

@@ -38,6 +38,7 @@ def check_mesh(coordinates: Callable, group: Callable):
 def _ranks(mesh) -> list[int]:
     if mesh.ranks <= TRIED:
         return list(range(mesh.ranks))
+    # The first and the last rank always: off-by-one mistakes show there.
     drawn = random.Random(mesh.ranks).sample(range(1, mesh.ranks - 1), TRIED - 2)
     return [0, *drawn, mesh.ranks - 1]
 
@@ -82,6 +83,8 @@ def _judge_group(group, rank, dimension, mesh):
     got, want = list(_whole_numbers(returned, where, "ranks")), mesh.group(rank, str(dimension))
     if got == want:
         return
+    # The invariant: the ranks that differ in this dimension alone, in the order of their places
+    # there.
     if sorted(got) == want:
         raise Wrong(f"{where} is {got}: the right ranks, but not in the order of their places, "
                     f"{want}", "A collective gathers in the order of the group.",

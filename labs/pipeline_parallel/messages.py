@@ -106,6 +106,7 @@ class StageLinks:
         self._require_tensor(action, tensor)
         destination = self.schedule.rank_of(target.stage)
         if destination == self.rank:
+            # Without history, as what comes from another rank: each stage runs its own backward.
             self._here[target] = tensor.detach()
             return
         channel = Channel(self.rank, destination, action.kind)
@@ -221,12 +222,14 @@ def _groups(group: dist.ProcessGroup | None) -> dict[Channel, dist.ProcessGroup]
     """channel -> a group of its two ranks, for the channels of this rank. They are made once. All
     ranks of the job make them together, those of other pipelines, too: torch numbers groups."""
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    # WORLD is another object after init_process_group is called again; its old groups are dead.
     key = (dist.group.WORLD, *members)
     if key not in _made:
         pipelines = [members]
         if len(members) < dist.get_world_size():
             by_rank = [None] * dist.get_world_size()
             dist.all_gather_object(by_rank, members)
+            # Sorted: new_group must be called for the same groups in the same order on all ranks.
             pipelines = sorted({tuple(each) for each in by_rank})
         _made[key] = {channel: made for pipeline in pipelines
                       for channel, made in _made_for(pipeline)}
@@ -245,6 +248,7 @@ def _made_for(pipeline: Sequence[int]) -> Iterator[tuple[Channel, dist.ProcessGr
 
 def _channels(ranks: int) -> Iterator[Channel]:
     """Outputs go to the next rank, and from the last to the first; gradients the other way."""
+    # The last rank sends outputs to the first one if a rank has several stages.
     for source in range(ranks if ranks > 1 else 0):
         yield Channel(source, (source + 1) % ranks, "F")
         yield Channel(source, (source - 1) % ranks, "B")

@@ -57,6 +57,8 @@ def draw_micro_batches(number: int, seed: int) -> list[MicroBatch]:
     for index in range(number):
         tokens = torch.randint(VOCABULARY, (1 + index % 2, CONTEXT + 1), generator=generator)
         targets = tokens[:, 1:].clone()
+        # 2 to 11 targets of a sequence count, by micro-batch and seed. Equal numbers would hide a
+        # mean of means.
         targets[:, 2 + (5 * index + 3 * seed) % (CONTEXT - 2):] = IGNORED
         found.append({"input_ids": tokens[:, :-1].to(devices.device()),
                       "targets": targets.to(devices.device())})
@@ -78,6 +80,8 @@ class OneProcess:
         self.tokens = sum(batch["targets"].numel() for batch in micro_batches)
         self.sums, self.loss = [], 0.0
         for batch in micro_batches:
+            # Apart by micro-batch: a check weighs these sums as a mistake would, without another
+            # backward.
             self.model.zero_grad()
             logits = self.model(input_ids=batch["input_ids"]).logits
             loss = sum_of_losses(logits, batch["targets"])

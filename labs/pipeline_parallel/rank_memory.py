@@ -39,6 +39,7 @@ def cases() -> list[Case]:
 def _states(job, plan, stage, parameters: float, name: str) -> float:
     """Bytes of a part of the states, if the rank had so many parameters."""
     part = name.replace(" ", "_")
+    # ZeRO-1 shards over all ranks that have the same parameters: data × context.
     cut = plan.data * plan.context if (name, plan.sharding) == ("optimizer state", "ZeRO-1") else 1
     return getattr(job.bytes_per_parameter, part) * parameters / cut
 
@@ -103,6 +104,8 @@ def _optimizer_state(job, plan, stage, ranks) -> float:
 
 def _ends(job, plan, stage) -> int:
     """How many matrices of the size of the embedding a stage has."""
+    # On one stage a tied head is the embedding itself; with a pipeline first and last stage have a
+    # copy each.
     is_last = stage == plan.pipeline - 1
     return (stage == 0) + is_last * (plan.pipeline > 1 or not job.shape.tied)
 
@@ -194,6 +197,8 @@ def check_rank_memory(rank_memory_of: Callable):
     for at, case in enumerate(tried):
         want = rank_memory(*case)
         for name in PARTS:
+            # All answers first: a mistake is named if it explains every case, and not one by
+            # chance.
             found = [answer[name] for answer in answers]
             judge_number(found[at], want[name],
                          common_cause(MISTAKES[name], tried, found, at, TOLERANCE),

@@ -78,7 +78,10 @@ def _try_case(run_actions, case):
     enough = _enough_bytes(case, model)
     for number in range((1 + case.accumulates) * case.steps):
         batches = draw_micro_batches(case.schedule.micro_batches, seed=number)
+        # The invariant: whatever the order, a step's gradient is the sum over micro-batches of one
+        # process, divided by all targets that count.
         reference.differentiate(batches)
+        # New for each step: it records one run of the list.
         events = StageEvents(case.schedule, rank, stages)
         loss, traffic = _observed(run_actions, case, stages, batches, events)
         raise_on_all_ranks(_judge_traffic, traffic, case, batches, where)
@@ -97,6 +100,8 @@ def _enough_bytes(case, model) -> int:
     record = PipelineRunner(case.schedule, stages).step(batches)
     growth = [after - before for before, after in
               zip([0, *record.in_flight], record.in_flight, strict=False)]
+    # One forward more, because a right answer may run it before the last backward's variables are
+    # gone.
     return record.peak + max(growth)
 
 
@@ -114,6 +119,7 @@ def _observed(run_actions: Callable, case, stages, batches, events) -> tuple[obj
     raise_on_all_ranks(events.judge_order)
     raise_on_all_ranks(kept.judge)
     raise_on_all_ranks(_judge_parameters, versions)
+    # Last: finish waits for receivers, and a rank that raises above receives nothing more.
     links.finish()
     return loss, traffic
 
@@ -151,6 +157,7 @@ def _judge_traffic(traffic, case, batches, where):
     # One message of b·s·h for each action that has another stage to send to.
     expected = [batches[action.micro_batch]["input_ids"].numel() * HIDDEN
                 for action in case.schedule.ranks[rank] if _is_sent(case, action)]
+    # Sorted below: the links have judged the order already.
     sent = [call.elements for call in traffic.of("send")]
     if sorted(sent) != sorted(expected):
         raise Wrong(f"{where}: rank {rank} sends {counted(len(sent), 'message')} of {sum(sent):,} "
@@ -213,6 +220,7 @@ def _mistake(gradient, name, reference) -> tuple[str, str, str]:
     for code, factors, sentence, hint in causes:
         if close(gradient, reference.with_factors(factors)[name]):
             return code, sentence, hint
+    # `before` is what the step before has left in .grad, in the case that accumulates.
     if close(gradient, reference.gradients[name] - reference.before[name]):
         return ("gradients_overwritten", "without what was there before the step",
                 "Gradients accumulate: add to .grad.")

@@ -99,12 +99,16 @@ class PipelineRunner:
         """The output to send; None of the last stage."""
         batch, is_last = self._batches[action.micro_batch], self._links.is_last(action)
         if received is not None:
+            # A leaf: what was received has no history, and backward leaves its gradient in .grad.
             received.requires_grad_()
         given = batch["input_ids"] if received is None else received
         with self._saved.recording() if self._recorded else nullcontext():
             output = self.stages[action.stage](given)
             if is_last:
+                # Divided by the targets of all micro-batches, so that gradients of the parts add up
+                # to those of the mean.
                 output = sum_of_losses(output, batch["targets"]) / self._targets
+        # Until its backward: input and output are all that is kept, autograd has the rest.
         self._kept[action.stage, action.micro_batch] = received, output
         if is_last:
             self._record.loss += output.item()
@@ -179,6 +183,7 @@ class InputThenWeights:
         if self._received is None:
             return None
         if stage_backward_input is None:
+            # The graph stays: weights() runs through it once more.
             found, = torch.autograd.grad(self._output, self._received, self._gradient,
                                          retain_graph=True)
             return found
@@ -186,6 +191,7 @@ class InputThenWeights:
         (found,), self._groups = stage_backward_input([self._output], gradients, [self._received],
                                                       iter(self._parameters))
         self._output = self._gradient = None  # the graph above the weights is freed
+        # torch's function also stores the gradient there; it is sent, and nobody reads it again.
         self._received.grad = None
         return found
 

@@ -63,6 +63,7 @@ def _judge_slots(schedule, timeline: Timeline, kind, size, where, hint):
     other, the laziest of them one after the other."""
     ranks, micro_batches, chunks = (*size, 1)[:3]
     enough = kind.length(ranks, micro_batches, chunks, Times(chunks, chunks, chunks))
+    # At most, not exactly: any order that is as short is right.
     if timeline.makespan <= enough:
         return
     idle = [timeline.makespan - _busy(spans) for spans in timeline.spans]
@@ -85,6 +86,8 @@ def _judge_peak(timeline: Timeline, kind, size, where, hint):
     """No rank may hold more than the known schedule's highest rank: all GPUs have one size. Catches
     forwards that run far ahead of their backwards."""
     ranks, micro_batches, chunks = (*size, 1)[:3]
+    # The highest of all ranks, not each rank's own: a schedule may distribute the same peak
+    # otherwise.
     enough = max(kind.peak(ranks, micro_batches, chunks, rank) for rank in range(ranks))
     for rank, peak in enumerate(timeline.peaks()):
         if peak > enough:

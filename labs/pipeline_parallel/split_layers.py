@@ -21,6 +21,8 @@ def check_split_layers(split_layers: Callable):
     for costs, ranks in [*_known(), *map(_drawn, range(CASES))]:
         counts = _counts(split_layers(list(costs), ranks), costs, ranks)
         slowest, best = _slowest(costs, counts), best_split(costs, ranks)
+        # The invariant: no other contiguous split has a faster slowest stage. By cost, not by
+        # counts: several splits may be equally good.
         if slowest > best * (1 + 1e-9):
             raise Wrong(f"costs {_shown(costs)} on {ranks} ranks: {counts} makes the slowest stage "
                         f"take {slowest:.4g}; {best:.4g} can be reached",
@@ -37,6 +39,8 @@ def best_split(costs: Sequence[float], ranks: int) -> float:
         ends.append(ends[-1] + cost)
     best = ends[:]  # of the first k parts on one rank
     for rank in range(2, ranks + 1):
+        # best[end]: the slowest of `rank` stages that have the first `end` parts; the last of them
+        # begins at `start`, and each stage before has at least one part.
         best = [min((max(best[start], ends[end] - ends[start]) for start in range(rank - 1, end)),
                     default=float("inf")) for end in range(len(ends))]
     return best[-1]

@@ -38,6 +38,7 @@ class StageEvents:
     def recorded(self) -> Iterator[None]:
         handles = []
         for number, stage in self._stages.items():
+            # A pre-hook, so that what the forward itself makes is not counted.
             handles += [stage.register_forward_pre_hook(lambda *_: self._count_kept()),
                         stage.register_forward_hook(functools.partial(self._forward, number))]
         try:
@@ -96,6 +97,7 @@ class StageEvents:
             ended = Action("B", action.micro_batch, number)
             # The first stage's input is the batch's tokens, which are kept anyway.
             activations = [output, *(each for each in args if each.is_floating_point())]
+            # Weak: a reference of the check's own would keep what it looks for.
             self._alive[ended] = [weakref.ref(each) for each in activations]
             output.register_hook(lambda _: self.events.append(ended))
 

@@ -75,6 +75,8 @@ class OnOtherStage(nn.Module):
     GPT-2 adds the embedding of positions."""
 
     def forward(self, given):
+        # GPT-2 looks up integer positions and adds the result: 0 for them; hidden states pass as
+        # they are. torch.zeros(()) broadcasts.
         return given if given.is_floating_point() else torch.zeros((), device=given.device)
 
 
@@ -103,6 +105,8 @@ def count_targets(micro_batches: Sequence[MicroBatch]) -> int:
 def sum_of_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The sum of the cross-entropies of all targets that count. logits: (batch, sequence,
     vocabulary)."""
+    # A sum, not a mean: micro-batches have different numbers of targets that count, so means of
+    # them do not add up to the mean over all.
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum",
                            ignore_index=IGNORED)
 

@@ -85,21 +85,27 @@ def _train(parallelize, steps) -> RankRun:
     model, layers = small_llama().to(device), [MODEL["layers"] // SIZES[1]] * SIZES[1]
     stage = make_stages(model, layers, [number])[number]
     names = stage.names()
+    # Before parallelize, which replaces the parameters by DTensors.
     allowed = expected_elements(stage)
     module = _module(parallelize, stage, mesh)
     run.held = sum(models.local_shard(p).numel() for p in module.parameters())
+    # Before the first step, in which a wrong mesh may hang.
     raise_on_all_ranks(_judge_held, module, allowed, run)
     optimizer = torch.optim.SGD(module.parameters(), **OPTIMIZER)
     schedule = one_f_one_b(SIZES[1], MICRO_BATCHES)
     runner = PipelineRunner(schedule, {number: module}, group=mesh["pipeline"].get_group(),
                             recorded=False)
     for step in range(steps):
+        # (BATCH / 2, CONTEXT + 1): the tensor-parallel ranks and both stages of a replica have the
+        # same.
         own = windows(step).to(device).chunk(SIZES[0])[replica]
         with Traffic() as traffic:
             run.losses.append(runner.step(micro_batches(own, MICRO_BATCHES)).loss)
             optimizer.step()
             optimizer.zero_grad()
     run.calls = traffic.calls
+    # full_tensor gathers: all ranks call it, in the same order, though one of each stage keeps the
+    # result.
     whole = {name: _whole(p) for name, p in module.named_parameters()}
     if replica == run.coordinates[2] == 0:
         run.parameters = {names.get(name, name): p for name, p in whole.items()}
@@ -208,7 +214,7 @@ def _whole(parameter) -> torch.Tensor:
 def group_of(call: CollectiveCall) -> str:
     """The dimension in whose groups a collective or a message of the eight ranks runs; "" where it
     is none of them."""
-    ranks = torch.arange(RANKS).view(*SIZES)
+    ranks = torch.arange(RANKS).view(*SIZES)  # the tensor dimension varies fastest
     members = tuple(sorted(call.members))
     for dimension, name in enumerate(NAMES):
         if members in {tuple(group.tolist()) for group in

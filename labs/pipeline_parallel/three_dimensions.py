@@ -61,6 +61,8 @@ def _judge_groups(rank, run: RankRun):
                         f"group, which {what}; it has "
                         f"{', '.join(sorted(used[name])).replace('_', '-') or 'no collective'}",
                         code="missing_collective")
+    # The invariant: every collective is within a group of one dimension. One over all 8 ranks would
+    # average the gradients of different layers or of different shards.
     others = [call for call in run.calls if not group_of(call)]
     if others:
         raise Wrong(f"rank {rank}: {others[0].kind.replace('_', '-')} of {others[0].bytes:,} bytes "
@@ -76,6 +78,7 @@ def _judge_losses(runs, losses):
         # samples, so the mean over them is the reference's.
         for replica in (0, 1):
             ones = [run.losses[step] for run in last if run.coordinates[0] == replica]
+            # The last stage of a replica is on two ranks, its tensor-parallel group.
             if abs(ones[0] - ones[1]) > TOLERANCE * want:
                 raise Wrong(f"step {step}: the two tensor-parallel ranks of replica {replica} have "
                             f"losses {ones[0]:.6g} and {ones[1]:.6g}, but they compute one",
@@ -89,6 +92,8 @@ def _judge_losses(runs, losses):
 
 
 def _judge_parameters(runs, reference) -> float:
+    # The invariant: data and tensor parallelism divide sums and batches, the pipeline divides
+    # layers; the parameters after the last step are those of one process.
     found = {name: tensor for run in runs for name, tensor in run.parameters.items()}
     if missing := sorted(set(reference) - set(found)):
         raise Wrong(f"no rank has {missing[0]}", code="missing_parameter")

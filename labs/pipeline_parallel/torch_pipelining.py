@@ -80,6 +80,8 @@ def _train(model, steps, total, numbers, schedule_class: Callable, takes_list) -
     stages = make_stages(model, even_layers(model.config.num_hidden_layers, total), numbers)
     wrapped = [PipelineStage(stage, number, total, devices.device())
                for number, stage in stages.items()]
+    # torch takes one loss_fn for all steps, so the number of targets is in a list that each step
+    # changes.
     targets = [0]
 
     def loss_of(logits, wanted):
@@ -99,6 +101,7 @@ def _train(model, steps, total, numbers, schedule_class: Callable, takes_list) -
 
 
 def _step(schedule, stages: dict[int, Stage], batches, losses):
+    # torch splits the batch itself, into equal micro-batches: (micro-batches · batch, sequence).
     whole = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
     given = [whole["input_ids"]] if any(stage.is_first for stage in stages.values()) else []
     if any(stage.is_last for stage in stages.values()):

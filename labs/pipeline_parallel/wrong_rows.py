@@ -27,7 +27,10 @@ def check_wrong_rows(wrong_rows: Callable):
         if not isinstance(returned, dict):
             raise Wrong(f"{name}: wrong_rows returned {kind_of(returned)}, not a dictionary",
                         "Row number -> the right size.", code="wrong_type")
+        # Numbers of NumPy and floats without a fraction are equal to ints, also as keys.
         got = {as_number(number): as_number(size) for number, size in returned.items()}
+        # The invariant: exactly the rows whose product is not the number of GPUs, each with the
+        # size that makes it so. A constant answer for Llama 3's table fails on the made-up tables.
         for number in sorted(set(want) - set(got)):
             raise Wrong(f"{name}: row {number} is wrong, and you do not name it: {rows[number]}",
                         "The product of the four sizes is the number of GPUs.",

@@ -74,6 +74,8 @@ def _numbers(chunk_list, rank, where) -> list[int]:
 def reject_unequal_rounds(assignment: list[list[int]], where: str) -> None:
     """Raises Wrong where one rank computes more pairs in a round than another."""
     rounds = pairs_by_round(places_of_chunks(assignment, _TOKENS))
+    # Both in pairs of tokens: within a chunk on the diagonal a query sees half of the keys, so
+    # pairs of chunks would not do.
     longer = makespan(rounds) / least_makespan(rounds)
     # The invariant: in every round, because all wait for the slowest before K and V go on. Equal
     # sums over all rounds are not enough.

@@ -153,6 +153,7 @@ def _tiles(q, k, visible) -> Iterator[tuple[slice, slice, torch.Tensor]]:
 
 
 def _attend(q, k, v, visible):
+    # (batch, kv heads, g·queries, keys), where g = heads / kv heads
     scores = _scores(_grouped(q, k), k, visible)
     lse = scores.logsumexp(-1)  # (batch, kv heads, g·queries)
     out = _probabilities(scores, lse) @ v  # in the scores' memory, which are not needed again

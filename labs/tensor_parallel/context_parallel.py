@@ -139,6 +139,7 @@ def _measure(attentions, shape) -> dict[str, tuple]:
 
     found = {}
     for way, attention in attentions.items():
+        # A short sequence for the comparison: its reference is full attention on every rank.
         few = sequence(replace(shape, tokens=8))
         off = _difference(attention, few)  # on a GPU, cuBLAS's workspaces come with the first run
         sent, peaks = _sent(attention, sequence()), []
@@ -198,6 +199,7 @@ class Case:
     @property
     def forward_seconds(self) -> float:
         """What a rank computes in forward: 4·d FLOPs a head for each of its visible pairs."""
+        # A causal mask leaves half of the pairs; equal work on all ranks.
         return 4 * self.d * self.heads * self.tokens**2 / 2 / self.ranks / PACE
 
     @property

@@ -164,6 +164,8 @@ def _too_much(rank: int, kind: str, calls: list[CollectiveCall], due: float, out
         each = (len(usual) - outside) / activations.layers
         return (f"rank {rank}: {each:g} {name}s of b·s·h = {size:,} elements a layer and step; "
                 f"{needed}")
+    # No more of the usual size than due, so something of another size is too much; the largest is
+    # named.
     other = max((call for call in calls if call.elements != size), key=lambda call: call.elements)
     return (f"rank {rank}: {counted(len(calls), name)} a step, one of {other.elements:,} elements, "
             f"which is no activation of b·s·h = {size:,}; {needed}")

@@ -85,6 +85,9 @@ def saved_by_part(model: nn.Module) -> Iterator[dict[str, int]]:
                for handle in _tracked(module, _part(name), inside_of)]
     seen = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
+    # What is saved stays alive until backward, so no other memory gets its address meanwhile. A
+    # pack that returns its own tensor makes a cycle where an operation saves its output; the
+    # backward in activation_bytes breaks it.
     def pack(tensor):
         storage = tensor.untyped_storage()
         if inside_of and storage.data_ptr() not in seen:
@@ -105,6 +108,8 @@ def _part(name: str) -> str:
 
 def _tracked(module, part, inside_of):
     """Hooks that keep the part of the innermost module that computes at the end of the list."""
+    # prepend: before the pre-hooks of a strategy, so that what a gather at the module's entry saves
+    # counts for this module. A forward hook must return None, or it replaces the output.
     return (module.register_forward_pre_hook(lambda *_: inside_of.append(part), prepend=True),
             module.register_forward_hook(lambda *_: inside_of.pop() and None))
 

@@ -29,6 +29,7 @@ class Watched:
 def surplus_bytes(module: nn.Module, needed: int) -> int:
     """Bytes that the module's tensors hold in addition to those needed, each memory counted once;
     0 where it is no more than rounding."""
+    # By address: views of one storage count once, and with all of it.
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in _tensors(module)}
     surplus = sum(held.values()) - needed
     return surplus if surplus > devices.rounding() + _SLACK else 0

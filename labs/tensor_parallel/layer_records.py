@@ -89,6 +89,8 @@ def _in_order(kind) -> int:
 
 def _calls_of_a_step(strategy, layers) -> list:
     module, optimizer = strategy(llama(layers), torch.optim.SGD, lr=0.1)
+    # loss_parallel is for logits that are DTensors, as those of torch's plan; others are not
+    # touched.
     with loss_parallel(), Traffic() as traffic:
         module(**batch()).loss.backward()
         optimizer.step()

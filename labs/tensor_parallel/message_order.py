@@ -50,6 +50,7 @@ class MessageOrder:
 
     def _around(self, collective: IssuedCollective, issue: Callable[[], Any]) -> Any:
         if collective.peer is not None:
+            # By identity: the tensor of a P2POp is the one that is sent or received.
             batched = any(one is collective.inputs[0] for one in self._batched)
             self.messages.append(Message(collective.kind, collective.peer, batched))
         return issue()
@@ -95,6 +96,7 @@ def _never_matched(queues: list[list[list[Message]]]) -> list[list[Message]]:
     while moved:
         moved = False
         for rank, queue in enumerate(queues):
+            # Only heads of queues meet: a rank issues its next batch when all of this one is done.
             for message in list(queue[0]) if queue else []:
                 other = "recv" if message.kind == "send" else "send"
                 meets = next((each for each in (queues[message.peer] or [[]])[0]

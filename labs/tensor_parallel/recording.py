@@ -88,6 +88,7 @@ def record_resident_bytes(tensor_parallel: Callable) -> tuple[int, int]:
         optimizer.step()
     for name, parameter in module.named_parameters():
         tensors = [parameter, parameter.grad, *optimizer.state[parameter].values()]
+        # Index 0: attention and MLP, whose matrices are all called ..._proj.
         totals["_proj" not in name] += sum(_bytes(each) for each in tensors if each is not None)
     return tuple(totals)
 
@@ -101,6 +102,7 @@ def _built(strategy, model):
 
 
 def _bytes(tensor: torch.Tensor) -> int:
+    # Private: a DTensor has no storage of its own, its local tensor has.
     return getattr(tensor, "_local_tensor", tensor).untyped_storage().nbytes()
 
 
@@ -124,6 +126,8 @@ def gathered_cross_entropy(logits, targets, group) -> torch.Tensor:
     """The needless way: every rank gathers the logits of all, and computes the loss of them."""
     parts = [torch.empty_like(logits) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, logits.detach(), group=group)
+    # dist.all_gather is not differentiable: the own part is put back with its history. Its gradient
+    # is all that this rank needs.
     parts[dist.get_rank(group)] = logits
     return F.cross_entropy(torch.cat(parts, -1).flatten(0, -2), targets.flatten())
 
@@ -133,6 +137,7 @@ class _Head(nn.Module):
 
     def __init__(self, function):
         super().__init__()
+        # Other rows of the head on each rank.
         torch.manual_seed(dist.get_rank())
         self.head = nn.Linear(HIDDEN, LOSS_VOCABULARY // dist.get_world_size(), bias=False,
                               device=devices.device())
@@ -205,6 +210,7 @@ def _norms(clip_grad_norm, strategy) -> Norms:
     by_rank = [None] * dist.get_world_size()
     dist.all_gather_object(by_rank, _squares(sharded))
     shared = _squares(replicated)
+    # Last, because it may scale the gradients in place.
     yours = clip_grad_norm(sharded, replicated, _HUGE, dist.group.WORLD)
     return Norms(norm, float(require_number(yours, "clip_grad_norm")), by_rank, shared)
 

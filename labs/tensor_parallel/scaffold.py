@@ -26,6 +26,7 @@ def set_loss(model: nn.Module,
     as its head returns them, targets (b, s), at each place the next token; -100 at the last place,
     which has none, and where the labels have it."""
     def loss(logits, labels, **_):
+        # Labels shifted to the left by one: at place i stands the token of place i + 1.
         return function(logits, nn.functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous())
 
     model.loss_function = loss

@@ -15,8 +15,10 @@ from labs.workers.collectives import all_gather_single, reduce_scatter_single
 def all_gather_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Returns all ranks' pieces (b, s/t, h) joined to (b, s, h). Not differentiable."""
     ranks, batch = dist.get_world_size(group), x.shape[0]
-    stacked = x.new_empty(ranks * batch, *x.shape[1:])
+    stacked = x.new_empty(ranks * batch, *x.shape[1:])  # (t·b, s/t, h)
     all_gather_single(stacked, x.detach().contiguous(), group=group)
+    # The collective joins along dimension 0; the sequence is dimension 1: (t, b, s/t, h), (b, t,
+    # s/t, h), (b, s, h).
     return stacked.unflatten(0, (ranks, batch)).transpose(0, 1).flatten(1, 2)
 
 
@@ -25,6 +27,7 @@ def reduce_scatter_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.
     differentiable. Raises ValueError if the ranks do not divide the sequence."""
     pieces = _pieces(x.detach(), group)
     own = torch.empty_like(pieces[0], memory_format=torch.contiguous_format)
+    # Split along dimension 0 by the collective: (t·b, s/t, h), piece r for rank r.
     reduce_scatter_single(own, torch.cat(pieces), group=group)
     return own
 
@@ -49,6 +52,7 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
+        # Each rank has the gradient of its own piece only; together they are x's, without a sum.
         return all_gather_sequence(gradient, ctx.group), None
 
 

@@ -102,6 +102,8 @@ class Case:
     parts: int = 1
 
 
+# Two backward passes for a step: whoever reduces .grad after each reduces the first part twice. On
+# the pairs one step is enough: a wrong group shows in it.
 CASES = {2: (Case(SGD, bias=True, parts=2),),
          4: (Case(ADAMW, bias=False, tied=True), Case(SGD, bias=True, steps=1, pairs=True))}
 
@@ -149,6 +151,7 @@ def _train(strategy, case: Case) -> float:
     options = {"group": group} if case.pairs else {}
     module, optimizer = raise_on_all_ranks(build, partial(strategy, **options), model,
                                            *case.optimizer)
+    # torchs_own_refused knows the wrappers of data parallelism only.
     raise_on_all_ranks(_require_own, module)
     steps = [Step(step.batch, parts=case.parts, whole=True)
              for step in whole_steps(case.steps, BATCH, SEQUENCE)]
@@ -180,6 +183,7 @@ def judge_tokens(module: nn.Module, ranks: int) -> None:
         hidden = next(iter((*arguments, *named.values())))
         seen[name] = tuple(models.local_shard(hidden).shape)
 
+    # Registered after the student's hooks, so it sees what these make of the input.
     hooks = [module.get_submodule(name).register_forward_pre_hook(partial(keep, name),
                                                                   with_kwargs=True)
              for name in wanted]
@@ -207,10 +211,14 @@ def _judge_traffic(strategy):
     make = partial(build, strategy, optimizer_class=torch.optim.AdamW, settings={"lr": 1e-3})
     traffic = record_last_step(lambda model: raise_on_all_ranks(make, model), small_llama(LAYERS),
                                token_batches(2, BATCH, SEQUENCE))
+    # An all-to-all or a scatter from each rank counts as the reduce-scatter that it stands for.
     traffic.events = [counted_alike(call) for call in traffic.calls]
     sizes = Activations(LAYERS, BATCH, SEQUENCE, SIZES["hidden"])
     replicated = sum(p.numel() for name, p in small_llama(LAYERS).named_parameters()
                      if _is_replicated(name))
+    # The invariant: each all-reduce of tensor parallelism becomes one all-gather and one
+    # reduce-scatter, and so the same bytes; beside them only the gradients of norms and biases are
+    # summed.
     judge_collectives(traffic, {"all_gather": PER_LAYER, "reduce_scatter": PER_LAYER}, sizes,
                       small=2 * replicated, hints=COLLECTIVE_HINTS, outside=_OUTSIDE)
 

@@ -99,6 +99,8 @@ def _try_all(strategy) -> float:
         difference = _train(make, *OPTIMIZERS[ranks])
         module, _ = raise_on_all_ranks(partial(make, lr=0.1), small_llama(), torch.optim.SGD)
         _judge_traffic(make)
+        # The invariant: norms read s/t tokens, matrices all. A plan without sequence parallelism
+        # trains as well, so the training cannot tell.
         judge_tokens(module, ranks)
         raise_on_all_ranks(_judge_memory, module, ranks)
     return difference
@@ -197,6 +199,8 @@ def _judge_memory(module, ranks):
     whole = small_llama()
     cut = [*sharded_names(whole), "model.embed_tokens.weight", "lm_head.weight"]
     allowed = ResidentBytes.of(whole, cut, ranks)
+    # Private: a DTensor has no storage of its own. The storage, not numel: a view of a whole matrix
+    # would keep all of it.
     held = sum(getattr(p, "_local_tensor", p).untyped_storage().nbytes()
                for p in module.parameters())
     if held > BYTES * allowed.elements:
