@@ -220,7 +220,7 @@ def _mistake(gradient, name, reference) -> tuple[str, str, str]:
     for code, factors, sentence, hint in causes:
         if close(gradient, reference.with_factors(factors)[name]):
             return code, sentence, hint
-    # `before` is what the step before has left in .grad, in the case that accumulates.
+    # `before`: the gradients of the previous step, in the case that accumulates over two.
     if close(gradient, reference.gradients[name] - reference.before[name]):
         return ("gradients_overwritten", "without what was there before the step",
                 "Gradients accumulate: add to .grad.")

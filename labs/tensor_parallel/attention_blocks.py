@@ -124,8 +124,8 @@ class _CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        # The mask is made again from positions: saved, it would be as large as the scores of one
-        # head.
+        # The mask is made again from positions: saved, it would have as many elements as the
+        # scores of one head.
         q, k, v, positions, places, out, lse = ctx.saved_tensors
         return *block_backward(q, k, v, CausalMask(positions, places), out, lse, grad), None, None
 

@@ -71,7 +71,7 @@ class _Run:
         # every row is used, and the rows of one rank alone would leave nothing to sum
         several = torch.cat([torch.randperm(case.rows, generator=generator),
                              torch.randint(case.rows, (count,), generator=generator)])
-        self.tokens = several[:count].view(case.shape).to(devices.device())  # case.shape
+        self.tokens = several[:count].view(case.shape).to(devices.device())
         self.upstream = torch.randn(*case.shape, HIDDEN, generator=generator).to(
             devices.device(), case.dtype)
         self.module, self.whole = module, whole
@@ -240,7 +240,7 @@ def _judge_backward(run, group, where):
                     "Is the weight an nn.Parameter of its own, and is forward differentiable?",
                     code="gradient_missing")
     # The invariant: the gradient is these rows of the whole embedding's, zero in the padding row;
-    # the padding row's number changes on its rank, and no other rank has one.
+    # the rank that has this row counts it from its own first row, and no other rank has one.
     every = run.whole.weight.grad.chunk(ranks)
     want = every[own]
     if not close(got.float(), want.float()):
@@ -284,7 +284,7 @@ def _try_uneven(kind, group, number, where):
                             f"an embedding of {UNEVEN.rows} rows",
                             (UNEVEN.rows, dist.get_world_size(group)))
         return
-    # No error: then every row has to be on a rank. The tokens are all rows once, so that a last row
+    # No error: then every row has to be on a rank. The tokens name every row, so that a last row
     # that was left out shows.
     run = _Run(module, whole, UNEVEN, number)
     run.forward()
