@@ -32,7 +32,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _LABS = _ROOT / "labs"
 _PACKAGES = {path.parent.name for path in _LABS.glob("*/scaffold.py")}  # one for each notebook
 # An import of what checks are made of; a notebook's scaffold is the student's to use.
-_OF_CHECKS = re.compile(rf"labs\.(exercises\b|({'|'.join(sorted(_PACKAGES))})\.(?!scaffold\b))")
+_OF_CHECKS = re.compile(rf"labs\.(checks\b|({'|'.join(sorted(_PACKAGES))})\.(?!scaffold\b))")
 
 
 def findings(body: Iterable[ast.stmt]) -> Iterator[str]:

@@ -213,6 +213,8 @@ def test_nothing_is_seen_in_an_honest_line(source):
     ("import ctypes, psutil\nos.kill(1, 9)", []),
     ("print('✓ Exercise 2.1  right')", ["prints what a check prints"]),
     ("from labs.manual_ddp import combine",
-     ["imports labs.manual_ddp.combine, which checks are made of"])])
+     ["imports labs.manual_ddp.combine, which checks are made of"]),
+    ("from labs.checks.verdicts import Verdict",
+     ["imports labs.checks.verdicts.Verdict, which checks are made of"])])
 def test_of_what_is_not_run_only_a_forgery_is_seen(source, words):
     assert list(static_look.forgeries(submissions.parse(source))) == words
