@@ -88,7 +88,7 @@ class _Trial:
         doubled = 2 * self.beside.requires_grad_()
         with Traffic() as forward, forward.marked_waits():
             y = function.apply(self.x, self.group)
-            _read(y)
+            read_tensor(y)
             forgotten = forward.never_waited_for()
         raise_on_all_ranks(self._judge_waits, forgotten, "forward")
         raise_on_all_ranks(self._judge_forward, y, sums_forward)
@@ -98,7 +98,7 @@ class _Trial:
         function.apply(self.x.detach().clone().requires_grad_(), self.other)
         with Traffic() as backward, backward.marked_waits():
             ((y + doubled) * self.upstream).sum().backward()
-            _read(self.x.grad)
+            read_tensor(self.x.grad)
             forgotten = backward.never_waited_for()
         raise_on_all_ranks(self._judge_waits, forgotten, "backward")
         raise_on_all_ranks(self._judge_backward, sums_forward)
@@ -179,7 +179,7 @@ class _Trial:
                         f"{self.x.numel()}", "One dist.all_reduce sums it.", code="wrong_traffic")
 
 
-def _read(tensor) -> None:
+def read_tensor(tensor) -> None:
     """Reads a tensor, as whoever uses it does: a functional collective waits only then."""
     if isinstance(tensor, torch.Tensor):
         tensor.detach().add(0)

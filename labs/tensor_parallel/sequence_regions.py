@@ -10,6 +10,7 @@ from labs.checks.inputs import require_dtype
 from labs.checks.on_ranks import raise_on_all_ranks
 from labs.checks.verdicts import Wrong, kind_of
 from labs.meters.traffic import CollectiveCall, Traffic
+from labs.tensor_parallel.regions import read_tensor
 
 GATHER, SCATTER = "GatherToRegion", "ReduceScatterFromRegion"
 _KINDS = {"all_gather": "lab.all_gather_sequence", "reduce_scatter": "lab.reduce_scatter_sequence"}
@@ -36,13 +37,15 @@ def _judge(region, name, taken, given, group):
     before = x.detach().clone()
     with Traffic() as forward, forward.marked_waits():
         y = region.apply(x, group)
-        # Before anything here reads y: a read would wait for a functional collective.
+        # Read as whoever uses it does: a functional collective waits only then, and rightly.
+        read_tensor(y)
         forgotten = forward.never_waited_for()
     raise_on_all_ranks(_require_tensor, y, given, x, name)
     upstream = _draw(y.shape, 1, dtype)
     with Traffic() as backward, backward.marked_waits():
         # one step on the way, so that the gradient which arrives is the function's own
         (gradient,) = torch.autograd.grad((y * 1).mul(upstream).sum(), x, allow_unused=True)
+        read_tensor(gradient)
         forgotten += backward.never_waited_for()
     # What the other ranks had, with which the result is computed here.
     everyone = [_of_all(tensor, group) for tensor in (before, upstream)]

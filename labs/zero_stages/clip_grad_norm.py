@@ -109,6 +109,14 @@ def _reject(norm, case, limit, traffic):
             code, hint = _scale_hint(ratio, factor)
             raise Wrong(f"rank {rank}, max_norm {limit:g}, group {group} of 2: the gradients are "
                         f"{ratio:.4f}x what they were, instead of {factor:.4f}x", hint, code=code)
+        # One factor for all elements: a change at right angles to the gradient, as noise is, does
+        # not show in the projection.
+        off = (shard.grad - factor * before).abs().max().item()
+        if not off <= _TOLERANCE * before.abs().max().item():
+            raise Wrong(f"rank {rank}, max_norm {limit:g}, group {group} of 2: an element of the "
+                        f"gradients differs by {off:.2g} from {factor:.4f}x what it was",
+                        "Clipping multiplies all elements by one factor and does nothing else.",
+                        code="not_one_factor")
         # In place: a new tensor leaves the old one as it was for whoever holds it.
         if shard.grad is not tensor:
             raise Wrong(f"rank {rank}: a gradient was replaced by another tensor, not scaled in "

@@ -8,6 +8,7 @@ import pytest
 import sequence_answers
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 import torch.distributed.nn.functional as functional
 import torch.nn.functional as F
 from answers import judge_all
@@ -278,6 +279,37 @@ class TorchsScatter:
         return functional.reduce_scatter(torch.empty_like(pieces[0]), pieces, group=group)
 
 
+def gathered_by_funcol(x, group):
+    return funcol.all_gather_tensor(x.contiguous(), 1, group)
+
+
+def scattered_by_funcol(x, group):
+    """Is waited for by whoever reads the result."""
+    return funcol.reduce_scatter_tensor(x.contiguous(), "sum", 1, group)
+
+
+class FuncolGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return gathered_by_funcol(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return scattered_by_funcol(gradient, ctx.group), None
+
+
+class FuncolScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return scattered_by_funcol(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gathered_by_funcol(gradient, ctx.group), None
+
+
 def in_the_optimizer(model, optimizer_class, group=None, **settings):
     """Sums all parts in one all-reduce, before the optimizer's step."""
     group = group or dist.group.WORLD
@@ -333,7 +365,9 @@ def joined_at_the_head(model, optimizer_class, group=None, **settings):
 
 
 RIGHT = [(Gather, Scatter, right.sequence_parallel), (ByLists, Exchanged, through_f),
-         (TorchsGather, TorchsScatter, in_the_optimizer), (Gather, Scatter, joined_at_the_head)]
+         (TorchsGather, TorchsScatter, in_the_optimizer),
+         (FuncolGather, FuncolScatter, right.sequence_parallel),
+         (Gather, Scatter, joined_at_the_head)]
 
 
 def whole(strategies):

@@ -123,6 +123,15 @@ class Clip:
             gradient.clamp_(-max_norm, max_norm)
         return square.sqrt()
 
+    def noise_added(optimizer, max_norm):
+        """Noise at right angles to the gradients: their projection on the old ones is right."""
+        norm = right.clip_grad_norm(optimizer, max_norm)
+        for gradient in gradients_of(optimizer):
+            noise = torch.randn_like(gradient)
+            noise -= gradient * (noise @ gradient) / (gradient @ gradient)
+            gradient.add_(noise, alpha=0.01)
+        return norm
+
     def of_the_weights(optimizer, max_norm):
         square = sum(p.detach().square().sum() for group in optimizer.param_groups
                      for p in group["params"])
@@ -161,6 +170,7 @@ class Clip:
     (Clip.replaced, "gradient_replaced"),
     (Clip.norm_afterwards, "norm_after_clipping"),
     (Clip.clipped_by_value, "wrong_scale"),
+    (Clip.noise_added, "not_one_factor"),
     (Clip.of_the_weights, "wrong_number"),
     (Clip.not_reduced_before, "norm_before_reduce"),
     (Clip.everything_gathered, "too_much_sent")], ids=named)
