@@ -64,6 +64,7 @@ def _job() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], None]]:
 
 
 def _state(model, optimizer, number) -> dict[str, Any]:
+    # A list inside a dictionary: a shallow copy of the state still shares it with the job.
     return {"step": number, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
             "data": {"at": [number]}}
 
@@ -74,6 +75,9 @@ def _judge_snapshot(saver_class, folder):
     model, optimizer, step = _job()
     state = _state(model, optimizer, 1)
     want = copy.deepcopy(state)
+    # Invariant: the file has the values of the moment at which save was called. A saver that makes
+    # its copy in the thread passes where the thread is quick, so here it begins after three more
+    # steps.
     with late_threads() as go:
         saver = saver_class(disk)
         saver.save(path, state)
@@ -93,6 +97,8 @@ def _close(saver, disk):
     with disk.opening_after(OPENS_AFTER):
         saver.close()
         is_done = bool(disk.done)
+    # Invariant: when close returns, the last save is on the disk. A job ends after close, and a
+    # daemon thread ends with it.
     if not is_done:
         raise Wrong("close returned while the last save was still being written: when the job then "
                     "ends, that save is lost", "close waits for the save in flight.",
@@ -112,6 +118,7 @@ def _judge_not_waited(disk):
 
 def _judge_file(path, want, disk, number):
     """The file has the state as it was when save was called."""
+    # Invariant: no save is dropped, and each file is a state that torch.load reads.
     if disk.not_bytes:
         raise Wrong(f"write got {disk.not_bytes}, not bytes", "lab.to_bytes(state)",
                     code="wrong_type")
@@ -125,6 +132,7 @@ def _judge_file(path, want, disk, number):
         raise Wrong(f"the file of save {number} cannot be loaded by torch.load: "
                     f"{str(error).splitlines()[0][:100]}", "lab.to_bytes(state)",
                     code="unreadable_file") from None
+    # Catches a copy that is made too late, and one that misses a part of the state.
     if difference := _difference(found, want):
         raise Wrong(f"the file of save {number} has other values than the state had when save was "
                     f"called: {difference}", _SNAPSHOT_HINT, code="not_a_snapshot")
@@ -162,6 +170,8 @@ def _judge_second_save(saver_class, folder):
     saver.close()
     for number, (path, want) in enumerate(zip(paths, wanted, strict=True), 1):
         _judge_file(path, want, disk, str(number))
+    # Invariant: one write at a time. Two at once share the bandwidth of the disk, and an older
+    # state may end last.
     if disk.at_once > 1:
         raise Wrong(f"{disk.at_once} writes were in flight at once",
                     "First wait for the save before, then begin the next.",
@@ -175,6 +185,7 @@ def _judge_second_save(saver_class, folder):
 
 def _judge_close(saver_class, folder):
     saver_class(HeldDisk()).close()  # a job that never saved
+    # Invariant: close waits. Judged at the first save: a saver may wait only for the save before.
     disk, path = HeldDisk(), folder / "close.pt"
     state = {"weight": torch.ones(1000)}
     saver = saver_class(disk)
@@ -185,6 +196,8 @@ def _judge_close(saver_class, folder):
 
 
 def _judge_errors(saver_class, folder):
+    # Invariant: what the disk raises reaches the training loop, at close or at the next save. An
+    # exception in a thread ends only that thread, and the job would train on without checkpoints.
     for error in (OSError(28, "No space left on device"), DiskFailed("the disk is gone")):
         name = type(error).__name__
         disk = HeldDisk(error)
@@ -204,6 +217,7 @@ def _judge_errors(saver_class, folder):
         raise Wrong("write raised OSError in the thread, and the next save returned as if all were "
                     "well", "Whoever trains must know as soon as possible that nothing was saved.",
                     code="error_lost")
+    # Invariant: an error is raised once. A saver that keeps the failed future raises it for ever.
     disk.error = None
     try:
         saver.save(folder / "again.pt", state)
@@ -222,6 +236,7 @@ def _raises(call, error) -> bool:
     except Wrong:
         raise
     except Exception as raised:
+        # The student may raise another error `from` this one.
         while raised is not None and raised is not error:
             raised = raised.__cause__ or raised.__context__
         if raised is None:
@@ -240,6 +255,8 @@ def _on_two_ranks(saver_class, folder):
     state = {"model": {name: parameter.detach().to_local()
                        for name, parameter in model.named_parameters()}}
     want = copy.deepcopy(state)
+    # Invariant: nothing of a step waits for the disk. FSDP2's steps have collectives, so if rank 1
+    # waited for its disk, rank 0 would wait too.
     if rank == 0:
         disk.open()
     saver = saver_class(disk)
@@ -291,6 +308,8 @@ def judge_memory(saver_class: Callable, folder: Path) -> int:
     disk, state = HeldDisk(), {"weight": torch.ones(SIZE // 4)}
     before = resident_bytes()
 
+    # held: bytes above `before` while a save is in flight, while a second one waits, and after
+    # close.
     def measure():
         held.append(resident_bytes() - before)
 
@@ -306,6 +325,8 @@ def judge_memory(saver_class: Callable, folder: Path) -> int:
     saver.save(folder / "large.pt", state)
     disk.wait_until_started()
     measure()
+    # save blocks here, so another thread measures. A saver that copies before it waits has two
+    # snapshots then.
     with disk.opening_after(0.0, watch):
         saver.save(folder / "large.pt", state)
     saver.close()

@@ -23,7 +23,7 @@ from labs.surviving_failure.file_calls import recorded
 from labs.surviving_failure.scaffold import MANIFEST, shard_file, step_folder
 from labs.workers import processes
 
-SIZE = 50_000  # elements of a rank's tensor
+SIZE = 50_000  # elements of a rank's tensor  # of float32
 KILLS = 6
 SLOW = 0.4  # seconds that one rank needs longer than the others
 
@@ -49,7 +49,7 @@ def check_checkpoints(save_checkpoint: Callable, newest_checkpoint: Callable):
 
 def state_of(step: int, rank: int, size: int = SIZE) -> dict:
     """What a rank saves: another one for each step and each rank."""
-    return {"step": step, "weight": torch.arange(size) * 1e-3 + 1000 * step + 10 * rank}
+    return {"step": step, "weight": torch.arange(size) * 1e-3 + 1000 * step + 10 * rank}  # (size,)
 
 
 def _save_all(save_checkpoint, folder):
@@ -62,6 +62,7 @@ def _save_all(save_checkpoint, folder):
 
 def _save_in_a_group(save_checkpoint, newest_checkpoint, folder):
     """Ranks 1 and 2 of three are the job; rank 0 has nothing to do with it."""
+    # All ranks call new_group, members or not. Here a rank's number in the group is not its own.
     group = dist.new_group([1, 2])
     if dist.get_rank():
         save_checkpoint(folder, 1, state_of(1, dist.get_rank(group)), group)
@@ -92,6 +93,8 @@ def _judge_saved(folder, step):
     dist.barrier()
     rank, path = dist.get_rank(), step_folder(folder, step)
     file = shard_file(path, rank)
+    # Invariant: each rank's file has the state of that rank, and no other. Catches one rank that
+    # writes for all, and ranks that overwrite one file.
     if not file.is_file():
         raise Wrong(f"step {step}: there is no {path.name}/{file.name}: the state of rank {rank} "
                     "is not saved", "Every rank writes its own part.", code="shards_missing")
@@ -116,6 +119,8 @@ def _judge_saved(folder, step):
         raise Wrong(f"step {step}: {file.name} has {file.stat().st_size:,} bytes, more than the "
                     "rank's own state", "Each rank writes its own part, and no other.",
                     code="saves_others_shards")
+    # Invariant: older steps stay. raise_on_all_ranks gathers after this, so no rank saves the next
+    # step before all have looked.
     if gone := [old for old in STEPS if old < step and not step_folder(folder, old).exists()]:
         raise Wrong(f"when step {step} is saved, step_{gone[0]} is gone",
                     "Nothing is removed here: the new one may turn out to be damaged.",
@@ -127,6 +132,7 @@ def _judge_synced(folder, step, calls):
     safe, path = [None] * dist.get_world_size(), step_folder(folder, step)
     mine = {os.path.basename(call.to or call.path) for call in calls}
     dist.all_gather_object(safe, mine)
+    # A file may be synced by any rank, so the names are gathered first.
     for name in (*(shard_file(path, rank).name for rank in range(len(safe))), MANIFEST):
         if not any(name in names for names in safe):
             raise Wrong(f"step {step}: {name} is not synced to the disk",
@@ -194,6 +200,8 @@ def _judge_damage(newest_checkpoint, saved, damage: Damage):
         before = set(folder.rglob("*"))
         path, problems = _found(newest_checkpoint, folder, f"with {damage.what}")
         # what is wrong with a bad one may be looked into, and mended, by a person
+        # Invariant: a search changes nothing. What is wrong with a bad checkpoint may be looked
+        # into, and repaired, by a person.
         if gone := sorted(before - set(folder.rglob("*"))):
             raise Wrong(f"with {damage.what}: newest_checkpoint removed "
                         f"{gone[0].relative_to(folder)}", "It looks, and changes nothing.",
@@ -205,6 +213,8 @@ def _judge_damage(newest_checkpoint, saved, damage: Damage):
 
 def _judge_found(path, problems, folder, damage):
     want = None if damage.newest is None else step_folder(folder, damage.newest)
+    # Invariant: of all checkpoints that are complete, the one with the largest number. Catches a
+    # manifest that is not compared with the files, and names that are compared as text.
     if path != want:
         named = "nothing" if path is None else path.name
         wanted = "nothing is" if want is None else f"{want.name} is the newest that is"
@@ -215,6 +225,8 @@ def _judge_found(path, problems, folder, damage):
         raise Wrong(f"with {damage.what} newest_checkpoint found {named}, but {wanted} whole", hint,
                     code="wrong_checkpoint")
     bad = {step_folder(folder, step).name: file for step, file in damage.bad.items()}
+    # Invariant: each newer checkpoint that was passed over is named with its file, and no other is.
+    # Without it, a job loses steps and nobody reads why.
     if missing := [name for name in bad if name not in problems]:
         raise Wrong(f"with {damage.what}: the problems do not name {missing[0]}",
                     "Whoever resumes must see what was passed over.", code="problem_not_named")
@@ -242,7 +254,7 @@ def _judge_kills(save_checkpoint, newest_checkpoint, folder):
     folder.mkdir()
     for number in range(KILLS):
         began = time.monotonic()
-        after = dice.uniform(0, 0.3 if seconds is None else seconds)
+        after = dice.uniform(0, 0.3 if seconds is None else seconds)  # seconds
         kill_rank(_save_until_killed, save_checkpoint, folder, last + 1, ranks=2,
                   victim=number % 2, after=after)
         seconds = min(0.3, time.monotonic() - began)
@@ -262,16 +274,20 @@ def _save_until_killed(save_checkpoint, folder, step):
 
 def _judge_after_kill(newest_checkpoint, folder, last, number) -> int:
     said = [int(line) for file in folder.glob("acknowledged_*")
-            for line in file.read_text().split("\n")[:-1]]
+            for line in file.read_text().split("\n")[:-1]]  # a killed rank may leave half a line
     acknowledged = max(said, default=0)
     when = f"after kill {number + 1}, of rank {number % 2}"
     path, _ = _found(newest_checkpoint, folder / "saved", when)
     newest = 0 if path is None else int(path.name.split("_")[1])
+    # Invariant: what a rank was told is saved can be loaded. Catches a save that removes the old
+    # checkpoint first, and one that returns before the other ranks have written.
     if newest < acknowledged:
         raise Wrong(f"{when}: save_checkpoint had returned for step {acknowledged}, but the newest "
                     f"whole checkpoint is {'none' if not newest else f'step {newest}'}",
                     "Keep the old ones until the new one is whole, and write its manifest last.",
                     code="save_lost")
+    # Invariant: all files of a checkpoint are of one step. A kill between the writes of two ranks
+    # leaves files of two steps where the same names are used again.
     for rank in range(2 if newest else 0):
         if not _is_of(torch.load(shard_file(path, rank)), newest, rank):
             raise Wrong(f"{when}: {path.name} is said to be whole, but rank_{rank}.pt is of "

@@ -71,6 +71,7 @@ def over_the_last() -> Saver:
 
 def _save_over(folder, step, state, group):
     torch.save(state, Path(folder, f"rank_{dist.get_rank(group)}.pt"))
+    # Ranks are at most one step apart, as with a student's function that waits for all ranks.
     dist.barrier(group)
 
 
@@ -93,6 +94,7 @@ def kills(saver: Saver, folder: Path, count: int) -> Iterator[Kill]:
     for number in range(count):
         notes = folder / f"kill_{number}"
         notes.mkdir()
+        # Within the seconds of a typical save, counted from the beginning of the first one.
         after, victim = dice.uniform(0, typical), number % RANKS
         kill_rank(_save_until_killed, saver.save, saved, notes, last + 1, ranks=RANKS,
                   victim=victim, after=after, note=notes / "killed",
@@ -102,6 +104,7 @@ def kills(saver: Saver, folder: Path, count: int) -> Iterator[Kill]:
         kill = Kill(max(0.0, float((notes / "killed").read_text()) - began), step,
                     max([last, *returned]), saver.newest(saved))
         yield kill
+        # Steps go on from the larger one, so no number is used twice and a lost save shows.
         last = max(kill.found or 0, kill.saved)
         if kill.found is None:  # nothing left to go on from: a save that is not killed
             launch(_save_one, saver.save, saved, last, ranks=RANKS, quiet=True)

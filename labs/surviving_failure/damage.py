@@ -56,8 +56,10 @@ DAMAGES = (
     Damage("no damage", lambda folder: None, 10, {}),
     Damage("a leftover of a killed write",
            lambda folder: Path(f"{_shard(folder, 10, 1)}.part").write_bytes(b"half"), 10, {}),
+    # A file, where a search that takes every entry for a folder raises NotADirectoryError.
     Damage("a file beside the checkpoints", lambda folder: (folder / "notes.txt").write_text("x"),
            10, {}),
+    # Sizes find these; a flipped bit below leaves the size, and torch.load does not notice it.
     Damage("a shard cut off", lambda folder: truncate(_shard(folder, 10, 1)), 9, {10: "rank_1"}),
     Damage("an empty shard", lambda folder: _shard(folder, 10, 0).write_bytes(b""), 9,
            {10: "rank_0"}),
@@ -70,11 +72,14 @@ DAMAGES = (
            {10: "manifest"}),
     Damage("an empty manifest", lambda folder: _manifest(folder, 10).write_bytes(b""), 9,
            {10: "manifest"}),
+    # Each of the two files is complete: only the digest of its rank finds that it is in the wrong
+    # place.
     Damage("the two ranks' shards exchanged", lambda folder: _exchange(
         _shard(folder, 10, 0), _shard(folder, 10, 1)), 9, {10: "rank_0"}),
     Damage("a shard of the step before", lambda folder: shutil.copyfile(
         _shard(folder, 9, 1), _shard(folder, 10, 1)), 9, {10: "rank_1"}),
     Damage("two bad ones", _two, 8, {10: "rank_1", 9: "rank_0"}),
+    # Older than the newest complete one: not named, because nothing was passed over for it.
     Damage("an old one that is bad", lambda folder: flip_bit_in_file(_shard(folder, 8, 1)), 10, {}),
     Damage("all of them bad", _all, None, dict.fromkeys((10, 9, 8), "rank_0")),
     Damage("a step of three digits", _hundred, 100, {}))

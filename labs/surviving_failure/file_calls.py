@@ -33,6 +33,7 @@ def recorded() -> Iterator[list[FileCall]]:
 
         def called(file):
             number = file if isinstance(file, int) else file.fileno()
+            # The path is read by the file's number, because a file may be renamed while it is open.
             function(number)
             path = _path_of(number)
             calls.append(FileCall("sync", path, size=_size(path)))
@@ -43,6 +44,7 @@ def recorded() -> Iterator[list[FileCall]]:
 
         def called(source, target, **options):
             path, to = os.path.realpath(source), os.path.realpath(target)
+            # before the rename: afterwards this path is gone
             size = _size(path)
             function(source, target, **options)
             calls.append(FileCall("rename", path, to, size))

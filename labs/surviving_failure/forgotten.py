@@ -40,6 +40,7 @@ def without_moments(answer: Answer, folder: Path, step: int, steps: int) -> list
     file = shard_file(step_folder(folder, step), dist.get_rank())
     saved = torch.load(file, weights_only=False)
     answer.load_job_state(job, torch.load(saved["state"], weights_only=False))
+    # AdamW makes new moments, of zeros, in its next step.
     job.optimizer.state.clear()
     return job.train(steps - step)
 
@@ -54,6 +55,9 @@ def load_with_gradients(save_dcp: Callable, load_dcp: Callable,
     for what in ("no gradients", "gradients"):
         resumed = new_job("FSDP2", seed=1, noisy=False)
         if what == "gradients":
+            # Where any parameter has a gradient, get_state_dict makes no moments for a fresh
+            # optimizer (torch's _init_optim_state returns early). DCP then loads none, without an
+            # error.
             resumed.module(**ShuffledText(noisy=False).next_batch()).loss.backward()
         load_dcp(resumed, folder)
         resumed.optimizer.zero_grad()
@@ -77,6 +81,8 @@ class _Copy:
             tensor.copy_(self.tensors[name])
         if without == REST:
             return
+        # load_state_dict of an optimizer keeps the given tensors where dtype and device fit:
+        # without a copy, the next job's steps would change those of this copy in place.
         state = {} if without == "the moments" else self.optimizer["state"]
         job.optimizer.load_state_dict(copy.deepcopy({**self.optimizer, "state": state}))
         if without != "the schedule":

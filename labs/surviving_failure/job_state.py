@@ -77,6 +77,7 @@ class _Trial:
         self._train(job, early)
         middle, kept = self._save(job)
         self._train(job, EPOCH - job.step)
+        # Judged after further steps: a state that shares the job's tensors has changed by then.
         raise_on_all_ranks(kept.judge)
         boundary, _ = self._save(job)
         self._train(job, FOLLOWING)
@@ -112,7 +113,7 @@ class _Trial:
         if changed := unlike(fingerprint(job), before):
             raise Wrong(f"{where}: job_state has changed {changed[0]}",
                         "The job goes on after it has saved.", code="state_changed")
-        held, saved = _held_bytes(job), _saved_bytes(state)
+        held, saved = _held_bytes(job), _saved_bytes(state)  # bytes
         # Sharding is for what fits on no rank; and N ranks would write the whole N times.
         if saved > LARGEST * held and self.kind != "DDP":
             raise Wrong(f"{where}: the state has {saved:,} bytes of parameters and moments, and "
@@ -127,6 +128,7 @@ class _Trial:
 
     def _load(self, data: bytes, step: int) -> Job:
         """A new job that has loaded the state; judges each part of it."""
+        # Another seed than the saved job's: what is not loaded differs from what was saved.
         job = new_job(self.kind, seed=step, zero3=self.answer.zero3)
         new = fingerprint(job)
         self.answer.load_job_state(job, torch.load(io.BytesIO(data), weights_only=False))
@@ -137,6 +139,7 @@ class _Trial:
 
     def _judge_loaded(self, found, new, by_rank, step):
         want = by_rank[dist.get_rank()]
+        # Invariant: bit-equal parts. A forgotten schedule changes the losses of later steps only.
         parts = unlike(found, want)
         if not parts:
             return
@@ -224,6 +227,7 @@ def _first_line(error) -> str:
 
 def _judge_curves(by_rank, ranks, plan):
     """The losses of killed and resumed jobs are those of jobs that never were."""
+    # Catches a state that refers to objects of the process that saved it: these are gone here.
     for rank, (resumed, uninterrupted) in enumerate(by_rank):
         for kind, want in uninterrupted.items():
             got = resumed[kind]

@@ -112,6 +112,8 @@ def _save_all(functions, kinds, folder, early) -> dict[str, Saved]:
     """On a rank: jobs of all kinds that save after `early` steps."""
     found = {}
     for kind in kinds:
+        # Without dropout and replaced tokens: these are drawn on each rank, so no other number of
+        # ranks could repeat them. Batches are the same rows of all ranks together.
         job = new_job(kind, zero3=functions.zero3, noisy=False)
         job.train(early)
         found[kind] = _saved(functions, job, folder / kind)
@@ -122,7 +124,7 @@ def _saved(functions, job: Job, folder: Path, losses: list[float] | None = None)
     """Saves the job, judges how, and trains it on. losses: what follows, where that is known."""
     before, state = whole_tensors(job), common(job)
     folder.mkdir(parents=True, exist_ok=True)
-    dist.barrier()  # NFS apart, now the folder is there on all ranks
+    dist.barrier()  # the folder is there on all ranks (NFS may show it later)
     with Traffic() as traffic:
         functions.save(job.kind)(job, folder)
     raise_on_all_ranks(_judge_gathered, job, traffic, "saving")
@@ -138,6 +140,7 @@ def _load_all(functions, saved, folder, saved_on,
     and what was saved again, after one step, if there is a folder for it."""
     apart, resaved = [], {}
     for kind, want in saved.items():
+        # Another seed than that of the saved job: what is not loaded differs.
         job = new_job(kind, seed=1, zero3=functions.zero3, noisy=False)
         where = f"{kind}, saved on {saved_on} ranks, loaded on {dist.get_world_size()}"
         _load(functions, job, folder / kind, want, where)
@@ -169,9 +172,10 @@ def _losses(job: Job, steps: int) -> list[float]:
 
 
 def _judge_gathered(job, traffic, what):
-    # Whoever puts the shards of a whole model together needs the memory for it on one rank.
-    gathered = sum(call.bytes for call in traffic.of("all_gather", "gather", "all_to_all"))
-    parameters = 4 * sum(p.numel() for p in job.model.parameters())
+    # Invariant: saving and loading communicate less than the model. Catches full tensors that are
+    # gathered on one rank, whose memory they do not fit into.
+    gathered = sum(call.bytes for call in traffic.of("all_gather", "gather", "all_to_all"))  # bytes
+    parameters = 4 * sum(p.numel() for p in job.model.parameters())  # bytes of float32
     if job.kind != "DDP" and gathered > GATHERED * parameters:
         raise Wrong(f"{job.kind}, rank {dist.get_rank()}: {what} gathers {gathered:,} bytes; the "
                     f"model's parameters are {parameters:,}: shards were put together to whole "
@@ -183,7 +187,10 @@ def _judge_files(job, folder):
     sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
     if not sizes:
         raise Wrong(f"{job.kind}: saving wrote nothing into the folder", code="nothing_saved")
-    ranks, whole = dist.get_world_size(), 12 * sum(p.numel() for p in job.model.parameters())
+    # Parameters and both moments in float32: 12 bytes per parameter.
+    ranks, whole = dist.get_world_size(), 12 * sum(p.numel() for p in job.model.parameters())  # 3 × 4 bytes
+    # Invariant: each rank writes its own part. Catches a rank 0 that writes all, after a gather.
+    # Invariant: each rank writes its own part. Catches a rank 0 that writes all, after a gather.
     if job.kind == ZERO3 and len(sizes) < ranks:
         raise Wrong(f"{job.kind}: {ranks} ranks have saved, and the folder has "
                     f"{counted(len(sizes), 'file')}", _WHOLE_HINT[ZERO3], code="shards_missing")
@@ -222,6 +229,9 @@ def _judge_names(job, want, where):
 
 def _judge_tensors(kind, found, want, new, where):
     hints = {**_HINTS, **_SHARD_HINTS} if kind == ZERO3 else {"": _DCP_HINT}
+    # Invariant: each full tensor is equal to the last bit to the one that was saved. Catches
+    # padding that is joined with the shards, shards in the wrong order, and moments that were not
+    # loaded.
     for name, value in want.items():
         if wrong := difference(found[name], value, new.get(name)):
             hint = next(hint for part, hint in hints.items() if name.startswith(part))
@@ -230,6 +240,7 @@ def _judge_tensors(kind, found, want, new, where):
 
 
 def _judge_common(found, want, where):
+    # Invariant: so are the parts that every rank has. They decide about the steps after the next.
     for part, value in want.items():
         if found[part] != value:
             raise Wrong(f"{where}, rank {dist.get_rank()}: {part} is {found[part]} instead of "

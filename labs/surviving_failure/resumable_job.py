@@ -56,18 +56,20 @@ class TextModel(nn.Module):
         self.noisy = noisy
         with torch.no_grad():
             for value in (*self.parameters(), *self.buffers()):
-                value.normal_(0, 0.3, generator=generator)
+                value.normal_(0, 0.3, generator=generator)  # a tied weight comes once
         move_to_rank(self)
 
     def forward(self, x, y):
-        hidden = self.embedding(x)
+        hidden = self.embedding(x)  # (batch, context, width)
         if self.noisy and self.training:
+            # Each rank averages its own rows. FSDP2 does not communicate buffers, so a checkpoint
+            # that has those of rank 0 alone restores the wrong ones on the other ranks.
             with torch.no_grad():
                 self.center.lerp_(hidden.mean((0, 1)), 0.1)
         hidden = (hidden - self.center) * (1 + self.scale)
         for layer in self.layers:
             hidden = layer(hidden)
-        logits = self.head(hidden)
+        logits = self.head(hidden)  # (batch, context, vocabulary)
         return ModelOutput(logits, F.cross_entropy(logits.flatten(0, 1), y.flatten()))
 
 
@@ -84,10 +86,12 @@ class ShuffledText:
 
     def next_batch(self) -> dict[str, torch.Tensor]:
         """This rank's rows of the next batch: x and y, of shape (rows, CONTEXT)."""
+        # A generator of its own: the order depends on the epoch alone, not on the random state of a
+        # rank.
         shuffle = torch.Generator().manual_seed(1000 + self.epoch)
-        order = torch.randperm(EPOCH * BATCH, generator=shuffle).view(EPOCH, BATCH)
-        rows = order[self.position].chunk(dist.get_world_size())[dist.get_rank()]
-        windows = data.windows(EPOCH * BATCH, CONTEXT)[rows] % VOCABULARY
+        order = torch.randperm(EPOCH * BATCH, generator=shuffle).view(EPOCH, BATCH)  # epoch, batch
+        rows = order[self.position].chunk(dist.get_world_size())[dist.get_rank()]  # (rows,)
+        windows = data.windows(EPOCH * BATCH, CONTEXT)[rows] % VOCABULARY  # (rows, CONTEXT + 1)
         if self.noisy:
             for row in windows:
                 row[random.randrange(CONTEXT)] = random.randrange(VOCABULARY)
@@ -143,6 +147,7 @@ def new_job(kind: str, seed: int = 0, zero3: Callable | None = None, noisy: bool
     strategy = {"DDP": ddp_in_last_order, "FSDP2": fsdp2, ZERO3: zero3}[kind]
     module, optimizer = strategy(model, torch.optim.AdamW, **SETTINGS)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, _learning_rate)
+    # After the strategy was built: the two passes of ddp_in_last_order draw masks for dropout.
     torch.manual_seed(100 * seed + dist.get_rank())
     random.seed(100 * seed + dist.get_rank())
     return Job(kind, module, optimizer, scheduler, ShuffledText(noisy), model)
@@ -157,6 +162,7 @@ def place_of(job: Job) -> dict[str, Any]:
 def set_place(job: Job, place: dict[str, Any]) -> None:
     """Puts what `place_of` returned into a job, and the learning rate into its optimizer."""
     job.scheduler.load_state_dict(place["scheduler"])
+    # A scheduler's load_state_dict sets its counter and leaves the optimizer's groups as they are.
     for group, rate in zip(job.optimizer.param_groups, job.scheduler.get_last_lr(), strict=True):
         group["lr"] = rate
     job.data.epoch, job.data.position = place["epoch"], place["position"]
@@ -168,6 +174,8 @@ def ddp_in_last_order(model: nn.Module, optimizer_class: type, **settings) -> Mo
     parameters into another one; on 3 ranks gloo then adds up in another order, and a resumed job,
     whose first step comes later, would differ in the last bit."""
     module = DistributedDataParallel(model)
+    # The passes move the running mean in the buffer: it is put back below. The optimizer is made
+    # last, so that it has no state of them.
     buffers = [buffer.clone() for buffer in model.buffers()]
     nothing = torch.zeros(1, CONTEXT, dtype=torch.long, device=devices.device())
     for _ in range(2):  # the second forward changes the order

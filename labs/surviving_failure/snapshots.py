@@ -36,6 +36,8 @@ class Held:
 
 def measure_snapshots(saver_class: Callable, folder: Path) -> dict[str, Held]:
     """Way of saving -> Held, each in a fresh process with a state of SIZE bytes."""
+    # A fresh process each: an allocator keeps freed memory, and the next way would seem to take
+    # none.
     ways = {"your AsyncSaver": partial(_students, saver_class),
             "a copy, made into bytes by the thread": partial(_students, _CopySaver),
             "torch's async_save": partial(_torchs, False),
@@ -94,11 +96,13 @@ def _torchs(has_stager, folder) -> Held:
     before = resident_bytes()
     begun.clear()
     go.clear()
+    # The writer is held, so what torch has allocated by now is its copy of the state.
     finish = _begin(checkpoint, HeldWriter(folder / "dcp"), state, stager)
     begun.wait(30)
     in_flight = resident_bytes() - before
     go.set()
     finish()
+    # It refers to the future, and that to the copy.
     del finish
     return Held(in_flight, _least_bytes() - before)
 

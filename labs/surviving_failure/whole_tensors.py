@@ -54,6 +54,8 @@ def unlike_shards(job: Job) -> tuple[str, str, str] | None:
                         f"{dist.get_world_size()} ranks has {unit.shard_elements:,} elements",
                         "An old shard is no new one: join all old ones, without padding, and cut "
                         "anew.")
+            # A slice of the joined tensor is a view: it keeps the memory of all ranks' shards
+            # allocated.
             if value.untyped_storage().nbytes() > value.nbytes:
                 return ("memory_kept", f"{name} of {unit.name}: a view, which keeps "
                         f"{value.untyped_storage().nbytes():,} bytes where it has {value.nbytes:,}",
@@ -78,11 +80,12 @@ def difference(found: torch.Tensor, want: torch.Tensor, new: torch.Tensor | None
 
 
 def _gathered(unit, shard) -> torch.Tensor:
-    pieces = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    pieces = [torch.empty_like(shard) for _ in range(dist.get_world_size())]  # (shard_elements,)
     dist.all_gather(pieces, shard.detach().contiguous())
-    return torch.cat(pieces)[:unit.elements].cpu()
+    return torch.cat(pieces)[:unit.elements].cpu()  # padding is at the end
 
 
 def _full(tensor) -> torch.Tensor:
+    # full_tensor of a DTensor is a collective: all ranks go through the names in the same order.
     whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole.detach().cpu().clone()

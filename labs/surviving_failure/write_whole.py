@@ -57,6 +57,7 @@ def _judge_one(write_whole, folder):
     folder.mkdir()
     path = folder / NAME
     before = _open_files()
+    # Shorter than before, and empty: a file that is opened without truncating it keeps the old end.
     for data, given in ((_data(1), path), (b"short", path), (b"", path), (_data(2), str(path))):
         returned = write_whole(given, data)
         if returned is not None:
@@ -65,6 +66,7 @@ def _judge_one(write_whole, folder):
         _judge_content(path, data, "after write_whole has returned")
         _judge_alone(path, "after write_whole has returned")
     # a job that saves for weeks runs out of them
+    # Invariant: no file stays open. A job that saves for weeks runs out of file numbers.
     if (left := _open_files() - before) >= 4:
         raise Wrong(f"4 calls of write_whole have left {counted(left, 'file')} open",
                     "What os.open returns needs an os.close.", code="file_left_open")
@@ -100,6 +102,8 @@ def _judge_steps(write_whole, folder):
     folder.mkdir()
     path = folder / NAME
     path.write_bytes(_data(0))
+    # Invariant: the name stands for one complete version at any moment. Catches a remove before the
+    # rename, and a rename before all is written.
     for number, name in enumerate(kill_at_steps(lambda: write_whole(path, _data(1)))):
         _judge_version(path, 0, f"killed with SIGKILL just before its call {number + 1}, of "
                        f"os.{name}")
@@ -113,11 +117,15 @@ def _judge_order(write_whole, folder):
     path.write_bytes(_data(1))
     with recorded() as calls:
         write_whole(path, _data(2))
+    # Invariants of the order: write to another name in the same folder, sync that file, rename it,
+    # sync the folder. What a killed process has written is in the kernel's page cache, so a kill
+    # cannot show that a sync is missing.
     into = [call for call in calls if call.kind == "rename" and call.to == os.path.realpath(path)]
     if not into:
         raise Wrong(f"nothing is renamed to {NAME}: while it is written over, it is neither the "
                     "old nor the new version", "Write to another name in the same folder first.",
                     code="not_renamed")
+    # os.replace between two file systems fails, and shutil.move copies there, which is not atomic.
     [rename, *_] = into
     if os.path.dirname(rename.path) != os.path.realpath(folder):
         raise Wrong(f"the file is written in {os.path.dirname(rename.path)} and then renamed to "
@@ -155,6 +163,8 @@ def _judge_full_disk(write_whole, folder) -> str:
         write_whole(path, _data(1))
         with full():
             raised = _raised(write_whole, path, "when the disk is full")
+        # Invariant: after a write that failed, the old version is there, the temporary file is gone
+        # (it takes the room that the next save needs), and the caller gets the error.
         _judge_content(path, _data(1), "when the disk is full", "Without a buffer, write may write "
                        "less than it is given, and returns how much it was.")
         _judge_failure(path, raised, "when the disk is full")
@@ -172,6 +182,8 @@ def _judge_failed_sync(write_whole, folder):
     write_whole(path, _data(1))
     with contextlib.ExitStack() as patches:
         for name in filter(lambda name: hasattr(os, name), SYNCS):
+            # The system calls cannot be made to fail without a broken disk, so Python's functions
+            # do.
             patches.enter_context(mock.patch.object(os, name, _failing(getattr(os, name))))
         raised = _raised(write_whole, path, when)
     _judge_content(path, _data(1), when, "Rename only what is on the disk.")
@@ -213,8 +225,12 @@ def _judge_kills(write_whole, folder, dice) -> tuple[int, int]:
     last, old = 0, 0
     write_whole(path, _data(last))
     for number in range(1, KILLS + 1):
+        # Up to 2.5 times the duration of a write: the kill meets the first, second or third
+        # version.
         killed = kill_while(lambda version: write_whole(path, _data(version)), last + 1,
                             dice.uniform(0, 2.5 * seconds))
+        # Invariant: what a killed process has left does not stop the next one. Catches a temporary
+        # file that is opened with "x", and a folder that is made without exist_ok.
         if killed.raised:
             raise Wrong("write_whole raised an error in a process whose predecessor had been "
                         f"killed: {killed.raised.strip().splitlines()[-1]}",
@@ -226,6 +242,8 @@ def _judge_kills(write_whole, folder, dice) -> tuple[int, int]:
         old += last == saved
     write_whole(path, _data(last + 1))
     _judge_content(path, _data(last + 1), "after a whole write")
+    # Invariant: at most one temporary file is left by a kill, and the next write replaces it.
+    # Catches names with a random part or the process id: they fill the disk, one per kill.
     _judge_alone(path, f"after {KILLS} kills and one whole write")
     return old, KILLS - old
 
@@ -235,6 +253,8 @@ def _seconds(write_whole, folder) -> float:
     taken = []
     with contextlib.ExitStack() as patches:
         for name in filter(lambda name: hasattr(os, name), SYNCS):
+            # kill_while does not sync either: with syncs, nearly all kills would come inside of
+            # one.
             patches.enter_context(mock.patch.object(os, name, lambda *_: None))
         for version in range(5):
             began = time.perf_counter()
