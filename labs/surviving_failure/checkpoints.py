@@ -23,7 +23,7 @@ from labs.surviving_failure.file_calls import recorded
 from labs.surviving_failure.scaffold import MANIFEST, shard_file, step_folder
 from labs.workers import processes
 
-SIZE = 50_000  # elements of a rank's tensor  # of float32
+SIZE = 50_000  # float32 elements of a rank's tensor
 KILLS = 6
 SLOW = 0.4  # seconds that one rank needs longer than the others
 
@@ -199,7 +199,6 @@ def _judge_damage(newest_checkpoint, saved, damage: Damage):
         damage.harm(folder)
         before = set(folder.rglob("*"))
         path, problems = _found(newest_checkpoint, folder, f"with {damage.what}")
-        # what is wrong with a bad one may be looked into, and mended, by a person
         # Invariant: a search changes nothing. What is wrong with a bad checkpoint may be looked
         # into, and repaired, by a person.
         if gone := sorted(before - set(folder.rglob("*"))):

@@ -172,8 +172,8 @@ def _losses(job: Job, steps: int) -> list[float]:
 
 
 def _judge_gathered(job, traffic, what):
-    # Invariant: saving and loading communicate less than the model. Catches full tensors that are
-    # gathered on one rank, whose memory they do not fit into.
+    # Invariant: no rank gathers the full parameters and moments. They do not fit into the memory of
+    # one rank where a model needs sharding.
     gathered = sum(call.bytes for call in traffic.of("all_gather", "gather", "all_to_all"))  # bytes
     parameters = 4 * sum(p.numel() for p in job.model.parameters())  # bytes of float32
     if job.kind != "DDP" and gathered > GATHERED * parameters:
@@ -188,8 +188,7 @@ def _judge_files(job, folder):
     if not sizes:
         raise Wrong(f"{job.kind}: saving wrote nothing into the folder", code="nothing_saved")
     # Parameters and both moments in float32: 12 bytes per parameter.
-    ranks, whole = dist.get_world_size(), 12 * sum(p.numel() for p in job.model.parameters())  # 3 × 4 bytes
-    # Invariant: each rank writes its own part. Catches a rank 0 that writes all, after a gather.
+    ranks, whole = dist.get_world_size(), 12 * sum(p.numel() for p in job.model.parameters())
     # Invariant: each rank writes its own part. Catches a rank 0 that writes all, after a gather.
     if job.kind == ZERO3 and len(sizes) < ranks:
         raise Wrong(f"{job.kind}: {ranks} ranks have saved, and the folder has "
