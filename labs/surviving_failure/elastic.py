@@ -47,6 +47,8 @@ def check_elastic(script: str = "elastic.py"):
     with status("2 ranks, nobody is killed"):
         alone = _run(script, DROPOUT, [Start(2)])
         plan = Plan(STEPS, EVERY, LEARNING_RATE, _samples())
+        # First a run without kills: a script that trains on wrong samples would fail every later
+        # comparison.
         judge_start(alone[0], plan, 0, {0}, "2 ranks")
         _judge_saves(alone[0])
         _judge_random_states(alone[0])
@@ -79,6 +81,7 @@ def _judge_saves(started: Started):
     if not saved:
         raise Wrong(f"no file was written to options.checkpoints in {STEPS} steps",
                     "save(...) after every options.every steps.", code="nothing_saved")
+    # Invariant: a checkpoint after every EVERY steps, so that a kill costs at most EVERY steps.
     if missing := [step for step in wanted if step not in saved]:
         raise Wrong(f"with --every {EVERY} files were written after {listed(saved)} of {STEPS} "
                     f"steps, and none after {missing[0]}",
@@ -88,6 +91,7 @@ def _judge_saves(started: Started):
                     "A checkpoint costs time: one after every options.every steps.",
                     code="saved_too_often")
     for done in saved:
+        # Invariant: no file is written by two ranks. Each would overwrite the other's shards.
         of_ranks = [{path for at, kind, path in calls if at == done and kind == "write"}
                     for calls in started.calls]
         if both := sorted(set.intersection(*of_ranks)):
@@ -114,7 +118,10 @@ def _judge_changing(script, plan, dice: random.Random):
     second = dice.randrange(4 * EVERY + 1, 5 * EVERY)  # step_12 is newer than step_9, not as text
     starts = [Start(2, Crash(dice.randrange(2), first)), Start(1, Crash(0, second - EVERY)),
               Start(2, stale=True)]
+    # Without dropout, because random masks on one rank could not equal those on two.
     found = _run(script, 0.0, starts)
+    # Losses on other numbers of ranks are compared with one process that sees all samples of a
+    # step.
     [losses] = launch(_reference, plan.samples, ranks=1, quiet=True)
     _judge_all(found, starts, plan, dict(enumerate(losses)), ROUNDING)
 
@@ -139,6 +146,8 @@ def _reference(samples) -> list[float]:
 def _judge_kills(script, plan, alone, losses, dice) -> int:
     """Killed in two saves and in a step. Returns the most steps that were run again."""
     calls = [sum(done == EVERY for done, _, _ in calls) for calls in alone.calls]
+    # The first kill is at the last call of a save on rank 0, which is usually the rename that makes
+    # the checkpoint visible; the second in the first save after the restart, at any call.
     own = 1 if calls[1] else 0
     first = Crash(0, save=1, call=calls[0] - 1) if calls[0] else Crash(1, save=1, call=0)
     starts = [Start(2, first), Start(2, Crash(own, save=0, call=dice.randrange(calls[own]))),
@@ -154,6 +163,7 @@ def _judge_all(found: Sequence[Started], starts, plan, losses, rounding) -> int:
         again = max(again, killed_at - at)
         if started.killed:
             allowed, killed_at, when = _after(started, at)
+    # A start that is not killed is the last: the step in which it was to be killed never came.
     if len(found) < len(starts) and found[-1].code == 0:
         raise Wrong(f"{when}: it ended before the step in which it was to be killed next",
                     "All steps up to options.steps are run, one after the other.",

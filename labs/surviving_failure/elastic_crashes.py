@@ -90,7 +90,11 @@ class _Probe:
     @contextlib.contextmanager
     def installed(self):
         """Inside, the probe notes, and crashes."""
+        # An audit hook sees every open and rename that goes through Python, whichever function the
+        # script calls. It cannot be removed, but this process ends with the script.
         sys.addaudithook(self._audit)
+        # A global hook: the script makes its optimizer itself, in a place that the probe does not
+        # know.
         hook = register_optimizer_step_pre_hook(self._before_step)
         with contextlib.ExitStack() as stack:
             stack.callback(hook.remove)
@@ -105,6 +109,7 @@ class _Probe:
     def _noting(self, forward) -> Callable:
         @functools.wraps(forward)
         def noting(model, input_ids):
+            # An evaluation is not a step of the training.
             if torch.is_grad_enabled():
                 self.note("batch", key_of(input_ids))
                 self.note("random", key_of(_random_state(input_ids.device)))
@@ -154,6 +159,7 @@ class _Probe:
         self.note("call", (self._steps, kind, os.path.relpath(path, self._folder)))
         crash = self._crash
         if crash and (crash.save, crash.call) == (self._saves - 1, self._calls):
+            # The files that the crash itself writes are not calls of the script.
             self._inside = True
             time.sleep(OTHERS)
             with contextlib.suppress(OSError):
@@ -173,6 +179,7 @@ class _Probe:
                 return found
             with found if hasattr(found, "close") else contextlib.nullcontext():
                 entries = list(found)
+            # A network file system caches directories, so another host may see a new entry later.
             names = [getattr(entry, "name", entry) for entry in entries]
             newest = max(names, key=lambda name: os.stat(Path(path, name)).st_mtime, default=None)
             shown = [entry for entry, name in zip(entries, names, strict=True) if name != newest]

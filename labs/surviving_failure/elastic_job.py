@@ -37,6 +37,7 @@ def join_group(options: argparse.Namespace) -> torch.device:
     """Joins the process group that the environment describes, and notes it; returns this rank's
     device."""
     local, gpus = int(os.environ["LOCAL_RANK"]), torch.accelerator.device_count()
+    # torchrun sets LOCAL_WORLD_SIZE to the ranks on this host.
     shared = gpus < int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # NCCL wants a GPU for each rank
     dist.init_process_group("gloo" if shared else None)
     device = torch.device("cpu")
@@ -46,6 +47,7 @@ def join_group(options: argparse.Namespace) -> torch.device:
     pids = [None] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())
     if options.timeout:  # not from the start: on a busy machine ranks meet later than that
+        # Private: torch 2.13 has no public function that changes the timeout of an existing group.
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=options.timeout))
     note(options, "joined", pids=pids)
     return device
@@ -70,9 +72,11 @@ def batches(windows: torch.Tensor, options: argparse.Namespace) -> Iterator[torc
 
 def global_batches(samples: int, batch: int, seed: int) -> Iterator[torch.Tensor]:
     """Without end: the samples of each step, of all ranks together, by their number."""
+    # A generator of its own, from the first step on: the order is the same after a restart, and on
+    # any number of ranks.
     draw = torch.Generator().manual_seed(seed)
     while True:
-        yield from torch.randperm(samples, generator=draw).split(batch)
+        yield from torch.randperm(samples, generator=draw).split(batch)  # (batch,) sample numbers
 
 
 def note(options: argparse.Namespace, event: str, **values: object) -> None:

@@ -72,6 +72,7 @@ def run_with_kills(script: str, kills: Mapping[int, int], *options: object, rank
         command = [str(word) for word in (
             "torchrun", "--standalone", "--nproc-per-node", ranks, "--max-restarts", max_restarts,
             script, *options)]
+        # A store of its own for each restart: see OWN_STORE.
         killer.title = shlex.join([f"{OWN_STORE}=1", *command])
         result = run_command(
             [*command, "--metrics", metrics, "--checkpoints", checkpoints],
@@ -114,6 +115,7 @@ class _Killer:
         if not metrics.steps or metrics.steps[-1].step < step:
             return
         joined = metrics.joined[-1]
+        # The pids of the newest (re)start: after a restart all ranks are new processes.
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(joined.pids[rank])
             if process.ppid() == agent:  # and no stranger that has got the same number

@@ -49,6 +49,9 @@ def judge_start(started: Started, plan: Plan, killed_at: int, allowed: set[int],
     if not all(started.batches):
         _judge_end(started, restart, killed_at)
     # first: an error or a hang may be what comes of another beginning
+    # Invariant: all ranks continue from the same checkpoint, the newest complete one. Catches ranks
+    # that each look into the folder by themselves: on a network file system they may see different
+    # ones.
     firsts = _first_steps(started, plan, restart)
     at = _judge_first(started, plan, firsts, killed_at, allowed, restart)
     if len(started.steps) > plan.steps - at:  # it may go on for ever
@@ -136,6 +139,8 @@ def _judge_first(started, plan, firsts, killed_at, allowed, when) -> int:
                 else "Is a checkpoint found, and does `train` call resume()?")
         raise Wrong(f"{when}: it begins with step 0 again, and all {killed_at} steps that were "
                     "done are lost", hint, code="starts_again")
+    # The noted number comes from the checkpoint, the samples from the data: they disagree where the
+    # batches that are done were not skipped.
     if noted is not None and noted != at:
         raise Wrong(f"{when}: the step that is noted as step {noted} trains on the samples of step "
                     f"{at}", _SAMPLES + "and left out: islice(batches, done, None).",
@@ -190,6 +195,8 @@ def _judge_batches(started, plan, at, when):
 
 
 def _judge_rates(started, plan, at, when):
+    # Invariant: the learning rate of each step is that of the uninterrupted schedule. Catches a
+    # scheduler that starts again at step 0.
     for rank, rates in enumerate(started.rates):
         for step, rate in enumerate(rates, start=at):
             want = plan.rate(step)
@@ -206,6 +213,8 @@ def _judge_rates(started, plan, at, when):
 def _judge_losses(started, losses, rounding, when):
     at = started.steps[0].step if started.steps else 0
     for step in started.steps:
+        # Invariant: losses equal those without a kill. Which step is wrong first tells what was not
+        # loaded: the first one shows parameters and random numbers, the second one the moments.
         want = losses[step.step]
         if abs(step.loss - want) <= rounding * max(1.0, abs(want)):
             continue

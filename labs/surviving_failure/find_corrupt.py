@@ -60,6 +60,7 @@ class Case:
             for flip in self.flips:
                 if flip.name == name:
                     corrupt.setdefault(flip.rank, set()).add((flip.index, flip.bit))
+            # Two ranks with the same flips of a tensor have equal digests.
             alike = [sum(corrupt.get(one) == corrupt.get(other) for other in range(len(members)))
                      for one in range(len(members))]
             most = max(alike)
@@ -73,6 +74,7 @@ class Replica(nn.Module):
 
     def __init__(self):
         super().__init__()
+        # A seed of its own on each construction: all ranks have equal replicas without a broadcast.
         torch.manual_seed(8)
         self.weight = nn.Parameter(torch.randn(300, 300) * 0.02)
         self.bias = nn.Parameter(torch.randn(7))
@@ -147,6 +149,7 @@ def _judge_all(find_corrupt):
         raise_on_all_ranks(_judge, find_corrupt, Replica(), dist.group.WORLD, case)
     for parts in PARTS:
         groups = [dist.new_group(part) for part in parts]
+        # Ranks of a group are numbered from 0 in it, but find_corrupt returns their global numbers.
         mine = next(at for at, part in enumerate(parts) if dist.get_rank() in part)
         # every rank calls it equally often
         for cases in zip_longest(*(_several(len(part)) for part in parts), fillvalue=Case(())):
@@ -187,13 +190,16 @@ def _judge(find_corrupt, module, group, case, layout=""):
             raise Wrong(f"{what}: find_corrupt calls {call.kind} on ranks {list(call.members)}",
                         "Give each collective group=group.", code="wrong_group")
     found, want = _lists(returned, f"{what}: find_corrupt on rank {rank}"), case.expected(members)
+    # Invariant: every rank of the group returns the same answer, and it is the expected one.
+    # Catches digests that are compared with those of rank 0 only, and a tolerance.
     if found != want:
         _refuse(found, want, tensors, f"{what}: find_corrupt on rank {rank}", case, members)
     # Invariant: it finds, and repairs nothing; a majority may be a coincidence.
     if changed := [name for name in tensors if tensor_bytes(tensors[name]) != before[name]]:
         raise Wrong(f"{what}: find_corrupt changed {changed[0]!r} on rank {rank}",
                     "It only says what differs.", code="changes_input")
-    # Invariant: digests travel, not the tensors.
+    # Invariant: digests are communicated, not the tensors: a check after every few steps must cost
+    # less than a step.
     limit = BYTES * len(tensors) * len(members)
     if traffic.bytes > limit:
         model = sum(len(each) for each in before.values())

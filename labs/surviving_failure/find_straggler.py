@@ -75,6 +75,8 @@ class Job:
             compute = noisy(self.compute * (1.5 if self._is_longer(step) else 1))
             own.append(StepSeconds(data + later.get((each, "data"), 0.0),
                                    compute + later.get((each, "compute"), 0.0), 0.0))
+        # All ranks leave the collectives together, so the slow rank is in them for the shortest
+        # time.
         end = max(each.data + each.compute for each in own)
         end += noisy(self.transfer) + later.get((None, "link"), 0.0)
         return [replace(each, collectives=end - each.data - each.compute) for each in own]
@@ -124,7 +126,10 @@ def jobs(dice: random.Random) -> list[Job]:
     for ranks in range(2, 17):
         steps = dice.randrange(40, 61)
         for at, cause in enumerate(CAUSES):
+            # On even numbers of ranks it is slow from the first step: only the other ranks show it,
+            # no step before. A slow link needs HEALTHY steps, because it is the same for all ranks.
             since = dice.randrange(12, steps - 12) if ranks % 2 or cause == "link" else 0
+            # The first and the last rank come often: loops that leave one of them out are found.
             rank = None if cause == "link" else dice.choice((0, ranks - 1, dice.randrange(ranks)))
             job = Job(ranks, steps, (rank, cause, since), dice.uniform(0.1, 0.5))
             found.append(_with_more(job, ranks + at, dice))
@@ -207,6 +212,8 @@ def _judge(find_straggler, timings: Timings, want: Straggler | None, what: str, 
     if given != timings:
         raise Wrong(f"{what}: find_straggler changed its input `timings`", "Work on a copy.",
                     code="changes_input")
+    # Invariants, one after the other: whether there is a straggler, which rank and cause, and since
+    # when. Catches the rank that waits longest, which is never the slow one.
     if got is None and want is None:
         return
     if got is None:

@@ -99,6 +99,7 @@ def _flip_every_bit(find_corrupt) -> Flipped:
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     for bit in (None, *BITS):
         model.load_state_dict(saved[0])
+        # It keeps the given tensors, and steps change them in place: a fresh copy for each bit.
         optimizer.load_state_dict(copy.deepcopy(saved[1]))
         if bit is not None and rank == CORRUPT:
             flip_bit(weight, ELEMENT, bit)
@@ -135,6 +136,8 @@ class _Gradients:
 def _keep_and_average(kept: _Gradients, bucket: dist.GradBucket
                       ) -> torch.futures.Future[torch.Tensor]:
     """A communication hook of DDP."""
+    # Before the all-reduce the wrong value enters the mean, so all replicas get the same wrong
+    # gradient and stay equal: digests of replicas cannot find it.
     if kept.bit is not None and bucket.is_last():
         flip_bit(bucket.gradients()[0], 5, kept.bit)
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
@@ -177,6 +180,8 @@ def _computed_twice(model, kept) -> bool:
     any rank. The parameters are still equal on all."""
     rank = dist.get_rank()
     [batch] = _batches(1, (rank - 1) % RANKS)
+    # The bare model and autograd.grad: DDP's hooks, and its all-reduce, do not run, and .grad
+    # stays.
     again = torch.autograd.grad(model(**batch).loss, list(model.parameters()))
     own = _gathered(digest(b"".join(tensor_bytes(kept.own[each]) for each in model.parameters())))
     other = _gathered(digest(b"".join(map(tensor_bytes, again))))
@@ -192,6 +197,7 @@ def _gathered(value) -> list:
 def _flip_in_layouts(find_corrupt) -> dict:
     torch.set_num_threads(1)
     found = {}
+    # All ranks call new_group for each group, their own or not.
     alone = [dist.new_group([rank]) for rank in range(RANKS)][dist.get_rank()]
     for layout in ("DDP, 4 replicas", "HSDP, 2 replicas of 2 shards", "FSDP, 4 shards"):
         for when in ("between two steps", "inside the optimizer's step"):
@@ -201,6 +207,8 @@ def _flip_in_layouts(find_corrupt) -> dict:
             tensor = next(each for name, each in module.named_parameters() if name.endswith(WEIGHT))
             batches = _batches(3, dist.get_rank())
             _train(module, optimizer, batches[:2])
+            # As part of the optimizer's step: the rank's own digest is taken after it, and cannot
+            # tell.
             if is_corrupt and when.startswith("inside"):
                 flip_bit(tensor, 7, _SMALL)
             kept = _own_digest(module)

@@ -116,6 +116,7 @@ def _training_intervals(metrics: Metrics) -> list[tuple[float, float, int]]:
     found = {}
     for step in metrics.steps:
         start = max(joined.time for joined in metrics.joined if joined.time <= step.began)
+        # Steps between two (re)starts form one interval.
         began, _, ranks = found.get(start, (step.began, 0.0, step.ranks))
         found[start] = (began, step.time, ranks)
     return list(found.values())

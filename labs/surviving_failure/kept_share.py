@@ -120,6 +120,7 @@ def _other(*, waits=True, misses=True, by_failures=False, renews=True, clips=Tru
         absences, pauses = absences if misses else [], pauses if waits else []
         latest = [until for _, until, *_ in [*absences, *pauses]]
         end = job.end if clips else max([job.end, *latest])
+        # Between two cuts nothing changes, so each interval has one number of missing groups.
         cuts = sorted({0.0, end, *(at for begin, until, *_ in [*absences, *pauses]
                                    for at in (begin, until) if at < end)})
         lost = 0.0

@@ -49,8 +49,11 @@ def killed_and_resumed(answer: Answer, ranks: int, kills: list[Kill], steps: int
             launch(_run, answer, folder, kinds, newest(folder, kinds, ranks), kill.step + 1, kill,
                    ranks=ranks, quiet=True)
         except RankFailed as error:
+            # The other ranks fail too, because their connections close: the victim's outcome
+            # decides.
             if error.outcomes[kill.victim].kind is not Kind.KILLED:
                 raise
+    # Nobody is killed now, so this launch alone comes to the jobs without interruption in _run.
     return launch(_run, answer, folder, kinds, newest(folder, kinds, ranks), steps, None,
                   ranks=ranks, quiet=True)
 
@@ -96,6 +99,8 @@ class _Turns:
 
     def take(self, save: bool) -> None:
         """One step, and its state into a file."""
+        # All jobs of this process share torch's and Python's generators: each turn begins with its
+        # own state.
         set_random_states(self.random_numbers[0])
         random.setstate(self.random_numbers[1])
         self.losses += self.job.train()
@@ -112,6 +117,7 @@ def _write(folder, job: Job, losses, state):
     its_state.write_bytes(to_bytes(state))
     temporary.write_bytes(to_bytes({"losses": losses, "state": str(its_state),
                                     "fingerprint": fingerprint(job)}))
+    # Last: `newest` takes a step for saved where this name exists on all ranks.
     os.replace(temporary, file)
 
 

@@ -96,6 +96,8 @@ def judge_answer(returned: object, what: str, causes: Sequence[InterruptionCause
         Cause("other_causes_alone", row.percent / 100 * (total - row.count),
               "that is of the other causes alone", _HINT)],
         f"{said}; the count of its percentage", hint="Printed percentage · total / 100.",
+        # The printed percentage is rounded to 0.05, which is 0.0005 of the total, and an answer may
+        # be a whole number.
         rel_tol=0, abs_tol=0.0005 * total + 0.501)
     return name, float(count)
 

@@ -157,9 +157,12 @@ class _Family:
             replaced = time.time()
             self._start_group(REPLACEMENT)
             self._wait(lambda: self._taken(REPLACEMENT, together=True) >= TOGETHER - AHEAD, bar)
+            # A step in the future: no group has passed it when the file appears, so all end after
+            # the same one.
             last = max(line.get("step", 0) for line in self._lines(survivor)) + AHEAD
             unfinished = self._folder / "unfinished"
             unfinished.write_text(str(last))
+            # The groups read this file while it appears: it has its content when it gets its name.
             unfinished.replace(self._folder / replica_process.END)
             running = [survivor, REPLACEMENT]
             self._wait(lambda: all(self._processes[name].poll() == 0 for name in running), bar)

@@ -78,6 +78,7 @@ def restart_after(failed_at: float, log: Sequence[AgentEvent], metrics: Metrics)
         return next((event.time for event in log if event.what == what and event.time >= after),
                     None)
 
+    # Each search begins where the last one ended, because the log has the events of all restarts.
     noticed = first("noticed", failed_at)
     stopped = noticed and first("rendezvous", noticed)
     starting = stopped and first("starting", stopped)

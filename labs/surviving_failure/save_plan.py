@@ -80,6 +80,8 @@ def check_save_plan(save_plan: Callable):
     intervals = [answer["interval"] for answer in answers]
     for at, (cluster, answer) in enumerate(zip(clusters, answers, strict=True)):
         _judge_interval(cluster, answer["interval"], intervals, at, clusters)
+        # At the student's own interval, so that a wrong interval is not reported as a wrong
+        # goodput.
         own = cluster.goodput(answer["interval"])
         judge_number(answer["goodput"], own, _causes(cluster, answer["interval"]),
                      f"{cluster}: goodput with your interval of {answer['interval']:,.0f} s",
@@ -118,6 +120,7 @@ def _judge_interval(cluster, interval, intervals, at, clusters):
     interval = require_positive(interval, f"{cluster}: interval")
     best = daly(cluster.mtbf, cluster.save)
     kept, most = cluster.goodput(interval), cluster.goodput(best)
+    # The goodput is judged, not the interval: its curve is flat near the maximum.
     if kept >= most - WORSE:
         return
     cause = common_cause(MISTAKES, clusters, intervals, at)

@@ -58,6 +58,7 @@ class RecordedRun:
     def _extras(self) -> dict[tuple[int | None, str], list[float]]:
         """(rank, cause) -> by how much that made each step longer, compared with the other ranks;
         for the link, with the first steps."""
+        # The rank that comes last does not wait for others: its collectives are the transfer alone.
         least = [min(step.collectives for step in same)
                  for same in zip(*self.timings, strict=True)]
         found = {(None, "link"): [each - median(least[:10]) for each in least]}
@@ -96,6 +97,7 @@ def _record(names) -> dict[str, list[StepSeconds]]:
             job.step()
         healthy = [sum(vars(job.step()).values()) for _ in range(5)]
         seconds = torch.tensor(median(healthy), device=devices.device())
+        # The delays are multiples of a healthy step, the same ones on all ranks.
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         return {name: _run(job, FAULTS[name], seconds.item()) for name in names}
 
@@ -151,7 +153,7 @@ class _Job:
             self.model(**self.inputs).loss.backward()
 
     def _reduce(self):
-        flat = torch.cat([each.grad.flatten() for each in self.model.parameters()])
+        flat = torch.cat([each.grad.flatten() for each in self.model.parameters()])  # (parameters,)
         dist.all_reduce(flat)
         flat /= dist.get_world_size()
         parts = flat.split([each.numel() for each in self.model.parameters()])

@@ -27,6 +27,7 @@ from labs.workers.launcher import launch
 from labs.workers.progress import status
 
 EVERY, SAVES = 8, 3  # steps between two saves; saves
+# Below EVERY: a write in the background ends before the next save, which then does not wait for it.
 SLOW = 5.0  # steps that the slow disk needs for a rank's state
 WARM = 3
 LAYERS, HIDDEN, BATCH, CONTEXT = 2, 192, 4, 64
@@ -93,6 +94,7 @@ def _on_rank(saver_class, write_whole, folder) -> Stalls:
     written = to_bytes(state)
     write = statistics.median(_seconds(write_whole, path, written) for _ in range(3))
     slow = _same_on_all(SLOW * seconds)
+    # Of all ranks the same seconds: else the slower disk would stall both ranks in the collectives.
     disk = SlowDisk(write_whole, len(written) / slow)
     ways = {SYNCHRONOUS: lambda: (lambda: disk(path, to_bytes(local_state(model, optimizer))),
                                   lambda: None),
@@ -127,6 +129,7 @@ def _steps(step, save) -> list[float]:
         save()
 
     dist.barrier()
+    # Three steps follow the last save: its write in the background falls into them.
     return [_seconds(step if number % EVERY else with_save)
             for number in range(1, EVERY * (SAVES + 1) - EVERY // 2)]
 
@@ -157,7 +160,8 @@ def _torchs(folder, slow, model, optimizer) -> tuple[Callable, Callable]:
             time.sleep(max(0.0, ends - time.monotonic()))
             return written
 
-    # Its thread has collectives of its own: they must not meet the job's in one group.
+    # async_save plans with collectives in a thread. In the job's group they would mix with those of
+    # the steps, in another order on each rank.
     group, in_flight = dist.new_group(backend="gloo"), []
     # All four options need CUDA.
     stager = DefaultStager(StagingOptions(False, False, False, False))

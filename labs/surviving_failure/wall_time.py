@@ -96,6 +96,7 @@ def _drawn() -> list[Job]:
 def _answer(wall_time, job, at) -> float:
     """What the answer returns. Every second job's gaps do not end: after its own come such that no
     job of these lasts until then."""
+    # An iterator, because failures have no last one: list(gaps) or sum(gaps) would never end.
     gaps = _Gaps(itertools.chain(job.gaps, itertools.repeat(1e9)), str(job)) if at % 2 else job.gaps
     return require_number(wall_time(job.work, job.interval, job.save, job.restart, gaps), str(job))
 
@@ -139,11 +140,13 @@ def _other(*, during_restart=True, undone_save=True, restarts=True, lost=True, h
     """
     def wall(job: Job) -> float:
         gaps, clock, done, starts = iter(job.gaps), 0.0, 0.0, first_start
+        # gap: minutes from one failure to the next; left: what is left of them.
         gap = left = next(gaps, math.inf)
         while done < job.work - 1e-9:
             piece = job.interval if whole_last else min(job.interval, job.work - done)
             waiting = job.restart if starts and restarts else 0.0
             is_last = done + piece >= job.work - 1e-9
+            # A failure counts if it comes before restart, piece and save have all ended.
             save = job.save if last_save or not is_last else 0.0
             if not during_restart and left < waiting:
                 left = waiting
