@@ -51,6 +51,7 @@ class Case:
     @property
     def is_clear(self) -> bool:
         """Whether a small change of a number leaves the answer as it is."""
+        # Near a tie the answer depends on rounding, and a right answer could fail.
         times = sorted(self.seconds(each) for each in STRATEGIES if self.held(each) <= self.memory)
         apart = len(times) < 2 or times[0] * CLEAR < times[1]
         return apart and all(abs(self.held(each) / self.memory - 1) > 0.02 for each in STRATEGIES)

@@ -100,6 +100,8 @@ class _Variants:
 
     def __init__(self, run, rank):
         self.trace, self.steps = run[rank], max(1, len(run[rank].steps))
+        # Collectives are matched by their order of issue. Nothing is communicated before the last
+        # rank has begun one: until then the others wait.
         self.last = last_begins(run)
         self.loading = union(self.trace.labelled(LOADER))
         self.busy = union([*self.loading, *self.trace.compute])

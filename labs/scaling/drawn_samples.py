@@ -17,6 +17,8 @@ def judge(run: Run, when: str, rows: torch.Tensor, number: int, batch: int) -> N
     time, in `number` epochs. rows: the samples' tokens, (samples, context). Where their number does
     not divide, a sampler may repeat or drop a few."""
     steps = [len(record.steps) for record in run.records]
+    # Invariant: all ranks take equally many steps. Without a sampler that pads or drops samples,
+    # one rank has a batch more, and waits for ever in its all-reduce.
     if len(set(steps)) > 1:
         raise Wrong(f"{when}: the ranks took {listed(steps)} optimizer steps", "All ranks take the "
                     "same number of steps, or some wait for ever for the others' gradients.",
@@ -78,12 +80,16 @@ def _split(order, epochs, rank, when) -> list[list[int]]:
 
 def _judge_epoch(of_ranks, when, samples, ranks, batch):
     counts = Counter(index for indices in of_ranks for index in indices)
+    # Invariant: the ranks partition the samples of an epoch. Catches a loader without a sampler,
+    # whose ranks all draw the same samples: the job is right and N times too slow.
     every = [rank for rank, indices in enumerate(of_ranks) if len(set(indices)) == samples]
     if len(every) == ranks:
         raise Wrong(f"{when}: every rank draws all {samples} samples: {ranks} ranks do the work of "
                     "one", _SAMPLER, code="not_sharded")
     missing = samples - len(counts)
     repeated = [index for index, count in counts.items() if count > 1]
+    # Where the number of samples does not divide, DistributedSampler repeats some by default, and
+    # drops some with drop_last: both are right, but not both at once.
     if samples % ranks == 0:
         _judge_exact(of_ranks, when, samples, missing, repeated)
         return

@@ -127,6 +127,8 @@ def _measure(chosen: Mapping[str, Callable]) -> dict[str, dict]:
     for number, (name, strategy) in enumerate(chosen.items(), 1):
         report(step=number, total=len(chosen))
         built = {}
+        # Two batches: the optimizer makes its state in the first step, so the second has the
+        # typical peak.
         peak = memory.record(partial(_build, strategy, built), _batches(2),
                              held=strategies.resident_tensors).step_peak.total
         found[name] = {"peak": peak, "evidence": _evidence(*built["pair"])}

@@ -46,6 +46,7 @@ def train_on(batches: list[list[torch.Tensor]], layers: int, hidden: int, seed: 
         for rows in of_ranks:
             if step == 0:
                 found.alone.append(_gradients_alone(model, rows))
+            # The mean over all sequences of the step: a rank with fewer of them counts less.
             loss = _loss(model, rows)
             (loss * (len(rows) / total)).backward()
             losses.append(loss.item())
@@ -139,6 +140,7 @@ def train_job_on(drawn: Drawn, samples: int, layers: int, hidden: int, seed: int
         shares = Shares(model, [[_stacked([rows[index] for index in part]) for part in parts]
                                 for parts in of_ranks])
         if not job.steps:
+            # Before the first update, when job.py's parameters are still the reference's.
             job.mistakes = _mistakes(model, shares)
         step = _step(model, shares, lambda rank, part, total=shares.total: 1 / total)
         job.steps.append(step)
@@ -164,6 +166,6 @@ def _mistakes(model, shares) -> dict[str, ExpectedStep]:
 def _step(model, shares, weight) -> ExpectedStep:
     loss, flat = shares.step(weight)
     named = dict(model.named_parameters())
-    pieces = flat.cpu().split([p.numel() for p in named.values()])
+    pieces = flat.cpu().split([p.numel() for p in named.values()])  # (parameters,) as one tensor
     return ExpectedStep(loss, [sum(parts) for parts in shares.counts], {
         name: piece.view(p.shape) for (name, p), piece in zip(named.items(), pieces, strict=True)})

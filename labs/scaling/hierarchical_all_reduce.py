@@ -75,6 +75,8 @@ def _most(dtype) -> int:
 
 def _judged_sum(hierarchical_all_reduce: Callable, tensor, mesh, where) -> list:
     before, want = tensor.clone(), tensor.clone()
+    # The tensors of all ranks before the call: from their sums the right result and the wrong ones
+    # are made.
     everyone = [torch.empty(want.shape, dtype=want.dtype) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, want.contiguous())
     with Traffic() as traffic, traffic.marked_waits():
@@ -142,6 +144,8 @@ def _refuse_crowded(call, where):
 
 def _judge_traffic(traffic: HostTraffic, tensor, hosts, where):
     require_collectives(traffic, where)
+    # Invariant: between hosts a rank sends no more than its share. `padded` allows for padding to a
+    # multiple of the ranks.
     ranks, size = traffic.ranks, tensor.numel() * tensor.element_size()
     padded = size + 2 * ranks * hosts * tensor.element_size()
     # Several ranks of a host in one ring between hosts: the flat all-reduce.

@@ -66,6 +66,7 @@ def _try_hosts(hybrid_shard, numbers_of_hosts):
         where = f"{hosts} hosts × {ranks} ranks"
         model = _BlocksOfTwo()
         whole = copy.deepcopy(model)
+        # SGD, because AdamW hides a constant factor in all gradients.
         built = hybrid(hybrid_shard, hosts, model, torch.optim.SGD, lr=0.5)
         raise_on_all_ranks(_judge_sharded, built[0], whole, ranks, hosts, where)
         calls = _train_both(built, whole)
@@ -75,6 +76,8 @@ def _try_hosts(hybrid_shard, numbers_of_hosts):
 
 def _train_both(built, whole, steps=3) -> list:
     """Trains both on all ranks' batches, and returns the collectives of the last step."""
+    # Each rank trains on two rows of its own; the reference, a single process, on those of all
+    # ranks.
     own = [data.xy_batches(1, 2, seed=100 * step + dist.get_rank())[0] for step in range(steps)]
     everyone = [[data.xy_batches(1, 2, seed=100 * step + rank)[0] for rank in
                  range(dist.get_world_size())] for step in range(steps)]
@@ -165,6 +168,7 @@ def _judge_traffic(traffic: HostTraffic, whole, hosts, where):
                     f"shards have {shares // traffic.ranks:,}",
                     "The mesh of all hosts goes to fully_shard, not one row of it.",
                     code="not_reduced_between_hosts")
+    # By default FSDP2 leaves the root gathered from forward until backward: one all-gather less.
     if len(gathered) not in (2 * units - 1, 2 * units):
         raise Wrong(f"{rank}: {len(gathered)} all-gathers in a step; each block is gathered in "
                     f"forward and again in backward: {2 * units - 1} or {2 * units} with the root",

@@ -82,6 +82,8 @@ def _judge(run, when, numbers):
     drawn: Drawn = [list(parts) for parts in zip(*of_ranks, strict=True)]
     [expected] = launch(train_job_on, drawn, SAMPLES, *MODEL.values(), numbers["seed"],
                         numbers["clip"], ranks=1, quiet=True)
+    # What is sharded is judged before the updates: a job without FSDP may train as the reference
+    # does.
     judge_shards(run, when, expected.nbytes, numbers["replicas"])
     judge_updates(run, when, expected, numbers["clip"])
     script_runs.judge_rank_0(run, when, ("loss", "tokens", "norm"))
@@ -144,6 +146,8 @@ def _judge_held(record, who, nbytes, shards):
     held, share = max(step.held for step in record.steps), nbytes / shards
     holds = f"{who} holds {held:,} bytes of parameters when it steps, and its share is {share:,.0f}"
     whole = [name for name in record.parameters if name not in record.shards]
+    # Invariant: when the optimizer steps, a rank holds 1/shards of the parameters. Catches a model
+    # without fully_shard, and blocks that are sharded while the root is not.
     if held > SLACK * share:
         if not record.shards:
             raise Wrong(f"{holds}: no parameter is sharded", _BOTH, code="not_sharded")
@@ -162,6 +166,7 @@ def _judge_held(record, who, nbytes, shards):
 
 def _judge_units(run, when, nbytes):
     """One unit for all gathers the whole model at once, and shards save nothing at the peak."""
+    # bytes
     largest = max((size for record in run.records for size, _ in record.gathered), default=0)
     if largest > nbytes / SLACK:
         raise Wrong(f"{when}: one all-gather brings {largest:,} of {nbytes:,} bytes of parameters: "
@@ -177,6 +182,8 @@ def _judge_groups(run, when, nbytes, replicas):
               if size >= nbytes / SMALL}
     sizes = sorted({len(members) for members in groups})
     want = run.ranks // replicas
+    # Invariant: parameters are gathered within a replica. Catches a mesh whose dimensions are
+    # exchanged.
     if sizes != [want] or len(groups) != replicas:
         found = " and ".join(map(str, sorted(map(list, groups))))
         raise Wrong(f"{when}: parameters are gathered among ranks {found}; --replicas {replicas} "
@@ -195,6 +202,9 @@ def judge_updates(run: Run, when: str, expected: ExpectedJob, clip: float) -> No
     """Raises Wrong unless in every step the optimizer got the reference's gradients, clipped by the
     norm of all of them together."""
     for number, step in enumerate(expected.steps):
+        # Invariant: the optimizer gets the gradient of the mean over all answer tokens, clipped by
+        # the norm over all ranks. A rank's own norm is smaller than that, so each rank would clip
+        # less.
         want = clipped(step.gradients, clip)
         for rank, record in enumerate(run.records):
             where = f"{when}: rank {rank}, step {number}"
@@ -247,6 +257,8 @@ def _mistakes(expected, number, clip) -> Iterator[tuple[str, str, Callable[[Rank
            lambda record: clipped(raw, clip, norm_of(own_pieces(record, raw))))
     yield (f"scaled to a norm of {clip:g}, and theirs was only {most:.3g}", _CLIP,
            lambda record: {name: gradient * (clip / most) for name, gradient in raw.items()})
+    # The mistakes of the loss were computed for the first step alone: after a wrong step the
+    # parameters, and so all later gradients, are others.
     if number:
         before = clipped(expected.steps[number - 1].gradients, clip)
         added = clipped({name: raw[name] + before[name] for name in raw}, clip)

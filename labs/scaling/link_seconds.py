@@ -120,6 +120,8 @@ def check_link_seconds(link_seconds):
                                "returned", "numbers") for case in CASES]
     _judge_order(answers)
     for which, mistakes in enumerate((_BYTES, _SECONDS)):
+        # Mistakes are named by what explains the answers of all cases: one case fits several by
+        # chance.
         given = [as_number(pair[which]) for pair in answers]
         for at, case in enumerate(CASES):
             # Of a ring over all ranks one edge leaves each host, and it carries what one rank

@@ -77,6 +77,7 @@ def fsdp(model, optimizer_class, **settings) -> ModuleAndOptimizer:
     """FSDP2 as `fully_shard` leaves it by itself: the root stays gathered until backward.
     `strategies.fsdp2` gathers the root in backward again, as ZeRO-3 does."""
     module, optimizer = strategies.fsdp2(model, optimizer_class, **settings)
+    # recurse=False: for the root alone; blocks stay as they are.
     module.set_reshard_after_forward(False, recurse=False)
     return module, optimizer
 
@@ -90,6 +91,7 @@ def hybrid(hybrid_shard: Callable, hosts: int, model, optimizer_class,
 
 def resident_bytes(module: nn.Module) -> int:
     """Bytes of the parameters that this rank keeps from step to step."""
+    # A DTensor has no storage of its own that could be measured: its shard is `_local_tensor`.
     local = (getattr(p, "_local_tensor", p) for p in module.parameters())
     return sum(p.untyped_storage().nbytes() for p in local)
 

@@ -145,6 +145,8 @@ def _record_all(preset, names, folder
                 ) -> tuple[dict[str, Trace], Link | None, dict[str, float]]:
     """On a rank: run -> trace, "alone" on rank 0 only; the link; run -> usual seconds of a step."""
     scaling_runs.one_thread()
+    # The step alone comes first: the link, the loader and the slow rank are multiples of its
+    # seconds.
     alone = _job(preset, group=None)
     link = scaling_runs.link_for(preset, alone.step, BYTES)
     if dist.get_rank() == 0:
@@ -200,11 +202,14 @@ def _job(preset, group, slow: bool = False, often: int = 1) -> _Job:
         job.slow = SlowRank(model, EXTRA) if slow else None
         return scaling_runs.ddp_in(group, preset.cap_bytes, model, optimizer_class, **settings)
 
+    # Made first: the strategy below puts the slow rank into it while the model is built.
     job = _Job(lambda: None)
     module, optimizer = comparison.build(strategy, preset)
     if often > 1:
         module.register_comm_hook(often, _sent_often)
     # one batch for each step, all made before: only `Loading` takes time
+    # A DataLoader, because torch's profiler gives its __next__ the label that the exercise looks
+    # for.
     [batch] = comparison.batches(preset, 1)
     batches = iter(DataLoader([batch] * 1000, batch_size=None, collate_fn=job.loading))
     job.step = lambda: labelled_step(module, optimizer, next(batches))

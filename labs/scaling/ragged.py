@@ -37,7 +37,9 @@ def answer_samples(number: int, seed: int = 0) -> list[Batch]:
 
 
 def _cut_answers(lengths, longest, seed) -> Batch:
-    rows = data.windows(len(lengths), PROMPT + longest, seed)[:, :-1]
+    rows = data.windows(len(lengths), PROMPT + longest, seed)[:, :-1]  # (sequences, tokens)
+    # Padding is on the right: under a causal mask no token of the prompt or the answer attends to
+    # it.
     place, ends = torch.arange(PROMPT + longest), PROMPT + torch.tensor(list(lengths)).unsqueeze(1)
     inputs = rows.masked_fill(place >= ends, 0)
     return {"input_ids": inputs,
@@ -52,6 +54,7 @@ def count_answers(batch: Batch) -> torch.Tensor:
 def loss_sum(module: nn.Module, batch: Batch) -> torch.Tensor:
     """The sum of the losses of a batch's answer tokens, to be differentiated; 0 where it has none.
     The token at each place is predicted from those before it."""
+    # logits: (batch, sequence, vocabulary). Those at a place predict the token at the next one.
     logits = module(input_ids=batch["input_ids"]).logits
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(),
                            ignore_index=IGNORED, reduction="sum")
@@ -73,6 +76,8 @@ class Shares:
 
     def step(self, weight: Callable[[int, int], float]) -> tuple[float, torch.Tensor]:
         """(loss, gradient): the sums, each times weight(rank, part)."""
+        # Losses are summed, not averaged, so each right or wrong gradient is a weighted sum of the
+        # same gradients: one backward per micro-batch serves the reference and all mistakes.
         terms = [(weight(rank, part), *self._sums[rank][part]) for rank in range(self.ranks)
                  for part in range(self.parts)]
         return (sum(w * loss for w, loss, _ in terms), sum(w * g for w, _, g in terms))
@@ -113,5 +118,6 @@ class Shares:
 
 def _differentiated(model, batch) -> tuple[float, torch.Tensor]:
     loss = loss_sum(model, batch)
+    # It leaves .grad as it is.
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     return loss.item(), torch.cat([g.flatten() for g in gradients])

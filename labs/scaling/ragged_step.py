@@ -72,6 +72,8 @@ def _try_all(ragged_step) -> float:
     differences = []
     for name, lengths, parts in CASES:
         model = small_model()
+        # A single process computes the batches of all ranks; each rank runs only its own through
+        # DDP.
         reference = _shares(copy.deepcopy(model), lengths, parts)
         module = DistributedDataParallel(model)
         loss = ragged_step(module, micro_batches(lengths, parts, dist.get_rank()))
@@ -82,6 +84,8 @@ def _try_all(ragged_step) -> float:
 def _judge(model, loss, reference, name) -> float:
     rank = dist.get_rank()
     where = f"{reference.ranks} ranks, {name}: rank {rank}"
+    # Invariant: each answer token of all ranks and micro-batches has the same weight. A mean of the
+    # ranks' means gives a token of a short answer more weight than one of a long answer.
     want_loss, want = reference.step(lambda r, p: 1 / reference.total)
     found = _gradient(model, where)
     mistakes = reference.mistakes()

@@ -80,6 +80,7 @@ def measure_scaling(preset: Preset | None = None, rounds: int = ROUNDS) -> Scali
     chosen = preset or small_preset()
     chosen = replace(chosen, ranks=most, batch=-(-chosen.batch // most) * most)
     for _ in range(TRIES):
+        # One launch of the most ranks: those that do not take part wait in the next barrier.
         by_rank = launch(_measure, chosen, counts, rounds, ranks=most, quiet=True, verify=False,
                          hang_after=60, timeout=None)
         found = Scaling(chosen, *(_throughputs(by_rank, kind, chosen, counts)
@@ -112,6 +113,7 @@ def _seconds(by_rank, kind, ranks) -> float:
 def _measure(preset, counts, rounds) -> dict[str, list[float]]:
     """On a rank: name of a run, such as "strong 2" -> seconds of a step by round."""
     one_thread()
+    # All ranks make all groups, those that they are not in, too.
     groups = {n: dist.new_group(list(range(n))) for n in counts if n > 1}
     steps = {}
     for n in counts:

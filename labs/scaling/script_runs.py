@@ -49,6 +49,7 @@ def _where(run) -> Iterator[str]:
 def _first_failure(run):
     """(rank, record) of the rank that failed by itself; others lost their connection to it."""
     failed = [rank for rank, code in enumerate(run.codes) if code]
+    # A rank that fails closes its connections, and the others then fail with "Connection closed".
     alone = [rank for rank in failed if run.records[rank] and run.records[rank].error
              and "onnection" not in run.records[rank].error[1]]
     rank = (alone or failed)[0]
@@ -65,6 +66,8 @@ def judge_rank_0(run: Run, when: str, names: tuple[str, ...]) -> None:
     step. Where all ranks write one file, whoever is last wins."""
     writers = [rank for rank, record in enumerate(run.records)
                if run.metrics_path in record.written]
+    # Invariant: rank 0 alone writes and prints. LOCAL_RANK 0 exists on each host, so it writes
+    # twice.
     if writers != [0]:
         who = f"{named_ranks(writers)} wrote" if writers else "no rank wrote"
         others = run.records[0].written

@@ -24,10 +24,9 @@ from labs.words import times
 NAMES = ("expected dollars", "break-even rate")
 INTERRUPTIONS = 3000  # in a simulated run: its hours are within half a percent of their mean
 TOLERANCE = 0.04  # of the dollars: what a formula leaves out where a tenth of the time is lost
-EVEN_TOLERANCE = 0.03  # of the rate itself: ln(on_demand / spot) / lost is within it here, and the
-
-
-# first-order rates, 9 to 19 % off, are not
+# Of the rate itself: ln(on_demand / spot) / lost is within it here, and the first-order rates, 9 to
+# 19 % off, are not.
+EVEN_TOLERANCE = 0.03
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,7 @@ def check_step_seconds(step_seconds):
 def _mean_errors(step_seconds) -> tuple[float, float, int]:
     """Percent of the published seconds, of all runs and of those whose communication computing
     could hide for over OVERLAPPED of the step; the number of these."""
+    # Constants that were fitted without the run itself, or the error would be too small.
     constants, errors = held_out(), []
     for row in load_published_runs():
         if row.run:

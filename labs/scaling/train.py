@@ -107,6 +107,8 @@ def _judge(run, case):
 
 def _judge_batches(run, when):
     """--batch is a rank's: with another one, the number of steps and the gradients are others."""
+    # Invariant: a step has --batch samples on each rank; the last step of an epoch has what is
+    # left.
     for rank, record in enumerate(run.records):
         sizes = [sum(len(batch.rows) for batch in step.batches) for step in record.steps]
         drawn = sum(sizes) // EPOCHS
@@ -149,6 +151,7 @@ def judge(run: Run, when: str) -> None:
 
 def _judge_numbers(run, when, number, step):
     mean, sequences = mean_loss(run, number)
+    # Invariant: the reported loss is the mean over the samples of all ranks, not rank 0's own.
     if not math.isnan(mean) and far(step["loss"], mean):
         is_, should_be = format_distinct(step["loss"], mean, digits=5)
         raise Wrong(f"{when}: the reported loss is {is_}"
@@ -161,6 +164,7 @@ def _judge_numbers(run, when, number, step):
         is_, should_be = format_distinct(step["learning_rate"], rate)
         raise Wrong(f"{when}: the reported learning rate is {is_}, the step was taken with "
                     f"{should_be}", "Read it before scheduler.step().", code="wrong_reported_rate")
+    # Invariant: tokens are those of all ranks together.
     if step["tokens"] != sequences * CONTEXT:
         own = step["tokens"] * run.ranks == sequences * CONTEXT
         raise Wrong(f"{when}: {step['tokens']:g} tokens are reported{' (one rank)' * own}; all "
@@ -190,6 +194,7 @@ def _judge_seconds(run, when, seconds):
             raise Wrong(f"{when}, step {number}: {reported:.3g} seconds are reported, and from the "
                         f"step before it to the one after it {end - begin:.3g} passed: they are "
                         "not of this step alone", _PER_STEP, code="wrong_reported_seconds")
+    # seconds of forward and backward of all steps
     least = sum(step.stepped - step.began for step in record.steps)
     if not sum(seconds) >= LEAST * least:
         raise Wrong(f"{when}: {sum(seconds):.3g} seconds are reported of all {len(seconds)} steps "
@@ -201,6 +206,7 @@ def _judge_printed(run, when, steps):
     """Somebody who watches the job sees how it ends: a number, rounded or not, among other words.
     """
     printed = run.output[0]
+    # (number, half a unit of its last printed digit)
     found = [(float(each[0]), 0.5001 * 10 ** (int(each[2] or 0) - len(each[1])))
              for each in _NUMBER.finditer(printed)]
     if any(abs(number - steps[-1]) <= rounding for number, rounding in found):

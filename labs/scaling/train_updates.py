@@ -26,6 +26,9 @@ def judge(run: Run, when: str, numbers: dict[str, int], strategy: str) -> None:
     drawn = [[torch.cat([batch.rows for batch in record.steps[step].batches])
               for record in run.records] for step in range(len(run.records[0].steps))]
     [expected] = launch(train_on, drawn, *sizes, ranks=1, quiet=True)
+    # In the order in which a mistake shows: another model differs before the first step, a wrong
+    # gradient in it, a wrong schedule or a missing zero_grad after it, a missing last update at the
+    # end.
     _judge_start(run, when, expected)
     _judge_gradients(run, when, expected)
     _judge_rates(run, when, expected)
@@ -42,6 +45,8 @@ def _judge_units(run, when, expected):
     if not all(record.sharded for record in run.records):
         raise Wrong(f"{when}: each rank holds all parameters whole", wrap, code="not_sharded")
     for rank, record in enumerate(run.records):
+        # Invariant: a rank gathers one block at a time. Catches fully_shard of the model alone,
+        # which gathers everything at once and saves no memory at the peak.
         largest = max((nbytes for nbytes, _ in record.gathered), default=0)
         if largest > UNIT * expected.largest_unit:
             raise Wrong(f"{when}: rank {rank} gathers {largest:,} bytes of parameters at once; a "
@@ -76,6 +81,8 @@ def far(got, want, tolerance=LOSS) -> bool:
 def _judge_start(run, when, expected):
     """The model is drawn from the same seed on all ranks; DDP would send rank 0's otherwise."""
     for rank, record in enumerate(run.records):
+        # Invariant: one seed draws the same model on every rank. DDP broadcasts rank 0's parameters
+        # and would hide it; FSDP2 shards what each rank has.
         found = losses(record, 0)
         if found is not None and far(found, expected.losses[0][rank]):
             is_, should_be = format_distinct(found, expected.losses[0][rank], digits=5)
@@ -92,6 +99,9 @@ def _judge_gradients(run, when, expected):
         if found is None or not _differs(found, want):
             continue
         who = f"{when}: rank {rank}, first step: the gradients are"
+        # Invariant: the gradient is the mean over the samples of all ranks. While the reference
+        # trains on all of them, each rank has only its own batch. The mistakes come first, so that
+        # one is named.
         if not _differs(found, expected.alone[rank]):
             raise Wrong(f"{who} those of the rank's own samples alone",
                         "The loss of the wrapped module must be differentiated: DDP and FSDP "
@@ -168,6 +178,8 @@ def _judge_rates(run, when, expected):
         found = [step.learning_rate for step in record.steps]
         for step, (rate, want) in enumerate(zip(found, expected.rates, strict=True)):
             if far(rate / expected.rates[0], want / expected.rates[0]):
+                # How many times as fast the rate falls as it should: 2 where each of two ranks'
+                # steps is counted.
                 times = (found[0] - found[1]) / (expected.rates[0] - expected.rates[1])
                 often = (": it has not fallen" if rate == found[0] else
                          f": it falls {times:.3g}x as fast" if step == 1 else "")

@@ -226,6 +226,8 @@ def _evidence(strategy, make) -> RankEvidence:
     module, optimizer = strategy(model, torch.optim.AdamW, lr=1e-3)
     for batch in data.xy_batches(_STEPS, 6, seed=dist.get_rank()):
         if isinstance(model, EdgeCaseModel):
+            # zero2 reduces in a hook of each parameter: where one rank does not use a layer, others
+            # would wait.
             batch["use_all"] = True
         elif dtype == torch.float64:
             batch["x"] = batch["x"].double()
@@ -246,6 +248,8 @@ def zero2(model, optimizer_class, **kwargs) -> ModuleAndOptimizer:
     owners = {parameter: number % ranks for number, (_, parameter) in enumerate(trainable(model))}
 
     def keep_own(parameter):
+        # Backward reaches the parameters in the same order on all ranks, so the reduces match. The
+        # hook gets the parameter, and may free its gradient: it has accumulated.
         dist.reduce(parameter.grad, owners[parameter])
         if owners[parameter] != rank:
             parameter.grad = None
