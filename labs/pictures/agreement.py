@@ -19,6 +19,7 @@ def gradients_by_rank(by_rank: list[ByParameter]) -> Picture:
                           gridspec_kw={"width_ratios": [1] * ranks + [0.12] + [1] * ranks})
     for row, name in enumerate(names):
         before = [gradients[row][1] for gradients in by_rank]
+        # One scale for all ranks of a parameter: equal numbers have equal colours.
         scale = max(gradient.abs().max().item() for gradient in before) or 1.0
         shown = _largest(before)
         for rank, gradients in enumerate(by_rank):
@@ -51,6 +52,7 @@ def gradient_strips(named: dict[str, torch.Tensor]) -> Picture:
 
 def _largest(gradients):
     """The places of the values that are largest over all ranks, in their order."""
+    # (elements,): the same places on all ranks, or strips of equal gradients would differ.
     size = sum(gradient.flatten().abs() for gradient in gradients)
     return size.topk(min(SHOWN, len(size))).indices.sort().values
 

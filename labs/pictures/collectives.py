@@ -46,6 +46,8 @@ def places(numbers: list[float], ranks: int) -> list[float | None]:
         return list(numbers)
     row = [None] * ranks
     for number, value in enumerate(numbers):
+        # A sum of one piece over several ranks has the same digit for each: that digit is its
+        # place.
         pieces = {piece for _, piece in origins(value, ranks)}
         place = pieces.pop() if len(pieces) == 1 else number
         place = place if place < ranks and row[place] is None else row.index(None)
@@ -74,6 +76,7 @@ def ring(states: list[State]) -> Picture:
     layout = _Layout(ranks, 2 * half, gap=0.26, across=min(half, 4))
     figure, ax = sheet(layout.width, layout.height)
     for number, state in enumerate(states):
+        # One slot stays free of panels, for the drawing of the ring itself.
         slot = number if number < half else number + 1  # the second half begins with the circle
         _panel(ax, layout, slot, state, before=states[max(number - 1, 0)].held)
     x, y = layout.corner(half)

@@ -22,6 +22,7 @@ class LivePicture:
 
     def show(self, draw: Callable[[], Picture]) -> None:
         """Calls `draw` and shows what it returns, unless it is too early."""
+        # A drawing that takes long comes less often: the cell's own work must not wait for it.
         began = time.monotonic()
         if not self._shown or began < self._next:
             return

@@ -29,6 +29,7 @@ def memory_html(held: Memory | None, overhead: float, gpus: list[tuple[float, st
     held: bytes by category, or None where there is nothing to draw. overhead: bytes that CUDA and
     NCCL hold. gpus: (bytes, name, whether it fits, or None). verdict, more: sentences above the
     bar."""
+    # Without a job (held is None) the axis is that of the largest GPU.
     end = _end(gpus, held.total + overhead if held else max(gpus)[0])
     colour = _INK if held else palette.REJECTED
     text = (f"<b style='color:{colour}'>{html.escape(verdict)}</b> "

@@ -50,6 +50,7 @@ def inspect_machine() -> Facts:
     """What this machine has. Makes no CUDA context."""
     found = cuda.count()
     gpus = parse_gpus(_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits"))
+    # nvidia-smi lists all GPUs of the machine, or is missing; torch sees those that it may use.
     gpus = (gpus + [("GPU", 0)] * found)[:found]
     links = parse_links(_smi("topo", "-m"), found) if found > 1 else {}
     return Facts(devices.cores(), psutil.virtual_memory().total, gpus, links, devices.plan())
@@ -119,6 +120,7 @@ def _draw_cpu(ax, facts, rows) -> float:
     _squares(ax, 0.28, min(facts.cores, DRAWN), 10)
     on_cpu = [r for r, device in enumerate(facts.plan.devices) if device == "cpu"]
     across, block = (8, 8) if on_cpu else (18, 8)
+    # A square is so many GiB that all squares fit.
     while facts.memory / GIB / block > across * rows:
         block *= 2
     write(ax, 3.2, 0.3, f"{facts.memory / GIB:.0f} GiB memory", size=11, weight="bold")

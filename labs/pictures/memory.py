@@ -195,6 +195,8 @@ def capacities_shown(capacities: list[Capacity], longest: float) -> list[Capacit
 def merge_close(capacities: list[Capacity], distance: float) -> list[Capacity]:
     """The capacities in ascending order, where those less than `distance` bytes above the first of
     a group become one line with the names of all, in the order given: `A100-80, H100`."""
+    # Distances are measured from the first of a group, so that a chain of close ones cannot merge
+    # all.
     groups = []
     for line in sorted(capacities):
         if groups and line[0] - groups[-1][0][0] < distance:

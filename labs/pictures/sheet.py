@@ -33,6 +33,7 @@ def box(ax, x, y, width, height, colours=(), edge=None, dashed=False, line=1.2) 
         part = Rectangle((x + number * stripe, y), stripe, height, facecolor=colour,
                          edgecolor="none", zorder=2)
         ax.add_patch(part)
+        # Stripes are rectangles: clipped to the box, they get its rounded corners.
         part.set_clip_path(rounded(transform=ax.transData))
     return ax.add_patch(rounded(facecolor=filled, edgecolor=edge or "none", linewidth=line,
                                 linestyle=(0, (2, 2)) if dashed else "solid",

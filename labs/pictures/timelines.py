@@ -228,6 +228,7 @@ class Lifecycle:
     def totals(self, sizes: dict[str, int]) -> list[tuple[float, int]]:
         """(time, sum of the sizes of all units gathered from then on), in order, from time 0."""
         changes = sorted((time, sign * sizes[name]) for name, intervals in self.gathered.items()
+                         # sorted by time, then by size: at the same time what is freed goes first
                          for begin, end in intervals for time, sign in ((begin, 1), (end, -1)))
         times, steps = zip((0.0, 0), *changes, strict=True)
         return list(zip(times, accumulate(steps), strict=True))

@@ -37,6 +37,8 @@ class Controls:
         return repr(self.still)
 
     def _repr_mimebundle_(self, include=None, exclude=None):
+        # A saved notebook has both: the widget where a kernel runs, and the still picture where
+        # none does.
         data, metadata = self.still._repr_mimebundle_()
         box = self.box()
         if box is not None:

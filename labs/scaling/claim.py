@@ -177,6 +177,7 @@ def _cases() -> list[Case]:
     found = [Case(replace(SLIP), replace(MACHINES["Lambda 8x A100-80"]), 0.4)]
     for power in (0, 1, -1, dice.randint(-1, 1)):
         parameters, tokens = 1e9 * dice.randint(2, 90), 1e12 * dice.randint(1, 15)
+        # The number stays, and the name of the scale is one too high or too low.
         exponent = 7 - power  # of 1000: sextillions where the sentence is right
         claim = Claim(parameters, tokens, six_nd(parameters, tokens) / 1000**7,
                       SCALES[exponent - 1])

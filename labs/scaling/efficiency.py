@@ -78,6 +78,7 @@ def _causes(ranks, throughput, alone) -> list[Cause]:
 def _judge_claim(claimed) -> None:
     names = ("the lowest", "the highest")
     found = require_numbers(claimed, names, "the promised figure", "`claimed` is")
+    # A speed-up on two GPUs, as an efficiency.
     want = [each / 2 for each in CLAIMED]
     if list(map(as_number, found)) == want[::-1]:
         raise Wrong("the promised figure: the highest efficiency stands first",

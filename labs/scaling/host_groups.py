@@ -16,6 +16,7 @@ class HostTraffic:
 
     def __init__(self, calls: list[CollectiveCall], ranks: int):
         self.ranks = ranks
+        # A group of one rank sends nothing, and a barrier has no data.
         self.calls = [call for call in calls if call.ranks > 1 and call.kind != "barrier"]
         self.crossing = [call for call in self.calls if len(self._hosts(call)) != 1]
         self.within = [call for call in self.calls if len(self._hosts(call)) == 1]

@@ -36,6 +36,7 @@ def _trace(number, rank, seconds, steps, pause) -> Trace:
                    Span("labs::forward", "label", start, start + 0.4 * seconds),
                    Span("FSDP::all_gather", "label", start + 1, start + 1.5)]
         labels += [Span(LOADER, "label", start + begin, start + end) for begin, end in rank.loading]
+    # As a trace lists them: the same order on all ranks, which is not that of their begins.
     collectives.sort(key=lambda one: one.issued)
     return Trace(number, "gloo", tuple(collectives), tuple(compute),
                  tuple(sorted(labels, key=lambda span: (span.begin, -span.end))),

@@ -66,6 +66,7 @@ def main(folder: str, hosts: int, ranks: int) -> int:
     for local in range(ranks):
         pid = os.fork()
         if pid == 0:
+            # os._exit: the child of a fork must not run the clean-up of its parent.
             os._exit(_be_a_rank(folder, *work, LOCAL_RANK=local, RANK=host * ranks + local,
                                 WORLD_SIZE=hosts * ranks, MASTER_ADDR="host0", MASTER_PORT=PORT))
         children[pid] = local

@@ -101,6 +101,7 @@ def _finished_folder(base: Path) -> Iterator[tuple]:
     """(a hidden folder to write into, a function that gives it its name and returns the path).
     Without a name it is removed, and so is what a process that was killed left."""
     base.mkdir(parents=True, exist_ok=True)
+    # The folder's name has the process id: what belongs to a living process is being written.
     for left in base.glob(f"{_UNFINISHED}*"):
         if not psutil.pid_exists(int("0" + left.name.removeprefix(_UNFINISHED))):
             shutil.rmtree(left, ignore_errors=True)

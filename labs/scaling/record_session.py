@@ -45,6 +45,7 @@ class Row:
     def topic(self) -> str:
         """A key of TOPICS."""
         name, unit = self.metric.name, self.metric.unit
+        # By name and unit alone, because numbers come from all notebooks' pictures.
         if unit in ("", "%") and _EFFICIENCY.search(name):
             return "efficiency"
         if unit == "Ψ" or _BYTES.fullmatch(unit):

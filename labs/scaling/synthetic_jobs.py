@@ -54,6 +54,7 @@ def _job(dice, kind, variant, ranks, there=1.0) -> tuple[str, str, list[RankEvid
     gradients = int(share * parameters)
     whole = {"parameters": parameters, "gradients": gradients,
              "optimizer_state": dice.choice((2, 4)) * gradients}  # 4: moments in fp32 of 16 bits
+    # Missing gradients hold no memory, so there may be less than N copies of them.
     by_part = {part: _by_rank(dice, whole[part] * (there if part == _GRADIENTS else 1), ranks,
                               part in _SHARDED[kind]) for part in PARTS}
     sizes = {_GRADIENTS: gradients, _PARAMETERS: parameters, _LOSS: 4}

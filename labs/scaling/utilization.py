@@ -242,6 +242,7 @@ def _drawn(dice, name, tied, recompute, sheet) -> ReportedRun:
     run = ReportedRun(name, parameters, vocabulary, tied, layers, hidden,
                       128 * dice.randint(4, 128), recompute, gpus, card.sheet_tflops, card.sparse,
                       1.0)
+    # The throughput is chosen so that the MFU is between 0.2 and 0.5.
     slow = efficiency_of(run)  # at one token per second
     return replace(run, tokens_per_s=dice.uniform(0.2, 0.5) / slow.mfu)
 
