@@ -1,5 +1,5 @@
-"""What became of each rank of a launch: its collectives in order, where it stands, and the
-message that `launch` gives."""
+"""The state of each rank at the end of a launch: its collectives in order, the line at which it is,
+and the message that `launch` gives."""
 
 import textwrap
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How a model is cut: its parameters into the shards that ranks own, its gradients into buckets."""
+"""How a model is split: parameters into the shards that ranks own, gradients into buckets."""
 
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture, canvas

@@ -107,6 +107,8 @@ class _Variants:
         self.busy = union([*self.loading, *self.trace.compute])
         self.in_flight = union(self.trace.collectives)
         self.moving = self._moving(self.last)
+        # Where a collective begins by mistake: at the last call, the first begin, the mean of the
+        # begins.
         self.issued = self._moving([max(one.issued for one in same) for same in
                                     zip(*(each.collectives for each in run), strict=True)])
         self.first = self._moving([min(one.begin for one in same) for same in

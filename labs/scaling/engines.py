@@ -102,6 +102,7 @@ def measure_engines(what_ran: Callable | None = None, efficiency: Callable | Non
               if strategies.has_deepspeed() or not strategy.startswith("deepspeed")}
     work = {name: strategy for name, (strategy, _) in chosen.items()}
     ranks = ranks or devices.default_ranks()
+    # verify=False: each collective would be announced to the launcher, and steps are timed here.
     by_rank = launch(_measure, work, ranks=ranks, verify=False, hang_after=60, timeout=None)
     [alone] = launch(_measure, {"": strategies.plain}, ranks=1, verify=False, timeout=None)
     engines = {name: _merged([found[name] for found in by_rank], chosen[name][1])

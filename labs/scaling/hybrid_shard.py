@@ -101,7 +101,7 @@ def _judge_sharded(module, whole: nn.Module, ranks, hosts, where):
     share, total = (BYTES * sum(padded(shape, over) for shape in shapes) for over in (ranks, 1))
     flat = BYTES * sum(padded(shape, ranks * hosts) for shape in shapes)
     names = [name for name, p in module.named_parameters() if not isinstance(p, DTensor)]
-    # Each host has one whole copy, divided evenly among its ranks.
+    # Invariant: each host has one full copy of the parameters, sharded evenly over its ranks.
     if names:
         raise Wrong(f"{rank}: {names[0]!r} is not sharded: {kept:,} bytes of parameters stay, of "
                     f"{total:,}", "fully_shard each of lab.blocks(model), then the model.",
@@ -161,7 +161,7 @@ def _judge_traffic(traffic: HostTraffic, whole, hosts, where):
         raise Wrong(f"{rank}: gradients leave in {len(reduced)} reduce-scatters; {LAYERS} blocks "
                     f"and the root make {units}", "fully_shard each block, then the model.",
                     code="wrong_units")
-    # Without the all-reduce the hosts drift apart; with it, each shard's gradients travel once.
+    # Without the all-reduce the hosts drift apart; with it, each shard's gradients are sent once.
     sums, shares = (sum(call.bytes for call in calls) for calls in (traffic.crossing, reduced))
     if sums * traffic.ranks != shares:
         raise Wrong(f"{rank}: {sums:,} bytes of gradients are all-reduced between hosts; its "

@@ -28,7 +28,7 @@ from labs.training.models import DeepMLP, trainable
 LAYERS, WIDTH, CONTEXT = 3, 300, 512
 BATCH = 4
 BANDWIDTH = "50mbit"
-WARM_UP = 2  # steps: DDP cuts its buckets anew after the first
+WARM_UP = 2  # steps: DDP rebuilds its buckets after the first
 
 
 class MeasuredModel(DeepMLP):

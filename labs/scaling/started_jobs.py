@@ -106,6 +106,7 @@ def _forked(script, ranks, options) -> Job:
         still = ", computed nothing any more" if found.seconds < SECONDS else ""
         raise ScriptFailed(f"{name} was not done after {found.seconds:.0f} s{still}, and was "
                            f"stopped: {'; '.join(found.last_calls())}", 0, found.output)
+    # When a rank fails, the job ends the others with SIGTERM: these have not failed by themselves.
     failed = [rank for rank, code in enumerate(found.codes) if code and code != -signal.SIGTERM]
     if not failed:
         raise ScriptFailed(f"{name} has written no metrics", 0, found.output)

@@ -49,6 +49,8 @@ def _all_hidden(parts) -> float:
 
 def _pooled(parts, beside) -> float:
     """All communication together against so many seconds."""
+    # A mistake: a collective without anything beside it cannot hide behind computing that is
+    # elsewhere.
     together = min(_all(parts), beside)
     return _computing(parts) + _all(parts) - together + parts.interference * together
 
@@ -176,6 +178,8 @@ def _mean_errors(step_seconds) -> tuple[float, float, int]:
         if row.run:
             parts = StepParts.of(row.run, constants[row.id])
             share = _all_hidden(parts) / row.seconds
+            # The target is on runs where overlap matters: elsewhere even a model without it is
+            # near.
             errors.append((share, 100 * abs(
                 require_number(step_seconds(parts), row.id) / row.seconds - 1)))
     overlapped = [error for share, error in errors if share > OVERLAPPED]

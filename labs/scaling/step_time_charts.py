@@ -195,6 +195,7 @@ def show_overlap(step_seconds: Callable) -> Table:
 
 def _errors(interference) -> dict[str, float]:
     """Id -> error in percent of the step with this interference."""
+    # Fitted for this interference: constants of another model would make it look worse than it is.
     constants = held_out(interference)
     return {row.id: 100 * abs(step_time(row.run, constants[row.id]).total / row.seconds - 1)
             for row in load_published_runs() if row.run}

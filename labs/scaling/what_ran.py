@@ -168,6 +168,8 @@ def _reason(name, want, ranks) -> tuple[str, str]:
     if "one process" in (name, want):
         return f"there {'is' if len(ranks) == 1 else 'are'} {counted(len(ranks), 'rank')}", (
             "A library may call collectives with one rank, too: count the ranks.")
+    # Whether ranks train one model at all is asked first: only then do copies say how it is
+    # sharded.
     reduced = evidence_of(ranks)["reduced"]
     if "separate" in (name, want):
         # gradients that pass no sum over the ranks never meet; a printed loss does not count

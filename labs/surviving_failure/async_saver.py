@@ -333,7 +333,7 @@ def judge_memory(saver_class: Callable, folder: Path) -> int:
     measure()
     until = time.monotonic() + SETTLED
     while held[-1] > KEPT * SIZE and time.monotonic() < until:
-        time.sleep(0.02)  # a pool's thread drops what it wrote a moment after the result
+        time.sleep(0.02)  # a pool's thread frees the bytes shortly after the result
         held[-1] = resident_bytes() - before
     for bytes_held, when in zip(held, ("a save is in flight", "a second save waits for the first"),
                                 strict=False):

@@ -42,6 +42,7 @@ class Metrics:
         """Reads the lines that are new; returns whether there was any. A line that is not ended
         waits: a process that was killed may have left it, or one is writing it."""
         try:
+            # In binary: the place in the file is counted in bytes.
             with open(self.path, "rb") as file:
                 file.seek(self._at)
                 data = file.read()

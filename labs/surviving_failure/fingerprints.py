@@ -37,6 +37,7 @@ PARTS = tuple(HINTS)
 
 def fingerprint(job: Job) -> dict[str, str]:
     """part -> a text for what the job has there, on this rank; NONE where it has nothing."""
+    # Only this rank's shards are read: a fingerprint needs no collective, and gathers nothing.
     tensors = job.tensors()
     buffers = [name for name, _ in job.model.named_buffers()]
     frozen = [name for name, p in job.model.named_parameters() if not p.requires_grad]
@@ -76,7 +77,9 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
     count = 0
     for tensor in tensors:
         array = local_shard(tensor.detach()).contiguous().cpu()
+        # Dtype and shape belong to it: the same bytes may be another tensor.
         found.update(f"{array.dtype}{tuple(array.shape)}".encode())
+        # view(-1), because a tensor without dimensions has no view in a dtype of another size.
         found.update(array.view(-1).view(torch.uint8).numpy().tobytes() if array.numel() else b"")
         count += 1
     return found.hexdigest() if count else NONE

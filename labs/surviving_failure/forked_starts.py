@@ -66,6 +66,7 @@ def _run(script, words, start, number, folder, metrics) -> Started:
         raise Stopped("interrupted; all ranks were stopped") from None
     finally:
         job.kill()
+    # All starts append to one file of metrics: only its new steps are of this start.
     result, before = job.result(words, ""), len(metrics.steps)
     metrics.read()
     by_rank = {what: _noted(notes, what, start.ranks)

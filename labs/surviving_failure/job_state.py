@@ -114,7 +114,7 @@ class _Trial:
             raise Wrong(f"{where}: job_state has changed {changed[0]}",
                         "The job goes on after it has saved.", code="state_changed")
         held, saved = _held_bytes(job), _saved_bytes(state)  # bytes
-        # Sharding is for what fits on no rank; and N ranks would write the whole N times.
+        # Invariant: a rank saves its shards: the full state fits on no rank, and N ranks write it.
         if saved > LARGEST * held and self.kind != "DDP":
             raise Wrong(f"{where}: the state has {saved:,} bytes of parameters and moments, and "
                         f"the rank holds {held:,}", "Something gathers what other ranks hold: "

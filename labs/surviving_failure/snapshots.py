@@ -108,8 +108,8 @@ def _torchs(has_stager, folder) -> Held:
 
 
 def _least_bytes() -> int:
-    """The least within SETTLED seconds: torch's threads drop what they had a moment after the
-    result."""
+    """The minimum of the resident bytes within SETTLED seconds: torch's threads free their buffers
+    shortly after the future has its result."""
     gc.collect()
     until, least = time.monotonic() + SETTLED, resident_bytes()
     while time.monotonic() < until:

@@ -73,8 +73,8 @@ def _judge_one(write_whole, folder):
 
 
 def _open_files() -> int:
-    """How many files this process has open; 0 where the system does not tell. The least of some
-    readings, because other threads read files too."""
+    """How many files this process has open; 0 where the system does not tell. The minimum of five
+    readings, because other threads open files too."""
     return min(len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
                for _ in range(5))
 
