@@ -74,7 +74,7 @@ class Replica(nn.Module):
 
     def __init__(self):
         super().__init__()
-        # A seed of its own on each construction: all ranks have equal replicas without a broadcast.
+        # The same seed on every rank: replicas are equal without a broadcast.
         torch.manual_seed(8)
         self.weight = nn.Parameter(torch.randn(300, 300) * 0.02)
         self.bias = nn.Parameter(torch.randn(7))
