@@ -193,6 +193,11 @@ class Right:
             raise
         sync_folder(path)
 
+    def all_disks_too(path, data):
+        """os.sync besides, which has no argument and reports no error."""
+        Right.whatever_is_raised(path, data)
+        os.sync()
+
 
 WORDS = {
     "nothing": "file_missing",
@@ -225,7 +230,8 @@ def test_wrong_answer(name):
     assert_rejected(lab.check_write_whole(vars(Wrong)[name]), WORDS[name])
 
 
-@pytest.mark.parametrize("answer", [right, Right.with_numbers, Right.whatever_is_raised])
+@pytest.mark.parametrize("answer", [right, Right.with_numbers, Right.whatever_is_raised,
+                                    Right.all_disks_too])
 def test_right_answer(answer):
     verdict = lab.check_write_whole(answer)
     assert verdict.passed, str(verdict)
