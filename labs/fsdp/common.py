@@ -14,8 +14,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from labs.checks import on_ranks
+from labs.checks.explanations import TrainingMistake
+from labs.checks.mistakes import NOT_UPDATED
 from labs.checks.on_ranks import TOLERANCE, raise_on_all_ranks
-from labs.checks.reference import Hints, Mistake, Reference, Step, train_beside_reference
+from labs.checks.reference import Reference, Step
+from labs.checks.training import Hints, train_and_compare
 from labs.checks.verdicts import Wrong
 from labs.fsdp.unit_errors import explained, reject_lost_units
 from labs.meters import memory
@@ -153,13 +156,13 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 _MISTAKES = (
-    Mistake("not_updated", "not changed by the step", "fully_shard replaces the parameters: make "
-            "the optimizer afterwards, from model.parameters().",
-            lambda reference: [reference.unchanged()]),
-    Mistake("root_gradient_not_reduced", "updated with this rank's own gradient: it belongs to no "
-            "unit, so it is whole on every rank",
-            "What is in no block is the root's: fully_shard(model) comes last.",
-            lambda reference: [reference.otherwise(reference.alone[dist.get_rank()])]))
+    NOT_UPDATED.with_hint("fully_shard replaces the parameters: make the optimizer afterwards, "
+                          "from model.parameters()."),
+    TrainingMistake(
+        "root_gradient_not_reduced", "updated with this rank's own gradient: it belongs to no "
+        "unit, so it is whole on every rank",
+        "What is in no block is the root's: fully_shard(model) comes last.",
+        lambda reference: [reference.otherwise(reference.alone[dist.get_rank()])]))
 
 
 def compare_with_reference(strategy: Callable) -> float:
@@ -177,7 +180,7 @@ def compare_with_reference(strategy: Callable) -> float:
         raise_on_all_ranks(_check_resharded, module, sharded)
         return whole_parameters(module)
 
-    return train_beside_reference(
+    return train_and_compare(
         module, optimizer, [reference], steps(), mistakes=_MISTAKES, parameters_of=parameters_of,
         hints=Hints(unexplained="The optimizer is as it was asked for, so its gradients are not: "
                     "compute and reduce in the model's own type, once for each step."),

@@ -14,6 +14,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from labs.checks.invariants import judge_memory, judge_recorded
+from labs.checks.mistakes import (
+    GRADIENT_OF_ONE_RANK,
+    MEAN_TWICE,
+    NOT_ACCUMULATED,
+    NOT_UPDATED,
+    SUM_NOT_MEAN,
+)
 from labs.checks.on_ranks import (
     TOLERANCE,
     largest_difference,
@@ -21,7 +28,8 @@ from labs.checks.on_ranks import (
     raise_on_all_ranks,
     torchs_own_refused,
 )
-from labs.checks.reference import Hints, Mistake, Reference, train_beside_reference
+from labs.checks.reference import Reference
+from labs.checks.training import Hints, train_and_compare
 from labs.checks.verdicts import Wrong, check
 from labs.fsdp import common
 from labs.fsdp.packed_units import BYTES, check_packed_units
@@ -130,7 +138,7 @@ def _compare_with_reference(strategy, make) -> float:
     module, optimizer = raise_on_all_ranks(common.build, strategy, make())
     steps = [replace(step, parts=PARTS.get(number, 1))
              for number, step in enumerate(common.steps())]
-    return train_beside_reference(
+    return train_and_compare(
         module, optimizer, [reference], steps, mistakes=_MISTAKES, hints=_NUMBERS,
         parameters_of=partial(_whole_parameters, model=reference.model), tolerance=20 * TOLERANCE)
 
@@ -141,22 +149,10 @@ _NUMBERS = Hints(
     unexplained="Cast to fp32 before the sum; clear the gradients of whole parameters after it; "
                 "unpack what comes back as it was packed.")
 _MISTAKES = (
-    Mistake("not_updated", "not changed by the step", "Does the shard get a gradient, and is it "
-            "the shard that the module and the optimizer have?",
-            lambda reference: [reference.unchanged()]),
-    Mistake("not_accumulated", "updated with the gradient of one of {parts} backward passes",
-            "A new gradient is added to the one that the shard has.",
-            lambda reference: ([reference.otherwise(scale=1 / reference.parts)]
-                               if reference.parts > 1 else [])),
-    Mistake("gradient_of_one_rank", "updated with the gradient of one rank alone",
-            "Reduce-scatter the gradients.",
-            lambda reference: [reference.otherwise(own) for own in reference.alone]),
-    Mistake("sum_not_mean", "updated with the SUM of the gradients over the ranks, not the mean",
-            "Divide by the world size.",
-            lambda reference: [reference.otherwise(scale=dist.get_world_size())]),
-    Mistake("mean_twice", "updated with the mean divided by the world size once more",
-            "Divide once.",
-            lambda reference: [reference.otherwise(scale=1 / dist.get_world_size())]))
+    NOT_UPDATED.with_hint("Does the shard get a gradient, and is it the shard that the module and "
+                          "the optimizer have?"),
+    NOT_ACCUMULATED.with_hint("A new gradient is added to the one that the shard has."),
+    GRADIENT_OF_ONE_RANK.with_hint("Reduce-scatter the gradients."), SUM_NOT_MEAN, MEAN_TWICE)
 
 
 def _rows(whole, rank) -> tuple[int, int]:

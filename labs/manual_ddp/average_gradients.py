@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 from labs.checks.invariants import mark_waits
 from labs.checks.on_ranks import BATCH, on_ranks, raise_on_all_ranks, torchs_own_refused
-from labs.checks.reference import Step, judge_parameters
+from labs.checks.reference import Step
+from labs.checks.training import judge_parameters
 from labs.checks.verdicts import check, shows
 from labs.manual_ddp import variants
 from labs.manual_ddp.api_hints import API_HINTS

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch.distributed as dist
 from torch import nn
 
+from labs.checks.explanations import TrainingMistake
 from labs.checks.invariants import mark_waits
 from labs.checks.on_ranks import (
     BATCH,
@@ -16,14 +17,8 @@ from labs.checks.on_ranks import (
     raise_on_all_ranks,
     torchs_own_refused,
 )
-from labs.checks.reference import (
-    Hints,
-    Mistake,
-    Reference,
-    Step,
-    judge_parameters,
-    train_beside_reference,
-)
+from labs.checks.reference import Reference, Step
+from labs.checks.training import Hints, judge_parameters, train_and_compare
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.manual_ddp.api_hints import API_HINTS, HOOK
 from labs.manual_ddp.edge_cases import EVERY_RANK, WORLD_SIZES, NestedModel, UseAll, hold_back
@@ -80,8 +75,8 @@ def train_wrapped(wrap: Callable[[nn.Module], nn.Module], uses: Sequence[UseAll]
     with torchs_own_refused("DistributedDataParallel"):
         module = wrap(model)
     # each rank built the model with a seed of its own: only a broadcast makes them equal
-    own = Mistake("not_broadcast", "left as this rank built it", _START_HINT,
-                  lambda _: [floats_of(make(seed=dist.get_rank()))])
+    own = TrainingMistake("not_broadcast", "left as this rank built it", _START_HINT,
+                          lambda _: [floats_of(make(seed=dist.get_rank()))])
     raise_on_all_ranks(judge_parameters, floats_of(model), references, "after wrapping", [own],
                        Hints(unexplained=_START_HINT))
     raise_on_all_ranks(_judge_module, module, model)
@@ -99,7 +94,7 @@ def train_wrapped(wrap: Callable[[nn.Module], nn.Module], uses: Sequence[UseAll]
         seen.gradients = gradients(model)
         seen.traffics.append(traffic)
 
-    difference = train_beside_reference(
+    difference = train_and_compare(
         module, sgd(model), references,
         [Step(batch, use_all) for batch, use_all in
          zip(data.xy_batches(len(uses), BATCH), uses, strict=True)],

@@ -9,6 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from labs.checks.invariants import (
+    Activations,
+    ResidentBytes,
+    judge_collectives,
+    judge_resident_bytes,
+    record_step,
+)
 from labs.checks.numbers import Cause, as_number, judge_number
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.reference import Reference
@@ -18,15 +25,12 @@ from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.tensor_parallel.groups import groups_to_try, named_rank
-from labs.tensor_parallel.invariants import (
-    Activations,
-    ResidentBytes,
-    judge_collectives,
-    judge_resident_bytes,
-    record_last_step,
-)
 from labs.tensor_parallel.recording import record_norms
-from labs.tensor_parallel.reference import (
+from labs.tensor_parallel.shards import ShardReader
+from labs.tensor_parallel.tensor_parallel import BATCH, PER_LAYER, SEQUENCE, SIZES, sharded_names
+from labs.tensor_parallel.vocabulary_loss import MOST_PER_TOKEN
+from labs.tensor_parallel.vocabulary_parallel import HINTS, LAYER_MISTAKES, MORE, NAMES
+from labs.tensor_parallel.whole_batch import (
     SGD,
     build,
     make_optimizer,
@@ -34,10 +38,6 @@ from labs.tensor_parallel.reference import (
     train_on_whole_batch,
     whole_steps,
 )
-from labs.tensor_parallel.shards import ShardReader
-from labs.tensor_parallel.tensor_parallel import BATCH, PER_LAYER, SEQUENCE, SIZES, sharded_names
-from labs.tensor_parallel.vocabulary_loss import MOST_PER_TOKEN
-from labs.tensor_parallel.vocabulary_parallel import CAUSES, HINTS, MORE, NAMES
 from labs.training import models
 from labs.workers import devices
 from labs.workers.launcher import launch
@@ -251,7 +251,7 @@ def train_clipped(clip_grad_norm: Callable, strategy: Callable, tied: bool) -> N
 
     optimizer.register_step_pre_hook(clip)
     train_on_whole_batch(module, optimizer, reference, whole_steps(5, BATCH, SEQUENCE),
-                         causes=CAUSES)
+                         layer_mistakes=LAYER_MISTAKES)
 
 
 def judge_traffic_and_memory(strategy: Callable, tied: bool) -> None:
@@ -262,7 +262,7 @@ def judge_traffic_and_memory(strategy: Callable, tied: bool) -> None:
     def make(model):
         return build(strategy, model, torch.optim.AdamW, {"lr": 1e-3})
 
-    traffic = record_last_step(make, whole_model(tied), batches)
+    traffic = record_step(make, whole_model(tied), batches)
     layers = SIZES["layers"]
     # Allowed is a number for each layer, so the two outside the layers are divided by their number.
     judge_collectives(traffic, {"all_reduce": PER_LAYER + 2 / layers},

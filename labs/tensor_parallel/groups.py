@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from labs.checks.on_ranks import raise_on_all_ranks
 from labs.checks.verdicts import Wrong
-from labs.meters.traffic import Traffic
 
 
 def groups_to_try() -> Iterator[tuple[str, dist.ProcessGroup]]:
@@ -28,17 +27,6 @@ def every_second_rank() -> dist.ProcessGroup:
     # world.
     halves = [dist.new_group(list(range(half, dist.get_world_size(), 2))) for half in (0, 1)]
     return halves[dist.get_rank() % 2]
-
-
-def reject_other_ranks(traffic: Traffic, group: dist.ProcessGroup, who: str) -> None:
-    """Raises Wrong where a collective is not on exactly the ranks of the group."""
-    members = dist.get_process_group_ranks(group)
-    for call in traffic.calls:
-        if call.members and list(call.members) != members:
-            raise Wrong(f"{who}: an {call.kind.replace('_', '-')} of {call.elements:,} elements is "
-                        f"on ranks {list(call.members)}; the group is ranks {members}",
-                        "Pass `group` on to every collective: dist.all_reduce(x, group=group).",
-                        code="wrong_group")
 
 
 def named_rank(group: dist.ProcessGroup) -> str:

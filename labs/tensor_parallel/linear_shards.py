@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from labs.checks.invariants import require_group
 from labs.checks.on_ranks import close, largest_difference, on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic, numbers_sent
-from labs.tensor_parallel.groups import groups_to_try, reject_other_ranks, require_value_error
+from labs.tensor_parallel.groups import groups_to_try, require_value_error
 from labs.tensor_parallel.kept_memory import Watched, surplus_bytes
 from labs.workers import devices
 
@@ -193,7 +194,7 @@ class _Trial:
                 cause = "it is this rank's part alone: nothing was summed over the ranks"
                 code, hint = "not_summed", "ReduceFromRegion sums it."
             raise Wrong(f"{who}: its output is not the whole layer's; {cause}", hint, code=code)
-        reject_other_ranks(traffic, self.group, who)
+        require_group(traffic, self.group, who)
         sent = numbers_sent(traffic.calls)
         # A ring of sends moves 2(N-1)/N of what it reduces.
         if sent > 2 * want.numel():

@@ -16,9 +16,9 @@ from labs.checks.on_ranks import module_and_optimizer, raise_on_all_ranks
 from labs.meters import memory
 from labs.meters.traffic import Traffic
 from labs.predictions.communication import traffic
-from labs.tensor_parallel.reference import build, token_batches
 from labs.tensor_parallel.scaffold import map_input
 from labs.tensor_parallel.shards import ShardReader
+from labs.tensor_parallel.whole_batch import build, token_batches
 from labs.training import models
 from labs.training.loop import ModuleAndOptimizer
 from labs.workers import devices

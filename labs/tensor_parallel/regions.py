@@ -4,10 +4,11 @@
 import torch
 import torch.distributed as dist
 
+from labs.checks.invariants import require_group
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic, numbers_sent
-from labs.tensor_parallel.groups import groups_to_try, reject_other_ranks
+from labs.tensor_parallel.groups import groups_to_try
 from labs.workers import devices
 
 HINTS = {
@@ -172,7 +173,7 @@ class _Trial:
         if not sums and sent:
             raise Wrong(f"{self.who}: {direction} sends {sent:.0f} elements, and it need send none",
                         self._hint, code="extra_collective")
-        reject_other_ranks(traffic, self.group, f"{self.who}, {direction}")
+        require_group(traffic, self.group, f"{self.who}, {direction}")
         # Catches an all-gather of all ranks' tensors that are summed here.
         if sent > 2 * self.x.numel():
             raise Wrong(f"{self.who}: {direction} moves {sent:.0f} elements for a tensor of "

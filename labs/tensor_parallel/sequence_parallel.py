@@ -11,7 +11,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from labs.checks.explanations import LayerMistake
 from labs.checks.guesses import guessed
+from labs.checks.invariants import (
+    BYTES,
+    Activations,
+    ResidentBytes,
+    judge_collectives,
+    judge_resident_bytes,
+    record_step,
+)
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.reference import Reference, Step
 from labs.checks.verdicts import Wrong, check, shows
@@ -19,19 +28,13 @@ from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.predictions.communication.traffic import all_reduce
 from labs.tensor_parallel import layer_records
-from labs.tensor_parallel.explanations import Cause
 from labs.tensor_parallel.groups import every_second_rank, groups_to_try
-from labs.tensor_parallel.invariants import (
-    BYTES,
-    Activations,
-    ResidentBytes,
-    judge_collectives,
-    judge_resident_bytes,
-    record_last_step,
-)
 from labs.tensor_parallel.kept_activations import NORMS, activation_bytes, predicted
-from labs.tensor_parallel.reference import (
+from labs.tensor_parallel.sequence_regions import counted_alike, judge_regions
+from labs.tensor_parallel.tensor_parallel import sharded_names
+from labs.tensor_parallel.whole_batch import (
     ADAMW,
+    MEMORY_HINTS,
     SGD,
     STEPS,
     build,
@@ -40,8 +43,6 @@ from labs.tensor_parallel.reference import (
     train_on_whole_batch,
     whole_steps,
 )
-from labs.tensor_parallel.sequence_regions import counted_alike, judge_regions
-from labs.tensor_parallel.tensor_parallel import sharded_names
 from labs.training import models
 from labs.words import to_within
 from labs.workers.launcher import launch
@@ -69,25 +70,30 @@ COLLECTIVE_HINTS = {
 _PARTS_HINT = ("Each rank's norms see s/t tokens, so their gradients are parts of a sum; so are "
                "those of biases that are added to a piece. Sum them over the group, once: "
                "parameter.register_hook(function).")
-CAUSES = (
+LAYER_MISTAKES = (
     # first: means, too, add up to the reference's
-    Cause("averaged", "it is the mean over the ranks", "Parts are summed, not averaged.",
-          lambda found: close(found.got * found.ranks, found.want)),
-    Cause("gradient_not_summed", "it is the gradient of this rank's tokens only: those of all "
-          "ranks add up to the reference's", _PARTS_HINT,
-          lambda found: _is_replicated(found.name) and close(found.total, found.want)),
-    Cause("gradient_not_summed", "it is the gradient of this rank's tokens only: those of all "
-          "ranks add up to the reference's", "The embedding is whole on each rank: "
-          "lab.split_sequence gathers the gradients of all pieces.",
-          lambda found: "embed" in found.name and close(found.total, found.want)),
-    Cause("summed_too_often", "it is {ranks} times the reference's",
-          "After the last norm all ranks compute the same, so a sum over the ranks counts it once "
-          "for each: lab.join_sequence. Gradients of norms are summed once.",
-          lambda found: close(found.got, found.ranks * found.want)),
-    Cause("neither_full_nor_part", "it is neither the reference's nor this rank's part of it",
-          "A function that is given to register_hook gets what this backward pass adds. Whoever "
-          "reduces .grad itself after each pass reduces what was added before once more.",
-          lambda found: found.layer is None and _is_replicated(found.name)))
+    LayerMistake(
+        "averaged", "it is the mean over the ranks", "Parts are summed, not averaged.",
+        lambda found: close(found.got * found.ranks, found.want)),
+    LayerMistake(
+        "gradient_not_summed", "it is the gradient of this rank's tokens only: those of all ranks "
+        "add up to the reference's", _PARTS_HINT,
+        lambda found: _is_replicated(found.name) and close(found.total, found.want)),
+    LayerMistake(
+        "gradient_not_summed", "it is the gradient of this rank's tokens only: those of all ranks "
+        "add up to the reference's", "The embedding is whole on each rank: lab.split_sequence "
+        "gathers the gradients of all pieces.",
+        lambda found: "embed" in found.name and close(found.total, found.want)),
+    LayerMistake(
+        "summed_too_often", "it is {ranks} times the reference's",
+        "After the last norm all ranks compute the same, so a sum over the ranks counts it once "
+        "for each: lab.join_sequence. Gradients of norms are summed once.",
+        lambda found: close(found.got, found.ranks * found.want)),
+    LayerMistake(
+        "neither_full_nor_part", "it is neither the reference's nor this rank's part of it",
+        "A function that is given to register_hook gets what this backward pass adds. Whoever "
+        "reduces .grad itself after each pass reduces what was added before once more.",
+        lambda found: found.layer is None and _is_replicated(found.name)))
 
 
 @dataclass(frozen=True)
@@ -155,7 +161,8 @@ def _train(strategy, case: Case) -> float:
     raise_on_all_ranks(_require_own, module)
     steps = [Step(step.batch, parts=case.parts, whole=True)
              for step in whole_steps(case.steps, BATCH, SEQUENCE)]
-    return train_on_whole_batch(module, optimizer, reference, steps, group, causes=CAUSES)
+    return train_on_whole_batch(module, optimizer, reference, steps, group,
+                                layer_mistakes=LAYER_MISTAKES)
 
 
 def _is_replicated(name: str) -> bool:
@@ -209,7 +216,7 @@ def _judge_shapes(seen, wanted):
 
 def _judge_traffic(strategy):
     make = partial(build, strategy, optimizer_class=torch.optim.AdamW, settings={"lr": 1e-3})
-    traffic = record_last_step(lambda model: raise_on_all_ranks(make, model), small_llama(LAYERS),
+    traffic = record_step(lambda model: raise_on_all_ranks(make, model), small_llama(LAYERS),
                                token_batches(2, BATCH, SEQUENCE))
     # An all-to-all or a scatter from each rank counts as the reduce-scatter that it stands for.
     traffic.events = [counted_alike(call) for call in traffic.calls]
@@ -228,7 +235,7 @@ def _judge_memory(strategy, ranks):
     make = partial(build, strategy, optimizer_class=torch.optim.AdamW, settings={"lr": 1e-3})
     judge_resident_bytes(lambda: make(small_llama()), batches,
                          ResidentBytes.of(whole, sharded_names(whole), ranks),
-                         "under sequence parallelism")
+                         "under sequence parallelism", MEMORY_HINTS)
     module, _ = raise_on_all_ranks(make, small_llama())
     raise_on_all_ranks(_judge_saved, activation_bytes(module, batches[0]), whole.config, ranks)
 

@@ -12,6 +12,13 @@ from matplotlib.patches import Rectangle
 from torch import nn
 
 from labs.checks.guesses import guessed
+from labs.checks.invariants import (
+    Activations,
+    ResidentBytes,
+    judge_collectives,
+    judge_resident_bytes,
+    record_step,
+)
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.reference import Reference
 from labs.checks.verdicts import check, shows
@@ -21,13 +28,6 @@ from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import chip, sheet, write
 from labs.tensor_parallel.groups import every_second_rank, require_value_error
-from labs.tensor_parallel.invariants import (
-    Activations,
-    ResidentBytes,
-    judge_collectives,
-    judge_resident_bytes,
-    record_last_step,
-)
 from labs.tensor_parallel.recording import (
     RECORDED_BATCH,
     RECORDED_SEQUENCE,
@@ -38,8 +38,9 @@ from labs.tensor_parallel.recording import (
     record_holdings,
     record_resident_bytes,
 )
-from labs.tensor_parallel.reference import (
+from labs.tensor_parallel.whole_batch import (
     ADAMW,
+    MEMORY_HINTS,
     SGD,
     STEPS,
     build,
@@ -139,7 +140,7 @@ def _judge_traffic_and_memory(tensor_parallel, ranks):
     # AdamW keeps two numbers for each element (ResidentBytes.states), so that optimizer state made
     # for the whole model shows.
     make = partial(build, tensor_parallel, optimizer_class=torch.optim.AdamW, settings={"lr": 1e-3})
-    traffic = record_last_step(lambda model: raise_on_all_ranks(make, model), case.model(), batches)
+    traffic = record_step(lambda model: raise_on_all_ranks(make, model), case.model(), batches)
     whole = case.model()
     # The invariant: g of attention and MLP in forward, f of both in backward, and nothing else.
     # Catches f at each of query, key, value, gate and up (7 all-reduces), and an all-reduce of
@@ -150,7 +151,8 @@ def _judge_traffic_and_memory(tensor_parallel, ranks):
     # The invariant: 1/t of attention and MLP is resident after each phase. The model is built
     # inside, so that memory of the whole one which is not freed counts.
     judge_resident_bytes(lambda: make(case.model()), batches,
-                         ResidentBytes.of(whole, sharded_names(whole), ranks))
+                         ResidentBytes.of(whole, sharded_names(whole), ranks),
+                         "under tensor parallelism", MEMORY_HINTS)
 
 
 def sharded_names(model: nn.Module) -> list[str]:

@@ -12,29 +12,19 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
+from labs.checks.explanations import LayerMistake
+from labs.checks.invariants import (
+    BYTES,
+    Activations,
+    ResidentBytes,
+    judge_collectives,
+    record_step,
+)
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
 from labs.checks.reference import Reference
 from labs.checks.verdicts import Wrong, check, shows
 from labs.pictures.tables import Table
 from labs.tensor_parallel import layer_records
-from labs.tensor_parallel.explanations import Cause
-from labs.tensor_parallel.invariants import (
-    BYTES,
-    Activations,
-    ResidentBytes,
-    judge_collectives,
-    record_last_step,
-)
-from labs.tensor_parallel.reference import (
-    ADAMW,
-    SGD,
-    STEPS,
-    build,
-    make_optimizer,
-    token_batches,
-    train_on_whole_batch,
-    whole_steps,
-)
 from labs.tensor_parallel.sequence_parallel import (
     BATCH,
     LAYERS,
@@ -46,6 +36,16 @@ from labs.tensor_parallel.sequence_parallel import (
     small_llama,
 )
 from labs.tensor_parallel.tensor_parallel import sharded_names
+from labs.tensor_parallel.whole_batch import (
+    ADAMW,
+    SGD,
+    STEPS,
+    build,
+    make_optimizer,
+    token_batches,
+    train_on_whole_batch,
+    whole_steps,
+)
 from labs.words import counted, to_within
 from labs.workers.launcher import launch
 
@@ -76,10 +76,12 @@ COLLECTIVE_HINTS = {
     "all_gather": "Gather once at the entry of attention and of the MLP, by PrepareModuleInput on "
                   "self_attn and mlp.",
     "reduce_scatter": "One at the exit of attention and one at that of the MLP."}
-CAUSES = (Cause("gradient_not_summed", "it is the gradient of this rank's tokens only: those of "
-                "all ranks add up to the reference's", "A norm that sees a piece of the sequence "
-                "needs SequenceParallel(): its gradient is then Partial(sum), and what reads it "
-                "must reduce it; to_local() does not.", lambda found: "norm" in found.name),)
+LAYER_MISTAKES = (
+    LayerMistake(
+        "gradient_not_summed", "it is the gradient of this rank's tokens only: those of all ranks "
+        "add up to the reference's", "A norm that sees a piece of the sequence needs "
+        "SequenceParallel(): its gradient is then Partial(sum), and what reads it must reduce it; "
+        "to_local() does not.", lambda found: "norm" in found.name),)
 
 
 @check("7.9", hints=HINTS)
@@ -134,7 +136,8 @@ def _train(make, optimizer_class, settings) -> float:
     raise_on_all_ranks(_require_torchs, module)
     try:
         return train_on_whole_batch(module, optimizer, reference,
-                                    whole_steps(STEPS, BATCH, SEQUENCE), causes=CAUSES)
+                                    whole_steps(STEPS, BATCH, SEQUENCE),
+                                    layer_mistakes=LAYER_MISTAKES)
     except Wrong:  # on all ranks alike
         _judge_copies(module)
         raise
@@ -182,7 +185,7 @@ def _require_torchs(module):
 
 def _judge_traffic(make):
     batches = token_batches(2, BATCH, SEQUENCE)
-    traffic = record_last_step(
+    traffic = record_step(
         lambda model: raise_on_all_ranks(partial(make, lr=1e-3), model, torch.optim.SGD),
         small_llama(LAYERS), batches)
     sizes = Activations(LAYERS, BATCH, SEQUENCE, SIZES["hidden"])

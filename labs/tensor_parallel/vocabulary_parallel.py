@@ -7,7 +7,15 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch import nn
 
+from labs.checks.explanations import Found, LayerMistake
 from labs.checks.guesses import guessed
+from labs.checks.invariants import (
+    Activations,
+    ResidentBytes,
+    judge_collectives,
+    judge_resident_bytes,
+    record_step,
+)
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
 from labs.checks.reference import Reference
 from labs.checks.student_code import message_of, own_place
@@ -16,15 +24,7 @@ from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.predictions.communication import traffic
-from labs.tensor_parallel.explanations import Cause, Found
 from labs.tensor_parallel.groups import groups_to_try
-from labs.tensor_parallel.invariants import (
-    Activations,
-    ResidentBytes,
-    judge_collectives,
-    judge_resident_bytes,
-    record_last_step,
-)
 from labs.tensor_parallel.recording import (
     LOSS_TOKENS,
     LOSS_VOCABULARY,
@@ -32,7 +32,8 @@ from labs.tensor_parallel.recording import (
     gathered_cross_entropy,
     record_loss_cost,
 )
-from labs.tensor_parallel.reference import (
+from labs.tensor_parallel.vocabulary_loss import MOST_PER_TOKEN, try_loss
+from labs.tensor_parallel.whole_batch import (
     ADAMW,
     MISTAKES,
     make_optimizer,
@@ -40,7 +41,6 @@ from labs.tensor_parallel.reference import (
     train_on_whole_batch,
     whole_steps,
 )
-from labs.tensor_parallel.vocabulary_loss import MOST_PER_TOKEN, try_loss
 from labs.training import models
 from labs.workers.launcher import launch
 
@@ -72,11 +72,13 @@ def _is_mixed(found: Found) -> bool:
     return any(close(factor * found.got, mixed) for factor in (1, found.ranks))
 
 
-CAUSES = (Cause("summed_too_often",
-                "the rows of several ranks are added up in it: it was reduced once too often",
-                "A row's gradient is complete on the rank that has the row, what the embedding and "
-                "what the head give together. The other ranks' gradients belong to other rows.",
-                lambda found: found.got.dim() == 2 and _is_mixed(found)),)
+LAYER_MISTAKES = (
+    LayerMistake(
+        "summed_too_often",
+        "the rows of several ranks are added up in it: it was reduced once too often",
+        "A row's gradient is complete on the rank that has the row, what the embedding and what "
+        "the head give together. The other ranks' gradients belong to other rows.",
+        lambda found: found.got.dim() == 2 and _is_mixed(found)),)
 
 
 @check("7.5")
@@ -120,7 +122,7 @@ def _train(vocabulary_parallel, group, number, tied):
     # One forward before the training, where an exception of the model's own loss gets a sentence.
     raise_on_all_ranks(_judge_forward, model)
     train_on_whole_batch(model, optimizer, reference, whole_steps(5, BATCH, TOKENS, seed=number),
-                         group, mistakes=MISTAKES, causes=CAUSES)
+                         group, mistakes=MISTAKES, layer_mistakes=LAYER_MISTAKES)
 
 
 def _judge_tied(model, tied):
@@ -160,7 +162,7 @@ def _judge_bytes(vocabulary_parallel, group, tied):
     whole = whole_model(tied)
     sharded = [name for name, _ in models.trainable(whole) if name in NAMES]
     # build() makes its own model, so `whole` keeps its full weights for their sizes.
-    traffic = record_last_step(lambda _: build(), whole, batches)
+    traffic = record_step(lambda _: build(), whole, batches)
     # b·s·h once at the embedding, once at the head; and the loss.
     judge_collectives(traffic, {"all_reduce": 2}, Activations(1, BATCH, TOKENS, SIZES["hidden"]),
                       group, small=MOST_PER_TOKEN * BATCH * TOKENS, hints=MORE)

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from labs.checks.mistakes import MOMENTUM_MISSING, NOT_UPDATED
 from labs.checks.on_ranks import BATCH, module_and_optimizer, raise_on_all_ranks
-from labs.checks.reference import Mistake, Reference, Step, train_beside_reference
+from labs.checks.reference import Reference, Step
+from labs.checks.training import train_and_compare
 from labs.checks.verdicts import Wrong
 from labs.training import data
 from labs.training.models import move_to_rank, trainable
-from labs.zero_stages.reference import HINTS, parameters_of
+from labs.zero_stages.stage_training import HINTS, parameters_of
 
 BYTES = 8  # of a sequence: the inputs and the outputs of a model
 
@@ -142,11 +144,9 @@ _CHECKED = ("an nn.Sequential", "odd shapes", "a layer used twice", "a layer nev
 _SETTINGS = {"lr": 0.1, "momentum": 0.9}
 _STEPS = 3
 _MISTAKES = (
-    Mistake("not_updated", "not changed by the step", "Does the optimizer hold a shard of it, and "
-            "does the shard get its gradient?", lambda reference: [reference.unchanged()]),
-    Mistake("momentum_missing", "updated without momentum", "Pass all settings (**settings) to the "
-            "optimizer that updates the shard.",
-            lambda reference: [reference.otherwise(momentum=0.0)]))
+    NOT_UPDATED.with_hint("Does the optimizer hold a shard of it, and does the shard get its "
+                          "gradient?"),
+    MOMENTUM_MISSING)
 
 
 def reject_other_architectures(strategy: Callable) -> None:
@@ -180,7 +180,7 @@ def _compare_with_reference(strategy, model):
                     "Make the inner optimizer by optimizer_class(shards, **settings).",
                     code="optimizer_class_ignored")
     steps = [Step(batch) for batch in data.xy_batches(_STEPS, BATCH, seed=3)]
-    train_beside_reference(module, optimizer, [reference], steps, mistakes=_MISTAKES, hints=HINTS,
+    train_and_compare(module, optimizer, [reference], steps, mistakes=_MISTAKES, hints=HINTS,
                            parameters_of=partial(parameters_of, model=model))
 
 

@@ -12,8 +12,8 @@ from labs.training.models import EdgeCaseModel
 from labs.workers import devices
 from labs.zero_stages.collectives import all_gather
 from labs.zero_stages.flat_parameter import FlatParameter, layer_groups
-from labs.zero_stages.reference import STEPS, parameters_of
 from labs.zero_stages.scaffold import ShardedModule, ShardedOptimizer
+from labs.zero_stages.stage_training import STEPS, parameters_of
 from labs.zero_stages.stages import moves, verify_stage
 
 _NOT_GATHERED = ("A layer computes while its storage is empty: gather it before each forward and "

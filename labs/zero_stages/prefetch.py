@@ -13,8 +13,8 @@ from labs.training import data
 from labs.training.models import DeepMLP
 from labs.words import to_within
 from labs.zero_stages.architectures import reject_other_architectures
-from labs.zero_stages.invariants import reject_broken_invariants, unsharded_memory
-from labs.zero_stages.reference import SETTINGS, STEPS, build, difference_from_reference
+from labs.zero_stages.stage_limits import reject_broken_invariants, unsharded_memory
+from labs.zero_stages.stage_training import SETTINGS, STEPS, build, difference_from_reference
 from labs.zero_stages.stages import MEMORY_HINTS, WORLD_SIZES
 
 

@@ -9,7 +9,8 @@ import torch
 from labs.checks.guesses import guessed
 from labs.checks.numbers import as_number
 from labs.checks.on_ranks import BATCH, raise_on_all_ranks
-from labs.checks.reference import Hints, Reference, Step, judge_parameters
+from labs.checks.reference import Reference, Step
+from labs.checks.training import Hints, judge_parameters
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
@@ -19,8 +20,8 @@ from labs.training.loop import train
 from labs.training.models import EdgeCaseModel
 from labs.words import to_within
 from labs.workers.launcher import launch
-from labs.zero_stages.reference import SETTINGS, adamw, build, parameters_of
 from labs.zero_stages.scaffold import ShardedOptimizer, load_sharded_state_dict, sharded_state_dict
+from labs.zero_stages.stage_training import SETTINGS, adamw, build, parameters_of
 
 # 1597 is prime, so no number of ranks divides it, and 12 is divided by most. 5 and 1 leave ranks
 # with padding only.

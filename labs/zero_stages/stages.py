@@ -8,8 +8,8 @@ import torch.distributed as dist
 from labs.checks.on_ranks import on_ranks, torchs_own_refused
 from labs.words import to_within
 from labs.zero_stages.architectures import reject_other_architectures
-from labs.zero_stages.invariants import reject_broken_invariants, unsharded_memory
-from labs.zero_stages.reference import STEPS, difference_from_reference
+from labs.zero_stages.stage_limits import reject_broken_invariants, unsharded_memory
+from labs.zero_stages.stage_training import STEPS, difference_from_reference
 
 WORLD_SIZES = (3, 2, 4)  # 3 first: on 2 ranks a half, a square and a difference look alike
 _FREED_IN_FLIGHT = (

@@ -17,7 +17,7 @@ from labs.training import data, models
 from labs.training.presets import preset
 from labs.workers.launcher import launch
 from labs.zero_stages.architectures import make
-from labs.zero_stages.invariants import StageLimits
+from labs.zero_stages.stage_limits import StageLimits
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("warm_launcher")

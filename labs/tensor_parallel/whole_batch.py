@@ -11,15 +11,16 @@ How a check uses it, on a rank (`group` is what the student's function was given
 `train_on_whole_batch` reads parameters with a `ShardReader` (shards.py), which finds out by shapes
 which parameters are sharded and along which dimension, unequal sizes and padding at the end of the
 last shard included; so vocabulary-parallel embeddings and DTensors need nothing more. A replicated
-parameter is not averaged over ranks: each rank's own copy is held to the reference. Where a loss or
-a parameter differs and no `Mistake` explains it, explanations.py looks for the first layer whose
-output, or the first parameter whose gradient, differs, and says how. Part B and C add their own:
-`mistakes=(*MISTAKES, Mistake(...))`, `causes=(Cause(...),)`.
+parameter is not averaged over ranks: each rank's own copy is compared with the reference. Where a
+loss or a parameter differs and no `TrainingMistake` explains it, the first layer whose output, or
+the first parameter whose gradient, differs is looked for, and compared with what each
+`LayerMistake` leaves. An exercise adds its own: `mistakes=(*MISTAKES, TrainingMistake(...))`,
+`layer_mistakes=(LayerMistake(...),)`.
 
 Gradients are never judged, only explained: under sequence parallelism a right answer may reduce the
 norms' gradients as late as in the optimizer's step.
 
-Bytes and collectives are those of invariants.py: `ResidentBytes.of(model, sharded_names, ranks)`
+Bytes and collectives are judged by checks/invariants.py: `ResidentBytes.of(model, names, ranks)`
 with `judge_resident_bytes`, and `judge_collectives(traffic, allowed={"all_reduce": 4}, ...)`. A
 vocabulary-parallel answer adds the embedding's and head's names to the sharded ones; a
 sequence-parallel one allows {"all_gather": 4, "reduce_scatter": 4} (in elements of the whole
@@ -33,24 +34,18 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.checks import on_ranks
-from labs.checks.on_ranks import TOLERANCE
-from labs.checks.reference import (
-    UNEXPLAINED,
-    Hints,
-    Mistake,
-    Reference,
-    Step,
-    Tensors,
-    train_beside_reference,
-)
-from labs.checks.verdicts import Wrong
-from labs.tensor_parallel.explanations import (
-    GRADIENT_CAUSES,
-    OUTPUT_CAUSES,
-    Cause,
+from labs.checks.explanations import (
+    Found,
+    LayerMistake,
+    TrainingMistake,
     explain_gradients,
     explain_outputs,
 )
+from labs.checks.mistakes import NEW_OPTIMIZER_STATE, NOT_UPDATED
+from labs.checks.on_ranks import TOLERANCE, close
+from labs.checks.reference import Reference, Step, Tensors
+from labs.checks.training import UNEXPLAINED, Hints, train_and_compare
+from labs.checks.verdicts import Wrong
 from labs.tensor_parallel.shards import ShardReader
 from labs.training import data
 from labs.training.loop import ModuleAndOptimizer
@@ -65,16 +60,22 @@ HINTS = Hints(
     loss="Forward must compute what the whole model computes, on every rank.",
     unexplained="Is every gradient that a rank has only a part of summed over the ranks, once?")
 
+MEMORY_HINTS = {
+    "parameters": "Does a shard have memory of its own? A view of the whole weight keeps all of "
+                  "it: clone the part.",
+    "gradients": "Gradients are as large as the parameters: is anything not sharded that should "
+                 "be?",
+    "optimizer_state": "Make the optimizer after the layers have been replaced, from the "
+                       "parameters that the module has now.",
+    "rest": "Is something kept that was needed only to make the shards?"}
+
 MISTAKES = (
-    Mistake("not_updated", "not changed by the step",
-            "Replace the layers first; then make the optimizer, from the parameters that the "
-            "module has now.", lambda reference: [reference.unchanged()]),
-    Mistake("settings_ignored", "updated without the optimizer's settings",
-            "Pass **settings on to the optimizer.", lambda reference: _by_default(reference)),
-    Mistake("new_optimizer_state",
-            "updated as if by a new optimizer: the state of the earlier steps is lost",
-            "Make the optimizer once.",
-            lambda reference: [reference.otherwise(new_optimizer=True)]))
+    NOT_UPDATED.with_hint("Replace the layers first; then make the optimizer, from the parameters "
+                          "that the module has now."),
+    TrainingMistake("settings_ignored", "updated without the optimizer's settings",
+                    "Pass **settings on to the optimizer.",
+                    lambda reference: _by_default(reference)),
+    NEW_OPTIMIZER_STATE)
 
 
 def _by_default(reference: Reference) -> list[Tensors]:
@@ -82,6 +83,60 @@ def _by_default(reference: Reference) -> list[Tensors]:
     default = type(reference.optimizer)([nn.Parameter(torch.zeros(1))]).defaults
     alone = {name: value for name, value in default.items() if name != "lr"}
     return [reference.otherwise(**default), reference.otherwise(**alone)]
+
+
+def _bias_times(found: Found, times: int) -> bool:
+    return found.bias is not None and close(found.got - found.want,
+                                            (times * found.bias).expand_as(found.want))
+
+
+def _is_part(found: Found) -> bool:
+    """Whether the ranks' outputs add up to the reference's, the bias left out or on every rank."""
+    surplus = [0] if found.bias is None else [n * found.bias for n in (0, -1, found.ranks - 1)]
+    return any(close(found.total, found.want + bias) for bias in surplus)
+
+
+_SCALED = (
+    LayerMistake(
+        "summed_too_often", "it is {ranks} times the reference's",
+        "Sum over the ranks only what each rank has a part of, and only once.",
+        lambda found: close(found.got, found.ranks * found.want)),
+    LayerMistake(
+        "averaged", "it is 1/{ranks} of the reference's",
+        "Nothing is averaged here: all ranks have the same batch, and parts are summed.",
+        lambda found: close(found.got * found.ranks, found.want)),
+    LayerMistake(
+        "not_finite", "it is not finite", "Was memory read before it was written?",
+        lambda found: not found.got.isfinite().all()))
+OUTPUT_MISTAKES = (
+    LayerMistake(
+        "bias_on_every_rank", "the bias is in it {ranks} times, once for each rank",
+        "A row-parallel layer adds its bias after the sum over the ranks, once.",
+        lambda found: _bias_times(found, found.ranks - 1)),
+    LayerMistake(
+        "bias_missing", "the bias is missing", "Add the bias after the sum over the ranks.",
+        lambda found: _bias_times(found, -1)),
+    *_SCALED,
+    LayerMistake(
+        "not_summed", "it is only this rank's part: those of all ranks add up to the reference's",
+        "The outputs of a row-parallel layer are summed over the ranks: g, ReduceFromRegion.",
+        _is_part))
+GRADIENT_MISTAKES = (
+    *_SCALED,  # first: 1/t of it on every rank also adds up
+    LayerMistake(
+        "gradient_not_summed",
+        "the gradient is only this rank's part: those of all ranks add up to the reference's",
+        "Each rank's column-parallel layers send back only their part of the gradient of their "
+        "input. Sum it over the ranks where the input enters: f, CopyToRegion.",
+        lambda found: close(found.total, found.want)),
+    # Of a sharded parameter all ranks are asked for the same gradient, put together.
+    LayerMistake(
+        "gradient_partly_summed",
+        "each rank has another gradient for this parameter: a part of it was summed over the "
+        "ranks, and a part is this rank's alone",
+        "Several layers take this input, as query, key and value do, or gate and up: one of them "
+        "sends its part back unsummed. Apply f once, where the input of all of them enters.",
+        lambda found: not close(found.total, found.ranks * found.got)))
 
 
 def make_optimizer(kind: type, settings: dict) -> Callable[[nn.Module], torch.optim.Optimizer]:
@@ -108,15 +163,15 @@ def build(strategy: Callable, model: nn.Module, optimizer_class: type,
 
 def train_on_whole_batch(module: nn.Module, optimizer, reference: Reference, steps: Sequence[Step],
                          group: dist.ProcessGroup | None = None, *,
-                         mistakes: Sequence[Mistake] = MISTAKES, hints: Hints = HINTS,
-                         causes: Sequence[Cause] = (),
+                         mistakes: Sequence[TrainingMistake] = MISTAKES, hints: Hints = HINTS,
+                         layer_mistakes: Sequence[LayerMistake] = (),
                          tolerance: float = TOLERANCE) -> float:
     """On a rank: trains by the plain loop, held to the reference after each step; returns the
     largest difference of a parameter.
 
     Raises Wrong on all ranks, with what broke on the lowest: shards that are not the model's from
-    the beginning, then a loss, then a parameter. causes: what else may explain a wrong
-    output or gradient, see explanations.py.
+    the beginning, then a loss, then a parameter. layer_mistakes: what else may explain a wrong
+    output or gradient.
     """
     reader = ShardReader(module, reference.model, group)
     reader.require_start(module, reference.model)
@@ -131,7 +186,7 @@ def train_on_whole_batch(module: nn.Module, optimizer, reference: Reference, ste
         return 0.0
 
     try:
-        return train_beside_reference(
+        return train_and_compare(
             module, optimizer, [reference], steps, mistakes=mistakes, hints=hints,
             parameters_of=reader, judge_gradients=keep_gradients, tolerance=tolerance)
     except Wrong as wrong:  # raised on all ranks alike, so that they can go on communicating
@@ -140,11 +195,11 @@ def train_on_whole_batch(module: nn.Module, optimizer, reference: Reference, ste
         # so the mistake is in forward.
         if kept.get("steps") != done:
             found = explain_outputs(module, reference, steps[done - 1], reader,
-                                    (*causes, *OUTPUT_CAUSES))
+                                    (*layer_mistakes, *OUTPUT_MISTAKES))
         # The loss was right and a parameter is not: the mistake is in backward.
         elif wrong.code == UNEXPLAINED:
             found = explain_gradients(kept["gradients"], reference, reader, done - 1,
-                                      (*causes, *GRADIENT_CAUSES))
+                                      (*layer_mistakes, *GRADIENT_MISTAKES))
         else:
             found = None
         raise found or reader.out_of_order() or wrong from None

@@ -1,13 +1,22 @@
 """The reference on real ranks: right trainings agree, and each wrong one is called by its name."""
 
-import re
-
 import pytest
 import torch
 import torch.distributed as dist
 
+from labs.checks.mistakes import (
+    GRADIENT_OF_ONE_RANK,
+    GRADIENTS_NOT_CLEARED,
+    MEAN_TWICE,
+    NEW_OPTIMIZER_STATE,
+    NOT_ACCUMULATED,
+    NOT_UPDATED,
+    SUM_NOT_MEAN,
+    WEIGHT_DECAY_MISSING,
+)
 from labs.checks.on_ranks import BATCH, TOLERANCE
-from labs.checks.reference import Hints, Mistake, Reference, Step, train_beside_reference
+from labs.checks.reference import Reference, Step
+from labs.checks.training import UNEXPLAINED, Hints, train_and_compare
 from labs.checks.verdicts import Wrong
 from labs.training import data
 from labs.training.models import EdgeCaseModel
@@ -15,21 +24,8 @@ from labs.workers.failures import RankFailed
 from labs.workers.launcher import launch
 
 MISTAKES = (
-    Mistake("not_updated", "not changed", "step", lambda reference: [reference.unchanged()]),
-    Mistake("gradient_of_one_rank", "updated with one rank's gradient", "reduce",
-            lambda reference: [reference.otherwise(alone) for alone in reference.alone]),
-    Mistake("sum_not_mean", "updated with the sum", "divide",
-            lambda reference: [reference.otherwise(scale=dist.get_world_size())]),
-    Mistake("weight_decay_missing", "updated without decay", "settings",
-            lambda reference: [reference.otherwise(weight_decay=0.0)]),
-    Mistake("new_optimizer_state", "updated by a new optimizer", "once",
-            lambda reference: [reference.otherwise(new_optimizer=True)]),
-    Mistake("gradients_not_cleared", "updated with the gradients of all steps", "zero_grad",
-            lambda reference: [reference.otherwise(reference.accumulated())]),
-    Mistake("not_accumulated", "updated with one of {parts} passes", "add",
-            lambda reference: [reference.otherwise(scale=1 / reference.parts)]),
-    Mistake("mean_twice", "updated with the mean divided once more", "divide once",
-            lambda reference: [reference.otherwise(scale=1 / dist.get_world_size())]))
+    NOT_UPDATED, GRADIENT_OF_ONE_RANK, SUM_NOT_MEAN, WEIGHT_DECAY_MISSING, NEW_OPTIMIZER_STATE,
+    GRADIENTS_NOT_CLEARED, NOT_ACCUMULATED.with_hint("add"), MEAN_TWICE.with_hint("divide once"))
 SETTINGS = {"lr": 0.05, "weight_decay": 0.1, "eps": 1e-3}
 
 
@@ -76,9 +72,9 @@ def run(fault, parts=1):
         model.scale.data.mul_(2)
     if fault == "buffer":
         optimizer.register_step_post_hook(lambda *_: model.shift.add_(1))
-    return train_beside_reference(model, optimizer, [reference], steps, mistakes=MISTAKES,
-                                  hints=Hints(loss="forward", unexplained="why?"),
-                                  parameters_of=lambda module: dict(module.state_dict()))
+    return train_and_compare(model, optimizer, [reference], steps, mistakes=MISTAKES,
+                             hints=Hints(loss="forward", unexplained="why?"),
+                             parameters_of=lambda module: dict(module.state_dict()))
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -86,27 +82,25 @@ def test_a_right_training_agrees(parts):
     assert max(launch(run, "", parts, ranks=3, device="cpu", quiet=True)) < TOLERANCE
 
 
-@pytest.mark.parametrize(("fault", "words"), [
-    ("still", "after step 0: it was not changed"),
-    ("own", "it was updated with one rank's gradient"),
-    ("sum", "it was updated with the sum"), ("decay", "after step 0: .*updated without decay"),
-    ("new", "after step 1: .*updated by a new optimizer"),
-    ("all", "after step 1: .*updated with the gradients of all steps"),
-    ("parts", "updated with one of 2 passes"),
-    ("nan", "parameter 'first.bias' after step 0: it is not finite"),
-    ("loss", "rank 0, before the first step: the loss is"),
-    ("buffer", "buffer 'shift' after step 0")])
-def test_a_wrong_one_is_called_by_its_name(fault, words):
+@pytest.mark.parametrize(("fault", "code", "place"), [
+    ("still", "not_updated", "after step 0"), ("own", "gradient_of_one_rank", "after step 0"),
+    ("sum", "sum_not_mean", "after step"), ("decay", "weight_decay_missing", "after step 0"),
+    ("new", "new_optimizer_state", "after step 1"),
+    ("all", "gradients_not_cleared", "after step 1"), ("parts", "not_accumulated", "of 2 backward"),
+    ("nan", "not_finite", "parameter 'first.bias' after step 0"),
+    ("loss", "wrong_loss", "rank 0, before the first step"),
+    ("buffer", UNEXPLAINED, "buffer 'shift' after step 0")])
+def test_a_wrong_one_is_called_by_its_name(fault, code, place):
     with pytest.raises(RankFailed) as caught:
         launch(run, fault, ranks=3, device="cpu", quiet=True)
-    assert isinstance(caught.value.cause, Wrong)
-    assert re.search(words, caught.value.cause.sentence), caught.value.cause.sentence
+    wrong = caught.value.cause
+    assert isinstance(wrong, Wrong) and wrong.code == code and place in wrong.sentence, wrong
 
 
 @pytest.mark.parametrize("ranks, sentence, hint", [
-    (2, "it was updated with one of 2 passes, or updated with the mean divided once more (the same "
-     "on 2 ranks)", "add Or: divide once"),
-    (3, "it was updated with the mean divided once more", "divide once")])
+    (2, "it was updated with the gradient of one of 2 backward passes, or updated with the mean "
+     "divided by the world size once more (the same on 2 ranks)", "add Or: divide once"),
+    (3, "it was updated with the mean divided by the world size once more", "divide once")])
 def test_mistakes_that_leave_the_same_numbers_are_both_named(ranks, sentence, hint):
     with pytest.raises(RankFailed) as caught:
         launch(run, "twice", 2, ranks=ranks, device="cpu", quiet=True)

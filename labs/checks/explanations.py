@@ -1,9 +1,13 @@
-"""Says why a loss or a parameter differs from the reference's: finds the first layer whose output
-differs in forward, or the first parameter in backward whose gradient does, and compares it with
-what each known mistake leaves. Called on all ranks, after a check has found a difference."""
+"""One way to explain a difference from the reference: known mistakes, each with the numbers that it
+leaves, are compared with the numbers that were found.
+
+`explain_parameter` says which mistake leaves a parameter as it is after a step. `explain_outputs`
+and `explain_gradients` go further where none does: they look for the first layer whose output
+differs in forward, or the first parameter in backward whose gradient does, and say how. These two
+are called on all ranks. mistakes.py has the mistakes that several exercises know."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -13,6 +17,59 @@ from labs.checks.on_ranks import close, largest_difference
 from labs.checks.reference import Reference, Step, Tensors
 from labs.checks.verdicts import Wrong
 from labs.training import models
+
+
+@dataclass(frozen=True)
+class TrainingMistake:
+    """A known way to get a training step wrong, told apart by the parameters that it leaves.
+
+    code: see `Wrong`. sentence: goes on after "rank 1, parameter 'w' after step 2: it was"; {parts}
+    is filled in. gives(reference): the parameters by name that the mistake leaves; several sets
+    where each number may be from any of them; a parameter that is missing in all of them is not
+    explained. hint: said with it; hint_if_all: said instead where every number of the parameter
+    is explained so.
+    """
+
+    code: str
+    sentence: str
+    hint: str
+    gives: Callable[[Reference], Sequence[Tensors]]
+    hint_if_all: str = ""
+
+    def with_hint(self, hint: str, hint_if_all: str = "") -> "TrainingMistake":
+        """The same mistake, with what an exercise says to do about it."""
+        return replace(self, hint=hint, hint_if_all=hint_if_all)
+
+
+def explain_parameter(name: str, got: torch.Tensor, wrong: torch.Tensor, reference: Reference,
+                      mistakes: Sequence[TrainingMistake],
+                      tolerance: float) -> tuple[list[TrainingMistake], bool]:
+    """(the mistakes that leave these numbers, whether they explain all numbers, right ones too).
+
+    got: the parameter as it was found. wrong: of its shape, true where it is not the reference's.
+
+    Two mistakes may leave the same: on 2 ranks the mean divided once more is the gradient of one of
+    two passes. Then both are named. Those that explain all numbers go before those that explain
+    only the wrong ones, and those that say what each number is before a mixture.
+    """
+    found = []
+    for mistake in mistakes:
+        # unlike: elements that none of the mistake's sets of parameters explains
+        given = [parameters[name] for parameters in mistake.gives(reference) if name in parameters]
+        unlike = torch.stack([torch.ones_like(got, dtype=torch.bool),
+                              *(differs(got, one, tolerance) for one in given)]).all(0)
+        if not (unlike & wrong).any():  # some of what a mistake leaves may happen to be right
+            found.append(((bool(unlike.any()), len(given) > 1), mistake))
+    # False sorts before True: all numbers before only the wrong ones, one set before several.
+    best = min((how for how, _ in found), default=(False, False))
+    return [mistake for how, mistake in found if how == best], not best[0]
+
+
+def differs(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """Of their shape: true where they differ by more than the tolerance, which is absolute below 1
+    and relative above."""
+    # "not close" instead of "far", so that NaN differs too
+    return ~((got - want).abs() <= tolerance * want.abs().clamp(min=1.0))
 
 
 @dataclass(frozen=True)
@@ -38,9 +95,12 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Cause:
-    """A known mistake in a layer's forward or backward. holds(found): whether it explains what was
-    found. code: see `Wrong`."""
+class LayerMistake:
+    """A known way to get a layer's forward or backward wrong, told apart by its output or gradient.
+
+    holds(found): whether it explains what was found. code: see `Wrong`. {ranks} in the sentence is
+    filled in.
+    """
 
     code: str
     sentence: str
@@ -48,53 +108,8 @@ class Cause:
     holds: Callable[[Found], bool]
 
 
-def _bias_times(found: Found, times: int) -> bool:
-    return found.bias is not None and close(found.got - found.want,
-                                            (times * found.bias).expand_as(found.want))
-
-
-def _is_part(found: Found) -> bool:
-    """Whether the ranks' outputs add up to the reference's, the bias left out or on every rank."""
-    surplus = [0] if found.bias is None else [n * found.bias for n in (0, -1, found.ranks - 1)]
-    return any(close(found.total, found.want + bias) for bias in surplus)
-
-
-_SCALED = (
-    Cause("summed_too_often", "it is {ranks} times the reference's",
-          "Sum over the ranks only what each rank has a part of, and only once.",
-          lambda found: close(found.got, found.ranks * found.want)),
-    Cause("averaged", "it is 1/{ranks} of the reference's",
-          "Nothing is averaged here: all ranks have the same batch, and parts are summed.",
-          lambda found: close(found.got * found.ranks, found.want)),
-    Cause("not_finite", "it is not finite", "Was memory read before it was written?",
-          lambda found: not found.got.isfinite().all()))
-OUTPUT_CAUSES = (
-    Cause("bias_on_every_rank", "the bias is in it {ranks} times, once for each rank",
-          "A row-parallel layer adds its bias after the sum over the ranks, once.",
-          lambda found: _bias_times(found, found.ranks - 1)),
-    Cause("bias_missing", "the bias is missing", "Add the bias after the sum over the ranks.",
-          lambda found: _bias_times(found, -1)), *_SCALED,
-    Cause("not_summed", "it is only this rank's part: those of all ranks add up to the reference's",
-          "The outputs of a row-parallel layer are summed over the ranks: g, ReduceFromRegion.",
-          _is_part))
-GRADIENT_CAUSES = (
-    *_SCALED,  # first: 1/t of it on every rank also adds up
-    Cause("gradient_not_summed",
-          "the gradient is only this rank's part: those of all ranks add up to the reference's",
-          "Each rank's column-parallel layers send back only their part of the gradient of their "
-          "input. Sum it over the ranks where the input enters: f, CopyToRegion.",
-          lambda found: close(found.total, found.want)),
-    # Of a sharded parameter all ranks are asked for the same gradient, put together.
-    Cause("gradient_partly_summed",
-          "each rank has another gradient for this parameter: a part of it was summed over the "
-          "ranks, and a part is this rank's alone",
-          "Several layers take this input, as query, key and value do, or gate and up: one of them "
-          "sends its part back unsummed. Apply f once, where the input of all of them enters.",
-          lambda found: not close(found.total, found.ranks * found.got)))
-
-
 def explain_outputs(module: nn.Module, reference: Reference, step: Step, reader,
-                    causes: Sequence[Cause]) -> Wrong | None:
+                    mistakes: Sequence[LayerMistake]) -> Wrong | None:
     """The first output of a layer in forward that differs on a rank, with its cause; None if there
     is none that both models have. The reference goes back to before the step."""
     # Reference.train has updated it already; the module still has the parameters of before.
@@ -105,25 +120,26 @@ def explain_outputs(module: nn.Module, reference: Reference, step: Step, reader,
               for name, want in wanted.items()}
     found = {name: value for name, want in wanted.items() for value in [_alike(own, name)]
              if value is not None and value.shape == want.shape}
-    return _explain(found, wanted, list(wanted), reader.group, causes,
+    return _first_that_differs(found, wanted, list(wanted), reader.group, mistakes,
                     "rank {rank}, in forward: the output of {name!r} is not the reference's; "
                     "{cause}", layers)
 
 
 def explain_gradients(gradients: Tensors, reference: Reference, reader, number: int,
-                      causes: Sequence[Cause]) -> Wrong | None:
+                      mistakes: Sequence[LayerMistake]) -> Wrong | None:
     """The first gradient in the order of backward that differs on a rank, with its cause."""
     wanted = reference.by_name(reference.mean)
     # Backward reaches the last layers first: of several wrong gradients the one nearest to the loss
     # is the cause, and those before it are consequences.
     names = [name for name in reversed(list(wanted)) if "embed" not in name]
     names += [name for name in wanted if name not in names]  # an embedding's is complete last
-    return _explain(reader.gather(gradients), wanted, names, reader.group, causes,
+    return _first_that_differs(reader.gather(gradients), wanted, names, reader.group, mistakes,
                     f"rank {{rank}}, in backward of step {number}: the gradient of {{name!r}} is "
                     "not the reference's; {cause}")
 
 
-def _explain(found, wanted, names, group, causes, sentence, layers=None) -> Wrong | None:
+def _first_that_differs(found, wanted, names, group, mistakes, sentence,
+                        layers=None) -> Wrong | None:
     """A sentence on the first of `names` that differs on a rank of the group, of all groups."""
     unlike = [name for name in names if name in found and not close(found[name], wanted[name])]
     by_rank = [None] * dist.get_world_size(group)
@@ -140,22 +156,23 @@ def _explain(found, wanted, names, group, causes, sentence, layers=None) -> Wron
         if name in unlike:
             here = Found(name, found[name], wanted[name], total, len(by_rank),
                          (layers or {}).get(name))
-            wrong = _sentence(here, causes, sentence)
+            wrong = _sentence(here, mistakes, sentence)
     # Over all ranks, not over the group: then all groups raise the same sentence.
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, wrong)
     return next(filter(None, everyone), None)
 
 
-def _sentence(here, causes, sentence) -> Wrong:
-    cause = next((cause for cause in causes if cause.holds(here)), None)
-    if cause:
-        said = cause.sentence.format(ranks=here.ranks)
+def _sentence(here, mistakes, sentence) -> Wrong:
+    mistake = next((mistake for mistake in mistakes if mistake.holds(here)), None)
+    if mistake:
+        said = mistake.sentence.format(ranks=here.ranks)
     else:
         said = f"it is off by up to {largest_difference(here.got, here.want):.2g}"
     return Wrong(sentence.format(rank=dist.get_rank(), name=here.name, cause=said),
-                 cause.hint if cause else "What comes before it is right.",
-                 code=cause.code if cause else "wrong_output" if here.layer else "wrong_gradient")
+                 mistake.hint if mistake else "What comes before it is right.",
+                 code=mistake.code if mistake else
+                 "wrong_output" if here.layer else "wrong_gradient")
 
 
 def _outputs(module, step) -> Tensors:

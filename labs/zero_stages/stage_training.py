@@ -2,16 +2,28 @@
 batch. The mistakes of this notebook are named here, as data."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from labs.checks import on_ranks
+from labs.checks.explanations import TrainingMistake
+from labs.checks.mistakes import (
+    GRADIENT_OF_ONE_RANK,
+    GRADIENTS_NOT_CLEARED,
+    MEAN_TWICE,
+    NEW_OPTIMIZER_STATE,
+    NOT_ACCUMULATED,
+    NOT_UPDATED,
+    REDUCED_TWICE,
+    SUM_NOT_MEAN,
+    WEIGHT_DECAY_MISSING,
+    ZERO_GRADIENT,
+)
 from labs.checks.on_ranks import BATCH, raise_on_all_ranks
-from labs.checks.reference import Hints, Mistake, Reference, Step, train_beside_reference
+from labs.checks.reference import Reference, Step
+from labs.checks.training import Hints, train_and_compare
 from labs.checks.verdicts import Wrong
 from labs.training import data
 from labs.training.loop import ModuleAndOptimizer
@@ -62,16 +74,15 @@ def difference_from_reference(strategy: Callable, stage: int, reader: Callable |
     references = [Reference(EdgeCaseModel(seed=0), adamw, unused, falling_rate)
                   for unused in ("zero", "skip")]
     read = reader(model, optimizer) if reader else partial(parameters_of, model=model)
-    return train_beside_reference(
+    return train_and_compare(
         module, optimizer, references, steps_of(stage), hints=HINTS, parameters_of=read,
         mistakes=_mistakes(nothing_updated), schedule=falling_rate(optimizer))
 
 
-def _mistakes(nothing_updated) -> tuple[Mistake, ...]:
+def _mistakes(nothing_updated) -> tuple[TrainingMistake, ...]:
     """MISTAKES, the first with the exercise's own hint, if there is one."""
     first, *others = MISTAKES
-    hint = nothing_updated or first.hint_if_whole
-    return replace(first, hint_if_whole=hint), *others
+    return first.with_hint(first.hint, nothing_updated or first.hint_if_all), *others
 
 
 def build(strategy: Callable, model: nn.Module, settings: dict) -> ModuleAndOptimizer:
@@ -100,18 +111,6 @@ def parameters_of(module: nn.Module, model: nn.Module) -> dict[str, torch.Tensor
     return found if readable else None
 
 
-def _if_accumulated(scale: Callable[[int], float]) -> Callable:
-    """`Mistake.gives` for a step whose gradient, accumulated from several backward passes, is
-    multiplied by scale(passes); of a step of one pass it explains nothing."""
-    return lambda reference: ([reference.otherwise(scale=scale(reference.parts))]
-                              if reference.parts > 1 else [])
-
-
-def _scaled(scale: Callable[[int], float]) -> Callable:
-    """`Mistake.gives` for a step whose mean gradient is multiplied by scale(N)."""
-    return lambda reference: [reference.otherwise(scale=scale(dist.get_world_size()))]
-
-
 HINTS = Hints(
     loss="Forward does not run with the parameters that it should: are all of them gathered, and "
          "updated?",
@@ -121,41 +120,16 @@ HINTS = Hints(
 
 # Tried in this order: the first that explains every wrong number names the mistake.
 MISTAKES = (
-    Mistake("not_updated", "not changed by the step",
-            "After the update every rank needs the pieces that the others updated: gather the "
-            "parameters, again in every step.",
-            lambda reference: [reference.unchanged()],
-            hint_if_whole="Nothing of it was updated here. Does the inner optimizer hold "
-            "flat.shard, and does every shard get its gradient before inner.step(), also the unit "
-            "reduced last?"),
-    Mistake("not_accumulated", "updated with the gradient of one of {parts} backward passes",
-            "A new gradient is added to the one that is there.",
-            _if_accumulated(lambda parts: 1 / parts)),
-    Mistake("reduced_twice",
-            "updated with gradients that had been reduced before, in an earlier backward pass",
-            "Once they are reduced, free them: set the parameters' .grad to None. A hook that "
-            "returns None frees nothing.",
-            # of k equal passes the first is then reduced k times, the last once
-            _if_accumulated(lambda parts: (parts + 1) / 2)),
-    Mistake("gradient_of_one_rank", "updated with the gradient of one rank alone",
-            "Reduce the gradients over the ranks first, in every step and for every parameter.",
-            lambda reference: [reference.otherwise(own) for own in reference.alone]),
-    Mistake("sum_not_mean", "updated with the SUM of the gradients over the ranks, not the mean",
-            "Divide by the world size.", _scaled(lambda ranks: ranks)),
-    Mistake("mean_twice", "updated with the mean divided by the world size once more",
-            "Divide once.", _scaled(lambda ranks: 1 / ranks)),
-    Mistake("schedule_ignored", "updated with a learning rate that does not follow the schedule",
-            "The schedule changes optimizer.param_groups: they must be the groups that the update "
-            "reads.", lambda reference: [reference.otherwise(lr=SETTINGS["lr"])]),
-    Mistake("weight_decay_missing", "updated without weight decay",
-            "Pass all settings (**settings) to the optimizer that updates the shard.",
-            lambda reference: [reference.otherwise(weight_decay=0.0)]),
-    Mistake("new_optimizer_state",
-            "updated as if by a new optimizer: the moments of the earlier steps are lost",
-            "Make the inner optimizer once, in __init__.",
-            lambda reference: [reference.otherwise(new_optimizer=True)]),
-    Mistake("gradients_not_cleared", "updated with the gradients of all steps so far",
-            "zero_grad must forget the parameters' gradients, not only those of the shards.",
-            lambda reference: [reference.otherwise(reference.accumulated())]),
-    Mistake("zero_gradient", "updated with a gradient of zero",
-            "Where did the gradient go before the update?", _scaled(lambda ranks: 0)))
+    NOT_UPDATED.with_hint(
+        "After the update every rank needs the pieces that the others updated: gather the "
+        "parameters, again in every step.",
+        hint_if_all="Nothing of it was updated here. Does the inner optimizer hold flat.shard, and "
+        "does every shard get its gradient before inner.step(), also the unit reduced last?"),
+    NOT_ACCUMULATED, REDUCED_TWICE, GRADIENT_OF_ONE_RANK, SUM_NOT_MEAN, MEAN_TWICE,
+    TrainingMistake(
+        "schedule_ignored", "updated with a learning rate that does not follow the schedule",
+        "The schedule changes optimizer.param_groups: they must be the groups that the update "
+        "reads.", lambda reference: [reference.otherwise(lr=SETTINGS["lr"])]),
+    WEIGHT_DECAY_MISSING,
+    NEW_OPTIMIZER_STATE.with_hint("Make the inner optimizer once, in __init__."),
+    GRADIENTS_NOT_CLEARED, ZERO_GRADIENT)

@@ -27,7 +27,7 @@ from labs.predictions.communication.traffic import passes, stage_passes
 from labs.training import data
 from labs.training.models import DeepMLP, count_trainable, trainable
 from labs.workers import devices
-from labs.zero_stages.reference import SETTINGS, build
+from labs.zero_stages.stage_training import SETTINGS, build
 
 BYTES = 4  # of an fp32 element
 _REDUCING = ("all_reduce", "reduce", "all_to_all")  # "reduce": and "reduce_scatter"
