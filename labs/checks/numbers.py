@@ -10,10 +10,9 @@ from itertools import combinations
 from numbers import Real
 from typing import Any
 
+from labs.checks.tolerances import FLOAT32
 from labs.checks.verdicts import Wrong, kind_of
 from labs.words import format_distinct
-
-_FLOAT32 = 1e-6  # relative: what a few operations in float32 may be off by
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ def judge_number(got, want: float, causes: Iterable[Cause], what: str, unit: str
     number = require_number(got, what)
     # A result computed with float32 tensors is right if its seven digits are.
     if isinstance(number, Single):
-        rel_tol = max(rel_tol, _FLOAT32)
+        rel_tol = max(rel_tol, FLOAT32)
 
     def is_close(value):
         return math.isclose(number, value, rel_tol=rel_tol, abs_tol=abs_tol)
@@ -195,7 +194,7 @@ def likeliest_cause(mistakes: Sequence[Mistake], cases: Sequence, answers: Seque
     def leads(mistake, place):
         found = answers[place]
         return found is not None and math.isclose(mistake.number(cases[place]), found,
-                                                  rel_tol=_FLOAT32)
+                                                  rel_tol=FLOAT32)
 
     found = [mistake for mistake in mistakes if leads(mistake, at)]
     return [max(found, key=lambda mistake: sum(
@@ -203,7 +202,7 @@ def likeliest_cause(mistakes: Sequence[Mistake], cases: Sequence, answers: Seque
 
 
 def common_cause(mistakes: Sequence[Mistake], cases: Sequence, answers: Sequence[float | None],
-                 at: int, rel_tol: float = _FLOAT32) -> list[Cause]:
+                 at: int, rel_tol: float = FLOAT32) -> list[Cause]:
     """Returns the cause of the wrong answers[at]: the first mistake that leads to every answer, the
     right ones too; an empty list where none does. So no cause is named that one of the cases
     contradicts. answers: one for each case, None where there is none."""

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from labs.checks.tolerances import SUMS
 from labs.checks.verdicts import Wrong, kind_of
 from labs.training.loop import ModuleAndOptimizer
 from labs.training.models import trainable
@@ -22,7 +23,6 @@ Result = TypeVar("Result")
 # On 2 ranks some mistakes leave the right numbers: an exchange with the next rank is a complete
 # all-reduce there. Few sizes are divisible by 3, so padding is needed.
 WORLD_SIZES = (2, 3, 4)
-TOLERANCE = 1e-5  # of float32 sums in another order
 _TORCHS_HINT = "Build it from hooks and collectives; torch's is for comparing afterwards."
 BATCH = 12  # divides by 2, 3 and 4 ranks
 
@@ -141,7 +141,7 @@ def largest_difference(got: torch.Tensor, want: torch.Tensor) -> float:
 
 def close(got: torch.Tensor, want: torch.Tensor) -> bool:
     """Whether two tensors are equal up to the order of float32 sums."""
-    return largest_difference(got, want) <= TOLERANCE * max(1.0, want.abs().max().item())
+    return largest_difference(got, want) <= SUMS * max(1.0, want.abs().max().item())
 
 
 @contextlib.contextmanager

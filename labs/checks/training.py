@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.checks.explanations import TrainingMistake, differs, explain_parameter
-from labs.checks.on_ranks import TOLERANCE, largest_difference, raise_on_all_ranks
+from labs.checks.on_ranks import largest_difference, raise_on_all_ranks
 from labs.checks.reference import Reference, Step, Tensors
+from labs.checks.tolerances import LOSS, SUMS
 from labs.checks.verdicts import Wrong
 from labs.words import counted, format_distinct
 
@@ -38,7 +39,7 @@ def train_and_compare(module: nn.Module, optimizer, references: Sequence[Referen
                       parameters_of: Callable[[nn.Module], Tensors | None] = full_parameters,
                       judge_gradients: Callable[[Reference, int], float] | None = None,
                       schedule=None, during=contextlib.nullcontext,
-                      tolerance: float = TOLERANCE) -> float:
+                      tolerance: float = SUMS) -> float:
     """On a rank: trains `module` by the plain loop and holds it to the references after each step.
 
     Returns the largest difference of a parameter (or a gradient); raises Wrong on all ranks with
@@ -83,7 +84,7 @@ def _judge_loss(loss, references, number, hints, tolerance):
     # a forward with stale or partly gathered parameters shows in the loss before any update does
     rank = dist.get_rank()
     want = [reference.losses[rank] for reference in references]
-    most = min(tolerance, 10 * TOLERANCE)  # a loss is a mean: rounding shows less than in a weight
+    most = min(tolerance, LOSS)  # a loss is a mean: rounding shows less than in a weight
     if min(abs(loss - w) for w in want) <= most * max(1.0, abs(want[0])):
         return
     when = f"after {counted(number, 'step')}" if number else "before the first step"
@@ -94,7 +95,7 @@ def _judge_loss(loss, references, number, hints, tolerance):
 
 def judge_parameters(found: Tensors | None, references: Sequence[Reference], when: str,
                      mistakes: Sequence[TrainingMistake] = (), hints: Hints = Hints(),
-                     tolerance: float = TOLERANCE) -> float:
+                     tolerance: float = SUMS) -> float:
     """The largest difference from the nearest reference's parameters, and from its buffers where
     `found` has them. Raises Wrong, with the mistake that explains the numbers if there is one."""
     if found is None:

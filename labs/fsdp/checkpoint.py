@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import _async_executor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from labs.checks.on_ranks import TOLERANCE, largest_difference, raise_on_all_ranks
+from labs.checks.on_ranks import largest_difference, raise_on_all_ranks
 from labs.checks.reference import Step
 from labs.checks.student_code import own_place
+from labs.checks.tolerances import TRAINED
 from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp import common, scaffold
 from labs.meters.traffic import Traffic
@@ -245,7 +246,7 @@ def _check_rate(rates):
 def _check_parameters(got, want, when, hint):
     for name, value in want.items():
         apart = largest_difference(got[name], value)
-        if apart > 50 * TOLERANCE:
+        if apart > TRAINED:
             raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, parameter {name!r} {when}: it "
                         f"differs from the saved run's by {apart:.2g}", hint, code="wrong_value")
 

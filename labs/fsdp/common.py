@@ -16,8 +16,9 @@ from torch.distributed.tensor import DTensor
 from labs.checks import on_ranks
 from labs.checks.explanations import TrainingMistake
 from labs.checks.mistakes import NOT_UPDATED
-from labs.checks.on_ranks import TOLERANCE, raise_on_all_ranks
+from labs.checks.on_ranks import raise_on_all_ranks
 from labs.checks.reference import Reference, Step
+from labs.checks.tolerances import TRAINED
 from labs.checks.training import Hints, train_and_compare
 from labs.checks.verdicts import Wrong
 from labs.fsdp.unit_errors import explained, reject_lost_units
@@ -184,7 +185,7 @@ def compare_with_reference(strategy: Callable) -> float:
         module, optimizer, [reference], steps(), mistakes=_MISTAKES, parameters_of=parameters_of,
         hints=Hints(unexplained="The optimizer is as it was asked for, so its gradients are not: "
                     "compute and reduce in the model's own type, once for each step."),
-        tolerance=20 * TOLERANCE)
+        tolerance=TRAINED)
 
 
 def closeness(difference: float) -> str:

@@ -22,13 +22,13 @@ from labs.checks.mistakes import (
     SUM_NOT_MEAN,
 )
 from labs.checks.on_ranks import (
-    TOLERANCE,
     largest_difference,
     on_ranks,
     raise_on_all_ranks,
     torchs_own_refused,
 )
 from labs.checks.reference import Reference
+from labs.checks.tolerances import TRAINED
 from labs.checks.training import Hints, train_and_compare
 from labs.checks.verdicts import Wrong, check
 from labs.fsdp import common
@@ -140,7 +140,7 @@ def _compare_with_reference(strategy, make) -> float:
              for number, step in enumerate(common.steps())]
     return train_and_compare(
         module, optimizer, [reference], steps, mistakes=_MISTAKES, hints=_NUMBERS,
-        parameters_of=partial(_whole_parameters, model=reference.model), tolerance=20 * TOLERANCE)
+        parameters_of=partial(_whole_parameters, model=reference.model), tolerance=TRAINED)
 
 
 _NUMBERS = Hints(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from labs.checks.on_ranks import TOLERANCE, largest_difference, on_ranks, raise_on_all_ranks
+from labs.checks.on_ranks import largest_difference, on_ranks, raise_on_all_ranks
+from labs.checks.tolerances import TRAINED
 from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp import common
 from labs.pictures.tables import Table
@@ -104,8 +105,8 @@ def _judge(found, norms) -> float:
     # Gradients that are never cleared add up: after clipping their norm is right, and their
     # direction is that of all batches so far.
     difference = _apart(found, want.parameters[-1])
-    if difference > 50 * TOLERANCE:
-        added = _apart(found, _train_alone(cleared=False).parameters[-1]) < 50 * TOLERANCE
+    if difference > TRAINED:
+        added = _apart(found, _train_alone(cleared=False).parameters[-1]) < TRAINED
         raise Wrong(f"{rank}: every gradient is clipped to {MAX_NORM}, and after {STEPS} steps a "
                     f"parameter is {difference:.2g} off the reference's"
                     + ": each gradient is added to those of the steps before it" * added,

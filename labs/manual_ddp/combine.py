@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from labs.checks.on_ranks import TOLERANCE, largest_difference
+from labs.checks.on_ranks import largest_difference
+from labs.checks.tolerances import SUMS
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import agreement
 from labs.pictures.picture import Picture
@@ -84,7 +85,7 @@ def as_gradient(got, want) -> torch.Tensor:
 
 def _close(got, want) -> bool:
     # relative to this gradient, whose numbers are small: else weights off by 1 % would pass
-    return largest_difference(got, want) <= TOLERANCE * want.abs().max().item()
+    return largest_difference(got, want) <= SUMS * want.abs().max().item()
 
 
 def _judge(got, want, parts, shards):

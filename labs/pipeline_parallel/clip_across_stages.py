@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from labs.checks.numbers import Cause, as_number, judge_number
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.tolerances import NORM
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic, numbers_sent
 from labs.pipeline_parallel.one_process import Case, OneProcess, draw_micro_batches
@@ -20,7 +21,6 @@ STEPS = 5
 LIMITS = (0.05, 1e6)  # the norm is clipped, and left alone
 SGD = {"lr": 0.3, "momentum": 0.9}
 _MOST = 32  # numbers that may be sent beside the tied gradient: a norm
-_TOLERANCE = 1e-4  # relative: torch adds 1e-6 to the divisor
 
 
 @check("7.20")
@@ -157,7 +157,7 @@ def _judge_norm(norm, own, by_rank, reference, limit, where, job):
               "Return the one from before."),
         Cause("norm_over_all_pipelines_job", job, "the norm over all pipelines of the job",
               "Sum over `group`, the ranks of one pipeline: what is not said is all ranks.")]
-    judge_number(norm, whole, causes, f"{where}, the norm", rel_tol=_TOLERANCE,
+    judge_number(norm, whole, causes, f"{where}, the norm", rel_tol=NORM,
                  source="that of the whole model's gradient is")
 
 
@@ -172,7 +172,7 @@ def _judge_gradients(norm, own, by_rank, reference, stages, limit, where):
                 raise Wrong(f"{where}, parameter {name!r}: it has no gradient any more",
                             "Scale gradients in place.", code="gradient_missing")
             off = (parameter.grad - want).abs().max().item()
-            if not off <= _TOLERANCE * max(1e-4, want.abs().max().item()):
+            if not off <= NORM * max(1e-4, want.abs().max().item()):
                 raise Wrong(f"{where}, parameter {name!r}: its gradient is "
                             + _what(parameter, own, by_rank, want, off),
                             "Every rank scales all of its gradients by the same factor, at most 1; "

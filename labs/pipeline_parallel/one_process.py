@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from labs.checks.on_ranks import largest_difference
+from labs.checks.tolerances import GRADIENTS
 from labs.pipeline_parallel.stages import (
     IGNORED,
     MicroBatch,
@@ -22,7 +23,6 @@ from labs.training.models import move_to_rank, trainable
 from labs.workers import devices
 
 VOCABULARY, CONTEXT, HIDDEN = 48, 12, 16
-TOLERANCE = 2e-5  # relative to the largest gradient: float32 sums in another order
 Gradients = dict[str, torch.Tensor]
 
 
@@ -110,4 +110,4 @@ class OneProcess:
 
 def close(got: torch.Tensor, want: torch.Tensor) -> bool:
     """Whether two gradients are equal up to the order of sums."""
-    return largest_difference(got, want) <= TOLERANCE * max(1e-3, want.abs().max().item())
+    return largest_difference(got, want) <= GRADIENTS * max(1e-3, want.abs().max().item())

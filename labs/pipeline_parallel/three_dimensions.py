@@ -4,7 +4,8 @@ from collections.abc import Callable
 from statistics import fmean
 
 from labs.checks.guesses import guessed
-from labs.checks.on_ranks import TOLERANCE, largest_difference
+from labs.checks.on_ranks import largest_difference
+from labs.checks.tolerances import LOSS, SUMS
 from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.metrics import Metric
 from labs.pictures import marks, palette
@@ -79,12 +80,12 @@ def _judge_losses(runs, losses):
         for replica in (0, 1):
             ones = [run.losses[step] for run in last if run.coordinates[0] == replica]
             # The last stage of a replica is on two ranks, its tensor-parallel group.
-            if abs(ones[0] - ones[1]) > TOLERANCE * want:
+            if abs(ones[0] - ones[1]) > SUMS * want:
                 raise Wrong(f"step {step}: the two tensor-parallel ranks of replica {replica} have "
                             f"losses {ones[0]:.6g} and {ones[1]:.6g}, but they compute one",
                             "Is the plan's mesh mesh[\"tensor\"]?", code="losses_differ")
         got = fmean(run.losses[step] for run in last)
-        if abs(got - want) > 10 * TOLERANCE * want:
+        if abs(got - want) > LOSS * want:
             raise Wrong(f"step {step}: the mean loss of the replicas is {got:.6g}, the reference's "
                         f"{want:.6g}", "Before the first step, forward is wrong. After it, the "
                         "gradients are: are they averaged over mesh[\"data\"]?" if not step else
@@ -105,7 +106,7 @@ def _judge_parameters(runs, reference) -> float:
                         "parallelize_module and fully_shard keep each parameter's whole shape.",
                         code="wrong_shape")
         difference = largest_difference(found[name], want)
-        if difference > TOLERANCE:
+        if difference > SUMS:
             raise Wrong(f"parameter {name!r} after step {STEPS - 1}: off by up to "
                         f"{difference:.2g} from the reference's", code="differs_from_reference")
         worst = max(worst, difference)

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from labs.checks.guesses import guessed
 from labs.checks.numbers import Cause, judge_number
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.tolerances import SUMS
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
@@ -20,7 +21,6 @@ from labs.training import models
 from labs.workers import devices
 from labs.workers.launcher import launch
 
-TOLERANCE = 1e-5  # relative: an honest answer may divide integers, and torch then gives float32
 # Of each case: its name, and lengths(rank, part) of the answers of a micro-batch; and their number.
 CASES = (
     ("one micro-batch", lambda rank, part: (3 + 9 * rank, 2), 1),
@@ -90,14 +90,14 @@ def _judge(model, loss, reference, name) -> float:
     found = _gradient(model, where)
     mistakes = reference.mistakes()
     difference = _distance(found, want)
-    if not difference <= TOLERANCE:
+    if not difference <= SUMS:
         why = next((sentence for sentence, weight in mistakes
-                    if _distance(found, reference.step(weight)[1]) <= TOLERANCE), "")
+                    if _distance(found, reference.step(weight)[1]) <= SUMS), "")
         _, alone = reference.step(lambda r, p: (r == rank) / max(1, sum(reference.counts[r])))
-        if not why and _distance(found, alone) <= TOLERANCE:
+        if not why and _distance(found, alone) <= SUMS:
             why = "this rank's own, averaged with no other's"
         _, last = reference.step(lambda r, p: (p == reference.parts - 1) / reference.total)
-        if not why and _distance(found, last) <= TOLERANCE:
+        if not why and _distance(found, last) <= SUMS:
             raise Wrong(f"{where}: the gradient is that of the last micro-batch alone",
                         "Each backward adds to what lies in the gradients: nothing sets them to "
                         "zero in between.", code="last_micro_batch_only")
@@ -118,7 +118,7 @@ def _judge(model, loss, reference, name) -> float:
         loss = loss.detach()
     judge_number(loss, want_loss, causes, f"{where}, the loss", hint="Sum the losses over the "
                  "ranks before you divide.", source="the mean over all answer tokens is",
-                 rel_tol=1e-5)
+                 rel_tol=SUMS)
     return difference
 
 

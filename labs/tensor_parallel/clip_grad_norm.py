@@ -19,6 +19,7 @@ from labs.checks.invariants import (
 from labs.checks.numbers import Cause, as_number, judge_number
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.reference import Reference
+from labs.checks.tolerances import NORM
 from labs.checks.verdicts import LAUNCH_SECONDS, Wrong, check, kind_of, shows
 from labs.meters.traffic import Traffic, numbers_sent
 from labs.pictures import palette
@@ -44,7 +45,6 @@ from labs.workers.launcher import launch
 
 # That may be sent: the norm is one number; all ranks' squares, gathered, are one of each.
 _MOST_NUMBERS = 16
-_TOLERANCE = 1e-4  # of a norm, relative: torch adds 1e-6 to the divisor
 _TIED = {2: False, 4: True}  # ranks -> whether embedding and head of the Llama are one weight
 _SHARDED, _REPLICATED = ((3, 4), (7,), (2, 1, 5)), ((6,), (4, 2))
 
@@ -153,7 +153,7 @@ def _judge(norm, gradients, calls, who):
                     "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.",
                     code="wrong_type")
     judge_number(norm, gradients.norm, _causes(gradients), f"{who}, the norm",
-                 rel_tol=_TOLERANCE, abs_tol=1e-6, source="that of the whole gradient is",
+                 rel_tol=NORM, abs_tol=1e-6, source="that of the whole gradient is",
                  hint="Norms do not add up, their squares do: sum the squares of the shards over "
                       "the group, add those of the replicated parameters once, take the root.")
     _judge_scale(gradients, who)
@@ -214,21 +214,26 @@ def _judge_scale(gradients, who):
                         code="gradient_replaced")
         ratio = ((tensor * before).sum() / before.square().sum()).item()
         # One factor for all: another one on one rank, or for one list, turns the gradient.
-        if not abs(ratio - factor) <= _TOLERANCE:  # also where it is not a number
+        if not abs(ratio - factor) <= NORM:  # also where it is not a number
             raise Wrong(f"{who}: the gradient of {name} is {ratio:.4f}x what it was, instead of "
                         f"{factor:.4f}x", _scale_hint(ratio, factor), code="wrong_scale")
+        # A change at right angles to the gradient, as noise is, does not show in the ratio.
+        off = (tensor - factor * before).abs().max().item()
+        if not off <= NORM * before.abs().max().item():
+            raise Wrong(f"{who}: an element of the gradient of {name} differs by {off:.2g} from "
+                        f"{factor:.4f}x what it was", "Clipping multiplies all elements by one "
+                        "factor and does nothing else.", code="not_one_factor")
 
 
 def _scale_hint(ratio, factor) -> str:
     if factor == 1.0:
         return "A norm below max_norm is left alone: scale by at most 1."
-    if abs(ratio - 1) < _TOLERANCE:
+    if abs(ratio - 1) < NORM:
         return "Scale the gradients of both lists, on every rank."
     return "Scale every gradient by max_norm / norm, the same on all ranks."
 
 
 MAX_NORM = 0.5  # every step's gradient is larger
-_TRAINING_TOLERANCE = 1e-4  # of a norm, relative
 
 
 def train_clipped(clip_grad_norm: Callable, strategy: Callable, tied: bool) -> None:
@@ -304,7 +309,7 @@ def _judge_norm(norm, norms):
         raise AssertionError(f"the reference's norm {norms[-1]} is not clipped at {MAX_NORM}")
     try:
         judge_number(norm, norms[-1], (), f"rank {dist.get_rank()}, the norm",
-                     rel_tol=_TRAINING_TOLERANCE, source="the reference's is")
+                     rel_tol=NORM, source="the reference's is")
     except Wrong as wrong:
         raise Wrong(f"Llama, step {len(norms) - 1}: {wrong.sentence}",
                     "Are the gradients right before they are clipped? One that every rank has "

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import torch.distributed as dist
 
 from labs.checks.guesses import guessed
+from labs.checks.tolerances import ATTENTION
 from labs.checks.verdicts import Wrong, shows
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Traffic
@@ -255,7 +256,6 @@ _HINTS = {GATHER: "GatherToRegion, exercise 7.7: forward gathers the tokens, bac
           RING: "Run the check of exercise 7.11.",
           ULYSSES: "A rank gets all tokens of its part of the heads, and gives them back: "
                    "dimension 1 is split and 2 joined, then 2 split and 1 joined."}
-_TOLERANCE = 1e-4  # of gradients that are sums over 1,024 tokens, in fp32
 
 
 @shows("7.11")
@@ -271,7 +271,7 @@ def show_three_ways(ring_attention: Callable, gathered_attention: Callable,
         for ranks in _RANKS:
             shape = replace(COMPARED, tokens=COMPARED.tokens // ranks)
             one = found[ranks][way]
-            if one.off > _TOLERANCE:
+            if one.off > ATTENTION:
                 raise Wrong(f"{way} on {ranks} ranks: out or a gradient differs by {one.off:.1g} "
                             "from full attention's", _HINTS[way], code="differs_from_reference")
             names.append(f"{way}, {ranks} ranks")

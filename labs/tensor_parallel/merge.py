@@ -8,6 +8,7 @@ import torch
 
 from labs.checks.inputs import UnchangedInputs, require_dtype
 from labs.checks.numbers import as_list
+from labs.checks.tolerances import MERGED
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.pictures import palette
 from labs.pictures.picture import WIDTH, Picture
@@ -16,7 +17,6 @@ from labs.tensor_parallel import ring_runs
 from labs.tensor_parallel.attention_blocks import block_attention
 
 Partial = tuple[torch.Tensor, torch.Tensor]  # (out, lse) of the attention to some of the keys
-_TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _raise_not_finite(case, out, lse):
 
 def _close(got, want) -> bool:
     """Whether the numbers are equal up to rounding; infinities must be the same."""
-    return torch.allclose(got, want, rtol=_TOLERANCE[want.dtype], atol=_TOLERANCE[want.dtype])
+    return torch.allclose(got, want, rtol=MERGED[want.dtype], atol=MERGED[want.dtype])
 
 
 def _named(got, mistakes) -> str:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from labs.checks.inputs import UnchangedInputs, require_dtype
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.tolerances import NEWTON_SCHULZ
 from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.pictures import palette
@@ -27,7 +28,6 @@ SHAPES = [(4, 6), (7, 3), (12, 10), (5, 5), (3, 7), (3, 8)]
 COUNTED = [(8, 8)] * 9
 STEPS, MICRO_BATCHES, BETA = 3, 2, 0.95
 HINTS = {"not part of group": PEERS, "Pair is not connected": PEERS}
-_TOLERANCE = 1e-4
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter", "all_to_all")
 
 
@@ -250,7 +250,7 @@ def _who(run) -> str:
 
 
 def _close(got, want) -> bool:
-    return got.shape == want.shape and torch.allclose(got, want, rtol=0, atol=_TOLERANCE * max(
+    return got.shape == want.shape and torch.allclose(got, want, rtol=0, atol=NEWTON_SCHULZ * max(
         1.0, want.abs().max().item() if want.numel() else 1.0))
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from labs.checks.guesses import guessed
 from labs.checks.inputs import UnchangedInputs, require_dtype
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
+from labs.checks.tolerances import ATTENTION
 from labs.checks.verdicts import Verdict, Wrong, check, kind_of, shows
 from labs.pictures import palette
 from labs.pictures.bars import Bar, bars
@@ -39,7 +40,6 @@ COUNTED = Shape(1, 4, 2, 32, 16)
 HINTS = {"contiguous": "A send takes contiguous memory only, and V comes transposed out of a "
                        "linear layer: v.contiguous() before it travels.",
          "not part of group": PEERS, "Pair is not connected": PEERS}
-_TOLERANCE = 3e-5
 _UNFILLED = "Exercise 7.11"
 
 
@@ -166,7 +166,7 @@ def _raise_cause(sentence, got, causes):
 
 def _close(got, want) -> bool:
     most = want.abs().max().clamp_min(1.0).item()
-    return torch.allclose(got, want, rtol=0, atol=_TOLERANCE * most)
+    return torch.allclose(got, want, rtol=0, atol=ATTENTION * most)
 
 
 Found = tuple[str, torch.Tensor, str]  # what it is, its value on this rank, a hint

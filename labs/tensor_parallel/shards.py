@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from labs.checks.on_ranks import largest_difference, raise_on_all_ranks
 from labs.checks.reference import Tensors
+from labs.checks.tolerances import UNCHANGED
 from labs.checks.verdicts import Wrong
 
-_TOLERANCE = 1e-6  # of a parameter that nobody has changed yet
 _HINT_NAME = ("Put what replaces a layer where the layer was, under the same name: "
               "setattr(attention, 'q_proj', ...). Its parameters are called weight and bias.")
 _HINT_SHAPE = ("Rank r of t holds the r-th of t equal parts of one dimension: of the rows of a "
@@ -106,7 +106,7 @@ class ShardReader:
             return []
         pieces = whole.detach().split(sizes[0], dimension)
         return [number for number, piece in enumerate(pieces)
-                if largest_difference(own.detach(), piece) <= _TOLERANCE]
+                if largest_difference(own.detach(), piece) <= UNCHANGED]
 
     def require_start(self, module: nn.Module, model: nn.Module) -> None:
         """Raises Wrong unless the ranks' shards, put together, are the parameters of `model`. Both
@@ -212,7 +212,7 @@ def _judge_start(found, model, cuts, group):
     # A wrong cut shows here, before its consequences do: heads dealt out in turn, the first part
     # on every rank, weights drawn anew.
     for name, want in model.named_parameters():
-        if largest_difference(found[name], want.detach()) > _TOLERANCE:
+        if largest_difference(found[name], want.detach()) > UNCHANGED:
             cause = _wrong_cut(found[name], want.detach(), cuts.get(name))
             raise Wrong(f"rank {dist.get_rank(group)}, parameter {name!r} before the first step: "
                         f"{cause}", _HINT_SHAPE, code="wrong_part")

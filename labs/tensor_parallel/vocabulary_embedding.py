@@ -9,6 +9,7 @@ from torch import nn
 
 from labs.checks.inputs import UnchangedInputs, require_dtype
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
+from labs.checks.tolerances import SUMS
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
 from labs.tensor_parallel.groups import groups_to_try, named_rank, require_value_error
@@ -212,7 +213,7 @@ def _explain_forward(got, want, tokens, weight, ranks, own, who):
                unmasked),
               (sum(wrapped), "rows that ranks looked up for tokens of others are in the sum",
                unmasked))
-    wrong = ~torch.isclose(got.float(), want.float(), atol=1e-5).all(-1)
+    wrong = ~torch.isclose(got.float(), want.float(), atol=SUMS).all(-1)
     token = int(tokens[wrong][0])
     cause, hint = next(((f": {said}", hint) for value, said, hint in causes
                         if close(got.float(), value.float())), ("", "Is the first row of a rank "
@@ -255,7 +256,7 @@ def _judge_backward(run, group, where):
 
 def _explain_gradient(got, want, run, ranks, own, who):
     first, padding = own * len(want), run.whole.padding_idx
-    row = int((~torch.isclose(got, want, atol=1e-5)).any(-1).nonzero()[0])
+    row = int((~torch.isclose(got, want, atol=SUMS)).any(-1).nonzero()[0])
     if close(got, ranks * want):
         raise Wrong(f"{who}: the gradient is {ranks} times that of the whole embedding",
                     "All ranks have the same loss: backward of the sum is the identity, not "

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from labs.checks.inputs import UnchangedInputs
 from labs.checks.on_ranks import raise_on_all_ranks
+from labs.checks.tolerances import BFLOAT16, LOSS, SUMS
 from labs.checks.verdicts import Wrong, kind_of
 from labs.meters.traffic import Traffic, numbers_sent
 from labs.tensor_parallel.groups import groups_to_try, named_rank
@@ -19,7 +20,6 @@ from labs.workers import devices
 IGNORED = -100
 FACTOR = 0.5  # of the loss, before backward: as with gradient accumulation
 MOST_PER_TOKEN = 8  # numbers that may travel for each token; three are needed
-_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Case:
     @property
     def tolerance(self) -> float:
         """Relative: what the order of sums and the gradient's own dtype may change."""
-        return _TOLERANCE if self.dtype == torch.float32 else 1e-2
+        return SUMS if self.dtype == torch.float32 else BFLOAT16
 
 
 # The first has all that is usual; each of the others has one thing in which answers go wrong.
@@ -123,7 +123,7 @@ def _judge_loss(run, who):
                     code="no_gradient_function")
     # The invariant: the loss is that of all ranks' logits, and the same on every rank.
     got = loss.item()
-    if abs(got - want) <= 10 * _TOLERANCE * max(1.0, abs(want)):
+    if abs(got - want) <= LOSS * max(1.0, abs(want)):
         return
     if not math.isfinite(got):
         raise Wrong(f"{who}: the loss is {got}, the reference's is {want:.5g}",
@@ -132,7 +132,7 @@ def _judge_loss(run, who):
                     code="not_finite")
     is_, should_be = format_distinct(got, want, digits=5)
     cause, hint = next(((f": {said}", hint) for value, said, hint in _causes(run)
-                        if abs(got - value) <= 10 * _TOLERANCE * max(1.0, abs(value))),
+                        if abs(got - value) <= LOSS * max(1.0, abs(value))),
                        ("", "log Σ exp over all ranks' logits, minus the target's logit, which one "
                             "rank has; the mean over the targets that are not -100."))
     raise Wrong(f"{who}: the loss is {is_}, the reference's is {should_be}{cause}", hint,

@@ -42,8 +42,9 @@ from labs.checks.explanations import (
     explain_outputs,
 )
 from labs.checks.mistakes import NEW_OPTIMIZER_STATE, NOT_UPDATED
-from labs.checks.on_ranks import TOLERANCE, close
+from labs.checks.on_ranks import close
 from labs.checks.reference import Reference, Step, Tensors
+from labs.checks.tolerances import SUMS
 from labs.checks.training import UNEXPLAINED, Hints, train_and_compare
 from labs.checks.verdicts import Wrong
 from labs.tensor_parallel.shards import ShardReader
@@ -165,7 +166,7 @@ def train_on_whole_batch(module: nn.Module, optimizer, reference: Reference, ste
                          group: dist.ProcessGroup | None = None, *,
                          mistakes: Sequence[TrainingMistake] = MISTAKES, hints: Hints = HINTS,
                          layer_mistakes: Sequence[LayerMistake] = (),
-                         tolerance: float = TOLERANCE) -> float:
+                         tolerance: float = SUMS) -> float:
     """On a rank: trains by the plain loop, held to the reference after each step; returns the
     largest difference of a parameter.
 

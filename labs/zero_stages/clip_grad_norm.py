@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from labs.checks.numbers import Cause, as_number, judge_number
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.checks.tolerances import NORM
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic, numbers_sent
 from labs.training.models import EdgeCaseModel
@@ -18,7 +19,6 @@ from labs.zero_stages.stages import WORLD_SIZES
 LIMITS = (0.5, 1e6, 3.0)  # the norm is clipped, left alone, and clipped again
 # That may be sent: the norm is one number; all ranks' squares, gathered, are one of each.
 _MOST_NUMBERS = 16
-_TOLERANCE = 1e-4  # of a norm, relative: torch adds 1e-6 to the divisor
 
 
 @check("3.6")
@@ -105,14 +105,14 @@ def _reject(norm, case, limit, traffic):
         group = 1 + (number >= case.first)
         # By how much the gradient was scaled: its projection on the one from before.
         ratio = (shard.grad * before).sum().item() / before.square().sum().item()
-        if not abs(ratio - factor) <= _TOLERANCE:  # also where it is not a number
+        if not abs(ratio - factor) <= NORM:  # also where it is not a number
             code, hint = _scale_hint(ratio, factor)
             raise Wrong(f"rank {rank}, max_norm {limit:g}, group {group} of 2: the gradients are "
                         f"{ratio:.4f}x what they were, instead of {factor:.4f}x", hint, code=code)
         # One factor for all elements: a change at right angles to the gradient, as noise is, does
         # not show in the projection.
         off = (shard.grad - factor * before).abs().max().item()
-        if not off <= _TOLERANCE * before.abs().max().item():
+        if not off <= NORM * before.abs().max().item():
             raise Wrong(f"rank {rank}, max_norm {limit:g}, group {group} of 2: an element of the "
                         f"gradients differs by {off:.2g} from {factor:.4f}x what it was",
                         "Clipping multiplies all elements by one factor and does nothing else.",
@@ -133,7 +133,7 @@ def _reject_norm(norm, case, limit, rank):
               Cause("norm_after_clipping", min(whole, limit), "the norm after the clipping",
                     "Return the one from before."),
               Cause("square_not_root", whole * whole, "its square", "Take the root after the sum.")]
-    judge_number(norm, whole, causes, f"rank {rank}, the norm", rel_tol=_TOLERANCE,
+    judge_number(norm, whole, causes, f"rank {rank}, the norm", rel_tol=NORM,
                  hint="Norms do not add up, their squares do: sum the squares over the shards of "
                       "all groups and over the ranks, then take the root.",
                  source="that of the whole gradient is")
@@ -141,7 +141,7 @@ def _reject_norm(norm, case, limit, rank):
 
 def _reject_unreduced(norm, case):
     # Under ZeRO-1 the shards have no gradients before `reduce`.
-    if as_number(norm) is None or abs(as_number(norm) - case.norm) > _TOLERANCE * case.norm:
+    if as_number(norm) is None or abs(as_number(norm) - case.norm) > NORM * case.norm:
         raise Wrong(f"rank {dist.get_rank()}: under ZeRO-1, where the gradients are not reduced "
                     f"before the step, the norm is {norm}, not {case.norm:.4f}",
                     "Begin with optimizer.reduce_once(): it reduces the gradients now, and not "
@@ -156,6 +156,6 @@ def _scale_hint(ratio, factor) -> tuple[str, str]:
     """(code, hint) where the gradients were scaled by another factor."""
     if factor == 1.0:
         return "clipped_below_limit", "A norm below max_norm is left alone: scale by at most 1."
-    if abs(ratio - 1) < _TOLERANCE:
+    if abs(ratio - 1) < NORM:
         return "not_scaled", "Scale the gradients of all groups in place: gradient.mul_(...)."
     return "wrong_scale", "Scale every shard's gradient by max_norm / norm."

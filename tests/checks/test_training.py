@@ -14,8 +14,9 @@ from labs.checks.mistakes import (
     SUM_NOT_MEAN,
     WEIGHT_DECAY_MISSING,
 )
-from labs.checks.on_ranks import BATCH, TOLERANCE
+from labs.checks.on_ranks import BATCH
 from labs.checks.reference import Reference, Step
+from labs.checks.tolerances import SUMS
 from labs.checks.training import UNEXPLAINED, Hints, train_and_compare
 from labs.checks.verdicts import Wrong
 from labs.training import data
@@ -79,7 +80,7 @@ def run(fault, parts=1):
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_right_training_agrees(parts):
-    assert max(launch(run, "", parts, ranks=3, device="cpu", quiet=True)) < TOLERANCE
+    assert max(launch(run, "", parts, ranks=3, device="cpu", quiet=True)) < SUMS
 
 
 @pytest.mark.parametrize(("fault", "code", "place"), [

@@ -108,8 +108,8 @@ FOUND = {
         "import time; time.sleep(0.2)"), "verdict of its own|grader's descriptors"),
     "patches_labs": (combine("LOADED['labs.checks.verdicts'].Wrong.__init__ = print"),
                      r"replaces labs.checks.verdicts.Wrong.__init__"),
-    "patches_a_constant": (combine("LOADED['labs.checks.on_ranks'].TOLERANCE = 1e9"),
-                           r"replaces labs.checks.on_ranks.TOLERANCE"),
+    "patches_a_constant": (combine("LOADED['labs.checks.tolerances'].SUMS = 1e9"),
+                           r"replaces labs.checks.tolerances.SUMS"),
     "patches_a_closure": (combine(
         "f = LOADED['labs.manual_ddp.combine'].check_combine",
         "cells = getattr(f, '__clo' + 'sure__')",

@@ -149,6 +149,15 @@ class Clip:
             norm = (total + sum(p.square().sum() for p in replicated)).sqrt()
         return scale([*sharded, *replicated], norm, max_norm)
 
+    def noise_added(sharded, replicated, max_norm, group):
+        """Noise at right angles to the gradients: their projection on the old ones is right."""
+        norm = right.clip_grad_norm(sharded, replicated, max_norm, group)
+        for gradient in (p.grad.view(-1) for p in (*sharded, *replicated) if p.grad is not None):
+            noise = torch.randn_like(gradient)
+            noise -= gradient * (noise @ gradient) / (gradient @ gradient)
+            gradient.add_(noise, alpha=0.01)
+        return norm
+
     def over_the_world(sharded, replicated, max_norm, group):
         return right.clip_grad_norm(sharded, replicated, max_norm, dist.group.WORLD)
 
@@ -171,6 +180,7 @@ WRONG_CLIPS = [
     (Clip.scaled_by_own_norm, "wrong_scale"),
     (Clip.scaled_on_one_rank, "wrong_scale"),
     (Clip.scaled_where_own_norm_is_large, "wrong_scale 0.9500x"),
+    (Clip.noise_added, "not_one_factor"),
     (Clip.parameters_scaled_too, "parameters_changed"),
     (Clip.replaced, "gradient_replaced"),
     (Clip.zeros_where_there_is_none, "gradient_made"),
