@@ -19,7 +19,6 @@ from labs.pictures.picture import Picture
 from labs.pictures.tables import Table
 from labs.training import models, strategies
 from labs.training.presets import Preset
-from labs.workers import devices
 from labs.workers.channel import report
 from labs.workers.launcher import launch
 
@@ -117,9 +116,8 @@ def _run_step(options) -> tuple[str, ...]:
         block.mlp.register_forward_hook(functools.partial(common.mark_gradients, traffic))
     module, optimizer = strategies.fsdp1(model, torch.optim.AdamW, options)
     [step] = common.steps(1)
-    batch = {name: value.to(devices.device()) for name, value in step.inputs().items()}
     with traffic:
-        loss = module(**batch).loss
+        loss = module(**step.inputs()).loss
         traffic.mark("backward begins")
         loss.backward()
     optimizer.step()

@@ -163,7 +163,7 @@ def measure(job: Job, alone: bool = False) -> Measured:
     except RanksStuck as error:
         # Only the row's own limit is a result. Ranks that wait for one another are a fault of the
         # job.
-        if "timeout=" not in str(error):
+        if error.code != "timed_out":
             raise
         return Measured(failure=f"stopped after {STOPPED} s")
     slowest = [max(step) for step in zip(*(one.seconds for one in found), strict=True)]

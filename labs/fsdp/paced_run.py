@@ -161,7 +161,8 @@ def _trained(job, node) -> list[float]:
     with slow_link(link):
         pace = set_pace(module, optimizer, job, node, link)
         for number in range(WARM_UP + STEPS):
-            if number == 1:  # the first step, which makes the optimizer's state, fell far behind
+            # The steps before, which make the optimizer's state, fell far behind.
+            if number == WARM_UP:
                 dist.barrier()
                 pace.restart()
             began = time.perf_counter()

@@ -149,7 +149,8 @@ class _Accumulating(nn.Module):
         for _ in range(self.parts - 1):
             self.module.set_requires_gradient_sync(self.every)
             # False keeps what a unit has gathered until the last micro-batch; True frees it after
-            # each.
+            # each. Both calls reach all units below the module: the root, too, which FSDP2 by
+            # default keeps gathered from forward to backward. The notebook says so.
             self.module.set_reshard_after_backward(self.freed)
             self.module.set_reshard_after_forward(self.freed)
             (self.module(**batch).loss / self.parts).backward()

@@ -31,8 +31,8 @@ NOT_WAITED = ("With async_op=True a collective returns at once, with a handle: c
 HANG_AFTER = 5.0  # seconds that a check waits in a collective before it calls it a hang
 TIMEOUT = 30.0  # seconds after which it stops ranks that still compute, in an endless loop
 # Names of c10d's operators, and of torch's functions that call them.
-_SIZED = {"_reduce_scatter_base_": "reduce_scatter_tensor",
-          "_allgather_base_": "all_gather_into_tensor"}  # take (output, input)
+_SIZED = {"_reduce_scatter_base_": "reduce_scatter_single",
+          "_allgather_base_": "all_gather_single"}  # take (output, input)
 
 
 def run(function: Callable, *args, ranks: int, **options) -> Results:

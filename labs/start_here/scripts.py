@@ -1,6 +1,7 @@
 """Runs a student's script as a terminal would, in fresh processes with a time limit, and notes what
 its ranks do. The script imports this module too: nothing here or in what it imports draws."""
 
+import ast
 import contextlib
 import os
 import subprocess
@@ -122,13 +123,32 @@ def start(arguments: list[str], folder: Path, environment: dict[str, str]) -> su
 
 @contextlib.contextmanager
 def written(script: str) -> Iterator[Path]:
-    """Yields the folder with the script as script.py, whose lines have the same numbers. Its first
-    one calls `probe`."""
+    """Yields the folder with the script as script.py, which calls `probe` first."""
     with tempfile.TemporaryDirectory() as folder:
-        # The probe shares the first line with the script's own line break, so line numbers stay.
-        between = "" if script.startswith("\n") else "\n"
-        (Path(folder) / "script.py").write_text(_PROBE + between + script, encoding="utf-8")
+        (Path(folder) / "script.py").write_text(with_probe(script), encoding="utf-8")
         yield Path(folder)
+
+
+def with_probe(script: str) -> str:
+    """Returns the script with a call of `probe` before its first statement that does anything. Its
+    lines keep their numbers, but where a compound statement stands in its first line."""
+    # Not before a docstring or an import from __future__, which have to come first.
+    body = [node for node in ast.parse(script).body
+            if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+                    or isinstance(node, ast.ImportFrom) and node.module == "__future__")]
+    lines = script.split("\n")
+    if not body:
+        return script
+    first = body[0]
+    at = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", ()))]) - 1
+    if not hasattr(first, "body") and not hasattr(first, "cases"):  # a simple statement may follow another one in its line
+        head = lines[at].encode()[:first.col_offset].decode()
+        lines[at] = f"{head}{_PROBE}; {lines[at][len(head):]}"
+    elif at and not lines[at - 1].split("#")[0].strip():  # an empty line, or a comment
+        lines[at - 1] = _PROBE + lines[at - 1].strip()
+    else:
+        lines.insert(at, _PROBE)
+    return "\n".join(lines)
 
 
 # in the script's processes

@@ -237,7 +237,7 @@ def reject_missing_overlap(traffic: Traffic, layer: int) -> None:
     events, waited = traffic.events[:end], {}
     for place, event in enumerate(events):
         if isinstance(event, Mark) and event.call is not None:
-            waited.setdefault(id(event.call), place)
+            waited[id(event.call)] = place  # marked once, at the first wait
     # (issued, first waited for), as positions; one that backward never waits for is in flight until
     # its end.
     calls = [(place, waited.get(id(events[place]), end)) for place in positions(events, *_REDUCING)

@@ -191,3 +191,23 @@ if __name__ == "__main__":
 def test_right_script(script, forked):
     verdict = lab.check_script(script)
     assert verdict.passed is True, verdict
+
+
+@pytest.mark.parametrize("text", [
+    "\nimport os\nos.x", "import os\nos.x", '"""Says what it does."""\nimport os\nos.x',
+    '"""Two\nlines."""; import os\nos.x', "from __future__ import annotations\nimport os\nos.x",
+    "# a comment\nif True:\n    x = 1", "\n@f\ndef g():\n    pass",
+    "# é\nmatch 1:\n    case _: pass", '"é"; x = 1'])
+def test_the_probe_moves_no_line_and_no_docstring(text):
+    probed = ast.parse(scripts.with_probe(text))
+    before = [(type(node), node.lineno) for node in ast.parse(text).body]
+    kept = [(type(node), node.lineno) for node in probed.body]
+    added = [each for each in kept if each not in before or before.remove(each)]
+    assert "probe" in ast.unparse(probed) and not before and len(added) in (2, 3), kept
+    assert ast.get_docstring(probed) == ast.get_docstring(ast.parse(text))
+
+
+def test_the_probe_is_there_where_nothing_stands_above():
+    text = "if True:\n    x = 1"
+    assert ast.unparse(ast.parse(scripts.with_probe(text)).body[-1]) == text
+    assert scripts.with_probe("# nothing") == "# nothing"
