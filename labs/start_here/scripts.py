@@ -141,7 +141,8 @@ def with_probe(script: str) -> str:
         return script
     first = body[0]
     at = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", ()))]) - 1
-    if not hasattr(first, "body") and not hasattr(first, "cases"):  # a simple statement may follow another one in its line
+    # A simple statement may follow another one in its line.
+    if not hasattr(first, "body") and not hasattr(first, "cases"):
         head = lines[at].encode()[:first.col_offset].decode()
         lines[at] = f"{head}{_PROBE}; {lines[at][len(head):]}"
     elif at and not lines[at - 1].split("#")[0].strip():  # an empty line, or a comment

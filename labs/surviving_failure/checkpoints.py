@@ -249,14 +249,12 @@ def _judge_empty(newest_checkpoint, folder):
 
 
 def _judge_kills(save_checkpoint, newest_checkpoint, folder):
-    dice, last, seconds = new_generator(), 0, None
+    rng, last = new_generator(), 0
     folder.mkdir()
     for number in range(KILLS):
-        began = time.monotonic()
-        after = dice.uniform(0, 0.3 if seconds is None else seconds)  # seconds
+        # A save takes 10 to 25 ms: so a kill is anywhere in it, and in any of the first ones.
         kill_rank(_save_until_killed, save_checkpoint, folder, last + 1, ranks=2,
-                  victim=number % 2, after=after)
-        seconds = min(0.3, time.monotonic() - began)
+                  victim=number % 2, after=rng.uniform(0, 0.3))
         last = _judge_after_kill(newest_checkpoint, folder, last, number)
 
 

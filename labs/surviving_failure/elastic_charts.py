@@ -29,9 +29,9 @@ def run_with_kills(script: str, victims: dict[int, int], *options: object, ranks
     victims: step -> rank. Draws the run while it goes on. Returns an ElasticRun, or a Verdict where
     the script has a gap or is missing."""
     with live_picture() as live:
-        return elastic_kills.run_with_kills(script, victims, *options, ranks=ranks,
-                                    max_restarts=max_restarts,
-                                    show=lambda run: live.show(lambda: draw_run(run)))
+        return elastic_kills.run_with_kills(
+            script, victims, *options, ranks=ranks, max_restarts=max_restarts,
+            show=lambda run: live.show(lambda: draw_run(run)))
 
 
 @shows("The run and its kills")

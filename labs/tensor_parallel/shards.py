@@ -121,7 +121,7 @@ class ShardReader:
             # cannot be told from the numbers.
             held = [found[name][0] if len(found[name]) == 1 else None for found in by_rank]
             # Only a permutation: with the same part on two ranks, `_judge_start` rejects it below.
-            if sorted(held, key=str) == list(range(len(held))):
+            if None not in held and sorted(held) == list(range(len(held))):
                 self._orders[name] = [held.index(part) for part in range(len(held))]
         for name in parts:  # a bias may begin with equal numbers, and lies as its weight does
             weight = name.removesuffix("bias") + "weight"
