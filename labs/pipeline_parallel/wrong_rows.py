@@ -6,23 +6,24 @@ from labs.checks.numbers import as_number
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.pipeline_parallel.published_meshes import LLAMA_3, MeshRow
 
-# Tables in which other cells, several, or none are wrong.
-_DRAWN = {
-    "a table without a mistake": [MeshRow(8192, 8, 1, 16, 64), MeshRow(1024, 4, 2, 4, 32)],
-    "a table with two mistakes": [MeshRow(512, 8, 1, 4, 32), MeshRow(512, 8, 1, 4, 16),
-                                  MeshRow(96, 2, 3, 4, 4), MeshRow(64, 1, 1, 1, 64)],
-    "a table whose size is too large": [MeshRow(2048, 8, 4, 8, 16)],
-    "a table of one GPU": [MeshRow(1, 1, 1, 1, 1)]}
+# name -> (how many rows are wrong, the table): other rows, several, or none.
+MADE_UP = {
+    "a table without a mistake": (0, [MeshRow(8192, 8, 1, 16, 64), MeshRow(1024, 4, 2, 4, 32)]),
+    "a table with two mistakes": (2, [MeshRow(512, 8, 1, 4, 32), MeshRow(512, 8, 1, 4, 16),
+                                      MeshRow(96, 2, 3, 4, 2), MeshRow(64, 1, 1, 1, 64)]),
+    "a table whose size is too large": (1, [MeshRow(2048, 8, 4, 8, 16)]),
+    "a table of one GPU": (0, [MeshRow(1, 1, 1, 1, 1)])}
 
 
 @check("7.22")
 def check_wrong_rows(wrong_rows: Callable):
     """wrong_rows(rows) -> row number -> the data-parallel size that its GPUs leave, for each row
     whose printed one is another."""
-    for name, rows in {"Llama 3's table": LLAMA_3, **_DRAWN}.items():
+    for name, (wrong, rows) in {"Llama 3's table": (1, LLAMA_3), **MADE_UP}.items():
         want = {number: row.gpus // (row.tensor * row.context * row.pipeline)
                 for number, row in enumerate(rows) if row.data * row.tensor * row.context
                 * row.pipeline != row.gpus}
+        assert len(want) == wrong, f"{name}: {len(want)} rows are wrong"
         returned = wrong_rows(list(rows))
         if not isinstance(returned, dict):
             raise Wrong(f"{name}: wrong_rows returned {kind_of(returned)}, not a dictionary",
