@@ -6,6 +6,8 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
+
 from labs.checks.verdicts import Wrong
 from labs.pipeline_parallel.saved_bytes import SavedBytes
 from labs.pipeline_parallel.stages import Stage
@@ -14,10 +16,17 @@ from labs.predictions.pipelines import Action, Schedule
 SPARE = 2  # outputs that a loop's variables may hold after their backward
 
 
+def _in_backward() -> bool:
+    """Whether this thread runs a backward now, for which there is no public question."""
+    return torch._C._current_graph_task_id() != -1
+
+
 class StageEvents:
     """`with events.recorded():` records on one rank the forwards and backwards of its stages.
 
-    A backward is recorded when the gradient of the stage's output is there. events: in order.
+    A backward is recorded when the gradient of the stage's output is there; a forward that runs
+    inside a backward is none of the list's: activation checkpointing computes one again. events: in
+    order.
     kept: of how many forwards at most an input or output was alive, at the start of a forward or at
     the end, although their backward was over. peak: the most bytes that autograd kept.
     """
@@ -28,6 +37,7 @@ class StageEvents:
         self.kept = 0
         self._alive: dict[Action, list[weakref.ref]] = {}  # by the backward that ends them
         self._forwards = Counter()
+        self._inputs: dict[tuple[int, int], Action] = {}  # by stage and address of its input
         self._saved = SavedBytes(p for stage in stages.values() for p in stage.parameters())
 
     @property
@@ -87,21 +97,35 @@ class StageEvents:
 
     def _forward(self, number, _, args, output):
         """The k-th forward of a stage is that of its k-th F in the list."""
+        if _in_backward():
+            # A reentrant checkpoint runs its forward without a graph, so the one that is computed
+            # again is the first whose output has a gradient. What it was computed from is still
+            # allocated, so its address tells of which forward it is.
+            action = self._inputs.get((number, args[0].data_ptr()))
+            ended = action and Action("B", action.micro_batch, number)
+            if action and ended not in self._alive:
+                self._watch(ended, args, output)
+            return
         mine: Sequence[Action] = [action for action in self.schedule.ranks[self.rank]
                                   if (action.kind, action.stage) == ("F", number)]
         index = self._forwards[number]
         self._forwards[number] += 1
         action = mine[index] if index < len(mine) else Action("F", index, number)
         self.events.append(action)
+        self._inputs[number, args[0].data_ptr()] = action
         if output.requires_grad:
-            ended = Action("B", action.micro_batch, number)
-            # The first stage's input is the batch's tokens, which are kept anyway.
-            activations = [output, *(each for each in args if each.is_floating_point())]
-            # Weak: a reference of the check's own would keep what it looks for.
-            self._alive[ended] = [weakref.ref(each) for each in activations]
-            output.register_hook(lambda _: self.events.append(ended))
+            self._watch(Action("B", action.micro_batch, number), args, output)
+
+    def _watch(self, ended, args, output):
+        # The first stage's input is the batch's tokens, which are kept anyway.
+        activations = [output, *(each for each in args if each.is_floating_point())]
+        # Weak: a reference of the check's own would keep what it looks for.
+        self._alive[ended] = [weakref.ref(each) for each in activations]
+        output.register_hook(lambda _: self.events.append(ended))
 
     def _count_kept(self):
+        if _in_backward():  # the backward whose forward is computed again is not over yet
+            return
         done = set(self.events)
         kept = sum(any(each() is not None for each in tensors)
                    for ended, tensors in self._alive.items() if ended in done)

@@ -1,6 +1,7 @@
 """What the checks of stages on real ranks must reject, and what they must accept."""
 
 import copy
+import functools
 import sys
 
 import cloudpickle
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from answers import assert_rejected, assert_waits, judge_in_one_launch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from labs.pipeline_parallel.run_actions import check_run_actions
 from labs.pipeline_parallel.stages import count_targets, sum_of_losses
@@ -303,7 +305,28 @@ class TrainsACopy(Runs):
         return super().__call__(actions, copy.deepcopy(stages), micro_batches, links)
 
 
-RIGHT = [KeepsTheLossAsATensor(), ByAutogradGrad(), ByLists(), RetainsGraphs()]
+class Recomputes(Runs):
+    """Activation checkpointing: each stage's forward is run again in its backward."""
+
+    reentrant = False
+
+    def stage(self, action):
+        return functools.partial(checkpoint, self.stages[action.stage],
+                                 use_reentrant=self.reentrant)
+
+
+class RecomputesReentrantly(Recomputes):
+    """The older way, whose first forward makes no graph; it needs an input with a gradient, so the
+    first stage is run as it is."""
+
+    reentrant = True
+
+    def stage(self, action):
+        return super().stage(action) if action.stage else self.stages[0]
+
+
+RIGHT = [KeepsTheLossAsATensor(), ByAutogradGrad(), ByLists(), RetainsGraphs(), Recomputes(),
+         RecomputesReentrantly()]
 # Those that end the launch are judged alone.
 ENDS_LAUNCH = [
     (WithoutHistory(), "raised_ValueError"),
