@@ -183,7 +183,7 @@ def _judge_forward(run, unchanged, group, where):
         _explain_forward(got.detach(), want, tokens, run.whole.weight.detach(), ranks,
                          dist.get_rank(group), f"{where}: {rank}")
     # b·s·h elements, all-reduced once; gathering the rows would move the whole vocabulary.
-    _judge_collectives(run.sent_forward, want.numel(), f"{where}: {rank}")
+    _judge_collectives(run.sent_forward, want, f"{where}: {rank}")
 
 
 def _explain_forward(got, want, tokens, weight, ranks, own, who):
@@ -223,10 +223,15 @@ def _explain_forward(got, want, tokens, weight, ranks, own, who):
                 f"does not give that row{cause}", hint, code="wrong_row")
 
 
-def _judge_collectives(calls, elements, who):
-    sent = sum(call.elements for call in calls)
-    if len(calls) == 1 and calls[0].kind == "all_reduce" and sent == elements:
-        return
+def _judge_collectives(calls, want, who):
+    elements = want.numel()
+    if len(calls) == 1 and calls[0].kind == "all_reduce" and calls[0].elements == elements:
+        # Of all ranks one adds to zeros, so no sum needs more digits than the row has.
+        if calls[0].bytes <= max(4, want.element_size()) * elements:
+            return
+        raise Wrong(f"{who}: forward's all-reduce carries {calls[0].bytes // elements} bytes for "
+                    "each number", "Sum in the weight's own dtype: all ranks but one add zeros.",
+                    code="wrong_traffic_dtype")
     names = ", ".join(f"{call.kind} of {call.elements:,}" for call in calls) or "none"
     raise Wrong(f"{who}: forward's collectives ({names} elements) are not one all-reduce of "
                 f"b·s·h = {elements:,}", "Only the result is summed: rows stay where they are.",

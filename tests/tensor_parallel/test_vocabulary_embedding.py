@@ -202,6 +202,13 @@ class MaskInFloat32(Embedding):
         return summed(found * mine[..., None], self.group)
 
 
+class SummedInFloat64(Embedding):
+    """Twice the bytes, for nothing: all ranks but one add zeros."""
+
+    def forward(self, tokens):
+        return summed(own_rows(self, tokens).double(), self.group).to(self.weight.dtype)
+
+
 class NoParameter(Embedding):
     def __init__(self, embedding, group):
         super().__init__(embedding, group)
@@ -261,6 +268,7 @@ WRONG_EMBEDDINGS = [
     (RankOfTheWorld, "wrong_part"),
     (InTurn, "wrong_part numbers"),
     (MaskInFloat32, "wrong_dtype"),
+    (SummedInFloat64, "wrong_traffic_dtype"),
     (NoParameter, "wrong_type"),
     (RowsDropped, "no_error"),
     (RefusedWithoutNumber, "sizes_not_named"),
