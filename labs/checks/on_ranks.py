@@ -52,11 +52,11 @@ def on_ranks(fn: Callable, *args, world_sizes: tuple[int, ...] = WORLD_SIZES,
 
 def _with_nccls_rules(fn, *args):
     """On a rank: fn(*args), with a verdict where NCCL would refuse a collective that gloo runs."""
-    with around_collectives(_reject_strides):
+    with around_collectives(_require_contiguous):
         return fn(*args)
 
 
-def _reject_strides(collective: IssuedCollective, issue: Callable[[], Any]) -> Any:
+def _require_contiguous(collective: IssuedCollective, issue: Callable[[], Any]) -> Any:
     # Invariant: tensors of a collective are contiguous. gloo takes strides, NCCL's group raises
     # "Tensors must be contiguous" (torch, ProcessGroupNCCL.cpp, check_gpu_single_tensor), which a
     # student would meet on the first node that he rents. In send and recv gloo refuses strides, and

@@ -48,7 +48,7 @@ def check_checkpoint(save: Callable, load: Callable) -> str:
     moments and learning rate are as if training had gone on, and no rank gathers the full state."""
     with tempfile.TemporaryDirectory(prefix="labs-checkpoint-") as folder:
         saved, later = launch(_train_and_save, save, folder, ranks=SAVED_ON, quiet=True)[0]
-        _check_files(Path(folder))
+        _judge_files(Path(folder))
         launch(_load_and_train, load, folder, saved, later, ranks=LOADED_ON, quiet=True)
     return (f"written by {SAVED_ON} ranks, each its share, and read by {LOADED_ON}, nothing "
             "gathered whole: parameters, moments and learning rate are the same, and training goes "
@@ -89,9 +89,9 @@ def _train_and_save(save, folder) -> tuple[dict, dict]:
         running = not all(future.done() for future in futures)
         for future in futures:  # the thread that saves calls collectives of its own
             wait([getattr(future, "upload_completion", future)])
-    raise_on_all_ranks(_check_finished, running)
-    raise_on_all_ranks(_check_unchanged, before, _state(optimizer))
-    raise_on_all_ranks(_check_gathered, traffic, "save")
+    raise_on_all_ranks(_judge_finished, running)
+    raise_on_all_ranks(_judge_unchanged, before, _state(optimizer))
+    raise_on_all_ranks(_judge_gathered, traffic, "save")
     dist.barrier()
     _train(module, optimizer, (3, 4))
     return saved, common.whole_parameters(module)
@@ -129,7 +129,7 @@ def _state(optimizer) -> list[torch.Tensor]:
     return [getattr(v, "_local_tensor", v).clone() for v in values if torch.is_tensor(v)]
 
 
-def _check_unchanged(before, after):
+def _judge_unchanged(before, after):
     # Training goes on after a save as it would have without it.
     if len(before) != len(after) or not all(map(torch.equal, before, after)):
         raise Wrong(f"rank {dist.get_rank()}: save changes the optimizer's state",
@@ -156,7 +156,7 @@ def _futures() -> Iterator[list]:
         yield found
 
 
-def _check_finished(running):
+def _judge_finished(running):
     # async_save returns while a thread writes: whoever loads, or leaves, now finds half a file.
     if running:
         raise Wrong(f"rank {dist.get_rank()}: save returned while the checkpoint is still being "
@@ -164,7 +164,7 @@ def _check_finished(running):
                     "checkpoint is needed, here at the end of save.", code="never_waited")
 
 
-def _check_gathered(traffic, what):
+def _judge_gathered(traffic, what):
     # A full model is gathered from its shards: who saves that needs the memory of all on one rank.
     # Names and offsets are communicated too; they are few bytes.
     gathered = sum(call.bytes for call in traffic.of("all_gather", "gather", "all_to_all"))
@@ -176,7 +176,7 @@ def _check_gathered(traffic, what):
                     "reads shards as they are.", code="full_tensor_gathered")
 
 
-def _check_files(folder):
+def _judge_files(folder):
     sizes = sorted(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     whole = 12 * models.count_trainable(_make_model())  # bytes of 3 fp32 numbers each
     if not sizes:
@@ -209,22 +209,22 @@ def _load_and_train(load, folder, saved, later):
     with Traffic() as traffic:
         with _briefly("load"):
             load(module, optimizer, folder)
-    raise_on_all_ranks(_check_gathered, traffic, "load")
+    raise_on_all_ranks(_judge_gathered, traffic, "load")
     # The parameters are those of the saved run: an empty load leaves those of another seed.
-    raise_on_all_ranks(_check_parameters, common.whole_parameters(module), saved, "after load",
+    raise_on_all_ranks(_judge_parameters, common.whole_parameters(module), saved, "after load",
                        "Load into the state of this module, then put it in place: set_state_dict.")
-    raise_on_all_ranks(_check_state, optimizer)
+    raise_on_all_ranks(_judge_state, optimizer)
     rates = {float(group["lr"]) for group in optimizer.param_groups}
     _set_rate(optimizer)  # so that the next steps depend on the moments alone
     # Two more steps equal the saved run's: parameters without moments take other steps.
     _train(module, optimizer, (3, 4))
-    raise_on_all_ranks(_check_parameters, common.whole_parameters(module), later,
+    raise_on_all_ranks(_judge_parameters, common.whole_parameters(module), later,
                        "two steps after load", "Are the optimizer's moments those of the saved "
                        "run, and its step counters?")
-    raise_on_all_ranks(_check_rate, rates)
+    raise_on_all_ranks(_judge_rate, rates)
 
 
-def _check_state(optimizer):
+def _judge_state(optimizer):
     # An optimizer that has made no step has no state: its state_dict() has nothing to be filled.
     if not optimizer.state:
         raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, after load: the optimizer has no "
@@ -233,7 +233,7 @@ def _check_state(optimizer):
                     code="optimizer_state_missing")
 
 
-def _check_rate(rates):
+def _judge_rate(rates):
     # dcp.load fills tensors in place, so without set_state_dict only what is no tensor is lost.
     if rates != {RATE}:
         raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, after load: the optimizer's learning "
@@ -243,7 +243,7 @@ def _check_rate(rates):
                     code="settings_not_restored")
 
 
-def _check_parameters(got, want, when, hint):
+def _judge_parameters(got, want, when, hint):
     for name, value in want.items():
         apart = largest_difference(got[name], value)
         if apart > TRAINED:

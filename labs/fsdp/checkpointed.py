@@ -12,7 +12,7 @@ from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check
 from labs.fsdp import common
 from labs.fsdp.common import Units
-from labs.fsdp.units import check_collectives, check_memory
+from labs.fsdp.units import judge_collectives, judge_unit_memory
 from labs.meters.memory import Report
 from labs.predictions.memory import activations
 from labs.training import models, strategies
@@ -35,11 +35,11 @@ def check_checkpointed(strategy: Callable) -> str:
 
 def _train_and_record(strategy) -> float:
     difference = common.compare_with_reference(strategy)
-    raise_on_all_ranks(_check_forwards, _forwards(strategy))
+    raise_on_all_ranks(_judge_forwards, _forwards(strategy))
     want = common.one_unit_per_block(dist.get_world_size())
-    raise_on_all_ranks(check_collectives, common.record_events(strategy), want, _SEVERAL)
+    raise_on_all_ranks(judge_collectives, common.record_events(strategy), want, _SEVERAL)
     without = common.record_memory(strategies.fsdp2)
-    judge_recorded(partial(common.record_memory, strategy), _check_memory, without, want)
+    judge_recorded(partial(common.record_memory, strategy), _judge_memory, without, want)
     return difference
 
 
@@ -55,7 +55,7 @@ def _forwards(strategy) -> list[int]:
             for times in ([counts[part] for part in pair] for pair in parts)]
 
 
-def _check_forwards(forwards):
+def _judge_forwards(forwards):
     # Recomputation is a second forward of the whole block: a checkpoint of only the MLP, or a
     # wrapper that never replaced the block, is found by the number of forwards.
     for number, found in enumerate(forwards):
@@ -71,8 +71,8 @@ def _check_forwards(forwards):
                         code="checkpointed_twice")
 
 
-def _check_memory(report: Report, without: Report, want: Units):
-    check_memory(report, want)
+def _judge_memory(report: Report, without: Report, want: Units):
+    judge_unit_memory(report, want)
     config, rank = common.make_model().config, f"rank {dist.get_rank()}"
     in_blocks = activations.saved(config, batch=BATCH, sequence=common.CONTEXT,
                                   device=devices.device().type)["blocks"]

@@ -156,7 +156,7 @@ def check_choose(choose: Callable) -> str:
     seconds for each collective."""
     for machine, free, wrappings in CASES:
         found = _ask(choose, machine, free, wrappings)
-        _check_choice(found, free, machine, choose)
+        _judge_choice(found, free, machine, choose)
     return ("takes, of those that fit in the free memory, the one that loses least time in "
             f"forward, on {len(MACHINES)} machines, and says when none fits")
 
@@ -166,7 +166,7 @@ def _ask(choose, machine, free, wrappings) -> object:
                   machine.compute, machine.price)
 
 
-def _check_choice(found, free, machine, choose):
+def _judge_choice(found, free, machine, choose):
     fits = {name: units for name, units in WRAPPINGS.items() if gathered_bytes(units) <= free}
     seconds = {name: lost(units, machine) for name, units in fits.items()}
     least = min(seconds.values(), default=None)

@@ -21,7 +21,7 @@ from labs.checks.reference import Reference, Step
 from labs.checks.tolerances import TRAINED
 from labs.checks.training import Hints, train_and_compare
 from labs.checks.verdicts import Wrong
-from labs.fsdp.unit_errors import explained, reject_lost_units
+from labs.fsdp.unit_errors import explained, require_units_in_model
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.predictions.memory.shards import owned, padded
@@ -68,18 +68,18 @@ def build(strategy: Callable, model, **settings) -> ModuleAndOptimizer:
         return on_ranks.module_and_optimizer(strategy, given, AdamW, settings or SETTINGS)
 
 
-def check_built(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def judge_built(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """On all ranks, after the strategy: raises Wrong where the ranks have other units, or where the
     optimizer or the module is not what the caller asked for."""
     units = [None] * dist.get_world_size()
     dist.all_gather_object(units, [name for name, one in module.named_modules()
                                    if isinstance(one, FSDPModule)])
-    raise_on_all_ranks(_check_same_units, units)
-    raise_on_all_ranks(_check_module, module)
-    raise_on_all_ranks(check_optimizer, module, optimizer, SETTINGS)
+    raise_on_all_ranks(_judge_same_units, units)
+    raise_on_all_ranks(_judge_module, module)
+    raise_on_all_ranks(judge_optimizer, module, optimizer, SETTINGS)
 
 
-def _check_same_units(units):
+def _judge_same_units(units):
     # Ranks with other units call other collectives: they wait for one another, or gloo aborts.
     for rank, names in enumerate(units):
         if other := sorted(set(names) ^ set(units[0])):
@@ -89,9 +89,9 @@ def _check_same_units(units):
                         code="other_units_by_rank")
 
 
-def _check_module(module):
+def _judge_module(module):
     # What was sharded outside the model is a shard in it, which its forward cannot compute with.
-    reject_lost_units(module)
+    require_units_in_model(module)
     want = dict(make_model().named_parameters())
     for name, parameter in named_parameters(module).items():
         # A weight that two modules share is one parameter: sharded in one unit, without the root,
@@ -106,7 +106,7 @@ def _check_module(module):
                         code="frozen_parameter")
 
 
-def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer,
+def judge_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer,
                     settings: dict[str, float]) -> None:
     """Raises Wrong where the optimizer is not one of the class and settings given that updates
     all parameters of the module."""
@@ -172,13 +172,13 @@ def compare_with_reference(strategy: Callable) -> float:
     model = make_model()
     reference = Reference(model, make_optimizer)
     module, optimizer = raise_on_all_ranks(build, strategy, model)
-    check_built(module, optimizer)
+    judge_built(module, optimizer)
     # Noted before training: a unit that stays gathered has plain tensors in these places later.
     sharded = {name for name, p in named_parameters(module).items() if isinstance(p, DTensor)}
 
     def parameters_of(module):
-        raise_on_all_ranks(_check_shapes, module, reference.model)
-        raise_on_all_ranks(_check_resharded, module, sharded)
+        raise_on_all_ranks(_judge_shapes, module, reference.model)
+        raise_on_all_ranks(_judge_resharded, module, sharded)
         return whole_parameters(module)
 
     return train_and_compare(
@@ -193,7 +193,7 @@ def closeness(difference: float) -> str:
     return to_within(difference)
 
 
-def _check_shapes(module, reference):
+def _judge_shapes(module, reference):
     # A DTensor has the full parameter's shape; FSDP1's parameters are pieces of a flat one.
     found = named_parameters(module)
     for name, want in reference.named_parameters():
@@ -204,7 +204,7 @@ def _check_shapes(module, reference):
                         code="wrong_shape")
 
 
-def _check_resharded(module, sharded):
+def _judge_resharded(module, sharded):
     # Backward frees every unit. The optimizer updates the shards, so with a unit that stays
     # gathered the next forward would compute with the old numbers.
     for name, parameter in named_parameters(module).items():

@@ -13,8 +13,8 @@ from labs.checks.invariants import judge_outside_torch
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check
 from labs.fsdp import scaffold
-from labs.fsdp.common import TIMEOUT, batches, build, check_optimizer, whole_parameters
-from labs.fsdp.unit_errors import reject_lost_units
+from labs.fsdp.common import TIMEOUT, batches, build, judge_optimizer, whole_parameters
+from labs.fsdp.unit_errors import require_units_in_model
 from labs.meters import memory
 from labs.meters.traffic import Traffic
 from labs.training import models, strategies
@@ -64,31 +64,31 @@ def _build_and_train(strategy):
     own = batches(1, 2, CONTEXT, seed=dist.get_rank())
     report = memory.record(lambda: build(strategy, _gpt2, **SETTINGS), own,
                            strategies.resident_tensors, outside=True)
-    raise_on_all_ranks(_check_build, report)
+    raise_on_all_ranks(_judge_build, report)
     for make_model, replicas in ((_gpt2, 1), (_qwen2, 1), (_gpt2, REPLICAS)):
         with scaffold.replicated(replicas):
-            _check_one(strategy, make_model, own[0])
+            _judge_one(strategy, make_model, own[0])
 
 
-def _check_one(strategy, make_model, batch):
+def _judge_one(strategy, make_model, batch):
     torch.manual_seed(0)
     own = models.move_to_rank(make_model())
     with _memory_filled():
         module, optimizer = build(strategy, make_model, **SETTINGS)
-    raise_on_all_ranks(_check_shards, module, own)
-    raise_on_all_ranks(check_optimizer, module, optimizer, SETTINGS)
+    raise_on_all_ranks(_judge_shards, module, own)
+    raise_on_all_ranks(judge_optimizer, module, optimizer, SETTINGS)
     before = whole_parameters(module)
-    raise_on_all_ranks(_check_numbers, before, own)
-    raise_on_all_ranks(_check_buffers, module, own)
+    raise_on_all_ranks(_judge_numbers, before, own)
+    raise_on_all_ranks(_judge_buffers, module, own)
     pieces = [None] * dist.get_world_size()
     dist.all_gather_object(pieces, _pieces(module))
-    raise_on_all_ranks(_check_pieces, pieces)
-    raise_on_all_ranks(_check_layers, before)
+    raise_on_all_ranks(_judge_pieces, pieces)
+    raise_on_all_ranks(_judge_layers, before)
     with Traffic() as traffic:
         module(**batch).loss.backward()
-    raise_on_all_ranks(_check_units, traffic, len(models.blocks(own)))
+    raise_on_all_ranks(_judge_units, traffic, len(models.blocks(own)))
     optimizer.step()
-    raise_on_all_ranks(_check_step, before, whole_parameters(module))
+    raise_on_all_ranks(_judge_step, before, whole_parameters(module))
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ def _memory_filled():
         torch.use_deterministic_algorithms(False)
 
 
-def _check_build(report):
+def _judge_build(report):
     # The peak while building stays near a shard: whoever builds first and shards then held all.
     whole = 4 * models.count_trainable(_gpt2())
     peak = report.peaks["build"].total
@@ -113,9 +113,9 @@ def _check_build(report):
     judge_outside_torch(report)
 
 
-def _check_shards(module, own):
+def _judge_shards(module, own):
     rank, names = f"rank {dist.get_rank()}", dict(own.named_parameters())
-    reject_lost_units(module)
+    require_units_in_model(module)
     for name, parameter in module.named_parameters():
         # A weight that two modules share stays one parameter.
         if name not in names:
@@ -133,7 +133,7 @@ def _check_shards(module, own):
                         code="still_on_meta")
 
 
-def _check_numbers(parameters, own):
+def _judge_numbers(parameters, own):
     # Constant parameters (biases, norms) have the constant of a model that is built as usual, and
     # the others its deviation: what to_empty left lying in memory has neither.
     for name, want in own.named_parameters():
@@ -147,11 +147,11 @@ def _check_numbers(parameters, own):
                 raise Wrong(f"{who}: it should be {usual.flatten()[0]:g} everywhere, as in a model "
                             "that is built as usual", _DRAW, code="wrong_value")
         elif value.numel() > MANY:
-            _check_deviation(who, value.std().item(), usual.std().item(),
+            _judge_deviation(who, value.std().item(), usual.std().item(),
                              own.config.initializer_range)
 
 
-def _check_deviation(who, found, usual, unscaled):
+def _judge_deviation(who, found, usual, unscaled):
     if abs(found / usual - 1) <= APART:
         return
     order = abs(found / unscaled - 1) < APART  # drawn, but not scaled by the module around it
@@ -164,7 +164,7 @@ def _check_deviation(who, found, usual, unscaled):
                 code="initialized_twice")
 
 
-def _check_buffers(module, own):
+def _judge_buffers(module, own):
     # Buffers are empty after to_empty too: positions that a model computes once, for example.
     want = dict(own.named_buffers())
     for name, value in module.named_buffers():
@@ -185,7 +185,7 @@ def _pieces(module) -> dict[str, tuple]:
     return found
 
 
-def _check_pieces(by_rank):
+def _judge_pieces(by_rank):
     for name in by_rank[0]:
         for one, other in combinations(range(len(by_rank)), 2):
             (place, numbers), (its_place, its) = by_rank[one][name], by_rank[other][name]
@@ -207,7 +207,7 @@ def _check_pieces(by_rank):
                             code="shards_equal")
 
 
-def _check_layers(parameters):
+def _judge_layers(parameters):
     # Two layers differ too: a seed that is set inside the loop over modules repeats the numbers.
     starts = {}
     for name, value in parameters.items():
@@ -219,7 +219,7 @@ def _check_layers(parameters):
         starts[start] = name
 
 
-def _check_units(traffic, blocks):
+def _judge_units(traffic, blocks):
     # One reduce-scatter for each block and for the root: a single unit gathers all at once.
     found = sum(call.elements > 0 for call in traffic.of("reduce_scatter"))
     if found != blocks + 1:
@@ -228,7 +228,7 @@ def _check_units(traffic, blocks):
                     "shard(model, ...) of exercise 4.1.", code="wrong_units")
 
 
-def _check_step(before, after):
+def _judge_step(before, after):
     # The optimizer holds the parameters that the model has now: one made before sharding does not.
     for name, value in after.items():
         if torch.equal(value, before[name]):

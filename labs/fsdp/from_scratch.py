@@ -32,7 +32,7 @@ from labs.checks.tolerances import TRAINED
 from labs.checks.training import Hints, train_and_compare
 from labs.checks.verdicts import Wrong, check
 from labs.fsdp import common
-from labs.fsdp.packed_units import BYTES, check_packed_units
+from labs.fsdp.packed_units import BYTES, judge_packed_units
 from labs.meters import memory
 from labs.training import models
 
@@ -96,11 +96,11 @@ def _train_and_record(strategy) -> float:
     warnings.filterwarnings("ignore", "For backward hooks to be called")
     with torchs_own_refused():
         for name, make in MODELS.items():
-            _in_model(name, _check_built, strategy, make)
+            _in_model(name, _judge_built, strategy, make)
         # What is sent shows a missing sum or cast by its name; the numbers only show that they
         # differ. One world size is enough for it, and for memory.
         if dist.get_world_size() == WORLD_SIZES[0]:
-            _check_traffic_and_memory(strategy)
+            _judge_traffic_and_memory(strategy)
         return max(_in_model(name, _compare_with_reference, strategy, make)
                    for name, make in MODELS.items())
 
@@ -114,17 +114,17 @@ def _in_model(name, judge, *args):
                     code=error.code) from None
 
 
-def _check_built(strategy, make):
+def _judge_built(strategy, make):
     module, optimizer = raise_on_all_ranks(common.build, strategy, make())
-    raise_on_all_ranks(_check_shards, module, make())
-    raise_on_all_ranks(common.check_optimizer, module, optimizer, common.SETTINGS)
+    raise_on_all_ranks(_judge_shards, module, make())
+    raise_on_all_ranks(common.judge_optimizer, module, optimizer, common.SETTINGS)
 
 
-def _check_traffic_and_memory(strategy):
+def _judge_traffic_and_memory(strategy):
     want = common.one_unit_per_block(dist.get_world_size())
-    raise_on_all_ranks(check_packed_units, common.record_events(strategy, overlap=True), want)
+    raise_on_all_ranks(judge_packed_units, common.record_events(strategy, overlap=True), want)
     unsharded = memory.record(_unsharded, [step.inputs() for step in common.steps(2)])
-    judge_recorded(partial(common.record_memory, strategy), _check_memory, unsharded, want)
+    judge_recorded(partial(common.record_memory, strategy), _judge_memory, unsharded, want)
 
 
 def _unsharded():
@@ -161,7 +161,7 @@ def _rows(whole, rank) -> tuple[int, int]:
     return min(rank * each, len(whole)), min((rank + 1) * each, len(whole))
 
 
-def _check_shards(module, model, numbers=True):
+def _judge_shards(module, model, numbers=True):
     """Raises Wrong where a parameter of the module is not this rank's rows of it. numbers: of a
     module that has not been trained: its shards hold the model's numbers."""
     rank, found = dist.get_rank(), common.named_parameters(module)
@@ -204,7 +204,7 @@ def _shape_hint(local, whole) -> str:
 
 def _whole_parameters(module, model) -> dict[str, torch.Tensor]:
     """On a rank: the full parameters, joined from the rows of all ranks."""
-    raise_on_all_ranks(_check_shards, module, model, False)
+    raise_on_all_ranks(_judge_shards, module, model, False)
     shards = {name: models.local_shard(parameter).detach()
               for name, parameter in common.named_parameters(module).items()}
     by_rank = [None] * dist.get_world_size()
@@ -213,7 +213,7 @@ def _whole_parameters(module, model) -> dict[str, torch.Tensor]:
     return {name: torch.cat([one[name] for one in by_rank]) for name in shards}
 
 
-def _check_memory(report, unsharded, want):
+def _judge_memory(report, unsharded, want):
     """Raises Wrong where a rank holds more after a phase than its shards, and after forward the
     root. unsharded: the same model in bf16 without sharding, for its activations."""
     # After forward the root is gathered, and one block that gloo's thread may not have freed yet.

@@ -16,7 +16,7 @@ from labs.checks.reference import Reference
 from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp import common, memory_limits, scaffold
 from labs.fsdp.comparisons import memory_panel
-from labs.fsdp.units import check_collectives, check_memory
+from labs.fsdp.units import judge_collectives, judge_unit_memory
 from labs.meters.traffic import CollectiveCall
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
@@ -43,7 +43,7 @@ def _train_and_record(strategy):
     computed = _record_types(model)
     reference = Reference(common.make_model(), common.make_optimizer)
     module, optimizer = raise_on_all_ranks(common.build, strategy, model)
-    common.check_built(module, optimizer)
+    common.judge_built(module, optimizer)
     losses = []
     for step in common.steps():
         loss = module(**step.inputs()).loss
@@ -54,12 +54,12 @@ def _train_and_record(strategy):
         mean = loss.detach().float().clone()
         dist.all_reduce(mean)
         losses.append((mean.item() / dist.get_world_size(), reference.train(step)))
-    raise_on_all_ranks(_check_types, module, computed, gradients)
+    raise_on_all_ranks(_judge_types, module, computed, gradients)
     want, events = common.one_unit_per_block(dist.get_world_size()), common.record_events(strategy)
-    raise_on_all_ranks(check_collectives, events, want)
-    raise_on_all_ranks(_check_bytes, [e for e in events if isinstance(e, CollectiveCall)])
-    judge_recorded(partial(common.record_memory, strategy), check_memory, want, GATHERED)
-    raise_on_all_ranks(_check_losses, losses)
+    raise_on_all_ranks(judge_collectives, events, want)
+    raise_on_all_ranks(_judge_bytes, [e for e in events if isinstance(e, CollectiveCall)])
+    judge_recorded(partial(common.record_memory, strategy), judge_unit_memory, want, GATHERED)
+    raise_on_all_ranks(_judge_losses, losses)
 
 
 def _record_types(model) -> dict[str, torch.dtype]:
@@ -78,7 +78,7 @@ def _name(dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check_types(module, computed, gradients):
+def _judge_types(module, computed, gradients):
     rank = f"rank {dist.get_rank()}"
     # The shards that the optimizer updates stay in fp32: model.bfloat16() gives bf16 ones.
     for name, parameter in common.named_parameters(module).items():
@@ -99,7 +99,7 @@ def _check_types(module, computed, gradients):
                         code="wrong_dtype")
 
 
-def _check_bytes(calls):
+def _judge_bytes(calls):
     rank = f"rank {dist.get_rank()}"
     # bf16 is gathered and fp32 reduced; without reduce_dtype the sums are made in bf16.
     hints = {"all_gather": "param_dtype=torch.bfloat16", "reduce_scatter":
@@ -112,7 +112,7 @@ def _check_bytes(calls):
                             f"element, not {each}", hints[kind], code="wrong_traffic_dtype")
 
 
-def _check_losses(losses):
+def _judge_losses(losses):
     # bf16 rounds each loss a little; a larger difference means other training, e.g. another rate.
     for step, (got, want) in enumerate(losses):
         if not abs(got - want) <= TOLERANCE * want:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from labs.checks.verdicts import Wrong
 from labs.fsdp import common
 from labs.fsdp.common import Units
-from labs.fsdp.units import check_gathered_alone, reject_other_kinds
+from labs.fsdp.units import judge_gathered_alone, require_kinds
 from labs.meters.traffic import CollectiveCall, Mark
 from labs.training import models
 from labs.words import counted
@@ -17,7 +17,7 @@ from labs.words import counted
 BYTES = {"all_gather": 2, "reduce_scatter": 4}  # of an element: bf16 and fp32
 
 
-def check_packed_units(events: list[CollectiveCall | Mark], want: Units) -> None:
+def judge_packed_units(events: list[CollectiveCall | Mark], want: Units) -> None:
     """Raises Wrong where a step's collectives are not one for each unit, of the right type, or
     where the next block's all-gather is not in flight in backward.
 
@@ -26,16 +26,16 @@ def check_packed_units(events: list[CollectiveCall | Mark], want: Units) -> None
     """
     sizes = dict(zip(("block", "root"), _unpadded(), strict=True))
     calls = [_as_reduce_scatter(event) for event in events]
-    reject_other_kinds([call for call in calls if isinstance(call, CollectiveCall)])
+    require_kinds([call for call in calls if isinstance(call, CollectiveCall)])
     for call in filter(lambda event: isinstance(event, CollectiveCall), calls):
-        _check_bytes(call)
+        _judge_bytes(call)
     named = [_with_size_of(call, sizes, want) for call in calls]
     counts = Counter((call.kind, call.elements) for call in named
                      if isinstance(call, CollectiveCall))
-    _check_counts(counts, want)
-    check_gathered_alone(named, want, f"rank {dist.get_rank()}", "Free a block after its forward, "
+    _judge_counts(counts, want)
+    judge_gathered_alone(named, want, f"rank {dist.get_rank()}", "Free a block after its forward, "
                          "and call one all-gather ahead of the one that computes.")
-    _check_prefetch(named, want)
+    _judge_prefetch(named, want)
 
 
 def _unpadded() -> tuple[int, int]:
@@ -66,7 +66,7 @@ def _with_size_of(event, sizes, want):
     return event
 
 
-def _check_bytes(call):
+def _judge_bytes(call):
     # bf16 halves what is gathered; a sum of many ranks in bf16 loses what is small.
     if call.bytes != BYTES[call.kind] * call.elements:
         raise Wrong(f"rank {dist.get_rank()}: {call.kind} carries "
@@ -76,7 +76,7 @@ def _check_bytes(call):
                     code="wrong_traffic_dtype")
 
 
-def _check_counts(counts, want):
+def _judge_counts(counts, want):
     rank, blocks = f"rank {dist.get_rank()}", common.LAYERS
     for kind in ("all_gather", "reduce_scatter"):
         total = sum(n for (one, _), n in counts.items() if one == kind)
@@ -105,7 +105,7 @@ def _count_hint(roots) -> str:
             "flight already; its gradients leave once.")
 
 
-def _check_prefetch(events, want):
+def _judge_prefetch(events, want):
     rank = f"rank {dist.get_rank()}"
     begins = next(place for place, event in enumerate(events) if isinstance(event, Mark)
                   and event.what == "backward begins")

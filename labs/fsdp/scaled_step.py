@@ -36,9 +36,9 @@ def _judge_steps(scaled_step) -> float:
     torch.set_num_threads(1)
     exact = _step(_plain_step, None, SHARE)
     found = _step(scaled_step, torch.float16, SHARE)
-    lost = raise_on_all_ranks(_check_gradients, exact, found)
-    raise_on_all_ranks(_check_overflow, exact, _step(scaled_step, torch.float16, TOO_LARGE))
-    raise_on_all_ranks(_check_skipped, _step(scaled_step, torch.float16, SHARE, poisoned=True),
+    lost = raise_on_all_ranks(_judge_gradients, exact, found)
+    raise_on_all_ranks(_judge_overflow, exact, _step(scaled_step, torch.float16, TOO_LARGE))
+    raise_on_all_ranks(_judge_skipped, _step(scaled_step, torch.float16, SHARE, poisoned=True),
                        "a gradient on the last rank is infinite")
     return lost
 
@@ -129,7 +129,7 @@ def _poison(parameter):
         parameter.grad.to_local().fill_(float("inf"))
 
 
-def _check_gradients(exact, found) -> float:
+def _judge_gradients(exact, found) -> float:
     rank = f"rank {dist.get_rank()}"
     # A scale that is too large makes gradients infinite that are finite in fp32: without a step
     # nothing is trained, and with it the parameters are lost.
@@ -161,18 +161,18 @@ def _check_gradients(exact, found) -> float:
     return lost
 
 
-def _check_overflow(exact, found):
+def _judge_overflow(exact, found):
     # Whoever multiplies by `share` after backward, or takes a smaller scale where gradients
     # overflow, has finite gradients here: then they must be right, and the step may be made.
     if found.gradients is not None:
         norm = _compared(exact, found)[1] * SHARE / TOO_LARGE
         if abs(norm - 1) <= APART:
             return
-    _check_skipped(found, "every gradient overflows" if found.infinite else
+    _judge_skipped(found, "every gradient overflows" if found.infinite else
                    f"with a share of {TOO_LARGE:g} gradients reach the optimizer at another size")
 
 
-def _check_skipped(found, what):
+def _judge_skipped(found, what):
     rank = f"rank {dist.get_rank()}"
     # Infinity minus infinity is not a number, and stays: a step with it ends the training. Each
     # rank sees its own shards only, so the ranks must agree, or their models come apart.

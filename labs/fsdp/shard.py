@@ -10,7 +10,7 @@ from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import check, shows
 from labs.fsdp import common
 from labs.fsdp.comparisons import draw_zero3, measure_zero3
-from labs.fsdp.units import check_collectives, check_memory
+from labs.fsdp.units import judge_collectives, judge_unit_memory
 from labs.pictures.picture import Picture
 from labs.training.presets import Preset
 
@@ -32,8 +32,8 @@ def _train_and_record(strategy) -> float:
     difference = common.compare_with_reference(strategy)
     want = common.one_unit_per_block(dist.get_world_size())
     # By the calls of a third step, then by memory: the right numbers alone could come from DDP.
-    raise_on_all_ranks(check_collectives, common.record_events(strategy), want)
-    judge_recorded(partial(common.record_memory, strategy), check_memory, want)
+    raise_on_all_ranks(judge_collectives, common.record_events(strategy), want)
+    judge_recorded(partial(common.record_memory, strategy), judge_unit_memory, want)
     return difference
 
 

@@ -35,7 +35,7 @@ def explained(model: nn.Module | Callable[[], nn.Module]) -> Iterator[nn.Module 
         raise Wrong(wrong.sentence, wrong.hint, own_place(error), code=wrong.code) from None
 
 
-def reject_lost_units(module: nn.Module) -> None:
+def require_units_in_model(module: nn.Module) -> None:
     """Raises Wrong where parameters are shards that no unit of the module gathers."""
     if lost := _without_unit(module):
         raise _lost(lost)

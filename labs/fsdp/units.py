@@ -23,12 +23,12 @@ _HINTS = {"parameters": "Every parameter must be in a unit: fully_shard each blo
           "rest": "Is the whole model still referenced, by an old optimizer or a copy?"}
 
 
-def check_collectives(events: list[CollectiveCall | Mark], want: Units,
+def judge_collectives(events: list[CollectiveCall | Mark], want: Units,
                       hint: str = f"Does something gather early: {_PREFETCH}?") -> None:
     """Raises Wrong where a step's collectives are not those of one unit per block and a root, or
     where several blocks are gathered at once; hint: said with the latter."""
     calls = [event for event in events if isinstance(event, CollectiveCall)]
-    reject_other_kinds(calls)
+    require_kinds(calls)
     rank = f"rank {dist.get_rank()}"
     # One reduce-scatter per unit, of its size: shows the units, whatever their classes are.
     blocks = common.LAYERS
@@ -37,11 +37,11 @@ def check_collectives(events: list[CollectiveCall | Mark], want: Units,
         raise Wrong(f"{rank}: gradients leave in {counted(len(reduced), 'unit')}"
                     f"{_of_other_sizes(reduced, blocks)}; {blocks} blocks and the root make "
                     f"{blocks + 1}", _units_hint(reduced, blocks), code="wrong_units")
-    _check_all_gathers(Counter(c.elements for c in calls if c.kind == "all_gather"), want, rank)
-    check_gathered_alone(events, want, rank, hint)
+    _judge_all_gathers(Counter(c.elements for c in calls if c.kind == "all_gather"), want, rank)
+    judge_gathered_alone(events, want, rank, hint)
 
 
-def reject_other_kinds(calls: list[CollectiveCall]) -> None:
+def require_kinds(calls: list[CollectiveCall]) -> None:
     """Raises Wrong where there is another collective than all-gather and reduce-scatter."""
     # Only shards are exchanged: DDP trains as well, but all-reduces full gradients.
     other = [call for call in calls if call.kind not in ("all_gather", "reduce_scatter")]
@@ -76,7 +76,7 @@ def _units_hint(reduced, blocks) -> str:
     return "fully_shard each of lab.blocks(model) by itself, then the model."
 
 
-def _check_all_gathers(gathered, want, rank):
+def _judge_all_gathers(gathered, want, rank):
     blocks = common.LAYERS
     # A block is gathered for forward and again for backward: once means it was kept (ZeRO-2).
     if gathered[want.block] < 2 * blocks:
@@ -91,7 +91,7 @@ def _check_all_gathers(gathered, want, rank):
                     f"once for backward make {2 * (blocks + 1)} at most", code="extra_collective")
 
 
-def check_gathered_alone(events: list[CollectiveCall | Mark], want: Units, rank: str,
+def judge_gathered_alone(events: list[CollectiveCall | Mark], want: Units, rank: str,
                          hint: str) -> None:
     """Raises Wrong where more than AHEAD blocks are gathered at once."""
     # A unit saves memory only if the others are not gathered meanwhile: blocks that are gathered
@@ -109,7 +109,7 @@ def check_gathered_alone(events: list[CollectiveCall | Mark], want: Units, rank:
                         f"computes and the next are {AHEAD}", hint, code="gathered_at_once")
 
 
-def check_memory(report: Report, want: Units, element: int = BYTES) -> None:
+def judge_unit_memory(report: Report, want: Units, element: int = BYTES) -> None:
     """Raises Wrong where a rank holds more than its shards after a phase. element: bytes of a
     gathered number."""
     state = common.optimizer_bytes(dist.get_world_size(), dist.get_rank())

@@ -10,7 +10,7 @@ from labs.checks.guesses import guessed
 from labs.checks.numbers import require_signature
 from labs.checks.verdicts import Wrong, check, shows
 from labs.fsdp_profiling import recording
-from labs.fsdp_profiling.no_prefetch import SLIPS, of, raise_if_gathered_twice, record_with
+from labs.fsdp_profiling.no_prefetch import SLIPS, of, record_with, require_gathered_once
 from labs.fsdp_profiling.recording import RunConfig, configured_fsdp2
 from labs.meters import trace_units
 from labs.pictures import palette
@@ -31,7 +31,7 @@ def check_forward_prefetch(forward_prefetch):
             *(partial(with_ahead, forward_prefetch, ahead) for ahead in (1, 2))), strict=True):
         for trace in traces:
             what = f"{of(trace)}, ahead={ahead}"
-            raise_if_gathered_twice(trace)
+            require_gathered_once(trace)
             _judge_forward(trace, ahead, what)
             _judge_backward(trace, what)
     return ("in forward the next one, or two, are gathered while a unit computes, and no more; "

@@ -32,7 +32,7 @@ def check_no_prefetch(no_prefetch):
                         "ahead, before the gradients of the unit before it are complete",
                         "An empty list means FSDP's default, which prefetches. Name what is there "
                         "already while a unit computes.", code="still_prefetched")
-        raise_if_gathered_twice(trace)
+        require_gathered_once(trace)
         # Backward's prefetch is all that the exercise changes: what forward does differently would
         # be taken for the price of backward's.
         if trace_units.order_of_events(trace, "forward") != one_by_one(order):
@@ -66,7 +66,7 @@ def one_by_one(order: list[str]) -> list[tuple[str, str]]:
             for event in (("gather", unit), ("done", unit))]
 
 
-def raise_if_gathered_twice(trace: Trace) -> None:
+def require_gathered_once(trace: Trace) -> None:
     """Raises Wrong where a unit is gathered more than once in one phase: who prefetches a unit that
     was used and freed pays for a collective that nothing needs."""
     seen = set()

@@ -31,11 +31,11 @@ def check_activations(layer_activations, activations):
     # Random sizes reject an answer that fits only the block in the notebook.
     for sizes in (SHOWN, random_sizes(), random_sizes()):
         for fused in (True, False):  # what is wrong without scores is found without them
-            _check_layer(layer_activations, *sizes, fused)
+            _judge_layer(layer_activations, *sizes, fused)
     for name, m in _models():
         for batch, sequence in ((1, 1024), (random.randint(2, 9), 8 * random.randint(20, 99))):
             for checkpointing in (False, True):
-                _check_model(activations, name, m, batch, sequence, checkpointing)
+                _judge_model(activations, name, m, batch, sequence, checkpointing)
     batch, sequence, _, heads = SHOWN
     share = statistics_bytes(batch, sequence, heads, True) / saved_bytes(*SHOWN, True)
     return ("to the byte what real GPT-2 blocks save, except for the statistics of norms and "
@@ -56,7 +56,7 @@ def statistics_bytes(batch: int, sequence: int, heads: int, fused: bool) -> int:
     return 8 * batch * sequence + (4 * batch * heads * sequence if fused else 0)
 
 
-def _check_layer(layer_activations, batch, sequence, hidden, heads, fused):
+def _judge_layer(layer_activations, batch, sequence, hidden, heads, fused):
     what = (f"a real block, {batch} x {sequence} tokens, hidden {hidden}, {heads} heads, "
             f"{'fused' if fused else 'eager'} attention")
     expected = (saved_bytes(batch, sequence, hidden, heads, fused)
@@ -108,7 +108,7 @@ def _layer_causes(b, s, h, a, fused, real) -> list[Cause]:
             *pairs(causes, real)]
 
 
-def _check_model(activations, name, m, batch, sequence, checkpointing):
+def _judge_model(activations, name, m, batch, sequence, checkpointing):
     what = (f"{name}, {batch} x {sequence} tokens, "
             f"{'with' if checkpointing else 'without'} checkpointing")
     expected = model_activations(m, batch, sequence, checkpointing)

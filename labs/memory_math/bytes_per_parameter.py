@@ -46,10 +46,10 @@ def check_bytes_per_parameter(bytes_per_parameter, recipes_behind):
                                            strict=True):
             judge_number(got, want, causes, f"{what}: {name}", "bytes")
     for gigabytes, billions in FIGURES:
-        _check_names(recipes_behind, gigabytes, billions, NAMED)
+        _judge_names(recipes_behind, gigabytes, billions, NAMED)
     # Other recipes: reject an answer that knows the notebook's own by heart.
     for gigabytes, billions, recipes in _drawn():
-        _check_names(recipes_behind, gigabytes, billions, recipes)
+        _judge_names(recipes_behind, gigabytes, billions, recipes)
     return ("right for fp32 and bf16, and for 8-bit, 16-bit and 64-bit types drawn at random; "
             "112 GB for 7B may be either of two recipes")
 
@@ -113,7 +113,7 @@ def _drawn() -> list[tuple[int, int, dict[str, Types]]]:
     return [(billions * sum(bytes_of(*types)), billions, recipes) for types in recipes.values()]
 
 
-def _check_names(recipes_behind, gigabytes, billions, recipes):
+def _judge_names(recipes_behind, gigabytes, billions, recipes):
     what = f"{gigabytes} GB for {billions}B"
     found = _names(recipes_behind(gigabytes, billions, recipes), what, recipes)
     totals = {name: billions * sum(bytes_of(*types)) for name, types in recipes.items()}

@@ -48,7 +48,7 @@ def check_per_rank(per_rank, fewest_ranks):
                              "count times bytes; divided by N, or not.")
     for name, *job in _rooms():
         for stage in (0, 1, 2, 3):
-            _check_fewest(fewest_ranks(*job[:2], stage, job[2]), *job[:2], stage, job[2], name)
+            _judge_fewest(fewest_ranks(*job[:2], stage, job[2]), *job[:2], stage, job[2], name)
     return ("stages 0 to 3 for the paper's figure 1, for 70B on 8 ranks and for random sizes; "
             "ZeRO-2 never brings 70B below 140 GB, ZeRO-3 needs 11 ranks of 80 GB")
 
@@ -92,7 +92,7 @@ def fewest(count: int, recipe: tuple, stage: int, room: float) -> int | None:
     return max(1, math.ceil(divided / left)) if divided else 1
 
 
-def _check_fewest(got, count, recipe, stage, room, name):
+def _judge_fewest(got, count, recipe, stage, room, name):
     what = f"{name}, stage {stage}: fewest ranks"
     right = fewest(count, recipe, stage, room)
     # Where the unsharded part fills the room, more ranks do not help: catches a formula

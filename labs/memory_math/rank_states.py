@@ -27,7 +27,7 @@ def check_rank_states(rank_states):
     for held in rank_memories():
         returned = rank_states(held.count, held.strategy, held.ranks)
         for name, got in zip(HELD, require_numbers(returned, HELD, held.name), strict=True):
-            _check_category(name, got, held)
+            _judge_category(name, got, held)
     if devices.gpus():
         return "what ranks hold after backward, except for what blocks have more than their tensors"
     return ("to the byte what ranks hold after backward, except for AdamW's step counters "
@@ -50,7 +50,7 @@ def _rank_memories(gpus) -> list[RankMemory]:
             for held in measure_strategies(strategies, small, ranks)]
 
 
-def _check_category(name, got, held):
+def _judge_category(name, got, held):
     real = held.after_backward.by_name()[name]
     # Two things are not the student's to count: AdamW's step counters, which are state, and the few
     # bytes that DDP or FSDP2 keep in addition to their buckets. And a GPU's blocks are larger than

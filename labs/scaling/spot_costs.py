@@ -169,9 +169,10 @@ def _judge_dollars(dollars, case, what):
     # Any honest formula is near the simulation here; each slip moves the dollars by more.
     simulated = case.simulated()
     if abs(dollars / simulated - 1) > TOLERANCE:
-        _reject(dollars, DOLLARS, case, f"{what}: you expect {dollars:,.2f} dollars, the event "
-                f"simulation {simulated:,.2f} ({times(dollars, simulated)})",
-                "Billed are the hours of training, and for each interruption what it loses.")
+        _raise_mistake(
+            dollars, DOLLARS, case, f"{what}: you expect {dollars:,.2f} dollars, the event "
+            f"simulation {simulated:,.2f} ({times(dollars, simulated)})",
+            "Billed are the hours of training, and for each interruption what it loses.")
 
 
 def _judge_rate(rate, case, what):
@@ -180,13 +181,14 @@ def _judge_rate(rate, case, what):
                     "up to some rate above 0.", code="not_positive")
     # The rate itself is compared, not the dollars at it: near break-even these change little.
     if abs(rate / case.even - 1) > EVEN_TOLERANCE:
-        _reject(rate, EVEN, case, f"{what}: your break-even rate is {rate:.3g} interruptions an "
-                f"hour, the exact one {case.even:.3g} ({times(rate, case.even)})",
-                "At the break-even rate lab.expected_wall(hours, interval, 0, restart, 1 / rate) "
-                "hours at the price of spot cost what hours at the price on demand do.")
+        _raise_mistake(
+            rate, EVEN, case, f"{what}: your break-even rate is {rate:.3g} interruptions an hour, "
+            f"the exact one {case.even:.3g} ({times(rate, case.even)})",
+            "At the break-even rate lab.expected_wall(hours, interval, 0, restart, 1 / rate) "
+            "hours at the price of spot cost what hours at the price on demand do.")
 
 
-def _reject(got, mistakes, case, said, hint):
+def _raise_mistake(got, mistakes, case, said, hint):
     for mistake in mistakes:
         if abs(got / mistake.number(case) - 1) < 1e-6:
             raise Wrong(f"{said}: {mistake.sentence}", mistake.hint, code=mistake.code)

@@ -28,7 +28,7 @@ def check_assign(assign: Callable):
     number of pairs in every round."""
     for chunks, ranks in CASES:
         where = f"{counted(chunks, 'chunk')} on {counted(ranks, 'rank')}"
-        reject_unequal_rounds(as_assignment(assign(chunks, ranks), chunks, ranks, where), where)
+        require_equal_rounds(as_assignment(assign(chunks, ranks), chunks, ranks, where), where)
     return ("on 1 to 16 ranks each chunk has one rank, and all ranks compute the same number of "
             "pairs in every round")
 
@@ -71,7 +71,7 @@ def _numbers(chunk_list, rank, where) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def reject_unequal_rounds(assignment: list[list[int]], where: str) -> None:
+def require_equal_rounds(assignment: list[list[int]], where: str) -> None:
     """Raises Wrong where one rank computes more pairs in a round than another."""
     rounds = pairs_by_round(places_of_chunks(assignment, _TOKENS))
     # Both in pairs of tokens: within a chunk on the diagonal a query sees half of the keys, so

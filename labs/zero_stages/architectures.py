@@ -149,7 +149,7 @@ _MISTAKES = (
     MOMENTUM_MISSING)
 
 
-def reject_other_architectures(strategy: Callable) -> None:
+def compare_on_other_architectures(strategy: Callable) -> None:
     """On a rank: trains a model of each structure next to the reference, with an optimizer class
     that only the strategy's second argument can tell. Raises Wrong."""
     for name in _CHECKED:

@@ -32,11 +32,11 @@ def check_clip_grad_norm(clip_grad_norm: Callable):
                 # Three limits on fresh gradients: a norm below the limit must leave them as they
                 # are.
                 norm = clip_grad_norm(optimizer, limit)
-            raise_on_all_ranks(_reject, norm, case, limit, traffic)
+            raise_on_all_ranks(_judge, norm, case, limit, traffic)
         # Catches a norm of shards that have no gradient yet: under ZeRO-1 they come with the step.
         optimizer, case = _gradients(late=True)
         norm = clip_grad_norm(optimizer, LIMITS[0])
-        raise_on_all_ranks(_reject_unreduced, norm, case)
+        raise_on_all_ranks(_judge_unreduced, norm, case)
 
     on_ranks(work, world_sizes=WORLD_SIZES)
     return "the norm is that of the whole gradient on every rank, and one number travels"
@@ -87,7 +87,7 @@ def _gradients(late=False) -> tuple[torch.optim.Optimizer, _Case]:
     return optimizer, _Case(squares**0.5, shards, len(first))
 
 
-def _reject(norm, case, limit, traffic):
+def _judge(norm, case, limit, traffic):
     rank, sent = dist.get_rank(), numbers_sent(traffic.calls)
     # A norm takes one number; gathering gradients would undo ZeRO-2.
     if sent > _MOST_NUMBERS:
@@ -98,7 +98,7 @@ def _reject(norm, case, limit, traffic):
         raise Wrong(f"clip_grad_norm returned {kind_of(norm)}, not the norm",
                     "As torch.nn.utils.clip_grad_norm_, return the norm from before the clipping.",
                     code="not_a_number")
-    _reject_norm(norm, case, limit, rank)
+    _judge_norm(norm, case, limit, rank)
     # All gradients shrink by one factor, and only if the norm is above the limit.
     factor = min(1.0, limit / case.norm)
     for number, (shard, before, tensor) in enumerate(case.shards):
@@ -124,7 +124,7 @@ def _reject(norm, case, limit, traffic):
                         code="gradient_replaced")
 
 
-def _reject_norm(norm, case, limit, rank):
+def _judge_norm(norm, case, limit, rank):
     # The norm is the same on all ranks: with its own, each would scale by another factor.
     own = _norm(before for _, before, _ in case.shards)
     whole = case.norm
@@ -139,7 +139,7 @@ def _reject_norm(norm, case, limit, rank):
                  source="that of the whole gradient is")
 
 
-def _reject_unreduced(norm, case):
+def _judge_unreduced(norm, case):
     # Under ZeRO-1 the shards have no gradients before `reduce`.
     if as_number(norm) is None or abs(as_number(norm) - case.norm) > NORM * case.norm:
         raise Wrong(f"rank {dist.get_rank()}: under ZeRO-1, where the gradients are not reduced "

@@ -36,11 +36,11 @@ def check_cut(cut: Callable):
             raise Wrong(f"{size} numbers on {counted(ranks, 'rank')}: cut has changed the tensor "
                         "that it was given", "Pad a new tensor; flat itself stays as it is.",
                         code="changes_input")
-        reject_wrong_pieces(pieces, flat, ranks)
+        judge_pieces(pieces, flat, ranks)
     return "equal pieces of one tensor, in order, with no more padding than needed"
 
 
-def reject_wrong_pieces(pieces, flat: torch.Tensor, ranks: int) -> None:
+def judge_pieces(pieces, flat: torch.Tensor, ranks: int) -> None:
     """Raises Wrong if the pieces are not what exercise 3.1 asks for."""
     size, case = len(flat), f"{len(flat)} numbers on {counted(ranks, 'rank')}"
     if not isinstance(pieces, list | tuple) or not all(isinstance(p, torch.Tensor) for p in pieces):
@@ -56,7 +56,7 @@ def reject_wrong_pieces(pieces, flat: torch.Tensor, ranks: int) -> None:
         raise Wrong(f"{case}: pieces of {', '.join(map(str, lengths))} numbers, not all equal",
                     "Collectives need equal pieces: put zeros after the end.",
                     code="unequal_pieces")
-    _reject_wrong_length(case, lengths[0], size, ranks)
+    _judge_length(case, lengths[0], size, ranks)
     for piece in pieces:
         # A shard is flat, as the tensor is: split(1) of a matrix gives rows in a matrix.
         if piece.dim() != 1:
@@ -66,14 +66,14 @@ def reject_wrong_pieces(pieces, flat: torch.Tensor, ranks: int) -> None:
             raise Wrong(f"{case}: flat holds {_name(flat)}, a piece {_name(piece)}",
                         "Zeros of another type change the whole: flat.new_zeros(...) makes some "
                         "of the type of flat.", code="wrong_dtype")
-    _reject_wrong_contents(case, pieces, flat)
+    _judge_contents(case, pieces, flat)
 
 
 def _name(tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _reject_wrong_contents(case, pieces, flat):
+def _judge_contents(case, pieces, flat):
     size = len(flat)
     # Rank r owns piece r: an all-gather of the pieces must restore the tensor.
     joined = torch.cat(list(pieces))
@@ -94,7 +94,7 @@ def _reject_wrong_contents(case, pieces, flat):
                     "Pad first, then take views of the padded tensor.", code="copies_not_views")
 
 
-def _reject_wrong_length(case, length, size, ranks):
+def _judge_length(case, length, size, ranks):
     # The shortest pieces that hold all; each element more of a piece is N more to gather.
     least = -(-size // ranks)  # rounded up
     if length < least:
@@ -124,5 +124,5 @@ def _cut(cut, size, ranks) -> list[tuple[int, int]]:
     """(elements that are parameters, elements of padding) of each rank's piece."""
     flat = torch.ones(size)
     pieces = cut(flat, ranks)
-    reject_wrong_pieces(pieces, flat, ranks)
+    judge_pieces(pieces, flat, ranks)
     return [(int(piece.sum()), int((piece == 0).sum())) for piece in pieces]

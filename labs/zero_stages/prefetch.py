@@ -12,8 +12,8 @@ from labs.meters.traffic import CollectiveCall, Mark
 from labs.training import data
 from labs.training.models import DeepMLP
 from labs.words import to_within
-from labs.zero_stages.architectures import reject_other_architectures
-from labs.zero_stages.stage_limits import reject_broken_invariants, unsharded_memory
+from labs.zero_stages.architectures import compare_on_other_architectures
+from labs.zero_stages.stage_limits import judge_invariants, unsharded_memory
 from labs.zero_stages.stage_training import SETTINGS, STEPS, build, difference_from_reference
 from labs.zero_stages.stages import MEMORY_HINTS, WORLD_SIZES
 
@@ -29,11 +29,11 @@ def check_prefetch(strategy: Callable):
             model, batches = DeepMLP(), data.xy_batches(2, 4, seed=dist.get_rank())
             step = record_step(partial(build, strategy, settings=SETTINGS), model, batches,
                                model.layers)
-            raise_on_all_ranks(reject_late_gathers, step.events)
+            raise_on_all_ranks(require_prefetch, step.events)
             difference = difference_from_reference(strategy, 3)
-            reject_broken_invariants(strategy, 3, unsharded)
+            judge_invariants(strategy, 3, unsharded)
             if dist.get_world_size() == 3:
-                reject_other_architectures(strategy)
+                compare_on_other_architectures(strategy)
         return difference
 
     worst = max(on_ranks(work, world_sizes=WORLD_SIZES))
@@ -41,19 +41,19 @@ def check_prefetch(strategy: Callable):
             f"numbers equal the reference over {STEPS} steps ({to_within(worst)})")
 
 
-def reject_late_gathers(events: list[CollectiveCall | Mark]) -> None:
+def require_prefetch(events: list[CollectiveCall | Mark]) -> None:
     """Raises Wrong if a layer computes while the next one's gather has not begun, or has been
     waited for."""
     begin, end = positions(events, "backward")
     for direction, part in (("forward", events[:begin]), ("backward", events[begin:end])):
         gathers, computes = positions(part, "all_gather"), positions(part, "compute")
         waits = positions(part, "wait all_gather")
-        _reject_other_counts(gathers, computes, direction)
-        _reject_other_order(gathers, computes, direction)
-        _reject_waiting([part[n] for n in gathers], waits, computes, direction)
+        _require_counts(gathers, computes, direction)
+        _require_order(gathers, computes, direction)
+        _require_no_waiting([part[n] for n in gathers], waits, computes, direction)
 
 
-def _reject_other_counts(gathers, computes, direction):
+def _require_counts(gathers, computes, direction):
     # ZeRO-3 gathers each layer for each direction; ZeRO-2 or a layer kept gathered gathers less.
     if len(gathers) < len(computes):
         raise Wrong(f"in {direction}, {len(gathers)} gathers are called for {len(computes)} "
@@ -68,7 +68,7 @@ def _reject_other_counts(gathers, computes, direction):
                     "has been fetched: unit.is_gathered says so.", code="gathered_again")
 
 
-def _reject_other_order(gathers, computes, direction):
+def _require_order(gathers, computes, direction):
     # The root is gathered first, then one gather for each layer in order: when layer k computes
     # (from 0), the root's, k + 1 layers' and the next one's have begun.
     for who, number, begun in _when_layers_compute(gathers, computes, direction):
@@ -85,7 +85,7 @@ def _reject_other_order(gathers, computes, direction):
                         code="too_far_ahead")
 
 
-def _reject_waiting(calls, waits, computes, direction):
+def _require_no_waiting(calls, waits, computes, direction):
     # A synchronous gather has ended before the layer computes, whatever its order. The root's
     # and the first layer's may be: no layer computes before them.
     if not all(gather.asynchronous for gather in calls[2:]):

@@ -39,7 +39,7 @@ def check_reshard(reshard: Callable, strategy: Callable):
     for size, before, after in CASES:
         # Old padding of zeros hides in parameters that are zero; of NaN, it shows in a new shard.
         for rank, padding in itertools.product(range(after), (0.0, math.nan)):
-            _reject_wrong_shard(reshard, size, before, after, rank, padding)
+            _judge_shard(reshard, size, before, after, rank, padding)
     return (f"each new rank reads what it needs, once; saved on {RANKS[0]} ranks, loaded on "
             f"{RANKS[1]}, then on {RANKS[2]}: training goes on as if never interrupted "
             f"({to_within(_resume(reshard, strategy))})")
@@ -72,7 +72,7 @@ class CountingReader:
         return self.shards[int(old)][int(begin):int(end)].clone()
 
 
-def _reject_wrong_shard(reshard, size, before, after, rank, padding):
+def _judge_shard(reshard, size, before, after, rank, padding):
     case = f"{size} elements from {before} to {after} ranks, new rank {rank}"
     # Some of the data is zero at the end: only `elements` says where padding begins.
     flat = torch.arange(1.0, size + 1)  # (size,)

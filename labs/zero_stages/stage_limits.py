@@ -94,7 +94,7 @@ def stage_limits(stage: int, model: DeepMLP) -> StageLimits:
                        max(sizes), devices.rounding())
 
 
-def reject_broken_invariants(strategy: Callable, stage: int, unsharded: memory.Report,
+def judge_invariants(strategy: Callable, stage: int, unsharded: memory.Report,
                              overlap: bool = False) -> float:
     """On a rank: how many Ψ a step moves, padding included. Raises Wrong if the strategy sends or
     holds more than its stage allows. unsharded: what `unsharded_memory` returns. overlap: whether
@@ -103,13 +103,13 @@ def reject_broken_invariants(strategy: Callable, stage: int, unsharded: memory.R
     make = partial(build, strategy, settings=SETTINGS)
     # The last of the three steps is recorded; the moments exist since the first.
     step = record_step(make, DeepMLP(), [*batches, batches[0]])
-    volume = raise_on_all_ranks(reject_excess_traffic, step, limits)
+    volume = raise_on_all_ranks(judge_stage_traffic, step, limits)
     if overlap:
-        raise_on_all_ranks(reject_missing_overlap, step, limits.layer)
+        raise_on_all_ranks(require_overlap, step, limits.layer)
     if stage == 3:
-        _reject_layers_kept_after_forward(make, batches[0], limits)
+        _require_layers_freed(make, batches[0], limits)
     judge_recorded(lambda: memory.record(lambda: make(DeepMLP()), batches, outside=True),
-                   reject_excess_memory, unsharded, limits)
+                   judge_stage_memory, unsharded, limits)
     return volume
 
 
@@ -135,7 +135,7 @@ def _unsharded():
     return model, torch.optim.AdamW(model.parameters(), **SETTINGS)
 
 
-def _reject_layers_kept_after_forward(make, batch, limits):
+def _require_layers_freed(make, batch, limits):
     model = DeepMLP()
     module, optimizer = make(model)
     built = _bytes_of(model)
@@ -168,10 +168,10 @@ def _bytes_of(model) -> int:
     return sum(storages.values())
 
 
-def reject_excess_traffic(traffic: Traffic, limits: StageLimits) -> float:
+def judge_stage_traffic(traffic: Traffic, limits: StageLimits) -> float:
     """How many Ψ are sent. Raises Wrong if it is more than the stage needs, or if gradients are
     sent too late."""
-    _reject_late_gradients(traffic, limits)
+    _require_early_reductions(traffic, limits)
     sent = {}
     for call in traffic.calls:
         sent[call.kind] = sent.get(call.kind, 0) + call.bytes / BYTES * passes(call.kind)
@@ -201,7 +201,7 @@ def _traffic_hint(sent, limits) -> tuple[str, str]:
             "stay where they are.")
 
 
-def _reject_late_gradients(traffic, limits):
+def _require_early_reductions(traffic, limits):
     # From ZeRO-2 on, gradients are reduced during backward: reduced only after it, all are in
     # memory at once, and the peak is that of ZeRO-1.
     sent, ready = positions(traffic.events, *_REDUCING), positions(traffic.events, "ready")
@@ -230,7 +230,7 @@ def _layers_ready(events) -> list[tuple[str, int]]:
     return sorted(last.items(), key=lambda item: item[1])
 
 
-def reject_missing_overlap(traffic: Traffic, layer: int) -> None:
+def require_overlap(traffic: Traffic, layer: int) -> None:
     """Raises Wrong unless a layer's gradients are in flight while the next layer computes, and
     those of one layer only. layer: its elements."""
     end = positions(traffic.events, "backward ends")[0]
@@ -264,7 +264,7 @@ def reject_missing_overlap(traffic: Traffic, layer: int) -> None:
                         code="too_many_in_flight")
 
 
-def reject_excess_memory(report: memory.Report, unsharded: memory.Report,
+def judge_stage_memory(report: memory.Report, unsharded: memory.Report,
                          limits: StageLimits) -> None:
     """Raises Wrong if a rank holds more than its stage allows: at the end of a phase, or, from
     ZeRO-2 on, at any moment. unsharded: the same model without sharding, for its activations."""
@@ -276,7 +276,7 @@ def reject_excess_memory(report: memory.Report, unsharded: memory.Report,
     judge_memory(report, allowed, f"under ZeRO-{limits.stage}", _memory_hints(limits.stage),
                  {category: f" ({limits.formula(category)})" for category in STATES})
     if limits.stage > 1:
-        _reject_high_peaks(report, unsharded, limits)
+        _judge_peaks(report, unsharded, limits)
 
 
 def _memory_hints(stage) -> dict[str, str]:
@@ -291,7 +291,7 @@ def _memory_hints(stage) -> dict[str, str]:
                     f"{', such as parameters gathered here' * gathered}?"}
 
 
-def _reject_high_peaks(report, unsharded, limits):
+def _judge_peaks(report, unsharded, limits):
     # From ZeRO-2 on, a peak is what stays plus a few layers: less than half of all gradients or
     # parameters; less than a third in forward, which has only parameters. Catches a strategy
     # that gathers or reduces layer by layer, but frees at the end.

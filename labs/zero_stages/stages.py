@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from labs.checks.on_ranks import on_ranks, torchs_own_refused
 from labs.words import to_within
-from labs.zero_stages.architectures import reject_other_architectures
-from labs.zero_stages.stage_limits import reject_broken_invariants, unsharded_memory
+from labs.zero_stages.architectures import compare_on_other_architectures
+from labs.zero_stages.stage_limits import judge_invariants, unsharded_memory
 from labs.zero_stages.stage_training import STEPS, difference_from_reference
 
 WORLD_SIZES = (3, 2, 4)  # 3 first: on 2 ranks a half, a square and a difference look alike
@@ -37,11 +37,11 @@ def verify_stage(strategy: Callable, stage: int, overlap: bool = False,
     def work():
         with torchs_own_refused():
             difference = difference_from_reference(strategy, stage, reader, nothing_updated)
-            volume = reject_broken_invariants(strategy, stage, unsharded, overlap)
+            volume = judge_invariants(strategy, stage, unsharded, overlap)
             # On one world size only: whether a strategy knows a model's structure does not depend
             # on N.
             if dist.get_world_size() == 3:
-                reject_other_architectures(strategy)
+                compare_on_other_architectures(strategy)
         return difference, volume
 
     differences, volumes = zip(*on_ranks(work, world_sizes=world_sizes), strict=True)
