@@ -24,6 +24,8 @@ Words, each with one meaning in all checks:
                  the gradient
     Cause        a mistake that explains one wrong number, in one case
     Case         what a check tries: arguments, and what is right for them
+    Job          a training job as its numbers describe it (predictions/plans); what really runs
+                 says where: DryRunJob, HostsJob, NodeJob, ResumableJob, StartedJob
     limit        the most bytes, elements or seconds that an invariant allows
     random       of cases: made with a seeded generator, `rng`; a picture is plotted, never "drawn"
 """

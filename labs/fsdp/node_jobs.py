@@ -27,7 +27,7 @@ MOST_LAYERS = 128
 
 
 @dataclass(frozen=True)
-class Job:
+class NodeJob:
     """One row: a strategy that trains a preset's GPT-2. formula, recipe, checkpointing: what
     `predict` of labs.predictions.memory calls it. offload: its shards live in the host's memory."""
 
@@ -50,24 +50,24 @@ class Job:
         return parameters_of(self.size)
 
 
-def jobs_for(card: GPU, ranks: int, chosen: dict[str, Callable]) -> list[Job]:
+def jobs_for(card: GPU, ranks: int, chosen: dict[str, Callable]) -> list[NodeJob]:
     """Returns the rows before those of scaling. chosen: strategies by name, as the arguments of
     `billion_parameters`."""
     small = first_that_ddp_cannot_hold(card, replace(preset("billion"), ranks=ranks))
     large = never_held_by_ddp(card, replace(preset("larger"), ranks=ranks))
-    return [Job("DDP", strategies.ddp, small, "ddp"), Job("FSDP", chosen["shard"], small),
-            Job("FSDP1", chosen["fsdp1"], small, "fsdp1"),
-            Job("FSDP, bf16", chosen["mixed"], small, recipe="bf16 policy"),
-            Job("larger, FSDP", chosen["shard"], large),
-            Job("… + checkpointing", chosen["checkpointed"], large, checkpointing="full"),
-            Job("… + CPU offload", Checkpointing(chosen["offloaded"]), large,
+    return [NodeJob("DDP", strategies.ddp, small, "ddp"), NodeJob("FSDP", chosen["shard"], small),
+            NodeJob("FSDP1", chosen["fsdp1"], small, "fsdp1"),
+            NodeJob("FSDP, bf16", chosen["mixed"], small, recipe="bf16 policy"),
+            NodeJob("larger, FSDP", chosen["shard"], large),
+            NodeJob("… + checkpointing", chosen["checkpointed"], large, checkpointing="full"),
+            NodeJob("… + CPU offload", Checkpointing(chosen["offloaded"]), large,
                 checkpointing="full", offload=True)]
 
 
-def scaling_jobs(ranks: int, checkpointed: Callable) -> list[Job]:
+def scaling_jobs(ranks: int, checkpointed: Callable) -> list[NodeJob]:
     """Returns one job on 1, 2, 4, ... GPUs of the node, with as many tokens on each."""
     counts = sorted({*(2**n for n in range(ranks.bit_length()) if 2**n <= ranks), ranks})
-    return [Job(f"checkpointed, {counted(count, 'GPU')}", checkpointed,
+    return [NodeJob(f"checkpointed, {counted(count, 'GPU')}", checkpointed,
                 replace(preset("billion"), ranks=count), checkpointing="full")
             for count in counts]
 
@@ -91,7 +91,7 @@ def first_that_ddp_cannot_hold(card: GPU, size: Preset) -> Preset:
     """Returns the preset with the smallest batch whose tensors alone are more than the card has
     under DDP. FSDP holds it, unless the card is too small for a billion parameters."""
     def holds(batch):
-        job = Job("DDP", strategies.ddp, replace(size, batch=batch), "ddp")
+        job = NodeJob("DDP", strategies.ddp, replace(size, batch=batch), "ddp")
         return batch < MOST_SEQUENCES["small"] and predicted_peak(job).total <= card.usable
 
     # One more than the largest batch that DDP holds.
@@ -106,14 +106,14 @@ def never_held_by_ddp(card: GPU, size: Preset) -> Preset:
     layers = min(MOST_LAYERS, 1 + math.ceil((1.02 * card.usable / 16 - one) / (two - one)))
 
     def holds(batch):
-        peak = predicted_peak(Job("FSDP", strategies.fsdp2,
+        peak = predicted_peak(NodeJob("FSDP", strategies.fsdp2,
                                   replace(size, layers=layers, batch=batch)))
         return batch <= MOST_SEQUENCES["larger"] and peak.total <= USABLE * card.usable
 
     return replace(size, layers=layers, batch=max(1, search(holds, size.batch)[0]))
 
 
-def predicted_peak(job: Job, device: str = "cuda") -> Memory:
+def predicted_peak(job: NodeJob, device: str = "cuda") -> Memory:
     """Returns the memory of one rank at the peak of a step, under NCCL."""
     size = job.size
     if job.offload:  # no shard is on the device, as if they were divided among very many ranks
@@ -162,7 +162,7 @@ class StepSeconds:
                 "optimizer": self.optimizer, "host": self.host}
 
 
-def training_run(job: Job, node: Node) -> TrainingRun:
+def training_run(job: NodeJob, node: Node) -> TrainingRun:
     """Returns the job as the step-time model knows it. Products of fp32 are in TF32."""
     size, ranks = job.size, job.size.ranks
     sharded = job.formula != "ddp"
@@ -176,7 +176,7 @@ def training_run(job: Job, node: Node) -> TrainingRun:
         early_stop=True, offload=job.offload, host_bandwidth=node.host_bandwidth / ranks)
 
 
-def step_seconds(job: Job, node: Node) -> StepSeconds:
+def step_seconds(job: NodeJob, node: Node) -> StepSeconds:
     """Returns what a step of the job takes on the node."""
     run = training_run(job, node)
     seconds = dict.fromkeys(("computing", "communication", "optimizer", "host"), 0.0)
@@ -195,7 +195,7 @@ def copied_bytes(run: TrainingRun) -> float:
     return run.offload * 4 / run.shards * (3 * layers + 2 * run.embedding_parameters)
 
 
-def communication_seconds(job: Job, node: Node) -> float:
+def communication_seconds(job: NodeJob, node: Node) -> float:
     """Returns the seconds of all collectives of a step, hidden or not."""
     return sum(part.seconds for part in parts_of(training_run(job, node), node.constants)
                if part.beside is not None and part.cause != "host")

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from labs.checks import comparison
 from labs.checks.verdicts import shows
 from labs.fsdp.node_jobs import (
-    Job,
     Node,
+    NodeJob,
     StepSeconds,
     jobs_for,
     predicted_peak,
@@ -61,7 +61,7 @@ class Measured:
 class Row:
     """A job, its predicted peak and step, and what was measured, if anything."""
 
-    job: Job
+    job: NodeJob
     peak: Memory
     step: StepSeconds
     measured: Measured | None = None
@@ -148,7 +148,7 @@ def _name_and_memory() -> tuple[str, int]:
     return cuda.name(), cuda.total_memory()
 
 
-def measure(job: Job, alone: bool = False) -> Measured:
+def measure(job: NodeJob, alone: bool = False) -> Measured:
     """Runs one job on as many ranks as it has, or rank 0 of it alone."""
     # Parameter, gradient and two moments in fp32, of all ranks of the host; rank 0 alone has its
     # share.
@@ -177,7 +177,7 @@ def host_memory() -> int:
     return psutil.virtual_memory().available
 
 
-def run(job: Job) -> Measured:
+def run(job: NodeJob) -> Measured:
     """On a rank: trains some steps, and returns what they took and held."""
     step, batch = _started(job)
     # All ranks must time as many steps, so the slowest rank's first one decides for all.
@@ -189,7 +189,7 @@ def run(job: Job) -> Measured:
     return replace(_held(job, step, batch), seconds=seconds)
 
 
-def run_alone(job: Job) -> Measured:
+def run_alone(job: NodeJob) -> Measured:
     """On a single rank: returns what rank 0 of the job holds, whose other ranks do not exist. What
     it gathers and reduces is allocated, and nobody fills it."""
     # The launch made a real group of one rank; a fake one of all ranks takes its place.

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from labs.checks import comparison
 from labs.checks.verdicts import shows
 from labs.fsdp import memory_limits, slowed_node
-from labs.fsdp.node_jobs import Checkpointing, Job, Node, step_seconds
+from labs.fsdp.node_jobs import Checkpointing, Node, NodeJob, step_seconds
 from labs.fsdp.node_run import Measured, NodeRun, Row
 from labs.fsdp.slowed_node import NodeLink, set_pace
 from labs.meters import memory
@@ -59,8 +59,8 @@ def slow_down(shard: Callable, block: float = BLOCK) -> SlowedNode:
     """Returns a node of A100s on which a block's forward of the laptop's model takes `block`
     seconds, and communication the share of computing that it has of the billion-parameter model's
     on as many A100s."""
-    node, small = Node.of(hardware.gpu("A100-80")), Job("FSDP", shard, size_of())
-    real = Job("FSDP", shard, presets.preset("billion", ranks=small.size.ranks))
+    node, small = Node.of(hardware.gpu("A100-80")), NodeJob("FSDP", shard, size_of())
+    real = NodeJob("FSDP", shard, presets.preset("billion", ranks=small.size.ranks))
     slow = slowed_node.slowed(node, real, small, block)
     return SlowedNode(node, slow, block, (slowed_node.communication_ratio(real, node),
                                           slowed_node.communication_ratio(small, slow)))
@@ -84,7 +84,7 @@ def laptop_steps(node: SlowedNode, billion: NodeRun, shard: Callable, checkpoint
     return NodeRun(card, jobs[0].size.ranks, "paced", rows, rows[len(jobs):])
 
 
-def laptop_jobs(shard: Callable, checkpointed: Callable, offloaded: Callable) -> list[Job]:
+def laptop_jobs(shard: Callable, checkpointed: Callable, offloaded: Callable) -> list[NodeJob]:
     """Returns the rows before those of scaling."""
     small = size_of()
     large = replace(small, layers=next(
@@ -92,20 +92,20 @@ def laptop_jobs(shard: Callable, checkpointed: Callable, offloaded: Callable) ->
         # Parameter, gradient and two moments in fp32: DDP has all of them on each rank.
         if 16 * memory_limits.parameters_of(replace(small, layers=layers))
         > BEYOND * memory_limits.CPU_LIMIT))
-    return [Job("DDP", strategies.ddp, small, "ddp"), Job("FSDP", shard, small),
-            Job("larger, FSDP", shard, large),
-            Job("… + checkpointing", checkpointed, large, checkpointing="full"),
-            Job("… + CPU offload", Checkpointing(offloaded), large, checkpointing="full",
+    return [NodeJob("DDP", strategies.ddp, small, "ddp"), NodeJob("FSDP", shard, small),
+            NodeJob("larger, FSDP", shard, large),
+            NodeJob("… + checkpointing", checkpointed, large, checkpointing="full"),
+            NodeJob("… + CPU offload", Checkpointing(offloaded), large, checkpointing="full",
                 offload=True)]
 
 
-def scaled_jobs(checkpointed: Callable) -> list[Job]:
+def scaled_jobs(checkpointed: Callable) -> list[NodeJob]:
     """Returns one job on 1, 2, 4 ranks, which one of them holds alone."""
-    return [Job(f"checkpointed, {counted(count, 'rank')}", checkpointed,
+    return [NodeJob(f"checkpointed, {counted(count, 'rank')}", checkpointed,
                 size_of(SCALED_LAYERS, count), checkpointing="full") for count in (1, 2, 4)]
 
 
-def predicted_peak(job: Job) -> Memory:
+def predicted_peak(job: NodeJob) -> Memory:
     """Returns the memory of one CPU rank at the peak of a step. Under offload states are on the
     host, as if they were divided among very many ranks."""
     size = replace(job.size, ranks=job.size.hidden) if job.offload else job.size
@@ -113,7 +113,7 @@ def predicted_peak(job: Job) -> Memory:
                                            checkpointing=job.checkpointing, backend="gloo")
 
 
-def measure(job: Job, node: Node, limit: float) -> Measured:
+def measure(job: NodeJob, node: Node, limit: float) -> Measured:
     """Trains the job on real ranks, each under the limit where this system has one."""
     limited = {"memory_limit": limit} if memory_limits.can_limit() else {}
     if not limited and predicted_peak(job).total > limit:
@@ -131,7 +131,7 @@ def measure(job: Job, node: Node, limit: float) -> Measured:
     return Measured(peak.total - on_host, slowest)
 
 
-def run(job: Job, node: Node) -> tuple[list[float], memory.Report]:
+def run(job: NodeJob, node: Node) -> tuple[list[float], memory.Report]:
     """On a rank: trains at the node's pace, and returns the seconds of each step; then records
     memory, which takes more than the limit leaves."""
     memory_limits.return_freed_memory()

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from labs.fsdp.node_jobs import Job, Node, communication_seconds, step_seconds, training_run
+from labs.fsdp.node_jobs import Node, NodeJob, communication_seconds, step_seconds, training_run
 from labs.predictions.hardware import GPU
 from labs.predictions.step_time.communication import link_rate
 from labs.predictions.step_time.computation import head_times, layer_times, optimizer_seconds
@@ -31,7 +31,7 @@ HOP = 2e-4  # seconds of a step of a ring
 LEAST = 1e-3  # seconds of a block's forward
 
 
-def slowed(node: Node, real: Job, small: Job, block: float) -> Node:
+def slowed(node: Node, real: NodeJob, small: NodeJob, block: float) -> Node:
     """Returns the node on which a block's forward of `small` takes `block` seconds, and
     `communication_ratio` is that of `real` on `node`.
 
@@ -62,7 +62,7 @@ def _slower(card, computes, carries) -> GPU:
                    bandwidth=card.bandwidth / carries, pcie=card.pcie / carries)
 
 
-def communication_ratio(job: Job, node: Node) -> float:
+def communication_ratio(job: NodeJob, node: Node) -> float:
     """Returns the seconds of a step's collectives, hidden or not, over those of its computing."""
     return communication_seconds(job, node) / step_seconds(job, node).computing
 
@@ -89,7 +89,7 @@ class NodeLink(Link):
     free: list[float] = field(default_factory=lambda: [0.0], compare=False)
 
     @classmethod
-    def of(cls, job: Job, node: Node) -> "NodeLink":
+    def of(cls, job: NodeJob, node: Node) -> "NodeLink":
         """Returns the link of the job's ranks on the node."""
         ranks = job.size.ranks
         return cls(link_rate(training_run(job, node), max(2, ranks)), (ranks - 1) * HOP,
@@ -154,7 +154,7 @@ def _sleep_until(when):
     time.sleep(max(0.0, when - time.perf_counter()))
 
 
-def set_pace(module: nn.Module, optimizer: torch.optim.Optimizer, job: Job, node: Node,
+def set_pace(module: nn.Module, optimizer: torch.optim.Optimizer, job: NodeJob, node: Node,
              link: NodeLink) -> Pace:
     """Lets each block of the job's module, its head and its optimizer take the node's seconds, and
     FSDP2's collectives be in flight meanwhile."""

@@ -24,7 +24,7 @@ _KEYS = {"ranks": list, "losses": list, "tokens_per_second": float}  # of the fi
 
 
 @dataclass(frozen=True)
-class Job:
+class StartedJob:
     """What a job left. ranks: what each rank did. losses: step by step, as the script says;
     tokens_per_second too."""
 
@@ -37,7 +37,7 @@ class Job:
                          for line in repr(did).splitlines())
 
 
-class Jobs(dict[str, Job]):
+class Jobs(dict[str, StartedJob]):
     """How a job was started -> what it left."""
 
     def __repr__(self):
@@ -65,14 +65,14 @@ def accelerate(script: str, *arguments: object, config: str = "accelerate.yaml",
 
 
 @shows("What the ranks did")
-def read_job(run: CommandResult, metrics: str | Path = "finetune.json") -> Job:
+def read_job(run: CommandResult, metrics: str | Path = "finetune.json") -> StartedJob:
     """What this run of finetune.py left in its file of metrics. Raises Wrong where it failed or has
     not written it."""
     return _job(read_metrics(run, metrics, _KEYS))
 
 
 @shows("Started otherwise")
-def start_otherwise(script: str = "finetune.py", launched: Job | None = None) -> Jobs:
+def start_otherwise(script: str = "finetune.py", launched: StartedJob | None = None) -> Jobs:
     """Starts the script as torchrun does, in one process and with other options. Returns how it was
     started -> what it left; the first one is `launched`, what `accelerate launch` has left. Raises
     ScriptFailed."""
@@ -96,7 +96,7 @@ def _nothing():
     """The work of a launch that only starts the fork server."""
 
 
-def _forked(script, ranks, options) -> Job:
+def _forked(script, ranks, options) -> StartedJob:
     found = forked.run(script, tuple(options), ranks, seconds=SECONDS)
     if found.code == 0 and found.metrics is not None:
         require_keys(found.metrics, f"the file of {script}'s --metrics", _KEYS)
@@ -113,8 +113,8 @@ def _forked(script, ranks, options) -> Job:
     raise ScriptFailed(f"{name} failed on {named_ranks(failed)}", failed[0], found.output)
 
 
-def _job(metrics) -> Job:
-    return Job(read_ranks(metrics["ranks"]), metrics["losses"], metrics["tokens_per_second"])
+def _job(metrics) -> StartedJob:
+    return StartedJob(read_ranks(metrics["ranks"]), metrics["losses"], metrics["tokens_per_second"])
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from labs.checks.verdicts import Wrong, check, kind_of, shows
 from labs.meters.evidence import PARTS, RankEvidence, StepEvidence
 from labs.pictures.tables import Table
 from labs.scaling import synthetic_jobs
-from labs.scaling.started_jobs import KINDS, Job
+from labs.scaling.started_jobs import KINDS, StartedJob
 from labs.training import data, strategies
 from labs.training.loop import ModuleAndOptimizer
 from labs.training.models import DeepMLP, EdgeCaseModel, trainable
@@ -268,7 +268,7 @@ def zero2(model, optimizer_class, **kwargs) -> ModuleAndOptimizer:
 
 
 @shows("6.11")
-def show_jobs(jobs: Mapping[str, Job], what_ran: Callable) -> Table:
+def show_jobs(jobs: Mapping[str, StartedJob], what_ran: Callable) -> Table:
     """Returns a table of what the library calls each job, the name that the student's function
     gives it, and the student's numbers: the copies that all ranks hold together, and what they
     reduce."""

@@ -32,7 +32,7 @@ Straggler = tuple[int | None, str, int]  # the rank, the cause, the first slow s
 
 
 @dataclass(frozen=True)
-class Job:
+class Case:
     """A job and what is wrong in it, in seconds.
 
     straggler: None where nothing is. extra: by how much it makes each step longer. all_slower: from
@@ -118,11 +118,11 @@ def _who(found: Straggler) -> str:
             "data": f"rank {rank} waits longer for its data"}[cause]
 
 
-def jobs(dice: random.Random) -> list[Job]:
+def jobs(dice: random.Random) -> list[Case]:
     """Jobs on every number of ranks from 2 to 16, the laziest answer's first. Which causes, first
     steps and further events come together is not left to the dice: each pair comes in every run."""
-    found = [Job(4, 40, (2, "compute", 20), 0.15), Job(4, 40), Job(3, 40, (1, "data", 15), 0.15),
-             Job(4, 40, (None, "link", 20), 0.15)]
+    found = [Case(4, 40, (2, "compute", 20), 0.15), Case(4, 40), Case(3, 40, (1, "data", 15), 0.15),
+             Case(4, 40, (None, "link", 20), 0.15)]
     for ranks in range(2, 17):
         steps = dice.randrange(40, 61)
         for at, cause in enumerate(CAUSES):
@@ -131,23 +131,23 @@ def jobs(dice: random.Random) -> list[Job]:
             since = dice.randrange(12, steps - 12) if ranks % 2 or cause == "link" else 0
             # The first and the last rank come often: loops that leave one of them out are found.
             rank = None if cause == "link" else dice.choice((0, ranks - 1, dice.randrange(ranks)))
-            job = Job(ranks, steps, (rank, cause, since), dice.uniform(0.1, 0.5))
+            job = Case(ranks, steps, (rank, cause, since), dice.uniform(0.1, 0.5))
             found.append(_with_more(job, ranks + at, dice))
-        found.append(_with_more(Job(ranks, steps), ranks, dice))
-        longer = Job(ranks, steps, all_slower=dice.randrange(12, steps - 12))
+        found.append(_with_more(Case(ranks, steps), ranks, dice))
+        longer = Case(ranks, steps, all_slower=dice.randrange(12, steps - 12))
         found.append(_with_more(longer, ranks + 1, dice))
     steps = 45
-    found.append(Job(5, steps, (3, "compute", 12), 0.2, recovers=25))
-    found.append(Job(6, steps, (None, "link", 14), 0.2, recovers=27))
+    found.append(Case(5, steps, (3, "compute", 12), 0.2, recovers=25))
+    found.append(Case(6, steps, (None, "link", 14), 0.2, recovers=27))
     # slow at the end, for too few steps and for just enough
     for at, cause in enumerate(CAUSES):
         for lasts in (1, 3, LASTS + 1):
             rank = None if cause == "link" else at
-            found.append(Job(4 + at, steps, (rank, cause, steps - lasts), 0.3))
+            found.append(Case(4 + at, steps, (rank, cause, steps - lasts), 0.3))
     return found
 
 
-def _with_more(job, kind, dice) -> Job:
+def _with_more(job, kind, dice) -> Case:
     """The job, in two of three kinds with what is no straggler, far from where one begins."""
     if kind % 3 == 1:
         return replace(job, small_data=dice.randrange(job.ranks))

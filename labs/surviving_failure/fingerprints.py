@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from labs.surviving_failure.resumable_job import Job
+from labs.surviving_failure.resumable_job import ResumableJob
 from labs.training.models import local_shard
 from labs.workers.devices import random_states
 
@@ -35,7 +35,7 @@ HINTS = {
 PARTS = tuple(HINTS)
 
 
-def fingerprint(job: Job) -> dict[str, str]:
+def fingerprint(job: ResumableJob) -> dict[str, str]:
     """part -> a text for what the job has there, on this rank; NONE where it has nothing."""
     # Only this rank's shards are read: a fingerprint needs no collective, and gathers nothing.
     tensors = job.tensors()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from labs.surviving_failure.killed_runs import Answer
-from labs.surviving_failure.resumable_job import Job, ShuffledText, new_job
+from labs.surviving_failure.resumable_job import ResumableJob, ShuffledText, new_job
 from labs.surviving_failure.scaffold import shard_file, step_folder
 from labs.workers.devices import random_states, set_random_states
 
@@ -69,13 +69,13 @@ def load_with_gradients(save_dcp: Callable, load_dcp: Callable,
 class _Copy:
     """A job's state in memory, of which a part can be left out."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: ResumableJob):
         self.tensors, self.optimizer = copy.deepcopy((job.tensors(), job.optimizer.state_dict()))
         self.schedule = job.scheduler.state_dict()
         self.random_numbers = random_states(), random.getstate()
         self.epoch, self.position = job.data.epoch, job.data.position
 
-    def put_into(self, job: Job, without: str) -> None:
+    def put_into(self, job: ResumableJob, without: str) -> None:
         """Loads all but one part into a new job."""
         for name, tensor in job.tensors().items():
             tensor.copy_(self.tensors[name])

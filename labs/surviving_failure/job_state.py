@@ -28,7 +28,7 @@ from labs.surviving_failure.forgotten import (
     without_moments,
 )
 from labs.surviving_failure.killed_runs import Answer, Kill, killed_and_resumed
-from labs.surviving_failure.resumable_job import EPOCH, KINDS, Job, new_job
+from labs.surviving_failure.resumable_job import EPOCH, KINDS, ResumableJob, new_job
 from labs.surviving_failure.scaffold import tensor_bytes, to_bytes
 from labs.training.models import local_shard
 from labs.workers import devices, processes
@@ -92,12 +92,12 @@ class _Trial:
         return (f"{self.kind} on {dist.get_world_size()} ranks, rank {dist.get_rank()}, saved "
                 f"after step {step}")
 
-    def _train(self, job: Job, steps: int):
+    def _train(self, job: ResumableJob, steps: int):
         for _ in range(steps):
             [loss] = job.train()
             self.losses[job.step], self.prints[job.step] = loss, fingerprint(job)
 
-    def _save(self, job: Job) -> tuple[bytes, "_Kept"]:
+    def _save(self, job: ResumableJob) -> tuple[bytes, "_Kept"]:
         """The state in bytes; judges that it is this rank's and that the job is as before."""
         before = fingerprint(job)
         state = self.answer.job_state(job)
@@ -126,7 +126,7 @@ class _Trial:
                         "Tensors, numbers, texts, and lists and dictionaries of them.",
                         code="cannot_be_saved") from None
 
-    def _load(self, data: bytes, step: int) -> Job:
+    def _load(self, data: bytes, step: int) -> ResumableJob:
         """A new job that has loaded the state; judges each part of it."""
         # Another seed than the saved job's: what is not loaded differs from what was saved.
         job = new_job(self.kind, seed=step, zero3=self.answer.zero3)
@@ -166,7 +166,7 @@ class _Trial:
             return f"that of rank {ranks[0]}"
         return f"that of step {steps[0]}" if steps else "something else"
 
-    def _compare_losses(self, job: Job, step: int):
+    def _compare_losses(self, job: ResumableJob, step: int):
         """The next steps' losses, to the last bit."""
         raise_on_all_ranks(self._judge_losses, job.train(FOLLOWING), step)
 

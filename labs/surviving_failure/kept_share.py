@@ -26,7 +26,7 @@ DRAWN = 30  # jobs with random numbers
 
 
 @dataclass(frozen=True)
-class Job:
+class Case:
     """The arguments of an answer; what: the job in words."""
 
     groups: int
@@ -50,17 +50,17 @@ class Job:
 
 # The laziest first: each has one thing more that may go wrong, and the message names the first.
 JOBS = (
-    Job(4, (), 10, 100, 1000, "without a failure"),
-    Job(4, ((300, 2),), 10, 100, 1000, "one failure"),
-    Job(4, ((300, 2), (600, 0)), 10, 100, 1000, "two failures"),
-    Job(1, ((300, 0),), 10, 100, 1000, "one group alone"),
-    Job(4, ((300, 2), (350, 0)), 10, 100, 1000, "two groups missing at once"),
-    Job(4, ((300, 2), (306, 0)), 10, 100, 1000, "two failures in one wait"),
-    Job(4, ((300, 2), (360, 2)), 10, 100, 1000, "a group that fails while it is missing"),
-    Job(4, ((950, 3),), 10, 100, 1000, "a group that is missing in the end"),
-    Job(2, ((300, 0), (330, 1)), 10, 100, 1000, "all groups missing"),
-    Job(4, ((300, 2), (301, 3)), 0, 100, 1000, "no wait"),
-    Job(4, ((300, 2),), 50, 20, 1000, "a restart that is shorter than the wait"))
+    Case(4, (), 10, 100, 1000, "without a failure"),
+    Case(4, ((300, 2),), 10, 100, 1000, "one failure"),
+    Case(4, ((300, 2), (600, 0)), 10, 100, 1000, "two failures"),
+    Case(1, ((300, 0),), 10, 100, 1000, "one group alone"),
+    Case(4, ((300, 2), (350, 0)), 10, 100, 1000, "two groups missing at once"),
+    Case(4, ((300, 2), (306, 0)), 10, 100, 1000, "two failures in one wait"),
+    Case(4, ((300, 2), (360, 2)), 10, 100, 1000, "a group that fails while it is missing"),
+    Case(4, ((950, 3),), 10, 100, 1000, "a group that is missing in the end"),
+    Case(2, ((300, 0), (330, 1)), 10, 100, 1000, "all groups missing"),
+    Case(4, ((300, 2), (301, 3)), 0, 100, 1000, "no wait"),
+    Case(4, ((300, 2),), 50, 20, 1000, "a restart that is shorter than the wait"))
 
 
 @check("8.12")
@@ -81,7 +81,7 @@ _HINT = ("Cut the time where anything changes: at 0, at each failure, after its 
          "restart, at the end. Between two cuts, count the groups that train.")
 
 
-def _drawn() -> list[Job]:
+def _drawn() -> list[Case]:
     """In whole seconds: sums and differences have no rounding, whichever an answer compares."""
     dice = new_generator()
     jobs = []
@@ -89,7 +89,7 @@ def _drawn() -> list[Job]:
         groups, number = dice.randrange(1, 17), dice.randrange(1, 25)
         times = sorted(dice.sample(range(1000), number))
         failures = tuple((time, dice.randrange(groups)) for time in times)
-        jobs.append(Job(groups, failures, dice.randrange(1, 30), dice.randrange(30, 300), 1000))
+        jobs.append(Case(groups, failures, dice.randrange(1, 30), dice.randrange(30, 300), 1000))
     return jobs
 
 
@@ -108,7 +108,7 @@ def _other(*, waits=True, misses=True, by_failures=False, renews=True, clips=Tru
     by_failures: two failures of a group count twice; renews=False: a second failure of a missing
     group changes nothing; clips=False: what comes after the end counts; after: a group is missing
     from the end of the wait; stops: all groups wait for the restart."""
-    def share(job: Job) -> float:
+    def share(job: Case) -> float:
         later, last = (job.wait if after else 0.0), {}
         absences = []
         for time, group in job.failures:
@@ -133,7 +133,7 @@ def _other(*, waits=True, misses=True, by_failures=False, renews=True, clips=Tru
     return share
 
 
-def _by_failure(job: Job) -> float:
+def _by_failure(job: Case) -> float:
     return 1 - sum(job.wait + (job.restart - job.wait) / job.groups for _ in job.failures) / job.end
 
 

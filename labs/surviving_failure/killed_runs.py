@@ -13,7 +13,7 @@ import torch.distributed as dist
 from labs.checks.verdicts import Wrong
 from labs.faults.injector import FaultInjector
 from labs.surviving_failure.fingerprints import fingerprint, unlike
-from labs.surviving_failure.resumable_job import KINDS, Job, new_job
+from labs.surviving_failure.resumable_job import KINDS, ResumableJob, new_job
 from labs.surviving_failure.scaffold import shard_file, step_folder, to_bytes
 from labs.workers.devices import random_states, set_random_states
 from labs.workers.failures import RankFailed
@@ -109,7 +109,7 @@ class _Turns:
         self.random_numbers = random_states(), random.getstate()
 
 
-def _write(folder, job: Job, losses, state):
+def _write(folder, job: ResumableJob, losses, state):
     path = step_folder(folder, job.step)
     path.mkdir(parents=True, exist_ok=True)
     file = shard_file(path, dist.get_rank())
@@ -121,7 +121,7 @@ def _write(folder, job: Job, losses, state):
     os.replace(temporary, file)
 
 
-def _judge_loaded(job: Job, saved: dict[str, str]):
+def _judge_loaded(job: ResumableJob, saved: dict[str, str]):
     if parts := unlike(fingerprint(job), saved):
         raise Wrong(f"{job.kind} on {dist.get_world_size()} ranks: after the kill, rank "
                     f"{dist.get_rank()} has loaded step {saved['step']}, and differs in "

@@ -13,7 +13,7 @@ from labs.surviving_failure.elastic_metrics import Metrics
 from labs.surviving_failure.restarts import OWN_STORE, AgentEvent, agent_events
 from labs.workers import processes
 from labs.workers.hosts import HostsUnavailable, hosts
-from labs.workers.hosts.jobs import Job
+from labs.workers.hosts.jobs import HostsJob
 from labs.workers.launch_error import Stopped
 from labs.workers.output import last_lines
 from labs.workers.progress import status
@@ -106,7 +106,7 @@ class _Run:
         # A host that finds no address must not wait for a minute, as it does by default. Where one
         # is found, seconds that a busy machine needs end nothing.
         self._read_timeout = 30 if environment.get(OWN_STORE) == "1" else 5
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, HostsJob] = {}
         self._found = HostsRun(Metrics(folder / "metrics.jsonl"), time.time())
         self._until = time.monotonic() + LIMIT
 

@@ -13,7 +13,7 @@ from labs.checks.verdicts import Wrong, check, shows
 from labs.meters.traffic import Traffic
 from labs.pictures.tables import Table
 from labs.surviving_failure.job_state import ON_CPU, distance, losses_of
-from labs.surviving_failure.resumable_job import KINDS, ZERO3, Job, new_job
+from labs.surviving_failure.resumable_job import KINDS, ZERO3, ResumableJob, new_job
 from labs.surviving_failure.whole_tensors import (
     Tensors,
     common,
@@ -120,7 +120,7 @@ def _save_all(functions, kinds, folder, early) -> dict[str, Saved]:
     return found
 
 
-def _saved(functions, job: Job, folder: Path, losses: list[float] | None = None) -> Saved:
+def _saved(functions, job: ResumableJob, folder: Path, losses: list[float] | None = None) -> Saved:
     """Saves the job, judges how, and trains it on. losses: what follows, where that is known."""
     before, state = whole_tensors(job), common(job)
     folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ def _load(functions, job, folder, want: Saved, where):
     raise_on_all_ranks(_judge_common, common(job), want.common, where)
 
 
-def _losses(job: Job, steps: int) -> list[float]:
+def _losses(job: ResumableJob, steps: int) -> list[float]:
     """The losses of all ranks together, of so many steps."""
     losses = torch.tensor(job.train(steps), dtype=torch.float64)
     dist.all_reduce(losses)

@@ -103,7 +103,7 @@ class ShuffledText:
 
 
 @dataclass
-class Job:
+class ResumableJob:
     """What a rank trains. kind: "DDP", "FSDP2" or "ZeRO-3". step: the steps that are done."""
 
     kind: str
@@ -138,7 +138,8 @@ class Job:
         return loss.item()
 
 
-def new_job(kind: str, seed: int = 0, zero3: Callable | None = None, noisy: bool = True) -> Job:
+def new_job(kind: str, seed: int = 0, zero3: Callable | None = None,
+            noisy: bool = True) -> ResumableJob:
     """A job at its beginning, on this rank. seed: of the model and, with the rank, of the random
     numbers of torch and Python. zero3: the strategy for "ZeRO-3". noisy: with what no other number
     of ranks could repeat, because it is random on each rank: dropout, and replaced tokens."""
@@ -150,16 +151,16 @@ def new_job(kind: str, seed: int = 0, zero3: Callable | None = None, noisy: bool
     # After the strategy was built: the two passes of ddp_in_last_order draw masks for dropout.
     torch.manual_seed(100 * seed + dist.get_rank())
     random.seed(100 * seed + dist.get_rank())
-    return Job(kind, module, optimizer, scheduler, ShuffledText(noisy), model)
+    return ResumableJob(kind, module, optimizer, scheduler, ShuffledText(noisy), model)
 
 
-def place_of(job: Job) -> dict[str, Any]:
+def place_of(job: ResumableJob) -> dict[str, Any]:
     """What is the same on all ranks: the schedule, the place in the data and the step."""
     return {"scheduler": job.scheduler.state_dict(), "epoch": job.data.epoch,
             "position": job.data.position, "step": job.step}
 
 
-def set_place(job: Job, place: dict[str, Any]) -> None:
+def set_place(job: ResumableJob, place: dict[str, Any]) -> None:
     """Puts what `place_of` returned into a job, and the learning rate into its optimizer."""
     job.scheduler.load_state_dict(place["scheduler"])
     # A scheduler's load_state_dict sets its counter and leaves the optimizer's groups as they are.

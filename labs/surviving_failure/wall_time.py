@@ -22,7 +22,7 @@ READ = 10_000  # gaps that an answer may read of a list that does not end
 
 
 @dataclass(frozen=True)
-class Job:
+class Case:
     """The arguments of an answer, all in minutes; gaps: those that a failure ends, the list's end
     is the last failure. what: the job in words."""
 
@@ -50,17 +50,17 @@ class Job:
 
 # The laziest first: each has one thing more that may go wrong, and the message names the first.
 JOBS = (
-    Job(60, 20, 2, 5, (), "without a failure"),
-    Job(50, 20, 2, 5, (), "a last piece of 10 minutes"),
-    Job(60, 20, 2, 5, (30,), "a failure while it computes"),
-    Job(60, 20, 2, 5, (43.5,), "a failure during a save"),
-    Job(60, 20, 2, 5, (30, 3), "a failure during a restart"),
-    Job(60, 20, 2, 5, (30, 26, 100), "two failures in one piece"),
-    Job(60, 20, 2, 5, (10, 2, 2, 2), "restarts that fail again and again"),
-    Job(7, 20, 2, 5, (8,), "a job shorter than an interval"),
-    Job(30, 10, 0, 4, (25,), "saves that take no time"),
-    Job(30, 10, 3, 0, (20,), "restarts that take no time"),
-    Job(60, 20, 2, 5, (500, 1), "a failure after the end"))
+    Case(60, 20, 2, 5, (), "without a failure"),
+    Case(50, 20, 2, 5, (), "a last piece of 10 minutes"),
+    Case(60, 20, 2, 5, (30,), "a failure while it computes"),
+    Case(60, 20, 2, 5, (43.5,), "a failure during a save"),
+    Case(60, 20, 2, 5, (30, 3), "a failure during a restart"),
+    Case(60, 20, 2, 5, (30, 26, 100), "two failures in one piece"),
+    Case(60, 20, 2, 5, (10, 2, 2, 2), "restarts that fail again and again"),
+    Case(7, 20, 2, 5, (8,), "a job shorter than an interval"),
+    Case(30, 10, 0, 4, (25,), "saves that take no time"),
+    Case(30, 10, 3, 0, (20,), "restarts that take no time"),
+    Case(60, 20, 2, 5, (500, 1), "a failure after the end"))
 
 
 @check("8.7")
@@ -82,14 +82,14 @@ _HINT = ("Follow the clock: what comes next, the end of this restart, piece and 
          "failure? Then go on from there.")
 
 
-def _drawn() -> list[Job]:
+def _drawn() -> list[Case]:
     dice = new_generator()
     jobs = []
     for _ in range(DRAWN):
         interval, save, restart = (dice.uniform(*span) for span in ((10, 60), (1, 9), (2, 15)))
         work, mean = interval * dice.uniform(1.2, 12), dice.uniform(0.5, 3) * interval
         gaps = tuple(itertools.islice(exponential_gaps(mean, dice.random()), dice.randrange(1, 12)))
-        jobs.append(Job(work, interval, save, restart, gaps))
+        jobs.append(Case(work, interval, save, restart, gaps))
     return jobs
 
 
@@ -122,7 +122,7 @@ class _Gaps:
 def _judge_long(wall_time):
     """With thousands of failures, rounding and recursion show."""
     gaps = tuple(itertools.islice(exponential_gaps(100, 7), 3000))
-    job = Job(150_000, 30, 2, 5, gaps, "a long job")
+    job = Case(150_000, 30, 2, 5, gaps, "a long job")
     judge_number(_answer(wall_time, job, 0), job.wall, [], str(job), "minutes", _HINT, rel_tol=1e-6)
 
 
@@ -138,7 +138,7 @@ def _other(*, during_restart=True, undone_save=True, restarts=True, lost=True, h
     first_start: the first start takes a restart; keeps: a failure loses nothing but its save;
     from_restart: a gap begins when the restart has ended.
     """
-    def wall(job: Job) -> float:
+    def wall(job: Case) -> float:
         gaps, clock, done, starts = iter(job.gaps), 0.0, 0.0, first_start
         # gap: minutes from one failure to the next; left: what is left of them.
         gap = left = next(gaps, math.inf)

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from labs.surviving_failure.fingerprints import fingerprint
-from labs.surviving_failure.resumable_job import Job
+from labs.surviving_failure.resumable_job import ResumableJob
 
 # What is the same on every rank, and on every number of ranks.
 COMMON = ("the optimizer's step", "learning rate", "schedule", "epoch", "position", "step")
@@ -13,7 +13,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 Tensors = dict[str, torch.Tensor]
 
 
-def whole_tensors(job: Job) -> Tensors:
+def whole_tensors(job: ResumableJob) -> Tensors:
     """Name -> parameter, moment or buffer of the whole model, without padding; of ZeRO-3, by flat
     parameter. What is missing is left out. All ranks must call it; under DDP, and for what each
     rank keeps in full, each returns its own."""
@@ -35,13 +35,13 @@ def whole_tensors(job: Job) -> Tensors:
     return found
 
 
-def common(job: Job) -> dict[str, str]:
+def common(job: ResumableJob) -> dict[str, str]:
     """The parts of the fingerprint that are the same on every rank."""
     parts = fingerprint(job)
     return {part: parts[part] for part in COMMON}
 
 
-def unlike_shards(job: Job) -> tuple[str, str, str] | None:
+def unlike_shards(job: ResumableJob) -> tuple[str, str, str] | None:
     """(code, sentence, hint) on the first shard or moment of ZeRO-3 that is not as long as one of
     this rank, or keeps more memory than it has numbers; None if none does."""
     for unit in getattr(job.module, "units", ()):

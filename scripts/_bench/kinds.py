@@ -7,7 +7,7 @@ from _bench import memory_events
 from _bench.memory_kinds import KINDS
 from _bench.progress import done, say
 from labs.predictions.dryrun import dry_run
-from labs.predictions.dryrun.jobs import Job
+from labs.predictions.dryrun.jobs import DryRunJob
 
 
 def run(arguments) -> dict:
@@ -25,7 +25,7 @@ def run(arguments) -> dict:
             "worst_pct": max(off, default=None)}
 
 
-def compared(job: Job) -> dict:
+def compared(job: DryRunJob) -> dict:
     """One job's row."""
     found = {}
     try:
@@ -41,7 +41,7 @@ def compared(job: Job) -> dict:
     return found
 
 
-def predicted(job: Job) -> int:
+def predicted(job: DryRunJob) -> int:
     """Bytes at the peak of a dry run."""
     return dry_run(job.model, ranks=job.ranks, strategy=job.strategy, batch=job.batch,
                    sequence=job.sequence, precision=job.precision, loop=job.loop,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from labs.predictions.dryrun.jobs import Job
+from labs.predictions.dryrun.jobs import DryRunJob
 
 # Sizes of each family take turns, so that every strategy meets several.
 SIZES = {
@@ -91,9 +91,9 @@ class Case:
         return {"reshard_after_forward": self.reshard} if self.strategy == "fsdp2" else {}
 
     @property
-    def job(self) -> Job:
+    def job(self) -> DryRunJob:
         """The same for labs.predictions.dryrun, which also builds it on real ranks."""
-        return Job(self.config, self.ranks, self.strategy, self.batch, self.sequence,
+        return DryRunJob(self.config, self.ranks, self.strategy, self.batch, self.sequence,
                    self.precision, self.checkpointing, options=self.options)
 
 

@@ -15,7 +15,7 @@ _COPIES = ("c10d::_allgather", "c10d::_reduce_scatter", "gloo:all_gather", "gloo
 _SECOND = "second step"
 
 
-def on_ranks(job: jobs.Job, most: int = 3) -> int:
+def on_ranks(job: jobs.DryRunJob, most: int = 3) -> int:
     """Bytes at the highest moment of the second step, the batch included: the least of all ranks
     and runs, since a free that a gloo thread did not report makes a number too high and nothing
     makes one too low. Runs are repeated until the least was seen in two; all but the first leave
@@ -35,7 +35,7 @@ def _agreed(leasts) -> bool:
     return len(leasts) > 1 and second <= first * (1 + AGREE)
 
 
-def rank_peak(job: jobs.Job, pause: float) -> int:
+def rank_peak(job: jobs.DryRunJob, pause: float) -> int:
     """On a rank: bytes at the highest moment of the second of two steps. pause: seconds after each
     wait, and after the first step: in the second DDP makes new buckets in place of the old ones."""
     mesh = init_device_mesh("cpu", (job.ranks,)) if job.strategy == "fsdp2" else None

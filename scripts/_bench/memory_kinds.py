@@ -9,15 +9,15 @@ from torch import nn
 from _bench import memory_loops as loops
 from _bench import memory_models as models
 from _bench.memory_models import floats, integers, of_config, of_module, tokens
-from labs.predictions.dryrun.jobs import Job
+from labs.predictions.dryrun.jobs import DryRunJob
 from labs.training import strategies
 from labs.training.models import EdgeCaseModel, blocks
 
 
-def job(model, inputs=None, *, ranks=1, strategy="plain", **more) -> Job:
+def job(model, inputs=None, *, ranks=1, strategy="plain", **more) -> DryRunJob:
     """A job; on more than one rank with DDP unless another strategy is named."""
     strategy = "ddp" if ranks > 1 and strategy == "plain" else strategy
-    return Job(model, ranks, strategy, more.pop("batch", 2), more.pop("sequence", 64),
+    return DryRunJob(model, ranks, strategy, more.pop("batch", 2), more.pop("sequence", 64),
                inputs=inputs, **more)
 
 
@@ -69,7 +69,7 @@ def spectrogram():
 
 
 def optimizer(name: str, **options):
-    """torch's optimizer of this name, with options, as a class for a Job."""
+    """torch's optimizer of this name, with options, as a class for a DryRunJob."""
     made = functools.partial(getattr(torch.optim, name), **options)
     functools.update_wrapper(made, getattr(torch.optim, name))
     return made

@@ -39,9 +39,9 @@ class Case:
         words = [self.model, self.strategy, self.precision, f"{self.batch}x{self.sequence}"]
         return ", ".join(words + ["checkpointing"] * (self.checkpointing == "full"))
 
-    def job(self, device: str, small: bool) -> jobs.Job:
+    def job(self, device: str, small: bool) -> jobs.DryRunJob:
         """The same for labs.predictions.dryrun."""
-        return jobs.Job(_config(self.model, small), RANKS, self.strategy, self.batch,
+        return jobs.DryRunJob(_config(self.model, small), RANKS, self.strategy, self.batch,
                         64 if small else self.sequence, self.precision, self.checkpointing,
                         device=device)
 

@@ -245,8 +245,8 @@ def test_offload_copies_layers_three_times_and_the_root_twice(strategies):
 
 def test_a_rows_loss_is_named_by_the_part_that_grew_most():
     def row(ranks, *seconds):
-        return node_run.Row(node_jobs.Job(f"{ranks}", None, preset("billion", ranks=ranks)), None,
-                           StepSeconds(*seconds))
+        job = node_jobs.NodeJob(f"{ranks}", None, preset("billion", ranks=ranks))
+        return node_run.Row(job, None, StepSeconds(*seconds))
 
     rows = [row(1, 1.0, 0.0, 0.5, 0.0), row(2, 1.0, 0.2, 0.25, 0.0), row(4, 1.0, 0.1, 0.1, 0.3),
             row(8, 0.9, 0.0, 0.1, 0.0)]
@@ -257,7 +257,7 @@ def test_a_rows_loss_is_named_by_the_part_that_grew_most():
 
 def test_efficiency_counts_from_the_fewest_gpus_that_ran():
     sizes = [preset("billion", ranks=n) for n in (1, 2, 4)]
-    rows = [node_run.Row(node_jobs.Job(f"{size.ranks}", None, size), None,
+    rows = [node_run.Row(node_jobs.NodeJob(f"{size.ranks}", None, size), None,
                          StepSeconds(1.0, 0, 0, 0), measured)
             for size, measured in zip(sizes, (Measured(failure="out of memory"),
                                               Measured(9, [1.0]), Measured(9, [1.25])),

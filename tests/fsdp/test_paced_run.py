@@ -33,7 +33,7 @@ def node(solution):
 
 
 def test_a_block_takes_the_stated_time_and_collectives_their_share_of_computing(node, solution):
-    small = node_jobs.Job("FSDP", solution.shard, paced_run.size_of())
+    small = node_jobs.NodeJob("FSDP", solution.shard, paced_run.size_of())
     forward, backward = layer_times(training_run(small, node.slowed), node.slowed.constants)
     assert forward.total == pytest.approx(paced_run.BLOCK)
     assert backward.total == pytest.approx(2 * paced_run.BLOCK, rel=0.01)

@@ -164,7 +164,7 @@ SIZES = dict(n_layer=2, n_embd=64, n_head=4, vocab_size=256, n_positions=64, emb
     dict(strategy="fsdp2", options={"reshard_after_forward": False}),
     dict(strategy="fsdp2", precision="mixed")])
 def test_categories_are_those_of_the_dry_run(settings):
-    job = jobs.Job(GPT2Config(**SIZES), ranks=2, batch=4, sequence=48, **settings)
+    job = jobs.DryRunJob(GPT2Config(**SIZES), ranks=2, batch=4, sequence=48, **settings)
 
     def work():
         mesh = init_device_mesh("cpu", (2,)) if job.strategy == "fsdp2" else None

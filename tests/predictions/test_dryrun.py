@@ -105,7 +105,7 @@ def least(job) -> dict:
 @pytest.mark.parametrize("name", CASES)
 def test_dry_run_equals_the_allocators_events(name, warm_launcher):
     kind, settings = CASES[name]
-    job = jobs.Job(config(kind), batch=2, sequence=100, **settings)
+    job = jobs.DryRunJob(config(kind), batch=2, sequence=100, **settings)
     real = least(job)
     run = predicted(config(kind), **settings)
     # A few bytes are left: numbers that an operator wraps in a tensor, 4 or 8 bytes each.
@@ -148,9 +148,9 @@ def test_layers_not_alike_are_all_traced():
 
 
 def test_categories_add_up_to_arithmetic():
-    parameters = sum(p.numel() for p in jobs.build(jobs.Job(config("gpt2"))).parameters())
+    parameters = sum(p.numel() for p in jobs.build(jobs.DryRunJob(config("gpt2"))).parameters())
     run = predicted(config("gpt2"), ranks=2, strategy="ddp")
-    count = len(list(jobs.build(jobs.Job(config("gpt2"))).parameters()))
+    count = len(list(jobs.build(jobs.DryRunJob(config("gpt2"))).parameters()))
     after = run.at["step"]
     assert after.parameters == after.gradients == after.buffers == 4 * parameters
     assert after.optimizer_state == 8 * parameters + 4 * count

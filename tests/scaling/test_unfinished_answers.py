@@ -12,7 +12,7 @@ from labs.scaling import link_recordings, lost_time_traces, synthetic_jobs
 from labs.scaling.engines import Engine, Engines
 from labs.scaling.lost_time_runs import RunsOnRanks
 from labs.scaling.scaling_runs import Scaling, small_preset
-from labs.scaling.started_jobs import Job
+from labs.scaling.started_jobs import StartedJob
 
 ANSWERS = {"nothing": None, "an empty dictionary": {}, "a number": 3, "a text": "a",
            "zeros": (0, 0), "three zeros": (0,) * 3, "four zeros": (0,) * 4,
@@ -36,7 +36,7 @@ def shown(answer):
     own = lab.reported_run("mosaic-096")
     measured = Scaling(small_preset(), {1: 100, 2: 150}, {1: 100, 2: 110}, 1)
     runs_on_ranks = RunsOnRanks({"one": run}, alone, None)
-    jobs = {"--cpu": Job(job(2), [1.0], 1.0)}
+    jobs = {"--cpu": StartedJob(job(2), [1.0], 1.0)}
     return {
         "show_scaling": lambda: lab.show_scaling(measured, answer),
         "show_lost_time": lambda: lab.show_lost_time(runs_on_ranks, answer),

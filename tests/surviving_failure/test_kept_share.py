@@ -7,14 +7,14 @@ from _build.definitions import definitions
 from answers import assert_rejected, assert_waits
 
 from labs.predictions.failures.replica_groups import kept_share as by_merging
-from labs.surviving_failure.kept_share import MISTAKES, Job, check_kept_share
+from labs.surviving_failure.kept_share import MISTAKES, Case, check_kept_share
 
 right = definitions("08_surviving_failure").kept_share
 
 
 def mistaken(number):
     def kept_share(groups, failures, wait, restart, end):
-        return MISTAKES[number].number(Job(groups, tuple(failures), wait, restart, end))
+        return MISTAKES[number].number(Case(groups, tuple(failures), wait, restart, end))
     return kept_share
 
 

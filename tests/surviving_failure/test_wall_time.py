@@ -17,7 +17,7 @@ right = definitions("08_surviving_failure")
 
 
 def job_of(work, interval, save, restart, gaps):
-    return walls.Job(work, interval, save, restart, tuple(itertools.islice(gaps, 500)))
+    return walls.Case(work, interval, save, restart, tuple(itertools.islice(gaps, 500)))
 
 
 def mistaken(number):

@@ -20,7 +20,7 @@ DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class Job:
+class DryRunJob:
     """One training job as `dry_run` describes it; `layers` cuts the model to its first blocks."""
 
     model: Any
@@ -55,7 +55,7 @@ def _check_choice(name, value, choices):
         raise ValueError(f"{name}={value!r}: choose {', '.join(choices)}")
 
 
-def build(job: Job, device: str | None = None) -> nn.Module:
+def build(job: DryRunJob, device: str | None = None) -> nn.Module:
     """The model, in training mode, with the job's precision, blocks and checkpointing. device: if
     not the job's, such as "meta" for a model without memory, of which shards are allocated later.
     """
@@ -128,7 +128,7 @@ def _checkpoint(model):
         found[index] = checkpoint_wrapper(block)
 
 
-def wrap(job: Job, model: nn.Module, mesh=None) -> tuple[nn.Module, torch.optim.Optimizer]:
+def wrap(job: DryRunJob, model: nn.Module, mesh=None) -> tuple[nn.Module, torch.optim.Optimizer]:
     """(module, optimizer) of this rank under the job's strategy."""
     if callable(job.strategy):
         return job.strategy(model, job.optimizer, **job.options)
@@ -161,7 +161,7 @@ def _fsdp2(job, model, mesh):
 _WRAPPERS = {"plain": _plain, "ddp": _ddp, "fsdp2": _fsdp2}
 
 
-def batch(job: Job, model: nn.Module) -> dict[str, torch.Tensor]:
+def batch(job: DryRunJob, model: nn.Module) -> dict[str, torch.Tensor]:
     """One batch of one rank: token numbers and labels, int64, (batch, sequence)."""
     with torch.device(job.device):
         if job.inputs is not None:
@@ -171,7 +171,7 @@ def batch(job: Job, model: nn.Module) -> dict[str, torch.Tensor]:
         return {"input_ids": ids, "labels": ids.clone()}
 
 
-def forward(job: Job, module: nn.Module, data: dict[str, torch.Tensor]) -> torch.Tensor:
+def forward(job: DryRunJob, module: nn.Module, data: dict[str, torch.Tensor]) -> torch.Tensor:
     """The loss; under autocast where the strategy has no mixed precision of its own."""
     if job.precision == "mixed" and job.strategy != "fsdp2":
         with torch.autocast(job.device, torch.bfloat16):
@@ -179,7 +179,7 @@ def forward(job: Job, module: nn.Module, data: dict[str, torch.Tensor]) -> torch
     return module(**data).loss
 
 
-def step(job: Job, module: nn.Module, optimizer: torch.optim.Optimizer,
+def step(job: DryRunJob, module: nn.Module, optimizer: torch.optim.Optimizer,
          data: dict[str, torch.Tensor]) -> None:
     """Trains one step: by the job's own loop, or by the plain one."""
     if job.loop is not None:

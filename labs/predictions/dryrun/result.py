@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from labs.predictions.dryrun.jobs import Job
+from labs.predictions.dryrun.jobs import DryRunJob
 from labs.training.memory_categories import GB, NAMES, Memory
 from labs.words import listed
 
@@ -32,7 +32,7 @@ class DryRun:
     space of an unknown size: where there are any, the numbers are not exact.
     """
 
-    job: Job
+    job: DryRunJob
     at: dict[str, Memory]
     peaks: dict[str, Memory]
     collectives: list[Collective]

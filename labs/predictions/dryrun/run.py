@@ -47,8 +47,8 @@ def dry_run(model: Any, *, ranks: int = 1, strategy: str | Callable = "plain", b
     looks at numbers that depend on parameters or on chance: a fake tensor has none.
     """
     began = time.monotonic()
-    job = jobs.Job(model, ranks, strategy, batch, sequence, precision, checkpointing, optimizer,
-                   inputs, None, options, device, loop)
+    job = jobs.DryRunJob(model, ranks, strategy, batch, sequence, precision, checkpointing,
+                         optimizer, inputs, None, options, device, loop)
     if device == "cuda" and not cuda.count():
         raise RuntimeError("device='cuda': a dry run of a GPU's operators needs a machine with a "
                            "GPU; leave device out for the CPU's")

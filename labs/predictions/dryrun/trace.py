@@ -31,7 +31,7 @@ class Trace:
     untried: dict[str, int]
 
 
-def trace(job: jobs.Job, threads: int, backend: str = "gloo") -> Trace:
+def trace(job: jobs.DryRunJob, threads: int, backend: str = "gloo") -> Trace:
     """Runs the job's rank 0 with fake tensors; the process group must be up."""
     probe = Probe(threads) if backend == "gloo" else None
     tracker, traffic = Tracker(threads, backend, job.device, probe), Traffic()

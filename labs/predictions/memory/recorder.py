@@ -67,7 +67,7 @@ class Recorder(Tracker):
         """(what was recorded, with indices in place of numbers; the numbers)."""
         self._point.config._attn_implementation = self._mode.attention
         values = self._point.values
-        job = jobs.Job(self._point.config, batch=values["batch"], sequence=values["sequence"],
+        job = jobs.DryRunJob(self._point.config, batch=values["batch"], sequence=values["sequence"],
                        precision=PRECISIONS[self._mode.compute],
                        checkpointing="full" if self._mode.checkpointing == "full" else "none")
         with fake.refusals_explained(), fake.tensors(self), self._patched():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from labs.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from labs.workers.hosts.jobs import Job, JobFailed, JobResult
+    from labs.workers.hosts.jobs import HostsJob, JobFailed, JobResult
     from labs.workers.hosts.links import LinkBytes, link_bytes, set_bandwidth
     from labs.workers.hosts.namespaces import HostsUnavailable
     from labs.workers.hosts.network import hosts, hosts_unavailable

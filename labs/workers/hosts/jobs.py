@@ -49,7 +49,7 @@ class JobFailed(LaunchError):
         self.output = list(result.output.values())
 
 
-class Job:
+class HostsJob:
     """A command that was started on hosts. processes: from the number of a host to the process
     that waits for the command there; killing it ends the command and all that it started."""
 

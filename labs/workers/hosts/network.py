@@ -10,7 +10,7 @@ import psutil
 
 from labs.words import counted
 from labs.workers.hosts import links, torchrun
-from labs.workers.hosts.jobs import Job, JobResult, contained, start_process
+from labs.workers.hosts.jobs import HostsJob, JobResult, contained, start_process
 from labs.workers.hosts.links import LinkBytes, link_bytes
 from labs.workers.hosts.namespaces import PATH, HostsUnavailable, Namespaces
 from labs.workers.launch_error import LaunchError
@@ -50,7 +50,7 @@ class Hosts(Sequence):
         self.latency = links.read_latency(latency) if latency else None
         self._addresses = [f"10.0.0.{index + 1}" for index in range(number)]
         self._hosts: list[Host] = []
-        self._jobs: list[Job] = []
+        self._jobs: list[HostsJob] = []
         self._numbers = itertools.count()
         self._namespaces = None
 
@@ -93,13 +93,13 @@ class Hosts(Sequence):
         command: the words of a command line; with `torchrun` as the first one, what torchrun needs
         to find the other hosts is filled in. Or a function that returns the words for a Host. on:
         the numbers of hosts; those that were killed are left out by default. timeout, check: as
-        for `Job.wait`. options: those of `start`.
+        for `HostsJob.wait`. options: those of `start`.
         """
         return self.start(command, on, **options).wait(timeout, check)
 
     def start(self, command: Command, on: int | Sequence[int] | None = None, *,
               folder: str = ".", environment: dict[str, str] | None = None,
-              quiet: bool = False) -> Job:
+              quiet: bool = False) -> HostsJob:
         """Starts a command as `run` does and returns at once. folder: where it runs. environment:
         variables in addition to those of this process. quiet: show nothing of what it prints."""
         self._raise_if_closed()
@@ -118,7 +118,7 @@ class Hosts(Sequence):
                 line = self._namespaces.command(host.process,
                                                 contained(commands[host.index], folder))
                 processes[host.index] = start_process(line, folder, _environment(environment))
-            job = Job(processes, commands, self.bytes, self._is_alive, quiet)
+            job = HostsJob(processes, commands, self.bytes, self._is_alive, quiet)
         except BaseException:
             for process in processes.values():
                 process.kill()
