@@ -41,13 +41,13 @@ def on_ranks(fn: Callable, *args, world_sizes: tuple[int, ...] = WORLD_SIZES,
     """What `fn(*args)` returns on each rank of 2, 3 and 4 ranks, one launch after the other, in one
     list. On the device that the check was called with. hang_after: as of `launch`. timeout: seconds
     after which a launch is stopped in which a rank still computes, in an endless loop. Both are
-    those of a CPU: see `patience`."""
+    those of a CPU: see `scaled_timeout`."""
     work = (_with_nccls_rules, fn)
     if devices.gpus():
         work = (_after_a_collective, *work)
+    limits = {"hang_after": scaled_timeout(hang_after), "timeout": scaled_timeout(timeout)}
     return [result for ranks in world_sizes
-            for result in launch(*work, *args, ranks=ranks, quiet=True,
-                                 hang_after=patience(hang_after), timeout=patience(timeout))]
+            for result in launch(*work, *args, ranks=ranks, quiet=True, **limits)]
 
 
 def _with_nccls_rules(fn, *args):
@@ -74,7 +74,7 @@ def _require_contiguous(collective: IssuedCollective, issue: Callable[[], Any]) 
     return issue()
 
 
-def patience(seconds: float) -> float:
+def scaled_timeout(seconds: float) -> float:
     """Returns how long to wait for ranks where a CPU's are waited for so many seconds: on a GPU,
     contexts, kernels and NCCL's rings are made first."""
     return 3 * seconds if devices.gpus() else seconds

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 FILE = "WORKBOOK_RECORDS"
-MOST = 64  # results in memory: a picture of a thousand points is 1 MB
+MAX_RECORDS = 64  # results in memory: a picture of a thousand points is 1 MB
 _kept: dict[str, "Result"] | None = None
 
 
@@ -27,8 +27,8 @@ class Result:
 
 
 def keep() -> None:
-    """From now on the last result of each check and picture stays in memory, of MOST functions.
-    Notebooks that nobody documents do not call this, and so hold no figures."""
+    """From now on the last result of each check and picture stays in memory, of MAX_RECORDS
+    functions. Notebooks that nobody documents do not call this, and so hold no figures."""
     global _kept
     if _kept is None:
         _kept = {}
@@ -45,7 +45,7 @@ def record(exercise: str, found: Any, seconds: float, function: str = "") -> Non
     if _kept is not None:
         _kept.pop(function, None)  # so that the newest comes last
         _kept[function] = Result(exercise, function, found, seconds, time.time())
-        if len(_kept) > MOST:
+        if len(_kept) > MAX_RECORDS:
             del _kept[next(iter(_kept))]
     path = os.environ.get(FILE)
     if not path:

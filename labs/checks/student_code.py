@@ -12,9 +12,9 @@ from unittest import mock
 from labs.workers import hang_rules, progress, source_lines
 from labs.workers.launch_error import Stopped
 
-SHOWN = 10_000  # characters that one check may print
-MOST = 1_000_000  # characters after which the code that prints them is stopped
-LONGEST, MOST_LINES = 4000, 40  # of a sentence, which may hold the repr of a huge value
+MAX_SHOWN = 10_000  # characters that one check may print
+MAX_PRINTED = 1_000_000  # characters after which the code that prints them is stopped
+MAX_SENTENCE, MAX_LINES = 4000, 40  # of a sentence, which may hold the repr of a huge value
 MESSAGE, MESSAGE_LINES = 1000, 10  # of an exception's message, which a line of code follows
 
 
@@ -22,14 +22,14 @@ class TooMuchOutput(BaseException):
     """Raised by print inside a check; no Exception, which an endless loop could catch."""
 
     def __str__(self):
-        return f"it printed more than {MOST:,} characters: is there an endless loop?"
+        return f"it printed more than {MAX_PRINTED:,} characters: is there an endless loop?"
 
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Runs the block, which calls student code, with what it prints cut after SHOWN characters.
-    Raises TooMuchOutput after MOST, RuntimeError where input is asked for, SystemExit for exit() in
-    a cell, and Stopped where the student interrupts it."""
+    """Runs the block, which calls student code, with what it prints cut after MAX_SHOWN characters.
+    Raises TooMuchOutput after MAX_PRINTED, RuntimeError where input is asked for, SystemExit for
+    exit() in a cell, and Stopped where the student interrupts it."""
     # The stack's depth is measured here, so that the notice names a line that runs inside the check
     # and not the line of the cell that called it.
     caller = sys._getframe(2)  # above contextlib's
@@ -79,7 +79,7 @@ def message_of(error: BaseException) -> str:
     return shortened(f"{name}: {text}" if text else name, MESSAGE, MESSAGE_LINES)
 
 
-def shortened(text, longest: int = LONGEST, most_lines: int = MOST_LINES) -> str:
+def shortened(text, longest: int = MAX_SENTENCE, most_lines: int = MAX_LINES) -> str:
     """The text, cut after so many characters or lines."""
     text = str(text)
     lines = text[:longest].splitlines()
@@ -88,20 +88,20 @@ def shortened(text, longest: int = LONGEST, most_lines: int = MOST_LINES) -> str
 
 
 class _Cut:
-    """A stream that passes on SHOWN characters."""
+    """A stream that passes on MAX_SHOWN characters."""
 
     def __init__(self, stream):
         self._stream, self._written = stream, 0
 
     def write(self, text):
-        room = SHOWN - self._written
+        room = MAX_SHOWN - self._written
         self._written += len(text)
         if room > 0:
             self._stream.write(text[:room])
         # Only the write that reaches the limit says so: afterwards room is 0 or negative.
         if 0 < room <= len(text):
-            self._stream.write(f"\n… (a check shows the first {SHOWN:,} characters)\n")
-        if self._written > MOST:
+            self._stream.write(f"\n… (a check shows the first {MAX_SHOWN:,} characters)\n")
+        if self._written > MAX_PRINTED:
             raise TooMuchOutput
         return len(text)
 

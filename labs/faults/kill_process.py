@@ -18,7 +18,7 @@ _READY = -1
 SYNCS = ("fsync", "fdatasync", "sync")
 # Before each of these, a process is in a state of its own; pathlib and shutil call them too.
 STEPS = ("fsync", "fdatasync", "replace", "rename", "link", "remove", "unlink", "truncate")
-MOST = 40  # calls of STEPS
+MAX_CALLS = 40  # calls of STEPS
 STARTS = 20.0  # seconds that a process may take until it writes, on a busy machine
 
 
@@ -65,7 +65,7 @@ def kill_at_steps(write: Callable[[], None]) -> Iterator[str]:
     """Runs write() in forked processes: the first is killed at its first call of one of STEPS, the
     next at its second one, and so on until one meets no kill. Yields each call's name, when its
     process is dead and the call has not been made."""
-    for number in range(MOST):
+    for number in range(MAX_CALLS):
         reading, writing = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)

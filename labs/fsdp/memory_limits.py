@@ -35,7 +35,7 @@ from labs.words import counted
 from labs.workers import cuda, devices
 from labs.workers.failures import RankFailed
 from labs.workers.launcher import launch
-from labs.workers.memory import Shortage, lift
+from labs.workers.memory import OOMInfo, lift
 from labs.workers.progress import progress_bar
 
 # name -> what labs.predictions calls it: (strategy, checkpointing)
@@ -180,15 +180,15 @@ def _data_pages(statm) -> int:
 
 
 def train_recorded(strategy: Callable, layers: int, limit: float
-                   ) -> tuple[Memory | None, Shortage | None]:
+                   ) -> tuple[Memory | None, OOMInfo | None]:
     """Trains under the limit, and records memory right after it on the same ranks, because the
     recording itself takes more than the limit leaves. Returns (memory at the peak of a step, of the
-    rank that held most, None), or (None, the Shortage of a rank that ran out of memory)."""
+    rank that held most, None), or (None, the OOMInfo of a rank that ran out of memory)."""
     limited = {"memory_limit": limit} if can_limit() else {}
     try:
         peaks = _launch(_train_then_record, strategy, preset(layers), **limited)
     except RankFailed as error:
-        return None, _shortage(error)
+        return None, _oom_info(error)
     return max(peaks, key=lambda held: held.total), None
 
 
@@ -201,8 +201,8 @@ def _train_then_record(strategy, size) -> Memory:
                          held=strategies.resident_tensors).step_peak
 
 
-def _shortage(error: RankFailed) -> Shortage:
-    short = [outcome.shortage for outcome in error.outcomes if outcome.shortage]
+def _oom_info(error: RankFailed) -> OOMInfo:
+    short = [outcome.oom for outcome in error.outcomes if outcome.oom]
     if not short:
         raise error
     return short[0]
@@ -210,11 +210,11 @@ def _shortage(error: RankFailed) -> Shortage:
 
 def fits(strategy: Callable, layers: int, limit: float) -> bool:
     """Whether a real training on real ranks, each under the limit, comes to its end."""
-    return shortage(strategy, layers, limit) is None
+    return oom_under_limit(strategy, layers, limit) is None
 
 
-def shortage(strategy: Callable, layers: int, limit: float) -> Shortage | None:
-    """Trains under the limit; returns the Shortage of the rank that ran out of memory, or None
+def oom_under_limit(strategy: Callable, layers: int, limit: float) -> OOMInfo | None:
+    """Trains under the limit; returns the OOMInfo of the rank that ran out of memory, or None
     where training came to its end.
 
     One rank that ran out explains all failures: the others lack the same memory, and C++ code may
@@ -223,7 +223,7 @@ def shortage(strategy: Callable, layers: int, limit: float) -> Shortage | None:
     try:
         _launch(_train, strategy, preset(layers), memory_limit=limit)
     except RankFailed as error:
-        return _shortage(error)
+        return _oom_info(error)
     return None
 
 

@@ -53,7 +53,7 @@ SHORT_LOADING, LONG_LOADING = 0.1, 0.5  # of a step that the data loader takes
 RECORDINGS, FEW_RECORDINGS = 5, 3
 SLOWER = 1.05  # a faulty run's step, over that of the healthy one, at least
 ROUNDS, FEW_ROUNDS = 8, 4  # of recording: if a check judges the seconds; if they are only shown
-ENOUGH = 45  # seconds after which no further round begins: so busy a machine will stay busy
+TIME_BUDGET = 45  # seconds after which no further round begins: so busy a machine will stay busy
 
 
 class TooNoisy(Exception):
@@ -164,7 +164,7 @@ def _proportional(preset, share) -> Link:
 def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS, recordings: int = 1,
                    share: float = BYTES, beside_first: bool = False) -> list[RecordedRun]:
     """Records the runs, and up to `rounds` times in all those whose seconds contradict their fault;
-    no round begins later than ENOUGH seconds.
+    no round begins later than TIME_BUDGET seconds.
 
     recordings, share: as for `record_runs`. beside_first: the first run is healthy, and on a slow
     link all others must be slower.
@@ -177,7 +177,7 @@ def record_clearly(configs: list[RunConfig], rounds: int = ROUNDS, recordings: i
         if beside_first and any(map(partial(_is_as_fast, runs[0]), runs[1:])):
             noisy = sorted({0, *noisy, *(number for number, one in enumerate(runs)
                                          if number and _is_as_fast(runs[0], one))})
-        if not noisy or time.monotonic() - began > ENOUGH:
+        if not noisy or time.monotonic() - began > TIME_BUDGET:
             break
         with status(f"this machine was busy: turn {turn} of at most {rounds}"):
             again = record_runs([configs[number] for number in noisy], recordings, share)

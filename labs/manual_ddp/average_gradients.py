@@ -18,7 +18,7 @@ from labs.manual_ddp.edge_cases import (
     ONLY_RANK_0,
     WORLD_SIZES,
     NestedModel,
-    hold_back,
+    delay_rank,
 )
 from labs.manual_ddp.gradients import (
     floats_of,
@@ -61,7 +61,7 @@ def _one_backward(average_gradients, make, step) -> float:
     model(**step.inputs()).loss.backward()
     # The last rank is late: who does not wait for an asynchronous all-reduce reads numbers without
     # it.
-    hold_back(rank=dist.get_world_size() - 1)
+    delay_rank(rank=dist.get_world_size() - 1)
     with torchs_own_refused("DistributedDataParallel"), Traffic() as traffic, mark_waits(traffic):
         average_gradients(model)
     difference = raise_on_all_ranks(_judge_average, model, reference, traffic)

@@ -10,7 +10,7 @@ from labs.checks.invariants import mark_waits
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.verdicts import Wrong, check
 from labs.manual_ddp.api_hints import API_HINTS
-from labs.manual_ddp.edge_cases import WORLD_SIZES, NestedModel, hold_back
+from labs.manual_ddp.edge_cases import WORLD_SIZES, NestedModel, delay_rank
 from labs.manual_ddp.gradients import unawaited
 from labs.meters.traffic import Traffic
 from labs.training.models import EdgeCaseModel
@@ -27,7 +27,7 @@ def check_broadcast_state(broadcast_state):
             parameters = list(model.parameters())
             # The sender is late: who does not wait for an asynchronous broadcast reads its own
             # numbers.
-            hold_back(rank=0)
+            delay_rank(rank=0)
             with torchs_own_refused("DistributedDataParallel"), Traffic() as traffic, \
                     mark_waits(traffic):
                 broadcast_state(model)

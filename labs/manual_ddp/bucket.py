@@ -13,7 +13,7 @@ from labs.checks.invariants import mark_waits
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.manual_ddp.api_hints import API_HINTS
-from labs.manual_ddp.edge_cases import HELD, PATIENCE, WORLD_SIZES, Gate, hold_back
+from labs.manual_ddp.edge_cases import DELAY_SECONDS, GATE_TIMEOUT, WORLD_SIZES, Gate, delay_rank
 from labs.manual_ddp.gradients import name_mistake, unawaited
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.words import listed
@@ -87,9 +87,9 @@ def _reduce(start, finish, buckets: Sequence[_Bucket], gate: Gate | None = None)
     others; with a gate not before rank 0 has left `start`."""
     last, wrong, begun, traffic = dist.get_world_size() - 1, None, [], Traffic()
     # -1 is no rank: with a gate, the gate holds the last one.
-    hold_back(rank=last if gate is None else -1)
+    delay_rank(rank=last if gate is None else -1)
     in_time = gate.hold() if gate and dist.get_rank() == last else True
-    time.sleep(HELD if gate and dist.get_rank() == last else 0)
+    time.sleep(DELAY_SECONDS if gate and dist.get_rank() == last else 0)
     with traffic, mark_waits(traffic):
         for bucket in buckets:
             before = len(traffic.events)
@@ -176,8 +176,8 @@ def _judge(wrong, in_time, buckets, events):
         raise wrong
     # rank 0 left `start` only when the last rank had begun: it waited, by whatever call
     if not in_time:
-        raise Wrong(f"{_WAITS[0]} (rank 0 was in it for {PATIENCE:g} s, until the last rank came)",
-                    _WAITS[1], code="waits_too_early")
+        raise Wrong(f"{_WAITS[0]} (rank 0 was in it for {GATE_TIMEOUT:g} s, until the last rank "
+                    "came)", _WAITS[1], code="waits_too_early")
     for bucket in buckets:
         _judge_gradients(bucket, events)
 

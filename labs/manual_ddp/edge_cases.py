@@ -26,8 +26,8 @@ BRANCHED_CAP = 400  # of BranchedModel's: its first bucket and its last have one
 # With 3 ranks a mean, a sum, another rank's and half of a sum are four different numbers; with 2
 # some are equal, and a message would name the wrong one. So 3 ranks come first.
 WORLD_SIZES = (3, 2, 4)
-HELD = 0.15  # seconds: far longer than a collective of a small model takes
-PATIENCE = 2.0  # seconds
+DELAY_SECONDS = 0.15  # seconds: far longer than a collective of a small model takes
+GATE_TIMEOUT = 2.0  # seconds
 
 
 class Block(nn.Module):
@@ -130,14 +130,14 @@ def mixed_model(seed: int = 0) -> NestedModel:
     return NestedModel(seed, mixed=True)
 
 
-def hold_back(rank: int) -> None:
-    """Lets all ranks meet, and `rank` go on HELD seconds after the others: who does not wait for
-    its collective now reads what has not been summed yet. Only on as many ranks as come first: once
-    is enough, and it takes time."""
+def delay_rank(rank: int) -> None:
+    """Lets all ranks meet, and delays `rank` by DELAY_SECONDS: a rank that does not wait for its
+    collective then reads what has not been summed yet. Only in the first world size of a check:
+    once is enough, and it takes time."""
     if dist.get_world_size() == WORLD_SIZES[0]:
         dist.barrier()
         if dist.get_rank() == rank:
-            time.sleep(HELD)
+            time.sleep(DELAY_SECONDS)
 
 
 class Gate:
@@ -155,10 +155,10 @@ class Gate:
         _get_default_store().set(self._key, "open")
 
     def hold(self) -> bool:
-        """Waits until the gate is open. Returns False where it was still closed after PATIENCE
+        """Waits until the gate is open. Returns False where it was still closed after GATE_TIMEOUT
         seconds."""
         try:
-            _get_default_store().wait([self._key], timedelta(seconds=PATIENCE))
+            _get_default_store().wait([self._key], timedelta(seconds=GATE_TIMEOUT))
         except RuntimeError:  # the store's time-out
             return False
         return True

@@ -21,7 +21,7 @@ from labs.checks.reference import Reference, Step
 from labs.checks.training import Hints, judge_parameters, train_and_compare
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.manual_ddp.api_hints import API_HINTS, HOOK
-from labs.manual_ddp.edge_cases import EVERY_RANK, WORLD_SIZES, NestedModel, UseAll, hold_back
+from labs.manual_ddp.edge_cases import EVERY_RANK, WORLD_SIZES, NestedModel, UseAll, delay_rank
 from labs.manual_ddp.gradients import (
     floats_of,
     judge_bytes,
@@ -86,7 +86,7 @@ def train_wrapped(wrap: Callable[[nn.Module], nn.Module], uses: Sequence[UseAll]
         if not seen.traffics:
             # One rank is late in the first step: a gradient that is read before its sum has arrived
             # lacks that rank's part.
-            hold_back(rank=dist.get_world_size() - 1)
+            delay_rank(rank=dist.get_world_size() - 1)
         with Traffic() as traffic, mark_waits(traffic), \
                 torchs_own_refused("DistributedDataParallel"):
             yield

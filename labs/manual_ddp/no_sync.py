@@ -23,7 +23,7 @@ from labs.manual_ddp.edge_cases import (
     WORLD_SIZES,
     NestedModel,
     UseAll,
-    hold_back,
+    delay_rank,
 )
 from labs.manual_ddp.gradients import judge_gradients, mean_and_alone, reference_model
 from labs.meters.traffic import Traffic
@@ -79,7 +79,7 @@ def _accumulate(model: nn.Module, module: nn.Module, make: Callable, uses: Seque
         for sums, found in zip((mean, *alone), (step_mean, *step_alone), strict=True):
             sums.update({name: sums.get(name, 0) + g for name, g in found.items()})
         if step is last:
-            hold_back(rank=dist.get_world_size() - 1)
+            delay_rank(rank=dist.get_world_size() - 1)
         with Traffic() as traffic, mark_waits(traffic):
             module(**step.inputs()).loss.backward()
         return traffic, gradients(model)  # now: once the ranks have met, late ones have arrived

@@ -16,10 +16,10 @@ from labs.manual_ddp.edge_cases import (
     ALL_BUT_RANK_0,
     CAPS,
     EVERY_RANK,
+    GATE_TIMEOUT,
     NESTED_CAP,
     NO_RANK,
     ONLY_RANK_0,
-    PATIENCE,
     WORLD_SIZES,
     BranchedModel,
     Gate,
@@ -156,10 +156,10 @@ def judge_not_blocked(events: Sequence[CollectiveCall | Mark]) -> None:
 
 def judge_free(is_free: bool) -> None:
     """Raises Wrong where rank 0 did not compute on while another rank was held."""
-    # whoever waits, by whatever call, waits for the rank that is held: nothing overlaps
+    # A wait here, by whatever call, would stall on the delayed rank: then nothing overlaps.
     if not is_free:
-        raise Wrong(f"rank 0 had not computed its gradients after {PATIENCE:g} s, while another "
-                    "rank was held before its backward: something in backward waits for a "
+        raise Wrong(f"rank 0 had not computed its gradients after {GATE_TIMEOUT:g} s, while "
+                    "another rank was held before its backward: something in backward waits for a "
                     "collective", "Wait for all buckets when backward is over.",
                     code="waits_too_early")
 

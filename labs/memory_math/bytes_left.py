@@ -55,12 +55,12 @@ def check_bytes_left(bytes_left):
 
 def _jobs() -> list[tuple]:
     """(name, *ARGUMENTS) of each."""
-    dice = new_generator()
+    rng = new_generator()
     sizes = {name: shape_of(hf_configs.config(name)) for name in MODELS}
-    drawn = [(name, sizes[name], tuple(dice.sample(range(1, 13), 3)), dice.randint(0, 3),
-              dice.randint(2, 64), dice.randint(1, 8), 128 * dice.randint(1, 16),
-              dice.random() < 0.5, hardware.gpu(dice.choice(list(hardware.GPUS))))
-             for name in dice.sample(MODELS, 2)]
+    drawn = [(name, sizes[name], tuple(rng.sample(range(1, 13), 3)), rng.randint(0, 3),
+              rng.randint(2, 64), rng.randint(1, 8), 128 * rng.randint(1, 16),
+              rng.random() < 0.5, hardware.gpu(rng.choice(list(hardware.GPUS))))
+             for name in rng.sample(MODELS, 2)]
     a100, t4 = hardware.gpu("A100-80"), hardware.gpu("T4")
     return [("Llama-2-13B", sizes["Llama-2-13B"], (2, 2, 8), 0, 4, 1, 4096, True, a100),
             ("Llama-2-13B", sizes["Llama-2-13B"], (2, 2, 8), 3, 4, 1, 4096, True, a100),

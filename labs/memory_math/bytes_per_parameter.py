@@ -48,7 +48,7 @@ def check_bytes_per_parameter(bytes_per_parameter, recipes_behind):
     for gigabytes, billions in FIGURES:
         _judge_names(recipes_behind, gigabytes, billions, NAMED)
     # Other recipes: reject an answer that knows the notebook's own by heart.
-    for gigabytes, billions, recipes in _drawn():
+    for gigabytes, billions, recipes in _random_cases():
         _judge_names(recipes_behind, gigabytes, billions, recipes)
     return ("right for fp32 and bf16, and for 8-bit, 16-bit and 64-bit types drawn at random; "
             "112 GB for 7B may be either of two recipes")
@@ -106,7 +106,7 @@ def causes_of(weights, gradients, moments, master, parameter: int, gradient: int
             of_state + pairs(of_state, state))
 
 
-def _drawn() -> list[tuple[int, int, dict[str, Types]]]:
+def _random_cases() -> list[tuple[int, int, dict[str, Types]]]:
     """(GB, billions of parameters, recipes by name): a figure of each of two recipes."""
     recipes = dict(zip(("first", "second"), _random_types(), strict=True))
     billions = random.randint(3, 90)

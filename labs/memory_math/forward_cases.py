@@ -27,9 +27,9 @@ class ForwardCase:
 
 def forward_cases() -> list[ForwardCase]:
     """Returns all of them, with random sizes and data, new ones at every call."""
-    dice = new_generator()
-    batch, tokens, heads = dice.randint(2, 4), dice.randint(9, 20), dice.randint(2, 4)
-    hidden, wide = heads * 2 * dice.randint(5, 9), dice.randint(150, 250)
+    rng = new_generator()
+    batch, tokens, heads = rng.randint(2, 4), rng.randint(9, 20), rng.randint(2, 4)
+    hidden, wide = heads * 2 * rng.randint(5, 9), rng.randint(150, 250)
     sizes = _Sizes(batch, tokens, heads, hidden, wide)
     return [build(sizes) for build in (
         _linear_layers, _attention, _half_of_a_tensor, _part_of_an_input, _expanded, _in_place,

@@ -43,23 +43,23 @@ def counted_model(name: str) -> CountedModel:
 def random_models() -> list[CountedModel]:
     """Three models of random sizes, new ones at every call, so that no table can list them;
     between them they have every trait that a formula can forget."""
-    dice = new_generator()
+    rng = new_generator()
     traits = {"gpt2": dict(tie_word_embeddings=False),
               "llama": dict(attention_bias=True, mlp_bias=True),
               "qwen2": dict(tie_word_embeddings=True)}
     names = {"gpt2": "GPT-2", "llama": "Llama", "qwen2": "Qwen2"}
     return [_counted(f"a {names[family]} of sizes drawn at random",
-                     hf_configs.make(family, **_random_config(family, dice), **more))
+                     hf_configs.make(family, **_random_config(family, rng), **more))
             for family, more in traits.items()]
 
 
-def _random_config(family, dice) -> dict:
-    keys, group, width = dice.randint(2, 4), dice.randint(2, 4), 2 * dice.randint(3, 9)
-    hidden, vocabulary = keys * group * width, dice.randint(50, 99)
-    layers, ffn = dice.randint(2, 4), 3 * hidden + dice.randint(1, 40)
+def _random_config(family, rng) -> dict:
+    keys, group, width = rng.randint(2, 4), rng.randint(2, 4), 2 * rng.randint(3, 9)
+    hidden, vocabulary = keys * group * width, rng.randint(50, 99)
+    layers, ffn = rng.randint(2, 4), 3 * hidden + rng.randint(1, 40)
     if family == "gpt2":
         return dict(n_embd=hidden, n_layer=layers, n_head=keys * group, n_inner=ffn,
-                    vocab_size=vocabulary, n_positions=dice.randint(20, 49))
+                    vocab_size=vocabulary, n_positions=rng.randint(20, 49))
     # Not hidden / heads: rejects a formula that takes head_dim for that.
     head = dict(head_dim=width + 2) if family == "llama" else {}
     return dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=keys * group,
@@ -255,9 +255,9 @@ def _linear_block(widths) -> nn.Sequential:
 
 def random_sizes() -> tuple[int, int, int, int]:
     """(batch, sequence, hidden, heads) drawn at random, small enough to run."""
-    dice = new_generator()
-    heads = dice.choice([2, 4, 6])
-    return dice.randint(1, 3), 8 * dice.randint(3, 9), heads * 8 * dice.randint(1, 3), heads
+    rng = new_generator()
+    heads = rng.choice([2, 4, 6])
+    return rng.randint(1, 3), 8 * rng.randint(3, 9), heads * 8 * rng.randint(1, 3), heads
 
 
 def measured_recipes() -> dict[str, Memory]:

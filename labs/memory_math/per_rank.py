@@ -55,9 +55,9 @@ def check_per_rank(per_rank, fewest_ranks):
 
 def _jobs() -> list[tuple]:
     """(name, parameters, recipe, ranks)."""
-    dice = new_generator()
-    recipe, ranks = tuple(dice.sample(range(1, 20), 3)), dice.randint(20, 99)
-    count = ranks * dice.randint(10**4, 10**7) + 1  # not divisible, which rejects //
+    rng = new_generator()
+    recipe, ranks = tuple(rng.sample(range(1, 20), 3)), rng.randint(20, 99)
+    count = ranks * rng.randint(10**4, 10**7) + 1  # not divisible, which rejects //
     return [("70B on 8 ranks", 70e9, (2, 2, 8), 8), ("7.5B on 64 ranks", 7.5e9, (2, 2, 12), 64),
             ("a job drawn at random", count, recipe, ranks)]
 
@@ -65,14 +65,14 @@ def _jobs() -> list[tuple]:
 def _rooms() -> list[tuple]:
     """(name, parameters, recipe, bytes of room on a rank). In the second, ranks divide the states
     so that they fill the room exactly; in the third, what is not divided does."""
-    dice = new_generator()
-    recipe = tuple(dice.sample(range(1, 20), 3))
+    rng = new_generator()
+    recipe = tuple(rng.sample(range(1, 20), 3))
     return [("70B, 80 GB of room", 70e9, (2, 2, 8), 80e9),
             ("1B, 5 GB of room", 10**9, (2, 2, 12), 5 * 10**9),
             ("2B, 4 GB of room", 2 * 10**9, (2, 2, 8), 4 * 10**9),
             ("10B, 170 GB of room", 10**10, (2, 2, 12), 170 * 10**9),
-            ("a job drawn at random", dice.randint(10**9, 10**11), recipe,
-             dice.randint(10**9, 10**12))]
+            ("a job drawn at random", rng.randint(10**9, 10**11), recipe,
+             rng.randint(10**9, 10**12))]
 
 
 def divided_sizes(recipe: tuple, stage: int) -> list[float]:

@@ -18,13 +18,13 @@ def check_step_flops(step_flops):
     """FLOPs of a step against those that torch counts in real blocks of linear layers and a
     head."""
     require_signature(step_flops, ("blocks", "last", "head", "tokens", "checkpointing"))
-    dice = new_generator()
+    rng = new_generator()
     for checkpointing in (False, True):
         # Random widths: the count holds for any matrices, and no constant passes.
-        width = dice.randint(3, 30)
-        widths = (width, *(dice.randint(3, 30) for _ in range(dice.randint(1, 3))), width)
-        tokens = dice.randint(2, 50)
-        counted = counted_step(widths, dice.randint(2, 4), dice.randint(5, 40), tokens,
+        width = rng.randint(3, 30)
+        widths = (width, *(rng.randint(3, 30) for _ in range(rng.randint(1, 3))), width)
+        tokens = rng.randint(2, 50)
+        counted = counted_step(widths, rng.randint(2, 4), rng.randint(5, 40), tokens,
                                checkpointing)
         what = (f"{counted.blocks} parameters in blocks, {counted.last} of them in last matrices, "
                 f"{counted.head} in the head, {tokens} tokens, "

@@ -20,7 +20,7 @@ PARTS = ("parameters", "gradients", "optimizer_state")
 
 
 @dataclass(frozen=True)
-class RankEvidence:
+class RankStepRecord:
     """What one rank did in a step, and what it held when backward was done.
 
     calls: its collectives. held: bytes by part, this rank's shards or all of it. whole: bytes of
@@ -96,11 +96,11 @@ class StepEvidence:
         """Records what this rank holds; call it between backward and the optimizer's step."""
         self._held, self._module = held_bytes(module, optimizer), type(module).__name__
 
-    def of_this_rank(self, library: str = "") -> RankEvidence:
+    def of_this_rank(self, library: str = "") -> RankStepRecord:
         """What this rank did in the last step."""
-        return RankEvidence(self._traffic.calls, self._held, self._whole, self._module, library)
+        return RankStepRecord(self._traffic.calls, self._held, self._whole, self._module, library)
 
-    def of_all_ranks(self, library: str = "") -> list[RankEvidence]:
+    def of_all_ranks(self, library: str = "") -> list[RankStepRecord]:
         """What each rank of the process group did; of one process, where there is no group. It does
         not matter how many ranks the library believes in."""
         own = self.of_this_rank(library)
@@ -117,7 +117,7 @@ class StepEvidence:
             Path(path).write_text(json.dumps({**numbers, "ranks": list(map(asdict, ranks))}))
 
 
-def read_ranks(listed: list[dict[str, Any]]) -> list[RankEvidence]:
+def read_ranks(listed: list[dict[str, Any]]) -> list[RankStepRecord]:
     """The ranks of a JSON file that `StepEvidence.write` has written."""
-    return [RankEvidence(**{**rank, "calls": [CollectiveCall(**call) for call in rank["calls"]]})
+    return [RankStepRecord(**{**rank, "calls": [CollectiveCall(**call) for call in rank["calls"]]})
             for rank in listed]

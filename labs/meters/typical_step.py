@@ -18,8 +18,8 @@ from labs.meters.trace_file import RecordedStep, record_step
 from labs.words import counted, listed
 from labs.workers import devices
 
-MOST = 1 / 3  # of the usual seconds: how far a step may be from them and still be drawn
-KEPT = 2  # recordings of each variant that stay in memory
+MAX_DEVIATION = 1 / 3  # of the usual seconds: how far a step may be from them and still be drawn
+KEPT_RECORDINGS = 2  # recordings of each variant that stay in memory
 
 
 class NotTypical(RuntimeError):
@@ -62,7 +62,7 @@ def usual_seconds(recorded: Sequence[float], measured: Sequence[float]) -> float
 
 def is_typical(seconds: float, usual: float) -> bool:
     """Returns whether a step differs from the usual seconds by at most a third of them."""
-    return abs(seconds - usual) <= MOST * usual
+    return abs(seconds - usual) <= MAX_DEVIATION * usual
 
 
 def require_typical(steps: Mapping[str, tuple[float, float]], again: str) -> None:
@@ -103,8 +103,8 @@ def record_in_turns(steps: Mapping[str, Callable[[], object]],
 
 
 class _Recordings:
-    """On a rank: the seconds of all steps of one variant, and of its recordings the KEPT ones that
-    are nearest to the median so far. With all of them in memory (20 were enough), page faults made
+    """On a rank: the seconds of all steps of one variant, and of its recordings the KEPT_RECORDINGS
+    ones that are nearest to the median so far. With all of them in memory (20 were enough), page faults made
     every later step up to twice as long."""
 
     def __init__(self):
@@ -118,7 +118,7 @@ class _Recordings:
         self.recorded.append(recorded)
         self.measured.append(measured)
         self.kept[len(self.recorded) - 1] = recording
-        while len(self.kept) > KEPT:
+        while len(self.kept) > KEPT_RECORDINGS:
             del self.kept[max(self.kept, key=self._distance)]
 
     def typical(self) -> TypicalStep:

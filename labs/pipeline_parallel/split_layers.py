@@ -18,7 +18,7 @@ _HINT = "Return how many parts each rank has, in order: [3, 2, 2] for 7 parts on
 def check_split_layers(split_layers: Callable):
     """split_layers(costs, ranks): how many consecutive parts each rank has; at least one each."""
     largest = 0.0
-    for costs, ranks in [*_known(), *map(_drawn, range(CASES))]:
+    for costs, ranks in [*_known(), *map(_random_case, range(CASES))]:
         counts = _counts(split_layers(list(costs), ranks), costs, ranks)
         slowest, best = _slowest(costs, counts), best_split(costs, ranks)
         # The invariant: no other contiguous split has a faster slowest stage. By cost, not by
@@ -52,7 +52,7 @@ def _known():
             ((0.0, 0.0, 1.0, 0.0), 2), ((9.0, *(1.0,) * 6), 3)]
 
 
-def _drawn(seed) -> tuple[tuple[float, ...], int]:
+def _random_case(seed) -> tuple[tuple[float, ...], int]:
     """Mostly a model: a cheap embedding, equal layers, a dear head; else any costs."""
     numbers = random.Random(seed)
     parts = numbers.randint(2, 18)

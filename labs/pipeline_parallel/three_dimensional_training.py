@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from labs.checks.on_ranks import patience, raise_on_all_ranks
+from labs.checks.on_ranks import raise_on_all_ranks, scaled_timeout
 from labs.checks.verdicts import Wrong, kind_of
 from labs.meters.traffic import CollectiveCall, Traffic
 from labs.pipeline_parallel.runner import PipelineRunner
@@ -61,8 +61,8 @@ def micro_batches(tokens: torch.Tensor, count: int) -> list[MicroBatch]:
 def train_in_three_dimensions(parallelize: Callable, steps: int = STEPS) -> list[RankRun]:
     """Launches eight ranks, on each of which parallelize(stage, mesh) returns the module to train,
     with 1F1B between the stages and SGD. What each rank did, in order."""
-    return launch(_train, parallelize, steps, ranks=RANKS, quiet=True, hang_after=patience(4),
-                  timeout=patience(60))
+    return launch(_train, parallelize, steps, ranks=RANKS, quiet=True, hang_after=scaled_timeout(4),
+                  timeout=scaled_timeout(60))
 
 
 def train_alone(steps: int = STEPS) -> tuple[list[float], dict[str, torch.Tensor]]:

@@ -173,18 +173,18 @@ def check_claim(judge_claim):
 
 def _cases() -> list[Case]:
     """The slip; a right sentence; wrong ones by a thousand up and down, drawn at random."""
-    dice = new_generator()
+    rng = new_generator()
     found = [Case(replace(SLIP), replace(MACHINES["Lambda 8x A100-80"]), 0.4)]
-    for power in (0, 1, -1, dice.randint(-1, 1)):
-        parameters, tokens = 1e9 * dice.randint(2, 90), 1e12 * dice.randint(1, 15)
+    for power in (0, 1, -1, rng.randint(-1, 1)):
+        parameters, tokens = 1e9 * rng.randint(2, 90), 1e12 * rng.randint(1, 15)
         # The number stays, and the name of the scale is one too high or too low.
         exponent = 7 - power  # of 1000: sextillions where the sentence is right
         claim = Claim(parameters, tokens, six_nd(parameters, tokens) / 1000**7,
                       SCALES[exponent - 1])
-        machine = dice.choice([machine for machine in MACHINES.values() if machine.gpus > 1])
+        machine = rng.choice([machine for machine in MACHINES.values() if machine.gpus > 1])
         # each with a spot price, which is not what the job is paid by
-        found.append(Case(claim, replace(machine, spot=dice.uniform(0.3, 0.7) * machine.dollars),
-                          dice.uniform(0.2, 0.6)))
+        found.append(Case(claim, replace(machine, spot=rng.uniform(0.3, 0.7) * machine.dollars),
+                          rng.uniform(0.2, 0.6)))
     return found
 
 

@@ -116,13 +116,13 @@ def check_costs(costs):
 
 def _cases() -> list[Case]:
     """The table's, a machine of one GPU last: with one GPU two mistakes look right."""
-    dice = new_generator()
+    rng = new_generator()
     # Several GPUs and a spot price, so that each mistake changes its numbers.
-    own = Machine("drawn at random", "H100", dice.randint(2, 64), dice.uniform(0.2, 12), "", "",
-                  spot=dice.uniform(0.05, 0.2))
+    own = Machine("drawn at random", "H100", rng.randint(2, 64), rng.uniform(0.2, 12), "", "",
+                  spot=rng.uniform(0.05, 0.2))
     machines = [own, MACHINES["Lambda 8x A100-80"], MACHINES["AWS p5en.48xlarge"],
                 MACHINES["Lambda 1x A10"]]
-    return [Case(dice.uniform(1e3, 1e6), machine) for machine in map(replace, machines)]
+    return [Case(rng.uniform(1e3, 1e6), machine) for machine in map(replace, machines)]
 
 
 def _named(case) -> str:

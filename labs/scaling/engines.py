@@ -16,7 +16,7 @@ from labs.checks.numbers import require_number
 from labs.checks.scripts.files import raise_if_waiting
 from labs.checks.verdicts import shows
 from labs.meters import memory, throughput
-from labs.meters.evidence import RankEvidence, StepEvidence
+from labs.meters.evidence import RankStepRecord, StepEvidence
 from labs.meters.metrics import Metric
 from labs.pictures.tables import Table
 from labs.predictions.communication.traffic import passes
@@ -45,7 +45,7 @@ class Engine:
     on the rank that needs most. seconds: of a step by round, of the slowest rank. change: what has
     to be changed in the script of one device."""
 
-    ranks: list[RankEvidence]
+    ranks: list[RankStepRecord]
     peak: float
     seconds: list[float]
     change: str
@@ -150,7 +150,7 @@ def _batches(steps) -> list[dict[str, torch.Tensor]]:
     return [{name: value.to(devices.device()) for name, value in batch.items()} for batch in drawn]
 
 
-def _evidence(module, optimizer) -> RankEvidence:
+def _evidence(module, optimizer) -> RankStepRecord:
     """What a rank did in a step of the plain loop."""
     train(module, optimizer, _batches(_STEPS - 1))
     evidence = StepEvidence(fine_tuning.qwen2())

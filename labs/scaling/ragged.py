@@ -15,7 +15,7 @@ from labs.workers import devices
 
 IGNORED = -100  # the label of a token that does not count, as in Hugging Face's models
 PROMPT = 8  # tokens of a prompt
-LONGEST = 24  # tokens of an answer of `answer_samples`
+MAX_ANSWER_TOKENS = 24  # tokens of an answer of `answer_samples`
 Batch = dict[str, torch.Tensor]
 
 
@@ -31,8 +31,8 @@ def answer_samples(number: int, seed: int = 0) -> list[Batch]:
     """A dataset of so many sequences, on the CPU: each a prompt of 8 tokens with an answer of 1 to
     24, as "input_ids" and "labels" of 32 tokens. Labels that do not count are -100."""
     drawn = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, LONGEST + 1, (number,), generator=drawn).tolist()
-    batch = _cut_answers(lengths, LONGEST, seed)
+    lengths = torch.randint(1, MAX_ANSWER_TOKENS + 1, (number,), generator=drawn).tolist()
+    batch = _cut_answers(lengths, MAX_ANSWER_TOKENS, seed)
     return [{name: rows[index] for name, rows in batch.items()} for index in range(number)]
 
 

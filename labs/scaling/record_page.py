@@ -148,7 +148,7 @@ def _text(value: float, unit: str = "") -> str:
     return f"{number} {unit}".strip()
 
 
-MOST = 8  # numbers below a question
+MAX_NUMBERS = 8  # numbers below a question
 BLANK = "\n> \\_\\_\\_\n>\n> \\_\\_\\_\n"
 
 
@@ -222,7 +222,8 @@ def papers_page(session: Session) -> str:
 def _own_numbers(question, session) -> list[str]:
     rows = [row for row in session.rows if question.own(row) and not row.recorded]
     if rows:
-        more = [f"… and {len(rows) - MOST} more in numbers.json."] * (len(rows) > MOST)
-        return ["Your numbers:", "", *number_rows(rows[:MOST]), "", *more]
+        left = len(rows) - MAX_NUMBERS
+        more = [f"… and {left} more in numbers.json."] * (left > 0)
+        return ["Your numbers:", "", *number_rows(rows[:MAX_NUMBERS]), "", *more]
     return [f"Your number: \\_\\_\\_ (not measured in this session: {question.how})"
             ] if question.how else []

@@ -199,16 +199,16 @@ def _cases() -> list[Case]:
     """About a tenth of the time is lost in each, so that the dollars of formulas that count
     interruptions of lost hours and of those that do not are both near the simulation. Spot saves a
     quarter: at break-even so much is lost that the two differ."""
-    dice = new_generator()
+    rng = new_generator()
     found = []
     # Hours between checkpoints, and the restart as a share of them: each term of what is lost
     # matters in one case, and in the first one an interruption loses far less than an hour.
     for shortest, longest, restart_share in ((0.2, 0.4, 0.8), (1, 2, 0.25), (0.5, 3, 1.5)):
-        interval = dice.uniform(shortest, longest)
+        interval = rng.uniform(shortest, longest)
         restart = restart_share * interval
-        spot = dice.uniform(1, 6)
-        found.append(Case(dice.uniform(20, 400), spot * dice.uniform(1.27, 1.33), spot,
-                          dice.uniform(0.12, 0.15) / (interval / 2 + restart), interval, restart))
+        spot = rng.uniform(1, 6)
+        found.append(Case(rng.uniform(20, 400), spot * rng.uniform(1.27, 1.33), spot,
+                          rng.uniform(0.12, 0.15) / (interval / 2 + restart), interval, restart))
     return found
 
 

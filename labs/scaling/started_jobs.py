@@ -12,7 +12,7 @@ from labs.checks.scripts import forked
 from labs.checks.scripts.commands import SECONDS, CommandResult, run_command
 from labs.checks.scripts.files import missing_script, read_metrics, require_keys
 from labs.checks.verdicts import Verdict, Wrong, shows
-from labs.meters.evidence import RankEvidence, read_ranks
+from labs.meters.evidence import RankStepRecord, read_ranks
 from labs.words import named_ranks
 from labs.workers import devices
 from labs.workers.launch_error import LaunchError
@@ -28,7 +28,7 @@ class StartedJob:
     """What a job left. ranks: what each rank did. losses: step by step, as the script says;
     tokens_per_second too."""
 
-    ranks: list[RankEvidence]
+    ranks: list[RankStepRecord]
     losses: list[float]
     tokens_per_second: float
 

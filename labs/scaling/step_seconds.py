@@ -188,7 +188,7 @@ def _mean_errors(step_seconds) -> tuple[float, float, int]:
 
 def synthetic() -> dict[str, StepParts]:
     """One thing at a time, then all of them, then sizes drawn at random."""
-    dice = new_generator()
+    rng = new_generator()
     computing = {"products": 3.0, "attention": 1.0, "memory traffic": 0.5}
     cases = {
         "one GPU": StepParts(computing, {}, 0.7),
@@ -205,10 +205,10 @@ def synthetic() -> dict[str, StepParts]:
         "a hidden and an exposed one": StepParts(computing, {
             "gathered": Collectives(1.0, 3.0), "embedding": Collectives(0.5, 0.0)}, 0.0)}
     for number in range(3):
-        sent = {f"collective {n}": Collectives(dice.uniform(0.1, 3), dice.uniform(0, 3))
-                for n in range(1, dice.randint(3, 5))}
+        sent = {f"collective {n}": Collectives(rng.uniform(0.1, 3), rng.uniform(0, 3))
+                for n in range(1, rng.randint(3, 5))}
         cases[f"drawn at random, {number + 1}"] = StepParts(
-            {name: dice.uniform(0.5, 5) for name in computing}, sent, dice.uniform(0.1, 0.9))
+            {name: rng.uniform(0.5, 5) for name in computing}, sent, rng.uniform(0.1, 0.9))
     return cases
 
 

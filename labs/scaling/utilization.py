@@ -222,29 +222,29 @@ def _named(run) -> str:
 def drawn() -> list[ReportedRun]:
     """Runs of every kind: tied or not, each recomputation, a dense and a sparse data sheet, one GPU
     and many. Sizes are random, so that no table of answers fits."""
-    dice = new_generator()
+    rng = new_generator()
     kinds = [(tied, recompute) for tied in (True, False)
              for recompute in ("none", "full", "selective")]
     found = []
     for number, (tied, recompute) in enumerate(kinds):
         sheet = ("H100", "A100-80", "H200", "A10", "T4", "H100")[number]
-        found.append(_drawn(dice, f"run {number + 1}", tied, recompute, sheet))
+        found.append(_drawn(rng, f"run {number + 1}", tied, recompute, sheet))
     # one data sheet may be printed either way: the GPU's name does not tell
     found.append(replace(found[1], name="run 7", sheet_tflops=624, sparse=True, gpus=1))
     return found
 
 
-def _drawn(dice, name, tied, recompute, sheet) -> ReportedRun:
-    layers, hidden = dice.randint(4, 48), 64 * dice.randint(4, 64)
-    vocabulary, gpus = dice.randint(5_000, 150_000), dice.randint(2, 512)
+def _drawn(rng, name, tied, recompute, sheet) -> ReportedRun:
+    layers, hidden = rng.randint(4, 48), 64 * rng.randint(4, 64)
+    vocabulary, gpus = rng.randint(5_000, 150_000), rng.randint(2, 512)
     parameters = 12 * layers * hidden**2 + (1 if tied else 2) * vocabulary * hidden
     card = hardware.gpu(sheet)
     run = ReportedRun(name, parameters, vocabulary, tied, layers, hidden,
-                      128 * dice.randint(4, 128), recompute, gpus, card.sheet_tflops, card.sparse,
+                      128 * rng.randint(4, 128), recompute, gpus, card.sheet_tflops, card.sparse,
                       1.0)
     # The throughput is chosen so that the MFU is between 0.2 and 0.5.
     slow = efficiency_of(run)  # at one token per second
-    return replace(run, tokens_per_s=dice.uniform(0.2, 0.5) / slow.mfu)
+    return replace(run, tokens_per_s=rng.uniform(0.2, 0.5) / slow.mfu)
 
 
 SHOWN = ("mosaic-096", "mosaic-088", "mosaic-038", "mosaic-092", "mosaic-036")

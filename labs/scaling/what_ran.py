@@ -21,7 +21,7 @@ from labs.checks.numbers import (
 )
 from labs.checks.on_ranks import on_ranks
 from labs.checks.verdicts import Wrong, check, kind_of, shows
-from labs.meters.evidence import PARTS, RankEvidence, StepEvidence
+from labs.meters.evidence import PARTS, RankStepRecord, StepEvidence
 from labs.pictures.tables import Table
 from labs.scaling import synthetic_jobs
 from labs.scaling.started_jobs import KINDS, StartedJob
@@ -59,7 +59,7 @@ def check_what_ran(what_ran: Callable):
     return f"{len(jobs)} jobs recognised, of real ranks and drawn at random, on 1 to 16 ranks"
 
 
-def evidence_of(ranks: list[RankEvidence]) -> dict[str, float]:
+def evidence_of(ranks: list[RankStepRecord]) -> dict[str, float]:
     """Part -> copies that all ranks hold together; "reduced" -> bytes that a rank's reducing
     collectives have, in multiples of its gradients'."""
     whole = ranks[0].whole
@@ -85,7 +85,7 @@ def _judge_numbers(numbers, jobs, at, what):
                      f"{what}: {title}", rel_tol=1e-6, hint=_HINT if key in PARTS else _REDUCED)
 
 
-def _times(key, change) -> Callable[[list[RankEvidence]], float]:
+def _times(key, change) -> Callable[[list[RankStepRecord]], float]:
     """What change(ranks) counts, in copies of this part."""
     return lambda ranks: change(ranks) / ranks[0].whole[key]
 
@@ -199,7 +199,7 @@ _MODELS = {"tied and frozen parameters": EdgeCaseModel,
            "64-bit numbers": lambda: DeepMLP(layers=2, width=21).double()}
 
 
-def record_jobs() -> Iterator[tuple[str, str, list[RankEvidence]]]:
+def record_jobs() -> Iterator[tuple[str, str, list[RankStepRecord]]]:
     """(what it is, the right name, what each rank did) of every job."""
     for ranks in WORLD_SIZES:
         for (kind, model), found in _recorded(ranks, devices.device().type).items():
@@ -208,12 +208,12 @@ def record_jobs() -> Iterator[tuple[str, str, list[RankEvidence]]]:
 
 
 @functools.cache
-def _recorded(ranks, device) -> dict[tuple[str, str], list[RankEvidence]]:
+def _recorded(ranks, device) -> dict[tuple[str, str], list[RankStepRecord]]:
     by_rank = on_ranks(_record, world_sizes=(ranks,), timeout=60.0)
     return {job: [found[job] for found in by_rank] for job in by_rank[0]}
 
 
-def _record() -> dict[tuple[str, str], RankEvidence]:
+def _record() -> dict[tuple[str, str], RankStepRecord]:
     """On a rank: (strategy's name, model's name) -> what this rank did."""
     chosen = {"separate": strategies.plain, "DDP": strategies.ddp,
               "ZeRO-1": strategies.zero_redundancy, "ZeRO-2": zero2, "ZeRO-3": strategies.fsdp2}
@@ -221,7 +221,7 @@ def _record() -> dict[tuple[str, str], RankEvidence]:
             for name, model in _MODELS.items()}
 
 
-def _evidence(strategy, make) -> RankEvidence:
+def _evidence(strategy, make) -> RankStepRecord:
     model = make()
     evidence = StepEvidence(model)
     dtype = next(p.dtype for p in model.parameters())

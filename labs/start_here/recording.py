@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from labs.checks.numbers import as_list, as_number
-from labs.checks.on_ranks import WORLD_SIZES, patience
+from labs.checks.on_ranks import WORLD_SIZES, scaled_timeout
 from labs.checks.verdicts import Wrong
 from labs.meters.collective_hooks import IssuedCollective
 from labs.meters.traffic import CollectiveCall, Traffic
@@ -38,7 +38,8 @@ _SIZED = {"_reduce_scatter_base_": "reduce_scatter_single",
 def run(function: Callable, *args, ranks: int, **options) -> Results:
     """`launch` with the limits of this notebook."""
     return launch(function, *args, ranks=ranks, **{
-        "quiet": True, "hang_after": patience(HANG_AFTER), "timeout": patience(TIMEOUT), **options})
+        "quiet": True, "hang_after": scaled_timeout(HANG_AFTER),
+        "timeout": scaled_timeout(TIMEOUT), **options})
 
 
 def where_messages_pass(ranks: int) -> AbstractContextManager:

@@ -297,7 +297,7 @@ def _judge_rank(path, want, disk, in_time):
 
 
 SIZE = 64_000_000  # bytes of the state
-MOST, KEPT = 1.5, 0.3  # snapshots: while one is written, and after that
+MAX_SNAPSHOTS, MAX_KEPT = 1.5, 0.3  # snapshots: while one is written, and after that
 WATCHED, SETTLED = 0.6, 1.0  # seconds
 
 
@@ -317,7 +317,7 @@ def judge_memory(saver_class: Callable, folder: Path) -> int:
         """While the second save waits: what a busy machine copies late counts too."""
         measure()
         until = time.monotonic() + WATCHED
-        while held[-1] <= MOST * SIZE and time.monotonic() < until:
+        while held[-1] <= MAX_SNAPSHOTS * SIZE and time.monotonic() < until:
             time.sleep(0.02)
             held[-1] = max(held[-1], resident_bytes() - before)
 
@@ -332,16 +332,16 @@ def judge_memory(saver_class: Callable, folder: Path) -> int:
     saver.close()
     measure()
     until = time.monotonic() + SETTLED
-    while held[-1] > KEPT * SIZE and time.monotonic() < until:
+    while held[-1] > MAX_KEPT * SIZE and time.monotonic() < until:
         time.sleep(0.02)  # a pool's thread frees the bytes shortly after the result
         held[-1] = resident_bytes() - before
     for bytes_held, when in zip(held, ("a save is in flight", "a second save waits for the first"),
                                 strict=False):
-        if bytes_held > MOST * SIZE:
+        if bytes_held > MAX_SNAPSHOTS * SIZE:
             raise Wrong(f"while {when}, {bytes_held / 1e6:.0f} MB are held for a state of "
                         f"{SIZE / 1e6:.0f} MB", "lab.to_bytes(state) is the one copy that is "
                         "needed; it is made when the save before is done.", code="memory_kept")
-    if held[-1] > KEPT * SIZE:
+    if held[-1] > MAX_KEPT * SIZE:
         raise Wrong(f"after close {held[-1] / 1e6:.0f} MB are still held for a state of "
                     f"{SIZE / 1e6:.0f} MB", "Forget the snapshot when it is written.",
                     code="memory_kept")

@@ -86,7 +86,7 @@ def _newest_over(folder) -> int | None:
 def kills(saver: Saver, folder: Path, count: int) -> Iterator[Kill]:
     """Yields `count` kills of a job of two ranks, each at a random moment of a save. What the job
     finds after one is what the next one goes on from."""
-    dice, saved = new_generator(), folder / "saved"
+    rng, saved = new_generator(), folder / "saved"
     saved.mkdir(parents=True)
     measured = launch(_save_some, saver.save, saved, ranks=RANKS, quiet=True)
     typical = statistics.median(measured[0])
@@ -95,7 +95,7 @@ def kills(saver: Saver, folder: Path, count: int) -> Iterator[Kill]:
         notes = folder / f"kill_{number}"
         notes.mkdir()
         # Within the seconds of a typical save, counted from the beginning of the first one.
-        after, victim = dice.uniform(0, typical), number % RANKS
+        after, victim = rng.uniform(0, typical), number % RANKS
         kill_rank(_save_until_killed, saver.save, saved, notes, last + 1, ranks=RANKS,
                   victim=victim, after=after, note=notes / "killed",
                   waits=True)

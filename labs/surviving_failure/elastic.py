@@ -43,7 +43,7 @@ def check_elastic(script: str = "elastic.py"):
     and its losses must be those of the run that nobody killed."""
     if waits := waits_for("8.6", script):
         return waits
-    dice = new_generator()
+    rng = new_generator()
     with status("2 ranks, nobody is killed"):
         alone = _run(script, DROPOUT, [Start(2)])
         plan = Plan(STEPS, EVERY, LEARNING_RATE, _samples())
@@ -54,9 +54,9 @@ def check_elastic(script: str = "elastic.py"):
         _judge_random_states(alone[0])
     losses = {step.step: step.loss for step in alone[0].steps}
     with status("2 ranks, then 1, then 2"):
-        _judge_changing(script, plan, dice)
+        _judge_changing(script, plan, rng)
     with status("killed while it saves"):
-        again = _judge_kills(script, plan, alone[0], losses, dice)
+        again = _judge_kills(script, plan, alone[0], losses, rng)
     return (f"killed 5 times, in steps and while it saved, and each time it went on: from the "
             f"newest whole checkpoint, on 2 and on 1 rank; of {STEPS} steps at most {again} were "
             "run again after a kill; the losses are those of the run that nobody killed, on as "
@@ -112,11 +112,11 @@ def _judge_random_states(started: Started):
                             code="same_random_numbers")
 
 
-def _judge_changing(script, plan, dice: random.Random):
+def _judge_changing(script, plan, rng: random.Random):
     """2 -> 1 -> 2 ranks; at last rank 1 does not see the newest checkpoint yet."""
-    first = dice.randrange(EVERY + 1, 2 * EVERY)  # not a multiple: some steps are run again
-    second = dice.randrange(4 * EVERY + 1, 5 * EVERY)  # step_12 is newer than step_9, not as text
-    starts = [Start(2, Crash(dice.randrange(2), first)), Start(1, Crash(0, second - EVERY)),
+    first = rng.randrange(EVERY + 1, 2 * EVERY)  # not a multiple: some steps are run again
+    second = rng.randrange(4 * EVERY + 1, 5 * EVERY)  # step_12 is newer than step_9, not as text
+    starts = [Start(2, Crash(rng.randrange(2), first)), Start(1, Crash(0, second - EVERY)),
               Start(2, stale=True)]
     # Without dropout, because random masks on one rank could not equal those on two.
     found = _run(script, 0.0, starts)
@@ -143,15 +143,15 @@ def _reference(samples) -> list[float]:
     return losses
 
 
-def _judge_kills(script, plan, alone, losses, dice) -> int:
+def _judge_kills(script, plan, alone, losses, rng) -> int:
     """Killed in two saves and in a step. Returns the most steps that were run again."""
     calls = [sum(done == EVERY for done, _, _ in calls) for calls in alone.calls]
     # The first kill is at the last call of a save on rank 0, which is usually the rename that makes
     # the checkpoint visible; the second in the first save after the restart, at any call.
     own = 1 if calls[1] else 0
     first = Crash(0, save=1, call=calls[0] - 1) if calls[0] else Crash(1, save=1, call=0)
-    starts = [Start(2, first), Start(2, Crash(own, save=0, call=dice.randrange(calls[own]))),
-              Start(2, Crash(dice.randrange(2), EVERY + dice.randrange(1, EVERY))), Start(2)]
+    starts = [Start(2, first), Start(2, Crash(own, save=0, call=rng.randrange(calls[own]))),
+              Start(2, Crash(rng.randrange(2), EVERY + rng.randrange(1, EVERY))), Start(2)]
     return _judge_all(_run(script, DROPOUT, starts), starts, plan, losses, 0.0)
 
 

@@ -57,17 +57,17 @@ class Case:
 
     def timings(self, seed: float) -> Timings:
         """What the ranks measured."""
-        dice = random.Random(seed)
-        steps = [self._step(step, dice) for step in range(self.steps)]
+        rng = random.Random(seed)
+        steps = [self._step(step, rng) for step in range(self.steps)]
         return [list(own) for own in zip(*steps, strict=True)]
 
-    def _step(self, step, dice) -> list[StepSeconds]:
+    def _step(self, step, rng) -> list[StepSeconds]:
         later = {(rank, cause): LATE for rank, cause, at in self.outliers if at == step}
         if self.straggler and self.straggler[2] <= step < (self.recovers or self.steps):
             later[self.straggler[:2]] = self.extra + later.get(self.straggler[:2], 0.0)
 
         def noisy(seconds):
-            return seconds * max(0.5, dice.gauss(1, self.noise))
+            return seconds * max(0.5, rng.gauss(1, self.noise))
 
         own = []
         for each in range(self.ranks):
@@ -118,24 +118,24 @@ def _who(found: Straggler) -> str:
             "data": f"rank {rank} waits longer for its data"}[cause]
 
 
-def jobs(dice: random.Random) -> list[Case]:
+def jobs(rng: random.Random) -> list[Case]:
     """Jobs on every number of ranks from 2 to 16, the laziest answer's first. Which causes, first
-    steps and further events come together is not left to the dice: each pair comes in every run."""
+    steps and further events come together is not left to the rng: each pair comes in every run."""
     found = [Case(4, 40, (2, "compute", 20), 0.15), Case(4, 40), Case(3, 40, (1, "data", 15), 0.15),
              Case(4, 40, (None, "link", 20), 0.15)]
     for ranks in range(2, 17):
-        steps = dice.randrange(40, 61)
+        steps = rng.randrange(40, 61)
         for at, cause in enumerate(CAUSES):
             # On even numbers of ranks it is slow from the first step: only the other ranks show it,
             # no step before. A slow link needs HEALTHY steps, because it is the same for all ranks.
-            since = dice.randrange(12, steps - 12) if ranks % 2 or cause == "link" else 0
+            since = rng.randrange(12, steps - 12) if ranks % 2 or cause == "link" else 0
             # The first and the last rank come often: loops that leave one of them out are found.
-            rank = None if cause == "link" else dice.choice((0, ranks - 1, dice.randrange(ranks)))
-            job = Case(ranks, steps, (rank, cause, since), dice.uniform(0.1, 0.5))
-            found.append(_with_more(job, ranks + at, dice))
-        found.append(_with_more(Case(ranks, steps), ranks, dice))
-        longer = Case(ranks, steps, all_slower=dice.randrange(12, steps - 12))
-        found.append(_with_more(longer, ranks + 1, dice))
+            rank = None if cause == "link" else rng.choice((0, ranks - 1, rng.randrange(ranks)))
+            job = Case(ranks, steps, (rank, cause, since), rng.uniform(0.1, 0.5))
+            found.append(_with_more(job, ranks + at, rng))
+        found.append(_with_more(Case(ranks, steps), ranks, rng))
+        longer = Case(ranks, steps, all_slower=rng.randrange(12, steps - 12))
+        found.append(_with_more(longer, ranks + 1, rng))
     steps = 45
     found.append(Case(5, steps, (3, "compute", 12), 0.2, recovers=25))
     found.append(Case(6, steps, (None, "link", 14), 0.2, recovers=27))
@@ -147,31 +147,31 @@ def jobs(dice: random.Random) -> list[Case]:
     return found
 
 
-def _with_more(job, kind, dice) -> Case:
+def _with_more(job, kind, rng) -> Case:
     """The job, in two of three kinds with what is no straggler, far from where one begins."""
     if kind % 3 == 1:
-        return replace(job, small_data=dice.randrange(job.ranks))
+        return replace(job, small_data=rng.randrange(job.ranks))
     if kind % 3 == 2:
-        return replace(job, outliers=tuple(_outliers(job, dice)))
+        return replace(job, outliers=tuple(_outliers(job, rng)))
     return job
 
 
-def _outliers(job, dice) -> Iterator[Straggler]:
+def _outliers(job, rng) -> Iterator[Straggler]:
     """Single steps, five at least from each other, from the ends and from where a fault begins.
     The first of them is the straggler's own, and early, so that it looks like the beginning."""
     begins = job.straggler[2] if job.straggler else job.all_slower
-    last = dice.randrange(5, 8)
-    yield *(job.straggler or _anybody(job, dice))[:2], last
+    last = rng.randrange(5, 8)
+    yield *(job.straggler or _anybody(job, rng))[:2], last
     for step in range(last + 5, job.steps - 5):
         far = begins is None or abs(step - begins) > 4
-        if far and step - last > 4 and dice.random() < 0.2:
+        if far and step - last > 4 and rng.random() < 0.2:
             last = step
-            yield *_anybody(job, dice), step
+            yield *_anybody(job, rng), step
 
 
-def _anybody(job, dice) -> tuple[int | None, str]:
-    cause = dice.choice(CAUSES)
-    return None if cause == "link" else dice.randrange(job.ranks), cause
+def _anybody(job, rng) -> tuple[int | None, str]:
+    cause = rng.choice(CAUSES)
+    return None if cause == "link" else rng.randrange(job.ranks), cause
 
 
 # Steps that the first slow one may be off by in a recorded run, whose steps vary. In a synthetic
@@ -193,10 +193,10 @@ _HINTS = {
 def check_find_straggler(find_straggler: Callable):
     """find_straggler(timings) -> (rank, cause, first slow step) or None; timings[rank][step]."""
     require_signature(find_straggler, ("timings",))
-    dice = new_generator()
-    synthetic = jobs(dice)
+    rng = new_generator()
+    synthetic = jobs(rng)
     for job in synthetic:
-        _judge(find_straggler, job.timings(dice.random()), job.answer, str(job), near=0)
+        _judge(find_straggler, job.timings(rng.random()), job.answer, str(job), near=0)
     recorded = {name: run for name, run in recorded_stragglers().items() if run.is_clear}
     for name, run in recorded.items():
         _judge(find_straggler, run.timings, run.straggler, f"recorded run {name!r}, {run}",

@@ -35,7 +35,7 @@ from labs.workers import devices, processes
 from labs.workers.launcher import launch
 
 RANKS = 3  # on which states are compared; the jobs that are killed run on 2 and on 3
-FOLLOWING = 4  # steps that are compared after a state was loaded
+COMPARED_STEPS = 4  # steps that are compared after a state was loaded
 STEPS = 10  # of the jobs that are killed
 LARGEST = 1.45  # of what a rank holds; a tied weight that is saved twice is 1.25
 
@@ -44,12 +44,12 @@ LARGEST = 1.45  # of what a rank holds; a tied weight that is saved twice is 1.2
 def check_job_state(job_state: Callable, load_job_state: Callable, zero3: Callable):
     """job_state(job) on each rank: what it saves. load_job_state(job, state): puts it into a new
     job, on as many ranks. zero3: the student's strategy of notebook 03."""
-    dice = new_generator()
+    rng = new_generator()
     answer = Answer(job_state, load_job_state, zero3)
-    on_ranks(_judge_states, answer, dice.randint(2, EPOCH - 1), world_sizes=(RANKS,), timeout=60)
+    on_ranks(_judge_states, answer, rng.randint(2, EPOCH - 1), world_sizes=(RANKS,), timeout=60)
     kills = 0
-    for ranks, steps in ((2, (dice.randint(2, 4), dice.randint(7, 9))), (3, (EPOCH + 1,))):
-        plan = [Kill(dice.randrange(ranks), step, dice.randrange(len(KINDS))) for step in steps]
+    for ranks, steps in ((2, (rng.randint(2, 4), rng.randint(7, 9))), (3, (EPOCH + 1,))):
+        plan = [Kill(rng.randrange(ranks), step, rng.randrange(len(KINDS))) for step in steps]
         with processes.temporary_folder() as folder:
             curves = killed_and_resumed(answer, ranks, plan, STEPS, Path(folder))
         _judge_curves(curves, ranks, plan)
@@ -80,7 +80,7 @@ class _Trial:
         # Judged after further steps: a state that shares the job's tensors has changed by then.
         raise_on_all_ranks(kept.judge)
         boundary, _ = self._save(job)
-        self._train(job, FOLLOWING)
+        self._train(job, COMPARED_STEPS)
         for data, step in ((middle, early), (boundary, EPOCH)):
             self._compare_losses(self._load(data, step), step)
         resumed = self._load(middle, early)
@@ -168,7 +168,7 @@ class _Trial:
 
     def _compare_losses(self, job: ResumableJob, step: int):
         """The next steps' losses, to the last bit."""
-        raise_on_all_ranks(self._judge_losses, job.train(FOLLOWING), step)
+        raise_on_all_ranks(self._judge_losses, job.train(COMPARED_STEPS), step)
 
     def _judge_losses(self, losses, step):
         for number, loss in enumerate(losses[:max(self.losses) - step], step + 1):
@@ -275,8 +275,8 @@ def show_resumed(job_state: Callable, load_job_state: Callable) -> Picture:
     """Draws the losses of a job that was killed three times and resumed by the student's functions,
     over those of one that never was; and their difference, with that of a job whose moments were
     forgotten."""
-    answer, dice = Answer(job_state, load_job_state, None), new_generator()
-    kills = [Kill(dice.randrange(SHOWN_RANKS), step, 0) for step in KILLED_IN]
+    answer, rng = Answer(job_state, load_job_state, None), new_generator()
+    kills = [Kill(rng.randrange(SHOWN_RANKS), step, 0) for step in KILLED_IN]
     with processes.temporary_folder() as folder:
         by_rank = killed_and_resumed(answer, SHOWN_RANKS, kills, SHOWN_STEPS, Path(folder),
                                      ("DDP",))

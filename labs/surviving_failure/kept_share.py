@@ -68,7 +68,7 @@ def check_kept_share(kept_share: Callable):
     """kept_share(groups, failures, wait, restart, end) -> a share from 0 to 1; failures: a list of
     (time, group), in the order of time."""
     require_signature(kept_share, ARGUMENTS)
-    jobs = [*JOBS, *_drawn()]
+    jobs = [*JOBS, *random_cases()]
     answers = [_answer(kept_share, job) for job in jobs]
     for at, (job, answer) in enumerate(zip(jobs, answers, strict=True)):
         judge_number(answer, job.share, common_cause(MISTAKES, jobs, answers, at), str(job), "",
@@ -81,15 +81,15 @@ _HINT = ("Cut the time where anything changes: at 0, at each failure, after its 
          "restart, at the end. Between two cuts, count the groups that train.")
 
 
-def _drawn() -> list[Case]:
+def random_cases() -> list[Case]:
     """In whole seconds: sums and differences have no rounding, whichever an answer compares."""
-    dice = new_generator()
+    rng = new_generator()
     jobs = []
     for _ in range(DRAWN):
-        groups, number = dice.randrange(1, 17), dice.randrange(1, 25)
-        times = sorted(dice.sample(range(1000), number))
-        failures = tuple((time, dice.randrange(groups)) for time in times)
-        jobs.append(Case(groups, failures, dice.randrange(1, 30), dice.randrange(30, 300), 1000))
+        groups, number = rng.randrange(1, 17), rng.randrange(1, 25)
+        times = sorted(rng.sample(range(1000), number))
+        failures = tuple((time, rng.randrange(groups)) for time in times)
+        jobs.append(Case(groups, failures, rng.randrange(1, 30), rng.randrange(30, 300), 1000))
     return jobs
 
 
@@ -205,6 +205,6 @@ def show_replica_groups(kept_share: Callable) -> Picture:
 
 def _share(kept_share, groups, times, restart) -> float:
     """Each failure hits one of the groups, the same ones in every run."""
-    dice = random.Random(groups)
-    failures = [(time, dice.randrange(groups)) for time in times]
+    rng = random.Random(groups)
+    failures = [(time, rng.randrange(groups)) for time in times]
     return require_number(kept_share(groups, failures, WAIT, restart, END), f"{groups} groups")

@@ -20,7 +20,8 @@ from labs.workers.progress import status
 
 TITLE = "Two hosts"
 FIRST, SPARE = 1, 2  # the host that is lost, and the one that replaces it
-BEFORE, ALONE, AFTER = 8, 8, 12  # steps with two hosts, with one, with two again
+# Steps with two hosts, with one, with two again.
+STEPS_BEFORE, STEPS_DEGRADED, STEPS_AFTER = 8, 8, 12
 TIMEOUT = 4  # seconds after which a collective fails; torch's default for gloo is 1800
 LAST_CALL = 1  # seconds that a rendezvous waits for more hosts; torch's default is 30
 LIMIT = 100.0  # seconds of a run, on a busy machine
@@ -114,18 +115,18 @@ class _Run:
         (self._folder / "checkpoints").mkdir()
         for host in (0, FIRST):
             self._start(host)
-        if not self._wait("two hosts start and train", lambda: self._steps(2) >= BEFORE):
-            return self._stopped(f"{BEFORE} steps of two hosts")
+        if not self._wait("two hosts start and train", lambda: self._steps(2) >= STEPS_BEFORE):
+            return self._stopped(f"{STEPS_BEFORE} steps of two hosts")
         if lost == "link":
             self._hosts[FIRST].unplug()
             self._note("unplugged", FIRST)
-            if not self._wait("one host is left", lambda: self._steps(1) >= ALONE):
-                return self._stopped(f"{ALONE} steps of the host that was left")
+            if not self._wait("one host is left", lambda: self._steps(1) >= STEPS_DEGRADED):
+                return self._stopped(f"{STEPS_DEGRADED} steps of the host that was left")
         else:
             self._note("killed", FIRST)
             self._jobs[FIRST].stop()
         self._start(SPARE)
-        self._wait("another host joins", lambda: self._steps(2, since=SPARE) >= AFTER)
+        self._wait("another host joins", lambda: self._steps(2, since=SPARE) >= STEPS_AFTER)
         self._found.error = "" if self._steps(2, since=SPARE) else self._why()
         self._note("killed" if self._jobs[0].running else "ended", 0)
         self._jobs[0].stop()

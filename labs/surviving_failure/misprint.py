@@ -24,7 +24,7 @@ def check_misprint(misprint: Callable):
     not that of its count: the percentage that its count gives, with one decimal, and the count
     that its printed percentage gives."""
     require_signature(misprint, ("causes", "total"))
-    for what, causes, total in [("Llama 3's table", LLAMA_3, LLAMA_3_TOTAL), *_drawn()]:
+    for what, causes, total in [("Llama 3's table", LLAMA_3, LLAMA_3_TOTAL), *random_cases()]:
         judge_answer(misprint(causes, total), what, causes, total)
     return ("Llama 3's table and 12 others: the row, what its percentage would be, and what its "
             "count would be")
@@ -35,16 +35,16 @@ def wrong_row(causes, total) -> InterruptionCause:
     return max(causes, key=lambda cause: abs(100 * cause.count / total - cause.percent))
 
 
-def _drawn():
+def random_cases():
     """Tables of other runs in which any row may be the wrong one, the first and the last too, in
     both directions; in some the counts are not all: `total` is larger than their sum."""
-    dice = new_generator()
+    rng = new_generator()
     for number in range(12):
-        counts = [dice.randrange(3, 200) for _ in range(dice.randrange(3, 12))]
-        total = sum(counts) + (dice.randrange(5, 90) if number % 3 == 0 else 0)
-        at = (0, len(counts) - 1, dice.randrange(len(counts)))[number % 3]
+        counts = [rng.randrange(3, 200) for _ in range(rng.randrange(3, 12))]
+        total = sum(counts) + (rng.randrange(5, 90) if number % 3 == 0 else 0)
+        at = (0, len(counts) - 1, rng.randrange(len(counts)))[number % 3]
         printed = [round(100 * count / total, 1) for count in counts]
-        other = counts[at] + dice.choice((-1, 1)) * dice.randrange(2, 3 + counts[at] // 2)
+        other = counts[at] + rng.choice((-1, 1)) * rng.randrange(2, 3 + counts[at] // 2)
         printed[at] = round(100 * max(0, other) / total, 1)
         if number % 4 == 1:  # the smallest misprint, in the last digit
             printed[at] = _next_decimal(100 * counts[at] / total)

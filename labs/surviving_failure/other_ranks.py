@@ -24,7 +24,7 @@ from labs.surviving_failure.whole_tensors import (
 from labs.words import counted
 from labs.workers import processes
 
-FOLLOWING = 4  # steps after loading
+COMPARED_STEPS = 4  # steps after loading
 ROUNDING = 1e-5  # of a loss; measured: 8e-7. What is not loaded changes the second digit
 # Of the parameters' bytes, what saving or loading shards may gather. DCP's plans are almost as many
 # for so small a model; parameters and moments are 3 times as many.
@@ -131,7 +131,7 @@ def _saved(functions, job: ResumableJob, folder: Path, losses: list[float] | Non
     raise_on_all_ranks(_judge_files, job, folder)
     after = whole_tensors(job)
     raise_on_all_ranks(_judge_unchanged, job, before, after)
-    return Saved(before, state, losses or _losses(job, FOLLOWING))
+    return Saved(before, state, losses or _losses(job, COMPARED_STEPS))
 
 
 def _load_all(functions, saved, folder, saved_on,

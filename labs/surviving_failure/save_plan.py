@@ -75,7 +75,7 @@ def check_save_plan(save_plan: Callable):
     """save_plan(gpus, gpu_hours, checkpoint_bytes, bandwidth, restart) -> {"interval": seconds of
     computing between two saves, "goodput": the share of the time that is kept work}."""
     require_signature(save_plan, ARGUMENTS)
-    clusters = [*CLUSTERS, *_drawn()]
+    clusters = [*CLUSTERS, *random_cases()]
     answers = [_planned(save_plan, cluster) for cluster in clusters]
     intervals = [answer["interval"] for answer in answers]
     for at, (cluster, answer) in enumerate(zip(clusters, answers, strict=True)):
@@ -103,16 +103,16 @@ def _planned(save_plan, cluster) -> dict:
     return require_named(answer, NAMES, f"{cluster}: save_plan")
 
 
-def _drawn() -> list[Cluster]:
+def random_cases() -> list[Cluster]:
     """Jobs whose saves take from a thousandth to a twentieth of the time between two failures."""
-    dice, clusters = new_generator(), []
+    rng, clusters = new_generator(), []
     for _ in range(8):
-        gpus, hours = 2 ** dice.randrange(3, 17), dice.uniform(8e3, 6e4)
+        gpus, hours = 2 ** rng.randrange(3, 17), rng.uniform(8e3, 6e4)
         mtbf = 3600 * hours / gpus
-        save = mtbf * 10 ** dice.uniform(-3, -1.3)
-        parameters = 10 ** dice.uniform(9.5, 12)
+        save = mtbf * 10 ** rng.uniform(-3, -1.3)
+        parameters = 10 ** rng.uniform(9.5, 12)
         clusters.append(Cluster(gpus, hours, 14 * parameters, 14 * parameters / save,
-                                mtbf * dice.uniform(0.01, 0.3)))
+                                mtbf * rng.uniform(0.01, 0.3)))
     return clusters
 
 

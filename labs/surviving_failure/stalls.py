@@ -29,7 +29,7 @@ from labs.workers.progress import status
 EVERY, SAVES = 8, 3  # steps between two saves; saves
 # Below EVERY: a write in the background ends before the next save, which then does not wait for it.
 SLOW = 5.0  # steps that the slow disk needs for a rank's state
-WARM = 3
+WARMUP_STEPS = 3
 LAYERS, HIDDEN, BATCH, CONTEXT = 2, 192, 4, 64
 SYNCHRONOUS, STUDENTS, TORCHS = "synchronous", "your AsyncSaver", "torch's async_save"
 
@@ -86,9 +86,9 @@ def _on_rank(saver_class, write_whole, folder) -> Stalls:
         optimizer.step()
         optimizer.zero_grad()
 
-    for _ in range(WARM):
+    for _ in range(WARMUP_STEPS):
         step()
-    seconds = statistics.median(_seconds(step) for _ in range(2 * WARM))
+    seconds = statistics.median(_seconds(step) for _ in range(2 * WARMUP_STEPS))
     state, path = local_state(model, optimizer), folder / f"rank_{dist.get_rank()}.pt"
     copy = statistics.median(_seconds(to_bytes, state) for _ in range(3))
     written = to_bytes(state)

@@ -18,7 +18,7 @@ from labs.predictions.failures.simulation import exponential_gaps, simulate
 
 ARGUMENTS = ("work", "interval", "save", "restart", "gaps")
 DRAWN = 40  # jobs with random numbers
-READ = 10_000  # gaps that an answer may read of a list that does not end
+MAX_GAPS_READ = 10_000  # gaps that an answer may read of a list that does not end
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def check_wall_time(wall_time: Callable):
     """wall_time(work, interval, save, restart, gaps) -> minutes; gaps may be any iterable, also one
     that never ends."""
     require_signature(wall_time, ARGUMENTS)
-    jobs = [*JOBS, *_drawn()]
+    jobs = [*JOBS, *random_cases()]
     answers = [_answer(wall_time, job, at) for at, job in enumerate(jobs)]
     for at, (job, answer) in enumerate(zip(jobs, answers, strict=True)):
         judge_number(answer, job.wall, common_cause(MISTAKES, jobs, answers, at), str(job),
@@ -82,13 +82,13 @@ _HINT = ("Follow the clock: what comes next, the end of this restart, piece and 
          "failure? Then go on from there.")
 
 
-def _drawn() -> list[Case]:
-    dice = new_generator()
+def random_cases() -> list[Case]:
+    rng = new_generator()
     jobs = []
     for _ in range(DRAWN):
-        interval, save, restart = (dice.uniform(*span) for span in ((10, 60), (1, 9), (2, 15)))
-        work, mean = interval * dice.uniform(1.2, 12), dice.uniform(0.5, 3) * interval
-        gaps = tuple(itertools.islice(exponential_gaps(mean, dice.random()), dice.randrange(1, 12)))
+        interval, save, restart = (rng.uniform(*span) for span in ((10, 60), (1, 9), (2, 15)))
+        work, mean = interval * rng.uniform(1.2, 12), rng.uniform(0.5, 3) * interval
+        gaps = tuple(itertools.islice(exponential_gaps(mean, rng.random()), rng.randrange(1, 12)))
         jobs.append(Case(work, interval, save, restart, gaps))
     return jobs
 
@@ -105,7 +105,7 @@ class _Gaps:
     """Gaps that do not end, and that may be read once."""
 
     def __init__(self, gaps: Iterator[float], what: str):
-        self._gaps, self._left, self._what = gaps, READ, what
+        self._gaps, self._left, self._what = gaps, MAX_GAPS_READ, what
 
     def __iter__(self):
         return self
@@ -113,7 +113,7 @@ class _Gaps:
     def __next__(self) -> float:
         self._left -= 1
         if not self._left:
-            raise Wrong(f"{self._what}: it read {READ:,} gaps of a list that does not end",
+            raise Wrong(f"{self._what}: it read {MAX_GAPS_READ:,} gaps of a list that does not end",
                         "Draw a gap when the one before it is over: next(gaps, math.inf).",
                         code="endless_list")
         return next(self._gaps)

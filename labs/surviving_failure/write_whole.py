@@ -220,7 +220,7 @@ def _judge_failure(path, raised, when):
     _judge_alone(path, when)
 
 
-def _judge_kills(write_whole, folder, dice) -> tuple[int, int]:
+def _judge_kills(write_whole, folder, rng) -> tuple[int, int]:
     """(kills that left the old version, kills that left the one that was being saved)"""
     folder.mkdir()
     path, seconds = folder / NAME, _seconds(write_whole, folder)
@@ -230,7 +230,7 @@ def _judge_kills(write_whole, folder, dice) -> tuple[int, int]:
         # Up to 2.5 times the duration of a write: the kill meets the first, second or third
         # version.
         killed = kill_while(lambda version: write_whole(path, _data(version)), last + 1,
-                            dice.uniform(0, 2.5 * seconds))
+                            rng.uniform(0, 2.5 * seconds))
         # Invariant: what a killed process has left does not stop the next one. Catches a temporary
         # file that is opened with "x", and a folder that is made without exist_ok.
         if killed.raised:

@@ -27,15 +27,15 @@ class RankFailed(LaunchError):
 class OutOfMemory(RankFailed):
     """A rank wanted more memory than its `memory_limit`, or than the machine has.
 
-    asked, held, allowed: bytes, as in `memory.Shortage`, of the rank that failed first; None where
-    unknown. shortages: a map from each rank that ran out to its Shortage.
+    asked, held, allowed: bytes, as in `memory.OOMInfo`, of the rank that failed first; None where
+    unknown. oom_by_rank: a map from each rank that ran out to its OOMInfo.
     """
 
     def __init__(self, root: Outcome, outcomes: list[Outcome]):
         super().__init__(root, outcomes)
-        self.shortages = {o.rank: o.shortage for o in outcomes if o.shortage}
-        self.asked, self.held = root.shortage.asked, root.shortage.held
-        self.allowed = root.shortage.allowed
+        self.oom_by_rank = {o.rank: o.oom for o in outcomes if o.oom}
+        self.asked, self.held = root.oom.asked, root.oom.held
+        self.allowed = root.oom.allowed
 
 
 class RanksStuck(LaunchError):
@@ -61,7 +61,7 @@ class Interrupted(Stopped):
 def failure(outcomes: Iterable[Outcome]) -> RankFailed:
     """The exception for a launch in which a rank failed or died."""
     root = root_cause(outcomes)
-    return (OutOfMemory if root.shortage else RankFailed)(root, outcomes)
+    return (OutOfMemory if root.oom else RankFailed)(root, outcomes)
 
 
 def remember(error: LaunchError) -> LaunchError:

@@ -20,7 +20,7 @@ _gpu = None  # whose memory is limited
 
 
 @dataclass(frozen=True)
-class Shortage:
+class OOMInfo:
     """An allocation that failed, in bytes.
 
     asked: its size (None where the error does not tell). held: what the rank had by then, beyond
@@ -82,25 +82,25 @@ def lift() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (_hard_limit, _hard_limit))
 
 
-def shortage(error: BaseException, text: str, allowed: int | None = None) -> Shortage | None:
-    """The Shortage behind an exception with this text, or behind the one it was raised from; None
+def oom_info(error: BaseException, text: str, allowed: int | None = None) -> OOMInfo | None:
+    """The OOMInfo behind an exception with this text, or behind the one it was raised from; None
     if memory was not the reason. allowed: the rank's memory_limit."""
     of_torch = type(error).__name__ == "OutOfMemoryError"
     of_gpu = of_torch or bool(_GPU_SIGNS.search(text))
     if not (of_gpu or isinstance(error, MemoryError) or any(sign in text for sign in _SIGNS)):
         cause = error.__cause__
-        return cause and shortage(cause, str(cause), allowed)
+        return cause and oom_info(cause, str(cause), allowed)
     found = _ASKED.search(text)
     asked = round(float(found[1]) * _UNITS[found[2]]) if found else None
-    return Shortage(asked, _held(of_gpu), allowed if of_torch or not of_gpu else None, of_gpu)
+    return OOMInfo(asked, _held(of_gpu), allowed if of_torch or not of_gpu else None, of_gpu)
 
 
-def shortage_of_dead(printed: str, allowed: int | None = None) -> Shortage | None:
-    """The Shortage that ended a rank's process. C++ code that finds no memory may abort: then all
+def oom_info_of_dead(printed: str, allowed: int | None = None) -> OOMInfo | None:
+    """The OOMInfo that ended a rank's process. C++ code that finds no memory may abort: then all
     that tells is what it printed."""
     if _GPU_SIGNS.search(printed):
-        return Shortage(on_gpu=True)
-    return Shortage(allowed=allowed) if _BAD_ALLOC in printed else None
+        return OOMInfo(on_gpu=True)
+    return OOMInfo(allowed=allowed) if _BAD_ALLOC in printed else None
 
 
 def _held(of_gpu) -> int | None:

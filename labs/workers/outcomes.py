@@ -11,10 +11,10 @@ from enum import StrEnum, auto
 
 from labs.words import counted, named_ranks
 from labs.workers import nccl, source_lines
-from labs.workers.memory import Shortage
+from labs.workers.memory import OOMInfo
 from labs.workers.source_lines import Place
 
-LONGEST, MOST_LINES = 2_000, 20  # characters, lines that are shown of one exception's message
+MAX_CHARACTERS, MAX_LINES = 2_000, 20  # characters, lines that are shown of one exception's message
 WIDEST_LINE = 110  # characters of what is shown of running ranks
 _LIKELY_CAUSES = {
     signal.SIGKILL: ", probably because the machine ran out of memory",
@@ -82,7 +82,7 @@ class Outcome:
     issued: int | None = None
     seconds: float = 0.0
     failed_at: float = 0.0
-    shortage: Shortage | None = None
+    oom: OOMInfo | None = None
 
     @property
     def place(self) -> Place | None:
@@ -124,7 +124,7 @@ _PHRASES = {
                     "[its process|their processes]",
     Kind.RETURNED: "already returned",
     Kind.RAISED: "raised {o.error_type}{message}{hint}",
-    Kind.OUT_OF_MEMORY: "ran out of memory: [it|each] {o.shortage}",
+    Kind.OUT_OF_MEMORY: "ran out of memory: [it|each] {o.oom}",
     Kind.LOST_CONNECTION: "lost [its|their] connection: another rank had left",
     Kind.CALLED_EXIT: "called sys.exit({o.message})",
     Kind.CANNOT_SEND: "{o.message}",
@@ -132,7 +132,7 @@ _PHRASES = {
     Kind.PROCESS_EXITED: "ended [its process|their processes] with exit code {o.exit_code} before "
                          "[it|they] returned (os._exit?)",
     Kind.OUT_OF_MEMORY_IN_CPP:
-        "ran out of memory in C++ code, which gave up: [it|each] {o.shortage}",
+        "ran out of memory in C++ code, which gave up: [it|each] {o.oom}",
 }
 
 # The same in a line that is written anew each second.
@@ -222,11 +222,11 @@ def _line(outcome, ranks, root, **changes) -> str:
 
 def _essence(outcome):
     """What two failures with the same cause share."""
-    what = outcome.shortage.asked if outcome.shortage else _LOGGED.sub("", outcome.message)
+    what = outcome.oom.asked if outcome.oom else _LOGGED.sub("", outcome.message)
     return outcome.kind, outcome.error_type, what
 
 
 def _shortened(message) -> str:
-    lines = message[:LONGEST].splitlines()
-    cut = len(message) > LONGEST or len(lines) > MOST_LINES
-    return "\n".join(lines[:MOST_LINES]) + " … (all of it: labs.last_failure().traceback)" * cut
+    lines = message[:MAX_CHARACTERS].splitlines()
+    cut = len(message) > MAX_CHARACTERS or len(lines) > MAX_LINES
+    return "\n".join(lines[:MAX_LINES]) + " … (all of it: labs.last_failure().traceback)" * cut

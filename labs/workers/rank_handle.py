@@ -80,13 +80,13 @@ class RankHandle:
     def on_exit(self, printed: str, memory_limit: int | None = None) -> None:
         """Its process ended before it reported anything; what C++ printed tells where."""
         self.process.join(1)
-        code, shortage = self.process.exitcode, memory.shortage_of_dead(printed, memory_limit)
+        code, oom = self.process.exitcode, memory.oom_info_of_dead(printed, memory_limit)
         # NCCL's watchdog ends a rank whose peer has gone by an abort.
         is_victim = code == -signal.SIGABRT and nccl.lost_peer(printed)
-        kind = (Kind.OUT_OF_MEMORY_IN_CPP if shortage else Kind.LOST_CONNECTION if is_victim else
+        kind = (Kind.OUT_OF_MEMORY_IN_CPP if oom else Kind.LOST_CONNECTION if is_victim else
                 Kind.KILLED if code is not None and code < 0 else Kind.PROCESS_EXITED)
         self.outcome = Outcome(self.rank, kind, exit_code=code, failed_at=time.time(),
-                               message=printed, shortage=shortage,
+                               message=printed, oom=oom,
                                stack=source_lines.parse_stack_dump(printed))
 
     def value(self):

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 
 SOON = 0.05  # seconds that the rest of a message may take to be read in one go
-READ = 1 << 20  # bytes of one read
+READ_BYTES = 1 << 20  # bytes of one read
 _SHORT, _LONG = struct.Struct("!i"), struct.Struct("!Q")  # sizes before a message; -1 before a long
 
 
@@ -95,7 +95,7 @@ class RankPipe:
         """Whether so many bytes of what is being read are here."""
         while len(self._part) < size:
             try:
-                data = os.read(self.fileno(), min(size - len(self._part), READ))
+                data = os.read(self.fileno(), min(size - len(self._part), READ_BYTES))
             except BlockingIOError:
                 # A large message comes in many pieces, one right after the other.
                 if not self.has_arrived(SOON):

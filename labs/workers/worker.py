@@ -234,22 +234,22 @@ def _outcome_fields(error, config) -> dict:
     with contextlib.suppress(Exception):
         packed = cloudpickle.dumps(error)
     stack = source_lines.traceback_of(error)
-    shortage = memory.shortage(error, message, config.memory_limit)
-    return {"kind": _kind(error, message, shortage), "error": packed,
-            "error_type": type(error).__name__, "message": message, "shortage": shortage,
+    oom = memory.oom_info(error, message, config.memory_limit)
+    return {"kind": _kind(error, message, oom), "error": packed,
+            "error_type": type(error).__name__, "message": message, "oom": oom,
             "stack": [place for place in stack if place.filename != __file__] or stack,
             "traceback": "".join(traceback.format_exception(error)), "failed_at": time.time()}
 
 
-def _kind(error, message, shortage) -> Kind:
+def _kind(error, message, oom) -> Kind:
     if isinstance(error, SystemExit):
         return Kind.CALLED_EXIT
     if isinstance(error, pickling.CannotSend):
         return Kind.CANNOT_SEND
-    # A lost connection goes before a shortage: it is a consequence of another rank's end.
+    # A lost connection goes before a oom: it is a consequence of another rank's end.
     if nccl.lost_peer(message) or any(words in message for words in _PEER_GONE):
         return Kind.LOST_CONNECTION
-    return Kind.OUT_OF_MEMORY if shortage else Kind.RAISED
+    return Kind.OUT_OF_MEMORY if oom else Kind.RAISED
 
 
 def _flush():

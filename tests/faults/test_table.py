@@ -76,7 +76,7 @@ def test_out_of_memory_is_data_too(next_launch_works):
     error = caught.value
     assert (error.rank, error.asked, error.allowed) == (1, 400_000_000, 200_000_000)
     assert 0 <= error.held < 200_000_000
-    assert error.shortages == {1: error.outcomes[1].shortage}
+    assert error.oom_by_rank == {1: error.outcomes[1].oom}
 
 
 def test_the_output_of_a_failed_launch_is_kept(next_launch_works):

@@ -30,7 +30,7 @@ from labs.training import models
 from labs.training.presets import preset
 from labs.workers import cuda
 from labs.workers.failures import LaunchError, RankFailed, failure
-from labs.workers.memory import Shortage
+from labs.workers.memory import OOMInfo
 from labs.workers.outcomes import Kind, Outcome
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -164,14 +164,14 @@ def test_a_model_that_needs_more_than_the_limit_dies_and_a_small_one_does_not():
 
 def test_one_rank_that_ran_out_of_memory_explains_one_that_exited(monkeypatch):
     """Under a limit C++ code of another rank may exit with any message, and with code 127."""
-    outcomes = [Outcome(0, Kind.OUT_OF_MEMORY, shortage=Shortage(8, 9, 16)),
+    outcomes = [Outcome(0, Kind.OUT_OF_MEMORY, oom=OOMInfo(8, 9, 16)),
                 Outcome(1, Kind.PROCESS_EXITED, exit_code=127)]
 
     def launch(*_, **__):
         raise failure(outcomes)
 
     monkeypatch.setattr(memory_limits, "launch", launch)
-    assert memory_limits.shortage(lab.ddp, 1, 16e6) == Shortage(8, 9, 16)
+    assert memory_limits.oom_under_limit(lab.ddp, 1, 16e6) == OOMInfo(8, 9, 16)
     assert not memory_limits.fits(lab.ddp, 1, 16e6)
     outcomes[0] = Outcome(0, Kind.RAISED, error_type="ValueError")
     with pytest.raises(RankFailed):

@@ -275,7 +275,7 @@ def test_the_built_notebook_shows_what_its_text_says():
     recorded = [sum(map(float, re.findall(r"([\d.]+) ms", line))) / 1e3 for line in lines]
     tokens = preset("laptop").tokens
     assert recorded == pytest.approx([tokens / one for one in (each, after, overlapped, torchs)],
-                                     rel=typical_step.MOST)
+                                     rel=typical_step.MAX_DEVIATION)
 
 
 @pytest.mark.slow

@@ -57,11 +57,11 @@ def test_no_host_and_no_rank():
 
 
 def test_a_fit_finds_what_made_the_seconds():
-    made, sizes, dice = LinkTime(0.004, 25e6), [1e4, 1e5, 1e6, 4e6, 16e6], random.Random(0)
+    made, sizes, rng = LinkTime(0.004, 25e6), [1e4, 1e5, 1e6, 4e6, 16e6], random.Random(0)
     seconds = [made.seconds(size) for size in sizes]
     exact = host_links.fit(sizes, seconds)
     assert (exact.alpha, exact.beta) == pytest.approx((made.alpha, made.beta))
-    noisy = host_links.fit(sizes, [s * dice.uniform(0.95, 1.05) for s in seconds])
+    noisy = host_links.fit(sizes, [s * rng.uniform(0.95, 1.05) for s in seconds])
     assert noisy.seconds(8e6) == pytest.approx(made.seconds(8e6), rel=0.1)
     assert noisy.seconds(2e4) == pytest.approx(made.seconds(2e4), rel=0.1)
     assert str(exact) == "α = 4.00 ms, β = 25.0 MB/s"

@@ -60,18 +60,18 @@ def test_count_is_the_meta_models(name):
 
 
 def random_config(seed):
-    dice = random.Random(seed)
-    kv, group, dim = dice.randint(1, 3), dice.randint(1, 3), 2 * dice.randint(1, 6)
-    layers, vocabulary, ffn = dice.randint(0, 4), dice.randint(5, 99), dice.randint(3, 50)
-    tied = dice.random() < 0.5
+    rng = random.Random(seed)
+    kv, group, dim = rng.randint(1, 3), rng.randint(1, 3), 2 * rng.randint(1, 6)
+    layers, vocabulary, ffn = rng.randint(0, 4), rng.randint(5, 99), rng.randint(3, 50)
+    tied = rng.random() < 0.5
     common = dict(tied=tied, pad_token_id=None, bos_token_id=None, eos_token_id=None)
     sizes = (kv * group * dim, layers, kv * group, kv, ffn, vocabulary)
     if seed % 3 == 0:
         return gpt2(sizes[0], layers, sizes[2], vocab_size=vocabulary, n_inner=ffn,
-                    n_positions=dice.randint(1, 40), tie_word_embeddings=tied)
+                    n_positions=rng.randint(1, 40), tie_word_embeddings=tied)
     if seed % 3 == 1:
-        return llama(*sizes, attention_bias=dice.random() < 0.5, mlp_bias=dice.random() < 0.5,
-                     head_dim=2 * dice.randint(1, 6), **common)
+        return llama(*sizes, attention_bias=rng.random() < 0.5, mlp_bias=rng.random() < 0.5,
+                     head_dim=2 * rng.randint(1, 6), **common)
     return qwen2(*sizes, **common)
 
 

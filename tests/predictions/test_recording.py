@@ -23,16 +23,16 @@ FAMILIES = {
 
 def drawn(name, seed):
     """A configuration of random sizes."""
-    dice = random.Random(seed)
-    kv, group, width = dice.randint(2, 3), dice.randint(2, 3), 8 * dice.randint(1, 4)
+    rng = random.Random(seed)
+    kv, group, width = rng.randint(2, 3), rng.randint(2, 3), 8 * rng.randint(1, 4)
     heads = kv * group
-    sizes = dict(hidden_size=heads * width, num_hidden_layers=dice.choice([2, 6, 8]),
+    sizes = dict(hidden_size=heads * width, num_hidden_layers=rng.choice([2, 6, 8]),
                  num_attention_heads=heads, num_key_value_heads=kv,
-                 vocab_size=dice.randint(99, 999),
-                 intermediate_size=dice.randint(33, 333), use_cache=False, pad_token_id=None)
+                 vocab_size=rng.randint(99, 999),
+                 intermediate_size=rng.randint(33, 333), use_cache=False, pad_token_id=None)
     cls = getattr(transformers, name)
     if getattr(cls(), "head_dim", None):
-        sizes |= dict(head_dim=width, hidden_size=heads * dice.randint(9, 20))
+        sizes |= dict(head_dim=width, hidden_size=heads * rng.randint(9, 20))
     if name == "OPTConfig":
         sizes |= dict(ffn_dim=77, word_embed_proj_dim=sizes["hidden_size"])
     return cls(**QUIET | sizes | FAMILIES.get(name, {}))
@@ -45,12 +45,12 @@ def mistral(**more):
 
 def drawn_job(seed):
     """A job that the dry run runs too, and its recipe's name."""
-    dice = random.Random(seed)
-    strategy = dice.choice(["plain", "ddp", "fsdp2"])
-    recipe = dice.choice(["fp32", "bf16"] if strategy != "fsdp2" else ["fp32", "bf16 policy"])
-    job = dict(batch=dice.choice([1, 2, 5]), sequence=dice.randint(20, 130), strategy=strategy,
-               ranks=1 if strategy == "plain" else dice.randint(2, 5),
-               checkpointing=dice.choice(["none", "full"]))
+    rng = random.Random(seed)
+    strategy = rng.choice(["plain", "ddp", "fsdp2"])
+    recipe = rng.choice(["fp32", "bf16"] if strategy != "fsdp2" else ["fp32", "bf16 policy"])
+    job = dict(batch=rng.choice([1, 2, 5]), sequence=rng.randint(20, 130), strategy=strategy,
+               ranks=1 if strategy == "plain" else rng.randint(2, 5),
+               checkpointing=rng.choice(["none", "full"]))
     return job, recipe
 
 
@@ -75,15 +75,15 @@ def same_bytes(config, job, recipe):
 @pytest.mark.parametrize("seed", range(9))
 def test_random_sizes_to_the_byte(seed):
     make = (gpt2, llama, qwen2)[seed % 3]
-    dice = random.Random(seed)
-    heads = dice.choice([2, 4, 6])
-    sizes = dict(hidden=heads * 8 * dice.randint(1, 3), layers=dice.choice([1, 3, 7]), heads=heads,
-                 vocabulary=dice.randint(50, 3000))
+    rng = random.Random(seed)
+    heads = rng.choice([2, 4, 6])
+    sizes = dict(hidden=heads * 8 * rng.randint(1, 3), layers=rng.choice([1, 3, 7]), heads=heads,
+                 vocabulary=rng.randint(50, 3000))
     if make is gpt2:
-        config = gpt2(**sizes, dropout=dice.choice([0, 0.1]), n_inner=dice.choice([None, 100]))
+        config = gpt2(**sizes, dropout=rng.choice([0, 0.1]), n_inner=rng.choice([None, 100]))
     else:
-        config = make(**sizes, kv=dice.choice([1, 2, heads]), ffn=dice.randint(30, 300),
-                      attention_dropout=dice.choice([0, 0.1]))
+        config = make(**sizes, kv=rng.choice([1, 2, heads]), ffn=rng.randint(30, 300),
+                      attention_dropout=rng.choice([0, 0.1]))
     job, recipe = drawn_job(100 + seed)
     same_bytes(config, job | {"sequence": min(job["sequence"], 128)}, recipe)
 

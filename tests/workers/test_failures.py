@@ -255,12 +255,12 @@ def test_the_next_launch_works_after_every_failure():
 
 def test_what_cplusplus_says_of_a_lack_of_memory_is_understood():
     """Small allocations inside libtorch fail so, under notebook 04's limit now and then."""
-    short = memory.shortage(RuntimeError("std::bad_alloc"), "std::bad_alloc", 28_000_000)
+    short = memory.oom_info(RuntimeError("std::bad_alloc"), "std::bad_alloc", 28_000_000)
     assert str(short) == "asked for more; its memory_limit is 28 MB"
     wrapped = RuntimeError("Sharding propagation failed")
-    assert memory.shortage(wrapped, str(wrapped), 28_000_000) is None
+    assert memory.oom_info(wrapped, str(wrapped), 28_000_000) is None
     wrapped.__cause__ = MemoryError()
-    assert memory.shortage(wrapped, str(wrapped), 28_000_000)
+    assert memory.oom_info(wrapped, str(wrapped), 28_000_000)
 
 
 def test_a_rank_whose_cplusplus_code_gives_up_for_lack_of_memory_ran_out_of_it():
@@ -278,4 +278,4 @@ def test_a_rank_whose_cplusplus_code_gives_up_for_lack_of_memory_ran_out_of_it()
 
 
 def test_a_small_allocation_that_failed_is_said_in_kilobytes():
-    assert str(memory.Shortage(25_600, 36e6, 36e6)).startswith("held 36 MB and asked for 26 kB")
+    assert str(memory.OOMInfo(25_600, 36e6, 36e6)).startswith("held 36 MB and asked for 26 kB")

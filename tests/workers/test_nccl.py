@@ -296,10 +296,10 @@ def test_a_gpu_without_room_for_nccl_is_out_of_memory():
 
     with pytest.raises(OutOfMemory, match="asked for more; its GPU has no more"):
         launch(work, ranks=1, quiet=True, memory_limit=500e6)
-    short = memory.shortage(torch.OutOfMemoryError(), "CUDA out of memory. Tried to allocate 1.00 "
+    short = memory.oom_info(torch.OutOfMemoryError(), "CUDA out of memory. Tried to allocate 1.00 "
                             "GiB. GPU 0 has a total capacity of 79.25 GiB", 500_000_000)
     assert (short.asked, short.held, short.allowed) == (2**30, 0, 500_000_000)
-    assert memory.shortage_of_dead(NO_ROOM, 5).on_gpu and not memory.shortage_of_dead(ASSERT)
+    assert memory.oom_info_of_dead(NO_ROOM, 5).on_gpu and not memory.oom_info_of_dead(ASSERT)
 
 
 def test_a_factor_on_the_gpu_is_not_read():

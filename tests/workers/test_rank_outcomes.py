@@ -8,7 +8,7 @@ import pytest
 
 from labs.workers import outcomes
 from labs.workers.heartbeat import Heartbeat, Snapshot
-from labs.workers.memory import Shortage
+from labs.workers.memory import OOMInfo
 from labs.workers.outcomes import Kind, Outcome, describe, root_cause, summary, summary_now
 from labs.workers.source_lines import Place
 
@@ -45,7 +45,7 @@ TORCHS = Place("/lib/site-packages/torch/nn/module.py", 9, "forward")
     ({"kind": Kind.RAISED, "error_type": "KeyError", "message": "'{a}'"}, "raised KeyError: '{a}'",
      "raised KeyError: '{a}'"),
     ({"kind": Kind.RAISED, "error_type": "ValueError"}, "raised ValueError", "raised ValueError"),
-    ({"kind": Kind.OUT_OF_MEMORY, "shortage": Shortage(8_000_000)},
+    ({"kind": Kind.OUT_OF_MEMORY, "oom": OOMInfo(8_000_000)},
      "ran out of memory: it asked for 8 MB; the machine has no more",
      "ran out of memory: each asked for 8 MB; the machine has no more"),
     ({"kind": Kind.LOST_CONNECTION}, "lost its connection: another rank had left",
@@ -54,7 +54,7 @@ TORCHS = Place("/lib/site-packages/torch/nn/module.py", 9, "forward")
     ({"kind": Kind.PROCESS_EXITED, "exit_code": 3},
      "ended its process with exit code 3 before it returned (os._exit?)",
      "ended their processes with exit code 3 before they returned (os._exit?)"),
-    ({"kind": Kind.OUT_OF_MEMORY_IN_CPP, "shortage": Shortage(allowed=28_000_000)},
+    ({"kind": Kind.OUT_OF_MEMORY_IN_CPP, "oom": OOMInfo(allowed=28_000_000)},
      "ran out of memory in C++ code, which gave up: it asked for more; its memory_limit is 28 MB",
      "ran out of memory in C++ code, which gave up: each asked for more; its memory_limit is 28 MB"
      ),

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-MOST = 2**16  # elements
+MAX_ELEMENTS = 2**16  # elements
 
 
 class Unknown(Exception):
@@ -27,7 +27,7 @@ class Values:
         if not made:
             return
         try:
-            if any(leaf.numel() > MOST for leaf in made):
+            if any(leaf.numel() > MAX_ELEMENTS for leaf in made):
                 raise Unknown
             self.set(result, self.compute(func, args, kwargs))
         except Unknown:
@@ -52,7 +52,7 @@ class Values:
         # it.
         if leaf in self._real:
             return self._real[leaf]
-        if type(leaf) is torch.Tensor and leaf.numel() <= MOST:
+        if type(leaf) is torch.Tensor and leaf.numel() <= MAX_ELEMENTS:
             return leaf
         raise Unknown
 

@@ -64,18 +64,18 @@ def simulate(work: float, interval: float, save: float, restart: float,
 
 def exponential_gaps(mean: float, seed: int | None = None) -> Iterator[float]:
     """Gaps between failures that come independently of each other: a Poisson process."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     while True:
-        yield dice.expovariate(1 / mean)
+        yield rng.expovariate(1 / mean)
 
 
 def weibull_gaps(mean: float, shape: float, seed: int | None = None) -> Iterator[float]:
     """Gaps with Weibull's distribution and this mean. With a shape below 1 failures come in
     clusters, as in Schroeder and Gibson, "A large-scale study of failures in high-performance
     computing systems", 2006 (shapes of 0.7 to 0.8); 1 is `exponential_gaps`."""
-    dice, scale = random.Random(seed), mean / math.gamma(1 + 1 / shape)
+    rng, scale = random.Random(seed), mean / math.gamma(1 + 1 / shape)
     while True:
-        yield dice.weibullvariate(scale, shape)
+        yield rng.weibullvariate(scale, shape)
 
 
 def best_interval(wall: Callable[[float], float], low: float, high: float,

@@ -15,7 +15,7 @@ from labs.workers.hosts.links import LinkBytes, link_bytes
 from labs.workers.hosts.namespaces import PATH, HostsUnavailable, Namespaces
 from labs.workers.launch_error import LaunchError
 
-MOST = 16
+MAX_HOSTS = 16
 Command = Sequence[str] | Callable[["Host"], Sequence[str]]
 
 
@@ -44,8 +44,8 @@ class Hosts(Sequence):
     each link was given, or None."""
 
     def __init__(self, number: int, bandwidth: str | None, latency: str | None):
-        if number not in range(1, MOST + 1):
-            raise ValueError(f"hosts({number}): from 1 to {MOST} hosts are possible")
+        if number not in range(1, MAX_HOSTS + 1):
+            raise ValueError(f"hosts({number}): from 1 to {MAX_HOSTS} hosts are possible")
         self.bits_per_second = links.read_bandwidth(bandwidth) if bandwidth else None
         self.latency = links.read_latency(latency) if latency else None
         self._addresses = [f"10.0.0.{index + 1}" for index in range(number)]
