@@ -104,8 +104,8 @@ def record_in_turns(steps: Mapping[str, Callable[[], object]],
 
 class _Recordings:
     """On a rank: the seconds of all steps of one variant, and of its recordings the KEPT_RECORDINGS
-    ones that are nearest to the median so far. With all of them in memory (20 were enough), page faults made
-    every later step up to twice as long."""
+    ones that are nearest to the median so far. With all of them in memory (20 were enough), page
+    faults made every later step up to twice as long."""
 
     def __init__(self):
         self.recorded: list[float] = []
