@@ -181,6 +181,7 @@ print(torch.cuda.device_count(), "in the kernel;", *labs.launch(where, ranks=2, 
 """
 
 
+@pytest.mark.gate  # a kernel, its fork server and ranks: what a solution on the node needs
 @pytest.mark.slow
 def test_a_kernel_its_fork_server_and_their_ranks_are_reached():
     from notebook_kernel import Kernel
