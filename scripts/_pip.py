@@ -1,11 +1,15 @@
-"""Run pip in .venv, report the steps, and explain a failure. Readable by Python 3.6."""
+"""Install into .venv by uv or pip, report the steps, explain a failure. Readable by Python 3.6."""
 
 import contextlib
+import csv
+import glob
 import os
+import shutil
 import subprocess
 import sys
 import time
 
+import _uv
 from _pythons import minor_version, probe
 from _setup_errors import SetupError, why_pip_failed
 
@@ -29,13 +33,17 @@ def step(number, what):
     report(f"{'    done in ' if on_terminal else ''}{time.monotonic() - start:.0f} s")
 
 
-def call(command, lock_fd, log):
-    """Run a command to its end, shown on a terminal, logged elsewhere; return its exit code."""
+def call(command, lock_fd, log, environment=None):
+    """Run a command to its end, shown on a terminal, logged elsewhere; return its exit code.
+
+    environment: all of its variables; None: those of this process.
+    """
     shown = sys.stdout.isatty()
     with open(log, "a") as file:
         out, err = (None, None) if shown else (subprocess.DEVNULL, file)
         # The child holds the set-up's lock too: it stays taken even if this process is killed.
-        child = subprocess.Popen(command, stdout=out, stderr=err, pass_fds=(lock_fd,))
+        child = subprocess.Popen(command, stdout=out, stderr=err, pass_fds=(lock_fd,),
+                                 env=environment)
         try:
             return child.wait()
         except BaseException:
@@ -45,7 +53,11 @@ def call(command, lock_fd, log):
 
 
 def pip(checkout, lock_fd, what, *arguments):
-    """Run pip install in .venv; on failure raise the sentence that fits its log."""
+    """Install what these arguments of `pip install` name into .venv, by uv or, where that cannot,
+    by pip; on pip's failure raise the sentence that fits its log."""
+    if _uv.install(checkout, lock_fd, call, arguments):
+        return
+    drop_half_installed(checkout)
     start = os.path.getsize(checkout.log) if os.path.exists(checkout.log) else 0
     command = [checkout.python, "-m", "pip", "install", "--disable-pip-version-check"]
     if call(command + ["--log", checkout.log] + list(arguments), lock_fd, checkout.log):
@@ -70,3 +82,32 @@ def ensure_pip(checkout):
         if done.returncode == 0 and module[0] == "pip":
             return True
     return False
+
+
+def drop_half_installed(checkout):
+    """Forget the packages that an interrupted installation left, so that they are installed again.
+
+    pip writes a package's RECORD last. uv writes it with the others: what it lists must be there.
+    """
+    stopped = os.path.exists(_uv.unfinished(checkout))
+    pattern = os.path.join(checkout.venv, "lib", "python*", "site-packages", "*.dist-info")
+    for folder in glob.glob(pattern):
+        record = os.path.join(folder, "RECORD")
+        if not os.path.exists(record) or stopped and not is_complete(record):
+            shutil.rmtree(folder)
+    if stopped:
+        os.remove(_uv.unfinished(checkout))
+
+
+def is_complete(record):
+    """Return whether all files that a RECORD lists are there, with the sizes that it lists."""
+    packages = os.path.dirname(os.path.dirname(record))
+    with open(record, encoding="utf-8", newline="") as file:
+        for row in csv.reader(file):
+            # Byte code is made when a module is imported first, and may be of another size.
+            if not row or row[0].endswith(".pyc"):
+                continue
+            path, size = os.path.join(packages, row[0]), row[2] if len(row) > 2 else ""
+            if not os.path.exists(path) or size not in ("", str(os.path.getsize(path))):
+                return False
+    return True

@@ -5,7 +5,6 @@ a sentence: hence the standard library alone, and no syntax newer than Python 3.
 """
 
 import contextlib
-import glob
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from _checkout import Checkout, read, write  # noqa: E402
-from _pip import ensure_pip, pip, report, step  # noqa: E402
+from _pip import drop_half_installed, ensure_pip, pip, report, step  # noqa: E402
 from _pythons import (  # noqa: E402
     OLDEST,
     choose_base,
@@ -90,14 +89,6 @@ def is_usable(checkout):
         python = os.path.realpath(checkout.python)
         raise SetupError(pin_rejects_python(python, dotted(version), pin, checkout.venv))
     return ensure_pip(checkout)
-
-
-def drop_half_installed(checkout):
-    """Forget the packages that an interrupted pip left: it writes their RECORD last."""
-    pattern = os.path.join(checkout.venv, "lib", "python*", "site-packages", "*.dist-info")
-    for folder in glob.glob(pattern):
-        if not os.path.exists(os.path.join(folder, "RECORD")):
-            shutil.rmtree(folder)
 
 
 def remembered_base(checkout):

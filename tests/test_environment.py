@@ -42,7 +42,8 @@ def load(name):
 errors = load("_setup_errors")
 checkouts = load("_checkout")
 pythons = load("_pythons")
-load("_pip")
+uv = load("_uv")
+installer = load("_pip")
 setup = load("_setup")
 runner = load("_test_run")
 
@@ -342,7 +343,7 @@ def test_a_folder_that_cannot_be_written_is_named(checkout, monkeypatch, capsys)
     assert f"cannot write in {checkout} (Permission denied)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["_setup", "_checkout", "_pip", "_pythons", "_setup_errors",
+@pytest.mark.parametrize("name", ["_setup", "_checkout", "_pip", "_uv", "_pythons", "_setup_errors",
                                   "_check_arguments", "_test_options",
                                   "_build/command", "_bench/__main__"])
 def test_set_up_is_readable_by_old_pythons(name):
@@ -373,6 +374,79 @@ def installed(checkout, monkeypatch):
     monkeypatch.setattr(setup, "check_disk", lambda *_: None)
     monkeypatch.setattr(setup, "pip", lambda root, fd, what, *rest: calls.append(rest))
     return calls
+
+
+# ---- uv, or pip
+
+
+@pytest.mark.parametrize("listed, arguments, environment", [
+    ("", [], {}),
+    ("global.index-url='http://a/simple'\nglobal.timeout='60'\n",
+     ["--default-index", "http://a/simple"], {"UV_HTTP_TIMEOUT": "60"}),
+    ("global.extra-index-url='file:///a http://b'\n:env:.find-links='/wheels'",
+     ["--index-strategy", "unsafe-best-match", "--index", "file:///a", "--index", "http://b",
+      "--find-links", "/wheels"], {}),
+    ("global.cert='/a.pem'\ninstall.trusted-host='a b'\nglobal.proxy='http://p:3128'",
+     ["--allow-insecure-host", "a", "--allow-insecure-host", "b"],
+     {"SSL_CERT_FILE": "/a.pem", "HTTP_PROXY": "http://p:3128", "HTTPS_PROXY": "http://p:3128"}),
+    # the environment goes before a file, and what holds for install before what holds for all
+    ("global.index-url='http://a'\n:env:.index-url='http://c'\ninstall.index-url='http://b'",
+     ["--default-index", "http://c"], {}),
+    ("global.no-index='false'\n:env:.disable-pip-version-check='1'\nlist.format='json'", [], {}),
+    ("global.constraint='/a.txt'\nglobal.no-cache-dir='true'", ["-c", "/a.txt", "--no-cache"], {}),
+])
+def test_uv_is_told_pips_settings(listed, arguments, environment):
+    assert uv.settings(listed) == (arguments, environment)
+
+
+@pytest.mark.parametrize("listed", ["install.user='true'", "global.require-hashes='true'",
+                                    "global.no-binary=':all:'", "global.keyring-provider='import'"])
+def test_a_setting_that_uv_lacks_leaves_it_to_pip(listed):
+    assert uv.settings(listed) is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_pip_goes_on_where_uv_fails(checkout, monkeypatch, fails):
+    commands = []
+
+    def call(command, lock_fd, log, environment=None):
+        commands.append(command[2])
+        return int(fails and command[2] == "uv")
+
+    monkeypatch.setattr(uv, "settings_of", lambda root: ([], {}))
+    monkeypatch.setattr(installer, "call", call)
+    root = checkouts.Checkout(str(checkout))
+    installer.pip(root, 0, "a package", "a==1")
+    # uv itself by pip, the package by uv, and by pip where that failed
+    assert commands == ["pip", "uv"] + ["pip"] * fails
+    assert not os.path.exists(uv.unfinished(root))
+
+
+def test_without_uv_pip_installs(checkout, monkeypatch):
+    commands = []
+    monkeypatch.setenv("WORKBOOK_UV", "0")
+    monkeypatch.setattr(installer, "call", lambda command, *_: commands.append(command[2]))
+    installer.pip(checkouts.Checkout(str(checkout)), 0, "a package", "a==1")
+    assert commands == ["pip"]
+
+
+def test_what_uv_left_half_installed_is_installed_again(checkout):
+    root = checkouts.Checkout(str(checkout))
+    packages = next((checkout / ".venv" / "lib").glob("python*")) / "site-packages"
+    for name, files in {"whole": {"whole.py": "x = 1\n"}, "part": {"part.py": ""},
+                        "cut": {"cut.py": "x ="}}.items():
+        (packages / f"{name}-1.dist-info").mkdir()
+        (packages / f"{name}-1.dist-info" / "RECORD").write_text(
+            f"{name}.py,sha256=x,6\n{name}/__pycache__/a.pyc,,\n{name}-1.dist-info/RECORD,,\n")
+        for file, text in files.items():
+            if name != "part":
+                (packages / file).write_text(text)
+    installer.drop_half_installed(root)
+    assert len(list(packages.glob("*-1.dist-info"))) == 3  # nothing was stopped
+    Path(uv.unfinished(root)).touch()
+    installer.drop_half_installed(root)
+    assert [path.name for path in packages.glob("*-1.dist-info")] == ["whole-1.dist-info"]
+    assert not os.path.exists(uv.unfinished(root))
 
 
 def test_torch_is_installed_first_and_alone_then_the_rest_then_the_package(checkout, installed):
