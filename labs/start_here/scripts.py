@@ -131,25 +131,37 @@ def written(script: str) -> Iterator[Path]:
 
 def with_probe(script: str) -> str:
     """Returns the script with a call of `probe` before its first statement that does anything. Its
-    lines keep their numbers, but where a compound statement stands in its first line."""
-    # Not before a docstring or an import from __future__, which have to come first.
-    body = [node for node in ast.parse(script).body
-            if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-                    or isinstance(node, ast.ImportFrom) and node.module == "__future__")]
-    lines = script.split("\n")
-    if not body:
+    lines keep their numbers, but where a `match` or a decorator stands in its first line."""
+    first = _first_that_acts(ast.parse(script).body)
+    if first is None:
         return script
-    first = body[0]
+    lines = script.split("\n")
     at = min([first.lineno, *(d.lineno for d in getattr(first, "decorator_list", ()))]) - 1
+    # In the first line nothing stands above, so the probe goes into the statement's own body.
+    while at == 0 and isinstance(first, ast.If | ast.Try | ast.With | ast.For | ast.While):
+        first = first.body[0]
+        at = first.lineno - 1
     # A simple statement may follow another one in its line.
     if not hasattr(first, "body") and not hasattr(first, "cases"):
         head = lines[at].encode()[:first.col_offset].decode()
         lines[at] = f"{head}{_PROBE}; {lines[at][len(head):]}"
     elif at and not lines[at - 1].split("#")[0].strip():  # an empty line, or a comment
-        lines[at - 1] = _PROBE + lines[at - 1].strip()
+        lines[at - 1] = " " * first.col_offset + _PROBE + lines[at - 1].strip()
     else:
-        lines.insert(at, _PROBE)
+        lines.insert(at, " " * first.col_offset + _PROBE)
     return "\n".join(lines)
+
+
+def _first_that_acts(body: list[ast.stmt]) -> ast.stmt | None:
+    """The statement before which the probe stands."""
+    # Not before a docstring or an import from __future__, which have to come first.
+    body = [node for node in body
+            if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+                    or isinstance(node, ast.ImportFrom) and node.module == "__future__")]
+    # A function is defined before the probe where it can be: a line above it would move the others.
+    return next((node for node in body if node.lineno > 1
+                 or not isinstance(node, ast.FunctionDef) or node.decorator_list),
+                None)
 
 
 # in the script's processes

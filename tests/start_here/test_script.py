@@ -207,7 +207,18 @@ def test_the_probe_moves_no_line_and_no_docstring(text):
     assert ast.get_docstring(probed) == ast.get_docstring(ast.parse(text))
 
 
-def test_the_probe_is_there_where_nothing_stands_above():
-    text = "if True:\n    x = 1"
-    assert ast.unparse(ast.parse(scripts.with_probe(text)).body[-1]) == text
+@pytest.mark.parametrize("text", [
+    "if True:\n    x = 1\n1 / 0", "if True: x = 1\n1 / 0", "def f():\n    pass\n1 / 0",
+    "def f(): pass\nx = 1\n1 / 0", "try:\n    x = 1\nfinally:\n    pass\n1 / 0",
+    "if True:\n    # é\n    if True:\n        x = 1\n1 / 0",
+    "with open('/dev/null') as é: x = 1\n1 / 0"])
+def test_the_probe_moves_no_line_where_nothing_stands_above(text):
+    probed = scripts.with_probe(text)
+    assert "probe" in probed
+    with pytest.raises(ZeroDivisionError) as error:
+        exec(compile(probed, "script.py", "exec"), {})
+    assert error.traceback[-1].lineno == text.count("\n")  # counted from 0: the last line
+
+
+def test_a_script_that_does_nothing_gets_no_probe():
     assert scripts.with_probe("# nothing") == "# nothing"
