@@ -5,6 +5,8 @@ replaces, and how a verdict is held to its words. `pytest -s` prints each verdic
 """
 
 
+import time
+
 import torch
 import torch.distributed as dist
 from _build.definitions import definitions
@@ -53,6 +55,12 @@ def give(bucket, flat):
     """Gives each parameter its piece of a flat gradient."""
     for parameter, piece in zip(bucket, pieces(bucket, flat), strict=True):
         parameter.grad = piece.view_as(parameter)
+
+
+def finish_after_sleeping(bucket, flat, handle):
+    """Sleeps for longer than any rank is delayed, instead of handle.wait()."""
+    time.sleep(0.5)
+    give(bucket, flat / N())
 
 
 def wrapping(kind):

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from labs.checks.invariants import mark_waits
-from labs.checks.on_ranks import BATCH, on_ranks, raise_on_all_ranks, torchs_own_refused
+from labs.checks.on_ranks import BATCH, gradients, on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.reference import Step
 from labs.checks.training import judge_parameters
 from labs.checks.verdicts import check, shows
@@ -21,13 +20,13 @@ from labs.manual_ddp.edge_cases import (
     delay_rank,
 )
 from labs.manual_ddp.gradients import (
+    WaitTraffic,
     floats_of,
     judge_bytes,
     judge_gradients,
     mean_and_alone,
     reference_model,
 )
-from labs.meters.traffic import Traffic
 from labs.pictures import agreement
 from labs.pictures.picture import Picture
 from labs.training import data
@@ -62,8 +61,9 @@ def _one_backward(average_gradients, make, step) -> float:
     # The last rank is late: who does not wait for an asynchronous all-reduce reads numbers without
     # it.
     delay_rank(rank=dist.get_world_size() - 1)
-    with torchs_own_refused("DistributedDataParallel"), Traffic() as traffic, mark_waits(traffic):
+    with torchs_own_refused("DistributedDataParallel"), WaitTraffic() as traffic:
         average_gradients(model)
+        gradients(model)  # reading a functional collective's result counts as its wait
     difference = raise_on_all_ranks(_judge_average, model, reference, traffic)
     raise_on_all_ranks(judge_bytes, traffic.calls, model)
     return difference

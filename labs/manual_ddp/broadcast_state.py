@@ -6,13 +6,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.checks.invariants import mark_waits
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.verdicts import Wrong, check
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import WORLD_SIZES, NestedModel, delay_rank
-from labs.manual_ddp.gradients import unawaited
-from labs.meters.traffic import Traffic
+from labs.manual_ddp.gradients import WaitTraffic, require_waits
 from labs.training.models import EdgeCaseModel
 
 
@@ -28,8 +26,7 @@ def check_broadcast_state(broadcast_state):
             # The sender is late: who does not wait for an asynchronous broadcast reads its own
             # numbers.
             delay_rank(rank=0)
-            with torchs_own_refused("DistributedDataParallel"), Traffic() as traffic, \
-                    mark_waits(traffic):
+            with torchs_own_refused("DistributedDataParallel"), WaitTraffic() as traffic:
                 broadcast_state(model)
             raise_on_all_ranks(_judge_values, model, make, traffic)
             raise_on_all_ranks(_judge_the_rest, model, make, parameters, traffic)
@@ -78,7 +75,7 @@ def _judge_values(model, make: Callable[..., nn.Module], traffic):
         if rank == 0:
             raise Wrong(f"{who}: rank 0's own state changed", "Rank 0 sends, it does not receive.",
                         code="rank_0_changed")
-        if unawaited(traffic.events):
+        if traffic.never_waited:
             raise Wrong(f"{who} is read before it has arrived: nothing waits for the asynchronous "
                         "broadcast", "Call .wait() on each handle, or leave async_op out.",
                         code="never_waited")
@@ -90,6 +87,7 @@ def _judge_values(model, make: Callable[..., nn.Module], traffic):
                         "Was it cast to another dtype on its way?", code="precision_lost")
         raise Wrong(f"{who} is neither rank 0's nor this rank's own", "Broadcast from rank 0.",
                     code="not_from_rank_0")
+    require_waits(traffic.never_waited)
 
 
 def _kept(name, is_buffer, model) -> str:

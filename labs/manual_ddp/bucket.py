@@ -9,13 +9,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from labs.checks.invariants import mark_waits
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import DELAY_SECONDS, GATE_TIMEOUT, WORLD_SIZES, Gate, delay_rank
-from labs.manual_ddp.gradients import name_mistake, unawaited
-from labs.meters.traffic import CollectiveCall, Mark, Traffic
+from labs.manual_ddp.gradients import WaitTraffic, name_mistake, require_waits
+from labs.meters.traffic import CollectiveCall, Mark
 from labs.words import listed
 from labs.workers import devices
 
@@ -85,12 +84,12 @@ def _buckets(start, finish):
 def _reduce(start, finish, buckets: Sequence[_Bucket], gate: Gate | None = None):
     """Starts all buckets, then finishes all, and judges them. The last rank begins later than the
     others; with a gate not before rank 0 has left `start`."""
-    last, wrong, begun, traffic = dist.get_world_size() - 1, None, [], Traffic()
+    last, wrong, begun, traffic = dist.get_world_size() - 1, None, [], WaitTraffic()
     # -1 is no rank: with a gate, the gate holds the last one.
     delay_rank(rank=last if gate is None else -1)
     in_time = gate.hold() if gate and dist.get_rank() == last else True
     time.sleep(DELAY_SECONDS if gate and dist.get_rank() == last else 0)
-    with traffic, mark_waits(traffic):
+    with traffic:
         for bucket in buckets:
             before = len(traffic.events)
             begun.append(start(bucket.parameters))
@@ -103,7 +102,10 @@ def _reduce(start, finish, buckets: Sequence[_Bucket], gate: Gate | None = None)
                 with _Writes(started, traffic.events) as writes:
                     finish(bucket.parameters, *started)
                 wrong = writes.judged()
-    raise_on_all_ranks(_judge, wrong, in_time, buckets, traffic.events)
+        # Reading a functional collective's result counts as its wait.
+        for parameter in (p for bucket in buckets for p in bucket.parameters):
+            parameter.grad = None if parameter.grad is None else parameter.grad + 0
+    raise_on_all_ranks(_judge, wrong, in_time, buckets, traffic)
 
 
 class _Writes(TorchFunctionMode):
@@ -171,7 +173,7 @@ def _wrong_start(events, bucket, started) -> Wrong | None:
     return None
 
 
-def _judge(wrong, in_time, buckets, events):
+def _judge(wrong, in_time, buckets, traffic):
     if wrong:
         raise wrong
     # rank 0 left `start` only when the last rank had begun: it waited, by whatever call
@@ -179,10 +181,11 @@ def _judge(wrong, in_time, buckets, events):
         raise Wrong(f"{_WAITS[0]} (rank 0 was in it for {GATE_TIMEOUT:g} s, until the last rank "
                     "came)", _WAITS[1], code="waits_too_early")
     for bucket in buckets:
-        _judge_gradients(bucket, events)
+        _judge_gradients(bucket, traffic.never_waited)
+    require_waits(traffic.never_waited)
 
 
-def _judge_gradients(bucket, events):
+def _judge_gradients(bucket, never_waited):
     for number, (parameter, alone) in enumerate(zip(bucket.parameters, bucket.alone, strict=True)):
         who = f"rank {dist.get_rank()}, gradient {number} of the bucket"
         # the next step would leave the parameter as it is here, and change it on the other ranks
@@ -198,7 +201,7 @@ def _judge_gradients(bucket, events):
         mean = sum(alone) / len(alone)
         # each parameter gets its own piece of the mean, once the all-reduce has arrived
         if not close(parameter.grad, mean):
-            if unawaited(events):
+            if never_waited:
                 raise Wrong(f"{who} was used before it arrived: finish does not wait",
                             "Call handle.wait() before you touch the flat tensor.",
                             code="never_waited")

@@ -10,7 +10,7 @@ from torch import nn
 from labs.checks.on_ranks import close, gradients, largest_difference
 from labs.checks.reference import Reference, Tensors
 from labs.checks.verdicts import Wrong
-from labs.meters.traffic import CollectiveCall, Mark, Traffic
+from labs.meters.traffic import CollectiveCall, Traffic
 from labs.predictions.communication.traffic import passes
 from labs.training.models import EdgeCaseModel, trainable
 from labs.words import listed
@@ -39,12 +39,12 @@ _LATE = ("never_waited",
 
 
 def name_mistake(got: torch.Tensor, mean: torch.Tensor, alone: Sequence[torch.Tensor],
-                 events: Sequence[CollectiveCall | Mark] = ()) -> tuple[str, str, str]:
+                 never_waited: Sequence[CollectiveCall] = ()) -> tuple[str, str, str]:
     """(code, sentence, hint) on a gradient that is not the mean over the ranks. alone: by rank, the
-    gradient of its share alone. events: what was recorded while it was averaged."""
+    gradient of its share alone. never_waited: as of `WaitTraffic`."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     # First: what was read before it arrived may be equal to any of the mistakes below.
-    if unawaited(events):
+    if never_waited:
         return _LATE
     for code, sentence, hint, gives in MISTAKES:
         if close(got, gives(mean, alone, rank)):
@@ -69,13 +69,35 @@ def name_mistake(got: torch.Tensor, mean: torch.Tensor, alone: Sequence[torch.Te
             "It is neither the mean, nor the sum, nor this rank's own.")
 
 
-def unawaited(events: Sequence[CollectiveCall | Mark]) -> int:
-    """The number of asynchronous collectives that nobody waited for, of recorded events."""
-    waits = [event.call for event in events if isinstance(event, Mark)
-             and event.what.startswith("wait")]
-    issued = [event for event in events if isinstance(event, CollectiveCall)
-              and event.asynchronous and not any(event is call for call in waits)]
-    return max(0, len(issued) - waits.count(None))  # None: it cannot be said which one
+class WaitTraffic(Traffic):
+    """A Traffic that marks waits, as `mark_waits` does. never_waited: once it has ended, the
+    collectives that this rank has neither waited for nor polled until they were done."""
+
+    def __init__(self):
+        super().__init__()
+        self.never_waited: list[CollectiveCall] = []
+
+    def __enter__(self):
+        self._marks = self.marked_waits()
+        super().__enter__()
+        self._marks.__enter__()
+        return self
+
+    def __exit__(self, *exception):
+        self.never_waited = self.never_waited_for()  # before its marks end, which forget it
+        self._marks.__exit__(*exception)
+        return super().__exit__(*exception)
+
+
+def require_waits(never_waited: Sequence[CollectiveCall]) -> None:
+    """Raises Wrong where there is one. never_waited: as of `WaitTraffic`."""
+    # Right numbers prove nothing: who sleeps, or waits one step later, finds them where no rank is
+    # late enough.
+    if never_waited:
+        raise Wrong(f"rank {dist.get_rank()}: {never_waited[0].kind} was issued and never "
+                    "waited for, so its result may not be there yet",
+                    "Nothing but handle.wait() says that a collective has ended, however long "
+                    "ago it was issued.", code="never_waited")
 
 
 def sgd(model) -> torch.optim.SGD:
@@ -107,7 +129,7 @@ def gradient_bytes(model: nn.Module) -> int:
 
 
 def judge_gradients(model: nn.Module, mean: Tensors, alone: Sequence[Tensors], when: str = "",
-                    traffic: Traffic | None = None, got: Tensors | None = None) -> float:
+                    traffic: WaitTraffic | None = None, got: Tensors | None = None) -> float:
     """Returns the largest difference from the averaged gradients. Raises Wrong with the mistake.
 
     alone: by rank, the gradients of its share alone. got: the gradients where they were read
@@ -132,8 +154,10 @@ def judge_gradients(model: nn.Module, mean: Tensors, alone: Sequence[Tensors], w
                             code="gradient_missing")
             code, sentence, hint = name_mistake(
                 got[name], mean[name], [one[name] for one in alone],
-                traffic.events if traffic else ())
+                traffic.never_waited if traffic else ())
             raise Wrong(f"{_who(when, name)}: gradient {sentence}", hint, code=code)
+    if traffic:
+        require_waits(traffic.never_waited)
     for name, parameter in model.named_parameters():
         # an optimizer would update a frozen parameter that has a gradient, even one of zeros
         if not parameter.requires_grad and parameter.grad is not None:

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.checks.explanations import TrainingMistake
-from labs.checks.invariants import mark_waits
 from labs.checks.on_ranks import (
     BATCH,
     gradients,
@@ -23,6 +22,7 @@ from labs.checks.verdicts import Wrong, check, kind_of
 from labs.manual_ddp.api_hints import API_HINTS, HOOK
 from labs.manual_ddp.edge_cases import EVERY_RANK, WORLD_SIZES, NestedModel, UseAll, delay_rank
 from labs.manual_ddp.gradients import (
+    WaitTraffic,
     floats_of,
     judge_bytes,
     judge_gradients,
@@ -87,11 +87,11 @@ def train_wrapped(wrap: Callable[[nn.Module], nn.Module], uses: Sequence[UseAll]
             # One rank is late in the first step: a gradient that is read before its sum has arrived
             # lacks that rank's part.
             delay_rank(rank=dist.get_world_size() - 1)
-        with Traffic() as traffic, mark_waits(traffic), \
-                torchs_own_refused("DistributedDataParallel"):
+        with WaitTraffic() as traffic, torchs_own_refused("DistributedDataParallel"):
             yield
-        # now, before the ranks meet to judge: an all-reduce that nobody waits for arrives then
-        seen.gradients = gradients(model)
+            # now, before the ranks meet to judge: an all-reduce that nobody waits for arrives then;
+            # and inside, where reading a functional collective's result counts as its wait
+            seen.gradients = gradients(model)
         seen.traffics.append(traffic)
 
     difference = train_and_compare(

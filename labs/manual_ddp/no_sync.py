@@ -7,7 +7,6 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.checks.guesses import guessed
-from labs.checks.invariants import mark_waits
 from labs.checks.on_ranks import BATCH, close, gradients, on_ranks, raise_on_all_ranks
 from labs.checks.reference import Step
 from labs.checks.verdicts import Wrong, check, shows
@@ -25,7 +24,7 @@ from labs.manual_ddp.edge_cases import (
     UseAll,
     delay_rank,
 )
-from labs.manual_ddp.gradients import judge_gradients, mean_and_alone, reference_model
+from labs.manual_ddp.gradients import WaitTraffic, judge_gradients, mean_and_alone, reference_model
 from labs.meters.traffic import Traffic
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture
@@ -80,9 +79,12 @@ def _accumulate(model: nn.Module, module: nn.Module, make: Callable, uses: Seque
             sums.update({name: sums.get(name, 0) + g for name, g in found.items()})
         if step is last:
             delay_rank(rank=dist.get_world_size() - 1)
-        with Traffic() as traffic, mark_waits(traffic):
+        with WaitTraffic() as traffic:
             module(**step.inputs()).loss.backward()
-        return traffic, gradients(model)  # now: once the ranks have met, late ones have arrived
+            # now: once the ranks have met, late ones have arrived; and inside, where reading a
+            # functional collective's result counts as its wait
+            got = gradients(model)
+        return traffic, got
 
     *inside, last = (Step(batch, use_all) for batch, use_all in
                      zip(data.xy_batches(len(uses), BATCH), uses, strict=True))

@@ -1,6 +1,7 @@
 """What the check of exercise 2.3 must reject, and what it must accept."""
 
 import sys
+import time
 
 import cloudpickle
 import pytest
@@ -70,6 +71,14 @@ class Average:
     def none_communicated(model):
         for parameter in trainable(model):
             dist.all_reduce(parameter.grad)
+            parameter.grad /= N()
+
+    def sleeps(model):
+        """For longer than a rank is delayed, instead of waiting."""
+        for parameter in zeros_for_none(model):
+            dist.all_reduce(parameter.grad, async_op=True)
+        time.sleep(0.5)
+        for parameter in trainable(model):
             parameter.grad /= N()
 
     def reduced_to_rank_0(model):
@@ -190,6 +199,7 @@ WRONG = [
     (Average.over_the_users, "too_much_sent"),
     (Average.not_awaited, "never_waited all-reduce"),
     (Average.wait_without_a_call, "never_waited all-reduce"),
+    (Average.sleeps, "never_waited"),
     (Average.what_rank_0_used, "too_much_sent"),
     (Average.tied_twice, "too_much_sent 1.8x"),
     (Average.objects_gathered, "too_much_sent"),
@@ -211,6 +221,13 @@ def test_wrong(number, request):
 
 
 class Right:
+    def polls_all_in_turn(model):
+        pending = {dist.all_reduce(p.grad, async_op=True): p for p in zeros_for_none(model)}
+        while pending:
+            for work in [work for work in pending if work.is_completed()]:
+                parameter = pending.pop(work)
+                parameter.grad /= N()
+
     def average_flat(model):
         parameters = zeros_for_none(model)
         flat = flattened(parameters) / N()
@@ -248,6 +265,12 @@ class Right:
             mean = functional.all_reduce(parameter.grad, "avg", dist.group.WORLD)
             parameter.grad = functional.wait_tensor(mean)
 
+    def functional_not_waited(model):
+        """Whoever reads the gradient waits."""
+        for parameter in zeros_for_none(model):
+            mean = functional.all_reduce(parameter.grad, "avg", dist.group.WORLD)
+            parameter.grad = mean.view_as(parameter)
+
     def average_coalesced(model):
         with dist._coalescing_manager():
             for parameter in zeros_for_none(model):
@@ -276,7 +299,8 @@ RIGHT = [
         right.average_gradients, Right.average_flat, Right.average_asynchronously,
         Right.average_by_op, Right.average_by_future, Right.average_polling,
         Right.average_functional, Right.average_functional_avg, Right.average_coalesced,
-        Right.average_in_halves, Right.average_at_rank_0]
+        Right.average_in_halves, Right.functional_not_waited, Right.polls_all_in_turn,
+        Right.average_at_rank_0]
 RIGHT_ANSWERS = Answers([(lab.check_average_gradients, answer) for answer in RIGHT],
                         ranks=(3, 2, 4))
 

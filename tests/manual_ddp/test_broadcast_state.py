@@ -1,6 +1,7 @@
 """What the check of exercise 2.2 must reject, and what it must accept."""
 
 import sys
+import time
 
 import cloudpickle
 import pytest
@@ -27,6 +28,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_launcher")]
 
 
 class Broadcast:
+    def sleeps(model):
+        """For longer than a rank is delayed, instead of waiting."""
+        for tensor in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(tensor.detach(), src=0, async_op=True)
+        time.sleep(0.5)
+
     def nothing(model):
         pass
 
@@ -143,6 +150,7 @@ WRONG = [
     (Broadcast.by_state_dict, "not_broadcast 'outlet.offset'"),
     (Broadcast.by_state_dict_gathered, "not_broadcast 'outlet.offset'"),
     (Broadcast.not_awaited, "never_waited broadcast"),
+    (Broadcast.sleeps, "never_waited"),
     (Broadcast.of_the_outermost_module, "not_broadcast weight'"),
     (Broadcast.leaves_requires_grad_off, "requires_grad_changed"),
     (Broadcast.in_half_precision, "rank_0_changed"),

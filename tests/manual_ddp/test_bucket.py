@@ -14,6 +14,7 @@ from ddp_answers import (
     N,
     accepted,
     finish,
+    finish_after_sleeping,
     flattened,
     give,
     pieces,
@@ -198,6 +199,7 @@ WRONG_PAIRS = [
     (Bucket.skips_what_is_none, finish, "collectives_differ|wrong_collective", ALONE),
     (Bucket.reduced_only, finish, "wrong_collective"),
     (start, Bucket.waits_without_a_call, "never_waited"),
+    (start, finish_after_sleeping, "never_waited"),
     (start, Bucket.divides_first, "waits_too_late"),
     (start, Bucket.into_what_is_there, "raised_AttributeError gradient", ALONE),
     (start, Bucket.skips_what_was_none, "gradient_missing", ALONE),
@@ -252,6 +254,10 @@ class Right:
     def finish_functional(bucket, _, summed):
         give(bucket, functional.wait_tensor(summed) / N())
 
+    def finish_by_use(bucket, _, summed):
+        """Divides nothing that is waited for here: whoever reads a gradient waits."""
+        give(bucket, summed / N())
+
     def start_list(bucket):
         gradients = [p.grad for p in zeros(bucket)]
         return gradients, dist.all_reduce_coalesced(gradients, async_op=True)
@@ -278,7 +284,8 @@ RIGHT_ANSWERS = Answers([
     *((lab.check_bucket, pair) for pair in (
         (right.start, right.finish), (Right.start_in_place, Right.finish_in_place),
         (Right.start_future, Right.finish_future), (Right.start_then, Right.finish_then),
-        (Right.start_functional, Right.finish_functional), (Right.start_list, Right.finish_list),
+        (Right.start_functional, Right.finish_functional),
+        (Right.start_functional, Right.finish_by_use), (Right.start_list, Right.finish_list),
         (Right.start_cached, Right.finish_polling)))], ranks=(3, 2, 4))
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import time
 
 import cloudpickle
 import pytest
@@ -162,6 +163,32 @@ class NotAwaited(Base):
         dist.all_reduce(parameter.grad, async_op=True)
 
 
+class Sleeps(Base):
+    """For longer than a rank is delayed, instead of waiting."""
+
+    def average(self, parameter):
+        dist.all_reduce(parameter.grad, async_op=True)
+        time.sleep(0.2)
+        parameter.grad /= N()
+
+
+class WaitsInTheNextStep(Base):
+    """By then the optimizer has read the gradients; a pause hides it."""
+
+    works = ()
+
+    def forward(self, *inputs, **named):
+        for work in self.works:
+            work.wait()
+        self.works = []
+        return super().forward(*inputs, **named)
+
+    def average(self, parameter):
+        parameter.grad /= N()
+        self.works.append(dist.all_reduce(parameter.grad, async_op=True))
+        time.sleep(0.2)
+
+
 class Hidden(torch.nn.Module):
     """A list hides the module from parameters()."""
 
@@ -246,6 +273,8 @@ WRONG = [
     (ScalesTheLoss, "wrong_loss"),
     (AveragesTheLossToo, "wrong_loss"),
     (NotAwaited, "never_waited all-reduce"),
+    (Sleeps, "never_waited"),
+    (WaitsInTheNextStep, "never_waited"),
     (Hidden, "parameters_hidden"),
     (Copied, "not_broadcast"),
     (NoSuper, "raised_AttributeError"),

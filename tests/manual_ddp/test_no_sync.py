@@ -13,6 +13,7 @@ from ddp_answers import (
     OverlappedDDP,
     accepted,
     finish,
+    finish_after_sleeping,
     rejected,
     right,
     start,
@@ -156,6 +157,18 @@ class ZerosForUnready(OverlappedDDP):
         super().backward_done()
 
 
+class SleepsAtTheEnd(OverlappedDDP):
+    """Never waits: sleeps until the sums are there."""
+
+    no_sync = contextlib.contextmanager(right.AccumulatingDDP.no_sync.__wrapped__)
+
+    def backward_done(self):
+        for bucket in self.buckets[len(self.started):]:
+            self.started.append(start(bucket))
+        for bucket, begun in zip(self.buckets, self.started, strict=True):
+            finish_after_sleeping(bucket, *begun)
+
+
 class Undecorated(OverlappedDDP):
     def no_sync(self):
         yield
@@ -190,6 +203,7 @@ WRONG = [
     (no_sync_by(after_the_block), "sync_inside_no_sync"),
     (no_sync_by(without_gradients), "raised_RuntimeError require"),
     (wrapping(ZerosForUnready), "wrong_gradient no_sync"),
+    (wrapping(SleepsAtTheEnd), "never_waited"),
     (wrapping(Undecorated), "raised_TypeError contextlib.contextmanager"),
     (wrapping(OverlappedDDP), "raised_AttributeError no_sync"),
     (wrapping(ReadyOnly), "collectives_differ|raised_RuntimeError", ALONE)]

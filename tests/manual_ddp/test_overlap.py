@@ -15,6 +15,7 @@ from ddp_answers import (
     OverlappedDDP,
     accepted,
     finish,
+    finish_after_sleeping,
     flattened,
     give,
     rejected,
@@ -243,6 +244,16 @@ class FinishesInReverse(OverlappedDDP):
             finish(bucket, *begun)
 
 
+class SleepsAtTheEnd(OverlappedDDP):
+    """Never waits: sleeps until the sums are there."""
+
+    def backward_done(self):
+        for bucket in self.buckets[len(self.started):]:
+            self.started.append(start(bucket))
+        for bucket, begun in zip(self.buckets, self.started, strict=True):
+            finish_after_sleeping(bucket, *begun)
+
+
 class KeepsTheFlats(OverlappedDDP):
     """What it sent in the first step is sent again."""
 
@@ -309,6 +320,7 @@ WRONG = [
     (wrapping(SkipsUnusedBuckets), "collectives_differ|deadlock|no_progress", ALONE),
     (wrapping(SkipsWhatIsNotReady), "collectives_differ|deadlock|no_progress", ALONE),
     (wrapping(FinishesInReverse), "raised_RuntimeError split"),
+    (wrapping(SleepsAtTheEnd), "never_waited"),
     (wrapping(KeepsTheFlats), "wrong_gradient step"),
     (wrapping(SecondCopy), "too_much_sent"),
     (wrapping(NoSuper), "raised_AttributeError .__init__"),

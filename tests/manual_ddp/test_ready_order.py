@@ -15,6 +15,7 @@ from ddp_answers import (
     accepted,
     broadcast_state,
     finish,
+    finish_after_sleeping,
     flattened,
     give,
     make_buckets,
@@ -184,6 +185,14 @@ class WaitsAtOnce(LearnsTheOrder):
         super().start_complete()
         for _, handle in self.started[before:]:
             handle.wait()
+
+
+class SleepsAtTheEnd(LearnsTheOrder):
+    """Never waits: sleeps until the sums are there."""
+
+    def finish_all(self):
+        for bucket, begun in zip(self.buckets, self.started, strict=True):
+            finish_after_sleeping(bucket, *begun)
 
 
 class AfterBackward(LearnsTheOrder):
@@ -367,6 +376,7 @@ WRONG = [
     (CHECK, RebuildsInTheMiddle, "raised_RuntimeError", ALONE),
     (CHECK, RebuildsBeforeFinishing, "raised_RuntimeError", ALONE),
     (CHECK, WaitsAtOnce, "waits_too_early"),
+    (CHECK, SleepsAtTheEnd, "never_waited"),
     (CHECK, AfterBackward, "no_overlap"),
     (CHECK, SendsParameters, "no_overlap"),
     (CHECK, OnlyRank0, MISMATCH, ALONE),
