@@ -28,6 +28,11 @@ def check_wrong_rows(wrong_rows: Callable):
         if not isinstance(returned, dict):
             raise Wrong(f"{name}: wrong_rows returned {kind_of(returned)}, not a dictionary",
                         "Row number -> the right size.", code="wrong_type")
+        for number, size in returned.items():
+            for what, value in (("key", number), ("size", size)):
+                if as_number(value) is None:
+                    raise Wrong(f"{name}: the dictionary has {kind_of(value)} as a {what}",
+                                "Row number -> the right size.", code="not_a_number")
         # Numbers of NumPy and floats without a fraction are equal to ints, also as keys.
         got = {as_number(number): as_number(size) for number, size in returned.items()}
         # The invariant: exactly the rows whose product is not the number of GPUs, each with the
@@ -36,7 +41,7 @@ def check_wrong_rows(wrong_rows: Callable):
             raise Wrong(f"{name}: row {number} is wrong, and you do not name it: {rows[number]}",
                         "The product of the four sizes is the number of GPUs.",
                         code="missing_entry")
-        for number in sorted(set(got) - set(want), key=str):
+        for number in sorted(set(got) - set(want)):
             raise Wrong(f"{name}: you call row {number} wrong"
                         + (f", but {rows[number]}" if number in range(len(rows)) else
                            ", and there is no such row"), "Rows count from 0.", code="extra_entry")

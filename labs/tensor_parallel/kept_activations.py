@@ -85,15 +85,16 @@ def saved_by_part(model: nn.Module) -> Iterator[dict[str, int]]:
                for handle in _tracked(module, _part(name), inside_of)]
     seen = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
-    # What is saved stays alive until backward, so no other memory gets its address meanwhile. A
-    # pack that returns its own tensor makes a cycle where an operation saves its output; the
-    # backward in activation_bytes breaks it.
+    # What is saved stays alive until backward, so no other memory gets its address meanwhile.
     def pack(tensor):
         storage = tensor.untyped_storage()
         if inside_of and storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
             found[inside_of[-1]] += storage.nbytes()
-        return tensor
+        # Detached: an operation that saves its own output (softmax, exp) would otherwise keep a
+        # tensor whose grad_fn is that operation, a cycle that only a backward breaks. Autograd
+        # sets the history again when it unpacks.
+        return tensor.detach()
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         yield found

@@ -13,14 +13,14 @@ from labs.workers import devices
 _SLACK = 64  # bytes, for indices and counts
 
 
-class Watched:
-    """The memory of a tensor, watched without keeping it."""
+class StorageRef:
+    """A weak reference to the memory of a tensor. bytes: its size."""
 
     def __init__(self, tensor: torch.Tensor):
         storage = tensor.untyped_storage()
         self.bytes, self._storage = storage.nbytes(), StorageWeakRef(storage)
 
-    def is_kept(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether anything still has this memory: the tensor, a view of it, a closure, a list."""
         gc.collect()  # a module and its hooks are a cycle
         return not self._storage.expired()

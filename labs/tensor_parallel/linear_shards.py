@@ -13,7 +13,7 @@ from labs.checks.on_ranks import close, largest_difference, on_ranks, raise_on_a
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic, numbers_sent
 from labs.tensor_parallel.groups import groups_to_try, require_value_error
-from labs.tensor_parallel.kept_memory import Watched, surplus_bytes
+from labs.tensor_parallel.kept_memory import StorageRef, surplus_bytes
 from labs.workers import devices
 
 INPUTS, INNER, OUTPUTS = 24, 36, 20  # 2, 3 and 4 divide the inputs and the inner size
@@ -102,7 +102,7 @@ class _Trial:
         """What the student makes of a copy of the layer, of which nothing may be left but a bias.
         dimensions: along which weight and bias are divided."""
         given = copy.deepcopy(whole)
-        original = Watched(given.weight)
+        original = StorageRef(given.weight)
         made = make(given, self.group)
         # The check's own reference to the layer must not be what keeps the weight.
         del given
@@ -121,7 +121,7 @@ class _Trial:
 
     def _judge_kept(self, name, made, whole, dimensions, original):
         # The shard is right, but the layer lives on in a list, a closure or an attribute.
-        if original.is_kept():
+        if original.is_alive():
             raise Wrong(f"{self.where}: after {name} the whole weight is still in memory, "
                         f"{original.bytes:,} bytes",
                         "Keep neither the layer nor its weight: copy this rank's part out of it.",

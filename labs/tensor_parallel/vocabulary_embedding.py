@@ -13,7 +13,7 @@ from labs.checks.tolerances import SUMS
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic
 from labs.tensor_parallel.groups import groups_to_try, named_rank, require_value_error
-from labs.tensor_parallel.kept_memory import Watched, surplus_bytes
+from labs.tensor_parallel.kept_memory import StorageRef, surplus_bytes
 from labs.workers import devices
 
 HIDDEN = 5
@@ -105,9 +105,9 @@ def _whole(case, number) -> nn.Embedding:
 def _try_case(kind, case, group, number, where):
     whole = _whole(case, number)
     given = _whole(case, number)
-    # Watched keeps no reference, unlike UnchangedInputs, which is deleted with `given` before the
-    # memory is judged.
-    kept, original = UnchangedInputs("your class", embedding=given), Watched(given.weight)
+    # A StorageRef is weak, unlike UnchangedInputs, which is deleted with `given` before the memory
+    # is judged.
+    kept, original = UnchangedInputs("your class", embedding=given), StorageRef(given.weight)
     module = kind(given, group)
     raise_on_all_ranks(kept.judge)
     del given, kept
@@ -151,7 +151,7 @@ def _judge_rows(module, whole, original, group, where):
                     f"of {allowed:,} bytes: the memory of the whole embedding is kept",
                     "A slice is a view of all rows: .clone() it. And keep no reference to the "
                     "embedding.", code="memory_kept")
-    if original.is_kept():
+    if original.is_alive():
         raise Wrong(f"{where}: {rank} keeps the memory of the whole embedding's weight",
                     "Keep no reference to the embedding or to its weight in your module.",
                     code="memory_kept")

@@ -33,7 +33,10 @@ WRONG = [
      "wrong_number"),
     ((lambda rows: {number: row.gpus // row.tensor // row.pipeline for number, row in
                     enumerate(rows) if row.gpus != row.tensor * row.pipeline * row.data},),
-     "wrong_number")]
+     "wrong_number"),
+    ((lambda rows: {rows[n]: size for n, size in right_rows(rows).items()},), "not_a_number key"),
+    ((lambda rows: {n: str(size) for n, size in right_rows(rows).items()},), "not_a_number size"),
+    ((lambda rows: {n: None for n in range(len(rows))},), "not_a_number size")]
 RIGHT = [
     (right_rows,), (lambda rows: {n: float(size) for n, size in right_rows(rows).items()},)]
 

@@ -4,11 +4,13 @@ import sys
 
 import cloudpickle
 import pytest
+import torch
 from _build.definitions import definitions
 
 import labs.tensor_parallel as lab
 from labs.tensor_parallel import layer_records
-from labs.tensor_parallel.kept_activations import predicted, whole_layer
+from labs.tensor_parallel.kept_activations import predicted, saved_by_part, whole_layer
+from labs.tensor_parallel.kept_memory import StorageRef
 from labs.training import models
 from labs.workers.launcher import launch
 
@@ -36,3 +38,15 @@ def test_llama_3_8b_keeps_45_bytes_of_sbh():
     assert round(2 * kept.total * 131_072 * 4096 * 32 / 1e9) == 773
     with pytest.raises(ValueError, match="no model"):
         lab.layer_activations("Llama-9")
+
+
+def test_what_is_saved_is_freed_without_a_backward():
+    model, saved = models.llama(1, **layer_records.SIZES), []
+
+    def save_an_output(module, inputs, output):  # exp saves its own output
+        saved.append(StorageRef(output.exp()))
+
+    model.model.layers[0].mlp.act_fn.register_forward_hook(save_an_output)
+    with saved_by_part(model):
+        model(input_ids=torch.zeros(1, 4, dtype=torch.long))
+    assert saved and not any(each.is_alive() for each in saved)
