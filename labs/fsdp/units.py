@@ -34,9 +34,9 @@ def judge_collectives(events: list[CollectiveCall | Mark], want: Units,
     blocks = common.LAYERS
     reduced = sorted(c.elements for c in calls if c.kind == "reduce_scatter")
     if reduced != sorted([want.block] * blocks + [want.root]):
-        raise Wrong(f"{rank}: gradients leave in {counted(len(reduced), 'unit')}"
-                    f"{_of_other_sizes(reduced, blocks)}; {blocks} blocks and the root make "
-                    f"{blocks + 1}", _units_hint(reduced, blocks), code="wrong_units")
+        sizes = " of other sizes" * (len(reduced) == blocks + 1)
+        raise Wrong(f"{rank}: gradients leave in {counted(len(reduced), 'unit')}{sizes}; {blocks} "
+                    f"blocks and the root make {blocks + 1}", _units_hint(reduced, blocks), code="wrong_units")
     _judge_all_gathers(Counter(c.elements for c in calls if c.kind == "all_gather"), want, rank)
     judge_gathered_alone(events, want, rank, hint)
 
@@ -61,10 +61,6 @@ def _other_hint(kind, moved, sharded) -> str:
         return ("Shards that are all-reduced have replicas: with one dimension in the mesh, "
                 "lab.mesh(), there are none.")
     return "An all-reduce leaves whole gradients on every rank: that is DDP."
-
-
-def _of_other_sizes(reduced, blocks) -> str:
-    return " of other sizes" if len(reduced) == blocks + 1 else ""
 
 
 def _units_hint(reduced, blocks) -> str:

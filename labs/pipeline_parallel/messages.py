@@ -111,7 +111,7 @@ class StageLinks:
             return
         channel = Channel(self.rank, destination, action.kind)
         self._require_next(channel, action, target)
-        tensor = _for_wire(tensor.detach())
+        tensor = tensor.detach().to(wire_device()).contiguous()
         work = dist.isend(tensor, group=self._groups[channel],
                           group_dst=_other(self._groups[channel]))
         self._pending[destination].append(
@@ -277,6 +277,3 @@ def wire_device() -> torch.device:
     from the host's."""
     return devices.device() if has_nccl() else torch.device("cpu")
 
-
-def _for_wire(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(wire_device()).contiguous()

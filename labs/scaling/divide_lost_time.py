@@ -47,7 +47,8 @@ def check_divide_lost_time(parts_of_step: Callable, divide_lost_time: Callable):
     for name, (run, alone) in cases.items():
         _judge_lost(divide_lost_time, run, alone, f"run {name!r}")
         # Invariant: no rank is special; the last one may as well be the first.
-        _judge_lost(divide_lost_time, _backwards(run), alone, f"run {name!r}, ranks reversed")
+        backwards = [replace(trace, rank=number) for number, trace in enumerate(reversed(run))]
+        _judge_lost(divide_lost_time, backwards, alone, f"run {name!r}, ranks reversed")
     recorded = recorded_runs(devices.gpus())
     for name, run in recorded.items():
         for rank in range(len(run)):
@@ -63,10 +64,6 @@ def recorded_runs(gpus: int) -> lost_time_runs.RunsOnRanks:
     device is another recording."""
     return lost_time_runs.record_once(lost_time_runs.preset_for_checks(),
                                       ("slow link", "slow rank"))
-
-
-def _backwards(run) -> list[Trace]:
-    return [replace(trace, rank=number) for number, trace in enumerate(reversed(run))]
 
 
 def _judge_parts(parts_of_step, run, rank, what, abs_tol=1e-9) -> None:

@@ -181,11 +181,12 @@ def show_overlap(step_seconds: Callable) -> Table:
     is hidden, or all that can be without a cost, each with constants fitted for it."""
     found = predictions(step_seconds)
     errors = {name: _errors(interference) for name, interference in EXTREMES.items()}
+    yours = {one.row.id: abs(one.yours) for one in found}
     rows = []
     for name, (low, high) in OVERLAP_BANDS.items():
         ids = [one.row.id for one in found if low <= one.could_hide < high]
         rows.append((name, len(ids), *(f"{fmean(each[row] for row in ids):.1f}"
-                                       for each in (*errors.values(), _yours(found)))))
+                                       for each in (*errors.values(), yours))))
     values = sorted(constants.unhidden for constants in held_out().values())
     return Table("mean error of predicted step times, in percent", (
         "computing could hide", "runs", *EXTREMES, "yours"), rows,
@@ -200,6 +201,3 @@ def _errors(interference) -> dict[str, float]:
     return {row.id: 100 * abs(step_time(row.run, constants[row.id]).total / row.seconds - 1)
             for row in load_published_runs() if row.run}
 
-
-def _yours(found: list[Prediction]) -> dict[str, float]:
-    return {one.row.id: abs(one.yours) for one in found}

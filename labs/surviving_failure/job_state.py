@@ -113,7 +113,7 @@ class _Trial:
         if changed := unlike(fingerprint(job), before):
             raise Wrong(f"{where}: job_state has changed {changed[0]}",
                         "The job goes on after it has saved.", code="state_changed")
-        held, saved = _held_bytes(job), _saved_bytes(state)  # bytes
+        held, saved = _held_bytes(job), _float_bytes(tree_leaves(state))  # bytes
         # Invariant: a rank saves its shards: the full state fits on no rank, and N ranks write it.
         if saved > LARGEST * held and self.kind != "DDP":
             raise Wrong(f"{where}: the state has {saved:,} bytes of parameters and moments, and "
@@ -210,10 +210,6 @@ def _copied(leaf):
 def _held_bytes(job) -> int:
     moments = [value for state in job.optimizer.state.values() for value in state.values()]
     return _float_bytes([*job.tensors().values(), *moments])
-
-
-def _saved_bytes(state) -> int:
-    return _float_bytes(tree_leaves(state))
 
 
 def _float_bytes(values) -> int:

@@ -37,7 +37,7 @@ def show_replicas(run: ReplicaRun) -> Picture:
     stall = run.stall
     below.barh(0, stall.seconds, left=stall.time - stall.seconds, height=_HEIGHT,
                facecolor=palette.PAPER, edgecolor=palette.RANK_WAITS, hatch="////", linewidth=0.8)
-    trains = _first_together(run)
+    trains = next(step for step in run.steps[REPLACEMENT] if step.groups == len(GROUPS))
     below.barh(1, trains.time - run.replaced_at, left=run.replaced_at, height=_HEIGHT,
                facecolor=palette.SURFACE, edgecolor=palette.BORDER)
     if (guess := guessed("8.12")) is not None:
@@ -69,10 +69,6 @@ def _draw_row(ax, row, steps: Iterable[Step]):
         left = found[0].time - min(found[0].seconds, 2 * found[-1].seconds)
         ax.barh(row, found[-1].time - left, left=left, height=_HEIGHT, color=palette.rank(row),
                 alpha=1.0 if groups == len(GROUPS) else _ALONE, linewidth=0)
-
-
-def _first_together(run) -> Step:
-    return next(step for step in run.steps[REPLACEMENT] if step.groups == len(GROUPS))
 
 
 def _words(run, trains) -> str:

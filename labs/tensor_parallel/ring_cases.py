@@ -67,7 +67,8 @@ class WholeSequence:
     def piece(self, whole: torch.Tensor, rank: int | None = None) -> torch.Tensor:
         """A rank's own tokens of a tensor of the whole sequence; None: this rank's."""
         places = self.places[self.rank if rank is None else rank].to(whole.device)
-        return _with_layout_of_a_layer(whole[:, :, places])
+        # Indexing makes a contiguous tensor; this brings back the strides of a layer's output.
+        return whole[:, :, places].transpose(1, 2).contiguous().transpose(1, 2)
 
     def inputs(self) -> list[torch.Tensor]:
         """This rank's q, k, v, leaves that want a gradient."""
@@ -107,11 +108,6 @@ def groups_on(ranks: int) -> list[dist.ProcessGroup | None]:
     made = [dist.new_group(each) for each in members]
     own = [group for group, each in zip(made, members, strict=True) if dist.get_rank() in each]
     return [dist.group.WORLD, *(own or [None])[:len(made)]]
-
-
-def _with_layout_of_a_layer(tensor):
-    # Indexing has made a contiguous tensor; this brings back the strides of a layer's output.
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 BYTES = 4  # of an fp32 number

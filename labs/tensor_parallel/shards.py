@@ -36,7 +36,8 @@ class ShardReader:
     def __init__(self, module: nn.Module, model: nn.Module, group: dist.ProcessGroup | None = None):
         self.group = group or dist.group.WORLD
         self._wholes = {name: p.shape for name, p in model.named_parameters()}
-        self._names = raise_on_all_ranks(_matched, list(self._wholes), _names_of(module))
+        self._names = raise_on_all_ranks(_matched, list(self._wholes),
+                                         [name for name, _ in module.named_parameters()])
         by_rank = [None] * dist.get_world_size(self.group)
         shapes = {name: tuple(p.shape) for name, p in self.local(module).items()}
         # Shapes of all ranks tell a shard from a replicated parameter; the student's module says
@@ -141,10 +142,6 @@ class ShardReader:
                              f"{len(ranks)}, and what is computed with it is not the model's",
                              _HINT_SHAPE, code="wrong_part")
         return None
-
-
-def _names_of(module) -> list[str]:
-    return [name for name, _ in module.named_parameters()]
 
 
 def _is_cut(tensor: DTensor) -> bool:
