@@ -36,7 +36,8 @@ def judge_collectives(events: list[CollectiveCall | Mark], want: Units,
     if reduced != sorted([want.block] * blocks + [want.root]):
         sizes = " of other sizes" * (len(reduced) == blocks + 1)
         raise Wrong(f"{rank}: gradients leave in {counted(len(reduced), 'unit')}{sizes}; {blocks} "
-                    f"blocks and the root make {blocks + 1}", _units_hint(reduced, blocks), code="wrong_units")
+                    f"blocks and the root make {blocks + 1}", _units_hint(reduced, blocks),
+                    code="wrong_units")
     _judge_all_gathers(Counter(c.elements for c in calls if c.kind == "all_gather"), want, rank)
     judge_gathered_alone(events, want, rank, hint)
 
