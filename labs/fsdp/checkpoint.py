@@ -248,7 +248,8 @@ def _judge_parameters(got, want, when, hint):
         apart = largest_difference(got[name], value)
         if apart > TRAINED:
             raise Wrong(f"rank {dist.get_rank()} of {LOADED_ON}, parameter {name!r} {when}: it "
-                        f"differs from the saved run's by {apart:.2g}", hint, code="wrong_value")
+                        f"differs from the saved run's by {apart:.2g}", hint,
+                        code="state_not_restored")
 
 
 @shows("State dicts")

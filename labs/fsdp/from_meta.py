@@ -145,7 +145,7 @@ def _judge_numbers(parameters, own):
         if usual.min() == usual.max():
             if not torch.equal(value, usual):
                 raise Wrong(f"{who}: it should be {usual.flatten()[0]:g} everywhere, as in a model "
-                            "that is built as usual", _DRAW, code="wrong_value")
+                            "that is built as usual", _DRAW, code="wrong_initial_value")
         elif value.numel() > MANY:
             _judge_deviation(who, value.std().item(), usual.std().item(),
                              own.config.initializer_range)

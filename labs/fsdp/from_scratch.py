@@ -191,7 +191,7 @@ def _judge_shards(module, model, numbers=True):
         if numbers and largest_difference(local, want):
             raise Wrong(f"rank {rank} has other numbers than rows {first} to {after} of {name!r}",
                         "Rank r keeps rows r·k to (r + 1)·k, copied from the fp32 parameter.",
-                        code="wrong_value")
+                        code="wrong_shard")
 
 
 def _shape_hint(local, whole) -> str:

@@ -112,7 +112,7 @@ def _judge(found, norms) -> float:
                     + ": each gradient is added to those of the steps before it" * added,
                     "backward adds to what is in .grad: optimizer.zero_grad() once for each step."
                     if added else "Is each gradient that of its own batch, and nothing else?",
-                    code="wrong_value")
+                    code="gradients_not_cleared" if added else "differs_from_reference")
     return difference
 
 

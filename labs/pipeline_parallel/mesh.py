@@ -74,7 +74,7 @@ def _judge_coordinates(coordinates, rank, mesh):
                     "less 1", code="outside_the_mesh")
     raise Wrong(f"{where} is {got}, but it should be {want}",
                 "divmod(rank, last size) gives what is left for the other dimensions, and the last "
-                "place.", code="wrong_value")
+                "place.", code="wrong_place")
 
 
 def _judge_group(group, rank, dimension, mesh):

@@ -132,7 +132,7 @@ def _judge_values(tensor, returned, before, everyone, inside, traffic, where):
     wrong = int((tensor != total).sum())
     raise Wrong(f"{rank}: {wrong} of {tensor.numel()} elements are not the sum over all ranks",
                 "Each rank keeps the piece of its own number inside the host; the last ranks may "
-                "have padding in theirs.", code="wrong_value")
+                "have padding in theirs.", code="wrong_sum")
 
 
 def _refuse_crowded(call, where):

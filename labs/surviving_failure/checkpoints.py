@@ -114,7 +114,7 @@ def _judge_saved(folder, step):
                       if _is_of(found, step, other)), None)
         whose = f": it is that of rank {other}" if other is not None else ""
         raise Wrong(f"step {step}: {file.name} does not hold the state of rank {rank}{whose}",
-                    code="wrong_value")
+                    code="state_of_another_rank" if whose else "wrong_state")
     if file.stat().st_size > 1.5 * want["weight"].nbytes:
         raise Wrong(f"step {step}: {file.name} has {file.stat().st_size:,} bytes, more than the "
                     "rank's own state", "Each rank writes its own part, and no other.",

@@ -126,4 +126,4 @@ def _judge_loaded(job: ResumableJob, saved: dict[str, str]):
         raise Wrong(f"{job.kind} on {dist.get_world_size()} ranks: after the kill, rank "
                     f"{dist.get_rank()} has loaded step {saved['step']}, and differs in "
                     f"{', '.join(parts)}", "A new process has nothing but the file: the state "
-                    "must hold all that is needed, by value.", code="wrong_value")
+                    "must hold all that is needed, by value.", code="state_not_restored")

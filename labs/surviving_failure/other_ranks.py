@@ -235,7 +235,7 @@ def _judge_tensors(kind, found, want, new, where):
         if wrong := difference(found[name], value, new.get(name)):
             hint = next(hint for part, hint in hints.items() if name.startswith(part))
             raise Wrong(f"{where}, rank {dist.get_rank()}: {name}: {wrong}", hint,
-                        code="wrong_value")
+                        code="state_not_restored")
 
 
 def _judge_common(found, want, where):

@@ -84,7 +84,7 @@ def _judge_content(path, want, when, hint=""):
     found = path.read_bytes()
     if found != want:
         raise Wrong(f"{when}, {path.name} has {len(found):,} bytes that are not the {len(want):,} "
-                    "that it was given", hint, code="wrong_value")
+                    "that it was given", hint, code="wrong_bytes")
 
 
 def _judge_alone(path, when):

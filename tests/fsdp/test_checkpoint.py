@@ -116,7 +116,7 @@ WRONG = [
     ((right.save, Checkpoint.load_into_a_fresh_optimizer), "optimizer_state_missing"),
     ((right.save, Checkpoint.load_whole), "full_tensor_gathered load"),
     ((right.save, Checkpoint.load_without_placing), "settings_not_restored"),
-    ((right.save, Checkpoint.nothing), "wrong_value"),
+    ((right.save, Checkpoint.nothing), "state_not_restored"),
     ((Checkpoint.save_a_pair, Checkpoint.nothing), "raised_AttributeError them"),
     ((Checkpoint.one_file, right.load), "shards_missing"),
     ((right.save, Checkpoint.load_other_names), "raised_RuntimeError names")]

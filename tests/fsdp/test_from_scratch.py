@@ -58,7 +58,7 @@ CHANGES = {
         "p.detach().tensor_split(ranks)[rank].clone()", "wrong_shape 172"),
     "the first rows on every rank": (
         "p.detach()[rank * k : (rank + 1) * k]", "p.detach()[:len(p.detach()[rank * k :][:k])]",
-        "wrong_value"),
+        "wrong_shard"),
     "shards in bf16": ("(rank + 1) * k].clone()", "(rank + 1) * k].bfloat16()",
                        "wrong_dtype"),
     "a view of the whole parameter": ("(rank + 1) * k].clone()", "(rank + 1) * k]",

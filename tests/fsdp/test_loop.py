@@ -75,8 +75,8 @@ def only_the_first(module, optimizer, batches):
 UNCLIPPED = "not_clipped"
 WRONG = [
     (looping("step", "clip"), UNCLIPPED),
-    (looping("clip", "step"), "wrong_value"),
-    (cleared_once, "wrong_value"),
+    (looping("clip", "step"), "gradients_not_cleared"),
+    (cleared_once, "gradients_not_cleared"),
     (looping("step", "clip", "clear"), UNCLIPPED),
     (looping("step", "clear"), UNCLIPPED),
     (looping("clear", "clip", "step"), "gradient_missing"),

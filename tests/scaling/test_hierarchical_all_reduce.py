@@ -154,10 +154,10 @@ WRONG = [
     (Hierarchical.piece_over_all_ranks, "wrong_group"),
     (Hierarchical.mean, "wrong_result mean"),
     (Hierarchical.without_padding, "raised_RuntimeError zeros"),
-    (Hierarchical.the_rest_is_left_out, "wrong_value 1001"),
+    (Hierarchical.the_rest_is_left_out, "wrong_sum 1001"),
     (Hierarchical.leaders_only, "too_much_between_hosts|too_much_inside_hosts"),
     (Hierarchical.rank_0_is_left_out, "not_in_place"),
-    (Hierarchical.without_the_middle, "wrong_value|wrong_result"),
+    (Hierarchical.without_the_middle, "wrong_sum|wrong_result"),
     (Hierarchical.gathered_everywhere, "wrong_group"),
     (lambda tensor: None, "raised_TypeError")]
 

@@ -217,11 +217,11 @@ WORDS = {
     "part_left_on_a_full_disk": "temporary_file_left",
     "another_error": "wrong_error",
     "part_left_by_a_sync": "temporary_file_left os.fsync",
-    "less_than_all": "wrong_value",
+    "less_than_all": "wrong_bytes",
     "in_another_folder": "other_folder",
     "same_size_is_skipped": "save_lost",
     "returns_its_path": "wrong_type",
-    "in_the_background": "file_missing|wrong_value|temporary_file_left",
+    "in_the_background": "file_missing|wrong_bytes|temporary_file_left",
 }
 
 
