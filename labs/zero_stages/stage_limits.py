@@ -21,10 +21,12 @@ from labs.checks.invariants import (
 )
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong
+from labs.manual_ddp.gradients import WaitTraffic, require_waits
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.predictions.communication.traffic import passes, stage_passes
 from labs.training import data
+from labs.training.loop import train
 from labs.training.models import DeepMLP, count_trainable, trainable
 from labs.workers import devices
 from labs.zero_stages.stage_training import SETTINGS, build
@@ -106,6 +108,7 @@ def judge_invariants(strategy: Callable, stage: int, unsharded: memory.Report,
     volume = raise_on_all_ranks(judge_stage_traffic, step, limits)
     if overlap:
         raise_on_all_ranks(require_overlap, step, limits.layer)
+    _require_every_wait(make, batches)
     if stage == 3:
         _require_layers_freed(make, batches[0], limits)
     judge_recorded(lambda: memory.record(lambda: make(DeepMLP()), batches, outside=True),
@@ -133,6 +136,16 @@ def _batches() -> list[data.Batch]:
 def _unsharded():
     model = DeepMLP()
     return model, torch.optim.AdamW(model.parameters(), **SETTINGS)
+
+
+def _require_every_wait(make, batches):
+    module, optimizer = make(DeepMLP())
+    with WaitTraffic() as traffic:
+        train(module, optimizer, batches[:1])
+        issued = traffic.calls
+        train(module, optimizer, batches[1:])
+    # Of the first step only: what the last one leaves in flight may be waited for in the next.
+    raise_on_all_ranks(require_waits, [call for call in traffic.never_waited if call in issued])
 
 
 def _require_layers_freed(make, batch, limits):

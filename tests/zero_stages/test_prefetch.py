@@ -1,6 +1,7 @@
 """What the check of exercise 3.5 must reject, and what it must accept."""
 
 import sys
+import time
 
 import cloudpickle
 import pytest
@@ -68,6 +69,16 @@ class Unheld(right.Prefetching):
         super().fetch(unit)
         if unit is not None:
             unit.handle = None
+
+
+class Sleeps(right.Prefetching):
+    """For longer than a gather takes, instead of waiting."""
+
+    def before_forward(self, unit):
+        self.fetch(unit)
+        self.fetch(self.next_unit(unit))
+        time.sleep(0.05)
+        unit.handle = None
 
 
 class OnlyForward(right.Prefetching):
@@ -149,6 +160,7 @@ WRONG_PREFETCH = [
     (by(AtOnce), "blocking_collective"),
     (by(WaitsForIt), "waits_too_early forward"),
     (by(WaitsForItInBackward), "waits_too_early backward"),
+    (by(Sleeps), "never_waited"),
     (by(OnlyForward), "no_overlap backward"),
     (by(Itself), "no_overlap"),
     (by(TooLate), "no_overlap"),
