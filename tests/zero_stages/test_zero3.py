@@ -184,6 +184,81 @@ class GradientsKept(right.ZeRO3):
         self.__dict__.setdefault("kept", {})[unit] = kept
 
 
+class HalvesKept(right.ZeRO3):
+    """A copy of half of each unit stays until its backward."""
+
+    def after_forward(self, unit):
+        self.__dict__.setdefault("kept", {})[unit] = unit.full[:len(unit.full) // 2].clone()
+        super().after_forward(unit)
+
+    def before_backward(self, unit):
+        self.kept.pop(unit, None)
+        super().before_backward(unit)
+
+
+class EveryOtherKept(right.ZeRO3):
+    """Every second unit stays gathered until its backward."""
+
+    def after_forward(self, unit):
+        if self.units.index(unit) % 2:
+            super().after_forward(unit)
+
+    def before_backward(self, unit):
+        if not unit.is_gathered:
+            super().before_backward(unit)
+
+
+class CopiesUntilForwardEnds(right.ZeRO3):
+    """Gathers into a tensor that it keeps until the last unit has computed."""
+
+    def before_forward(self, unit):
+        super().before_forward(unit)
+        self.__dict__.setdefault("kept", []).append(unit.full.clone())
+
+    def after_forward(self, unit):
+        super().after_forward(unit)
+        if unit is self.units[0]:
+            self.kept.clear()
+
+
+class HalfGradientsKept(right.ZeRO3):
+    """A copy of half of each unit's gradients stays."""
+
+    def after_backward(self, unit):
+        flat = unit.flatten_gradients()
+        self.__dict__.setdefault("kept", {})[unit] = flat[:len(flat) // 2].clone()
+        super().after_backward(unit)
+
+
+class FullMaster(right.ZeRO3):
+    """Keeps a full copy of each unit from the beginning."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.__dict__["masters"] = [unit.full.clone() for unit in self.units]
+
+
+class SecondState(lab.ShardedOptimizer):
+    """A second optimizer holds moments of the same shards."""
+
+    def __init__(self, inner, units):
+        super().__init__(inner, units)
+        self.second = type(inner)([unit.shard for unit in units], lr=0.0, weight_decay=0.0)
+
+    def gather(self):
+        self.second.step()
+
+
+def not_freed_at_first(model, optimizer_class, **settings):
+    """The first forward frees the units, not __init__."""
+    module = right.ZeRO3(model)
+    for unit in module.units:
+        unit.free()
+        gather(unit)
+    inner = optimizer_class([unit.shard for unit in module.units], **settings)
+    return module, lab.ShardedOptimizer(inner, module.units)
+
+
 class RemainderDropped(right.ZeRO3):
     """What does not divide is taken from memory that was never filled."""
 
@@ -298,6 +373,13 @@ WRONG = [
     (by(NotReduced), "gradient_of_one_rank"),
     (by(Sums), "sum_not_mean"),
     (by(GradientsKept), "memory_too_high"),
+    (by(HalvesKept), "memory_too_high"),
+    (by(EveryOtherKept), "memory_kept"),
+    (by(CopiesUntilForwardEnds), "peak_too_high"),
+    (by(HalfGradientsKept), "memory_too_high"),
+    (by(FullMaster), "memory_too_high"),
+    (by(right.ZeRO3, SecondState), "memory_too_high"),
+    (not_freed_at_first, "parameter_memory_too_high"),
     (by(RemainderDropped), "wrong_loss"),
     (by(right.ZeRO3, GathersAfterStep), "too_much_sent"),
     (by(right.ZeRO3, GathersStates), "too_much_sent 5.0")]
