@@ -8,6 +8,7 @@ from labs.checks.on_ranks import BATCH, gradients, on_ranks, raise_on_all_ranks,
 from labs.checks.reference import Step
 from labs.checks.training import judge_parameters
 from labs.checks.verdicts import check, shows
+from labs.faults.delayed_rank import delay_rank
 from labs.manual_ddp import variants
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import (
@@ -17,7 +18,6 @@ from labs.manual_ddp.edge_cases import (
     ONLY_RANK_0,
     WORLD_SIZES,
     NestedModel,
-    delay_rank,
 )
 from labs.manual_ddp.gradients import (
     WaitTraffic,
@@ -60,7 +60,7 @@ def _one_backward(average_gradients, make, step) -> float:
     model(**step.inputs()).loss.backward()
     # The last rank is late: who does not wait for an asynchronous all-reduce reads numbers without
     # it.
-    delay_rank(rank=dist.get_world_size() - 1)
+    delay_rank(dist.get_world_size() - 1, WORLD_SIZES[0])
     with torchs_own_refused("DistributedDataParallel"), WaitTraffic() as traffic:
         average_gradients(model)
         gradients(model)  # reading a functional collective's result counts as its wait

@@ -8,8 +8,9 @@ from torch import nn
 
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.verdicts import Wrong, check
+from labs.faults.delayed_rank import delay_rank
 from labs.manual_ddp.api_hints import API_HINTS
-from labs.manual_ddp.edge_cases import WORLD_SIZES, NestedModel, delay_rank
+from labs.manual_ddp.edge_cases import WORLD_SIZES, NestedModel
 from labs.manual_ddp.gradients import WaitTraffic, require_waits
 from labs.training.models import EdgeCaseModel
 
@@ -25,7 +26,7 @@ def check_broadcast_state(broadcast_state):
             parameters = list(model.parameters())
             # The sender is late: who does not wait for an asynchronous broadcast reads its own
             # numbers.
-            delay_rank(rank=0)
+            delay_rank(0, WORLD_SIZES[0])
             with torchs_own_refused("DistributedDataParallel"), WaitTraffic() as traffic:
                 broadcast_state(model)
             raise_on_all_ranks(_judge_values, model, make, traffic)

@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of
+from labs.faults.delayed_rank import DELAY_SECONDS, GATE_TIMEOUT, Gate, delay_rank
 from labs.manual_ddp.api_hints import API_HINTS
-from labs.manual_ddp.edge_cases import DELAY_SECONDS, GATE_TIMEOUT, WORLD_SIZES, Gate, delay_rank
+from labs.manual_ddp.edge_cases import WORLD_SIZES
 from labs.manual_ddp.gradients import WaitTraffic, name_mistake, require_waits
 from labs.meters.traffic import CollectiveCall, Mark
 from labs.words import listed
@@ -85,9 +86,9 @@ def _reduce(start, finish, buckets: Sequence[_Bucket], gate: Gate | None = None)
     """Starts all buckets, then finishes all, and judges them. The last rank begins later than the
     others; with a gate not before rank 0 has left `start`."""
     last, wrong, begun, traffic = dist.get_world_size() - 1, None, [], WaitTraffic()
-    # -1 is no rank: with a gate, the gate holds the last one.
-    delay_rank(rank=last if gate is None else -1)
-    in_time = gate.hold() if gate and dist.get_rank() == last else True
+    # -1 is no rank: with a gate, the gate delays the last one.
+    delay_rank(last if gate is None else -1, WORLD_SIZES[0])
+    in_time = gate.wait() if gate and dist.get_rank() == last else True
     time.sleep(DELAY_SECONDS if gate and dist.get_rank() == last else 0)
     with traffic:
         for bucket in buckets:
@@ -178,8 +179,8 @@ def _judge(wrong, in_time, buckets, traffic):
         raise wrong
     # rank 0 left `start` only when the last rank had begun: it waited, by whatever call
     if not in_time:
-        raise Wrong(f"{_WAITS[0]} (rank 0 was in it for {GATE_TIMEOUT:g} s, until the last rank "
-                    "came)", _WAITS[1], code="waits_too_early")
+        raise Wrong(f"{_WAITS[0]} (rank 0 was in it for {GATE_TIMEOUT:g} s, until the last "
+                    "rank came)", _WAITS[1], code="waits_too_early")
     for bucket in buckets:
         _judge_gradients(bucket, traffic.never_waited)
     require_waits(traffic.never_waited)

@@ -1,16 +1,11 @@
 """What the checks of notebook 02 train to tell right from nearly right: a second model with edge
-cases, which ranks use its optional layers, and ranks that are held back."""
+cases, and which ranks use its optional layers."""
 
-import itertools
-import time
 from collections.abc import Callable
-from datetime import timedelta
 from types import SimpleNamespace
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn import functional as F
 
 from labs.training.models import VOCABULARY, move_to_rank
@@ -26,8 +21,6 @@ BRANCHED_CAP = 400  # of BranchedModel's: its first bucket and its last have one
 # With 3 ranks a mean, a sum, another rank's and half of a sum are four different numbers; with 2
 # some are equal, and a message would name the wrong one. So 3 ranks come first.
 WORLD_SIZES = (3, 2, 4)
-DELAY_SECONDS = 0.15  # seconds: far longer than a collective of a small model takes
-GATE_TIMEOUT = 2.0  # seconds
 
 
 class Block(nn.Module):
@@ -128,37 +121,3 @@ def branched_model_with_optional(seed: int = 0) -> BranchedModel:
 def mixed_model(seed: int = 0) -> NestedModel:
     """A NestedModel with float64 parameters between float32 ones."""
     return NestedModel(seed, mixed=True)
-
-
-def delay_rank(rank: int) -> None:
-    """Lets all ranks meet, and delays `rank` by DELAY_SECONDS: a rank that does not wait for its
-    collective then reads what has not been summed yet. Only in the first world size of a check:
-    once is enough, and it takes time."""
-    if dist.get_world_size() == WORLD_SIZES[0]:
-        dist.barrier()
-        if dist.get_rank() == rank:
-            time.sleep(DELAY_SECONDS)
-
-
-class Gate:
-    """Holds one rank back until another has reached a place in its code. Whoever waits there for
-    the rank that is held, by whatever call, keeps the gate closed and is found."""
-
-    _numbers = itertools.count()
-
-    def __init__(self):
-        self._key = f"gate {next(self._numbers)}"  # the same on all ranks: each makes as many
-
-    def open(self) -> None:
-        # By the store, not by a collective: a collective would itself wait for the rank that is
-        # held.
-        _get_default_store().set(self._key, "open")
-
-    def hold(self) -> bool:
-        """Waits until the gate is open. Returns False where it was still closed after GATE_TIMEOUT
-        seconds."""
-        try:
-            _get_default_store().wait([self._key], timedelta(seconds=GATE_TIMEOUT))
-        except RuntimeError:  # the store's time-out
-            return False
-        return True

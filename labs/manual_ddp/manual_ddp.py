@@ -19,8 +19,9 @@ from labs.checks.on_ranks import (
 from labs.checks.reference import Reference, Step
 from labs.checks.training import Hints, judge_parameters, train_and_compare
 from labs.checks.verdicts import Wrong, check, kind_of
+from labs.faults.delayed_rank import delay_rank
 from labs.manual_ddp.api_hints import API_HINTS, HOOK
-from labs.manual_ddp.edge_cases import EVERY_RANK, WORLD_SIZES, NestedModel, UseAll, delay_rank
+from labs.manual_ddp.edge_cases import EVERY_RANK, WORLD_SIZES, NestedModel, UseAll
 from labs.manual_ddp.gradients import (
     WaitTraffic,
     floats_of,
@@ -86,7 +87,7 @@ def train_wrapped(wrap: Callable[[nn.Module], nn.Module], uses: Sequence[UseAll]
         if not seen.traffics:
             # One rank is late in the first step: a gradient that is read before its sum has arrived
             # lacks that rank's part.
-            delay_rank(rank=dist.get_world_size() - 1)
+            delay_rank(dist.get_world_size() - 1, WORLD_SIZES[0])
         with WaitTraffic() as traffic, torchs_own_refused("DistributedDataParallel"):
             yield
             # now, before the ranks meet to judge: an all-reduce that nobody waits for arrives then;

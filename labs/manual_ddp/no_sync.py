@@ -10,6 +10,7 @@ from labs.checks.guesses import guessed
 from labs.checks.on_ranks import BATCH, close, gradients, on_ranks, raise_on_all_ranks
 from labs.checks.reference import Step
 from labs.checks.verdicts import Wrong, check, shows
+from labs.faults.delayed_rank import delay_rank
 from labs.manual_ddp import variants
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import (
@@ -22,7 +23,6 @@ from labs.manual_ddp.edge_cases import (
     WORLD_SIZES,
     NestedModel,
     UseAll,
-    delay_rank,
 )
 from labs.manual_ddp.gradients import WaitTraffic, judge_gradients, mean_and_alone, reference_model
 from labs.meters.traffic import Traffic
@@ -78,7 +78,7 @@ def _accumulate(model: nn.Module, module: nn.Module, make: Callable, uses: Seque
         for sums, found in zip((mean, *alone), (step_mean, *step_alone), strict=True):
             sums.update({name: sums.get(name, 0) + g for name, g in found.items()})
         if step is last:
-            delay_rank(rank=dist.get_world_size() - 1)
+            delay_rank(dist.get_world_size() - 1, WORLD_SIZES[0])
         with WaitTraffic() as traffic:
             module(**step.inputs()).loss.backward()
             # now: once the ranks have met, late ones have arrived; and inside, where reading a

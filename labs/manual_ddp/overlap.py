@@ -10,19 +10,18 @@ from labs.checks.invariants import positions, record_step
 from labs.checks.on_ranks import BATCH, on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.reference import Step
 from labs.checks.verdicts import Wrong, check, shows
+from labs.faults.delayed_rank import GATE_TIMEOUT, Gate
 from labs.manual_ddp import variants
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import (
     ALL_BUT_RANK_0,
     CAPS,
     EVERY_RANK,
-    GATE_TIMEOUT,
     NESTED_CAP,
     NO_RANK,
     ONLY_RANK_0,
     WORLD_SIZES,
     BranchedModel,
-    Gate,
     NestedModel,
     mixed_model,
 )
@@ -78,7 +77,7 @@ def _registered_in_another_order(seed: int) -> BranchedModel:
 @dataclass(frozen=True)
 class _Backward:
     """One rank's backward. events: in their order. buckets: the module's, None where it has none.
-    free: whether the held rank found that rank 0 computed on without it."""
+    free: whether the delayed rank found that rank 0 computed on without it."""
 
     model: nn.Module
     buckets: Buckets | None
@@ -97,7 +96,7 @@ def _record(wrap: Wrap, make, cap) -> _Backward:
         if seen["forward"] == _STEPS and dist.get_rank() == dist.get_world_size() - 1:
             # Between its forward and its backward of the last step: it issues no collective
             # meanwhile.
-            found["free"] = gate.hold()
+            found["free"] = gate.wait()
 
     def count(_):
         seen["ready"] += 1
@@ -155,12 +154,12 @@ def judge_not_blocked(events: Sequence[CollectiveCall | Mark]) -> None:
 
 
 def judge_free(is_free: bool) -> None:
-    """Raises Wrong where rank 0 did not compute on while another rank was held."""
-    # A wait here, by whatever call, would stall on the delayed rank: then nothing overlaps.
+    """Raises Wrong where rank 0 did not compute on while another rank was delayed."""
+    # whoever waits, by whatever call, waits for the rank that is delayed: nothing overlaps
     if not is_free:
         raise Wrong(f"rank 0 had not computed its gradients after {GATE_TIMEOUT:g} s, while "
-                    "another rank was held before its backward: something in backward waits for a "
-                    "collective", "Wait for all buckets when backward is over.",
+                    "another rank was delayed before its backward: something in backward "
+                    "waits for a collective", "Wait for all buckets when backward is over.",
                     code="waits_too_early")
 
 

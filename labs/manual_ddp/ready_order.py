@@ -18,6 +18,7 @@ from labs.checks.on_ranks import (
 )
 from labs.checks.reference import Step
 from labs.checks.verdicts import Wrong, check, shows
+from labs.faults.delayed_rank import Gate
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import (
     ALL_BUT_RANK_0,
@@ -29,7 +30,6 @@ from labs.manual_ddp.edge_cases import (
     ONLY_RANK_0,
     WORLD_SIZES,
     BranchedModel,
-    Gate,
     UseAll,
     branched_model_with_optional,
     mixed_model,
@@ -101,7 +101,7 @@ def _without_scaffold(wrap: Wrap) -> Wrap:
 class _Recorded:
     """A short training on one rank. forwards, backwards: the events of each step. order: the names
     of rank 0's parameters, as they became ready in its first backward. is_free: whether the rank
-    that was held in the last step found that rank 0 computed on without it."""
+    that was delayed in the last step found that rank 0 computed on without it."""
 
     model: nn.Module
     forwards: list[Events]
@@ -140,7 +140,7 @@ def _record(wrap: Wrap, make: Callable[..., nn.Module], uses: Sequence[UseAll]) 
             loss = module(**Step(batch, use_all).inputs()).loss
             forwards.append(traffic.events[begin:])
             if len(forwards) == len(uses) and rank == last_rank:
-                is_free = gate.hold()
+                is_free = gate.wait()
             begin = len(traffic.events)
             loss.backward()
             backwards.append(traffic.events[begin:])
