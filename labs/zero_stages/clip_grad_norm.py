@@ -10,7 +10,8 @@ from labs.checks.numbers import Cause, as_number, judge_number
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.tolerances import NORM
 from labs.checks.verdicts import Wrong, check, kind_of
-from labs.meters.traffic import Traffic, numbers_sent
+from labs.manual_ddp.gradients import WaitTraffic, require_waits
+from labs.meters.traffic import numbers_sent
 from labs.training.models import EdgeCaseModel
 from labs.zero_stages.flat_parameter import flatten_layers
 from labs.zero_stages.scaffold import ShardedOptimizer
@@ -28,10 +29,11 @@ def check_clip_grad_norm(clip_grad_norm: Callable):
     def work():
         for limit in LIMITS:
             optimizer, case = _gradients()
-            with torchs_own_refused(), Traffic() as traffic:
+            with torchs_own_refused(), WaitTraffic() as traffic:
                 # Three limits on fresh gradients: a norm below the limit must leave them as they
                 # are.
                 norm = clip_grad_norm(optimizer, limit)
+                as_number(norm)  # reading a functional collective's result counts as its wait
             raise_on_all_ranks(_judge, norm, case, limit, traffic)
         # Catches a norm of shards that have no gradient yet: under ZeRO-1 they come with the step.
         optimizer, case = _gradients(late=True)
@@ -122,6 +124,7 @@ def _judge(norm, case, limit, traffic):
             raise Wrong(f"rank {rank}: a gradient was replaced by another tensor, not scaled in "
                         "place", "gradient.mul_(factor) scales it in place.",
                         code="gradient_replaced")
+    require_waits(traffic.never_waited)
 
 
 def _judge_norm(norm, case, limit, rank):

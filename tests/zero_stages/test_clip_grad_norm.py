@@ -1,6 +1,7 @@
 """What the check of exercise 3.6 must reject, and what it must accept."""
 
 import sys
+import time
 
 import cloudpickle
 import pytest
@@ -45,6 +46,13 @@ class Clip:
 
     def own_norm(optimizer, max_norm):
         return scaled(optimizer, local_square(optimizer).sqrt(), max_norm)
+
+    def sleeps(optimizer, max_norm):
+        """Instead of waiting for the sum."""
+        square = local_square(optimizer)
+        dist.all_reduce(square, async_op=True)
+        time.sleep(0.2)
+        return scaled(optimizer, square.sqrt(), max_norm)
 
     def norms_added(optimizer, max_norm):
         norm = local_square(optimizer).sqrt()
@@ -155,6 +163,7 @@ class Clip:
 @pytest.mark.parametrize("answer, words", [
     (Clip.nothing, "not_a_number"),
     (Clip.torchs, "norm_of_one_rank"),
+    (Clip.sleeps, "never_waited"),
     (Clip.own_norm, "norm_of_one_rank"),
     (Clip.norms_added, "wrong_number"),
     (Clip.mean_of_norms, "wrong_number"),
