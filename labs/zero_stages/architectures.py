@@ -62,6 +62,17 @@ class Chained(Predictor, nn.Sequential):
         return nn.Sequential.forward(self, x)
 
 
+class Bare(Predictor):
+    """A module without children, whose parameters are its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.eye(BYTES)), nn.Parameter(torch.zeros(BYTES))
+
+    def predict(self, x):
+        return x @ self.weight + self.bias
+
+
 class OddShapes(Predictor):
     """Parameters with no dimension and with many, one of one number, and a frozen one; a layer that
     is called with keywords and returns a dict."""
@@ -119,6 +130,7 @@ ARCHITECTURES: dict[str, Callable[[], Predictor]] = {
     "an nn.Sequential": lambda: Chained(*_linears(8, 11), nn.Tanh(), *_linears(11, 5), nn.Tanh(),
                                         *_linears(5, 8)),
     "one layer": lambda: Chained(nn.Linear(BYTES, BYTES)),
+    "no layers": Bare,
     "odd shapes": OddShapes,
     "a layer used twice": lambda: Listed(_linears(7, 7, 7), order=[0, 1, 0]),
     "one layer listed three times": lambda: Listed(_linears(7, 7) * 3),
