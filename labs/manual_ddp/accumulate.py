@@ -90,7 +90,9 @@ def _judge_weights(got, reference, by_rank, events):
         raise Wrong(f"{who} is this rank's own: no backward communicated", _LAST,
                     code="gradient_of_one_rank")
     # what the last backward adds stays on its rank
-    if calls and _ends_alone(events):
+    begins = max((i for i, event in enumerate(events)
+                  if getattr(event, "what", "") == "forward"), default=-1)
+    if calls and not any(isinstance(event, CollectiveCall) for event in events[begins + 1:]):
         raise Wrong(f"{who} is not the same on all ranks: the last backward is not synchronized",
                     _LAST, code="last_backward_not_reduced")
     code, sentence, hint = name_mistake(got[name], want[name], [one[name] for one in alone])
@@ -119,13 +121,6 @@ def _judge_mixture(got, by_rank):
             ("only_last_micro_batch", [0] * (parts - 1) + [1], last, _ADDS)):
         if parts > 1 and _alike(got, _mixed(by_rank, weights)):
             raise Wrong(f"the gradient is that of {whose}", hint, code=code)
-
-
-def _ends_alone(events) -> bool:
-    """Whether no collective is called after the last forward has begun."""
-    last = max((i for i, event in enumerate(events)
-                if getattr(event, "what", "") == "forward"), default=-1)
-    return not any(isinstance(event, CollectiveCall) for event in events[last + 1:])
 
 
 def _alike(got, want) -> bool:

@@ -43,7 +43,8 @@ def _judge(bytes_for_backward) -> int:
         # what backward needs, whatever views, types and hooks are in between.
         got = require_number(bytes_for_backward(case.forward, list(case.held)), case.name)
         # On a GPU the allocator's blocks are larger than the storages in them.
-        if abs(got - want) > devices.rounding() * _storages(case):
+        storages = len({_address(tensor) for tensor in _saved_by(case.forward)[0]})
+        if abs(got - want) > devices.rounding() * storages:
             judge_number(got, want, _causes(case, want), case.name, "bytes", _RULE,
                          source="the allocator says")
         _require_nothing_left(bytes_for_backward, case, want)
@@ -68,11 +69,6 @@ def _require_nothing_left(bytes_for_backward, case, want):
                     "that keeps the graph, Python's collector does not see the cycle: return "
                     "tensor.detach(), and remember addresses and bytes, not tensors.",
                     code="memory_kept")
-
-
-def _storages(case) -> int:
-    """How many storages its forward saves."""
-    return len({_address(tensor) for tensor in _saved_by(case.forward)[0]})
 
 
 def _causes(case: ForwardCase, want: int) -> list[Cause]:

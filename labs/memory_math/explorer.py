@@ -95,7 +95,9 @@ def explore_memory(**first) -> Controls:
 
 def _controls() -> list[tuple]:
     """(name, label, kind, options) of each."""
-    recipes = [(f"{name}  ({_parts(RECIPES[name])})", name) for name in RECIPE_NAMES]
+    recipes = [(f"{name}  ({recipe.parameters:g} + {recipe.gradients:g} + "
+                f"{recipe.optimizer_state:g} bytes)", name)
+               for name, recipe in ((name, RECIPES[name]) for name in RECIPE_NAMES)]
     return [("model", "model", "menu", MODELS),
             ("ranks", "ranks", "slider", [2**power for power in range(11)]),
             ("strategy", "strategy", "menu", tuple(STRATEGIES)),
@@ -103,10 +105,6 @@ def _controls() -> list[tuple]:
             ("recipe", "recipe", "menu", recipes),
             ("sequence", "sequence", "slider", [2**power for power in range(8, 18)]),
             ("checkpointing", "checkpointing", "menu", CHECKPOINTING)]
-
-
-def _parts(recipe) -> str:
-    return f"{recipe.parameters:g} + {recipe.gradients:g} + {recipe.optimizer_state:g} bytes"
 
 
 def _choice(name, label, kind, options, value) -> Choice:

@@ -150,8 +150,12 @@ def _checkpointing_cost(preset, rounds) -> CheckpointingCost:
     models = [_model(preset, checkpointed) for checkpointed in (False, True)]
     steps = [lambda model=model: _step(model, batch) for model in models]
     seconds = throughput.seconds_per_step(dict(enumerate(steps)), rounds, warmup=1)
-    reports = [memory.record(lambda c=c: _with_optimizer(_model(preset, c)), [batch, batch])
-               for c in (False, True)]
+
+    def build(checkpointed):
+        model = _model(preset, checkpointed)
+        return model, torch.optim.AdamW(model.parameters())
+
+    reports = [memory.record(lambda c=c: build(c), [batch, batch]) for c in (False, True)]
     predicted = [predict(models[0].config, batch=preset.batch, sequence=preset.context,
                          checkpointing=kind, device=device.type) for kind in ("none", "full")]
     # torch stops recomputing a block once it has what backward needs; here it must not.
@@ -183,10 +187,6 @@ def _step(model, batch):
     loss = model(**batch).loss
     loss.backward()
     loss.item()  # a GPU works on in the background; reading a number waits for it
-
-
-def _with_optimizer(model) -> tuple:
-    return model, torch.optim.AdamW(model.parameters())
 
 
 def _flops(step) -> int:

@@ -57,7 +57,10 @@ def check_script(script: str):
         # ever.
         failing = scripts.Running(folder, 2, fails=True)
         with status("2 ranks, of which one fails"), _ended(failing):
-            _judge_failure(failing.finish())
+            judge_failed_job(failing.finish(), scripts.FAILING_RANK, "script",
+                             "mp.spawn raises where a rank raised: let it. Processes that you "
+                             "start and join yourself have an exitcode each.",
+                             "the others wait for it", "mp.spawn with join=True ends the others.")
     return ("the right sum on 2 and on 3 ranks, also at the same time; where a rank fails, the "
             "script fails; nothing is left behind")
 
@@ -152,13 +155,6 @@ def _as_float(line) -> float | None:
         return float(line)
     except ValueError:
         return None
-
-
-def _judge_failure(run):
-    judge_failed_job(run, scripts.FAILING_RANK, "script",
-                     "mp.spawn raises where a rank raised: let it. Processes that you start and "
-                     "join yourself have an exitcode each.",
-                     "the others wait for it", "mp.spawn with join=True ends the others.")
 
 
 @shows("Script")

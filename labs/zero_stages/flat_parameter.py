@@ -59,7 +59,8 @@ class FlatParameter:
     @property
     def is_sharded(self) -> bool:
         """Whether `free` has been called: `shard` has memory of its own."""
-        return not _same_storage(self.shard, self.full)
+        return (self.shard.untyped_storage().data_ptr()
+                != self.full.untyped_storage().data_ptr())
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Views of `flat`, one for each parameter, in its shape."""
@@ -166,10 +167,6 @@ def _outside(module, layers) -> list[nn.Parameter]:
         return []
     return [*module.parameters(recurse=False),
             *(p for child in module.children() for p in _outside(child, layers))]
-
-
-def _same_storage(one, other) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _refuse_shared(parameters):

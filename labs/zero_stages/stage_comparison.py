@@ -285,11 +285,8 @@ def show_traffic(comparison: Comparison) -> Picture:
         Panel("collectives", "calls per step", [len(result.calls) for result in results],
               colour=palette.MUTED)],  # of all kinds, so none of their colours
         f"An all-reduce counts twice; each rank sends {ranks - 1}/{ranks} of what travels."
-        + f" {RECORDED}: {_RECORDED_NOTE}" * any(map(_is_recorded, names)))
-
-
-def _is_recorded(name) -> bool:
-    return name.endswith(RECORDED)
+        + f" {RECORDED}: {_RECORDED_NOTE}" * any(
+            name.endswith(RECORDED) for name in names))
 
 
 @shows("3.8")
