@@ -9,7 +9,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from time import sleep
+from pathlib import Path
+from time import perf_counter, sleep
 from unittest import mock
 
 import torch
@@ -31,7 +32,7 @@ from labs.training.memory_categories import Memory
 from labs.workers import devices
 
 PHASES = ("build", "forward", "backward", "step")
-_DELAY = 5e-4  # seconds
+_DELAY, _MAX_DELAY = 5e-4, 0.05  # seconds
 _longer = 1  # times that delay, see `wait_longer`
 _COMMUNICATION = ("FSDP::all_gather", "FSDP::post_backward_reduce", "FSDP::reduce_scatter",
                   "fsdp::", "c10d::", "gloo:", "nccl:", "ZeRO::")
@@ -162,11 +163,30 @@ class _RecordedLoop:
 
 
 class _DelayedWaits(WaitObserver):
-    """Sleeps 0.5 ms after each wait for a collective so that gloo's thread drops its references
-    first: the profiler misses frees on that thread."""
+    """Sleeps 0.5 ms after each wait for a collective, and until gloo's threads sleep, so that they
+    drop their references first: the profiler misses frees on those threads."""
 
     def wait_ended(self, waited):
+        # On a busy machine a thread gets a core only after several ms. With a limit: another
+        # collective may be computing on one of these threads.
+        until = perf_counter() + _MAX_DELAY * _longer
         sleep(_DELAY * _longer)
+        while _gloo_runs() and perf_counter() < until:
+            sleep(_DELAY)
+
+
+def _gloo_runs() -> bool:
+    """Whether a thread on which gloo's collectives run has a core, or waits for one. False where
+    there is no /proc (macOS)."""
+    for thread in Path("/proc/self/task").glob("*/stat"):
+        try:
+            # number (name) state ...; the name may have spaces
+            name, _, rest = thread.read_text().partition("(")[2].rpartition(")")
+        except OSError:  # the thread has ended meanwhile
+            continue
+        if name.startswith("pt_gloo_runloo") and rest.split()[0] == "R":
+            return True
+    return False
 
 
 @contextmanager
