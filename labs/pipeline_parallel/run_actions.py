@@ -289,7 +289,7 @@ def _schedule(function, ranks, micro_batches, chunks=1) -> Schedule:
                              Schedule.from_lists(lists, micro_batches, chunks))
     except IllegalSchedule as error:
         raise Wrong(f"{function.__name__}{sizes}: {error}", "Nothing was sent: a schedule is "
-                    "judged before it runs.", code="illegal_schedule") from None
+                    "judged before it runs.", code=error.code) from None
 
 
 def draw_measured(step: MeasuredStep, name: str, bubble: float | None = None) -> Picture:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from labs.checks.verdicts import Wrong, kind_of
 from labs.predictions.pipelines.formulas import Kind
-from labs.predictions.pipelines.legality import first_illegal
+from labs.predictions.pipelines.legality import require_legal
 from labs.predictions.pipelines.schedule import IllegalSchedule, Schedule
 from labs.predictions.pipelines.simulate import Timeline, Times, simulate
 from labs.words import counted
@@ -29,11 +29,11 @@ def legal_schedule(returned, ranks: int, micro_batches: int, chunks: int = 1) ->
     try:
         schedule = Schedule.from_lists(returned, micro_batches, chunks)
     except IllegalSchedule as error:
-        raise Wrong(str(error), code="illegal_schedule") from None
-    sentence = first_illegal(schedule)
-    if sentence:
-        raise Wrong(sentence, ORDER_HINT, code="illegal_schedule")
-    return schedule
+        raise Wrong(str(error), code=error.code) from None
+    try:
+        return require_legal(schedule)
+    except IllegalSchedule as error:
+        raise Wrong(str(error), ORDER_HINT, code=error.code) from None
 
 
 def judge_targets(function: Callable, kind: Kind, sizes: Sequence[tuple], slots_hint: str,

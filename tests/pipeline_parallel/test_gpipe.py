@@ -22,38 +22,38 @@ all_on_rank_0 = with_rank(lambda p, m, rank: [] if rank else
 WRONG = named(
     nothing=(lambda ranks, micro_batches: None, "wrong_type nothing"),
     empty=(lambda ranks, micro_batches: [[] for _ in range(ranks)],
-           "illegal_schedule"),
-    all_on_rank_0=(all_on_rank_0, "illegal_schedule"),
+           "action_missing"),
+    all_on_rank_0=(all_on_rank_0, "action_missing"),
     all_on_the_last_rank=(with_rank(lambda p, m, rank: [] if rank < p - 1 else
                                     [F(i) for i in range(m)] + [B(i) for i in range(m)]),
-                          "illegal_schedule output"),
+                          "action_missing output"),
     one_at_a_time=(one_at_a_time, "one_rank_at_a_time"),
-    one_batch=(same_on_all(lambda m: [F(0), B(0)]), "illegal_schedule"),
+    one_batch=(same_on_all(lambda m: [F(0), B(0)]), "action_missing"),
     no_backward=(same_on_all(lambda m: [F(i) for i in range(m)]),
-                 "illegal_schedule"),
+                 "action_missing"),
     backward_first=(same_on_all(lambda m: [kind(i) for kind in (B, F) for i in range(m)]),
-                    "illegal_schedule"),
-    for_8=(lambda ranks, micro_batches: gpipe(ranks, 8), "illegal_schedule"),
+                    "wrong_order"),
+    for_8=(lambda ranks, micro_batches: gpipe(ranks, 8), "no_such_micro_batch"),
     for_4_and_8=(lambda ranks, micro_batches: gpipe(4, 8), "wrong_count"),
     from_1=(same_on_all(lambda m: [kind(i) for kind in (F, B) for i in range(1, m + 1)]),
-            "illegal_schedule"),
+            "no_such_micro_batch"),
     one_list=(lambda ranks, micro_batches: gpipe(1, micro_batches)[0],
               "wrong_count"),
     by_rank=(lambda ranks, micro_batches: dict(enumerate(gpipe(ranks, micro_batches))),
              "wrong_type dict"),
     twice=(same_on_all(lambda m: [kind(i) for kind in (F, F, B) for i in range(m)]),
-           "illegal_schedule already"),
-    not_called=(same_on_all(lambda m: [F] * m), "illegal_schedule"),
-    tuples=(same_on_all(lambda m: [("F", i) for i in range(m)]), "illegal_schedule 'F'"),
+           "duplicate_action already"),
+    not_called=(same_on_all(lambda m: [F] * m), "wrong_type"),
+    tuples=(same_on_all(lambda m: [("F", i) for i in range(m)]), "wrong_type 'F'"),
     floats=(same_on_all(lambda m: [F(i / 1) for i in range(m)]), "raised_TypeError"),
     other_stage=(same_on_all(lambda m: [Action("F", i, 0) for i in range(m)]),
-                 "illegal_schedule"),
+                 "wrong_rank"),
     waits_for_pairs=(same_on_all(lambda m: [
         action for i in range(0, m, 2) for pair in [range(i, min(i + 2, m))]
         for action in [*map(F, pair), *map(B, pair)]]), "too_many_slots"),
     crossed=(with_rank(lambda p, m, rank: gpipe(1, m)[0] if rank != 1 else [
         *map(F, range(m - 1)), B(0), F(m - 1), *map(B, range(1, m))]),
-        "illegal_schedule"))
+        "deadlock"))
 
 
 def reversed_backwards(ranks, micro_batches):

@@ -42,28 +42,28 @@ def depth_first(ranks, micro_batches, chunks):
 
 WRONG = named(
     one_f_one_b=(lambda ranks, micro_batches, chunks: one_f_one_b(ranks, micro_batches),
-                 "illegal_schedule"),
+                 "action_missing"),
     breadth_first=(all_forwards_first, "too_many_in_flight"),
     depth_first=(depth_first, "one_rank_at_a_time"),
     one_f_one_bs_warm_up=(with_warm_up(lambda p, v, rank: p - 1 - rank),
-                          "illegal_schedule"),
+                          "wrong_order"),
     one_too_few=(with_warm_up(lambda p, v, rank: p - 2 - rank + (v - 1) * p),
-                 "illegal_schedule"),
+                 "wrong_order"),
     one_too_many=(with_warm_up(lambda p, v, rank: 2 * (p - 1 - rank) + (v - 1) * p + 1),
                   "too_many_in_flight"),
     same_on_all_ranks=(with_warm_up(lambda p, v, rank: (v - 1) * p),
-                       "too_many_slots|illegal_schedule"),
+                       "too_many_slots"),
     all_in_the_warm_up=(with_warm_up(lambda p, v, rank: 10**6), "too_many_in_flight"),
     for_2_chunks=(lambda ranks, micro_batches, chunks: interleaved(ranks, micro_batches, 2),
-                  "illegal_schedule"),
+                  "action_missing"),
     chunk_from_1=(lambda ranks, micro_batches, chunks: [
         [type(action)(action.kind, action.micro_batch, action.chunk + 1) for action in actions]
-        for actions in interleaved(ranks, micro_batches, chunks)], "illegal_schedule has"),
+        for actions in interleaved(ranks, micro_batches, chunks)], "no_such_chunk has"),
     backwards_in_the_order_of_forwards=(lambda ranks, micro_batches, chunks: [
         [*(action for action in actions if action.kind == "F"),
          *(B(action.micro_batch, action.chunk) for action in actions if action.kind == "F")]
         for actions in interleaved(ranks, micro_batches, chunks)],
-        "illegal_schedule"))
+        "deadlock"))
 RIGHT = [
     interleaved, with_warm_up(lambda p, v, rank: 2 * (p - 1 - rank) + (v - 1) * p),
     # enough, and less memory, as long as transfers take no time

@@ -27,21 +27,21 @@ WRONG = named(
     one_at_a_time=(one_at_a_time, "one_rank_at_a_time"),
     no_warm_up=(alternating(lambda p, m, rank: 0), "one_rank_at_a_time"),
     same_warm_up=(alternating(lambda p, m, rank: p - 1),
-                  "too_many_slots|illegal_schedule"),
-    reversed_warm_up=(alternating(lambda p, m, rank: rank), "illegal_schedule|too_many_slots"),
+                  "too_many_slots"),
+    reversed_warm_up=(alternating(lambda p, m, rank: rank), "deadlock|too_many_slots"),
     one_too_few=(alternating(lambda p, m, rank: p - 2 - rank), "too_many_slots"),
     twice_the_warm_up=(alternating(lambda p, m, rank: 2 * (p - 1 - rank)),
                        "too_many_in_flight"),
     more_than_there_are=(with_rank(lambda p, m, rank: [
         *map(F, range(p - 1 - rank)), *(action for i in range(m - p + 1 + rank) for action in
                                         (F(p - 1 - rank + i), B(i))),
-        *map(B, range(m - p + 1 + rank, m))]), "illegal_schedule"),
+        *map(B, range(m - p + 1 + rank, m))]), "no_such_micro_batch"),
     forgets_the_end=(with_rank(lambda p, m, rank: [
         *map(F, range(p - 1 - rank)), *(action for i in range(m - p + 1 + rank) for action in
                                         (F(p - 1 - rank + i), B(i)))]),
-        "illegal_schedule"),
+        "action_missing"),
     backwards_from_the_latest=(alternating(
-        lambda p, m, rank: p - 1 - rank, lambda rank, i: [B(7 - i)]), "illegal_schedule"))
+        lambda p, m, rank: p - 1 - rank, lambda rank, i: [B(7 - i)]), "wrong_order"))
 
 
 def as_soon_as_possible(ranks, micro_batches):

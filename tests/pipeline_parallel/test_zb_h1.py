@@ -32,7 +32,7 @@ WRONG = named(
     w_before_b=(with_rank(lambda p, m, rank: [
         other for action in one_f_one_b(p, m)[rank] for other in
         ([W(action.micro_batch), action] if action.kind == "B" else [action])]),
-        "illegal_schedule"),
+        "wrong_order"),
     zb_h2=(zb_h2, "too_many_in_flight"),
     delayed_the_wrong_way_round=(delayed(lambda p, m, rank: p - 1 - rank),
                                  "too_many_slots|too_many_in_flight"),
@@ -41,7 +41,7 @@ WRONG = named(
     one_at_a_time=(same_on_all(lambda m: [kind(i) for i in range(m) for kind in (F, B, W)]),
                    "too_many_slots"),
     w_without_b=(with_rank(lambda p, m, rank: [action for action in zb_h1(p, m)[rank]
-                                               if action.kind != "B"]), "illegal_schedule without"))
+                                               if action.kind != "B"]), "action_missing without"))
 
 
 def last_w_first(ranks, micro_batches):

@@ -10,9 +10,10 @@ _WHAT = {"F": "forward", "B": "backward", "W": "gradient of the weights"}
 
 def require_legal(schedule: Schedule) -> Schedule:
     """The schedule itself; raises IllegalSchedule with one sentence if it cannot be run."""
-    sentence = first_illegal(schedule)
-    if sentence:
-        raise IllegalSchedule(sentence)
+    found = _first_illegal(schedule)
+    if found:
+        code, sentence = found
+        raise IllegalSchedule(sentence, code)
     return schedule
 
 
@@ -23,48 +24,62 @@ def first_illegal(schedule: Schedule) -> str | None:
     the stage's own F, W after its B; what an action receives is computed by another stage; and the
     orders of the ranks do not wait for each other in a circle.
     """
+    found = _first_illegal(schedule)
+    return found and found[-1]
+
+
+def _first_illegal(schedule) -> tuple[str, str] | None:
+    """(code, sentence), or None."""
     # What one rank's own list shows comes first: it may be why another rank waits in vain.
-    illegal = min(_illegal_actions(schedule), default=None) or min(_never_received(schedule),
-                                                                   default=None)
+    illegal = min(_illegal_actions(schedule), default=None)
     if illegal:
-        return illegal[-1]
-    return next(_missing(schedule), None) or _circle(schedule)
+        return illegal[2:]
+    sentence = (min(_never_received(schedule), default=(None,))[-1]
+                or next(_missing(schedule), None))
+    if sentence:
+        return "action_missing", sentence
+    sentence = _circle(schedule)
+    return sentence and ("deadlock", sentence)
 
 
-def _illegal_actions(schedule) -> Iterator[tuple[int, int, str]]:
-    """(index, rank, sentence) of each action that its own rank's list makes illegal."""
+def _illegal_actions(schedule) -> Iterator[tuple[int, int, str, str]]:
+    """(index, rank, code, sentence) of each action that its own rank's list makes illegal."""
     for rank, actions in enumerate(schedule.ranks):
         before = set()
         for index, action in enumerate(actions):
             reason = _no_such(schedule, rank, action) or _out_of_order(schedule, action, before)
             before.add(action)
             if reason:
-                yield index, rank, f"{_place(schedule, rank, index)}: {reason}"
+                code, sentence = reason
+                yield index, rank, code, f"{_place(schedule, rank, index)}: {sentence}"
 
 
-def _no_such(schedule, rank, action) -> str | None:
-    """Why there is no such action on this rank; None if there is."""
+def _no_such(schedule, rank, action) -> tuple[str, str] | None:
+    """(code, why there is no such action on this rank); None if there is."""
     ranks, (first, last) = len(schedule.ranks), (0, schedule.micro_batches - 1)
     if not 0 <= action.stage < schedule.stages:
-        return (f"there is no chunk {action.stage // ranks}; each rank has "
+        return ("no_such_chunk", f"there is no chunk {action.stage // ranks}; each rank has "
                 f"{counted(schedule.chunks, 'chunk')}, numbered from 0")
     if schedule.rank_of(action.stage) != rank:
-        return f"stage {action.stage} is on rank {schedule.rank_of(action.stage)}"
+        return ("wrong_rank",
+                f"stage {action.stage} is on rank {schedule.rank_of(action.stage)}")
     if not first <= action.micro_batch <= last:
-        return f"there is no micro-batch {action.micro_batch}; the last one is {last}"
+        return ("no_such_micro_batch",
+                f"there is no micro-batch {action.micro_batch}; the last one is {last}")
     return None
 
 
-def _out_of_order(schedule, action, before) -> str | None:
-    """Why the action cannot come after those before it in its list; None if it can."""
+def _out_of_order(schedule, action, before) -> tuple[str, str] | None:
+    """(code, why the action cannot come after those before it in its list); None if it can."""
     if action in before:
-        return "the same action is already in the list before it"
+        return "duplicate_action", "the same action is already in the list before it"
     earlier = schedule.own_earlier(action)
     if not earlier or earlier in before:
         return None
-    when = "before" if earlier in schedule.everything else "without"
-    return (f"the {_WHAT[action.kind]} of micro-batch {action.micro_batch} comes {when} its own "
-            f"{_WHAT[earlier.kind]}, {schedule.name(earlier)}")
+    code, when = (("wrong_order", "before") if earlier in schedule.everything
+                  else ("action_missing", "without"))
+    return code, (f"the {_WHAT[action.kind]} of micro-batch {action.micro_batch} comes {when} its "
+                  f"own {_WHAT[earlier.kind]}, {schedule.name(earlier)}")
 
 
 def _never_received(schedule) -> Iterator[tuple[int, int, str]]:

@@ -16,7 +16,15 @@ _CELL = re.compile(r"(\d+)([FBIW])(\d+)")  # the cells of torch.distributed.pipe
 
 
 class IllegalSchedule(ValueError):
-    """A schedule that cannot be run; one sentence says which rank and action, and why."""
+    """A schedule that cannot be run; one sentence says which rank and action, and why. code: the
+    kind of mistake, in one word or a few."""
+
+    def __init__(self, sentence: str, code: str = "illegal_schedule"):
+        super().__init__(sentence)
+        self.code = code
+
+    def __reduce__(self):  # an exception is pickled by its args alone, and a rank may raise it
+        return type(self), (str(self), self.code)
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class Schedule:
         if not isinstance(lists, list | tuple) or not lists:
             found = type(lists).__name__ if lists or lists is None else "something empty"
             raise IllegalSchedule("a schedule is a list with one list of actions for each rank, "
-                                  f"not {found}")
+                                  f"not {found}", "wrong_type")
         return cls(tuple(_actions(entries, rank, len(lists)) for rank, entries in enumerate(lists)),
                    micro_batches, chunks)
 
@@ -154,11 +162,13 @@ class Schedule:
 def _actions(entries, rank, ranks) -> tuple[Action, ...]:
     """The actions of one rank's list."""
     if isinstance(entries, str | dict | ChunkAction | Action) or not isinstance(entries, Iterable):
-        raise IllegalSchedule(f"rank {rank} has no list of actions, but {entries!r:.60}")
+        raise IllegalSchedule(f"rank {rank} has no list of actions, but {entries!r:.60}",
+                              "wrong_type")
     found = []
     for index, entry in enumerate(entries):
         if index == MOST_ENTRIES:  # a generator need not end
-            raise IllegalSchedule(f"rank {rank} has more than {MOST_ENTRIES:,} actions")
+            raise IllegalSchedule(f"rank {rank} has more than {MOST_ENTRIES:,} actions",
+                                  "endless_list")
         if isinstance(entry, ChunkAction):
             found.append(Action(entry.kind, entry.micro_batch, entry.chunk * ranks + rank))
         elif isinstance(entry, Action):
@@ -167,7 +177,7 @@ def _actions(entries, rank, ranks) -> tuple[Action, ...]:
             found.append(_cell(entry.strip(), rank)[1])
         elif entry is not None and entry != "":
             raise IllegalSchedule(f"rank {rank}, index {index} of its list: {entry!r:.60} is no "
-                                  "action; write F(i), B(i) or W(i)")
+                                  "action; write F(i), B(i) or W(i)", "wrong_type")
     return tuple(found)
 
 
