@@ -167,9 +167,12 @@ class _Trial:
         # a collective. Catches a gather of the outputs at the end of column_shard.
         want = self._part(self.first(self.x).detach(), -1)
         if largest_difference(inner.detach(), want) > 1e-5:
-            raise Wrong(f"{self.where}: the output of column_shard is {kind_of(inner)}, not part "
-                        f"{self.rank} of the whole layer's, {list(want.shape)}", _ROWS,
-                        code="wrong_type")
+            said, code = f"has the shape {list(inner.shape)}, not {list(want.shape)}", "wrong_shape"
+            if inner.shape == want.shape:
+                off = largest_difference(inner.detach(), want)
+                said, code = f"is off by up to {off:.2g} from those columns", "wrong_output"
+            raise Wrong(f"{self.where}: the output of column_shard should be part {self.rank} of "
+                        f"the whole layer's, of {self.ranks}; it {said}", _ROWS, code=code)
         if traffic.bytes:
             raise Wrong(f"{self.where}: column_shard sends {traffic.bytes:,} bytes in forward; it "
                         "need send none", "Each rank computes its own columns of the output.",
@@ -226,13 +229,13 @@ class _Trial:
                         "rank alone: add it on every rank, after the sum.", code="gradient_missing")
         if close(got, want):
             return
-        causes = {f"it is {self.ranks} times what it should be": want * self.ranks,
-                  f"it is 1/{self.ranks} of what it should be": want / self.ranks,
-                  "it is zero": torch.zeros_like(want)}
-        cause = next((words for words, value in causes.items() if close(got, value)),
-                     f"off by up to {largest_difference(got, want):.2g}")
-        raise Wrong(f"{who} is not the whole layer's: {cause}", hint,
-                    code="wrong_gradient")
+        causes = (("wrong_scale", f"it is {self.ranks} times what it should be",
+                   want * self.ranks),
+                  ("wrong_scale", f"it is 1/{self.ranks} of what it should be", want / self.ranks),
+                  ("zero_gradient", "it is zero", torch.zeros_like(want)))
+        code, cause = next(((code, words) for code, words, value in causes if close(got, value)),
+                           ("wrong_gradient", f"off by up to {largest_difference(got, want):.2g}"))
+        raise Wrong(f"{who} is not the whole layer's: {cause}", hint, code=code)
 
     def _judge_backward_traffic(self, traffic):
         # The check's own f, once, is all that backward sends.

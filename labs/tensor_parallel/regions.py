@@ -113,8 +113,8 @@ class _Trial:
         if not torch.equal(self.x, self.kept) or self.x._version != self.version:
             raise Wrong(f"{self.who}: forward changed its input", _IN_PLACE, code="changes_input")
         self._compare(y.detach(), self.total if sums else self.x.detach(), "forward returned",
-                      {"its input, not the sum over the ranks": self.x.detach(),
-                       "the sum over the ranks, not its input": self.total})
+                      [("not_summed", "its input, not the sum over the ranks", self.x.detach()),
+                       ("summed_too_often", "the sum over the ranks, not its input", self.total)])
         if not y.requires_grad:
             raise Wrong(f"{self.who}: the output has no gradient",
                         "Compute inside forward, and return the result from it; autograd calls "
@@ -129,9 +129,11 @@ class _Trial:
             raise Wrong(f"{self.who}: backward returned no gradient for x", self._hint,
                         code="gradient_missing")
         self._compare(self.x.grad, want, "backward returned",
-                      {"this rank's gradient alone, not the sum over the ranks": self.upstream,
-                       "the sum over the ranks. Each rank has the whole gradient already, so the "
-                       "sum counts it once for each rank": self.total_upstream})
+                      [("not_summed", "this rank's gradient alone, not the sum over the ranks",
+                        self.upstream),
+                       ("summed_too_often", "the sum over the ranks. Each rank has the whole "
+                        "gradient already, so the sum counts it once for each rank",
+                        self.total_upstream)])
         # Autograd gives this tensor to both inputs of a sum, so a residual connection would get
         # the wrong gradient.
         if not torch.equal(self.beside.grad, 2 * self.upstream):
@@ -145,16 +147,18 @@ class _Trial:
                         f"{list(want.shape)} and {want.dtype}", self._hint, code="wrong_type")
         if torch.equal(got, want):
             return
-        causes = {**causes, "zeros": torch.zeros_like(want),
-                  "the mean over the ranks, not the sum": want / ranks}
-        cause = next((words for words, value in causes.items() if torch.equal(got, value)), None)
-        if cause is None and any(torch.equal(got, each) for each in self.elsewhere):
-            cause = "the sum over the ranks of another group"
+        causes = [*causes, ("zeros", "zeros", torch.zeros_like(want)),
+                  ("averaged", "the mean over the ranks, not the sum", want / ranks),
+                  *(("wrong_group", "the sum over the ranks of another group", each)
+                    for each in self.elsewhere)]
+        code, words = next(((code, words) for code, words, value in causes
+                            if torch.equal(got, value)),
+                           ("wrong_value", "something else than it should"))
         # bfloat16 rounds to 8 bits, an error of 0.4 %.
-        if cause is None and torch.allclose(got, want, rtol=0.01, atol=0.01 * self.most):
-            cause = f"the right numbers with fewer digits than {want.dtype} has"
-        cause = cause or "something else than it should"
-        raise Wrong(f"{self.who}: {what} {cause}", self._hint, code="wrong_value")
+        if code == "wrong_value" and torch.allclose(got, want, rtol=0.01, atol=0.01 * self.most):
+            code = "fewer_digits"
+            words = f"the right numbers with fewer digits than {want.dtype} has"
+        raise Wrong(f"{self.who}: {what} {words}", self._hint, code=code)
 
     @property
     def _hint(self):

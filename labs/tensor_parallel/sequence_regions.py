@@ -51,7 +51,7 @@ def _judge(region, name, taken, given, group):
     everyone = [_of_all(tensor, group) for tensor in (before, upstream)]
     raise_on_all_ranks(_judge_numbers, name, (x, before), (y, gradient), everyone, group)
     raise_on_all_ranks(_judge_calls, name, (forward.calls, backward.calls), x,
-                       ranks_of(group))
+                       dist.get_world_size(group))
     raise_on_all_ranks(_judge_waits, name, forgotten)
 
 
@@ -62,18 +62,14 @@ def counted_alike(call: CollectiveCall) -> CollectiveCall:
     return dataclasses.replace(call, kind="reduce_scatter") if is_equal else call
 
 
-def ranks_of(group: dist.ProcessGroup) -> int:
-    """The number of ranks of a group."""
-    return dist.get_world_size(group)
-
-
 def _draw(shape, stream, dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(10 * dist.get_rank() + stream)
     return torch.randint(-50, 50, tuple(shape), generator=generator).to(dtype)
 
 
 def _of_all(tensor, group) -> list[torch.Tensor]:
-    found = [torch.empty(tensor.shape, dtype=tensor.dtype) for _ in range(ranks_of(group))]
+    found = [torch.empty(tensor.shape, dtype=tensor.dtype)
+             for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, tensor.contiguous(), group=group)
     return found
 
@@ -114,8 +110,8 @@ def _judge_numbers(name, inputs, results, everyone, group):
             raise Wrong(f"{who}, {direction}: the shape is {list(got.shape)}, not "
                         f"{list(want.shape)}", "backward of one is forward of the other.",
                         code="wrong_shape")
-        raise Wrong(f"{who}, {direction}: {_explained(got, tensors, own, right)}",
-                    _HINTS[right is _gathered], code="wrong_value")
+        code, sentence = _explained(got, tensors, own, right)
+        raise Wrong(f"{who}, {direction}: {sentence}", _HINTS[right is _gathered], code=code)
 
 
 _HINTS = {True: "An all-gather along dimension 1: rank r's piece is the r-th of the sequence.",
@@ -131,27 +127,34 @@ def _scattered(tensors, own):
     return sum(tensors).chunk(len(tensors), dim=1)[own]
 
 
-def _explained(got, tensors, own, right) -> str:
-    """What the numbers are, where a known mistake leads to them."""
+def _explained(got, tensors, own, right) -> tuple[str, str]:
+    """(code, what the numbers are, where a known mistake leads to them)."""
     ranks = len(tensors)
     if right is _gathered:
-        causes = {"the pieces are in another order than the ranks":
-                  torch.cat(tensors[::-1], dim=1),
-                  "it is this rank's piece, repeated": torch.cat([tensors[own]] * ranks, dim=1),
-                  f"it is {ranks} times the gathered pieces": ranks * _gathered(tensors, own),
-                  f"it is 1/{ranks} of the gathered pieces": _gathered(tensors, own) / ranks}
         padded = [torch.zeros_like(each) for each in tensors]
         padded[own] = tensors[own]
-        causes["it has zeros where the other ranks' pieces belong"] = torch.cat(padded, dim=1)
+        whole = _gathered(tensors, own)
+        causes = [("wrong_order", "the pieces are in another order than the ranks",
+                   torch.cat(tensors[::-1], dim=1)),
+                  ("not_gathered", "it is this rank's piece, repeated",
+                   torch.cat([tensors[own]] * ranks, dim=1)),
+                  ("not_gathered", "it has zeros where the other ranks' pieces belong",
+                   torch.cat(padded, dim=1)),
+                  ("wrong_scale", f"it is {ranks} times the gathered pieces", ranks * whole),
+                  ("wrong_scale", f"it is 1/{ranks} of the gathered pieces", whole / ranks)]
     else:
-        causes = {"it is this rank's own piece; the other ranks' parts are not added":
-                  tensors[own].chunk(ranks, dim=1)[own],
-                  "it is the mean over ranks, not the sum": _scattered(tensors, own) / ranks,
-                  "it is the piece of another rank": _scattered(tensors, (own + 1) % ranks),
-                  f"it is {ranks} times the sum": ranks * _scattered(tensors, own)}
-    return next((sentence for sentence, value in causes.items()
+        causes = [("not_summed", "it is this rank's own piece; the other ranks' parts are not "
+                   "added", tensors[own].chunk(ranks, dim=1)[own]),
+                  ("averaged", "it is the mean over ranks, not the sum",
+                   _scattered(tensors, own) / ranks),
+                  *(("wrong_part", f"it is the piece of rank {other} of the group",
+                     _scattered(tensors, other)) for other in range(ranks) if other != own),
+                  ("wrong_scale", f"it is {ranks} times the sum",
+                   ranks * _scattered(tensors, own))]
+    return next(((code, sentence) for code, sentence, value in causes
                  if value.shape == got.shape and torch.equal(got.double(), value.double())),
-                f"{int((got != right(tensors, own)).sum())} of {got.numel()} numbers are wrong")
+                ("wrong_value", f"{int((got != right(tensors, own)).sum())} of {got.numel()} "
+                 "numbers are wrong"))
 
 
 def _judge_calls(name, calls, x, ranks):

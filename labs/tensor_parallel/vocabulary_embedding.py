@@ -138,7 +138,8 @@ def _judge_rows(module, whole, original, group, where):
         raise Wrong(f"{where}: {rank} should have rows {first} to {first + len(want) - 1}, and its "
                     f"weight is {_which_rows(weight, whole.weight)}",
                     "Rank r of the group has the r-th of t equal parts, in order: "
-                    "dist.get_rank(group), dist.get_world_size(group).", code="wrong_part")
+                    "dist.get_rank(group), dist.get_world_size(group).",
+                    code="not_sharded" if weight.shape == whole.weight.shape else "wrong_part")
     require_dtype(weight, whole.weight, f"{where}: the weight")
     if not weight.requires_grad:
         raise Wrong(f"{where}: {rank}: the weight has requires_grad=False",
@@ -203,24 +204,22 @@ def _explain_forward(got, want, tokens, weight, ranks, own, who):
     scale = (got.double() * want).sum().item() / want.double().square().sum().item()
     unmasked = "For tokens of other ranks a rank looks up some row that it has: put zeros there " \
                "before the sum."
-    causes = ((alone, "the ranks' results are not summed", "ReduceFromRegion.apply(..., group) "
-               "adds what the other ranks have found."),
-              (scale * want, f"it is {scale:.4g} times the row", "Sum once, over zeros where "
-               "another rank has the row, and scale nothing."),
-              (sum(clamped), "rows that ranks looked up for tokens of others are in the sum",
-               unmasked),
-              (sum(first), "rows that ranks looked up for tokens of others are in the sum",
-               unmasked),
-              (sum(wrapped), "rows that ranks looked up for tokens of others are in the sum",
-               unmasked))
+    scaled = "summed_too_often" if abs(scale - ranks) < 1e-3 else "wrong_scale"
+    causes = (("not_summed", alone, "the ranks' results are not summed", "ReduceFromRegion.apply("
+               "..., group) adds what the other ranks have found."),
+              (scaled, scale * want, f"it is {scale:.4g} times the row", "Sum once, over zeros "
+               "where another rank has the row, and scale nothing."),
+              *(("not_masked", sum(each), "rows that ranks looked up for tokens of others are in "
+                 "the sum", unmasked) for each in (clamped, first, wrapped)))
     wrong = ~torch.isclose(got.float(), want.float(), atol=SUMS).all(-1)
     token = int(tokens[wrong][0])
-    cause, hint = next(((f": {said}", hint) for value, said, hint in causes
-                        if close(got.float(), value.float())), ("", "Is the first row of a rank "
-                       "dist.get_rank(group) times the rows of a rank, and is every token of "
-                       "another rank zero before the sum?"))
+    code, cause, hint = next(
+        ((code, f": {said}", hint) for code, value, said, hint in causes
+         if close(got.float(), value.float())),
+        ("wrong_row", "", "Is the first row of a rank dist.get_rank(group) times the rows of a "
+         "rank, and is every token of another rank zero before the sum?"))
     raise Wrong(f"{who}: token {token}, whose row is on rank {token // per_rank} of the group, "
-                f"does not give that row{cause}", hint, code="wrong_row")
+                f"does not give that row{cause}", hint, code=code)
 
 
 def _judge_collectives(calls, want, who):

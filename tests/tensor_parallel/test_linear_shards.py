@@ -192,16 +192,16 @@ WRONG_LINEAR = [
     ((copy_kept, Row), "memory_kept returned"),
     ((in_a_closure, Row), "memory_kept after"),
     ((in_float32, Row), "wrong_dtype"),
-    ((f_inside, Row), "wrong_gradient neither"),
+    ((f_inside, Row), "wrong_scale neither"),
     ((no_error, Row), "no_error"),
     ((asserts, Row), "wrong_error"),
     ((says_nothing, Row), "sizes_not_named"),
     ((right.column_shard, row(forward=no_sum)), "not_summed"),
     ((right.column_shard, row(forward=bias_on_all)), "bias_on_every_rank"),
     ((right.column_shard, row(forward=bias_on_rank_0)), "gradient_missing"),
-    ((right.column_shard, row(forward=divided_bias)), "wrong_gradient 1/2"),
+    ((right.column_shard, row(forward=divided_bias)), "wrong_scale 1/2"),
     ((right.column_shard, row(forward=gathers_weights)), "wrong_traffic all_gather"),
-    ((right.column_shard, row(forward=gradient_summed)), "wrong_gradient weight")]
+    ((right.column_shard, row(forward=gradient_summed)), "wrong_scale weight")]
 
 
 def replaced_in_place(linear, group):

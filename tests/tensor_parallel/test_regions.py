@@ -172,17 +172,17 @@ def keeps_strides(x, group):
 
 WRONG_REGIONS = [
     (pair(keeps_strides), "not_contiguous NCCL"),
-    (pair(lambda x, group: x.view_as(x)), "wrong_value rank's"),
-    ((g, f), "wrong_value"),
-    ((f, SumsTwice), "wrong_value ranks."),
-    ((SumsTwice, g), "wrong_value"),
-    ((f, f), "wrong_value"),
-    (pair(mean), "wrong_value mean"),
+    (pair(lambda x, group: x.view_as(x)), "not_summed rank's"),
+    ((g, f), "summed_too_often"),
+    ((f, SumsTwice), "summed_too_often ranks."),
+    ((SumsTwice, g), "summed_too_often"),
+    ((f, f), "not_summed"),
+    (pair(mean), "averaged mean"),
     ((f, pair(in_place)[1]), "changes_input"),
     ((InPlaceBackward, g), "changes_input backward"),
-    (pair(summed, back=torch.zeros_like), "wrong_value zeros"),
+    (pair(summed, back=torch.zeros_like), "zeros zeros"),
     ((f, WritesAndRestores), "changes_input"),
-    (pair(in_bf16), "wrong_value torch.float32"),
+    (pair(in_bf16), "fewer_digits torch.float32"),
     ((f, pair(not_waited_for)[1]), "never_waited"),
     ((OneGradient, g), "raised_RuntimeError"),
     ((f, lambda x, group: x), "wrong_type")]
@@ -196,8 +196,8 @@ def test_regions_on_2_ranks():
 
 def test_regions_on_4_ranks():
     judge_all(lab.check_regions, [
-        (pair(on_all_ranks), "wrong_value"),
-        ((GroupOfTheClass, g), "wrong_value"),
+        (pair(on_all_ranks), "wrong_group"),
+        ((GroupOfTheClass, g), "wrong_group"),
         (pair(gathered), "wrong_traffic tensor")], [pair(ring_summed)], ranks=4)
 
 

@@ -94,18 +94,18 @@ def written_to(x, group):
 FUNCTIONS = [
     ((function(lambda x, group: x.clone(), lambda x, group: x), Scatter),
      "wrong_type"),
-    ((function(repeated, own), Scatter), "wrong_value repeated"),
+    ((function(repeated, own), Scatter), "not_gathered repeated"),
     ((function(along_batch, scatter), Scatter), "wrong_type"),
     ((function(written_to, scatter), Scatter), "changes_input"),
     # lab.join_sequence in its place
-    ((function(gather, own), Scatter), "wrong_value"),
-    ((function(gather, mean), Scatter), "wrong_value mean"),
+    ((function(gather, own), Scatter), "not_summed"),
+    ((function(gather, mean), Scatter), "averaged mean"),
     ((function(gather, reduced_whole), Scatter),
      "wrong_traffic GatherToRegion"),
-    ((function(gather, scaled_on_rank_1), Scatter), "wrong_value"),
+    ((function(gather, scaled_on_rank_1), Scatter), "wrong_scale 2"),
     ((Gather, function(reduced_whole, gather)), "wrong_traffic forward"),
-    ((Gather, function(own, gather)), "wrong_value"),
-    ((Gather, function(scatter, padded)), "wrong_value zeros"),
+    ((Gather, function(own, gather)), "not_summed"),
+    ((Gather, function(scatter, padded)), "not_gathered zeros"),
     ((Gather, function(lambda x, group: scatter(x.float(), group), gather)), "wrong_dtype"),
     ((Scatter, Gather), "wrong_type")]
 
