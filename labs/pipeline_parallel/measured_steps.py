@@ -253,9 +253,10 @@ def _losses_by_runtime(schedules, micro_batches, steps) -> dict[str, Sequence[fl
     batches = [lm_micro_batches(micro_batches, 2, 16, seed=step) for step in range(steps)]
     found = {}
     for name, schedule in schedules.items():
-        found[f"{name}, our runner"] = torch_pipelining.losses_of_ours(schedule, model, batches)
-        whose, losses = torch_pipelining.losses_of_own(schedule, model, batches)
+        found[f"{name}, our runner"] = torch_pipelining.losses_with_our_runner(
+            schedule, model, batches)
+        whose, losses = torch_pipelining.losses_of_schedule(schedule, model, batches)
         found[f"{name}, {whose}"] = losses
     for name in torch_pipelining.CLASSES:
-        found[f"torch's {name}"] = torch_pipelining.losses_of_torchs(name, model, batches)
+        found[f"torch's {name}"] = torch_pipelining.losses_of_torchs_class(name, model, batches)
     return found

@@ -30,7 +30,8 @@ CLASSES = {"ScheduleGPipe": 1, "Schedule1F1B": 1, "ScheduleInterleaved1F1B": 2,
 SGD = {"lr": 0.1, "momentum": 0.9}
 
 
-def losses_of_torchs(name: str, model: nn.Module, steps: Sequence[Sequence[MicroBatch]]) -> list:
+def losses_of_torchs_class(name: str, model: nn.Module,
+                           steps: Sequence[Sequence[MicroBatch]]) -> list:
     """On a rank: trains with one of CLASSES; the loss of each step on the rank that has the last
     stage, else an empty list."""
     from torch.distributed import pipelining
@@ -43,20 +44,20 @@ def losses_of_torchs(name: str, model: nn.Module, steps: Sequence[Sequence[Micro
                   takes_list=chunks > 1)
 
 
-def losses_of_own(schedule: Schedule, model: nn.Module,
-                  steps: Sequence[Sequence[MicroBatch]]) -> tuple[str, list]:
+def losses_of_schedule(schedule: Schedule, model: nn.Module,
+                       steps: Sequence[Sequence[MicroBatch]]) -> tuple[str, list]:
     """On a rank: trains by this schedule in torch's runtime, or in ours where torch's private one
     has changed: (whose, the loss of each step on the rank of the last stage, else [])."""
     require_legal(schedule)  # torch's sentence names no rank for every mistake
     numbers = range(dist.get_rank(), schedule.stages, len(schedule.ranks))
     make = _torchs_runtime(schedule)
     if make is None:
-        return "our runner", losses_of_ours(schedule, model, steps)
+        return "our runner", losses_with_our_runner(schedule, model, steps)
     return "torch's runtime", _train(model, steps, schedule.stages, numbers, make, takes_list=True)
 
 
-def losses_of_ours(schedule: Schedule, model: nn.Module,
-                   steps: Sequence[Sequence[MicroBatch]]) -> list:
+def losses_with_our_runner(schedule: Schedule, model: nn.Module,
+                           steps: Sequence[Sequence[MicroBatch]]) -> list:
     """On a rank: trains by this schedule with our runner."""
     layers = even_layers(model.config.num_hidden_layers, schedule.stages)
     numbers = range(dist.get_rank(), schedule.stages, len(schedule.ranks))

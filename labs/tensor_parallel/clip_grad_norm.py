@@ -26,7 +26,7 @@ from labs.pictures import palette
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.tensor_parallel.groups import groups_to_try, named_rank
-from labs.tensor_parallel.recording import record_norms
+from labs.tensor_parallel.picture_records import record_norms
 from labs.tensor_parallel.shards import ShardReader
 from labs.tensor_parallel.tensor_parallel import BATCH, PER_LAYER, SEQUENCE, SIZES, sharded_names
 from labs.tensor_parallel.vocabulary_loss import MOST_PER_TOKEN

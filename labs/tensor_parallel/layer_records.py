@@ -72,7 +72,9 @@ def layer_traffic(strategies: list[Strategy]) -> list[LayerTraffic]:
 def _traffic(strategy) -> LayerTraffic:
     shallow, deep = (_calls_of_a_step(strategy, layers) for layers in _DEPTHS)
     more, ranks = _DEPTHS[1] - _DEPTHS[0], dist.get_world_size()
-    kinds = sorted({call.kind for call in deep}, key=_in_order)
+    # Known kinds first, in the order of the pictures.
+    kinds = sorted({call.kind for call in deep},
+                   key=lambda kind: _ORDER.index(kind) if kind in _ORDER else len(_ORDER))
 
     def difference(count):
         return {kind: (sum(count(call) for call in deep if call.kind == kind)
@@ -81,10 +83,6 @@ def _traffic(strategy) -> LayerTraffic:
 
     return LayerTraffic(difference(lambda _: 1), difference(
         lambda call: passes(call.kind) * (ranks - 1) / ranks * call.bytes))
-
-
-def _in_order(kind) -> int:
-    return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
 
 
 def _calls_of_a_step(strategy, layers) -> list:

@@ -1,5 +1,5 @@
 """Puts together what the ranks of a tensor-parallel group hold, by comparing shapes with those of
-the whole model: how a module is cut is its own affair."""
+the whole model: how a module is sharded may differ between answers."""
 
 from collections.abc import Callable
 
@@ -47,7 +47,8 @@ class ShardReader:
         self._orders = {}  # name -> the rank of each part; a name is absent where it is as the part
         # A DTensor's shape is the global one, so its local shape has to be looked at.
         self.sharded = [name for name, p in self.local(module).items()
-                        if name in self._cuts or isinstance(p, DTensor) and _is_cut(p)]
+                        if name in self._cuts
+                        or isinstance(p, DTensor) and p.to_local().shape != p.shape]
         self.replicated = [name for name in self._wholes if name not in self.sharded]
 
     def local(self, module: nn.Module) -> dict[str, nn.Parameter]:
@@ -142,10 +143,6 @@ class ShardReader:
                              f"{len(ranks)}, and what is computed with it is not the model's",
                              _HINT_SHAPE, code="wrong_part")
         return None
-
-
-def _is_cut(tensor: DTensor) -> bool:
-    return tensor.to_local().shape != tensor.shape
 
 
 def _matched(wanted, found) -> dict[str, str]:

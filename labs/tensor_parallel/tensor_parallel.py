@@ -28,7 +28,7 @@ from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import WIDTH, Picture
 from labs.pictures.sheet import chip, sheet, write
 from labs.tensor_parallel.groups import every_second_rank, require_value_error
-from labs.tensor_parallel.recording import (
+from labs.tensor_parallel.picture_records import (
     RECORDED_BATCH,
     RECORDED_SEQUENCE,
     RECORDED_SIZES,

@@ -4,7 +4,6 @@ matrices on a rank and the collectives of sequence parallelism."""
 import copy
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -97,7 +96,7 @@ def check_torchs_parallel(torchs_parallel: Callable):
 def _try_all(strategy) -> float:
     ranks = dist.get_world_size()
     make = partial(_parallelized, strategy)
-    with during():
+    with loss_parallel():  # forward and backward of a sharded loss
         difference = _train(make, *OPTIMIZERS[ranks])
         module, _ = raise_on_all_ranks(partial(make, lr=0.1), small_llama(), torch.optim.SGD)
         _judge_traffic(make)
@@ -106,11 +105,6 @@ def _try_all(strategy) -> float:
         judge_tokens(module, ranks)
         raise_on_all_ranks(_judge_memory, module, ranks)
     return difference
-
-
-def during() -> AbstractContextManager:
-    """Returns the context in which a sharded loss is computed, forward and backward."""
-    return loss_parallel()
 
 
 def _parallelized(strategy, model, optimizer_class, **settings):
@@ -198,7 +192,7 @@ def _judge_traffic(make):
 
 def _judge_memory(module, ranks):
     """Parameters only: gradients and optimizer state have their layout, and what torch allocates
-    for them is its own affair."""
+    for them may differ between versions."""
     whole = small_llama()
     cut = [*sharded_names(whole), "model.embed_tokens.weight", "lm_head.weight"]
     allowed = ResidentBytes.of(whole, cut, ranks)

@@ -25,7 +25,7 @@ from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
 from labs.predictions.communication import traffic
 from labs.tensor_parallel.groups import groups_to_try
-from labs.tensor_parallel.recording import (
+from labs.tensor_parallel.picture_records import (
     LOSS_TOKENS,
     LOSS_VOCABULARY,
     LossCost,
