@@ -10,6 +10,7 @@ from torch import nn
 
 from labs.checks.invariants import require_group
 from labs.checks.on_ranks import close, largest_difference, on_ranks, raise_on_all_ranks
+from labs.checks.tolerances import SUMS
 from labs.checks.verdicts import Wrong, check, kind_of
 from labs.meters.traffic import Traffic, numbers_sent
 from labs.tensor_parallel.groups import groups_to_try, require_value_error
@@ -166,7 +167,8 @@ class _Trial:
         # The invariant: rank r computes the r-th part of the outputs from the whole input, without
         # a collective. Catches a gather of the outputs at the end of column_shard.
         want = self._part(self.first(self.x).detach(), -1)
-        if largest_difference(inner.detach(), want) > 1e-5:
+        self._require_tensor(inner, "column_shard")
+        if largest_difference(inner.detach(), want) > SUMS:
             said, code = f"has the shape {list(inner.shape)}, not {list(want.shape)}", "wrong_shape"
             if inner.shape == want.shape:
                 off = largest_difference(inner.detach(), want)
@@ -178,15 +180,22 @@ class _Trial:
                         "need send none", "Each rank computes its own columns of the output.",
                         code="extra_collective")
 
+    def _require_tensor(self, output, name):
+        if not isinstance(output, torch.Tensor):
+            raise Wrong(f"{self.where}: the forward of {name}'s layer returned {kind_of(output)}, "
+                        "not a tensor", "As nn.Linear does, it returns one tensor.",
+                        code="wrong_type")
+
     def _judge_output(self, y, want, traffic, forgotten):
         who = f"{self.where}: RowParallelLinear"
+        self._require_tensor(y, "RowParallelLinear")
         if forgotten:
             raise Wrong(f"{who} does not wait for its {forgotten[0].kind}", "Call .wait().",
                         code="never_waited")
         # The invariant: W x + b = Σ over ranks of W_r x_r, plus b once. A layer that keeps the bias
         # in each rank's nn.Linear adds it before the sum, t times.
         bias = self.second.bias
-        if largest_difference(y.detach(), want) > 1e-5:
+        if largest_difference(y.detach(), want) > SUMS:
             surplus = 0.0 if bias is None else (self.ranks - 1) * bias.detach()
             code, hint = "wrong_output", _COLUMNS
             cause = f"off by up to {largest_difference(y.detach(), want):.2g}"

@@ -196,6 +196,7 @@ WRONG_LINEAR = [
     ((no_error, Row), "no_error"),
     ((asserts, Row), "wrong_error"),
     ((says_nothing, Row), "sizes_not_named"),
+    ((right.column_shard, row(forward=lambda self, x: None)), "wrong_type RowParallelLinear"),
     ((right.column_shard, row(forward=no_sum)), "not_summed"),
     ((right.column_shard, row(forward=bias_on_all)), "bias_on_every_rank"),
     ((right.column_shard, row(forward=bias_on_rank_0)), "gradient_missing"),
