@@ -72,7 +72,7 @@ def _judge_forwards(forwards):
 
 
 def _judge_memory(report: Report, without: Report, want: Units):
-    judge_unit_memory(report, want)
+    judge_unit_memory(report, without, want)
     config, rank = common.make_model().config, f"rank {dist.get_rank()}"
     in_blocks = activations.saved(config, batch=BATCH, sequence=common.CONTEXT,
                                   device=devices.device().type)["blocks"]

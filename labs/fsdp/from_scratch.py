@@ -33,6 +33,7 @@ from labs.checks.training import Hints, train_and_compare
 from labs.checks.verdicts import Wrong, check
 from labs.fsdp import common
 from labs.fsdp.packed_units import BYTES, judge_packed_units
+from labs.fsdp.units import SMALL
 from labs.meters import memory
 from labs.training import models
 
@@ -216,17 +217,16 @@ def _whole_parameters(module, model) -> dict[str, torch.Tensor]:
 def _judge_memory(report, unsharded, want):
     """Raises Wrong where a rank holds more after a phase than its shards, and after forward the
     root. unsharded: the same model in bf16 without sharding, for its activations."""
-    # After forward the root is gathered, and one block that gloo's thread may not have freed yet.
-    room = BYTES["all_gather"] * (want.root + 1.25 * want.block)
+    # After forward the root is gathered, and no block, nor half of one.
+    room = BYTES["all_gather"] * (want.root + 0.25 * want.block)
     held = {"parameters": want.shard, "gradients": 0, "optimizer_state": common.optimizer_bytes(
         dist.get_world_size(), dist.get_rank())}
     usual = unsharded.phases["forward"]
     forward = held | {"buffers": room, "rest": usual.activations + usual.other + room}
-    built = held | {"optimizer_state": 0, "rest": 0.25 * want.shard}
-    # Between steps there are only shards: gathered units, kept anywhere, are seen here. The
-    # profiler may have missed that gloo's thread has freed the gradients of one.
-    sent = BYTES["reduce_scatter"] * 1.1 * max(want.block, want.root)
-    step = held | {"gradients": want.shard, "rest": sent + 0.25 * want.shard}
+    built = held | {"optimizer_state": 0, "rest": SMALL}
+    # Between steps there are only shards: gathered units, kept anywhere, are seen here, and the
+    # full gradients of one.
+    step = held | {"gradients": want.shard, "rest": SMALL}
     hints = dict.fromkeys(("parameters", "buffers", "rest"), "What is whole is freed after a "
                           "block's forward and after each backward; shards are copies of rows, "
                           "and nothing holds the model's own parameters any more.")

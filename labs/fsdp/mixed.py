@@ -20,7 +20,7 @@ from labs.fsdp.units import judge_collectives, judge_unit_memory
 from labs.meters.traffic import CollectiveCall
 from labs.pictures.bars import Panel, side_by_side
 from labs.pictures.picture import Picture
-from labs.training import models
+from labs.training import models, strategies
 
 GATHERED = 2  # bytes of a bf16 number
 TOLERANCE = 0.02  # relative, of a loss in bf16 to the reference's in fp32
@@ -58,7 +58,9 @@ def _train_and_record(strategy):
     want, events = common.one_unit_per_block(dist.get_world_size()), common.record_events(strategy)
     raise_on_all_ranks(judge_collectives, events, want)
     raise_on_all_ranks(_judge_bytes, [e for e in events if isinstance(e, CollectiveCall)])
-    judge_recorded(partial(common.record_memory, strategy), judge_unit_memory, want, GATHERED)
+    usual = common.record_memory(strategies.fsdp2)
+    judge_recorded(partial(common.record_memory, strategy), judge_unit_memory, usual, want,
+                   GATHERED)
     raise_on_all_ranks(_judge_losses, losses)
 
 

@@ -12,6 +12,7 @@ from labs.fsdp import common
 from labs.fsdp.comparisons import draw_zero3, measure_zero3
 from labs.fsdp.units import judge_collectives, judge_unit_memory
 from labs.pictures.picture import Picture
+from labs.training import strategies
 from labs.training.presets import Preset
 
 WORLD_SIZES = (2, 4)
@@ -33,7 +34,8 @@ def _train_and_record(strategy) -> float:
     want = common.one_unit_per_block(dist.get_world_size())
     # By the calls of a third step, then by memory: the right numbers alone could come from DDP.
     raise_on_all_ranks(judge_collectives, common.record_events(strategy), want)
-    judge_recorded(partial(common.record_memory, strategy), judge_unit_memory, want)
+    usual = common.record_memory(strategies.fsdp2)
+    judge_recorded(partial(common.record_memory, strategy), judge_unit_memory, usual, want)
     return difference
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import torch.distributed as dist
 
-from labs.checks.invariants import judge_memory
+from labs.checks.invariants import STATES, judge_memory
 from labs.checks.verdicts import Wrong
 from labs.fsdp import common
 from labs.fsdp.common import BYTES, Units
@@ -13,6 +13,7 @@ from labs.meters.memory import Report
 from labs.meters.traffic import CollectiveCall, Mark
 from labs.words import counted, plural
 
+SMALL = 4096  # bytes, for indices and counts: the smallest matrix of a block has more
 AHEAD = 2  # blocks that are gathered at once: the one that computes, and one that is prefetched
 _PREFETCH = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch or unshard()"
 _HINTS = {"parameters": "Every parameter must be in a unit: fully_shard each block, then the root.",
@@ -20,7 +21,8 @@ _HINTS = {"parameters": "Every parameter must be in a unit: fully_shard each blo
           "optimizer_state": "Make the optimizer from the sharded parameters.",
           "buffers": "Leave reshard_after_forward as it is: each block's gathered parameters are "
                      "freed after its forward.",
-          "rest": "Is the whole model still referenced, by an old optimizer or a copy?"}
+          "rest": "Is the whole model still referenced, by an old optimizer, or a copy of what was "
+                  "gathered temporarily?"}
 
 
 def judge_collectives(events: list[CollectiveCall | Mark], want: Units,
@@ -106,20 +108,30 @@ def judge_gathered_alone(events: list[CollectiveCall | Mark], want: Units, rank:
                         f"computes and the next are {AHEAD}", hint, code="gathered_at_once")
 
 
-def judge_unit_memory(report: Report, want: Units, element: int = BYTES) -> None:
-    """Raises Wrong where a rank holds more than its shards after a phase. element: bytes of a
-    gathered number."""
+def judge_unit_memory(report: Report, usual: Report, want: Units, element: int = BYTES) -> None:
+    """Raises Wrong where a rank holds more than its shards after a phase. usual: what torch's own
+    does, in fp32, with the same units. element: bytes of a gathered number."""
     state = common.optimizer_bytes(dist.get_world_size(), dist.get_rank())
     # After every phase a rank holds its shard of each category, and gradients only while they wait
     # for the step. A strategy that trains right and shards nothing fails here.
     held = {"parameters": want.shard, "optimizer_state": state, "gradients": 0}
-    # Of what was gathered only the root stays after forward: blocks that are not freed, or only on
-    # some of the ranks (reshard_after_forward=2), are seen here. One block more is allowed, because
-    # on a busy machine the profiler misses that gloo's thread has freed what it sent.
-    forward = held | {"buffers": element * (want.root + 1.25 * want.block)}
-    step = held | {"gradients": want.shard}
+    # Beside activations only the gathered root stays after forward: blocks that are not freed, or
+    # only on some of the ranks (reshard_after_forward=2), and halves or copies of them are seen
+    # here; "rest" has all that is not one of the three states.
+    gathered = element * (want.root + 0.25 * want.block)
+    forward = held | {"buffers": gathered, "rest": _rest(usual, "forward") + gathered}
+    # Between steps there are only shards: what was copied while it was gathered is seen here, and
+    # full gradients that are kept beside the shard.
+    backward, step = (held | {"gradients": want.shard, "rest": _rest(usual, phase) + SMALL}
+                      for phase in ("backward", "step"))
     # Before training there is nothing but the shard: a second copy of the model, or of a part of
     # it, is seen here.
-    built = held | {"optimizer_state": 0, "rest": 0.25 * want.shard}
-    judge_memory(report, {"build": built, "forward": forward, "backward": step, "step": step},
+    built = held | {"optimizer_state": 0, "rest": _rest(usual, "build") + SMALL}
+    judge_memory(report, {"build": built, "forward": forward, "backward": backward, "step": step},
                  "under full sharding", _HINTS)
+
+
+def _rest(report, phase) -> int:
+    """Bytes of all that is none of the three states."""
+    held = report.phases[phase]
+    return held.total - sum(getattr(held, name) for name in STATES)

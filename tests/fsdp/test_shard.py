@@ -92,6 +92,42 @@ class Shard:
         optimizer.before = whole
         return module, optimizer
 
+    def originals_are_kept(model, optimizer_class, **settings):
+        """The tensors from before the sharding, in a list."""
+        kept = [p.data for p in model.parameters()]
+        module, optimizer = shard(model, optimizer_class, **settings)
+        optimizer.before = kept
+        return module, optimizer
+
+    def a_matrix_is_copied(model, optimizer_class, **settings):
+        """In each forward, of one block only."""
+        def copied(mlp, *_):
+            mlp.copied = mlp.c_fc.weight.detach().clone()
+
+        pair = shard(model, optimizer_class, **settings)
+        lab.blocks(model)[0].mlp.register_forward_hook(copied)
+        return pair
+
+    def half_of_a_unit_is_copied(model, optimizer_class, **settings):
+        """And forgotten in backward, so that only forward's end shows it."""
+        def copied(block, _, output):
+            block.copied = [p.detach().clone() for p in block.mlp.parameters()]
+            output.register_hook(lambda _: block.copied.clear())
+
+        pair = shard(model, optimizer_class, **settings)
+        lab.blocks(model)[0].register_forward_hook(copied, prepend=True)
+        return pair
+
+    def a_full_gradient_is_kept(model, optimizer_class, **settings):
+        """Beside its shard; zeros of its size stand for it."""
+        pair = shard(model, optimizer_class, **settings)
+        def kept(mlp, _, output):
+            output.register_hook(
+                lambda _: setattr(mlp, "gradient", torch.zeros(mlp.c_fc.weight.shape)))
+
+        lab.blocks(model)[0].mlp.register_forward_hook(kept)
+        return pair
+
     def all_unsharded_first(model, optimizer_class, **settings):
         pair = shard(model, optimizer_class, **settings)
         model.register_forward_pre_hook(
@@ -185,6 +221,10 @@ WRONG = [
     (Shard.the_list, "unit_without_forward"),
     (Shard.settings_lost, "settings_ignored"),
     (Shard.no_optimizer, "wrong_type"),
+    (Shard.originals_are_kept, "memory_too_high building"),
+    (Shard.a_matrix_is_copied, "memory_too_high forward"),
+    (Shard.half_of_a_unit_is_copied, "memory_too_high forward"),
+    (Shard.a_full_gradient_is_kept, "memory_too_high"),
     (Shard.a_copy_is_kept, "memory_too_high activations")]
 
 

@@ -44,7 +44,7 @@ SMALL = recording.preset(layers=3, hidden=64, heads=2, context=32, batch=2)
 def tiny_steps():
     """Lets pictures be drawn of steps so short that recording them is most of their time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(typical_step, "MOST", float("inf"))
+        patch.setattr(typical_step, "MAX_DEVIATION", float("inf"))
         yield
 
 
@@ -244,7 +244,7 @@ def test_a_noisy_run_is_recorded_again(monkeypatch):
                                           (7, False), (16, False)])
 def test_a_step_unlike_the_unrecorded_ones_is_not_drawn(usual, drawn, monkeypatch):
     """The recorded step takes 10 seconds."""
-    monkeypatch.setattr(typical_step, "MOST", 1 / 3)
+    monkeypatch.setattr(typical_step, "MAX_DEVIATION", 1 / 3)
     run = synthetic_run()
     run.usual = usual
     assert recording.is_usual(run) is drawn
@@ -260,7 +260,7 @@ def test_a_step_unlike_the_unrecorded_ones_is_not_drawn(usual, drawn, monkeypatc
 def test_no_round_begins_late(monkeypatch):
     always = synthetic_run(busy=(1, 3))
     monkeypatch.setattr(recording, "record_runs", lambda configs, *_: [always])
-    monkeypatch.setattr(recording, "ENOUGH", -1)
+    monkeypatch.setattr(recording, "TIME_BUDGET", -1)
     monkeypatch.setattr(recording, "status", lambda words: pytest.fail(words))
     assert recording.record_clearly(["a"]) == [always]
 

@@ -76,7 +76,7 @@ def test_measured_traffic_is_what_the_model_predicts(compared):
 @pytest.fixture
 def tiny_steps(monkeypatch):
     """Lets pictures be drawn of steps so short that recording them is most of their time."""
-    monkeypatch.setattr(typical_step, "MOST", float("inf"))
+    monkeypatch.setattr(typical_step, "MAX_DEVIATION", float("inf"))
 
 
 def test_the_charts_hold_what_was_measured(compared, tiny_steps):

@@ -57,7 +57,7 @@ def test_all_ranks_keep_the_step_nearest_to_the_median_and_only_a_few_in_memory(
             share = 1 - 0.5 * (dist.get_rank() == number % 2)
             found.add(SimpleNamespace(seconds=share * recorded, write=lambda n=number: n),
                       share * measured)
-            assert len(found.kept) <= typical_step.KEPT
+            assert len(found.kept) <= typical_step.KEPT_RECORDINGS
         return found.typical()
 
     one, other = launch(work, ranks=2, quiet=True)

@@ -96,7 +96,7 @@ def test_importing_another_notebooks_package_keeps_nothing():
 
 
 def test_the_last_result_of_each_function_is_kept_and_not_more_than_some(session, monkeypatch):
-    monkeypatch.setattr(records, "MOST", 3)
+    monkeypatch.setattr(records, "MAX_RECORDS", 3)
     for number, name in enumerate("abcadb"):
         records.record("1", number, 0.1, name)
     assert [(one.function, one.found) for one in records.kept()] == [("a", 3), ("d", 4), ("b", 5)]

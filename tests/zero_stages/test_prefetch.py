@@ -160,7 +160,7 @@ WRONG_PREFETCH = [
     (by(AtOnce), "blocking_collective"),
     (by(WaitsForIt), "waits_too_early forward"),
     (by(WaitsForItInBackward), "waits_too_early backward"),
-    (by(Sleeps), "never_waited"),
+    (by(Sleeps), "never_waited|rank_died"),
     (by(OnlyForward), "no_overlap backward"),
     (by(Itself), "no_overlap"),
     (by(TooLate), "no_overlap"),
