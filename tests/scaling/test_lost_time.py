@@ -119,7 +119,8 @@ def test_the_rank_that_is_alone_communicates_with_nobody(recorded):
 
 
 def test_a_waterfall_ends_at_the_efficiency(recorded, monkeypatch):
-    monkeypatch.setattr(typical_step, "MAX_DEVIATION", float("inf"))  # recording is most of so short a step
+    # Recording is most of so short a step.
+    monkeypatch.setattr(typical_step, "MAX_DEVIATION", float("inf"))
     picture = lab.show_lost_time(recorded, lost_time.lost_seconds)
     found = {metric.name: metric.value for metric in picture.metrics()}
     alone = recorded.alone[0].seconds / lost_time_runs.STEPS

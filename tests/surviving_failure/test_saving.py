@@ -112,7 +112,8 @@ def test_steps_unlike_those_before_are_not_drawn(plain, drawn):
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_launcher")
 def test_stalls(monkeypatch):
-    monkeypatch.setattr(typical_step, "MAX_DEVIATION", float("inf"))  # a busy machine breaks no test
+    # A busy machine breaks no test.
+    monkeypatch.setattr(typical_step, "MAX_DEVIATION", float("inf"))
     picture = lab.show_stalls(right.AsyncSaver, right.write_whole)
     found, _ = picture.data
     assert list(found.seconds) == [stalls.SYNCHRONOUS, stalls.STUDENTS, stalls.TORCHS]
