@@ -315,7 +315,7 @@ def test_set_up_says_first_how_long_it_takes_and_how_much_it_downloads(
         checkout, installed, capsys):
     setup.main(str(checkout))
     first = capsys.readouterr().out.splitlines()[0]
-    assert re.search(r"downloads about \d+ MB .*takes about \d minutes more on 2 cores", first)
+    assert re.search(r"downloads about \d+ MB .*takes about half a minute more on 2 cores", first)
     assert "with CUDA several GB" in first
 
 
