@@ -4,6 +4,7 @@
     on_ranks.py    a function on real ranks: world sizes, one verdict of all ranks, closeness
     training.py    a strategy: trained beside the reference, loss and parameters after each step
     invariants.py  what a strategy may hold and send, and in which order
+    waits.py       that each asynchronous collective is waited for
     comparison.py  several strategies beside each other
     scripts/       a script, as torchrun starts it
     job_end.py     a job that is killed: its end, as the operating system sees it

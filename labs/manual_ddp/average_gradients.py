@@ -8,6 +8,7 @@ from labs.checks.on_ranks import BATCH, gradients, on_ranks, raise_on_all_ranks,
 from labs.checks.reference import Step
 from labs.checks.training import judge_parameters
 from labs.checks.verdicts import check, shows
+from labs.checks.waits import WaitTraffic
 from labs.faults.delayed_rank import delay_rank
 from labs.manual_ddp import variants
 from labs.manual_ddp.api_hints import API_HINTS
@@ -20,7 +21,6 @@ from labs.manual_ddp.edge_cases import (
     NestedModel,
 )
 from labs.manual_ddp.gradients import (
-    WaitTraffic,
     floats_of,
     judge_bytes,
     judge_gradients,

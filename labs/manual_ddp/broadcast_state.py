@@ -8,10 +8,10 @@ from torch import nn
 
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.verdicts import Wrong, check
+from labs.checks.waits import WaitTraffic, require_waits
 from labs.faults.delayed_rank import delay_rank
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import WORLD_SIZES, NestedModel
-from labs.manual_ddp.gradients import WaitTraffic, require_waits
 from labs.training.models import EdgeCaseModel
 
 

@@ -11,10 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 from labs.checks.on_ranks import close, on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong, check, kind_of
+from labs.checks.waits import WaitTraffic, require_waits
 from labs.faults.delayed_rank import DELAY_SECONDS, GATE_TIMEOUT, Gate, delay_rank
 from labs.manual_ddp.api_hints import API_HINTS
 from labs.manual_ddp.edge_cases import WORLD_SIZES
-from labs.manual_ddp.gradients import WaitTraffic, name_mistake, require_waits
+from labs.manual_ddp.gradients import name_mistake
 from labs.meters.traffic import CollectiveCall, Mark
 from labs.words import listed
 from labs.workers import devices

@@ -19,11 +19,11 @@ from labs.checks.on_ranks import (
 from labs.checks.reference import Reference, Step
 from labs.checks.training import Hints, judge_parameters, train_and_compare
 from labs.checks.verdicts import Wrong, check, kind_of
+from labs.checks.waits import WaitTraffic
 from labs.faults.delayed_rank import delay_rank
 from labs.manual_ddp.api_hints import API_HINTS, HOOK
 from labs.manual_ddp.edge_cases import EVERY_RANK, WORLD_SIZES, NestedModel, UseAll
 from labs.manual_ddp.gradients import (
-    WaitTraffic,
     floats_of,
     judge_bytes,
     judge_gradients,

@@ -10,6 +10,7 @@ from labs.checks.guesses import guessed
 from labs.checks.on_ranks import BATCH, close, gradients, on_ranks, raise_on_all_ranks
 from labs.checks.reference import Step
 from labs.checks.verdicts import Wrong, check, shows
+from labs.checks.waits import WaitTraffic
 from labs.faults.delayed_rank import delay_rank
 from labs.manual_ddp import variants
 from labs.manual_ddp.api_hints import API_HINTS
@@ -24,7 +25,7 @@ from labs.manual_ddp.edge_cases import (
     NestedModel,
     UseAll,
 )
-from labs.manual_ddp.gradients import WaitTraffic, judge_gradients, mean_and_alone, reference_model
+from labs.manual_ddp.gradients import judge_gradients, mean_and_alone, reference_model
 from labs.meters.traffic import Traffic
 from labs.pictures.bars import Bar, bars
 from labs.pictures.picture import Picture

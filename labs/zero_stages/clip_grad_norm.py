@@ -10,7 +10,7 @@ from labs.checks.numbers import Cause, as_number, judge_number
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks, torchs_own_refused
 from labs.checks.tolerances import NORM
 from labs.checks.verdicts import Wrong, check, kind_of
-from labs.manual_ddp.gradients import WaitTraffic, require_waits
+from labs.checks.waits import WaitTraffic, require_waits
 from labs.meters.traffic import numbers_sent
 from labs.training.models import EdgeCaseModel
 from labs.zero_stages.flat_parameter import flatten_layers

@@ -21,7 +21,7 @@ from labs.checks.invariants import (
 )
 from labs.checks.on_ranks import on_ranks, raise_on_all_ranks
 from labs.checks.verdicts import Wrong
-from labs.manual_ddp.gradients import WaitTraffic, require_waits
+from labs.checks.waits import WaitTraffic, require_waits
 from labs.meters import memory
 from labs.meters.traffic import CollectiveCall, Mark, Traffic
 from labs.predictions.communication.traffic import passes, stage_passes
