@@ -85,7 +85,8 @@ def pytest_runtest_setup(item):
 @pytest.fixture(autouse=True)
 def nothing_left_on_gpus(request):
     """Fails a test marked `gpu` that leaves a rank or GPU memory behind. What this process itself
-    holds from its first use of a GPU on, its context, is no leak."""
+    holds from its first use of a GPU on, its context, is no leak; nor are the kernels that CUDA
+    loads into it when they are first used (74 MiB on an H200): a rank's context has 500 MiB."""
     if not request.node.get_closest_marker("gpu"):
         yield
         return
@@ -98,7 +99,7 @@ def nothing_left_on_gpus(request):
     yield
     assert leaks.until(lambda: not leaks.workers_of(os.getpid()), 5)
     if torch.cuda.is_initialized() == was_in_use:
-        assert leaks.gpu_memory_left(before) == {}
+        assert leaks.gpu_memory_left(before, varies=256 if was_in_use else 64) == {}
 
 
 @pytest.fixture(autouse=True)

@@ -120,12 +120,12 @@ def gpu_memory() -> list:
     return [int(line) for line in asked.stdout.split()]
 
 
-def gpu_memory_left(before: list, seconds: float = 10.0) -> dict:
+def gpu_memory_left(before: list, seconds: float = 10.0, varies: int = 64) -> dict:
     """GPU -> MiB in use more than `before`, after `seconds` for the driver to free them; empty if
-    nothing is left. Less than 64 MiB is how much its figure varies."""
+    nothing is left. varies: MiB by which the driver's figure may vary."""
     def more():
         now = enumerate(zip(before, gpu_memory(), strict=True))
-        return {index: used - held for index, (held, used) in now if used - held > 64}
+        return {index: used - held for index, (held, used) in now if used - held > varies}
 
     until(lambda: not more(), seconds)
     return more()

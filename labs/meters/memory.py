@@ -29,7 +29,7 @@ from labs.meters.allocations import (
 from labs.meters.outside_torch import Held, OutsideTorch
 from labs.meters.waits import WaitObserver
 from labs.training.memory_categories import Memory
-from labs.workers import devices
+from labs.workers import cuda, devices
 
 PHASES = ("build", "forward", "backward", "step")
 _DELAY, _MAX_DELAY = 5e-4, 0.05  # seconds
@@ -101,10 +101,13 @@ def record(build, batches, held=None, outside: bool = False) -> Report:
     before = gpu_allocator.start() if devices.device().type == "cuda" else None
     loop, batches = _RecordedLoop(held or _held_by_torch, outside), list(batches)
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with loop.traced, _DelayedWaits(), _ddps_comparison_named(), profiler as recorded:
+    history = cuda.allocation_history() if before else nullcontext([])
+    with (loop.traced, _DelayedWaits(), _ddps_comparison_named(), history as given,
+          profiler as recorded):
         loop.run(build, batches)
     changes, times = read_profile(recorded)
     allocations = follow(changes)
+    gpu_allocator.complete(allocations, given)
     report = _report(allocations, times, loop.marks)
     workspaces = sum(each.nbytes for each in allocations if each.is_workspace)
     return replace(report, outside=loop.outside, allocator=before and gpu_allocator.compare(

@@ -5,7 +5,8 @@ in this process, so only ranks make such calls, never the notebook's kernel.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -121,6 +122,24 @@ def allocated() -> int:
     """On a rank: returns the bytes of its GPU's tensors, as `memory().allocated`, without waiting
     for kernels: after an error, one of NCCL's may wait for ever."""
     return torch.cuda.memory_allocated()
+
+
+@contextmanager
+def allocation_history() -> Iterator[list[tuple[int, int, int]]]:
+    """On a rank: yields a list which at the end of the block has all that torch's allocator has
+    given and taken back inside it, in order and on whatever thread: (nanoseconds since the epoch,
+    address, bytes asked for; freed: < 0)."""
+    signs = {"alloc": 1, "free_requested": -1}  # "free_completed" may come later: other streams
+    history = []
+    # Underscored, and the documented way ("Understanding CUDA Memory Usage"). No stacks are kept.
+    torch.cuda.memory._record_memory_history(context=None)
+    try:
+        yield history
+        trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
+        history += [(1000 * entry["time_us"], entry["addr"], signs[entry["action"]] * entry["size"])
+                    for entry in trace if entry["action"] in signs]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def pinned_memory() -> int:

@@ -72,6 +72,47 @@ def test_the_allocators_peak_is_compared(monkeypatch):
     assert ", 5 bytes more than recorded" in str(gpu_allocator.Allocator(10, -5, 0, 0, 1, 2))
 
 
+MS = 10**6  # nanoseconds
+
+
+def completed(changes, history):
+    """[(bytes, begin, end, spans)] of what the profiler has seen, times in ms, with the history."""
+    found = allocations.follow([(time * MS, *rest) for time, *rest in changes])
+    gpu_allocator.complete(found, [(time * MS + 70, *rest) for time, *rest in history])
+    return sorted((one.nbytes, one.begin / MS, one.end / MS if one.end < 2**63 else None, one.spans)
+                  for one in found)
+
+
+def test_frees_that_only_the_allocator_has_seen():
+    """Addresses 1 and 2 are freed on other threads, 1 twice; the clocks are 70 ns apart."""
+    changes = [(10, 1, 512, ("a",)), (20, 2, 1024, ("b",)), (30, 1, 512, ("c",)),
+               (40, 2, -1024, ())]
+    history = [(10, 1, 500), (15, 1, -500), (20, 2, 1000), (30, 1, 400), (35, 1, -400),
+               (40, 2, -1000)]
+    assert completed(changes, history) == [(512, 10, 15, ("a",)), (512, 30, 35, ("c",)),
+                                           (1024, 20, 40, ("b",))]
+    assert completed(changes, []) == [(512, 10, 30, ("a",)), (512, 30, None, ("c",)),
+                                      (1024, 20, 40, ("b",))]
+
+
+def test_what_other_threads_allocate_is_the_backends():
+    """At address 1 another thread has had a block of its own in between."""
+    changes = [(10, 1, 512, ("a",)), (30, 1, 512, ("c",)), (40, 1, -512, ())]
+    history = [(2, 9, -7), (10, 1, 512), (15, 1, -512), (20, 1, 600), (25, 1, -600), (30, 1, 512),
+               (40, 1, -512)]
+    backend = (gpu_allocator._OTHER_THREAD,)
+    assert completed(changes, history) == [(512, 10, 15, ("a",)), (512, 30, 40, ("c",)),
+                                           (1024, 20, 25, backend)]
+    assert any(backend[0].startswith(each) for each in memory._COMMUNICATION)
+
+
+def test_a_free_lies_between_its_neighbours():
+    """In the history's order, wherever the other clock places it: peaks are the allocator's."""
+    history = [(10, 1, 512), (12, 1, -512), (11, 2, 512), (50, 2, -512)]
+    [(_, _, first, _), (_, begin, _, _)] = completed([(10, 1, 512, ()), (11, 2, 512, ())], history)
+    assert first == begin == 11
+
+
 def test_the_leanest_report_keeps_its_allocator():
     def report(total):
         held = memory.Memory(other=total)

@@ -70,6 +70,11 @@ def stats(device=None):
             "num_device_free": 0, "num_sync_all_streams": 0, "max_split_size": -1}
 
 
+def snapshot(device=None):
+    """Without a history: what the profiler sees of the CPU's allocations is all that there is."""
+    return {"segments": [], "device_traces": [[] for _ in range(machine.count())]}
+
+
 def _segments(nbytes):
     return -(-nbytes // _SEGMENT) * _SEGMENT
 
@@ -118,4 +123,5 @@ FUNCTIONS = {
     "get_per_process_memory_fraction": lambda device=None: _fraction,
     "reset_accumulated_memory_stats": lambda device=None: None,
     "memory_summary": lambda device=None, abbreviated=False: f"pretend node, process {os.getpid()}",
+    "_record_memory_history": lambda *_, **__: None, "_snapshot": snapshot,
     "list_gpu_processes": lambda device=None: "GPU:0\nno processes are running"}
