@@ -17,7 +17,7 @@ class Allocator:
     """What a GPU's allocator and driver say of the run that was recorded, in bytes.
 
     peak: torch.cuda.max_memory_allocated, less what was there before. difference: what the recorded
-    peak has more than that; the profiler misses what threads of its backend free or allocate.
+    peak has more than that; 0 on an H200, in 27 of 27 recordings.
     rounding: what blocks have more than the tensors in them, at the peak. workspaces: cuBLAS's, of
     the recorded bytes; a later run in the same process finds them made. reserved, used: as in
     `GpuMemory`, when the run was over.
@@ -62,8 +62,9 @@ def compare(before: cuda.GpuMemory, recorded: int, workspaces: int) -> Allocator
 
 def complete(allocations: list[Allocation], history: list[tuple[int, int, int]]) -> None:
     """Corrects, in place, what the profiler has recorded by the allocator's own history (see
-    `cuda.allocation_history`): the profiler sees neither what threads of a backend allocate and
-    free, nor all that autograd's threads free. Does nothing where there is no history.
+    `cuda.allocation_history`). A GPU's backward runs on a thread of autograd, and most of what that
+    thread frees, saved tensors and FSDP2's gathered parameters, the profiler does not see; nor what
+    a backend's threads allocate and free. Does nothing where there is no history.
 
     An allocation keeps the profiler's time, so that it stays on the right side of the marks; a free
     that was not seen gets one between its neighbours' in the history.
