@@ -160,11 +160,12 @@ def show_other_memory() -> Table:
             ("rounding", "each tensor to 512 bytes", "yes", "yes", "yes"),
             ("fragmentation", "what the cache keeps and cannot use", "no", "yes", "yes"),
             ("NCCL", named["NCCL"], "no", "no", "yes"),
-            ("CUDA context", named["CUDA context"], "no", "no", "yes")]
+            ("CUDA context", named["CUDA context"], "no", "no", "yes"),
+            ("loaded kernels", named["loaded kernels"], "no", "no", "yes")]
     return print_in_script(Table(
         "other memory of a GPU, by name",
         ("", "bytes", "memory_allocated", "memory_reserved", "nvidia-smi"), rows, left=1,
-        note="Sizes: labs.predictions.hardware, with sources; measured on A100 and H100. "
+        note="Sizes: labs.predictions.hardware, with sources; measured on A100, H100 and H200. "
              "nvidia-smi's number is the largest, and the one that must fit."))
 
 
@@ -189,8 +190,9 @@ def _computed_numbers() -> Table:
     job = JOBS["13B, ZeRO-3"]
     parts = hardware.overheads(job.ranks)
     tensors = job.held.total + parts["cuBLAS"]
-    other = parts["CUDA context"] + parts["NCCL"]
-    rows = [("CUDA's context", 0, 0, parts["CUDA context"]), ("NCCL", 0, 0, other),
+    context = parts["CUDA context"]
+    other = context + parts["loaded kernels"] + parts["NCCL"]
+    rows = [("CUDA's context", 0, 0, context), ("NCCL", 0, 0, context + parts["NCCL"]),
             ("the step, at its peak", tensors, tensors, tensors + other)]
     return Table(f"MB of one rank, computed: Llama-2-13B, ZeRO-3 on {job.ranks} × {GPU.name}",
                  ("", *NUMBERS),

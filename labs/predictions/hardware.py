@@ -89,6 +89,12 @@ CUDA_CONTEXT = {
 """Bytes that a CUDA context takes on an A100 before the first tensor; lazy loading of kernels is
 CUDA's default since 12.2. It counts in nvidia-smi, not in torch.cuda.memory_allocated."""
 
+LOADED_KERNELS = 0.31 * GiB
+"""Further bytes of a process that has trained: CUDA loads a kernel when it is first used. On an
+H200 with torch 2.11 and CUDA 13 the context took 0.51 GiB after a first tensor, and nine processes
+that had trained 1B to 8B took 0.73 to 0.82 GiB beyond what torch had reserved
+(experiments/reference/h200/one_rank.json: driver less reserved)."""
+
 NCCL_FIRST_CALL = 1.45 * GiB
 """Further bytes after the first barrier over NCCL: its communicator and buffers. Not allocated by
 PyTorch either."""
@@ -120,10 +126,11 @@ def recognised(name: str, total: float) -> GPU:
 
 
 def overheads(ranks: int = 1, architecture: str = "sm90") -> dict[str, float]:
-    """Name -> bytes that one rank needs in addition to its tensors: CUDA's context, cuBLAS and,
-    from 2 ranks on, NCCL."""
+    """Name -> bytes that one rank needs in addition to its tensors: CUDA's context, the kernels
+    that it loads, cuBLAS and, from 2 ranks on, NCCL."""
     workspace = 2 * CUBLAS_WORKSPACE.get(architecture, CUBLAS_WORKSPACE["sm90"])
-    return {"CUDA context": CUDA_CONTEXT["torch 2.1, lazy loading"], "cuBLAS": workspace,
+    return {"CUDA context": CUDA_CONTEXT["torch 2.1, lazy loading"],
+            "loaded kernels": LOADED_KERNELS, "cuBLAS": workspace,
             "NCCL": NCCL_FIRST_CALL if ranks > 1 else 0}
 
 

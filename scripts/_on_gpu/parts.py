@@ -7,9 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 # name: also of its log. what: one line for people. command: its arguments after Python's name;
-# {out} is the folder of the results. seconds: what it takes on an A100, estimated, not yet measured
-# on a GPU. limit: seconds after which it is ended; wide, because a T4's machine has few cores.
-# needs: modules without which it is skipped.
+# {out} is the folder of the results. seconds: what it takes; up to bench-memory measured on an H200
+# (experiments/reference/h200), after it estimated for 8 A100. limit: seconds after which it is
+# ended; wide, because a T4's machine has few cores. needs: modules without which it is skipped.
 # small: more arguments with --small.
 Part = namedtuple("Part", "name what command seconds limit needs small")
 
@@ -27,16 +27,18 @@ def _solution(name, seconds, limit=None):
 
 PARTS = (
     _part("machine", "the GPUs, their links, and the versions of everything",
-          ["-m", "_unattended.machine", "{out}/machine.json"], 20),
+          ["-m", "_unattended.machine", "{out}/machine.json"], 10),
+    _part("rates", "what one GPU does, beside its data sheet: products, copies, AdamW",
+          ["-m", "_on_gpu.rates", "{out}/rates.json"], 20, small=["--small"]),
     _part("faults", "the launcher's faults on NCCL: what goes wrong on ranks, and what is left",
-          ["-m", "_on_gpu.launcher_faults", "{out}/faults.json"], 60, small=["--small"]),
+          ["-m", "_on_gpu.launcher_faults", "{out}/faults.json"], 45, small=["--small"]),
     _part("one-rank", "one rank of 8 in a fake process group, for 1B, 7B and 8B: predicted, "
-                      "measured", ["-m", "_on_gpu.one_rank", "{out}/one_rank.json"], 140,
+                      "measured", ["-m", "_on_gpu.one_rank", "{out}/one_rank.json"], 105,
           small=["--small"]),
     _part("gpu-tests", "the tests marked gpu that take seconds",
-          ["-m", "_on_gpu.gpu_tests", "{out}/gpu_tests.xml"], 60, ["pytest"], ["--small"]),
+          ["-m", "_on_gpu.gpu_tests", "{out}/gpu_tests.xml"], 70, ["pytest"], ["--small"]),
     _part("bench-memory", "scripts/bench memory on CUDA, 8 cases: predicted peaks, measured ones",
-          ["-m", "_on_gpu.bench_memory", "{out}/bench_memory.json"], 60, small=["--small"]),
+          ["-m", "_on_gpu.bench_memory", "{out}/bench_memory.json"], 135, small=["--small"]),
     # the longest: if it hangs, half of the half hour is left for the others
     _solution("04_fsdp", 900, limit=1000),
     _solution("01_memory_math", 60), _solution("03_zero_stages", 180),

@@ -10,8 +10,10 @@ import _notebooks
 from _unattended import machine
 from _unattended.runner import FAILED, INTERRUPTED, PASSED, SKIPPED, TIMED_OUT
 
+from labs.predictions import hardware
+
 TESTS = {"gpu_tests.xml": "Tests marked gpu", "long_gpu_tests.xml": "Long tests marked gpu"}
-READ = ("one_rank.json", "bench_memory.json", "faults.json", *TESTS)  # of the parts
+READ = ("one_rank.json", "rates.json", "bench_memory.json", "faults.json", *TESTS)  # of the parts
 AGREES = 5.0  # per cent between predicted and measured
 GB = 1e9
 SMALL = "Nothing is judged: the workspaces are larger than the small models."
@@ -33,7 +35,7 @@ def page(data: dict, out: Path) -> str:
              *_verdict(data), "", "| part | outcome | seconds | remark |", "|---|---|---:|---|"]
     lines += [f"| {part['name']} | {part['outcome']} | {part['seconds']:.0f} | "
               f"{_remark(part, out)} |" for part in data["parts"]]
-    for section in (_one_rank, _bench, _faults, _tests, _exercises):
+    for section in (_one_rank, _rates, _bench, _faults, _tests, _exercises):
         try:
             lines += section(out, data)
         except Exception as error:  # a part may have written anything, and the others still count
@@ -71,26 +73,28 @@ def _one_rank(out, data) -> list[str]:
     if not found:
         return []
     lines = ["", f"## One rank of {found['ranks']}: GB at the peak of a step", "",
-             "| model and recipe | predicted | measured | off | step |",
-             "|---|---:|---:|---:|---:|"]
+             "| model and recipe | predicted | measured | off | reserved | step |",
+             "|---|---:|---:|---:|---:|---:|"]
     lines += [f"| {row['case']} | {_gb(row['predicted_bytes'])} | "
               f"{_measured(row, found['card_bytes'], data['small'])} |" for row in found["rows"]]
     by_the_cpus = [row["case"] for row in found["rows"] if row.get("operators") == "cpu"]
     return [*lines, "",
             f"Predicted: a dry run, and {_gb(found['workspace_bytes'])} GB of cuBLAS's workspaces. "
-            "Measured: torch.cuda.max_memory_allocated of the second step. "
+            "Measured: torch.cuda.max_memory_allocated of the second step; reserved: what the "
+            "allocator had taken from the driver by then. "
             + (SMALL if data["small"] else f"Bold: more than {AGREES:g} % off.")
             + f" Predicted with the CPU's operators: {'; '.join(by_the_cpus)}." * bool(by_the_cpus)]
 
 
 def _measured(row, card, small) -> str:
-    """The last three cells of a row."""
+    """The last four cells of a row."""
     if row.get("error"):
-        return f"{row['error']} | |"
+        return f"{row['error']} | | |"
     if not row["fits"]:
-        return f"does not fit {card / GB:.1f} GB | |"
+        return f"does not fit {card / GB:.1f} GB | | |"
     off = f"{row['off_pct']:+.1f} %" if small else _off(row["off_pct"])
-    return f"{_gb(row['measured_bytes'])} | {off} | {row['seconds']:.3f} s"
+    return (f"{_gb(row['measured_bytes'])} | {off} | {_gb(row.get('reserved'))} | "
+            f"{row['seconds']:.3f} s")
 
 
 def _gb(nbytes) -> str:
@@ -100,6 +104,27 @@ def _gb(nbytes) -> str:
 def _off(percent) -> str:
     text = f"{percent:+.1f} %"
     return text if abs(percent) <= AGREES else f"**{text}**"
+
+
+def _rates(out, data) -> list[str]:
+    found = _read(out / "rates.json")
+    if not found:
+        return []
+    card = data["machine"]["gpus"][0]
+    sheet = hardware.recognised(card["name"], card["bytes"])
+    products = {name: value[1] for name, value in found.items() if isinstance(value, list)}
+    bf16 = max(rate for name, rate in products.items() if "bfloat16" in name)
+    copied = found["copy, read+written GB/s"]
+    lines = ["", f"## Rates, and the data sheet of {sheet.name}", "",
+             "| | measured | data sheet | |", "|---|---:|---:|---:|",
+             _rate("bf16 products, TFLOP/s", bf16, sheet.flops / 1e12),
+             _rate("memory, GB/s", copied, sheet.bandwidth / GB)]
+    return lines + [f"| {name} | {value:.4g} | | |" for name, value in found.items()
+                    if name not in products and not name.startswith(("copy", "add"))]
+
+
+def _rate(name, measured, sheet) -> str:
+    return f"| {name} | {measured:.0f} | {sheet:.0f} | {measured / sheet:.0%} |"
 
 
 def _bench(out, data) -> list[str]:

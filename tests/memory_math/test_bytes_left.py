@@ -109,10 +109,10 @@ WRONG = [((answer,), words) for answer, words in [
     (Left.parameters_alone, "model_states_only_parameters"),
     (Left.nothing_below_zero, "nothing_left"),
     (Left.in_gb, "in_gb"), (Left.in_gib, "in_gib"),
-    (Left.a_share, "share_gpu_memory"), (Left.of_all_gpus, "wrong_number 178.8"),
-    (Left.twice_the_overhead, "wrong_number -78.6"),
-    (Left.one_recipe, "wrong_number"), (Left.blocks_alone, "wrong_number -72.5"),
-    (Left.activations_divided, "wrong_number -74.0")]]
+    (Left.a_share, "share_gpu_memory"), (Left.of_all_gpus, "wrong_number 178.4"),
+    (Left.twice_the_overhead, "wrong_number -79.2"),
+    (Left.one_recipe, "wrong_number"), (Left.blocks_alone, "wrong_number -72.8"),
+    (Left.activations_divided, "wrong_number -74.3")]]
 
 
 

@@ -79,7 +79,7 @@ def test_the_verdict_is_what_fits_says(changes, sentence):
 
 
 def test_the_overhead_has_names():
-    assert "GB in addition: CUDA context 0.50, cuBLAS 0.07, NCCL 1.56." in (
+    assert "CUDA context 0.50, loaded kernels 0.33, cuBLAS 0.07, NCCL 1.56." in (
         explorer.overhead_named(with_()))
     assert "NCCL" not in explorer.overhead_named(with_(ranks=1, strategy="DDP"))
 

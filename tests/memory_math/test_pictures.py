@@ -401,7 +401,7 @@ def test_the_self_check(solution):
     seven, thirteen = bytes_left.JOBS["7B, DDP"], bytes_left.JOBS["13B, ZeRO-3"]
     assert 12 * parameters.count(lab.model_sizes()["Llama-2-7B"]) < 84 * GB < usable
     assert seven.held.total > 1.3 * usable  # what the estimate leaves out
-    assert round((thirteen.held.total + thirteen.overhead) / GB) == 54
+    assert round((thirteen.held.total + thirteen.overhead) / GB) == 55
     assert f"{usable / GB:.1f}" == "85.1"
     assert seven.held.buffers == 2 * parameters.count(lab.model_sizes()["Llama-2-7B"])
 
@@ -442,7 +442,8 @@ def test_the_three_numbers_are_computed_without_a_gpu():
     context, nccl = found["CUDA's context"], found["NCCL"]
     assert context[:2] == nccl[:2] == [0, 0] and 0 < context[2] < nccl[2]
     tensors, reserved, shown = found["the step, at its peak"]
-    assert tensors == reserved and shown - tensors == pytest.approx(nccl[2], abs=1)
+    kernels = hardware.LOADED_KERNELS / 1e6
+    assert tensors == reserved and shown - tensors == pytest.approx(nccl[2] + kernels, abs=1)
     assert "This machine has no GPU, and a CPU has none" in table.note
 
 

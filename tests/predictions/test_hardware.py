@@ -25,7 +25,7 @@ def test_newer_is_larger_and_faster():
 
 
 def test_what_cuda_takes():
-    assert overhead(1) == pytest.approx(0.5325 * GiB)  # context, cuBLAS and cuBLASLt
+    assert overhead(1) == pytest.approx(0.8425 * GiB)  # context, kernels, cuBLAS
     assert overhead(2) - overhead(1) == 1.45 * GiB
 
 
@@ -54,7 +54,7 @@ def test_to_add_a_gpu_is_a_line_of_the_table(monkeypatch):
 
 
 def test_what_cuda_takes_has_names():
-    assert overheads(8).keys() == {"CUDA context", "cuBLAS", "NCCL"}
+    assert overheads(8).keys() == {"CUDA context", "loaded kernels", "cuBLAS", "NCCL"}
     assert overheads(1)["NCCL"] == 0
     assert overheads(architecture="sm80")["cuBLAS"] == 2 * 8_519_680  # :4096:2:16:8, in KiB
 

@@ -8,11 +8,13 @@ import pytest
 from _bench import memory, memory_cases
 from _on_gpu import one_rank
 
+from labs.predictions import hardware
 from labs.predictions.memory.predict import predict
+from labs.training.memory_categories import GiB
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments/reference/h200"
-BENCH = {row["case"]: row["measured_bytes"]
-         for row in json.loads((FOLDER / "bench_memory.json").read_text())["runs"]}
+ROWS = json.loads((FOLDER / "bench_memory.json").read_text())["runs"]
+BENCH = {row["case"]: row["measured_bytes"] for row in ROWS}
 ONE_RANK = json.loads((FOLDER / "one_rank.json").read_text())
 MEASURED = {row["case"]: row["measured_bytes"] for row in ONE_RANK["rows"]}
 FAR = 0.01  # of what was measured; the furthest is 0.9 % too low
@@ -40,6 +42,18 @@ def test_one_rank_of_eight(case):
     config = copy.copy(one_rank._config(case.model, small=False))
     config.use_cache = False  # as the job has it
     judged(case, config, MEASURED[case.name], ranks=one_rank.RANKS)
+
+
+def test_what_the_notebook_says_of_it():
+    """01 and the folder's README: what is reserved, and what the process takes beside that."""
+    shares = [row["reserved"] / row["measured_bytes"] for row in ONE_RANK["rows"]]
+    assert round(min(shares), 2) == 1.08 and round(max(shares), 2) == 1.4
+    beside = [(row["driver"] - row["reserved"]) / GiB for row in ONE_RANK["rows"]]
+    assert (round(min(beside), 2), round(max(beside), 2)) == (0.73, 0.82)
+    named = hardware.overheads()
+    assert min(beside) < (named["CUDA context"] + named["loaded kernels"]) / GiB < max(beside)
+    [row] = [row for row in ROWS if row["case"] == "Llama odd fsdp2-8 4x512 fp32"]
+    assert round(row["off_pct"]["recording"]) == -23  # as it was predicted then
 
 
 def test_all_that_was_measured_is_compared():
