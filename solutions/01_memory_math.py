@@ -395,8 +395,8 @@ labs.guess("1.4", "activations of a GPT-2 layer, in s·b·h", my_guess)
 # Here is every tensor that one real GPT-2 block saves, each as a multiple of s·b·h. Two of them and
 # a mask grow with s² instead: the **scores**, one number for each of a heads and each pair of
 # tokens, so a·b·s² numbers in all. **Fused** attention (FlashAttention) computes the scores in
-# pieces and never writes them to memory. In fp32 no kernel of a GPU does so where query heads share
-# keys, as in Llama 3: an H200 kept all scores, 23 % more memory than we had predicted.
+# pieces and never writes them to memory. In fp32 no GPU's kernel does so where query heads share
+# keys, as in Llama 3: an H200 kept all scores.
 
 # %%
 lab.show_saved_tensors()
